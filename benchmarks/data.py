@@ -5,8 +5,9 @@
 FILES are .jsonl, .jsonl.zst or .jsonl.gz, ideally at least one per core. Without FILES, text from this machine
 (documentation, headers, sources) is packed into .jsonl.zst. Everything is measured in one run, since only ratios are
 meaningful on a machine with other load: the CPU time of each part and the rate that they allow, the real command on
-1, 2, 4 ... cores with its memory, and a portable program that does the work of Megatron-LM's preprocess_data.py. With a
-checkout of Megatron-LM, its two scripts are measured too.
+1, 2, 4 ... cores with its memory, the same text joined into two files of unequal size and into one, and a portable
+program that does the work of Megatron-LM's preprocess_data.py. With a checkout of Megatron-LM, its two scripts are
+measured too.
 
 Rates are in MB (10^6 bytes) of uncompressed JSON Lines per second, without the start-up time. Each program gets enough
 text to run four times as long as its start-up, if there is enough text.
@@ -27,27 +28,21 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.prepare import LINE, TOKENIZER, join, run_prepare, without_start
 from benchmarks.text import collect, default_roots, write_portion
-from hpcgen.config.corpus import CorpusConfig, CorpusJob
-from hpcgen.config.tokenizer import TokenizerConfig
 from hpcgen.data.compression import content
 from hpcgen.data.indexed_dataset import IndexedDatasetWriter, token_dtype
 from hpcgen.data.jsonl import read_blocks
-from hpcgen.data.manifest import Manifest, ManifestFile, manifest_path, write_manifest
-from hpcgen.data.tokenizer import limit_threads, load_tokenizer, read_definition
+from hpcgen.data.tokenizer import load_tokenizer, read_definition
 from hpcgen.data.workers import cores
 
-TOKENIZER = TokenizerConfig()
-"""GPT-2's BPE."""
 STARTS = 4
 """Minimum run time of a program, as a multiple of its start-up time."""
-LINE = b'{"text": "a tiny document"}\n'
 
 
 def main() -> None:
@@ -89,6 +84,13 @@ def measure(arguments: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     parts = parts_cost(files, scratch)
     say("hpcgen data prepare")
     prepare = {n: run_prepare(files, scratch / f"corpus{n}", n) for n in counts}
+    say("fewer outputs than cores at the end")
+    joined = {
+        "two unequal outputs": run_prepare(
+            join(files, scratch / "two", [0.6, 0.4]), scratch / "corpus-two", cores()
+        ),
+        "one output": run_prepare(join(files, scratch / "one", [1]), scratch / "corpus-one", cores()),
+    }
     say("the portable baseline")
     most_bytes = int(arguments.baseline_mb * 1e6)
     others = {"preprocess_data.py's work, portable": baseline(files, scratch, most_bytes)}
@@ -107,7 +109,9 @@ def measure(arguments: argparse.Namespace, scratch: Path) -> dict[str, Any]:
         "cpu_s_per_gb": parts,
         "cap_mb_s": cap,
         "prepare": {n: dataclasses.asdict(run) for n, run in prepare.items()},
+        "joined": {name: dataclasses.asdict(run) for name, run in joined.items()},
         "share_of_cap": ours.rate / cap,
+        "joined_share_of_cap": {name: run.rate / cap for name, run in joined.items()},
         "share_of_cpu": sum(parts.values()) / ours.cpu_s_per_gb,
         "others_mb_s": others,
         "times": {name: ours.rate / rate for name, rate in others.items()},
@@ -119,11 +123,6 @@ def say(what: str) -> None:
 
 
 # Rates
-
-
-def without_start(whole: float, start: float) -> float:
-    """Time of the work without the start-up, but at least half of `whole`, since the start-up time varies."""
-    return whole - min(start, whole / 2)
 
 
 def rate_of(run: Callable[[Path], float], files: list[Path], scratch: Path, most_bytes: int) -> float:
@@ -157,8 +156,7 @@ def cost_of_parts(files: list[Path], target: Path) -> Counter[str]:
     """CPU seconds of the library calls only, and the size of the JSON Lines in bytes."""
     import msgspec
 
-    limit_threads(1)
-    tokenizer = load_tokenizer(TOKENIZER, threads=1)
+    tokenizer = load_tokenizer(TOKENIZER)
     record: Any = msgspec.defstruct("Record", [("text", str)], gc=False)
     decode_lines = msgspec.json.Decoder(record).decode_lines
     costs: Counter[str] = Counter()
@@ -208,74 +206,6 @@ class _Hashed:
         data: bytes = self._file.read(size)
         self._update(data)
         return data
-
-
-# The real command
-
-
-@dataclass(frozen=True)
-class Run:
-    """A run of `hpcgen data prepare`."""
-
-    text_mb: float
-    seconds: float
-    """Time of the task, including the start of its workers."""
-    start_seconds: float
-    """Time of the task with a corpus of tiny files."""
-    rate: float
-    cpu_s_per_gb: float
-    peak_mib: float
-    """Memory of the largest process."""
-
-
-def run_prepare(files: list[Path], directory: Path, num_cores: int) -> Run:
-    """Run the command on `num_cores` cores, in a new directory."""
-    tiny = directory / "tiny"
-    tiny.mkdir(parents=True)
-    for number in range(num_cores):
-        (tiny / f"{number}.jsonl").write_bytes(LINE)
-    start, _, start_usage = prepare_once(sorted(tiny.iterdir()), directory / "start", num_cores)
-    seconds, size, usage = prepare_once(files, directory / "corpus", num_cores)
-    cpu = without_start(usage.ru_utime + usage.ru_stime, start_usage.ru_utime + start_usage.ru_stime)
-    return Run(
-        text_mb=size / 1e6,
-        seconds=seconds,
-        start_seconds=start,
-        rate=size / 1e6 / without_start(seconds, start),
-        cpu_s_per_gb=cpu / size * 1e9,
-        peak_mib=usage.ru_maxrss / 1024,
-    )
-
-
-def prepare_once(files: list[Path], directory: Path, num_cores: int) -> tuple[float, int, Any]:
-    """Time in seconds, bytes of JSON Lines, and the resource usage of all processes."""
-    directory.mkdir()
-    corpus = CorpusConfig(directory=str(directory), num_output_files=len(files), verify_fraction=0)
-    listed = [
-        ManifestFile(
-            name=f"{number:04d}-{path.name}",
-            split="corpus",
-            size=path.stat().st_size,
-            modified_ns=path.stat().st_mtime_ns,
-            path=str(path),
-        )
-        for number, path in enumerate(files)
-    ]
-    write_manifest(Manifest("benchmark", listed), manifest_path(directory))
-    job = directory / "corpus.json"
-    job.write_text(json.dumps(dataclasses.asdict(CorpusJob(corpus=corpus, tokenizer=TOKENIZER))))
-    command = [sys.executable, "-m", "hpcgen", "data", "prepare", "-c", str(job), "--json"]
-    allowed = sorted(os.sched_getaffinity(0))[:num_cores]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, preexec_fn=lambda: os.sched_setaffinity(0, allowed)
-    )
-    assert process.stdout is not None
-    output = process.stdout.read()
-    _, status, usage = os.wait4(process.pid, 0)
-    if status:
-        raise SystemExit(f"hpcgen data prepare failed: {output.decode()}")
-    report = json.loads(output)
-    return report["seconds"], report["counts"]["text_bytes"], usage
 
 
 # Others
@@ -331,7 +261,6 @@ _reference: Any = None
 
 def load_reference() -> None:
     global _reference
-    limit_threads(1)
     _reference = load_tokenizer(TOKENIZER, "tokenizers")
 
 
@@ -388,7 +317,14 @@ def print_result(result: dict[str, Any]) -> None:
             f"| {count} cores | {run['rate']:.1f} | {run['cpu_s_per_gb']:.2f} "
             f"| {run['start_seconds']:.1f} | {run['peak_mib']:.0f} |"
         )
-    print(f"\n{result['share_of_cap']:.0%} of what the parts allow on idle cores.")
+    for name, run in result["joined"].items():
+        print(
+            f"| {name} | {run['rate']:.1f} | {run['cpu_s_per_gb']:.2f} "
+            f"| {run['start_seconds']:.1f} | {run['peak_mib']:.0f} |"
+        )
+    shares = {f"{result['files']} outputs": result["share_of_cap"], **result["joined_share_of_cap"]}
+    print(f"\nShare of the rate that the parts allow on idle cores, on {result['cores']} cores:")
+    print(", ".join(f"{name} {share:.0%}" for name, share in shares.items()) + ".")
     print(f"{result['share_of_cpu']:.0%} of the CPU time went into these parts.\n")
     print("| other | MB/s | hpcgen is faster by |\n| --- | --- | --- |")
     for name, rate in result["others_mb_s"].items():

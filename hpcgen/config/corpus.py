@@ -101,7 +101,7 @@ class CorpusConfig:
     source: SourceConfig = field(default_factory=SourceConfig)
     """Source of the files. Set exactly one of huggingface, url, directory and manifest."""
     include: tuple[Pattern, ...] = ()
-    """Name patterns of the files to use. Default: all .jsonl, .jsonl.zst and .jsonl.gz files."""
+    """Name patterns of the files to use. Default: all .jsonl, .jsonl.zst, .jsonl.gz and .parquet files."""
     splits: SplitPatterns = field(default_factory=SplitPatterns)
     """Name patterns of the corpus files for training, validation and test. Default: split by documents."""
     sample_files: Count | None = None
@@ -113,11 +113,11 @@ class CorpusConfig:
     num_eval_output_files: Count = 1
     """Number of .bin/.idx pairs for the validation files, and the same number for the test files."""
     json_key: str = "text"
-    """Key of the text in each JSON object."""
+    """Key of the text in each JSON object, or name of the column with the text in Parquet files."""
     drop_empty: bool = False
     """Drop documents without text. Default: keep them, as Megatron-LM does."""
     bad_documents: Literal["fail", "skip"] = "fail"
-    """Lines without readable text: fail ends the task, skip writes them to a separate file."""
+    """Lines or rows without readable text: fail ends the task, skip writes them to a separate file."""
     max_bad_fraction: Fraction = 0.001
     """With bad_documents = skip: maximum fraction of bad documents in one output, or in all outputs of one input file.
     The task fails above it."""

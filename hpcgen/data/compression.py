@@ -12,10 +12,9 @@ from typing import Any, Protocol
 import zstandard
 from isal import isal_zlib  # decompresses 2.5 times as fast as zlib
 
-from hpcgen.data.first_bytes import compression_of
+from hpcgen.data.first_bytes import binary_suffix
 from hpcgen.errors import HpcgenError
 
-SUFFIXES = (".jsonl", ".jsonl.zst", ".jsonl.gz")
 _READ_BYTES = 256 * 1024
 _ZSTD_BYTES = 2 * 1024
 """Input bytes per call of zstandard. A call's output is not limited: at worst, 128 KiB for every four bytes."""
@@ -50,9 +49,9 @@ def _plain(path: Path, source: Readable) -> Iterator[bytes]:
     is_begin = True
     while data := source.read(_READ_BYTES):
         if is_begin:
-            if suffix := compression_of(data):
+            if suffix := binary_suffix(data):
                 raise HpcgenError(
-                    f"{path}: the content is compressed, but the name does not end in {suffix}",
+                    f"{path}: the content is {suffix} data, but the name does not end in {suffix}",
                     f"add {suffix} to the name",
                 )
             is_begin = False
@@ -142,7 +141,7 @@ def _too_large_window(frame: Any, error: Exception) -> int | None:
 
 def _unexpected_content(path: Path, begin: bytes) -> str | None:
     """Describes the content of a file that starts with `begin`, if it contradicts the suffix."""
-    if compression_of(begin) == path.suffix:
+    if binary_suffix(begin) == path.suffix:
         return None
     if begin.lstrip()[:1] == b"<":
         return f"this looks like HTML, not {path.suffix} data: {_excerpt(begin)}"

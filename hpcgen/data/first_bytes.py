@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import re
 
-_MAGIC = {".zst": re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"), ".gz": re.compile(rb"\x1f\x8b")}
-"""First bytes of compressed data (zstd: a frame, or a skippable one)."""
+_MAGIC = {
+    ".zst": re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"),
+    ".gz": re.compile(rb"\x1f\x8b"),
+    ".parquet": re.compile(rb"PAR1"),
+}
+"""First bytes of files that are not text (zstd: a frame, or a skippable one)."""
 WEB_PAGE = "a web page"
 
 
-def compression_of(head: bytes) -> str | None:
-    """Suffix of the compression (.zst or .gz) of content that starts with `head`; None if it is not compressed."""
+def binary_suffix(head: bytes) -> str | None:
+    """Suffix for content that starts with `head`: .zst, .gz or .parquet; None if it is none of these."""
     return next((suffix for suffix, magic in _MAGIC.items() if magic.match(head)), None)
 
 
@@ -27,7 +31,7 @@ def unexpected_content(name: str, head: bytes, content_type: str = "") -> str | 
         return "a Git LFS pointer, not the data that it points to"
     if not head:
         return "empty"
-    found = compression_of(head)
+    found = binary_suffix(head)
     named = next((suffix for suffix in _MAGIC if name.endswith(suffix)), None)
     if found == named:
         return None

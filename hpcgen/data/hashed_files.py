@@ -62,6 +62,18 @@ class CheckedFile:
         """Number of bytes read so far."""
         return self._size
 
+    @property
+    def size(self) -> int:
+        """Size of the file in bytes."""
+        return self._status.st_size
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        """Returns at most `size` bytes at `offset`, without hashing them."""
+        try:
+            return os.pread(self._file.fileno(), size, offset)
+        except OSError as error:
+            raise HpcgenError(f"cannot read {self.path}: {error.strerror}") from error
+
     def finish(self) -> FileIdentity:
         """Checks the content that was read and returns its identity."""
         now = os.fstat(self._file.fileno())

@@ -19,7 +19,8 @@ from hpcgen.text import counted, few
 if TYPE_CHECKING:
     from hpcgen.data.manifest import ManifestFile
 
-SUFFIXES = (".jsonl", ".jsonl.zst", ".jsonl.gz")
+PARQUET = ".parquet"
+SUFFIXES = (".jsonl", ".jsonl.zst", ".jsonl.gz", PARQUET)
 """Suffixes of the files that are included by default, without patterns."""
 _MORE_SUFFIXES = (".json", ".json.zst", ".json.gz")
 """Suffixes that need a pattern: in some corpora (C4, Dolma) these files are JSON Lines, elsewhere one JSON document."""
@@ -28,7 +29,9 @@ _LONGEST_SEGMENT = 200
 
 
 def extracted_name(name: str) -> str:
-    """Removes .zst or .gz from a file name."""
+    """Removes .zst or .gz from a file name. Replaces .parquet by .jsonl."""
+    if name.endswith(PARQUET):
+        return name.removesuffix(PARQUET) + ".jsonl"
     return name.removesuffix(".zst") if name.endswith(".zst") else name.removesuffix(".gz")
 
 
@@ -126,7 +129,7 @@ _FILE_CHECKS: tuple[tuple[Callable[[ManifestFile], bool], str, str], ...] = (
     ),
     (
         _unknown_suffix,
-        "with a name that does not end in .jsonl or .json, optionally followed by .zst or .gz",
+        "with a name that does not end in .jsonl or .json, optionally followed by .zst or .gz, or in .parquet",
         "exclude them with data.corpus.include",
     ),
     (_negative, "with a negative size", "correct the source"),

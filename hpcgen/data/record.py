@@ -174,11 +174,7 @@ def publish_unit(
         record_file.write(_encoded(record))
         sync(record_file)
         old = read_record(output)
-        if (
-            old
-            and old.same_work(record)
-            and old._outputs_are_at(output.parent / _name(made) for made in old.outputs)
-        ):
+        if old and old.same_work(record) and old._outputs_are_at(path for _, path in files):
             _remove(stale)
             return old
         # The index goes first: for readers that ignore records, it marks a complete pair.

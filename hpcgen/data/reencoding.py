@@ -29,8 +29,8 @@ class Reencoder:
         HpcgenError: see `load_tokenizer`.
     """
 
-    def __init__(self, config: TokenizerConfig, threads: int) -> None:
-        self._encode = load_tokenizer(config, threads=threads).encode
+    def __init__(self, config: TokenizerConfig) -> None:
+        self._encode = load_tokenizer(config).encode
         self._decoder, _ = gpt2_decoder(config)
 
     def compare(self, pair: Pair) -> tuple[int, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import json
+import os
 import sysconfig
 import tokenize
 from collections.abc import Iterator
@@ -69,8 +70,7 @@ def write_sample(target: Path, *, max_mb: float = 8.0, overwrite: bool = False) 
 
 def _documents(library: Path) -> Iterator[tuple[str, str]]:
     """Yields the name and text of two documents per module: its source, and its docstrings."""
-    paths = sorted(path.relative_to(library).as_posix() for path in library.rglob("*.py"))
-    modules = [path for path in paths if not _NOT_THE_LIBRARY.intersection(path.split("/"))]
+    modules = sorted(path.relative_to(library).as_posix() for path in _sources(library))
     if not modules:
         raise HpcgenError(
             f"{library} has no Python sources", "use a Python whose standard library is installed as files"
@@ -80,6 +80,13 @@ def _documents(library: Path) -> Iterator[tuple[str, str]]:
             source = file.read()
         yield path, source
         yield f"{path}#docstrings", "\n\n".join(_docstrings(ast.parse(source)))
+
+
+def _sources(library: Path) -> Iterator[Path]:
+    """Yields the library's own sources. Does not enter directories of installed packages, which can be large."""
+    for directory, inner, files in os.walk(library):
+        inner[:] = [name for name in inner if name not in _NOT_THE_LIBRARY]
+        yield from (Path(directory, name) for name in files if name.endswith(".py"))
 
 
 def _docstrings(module: ast.Module) -> Iterator[str]:

@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 import msgspec
 
 from hpcgen.config.corpus import SPLITS, WHOLE, CorpusConfig, has_own_splits
-from hpcgen.data.listed_files import SUFFIXES, problems
+from hpcgen.data.listed_files import PARQUET, SUFFIXES, problems
 from hpcgen.data.manifest import ManifestFile
 from hpcgen.errors import ConfigErrors, HpcgenError, Mistake
 from hpcgen.text import counted, few
@@ -42,11 +42,14 @@ def select(files: Sequence[ManifestFile], corpus: CorpusConfig, source: str) -> 
     included = [file for file in files if _is_included(file.name, corpus)]
     if not included:
         wanted = (
-            f"matches {few([repr(text) for text in corpus.include])}" if corpus.include else "is JSON Lines"
+            f"matches {few([repr(text) for text in corpus.include])}"
+            if corpus.include
+            else "is JSON Lines or Parquet"
         )
         raise HpcgenError(
             f"{source}: no file {wanted} ({counted(len(files), 'file')} found)", _available_files(files)
         )
+    _require_one_format(included, corpus, source)
     in_splits, in_no_split = _by_split(included, corpus)
     wrong = list(problems(in_splits))
     if empty := [repr(file.name) for file in in_splits if file.size == 0]:
@@ -85,10 +88,6 @@ def _variants(pattern: str) -> list[str]:
 def _available_files(files: Sequence[ManifestFile]) -> str:
     """Hint if no file is selected."""
     names = [file.name for file in files]
-    if any(name.endswith(".parquet") for name in names):
-        return (
-            "convert its Parquet files to JSON Lines, and set data.corpus.source.directory to their directory"
-        )
     return f"its files are {few(names)}" if names else "the source is empty"
 
 
@@ -96,6 +95,22 @@ def _is_included(name: str, corpus: CorpusConfig) -> bool:
     if not corpus.include:
         return name.endswith(SUFFIXES)
     return any(matches(name, pattern) for pattern in corpus.include)
+
+
+def _require_one_format(files: Sequence[ManifestFile], corpus: CorpusConfig, source: str) -> None:
+    """Refuses JSON Lines next to Parquet files, which are probably the same documents, unless `include` asks for both.
+
+    Raises:
+        HpcgenError: there are both.
+    """
+    num_parquet = sum(file.name.endswith(PARQUET) for file in files)
+    if num_parquet in (0, len(files)) or corpus.include:
+        return
+    raise HpcgenError(
+        f"{source}: {counted(len(files) - num_parquet, 'file')} of JSON Lines and {counted(num_parquet, 'file')} of "
+        "Parquet, which may be the same documents",
+        "set data.corpus.include to the names to use, such as ['*.parquet']",
+    )
 
 
 def _by_split(files: Sequence[ManifestFile], corpus: CorpusConfig) -> tuple[list[ManifestFile], list[str]]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcgen.config.corpus import CorpusJob
+from hpcgen.data.listed_files import PARQUET
 from hpcgen.data.manifest import Manifest
 from hpcgen.data.progress import Progress, Step, TaskProgress, progress_path
 from hpcgen.data.record import SIDE_FILE, Counts, Record, record_path
@@ -46,8 +47,8 @@ class Context:
 
     configuration: str
     """Configuration hash for the record."""
-    threads: int = 1
-    """Number of cores that this unit may use."""
+    num_cores: Callable[[], int] = lambda: 1
+    """Returns the number of cores that this unit may use now. It grows when other workers have no units left."""
     advance: Callable[[Step], None] = lambda step: None
     """Reports progress. Call it regularly, from the thread that runs the unit."""
 
@@ -203,15 +204,15 @@ class _Task:
     def make_all(self, workers: int) -> None:
         """Makes the units that are not done."""
         if self._pending:
-            _work_of(self.progress.stage)  # a missing package is found here, before anything is written
+            # A missing package is found here, before anything is written.
+            _work_of(self.progress.stage)
+            if _reads_parquet(self._pending):
+                importlib.import_module("hpcgen.data.parquet")
         self._report(ended=not self._pending)
         if not self._pending:
             return
         self._sweep()
-        workers = min(workers, len(self._pending))
-        work = partial(
-            make_unit, job=self._job, settings_hash=self._configuration, threads=max(1, cores() // workers)
-        )
+        work = partial(make_unit, job=self._job, settings_hash=self._configuration)
         try:
             with closing(run_all(work, self._pending, workers, _REPORT_INTERVAL_S)) as events:
                 for event in events:
@@ -290,16 +291,28 @@ class _Task:
 
 
 def make_unit(
-    unit: Unit, report: Callable[[Step], None], *, job: CorpusJob, settings_hash: str, threads: int
+    unit: Unit,
+    report: Callable[[Step], None],
+    num_cores: Callable[[], int],
+    *,
+    job: CorpusJob,
+    settings_hash: str,
 ) -> Record:
     """Makes one unit in a worker process. `report` sends its progress to the parent."""
     if unit.stage != "download":
         UnitChecker(job).require_inputs(unit)
     meter = _Meter(report)
-    context = Context(configuration=settings_hash, threads=threads, advance=meter.add)
+    context = Context(configuration=settings_hash, num_cores=num_cores, advance=meter.add)
     record = _work_of(unit.stage)(unit, job, context)
     meter.flush()
     return record
+
+
+def _reads_parquet(pending: Sequence[Unit]) -> bool:
+    """Returns whether a unit decodes Parquet files."""
+    return any(
+        item.path.suffix == PARQUET for unit in pending for item in unit.inputs if unit.stage != "download"
+    )
 
 
 def _work_of(stage: str) -> Callable[[Unit, CorpusJob, Context], Record]:

@@ -1,4 +1,4 @@
-"""JSON Lines to Megatron's .bin/.idx pairs: read, decompress, parse, encode, hash, write and publish in one pass."""
+"""JSON Lines or Parquet to Megatron's .bin/.idx pairs: read, parse, encode, hash, write and publish in one pass."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,20 +23,31 @@ from hpcgen.data.compression import content
 from hpcgen.data.hashed_files import CheckedFile, HashedFile
 from hpcgen.data.indexed_dataset import IndexedDatasetWriter, bin_path, idx_path, token_dtype
 from hpcgen.data.jsonl import Block, Reject, read_blocks, text_reader
+from hpcgen.data.listed_files import PARQUET
 from hpcgen.data.progress import Step
 from hpcgen.data.record import SIDE_FILE, Counts, FileIdentity, Record, publish_unit, record_path
 from hpcgen.data.settings import configuration
 from hpcgen.data.task import Context
-from hpcgen.data.tokenizer import Tokenizer, limit_threads, load_tokenizer
-from hpcgen.data.unit import Unit
+from hpcgen.data.tokenizer import Tokenizer, load_tokenizer
+from hpcgen.data.unit import Input, Unit
 from hpcgen.errors import HpcgenError
 from hpcgen.files import private_file
 from hpcgen.text import counted
+
+if TYPE_CHECKING:
+    from hpcgen.data.parquet import Rows
+
+    Documents: TypeAlias = Block | Rows
 
 _SPOOL_BYTES = 64 * 1024 * 1024
 """Memory for document lengths, shared by all outputs of a unit."""
 _LONG_DOCUMENT = 256
 """Mean tokens per document above which documents are copied one by one: numpy.insert's cost is per token."""
+_MAX_THREADS = 6
+"""Maximum number of blocks of a unit to parse and encode at once.
+
+More would wait for the thread that reads, hashes and writes, and each holds the GIL for 0.3 s to load its tokenizer.
+"""
 _EARLY_STOP_REJECTS = 10_000
 _EARLY_STOP_FACTOR = 10
 """A unit stops early after this many bad documents if their share exceeds this multiple of max_bad_fraction."""
@@ -55,17 +66,16 @@ def tokenize_unit(unit: Unit, job: CorpusJob, context: Context) -> Record:
             be empty.
         OSError: an output cannot be written. Nothing is published in either case.
     """
-    tokenizer = _loaded_tokenizer(job.tokenizer, context.threads)
+    tokenizer = _loaded_tokenizer(job.tokenizer)
     if configuration(unit.stage, job) != context.configuration:
         raise HpcgenError("the tokenizer's files have changed since the task started", "run the stage again")
     return make_pairs(unit, job.corpus, tokenizer, context)
 
 
 @functools.lru_cache(maxsize=1)
-def _loaded_tokenizer(config: TokenizerConfig, threads: int) -> Tokenizer:
+def _loaded_tokenizer(config: TokenizerConfig) -> Tokenizer:
     """Loads the tokenizer once per worker: gigatoken's word cache makes all units after the first faster."""
-    limit_threads(threads)
-    return load_tokenizer(config, threads=threads)
+    return load_tokenizer(config)
 
 
 def make_pairs(unit: Unit, corpus: CorpusConfig, tokenizer: Tokenizer, context: Context) -> Record:
@@ -78,7 +88,8 @@ def make_pairs(unit: Unit, corpus: CorpusConfig, tokenizer: Tokenizer, context: 
         dtype = token_dtype(tokenizer.vocab_size)
         outputs = [_Output(stack, directory, name, dtype, len(unit.outputs)) for name in unit.outputs]
         encode = _encoder(tokenizer, corpus, len(outputs))
-        for part in _in_order(stack, encode, _blocks(unit, inputs, context), context.threads):
+        blocks = _blocks(unit, inputs, corpus.json_key, context)
+        for part in _in_order(stack, encode, blocks, context.num_cores):
             counts.add(part)
             _write(part, outputs)
             context.advance(Step(documents=len(part.lengths), tokens=len(part.tokens)))
@@ -123,15 +134,15 @@ class _Encoded:
     counts: Counts
 
 
-def _encoder(tokenizer: Tokenizer, corpus: CorpusConfig, num_outputs: int) -> Callable[[Block], _Encoded]:
+def _encoder(tokenizer: Tokenizer, corpus: CorpusConfig, num_outputs: int) -> Callable[[Documents], _Encoded]:
     """Returns a thread-safe function that parses and encodes a block."""
     read_texts = text_reader(corpus.json_key)
     dtype = token_dtype(tokenizer.vocab_size)
 
-    def encode(block: Block) -> _Encoded:
-        found = read_texts(block)
+    def encode(block: Documents) -> _Encoded:
+        found = read_texts(block) if isinstance(block, Block) else block.read()
         if found.rejects and corpus.bad_documents == "fail":
-            raise HpcgenError(str(found.rejects[0]), "correct the line, or set bad_documents: skip")
+            raise HpcgenError(str(found.rejects[0]), "correct it, or set bad_documents: skip")
         texts, lines = found.texts, found.lines
         ends = [len(texts)]
         if num_outputs > 1:
@@ -182,7 +193,7 @@ def _ended(tokens: NDArray[Any], lengths: NDArray[np.int64], eod: int, dtype: np
 
 def _verify(
     tokenizer: Tokenizer,
-    block: Block,
+    block: Documents,
     texts: Sequence[str],
     lines: NDArray[np.int64],
     tokens: NDArray[Any],
@@ -336,16 +347,25 @@ def _publish(outputs: Sequence[_Output], record: Record, place: Path) -> None:
     publish_unit([(file.file, file.target) for file in files], record, place, stale=stale)
 
 
-def _blocks(unit: Unit, inputs: list[FileIdentity], context: Context) -> Iterator[Block]:
-    """Yields the lines of all inputs in order and appends the identity of each input to `inputs`."""
+def _blocks(unit: Unit, inputs: list[FileIdentity], json_key: str, context: Context) -> Iterator[Documents]:
+    """Yields the documents of all inputs in order and appends the identity of each input to `inputs`."""
     for item in unit.inputs:
         with CheckedFile(item) as source:
             read = 0
-            for block in read_blocks(item.path, content(item.path, source)):
+            for block in _documents(item, source, json_key):
                 context.advance(Step(bytes=source.tell() - read))
                 read = source.tell()
                 yield block
             inputs.append(source.finish())
+
+
+def _documents(item: Input, source: CheckedFile, json_key: str) -> Iterator[Documents]:
+    """Yields the documents of one input."""
+    if item.path.suffix != PARQUET:
+        return read_blocks(item.path, content(item.path, source))
+    from hpcgen.data.parquet import read_rows  # needs the extra `parquet`
+
+    return read_rows(item.path, source, json_key)
 
 
 _In = TypeVar("_In")
@@ -353,18 +373,19 @@ _Out = TypeVar("_Out")
 
 
 def _in_order(
-    stack: ExitStack, function: Callable[[_In], _Out], items: Iterable[_In], threads: int
+    stack: ExitStack, function: Callable[[_In], _Out], items: Iterable[_In], num_cores: Callable[[], int]
 ) -> Iterator[_Out]:
-    """Yields the result of `function` for each item, in order. Several threads process several items at once."""
-    if threads == 1:
-        yield from map(function, items)
-        return
-    pool = stack.enter_context(ThreadPoolExecutor(threads))
+    """Yields the result of `function` for each item, in order. Uses threads while there are several cores."""
+    pool = stack.enter_context(ThreadPoolExecutor(_MAX_THREADS))  # starts a thread when it needs one
     waiting: deque[Future[_Out]] = deque()
     stack.callback(lambda: [future.cancel() for future in waiting])
     for item in items:
+        threads = min(num_cores(), _MAX_THREADS)
+        if threads == 1 and not waiting:
+            yield function(item)
+            continue
         waiting.append(pool.submit(function, item))
-        if len(waiting) == threads + 1:
+        if len(waiting) > threads:
             yield waiting.popleft().result()
     while waiting:
         yield waiting.popleft().result()

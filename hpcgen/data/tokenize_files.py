@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hpcgen.config.corpus import CorpusConfig, CorpusJob
-from hpcgen.data.compression import SUFFIXES
 from hpcgen.data.indexed_dataset import bin_path, idx_path, token_dtype
+from hpcgen.data.listed_files import SUFFIXES
 from hpcgen.data.progress import Progress, Step
 from hpcgen.data.record import Record, record_path
 from hpcgen.data.settings import configuration
@@ -34,7 +34,7 @@ class TokenizeReport:
     documents: int
     """Documents in the pair: documents_read minus rejected documents, and minus empty ones if they are dropped."""
     rejected_documents: int
-    """Lines without a readable text; they are in OUTPUT_PREFIX.rejects.jsonl."""
+    """Lines or rows without a readable text; they are in OUTPUT_PREFIX.rejects.jsonl."""
     empty_documents: int
     """Documents read that have no token."""
     sequences: int
@@ -46,7 +46,7 @@ class TokenizeReport:
     verified_documents: int
     """Documents whose ids were compared with those of the library `tokenizers`."""
     input_bytes: int
-    """Uncompressed size of the JSON Lines."""
+    """Uncompressed size of the JSON Lines, or of the texts in Parquet files."""
     output_bytes: int
     """Size of the pair."""
     dtype: str
@@ -66,7 +66,7 @@ class TokenizeReport:
             f"documents  {self.documents_read:,} in = {self.documents:,} out + {skipped:,} skipped + "
             f"{self.rejected_documents:,} rejected; {self.empty_documents:,} empty",
             f"tokens     {self.tokens:,} in {counted(self.sequences, 'sequence')}, each ends with id {self.eod_id}",
-            f"input      {self.input_bytes:,} bytes of JSON Lines, encoded with {self.backend}",
+            f"input      {self.input_bytes:,} bytes, encoded with {self.backend}",
         ]
         if self.verified_documents:
             lines.append(
@@ -130,7 +130,7 @@ def tokenize_files(
 
     context = Context(
         configuration=configuration("tokenize", CorpusJob(corpus=corpus, tokenizer=tokenizer.config)),
-        threads=workers or cores(),
+        num_cores=lambda: workers or cores(),
         advance=advance,
     )
     sweep([bin_path(output_prefix), idx_path(output_prefix), record_path(output_prefix)])

@@ -11,6 +11,7 @@ import ctypes
 import itertools
 import json
 import os
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,9 +39,9 @@ Encode = Callable[[list[str]], tuple[NDArray[Any], NDArray[np.int64]]]
 """Returns the ids of all texts end to end, and the number of ids of each text."""
 
 _MEMORY_CHECK_CHARACTERS = 128 * 1024 * 1024
-"""Characters of text per thread between two checks of the process's memory."""
+"""Characters of text between two checks of the process's memory."""
 _MAX_MEMORY = 640 * 1024 * 1024
-"""Maximum bytes per thread. gigatoken caches every word that it sees; a worker should stay below 1 GiB."""
+"""Maximum bytes per encoder. gigatoken caches every word that it sees; a worker should stay below 1 GiB per core."""
 
 _PROBE = (
     "",
@@ -74,11 +75,10 @@ class Tokenizer:
     """Encoder of the library `tokenizers`, if `encode` is another one."""
 
 
-def load_tokenizer(config: TokenizerConfig, backend: Backend = "auto", *, threads: int = 2) -> Tokenizer:
+def load_tokenizer(config: TokenizerConfig, backend: Backend = "auto") -> Tokenizer:
     """Loads the tokenizer of `config`. `backend` forces one of the two libraries (kind "bytes" needs neither).
 
-    With one thread, gigatoken encodes in the calling thread. This is cheapest, but it holds the GIL meanwhile.
-    The number of threads can be limited only before the libraries are loaded: see `limit_threads`.
+    Both libraries encode in the calling thread without the GIL, so as many cores are used as threads call `encode`.
 
     Raises:
         HpcgenError: the configuration is inconsistent, a file is missing or invalid, the end-of-document token is
@@ -90,13 +90,16 @@ def load_tokenizer(config: TokenizerConfig, backend: Backend = "auto", *, thread
     size, eod = vocab_size(config), eod_id(config)
     if config.kind == "bytes":
         return Tokenizer(config, encode_bytes, size, eod, "bytes")
+    # Otherwise each call of the library tokenizers would start a thread for each core.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     definition = read_definition(config)
-    reference = _load_tokenizers(config, definition)
+    source = json.dumps(definition)
+    reference = _load_tokenizers(config, source)
     if backend == "tokenizers":
         return Tokenizer(config, reference, size, eod, "tokenizers")
     if backend == "auto" and (missing := missing_gigatoken()):
         return Tokenizer(config, reference, size, eod, "tokenizers", missing)
-    fast, reason = _load_gigatoken(definition, reference, threads)
+    fast, reason = _load_gigatoken(definition, source, reference)
     if fast is not None:
         return Tokenizer(config, fast, size, eod, "gigatoken", reference=reference)
     if backend == "gigatoken":
@@ -118,11 +121,6 @@ def missing_gigatoken() -> str:
     else:
         return ""
     return f"{reason}; tokenizers gives the same token IDs, but takes many times as long"
-
-
-def limit_threads(threads: int) -> None:
-    """Limits both libraries to this number of cores. Call it before the process encodes anything."""
-    os.environ["RAYON_NUM_THREADS"] = str(threads)
 
 
 def encode_bytes(texts: list[str]) -> tuple[NDArray[Any], NDArray[np.int64]]:
@@ -176,12 +174,12 @@ def _gpt2_definition(config: TokenizerConfig) -> dict[str, Any]:
     }
 
 
-def _load_tokenizers(config: TokenizerConfig, definition: dict[str, Any]) -> Encode:
+def _load_tokenizers(config: TokenizerConfig, source: str) -> Encode:
     try:
-        tokenizer = tokenizers.Tokenizer.from_str(json.dumps(definition))
+        tokenizer = tokenizers.Tokenizer.from_str(source)
     except Exception as error:  # the library raises bare Exception for every error in the file
-        source = config.tokenizer_file or gpt2_files(config)[0]
-        raise HpcgenError(f"{source}: the library tokenizers cannot load this file: {error}") from error
+        path = config.tokenizer_file or gpt2_files(config)[0]
+        raise HpcgenError(f"{path}: the library tokenizers cannot load this file: {error}") from error
 
     def encode(texts: list[str]) -> tuple[NDArray[Any], NDArray[np.int64]]:
         rows = [encoding.ids for encoding in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
@@ -191,8 +189,8 @@ def _load_tokenizers(config: TokenizerConfig, definition: dict[str, Any]) -> Enc
     return encode
 
 
-def _load_gigatoken(definition: dict[str, Any], reference: Encode, threads: int) -> tuple[Encode | None, str]:
-    """Returns gigatoken's encoder, or None and the reason.
+def _load_gigatoken(definition: dict[str, Any], source: str, reference: Encode) -> tuple[Encode | None, str]:
+    """Returns gigatoken's encoder for the definition, which `source` has as JSON, or None and the reason.
 
     gigatoken rejects most settings that it does not support, but ignores some (single_word, for example). So its
     ids must also equal those of `reference` on probe texts.
@@ -200,31 +198,59 @@ def _load_gigatoken(definition: dict[str, Any], reference: Encode, threads: int)
     import awkward  # noqa: F401  # without it, gigatoken returns lists
     import gigatoken
 
-    source = json.dumps(definition)
     try:
-        tokenizer = gigatoken.Tokenizer.from_json(source)
+        encode = _GigatokenEncoder(lambda: gigatoken.Tokenizer.from_json(source))
     except Exception as error:  # RuntimeError; the lines after the first name places in gigatoken's source
         return None, str(error).partition("\n")[0]
-    unchecked = 0
-
-    def encode(texts: list[str]) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        nonlocal tokenizer, unchecked
-        rows = tokenizer.encode_batch(texts, parallel=threads > 1).layout
-        unchecked += sum(map(len, texts))
-        if unchecked >= _MEMORY_CHECK_CHARACTERS * threads:
-            unchecked = 0
-            _release_freed_memory()
-            if _resident_bytes() > _MAX_MEMORY * threads:
-                tokenizer = gigatoken.Tokenizer.from_json(source)  # starts with an empty word cache
-        # the arrays of the layout itself: awkward.flatten would copy the ids
-        return np.asarray(rows.content.data), np.diff(np.asarray(rows.offsets.data))
-
     added = [token["content"] for token in definition.get("added_tokens", [])]
     probe = [*_PROBE, *(f"word {token} word{token}word  {token}{token}\n" for token in added)]
     for text in probe:
         if not np.array_equal(encode([text])[0], reference([text])[0]):
             return None, f"its ids differ from those of the library tokenizers for {text!r:.60}"
     return encode, ""
+
+
+class _GigatokenEncoder:
+    """Thread-safe encoder. It has as many gigatoken tokenizers as threads have called it at the same time.
+
+    gigatoken's own threads would start with empty word caches, and their number is fixed at the first call.
+    """
+
+    def __init__(self, load: Callable[[], Any]) -> None:
+        self._load = load
+        self._idle = [load()]
+        """Tokenizers that no thread is using. The last one is used first, because its word cache is fullest."""
+        self._num_loaded = 1
+        self._unchecked = 0
+        """Characters encoded since the last check of the memory."""
+        self._lock = threading.Lock()
+
+    def __call__(self, texts: list[str]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        tokenizer = self._take()
+        rows = tokenizer.encode_batch(texts, parallel=False).layout
+        self._return(tokenizer, sum(map(len, texts)))
+        # the arrays of the layout itself: awkward.flatten would copy the ids
+        return np.asarray(rows.content.data), np.diff(np.asarray(rows.offsets.data))
+
+    def _take(self) -> Any:
+        with self._lock:
+            if self._idle:
+                return self._idle.pop()
+            self._num_loaded += 1
+        return self._load()
+
+    def _return(self, tokenizer: Any, num_characters: int) -> None:
+        """Keeps the tokenizer for later calls, unless the word caches need too much memory."""
+        with self._lock:
+            self._idle.append(tokenizer)
+            self._unchecked += num_characters
+            if self._unchecked < _MEMORY_CHECK_CHARACTERS:
+                return
+            self._unchecked = 0
+            _release_freed_memory()
+            if _resident_bytes() > _MAX_MEMORY * self._num_loaded:
+                self._num_loaded -= len(self._idle)
+                self._idle.clear()
 
 
 def _release_freed_memory() -> None:

@@ -3,7 +3,7 @@
 Layout of the corpus's directory:
     manifest.jsonl            frozen list of files
     download/NAME             as in the source
-    extract/NAME              without .zst or .gz; plain .jsonl files are not copied
+    extract/NAME              as plain JSON Lines, without .zst or .gz; plain .jsonl files are not copied
     concat/train-00000-of-00072.jsonl
     tokens/train-00000-of-00072.bin, .idx
 The record of a unit (hpcgen.data.record) is next to its first output and shows whether the unit is done. Outputs for
@@ -21,14 +21,15 @@ from typing import Literal, get_args
 from hpcgen.config.corpus import CorpusJob, num_outputs, output_names
 from hpcgen.data.assignment import Share, assign
 from hpcgen.data.concurrent_map import concurrent_map
-from hpcgen.data.listed_files import extracted_name
+from hpcgen.data.listed_files import PARQUET, extracted_name
 from hpcgen.data.manifest import Manifest, ManifestFile
 from hpcgen.data.record import SIDE_FILE, FileIdentity, read_record
 from hpcgen.errors import HpcgenError
 
 DataStage = Literal["download", "extract", "concat", "tokenize", "prepare"]
 DATA_STAGES: tuple[DataStage, ...] = get_args(DataStage)
-COMPRESSED = (".zst", ".gz")
+EXTRACTED = (".zst", ".gz", PARQUET)
+"""Suffixes of the files that the stage extract converts to plain JSON Lines."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,8 +187,8 @@ def _source(directory: Path, file: ManifestFile) -> Input:
 
 
 def _extracted(directory: Path, file: ManifestFile) -> Input:
-    """A file of the corpus, uncompressed."""
-    if not file.name.endswith(COMPRESSED):
+    """A file of the corpus, as plain JSON Lines."""
+    if not file.name.endswith(EXTRACTED):
         return _source(directory, file)
     maker = _extract_unit(directory, file)
     path = directory / maker.name
@@ -213,7 +214,7 @@ def _download_units(job: CorpusJob, manifest: Manifest) -> Iterator[Unit]:
 
 def _extract_units(job: CorpusJob, manifest: Manifest) -> Iterator[Unit]:
     for file in manifest.files:
-        if file.name.endswith(COMPRESSED):
+        if file.name.endswith(EXTRACTED):
             yield _extract_unit(job.directory, file)
 
 

@@ -102,10 +102,10 @@ def verify(
     `manifest` is the manifest of their corpus, if there is one. With `megatron`, Megatron-Core's own reader must
     return the same content, if it is installed.
     """
-    meter = _Meter(sum(_size(path) for prefix in expected for path in _files(prefix)), on_progress)
+    meter = Meter(sum(_size(path) for prefix in expected for path in _files(prefix)), on_progress)
 
     configs = {known.encoded_by for known in expected.values() if known.encoded_by is not None}
-    reencoders = {config: Reencoder(config, workers) for config in configs}
+    reencoders = {config: Reencoder(config) for config in configs}
 
     def one(item: tuple[Path, Expected]) -> PairReport:
         prefix, known = item
@@ -148,8 +148,8 @@ def _verify_pair(prefix: Path, expected: Expected, advance: Callable[[int], None
         eod_id = expected.eod_id if checks_ends else None
         scan = IdScan(pair, expected.vocab_size, eod_id)
         hashes = {
-            bin_path(prefix).name: _hash(bin_path(prefix), scan.add, advance),
-            idx_path(prefix).name: _hash(idx_path(prefix), lambda chunk: None, advance),
+            bin_path(prefix).name: hash_file(bin_path(prefix), scan.add, advance),
+            idx_path(prefix).name: hash_file(idx_path(prefix), lambda chunk: None, advance),
         }
     except (HpcgenError, OSError) as error:
         report.findings.append(str(error))
@@ -173,10 +173,11 @@ def _hash_findings(directory: Path, record: Record, hashes: Mapping[str, FileIde
     for output in record.outputs:
         found = hashes.get(Path(output.name).name)
         if found is not None:
-            yield from _difference(directory / found.name, output, found)
+            yield from difference(directory / found.name, output, found)
 
 
-def _difference(path: Path, recorded: FileIdentity, found: FileIdentity) -> Iterator[str]:
+def difference(path: Path, recorded: FileIdentity, found: FileIdentity) -> Iterator[str]:
+    """Yields the difference between a file and its record, if there is one."""
     if found.size != recorded.size:
         yield f"{path}: the size is {found.size:,} bytes, but its record has {recorded.size:,}"
     elif found.sha256 != recorded.sha256:
@@ -192,7 +193,7 @@ def _unit_findings(directory: Path, record: Record) -> Iterator[str]:
         if path.name.endswith((".bin", ".idx")):
             continue
         try:
-            yield from _difference(path, output, _hash(path, lambda chunk: None, lambda size: None))
+            yield from difference(path, output, hash_file(path, lambda chunk: None, lambda size: None))
         except OSError as error:
             yield f"{path}: {error.strerror}"
     try:
@@ -262,7 +263,7 @@ def _megatron_findings(pair: PairReport, found: Mapping[str, Any]) -> Iterator[s
             return
 
 
-def _hash(path: Path, on_chunk: Callable[[bytes], None], advance: Callable[[int], None]) -> FileIdentity:
+def hash_file(path: Path, on_chunk: Callable[[bytes], None], advance: Callable[[int], None]) -> FileIdentity:
     """Computes the size and SHA-256 of a file, and calls `on_chunk` with every chunk."""
     digest, size = hashlib.sha256(), 0
     with path.open("rb") as file:
@@ -290,7 +291,7 @@ def _size(path: Path) -> int:
         return 0  # reading the pair reports the error
 
 
-class _Meter:
+class Meter:
     """Adds up the bytes read by all threads."""
 
     def __init__(self, total: int, on_progress: OnProgress | None) -> None:

@@ -1,4 +1,4 @@
-"""Worker processes that share the items of a list. Each one processes one item at a time.
+"""Worker processes that share the items of a list and the cores. Each one processes one item at a time.
 
 Replaces concurrent.futures, where a killed worker breaks the whole pool and its item is unknown. Here each worker has
 its own pipe, so it can be killed at any time without affecting the others.
@@ -13,7 +13,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
@@ -54,8 +54,9 @@ class Failed:
 
 
 Event: TypeAlias = Update | Finished | Failed
-Work: TypeAlias = Callable[[Any, Callable[[Any], None]], Any]
-"""Called with an item and a function that sends updates. Must be importable, because it runs in another process."""
+Work: TypeAlias = Callable[[Any, Callable[[Any], None], Callable[[], int]], Any]
+"""Called with an item, a function that sends updates, and a function that returns the number of cores that the item
+may use now. Must be importable, because it runs in another process."""
 
 
 def cores() -> int:
@@ -70,6 +71,7 @@ def run_all(
 ) -> Generator[Event | None, None, None]:
     """Processes `items`, `num_workers` at a time, and yields events, or None after `interval_s` without one.
 
+    The workers share all cores of this process. A worker that finds no more items leaves its cores to the others.
     An item whose worker is killed has failed. The worker is not replaced while there are others, because fewer
     workers get further when memory is short. Closing the generator terminates the workers; if this process is
     killed, they exit by themselves. A worker removes its private files when it exits, unless it is killed. If several
@@ -82,6 +84,8 @@ def run_all(
         for _ in range(min(num_workers, len(items))):
             started.append(_Worker(work))
         busy = {worker.pipe: worker for worker in started}
+        num_cores = cores()
+        _share_cores(busy.values(), num_cores)
         while busy:
             ready = wait(list(busy), interval_s)
             if not ready:
@@ -103,6 +107,9 @@ def run_all(
                 if worker.is_dead or not worker.assign(left):
                     del busy[pipe]
                     pipe.close()
+                    # The cores of a killed worker stay unused, because memory may be short.
+                    num_cores -= worker.num_cores.value if worker.is_dead else 0
+                    _share_cores(busy.values(), num_cores)
                 if left and not busy:
                     started.append(_Worker(work))
                     busy[started[-1].pipe] = started[-1]
@@ -119,7 +126,10 @@ class _Worker:
             "spawn"
         )  # a fork would copy the locks of this process's threads
         self.pipe, child_pipe = context.Pipe()
-        self.process: BaseProcess = context.Process(target=_serve, args=(child_pipe, work), daemon=True)
+        self.num_cores = context.RawValue("i", 1)
+        """Cores that the worker may use; shared memory, because the worker reads it while it processes an item."""
+        arguments = (child_pipe, work, self.num_cores)
+        self.process: BaseProcess = context.Process(target=_serve, args=arguments, daemon=True)
         with _without_ctrl_c():
             self.process.start()
         child_pipe.close()  # so that the parent's end reports when the process is gone
@@ -146,6 +156,13 @@ class _Worker:
                 None if self._current is None else Failed(self._current, _exit_reason(self.process.exitcode))
             )
         return event
+
+
+def _share_cores(workers: Iterable[_Worker], num_cores: int) -> None:
+    """Divides the cores among the workers as evenly as possible; each gets at least one."""
+    sharers = list(workers)
+    for number, worker in enumerate(sharers):
+        worker.num_cores.value = max(1, (num_cores + number) // len(sharers))
 
 
 @contextmanager
@@ -188,7 +205,7 @@ def _join(workers: Sequence[_Worker]) -> None:
         worker.process.join(max(0.0, deadline - time.monotonic()))
 
 
-def _serve(pipe: Connection, work: Work) -> None:
+def _serve(pipe: Connection, work: Work, num_cores: Any) -> None:
     """Main loop of a worker process."""
     signal.signal(signal.SIGTERM, _exit_on_signal)
     threading.Thread(target=_exit_with_parent, daemon=True).start()
@@ -196,12 +213,13 @@ def _serve(pipe: Connection, work: Work) -> None:
         pipe.send(None)
         while True:
             index, item = pipe.recv()
-            pipe.send(_outcome(index, item, work, pipe))
+            pipe.send(_outcome(index, item, work, pipe, num_cores))
 
 
-def _outcome(index: int, item: Any, work: Work, pipe: Connection) -> Event:
+def _outcome(index: int, item: Any, work: Work, pipe: Connection, num_cores: Any) -> Event:
     try:
-        return Finished(index, work(item, lambda message: pipe.send(Update(index, message))))
+        result = work(item, lambda message: pipe.send(Update(index, message)), lambda: int(num_cores.value))
+        return Finished(index, result)
     except HpcgenError as error:
         return Failed(index, str(error))
     except MemoryError:

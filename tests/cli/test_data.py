@@ -41,7 +41,7 @@ def test_tokenize_reports_what_it_wrote(tmp_path, corpus):
         f"{prefix}.bin, .idx  (76 bytes, uint16)\n"
         "documents  2 in = 2 out + 0 skipped + 0 rejected; 1 empty\n"
         "tokens     3 in 1 sequence, each ends with id 50256\n"
-        "input      37 bytes of JSON Lines, encoded with gigatoken\n"
+        "input      37 bytes, encoded with gigatoken\n"
         "verified   1 document against the library tokenizers\n"
     )
     assert result.stderr == ""

@@ -187,7 +187,7 @@ def test_nothing_to_verify():
     Path("run.yaml").unlink()
     told = verify()
     assert told.status == 2
-    assert "no pairs to verify; name prefixes, or with -c a run file" in told.stderr
+    assert "no pairs are named; name prefixes, or with -c a run file" in told.stderr
     told = verify("elsewhere/x")
     assert told.status == 1
     assert told.stdout.startswith("elsewhere/x: WRONG\n    cannot read the dataset elsewhere/x")

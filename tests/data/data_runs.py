@@ -142,7 +142,7 @@ def make_units(job: CorpusJob, *stages: Any) -> None:
     for stage in stages:
         settings = configuration(stage, job)
         for unit in units(stage, job, read_manifest(manifest_path(job.directory))):
-            make_unit(unit, lambda step: None, job=job, settings_hash=settings, threads=1)
+            make_unit(unit, lambda step: None, lambda: 1, job=job, settings_hash=settings)
 
 
 def pairs(directory: Path) -> dict[str, bytes]:

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from benchmarks import data
+from benchmarks import data, prepare
+from hpcgen.data.compression import content
+from hpcgen.data.jsonl import Block, read_blocks
 
 from .data_runs import json_lines, write_file
 
@@ -35,3 +38,16 @@ def test_no_rate_is_negative_when_there_is_too_little_text(tmp_path):
     found, sizes = rate(tmp_path, 100_000, lambda sizes: 8.0 if len(sizes) < 3 else 5.0)
     assert found == pytest.approx(2, rel=0.01)
     assert sizes[-1] == 5_010_000  # all of it
+
+
+def test_files_are_joined_in_order_and_in_proportion(tmp_path):
+    files = [write_file(tmp_path / f"{name}.jsonl.zst", json_lines([name] * 9)) for name in "abcde"]
+    first, second = prepare.join(files, tmp_path / "joined", [0.6, 0.4])
+    assert [first.name, second.name] == ["0.jsonl.zst", "1.jsonl.zst"]
+    found = [b"".join(block.data for block in blocks(path)) for path in (first, second)]
+    assert found == [json_lines(["a"] * 9 + ["b"] * 9 + ["c"] * 9), json_lines(["d"] * 9 + ["e"] * 9)]
+
+
+def blocks(path: Path) -> Iterator[Block]:
+    with path.open("rb") as file:
+        yield from read_blocks(path, content(path, file))

@@ -166,7 +166,7 @@ lines = st.one_of(
 
 
 @given(st.lists(lines, min_size=1, max_size=6), st.sampled_from([b"\n", b"\r\n", b" \n"]))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_a_line_is_read_the_same_alone_and_among_others(some_lines, end):
     read = text_reader("text")
     together = read(block_of(b"".join(line + end for line in some_lines)))

@@ -136,13 +136,21 @@ def test_a_manifest_that_cannot_be_read_is_not_replaced_unasked(run: Path) -> No
     assert len(planned(run)) == 5
 
 
-def test_a_corpus_of_parquet_files_is_recognized(run: Path) -> None:
+def test_parquet_files_are_planned_but_not_next_to_json_lines(run: Path) -> None:
     (run.parent / "pq").mkdir()
-    (run.parent / "pq" / "a.parquet").write_text("PAR1")
-    ended = plan(run, f"--set=data.corpus.source.directory={run.parent}/pq")
-    assert ended.stderr.endswith(
-        "convert its Parquet files to JSON Lines, and set data.corpus.source.directory to their directory\n"
-    )
+    for name in ("a.parquet", "b.parquet", "a.jsonl"):
+        (run.parent / "pq" / name).write_text("PAR1")
+    source = f"--set=data.corpus.source.directory={run.parent}/pq"
+    ended = plan(run, source, "--dry-run")
+    assert ended.status == 2
+    assert (
+        "1 file of JSON Lines and 2 files of Parquet, which may be the same documents; "
+        "set data.corpus.include to the names to use"
+    ) in ended.stderr
+    summary = plan(run, source, "--dry-run", "--json", "--set=data.corpus.include=['*.parquet']").stdout
+    assert json.loads(summary)["files"] == 2
+    (run.parent / "pq" / "a.jsonl").unlink()
+    assert json.loads(plan(run, source, "--dry-run", "--json").stdout)["files"] == 2
 
 
 def test_differences_in_the_manifest_for_a_script(run: Path) -> None:
@@ -289,7 +297,7 @@ def test_an_empty_directory_is_refused(run: Path) -> None:
     (run.parent / "empty").mkdir()
     ended = plan(run, f"--set=data.corpus.source.directory={run.parent}/empty")
     assert ended.status == 2
-    assert "no file is JSON Lines (0 files found); the source is empty" in ended.stderr
+    assert "no file is JSON Lines or Parquet (0 files found); the source is empty" in ended.stderr
 
 
 def test_a_sample_has_each_split(run: Path) -> None:
@@ -431,14 +439,14 @@ def test_names_that_are_not_safe(name: str) -> None:
 
 
 def test_every_problem_is_reported_at_once() -> None:
-    names = ["a.jsonl.zst", "a.jsonl.gz", "b.jsonl", "b.jsonl", "c.parquet", "d.jsonl", "../e.jsonl"]
+    names = ["a.jsonl.zst", "a.jsonl.gz", "b.jsonl", "b.jsonl", "c.csv", "d.jsonl", "../e.jsonl"]
     with pytest.raises(ConfigErrors) as error:
         chosen(names, [1, 1, 1, 1, 1, 0, None], include=("*",))
     assert list(error.value.messages) == [
         "source: 1 file with an unsafe name (it must be relative, printable, not too long, and without '..' or '\\'): "
         "'../e.jsonl'; correct the source",
-        "source: 1 file with a name that does not end in .jsonl or .json, optionally followed by .zst or .gz: "
-        "'c.parquet'; exclude them with data.corpus.include",
+        "source: 1 file with a name that does not end in .jsonl or .json, optionally followed by .zst or .gz, or in "
+        ".parquet: 'c.csv'; exclude them with data.corpus.include",
         "source: duplicate file names: b.jsonl; give each file its own name",
         "source: 1 file of 0 bytes: 'd.jsonl'; download them again, or exclude them with data.corpus.include",
     ]

@@ -17,11 +17,11 @@ def documents(path):
 
 
 def test_the_same_bytes_each_time(tmp_path):
-    first = write_sample(tmp_path / "a.jsonl.zst", max_mb=1)
-    write_sample(tmp_path / "b.jsonl.zst", max_mb=1)
+    first = write_sample(tmp_path / "a.jsonl.zst", max_mb=0.5)
+    write_sample(tmp_path / "b.jsonl.zst", max_mb=0.5)
     assert (tmp_path / "a.jsonl.zst").read_bytes() == (tmp_path / "b.jsonl.zst").read_bytes()
-    assert first.text_bytes <= 1_000_000
-    assert first.text_bytes > 800_000
+    assert first.text_bytes <= 500_000
+    assert first.text_bytes > 400_000
 
 
 def test_sources_and_docstrings_in_order(tmp_path):
@@ -40,13 +40,13 @@ def test_sources_and_docstrings_in_order(tmp_path):
 
 def test_a_file_with_other_content_is_not_overwritten(tmp_path):
     path = tmp_path / "a.jsonl"
-    report = write_sample(path, max_mb=0.5)
+    report = write_sample(path, max_mb=0.1)
     before = path.stat()
-    assert write_sample(path, max_mb=0.5) == report
+    assert write_sample(path, max_mb=0.1) == report
     assert path.stat().st_ino == before.st_ino
     with pytest.raises(HpcgenError, match=r"a\.jsonl already exists with other content; .* --overwrite"):
-        write_sample(path, max_mb=0.4)
-    write_sample(path, max_mb=0.4, overwrite=True)
+        write_sample(path, max_mb=0.05)
+    write_sample(path, max_mb=0.05, overwrite=True)
     assert path.stat().st_size < before.st_size
 
 

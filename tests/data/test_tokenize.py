@@ -3,11 +3,13 @@ from __future__ import annotations
 import base64
 import dataclasses
 import hashlib
+import itertools
 import json
 import random
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 
 import pytest
@@ -113,7 +115,7 @@ def test_output_does_not_depend_on_the_workers(tmp_path):
     rng = random.Random(0)
     path = tmp_path / "many.jsonl"
     with path.open("w") as file:
-        for _ in range(12_000):  # 24 MB, several blocks
+        for _ in range(5_000):  # 10 MB, several blocks
             file.write(json.dumps({"text": "x" * rng.randrange(4000)}) + "\n")
     seen: list[tuple[int, int]] = []
     reports = [
@@ -171,7 +173,7 @@ def test_a_dotted_prefix_in_a_new_folder(tmp_path, write_jsonl):
             zstandard.compress(b'{"text": "a"}\n' * 9)[:-1],
             r"bad\.jsonl\.zst: the \.zst data is truncated",
         ),
-        ("bad.txt", b"a", r"bad\.txt: the name must end in \.jsonl, \.jsonl\.zst or \.jsonl\.gz"),
+        ("bad.txt", b"a", r"bad\.txt: the name must end in \.jsonl, \.jsonl\.zst, \.jsonl\.gz or \.parquet"),
     ],
 )
 def test_nothing_is_published_after_a_mistake(tmp_path, write_jsonl, name, data, message):
@@ -235,7 +237,7 @@ def prepare(job: CorpusJob) -> Record:
     """Makes the first unit of the stage prepare."""
     settings = configuration("prepare", job)
     unit = one_unit(job, "prepare")
-    return make_unit(unit, lambda step: None, job=job, settings_hash=settings, threads=1)
+    return make_unit(unit, lambda step: None, lambda: 1, job=job, settings_hash=settings)
 
 
 def job_of(tmp_path: Path, contents: dict[str, bytes], **settings) -> CorpusJob:
@@ -249,6 +251,27 @@ def job_of(tmp_path: Path, contents: dict[str, bytes], **settings) -> CorpusJob:
 
 def bytes_pair(megatron_pair, tmp_path: Path, texts: list[str]) -> tuple[bytes, bytes]:
     return megatron_pair(tmp_path, [list(text.encode()) for text in texts], 256, 257)
+
+
+def test_a_unit_that_gets_more_cores_makes_the_same_pair(tmp_path, library_texts, monkeypatch):
+    monkeypatch.setattr("hpcgen.data.jsonl._BLOCK_BYTES", 1 << 16)
+    job = job_of(tmp_path, {"a.jsonl": json_lines([*library_texts, "", *library_texts])})
+    prepare(job)
+    prefix = tmp_path / "corpus/tokens/corpus-00000-of-00001"
+    expected = pair(prefix)
+    cores = itertools.chain([1] * 5, [2] * 5, itertools.repeat(4))
+    threads = set()
+    tokenizer = load_tokenizer(job.tokenizer)
+
+    def encode(texts):
+        threads.add(threading.get_ident())
+        return tokenizer.encode(texts)
+
+    unit = one_unit(job, "prepare")
+    context = Context(configuration=configuration("prepare", job), num_cores=lambda: next(cores))
+    make_pairs(unit, job.corpus, dataclasses.replace(tokenizer, encode=encode), context)
+    assert pair(prefix) == expected
+    assert 2 <= len(threads) <= 7  # this thread, and those of the pool
 
 
 def test_one_input_feeds_k_outputs_line_by_line(tmp_path, megatron_pair):
@@ -390,7 +413,7 @@ def test_hopelessly_many_bad_documents_are_noticed_long_before_the_end(tmp_path)
         (
             b'{"text": "a"}\n5\n',
             {},
-            r"a\.jsonl:2: expected a JSON object, got 5; correct the line, or set bad_documents",
+            r"a\.jsonl:2: expected a JSON object, got 5; correct it, or set bad_documents",
         ),
         (b'{"text": "a"}\n', {"num_output_files": 2}, "00001-of-00002: none of its documents has a token"),
         (b"", {}, "the file is empty"),
@@ -403,7 +426,7 @@ def test_a_faulty_input_publishes_nothing(tmp_path, content, settings, message):
     assert published(tmp_path / "corpus") == []
 
 
-def test_each_of_a_thousand_flipped_bits_is_noticed_by_the_hash(tmp_path):
+def test_each_of_two_hundred_flipped_bits_is_noticed_by_the_hash(tmp_path):
     """Those that change no byte of the content as well, since the manifest knows the file's hash."""
     job = job_of(tmp_path, {"a.jsonl.zst": json_lines([f"{number}" * 9 for number in range(300)])})
     unit, path = one_unit(job, "prepare"), tmp_path / "source/a.jsonl.zst"
@@ -411,7 +434,7 @@ def test_each_of_a_thousand_flipped_bits_is_noticed_by_the_hash(tmp_path):
     item = dataclasses.replace(unit.inputs[0], sha256=hashlib.sha256(whole).hexdigest())
     unit = dataclasses.replace(unit, inputs=(item,))
     context = Context(configuration="")
-    for bit in random.Random(8).sample(range(8 * len(whole)), 1_000):
+    for bit in random.Random(8).sample(range(8 * len(whole)), 200):
         damaged = bytearray(whole)
         damaged[bit // 8] ^= 1 << bit % 8
         path.write_bytes(damaged)

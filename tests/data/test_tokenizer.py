@@ -4,8 +4,11 @@ import functools
 import hashlib
 import json
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import gigatoken
 import pytest
 import tokenizers
 from hypothesis import given, settings
@@ -22,7 +25,7 @@ from hpcgen.config.tokenizer import (
     vocab_size,
 )
 from hpcgen.data.settings import configuration
-from hpcgen.data.tokenizer import load_tokenizer
+from hpcgen.data.tokenizer import _GigatokenEncoder, load_tokenizer, read_definition
 from hpcgen.errors import HpcgenError
 
 from .conftest import HARD_TEXTS
@@ -241,7 +244,7 @@ def test_a_missing_tokenizer_file_is_named_before_a_stage_starts(tmp_path):
 def test_a_tokenizer_with_a_cleared_cache_returns_the_same_ids(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    texts = [f"word{number} and {number * 7919}" for number in range(10)]
+    texts = [f"word{number} and {number * 7919}" for number in range(3)]
     ids, lengths = load_tokenizer(TokenizerConfig(), "gigatoken").encode(texts)
     monkeypatch.setattr("hpcgen.data.tokenizer._MEMORY_CHECK_CHARACTERS", 1)
     monkeypatch.setattr("hpcgen.data.tokenizer._MAX_MEMORY", 0)
@@ -250,3 +253,26 @@ def test_a_tokenizer_with_a_cleared_cache_returns_the_same_ids(
         again, lengths_again = forgetful(texts)
         assert again.tolist() == ids.tolist()
         assert lengths_again.tolist() == lengths.tolist()
+
+
+def test_threads_encode_at_once_each_with_a_tokenizer_of_its_own() -> None:
+    """The second thread starts while the first one holds the only tokenizer."""
+    loaded: list[object] = []
+    both = threading.Barrier(2, timeout=60)
+
+    class Waiting:
+        def __init__(self) -> None:
+            self.tokenizer = gigatoken.Tokenizer.from_json(json.dumps(read_definition(GPT2)))
+            loaded.append(self)
+
+        def encode_batch(self, texts: list[str], *, parallel: bool) -> object:
+            both.wait()
+            return self.tokenizer.encode_batch(texts, parallel=parallel)
+
+    encode = _GigatokenEncoder(Waiting)
+    with ThreadPoolExecutor(2) as pool:
+        for _ in range(2):  # the second time, both are idle
+            first, second = pool.map(encode, [["Hello"], ["caf", "café"]])
+            assert first[0].tolist() == [15496]
+            assert second[1].tolist() == [2, 3]
+    assert len(loaded) == 2

@@ -148,7 +148,7 @@ def test_a_tokenizer_that_changes_while_its_task_runs_makes_nothing(tmp_path):
     settings = configuration("prepare", job)
     own.write_bytes(swapped_merges(merges.read_bytes()))
     with pytest.raises(HpcgenError, match="the tokenizer's files have changed since the task started"):
-        make_unit(one_unit(job, "prepare"), lambda step: None, job=job, settings_hash=settings, threads=1)
+        make_unit(one_unit(job, "prepare"), lambda step: None, lambda: 1, job=job, settings_hash=settings)
     assert published(job.directory) == []
 
 
@@ -360,7 +360,7 @@ def test_many_units_are_looked_at(tmp_path, monkeypatch, slow_call_s):
     every = units("extract", job, read_manifest(manifest_path(job.directory)))
     settings = configuration("extract", job)
     for unit in every[::3]:
-        make_unit(unit, lambda step: None, job=job, settings_hash=settings, threads=1)
+        make_unit(unit, lambda step: None, lambda: 1, job=job, settings_hash=settings)
     monkeypatch.setattr(concurrent_map, "_SLOW_CALL_S", slow_call_s)
     found = done_records(every, job, settings)
     assert [record and record.outputs[0].name for record in found] == [

@@ -17,7 +17,7 @@ from hpcgen.data.workers import Failed, Finished, Update, cores, run_all
 from hpcgen.errors import HpcgenError
 
 
-def act(item, tell):
+def act(item, tell, num_cores):
     """The function of the workers. Does what its item says."""
     kind, value = item
     tell(os.getpid())
@@ -31,7 +31,26 @@ def act(item, tell):
         raise OSError(28, "No space left on device", value)
     if kind == "memory":
         raise MemoryError
+    if kind == "wait":
+        wait_until(lambda: num_cores() >= value)
+        return num_cores()
+    if kind == "outlive":
+        wait_until(lambda: value.exists() and not is_alive(int(value.read_text())))
+        time.sleep(0.3)  # the parent notices the death
+        return num_cores()
+    if kind == "die":
+        private = value.with_suffix(".new")
+        private.write_text(str(os.getpid()))
+        private.replace(value)
+        os.kill(os.getpid(), signal.SIGKILL)
     return value * 2
+
+
+def wait_until(condition) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def finish(items, num_workers) -> tuple[dict[int, object], dict[int, str], set[int]]:
@@ -84,6 +103,23 @@ def test_a_worker_that_is_killed_fails_its_item_only():
 
 
 @pytest.mark.process
+def test_the_last_item_gets_the_cores_of_workers_without_items(monkeypatch):
+    monkeypatch.setattr(workers, "cores", lambda: 5)
+    made, failed, _ = finish([("wait", 5), ("make", 1), ("make", 2)], 3)
+    assert not failed
+    assert made == {0: 5, 1: 2, 2: 4}
+
+
+@pytest.mark.process
+def test_the_cores_of_a_killed_worker_stay_unused(monkeypatch, tmp_path):
+    """It was probably killed because memory was short."""
+    monkeypatch.setattr(workers, "cores", lambda: 4)
+    made, failed, _ = finish([("outlive", tmp_path / "pid"), ("die", tmp_path / "pid")], 2)
+    assert list(failed) == [1]
+    assert made == {0: 2}
+
+
+@pytest.mark.process
 def test_after_repeated_kills_the_remaining_items_are_not_started():
     made, failed, _ = finish([("kill", signal.SIGKILL)] * 50, 2)
     assert (len(made), len(failed)) == (0, 50)
@@ -108,7 +144,7 @@ ENDLESS = textwrap.dedent(
     from hpcgen.data.workers import run_all
     from hpcgen.files import private_file
 
-    def work(item, tell):
+    def work(item, tell, num_cores):
         with private_file(Path(item)):
             tell(os.getpid())
             time.sleep(600)

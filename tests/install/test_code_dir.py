@@ -168,6 +168,7 @@ def test_the_same_content_is_the_same_directory(tmp_path: Path) -> None:
     assert re.fullmatch(rf"hpcgen-{re.escape(version)}-[0-9a-f]{{12}}", first.name)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_needs")
 def test_an_older_pip_resolves_and_installs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """pip 23.0.1 comes with Debian 12's venv. It takes --platform only next to --target, even in a dry run."""

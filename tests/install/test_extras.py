@@ -43,6 +43,7 @@ MISSING = {
     "data sample": (["sample.jsonl.zst"], "data"),
     "data tokenize": (["text.jsonl", "--output-prefix", "pair"], "data"),
     "data inspect": (["pair"], "data"),
+    "data export": (["pair", "--output", "out"], "parquet"),
     "submit": (["train", "-c", "mini.yaml"], "submit"),
     "lint": (["script.sh"], "lint"),
     "templates check": ([], "lint"),

@@ -21,6 +21,7 @@ SECTIONS = {
         "verify": "hpcgen.cli.data.verify",
         "inspect": "hpcgen.cli.data.inspect",
     },
+    "Export": {"export": "hpcgen.cli.data.export"},
 }
 """Heading of the help -> command -> module."""
 

@@ -11,10 +11,13 @@ import click
 
 from hpcgen.cli.data.stage import read_job
 from hpcgen.cli.options import override_option
+from hpcgen.errors import HpcgenError
 
 if TYPE_CHECKING:
     from hpcgen.config.corpus import CorpusJob
     from hpcgen.config.tokenizer import TokenizerConfig
+    from hpcgen.data.manifest import Manifest
+    from hpcgen.data.verification import Expected
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -66,3 +69,60 @@ def read_pairs(config: Path, overrides: tuple[str, ...]) -> RunPairs:
     prefixes = tuple(dict.fromkeys(Path(dataset.prefix) for dataset in named))
     job = corpus_job(absolute) if absolute.data.corpus is not None else None
     return RunPairs(prefixes, absolute.data.tokenizer, job)
+
+
+def read_named(named: tuple[Path, ...], config: Path | None, overrides: tuple[str, ...]) -> RunPairs | None:
+    """The pairs of the run file, by default run.yaml if no pairs are named; None without a run file."""
+    if config is None and not named and Path("run.yaml").exists():
+        config = Path("run.yaml")
+    return read_pairs(config, overrides) if config is not None else None
+
+
+def manifest_of_run(run: RunPairs | None) -> Manifest | None:
+    """The manifest of the run's corpus, if there is one."""
+    from hpcgen.data.manifest import manifest_path, read_manifest
+
+    if run is None or run.job is None:
+        return None
+    path = manifest_path(run.job.directory)
+    return read_manifest(path) if path.exists() else None
+
+
+def expected_pairs(
+    named: tuple[Path, ...], run: RunPairs | None, manifest: Manifest | None
+) -> dict[Path, Expected]:
+    """The expected properties of the named pairs, or of all pairs of the run."""
+    from hpcgen.config import tokenizer as tokenizers
+    from hpcgen.data.pair import as_prefixes
+    from hpcgen.data.pair_records import find_records, pairs_without_vocabulary_hash, stale_pairs
+    from hpcgen.data.verification import Expected
+
+    prefixes = as_prefixes(named) or (list(run.prefixes) if run else [])
+    if not prefixes:
+        raise HpcgenError(
+            "no pairs are named", "name prefixes, or with -c a run file that has a corpus or datasets"
+        )
+    records = find_records(prefixes)
+    if run is None:
+        return {prefix: Expected(record=records.get(prefix)) for prefix in prefixes}
+    made = {prefix for prefix in prefixes if _is_made(run, prefix)}
+    recorded = {prefix: record for prefix, record in records.items() if prefix in made}
+    stale = stale_pairs(run.job, manifest, recorded) if run.job else {}
+    unnamed = pairs_without_vocabulary_hash(run.job, recorded) if run.job else set()
+    size, eod = tokenizers.vocab_size(run.tokenizer), tokenizers.eod_id(run.tokenizer)
+    return {
+        prefix: Expected(
+            record=records.get(prefix),
+            needs_record=prefix in made,
+            stale=stale.get(prefix, ""),
+            vocab_size=size,
+            eod_id=eod,
+            encoded_by=run.tokenizer if prefix in unnamed else None,
+        )
+        for prefix in prefixes
+    }
+
+
+def _is_made(run: RunPairs, prefix: Path) -> bool:
+    """Returns True if the run's own stages produce the pair."""
+    return run.job is not None and prefix.absolute().parent == run.job.directory / "tokens"

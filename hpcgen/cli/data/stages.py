@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 HELP: dict[DataStage, str] = {
     "download": "Download the missing files of the corpus.",
-    "extract": "Decompress the files of the corpus.",
+    "extract": "Make plain JSON Lines from compressed and Parquet files.",
     "concat": "Join the extracted files into num_output_files files.",
-    "prepare": "Make .bin/.idx pairs directly from the compressed files.",
+    "prepare": "Make .bin/.idx pairs directly from the files of the corpus.",
 }
 
 

@@ -32,7 +32,12 @@ _SHARED_OPTIONS = ("workers", "as_json", "verify_fraction", *_STAGE_OPTIONS)
 @click.option("--vocab-file", type=_FILE, help="vocab.json for gpt2.  [default: shipped with hpcgen]")
 @click.option("--merges-file", type=_FILE, help="merges.txt for gpt2.  [default: shipped with hpcgen]")
 @click.option("--eod-token", help="Token after each document; required with a tokenizer.json.")
-@click.option("--json-key", default="text", show_default=True, help="Key of the text in each JSON object.")
+@click.option(
+    "--json-key",
+    default="text",
+    show_default=True,
+    help="Key of the text in each JSON object, or its column in Parquet files.",
+)
 @click.option(
     "--drop-empty",
     is_flag=True,
@@ -43,7 +48,7 @@ _SHARED_OPTIONS = ("workers", "as_json", "verify_fraction", *_STAGE_OPTIONS)
     type=click.Choice(["fail", "skip"]),
     default="fail",
     show_default=True,
-    help="Lines without readable text: fail stops, skip writes them to PREFIX.rejects.jsonl.",
+    help="Lines or rows without readable text: fail stops, skip writes them to PREFIX.rejects.jsonl.",
 )
 @click.option(
     "--max-bad-fraction",
@@ -69,7 +74,7 @@ def command(context: click.Context, /, inputs: tuple[Path, ...], **options: Any)
     INPUT files become one Megatron .bin/.idx pair.
 
     \b
-    hpcgen data tokenize a.jsonl b.jsonl.zst c.jsonl.gz --output-prefix tokens/abc
+    hpcgen data tokenize a.jsonl b.jsonl.zst c.jsonl.gz d.parquet --output-prefix tokens/abc
     hpcgen data tokenize -c run.yaml [--task-id T --num-tasks N]
     """
     given = [name for name in options if context.get_parameter_source(name) != ParameterSource.DEFAULT]
@@ -114,27 +119,26 @@ def _tokenize(
     **options: Any,
 ) -> None:
     if not inputs:
-        raise HpcgenError("--output-prefix requires INPUT files", "add .jsonl, .jsonl.zst or .jsonl.gz files")
+        raise HpcgenError(
+            "--output-prefix requires INPUT files", "add .jsonl, .jsonl.zst, .jsonl.gz or .parquet files"
+        )
     if output_prefix is None:
         raise HpcgenError(
             "INPUT files require --output-prefix", "add --output-prefix PREFIX, the path of the pair to write"
         )
     from hpcgen.cli.data.progress import shown
     from hpcgen.data.tokenize_files import tokenize_files
-    from hpcgen.data.tokenizer import limit_threads, load_tokenizer
-    from hpcgen.data.workers import cores
+    from hpcgen.data.tokenizer import load_tokenizer
 
-    threads = workers or cores()
-    limit_threads(threads)
     config = _tokenizer_config(tokenizer, vocab_file, merges_file, eod_token)
-    loaded = load_tokenizer(config, backend, threads=threads)
+    loaded = load_tokenizer(config, backend)
     if loaded.note:
         click.echo(f"encoding with {loaded.backend}: {loaded.note}", err=True)
     if verify_fraction is not None:
         options["verify_fraction"] = verify_fraction
     with shown() as on_progress:
         report = tokenize_files(
-            inputs, output_prefix, loaded, workers=threads, on_progress=on_progress, **options
+            inputs, output_prefix, loaded, workers=workers, on_progress=on_progress, **options
         )
     click.echo(json.dumps(report.to_dict()) if as_json else str(report))
 

@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hpcgen.cli.data.pairs import RunPairs, read_pairs, run_file_option
+from hpcgen.cli.data.pairs import expected_pairs, manifest_of_run, read_named, run_file_option
 from hpcgen.errors import HpcgenError
 from hpcgen.text import counted, duration, few, size_text
 
 if TYPE_CHECKING:
-    from hpcgen.data.manifest import Manifest
-    from hpcgen.data.verification import Expected, OnProgress, PairReport, VerifyReport
+    from hpcgen.data.verification import OnProgress, PairReport, VerifyReport
 
 PROGRESS_INTERVAL_S = 10.0
 """Seconds between progress lines when stderr is not a terminal."""
@@ -43,90 +42,50 @@ def command(
     no_megatron: bool,
     as_json: bool,
 ) -> None:
-    """Read .bin/.idx pairs completely and report problems.
+    """Read .bin/.idx pairs or exports completely and report problems.
 
     Checks the index against the token ids, and sizes and SHA-256 against the record next to the pair. If Megatron-Core
     is installed, also compares counts and documents with those that its IndexedDataset reads. PREFIX is a pair's path
-    with or without the suffix .bin or .idx. Exits with status 1 if there are problems.
+    with or without the suffix .bin or .idx, or a directory that `hpcgen data export` wrote. Rows of an export are
+    compared with the pairs that they were made from. Exits with status 1 if there are problems.
     """
     from hpcgen.data.task import cores
     from hpcgen.data.verification import verify
 
-    run = _read(prefixes, config, overrides)
-    manifest = _manifest(run)
-    with _progress() as on_progress:
-        report = verify(
-            _expected(prefixes, run, manifest),
-            workers=workers or cores(),
-            megatron=not no_megatron,
-            on_progress=on_progress,
-            manifest=manifest,
-        )
+    if exports := [path for path in prefixes if path.is_dir()]:
+        noun, report = "shard", _verify_export(prefixes, exports[0], workers or cores())
+    else:
+        run = read_named(prefixes, config, overrides)
+        manifest = manifest_of_run(run)
+        with _progress() as on_progress:
+            report = verify(
+                expected_pairs(prefixes, run, manifest),
+                workers=workers or cores(),
+                megatron=not no_megatron,
+                on_progress=on_progress,
+                manifest=manifest,
+            )
+        noun = "pair"
     if as_json:
         click.echo(json.dumps(dataclasses.asdict(report), indent=1))
     else:
         for pair in report.pairs:
             _show(pair)
-    _summarize(report)
+    _summarize(report, noun)
     if report.num_wrong:
         sys.exit(1)
 
 
-def _read(named: tuple[Path, ...], config: Path | None, overrides: tuple[str, ...]) -> RunPairs | None:
-    """The pairs of the run file; None without a run file."""
-    if config is None and not named and Path("run.yaml").exists():
-        config = Path("run.yaml")
-    return read_pairs(config, overrides) if config is not None else None
+def _verify_export(named: tuple[Path, ...], directory: Path, workers: int) -> VerifyReport:
+    """Verifies the export in a directory, the only path that may be named."""
+    from hpcgen.data.export_verification import verify_export
 
-
-def _manifest(run: RunPairs | None) -> Manifest | None:
-    """The manifest of the run's corpus, if there is one."""
-    from hpcgen.data.manifest import manifest_path, read_manifest
-
-    if run is None or run.job is None:
-        return None
-    path = manifest_path(run.job.directory)
-    return read_manifest(path) if path.exists() else None
-
-
-def _expected(
-    named: tuple[Path, ...], run: RunPairs | None, manifest: Manifest | None
-) -> dict[Path, Expected]:
-    """The expected properties of each pair to verify."""
-    from hpcgen.config import tokenizer as tokenizers
-    from hpcgen.data.pair import as_prefixes
-    from hpcgen.data.pair_records import find_records, pairs_without_vocabulary_hash, stale_pairs
-    from hpcgen.data.verification import Expected
-
-    prefixes = as_prefixes(named) or (list(run.prefixes) if run else [])
-    if not prefixes:
+    if len(named) > 1:
         raise HpcgenError(
-            "no pairs to verify", "name prefixes, or with -c a run file that has a corpus or datasets"
+            f"{directory} is a directory, next to {counted(len(named) - 1, 'other path')}", "name it alone"
         )
-    records = find_records(prefixes)
-    if run is None:
-        return {prefix: Expected(record=records.get(prefix)) for prefix in prefixes}
-    made = {prefix for prefix in prefixes if _is_made(run, prefix)}
-    recorded = {prefix: record for prefix, record in records.items() if prefix in made}
-    stale = stale_pairs(run.job, manifest, recorded) if run.job else {}
-    unnamed = pairs_without_vocabulary_hash(run.job, recorded) if run.job else set()
-    size, eod = tokenizers.vocab_size(run.tokenizer), tokenizers.eod_id(run.tokenizer)
-    return {
-        prefix: Expected(
-            record=records.get(prefix),
-            needs_record=prefix in made,
-            stale=stale.get(prefix, ""),
-            vocab_size=size,
-            eod_id=eod,
-            encoded_by=run.tokenizer if prefix in unnamed else None,
-        )
-        for prefix in prefixes
-    }
-
-
-def _is_made(run: RunPairs, prefix: Path) -> bool:
-    """Returns True if the run's own stages produce the pair."""
-    return run.job is not None and prefix.absolute().parent == run.job.directory / "tokens"
+    with _progress() as on_progress:
+        return verify_export(directory, workers=workers, on_progress=on_progress)
 
 
 @contextlib.contextmanager
@@ -172,18 +131,19 @@ def _show(pair: PairReport) -> None:
         click.echo(f"    {finding}")
 
 
-def _summarize(report: VerifyReport) -> None:
+def _summarize(report: VerifyReport, noun: str) -> None:
     pairs = report.pairs
     hashed = sum(pair.hashes_checked for pair in pairs)
     total = size_text(sum(pair.bytes for pair in pairs))
-    click.echo(f"{report.num_wrong} of {counted(len(pairs), 'pair')} wrong, {total} read", err=True)
+    click.echo(f"{report.num_wrong} of {counted(len(pairs), noun)} wrong, {total} read", err=True)
     click.echo(f"SHA-256: {hashed} compared with their records, {len(pairs) - hashed} without one", err=True)
     megatron = (
         f"megatron-core {report.megatron_core}: read {sum(pair.megatron_checked for pair in pairs)}"
         if report.megatron_core
         else f"megatron-core: not checked: {report.not_checked}"
     )
-    click.echo(megatron, err=True)
+    if noun == "pair":
+        click.echo(megatron, err=True)
     if encoded := [pair for pair in pairs if pair.documents_encoded]:
         held, again = (
             sum(getattr(pair, key) for pair in encoded) for key in ("documents", "documents_encoded")

@@ -1,0 +1,99 @@
+"""hpcgen data export: write pairs as Parquet or Arrow files for programs that read Hugging Face datasets."""
+
+from __future__ import annotations
+
+import json
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import click
+
+from hpcgen.cli.data.pairs import RunPairs, expected_pairs, manifest_of_run, read_named, run_file_option
+from hpcgen.errors import HpcgenError, JobFailed
+
+if TYPE_CHECKING:
+    from hpcgen.data.record import Record
+
+
+@click.command("export")
+@click.argument("prefixes", metavar="[PREFIX]...", nargs=-1, type=click.Path(path_type=Path))
+@run_file_option(
+    "Run file of the pairs; without PREFIX, all its pairs are exported.  [default without PREFIX: run.yaml]"
+)
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="Directory to write: new, or of the same export.",
+)
+@click.option(
+    "--format",
+    type=click.Choice(["parquet", "arrow"]),
+    default="parquet",
+    show_default=True,
+    help="parquet for datasets.load_dataset, arrow for datasets.load_from_disk.",
+)
+@click.option(
+    "--sequence-length",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Rows of N tokens that continue across documents.  [default: one row per document]",
+)
+@click.option(
+    "--workers",
+    type=click.IntRange(min=1),
+    help="Number of pairs exported in parallel.  [default: one per core]",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+def command(
+    prefixes: tuple[Path, ...],
+    config: Path | None,
+    overrides: tuple[str, ...],
+    output: Path,
+    format: Literal["parquet", "arrow"],
+    sequence_length: int | None,
+    workers: int | None,
+    as_json: bool,
+) -> None:
+    """Write .bin/.idx pairs as Parquet or Arrow datasets.
+
+    Their token IDs are in the column input_ids. Each pair becomes one file. Every byte is read and compared with the
+    SHA-256 in the record of the pair. The same command continues an export that was interrupted.
+
+    \b
+    hpcgen data export -c run.yaml --output tokens-2048 --sequence-length 2048
+    hpcgen data export tokens/train-* --output documents
+    """
+    import pyarrow  # noqa: F401  # first, because its extra also brings what the others need
+
+    from hpcgen.cli.data.progress import shown
+    from hpcgen.data.export import export_pairs, plan_export
+    from hpcgen.files import shared_as
+    from hpcgen.slurm.processes import term_exits
+
+    run = read_named(prefixes, config, overrides)
+    shards = plan_export(_records(prefixes, run), output, format, sequence_length)
+    access = shared_as(run.job.share) if run is not None and run.job is not None else nullcontext()
+    with access, term_exits(), shown() as on_progress:
+        report = export_pairs(shards, workers=workers, on_progress=on_progress)
+    click.echo(json.dumps(report.to_dict()) if as_json else str(report))
+    if report.errors:
+        raise JobFailed("\n".join(report.errors))
+
+
+def _records(named: tuple[Path, ...], run: RunPairs | None) -> dict[Path, Record | None]:
+    """The records of the pairs to export.
+
+    Raises:
+        HpcgenError: there are no pairs, or the run's own stages would make one of them again.
+    """
+    expected = expected_pairs(named, run, manifest_of_run(run))
+    for prefix, known in expected.items():
+        if known.needs_record and known.record is None:
+            raise HpcgenError(
+                f"{prefix}: the pair is incomplete or has no record", "run the stage prepare again"
+            )
+        if known.stale:
+            raise HpcgenError(f"{prefix}: {known.stale}", "run the stage again")
+    return {prefix: known.record for prefix, known in expected.items()}

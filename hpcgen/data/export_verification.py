@@ -1,0 +1,133 @@
+"""Verification of exports: each shard against its record, and its rows against the pair that it was made from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from hpcgen.data.export import DATASET, Manifest, read_manifest
+from hpcgen.data.indexed_dataset import bin_path, idx_path
+from hpcgen.data.pair import open_pair
+from hpcgen.data.pair_records import find_records
+from hpcgen.data.record import Record, read_record
+from hpcgen.data.shard import COLUMN, Shard, has_sources, row_groups, source_identities
+from hpcgen.data.verification import Meter, OnProgress, PairReport, VerifyReport, difference, hash_file
+from hpcgen.errors import HpcgenError
+
+_AGAIN = "run the export again"
+
+
+def verify_export(directory: Path, *, workers: int, on_progress: OnProgress | None = None) -> VerifyReport:
+    """Reads every byte of an export, `workers` shards at a time. Compares rows with those of pairs that still exist.
+
+    Raises:
+        HpcgenError: the directory is not an export.
+    """
+    manifest = read_manifest(directory)
+    shards = _shards(directory.absolute(), manifest)
+    meter = Meter(sum(_size(shard) for shard in shards), on_progress)
+    with ThreadPoolExecutor(workers) as pool:  # hashing, numpy and pyarrow release the GIL
+        reports = list(pool.map(lambda shard: _verify_shard(shard, meter), shards))
+    if manifest.format == "arrow" and not (directory / DATASET).exists():
+        reports[0].findings.append(f"{directory / DATASET} is missing; {_AGAIN}")
+    return VerifyReport(pairs=reports, megatron_core=None)
+
+
+def _shards(directory: Path, manifest: Manifest) -> list[Shard]:
+    """The shards of an export. Those whose pair was removed have no sources."""
+    prefixes = {name: Path(prefix) for name, prefix in manifest.shards.items()}
+    records = find_records(list(prefixes.values()))
+    return [
+        Shard(
+            directory=directory,
+            name=name,
+            split=name.rpartition("-of-")[0].rpartition("-")[0],
+            prefix=prefix,
+            format=manifest.format,
+            sequence_length=manifest.sequence_length,
+            num_tokens=0,
+            sources=source_identities(prefix, records.get(prefix)) if _has_pair(prefix) else (),
+        )
+        for name, prefix in prefixes.items()
+    ]
+
+
+def _has_pair(prefix: Path) -> bool:
+    return bin_path(prefix).exists() and idx_path(prefix).exists()
+
+
+def _verify_shard(shard: Shard, meter: Meter) -> PairReport:
+    path = shard.directory / shard.file
+    report = PairReport(prefix=str(path))
+    try:
+        record = read_record(shard.place)
+        found = hash_file(path, lambda chunk: None, meter.add)
+        report.bytes = found.size or 0
+        if record is None:
+            report.findings.append(f"{path}: it has no record, because the export was interrupted; {_AGAIN}")
+            return report
+        report.hashes_checked = True
+        report.findings += difference(path, record.outputs[0], found)
+        if not report.findings:
+            report.findings += _row_findings(shard, record, report)
+    except (HpcgenError, OSError, pa.ArrowException) as error:
+        report.findings.append(f"{path}: {error}")
+    return report
+
+
+def _row_findings(shard: Shard, record: Record, report: PairReport) -> Iterator[str]:
+    """Counts rows and tokens in `report`, and yields the first difference from the record or from the pair."""
+    path = shard.directory / shard.file
+    is_current = has_sources(shard, record)
+    if shard.sources and not is_current:
+        yield f"{path}: the pair {shard.prefix} was made again since; {_AGAIN}"
+    pair = open_pair(shard.prefix) if is_current else None
+    wanted = row_groups(pair, shard.sequence_length) if pair else iter(())
+    ids = np.memmap(bin_path(shard.prefix), pair.dtype, "r") if pair else np.empty(0)
+    for rows, ends in zip_longest(_groups(shard), wanted):
+        if rows is not None:
+            offsets, values = rows.offsets.to_numpy(), rows.flatten().to_numpy()
+            report.dtype = values.dtype.name
+        if pair and not (
+            rows is not None
+            and ends is not None
+            and np.array_equal(offsets - offsets[0], ends - ends[0])
+            and np.array_equal(values, ids[ends[0] : ends[-1]])
+        ):
+            yield f"{path}: rows {report.sequences + 1:,} and after differ from the pair {shard.prefix}; {_AGAIN}"
+            return
+        report.sequences, report.tokens = report.sequences + len(rows), report.tokens + len(values)
+    report.documents = record.counts.documents_out
+    for what, number, recorded in (
+        ("rows", report.sequences, record.counts.sequences),
+        ("tokens", report.tokens, record.counts.tokens),
+    ):
+        if number != recorded:
+            yield f"{path}: {number:,} {what}, but the record has {recorded:,}; {_AGAIN}"
+
+
+def _groups(shard: Shard) -> Iterator[Any]:
+    """Yields the rows of each row group or record batch."""
+    path = shard.directory / shard.file
+    if shard.format == "parquet":
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            for group in range(file.metadata.num_row_groups):
+                yield file.read_row_group(group, columns=[COLUMN]).column(0).combine_chunks()
+        return
+    with pa.OSFile(str(path)) as stream, pa.ipc.open_stream(stream) as batches:
+        for batch in batches:
+            yield batch.column(0)
+
+
+def _size(shard: Shard) -> int:
+    try:
+        return (shard.directory / shard.file).stat().st_size
+    except OSError:
+        return 0  # reading the shard reports the error
