@@ -25,11 +25,17 @@ html_title = f"hpcgen {__version__}"
 
 extensions = ["myst_parser", "sphinx_copybutton"]
 root_doc = "README"
-include_patterns = ["*.md", "docs/**.md", "templates/README.md", "topologies/README.md"]
+include_patterns = [
+    "*.md",
+    "docs/**.md",
+    "templates/README.md",
+    "topologies/README.md",
+    "examples/*/README.md",
+]
 exclude_patterns = [
     path.name
     for path in ROOT.iterdir()
-    if path.is_dir() and path.name not in ("docs", "templates", "topologies")
+    if path.is_dir() and path.name not in ("docs", "examples", "templates", "topologies")
 ]
 highlight_language = "text"
 suppress_warnings = ["misc.highlighting_failure"]  # excerpts of scripts and templates need not be complete
@@ -52,6 +58,7 @@ CONTENTS = {
     "Start": ["docs/first-day", "docs/install", "docs/architecture", "docs/glossary"],
     "Train": [
         *("docs/training", "docs/training-options", "docs/resuming", "docs/stages", "docs/performance"),
+        *("docs/program", "docs/deepspeed", "examples/deepspeed/README"),
         *("docs/generation", "docs/inner-loop", "docs/python"),
     ],
     "Data": ["docs/data", "docs/tokenization", "docs/sampling"],

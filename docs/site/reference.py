@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from hpcgen.cli.main import cli
+from hpcgen.config import spellings
 from hpcgen.config.cluster import ClusterConfig
 from hpcgen.config.field_docs import field_docs
 from hpcgen.config.fields import Text
@@ -27,7 +28,7 @@ from trainer.contract.config import Range, field_hints
 LONGEST_OPTION = 40
 """Characters of an option with its choices; a longer list of choices goes into the meaning."""
 
-NAMES = {bool: "true or false", int: "integer", float: "number", str: "text", Path: "path"}
+NAMES = {bool: "true or false", int: "integer", float: "number", str: "text", Path: "path", Any: "anything"}
 
 
 def run_file() -> str:
@@ -242,6 +243,19 @@ def environment() -> str:
     return "\n".join(lines) + "\n"
 
 
+def other_names() -> str:
+    """Names that other programs have for a key."""
+    lines = ["| name | in a run file |", "| --- | --- |"]
+    for name, answer in sorted(spellings.KEYS.items()):
+        key = re.match(r"[\w.]+", answer)
+        assert key is not None
+        lines.append(f"| {code(name)} | {code(key[0])}{escaped(answer[key.end() :])} |")
+    lines += [
+        f"| {code(name)} | nothing: the trainer always does this |" for name in sorted(spellings.ALWAYS)
+    ]
+    return "\n".join(lines) + "\n"
+
+
 def code(text: object) -> str:
     """Inline code for a table."""
     return f"`{text}`".replace("|", "\\|")
@@ -267,5 +281,6 @@ PAGES: dict[str, Callable[[], str]] = {
     "node-type": node_type,
     "commands": commands,
     "environment": environment,
+    "spellings": other_names,
 }
 """Page of docs/reference -> what follows its introduction."""

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Generic, TypeVar, Union, cast
 
+from hpcgen.config import spellings
 from hpcgen.config.document import Document, constant
 from hpcgen.config.fields import constraint_problems
 from hpcgen.errors import ConfigErrors, Mistake, Problem
@@ -38,6 +39,9 @@ EXPECTED = {
 
 MEANT = {"gpu": "cuda", "gpus": "cuda", "nvidia": "cuda"}
 """Common mistake -> intended value, where spelling alone would suggest another value (cpu)."""
+
+TRAINER_SECTIONS = ("model", "parallelism", "training", "optimizer", "data", "checkpoint", "logging")
+"""Sections of a run file whose keys other training programs also have."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +92,8 @@ def _without(value: Any, path: list[str]) -> Any:
 def describe(problem: Problem, document: Document, resolved: object = None) -> Mistake:
     """The message for a problem: origin of the value, its path and value, the reason, and what to do.
 
-    A value that is not in the document is looked up in `resolved`, the configuration with its defaults.
+    A value that is not in the document is looked up in `resolved`, the configuration with its defaults. If the value is
+    from a preset or a default and conflicts with a key that the user set, the origin is that key's.
     """
     value = document.get(problem.path)
     where = document.origin(problem.path)
@@ -103,6 +108,9 @@ def describe(problem: Problem, document: Document, resolved: object = None) -> M
         return Mistake.of(line, where, problem.path, problem.reason, problem.hint)
     path = problem.path if len(problem.path) <= 120 else problem.path[:117] + "..."
     path = path if path.isprintable() else ascii(path)
+    if _is_not_the_users(where) and (chosen := _conflicting_origin(problem, document)):
+        shown += "" if is_silent else f" ({where})"
+        where = chosen
     line = f"{where}: {path or 'the file'}{shown} {problem.reason}{hint}"
     return Mistake.of(line, where, problem.path, problem.reason, problem.hint)
 
@@ -117,13 +125,23 @@ def show(value: object) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
+def _is_not_the_users(origin: str) -> bool:
+    return origin == "default" or origin.startswith("preset ")
+
+
+def _conflicting_origin(problem: Problem, document: Document) -> str | None:
+    """The origin of the first key in the problem's reason that the user set."""
+    origins = map(document.origin, re.findall(r"\b[a-z]\w*(?:\.\w+)+", problem.reason))
+    return next((origin for origin in origins if origin and not _is_not_the_users(origin)), None)
+
+
 def _is_value(value: object) -> bool:
     return value is None or isinstance(value, bool | int | float | str | list | tuple)
 
 
 def _is_private(path: str) -> bool:
     """Returns True for values that are never printed: environment variables and URLs may contain secrets."""
-    return path.startswith(("environment.", "data.corpus.source.url"))
+    return path.startswith(("environment.", "data.corpus.source.url")) or path.endswith(".api_key")
 
 
 def _attribute(config: object, path: str) -> object:
@@ -214,10 +232,27 @@ def _section(cls: type, names: list[str]) -> Any:
 
 
 def _unknown_key(cls: type, path: str, names: list[str]) -> Problem:
-    section = _section(cls, names[:-1])
-    known = sorted(field.name for field in dataclasses.fields(section))
-    advice = did_you_mean(names[-1], known) or f"known keys are {', '.join(known)}"
+    """The problem of a key that its section does not have.
+
+    The hint is, in this order: the section that has the key; the key that another program calls so; a key of the
+    section with a similar spelling; all keys of the section.
+    """
+    name = names[-1]
+    known = sorted(field.name for field in dataclasses.fields(_section(cls, names[:-1])))
+    advice = _known_elsewhere(cls, name) if len(names) == 1 or names[0] in TRAINER_SECTIONS else ""
+    advice = advice or did_you_mean(name, known) or f"known keys are {', '.join(known)}"
     return Problem(path, "is not a known key", advice)
+
+
+def _known_elsewhere(cls: type, name: str) -> str:
+    """The hint for a name that another section, or another program, has. Empty for a cluster profile."""
+    hints = field_hints(cls)
+    sections = {key: inner_class(hints[key]) for key in TRAINER_SECTIONS if key in hints}
+    plain = name.lstrip("-").replace("-", "_")
+    paths = [f"{key}.{plain}" for key, section in sections.items() if plain in field_hints(section)]
+    if paths:
+        return f"use {one_of(paths)}"
+    return spellings.answer(plain) if sections else ""
 
 
 def inner_class(hint: Any) -> Any:

@@ -1,0 +1,189 @@
+"""Names that other training programs have for the keys of a run file, and names of features that hpcgen lacks."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+TP = "parallelism.tensor_model_parallel_size"
+PP = "parallelism.pipeline_model_parallel_size"
+VPP = "parallelism.virtual_pipeline_model_parallel_size"
+CP = "parallelism.context_parallel_size"
+NODES = "slurm.train.nodes"
+
+KEYS = {
+    # Hugging Face: config.json
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "layers"), "model.num_layers"),
+    **dict.fromkeys(("n_embd", "dim", "d_model", "hidden_dim", "embed_dim"), "model.hidden_size"),
+    **dict.fromkeys(("n_head", "n_heads", "num_heads"), "model.num_attention_heads"),
+    **dict.fromkeys(("num_key_value_heads", "n_kv_heads", "num_kv_heads"), "model.num_query_groups"),
+    **dict.fromkeys(("intermediate_size", "n_inner", "ffn_dim"), "model.ffn_hidden_size"),
+    **dict.fromkeys(("head_dim", "d_head"), "model.kv_channels"),
+    **dict.fromkeys(("n_positions", "n_ctx"), "model.max_position_embeddings"),
+    **dict.fromkeys(
+        ("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps", "norm_eps"), "model.layernorm_epsilon"
+    ),
+    "rope_theta": "model.rotary_base",
+    "sliding_window": "model.window_size",
+    **dict.fromkeys(("hidden_act", "activation_function"), "model.activation_func, or model.swiglu for SiLU"),
+    "attention_bias": "model.add_qkv_bias",
+    **dict.fromkeys(("attn_pdrop",), "model.attention_dropout"),
+    **dict.fromkeys(("resid_pdrop", "embd_pdrop"), "model.hidden_dropout"),
+    "initializer_range": "model.init_method_std",
+    "tie_word_embeddings": "model.untie_embeddings_and_output_weights, with the opposite value",
+    **dict.fromkeys(("use_qk_norm", "qk_norm"), "model.qk_layernorm"),
+    **dict.fromkeys(
+        ("rope_scaling_factor", "use_rope_scaling", "rotary_seq_len_interpolation_factor"),
+        "model.rope_scaling",
+    ),
+    # Hugging Face: TrainingArguments
+    "learning_rate": "optimizer.lr",
+    "lr_scheduler_type": "optimizer.lr_decay_style",
+    "warmup_steps": "optimizer.lr_warmup_iters",
+    **dict.fromkeys(("warmup_ratio", "warmup"), "optimizer.lr_warmup_fraction"),
+    **dict.fromkeys(("max_grad_norm", "max_norm", "grad_clip", "gradient_clipping"), "optimizer.clip_grad"),
+    **dict.fromkeys(("adam_epsilon", "eps"), "optimizer.adam_eps"),
+    "beta1": "optimizer.adam_beta1",
+    "beta2": "optimizer.adam_beta2",
+    **dict.fromkeys(
+        ("max_steps", "steps", "num_steps", "train_steps", "total_steps"), "training.train_iters"
+    ),
+    **dict.fromkeys(
+        ("per_device_train_batch_size", "local_batch_size", "train_micro_batch_size_per_gpu", "batch_size"),
+        "training.micro_batch_size",
+    ),
+    **dict.fromkeys(
+        ("gradient_accumulation_steps", "train_batch_size"),
+        "training.global_batch_size, which is micro_batch_size x accumulation steps x data-parallel size",
+    ),
+    "gradient_checkpointing": "training.recompute_granularity",
+    **dict.fromkeys(("torch_dtype", "dtype", "mixed_precision", "bf16", "fp16"), "training.precision"),
+    "eval_steps": "training.eval_interval",
+    "save_steps": "checkpoint.save_interval",
+    "save_total_limit": "checkpoint.keep_last",
+    "output_dir": "paths.run_dir",
+    "logging_steps": "logging.log_interval",
+    "dataloader_num_workers": "data.num_workers",
+    # torchtitan
+    "dump_folder": "paths.run_dir",
+    "flavor": "preset",
+    **dict.fromkeys(("seq_len", "max_seq_len", "max_length", "sequence_length"), "model.seq_length"),
+    **dict.fromkeys(("decay_type",), "optimizer.lr_decay_style"),
+    **dict.fromkeys(("lr_min", "min_lr_factor"), "optimizer.min_lr"),
+    "keep_latest_k": "checkpoint.keep_last",
+    "async_mode": "checkpoint.async_save",
+    "activation_checkpoint": "training.recompute_granularity",
+    **dict.fromkeys(
+        ("data_parallel_size", "data_parallel_degree", "data_parallel_replicate_degree", "dp", "dp_size"),
+        f"{NODES}, from which the data-parallel size follows",
+    ),
+    # sizes of the layout
+    **dict.fromkeys(
+        ("tp", "tp_size", "tensor_parallel_size", "tensor_parallel_degree", "model_parallel_size"), TP
+    ),
+    **dict.fromkeys(("pp", "pp_size", "pipeline_parallel_size", "pipeline_parallel_degree"), PP),
+    **dict.fromkeys(
+        ("vpp", "num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank"), VPP
+    ),
+    **dict.fromkeys(("cp", "cp_size", "context_parallel_degree"), CP),
+    **dict.fromkeys(("world_size", "num_nodes", "nnodes"), NODES),
+    **dict.fromkeys(("gpus_per_node", "nproc_per_node"), "slurm.train.ntasks_per_node"),
+    # Megatron-LM
+    "decoder_first_pipeline_num_layers": "parallelism.num_layers_in_first_pipeline_stage",
+    "decoder_last_pipeline_num_layers": "parallelism.num_layers_in_last_pipeline_stage",
+    "gated_linear_unit": "model.swiglu",
+    "squared_relu": "model.activation_func",
+    "group_query_attention": "model.num_query_groups",
+    **dict.fromkeys(
+        ("use_rotary_position_embeddings", "no_position_embedding"), "model.position_embedding_type"
+    ),
+    "disable_bias_linear": "model.add_bias_linear, with the opposite value",
+    "make_vocab_size_divisible_by": "model.padded_vocab_size",
+    "spec": "model.layer_spec",
+    "train_samples": "training.train_iters",
+    **dict.fromkeys(("lr_decay_samples", "lr_decay_steps"), "optimizer.lr_decay_iters"),
+    **dict.fromkeys(("lr_warmup_samples", "lr_warmup_steps"), "optimizer.lr_warmup_iters"),
+    **dict.fromkeys(("lr_wsd_decay_samples", "wsd_decay_steps"), "optimizer.lr_wsd_decay_iters"),
+    **dict.fromkeys(("recompute_activations", "checkpoint_activations"), "training.recompute_granularity"),
+    **dict.fromkeys(("data_path", "data_prefix"), "data.datasets"),
+    "train_data_path": "data.train",
+    "valid_data_path": "data.valid",
+    "test_data_path": "data.test",
+    "data_cache_path": "data.cache_dir",
+    "mock_data": "data.mock",
+    **dict.fromkeys(("tokenizer_type", "tokenizer_model"), "data.tokenizer"),
+    **dict.fromkeys(("merge_file", "merges_file"), "data.tokenizer.merges_file"),
+    **dict.fromkeys(("save_retain_interval",), "checkpoint.keep_every"),
+    "most_recent_k": "checkpoint.keep_last",
+    **dict.fromkeys(("ckpt_step", "pretrained_checkpoint"), "checkpoint.load"),
+    "exit_duration_in_mins": f"{NODES.replace('nodes', 'time')}; the trainer saves and stops before it",
+    "tensorboard_dir": "logging.tensorboard",
+    "cuda_graph_scope": "training.cuda_graph_impl",
+    "enable_cuda_graph": "training.cuda_graph_impl",
+}
+"""Another program's name -> the key to use, with a remark if the value differs."""
+
+ALWAYS = frozenset((
+    "use_distributed_optimizer", "use_mcore_models", "exit_signal_handler", "log_throughput", "use_dist_ckpt",
+    "accumulate_allreduce_grads_in_fp32", "grad_reduce_in_fp32", "auto_detect_ckpt_format",
+    "ckpt_fully_parallel_save", "ckpt_fully_parallel_load", "cross_entropy_loss_fusion", "decoupled_weight_decay",
+))  # fmt: skip
+"""Names of what the trainer always does."""
+
+FEATURES = {
+    "moe_": "mixture of experts",
+    "expert_": "mixture of experts",
+    "num_experts": "mixture of experts",
+    "num_local_experts": "mixture of experts",
+    "num_moe_experts": "mixture of experts",
+    "num_experts_per_tok": "mixture of experts",
+    "multi_latent_attention": "multi-latent attention",
+    "q_lora_rank": "multi-latent attention",
+    "kv_lora_rank": "multi-latent attention",
+    "qk_head_dim": "multi-latent attention",
+    "qk_nope_head_dim": "multi-latent attention",
+    "qk_rope_head_dim": "multi-latent attention",
+    "qk_pos_emb_head_dim": "multi-latent attention",
+    "v_head_dim": "multi-latent attention",
+    "mtp_": "multi-token prediction",
+    "num_nextn_predict_layers": "multi-token prediction",
+    "mamba_": "Mamba layers",
+    "use_fsdp": "sharded parameters (FSDP), only a sharded optimizer",
+    "fsdp": "sharded parameters (FSDP), only a sharded optimizer",
+    "use_torch_fsdp2": "sharded parameters (FSDP), only a sharded optimizer",
+    "use_megatron_fsdp": "sharded parameters (FSDP), only a sharded optimizer",
+    "data_parallel_shard_degree": "sharded parameters (FSDP), only a sharded optimizer",
+    "muon_": "the optimizer Muon",
+    "optimizer": "optimizers other than AdamW",
+    "reset_attention_mask": "attention within documents only",
+    "reset_position_ids": "positions that start over at each document",
+    "eod_mask_loss": "a loss without the end-of-document token",
+}
+"""Name, or the beginning of names with a final underscore -> the feature that hpcgen's trainer lacks."""
+
+OTHER_PROGRAM = "remove the key, or run a program that has it with `program` (docs/program.md)"
+
+
+def answer(name: str) -> str:
+    """The hint for an unknown key that another program has under this name; empty for any other name."""
+    if name in KEYS:
+        return f"use {KEYS[name]}"
+    if name in ALWAYS:
+        return "remove it, because the trainer always does this"
+    for beginning, feature in FEATURES.items():
+        if name == beginning or (beginning.endswith("_") and name.startswith(beginning)):
+            return f"hpcgen's trainer does not support {feature}; {OTHER_PROGRAM}"
+    owner = _owners().get(name)
+    return f"{owner} has it, but hpcgen's trainer does not; {OTHER_PROGRAM}" if owner else ""
+
+
+@functools.cache
+def _owners() -> dict[str, str]:
+    """Name of an option -> Megatron-Core or Megatron-LM, of versions 0.16 and 0.19."""
+    owner, owners = "", {}
+    for line in Path(__file__).with_name("megatron_names.txt").read_text().splitlines():
+        if line.startswith("# "):
+            owner = line[2:]
+        else:
+            owners[line] = owner
+    return owners

@@ -1,0 +1,80 @@
+"""Names of keys in other training programs."""
+
+import ast
+import importlib.util
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcgen.config import spellings
+from hpcgen.config.run import RunConfig
+from hpcgen.config.validation import TRAINER_SECTIONS, inner_class
+from hpcgen.errors import ConfigErrors
+from tests.planning.test_plan import minimal_run, planned
+from trainer.contract.config import field_hints
+
+SECTIONS = {name: field_hints(inner_class(field_hints(RunConfig)[name])) for name in TRAINER_SECTIONS}
+CLASSES = ("ModelParallelConfig", "TransformerConfig", "DistributedDataParallelConfig", "OptimizerConfig")
+KEYS = {key for section in SECTIONS.values() for key in section}
+
+
+@pytest.mark.parametrize(
+    ("key", "hint"),
+    [
+        ("model.intermediate_size", "use model.ffn_hidden_size"),
+        ("model.num-layers", "use model.num_layers"),
+        ("training.seq_length", "use model.seq_length"),
+        ("num_layers", "use model.num_layers"),
+        ("parallelism.tensor_parallel_degree", "use parallelism.tensor_model_parallel_size"),
+        ("parallelism.use_distributed_optimizer", "remove it, because the trainer always does this"),
+        ("parallelism.use_fsdp", "hpcgen's trainer does not support sharded parameters (FSDP)"),
+        ("model.moe_router_topk", "hpcgen's trainer does not support mixture of experts"),
+        ("model.layernorm_zero_centered_gamma", "Megatron-Core has it, but hpcgen's trainer does not"),
+        ("optimizer.start_weight_decay", "Megatron-LM has it, but hpcgen's trainer does not"),
+        ("model.window_sze", "did you mean window_size?"),
+    ],
+)
+def test_an_unknown_key_is_answered_with_what_to_use(tmp_path, key, hint):
+    with pytest.raises(ConfigErrors) as error:
+        planned(tmp_path, minimal_run(), overrides=[f"{key}=1"])
+    [message] = error.value.messages
+    assert message.startswith(f"--set {key}: {key} = 1 is not a known key; {hint}")
+
+
+def test_a_cluster_profile_is_not_sent_to_keys_of_a_run_file(tmp_path):
+    (tmp_path / "site.yaml").write_text("extends: azure-ndv5\ntp: 3\n")
+    with pytest.raises(ConfigErrors, match="tp = 3 is not a known key") as error:
+        planned(tmp_path, minimal_run(cluster="./site.yaml"))
+    assert "parallelism" not in str(error.value)
+
+
+def test_the_answers_name_existing_keys():
+    for answer in spellings.KEYS.values():
+        section: Any = RunConfig
+        for key in re.match(r"[\w.]+", answer)[0].split("."):
+            hint = field_hints(section).get(key)
+            assert hint is not None, answer
+            section = inner_class(hint)
+
+
+def test_a_key_of_the_run_file_is_in_no_table():
+    assert not KEYS & {*spellings.KEYS, *spellings.ALWAYS, *spellings.FEATURES}
+
+
+def test_every_option_of_megatron_core_is_answered():
+    """The sources are only parsed, because importing Megatron-Core takes seconds."""
+    core = Path(importlib.util.find_spec("megatron").submodule_search_locations[0]) / "core"
+    files = ("model_parallel_config", "transformer/transformer_config", "optimizer/optimizer_config")
+    names = set()
+    for file in (*files, "distributed/distributed_data_parallel_config"):
+        classes = ast.parse((core / f"{file}.py").read_text()).body
+        fields = [field for cls in classes if getattr(cls, "name", "") in CLASSES for field in cls.body]
+        names |= {field.target.id for field in fields if isinstance(field, ast.AnnAssign)}
+    assert "sequence_parallel" in names
+    functions = re.compile(
+        r"timers|test_mode|.*_func|(output_layer_|embedding_)?init_method|pipeline_dtype|_.*"
+    )
+    options = {name for name in names - KEYS if not functions.fullmatch(name)}
+    assert sorted(name for name in options if not spellings.answer(name)) == []
