@@ -51,6 +51,7 @@ class Layout:
 
 OVERLAP = {"overlap_grad_reduce": True, "overlap_param_gather": True}
 TP2, PP2 = {"tensor_model_parallel_size": 2}, {"pipeline_model_parallel_size": 2}
+VPP2 = PP2 | {"virtual_pipeline_model_parallel_size": 2}
 LAYOUTS = (
     Layout("single", 1),
     Layout("TP2", 2, TP2),
@@ -58,12 +59,18 @@ LAYOUTS = (
     Layout("DP2", 2),
     Layout("TP2 x PP2", 4, TP2 | PP2),
     Layout("TP2 + SP", 2, TP2 | {"sequence_parallel": True}),
-    Layout("VPP2 (PP2)", 2, PP2 | {"virtual_pipeline_model_parallel_size": 2}),
+    Layout("VPP2 (PP2)", 2, VPP2),
+    Layout("PP2, uneven", 2, PP2 | {"num_layers_in_first_pipeline_stage": 1}),
+    Layout(
+        "TP2 x PP2 + SP, uneven",
+        4,
+        TP2 | PP2 | {"sequence_parallel": True, "num_layers_in_last_pipeline_stage": 1},
+    ),
     Layout("CP2", 2, {"context_parallel_size": 2}),
     Layout("DP2 + overlap", 2, OVERLAP),
     Layout("TP2 x DP2 + SP + overlap", 4, TP2 | OVERLAP | {"sequence_parallel": True}),
     Layout("TP2 x PP2 + SP", 4, TP2 | PP2 | {"sequence_parallel": True}),
-    Layout("VPP2 (PP2) x DP2 + overlap", 4, PP2 | OVERLAP | {"virtual_pipeline_model_parallel_size": 2}),
+    Layout("VPP2 (PP2) x DP2 + overlap", 4, VPP2 | OVERLAP),
     Layout("TP2 x CP2", 4, TP2 | {"context_parallel_size": 2}),
     Layout("PP2 x CP2", 4, PP2 | {"context_parallel_size": 2}),
     Layout("TP4", 4, {"tensor_model_parallel_size": 4}),

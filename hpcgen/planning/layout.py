@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from hpcgen.text import counted
 from trainer.contract.config import ModelConfig, ParallelismConfig, TrainingConfig
+from trainer.contract.pipeline import chunk_layers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,10 +22,12 @@ class Layout:
     virtual_pipeline_model_parallel_size: int
     context_parallel_size: int
     data_parallel_size: int
+    num_distributed_optimizer_instances: int
+    """Number of groups of ranks that each hold the whole optimizer state."""
     num_microbatches: int
     """Number of forward passes of a data-parallel rank per optimizer step."""
-    num_layers_per_chunk: int
-    """Transformer layers per model chunk. A stage has virtual_pipeline_model_parallel_size chunks."""
+    chunk_layers: tuple[int, ...]
+    """Transformer layers of each model chunk, in pipeline order: chunk i is on stage i % PP."""
 
     @classmethod
     def make(
@@ -39,7 +42,8 @@ class Layout:
         num_microbatches, samples_left = divmod(
             training.global_batch_size, training.micro_batch_size * data_parallel_size
         )
-        if samples_left or model.num_layers % (stages * chunks):
+        layers = chunk_layers(model.num_layers, parallelism)
+        if samples_left or layers is None:
             return None
         return cls(
             world_size=world_size,
@@ -48,14 +52,19 @@ class Layout:
             virtual_pipeline_model_parallel_size=chunks,
             context_parallel_size=parallelism.context_parallel_size,
             data_parallel_size=data_parallel_size,
+            num_distributed_optimizer_instances=parallelism.num_distributed_optimizer_instances,
             num_microbatches=num_microbatches,
-            num_layers_per_chunk=model.num_layers // (stages * chunks),
+            chunk_layers=layers,
         )
 
     @property
     def model_parallel_size(self) -> int:
         """Number of ranks per model replica: tensor x pipeline x context."""
         return self.world_size // self.data_parallel_size
+
+    def stage_layers(self, stage: int) -> int:
+        """Number of transformer layers on a pipeline stage."""
+        return sum(self.chunk_layers[stage :: self.pipeline_model_parallel_size])
 
     @property
     def bubble_fraction(self) -> float:
@@ -74,6 +83,9 @@ class Layout:
             f"VPP{self.virtual_pipeline_model_parallel_size} CP{self.context_parallel_size} "
             f"DP{self.data_parallel_size}"
         )
+        stages = [self.stage_layers(stage) for stage in range(self.pipeline_model_parallel_size)]
+        if len(set(stages)) > 1:
+            axes += f" with {' + '.join(map(str, stages))} layers"
         microbatches = counted(self.num_microbatches, "microbatch", "microbatches")
         return f"{axes}, {microbatches} on {counted(self.world_size, 'rank')}"
 

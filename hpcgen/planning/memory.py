@@ -38,15 +38,25 @@ def estimate_memory(
     model: ModelConfig, parallelism: ParallelismConfig, training: TrainingConfig, layout: Layout
 ) -> MemoryEstimate:
     """The estimate for the resolved `model`. Tests check that it is within 6% of GPU measurements."""
-    parameters = _parameters_per_device(model, layout)
-    in_flight = _layers_in_flight(layout)
+    stages = range(layout.pipeline_model_parallel_size)
+    estimates = [_stage_memory(model, parallelism, training, layout, stage) for stage in stages]
+    return max(estimates, key=lambda estimate: estimate.total_gib)
+
+
+def _stage_memory(
+    model: ModelConfig, parallelism: ParallelismConfig, training: TrainingConfig, layout: Layout, stage: int
+) -> MemoryEstimate:
+    """The estimate for the devices of one pipeline stage."""
+    parameters = _parameters_per_device(model, layout, stage)
+    in_flight = _layers_in_flight(layout, stage)
     tokens = training.micro_batch_size * model.seq_length // layout.context_parallel_size
     per_layer = tokens * _layer_activation_bytes(model, parallelism)
     if training.recompute_granularity == "full":
         layer_input = 2 * tokens * model.hidden_size
         if parallelism.sequence_parallel:
             layer_input //= layout.tensor_model_parallel_size
-        activations = _recomputed_activation_bytes(training, layout, in_flight, per_layer, layer_input)
+        chunk_layers = max(layout.chunk_layers[stage :: layout.pipeline_model_parallel_size])
+        activations = _recomputed_activation_bytes(training, chunk_layers, in_flight, per_layer, layer_input)
     else:
         activations = int(in_flight * per_layer)
     if training.cuda_graph_impl != "none":
@@ -54,47 +64,57 @@ def estimate_memory(
         activations += int(in_flight * tokens * model.seq_length)
     activations += _mask_bytes(model, training, layout)
     assert model.padded_vocab_size
-    if layout.pipeline_model_parallel_size == 1:
-        # with several stages, the logits are on the last one, which has the fewest microbatches in flight
+    if stage == layout.pipeline_model_parallel_size - 1:
         activations += LOGIT_BYTES * tokens * model.padded_vocab_size // layout.tensor_model_parallel_size
     scale = 2 if training.precision == "fp32" else 1
     return MemoryEstimate(int(parameters * bytes_per_parameter(training, layout)), scale * activations)
 
 
 def bytes_per_parameter(training: TrainingConfig, layout: Layout) -> float:
-    """Bytes per parameter on a device. The distributed optimizer shards its state over DP x CP.
+    """Bytes per parameter on a device. The distributed optimizer shards its state over DP x CP / instances.
 
     bf16 and fp16: weight 2, fp32 gradient 4, and fp32 copy and two moments 12 / shards (Megatron-Core's
     docs/api-guide/dist_optimizer.md). fp32: weight 4, gradient 4, and two moments 8 / shards. FP8 adds a byte for
     the weight and one for its transpose, which Transformer Engine caches between microbatches.
     """
-    shards = layout.data_parallel_size * layout.context_parallel_size
+    ranks = layout.data_parallel_size * layout.context_parallel_size
+    shards = ranks // layout.num_distributed_optimizer_instances
     if training.precision == "fp32":
         return 8 + 8 / shards
     return (8 if training.fp8 else 6) + 12 / shards
 
 
-def _parameters_per_device(model: ModelConfig, layout: Layout) -> float:
-    """Parameters of the largest pipeline stage divided by TP, as if norms and biases were sharded too."""
-    stages = layout.pipeline_model_parallel_size
+def _parameters_per_device(model: ModelConfig, layout: Layout, stage: int) -> float:
+    """Parameters of a pipeline stage divided by TP, as if norms and biases were sharded too.
+
+    The first stage has the embeddings and the last stage the output layer, which is a copy of the embedding if they
+    are tied.
+    """
+    last = layout.pipeline_model_parallel_size - 1
     assert model.padded_vocab_size
     assert model.max_position_embeddings
     table = model.padded_vocab_size * model.hidden_size
-    if stages == 1 and model.untie_embeddings_and_output_weights:
-        table *= 2
-    if model.position_embedding_type == "learned_absolute":
-        table += model.max_position_embeddings * model.hidden_size
-    layers = model.num_layers // stages * layer_parameter_count(model)
-    return (layers + table) / layout.tensor_model_parallel_size
+    tables = 0
+    if stage == 0:
+        tables += table
+        if model.position_embedding_type == "learned_absolute":
+            tables += model.max_position_embeddings * model.hidden_size
+    if stage == last and (last > 0 or model.untie_embeddings_and_output_weights):
+        tables += table
+    layers = layout.stage_layers(stage) * layer_parameter_count(model)
+    return (layers + tables) / layout.tensor_model_parallel_size
 
 
-def _layers_in_flight(layout: Layout) -> float:
-    """Layers of the first stage times its microbatches in flight (arXiv 2205.05198, section 4.2.3)."""
+def _layers_in_flight(layout: Layout, stage: int) -> float:
+    """Layers of a stage times its microbatches in flight (arXiv 2205.05198, section 4.2.3, for the first stage).
+
+    Source for the other stages: megatron/core/pipeline_parallel/schedules.py, get_pp_rank_microbatches: one more than
+    the forward passes before the first backward pass.
+    """
     stages, chunks = layout.pipeline_model_parallel_size, layout.virtual_pipeline_model_parallel_size
-    layers_per_stage = layout.num_layers_per_chunk * chunks
-    if chunks > 1:
-        return layers_per_stage * min(stages + (stages - 1) / chunks, layout.num_microbatches)
-    return layers_per_stage * min(stages, layout.num_microbatches)
+    after = stages - 1 - stage
+    in_flight = stages + (2 * after - stages + 1) / chunks if chunks > 1 else 1 + after
+    return layout.stage_layers(stage) * min(in_flight, layout.num_microbatches)
 
 
 def _layer_activation_bytes(model: ModelConfig, parallelism: ParallelismConfig) -> float:
@@ -130,7 +150,7 @@ def _mask_bytes(model: ModelConfig, training: TrainingConfig, layout: Layout) ->
 
 
 def _recomputed_activation_bytes(
-    training: TrainingConfig, layout: Layout, in_flight: float, per_layer: float, layer_input: int
+    training: TrainingConfig, chunk_layers: int, in_flight: float, per_layer: float, layer_input: int
 ) -> int:
     """Activations with full recomputation.
 
@@ -141,5 +161,5 @@ def _recomputed_activation_bytes(
     num_layers = training.recompute_num_layers or 1
     if training.recompute_method == "uniform":
         return int(in_flight / num_layers * layer_input + num_layers * per_layer)
-    recomputed = min(1.0, num_layers / layout.num_layers_per_chunk) * in_flight
+    recomputed = min(1.0, num_layers / max(1, chunk_layers)) * in_flight
     return int(recomputed * layer_input + (in_flight - recomputed + 1) * per_layer)

@@ -39,6 +39,7 @@ torchrun --standalone --nproc-per-node=8 train.py
 ssh login rsync /shared/code/out /archive
 "
 """
+PP4 = "--pipeline-model-parallel-size 4"
 PLACES = f"""{AGENTS}\
 options="--vocab-file <PATH TO vocab.json> --save <PATH TO RUN> --load <PATH TO RUN> --split 98,2,0"
 srun -K sh -c "python pretrain_gpt.py ${{options}}"
@@ -53,6 +54,22 @@ FURTHER: dict[str, tuple[str, Example]] = {
     "a program that nobody knows": (
         "no-kill-on-bad-exit",
         _script(BINARY, BINARY.replace("./train_gpt", "nvidia-smi"), "srun"),
+    ),
+    "layers left for the other stages": (
+        "parallel-sizes",
+        Example(
+            fails=flag(PP4, f"{PP4} --decoder-first-pipeline-num-layers 12"),
+            at="--decoder-first",
+            passes=flag(PP4, f"{PP4} --decoder-first-pipeline-num-layers 13"),
+        ),
+    ),
+    "a layout with too few layers": (
+        "parallel-sizes",
+        Example(
+            fails=flag(PP4, f"{PP4} --pipeline-model-parallel-layout 'Et*10|t*10|t*10|t*9L'"),
+            at="--pipeline-model-parallel-layout",
+            passes=flag(PP4, f"{PP4} --pipeline-model-parallel-layout 'Et*9|t*11|t*11|t*9L'"),
+        ),
     ),
     "tasks that do not meet": (
         "no-kill-on-bad-exit",

@@ -293,14 +293,7 @@ def test_missing_values_that_affect_results_are_refused() -> None:
 @pytest.mark.parametrize(
     ("text", "options", "message"),
     [
-        ("srun python train.py --num-layers 3\n", (), "starts no training of Megatron-LM"),
-        ("srun python pretrain_bert.py --num-layers 3\n", (), "pretrain_bert.py does not train a GPT"),
-        (
-            "srun python tools/pretrain_vlm.py --num-layers 3\n",
-            (),
-            "tools/pretrain_vlm.py does not train a GPT",
-        ),
-        ("deepspeed pretrain_gpt.py --num-layers 3\n", (), "this is Megatron-DeepSpeed"),
+        ("export A=1\necho $A\n", (), "starts no program that hpcgen finds"),
         (WHOLE, ("--set", "model.walrus=1"), "walrus"),
         (WHOLE, ("--set", "training.seed=x"), "training.seed"),
         (WHOLE, ("--set", "name=x"), "use --name"),
@@ -479,6 +472,20 @@ def test_a_ramp_up_without_effect_must_be_set_to_null(rampup: str) -> None:
     ended = init(text, "--set", "training.rampup_batch_size=null")
     assert ended.status == 0, ended.stderr
     assert written()["training"]["train_iters"] == 10
+
+
+def test_an_uneven_pipeline_is_converted() -> None:
+    layout = "Et*3|t*3|t*3|t*3L"
+    size = "#!/bin/bash\n#SBATCH --nodes=2 --ntasks-per-node=8\n"
+    ended = init(
+        f"{size}{WHOLE} --pipeline-model-parallel-size 2 --pipeline-model-parallel-layout '{layout}'\n"
+    )
+    assert ended.status == 0, ended.stderr
+    assert written()["parallelism"] == {
+        "pipeline_model_parallel_size": 2,
+        "virtual_pipeline_model_parallel_size": 2,
+        "pipeline_model_parallel_layout": layout,
+    }
 
 
 def test_a_branch_that_does_not_run_contributes_nothing() -> None:

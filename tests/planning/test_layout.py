@@ -30,9 +30,24 @@ def test_gpt3_175b_on_128_gpus():
     assert found.model_parallel_size == 32
     assert found.data_parallel_size == 4
     assert found.num_microbatches == 384
-    assert found.num_layers_per_chunk == 2
+    assert found.chunk_layers == (2,) * 48
+    assert found.stage_layers(0) == 12
     assert found.bubble_fraction == pytest.approx(7 / (6 * 384))
     assert str(found) == "TP4 PP8 VPP6 CP1 DP4, 384 microbatches on 128 ranks"
+
+
+def test_the_layers_of_an_uneven_pipeline():
+    parallelism = ParallelismConfig(
+        pipeline_model_parallel_size=4,
+        virtual_pipeline_model_parallel_size=2,
+        account_for_embedding_in_pipeline_split=True,
+        account_for_loss_in_pipeline_split=True,
+    )
+    training = TrainingConfig(micro_batch_size=1, global_batch_size=4, train_iters=1)
+    found = Layout.make(gpt3(126, 16384, 128), parallelism, training, 4)
+    assert found is not None
+    assert found.chunk_layers == (15, 16, 16, 16, 16, 16, 16, 15)
+    assert str(found) == "TP1 PP4 VPP2 CP1 DP1 with 31 + 32 + 32 + 31 layers, 4 microbatches on 4 ranks"
 
 
 def test_context_parallel_ranks_share_a_batch():

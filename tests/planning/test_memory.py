@@ -16,13 +16,24 @@ TP2_PP2 = {"micro": 4, "world_size": 4, "tp": 2, "pp": 2, "sp": True, "num_micro
 
 
 def estimate(
-    model, *, world_size=1, micro=1, num_microbatches=4, tp=1, pp=1, vpp=None, sp=False, **training
+    model,
+    *,
+    world_size=1,
+    micro=1,
+    num_microbatches=4,
+    tp=1,
+    pp=1,
+    vpp=None,
+    sp=False,
+    split=None,
+    **training,
 ) -> MemoryEstimate:
     parallelism = ParallelismConfig(
         tensor_model_parallel_size=tp,
         pipeline_model_parallel_size=pp,
         virtual_pipeline_model_parallel_size=vpp,
         sequence_parallel=sp,
+        pipeline_model_parallel_layout=split,
     )
     batch = micro * num_microbatches * world_size // (tp * pp)
     config = TrainingConfig(micro_batch_size=micro, global_batch_size=batch, train_iters=1, **training)
@@ -69,6 +80,14 @@ def test_the_distributed_optimizer_shards_over_data_and_context(precision, alone
         assert bytes_per_parameter(training, layout) == expected
 
 
+def test_each_instance_of_the_optimizer_has_the_whole_state():
+    training = TrainingConfig(micro_batch_size=1, global_batch_size=8, train_iters=1)
+    parallelism = ParallelismConfig(num_distributed_optimizer_instances=4)
+    layout = Layout.make(GPT, parallelism, training, 8)
+    assert layout is not None
+    assert bytes_per_parameter(training, layout) == 6 + 12 / 2
+
+
 def test_fp8_keeps_its_weights_and_their_transposes():
     half, fp8 = estimate(GPT), estimate(GPT, fp8="hybrid")
     assert fp8.parameter_bytes / half.parameter_bytes == pytest.approx(20 / 18)
@@ -99,6 +118,17 @@ def test_interleaving_keeps_more_microbatches():
     interleaved = estimate(GPT, world_size=4, pp=4, vpp=3, num_microbatches=16)
     assert interleaved.activation_bytes / plain.activation_bytes == pytest.approx(1 + 3 / 12)
     assert interleaved.parameter_bytes == plain.parameter_bytes
+
+
+def test_the_stage_with_the_most_memory_counts():
+    """The last stage holds weights and logits, and one microbatch; the first has twice the microbatches."""
+    even = estimate(GPT, world_size=2, pp=2)
+    last = estimate(GPT, world_size=2, pp=2, split="Et|t*23L")
+    first = estimate(GPT, world_size=2, pp=2, split="Et*23|tL")
+    assert even.total_gib < last.total_gib < first.total_gib
+    assert first.activation_bytes / even.activation_bytes == pytest.approx(23 / 12)
+    one_stage = estimate(GPT)
+    assert last.parameter_bytes / one_stage.parameter_bytes == pytest.approx(23 / 24, abs=0.02)
 
 
 def test_torchs_kernels_keep_one_mask_for_windows():

@@ -21,6 +21,10 @@ from trainer.contract.evaluation import EvaluationData
 
 TP = "parallelism__tensor_model_parallel_size"
 PP = "parallelism__pipeline_model_parallel_size"
+FIRST = "parallelism__num_layers_in_first_pipeline_stage"
+EMBEDDING = "parallelism__account_for_embedding_in_pipeline_split"
+LOSS = "parallelism__account_for_loss_in_pipeline_split"
+LAYOUT = "parallelism__pipeline_model_parallel_layout"
 VPP = "parallelism__virtual_pipeline_model_parallel_size"
 CP = "parallelism__context_parallel_size"
 SP = "parallelism__sequence_parallel"
@@ -141,6 +145,71 @@ REFUSED = {
         {PP: 5},
         "parallelism.pipeline_model_parallel_size does not divide model.num_layers = 12 (12 / 5); "
         "use 1, 2 or 4",
+    ),
+    "an uneven pipeline without PP": (
+        {FIRST: 4},
+        "parallelism.num_layers_in_first_pipeline_stage needs parallelism.pipeline_model_parallel_size > 1, but it is "
+        "1; remove it, or use more pipeline stages",
+    ),
+    "layers left for the other stages": (
+        {FIRST: 4, PP: 4},
+        "parallelism.num_layers_in_first_pipeline_stage leaves 8 of 12 layers for 3 other stages, which cannot share "
+        "them evenly; use 3, 6 or 9",
+    ),
+    "a first stage that VPP does not divide": (
+        {FIRST: 3, PP: 4, VPP: 2},
+        "parallelism.num_layers_in_first_pipeline_stage results in a stage of 3 layers, which VPP = 2 does not divide; "
+        "use 6",
+    ),
+    "embedding and loss as layers": (
+        {PP: 4, EMBEDDING: True, LOSS: True},
+        "parallelism.account_for_embedding_in_pipeline_split results in model.num_layers + 2 = 12 + 2 = 14 layers, "
+        "which PP = 4 does not divide; change model.num_layers or the number of pipeline stages",
+    ),
+    "two ways to divide the layers": (
+        {PP: 2, FIRST: 4, LAYOUT: "Et*4|t*8L"},
+        "parallelism.pipeline_model_parallel_layout cannot be combined with "
+        "parallelism.num_layers_in_first_pipeline_stage; use one of them",
+    ),
+    "a layout with another number of layers": (
+        {PP: 2, LAYOUT: "Et*4|t*9L"},
+        "parallelism.pipeline_model_parallel_layout has 13 layers, but model.num_layers = 12; use for example "
+        "Et*6|t*6L",
+    ),
+    "a layout with another number of stages": (
+        {PP: 2, LAYOUT: "Et*4|t*4|t*4L"},
+        "parallelism.pipeline_model_parallel_layout has 3 parts between |, which PP = 2 does not divide; use for "
+        "example Et*6|t*6L",
+    ),
+    "a layout with an empty stage": (
+        {PP: 4, LAYOUT: "Et*6||t*6|L"},
+        "parallelism.pipeline_model_parallel_layout has no layer in part 2 of 4; use for example "
+        "Et*3|t*3|t*3|t*3L",
+    ),
+    "a layout without its ends": (
+        {PP: 2, LAYOUT: "t*6|t*6"},
+        "parallelism.pipeline_model_parallel_layout must begin with its only E and end with its only L; use for "
+        "example Et*6|t*6L",
+    ),
+    "a layout with a layer of another kind": (
+        {PP: 2, LAYOUT: "Et*6|t*6mL"},
+        "parallelism.pipeline_model_parallel_layout has 'm'; use E (embedding), t (transformer layer), L (loss), |, "
+        "commas, and repetitions such as t*3 or (tt|)*2",
+    ),
+    "a layout that does not fit into memory": (
+        {PP: 2, LAYOUT: "E(t*9999)*9999|L"},
+        "parallelism.pipeline_model_parallel_layout has more than 100,000 characters when its repetitions are written "
+        "out; write a shorter layout",
+    ),
+    "VPP beside a layout": (
+        {PP: 2, LAYOUT: "Et*3|t*3|t*3|t*3L"},
+        "parallelism.virtual_pipeline_model_parallel_size does not fit parallelism.pipeline_model_parallel_layout, "
+        "which has 4 parts for 2 stages; set it to 2",
+    ),
+    "instances of the optimizer": (
+        {"parallelism__num_distributed_optimizer_instances": 3},
+        "parallelism.num_distributed_optimizer_instances does not divide DP x CP = 16 x 1 = 16 (16 / 3); use 1, 2, 4, "
+        "8 or 16",
     ),
     "VPP without PP": (
         {VPP: 2},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpcgen.planning.rules import Facts, check
@@ -27,6 +27,9 @@ SIZES = {
     "training__global_batch_size": st.integers(1, 48),
     "nodes": st.integers(1, 6),
 }
+FEW = settings(max_examples=30)
+"""For tests that compute many runs in each example."""
+
 RUNS = st.fixed_dictionaries(SIZES).map(lambda changes: valid_facts(**changes))
 
 
@@ -69,8 +72,10 @@ def offered(hint: str) -> list[object]:
 def test_errors_are_reported_exactly_for_sizes_that_do_not_fit(facts):
     found, _ = check(facts)
     assert (found == []) == fits(facts)
+    assert len({problem.path for problem in found}) == len(found), "every value is named once"
 
 
+@FEW
 @given(RUNS)
 def test_every_value_offered_for_the_first_mistake_removes_it(facts):
     found, _ = check(facts)
@@ -80,6 +85,7 @@ def test_every_value_offered_for_the_first_mistake_removes_it(facts):
             assert (found[0].path, found[0].reason) not in [(p.path, p.reason) for p in after]
 
 
+@FEW
 @given(RUNS)
 def test_following_the_hints_ends_in_a_run_that_works(facts):
     """At every step the first offered value of the first mistake; no mistake is without one."""
@@ -89,9 +95,3 @@ def test_following_the_hints_ends_in_a_run_that_works(facts):
             return
         facts = facts.with_value(found[0].path, offered(found[0].hint)[0])
     raise AssertionError(f"twelve hints were not enough: {check(facts)[0]}")
-
-
-@given(RUNS)
-def test_every_value_is_named_once(facts):
-    found, _ = check(facts)
-    assert len({problem.path for problem in found}) == len(found)

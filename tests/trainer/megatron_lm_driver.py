@@ -16,6 +16,7 @@ import os
 import queue
 import runpy
 import sys
+import time
 import types
 import typing
 from pathlib import Path
@@ -45,6 +46,9 @@ class Anything:
             raise AttributeError(name)
         return Anything()
 
+    def __getitem__(self, key: Any) -> Anything:
+        return Anything()
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return args[0] if len(args) == 1 and callable(args[0]) and not kwargs else Anything()
 
@@ -59,24 +63,32 @@ def main(checkout: Path, arguments: list[str]) -> None:
     device.stand_in_for_cuda()
     if not hasattr(typing, "override"):  # Python 3.11, where later versions want 3.12
         typing.override = lambda function: function  # type: ignore[attr-defined]
-    import_triton_kernels()
+    import_with_fake_triton("megatron.core.transformer.custom_layers.batch_invariant_kernels")
     stand_in_for_gpus()
     stand_in_for_core()
+    sleep_after_steps()
     sys.argv = [str(checkout / "pretrain_gpt.py"), *arguments]
     runpy.run_path(sys.argv[0], run_name="__main__")
 
 
-def import_triton_kernels() -> None:
-    """Imports Core's kernels with a fake Triton, which torch must not see."""
+def import_with_fake_triton(module: str) -> None:
+    """Imports a module with Triton kernels, where Triton is not installed. torch must not see the fake Triton."""
     triton, language = (types.ModuleType(name) for name in ("triton", "triton.language"))
-    for module in (triton, language):
-        module.__getattr__ = Anything().__getattr__  # type: ignore[method-assign]
-        module.__spec__ = importlib.util.spec_from_loader(module.__name__, None)
+    for fake in (triton, language):
+        fake.__getattr__ = Anything().__getattr__  # type: ignore[method-assign]
+        fake.__spec__ = importlib.util.spec_from_loader(fake.__name__, None)
     triton.language, triton.__version__ = language, "0.0"  # type: ignore[attr-defined]
     sys.modules |= {"triton": triton, "triton.language": language}
-    import megatron.core.transformer.custom_layers.batch_invariant_kernels  # noqa: F401
-
+    importlib.import_module(module)
     del sys.modules["triton"], sys.modules["triton.language"]
+
+
+def sleep_after_steps() -> None:
+    """Sleeps STEP_S seconds after each step of the optimizer, for tests that interrupt a run."""
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    step_s = float(os.environ.get("STEP_S", 0))
+    register_optimizer_step_post_hook(lambda *_: time.sleep(step_s))
 
 
 def stand_in_for_gpus() -> None:

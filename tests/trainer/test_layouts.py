@@ -14,7 +14,9 @@ pytestmark = pytest.mark.process
 
 TP2 = {"tensor_model_parallel_size": 2}
 PP2 = {"pipeline_model_parallel_size": 2}
+VPP2 = PP2 | {"virtual_pipeline_model_parallel_size": 2}
 CP2 = {"context_parallel_size": 2}
+INSTANCES = {"num_distributed_optimizer_instances": 2}
 OVERLAP = {"overlap_grad_reduce": True, "overlap_param_gather": True}
 
 
@@ -36,11 +38,20 @@ def assert_same_curve(steps: list[tuple[float, ...]], reference: Run) -> None:
     [
         pytest.param(TP2 | PP2, 4, id="TP2xPP2"),
         pytest.param(TP2 | {"sequence_parallel": True}, 2, id="TP2+SP"),
-        pytest.param(PP2 | {"virtual_pipeline_model_parallel_size": 2}, 2, id="VPP2"),
+        pytest.param(VPP2, 2, id="VPP2", marks=pytest.mark.slow),
+        pytest.param(VPP2 | {"pipeline_model_parallel_layout": "Ett|t|t|L"}, 2, id="VPP2-layout"),
+        pytest.param(
+            PP2 | {"num_layers_in_first_pipeline_stage": 1}, 2, id="PP2-first", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            PP2 | {"pipeline_model_parallel_layout": "E|t*4L"}, 2, id="PP2-E", marks=pytest.mark.slow
+        ),
         pytest.param(CP2, 2, id="CP2"),
         pytest.param(TP2 | CP2, 4, id="TP2xCP2", marks=pytest.mark.slow),
         pytest.param(PP2 | CP2, 4, id="PP2xCP2", marks=pytest.mark.slow),
         pytest.param(PP2 | OVERLAP, 4, id="PP2xDP2+overlap", marks=pytest.mark.slow),
+        pytest.param(OVERLAP | INSTANCES, 2, id="DP2+instances"),
+        pytest.param(PP2 | CP2 | INSTANCES, 4, id="PP2xCP2+instances", marks=pytest.mark.slow),
     ],
 )
 def test_a_gpt_trains_alike_at_every_layout(
@@ -70,7 +81,7 @@ def test_evaluations_are_alike_with_overlap(config: dict[str, Any], tmp_path: Pa
     ("layout", "world_size"),
     [
         pytest.param(TP2 | {"sequence_parallel": True}, 2, id="TP2+SP"),
-        pytest.param(CP2, 2, id="CP2"),
+        pytest.param(CP2, 2, id="CP2", marks=pytest.mark.slow),
         pytest.param(PP2, 2, id="PP2", marks=pytest.mark.slow),
     ],
 )
@@ -86,7 +97,7 @@ def test_a_llama_shape_trains_alike_at_every_layout(
     [
         pytest.param(TP2, 2, id="TP2"),
         pytest.param(CP2, 2, id="CP2"),
-        pytest.param(PP2, 2, id="PP2"),
+        pytest.param(PP2, 2, id="PP2", marks=pytest.mark.slow),
         pytest.param(TP2 | {"sequence_parallel": True}, 2, id="TP2+SP", marks=pytest.mark.slow),
         pytest.param(TP2 | CP2, 4, id="TP2xCP2", marks=pytest.mark.slow),
     ],

@@ -70,6 +70,18 @@ def test_a_stopped_run_resumes_like_an_uninterrupted_one(
         ),
         pytest.param((2, {}), (1, {}), id="DP2-DP1", marks=pytest.mark.slow),
         pytest.param(
+            (4, {"num_distributed_optimizer_instances": 2}),
+            (2, {}),
+            id="instances-DP2",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            (2, {}),
+            (4, {"num_distributed_optimizer_instances": 2}),
+            id="DP2-instances",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
             (2, {"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2}),
             (1, {}),
             id="VPP2-single",
@@ -79,6 +91,12 @@ def test_a_stopped_run_resumes_like_an_uninterrupted_one(
             (1, {}),
             (2, {"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2}),
             id="single-VPP2",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            (2, {"pipeline_model_parallel_size": 2, "num_layers_in_first_pipeline_stage": 1}),
+            (2, {"pipeline_model_parallel_size": 2, "pipeline_model_parallel_layout": "Ettt|tL"}),
+            id="uneven-uneven",
             marks=pytest.mark.slow,
         ),
     ],

@@ -354,9 +354,11 @@ def _read(
 ) -> tuple[dict[str, Any], set[str]]:
     """Read `content` from the checkpoint. Also returns the names of the tensors that the checkpoint does not have.
 
-    Data that several data-parallel ranks need is read from the storage only once.
+    Data that several data-parallel ranks need is read from the storage only once per instance of the optimizer. Between
+    instances it is not exchanged, because Core puts received values into new tensors, and the optimizer's state must be
+    filled in place.
     """
-    strategy = FullyParallelLoadStrategyWrapper(TorchDistLoadShardedStrategy(), groups.dp_cp)
+    strategy = FullyParallelLoadStrategyWrapper(TorchDistLoadShardedStrategy(), groups.intra_dp_cp)
     loaded, _, absent_here = dist_checkpointing.load(
         content, str(path), strategy, strict=StrictHandling.RETURN_UNEXPECTED
     )

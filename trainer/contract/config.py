@@ -156,10 +156,25 @@ class ParallelismConfig:
     virtual_pipeline_model_parallel_size: Count | None = None
     """Virtual pipeline size (VPP): number of model chunks per pipeline stage, for the interleaved schedule.
     Default: 1."""
+    num_layers_in_first_pipeline_stage: Count | None = None
+    """Number of layers on the first pipeline stage. The other stages share the remaining layers evenly. Default: all
+    stages have the same number of layers."""
+    num_layers_in_last_pipeline_stage: Count | None = None
+    """Number of layers on the last pipeline stage, which also computes the loss."""
+    account_for_embedding_in_pipeline_split: bool = False
+    """Count the embedding as a layer when the layers are divided over the pipeline stages."""
+    account_for_loss_in_pipeline_split: bool = False
+    """Count the loss as a layer when the layers are divided over the pipeline stages."""
+    pipeline_model_parallel_layout: str | None = None
+    """Layers of each pipeline stage, as text such as Et*7|t*8|t*8|t*7L: E embedding, t layer, L loss, | next stage,
+    t*3 and (tt|)*2 repetitions. With an interleaved schedule, the first virtual stages of all stages come first."""
     context_parallel_size: Count = 1
     """Context-parallel size (CP): number of ranks that share each sequence."""
     sequence_parallel: bool = False
     """Shard the activations between tensor-parallel regions along the sequence. Requires TP > 1."""
+    num_distributed_optimizer_instances: Count = 1
+    """Number of groups of data-parallel ranks that each hold the whole optimizer state. More instances need more
+    memory, and reduce the communication between groups. It must divide DP x CP."""
     overlap_grad_reduce: bool = False
     """Overlap the data-parallel gradient reduction with the backward pass."""
     overlap_param_gather: bool = False
@@ -501,6 +516,8 @@ def _value(hint: Any, value: Any, where: str) -> Any:
         return value
     if dataclasses.is_dataclass(hint):
         return from_dict(typing.cast(type, hint), value, where)
+    if hint is Any:
+        return value
     accepted = (int, float) if hint is float else (hint,)
     if not isinstance(value, accepted) or (isinstance(value, bool) and hint is not bool):
         raise ConfigError(f"{where} = {value!r} must be of type {hint.__name__}")

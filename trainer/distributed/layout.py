@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from trainer.contract.batch_size import batch_sizes, rampup_problem
 from trainer.contract.config import ConfigError, TrainerConfig
+from trainer.contract.pipeline import split_problems, uneven_keys
 
 
 def check_layout(config: TrainerConfig) -> None:
@@ -32,7 +33,10 @@ def check_layout(config: TrainerConfig) -> None:
         if vpp is not None:
             num_microbatches = size // (micro * dp)
             _require_multiple(num_microbatches, f"microbatches of a global_batch_size of {size}", pp, "PP")
-    _require_multiple(model.num_layers, "num_layers", pp * (vpp or 1), f"PP x VPP = {pp} x {vpp or 1}")
+    for key, reason, hint in split_problems(model.num_layers, layout):
+        raise ConfigError(f"parallelism.{key} = {getattr(layout, key)} {reason}{hint and f'; {hint}'}")
+    if not uneven_keys(layout):
+        _require_multiple(model.num_layers, "num_layers", pp * (vpp or 1), f"PP x VPP = {pp} x {vpp or 1}")
     _require_multiple(model.num_attention_heads, "num_attention_heads", tp, "TP")
     _require_multiple(model.padded_vocab_size, "padded_vocab_size", tp, "TP")
     if cp > 1:

@@ -18,6 +18,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from trainer.contract import imports
 from trainer.contract.config import TrainerConfig
+from trainer.contract.pipeline import chunk_layers, core_layout, uneven_keys
 from trainer.model import cuda_graphs, layers, rotary
 from trainer.model.activation import activation
 from trainer.model.initialization import initialize_by_name
@@ -42,6 +43,7 @@ def build_model(
     layout = config.parallelism
     data_parallel = DistributedDataParallelConfig(
         use_distributed_optimizer=True,
+        num_distributed_optimizer_instances=layout.num_distributed_optimizer_instances,
         grad_reduce_in_fp32=True,
         overlap_grad_reduce=layout.overlap_grad_reduce,
         overlap_param_gather=layout.overlap_param_gather,
@@ -109,6 +111,7 @@ def transformer_config(config: TrainerConfig, kernels: Kernels) -> TransformerCo
         tensor_model_parallel_size=layout.tensor_model_parallel_size,
         pipeline_model_parallel_size=layout.pipeline_model_parallel_size,
         virtual_pipeline_model_parallel_size=layout.virtual_pipeline_model_parallel_size,
+        pipeline_model_parallel_layout=_pipeline_layout(config),
         context_parallel_size=layout.context_parallel_size,
         sequence_parallel=layout.sequence_parallel,
         tp_comm_overlap=layout.tp_comm_overlap,
@@ -139,6 +142,12 @@ def transformer_config(config: TrainerConfig, kernels: Kernels) -> TransformerCo
         apply_rope_fusion=has_engine and model.position_embedding_type == "rope",
         persist_layer_norm=has_engine,
     )
+
+
+def _pipeline_layout(config: TrainerConfig) -> list[list[str]] | None:
+    """Core's layout of an uneven pipeline, for any of the keys that divide the layers unevenly."""
+    chunks = chunk_layers(config.model.num_layers, config.parallelism)
+    return core_layout(chunks) if chunks is not None and uneven_keys(config.parallelism) else None
 
 
 def _leave_as_is(weight: torch.Tensor) -> torch.Tensor:

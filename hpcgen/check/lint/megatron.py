@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 from pathlib import Path
+from typing import Any
 
 from hpcgen.check.lint.job import Job
 from hpcgen.check.lint.launch import Launch
@@ -18,6 +20,16 @@ from trainer.contract.config import (
     ParallelismConfig,
     TrainingConfig,
 )
+from trainer.contract.pipeline import layout_rows
+
+UNEVEN = {
+    "decoder-first-pipeline-num-layers": "parallelism.num_layers_in_first_pipeline_stage",
+    "decoder-last-pipeline-num-layers": "parallelism.num_layers_in_last_pipeline_stage",
+    "account-for-embedding-in-pipeline-split": "parallelism.account_for_embedding_in_pipeline_split",
+    "account-for-loss-in-pipeline-split": "parallelism.account_for_loss_in_pipeline_split",
+    "pipeline-model-parallel-layout": "parallelism.pipeline_model_parallel_layout",
+}
+"""Options that divide the layers unevenly over the pipeline stages -> key of a run file."""
 
 KEYS = {
     "num-layers": "model.num_layers",
@@ -44,8 +56,10 @@ KEYS = {
     "tensor-model-parallel-size": "parallelism.tensor_model_parallel_size",
     "pipeline-model-parallel-size": "parallelism.pipeline_model_parallel_size",
     "num-virtual-stages-per-pipeline-rank": "parallelism.virtual_pipeline_model_parallel_size",
+    **UNEVEN,
     "context-parallel-size": "parallelism.context_parallel_size",
     "sequence-parallel": "parallelism.sequence_parallel",
+    "num-distributed-optimizer-instances": "parallelism.num_distributed_optimizer_instances",
     "overlap-grad-reduce": "parallelism.overlap_grad_reduce",
     "overlap-param-gather": "parallelism.overlap_param_gather",
     "tp-comm-overlap": "parallelism.tp_comm_overlap",
@@ -135,13 +149,11 @@ NOT_MEGATRON = {
 SIMILARITY = 0.92
 """Minimum similarity of a misspelled option to the right one (difflib ratio)."""
 
-LAYOUT_OPTIONS = frozenset((
-    "pipeline-model-parallel-layout", "decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers",
-    "account-for-embedding-in-pipeline-split", "account-for-loss-in-pipeline-split", "encoder-num-layers",
-    "hybrid-layer-pattern", "hybrid-override-pattern", "heterogeneous-layers-config-path",
-    "pipeline-model-parallel-split-rank", "standalone-embedding-stage",
+OTHER_LAYERS = frozenset((
+    "encoder-num-layers", "hybrid-layer-pattern", "hybrid-override-pattern", "heterogeneous-layers-config-path",
+    "pipeline-model-parallel-split-rank", "standalone-embedding-stage", "mtp-num-layers",
 ))  # fmt: skip
-"""Options that can distribute layers unevenly over stages."""
+"""Options for layers of several kinds, which the rules for pipelines do not cover."""
 
 
 @functools.cache
@@ -250,7 +262,39 @@ def _layout(launch: Launch) -> ParallelismConfig | None:
         virtual_pipeline_model_parallel_size=_chunks(launch, pipeline),
         context_parallel_size=context,
         sequence_parallel="sequence-parallel" in launch.flags and tensor > 1,
+        num_distributed_optimizer_instances=_or(integer(launch, "num-distributed-optimizer-instances"), 1),
+        **_split(launch),
     )
+
+
+def knows_layers(launch: Launch) -> bool:
+    """True if the number of layers of each pipeline stage is known."""
+    given = [launch.flags[name] for name in UNEVEN.keys() & launch.flags.keys()]
+    if not given:
+        return launch.flags.keys().isdisjoint(OTHER_LAYERS)
+    values = [flag.value for flag in (*given, launch.flags.get("num-layers")) if flag and flag.value]
+    return (
+        launch.flags.keys().isdisjoint(OTHER_LAYERS)
+        and "num-layers" in launch.flags
+        and all(value.certain for value in values)
+    )
+
+
+def counted_as_layers(launch: Launch) -> int:
+    """Number of layers by which the embedding and the loss increase num_layers when stages are divided evenly."""
+    return sum(name in launch.flags for name in UNEVEN if name.startswith("account"))
+
+
+def _split(launch: Launch) -> dict[str, Any]:
+    """The keys for an uneven pipeline."""
+    if not knows_layers(launch):
+        return {}
+    values: dict[str, Any] = {
+        name: name in launch.flags if name.startswith("account") else integer(launch, name) for name in UNEVEN
+    }
+    layout = word_of(launch, "pipeline-model-parallel-layout")
+    values["pipeline-model-parallel-layout"] = layout and layout.text
+    return {UNEVEN[name].partition(".")[2]: value for name, value in values.items()}
 
 
 def _model(launch: Launch, layout: ParallelismConfig) -> ModelConfig:
@@ -290,8 +334,13 @@ def virtual_stages(layers: int, stages: int, per_stage: int) -> int | None:
 
 
 def _chunks(launch: Launch, pipeline: int) -> int | None:
-    """Virtual stages per rank."""
+    """Virtual stages per rank. A layout decides them in Megatron-LM."""
+    layout = word_of(launch, "pipeline-model-parallel-layout")
+    if layout:
+        with contextlib.suppress(ValueError):
+            chunks = len(layout_rows(layout.text)) // pipeline
+            return chunks if chunks > 1 else None
     if stages := integer(launch, "num-virtual-stages-per-pipeline-rank"):
         return stages
     per_stage = integer(launch, "num-layers-per-virtual-pipeline-stage") or 0
-    return virtual_stages(_layers(launch, pipeline), pipeline, per_stage)
+    return virtual_stages(_layers(launch, pipeline) + counted_as_layers(launch), pipeline, per_stage)

@@ -84,10 +84,10 @@ NO_EFFECT_ON_RESULTS = re.compile("|".join((
     # communication, memory and kernels
     r"overlap-.*|no-overlap-.*|(no-)?delay-.*|(no|disable)-align-.*|ddp-.*|((no|disable)-)?tp-comm-.*|cp-comm-type",
     r"use-tp-pp-dp-mapping|.*nccl-.*|sharp-enabled-group|high-priority-.*|.*gloo-process-groups|lazy-mpu-init",
-    r"pipeline-model-parallel-(comm-backend|layout)|.*batch-p2p-.*|deallocate-pipeline-outputs|barrier-.*",
+    r"pipeline-model-parallel-comm-backend|.*batch-p2p-.*|deallocate-pipeline-outputs|barrier-.*",
     r"no-scatter-gather-tensors-in-pipeline|microbatch-group-size-per-.*|defer-embedding-.*|wgrad-deferral-limit",
-    r".*async-tensor-model-parallel-allreduce|decoder-(first|last)-pipeline-num-layers|account-for-.*|standalone-.*",
-    r"distributed-.*|distribute-saved-activations|num-distributed-optimizer-instances|hierarchical-context-.*",
+    r".*async-tensor-model-parallel-allreduce|standalone-.*",
+    r"distributed-.*|distribute-saved-activations|hierarchical-context-.*",
     r".*fsdp.*|data-parallel-sharding-strategy|optimizer-cpu-offload|optimizer-offload-.*|(no-)?cpu-offloading.*",
     r"fine-grained-.*|offload-modules|no-pin-cpu-.*|empty-unused-memory-level|recompute-.*|use-torch-optimizer-.*",
     r"checkpoint-activations.*|checkpoint-num-layers|activations-checkpoint-.*|.*-fusion|.*cuda-graph.*|.*te-rng-.*",
@@ -114,7 +114,7 @@ REPLACED = {
 
 HARMLESS_KEYS = re.compile(
     r"training\.(eval_|distributed_timeout|cross_entropy|cuda_graph|deterministic|recompute_).*"
-    r"|parallelism\.(overlap_|tp_comm|use_sharp|sequence_parallel).*"
+    r"|parallelism\.(overlap_|tp_comm|use_sharp|sequence_parallel|num_layers_in_|num_distributed_|account_for_|pipeline_.*layout).*"
     r"|data\.(num_workers|cache_dir)|checkpoint\.(?!load|finetune).*|logging\..*"
 )
 """Keys of a run file that do not affect the results."""

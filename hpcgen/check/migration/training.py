@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from hpcgen.check.lint.job import Job
 from hpcgen.check.lint.launch import Flag, Launch
-from hpcgen.check.lint.megatron import KEYS, NOT_MEGATRON, REMOVED, nearest_option, options, virtual_stages
+from hpcgen.check.lint.megatron import (
+    KEYS,
+    NOT_MEGATRON,
+    REMOVED,
+    counted_as_layers,
+    nearest_option,
+    options,
+    virtual_stages,
+)
 from hpcgen.check.lint.words import Word
 from hpcgen.check.migration.data import carry_checkpoints, carry_data, carry_tokenizer, list_relative_paths
 from hpcgen.check.migration.leftover import Carried, is_sure
@@ -22,6 +32,7 @@ from hpcgen.check.migration.options import (
 from hpcgen.check.migration.values import Flags, carry_as, integer, num_values, shown, why_not
 from trainer.contract.batch_size import steps_within
 from trainer.contract.config import TrainingConfig
+from trainer.contract.pipeline import layout_rows
 
 DEFAULTS: dict[str, object] = {
     "model.attention_dropout": 0.1,
@@ -199,11 +210,14 @@ def _layout(job: Job, launch: Launch, flags: Flags, carried: Carried) -> None:
     if flag and tensor == 1:
         carried.drop("parallelism.sequence_parallel")
         carried.leave(flag.line, shown(flag), "Megatron-LM disables it if --tensor-model-parallel-size is 1")
+    if layout := carried.get("parallelism.pipeline_model_parallel_layout"):
+        _virtual_stages_of(layout, stages, carried)
     if flag := flags.get("num-layers-per-virtual-pipeline-stage"):
         carried.seen.add(flag.name)
         key = "parallelism.virtual_pipeline_model_parallel_size"
         per_stage, layers = integer(flags, flag.name), carried.get("model.num_layers")
-        if per_stage and layers and (chunks := virtual_stages(layers, stages, per_stage)):
+        counted = counted_as_layers(launch)
+        if per_stage and layers and (chunks := virtual_stages(layers + counted, stages, per_stage)):
             carried.put(key, chunks)
         else:
             why = "it does not divide the layers of a stage" if per_stage else why_not(key, flag)
@@ -214,6 +228,13 @@ def _layout(job: Job, launch: Launch, flags: Flags, carried: Carried) -> None:
         replicas, rest = divmod(world[0] * world[1], model_parallel)
         if replicas and not rest:
             carried.put("training.global_batch_size", micro_batch * replicas)
+
+
+def _virtual_stages_of(layout: str, stages: int, carried: Carried) -> None:
+    """The virtual stages of a pipeline layout (arguments.py, validate_args)."""
+    with contextlib.suppress(ValueError):  # too long; the rules report it
+        if (chunks := len(layout_rows(layout)) // stages) > 1:
+            carried.put("parallelism.virtual_pipeline_model_parallel_size", chunks)
 
 
 def _schedule(flags: Flags, carried: Carried) -> None:

@@ -21,6 +21,7 @@ from trainer.contract.config import (
     TrainingConfig,
 )
 from trainer.contract.evaluation import EvaluationSettings
+from trainer.contract.pipeline import chunk_layers
 from trainer.contract.resolve import resolve_model, resolve_optimizer
 
 
@@ -94,10 +95,9 @@ class Facts:
         return self.parallelism.virtual_pipeline_model_parallel_size or 1
 
     @property
-    def num_layers_per_chunk(self) -> int | None:
-        """Layers per model chunk; None if chunks and stages do not divide the layers."""
-        chunks = self.num_chunks * self.parallelism.pipeline_model_parallel_size
-        return None if self.model.num_layers % chunks else self.model.num_layers // chunks
+    def chunk_layers(self) -> tuple[int, ...] | None:
+        """Layers of each model chunk, in pipeline order; None if the layers cannot be divided over the chunks."""
+        return chunk_layers(self.model.num_layers, self.parallelism)
 
     def with_value(self, path: str, value: object) -> Facts:
         """A copy with another value at `path` ("section.key", or the path of the world)."""

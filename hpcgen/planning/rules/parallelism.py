@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from hpcgen.planning.layout import model_parallel_size
 from hpcgen.planning.rules.facts import Facts, Rule, Violation, divisors, multiples
+from trainer.contract.pipeline import chunk_layers, split_problems, uneven_keys
 
 TP = "parallelism.tensor_model_parallel_size"
 PP = "parallelism.pipeline_model_parallel_size"
@@ -81,13 +82,37 @@ def sequence_parallel_needs_tensor_parallel(facts: Facts) -> Iterator[Violation]
 def pipeline_divides_layers(facts: Facts) -> Iterator[Violation]:
     """num_layers % PP == 0 (megatron/core/transformer/transformer_block.py, get_num_layers_to_build)."""
     num_layers, stages = facts.model.num_layers, facts.parallelism.pipeline_model_parallel_size
-    if num_layers % stages:
+    if num_layers % stages and not uneven_keys(facts.parallelism):
         yield Violation(
             path=PP,
             depends_on=("model",),
             reason=f"does not divide model.num_layers = {num_layers} ({num_layers} / {stages})",
             candidates=divisors(num_layers, near=stages),
         )
+
+
+def uneven_pipeline_has_all_layers(facts: Facts) -> Iterator[Violation]:
+    """The keys for an uneven pipeline divide all layers (sources: trainer.contract.pipeline)."""
+    for key, reason, hint in split_problems(facts.model.num_layers, facts.parallelism):
+        yield Violation(
+            path=f"parallelism.{key}",
+            depends_on=("model",),
+            reason=reason,
+            candidates=_counts_that_fit(facts, key) if key.startswith("num_layers") else (),
+            advice=hint,
+            offers=4,
+        )
+
+
+def _counts_that_fit(facts: Facts, key: str) -> list[int]:
+    """Numbers of layers for a stage with which all layers can be divided, nearest to the given number first."""
+    num_layers, given = facts.model.num_layers, getattr(facts.parallelism, key)
+    fitting = (
+        count
+        for count in range(1, num_layers)
+        if chunk_layers(num_layers, facts.with_value(f"parallelism.{key}", count).parallelism)
+    )
+    return sorted(fitting, key=lambda count: abs(count - given))
 
 
 def interleaving_needs_pipeline(facts: Facts) -> Iterator[Violation]:
@@ -110,6 +135,8 @@ def chunks_divide_stage(facts: Facts) -> Iterator[Violation]:
     """
     stages = facts.parallelism.pipeline_model_parallel_size
     layers_per_stage, layers_left = divmod(facts.model.num_layers, stages)
+    if uneven_keys(facts.parallelism):
+        return
     if layers_left == 0 and layers_per_stage % facts.num_chunks:
         yield Violation(
             path=VPP,
@@ -213,6 +240,25 @@ def param_gather_overlap_needs_grad_reduce_overlap(facts: Facts) -> Iterator[Vio
         )
 
 
+def optimizer_instances_divide_ranks(facts: Facts) -> Iterator[Violation]:
+    """(DP x CP) % num_distributed_optimizer_instances == 0.
+
+    Source: megatron/core/parallel_state.py, initialize_model_parallel.
+    """
+    data_parallel, instances = facts.data_parallel_size, facts.parallelism.num_distributed_optimizer_instances
+    if data_parallel is None:
+        return
+    context_parallel = facts.parallelism.context_parallel_size
+    ranks = data_parallel * context_parallel
+    if ranks % instances:
+        yield Violation(
+            path="parallelism.num_distributed_optimizer_instances",
+            depends_on=("slurm",),
+            reason=f"does not divide DP x CP = {data_parallel} x {context_parallel} = {ranks} ({ranks} / {instances})",
+            candidates=divisors(ranks, near=instances),
+        )
+
+
 RULES: tuple[Rule, ...] = (
     tensor_parallel_divides_heads,
     tensor_parallel_fits_query_groups,
@@ -220,11 +266,13 @@ RULES: tuple[Rule, ...] = (
     tensor_parallel_divides_vocabulary,
     sequence_parallel_needs_tensor_parallel,
     pipeline_divides_layers,
+    uneven_pipeline_has_all_layers,
     interleaving_needs_pipeline,
     chunks_divide_stage,
     context_parallel_divides_sequence,
     sequence_parallel_divides_sequence,
     model_parallel_divides_world,
+    optimizer_instances_divide_ranks,
     param_gather_overlap_needs_grad_reduce_overlap,
     tensor_parallel_overlap_needs_sequence_parallel,
 )

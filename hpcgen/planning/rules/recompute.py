@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from hpcgen.planning.rules.facts import Facts, Rule, Violation, divisors
@@ -59,23 +60,26 @@ def recompute_fits_chunk(facts: Facts) -> Iterator[Violation]:
     An incomplete group with uniform would run past the last layer, and block would recompute layers that do not exist.
     A chunk is the layers of one pipeline stage or one virtual stage.
     """
-    training, chunk = facts.training, facts.num_layers_per_chunk
+    training, chunks = facts.training, facts.chunk_layers
     num_layers = training.recompute_num_layers
-    if training.recompute_granularity != "full" or num_layers is None or chunk is None:
+    if training.recompute_granularity != "full" or num_layers is None or chunks is None:
         return
-    if training.recompute_method == "uniform" and chunk % num_layers:
+    sizes = sorted({layers for layers in chunks if layers})
+    if training.recompute_method == "uniform":
+        chunk = next((size for size in sizes if size % num_layers), None)
+        if chunk is not None:
+            yield Violation(
+                path="training.recompute_num_layers",
+                depends_on=("model", "parallelism"),
+                reason=f"does not divide the {counted(chunk, 'layer')} of a model chunk ({chunk} / {num_layers})",
+                candidates=divisors(math.gcd(*sizes), near=num_layers),
+            )
+    if training.recompute_method == "block" and num_layers > sizes[0]:
         yield Violation(
             path="training.recompute_num_layers",
             depends_on=("model", "parallelism"),
-            reason=f"does not divide the {counted(chunk, 'layer')} of a model chunk ({chunk} / {num_layers})",
-            candidates=divisors(chunk, near=num_layers),
-        )
-    if training.recompute_method == "block" and num_layers > chunk:
-        yield Violation(
-            path="training.recompute_num_layers",
-            depends_on=("model", "parallelism"),
-            reason=f"is more than the {counted(chunk, 'layer')} of a model chunk",
-            candidates=[chunk],
+            reason=f"is more than the {counted(sizes[0], 'layer')} of a model chunk",
+            candidates=[sizes[0]],
             advice="use fewer layers",
         )
 

@@ -8,13 +8,14 @@ from collections.abc import Iterator, Sequence
 from hpcgen.check.lint.job import Job
 from hpcgen.check.lint.launch import Launch
 from hpcgen.check.lint.megatron import (
-    LAYOUT_OPTIONS,
     NOT_MEGATRON,
     OPTIONS,
     REMOVED,
     as_options,
+    counted_as_layers,
     facts,
     integer,
+    knows_layers,
     nearest_option,
     options,
     virtual_stages,
@@ -131,12 +132,16 @@ def model_shape(job: Job) -> Iterator[Hit]:
         yield hit
 
 
-_EVEN_LAYERS = (parallelism.pipeline_divides_layers, parallelism.chunks_divide_stage)
+_LAYERS = (
+    parallelism.pipeline_divides_layers,
+    parallelism.uneven_pipeline_has_all_layers,
+    parallelism.chunks_divide_stage,
+)
 # Megatron-LM turns sequence parallelism off without TP; it pads the vocabulary to a multiple of TP.
 _SIZES = tuple(
     check for check in parallelism.RULES
     if check not in (
-        *_EVEN_LAYERS,
+        *_LAYERS,
         parallelism.sequence_parallel_needs_tensor_parallel,
         parallelism.tensor_parallel_divides_vocabulary,
         parallelism.model_parallel_divides_world,
@@ -159,9 +164,9 @@ def parallel_sizes(job: Job) -> Iterator[Hit]:
         known = facts(job, launch)
         if known is None:
             continue
-        is_even = launch.flags.keys().isdisjoint(LAYOUT_OPTIONS)
-        hits = list(_hits(launch, known, (*_SIZES, *_EVEN_LAYERS) if is_even else _SIZES))
-        hits += _uneven_virtual_stages(launch, known) if is_even else ()
+        knows = knows_layers(launch)
+        hits = list(_hits(launch, known, (*_SIZES, *_LAYERS) if knows else _SIZES))
+        hits += _uneven_virtual_stages(launch, known) if knows else ()
         # a wrong size also makes the product wrong
         yield from hits or _hits(launch, known, (parallelism.model_parallel_divides_world,))
 
@@ -170,6 +175,7 @@ def _uneven_virtual_stages(launch: Launch, known: planning.Facts) -> Iterator[Hi
     """Checks --num-layers-per-virtual-pipeline-stage. A run file has the number of virtual stages instead."""
     option = "num-layers-per-virtual-pipeline-stage"
     per_stage, layers = integer(launch, option) or 0, integer(launch, "num-layers") or 0
+    layers += counted_as_layers(launch)
     stages = known.parallelism.pipeline_model_parallel_size
     if min(per_stage, layers) < 1 or layers % stages or virtual_stages(layers, stages, per_stage):
         return

@@ -1,0 +1,179 @@
+"""How the layers of the model are divided over the chunks of a pipeline, evenly or not.
+
+Chunks are in pipeline order: chunk i is on stage i % PP, and is virtual stage i // PP there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from trainer.contract.config import ParallelismConfig
+from trainer.contract.wording import counted
+
+UNEVEN_KEYS = (
+    "num_layers_in_first_pipeline_stage",
+    "num_layers_in_last_pipeline_stage",
+    "account_for_embedding_in_pipeline_split",
+    "account_for_loss_in_pipeline_split",
+    "pipeline_model_parallel_layout",
+)
+"""Keys for pipelines whose stages have different numbers of layers."""
+LAYOUT = "pipeline_model_parallel_layout"
+VPP = "virtual_pipeline_model_parallel_size"
+Mistake = tuple[str, str, str]
+"""Key of the section `parallelism`, reason, and what to do (may be empty)."""
+MAX_LAYOUT = 100_000
+"""Maximum number of characters of a layout whose repetitions are written out."""
+
+
+def uneven_keys(parallelism: ParallelismConfig) -> list[str]:
+    """The keys for an uneven pipeline that are set."""
+    return [key for key in UNEVEN_KEYS if getattr(parallelism, key)]
+
+
+def split_problems(num_layers: int, parallelism: ParallelismConfig) -> Iterator[Mistake]:
+    """The first mistake in the keys for an uneven pipeline, if there is one.
+
+    Source: megatron/core/transformer/transformer_config.py, TransformerConfig.__post_init__, and
+    pipeline_parallel_layer_layout.py.
+    """
+    keys = uneven_keys(parallelism)
+    if not keys:
+        return
+    stages = parallelism.pipeline_model_parallel_size
+    if stages == 1:
+        reason = "needs parallelism.pipeline_model_parallel_size > 1, but it is 1"
+        yield keys[0], reason, "remove it, or use more pipeline stages"
+    elif len({_kind(key) for key in keys}) > 1:
+        other = next(key for key in keys if _kind(key) != _kind(keys[-1]))
+        yield keys[-1], f"cannot be combined with parallelism.{other}", "use one of them"
+    elif keys[0] == LAYOUT:
+        yield from _layout_problems(num_layers, parallelism)
+    else:
+        yield from _count_problems(num_layers, parallelism, keys)
+
+
+def chunk_layers(num_layers: int, parallelism: ParallelismConfig) -> tuple[int, ...] | None:
+    """Number of layers of each model chunk, in pipeline order; None if the layers cannot be divided so."""
+    chunks = parallelism.virtual_pipeline_model_parallel_size or 1
+    if any(split_problems(num_layers, parallelism)):
+        return None
+    if parallelism.pipeline_model_parallel_layout is not None:
+        return tuple(row.count("t") for row in layout_rows(parallelism.pipeline_model_parallel_layout))
+    per_stage = _layers_of_stages(num_layers, parallelism)
+    if per_stage is None or any(layers % chunks for layers in per_stage):
+        return None
+    split = [layers // chunks for _ in range(chunks) for layers in per_stage]
+    # The embedding and the loss take the place of a layer.
+    split[0] -= parallelism.account_for_embedding_in_pipeline_split
+    split[-1] -= parallelism.account_for_loss_in_pipeline_split
+    return tuple(split) if min(split) >= 0 else None
+
+
+def layout_rows(layout: str) -> list[str]:
+    """The chunks of a layout as strings of E (embedding), t (transformer layer) and L (loss).
+
+    Raises:
+        ValueError: the layout is too long when its repetitions are written out.
+    """
+    text = re.sub(r"[,\s]", "", layout)
+    for pattern in (r"\(([^()]+)\)\*(\d+)", r"(.)\*(\d+)"):
+        length = len(text) + sum(len(found[1]) * int(found[2]) for found in re.finditer(pattern, text))
+        if length > MAX_LAYOUT:
+            raise ValueError(f"has more than {MAX_LAYOUT:,} characters when its repetitions are written out")
+        text = re.sub(pattern, lambda found: found[1] * int(found[2]), text)
+    return text.split("|")
+
+
+def core_layout(chunks: Sequence[int]) -> list[list[str]]:
+    """Megatron-Core's pipeline_model_parallel_layout for the numbers of layers of all chunks."""
+    rows = [["decoder"] * layers for layers in chunks]
+    rows[0].insert(0, "embedding")
+    rows[-1].append("loss")
+    return rows
+
+
+def _kind(key: str) -> str:
+    """The way to divide the layers to which a key belongs. Megatron-Core refuses keys of several ways."""
+    return key.partition("_")[0]
+
+
+def _layers_of_stages(num_layers: int, parallelism: ParallelismConfig) -> list[int] | None:
+    """Layers of each stage. The embedding and the loss count as layers if they are accounted for."""
+    first, last = (
+        parallelism.num_layers_in_first_pipeline_stage,
+        parallelism.num_layers_in_last_pipeline_stage,
+    )
+    first_stages = [] if first is None else [first]
+    last_stages = [] if last is None else [last]
+    accounted = (
+        parallelism.account_for_embedding_in_pipeline_split + parallelism.account_for_loss_in_pipeline_split
+    )
+    layers_left = num_layers + accounted - sum(first_stages) - sum(last_stages)
+    stages_left = parallelism.pipeline_model_parallel_size - len(first_stages) - len(last_stages)
+    if stages_left == 0:
+        return None if layers_left else [*first_stages, *last_stages]
+    if layers_left <= 0 or layers_left % stages_left:
+        return None
+    return [*first_stages, *[layers_left // stages_left] * stages_left, *last_stages]
+
+
+def _count_problems(
+    num_layers: int, parallelism: ParallelismConfig, keys: Sequence[str]
+) -> Iterator[Mistake]:
+    """Mistakes in the numbers of layers of the first and last stage, or in what counts as a layer."""
+    stages, chunks = (
+        parallelism.pipeline_model_parallel_size,
+        parallelism.virtual_pipeline_model_parallel_size or 1,
+    )
+    per_stage = _layers_of_stages(num_layers, parallelism)
+    uneven = () if per_stage is None else [layers for layers in per_stage if layers % chunks]
+    if uneven:
+        yield keys[0], f"results in a stage of {uneven[0]} layers, which VPP = {chunks} does not divide", ""
+    elif per_stage is None and _kind(keys[0]) == "account":
+        total = f"{num_layers} + {len(keys)} = {num_layers + len(keys)}"
+        reason = (
+            f"results in model.num_layers + {len(keys)} = {total} layers, which PP = {stages} does not divide"
+        )
+        yield keys[0], reason, "change model.num_layers or the number of pipeline stages"
+    elif per_stage is None:
+        left = num_layers - sum(getattr(parallelism, key) for key in keys)
+        reason = f"leaves {left} of {num_layers} layers for {counted(stages - len(keys), 'other stage')}"
+        yield keys[0], f"{reason}, which cannot share them evenly", ""
+
+
+def _layout_problems(num_layers: int, parallelism: ParallelismConfig) -> Iterator[Mistake]:
+    """Mistakes in pipeline_model_parallel_layout."""
+    try:
+        rows = layout_rows(parallelism.pipeline_model_parallel_layout or "")
+    except ValueError as error:
+        yield LAYOUT, str(error), "write a shorter layout"
+        return
+    stages, text = parallelism.pipeline_model_parallel_size, "".join(rows)
+    chunks, rest = divmod(len(rows), stages)
+    hint = _example(num_layers, parallelism)
+    if strange := sorted(set(text) - set("EtL")):
+        known = "E (embedding), t (transformer layer), L (loss), |, commas, and repetitions such as t*3 or (tt|)*2"
+        yield LAYOUT, f"has {strange[0]!r}", f"use {known}"
+    elif [text.find("E"), text.rfind("E"), text.find("L")] != [0, 0, len(text) - 1] or not (
+        rows[0] and rows[-1]
+    ):
+        yield LAYOUT, "must begin with its only E and end with its only L", hint
+    elif text.count("t") != num_layers:
+        yield LAYOUT, f"has {text.count('t')} layers, but model.num_layers = {num_layers}", hint
+    elif rest:
+        yield LAYOUT, f"has {len(rows)} parts between |, which PP = {stages} does not divide", hint
+    elif not all(rows):
+        yield LAYOUT, f"has no layer in part {rows.index('') + 1} of {len(rows)}", hint
+    elif chunks != (parallelism.virtual_pipeline_model_parallel_size or 1):
+        reason = f"does not fit parallelism.{LAYOUT}, which has {len(rows)} parts for {stages} stages"
+        yield VPP, reason, f"set it to {chunks if chunks > 1 else 'null'}"
+
+
+def _example(num_layers: int, parallelism: ParallelismConfig) -> str:
+    """A hint with a layout that is almost even."""
+    parts = parallelism.pipeline_model_parallel_size * (parallelism.virtual_pipeline_model_parallel_size or 1)
+    each, more = divmod(num_layers, parts)
+    rows = [f"t*{each + (index < more)}" for index in range(parts)]
+    return f"use for example E{'|'.join(rows)}L" if each and parts <= 16 else ""
