@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Builds a container image for training: NVIDIA's PyTorch image, Megatron-Core, hpcgen and its trainer, a few
-# tools for InfiniBand, and the NCCL topology file of Azure's NDv5. Requires enroot (3.4 or newer) and the files
-# next to this script, but no root, docker or hpcgen. `build-image.sh --help` lists the options.
+# tools for InfiniBand, and the NCCL topology file of Azure's NDv5; with --deepspeed also DeepSpeed. Requires
+# enroot (3.4 or newer) and the files next to this script, but no root, docker or hpcgen.
+# `build-image.sh --help` lists the options.
 set -euo pipefail
 
 here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
@@ -10,8 +11,10 @@ readonly default_base='nvcr.io#nvidia/pytorch:25.03-py3'
 readonly default_megatron_core=0.16.1
 # Packages that NVIDIA's image lacks. Its UCX, SHARP, NCCL plugin and libibverbs are kept.
 readonly default_packages=(zstd ibverbs-utils infiniband-diags perftest)
+# The headers of libaio, which DeepSpeed's async_io needs for offload to NVMe.
+readonly deepspeed_packages=(libaio-dev)
 # Checks of health_check.py, which runs in the image.
-readonly checks=(driver gpu torch te apex megatron-core trainer nccl ucx sharp infiniband zstd topology memlock)
+readonly checks=(driver gpu torch te apex megatron-core trainer nccl ucx sharp infiniband zstd topology memlock deepspeed)
 readonly locked_by_another=75
 
 usage() {
@@ -28,15 +31,21 @@ The image appears complete or not at all. The next build removes the files of a 
                           checkout. Without it, the image only has Megatron-Core
   --megatron-core VERSION from the package index (default $default_megatron_core); a directory of install-code
                           contains its own
+  --deepspeed             also install DeepSpeed, transformers, TRL, PEFT, accelerate and datasets, in the versions
+                          of deepspeed.txt, and compile DeepSpeed's kernels for this node's CPU and for A100 to H200
+  --megatron-deepspeed CHECKOUT
+                          also copy a checkout of Megatron-DeepSpeed to /opt/hpcgen and build its helper library;
+                          requires --deepspeed
   --package NAME          Debian package to install; can be repeated
-                          (default: ${default_packages[*]}; "none" adds none)
+                          (default: ${default_packages[*]},
+                          with --deepspeed also ${deepspeed_packages[*]}; "none" adds none)
   --doca VERSION          replaces the image's user-space network packages with those of NVIDIA DOCA VERSION
                           (such as 2.9.1)
   --topology FILE         NCCL topology file, copied to /opt/microsoft under its name (default: NDv5's, from the
                           folder topology next to this script; "none" adds none)
   --need NAMES            what health_check.py must find in the image, separated by commas (default
-                          torch,te,apex,megatron-core,nccl,ucx, and zstd, topology and trainer if they are
-                          installed). Possible names:
+                          torch,te,apex,megatron-core,nccl,ucx, and zstd, topology, trainer and deepspeed if they
+                          are installed). Possible names:
                           ${checks[*]:0:7}
                           ${checks[*]:7}
   --work DIR              node-local directory with about 80 GB of free space (default \$TMPDIR, else /tmp)
@@ -61,7 +70,7 @@ refuse() {
 # ==== options ====
 
 read_options() {
-    output='' base=$default_base code='' megatron_core='' packages=() doca='' need='' force=0
+    output='' base=$default_base code='' megatron_core='' packages=() doca='' need='' force=0 deepspeed=0 megatron_deepspeed=''
     topology=$here/topology/ndv5-topo.xml work=${TMPDIR:-/tmp}
     while (($# > 0)); do
         case $1 in
@@ -74,7 +83,12 @@ read_options() {
             shift
             continue
             ;;
-        --output | --base | --code | --megatron-core | --package | --doca | --topology | --need | --work)
+        --deepspeed)
+            deepspeed=1
+            shift
+            continue
+            ;;
+        --output | --base | --code | --megatron-core | --megatron-deepspeed | --package | --doca | --topology | --need | --work)
             [[ -n ${2-} ]] || refuse "$1 needs a value (see --help)"
             ;;
         --*=*)
@@ -89,6 +103,7 @@ read_options() {
         --base) base=$2 ;;
         --code) code=$2 ;;
         --megatron-core) megatron_core=$2 ;;
+        --megatron-deepspeed) megatron_deepspeed=$2 ;;
         --package) packages+=("$2") ;;
         --doca) doca=$2 ;;
         --topology) topology=$2 ;;
@@ -100,7 +115,8 @@ read_options() {
 }
 
 check_options() {
-    local name zstd=
+    local name zstd='' with_deepspeed=''
+    ((!deepspeed)) || with_deepspeed=,deepspeed
     [[ -n $output ]] || refuse "--output is missing: set it to the .sqsh file to build"
     [[ $output == *.sqsh ]] || refuse "--output '$output' must end in .sqsh"
     [[ -d $(dirname -- "$output") ]] || refuse "--output '$output': its directory does not exist"
@@ -109,24 +125,29 @@ check_options() {
     work=$(readlink -f -- "$work")
     check_base
     check_code
+    check_megatron_deepspeed
     [[ $topology != none ]] || topology=
     [[ -z $topology || -f $topology ]] || refuse "--topology '$topology': no such file"
     [[ ${topology##*/} =~ ^[A-Za-z0-9._-]*$ ]] || refuse "--topology '$topology': its name has characters other than A-Z a-z 0-9 . _ -"
     [[ $megatron_core =~ ^([0-9][0-9a-z.]*)?$ ]] || refuse "--megatron-core '$megatron_core' is not a version"
     [[ $doca =~ ^([0-9]+(\.[0-9]+)+)?$ ]] || refuse "--doca '$doca' is not a version such as 2.9.1"
-    ((${#packages[@]} > 0)) || packages=("${default_packages[@]}")
+    if ((${#packages[@]} == 0)); then
+        packages=("${default_packages[@]}")
+        ((!deepspeed)) || packages+=("${deepspeed_packages[@]}")
+    fi
     [[ ${packages[*]} != none ]] || packages=()
     for name in "${packages[@]}"; do
         [[ $name =~ ^[a-z0-9][a-z0-9.+-]+$ ]] || refuse "--package '$name' is not the name of a Debian package"
         [[ $name != zstd ]] || zstd=,zstd
     done
     [[ $need =~ ^[a-z,-]*$ ]] || refuse "--need '$need' is not a comma-separated list of names"
-    [[ -n $need ]] || need=torch,te,apex,megatron-core,nccl,ucx$zstd${topology:+,topology}${code:+,trainer}
+    [[ -n $need ]] || need=torch,te,apex,megatron-core,nccl,ucx$zstd${topology:+,topology}${code:+,trainer}$with_deepspeed
     for name in ${need//,/ }; do
         [[ " ${checks[*]} " == *" $name "* ]] || refuse "--need '$name' is none of: ${checks[*]}"
     done
     # A mount is SOURCE:TARGET, and enroot's configuration has no quoting.
-    [[ $work$code != *[[:space:]:]* ]] || refuse "--work and --code must not contain blanks or colons"
+    [[ $work$code$megatron_deepspeed != *[[:space:]:]* ]] ||
+        refuse "--work, --code and --megatron-deepspeed must not contain blanks or colons"
     command -v enroot >/dev/null || fail "enroot is not installed on $HOSTNAME (or not on PATH)"
 }
 
@@ -182,6 +203,17 @@ check_code() {
     fi
 }
 
+# Checks --megatron-deepspeed. Sets `megatron_deepspeed_hash` to a hash of its content.
+check_megatron_deepspeed() {
+    [[ -n $megatron_deepspeed ]] || return 0
+    ((deepspeed)) || refuse "--megatron-deepspeed needs DeepSpeed: add --deepspeed"
+    [[ -f $megatron_deepspeed/megatron/data/Makefile ]] ||
+        refuse "--megatron-deepspeed '$megatron_deepspeed' is not a checkout: it has no megatron/data/Makefile"
+    megatron_deepspeed=$(readlink -f -- "$megatron_deepspeed")
+    megatron_deepspeed_hash=$(cd -- "$megatron_deepspeed" && find . -path ./.git -prune -o -type f ! -name '*.pyc' -print0 |
+        LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum | cut -c 1-64)
+}
+
 hash_of() { sha256sum -- "$1" | cut -c 1-64; }
 
 # Prints one line for each input of the image. A build with the same lines as an existing image is not repeated.
@@ -194,7 +226,8 @@ describe_inputs() {
     printf 'packages %s\n' "${packages[*]-}"
     printf 'doca %s\n' "${doca:-none}"
     [[ -z $topology ]] || printf 'topology %s %s\n' "${topology##*/}" "$(hash_of "$topology")"
-    for file in install-inside.sh health_check.py; do
+    [[ -z $megatron_deepspeed ]] || printf 'megatron-deepspeed %s\n' "$megatron_deepspeed_hash"
+    for file in "${recipe_files[@]}"; do
         printf 'recipe %s %s\n' "$file" "$(hash_of "$here/$file")"
     done
 }
@@ -344,17 +377,18 @@ inside() {
     root) options=(--root --rw) ;;
     esac
     [[ -z $code ]] || mounts+=(--mount "$code:/mnt/code/${code##*/}:none:bind,ro")
+    [[ -z $megatron_deepspeed ]] || mounts+=(--mount "$megatron_deepspeed:/mnt/megatron-deepspeed:none:bind,ro")
     shift
     enroot start "${options[@]}" "${mounts[@]}" container bash /mnt/install-inside.sh "$@"
 }
 
 fill_container() {
     local recipe=$scratch/recipe
-    cp -- "$here/install-inside.sh" "$here/health_check.py" "$recipe/"
+    cp -- "${recipe_files[@]/#/$here/}" "$recipe/"
     mkdir -- "$recipe/topology"
     [[ -z $topology ]] || cp -- "$topology" "$recipe/topology/"
     printf '%s\n' "$description" >"$recipe/image.txt"
-    mkdir -- "$recipe/code"
+    mkdir -- "$recipe/code" "$recipe/megatron-deepspeed"
     # the mount point of --code
     if [[ $code_kind == wheel ]]; then
         : >"$recipe/code/${code##*/}"
@@ -368,6 +402,10 @@ fill_container() {
     say "installing Megatron-Core $(megatron_core_version); code: $code_kind $code"
     inside writer code "$code_kind" "/mnt/code/${code##*/}" "$(megatron_core_version)" ||
         fail "installing the code failed (above)"
+    if ((deepspeed)); then
+        say "installing DeepSpeed${megatron_deepspeed:+; Megatron-DeepSpeed: $megatron_deepspeed}"
+        inside writer deepspeed ${megatron_deepspeed:+/mnt/megatron-deepspeed} || fail "installing DeepSpeed failed (above)"
+    fi
     say "checking the image for $need"
     inside reader check "$need" /mnt/found || fail "the image lacks what --need names (above)"
 }
@@ -417,6 +455,8 @@ export_image() {
 main() {
     read_options "$@"
     check_options
+    recipe_files=(install-inside.sh health_check.py)
+    ((!deepspeed)) || recipe_files+=(deepspeed.txt)
     description=$(describe_inputs)
     inputs=$(sha256sum <<<"$description" | cut -c 1-64)
     building=${output%/*}/.${output##*/}.building

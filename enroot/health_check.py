@@ -201,6 +201,23 @@ def topology() -> str:
     return f"{path}: {gpus} GPUs, {nics} NICs"
 
 
+def deepspeed() -> str:
+    """DeepSpeed, the kernels compiled at its installation, and the packages that are used with it."""
+    torch = _import("torch")
+    version = str(_import("deepspeed").__version__)
+    facts = _import("deepspeed.git_version_info")
+    kernels = [name for name, is_installed in facts.installed_ops.items() if is_installed]
+    built_for = facts.torch_info.get("version", "0.0")
+    if kernels and not torch.__version__.startswith(built_for):
+        raise Missing(
+            f"{version} has kernels for PyTorch {built_for}, and this is {torch.__version__}: install it again"
+        )
+    companions = ("transformers", "trl", "peft", "accelerate", "datasets")
+    others = [f"{name} {_version(name, name)}" for name in companions]
+    compiled = ", ".join(sorted(kernels)) or "none (the first job compiles them)"
+    return f"{version}, {', '.join(others)}; kernels: {compiled}"
+
+
 def memlock() -> str:
     """The limit on memory that a process may pin. InfiniBand needs it to be unlimited."""
     limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
@@ -213,7 +230,7 @@ CHECKS: dict[str, Callable[[], str]] = {
     function.__name__.replace("_", "-"): function
     for function in (
         *(driver, gpu, torch, te, apex, megatron_core, trainer),
-        *(nccl, ucx, sharp, infiniband, zstd, topology, memlock),
+        *(nccl, ucx, sharp, infiniband, zstd, topology, memlock, deepspeed),
     )
 }
 

@@ -4,6 +4,7 @@
 #
 #   install-inside.sh packages DOCA|none NAME...         Debian packages; as root
 #   install-inside.sh code KIND SOURCE MEGATRON_CORE     the Python code, the topology file, the health check
+#   install-inside.sh deepspeed [MEGATRON_DEEPSPEED]     DeepSpeed and what is trained with it; a checkout to copy
 #   install-inside.sh check NAMES [FILE]                 fails unless the image has NAMES; writes what it has to FILE
 #
 # KIND is directory (made by hpcgen install-code), wheel, checkout or none.
@@ -114,20 +115,22 @@ END
 # the image.
 install_with_pip() {
     local megatron_core=$1 constraints
-    local -a pip
     shift
     constraints=$(mktemp)
     list_installed >"$constraints"
     # No package here needs apex, and apex on PyPI is an unrelated program.
     grep -qi '^apex==' "$constraints" || echo 'apex<0' >>"$constraints"
-    # PIP_CONSTRAINT is the image's list of pins, which may not suit these packages.
-    pip=(env -u PIP_CONSTRAINT PIP_BREAK_SYSTEM_PACKAGES=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
-        python3 -m pip install --no-cache-dir --no-warn-script-location --progress-bar off)
     # --no-deps, because the image has torch and numpy. Without psutil, installed below, the checkpoint writer hangs.
-    "${pip[@]}" --no-deps "megatron-core==$megatron_core"
-    "${pip[@]}" --constraint "$constraints" psutil tqdm packaging "$@"
+    pip_install --no-deps "megatron-core==$megatron_core"
+    pip_install --constraint "$constraints" psutil tqdm packaging "$@"
     nothing_replaced "$constraints"
     rm -f -- "$constraints"
+}
+
+# PIP_CONSTRAINT is the image's list of pins, which may not suit these packages.
+pip_install() {
+    env -u PIP_CONSTRAINT PIP_BREAK_SYSTEM_PACKAGES=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore \
+        python3 -m pip install --no-cache-dir --no-warn-script-location --progress-bar off "$@"
 }
 
 list_installed() {
@@ -154,6 +157,46 @@ nothing_replaced() {
     [[ -z $changed ]] || die "pip replaced packages of the image: ${changed//$'\n'/ }"
 }
 
+# ==== DeepSpeed ====
+
+# [MEGATRON_DEEPSPEED]: installs the packages of deepspeed.txt that the image lacks. pip checks their hashes.
+install_deepspeed() {
+    local before lacking line problems target=$prefix/Megatron-DeepSpeed
+    before=$(mktemp)
+    lacking=$(mktemp)
+    list_installed >"$before"
+    # Names in both lists are in lower case, with hyphens.
+    while IFS= read -r line; do
+        [[ $line == '#'* ]] || grep -q "^${line%%==*}==" "$before" || printf '%s\n' "$line"
+    done <"$here/deepspeed.txt" >"$lacking"
+    if grep -v '^deepspeed==' "$lacking" >"$lacking.others"; then
+        pip_install --no-deps --require-hashes --requirement "$lacking.others"
+    fi
+    if grep '^deepspeed==' "$lacking" >"$lacking.deepspeed"; then
+        # Compiled here, kernels need no compiler in a job, where each rank would wait a minute for them. Without the
+        # headers of libaio, async_io (NVMe) is left out. Architectures: A100 and H100 or H200. On a node without GPUs,
+        # DeepSpeed would build for CPUs.
+        DS_ACCELERATOR=$(python3 -c 'import torch; print("cuda" if getattr(torch.version, "cuda", None) else "cpu")')
+        export DS_ACCELERATOR
+        DS_BUILD_CPU_ADAM=1 DS_BUILD_FUSED_ADAM=1 DS_BUILD_AIO=$([[ -f /usr/include/libaio.h ]] && echo 1 || echo 0) \
+            TORCH_CUDA_ARCH_LIST='8.0;9.0' MAX_JOBS=8 \
+            pip_install --no-deps --no-build-isolation --require-hashes --requirement "$lacking.deepspeed"
+    fi
+    nothing_replaced "$before"
+    # Packages of the image may have problems that are not ours.
+    problems=$(python3 -m pip check | grep -iFf <(sed 's/==.*//' "$lacking") || true)
+    [[ -z $problems ]] || die "the image's packages do not suit DeepSpeed's: ${problems//$'\n'/; }"
+    rm -f -- "$before" "$lacking" "$lacking".*
+    if [[ -n ${1-} ]]; then
+        rm -rf -- "$target"
+        mkdir -p -- "$prefix"
+        cp -R -- "$1" "$target"
+        # megatron.data.helpers builds the sample index. At run time, each job would compile it.
+        make --silent -C "$target/megatron/data" || die "cannot build Megatron-DeepSpeed's helper library (above)"
+        chmod -R u+rwX,go+rX,go-w -- "$target"
+    fi
+}
+
 # ==== checks ====
 
 check() {
@@ -167,9 +210,10 @@ check() {
 case ${1-} in
 packages) install_packages "${@:2}" ;;
 code) install_code "${@:2}" ;;
+deepspeed) install_deepspeed "${@:2}" ;;
 check) check "${@:2}" ;;
 -h | --help)
-    sed -n '2,9s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
+    sed -n '2,10s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
     ;;
 *)
     printf 'install-inside: unknown command %s (--help lists them)\n' "${1:-(none)}" >&2

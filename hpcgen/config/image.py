@@ -32,6 +32,7 @@ Check = Literal[
     "zstd",
     "topology",
     "memlock",
+    "deepspeed",
 ]
 """Components that enroot/health_check.py can check for."""
 
@@ -49,11 +50,16 @@ class ImageConfig:
     megatron_core: Version | None = None
     """Version of Megatron-Core to install from the package index if `code` is a wheel. A directory from install-code
     contains Megatron-Core."""
+    deepspeed: bool = False
+    """Also install DeepSpeed, transformers, TRL, PEFT, accelerate and datasets, with DeepSpeed's kernels compiled."""
+    megatron_deepspeed: CodePath | None = None
+    """Checkout of Megatron-DeepSpeed to copy into the image. Requires `deepspeed`. Default: none."""
     packages: tuple[Package, ...] | None = None
-    """Debian packages to install. Default: zstd, ibverbs-utils, infiniband-diags and perftest."""
+    """Debian packages to install. Default: zstd, ibverbs-utils, infiniband-diags and perftest; with `deepspeed` also
+    libaio-dev."""
     need: tuple[Check, ...] | None = None
     """Components that the image must contain, or the build fails. Default: torch, te, apex, megatron-core, trainer,
-    nccl and ucx; also zstd if it is in `packages`, and topology if the node type has a topology file. CPU images lack
-    te, apex and ucx."""
+    nccl and ucx; also zstd if it is in `packages`, topology if the node type has a topology file, and deepspeed if
+    it is set. CPU images lack te, apex and ucx."""
     doca: Version | None = None
     """Version of NVIDIA DOCA whose user-space network packages replace the image's; null keeps the image's."""

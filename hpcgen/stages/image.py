@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from hpcgen.planning.allocation import Allocation
     from trainer.contract.config import TrainerConfig
 
+DEEPSPEED_PACKAGES = "deepspeed.txt"
 RECIPE = ("build-image.sh", "install-inside.sh", "health_check.py")
 
 
@@ -44,22 +45,27 @@ class Image(Stage):
             "--base": image.base,
             "--code": code,
             "--megatron-core": image.megatron_core,
+            "--megatron-deepspeed": image.megatron_deepspeed,
             "--doca": image.doca,
             "--need": None if image.need is None else ",".join(image.need),
             # the script prepends its own directory to a file name
             "--topology": None if topology else "none",
         }
         given = [f"{option}={value}" for option, value in options.items() if value is not None]
+        if image.deepspeed:
+            given.append("--deepspeed")
         packages = [
             f"--package={name}" for name in image.packages or (() if image.packages is None else ("none",))
         ]
         folder = shipped("enroot")
+        recipe = (*RECIPE, *([DEEPSPEED_PACKAGES] if image.deepspeed else []))
+        directories = [path for path in (code, image.megatron_deepspeed) if path]
         return Work(
             arguments=(*given, *packages),
-            inputs=(*([image.base] if is_image_file(image.base) else []), *([code] if code else [])),
-            reads=(code,) if code else (),
+            inputs=(*([image.base] if is_image_file(image.base) else []), *directories),
+            reads=tuple(directories),
             writes=(str(PurePosixPath(output).parent),),
-            files={name: (folder / name).read_text(encoding="utf-8") for name in RECIPE} | topology,
+            files={name: (folder / name).read_text(encoding="utf-8") for name in recipe} | topology,
             values={"topology": next(iter(topology), "")},
         )
 
@@ -77,6 +83,8 @@ def _problems(run: Run, config: RunConfig) -> Iterator[Problem]:
     elif image.megatron_core and not code.endswith(".whl"):
         reason = f"applies only to a wheel, but the directory {code} contains its own Megatron-Core"
         yield Problem("image.megatron_core", reason, "remove it")
+    if image.megatron_deepspeed and not image.deepspeed:
+        yield Problem("image.megatron_deepspeed", "needs DeepSpeed", "set image.deepspeed to true")
     if image.need == ():
         yield Problem("image.need", "is empty", "name at least one check, such as torch, or remove it")
 

@@ -56,6 +56,7 @@ def test_help_prints_the_usage_and_exits_with_0() -> None:
         ("--need=torch,tea", "--need 'tea' is none of: driver gpu torch te"),
         ("--need=torch te", "is not a comma-separated list"),
         ("--need=*", "is not a comma-separated list"),
+        ("--megatron-deepspeed=/usr", "needs DeepSpeed: add --deepspeed"),
         ("--bogus", "unknown argument"),
     ],
 )
@@ -128,6 +129,47 @@ def test_zstd_is_needed_where_it_is_installed(stand_in_build: ImageBuild) -> Non
     assert any(
         "check torch,te,apex,megatron-core,nccl,ucx,topology,trainer" in call
         for call in stand_in_build.calls()
+    )
+
+
+def megatron_deepspeed(folder: Path) -> Path:
+    """The part of a checkout that the recipe looks for."""
+    data = folder / "Megatron-DeepSpeed/megatron/data"
+    data.mkdir(parents=True)
+    (data / "Makefile").write_text("default:\n\techo built >helpers.so\n")
+    return data.parents[1]
+
+
+def test_deepspeed_is_installed_and_needed(stand_in_build: ImageBuild) -> None:
+    checkout = megatron_deepspeed(stand_in_build.folder)
+    done = stand_in_build.run("--deepspeed", f"--megatron-deepspeed={checkout}")
+    assert done.returncode == 0, done.stderr
+    started = [call for call in stand_in_build.calls() if call.startswith("enroot start")]
+    assert " packages none zstd ibverbs-utils infiniband-diags perftest libaio-dev" in started[0]
+    assert started[2].endswith(" deepspeed /mnt/megatron-deepspeed")
+    assert f"{checkout}:/mnt/megatron-deepspeed:none:bind,ro" in started[2]
+    assert "--root" not in started[2]
+    assert "check torch,te,apex,megatron-core,nccl,ucx,zstd,topology,trainer,deepspeed" in started[3]
+    record = stand_in_build.record.read_text()
+    assert "\nrecipe deepspeed.txt " in record
+    assert "\nmegatron-deepspeed " in record
+
+
+def test_an_image_without_deepspeed_is_not_one_with_it(stand_in_build: ImageBuild) -> None:
+    assert stand_in_build.run().returncode == 0
+    assert " deepspeed" not in "".join(stand_in_build.calls())
+    assert "made from other inputs" in refused(stand_in_build, "--deepspeed")
+
+
+def test_a_changed_checkout_of_megatron_deepspeed_is_another_input(stand_in_build: ImageBuild) -> None:
+    checkout = megatron_deepspeed(stand_in_build.folder)
+    options = ("--deepspeed", f"--megatron-deepspeed={checkout}")
+    assert stand_in_build.run(*options).returncode == 0
+    assert "already there" in stand_in_build.run(*options).stderr
+    (checkout / "pretrain_gpt.py").write_text("changed")
+    assert "made from other inputs" in refused(stand_in_build, *options)
+    assert "it has no megatron/data/Makefile" in refused(
+        stand_in_build, "--deepspeed", "--megatron-deepspeed=/usr"
     )
 
 

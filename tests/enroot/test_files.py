@@ -59,6 +59,18 @@ def test_one_set_of_pins() -> None:
     assert not re.search(r":latest\b", docker)
 
 
+def test_deepspeeds_packages_are_pinned_with_hashes() -> None:
+    lines = [line for line in (ENROOT / "deepspeed.txt").read_text().splitlines() if not line.startswith("#")]
+    assert all(
+        re.fullmatch(r"[a-z0-9-]+==[0-9][0-9a-z.]*( --hash=sha256:[0-9a-f]{64})+", line) for line in lines
+    )
+    names = [line.partition("==")[0] for line in lines]
+    assert names == sorted(set(names))
+    assert {"deepspeed", "transformers", "trl", "peft", "accelerate", "datasets"} <= set(names)
+    # the image's own
+    assert not {"torch", "apex", "triton", "numpy"} & set(names)
+
+
 def test_a_megatron_core_that_the_trainer_takes() -> None:
     pinned = default((ENROOT / "build-image.sh").read_text(), "megatron_core")
     declared = re.search(r'"megatron-core>=(\S+),<(\S+)"', (ENROOT.parent / "pyproject.toml").read_text())

@@ -144,6 +144,47 @@ def test_output_of_a_module_is_not_in_the_document(tmp_path: Path) -> None:
     assert finding("te", PYTHONPATH=path)["state"] == "ok"
 
 
+# ==== DeepSpeed ====
+
+FACTS = "installed_ops = {'cpu_adam': True, 'async_io': True, 'fused_adam': False}\ntorch_info = {'version': '2.7'}\n"
+COMPANIONS = {
+    f"{name}.py": "__version__ = '9'" for name in ("transformers", "trl", "peft", "accelerate", "datasets")
+}
+
+
+def deepspeed(folder: Path, torch_version: str, facts: str = FACTS) -> str:
+    modules = {
+        "torch.py": f"__version__ = {torch_version!r}",
+        "deepspeed/__init__.py": "__version__ = '0.19.8'",
+    }
+    return package(folder, modules | {"deepspeed/git_version_info.py": facts})
+
+
+def test_deepspeed_is_shown_with_its_kernels_and_companions(tmp_path: Path) -> None:
+    path = package(tmp_path, COMPANIONS) and deepspeed(tmp_path, "2.7.0a0+nv25.3")
+    found = finding("deepspeed", PYTHONPATH=path)
+    assert found["state"] == "ok", found
+    assert found["detail"].startswith("0.19.8, transformers ")
+    assert found["detail"].endswith("; kernels: async_io, cpu_adam")
+
+
+def test_deepspeed_built_for_another_torch_does_not_count(tmp_path: Path) -> None:
+    found = finding("deepspeed", PYTHONPATH=package(tmp_path, COMPANIONS) and deepspeed(tmp_path, "2.9.1"))
+    assert found["state"] == "missing"
+    assert "kernels for PyTorch 2.7, and this is 2.9.1" in found["detail"]
+
+
+def test_deepspeed_without_compiled_kernels_says_when_they_are_compiled(tmp_path: Path) -> None:
+    facts = "installed_ops = {'cpu_adam': False}\ntorch_info = {'version': '0.0'}\n"
+    path = package(tmp_path, COMPANIONS) and deepspeed(tmp_path, "2.9.1", facts)
+    assert finding("deepspeed", PYTHONPATH=path)["detail"].endswith("none (the first job compiles them)")
+
+
+def test_deepspeed_without_its_companions_does_not_count(tmp_path: Path) -> None:
+    found = finding("deepspeed", PYTHONPATH=deepspeed(tmp_path, "2.7.0"))
+    assert (found["state"], found["detail"]) == ("missing", "no module trl")
+
+
 # ==== files ====
 
 

@@ -50,6 +50,15 @@ def test_the_script_carries_the_recipe_as_it_is(tmp_path: Path) -> None:
         assert files[Path(name).name] == (ENROOT / name).read_text()
 
 
+def test_deepspeed_brings_its_list_of_packages(tmp_path: Path) -> None:
+    image = {**IMAGE, "deepspeed": True, "megatron_deepspeed": "/shared/Megatron-DeepSpeed"}
+    text = script(tmp_path, image=image)
+    assert carried(text)["deepspeed.txt"] == (ENROOT / "deepspeed.txt").read_text()
+    line = options(text)
+    assert " --megatron-deepspeed=/shared/Megatron-DeepSpeed " in line
+    assert " --deepspeed" in line.replace("--deepspeed.txt", "")
+
+
 def test_the_topology_is_that_of_the_node_type(tmp_path: Path) -> None:
     site = tmp_path / "site.yaml"
     site.write_text("extends: azure-ndv5\nnode_type: ndv4\n")
@@ -109,6 +118,7 @@ def test_it_runs_on_one_node_without_container_and_devices(tmp_path: Path) -> No
     [
         ({"image": {"code": "/c"}}, "image.output"),
         ({"image": {"output": "/i.sqsh"}}, "image.code"),
+        ({"image": {**IMAGE, "megatron_deepspeed": "/m"}}, "image.megatron_deepspeed"),
         ({"image": {**IMAGE, "megatron_core": "0.16.1"}}, "contains its own Megatron-Core"),
     ],
 )

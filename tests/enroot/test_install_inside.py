@@ -5,6 +5,7 @@ Folders of the test are laid over those that it writes to, so the machine itself
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -171,6 +172,56 @@ def test_pip_keeps_the_images_packages(image_with_pip: Path) -> None:
         assert "apex" not in found
     assert {"hpcgen", "psutil", "tqdm", "zstandard"} <= found.keys()
     assert "0.16.1" in found.values()
+
+
+# ==== DeepSpeed ====
+
+
+def lock(image: Path, *wheels: Path) -> None:
+    """Write deepspeed.txt with these wheels and their hashes."""
+    lines = ["# made by a test"]
+    for path in wheels:
+        name, version, *_ = path.name.split("-")
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        lines.append(f"{name.replace('_', '-')}=={version} --hash=sha256:{digest}")
+    (image / "mnt/deepspeed.txt").write_text("\n".join(lines) + "\n")
+
+
+def test_deepspeed_adds_only_what_the_image_lacks(image_with_pip: Path) -> None:
+    index = image_with_pip / "opt/index"
+    deepspeed = wheel(index, "deepspeed", "0.19", "hjson")
+    lock(image_with_pip, wheel(index, "hjson", "3.1"), wheel(index, "torch", "2.99"), deepspeed)
+    checkout = image_with_pip / "mnt/checkout"
+    (checkout / "megatron/data").mkdir(parents=True)
+    (checkout / "megatron/data/Makefile").write_text("default:\n\t@echo built >helpers.so\n")
+    done, found = pip_inside(image_with_pip, "deepspeed", "/mnt/checkout")
+    assert done.returncode == 0, done.stderr
+    assert (found["deepspeed"], found["hjson"]) == ("0.19", "3.1")
+    assert found["torch"] == "2.7.0a0+7c8ec84dab.nv25.3"
+    helper = image_with_pip / "opt/hpcgen/Megatron-DeepSpeed/megatron/data/helpers.so"
+    assert helper.read_text() == "built\n"
+    assert helper.stat().st_mode & 0o004
+    again, found = pip_inside(image_with_pip, "deepspeed")
+    assert (again.returncode, found["deepspeed"]) == (0, "0.19"), again.stderr
+
+
+def test_a_package_with_another_hash_is_refused(image_with_pip: Path) -> None:
+    index = image_with_pip / "opt/index"
+    lock(image_with_pip, wheel(index, "hjson", "3.1"))
+    wheel(index, "hjson", "3.1", "tqdm")
+    done, found = pip_inside(image_with_pip, "deepspeed")
+    assert (done.returncode, "DO NOT MATCH THE HASHES" in done.stderr) == (1, True)
+    assert "hjson" not in found
+
+
+def test_a_package_that_needs_another_torch_is_named(image_with_pip: Path) -> None:
+    index = image_with_pip / "opt/index"
+    lock(image_with_pip, wheel(index, "trl", "1.16", "torch>=2.8"))
+    done, _ = pip_inside(image_with_pip, "deepspeed")
+    assert done.returncode == 1
+    assert (
+        "do not suit DeepSpeed's: trl 1.16 has requirement torch>=2.8, but you have torch 2.7" in done.stderr
+    )
 
 
 # ==== Debian packages ====
