@@ -10,7 +10,10 @@ from typing import Any
 from hpcgen import load_run, plan
 from hpcgen.config.loader import Run
 from hpcgen.planning.plan import Plan
+from hpcgen.stages import STAGES
 
+MODEL_STAGES = tuple(name for name, stage in STAGES.items() if not stage.runs_user_program)
+"""Stages that a run file with a model can have."""
 SHAPE = {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "seq_length": 128}
 
 

@@ -22,7 +22,6 @@ from pathlib import Path
 import pytest
 
 from hpcgen.config.presets import PRESETS
-from hpcgen.stages import STAGES
 from tests.cli.command import hpcgen
 from tests.hostile import (
     hostile_strings,
@@ -31,6 +30,7 @@ from tests.hostile import (
     require_shellcheck,
     run_script,
 )
+from tests.runs import MODEL_STAGES
 
 CASES_IN_CI = 500
 CASES_IN_FULL = 10_000
@@ -403,7 +403,7 @@ def go_through(seed: int, num_cases: int) -> Counter[str]:
         os.environ["XDG_CONFIG_HOME"] = str(directory / "xdg")
         write_corpus()
         for index in range(num_cases):
-            case, stage = make_case(rng), rng.choice((*STAGES, "train", "train"))
+            case, stage = make_case(rng), rng.choice((*MODEL_STAGES, "train", "train"))
             try:
                 script = render(case, stage)
             except BaseException as error:
@@ -431,7 +431,7 @@ def undisturbed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_files_are_valid_before_they_are_corrupted() -> None:
-    for stage in STAGES:
+    for stage in MODEL_STAGES:
         assert render(Case(PLAIN.encode(), SITE.encode()), stage) is not None
 
 

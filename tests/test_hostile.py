@@ -23,7 +23,7 @@ from hpcgen.config import document as documents
 from hpcgen.config.cluster import ClusterConfig
 from hpcgen.config.corpus import CorpusJob
 from hpcgen.config.fields import constraint_problems
-from hpcgen.config.run import RunConfig
+from hpcgen.config.run import TRAINER_SECTIONS, RunConfig
 from hpcgen.config.validation import describe
 from hpcgen.errors import ConfigErrors, HpcgenError
 from hpcgen.planning.environment import library_path
@@ -43,7 +43,7 @@ from tests.hostile import (
     text_at,
     text_places,
 )
-from tests.runs import SHAPE
+from tests.runs import MODEL_STAGES, SHAPE
 from trainer.contract.config import TrainerConfig, from_dict
 
 STRINGS_IN_CI = 2
@@ -121,6 +121,8 @@ def base(place: Place) -> str:
         return "a blend for each split"
     if place[:3] == ("data", "corpus", "source") and place[3] != "directory":
         return "huggingface" if place[3] == "token_variable" else str(place[3])
+    if place[0] == "program" or place[:2] == ("slurm", "run"):
+        return "a program"
     return "GPT-2's tokenizer" if place[-1] in ("vocab_file", "merges_file") else "one blend"
 
 
@@ -141,6 +143,9 @@ def values(way: str, runtime: str, texts: Mapping[TextField, str]) -> tuple[dict
     if runtime == "none":
         container = {}
     run = {**RUN, "data": data, "container": {**container, "runtime": runtime}}
+    if way == "a program":
+        run = {key: value for key, value in run.items() if key not in (*TRAINER_SECTIONS, "data")}
+        run["program"] = {"command": ["true", "{JOB_ID}"], "directory": "."}
     image = Path("gpt.sqsh").absolute()
     image.touch()
     scratch = Path("scratch").absolute()
@@ -159,7 +164,7 @@ def write(path: Path, document: dict[str, Any]) -> None:
 
 
 def planned(
-    directory: Path, run: dict[str, Any], site: dict[str, Any], stages: Collection[str] = tuple(STAGES)
+    directory: Path, run: dict[str, Any], site: dict[str, Any], stages: Collection[str] = MODEL_STAGES
 ) -> Plan:
     """The plan of these stages."""
     write(directory / "run.yaml", run)
@@ -172,7 +177,7 @@ def read_by(texts: Mapping[TextField, str]) -> Collection[str]:
     if any(place[-1] in ("vocab_file", "merges_file") for _, place in texts):  # these stages fix the names
         return [name for name in STAGES if name not in ("generate", "export")]
     sections = {place[1] if cls is RunConfig and place[0] == "slurm" else None for cls, place in texts}
-    return [name for name, stage in STAGES.items() if sections == {stage.section}] or tuple(STAGES)
+    return [name for name, stage in STAGES.items() if sections == {stage.section}] or MODEL_STAGES
 
 
 def require_clean(messages: tuple[str, ...]) -> None:
@@ -194,7 +199,9 @@ def refused_by_form(field: TextField, text: str) -> bool:
 def taken(directory: Path, runtime: str, texts: Mapping[TextField, str], way: str) -> Plan | None:
     """The plan with these texts, whose scripts say nothing else to sbatch; None when they are refused."""
     try:
-        found = planned(directory, *values(way, runtime, texts), read_by(texts))
+        found = planned(
+            directory, *values(way, runtime, texts), ["run"] if way == "a program" else read_by(texts)
+        )
         scripts = {stage: render(found, stage) for stage in found.stages}
     except HpcgenError as error:
         messages = error.messages if isinstance(error, ConfigErrors) else (str(error),)
@@ -254,7 +261,7 @@ def require_carried(found: Plan, stage: str, ran: Recording) -> None:
     with_libraries = ("sh", "-c", LIBRARY_PATH, "library_path", libraries) if libraries else ()
     assert holds(step, (*image, *(container.words() if container else ()), *with_libraries, "env"))
     assert f"TMPDIR={cluster.scratch}/hpcgen-slurm-77/tmp" in step
-    python = () if stage == "image" else (planned_stage.python,)
+    python = () if stage in ("image", "run") else (planned_stage.python,)
     assert holds(step, (*python, *planned_stage.arguments))
 
     if stage in ("train", "node-health"):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from hpcgen.config.cluster import ClusterConfig
 from hpcgen.config.container import Runtime, is_image_file
 from hpcgen.config.loader import Run, load_cluster_run
+from hpcgen.config.program import ProgramConfig
 from hpcgen.config.run import RunConfig
 from hpcgen.planning.allocation import within_limit
 from hpcgen.planning.plan import Plan, plan
@@ -86,6 +87,7 @@ def _config(run: Run, runtime: Runtime, preflight: bool) -> RunConfig:
         config,
         container=dataclasses.replace(config.container, runtime=runtime, image=stand_in),
         slurm=dataclasses.replace(config.slurm, defaults=defaults),
+        program=ProgramConfig(command=("true",)),
         preflight=dataclasses.replace(config.preflight, node_health=preflight, spare_nodes=spare_nodes),
     )
 

@@ -16,7 +16,6 @@ from hpcgen.cli.options import (
     stage_list,
     warn,
 )
-from hpcgen.stages.train import TRAIN
 
 if TYPE_CHECKING:
     from hpcgen.planning.environment import Variable
@@ -27,7 +26,7 @@ NOT_FOR_A_SHELL = ("LD_LIBRARY_PATH",)
 
 
 @click.command("env", epilog=stage_list())
-@click.argument("stage", type=StageChoice(), default=TRAIN.name, metavar="[STAGE]")
+@click.argument("stage", type=StageChoice(), required=False, metavar="[STAGE]")
 @run_or_cluster_options
 @click.option(
     "--format",
@@ -38,7 +37,7 @@ NOT_FOR_A_SHELL = ("LD_LIBRARY_PATH",)
     help="sh prints commented exports and the list for --container-env; json prints the same as JSON.",
 )
 def command(
-    stage: str,
+    stage: str | None,
     config: Path | None,
     cluster: str | None,
     run_dir: str | None,
@@ -49,15 +48,17 @@ def command(
 
     For example: eval "$(hpcgen env train --cluster azure-ndv5)"
 
-    Default for STAGE: train.
+    Default for STAGE: train, or run for a run file with a program.
 
     The exports are the ones in the script that hpcgen renders. HPCGEN_CONTAINER_ENV, which is not exported, holds
     the names for srun --container-env="$HPCGEN_CONTAINER_ENV". For variables not named there, values set in the
     image take precedence.
     """
     from hpcgen.planning.explanation import explain
+    from hpcgen.planning.plan import main_stage
 
-    explained = explain(stage, read_run_or_cluster(config, cluster, run_dir, overrides))
+    run = read_run_or_cluster(config, cluster, run_dir, overrides)
+    explained = explain(stage or main_stage(run), run)
     warn(explained.warnings)
     variables = [variable for variable in explained.variables if variable.name not in NOT_FOR_A_SHELL]
     left_out = [variable for variable in explained.variables if variable.name in NOT_FOR_A_SHELL]

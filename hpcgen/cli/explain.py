@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpcgen.cli.options import StageChoice, json_option, read_run_or_cluster, run_or_cluster_options, warn
-from hpcgen.stages.train import TRAIN
 from hpcgen.text import counted
 
 if TYPE_CHECKING:
@@ -34,9 +33,7 @@ GIVEN = ("cluster", "run file", "override")
     "--stage",
     type=StageChoice(),
     metavar="STAGE",
-    default=TRAIN.name,
-    show_default=True,
-    help="Stage; see hpcgen render --help.",
+    help="Stage; see hpcgen render --help.  [default: train, or run for a run file with a program]",
 )
 @click.option(
     "--diff",
@@ -52,7 +49,7 @@ def command(
     cluster: str | None,
     run_dir: str | None,
     overrides: tuple[str, ...],
-    stage: str,
+    stage: str | None,
     other: str | None,
     as_json: bool,
 ) -> None:
@@ -64,8 +61,10 @@ def command(
     NAME may contain * and ?. Default: all variables.
     """
     from hpcgen.planning.explanation import compare, explain, leaked
+    from hpcgen.planning.plan import main_stage
 
     run = read_run_or_cluster(config, cluster, run_dir, overrides)
+    stage = stage or main_stage(run)
     explained = explain(stage, run)
     warn(explained.warnings)
     if other is not None:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpcgen.cli.options import complete_clusters, program
+from hpcgen.cli.options import complete_clusters
+from hpcgen.cli.options import program as this_program
 from hpcgen.errors import ConfigErrors, HpcgenError
 
 if TYPE_CHECKING:
@@ -40,8 +41,9 @@ def _complete_presets(context: click.Context, parameter: click.Parameter, incomp
     "script",
     type=click.Path(path_type=Path),
     metavar="SCRIPT",
-    help="Convert a Megatron-LM batch script. Options that cannot be converted are listed; those that affect results "
-    "are errors.",
+    help="Convert a batch script. pretrain_gpt.py of Megatron-LM becomes hpcgen's trainer, and options that affect "
+    "results and cannot be converted are errors. Any other program, and with --program pretrain_gpt.py too, is run as "
+    "it is by stage run. Parts that are not converted are listed.",
 )
 @click.option(
     "--set",
@@ -58,6 +60,11 @@ def _complete_presets(context: click.Context, parameter: click.Parameter, incomp
     help="Continue the pretraining of a Hugging Face model: take the model, the tokenizer and the sequence length from "
     "this directory.",
 )
+@click.option(
+    "--program",
+    is_flag=True,
+    help="Run a training program of your own, without hpcgen's trainer. With --from: the program of the script.",
+)
 @click.option("--force", is_flag=True, help="Replace an existing file.")
 def command(
     path: Path,
@@ -68,6 +75,7 @@ def command(
     script: Path | None,
     overrides: tuple[str, ...],
     hf_dir: Path | None,
+    program: bool,
     force: bool,
 ) -> None:
     """Write a commented run file to PATH.
@@ -78,17 +86,18 @@ def command(
     from hpcgen.config.presets import PRESETS
     from hpcgen.config.run import RunConfig
     from hpcgen.config.schema import json_schema
-    from hpcgen.config.starter import TIME, run_file, starter
+    from hpcgen.config.starter import TIME, program_starter, run_file, starter
     from hpcgen.config.validation import check_text
     from hpcgen.files import write_output
     from hpcgen.planning.allocation import within_limit
 
+    _require_no_model(program, preset, hf_dir)
     _require_compatible(preset, cluster, script, hf_dir, overrides)
     _require_new_file(path, force)
     cluster = cluster or "azure-ndv5"
     profile, node_type = load_cluster(cluster, path.absolute().parent)
     chosen = _chosen(overrides)
-    migration = None if script is None else _migrate(script, profile, node_type, chosen)
+    migration = None if script is None else _migrate(script, profile, node_type, chosen, as_program=program)
     name = name or (migration and migration.name) or path.stem
     run_dir = run_dir or f"runs/{name}"
     check_text(RunConfig, {"name": name, "paths": {"run_dir": run_dir}}, "hpcgen init")
@@ -98,11 +107,13 @@ def command(
     own = {"name": name, "cluster": cluster, "paths": {"run_dir": run_dir}}
     editor = f"./{schema.name}"
     gpus = node_type.gpus_per_node
-    if hf_dir is not None:
-        values = _from_huggingface(own, hf_dir, weights, gpus, time)
-        text = run_file(values, editor, file_name=path.name)
-    elif migration is not None:
+    if migration is not None:
         values = _complete({**own, **migration.sections}, chosen, str(script))
+        text = run_file(values, editor, file_name=path.name, notes=_notes(script, migration))
+    elif program:
+        text = program_starter(name, cluster, run_dir, editor, time=time, file_name=path.name)
+    elif hf_dir is not None:
+        values = _from_huggingface(own, hf_dir, weights, gpus, time)
         text = run_file(values, editor, file_name=path.name)
     else:
         defaults = PRESETS.get(preset or "")
@@ -114,9 +125,9 @@ def command(
     write_output(path, text, mode=0o666)
     if migration is not None:
         _show_leftovers(script, migration)
-    steps = [f"{program()} validate -c {path}"]
+    steps = [f"{this_program()} validate -c {path}"]
     if hf_dir is not None:
-        steps.insert(0, f"{program()} checkpoint import {hf_dir} --to {path.parent / weights}")
+        steps.insert(0, f"{this_program()} checkpoint import {hf_dir} --to {path.parent / weights}")
     click.echo(f"wrote {path}; next: {' && '.join(steps)}", err=True)
 
 
@@ -169,6 +180,19 @@ def _require_compatible(
         )
 
 
+def _require_no_model(program: bool, preset: str | None, hf_dir: Path | None) -> None:
+    """Checks that --program is not combined with an option that sets the model.
+
+    Raises:
+        HpcgenError: it is.
+    """
+    for option, value in (("--preset", preset), ("--from-hf", hf_dir)):
+        if program and value is not None:
+            raise HpcgenError(
+                f"--program excludes {option}, which sets the shape of a model", "use only one of them"
+            )
+
+
 def _make_run_directory(directory: Path) -> None:
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -216,19 +240,40 @@ def _complete(carried: Mapping[str, Any], chosen: Document, script: str) -> dict
         ConfigErrors: values are not valid in a run file.
     """
     from hpcgen.config.document import constant, merge
+    from hpcgen.config.loader import UNUSED_MODEL
+    from hpcgen.config.presets import PRESETS
     from hpcgen.config.run import RunConfig
     from hpcgen.config.validation import build, describe
 
     document = merge(constant(carried, script), chosen)
-    if problems := build(RunConfig, document).problems:
+    checked = document
+    if "program" in document.values:  # which needs no model
+        unused = {**PRESETS[str(UNUSED_MODEL["preset"])].sections, **UNUSED_MODEL}
+        checked = merge(constant(unused, "program"), document)
+    if problems := build(RunConfig, checked).problems:
         raise ConfigErrors([describe(problem, document) for problem in problems])
     return document.values
+
+
+def _notes(script: Path | None, migration: Migration) -> list[str]:
+    """Comments for the run file of a program: the parts of the script that are not in it."""
+    from hpcgen.check.migration.migration import printable
+
+    if "program" not in migration.sections or not migration.leftovers:
+        return []
+    lines = (
+        f"  line {leftover.line}: {printable(leftover.what)}: {printable(leftover.why)}"
+        for leftover in migration.leftovers
+    )
+    return [f"Not converted from {printable(str(script))}:", *lines]
 
 
 def _show_leftovers(script: Path | None, migration: Migration) -> None:
     """Prints to standard error what was not converted."""
     from hpcgen.check.migration.migration import printable
 
+    if "program" in migration.sections:
+        click.echo(f"{script}: the run file starts the script's own program (stage run)", err=True)
     for leftover in migration.leftovers:
         click.secho(
             f"{script}:{leftover.line}: not converted: {printable(leftover.what)}", fg="yellow", err=True
@@ -238,11 +283,13 @@ def _show_leftovers(script: Path | None, migration: Migration) -> None:
         click.echo(f"the trainer does this by default: {' '.join(migration.usual)}", err=True)
 
 
-def _migrate(script: Path, cluster: ClusterConfig, node_type: NodeType, chosen: Document) -> Migration:
+def _migrate(
+    script: Path, cluster: ClusterConfig, node_type: NodeType, chosen: Document, *, as_program: bool
+) -> Migration:
     from hpcgen.check.migration.migration import migrate
 
     try:
         text = script.read_bytes().decode(errors="replace")
     except OSError as error:
         raise HpcgenError(f"{script}: cannot be read ({error.strerror})", "name a batch script") from error
-    return migrate(text, str(script), cluster, node_type, chosen.values)
+    return migrate(text, str(script), cluster, node_type, chosen.values, as_program=as_program)

@@ -36,6 +36,7 @@ SECTIONS = {
     "Inspect": {
         "report": "hpcgen.cli.report",
         "explain": "hpcgen.cli.explain",
+        "memory": "hpcgen.cli.memory",
         "lint": "hpcgen.cli.lint",
     },
     "Cluster": {

@@ -15,4 +15,5 @@ def command(kind: str) -> None:
     from hpcgen.config.run import RunConfig
     from hpcgen.config.schema import json_schema
 
-    click.echo(json.dumps(json_schema(RunConfig if kind == "run" else ClusterConfig), indent=1))
+    described = {"run": RunConfig, "cluster": ClusterConfig}[kind]
+    click.echo(json.dumps(json_schema(described), indent=1))

@@ -9,7 +9,6 @@ import click
 
 from hpcgen.cli.options import StageChoice, run_options, warn
 from hpcgen.errors import HpcgenError
-from hpcgen.stages.train import TRAIN
 
 
 @click.command("validate")
@@ -19,14 +18,14 @@ from hpcgen.stages.train import TRAIN
 def command(stages: tuple[str, ...], config: Path, overrides: tuple[str, ...], as_json: bool) -> None:
     """Check a run file and summarize what its stages would do.
 
-    Default for STAGES: train.
+    Default for STAGES: train, or run for a run file with a program.
     """
     from hpcgen import api
     from hpcgen.planning.summary import for_people, summarize
     from hpcgen.slurm.corpus import check_pairs
 
     try:
-        plan = api.plan(api.load_run(config, overrides), stages or (TRAIN.name,))
+        plan = api.plan(api.load_run(config, overrides), stages)
         check_pairs(plan)
     except HpcgenError as error:
         if as_json:

@@ -26,10 +26,7 @@ def sections(directory: Path, load: str) -> dict[str, Any]:
         HpcgenError: the directory has no supported model, or no tokenizer that fits it.
     """
     document = _read(directory / "config.json")
-    try:
-        _, model = model_of(document)
-    except ConfigError as error:
-        raise HpcgenError(f"{directory / 'config.json'}: {error}") from error
+    _, model = _model_of(directory / "config.json", document)
     tokenizer = _tokenizer(directory, document)
     config = TokenizerConfig(**tokenizer)
     if (needed := tokenizers.vocab_size(config)) > (model.vocab_size or 0):
@@ -44,6 +41,23 @@ def sections(directory: Path, load: str) -> dict[str, Any]:
         "optimizer": {"lr": LR},
         "checkpoint": {"load": load, "finetune": True},
     }
+
+
+def read_model(path: Path) -> tuple[str, ModelConfig]:
+    """The family (`model_type`) and the resolved model of a config.json.
+
+    Raises:
+        HpcgenError: the file cannot be read, or its architecture is not supported.
+    """
+    return _model_of(path, _read(path))
+
+
+def _model_of(path: Path, document: dict[str, Any]) -> tuple[str, ModelConfig]:
+    try:
+        family, model = model_of(document)
+    except ConfigError as error:
+        raise HpcgenError(f"{path}: {error}") from error
+    return family.name, model
 
 
 def _shortest(model: ModelConfig) -> dict[str, Any]:

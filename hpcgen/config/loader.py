@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,13 +31,16 @@ from hpcgen.config.node_types import (
 )
 from hpcgen.config.overrides import override
 from hpcgen.config.presets import PRESETS, Preset
-from hpcgen.config.run import RunConfig
+from hpcgen.config.run import TRAINER_SECTIONS, RunConfig
 from hpcgen.config.trust import require_trusted_file
 from hpcgen.config.validation import build, describe
 from hpcgen.errors import ConfigErrors, HpcgenError, Problem
 from hpcgen.text import did_you_mean
+from trainer.contract.config import BlendConfig
 
 SHIPPED_CLUSTERS = Path(__file__).parent.parent / "clusters"
+UNUSED_MODEL = {"preset": "tiny", "data": {"mock": True}}
+"""Values for the required keys about the model, for runs whose stages do not use them."""
 
 
 @dataclass(frozen=True)
@@ -98,9 +101,8 @@ def load_cluster_run(cluster: str, run_dir: str, overrides: Sequence[str] = ()) 
     values = {
         "name": Path(cluster).name.removesuffix(".yaml"),
         "cluster": cluster,
-        "preset": "tiny",
         "paths": {"run_dir": run_dir},
-        "data": {"mock": True},
+        **UNUSED_MODEL,
     }
     document = documents.constant(values, "the command line")
     options = {"name": "--cluster", "cluster": "--cluster", "paths.run_dir": "--run-dir"}
@@ -117,6 +119,9 @@ def load_document(document: Document, directory: Path, overrides: Sequence[str] 
     for assignment in [overrides] if isinstance(overrides, str) else overrides:
         document = documents.merge(document, override(RunConfig, assignment))
     messages: list[str] = []
+    if document.get("program") is not None:
+        messages += [describe(problem, document) for problem in _trainer_keys(document)]
+        document = documents.merge(documents.constant(UNUSED_MODEL, "program"), _without_trainer(document))
     preset = _preset(document, messages)
     if preset is not None:
         document = documents.merge(documents.constant(preset.sections, f"preset {preset.name}"), document)
@@ -188,6 +193,21 @@ def cluster_names(base: Path | None = None) -> list[str]:
 def find_cluster(name: str) -> Path | None:
     """The file of the profile `name`, a name or a path; None if there is none."""
     return _find_cluster(name, Path.cwd(), None, ())
+
+
+def _trainer_keys(document: Document) -> Iterator[Problem]:
+    """Yields the keys for hpcgen's trainer in a document with the section `program`."""
+    of_blend = {f"data.{field.name}" for field in dataclasses.fields(BlendConfig)}
+    for key in (*TRAINER_SECTIONS, *sorted(of_blend)):
+        if document.get(key) is not None:
+            reason = "is for hpcgen's trainer, but the run file has the section program"
+            yield Problem(key, reason, "remove it, or remove program to train with hpcgen's trainer")
+
+
+def _without_trainer(document: Document) -> Document:
+    for problem in _trainer_keys(document):
+        document = documents.without(document, problem.path)
+    return document
 
 
 def _preset(document: Document, messages: list[str]) -> Preset | None:

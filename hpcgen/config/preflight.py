@@ -1,4 +1,4 @@
-"""Settings for node checks and spare nodes of training jobs."""
+"""Settings for node checks and spare nodes of the stages train and run."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ class PreflightConfig:
     max_exclusions: NonNegative = 3
     """Maximum number of times the job requeues itself because of bad nodes."""
     spare_nodes: NonNegative = 0
-    """Extra nodes to allocate beyond slurm.train.nodes. A spare replaces a node that is bad or fails. Implies
-    node_health."""
+    """Extra nodes to allocate beyond slurm.train.nodes or slurm.run.nodes. A spare replaces a node that is bad or
+    fails. Implies node_health."""

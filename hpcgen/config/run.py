@@ -11,6 +11,7 @@ from hpcgen.config.fields import EnvironmentName, FilePath, Name, RunPath
 from hpcgen.config.huggingface_export import ExportConfig
 from hpcgen.config.image import ImageConfig
 from hpcgen.config.preflight import PreflightConfig
+from hpcgen.config.program import ProgramConfig
 from hpcgen.config.slurm_section import SlurmConfig
 from hpcgen.config.tokenizer import TokenizerConfig
 from trainer.contract.config import (
@@ -46,6 +47,10 @@ class DataConfig(BlendConfig):
     """Corpus that the data stages convert to .bin/.idx pairs; null if the data is already tokenized."""
 
 
+TRAINER_SECTIONS = ("preset", "model", "parallelism", "training", "optimizer", "checkpoint", "logging")
+"""Keys of a run file that only hpcgen's trainer reads. A run file with `program` has none of them."""
+
+
 @config_section
 class RunConfig:
     """A run file. Every key is documented here; unknown keys are errors."""
@@ -74,6 +79,8 @@ class RunConfig:
     """Node checks before training, and spare nodes."""
     data: DataConfig = field(default_factory=DataConfig)
     """Corpus, tokenizer and data blend."""
+    program: ProgramConfig | None = None
+    """Training program of your own, which stage run starts in place of hpcgen's trainer; null for hpcgen's trainer."""
     model: ModelConfig
     """Shape of the GPT model."""
     parallelism: ParallelismConfig = field(default_factory=ParallelismConfig)

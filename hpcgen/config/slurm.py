@@ -14,7 +14,7 @@ class StageSettings:
     nodes: Count | None = None
     """Number of nodes. Default: 1."""
     ntasks_per_node: Count | None = None
-    """Tasks per node. Default: one per GPU for train, and 1 for stages without GPUs."""
+    """Tasks per node. Default: one per GPU for train and run, and 1 for stages without GPUs."""
     cpus_per_task: Count | None = None
     """CPUs per task. Default: an equal share of the node's CPUs, if the node type defines them."""
     mem: SlurmWord | None = None
@@ -32,8 +32,8 @@ class StageSettings:
     constraint: SlurmWord | None = None
     """Required node features."""
     signal_lead_s: Count | None = None
-    """Seconds before the time limit at which the job is asked to save a last checkpoint and stop. Default: computed
-    from the checkpoint's size."""
+    """Seconds before the time limit at which the job is asked to save a last checkpoint and stop. Default: for train,
+    computed from the checkpoint's size; for run, 300."""
     max_restarts: NonNegative | None = None
     """Maximum number of times the job requeues itself. Default: 100."""
     extra_directives: tuple[Directive, ...] | None = None

@@ -8,12 +8,12 @@ import math
 import re
 import textwrap
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hpcgen.config.field_docs import field_docs
 from hpcgen.config.presets import Preset
-from hpcgen.config.run import RunConfig
+from hpcgen.config.run import TRAINER_SECTIONS, RunConfig
 from hpcgen.config.validation import inner_class
 from trainer.contract.config import field_hints
 
@@ -55,6 +55,20 @@ def starter(
     return run_file(chosen, schema, preset=preset, file_name=file_name)
 
 
+def program_starter(
+    name: str, cluster: str, run_dir: str, schema: str, *, time: str = TIME, file_name: str = "run.yaml"
+) -> str:
+    """The text of a new run file for a program of the user, without the keys of hpcgen's trainer."""
+    chosen = {
+        "name": name,
+        "cluster": cluster,
+        "paths": {"run_dir": run_dir},
+        "slurm": {"run": {"nodes": 1, "time": time}},
+        "program": {"command": ["python", "train.py"]},
+    }
+    return run_file(chosen, schema, file_name=file_name)
+
+
 def starter_corpus(name: str, gpus_per_node: int) -> dict[str, Any]:
     """The keys of the section data for a corpus in the directory `corpus`, to be replaced by the user's."""
     # each output file must contribute documents to validation, so the small corpus of a CPU-only machine gets one file
@@ -65,12 +79,18 @@ def starter_corpus(name: str, gpus_per_node: int) -> dict[str, Any]:
 
 
 def run_file(
-    chosen: Mapping[str, Any], schema: str, *, preset: Preset | None = None, file_name: str = "run.yaml"
+    chosen: Mapping[str, Any],
+    schema: str,
+    *,
+    preset: Preset | None = None,
+    file_name: str = "run.yaml",
+    notes: Sequence[str] = (),
 ) -> str:
-    """The text of a run file with the values `chosen` and every other key as a comment."""
+    """The text of a run file with the values `chosen` and every other key as a comment. It begins with the notes."""
     lines = [
         f"# yaml-language-server: $schema={schema}",
         *_commands(chosen, file_name),
+        *(f"# {note}" for note in notes),
         "# Commented-out keys show their defaults. Relative paths start at this file's directory.",
         "",
         *_section(RunConfig, chosen, preset.sections if preset else {}, 0),
@@ -80,6 +100,11 @@ def run_file(
 
 def _commands(chosen: Mapping[str, Any], file_name: str) -> Iterator[str]:
     """Yields comments with the next commands to run."""
+    if "program" in chosen:
+        yield "# Check this file, and queue the program:"
+        yield f"#   hpcgen validate -c {file_name}"
+        yield f"#   hpcgen submit run -c {file_name}"
+        return
     if "corpus" in chosen.get("data", {}):
         yield "# Make the data and train. Insert download before prepare if the source is not a directory:"
         yield f"#   hpcgen data plan -c {file_name}"
@@ -122,16 +147,19 @@ def _micro_batch(preset: Preset, gpus_per_node: int) -> dict[str, int]:
 
 def _section(cls: type, chosen: Mapping[str, Any], preset: Mapping[str, Any], depth: int) -> Iterator[str]:
     docs, hints = field_docs(cls), field_hints(cls)
+    unused = (*TRAINER_SECTIONS, "data") if cls is RunConfig and "program" in chosen else ()
     for field in dataclasses.fields(cls):
+        if field.name in unused:
+            continue
         inner = inner_class(hints[field.name])
         nested = inner is not None and typing.get_origin(hints[field.name]) not in (tuple, dict)
         given, usual = chosen.get(field.name), preset.get(field.name)
         yield from _comment(docs[field.name], depth)
-        if nested and (depth == 0 or given is not None):
+        if nested and (given is not None or (depth == 0 and field.default is not None)):
             assert inner is not None
             lines = list(_section(inner, given or {}, usual or {}, depth + 1))
-            unused = all(line.lstrip().startswith("#") or not line for line in lines)
-            yield _line("# " if unused else "", f"{field.name}:", depth)
+            is_unset = all(line.lstrip().startswith("#") or not line for line in lines)
+            yield _line("# " if is_unset else "", f"{field.name}:", depth)
             yield from lines
         elif field.name in chosen:
             yield _line("", f"{field.name}: {_yaml(given)}", depth)

@@ -56,12 +56,14 @@ class Allocation:
     """Nodes of the job in addition to `nodes`, which can replace bad ones."""
     no_kill: bool = False
     """The job continues when a node fails, either with a spare or to report the node."""
+    ranks_per_node: int = 1
+    """Number of ranks on each node. Differs from `ntasks_per_node` if a task starts several ranks."""
     array: Array | None = None
     """The job array; None for other jobs. With an array, all other fields apply to each task."""
 
     @property
     def num_tasks(self) -> int:
-        """Number of ranks of the job."""
+        """Number of tasks of the job."""
         return self.nodes * self.ntasks_per_node
 
     @property
@@ -196,7 +198,8 @@ def make_allocation(
     settings = stage_settings(stage, config, cluster)
     gpus = node_type.gpus_per_node if stage.uses_gpus else 0
     spares = stage.spare_nodes(config)
-    tasks = 1 if stage.is_single_task else settings.ntasks_per_node or gpus or 1
+    ranks = 1 if stage.is_single_task else settings.ntasks_per_node or gpus or 1
+    tasks = stage.tasks_per_node(config, ranks)
     share = max(1, node_type.cpus_per_node // tasks) if node_type.cpus_per_node else None
     cpus = settings.cpus_per_task or stage.cpus_per_task(share)
     exclusive = node_type.exclusive and not _shares_node(stage, settings)
@@ -212,6 +215,7 @@ def make_allocation(
         cpu_masks=_cpu_masks(node_type, tasks, cpus) if gpus and exclusive else (),
         spare_nodes=spares,
         no_kill=spares > 0 or stage.no_kill,
+        ranks_per_node=ranks,
         array=make_array(stage, config, cluster),
     )
 
@@ -282,7 +286,7 @@ def _task_problems(
 ) -> Iterator[Problem]:
     settings, gpus = allocation.settings, allocation.gpus_per_node
     tasks, cpus = allocation.ntasks_per_node, settings.cpus_per_task or 1
-    if gpus and tasks > gpus:
+    if gpus and allocation.ranks_per_node > gpus:
         reason = f"is more than the {counted(gpus, 'GPU')} of a node. Each rank needs its own GPU"
         yield place("ntasks_per_node").problem(reason, f"use at most {gpus}")
     if node_type.cpus_per_node and tasks * cpus > node_type.cpus_per_node:

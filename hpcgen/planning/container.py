@@ -178,13 +178,15 @@ def _shows(mount: Mount, path: str, read_only: bool) -> bool:
     return same_place and inside and (read_only or not mount.read_only)
 
 
-def container_warnings(config: RunConfig, cluster: ClusterConfig) -> Iterator[Problem]:
-    """Yields warnings about images that lack the trainer or whose tag can change."""
+def container_warnings(
+    config: RunConfig, cluster: ClusterConfig, *, runs_trainer: bool = True
+) -> Iterator[Problem]:
+    """Yields warnings about images that lack the trainer, if jobs run hpcgen's code, or whose tag can change."""
     image = config.container.image or cluster.container.image or ""
     if runtime(config, cluster) == "none":
         return
     file: Literal["run", "cluster"] = "run" if config.container.image else "cluster"
-    if "nvidia/pytorch" in image and not cluster.code_dir:
+    if runs_trainer and "nvidia/pytorch" in image and not cluster.code_dir:
         reason = "contains neither Megatron-Core nor hpcgen, and code_dir is not set in the cluster profile"
         hint = "run hpcgen install-code and set code_dir to its directory, or build an image with hpcgen render image"
         yield Problem("container.image", reason, hint, file)

@@ -108,7 +108,7 @@ def stage_environment(stage: Stage, run: Run, config: RunConfig) -> tuple[Variab
     `config` is the run file with absolute paths; `run` has the origin of its values.
     """
     layers = (
-        _built_in(run),
+        _built_in(stage, run),
         _of_hooks(stage, run, config),
         _of_node_type(stage, run, config),
         _of_stage(stage, run, config),
@@ -125,10 +125,12 @@ def stage_environment(stage: Stage, run: Run, config: RunConfig) -> tuple[Variab
     return tuple(merged[name] for name in sorted(merged))
 
 
-def _built_in(run: Run) -> Iterator[Variable]:
-    """Yields the variables of every stage on every cluster."""
+def _built_in(stage: Stage, run: Run) -> Iterator[Variable]:
+    """Yields the variables of every stage on every cluster, and those for hpcgen's own code."""
     yield _own("built-in", "PYTHONUNBUFFERED", "1", "Log lines appear as soon as they are printed.")
     yield _own("built-in", "PYTHONNOUSERSITE", "1", "Packages in ~/.local must not shadow the image's.")
+    if stage.runs_user_program:
+        return
     why = "Keeps Python from importing a directory named trainer in the working directory (Python 3.11 and newer)."
     yield _own("built-in", "PYTHONSAFEPATH", "1", why)
     if run.cluster.code_dir:

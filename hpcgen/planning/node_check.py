@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 from hpcgen.config.loader import Run
 from hpcgen.config.node_type import Health, NodeType
+from hpcgen.config.run import RunConfig
+from hpcgen.planning.allocation import Allocation
 
 EXCLUDED_S = 24 * 3600
 """Seconds for which a bad node is excluded. After that, the name may belong to a replacement virtual machine."""
@@ -20,6 +22,17 @@ def node_check(run: Run) -> dict[str, object]:
         "node_expectations": expectations,
         "health_command": run.cluster.health_command,
         "excluded_s": EXCLUDED_S,
+    }
+
+
+def preflight(run: Run, config: RunConfig, allocation: Allocation) -> dict[str, object]:
+    """Settings for the check that excludes bad nodes before each attempt; none if the run file does not ask for it."""
+    if not config.preflight.node_health and config.preflight.spare_nodes == 0:
+        return {}
+    return {
+        "max_exclusions": config.preflight.max_exclusions,
+        **node_check(run),
+        "num_job_nodes": allocation.nodes + allocation.spare_nodes,
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import glob
 import os.path
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from hpcgen.config.corpus import CorpusConfig, CorpusJob, SourceConfig, blend, selection
 from hpcgen.config.fields import PATH
+from hpcgen.config.program import ProgramConfig, in_run_dir
 from hpcgen.config.run import DataConfig, RunConfig
 from hpcgen.errors import HpcgenError, Problem
 from trainer.contract import imports
@@ -43,6 +45,7 @@ def absolute_paths(config: RunConfig, directory: Path) -> RunConfig:
         checkpoint=at.fields(config.checkpoint, "save", "load"),
         model=at.functions(config.model, "layer_spec", "model_provider"),
         optimizer=at.functions(config.optimizer, "lr_schedule"),
+        program=config.program and at.program(config.program, run_dir),
         evaluation=at.evaluation(config.evaluation),
         generation=at.fields(config.generation, "prompts", "output"),
         export=at.fields(config.export, "directory"),
@@ -78,6 +81,30 @@ class _Resolver:
                 if file is not None
             },
         )
+
+    def program(self, program: ProgramConfig, run_dir: str) -> ProgramConfig:
+        """The section `program` with its paths resolved. They may begin with {RUN_DIR}, the absolute path `run_dir`.
+
+        Wildcard characters of the directories themselves are escaped in `progress.checkpoints`.
+        """
+        progress = program.progress
+        if progress is not None and progress.checkpoints is not None:
+            pattern = in_run_dir(progress.checkpoints, glob.escape(run_dir))
+            pattern = os.path.join(glob.escape(str(self._directory)), pattern)  # noqa: PTH118
+            progress = dataclasses.replace(progress, checkpoints=os.path.normpath(pattern))
+        return dataclasses.replace(
+            self.fields(program, "directory"),
+            progress=self._file(progress, run_dir),
+            stop=self._file(program.stop, run_dir),
+            done=self._file(program.done, run_dir),
+            deepspeed=program.deepspeed and self.fields(program.deepspeed, "model"),
+        )
+
+    def _file(self, section: Any, run_dir: str) -> Any:
+        """A section of the program with its field `file` resolved. Null stays null."""
+        if section is None or section.file is None:
+            return section
+        return dataclasses.replace(section, file=self.path(in_run_dir(section.file, run_dir)))
 
     def data(self, data: DataConfig) -> DataConfig:
         """The section `data` with the paths of its datasets, corpus, tokenizer and cache resolved."""

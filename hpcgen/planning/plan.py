@@ -25,6 +25,7 @@ from hpcgen.planning.resuming import no_checkpoints, proof_of_checkpoints
 from hpcgen.planning.stage import StagePlan, make_stage
 from hpcgen.planning.training import plan_training
 from hpcgen.stages import STAGES, Stage
+from hpcgen.stages.run import RUN
 from hpcgen.stages.train import TRAIN
 from hpcgen.text import counted
 from trainer.contract.config import TrainerConfig
@@ -49,10 +50,8 @@ class Plan:
         return next((stage for stage in self.stages.values() if stage.kind.trains), None)
 
 
-def plan(
-    run: Run, stages: Collection[str] = (TRAIN.name,), *, exists: Callable[[str], bool] = os.path.exists
-) -> Plan:
-    """Plans `stages` of a run, given by their names.
+def plan(run: Run, stages: Collection[str] = (), *, exists: Callable[[str], bool] = os.path.exists) -> Plan:
+    """Plans `stages` of a run, given by their names. Default: train, or run for a run file with a program.
 
     `exists` checks for data files on the login node.
 
@@ -60,7 +59,7 @@ def plan(
         ConfigErrors: the run file has mistakes or breaks rules. Lists all of them.
         HpcgenError: a stage is unknown.
     """
-    stages = [stages] if isinstance(stages, str) else stages
+    stages = [stages] if isinstance(stages, str) else stages or [main_stage(run)]
     if unknown := [stage for stage in stages if stage not in STAGES]:
         raise HpcgenError(f"unknown stage {unknown[0]!r}", f"use {', '.join(STAGES)}")
     ordered = [stage for stage in STAGES.values() if stage.name in stages]
@@ -70,7 +69,7 @@ def plan(
     checked = list(dict.fromkeys((*ordered, *(stage for stage in queued if stage is not None))))
     problems = list(_section_problems(run, checked))
     reads_trainer_config = any(stage.reads_trainer_config for stage in ordered)
-    training = plan_training(run, config) if reads_trainer_config else None
+    training = plan_training(run, config) if reads_trainer_config and not _has_program(run) else None
     trainer = training.trainer if training else None
     problems += training.errors if training else ()
     for stage in checked:
@@ -90,7 +89,7 @@ def plan(
         raise ConfigErrors(list(dict.fromkeys(errors)))
     warnings = [*_stage_warnings(run, config, planned, exists), *(training.warnings if training else ())]
     for stage in ordered:
-        warnings += stage.warnings(trainer)
+        warnings += stage.warnings(run, trainer)
     return Plan(
         run=run,
         config=config,
@@ -110,7 +109,8 @@ def _stage_warnings(
 ) -> Iterator[Problem]:
     """Yields warnings about containers, arrays and variables."""
     if any(stage.container for stage in stages.values()):
-        yield from container_warnings(run.config, run.cluster)
+        runs_trainer = not all(stage.kind.runs_user_program for stage in stages.values())
+        yield from container_warnings(run.config, run.cluster, runs_trainer=runs_trainer)
     if any(stage.kind.in_container for stage in stages.values()):
         yield from missing_file_warnings(run.config, run.cluster, exists)
     for stage in stages.values():
@@ -158,11 +158,24 @@ def _section_problems(run: Run, stages: Sequence[Stage]) -> Iterator[Problem]:
     yield from cluster_problems(cluster, node_type)
     for stage in stages:
         yield from allocation_problems(stage, config, cluster, node_type)
+        if stage.reads_trainer_config and _has_program(run):
+            reason = f"replaces hpcgen's trainer, so there is no model for stage {stage.name}"
+            yield Problem("program", reason, f"use stage {RUN.name}, or remove program")
     if config.data.corpus is not None:
         yield from corpora.problems(config.data.corpus)
     elif needing := [stage.name for stage in stages if stage.is_array]:
         hint = "set at least its directory, source and num_output_files"
         yield Problem("data.corpus", f"is missing, but stage {needing[0]} needs it", hint)
+
+
+def _has_program(run: Run) -> bool:
+    """True if the run file describes a program of the user, and therefore no model."""
+    return run.document.get("program") is not None
+
+
+def main_stage(run: Run) -> str:
+    """The stage that a run file is for: train, or run if it describes a program."""
+    return RUN.name if _has_program(run) else TRAIN.name
 
 
 def _prefix_keys(config: RunConfig) -> dict[str, str]:

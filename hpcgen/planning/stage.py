@@ -82,7 +82,8 @@ def make_stage(
     environment = stage_environment(stage, run, config)
     queued = stage.queued_stage(config)
     work = stage.work(run, config, allocation, trainer)
-    reads = (*work.reads, *_code(run), *_topology(environment))
+    signal_lead_s = signal_lead_s or work.signal_lead_s
+    reads = (*work.reads, *_code(stage, run), *_topology(environment))
     container = _container(stage, run, config, work, environment)
     return StagePlan(
         kind=stage,
@@ -117,7 +118,7 @@ def _container(
         config,
         run.cluster,
         writes=(*work.writes, *work.large, config.paths.run_dir, run.cluster.scratch),
-        reads=(*work.reads, *_code(run), *_topology(environment), *of_inputs),
+        reads=(*work.reads, *_code(stage, run), *_topology(environment), *of_inputs),
         environment=(*variables, *stage.script_variables, *stage_secrets(stage, config)),
     )
 
@@ -130,8 +131,8 @@ def _needed_by(container: Container | None, run: Run, config: RunConfig) -> tupl
     return (*(mount.source for mount in (*run.cluster.container.mounts, *config.container.mounts)), *image)
 
 
-def _code(run: Run) -> tuple[str, ...]:
-    return (run.cluster.code_dir,) if run.cluster.code_dir else ()
+def _code(stage: Stage, run: Run) -> tuple[str, ...]:
+    return (run.cluster.code_dir,) if run.cluster.code_dir and not stage.runs_user_program else ()
 
 
 def _topology(environment: tuple[Variable, ...]) -> tuple[str, ...]:

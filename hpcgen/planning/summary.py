@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+import shlex
 from typing import Any
 
 from hpcgen.config.fields import slurm_time
 from hpcgen.planning import checkpointing
+from hpcgen.planning.allocation import Allocation
+from hpcgen.planning.deepspeed import batch
+from hpcgen.planning.deepspeed.fit import configured_fit
 from hpcgen.planning.memory import GIB, estimate_memory
 from hpcgen.planning.model_size import checkpoint_bytes, parameter_count
 from hpcgen.planning.plan import Plan
@@ -15,7 +19,8 @@ from trainer.contract.batch_size import total_samples
 
 
 def summarize(plan: Plan) -> dict[str, Any]:
-    """The summary as JSON data. Keys about training are present only if training is planned; units are in the names."""
+    """The summary as JSON data. Keys about training or a program are present only if it is planned; units are in the
+    names."""
     stages = {
         stage.name: {
             "nodes": stage.allocation.nodes,
@@ -33,8 +38,66 @@ def summarize(plan: Plan) -> dict[str, Any]:
         "cluster_file": plan.run.cluster_files[0],
         "stages": stages,
         **_training(plan),
+        **_program(plan),
         "warnings": list(plan.warnings),
     }
+
+
+def _program(plan: Plan) -> dict[str, Any]:
+    stage = next((stage for stage in plan.stages.values() if stage.kind.runs_user_program), None)
+    if stage is None or plan.config.program is None:
+        return {}
+    program = plan.config.program
+    return {
+        "program": list(program.command),
+        "launcher": program.launcher,
+        "ranks": stage.allocation.nodes * stage.allocation.ranks_per_node,
+        "progress": program.progress and _chosen(program.progress),
+        "stop": program.stop and _chosen(program.stop),
+        "done_file": program.done and program.done.file,
+        "checks_nodes_first": stage.checks_nodes,
+        "signal_lead_s": stage.signal_lead_s,
+        "deepspeed": _deepspeed(plan, stage.allocation),
+    }
+
+
+def _deepspeed(plan: Plan, allocation: Allocation) -> dict[str, Any] | None:
+    program = plan.config.program
+    if program is None or program.deepspeed is None:
+        return None
+    fit = configured_fit(program.deepspeed, allocation, plan.run.node_type)
+    sizes = batch.filled(
+        program.deepspeed.config,
+        allocation.nodes * allocation.ranks_per_node // program.deepspeed.model_parallel_size,
+    )
+    return {
+        "train_batch_size": sizes.get(batch.TRAIN),
+        "zero_stage": program.deepspeed.config.get("zero_optimization", {}).get("stage", 0),
+        "memory_gib_per_gpu": fit and fit.estimate.gpu / GIB,
+        "memory_gib_per_node": fit and fit.estimate.host / GIB,
+        "nvme_gib_per_node": fit and fit.estimate.nvme / GIB,
+    }
+
+
+def _deepspeed_for_people(deepspeed: dict[str, Any] | None) -> list[tuple[str, str]]:
+    if deepspeed is None:
+        return []
+    batch_size = deepspeed["train_batch_size"]
+    text = f"ZeRO stage {deepspeed['zero_stage']}"
+    text += f", batch size {batch_size:,}" if isinstance(batch_size, int) else ""
+    lines = [("deepspeed", text)]
+    if deepspeed["memory_gib_per_gpu"] is not None:
+        nvme = deepspeed["nvme_gib_per_node"]
+        disks = f", {_gib(nvme)} of NVMe per node" if nvme else ""
+        host = _gib(deepspeed["memory_gib_per_node"])
+        memory = f"about {_gib(deepspeed['memory_gib_per_gpu'])} per GPU without activations, {host} per node{disks}"
+        lines.append(("memory", memory))
+    return lines
+
+
+def _chosen(section: object) -> dict[str, str]:
+    """The keys of a section that are set."""
+    return {key: value for key, value in vars(section).items() if value is not None}
 
 
 def _training(plan: Plan) -> dict[str, Any]:
@@ -89,15 +152,14 @@ def for_people(summary: dict[str, Any]) -> list[tuple[str, str]]:
         if stage["array_tasks"]:
             size = f"array of {counted(stage['array_tasks'], 'task')}, one node each"
         lines.append((name, f"{size}, limit {slurm_time(stage['time_s'])}, {container}"))
+    if "program" in summary:
+        return [*lines, *_program_for_people(summary)]
     if "layout" not in summary:
         return lines
     checkpoint = (
         f"{size_text(summary['checkpoint_bytes'])} {_intervals(summary)}, {_while_saving(summary)}, "
         f"about {math.ceil(summary['save_time_s'])} s to write at {summary['storage_write_gb_s']:g} GB/s "
         "(storage_write_gb_s of the profile)"
-    )
-    checked = (
-        "yes, before training" if summary["checks_nodes_first"] else "no (enable with preflight.node_health)"
     )
     stop = (
         f"asked to save a last checkpoint {summary['signal_lead_s']} s before the time limit "
@@ -115,8 +177,32 @@ def for_people(summary: dict[str, Any]) -> list[tuple[str, str]]:
         ("checkpoint", checkpoint),
         *_evaluation(summary),
         ("stop", stop),
-        ("nodes checked", checked),
+        ("nodes checked", _nodes_checked(summary)),
     ]
+
+
+def _program_for_people(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    progress, stop = (" ".join((summary[key] or {}).values()) for key in ("progress", "stop"))
+    asked = f"{stop}, {summary['signal_lead_s']} s before the time limit"
+    return [
+        (
+            "program",
+            f"{shlex.join(summary['program'])} ({summary['launcher']}, {counted(summary['ranks'], 'rank')})",
+        ),
+        ("progress", progress or "not shown: any three failed attempts in a row end the job"),
+        ("stop", asked if stop else "not asked to stop before the time limit"),
+        ("done", summary["done_file"] or "exit status 0"),
+        ("nodes checked", _nodes_checked(summary)),
+        *_deepspeed_for_people(summary["deepspeed"]),
+    ]
+
+
+def _nodes_checked(summary: dict[str, Any]) -> str:
+    return (
+        "yes, before each attempt"
+        if summary["checks_nodes_first"]
+        else "no (enable with preflight.node_health)"
+    )
 
 
 def _gib(gib: float) -> str:

@@ -28,7 +28,7 @@ from hpcgen.slurm.corpus import check_corpus, missing_tasks
 from hpcgen.slurm.job import Job, Progress
 from hpcgen.slurm.processes import kill_tree, term_exits
 from hpcgen.slurm.run_directory import Followed, make_run_directory, sharing
-from hpcgen.slurm.tasks import ModuleTask
+from hpcgen.slurm.tasks import ModuleTask, ShellTask
 from hpcgen.stages import Stage
 
 POLL_S = 0.3
@@ -99,7 +99,7 @@ def _run(plan: Plan, stage: StagePlan, run_dir: Path, on_progress: Callable[[Pro
     return job
 
 
-def _task(stage: StagePlan, job_dir: Path) -> ModuleTask:
+def _task(stage: StagePlan, job_dir: Path) -> ModuleTask | ShellTask:
     """The stage as one task. An array runs as one task on all cores."""
     environment = {variable.name: variable.value for variable in stage.environment}
     for name, text in stage.files.items():
@@ -113,6 +113,14 @@ def _task(stage: StagePlan, job_dir: Path) -> ModuleTask:
             "MASTER_PORT": str(_free_port()),
             "TRAINER_RENDEZVOUS_ID": secrets.token_hex(16),
         }
+    if stage.kind.runs_user_program:
+        environment |= {
+            "WORLD_SIZE": str(stage.allocation.ranks_per_node),
+            "SLURM_NODEID": "0",
+            "SLURM_JOB_ID": job_dir.name,
+            "TMPDIR": tempfile.gettempdir(),
+        }
+        return ShellTask(str(job_dir / stage.kind.config_file), environment)
     stop = () if stage.kind.stopped_marker is None else ("--stop-file", str(job_dir / "stop"))
     return ModuleTask((*stage.arguments, *config, *stop), environment)
 

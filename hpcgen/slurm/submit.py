@@ -35,6 +35,11 @@ SRUN_STARTS_THE_JOB = (
     "}",
 )
 
+SRUN_STARTS_THE_PROGRAM = (
+    "# submitit calls srun. The job then runs its own command in place of submitit's, which needs Python in the image.",
+    "srun() { unset -f srun; main; }",
+)
+
 SINGLE_TASK = ("SLURM_ARRAY_JOB_ID=$SLURM_JOB_ID SLURM_ARRAY_TASK_ID=0",)
 """Makes a job without an array look like an array with one task, because submitit queues a single task
 without an array. The variables are not exported, since submitit reads them in the job."""
@@ -128,6 +133,10 @@ def submitit_parameters(
         setup = [*(SINGLE_TASK if len(tasks) == 1 else ()), *setup, task_ids]
     if tasks is not None and len(tasks) == 1:
         options["output"] = options["output"].replace("%A_%a", "%j_0")
+    own_program = stage.kind.runs_user_program
+    if own_program:
+        # submitit always asks for a signal, and its USR2 would kill the program. CONT does nothing.
+        options.setdefault("signal", "B:CONT@1")
     dependency = {"dependency": f"afterok:{after}", "kill-on-invalid-dep": "yes"} if after else {}
     return {
         # these two tell submitit the number of tasks with results
@@ -136,7 +145,10 @@ def submitit_parameters(
         "wckey": None,
         "stderr_to_stdout": True,
         "additional_parameters": options | dependency,
-        "setup": [*setup, _task_logs(tasks), *SRUN_STARTS_THE_JOB],
+        "setup": [
+            *setup,
+            *(SRUN_STARTS_THE_PROGRAM if own_program else (_task_logs(tasks), *SRUN_STARTS_THE_JOB)),
+        ],
         "srun_args": [MARK],
         **_parallelism(stage, tasks),
     }
@@ -158,6 +170,8 @@ def _parallelism(stage: StagePlan, tasks: tuple[int, ...] | None) -> dict[str, A
 
 
 def _task(plan: Plan, stage: StagePlan) -> ModuleTask:
+    if stage.kind.runs_user_program:
+        return ModuleTask((), {})  # never called
     config = ("--config", f"${stage.kind.config_variable}") if stage.kind.config_variable else ()
     arguments = (*stage.arguments, *config)
     if stage.kind.stopped_marker is None:

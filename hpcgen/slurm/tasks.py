@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import runpy
 import signal
+import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,6 +49,30 @@ class ModuleTask:
             raise RuntimeError(f"python -m {module} ended with status {status}")
         if self.stopped_marker and Path(self.stopped_marker).exists():
             raise SystemExit(0)
+
+
+@dataclass(frozen=True)
+class ShellTask:
+    """`sh FILE` as a child of the task, with the variables of a Slurm task, for a stage with a program of the user."""
+
+    file: str
+    environment: dict[str, str]
+
+    def __call__(self) -> None:
+        """Runs the file. SIGTERM to the task reaches the child.
+
+        Raises:
+            RuntimeError: the file ended with a nonzero status.
+        """
+        ids = {"SLURM_PROCID": "GLOBALID", "SLURM_LOCALID": "LOCALID"}
+        ranks = {name: os.environ[f"SUBMITIT_LOCAL_{suffix}"] for name, suffix in ids.items()}
+        environment = {**os.environ, **ranks, **self.environment}
+        environment.pop("PYTHONSAFEPATH", None)  # for hpcgen's code only
+        _reset_signal_handlers()
+        child = subprocess.Popen(("sh", self.file), env=environment)
+        signal.signal(signal.SIGTERM, lambda *_: child.terminate())
+        if status := child.wait():
+            raise RuntimeError(f"the program ended with status {status}")
 
 
 def _status_of(module: str) -> int:

@@ -51,6 +51,8 @@ class Work:
     """Name -> content of files that the script writes into the job's directory."""
     values: Mapping[str, object] = field(default_factory=dict)
     """Settings of the stage's script in addition to those of all stages. Documented in templates/README.md."""
+    signal_lead_s: int = 0
+    """Seconds before the time limit at which the job receives its signal; 0 for none."""
 
 
 class Export(NamedTuple):
@@ -103,6 +105,8 @@ class Stage(ABC):
     runs_own_files: bool = False
     """The job runs a program contained in its script, in place of Python. The script writes the files to a directory
     that only the job's user can write to."""
+    runs_user_program: bool = False
+    """The job runs a program of the user, in place of Python with hpcgen's code."""
     no_kill: bool = False
     """The job continues when one of its nodes fails."""
     needs_model: bool = True
@@ -116,7 +120,9 @@ class Stage(ABC):
     """Default time limit. None requires one in the run file or the cluster profile."""
 
     trains: bool = False
-    """The job is the training. It receives a signal before its time limit, and its progress is counted in steps."""
+    """The job is hpcgen's training. Its progress is counted in steps."""
+    has_attempts: bool = False
+    """The job requeues itself as long as it makes progress, and can check its nodes before each attempt."""
     reads_trainer_config: bool = False
     """The job reads the trainer's resolved configuration, so the rules for training are checked."""
     makes_pairs: bool = False
@@ -126,7 +132,7 @@ class Stage(ABC):
     """Variables that the stage's script computes when the job runs, with a description. RUN_DIR stands for the run
     directory."""
     config_file: str = ""
-    """Name in `Work.files` of the file that `hpcgen submit` passes as --config. Empty for none."""
+    """Name in `Work.files` of the file that configures a task. Python gets it as --config. Empty for none."""
     config_variable: str = ""
     """Name in `own_variables` of the variable with the path of `config_file`."""
     results: str = ""
@@ -173,7 +179,7 @@ class Stage(ABC):
         """Yields mistakes specific to this stage."""
         yield from ()
 
-    def warnings(self, trainer: TrainerConfig | None) -> Iterator[Problem]:
+    def warnings(self, run: Run, trainer: TrainerConfig | None) -> Iterator[Problem]:
         """Yields warnings specific to this stage."""
         yield from ()
 
@@ -192,6 +198,10 @@ class Stage(ABC):
     def spare_nodes(self, config: RunConfig) -> int:
         """The number of spare nodes, in addition to those that the step runs on."""
         return 0
+
+    def tasks_per_node(self, config: RunConfig, ranks_per_node: int) -> int:
+        """The number of tasks of a stage with ranks on each node. One task can start several ranks."""
+        return ranks_per_node
 
     def max_tasks(self, config: RunConfig) -> int | None:
         """The maximum useful number of array tasks; None for no limit."""

@@ -22,6 +22,7 @@ class Train(Stage):
         self, run: Run, config: RunConfig, allocation: Allocation, trainer: TrainerConfig | None
     ) -> Work:
         """Runs the trainer on the data blend with the run's checkpoints."""
+        from hpcgen.planning.node_check import preflight
         from hpcgen.planning.paths import checkpoint_directory, import_files, trainer_data
         from hpcgen.planning.resuming import checkpoints_read, proof_of_checkpoints
         from trainer.contract.config import fingerprint
@@ -47,21 +48,9 @@ class Train(Stage):
                 "max_restarts": allocation.max_restarts,
                 "checkpoints": checkpoints,
                 **({"evaluation_every": config.evaluation.every} if config.evaluation.every else {}),
-                **self._preflight(run, config, allocation),
+                **preflight(run, config, allocation),
             },
         )
-
-    def _preflight(self, run: Run, config: RunConfig, allocation: Allocation) -> dict[str, object]:
-        """Settings for the check that excludes bad nodes before training."""
-        from hpcgen.planning.node_check import node_check
-
-        if not config.preflight.node_health and config.preflight.spare_nodes == 0:
-            return {}
-        return {
-            "max_exclusions": config.preflight.max_exclusions,
-            **node_check(run),
-            "num_job_nodes": allocation.nodes + allocation.spare_nodes,
-        }
 
     def problems(self, run: Run, trainer: TrainerConfig | None) -> Iterator[Problem]:
         """Yields changes that the trainer would refuse when it resumes, and training that would be lost."""
@@ -71,7 +60,7 @@ class Train(Stage):
             yield from changed_hyperparameters(run.config, trainer)
             yield from discarded_training(trainer)
 
-    def warnings(self, trainer: TrainerConfig | None) -> Iterator[Problem]:
+    def warnings(self, run: Run, trainer: TrainerConfig | None) -> Iterator[Problem]:
         """Yields a warning if the run has already finished."""
         from hpcgen.planning.resuming import nothing_to_do
 
@@ -151,6 +140,7 @@ TRAIN = Train(
     uses_gpus=True,
     by_submitit=True,
     trains=True,
+    has_attempts=True,
     reads_trainer_config=True,
     own_variables={**TRAINER_CONFIG, "TRAINER_STOP_FILE": "RUN_DIR/jobs/JOBID/stop-RESTART"},
     config_file=TRAINER_FILE,

@@ -5,7 +5,7 @@ choose_good_nodes() {
     check_nodes
     ((!terminated)) || exit 143
     choose_nodes || exclude_and_requeue
-    say "training on ${step_nodes[*]}"
+    say "running on ${step_nodes[*]}"
 }
 
 # COMMAND...: runs the command. If a node dies, reruns it on the other nodes as long as enough of them are good.
@@ -34,13 +34,13 @@ run_until_good() {
     done
 }
 
-# Checks the nodes of the job. Sets good=(...) and bad=(...).
+# Checks the nodes of the job. Sets good=(...) and bad=(...). A task marks its node as bad with the file unfit-NODE.
 check_nodes() {
     local node
     ask_nodes "${job_nodes[@]}"
     good=() bad=()
     for node in "${job_nodes[@]}"; do
-        if [[ -e $reports/$node.ok ]]; then good+=("$node"); else bad+=("$node"); fi
+        if [[ -e $reports/$node.ok && ! -e $job_dir/unfit-$node ]]; then good+=("$node"); else bad+=("$node"); fi
     done
     [[ -z ${bad[*]-} ]] || say "bad nodes: ${bad[*]} (reports: $reports)"
 }

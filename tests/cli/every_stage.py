@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from hpcgen import render
-from tests.runs import big_run, planned
+from tests.runs import MODEL_STAGES, big_run, planned
 
 
-def run_of_every_stage(runtime: str, **sections: Any) -> dict[str, Any]:
-    """The values of a run file; `sections` replace its own."""
+def run_of_stage(stage: str, runtime: str, **sections: Any) -> dict[str, Any]:
+    """The values of a run file, with a program for the stage that runs one; `sections` replace its own."""
     image = {} if runtime == "none" else {"image": "/shared/images/gpt.sqsh"}
-    return big_run(
+    values = big_run(
         container={"runtime": runtime, **image},
         image={"output": "/shared/images/new.sqsh", "code": "/shared/code/abc"},
         data={"corpus": {"directory": "/shared/c4", "source": {"directory": "/shared/text"}}},
@@ -22,8 +22,12 @@ def run_of_every_stage(runtime: str, **sections: Any) -> dict[str, Any]:
         slurm={"defaults": {"time": "2:00:00"}, "train": {"nodes": 16}},
         **sections,
     )
+    if stage not in MODEL_STAGES:
+        values["program"] = {"command": ["true"], "directory": "/shared/program"}
+        del values["preset"], values["checkpoint"]
+    return values
 
 
 def script_of(directory: Path, stage: str, runtime: str, **sections: Any) -> str:
     """The rendered script; its run file is left in `directory` as run.yaml."""
-    return render(planned(directory, run_of_every_stage(runtime, **sections), [stage]), stage)
+    return render(planned(directory, run_of_stage(stage, runtime, **sections), [stage]), stage)

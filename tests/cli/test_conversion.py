@@ -19,6 +19,13 @@ from tests.trainer.runs import ROOT
 pytestmark = pytest.mark.process
 
 SIZE = 300
+PROGRAMS = Path(sys.executable).parent
+
+
+@pytest.fixture(autouse=True)
+def _forked_conversions(stand_in: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Conversions that a test starts in this process are forks."""
+    monkeypatch.setattr(sys, "executable", stand_in)
 
 
 @pytest.fixture(scope="module")
@@ -71,14 +78,17 @@ def test_a_model_goes_in_and_out_of_a_run(hf_dir: Path, workplace: Path) -> None
     assert json.loads((workplace / "exported/config.json").read_bytes())["eos_token_id"] == SIZE - 1
 
 
-def test_the_example_of_continued_pretraining_runs(hf_dir: Path, workplace: Path) -> None:
+def test_the_example_of_continued_pretraining_runs(hf_dir: Path, workplace: Path, stand_in: str) -> None:
+    programs = workplace / "programs"
+    programs.mkdir()
+    (programs / "python3").symlink_to(stand_in)  # starts the stages
     (workplace / "corpus").mkdir()
     lines = [
         json.dumps({"text": " ".join(f"t{(number * 7 + step) % 290}" for step in range(60))})
         for number in range(200)
     ]
     (workplace / "corpus" / "text.jsonl").write_text("\n".join(lines))
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    environment = {**os.environ, "PATH": f"{programs}:{PROGRAMS}:{os.environ['PATH']}"}
     command = [ROOT / "examples/continued_pretraining.sh", hf_dir, "corpus", "work"]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr

@@ -10,7 +10,7 @@ import pytest
 
 from hpcgen.stages import STAGES
 from tests.cli.command import hpcgen
-from tests.cli.every_stage import run_of_every_stage, script_of
+from tests.cli.every_stage import run_of_stage, script_of
 from tests.rendering.scripts import CANARY, HOSTILE_WORDS, UNPRINTABLE
 from tests.runs import big_run, loaded, planned, write_yaml
 
@@ -85,7 +85,7 @@ OF_THE_LAUNCH_LINE = {
 @pytest.mark.parametrize("stage", [stage for stage in STAGES if stage != "image"])
 def test_the_names_for_the_container_are_those_of_the_rendered_script(tmp_path, workplace, stage):
     """But for what the launch line of the trainer or of a data stage needs."""
-    values = run_of_every_stage("pyxis", secrets=["HF_TOKEN"])
+    values = run_of_stage(stage, "pyxis", secrets=["HF_TOKEN"])
     container = planned(tmp_path, values, [stage]).stages[stage].container
     rendered = set(container.environment) - OF_THE_LAUNCH_LINE
     assert set(as_json(stage, "-c", tmp_path / "run.yaml")["container_env"]) == rendered

@@ -216,6 +216,7 @@ def test_one_switch_turns_sharp_on(tmp_path):
         "generate": sharp,
         "nccl-test": {**sharp, "NCCL_COLLNET_ENABLE": "1"},
         "node-health": sharp,
+        "run": sharp,
         "train": sharp,
     }
 

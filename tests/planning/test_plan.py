@@ -212,8 +212,11 @@ def test_a_rule_names_both_values_and_values_that_work(tmp_path):
     assert "model.num_attention_heads = 4" in message
 
 
-def test_a_value_from_a_preset_that_breaks_a_rule_names_the_preset(tmp_path):
-    with pytest.raises(ConfigErrors, match=r"preset 175b: parallelism\.\w+ = 6 "):
+def test_a_value_from_a_preset_that_conflicts_with_the_users_is_reported_where_the_user_set_it(tmp_path):
+    expected = (
+        r"^--set model\.num_layers: parallelism\.\w+ = 6 \(preset 175b\) does not divide .*model\.num_layers"
+    )
+    with pytest.raises(ConfigErrors, match=expected):
         planned(tmp_path, big_run(), overrides=["model.num_layers=64"])
 
 
@@ -229,10 +232,9 @@ def test_nodes_that_the_batch_of_a_preset_does_not_fit_are_the_mistake(tmp_path,
     assert f"; use {use}, or set training.global_batch_size to a multiple of " in message
 
 
-def test_a_default_that_breaks_a_rule_is_reported_as_a_default(tmp_path):
-    with pytest.raises(
-        ConfigErrors, match=r"default: training\.eval_iters = 10 requires validation documents"
-    ):
+def test_a_default_that_conflicts_with_the_users_value_is_reported_where_the_user_set_it(tmp_path):
+    expected = r"run\.yaml:\d+: training\.eval_iters = 10 \(default\) requires validation documents"
+    with pytest.raises(ConfigErrors, match=expected):
         planned(tmp_path, minimal_run(data={"datasets": [{"prefix": "/d"}], "split": "1,0,0"}))
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 from pathlib import Path
 from unittest import mock
 
 from hpcgen.config.loader import load_run
+from hpcgen.config.program import ProgramConfig, ProgressConfig, StopConfig
 from hpcgen.planning.plan import Plan, plan
 from hpcgen.resources import shipped
 from hpcgen.slurm.rendering.script import render_stage
@@ -18,6 +20,13 @@ PROFILES = ("azure-ndv5", "local")
 RUNTIMES = ("pyxis", "enroot", "none")
 CASES = (*(f"{profile}-{runtime}" for profile in PROFILES for runtime in RUNTIMES), "site-group")
 """One for each shipped profile and runtime, and a site's own profile."""
+
+PROGRAM = ProgramConfig(
+    command=("python", "train.py", "--out={RUN_DIR}/out", "--addr={MASTER_ADDR}:{MASTER_PORT}", "it's {{a}}"),
+    directory="/code/program",
+    progress=ProgressConfig(checkpoints="/runs/out/step_*"),
+    stop=StopConfig(signal="USR1"),
+)
 
 SCRIPTS = (
     *((case, "train") for case in CASES),
@@ -65,7 +74,9 @@ def folded(script: str) -> str:
 
 
 def planned_case(case: str) -> Plan:
-    """The plan of all stages of a case."""
+    """The plan of all stages of a case, with PROGRAM next to the model: a run file can have only one of them."""
     overrides = OVERRIDES if case == "site-group" else (EVALUATION, *OVERRIDES)
     with mock.patch.dict(os.environ, {"XDG_CONFIG_HOME": "/nonexistent"}):
-        return plan(load_run(GOLDEN / case / "run.yaml", overrides), STAGES, exists=lambda path: True)
+        run = load_run(GOLDEN / case / "run.yaml", overrides)
+        with_program = dataclasses.replace(run, config=dataclasses.replace(run.config, program=PROGRAM))
+        return plan(with_program, STAGES, exists=lambda path: True)

@@ -116,7 +116,7 @@ for attempt in {attempts}; do
     read_number before "$tracker"
 done
 """
-    done = with_libraries("base", "scratch", "train", then=then, cwd=tmp_path)
+    done = with_libraries("base", "scratch", "attempts", "train", then=then, cwd=tmp_path)
     assert ends in (done.stdout + done.stderr).splitlines()[-1], done.stdout + done.stderr
 
 
@@ -129,7 +129,7 @@ requeue_job() { :; }
 scontrol() { [[ -e asked ]] || { : >asked; return 1; }; echo "JobId=7 Reason=TimeLimit X=1"; }
 conclude
 """
-    done = with_libraries("base", "scratch", "train", then=then, cwd=tmp_path)
+    done = with_libraries("base", "scratch", "attempts", "train", then=then, cwd=tmp_path)
     assert (done.returncode, "out of time at iteration 0 of 100: back into the queue" in done.stdout) == (
         0,
         True,
@@ -168,7 +168,7 @@ def test_only_a_trainer_that_was_started_can_be_found_missing(
     for program in programs.iterdir():
         program.chmod(0o755)
     then = f'rc=1 PATH={programs}:$PATH\ntimeout() {{ command timeout 2 "${{@:3}}"; }}\ncheck_trainer\necho "rc $rc"'
-    done = with_libraries("base", "scratch", "train", then=then, cwd=tmp_path)
+    done = with_libraries("base", "scratch", "attempts", "train", then=then, cwd=tmp_path)
     assert done.stdout.endswith("rc 1\n"), done.stderr
     assert (tmp_path / "FAILED").exists() == is_final
 
@@ -192,3 +192,40 @@ def hash_of_inputs(script: str) -> str:
     found = re.search(r"^# inputs: sha256 ([0-9a-f]{64})$", script, re.MULTILINE)
     assert found is not None
     return found[1]
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("kind", "pattern", "expected"),
+    [
+        ("checkpoints", "ckpt-7b/step_*", "1200 1"),
+        ("checkpoints", "ckpt-7b/*/COMPLETE", "900 1"),
+        ("checkpoints", "ckpt-7b/epoch*", "0 0"),
+        ("file", "newest.txt", "1000 1"),
+        ("file", "missing.txt", "0 0"),
+        ("file", "words.txt", "0 0"),
+        ("log", "step +([0-9]+)/", "37 1"),
+        ("log", "loss ([0-9.]+)", "0 0"),
+        ("log", "epoch ([0-9]+)", "0 0"),
+    ],
+)
+def test_the_progress_of_a_program_is_read_from_each_source(
+    kind: str, pattern: str, expected: str, tmp_path: Path
+) -> None:
+    """The log of an earlier attempt, names without a number and fractions do not count."""
+    for name in ("step_0900", "step_1200", "epoch"):
+        (tmp_path / "ckpt-7b" / name).mkdir(parents=True)
+    (tmp_path / "ckpt-7b" / "step_0900" / "COMPLETE").touch()
+    (tmp_path / "newest.txt").write_text("1000")
+    (tmp_path / "words.txt").write_text("release\n")
+    then = f"""
+log=a.log job_dir=.
+echo "0: step 99/100 epoch 3" >"$log"
+log_start=$(stat -c %s "$log")
+printf '%s\\n' "0: step   36/100 loss 2.5" "1: step   37/100 loss 2.4" "0: evaluating" >>"$log"
+progress_kind={kind} progress_pattern='{pattern}'
+read_progress value
+echo "$value $found"
+"""
+    done = with_libraries("base", "scratch", "attempts", "run", then=then, cwd=tmp_path)
+    assert done.stdout.splitlines()[-1] == expected, done.stderr

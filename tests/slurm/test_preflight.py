@@ -11,6 +11,8 @@ import pytest
 
 from tests.slurm.cluster import SlurmCluster, missing_slurm
 from tests.slurm.conftest import curve, log_of, make_run, render, slow_requeue
+from tests.slurm.test_run import program_run, wait_for
+from tests.slurm.test_run import submit as submit_program
 
 HEALTH_COMMAND = """\
 #!/bin/bash
@@ -38,9 +40,9 @@ def three_nodes() -> Iterator[SlurmCluster]:
 
 
 @pytest.fixture
-def checked_run(tmp_path: Path, byte_corpus: Path) -> Path:
+def checked_run(tmp_path: Path, byte_corpus: Path, stand_in: str) -> Path:
     """A run whose cluster profile has a health command. The file `sick` next to it contains the bad node's name."""
-    run = make_run(tmp_path, byte_corpus)
+    run = make_run(tmp_path, byte_corpus, stand_in)
     command = tmp_path / "check-node"
     command.write_text(HEALTH_COMMAND)
     command.chmod(0o755)
@@ -56,7 +58,7 @@ def submit(cluster: SlurmCluster, run: Path, *overrides: str, options: Sequence[
 
 def trained_on(log: str) -> list[set[str]]:
     """The nodes of each start, in order."""
-    return [set(found.split()) for found in re.findall(r"(?:training on|in this job, on) (.*)", log)]
+    return [set(found.split()) for found in re.findall(r"(?:running on|in this job, on) (.*)", log)]
 
 
 def test_a_node_that_fails_its_check_is_excluded_and_the_job_continues(
@@ -165,3 +167,27 @@ def test_a_spare_takes_over_when_a_node_dies(
     assert len(steps) == 30
     for iteration in (1, 2, 3):
         assert steps[iteration] == pytest.approx(single_process_curve[iteration], rel=1e-3)
+
+
+def test_a_spare_takes_the_place_of_a_node_without_the_command_of_a_program(
+    three_nodes: SlurmCluster, tmp_path: Path
+) -> None:
+    """The nodes share their files, so the command appears as soon as the second node has reported it as missing."""
+    run = program_run(tmp_path, {"command": ["./mine-{NODE_RANK}"]}, nodes=2, ntasks_per_node=1)
+
+    def make_command(rank: int) -> None:
+        command = tmp_path / f"mine-{rank}"
+        command.write_text("#!/bin/sh\nsleep 10\n")
+        command.chmod(0o755)
+
+    make_command(0)
+    job_id = submit_program(three_nodes, run, "preflight.spare_nodes=1")
+    unfit = tmp_path / "run" / "jobs" / job_id / "unfit-ndv5-2"
+    wait_for(unfit.exists)
+    make_command(1)
+    state = three_nodes.wait(job_id, timeout_s=JOB_S)
+    log = (tmp_path / "run" / f"run-{job_id}.log").read_text()
+    assert state == "COMPLETED", log
+    assert "1: the command ./mine-1 does not exist on ndv5-2" in log
+    assert "bad nodes: ndv5-2 " in log
+    assert "continuing in this job, on ndv5-1 ndv5-3" in log

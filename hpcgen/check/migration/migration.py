@@ -15,6 +15,7 @@ from hpcgen.check.lint.megatron import OPTIONS
 from hpcgen.check.lint.reader import read
 from hpcgen.check.migration.data import DATA_KEYS
 from hpcgen.check.migration.leftover import Carried, Leftover, Sections
+from hpcgen.check.migration.program import carry_program, work_of
 from hpcgen.check.migration.resources import carry_container, carry_directives, carry_environment
 from hpcgen.check.migration.training import carry_training
 from hpcgen.config.cluster import ClusterConfig
@@ -63,11 +64,16 @@ def migrate(
     cluster: ClusterConfig,
     node_type: NodeType,
     chosen: Mapping[str, Any] = MappingProxyType({}),
+    *,
+    as_program: bool = False,
 ) -> Migration:
-    """Converts a script that trains a GPT with Megatron-LM. Values in `chosen` override those of the script.
+    """Converts a script. Values in `chosen` override those of the script.
+
+    A training of a GPT by Megatron-LM becomes one of hpcgen's trainer, unless `as_program` is true. Any other program
+    becomes the section `program`.
 
     Raises:
-        HpcgenError: the text is not a script, has a syntax error, or starts no training of a GPT.
+        HpcgenError: the text is not a script, has a syntax error, or starts no program.
         ConfigErrors: all settings that affect the results of the training and cannot be carried over.
     """
     script = read(text, path, trusts_defaults=True)
@@ -79,7 +85,9 @@ def migrate(
         raise HpcgenError(script.error.reason, "correct the script", where=f"{path}:{script.error.line}")
     job = Job(script)
     carried = Carried(chosen)
-    launch, others = _launches(job, path)
+    launch, others = (None, ()) if as_program else _gpt_trainings(job)
+    if launch is None:
+        return _program(job, path, carried, cluster, node_type)
     carry_directives(job, launch, carried, node_type)
     carry_environment(job, carried, cluster, node_type)
     carry_container(launch, carried, cluster)
@@ -92,14 +100,33 @@ def migrate(
     _other_commands(job, launch, carried)
     _needed(job, launch, carried, node_type)
     _defaults(job, carried)
-    leftovers = tuple(sorted(set(carried.leftovers), key=lambda leftover: (leftover.line, leftover.what)))
-    refused = [leftover for leftover in leftovers if leftover.decides]
+    migration = _migration(job, carried)
+    refused = [leftover for leftover in migration.leftovers if leftover.decides]
     if refused:
         raise ConfigErrors([_refusal(path, leftover) for leftover in refused])
+    return migration
+
+
+def _program(job: Job, path: str, carried: Carried, cluster: ClusterConfig, node_type: NodeType) -> Migration:
+    """The migration of a script whose program becomes the section `program`."""
+    launch = work_of(job)
+    if launch is None:
+        raise HpcgenError(
+            f"{path}: starts no program that hpcgen finds", "write a run file (hpcgen init --program)"
+        )
+    carry_program(job, launch, carried, cluster, node_type)
+    _other_commands(job, launch, carried)
+    _time_limit(job, carried)
+    _defaults(job, carried)
+    return _migration(job, carried)
+
+
+def _migration(job: Job, carried: Carried) -> Migration:
+    leftovers = sorted(set(carried.leftovers), key=lambda leftover: (leftover.line, leftover.what))
     return Migration(
-        name=_name(script.options.get("job-name", "")),
+        name=_name(job.script.options.get("job-name", "")),
         sections=carried.sections,
-        leftovers=leftovers,
+        leftovers=tuple(leftovers),
         usual=tuple(carried.usual),
     )
 
@@ -109,28 +136,12 @@ ANOTHER = (
 )
 
 
-def _launches(job: Job, path: str) -> tuple[Launch, tuple[Launch, ...]]:
-    """The training of a GPT, and other trainings that may run."""
+def _gpt_trainings(job: Job) -> tuple[Launch | None, tuple[Launch, ...]]:
+    """The training of a GPT by Megatron-LM, None without one, and other trainings that may run."""
     may_run = [launch for launch in job.launches if not launch.command.dead]
     trainings = [launch for launch in may_run if launch.is_megatron and launch.flags]
     found = [launch for launch in trainings if re.search(r"(^|/)pretrain_gpt\w*\.py$", launch.program)]
-    if found:
-        return found[0], tuple(launch for launch in trainings if launch is not found[0])
-    if trainings:
-        raise HpcgenError(
-            f"{trainings[0].program} does not train a GPT, and the trainer only trains GPTs",
-            "use Megatron-LM for this model",
-            where=f"{path}:{trainings[0].line}",
-        )
-    for launch in may_run:
-        if re.search(r"(^|/)pretrain_\w+\.py$", launch.program) and launch.flags:
-            raise HpcgenError(
-                "this is Megatron-DeepSpeed, whose options differ from Megatron-LM's",
-                "write a run file (hpcgen init)",
-                where=f"{path}:{launch.line}",
-            )
-    hint = "the script must call pretrain_gpt.py with its options, through srun, torchrun or python"
-    raise HpcgenError(f"{path}: starts no training of Megatron-LM", hint)
+    return (found[0], tuple(other for other in trainings if other is not found[0])) if found else (None, ())
 
 
 def _options(launch: Launch) -> dict[str, tuple[str, ...]]:
@@ -165,6 +176,10 @@ def _needed(job: Job, launch: Launch, carried: Carried, node_type: NodeType) -> 
         carried.put("slurm.train.nodes", nodes)
         why = f"the script does not set it; one replica of the model needs {nodes}"
         carried.leave(job.script.first_directive, "the number of nodes", why)
+    _time_limit(job, carried)
+
+
+def _time_limit(job: Job, carried: Carried) -> None:
     if carried.get("slurm.defaults.time") is None:
         carried.put("slurm.defaults.time", TIME)
         why = f"the script does not set it; {TIME} is filled in"

@@ -14,7 +14,7 @@ from hpcgen.config.cluster import ClusterConfig
 from hpcgen.config.container import Image, MountPath
 from hpcgen.config.fields import Directive, SlurmWord, TimeLimit, constraint_problems
 from hpcgen.config.node_type import NodeType
-from hpcgen.planning.environment import RESERVED, RESERVED_PREFIXES
+from hpcgen.planning.environment import ON_SCRATCH, RESERVED, RESERVED_PREFIXES
 from hpcgen.planning.known_variables import UNREAD, right_name
 from hpcgen.planning.secret import SECRET, SECRET_VALUE
 
@@ -35,22 +35,24 @@ SET_BY_HOST_OR_IMAGE = frozenset(
 )
 
 
-def carry_directives(job: Job, launch: Launch, carried: Carried, node_type: NodeType) -> None:
+def carry_directives(
+    job: Job, launch: Launch, carried: Carried, node_type: NodeType, stage: str = "train"
+) -> None:
     """Carries over the directives."""
     options = job.script.options
     if job.nodes:
-        carried.put("slurm.train.nodes", job.nodes)
+        carried.put(f"slurm.{stage}.nodes", job.nodes)
     elif "nodes" in options:
         carried.leave(
             job.script.option_line("nodes"),
             f"--nodes={options['nodes']}",
-            "slurm.train.nodes must be one number",
+            f"slurm.{stage}.nodes must be one number",
         )
     elif (world := job.world_size(launch)) is not None:
-        carried.put("slurm.train.nodes", world[0])
+        carried.put(f"slurm.{stage}.nodes", world[0])
     world = job.world_size(launch)
     if world and world[1] != node_type.gpus_per_node:
-        carried.put("slurm.train.ntasks_per_node", world[1])
+        carried.put(f"slurm.{stage}.ntasks_per_node", world[1])
     gpus = job.gpus_per_node or (world[1] if world else None)
     if gpus and node_type.gpus_per_node and gpus != node_type.gpus_per_node:
         why = f"nodes of the profile have {node_type.gpus_per_node}; the script's nodes and ranks per node are kept"
@@ -66,8 +68,12 @@ def carry_directives(job: Job, launch: Launch, carried: Carried, node_type: Node
         text = f"--{directive.name}" + (f"={directive.value}" if directive.value is not None else "")
         if not directive.effective:
             carried.leave(directive.line, text, "sbatch ignores it, because it is below the first command")
+        elif directive.name == "array":
+            carried.leave(
+                directive.line, text, "a run file describes one job; write one for each task of the array"
+            )
         elif directive.name in ("output", "error"):
-            carried.leave(directive.line, text, "the log is train-%j.log in the run directory")
+            carried.leave(directive.line, text, f"the log is {stage}-%j.log in the run directory")
         elif directive.name in SLURM_KEYS and directive.value and _fits(SlurmWord, directive.value):
             carried.put(f"slurm.defaults.{SLURM_KEYS[directive.name]}", directive.value)
         elif (
@@ -86,10 +92,12 @@ def _fits(hint: object, value: str) -> bool:
     return not any(constraint_problems(hint, value))
 
 
-def carry_environment(job: Job, carried: Carried, cluster: ClusterConfig, node_type: NodeType) -> None:
+def carry_environment(
+    job: Job, carried: Carried, cluster: ClusterConfig, node_type: NodeType, *, trains: bool = True
+) -> None:
     """Carries over variables that neither hpcgen nor the node type sets. Only the names of secrets are kept.
 
-    NCCL_COLLNET_ENABLE becomes parallelism.use_sharp if the node type supports SHARP.
+    For hpcgen's trainer (`trains`), NCCL_COLLNET_ENABLE becomes parallelism.use_sharp if the node type supports SHARP.
     """
     facts = node_type.environment | node_type.sharp
     usual = {name: variable.value for name, variable in facts.items()} | cluster.environment
@@ -99,13 +107,16 @@ def carry_environment(job: Job, carried: Carried, cluster: ClusterConfig, node_t
         name, word = assignment.name, assignment.value
         if assignment.dead:
             continue
-        if name == "CUDA_DEVICE_MAX_CONNECTIONS" and word and word.text == "1":
+        if trains and name == "CUDA_DEVICE_MAX_CONNECTIONS" and word and word.text == "1":
             continue  # hpcgen sets it with tensor or context parallelism
         if SECRET.search(name) or (word and SECRET_VALUE.search(word.text)):
             secrets.add(name)
             carried.leave(
                 assignment.line, name, "it is a secret: export it in the shell that submits the job"
             )
+        elif not trains and (name in ON_SCRATCH or name == "PYTHONPATH"):
+            why = f"to keep it, begin program.command with env and {name}=VALUE"
+            carried.leave(assignment.line, name, why)
         elif name in SET_BY_HOST_OR_IMAGE:
             carried.leave(assignment.line, name, "it is set by the image or the node")
         elif name in RESERVED or name.startswith(RESERVED_PREFIXES):
@@ -127,7 +138,7 @@ def carry_environment(job: Job, carried: Carried, cluster: ClusterConfig, node_t
             carried.leave(
                 assignment.line, name, "a run file cannot set lower-case variables or multi-line values"
             )
-        elif name == "NCCL_COLLNET_ENABLE" and word.text == "1" and node_type.sharp:
+        elif trains and name == "NCCL_COLLNET_ENABLE" and word.text == "1" and node_type.sharp:
             carried.put("parallelism.use_sharp", True)
         elif usual.get(name) != word.text:
             environment[name] = word.text

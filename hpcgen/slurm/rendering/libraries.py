@@ -57,6 +57,8 @@ def _names(stage: StagePlan, hooks: bool) -> Iterator[str]:
         yield "enroot"
     if stage.checks_nodes:
         yield "node-check"
+    if stage.kind.has_attempts:
+        yield "attempts"
     if "evaluation_every" in stage.values:
         yield "due-checkpoints"
     yield stage.name if stage.kind.frame == "base" else stage.kind.frame

@@ -27,6 +27,7 @@ class Setting:
 def stage_settings(plan: Plan, stage: StagePlan) -> tuple[Setting, ...]:
     """The settings of a stage's script, in the order of the script."""
     config = plan.config
+    runs_other = stage.kind.runs_own_files or stage.kind.runs_user_program
     values: dict[str, Value] = {
         "run_name": config.name,
         "stage": stage.name,
@@ -39,18 +40,18 @@ def stage_settings(plan: Plan, stage: StagePlan) -> tuple[Setting, ...]:
         "check_memlock": int(stage.device == "cuda"),
         "secrets": stage.secrets,
         "nodes": stage.allocation.nodes,
-        **({"ntasks_per_node": stage.allocation.ntasks_per_node} if stage.kind.uses_gpus else {}),
+        **({"ntasks_per_node": stage.allocation.ranks_per_node} if stage.kind.uses_gpus else {}),
         **stage.values,  # type: ignore[dict-item]
         **_container(plan, stage),
         "step": stage.allocation.srun_options(),
-        "task": (*(() if stage.kind.runs_own_files else (stage.python,)), *stage.arguments),
+        "task": (*(() if runs_other else (stage.python,)), *stage.arguments),
     }
     return tuple(Setting(name, value) for name, value in values.items())
 
 
 def has_preflight(stage: StagePlan) -> bool:
     """True if the stage checks its nodes before it starts and excludes bad ones."""
-    return stage.kind.trains and stage.checks_nodes
+    return stage.kind.has_attempts and stage.checks_nodes
 
 
 def _container(plan: Plan, stage: StagePlan) -> dict[str, Value]:

@@ -1,0 +1,233 @@
+"""The section `program`: a training program of the user's own, in place of hpcgen's trainer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Literal
+
+from hpcgen.config.deepspeed import DeepSpeedConfig
+from hpcgen.config.fields import FilePath, Text
+from hpcgen.errors import Problem
+from hpcgen.text import did_you_mean, one_of
+from trainer.contract.section import config_section
+
+VARIABLES = {
+    "RANK": "number of the task in the job, from 0",
+    "LOCAL_RANK": "number of the task on its node, from 0",
+    "NODE_RANK": "number of the node, from 0",
+    "WORLD_SIZE": "number of ranks",
+    "MASTER_ADDR": "address of the first node",
+    "MASTER_PORT": "port for the rendezvous; each attempt has another",
+    "NNODES": "number of nodes that the program runs on",
+    "RANKS_PER_NODE": "number of ranks on each node: one per GPU, or ntasks_per_node",
+    "GPUS_PER_NODE": "number of GPUs of a node, 0 without GPUs",
+    "RUN_DIR": "run directory",
+    "SCRATCH": "directory for temporary files on the node's own disk, removed at the end of the job",
+    "JOB_ID": "Slurm's job ID, which a requeued job keeps",
+    "RESTART": "number of times that the job was requeued, 0 in the first attempt",
+    "DEEPSPEED_CONFIG": "path of DeepSpeed's configuration, with program.deepspeed",
+}
+"""The variables that arguments of the command can contain, as {NAME}."""
+DEEPSPEED_CONFIG = "DEEPSPEED_CONFIG"
+OF_A_RANK = ("RANK", "LOCAL_RANK")
+"""Variables that only launcher srun has, because torchrun sets them for each of its processes."""
+
+_PART = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
+# `re` accepts more than POSIX: these mean something else to grep -E, or nothing.
+_NOT_POSIX = {
+    r"\\[dD]": "\\d is not a digit in a POSIX expression; use [0-9]",
+    r"\(\?": "(?...) is not a POSIX expression; use a plain group",
+    r"[*+?}]\?": "a lazy quantifier is not a POSIX expression; use a narrower one, such as [^,]*",
+}
+
+Argument = Annotated[str, Text(r"[^\n]{1,10000}", "1 to 10000 characters on one line")]
+Glob = Annotated[
+    str,
+    Text(
+        r"(?![~-])(?!(.*/)?\.\.(/|$))(?=.*[*?\[]).{1,1000}",
+        "a path without '..' that has a wildcard, such as checkpoints/step_*",
+    ),
+]
+Signal = Literal["USR1", "USR2", "TERM", "INT"]
+
+
+@config_section
+class ProgressConfig:
+    """The number that shows the program's progress, from one of three sources. It must grow, for example with the
+    step. Paths can begin with {RUN_DIR}/."""
+
+    file: FilePath | None = None
+    """File whose first line is the number."""
+    checkpoints: Glob | None = None
+    """Names of checkpoints, with wildcards. The number is the largest one that the wildcards match, such as 400 for
+    checkpoints/step_* and checkpoints/step_400."""
+    log: Argument | None = None
+    """POSIX extended regular expression (grep -E) for lines of the job's log. Its first group is the number. The last
+    line that matches counts."""
+
+
+@config_section
+class StopConfig:
+    """Request to save a checkpoint and stop, sent slurm.run.signal_lead_s seconds before the time limit."""
+
+    signal: Signal | None = None
+    """Signal to every process of the program. With launcher torchrun, only TERM."""
+    file: FilePath | None = None
+    """File that the job creates, and removes before each attempt. It can begin with {RUN_DIR}/."""
+
+
+@config_section
+class DoneConfig:
+    """Condition under which the program is done."""
+
+    file: FilePath
+    """File that the program creates when it is done. It can begin with {RUN_DIR}/."""
+
+
+@config_section
+class ProgramConfig:
+    """A training program of your own. A run file with this section has no keys for hpcgen's trainer."""
+
+    command: tuple[Argument, ...]
+    """Command and its arguments, as a list. No shell evaluates them. {RANK}, {MASTER_ADDR} and other variables of the
+    job are replaced; {{ and }} stand for braces. With launcher torchrun: a script, or -m and a module."""
+    launcher: Literal["srun", "torchrun"] = "srun"
+    """Way to start the program: once per GPU with RANK and the like set (srun), or one torchrun per node (torchrun)."""
+    directory: FilePath = "."
+    """Working directory of the program. Default: the directory of the run file."""
+    progress: ProgressConfig | None = None
+    """Source of the program's progress. Three failed attempts in a row without progress end the job; with null, any
+    three failed attempts in a row."""
+    stop: StopConfig | None = None
+    """Request to save and stop before the time limit; null if the program saves checkpoints only by itself."""
+    done: DoneConfig | None = None
+    """Condition under which the program is done. Default: exit status 0, unless it was asked to stop."""
+    deepspeed: DeepSpeedConfig | None = None
+    """DeepSpeed's configuration, for a program that uses DeepSpeed; null for other programs."""
+
+
+def parts(argument: str) -> Iterator[tuple[str, bool]]:
+    """Yields the literal texts of an argument, and the names of its variables with True.
+
+    Braces that belong to neither are literal; `problems` reports them.
+    """
+    end = 0
+    for found in _PART.finditer(argument):
+        yield argument[end : found.start()], False
+        name = found[1]
+        yield (name, True) if name is not None else (found[0][0], False)
+        end = found.end()
+    yield argument[end:], False
+
+
+def problems(program: ProgramConfig) -> Iterator[Problem]:
+    """Yields mistakes in the section."""
+    yield from _command_problems(program)
+    if program.deepspeed is not None and f"{{{DEEPSPEED_CONFIG}}}" not in "".join(program.command):
+        reason = f"is a file that the command does not name, because no argument has {{{DEEPSPEED_CONFIG}}}"
+        hint = f'pass it to the program, such as "--deepspeed_config={{{DEEPSPEED_CONFIG}}}"'
+        yield Problem("program.deepspeed.config", reason, hint)
+    for name, section, needed in (("progress", program.progress, 1), ("stop", program.stop, 1)):
+        if section is not None:
+            keys = [key for key, value in vars(section).items() if value is not None]
+            if len(keys) != needed:
+                known = one_of(list(vars(section)))
+                yield Problem(f"program.{name}", f"sets {' and '.join(keys) or 'nothing'}", f"set {known}")
+    yield from _path_problems(program)
+    if program.progress is not None and program.progress.log is not None:
+        yield from _expression_problems(program.progress.log)
+    signal = program.stop.signal if program.stop else None
+    if signal not in (None, "TERM") and program.launcher == "torchrun":
+        reason = "would kill torchrun, which does not pass it to its processes"
+        yield Problem("program.stop.signal", reason, "use TERM, stop.file, or launcher srun")
+
+
+def _path_problems(program: ProgramConfig) -> Iterator[Problem]:
+    for name in ("progress", "stop", "done"):
+        for key in ("file", "checkpoints"):
+            path = getattr(getattr(program, name), key, None)
+            for found in _PART.finditer(in_run_dir(path, "") if path else ""):
+                if found[1] in VARIABLES:
+                    reason = f"has {found[0]}, which is replaced only in the command"
+                    yield Problem(
+                        f"program.{name}.{key}", reason, "begin with {RUN_DIR}/, or write the path itself"
+                    )
+
+
+def _command_problems(program: ProgramConfig) -> Iterator[Problem]:
+    if not program.command:
+        yield Problem("program.command", "is empty", "set a list such as [python, train.py]")
+        return
+    first = program.command[0]
+    name = first.rpartition("/")[2]
+    if program.launcher == "torchrun" and re.match(r"python[0-9.]*$|torchrun$", name):
+        reason = "is started by launcher torchrun itself"
+        yield Problem("program.command[0]", reason, "begin with the script, or with -m and a module")
+    if program.launcher == "srun" and first.startswith("-"):
+        yield Problem("program.command[0]", "is not a command", "begin with a command, such as python")
+    known = tuple(name for name in VARIABLES if name != DEEPSPEED_CONFIG or program.deepspeed is not None)
+    for index, argument in enumerate(program.command):
+        path = f"program.command[{index}]"
+        yield from variable_problems(path, argument, known)
+        for name in OF_A_RANK if program.launcher == "torchrun" else ():
+            if (name, True) in parts(argument):
+                reason = f"has {{{name}}}, which torchrun sets for each of its processes"
+                yield Problem(path, reason, f"read the environment variable {name} in the program")
+
+
+def variable_problems(path: str, text: str, known: Sequence[str]) -> Iterator[Problem]:
+    """Yields the braces and variables of `text` that are not `known`."""
+    for found in _PART.finditer(text):
+        name = found[1]
+        if name is None:
+            if len(found[0]) == 1:
+                yield Problem(path, f"has a single {found[0]}", f"write {2 * found[0]} for a brace")
+        elif name == DEEPSPEED_CONFIG and name not in known:
+            reason = f"has {{{name}}}, but there is no section program.deepspeed"
+            yield Problem(path, reason, "add the section with the key config")
+        elif name not in known:
+            hint = did_you_mean(name, known) or f"use {one_of(list(known))}"
+            braces = "write {{ and }} for braces"
+            yield Problem(path, f"has the unknown variable {{{name}}}", f"{hint}; {braces}")
+
+
+def _expression_problems(expression: str) -> Iterator[Problem]:
+    path = "program.progress.log"
+    for pattern, hint in _NOT_POSIX.items():
+        if re.search(pattern, expression):
+            yield Problem(path, "is not a POSIX extended regular expression", hint)
+            return
+    try:
+        groups = re.compile(re.sub(r"\[\[:\w+:\]\]", "[a]", expression)).groups
+    except re.error as error:
+        yield Problem(path, f"is not a regular expression: {error}", "correct it; test it with grep -E")
+        return
+    if groups == 0:
+        hint = "put parentheses around the number, such as 'step ([0-9]+)'"
+        yield Problem(path, "has no group", hint)
+
+
+def in_run_dir(path: str, run_dir: str) -> str:
+    """The path with the run directory in place of {RUN_DIR} at its beginning."""
+    rest = path.removeprefix("{RUN_DIR}/")
+    return path if rest == path else f"{run_dir}/{rest}"
+
+
+def directories(program: ProgramConfig) -> tuple[str, ...]:
+    """The directories that the program writes to, as far as the section shows. Paths are absolute."""
+    progress = program.progress
+    files = (
+        progress.file if progress else None,
+        _before_wildcards(progress.checkpoints) if progress and progress.checkpoints else None,
+        program.stop.file if program.stop else None,
+        program.done.file if program.done else None,
+    )
+    return (program.directory, *(path.rpartition("/")[0] or "/" for path in files if path))
+
+
+def _before_wildcards(pattern: str) -> str:
+    """The beginning of a pattern up to its first wildcard. `[*]`, `[?]` and `[[]` are escaped characters."""
+    beginning = re.match(r"(\[[*?[]\]|[^*?[])*", pattern)
+    assert beginning is not None
+    return re.sub(r"\[([*?[])\]", r"\1", beginning[0])

@@ -1,0 +1,172 @@
+"""The user's program as a job file: the shell code of one task."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shlex
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from hpcgen.config import program as programs
+from hpcgen.config.deepspeed import DeepSpeedConfig
+from hpcgen.config.fields import seconds
+from hpcgen.config.loader import Run
+from hpcgen.config.program import ProgramConfig
+from hpcgen.config.run import RunConfig
+from hpcgen.errors import HpcgenError, Problem
+from hpcgen.planning.allocation import Allocation, make_allocation, place_of, stage_settings
+from hpcgen.planning.deepspeed import batch
+from hpcgen.planning.deepspeed.check import deepspeed_problems
+from hpcgen.planning.deepspeed.file import config_with, task_lines
+from hpcgen.planning.deepspeed.fit import configured_fit, fit_warnings
+from hpcgen.planning.deepspeed.model import model_size
+from hpcgen.planning.deepspeed.mounts import swap_problems
+from hpcgen.planning.software import runtime
+from hpcgen.stages import Stage
+from hpcgen.stages.run import SIGNAL_LEAD_S
+
+IN_THE_JOB = {
+    "RANK": "$SLURM_PROCID",
+    "LOCAL_RANK": "$SLURM_LOCALID",
+    "NODE_RANK": "$SLURM_NODEID",
+    "MASTER_ADDR": "$MASTER_ADDR",
+    "MASTER_PORT": "$MASTER_PORT",
+    "SCRATCH": "$TMPDIR",
+    "JOB_ID": "$SLURM_JOB_ID",
+    "RESTART": "${SLURM_RESTART_COUNT:-0}",
+    "DEEPSPEED_CONFIG": "$DEEPSPEED_CONFIG",
+}
+"""Variable -> shell expansion in a task. The others are known when the script is rendered."""
+
+RANKS = 'export RANK="$SLURM_PROCID" LOCAL_RANK="$SLURM_LOCALID"'
+TORCHRUN = ("-m", "torch.distributed.run")
+
+
+def known_values(run: Run, config: RunConfig, allocation: Allocation) -> dict[str, str]:
+    """The variables whose values do not depend on the job."""
+    return {
+        "NNODES": str(allocation.nodes),
+        "WORLD_SIZE": str(allocation.nodes * allocation.ranks_per_node),
+        "RANKS_PER_NODE": str(allocation.ranks_per_node),
+        "GPUS_PER_NODE": str(run.node_type.gpus_per_node),
+        "RUN_DIR": config.paths.run_dir,
+    }
+
+
+def command(run: Run, program: ProgramConfig) -> tuple[str, ...]:
+    """The command of a task, with variables in braces. torchrun is called through the cluster's Python."""
+    if program.launcher == "srun":
+        return program.command
+    # The default rendezvous, static, needs the number of the node; c10d would number the ranks in any order.
+    return (
+        run.cluster.python,
+        *TORCHRUN,
+        "--nnodes={NNODES}",
+        "--nproc-per-node={RANKS_PER_NODE}",
+        "--node-rank={NODE_RANK}",
+        "--master-addr={MASTER_ADDR}",
+        "--master-port={MASTER_PORT}",
+        *program.command,
+    )
+
+
+def expanded(argument: str, values: Mapping[str, str]) -> str:
+    """The argument with all its variables replaced by `values`."""
+    return "".join(values[part] if is_name else part for part, is_name in programs.parts(argument))
+
+
+def task_file(run: Run, config: RunConfig, program: ProgramConfig, allocation: Allocation) -> str:
+    """The shell code of a task. It needs only a POSIX shell in the image."""
+    values = known_values(run, config, allocation)
+    words = [_shell_word(argument, values) for argument in command(run, program)]
+    unfit = shlex.quote(f"{config.paths.run_dir}/jobs/") + '"$SLURM_JOB_ID/unfit-${SLURMD_NODENAME:-local}"'
+    where = (
+        "on ${SLURMD_NODENAME:-this machine}" if runtime(config, run.cluster) == "none" else "in the image"
+    )
+    deepspeed = ds_config(run, config, program, allocation)
+    lines = (
+        "# One task of the program. Variables of the job are expanded; everything else is quoted.",
+        f"cd {shlex.quote(program.directory)} || exit",
+        *((RANKS,) if program.launcher == "srun" else ()),
+        *(task_lines(deepspeed, IN_THE_JOB, config.paths.run_dir) if deepspeed else ()),
+        f"command -v {words[0]} >/dev/null || {{",
+        f'    echo "the command "{words[0]}" does not exist {where}" | tee {unfit} >&2',
+        "    sleep 5 # Slurm ends all tasks after the first failure: let the other nodes report first",
+        "    exit 127",
+        "}",
+        " ".join(("exec", *words)),
+    )
+    return "\n".join(lines) + "\n"
+
+
+def ds_config(
+    run: Run, config: RunConfig, program: ProgramConfig, allocation: Allocation
+) -> dict[str, Any] | None:
+    """DeepSpeed's complete configuration; None for a program without the section `deepspeed`."""
+    if program.deepspeed is None:
+        return None
+    copies = allocation.nodes * allocation.ranks_per_node // program.deepspeed.model_parallel_size
+    filled = batch.filled(program.deepspeed.config, copies)
+    return config_with(filled, known_values(run, config, allocation))
+
+
+def _shell_word(argument: str, values: Mapping[str, str]) -> str:
+    """The argument as one word of shell code. A variable of the job is expanded within double quotes."""
+    word = ""
+    literal = ""
+    for part, is_name in programs.parts(argument):
+        if is_name and part in IN_THE_JOB:
+            word += (shlex.quote(literal) if literal else "") + f'"{IN_THE_JOB[part]}"'
+            literal = ""
+        else:
+            literal += values.get(part, "") if is_name else part
+    return word + shlex.quote(literal) if literal or not word else word
+
+
+def program_problems(stage: Stage, run: Run, program: ProgramConfig) -> Iterator[Problem]:
+    """Yields mistakes in the section `program`, and a time limit that leaves no time before the program must stop."""
+    yield from programs.problems(program)
+    if program.deepspeed is not None:
+        allocation = make_allocation(stage, run.config, run.cluster, run.node_type)
+        ranks_per_node = allocation.ranks_per_node
+        yield from deepspeed_problems(program.deepspeed, allocation.nodes * ranks_per_node, ranks_per_node)
+        yield from swap_problems(run, program.deepspeed.config)
+        yield from _model_problems(run, program.deepspeed)
+    directory = Path(os.path.normpath(run.directory / program.directory))
+    is_seen = Path(*directory.parts[:2]).exists()  # otherwise, this machine does not have the file system
+    if is_seen and not directory.is_dir():
+        yield Problem("program.directory", f"is not a directory ({directory})", "correct the path")
+    settings = stage_settings(stage, run.config, run.cluster)
+    lead_s = settings.signal_lead_s or SIGNAL_LEAD_S
+    if program.stop is not None and settings.time and 0 < seconds(settings.time) <= lead_s:
+        reason = f"leaves no time to run, because the program is asked to stop {lead_s} s before the limit"
+        hint = f"use a longer limit, or set slurm.{stage.section}.signal_lead_s"
+        yield place_of(stage, "time", run.config, run.cluster).problem(reason, hint)
+
+
+def _model_problems(run: Run, section: DeepSpeedConfig) -> Iterator[Problem]:
+    if section.model is not None and section.parameters is not None:
+        yield Problem(
+            "program.deepspeed.parameters", "is ignored, because model is set", "remove one of them"
+        )
+    try:
+        model_size(_with_absolute_model(run, section))
+    except HpcgenError as error:
+        parts = error.mistakes[0].parts
+        yield Problem("program.deepspeed.model", f"cannot be used: {parts['reason']}", parts["hint"] or "")
+
+
+def _with_absolute_model(run: Run, section: DeepSpeedConfig) -> DeepSpeedConfig:
+    model = section.model and os.path.normpath(run.directory / section.model)
+    return dataclasses.replace(section, model=model)
+
+
+def memory_warnings(stage: Stage, run: Run, program: ProgramConfig) -> Iterator[Problem]:
+    """Yields a warning for each memory of a node that is smaller than DeepSpeed's estimate."""
+    if program.deepspeed is not None:
+        allocation = make_allocation(stage, run.config, run.cluster, run.node_type)
+        section = _with_absolute_model(run, program.deepspeed)
+        fit = configured_fit(section, allocation, run.node_type)
+        yield from fit_warnings(section, fit) if fit is not None else ()

@@ -1,0 +1,181 @@
+"""`hpcgen init --from` for scripts whose program becomes the section `program`."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcgen.config import document
+from tests.cli.command import Ended, hpcgen
+
+DIRECTIVES = "#SBATCH --nodes=4 --gpus-per-node=8 --time=12:00:00\n"
+
+
+@pytest.fixture(autouse=True)
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "xdg"))
+
+
+def init(text: str, *options: str) -> Ended:
+    Path("job.sh").write_text(f"#!/bin/bash\n{textwrap.dedent(text)}")
+    ended = hpcgen("init", "run.yaml", "--from", "job.sh", "--cluster", "azure-ndv5", *options)
+    assert ended.status == 0, ended.stderr
+    return ended
+
+
+def written() -> dict[str, Any]:
+    return document.read(Path("run.yaml")).values
+
+
+def command_of(text: str) -> list[str]:
+    init(DIRECTIVES + text)
+    return list(written()["program"]["command"])
+
+
+def test_a_torchrun_script_becomes_a_valid_run_file() -> None:
+    ended = init(
+        """\
+        #SBATCH --job-name=llama
+        #SBATCH --nodes=4
+        #SBATCH --ntasks-per-node=1
+        #SBATCH --gpus-per-node=8
+        #SBATCH --time=12:00:00
+        #SBATCH --partition=hpc
+        #SBATCH --account=research
+        module load cuda/12.4
+        export NCCL_IB_TIMEOUT=23 WANDB_API_KEY=abc HF_HOME=/shared/hf
+        export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+        cd /elsewhere/project
+        srun --container-image=nvcr.io/nvidia/pytorch:25.03-py3 --container-mounts=/shared:/shared \\
+            torchrun --nnodes $SLURM_NNODES --nproc_per_node 8 --node_rank $SLURM_PROCID --max_restarts=3 \\
+            --rdzv_backend c10d --rdzv_endpoint $MASTER_ADDR:29500 -m project.train --run "$SLURM_JOB_ID" '{"a": 1}'
+        """
+    )
+    values = written()
+    assert values["program"] == {
+        "command": ["-m", "project.train", "--run", "{JOB_ID}", '{{"a": 1}}'],
+        "launcher": "torchrun",
+        "directory": "/elsewhere/project",
+    }
+    assert values["slurm"] == {
+        "defaults": {"time": "12:00:00", "partition": "hpc", "account": "research"},
+        "run": {"nodes": 4},
+    }
+    assert values["container"]["image"] == "nvcr.io#nvidia/pytorch:25.03-py3"
+    assert values["container"]["mounts"] == [{"source": "/shared"}]
+    assert values["secrets"] == ["WANDB_API_KEY"]
+    assert values["name"] == "llama"
+    comments = Path("run.yaml").read_text().partition("# Not converted from job.sh:\n")[2]
+    for line, what in ((9, "module load cuda/12.4"), (10, "HF_HOME"), (14, "torchrun --max-restarts=3")):
+        assert f"#   line {line}: {what}: " in comments
+        assert f"job.sh:{line}: not converted: {what}\n" in ended.stderr
+    checked = hpcgen("validate", "-c", "run.yaml")
+    assert (checked.status, "4 nodes x 1 task" in checked.stdout) == (0, True), checked.stderr
+
+
+def test_variables_of_slurm_become_those_of_the_command() -> None:
+    words = command_of(
+        "#SBATCH --ntasks-per-node=8\n"
+        "export MASTER_PORT=29500\n"
+        "srun python -u train.py --rank=$SLURM_PROCID --local ${SLURM_LOCALID} --world $SLURM_NTASKS "
+        "--init tcp://$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1):$MASTER_PORT\n"
+    )
+    assert words[:3] == ["python", "-u", "train.py"]
+    assert words[3:6] == ["--rank={RANK}", "--local", "{LOCAL_RANK}"]
+    assert words[6:8] == ["--world", "{WORLD_SIZE}"]
+    assert words[8:] == ["--init", "tcp://{MASTER_ADDR}:29500"]
+
+
+def test_a_value_that_only_the_job_knows_must_be_replaced_before_the_run_file_is_valid() -> None:
+    assert command_of("srun python train.py --out $OUT/x --seed $(date +%s)\n")[3:] == [
+        "{OUT}/x",
+        "--seed",
+        "{$(date +%s)}",
+    ]
+    checked = hpcgen("validate", "-c", "run.yaml")
+    assert checked.status == 2
+    assert "has the unknown variable {OUT}" in checked.stderr
+    assert "has the unknown variable {$(date +%s)}" in checked.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "deepspeed --hostfile hosts train.py --deepspeed z.json\n",
+            ["python", "train.py", "--deepspeed", "z.json"],
+        ),
+        (
+            "srun accelerate launch --machine_rank $SLURM_NODEID train.py\n",
+            ["accelerate", "launch", "--machine_rank", "{NODE_RANK}", "train.py"],
+        ),
+        ("srun apptainer exec --nv image.sif python train.py\n", ["python", "train.py"]),
+        ("srun ./solver --steps 3\n", ["./solver", "--steps", "3"]),
+        (
+            "srun python pretrain_bert.py --num-layers 3\n",
+            ["python", "pretrain_bert.py", "--num-layers", "3"],
+        ),
+        (
+            "srun bash -c 'numactl -N 0 python train.py --rank $SLURM_PROCID'\n",
+            ["numactl", "-N", "0", "python", "train.py", "--rank", "{RANK}"],
+        ),
+    ],
+)
+def test_launchers_and_wrappers(text: str, expected: list[str]) -> None:
+    assert command_of(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("srun --ntasks-per-node=8 python train.py\n", {"nodes": 4}),
+        ("srun --ntasks-per-node=4 python train.py\n", {"nodes": 4, "ntasks_per_node": 4}),
+        ("srun deepspeed train.py\n", {"nodes": 4}),
+        ("deepspeed --num_gpus 4 train.py\n", {"nodes": 4, "ntasks_per_node": 4}),
+        ("srun accelerate launch train.py\n", {"nodes": 4, "ntasks_per_node": 1}),
+        ("accelerate launch train.py\n", {"nodes": 4, "ntasks_per_node": 1}),
+        ("srun torchrun --nproc_per_node=4 train.py\n", {"nodes": 4, "ntasks_per_node": 4}),
+    ],
+)
+def test_as_many_ranks_start_as_in_the_script(text: str, expected: dict[str, int]) -> None:
+    init(DIRECTIVES + text)
+    assert written()["slurm"]["run"] == expected
+
+
+def test_with_program_megatron_lm_is_run_as_it_is() -> None:
+    text = DIRECTIVES + "srun python pretrain_gpt.py --num-layers 12 --exit-signal-handler\n"
+    init(text, "--program")
+    expected = ["python", "pretrain_gpt.py", "--num-layers", "12", "--exit-signal-handler"]
+    assert written()["program"]["command"] == expected
+    assert "model" not in written()
+
+
+def test_a_signal_for_the_tasks_becomes_the_stop_and_another_is_listed() -> None:
+    init(DIRECTIVES + "#SBATCH --signal=USR1@120\nsrun python train.py\n")
+    assert written()["program"]["stop"] == {"signal": "USR1"}
+    assert written()["slurm"]["run"]["signal_lead_s"] == 120
+    ended = init(DIRECTIVES + "#SBATCH --signal=B:USR1@120\nsrun python train.py\n", "--force")
+    assert "stop" not in written()["program"]
+    assert "not converted: --signal=B:USR1@120" in ended.stderr
+
+
+def test_other_work_of_the_script_is_listed() -> None:
+    ended = init(
+        DIRECTIVES
+        + "#SBATCH --array=0-3\nrsync -a data /tmp\npython prepare.py\n"
+        + "srun --mpi=pmix python train.py\nsrun python evaluate.py\n"
+    )
+    assert written()["program"]["command"] == ["python", "train.py"]
+    left = (
+        "--array=0-3",
+        "rsync -a data /tmp",
+        "python prepare.py",
+        "srun --mpi=pmix",
+        "srun ... python evaluate.py",
+    )
+    for what in left:
+        assert f"not converted: {what}\n" in ended.stderr

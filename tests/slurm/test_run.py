@@ -1,0 +1,240 @@
+"""Programs of a user on two real Slurm nodes: their variables, stops, requeues, and the progress guard."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcgen import api
+from tests.slurm.cluster import SlurmCluster
+from tests.slurm.conftest import JOB_S, profile_text
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+TWO_NODES = {"nodes": 2, "ntasks_per_node": 2}
+
+STEPS = """\
+#!/bin/sh
+# Counts to $1 and saves each step. Resumes; stops after a step if asked to.
+trap 'stop=1' USR1
+mkdir -p checkpoints
+step=$(ls checkpoints | sed 's/step_//' | sort -n | tail -n 1)
+while [ "${step:-0}" -lt "$1" ]; do
+    step=$((${step:-0} + 1))
+    [ "$RANK" != 0 ] || { echo "at step $step of $1"; : >"checkpoints/step_$step"; }
+    [ "$RANK $step $2" != "0 3 0" ] || kill -KILL $$
+    sleep 0.2
+    [ -z "$stop" ] || { echo "rank $RANK stops"; exit 0; }
+done
+"""
+
+
+def program_run(directory: Path, program: dict[str, Any], **settings: Any) -> Path:
+    """A run file with this program, its profile, and a program steps.sh."""
+    (directory / "cluster.yaml").write_text(profile_text())
+    (directory / "run").mkdir()
+    (directory / "steps.sh").write_text(STEPS)
+    values = {
+        "name": "mine",
+        "cluster": "./cluster.yaml",
+        "paths": {"run_dir": "run"},
+        "slurm": {"run": {"time": "10:00", **settings}},
+        "program": program,
+    }
+    run = directory / "run.yaml"
+    run.write_text(json.dumps(values))
+    return run
+
+
+def submit(cluster: SlurmCluster, run: Path, *overrides: str) -> str:
+    plan = api.plan(api.load_run(run, overrides))
+    return cluster.sbatch(api.render(plan, "run"), cwd=Path("/"))
+
+
+def log_of(run: Path, job_id: str) -> str:
+    return next(run.parent.glob(f"*/run-{job_id}.log")).read_text()
+
+
+def ended(cluster: SlurmCluster, run: Path, job_id: str, state: str = "COMPLETED") -> str:
+    """The log of a job once it ended in this state."""
+    found = cluster.wait(job_id, timeout_s=JOB_S)
+    log = log_of(run, job_id)
+    assert found == state, log
+    return log
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + JOB_S
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+def test_every_rank_gets_its_variables_and_arguments_are_data(
+    slurm_cluster: SlurmCluster, tmp_path: Path
+) -> None:
+    shown = "rank={RANK} local={LOCAL_RANK} node={NODE_RANK} of={WORLD_SIZE} nodes={NNODES}x{RANKS_PER_NODE}"
+    hostile = "it's; $(touch hacked) `touch hacked` {{x}}"
+    command = ["sh", "-c", 'echo "$@" "env $RANK $LOCAL_RANK $MASTER_ADDR:$MASTER_PORT in $PWD"', "sh"]
+    command += [shown, "at={MASTER_ADDR}:{MASTER_PORT}", "restart={RESTART} {RUN_DIR}", hostile]
+    run = program_run(tmp_path, {"command": command}, **TWO_NODES)
+    job_id = submit(slurm_cluster, run)
+    log = ended(slurm_cluster, run, job_id)
+    port = 10_000 + int(job_id) * 8 % 20_000
+    for rank in range(4):
+        expected = (
+            f"{rank}: rank={rank} local={rank % 2} node={rank // 2} of=4 nodes=2x2 at=127.0.0.1:{port} "
+        )
+        expected += f"restart=0 {tmp_path}/run it's; $(touch hacked) `touch hacked` {{x}} "
+        assert f"{expected}env {rank} {rank % 2} 127.0.0.1:{port} in {tmp_path}\n" in log
+    assert log.endswith("hpcgen: done\n")
+    assert not (tmp_path / "hacked").exists()
+
+
+def test_a_warned_program_gets_the_signal_and_a_killed_one_resumes(
+    slurm_cluster: SlurmCluster, tmp_path: Path
+) -> None:
+    """The first attempt kills its rank 0 at step 3, the second one is warned, and the third one is done."""
+    program = {
+        "command": ["sh", "steps.sh", "60", "{RESTART}"],
+        "progress": {"log": "at step ([0-9]+) of"},
+        "stop": {"signal": "USR1"},
+    }
+    run = program_run(tmp_path, program, **TWO_NODES)
+    job_id = submit(slurm_cluster, run)
+    wait_for(lambda: (tmp_path / "checkpoints" / "step_5").exists())
+    slurm_cluster.run("scancel", "--batch", "--signal=USR2", job_id)
+    log = ended(slurm_cluster, run, job_id)
+    assert re.search(
+        r"failed with status 1[0-9]+ at progress 3 \(began at 0\): back into the queue \(restart 1 of", log
+    )
+    assert all(f"{rank}: rank {rank} stops" in log for rank in range(4))
+    assert "stopped with status 0 before the time limit at progress " in log
+    assert "(restart 2 of at most 100)" in log
+    assert log.endswith("hpcgen: done at progress 60\n")
+    assert log.count("0: at step 3 of 60\n") == 1
+    assert log.count("0: at step 60 of 60\n") == 1
+
+
+def test_three_attempts_without_progress_end_the_job_and_a_useless_expression_is_named(
+    slurm_cluster: SlurmCluster, tmp_path: Path
+) -> None:
+    program = {"command": ["sh", "-c", "echo broken; exit 7"], "progress": {"log": "step ([0-9]+)"}}
+    run = program_run(tmp_path, program)
+    job_id = submit(slurm_cluster, run)
+    log = ended(slurm_cluster, run, job_id, "FAILED")
+    assert log.count("0: broken\n") == 3
+    first = log.partition("back into the queue")[0]
+    assert (
+        f"no line that this attempt wrote to {tmp_path}/run/run-{job_id}.log matches step ([0-9]+)" in first
+    )
+    assert "failed with status 7: three attempts without progress beyond 0; not requeued" in log
+
+
+def test_a_command_that_does_not_exist_is_tried_once(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
+    run = program_run(tmp_path, {"command": ["no-such-command", "x"]}, **TWO_NODES)
+    log = ended(slurm_cluster, run, submit(slurm_cluster, run), "FAILED")
+    last = log.splitlines()[-1]
+    assert "not requeued, since it would fail again: the command no-such-command does not exist" in last
+    assert "back into the queue" not in log
+
+
+def test_a_canceled_program_stays_canceled(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
+    run = program_run(tmp_path, {"command": ["sh", "steps.sh", "10000", "1"]})
+    job_id = submit(slurm_cluster, run)
+    wait_for(lambda: (tmp_path / "checkpoints" / "step_2").exists())
+    second = submit(slurm_cluster, run)
+    assert f"job {job_id} is running in" in ended(slurm_cluster, run, second, "FAILED")
+    slurm_cluster.run("scancel", job_id)
+    log = ended(slurm_cluster, run, job_id, "CANCELLED")
+    assert "requeueing is Slurm's decision" in log
+
+
+def test_an_end_without_the_file_of_done_is_a_failure(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
+    program = {
+        "command": ["sh", "-c", "[ {RESTART} = 0 ] || touch finished"],
+        "progress": {"file": "counter"},
+        "done": {"file": "finished"},
+    }
+    run = program_run(tmp_path, program)
+    log = ended(slurm_cluster, run, submit(slurm_cluster, run))
+    first = log.partition("back into the queue")[0]
+    assert f"the program ended with status 0, but {tmp_path}/finished does not exist" in first
+    assert f"{tmp_path}/counter has no number in its first line" in first
+    assert log.endswith("hpcgen: done at progress 0\n")
+    again = ended(slurm_cluster, run, submit(slurm_cluster, run))
+    assert f"done already: {tmp_path}/finished exists" in again
+
+
+def test_a_spare_takes_the_place_of_a_bad_node(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
+    run = program_run(tmp_path, {"command": ["sh", "-c", "echo on $SLURMD_NODENAME of {NNODES}"]})
+    check = tmp_path / "check-node"
+    check.write_text('#!/bin/sh\n[ "$SLURMD_NODENAME" != ndv5-1 ] || { echo sick; exit 1; }\n')
+    check.chmod(0o755)
+    with (tmp_path / "cluster.yaml").open("a") as profile:
+        profile.write(f"health_command: [{check}]\n")
+    log = ended(slurm_cluster, run, submit(slurm_cluster, run, "preflight.spare_nodes=1"))
+    assert "hpcgen: running on ndv5-2\n" in log
+    assert "0: on ndv5-2 of 1\n" in log
+
+
+def test_submitit_queues_the_same_job_without_its_python(
+    slurm_cluster: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """submitit asks for a signal that would kill the program, and for its own command."""
+    for name, value in slurm_cluster.env.items():
+        monkeypatch.setenv(name, value)
+    run = program_run(tmp_path, {"command": ["sh", "-c", "echo rank {RANK} of {WORLD_SIZE}"]}, **TWO_NODES)
+    (tmp_path / "cluster.yaml").write_text(profile_text("/no/python"))
+    [job] = api.submit(api.plan(api.load_run(run)))
+    log = ended(slurm_cluster, run, job.job_id)
+    assert all(f"{rank}: rank {rank} of 4\n" in log for rank in range(4))
+    script = tmp_path / "run" / "submitit" / f"{job.job_id}_submission.sh"
+    assert "#SBATCH --signal=B:CONT@1\n" in script.read_text()
+
+
+def example(name: str, directory: Path, python: str) -> Path:
+    """A copy of an example, with `python` for python3."""
+    for path in EXAMPLES.glob(f"{name}.*"):
+        shutil.copy(path, directory)
+    run = directory / f"{name}.yaml"
+    text = run.read_text().replace("cluster: local", "cluster: ./cluster.yaml")
+    run.write_text(text.replace("python3", python))
+    (directory / "cluster.yaml").write_text(profile_text())
+    (directory / "runs" / name.replace("_", "-")).mkdir(parents=True)
+    return run
+
+
+def test_the_example_with_srun_meets_on_two_nodes(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
+    run = example("program_hello", tmp_path, sys.executable)
+    job_id = submit(slurm_cluster, run, "slurm.run.nodes=2", "slurm.run.ntasks_per_node=1")
+    assert slurm_cluster.wait(job_id, timeout_s=JOB_S) == "COMPLETED"
+    log = (tmp_path / "runs" / "program-hello" / f"run-{job_id}.log").read_text()
+    assert all(f"hello from rank {rank} of 2 on " in log for rank in (0, 1))
+
+
+def test_the_example_with_torchrun_stops_and_resumes(
+    slurm_cluster: SlurmCluster, tmp_path: Path, stand_in: str
+) -> None:
+    run = example("program_torchrun", tmp_path, stand_in)
+    slow = "program.command=[program_torchrun.py, '--checkpoints={RUN_DIR}/checkpoints', "
+    slow += "'--stop-file={RUN_DIR}/stop', --steps=40, --step-s=0.1]"
+    job_id = submit(slurm_cluster, run, "slurm.run.nodes=2", "slurm.run.ntasks_per_node=1", slow)
+    run_dir = tmp_path / "runs" / "program-torchrun"
+    wait_for(lambda: (run_dir / "checkpoints" / "step_10.pt").exists())
+    slurm_cluster.run("scancel", "--batch", "--signal=USR2", job_id)
+    state = slurm_cluster.wait(job_id, timeout_s=JOB_S)
+    log = (run_dir / f"run-{job_id}.log").read_text()
+    assert state == "COMPLETED", log
+    assert "stopped with status 0 before the time limit at progress " in log
+    assert "0: resuming from step " in log
+    assert "0: step 40, weight " in log
+    assert log.endswith("hpcgen: done at progress 40\n")
+    assert not (run_dir / "stop").exists()
