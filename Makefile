@@ -12,11 +12,11 @@ TORCH := $(shell sed -n 's/^torch==\([0-9.]*\).*/\1/p' constraints.txt)
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install setup quickstart quick test check pytest test-slow test-containers test-exchange test-gpu layouts bench bench-data bench-train bench-precision bench-generation golden docs clean
+.PHONY: help install setup quickstart quick test check pytest test-slow test-containers test-exchange test-guests test-deepspeed test-gpu layouts bench bench-data bench-train bench-deepspeed bench-precision bench-generation golden docs clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
-	@echo "others: install test check pytest test-slow test-gpu layouts bench bench-data bench-train bench-precision bench-generation golden docs clean"
+	@echo "others: install test check pytest test-slow test-gpu layouts bench bench-data bench-train bench-deepspeed bench-precision bench-generation golden docs clean"
 
 install: $(READY)
 
@@ -45,8 +45,11 @@ quickstart: $(READY)
 
 test: check pytest
 
-quick: check
-	$(BIN)/pytest --numprocesses 2 --dist loadfile -m 'not process and not slow and not gpu'
+# The checks run beside the tests, and are shown after them.
+quick: $(READY)
+	@$(MAKE) --no-print-directory check >$(VENV)/check.log 2>&1 & checks=$$!; \
+	$(BIN)/pytest --numprocesses 2 --dist loadfile -m 'not process and not slow and not gpu'; tests=$$?; \
+	wait $$checks; checks=$$?; cat $(VENV)/check.log; exit $$((tests || checks))
 
 check: $(READY)
 	$(BIN)/ruff check .
@@ -73,6 +76,16 @@ test-containers: $(READY)
 test-exchange: $(READY)
 	MEGATRON_LM="$(MEGATRON_LM)" $(BIN)/pytest -m slow tests/trainer/test_exchange.py
 
+# The examples of DeepSpeed on the CPU, and as jobs of a real Slurm. tests/examples/deepspeed.py says what this Python
+# needs: make test-deepspeed DEEPSPEED_PYTHON=/path/of/its/python
+test-deepspeed: $(READY)
+	DEEPSPEED_PYTHON="$(DEEPSPEED_PYTHON)" $(BIN)/pytest -m slow tests/examples tests/slurm/test_deepspeed.py
+
+# Stage run with Megatron-LM and torchtitan on CPUs: bad nodes, killed ranks, time limits. torchtitan is in its own Python:
+# make test-guests MEGATRON_LM=/path/of/its/checkout TORCHTITAN_PYTHON=/path/of/python
+test-guests: $(READY)
+	MEGATRON_LM="$(MEGATRON_LM)" TORCHTITAN_PYTHON="$(TORCHTITAN_PYTHON)" $(BIN)/pytest -m slow tests/slurm/test_guests.py
+
 test-gpu: $(READY)
 	$(BIN)/pytest -m gpu
 
@@ -93,6 +106,11 @@ bench-data: $(READY)
 # [MEGATRON_LM=checkout]. Needs Transformer Engine.
 bench-train: $(READY)
 	$(BIN)/python -m benchmarks.train $(CORPUS) $(if $(MEGATRON_LM),--megatron-lm $(MEGATRON_LM))
+
+# Training on the GPUs here beside DeepSpeed's ZeRO-2 and ZeRO-3: make bench-deepspeed CORPUS=prefix of a .bin/.idx pair.
+# Needs deepspeed, transformers and Transformer Engine.
+bench-deepspeed: $(READY)
+	$(BIN)/python -m benchmarks.deepspeed $(CORPUS)
 
 # FP8 beside bf16 on the same text, on GPUs: make bench-precision CORPUS=...
 bench-precision: $(READY)

@@ -32,7 +32,8 @@ from tests.slurm.cluster import SlurmCluster, missing_slurm
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(
     path.relative_to(ROOT).as_posix()
-    for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("t*/README.md"))
+    for pattern in ("*.md", "docs/**/*.md", "t*/README.md", "examples/*/README.md")
+    for path in ROOT.glob(pattern)
 )
 
 RUN = """\
@@ -93,7 +94,7 @@ def installed() -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory, stand_in: str) -> Path:
     """The files of a reader: a corpus in several forms, one with a bad line, a run file, and two earlier runs."""
     folder = tmp_path_factory.mktemp("folder")
     lines = [
@@ -107,14 +108,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "corpus").mkdir()
     shutil.copy(folder / "corpus.jsonl", folder / "corpus" / "part-0.jsonl")
     shutil.copy(folder / "corpus.jsonl.zst", folder / "corpus" / "part-1.jsonl.zst")
-    (folder / "tiny-cluster.yaml").write_text(
-        f"extends: local\npython: {sys.executable}\nstartup_time_s: 1\n"
-    )
+    (folder / "tiny-cluster.yaml").write_text(f"extends: local\npython: {stand_in}\nstartup_time_s: 1\n")
     (folder / "run.yaml").write_text(RUN)
     (folder / "run").mkdir()
     (folder / "examples").mkdir()
     for example in ROOT.glob("examples/custom_*.py"):
         shutil.copy(example, folder / "examples")
+    not_shipped = shutil.ignore_patterns("runs", "text", "data", "__pycache__")
+    shutil.copytree(ROOT / "examples/deepspeed", folder / "examples/deepspeed", ignore=not_shipped)
     write_recorded_runs(folder)
     return folder
 
@@ -131,10 +132,14 @@ def trained(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def reader(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def reader(folder: Path, tmp_path: Path, stand_in: str, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of a reader who has hpcgen on PATH."""
-    write_silent_shellcheck(tmp_path / "programs")
-    path = (tmp_path / "programs", Path(sys.executable).parent, os.environ["PATH"])
+    programs = tmp_path / "programs"
+    write_silent_shellcheck(programs)
+    (programs / "python").symlink_to(stand_in)
+    (programs / "torchrun").write_text(f'#!/bin/sh\nexec {stand_in} -m torch.distributed.run "$@"\n')
+    (programs / "torchrun").chmod(0o755)
+    path = (programs, Path(sys.executable).parent, os.environ["PATH"])
     monkeypatch.setenv("PATH", ":".join(map(str, path)))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "xdg"))
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
