@@ -234,8 +234,8 @@ def _section(cls: type, names: list[str]) -> Any:
 def _unknown_key(cls: type, path: str, names: list[str]) -> Problem:
     """The problem of a key that its section does not have.
 
-    The hint is, in this order: the section that has the key; the key that another program calls so; a key of the
-    section with a similar spelling; all keys of the section.
+    The hint is, in this order: the section that has the key; the key that has this name in another program; a key of
+    the section with a similar spelling; all keys of the section.
     """
     name = names[-1]
     known = sorted(field.name for field in dataclasses.fields(_section(cls, names[:-1])))
