@@ -189,7 +189,7 @@ def _program_for_people(summary: dict[str, Any]) -> list[tuple[str, str]]:
             "program",
             f"{shlex.join(summary['program'])} ({summary['launcher']}, {counted(summary['ranks'], 'rank')})",
         ),
-        ("progress", progress or "not shown: any three failed attempts in a row end the job"),
+        ("progress", progress or "not set: any three failed attempts in a row end the job"),
         ("stop", asked if stop else "not asked to stop before the time limit"),
         ("done", summary["done_file"] or "exit status 0"),
         ("nodes checked", _nodes_checked(summary)),
