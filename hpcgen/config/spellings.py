@@ -159,13 +159,13 @@ FEATURES = {
     "reset_position_ids": "positions that start over at each document",
     "eod_mask_loss": "a loss without the end-of-document token",
 }
-"""Name, or the beginning of names with a final underscore -> the feature that hpcgen's trainer lacks."""
+"""Name -> feature that hpcgen's trainer lacks. A name that ends in an underscore is a prefix of names."""
 
 OTHER_PROGRAM = "remove the key, or run a program that has it with `program` (docs/program.md)"
 
 
 def answer(name: str) -> str:
-    """The hint for an unknown key that another program has under this name; empty for any other name."""
+    """The hint for an unknown key that is a name in another program; empty for any other name."""
     if name in KEYS:
         return f"use {KEYS[name]}"
     if name in ALWAYS:
@@ -179,7 +179,7 @@ def answer(name: str) -> str:
 
 @functools.cache
 def _owners() -> dict[str, str]:
-    """Name of an option -> Megatron-Core or Megatron-LM, of versions 0.16 and 0.19."""
+    """Name of an option -> the program that has it: Megatron-Core or Megatron-LM, in version 0.16 or 0.19."""
     owner, owners = "", {}
     for line in Path(__file__).with_name("megatron_names.txt").read_text().splitlines():
         if line.startswith("# "):

@@ -115,7 +115,7 @@ def plan_export(
     Pairs named SPLIT-00003-of-00072 become shards of the split SPLIT. Any other name is a split of its own.
 
     Raises:
-        HpcgenError: a pair is missing or damaged, or pairs of several directories would be one split.
+        HpcgenError: a pair is missing or damaged, or pairs of several directories would form one split.
     """
     records_at = {prefix.absolute(): record for prefix, record in records.items()}
     splits = defaultdict[str, list[Path]](list)
@@ -186,8 +186,7 @@ def export_pairs(
     targets = [path for shard in pending for path in (directory / shard.file, record_path(shard.place))]
     if pending:
         sweep(targets)
-        # It marks a complete export.
-        (directory / DATASET).unlink(missing_ok=True)
+        (directory / DATASET).unlink(missing_ok=True)  # it marks a complete export
     made, errors = _make(pending, workers or cores(), progress, on_progress)
     if errors:
         sweep(targets)  # a killed worker could not remove its own files
@@ -226,7 +225,7 @@ def _make(
 
 
 def _write_on_one_core(shard: Shard, report: Callable[[Step], None], _: Callable[[], int]) -> Record:
-    """Writes a shard as the work of a worker. It uses one core."""
+    """Writes a shard in a worker process, on one core."""
     return write_shard(shard, report)
 
 

@@ -87,7 +87,7 @@ def _row_findings(shard: Shard, record: Record, report: PairReport) -> Iterator[
     path = shard.directory / shard.file
     is_current = has_sources(shard, record)
     if shard.sources and not is_current:
-        yield f"{path}: the pair {shard.prefix} was made again since; {_AGAIN}"
+        yield f"{path}: the pair {shard.prefix} has been made again since then; {_AGAIN}"
     pair = open_pair(shard.prefix) if is_current else None
     wanted = row_groups(pair, shard.sequence_length) if pair else iter(())
     ids = np.memmap(bin_path(shard.prefix), pair.dtype, "r") if pair else np.empty(0)
@@ -101,7 +101,7 @@ def _row_findings(shard: Shard, record: Record, report: PairReport) -> Iterator[
             and np.array_equal(offsets - offsets[0], ends - ends[0])
             and np.array_equal(values, ids[ends[0] : ends[-1]])
         ):
-            yield f"{path}: rows {report.sequences + 1:,} and after differ from the pair {shard.prefix}; {_AGAIN}"
+            yield f"{path}: row {report.sequences + 1:,} or a later one differs from the pair {shard.prefix}; {_AGAIN}"
             return
         report.sequences, report.tokens = report.sequences + len(rows), report.tokens + len(values)
     report.documents = record.counts.documents_out

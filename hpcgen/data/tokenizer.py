@@ -1,4 +1,4 @@
-"""Text to token ids: with gigatoken if it produces the same ids as the library `tokenizers`, else with `tokenizers`.
+"""Text to token IDs: with gigatoken if it produces the same IDs as the library `tokenizers`, else with `tokenizers`.
 
 Special tokens are never added. Text that spells one out ("<|endoftext|>") becomes that token's id, as in
 Megatron-LM's preprocess_data.py; `hpcgen.data.tokenize` counts the end-of-document tokens that come from text.

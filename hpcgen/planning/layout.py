@@ -23,7 +23,7 @@ class Layout:
     context_parallel_size: int
     data_parallel_size: int
     num_distributed_optimizer_instances: int
-    """Number of groups of ranks that each hold the whole optimizer state."""
+    """Number of groups of ranks that each hold the complete optimizer state."""
     num_microbatches: int
     """Number of forward passes of a data-parallel rank per optimizer step."""
     chunk_layers: tuple[int, ...]

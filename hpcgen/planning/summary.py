@@ -19,8 +19,8 @@ from trainer.contract.batch_size import total_samples
 
 
 def summarize(plan: Plan) -> dict[str, Any]:
-    """The summary as JSON data. Keys about training or a program are present only if it is planned; units are in the
-    names."""
+    """The summary as JSON data. Keys about training or a program are present only if it is planned. Names of keys
+    include the units."""
     stages = {
         stage.name: {
             "nodes": stage.allocation.nodes,

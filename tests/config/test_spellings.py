@@ -10,12 +10,12 @@ import pytest
 
 from hpcgen.config import spellings
 from hpcgen.config.run import RunConfig
-from hpcgen.config.validation import TRAINER_SECTIONS, inner_class
+from hpcgen.config.validation import TRANSLATED_SECTIONS, inner_class
 from hpcgen.errors import ConfigErrors
 from tests.planning.test_plan import minimal_run, planned
 from trainer.contract.config import field_hints
 
-SECTIONS = {name: field_hints(inner_class(field_hints(RunConfig)[name])) for name in TRAINER_SECTIONS}
+SECTIONS = {name: field_hints(inner_class(field_hints(RunConfig)[name])) for name in TRANSLATED_SECTIONS}
 CLASSES = ("ModelParallelConfig", "TransformerConfig", "DistributedDataParallelConfig", "OptimizerConfig")
 KEYS = {key for section in SECTIONS.values() for key in section}
 

@@ -219,7 +219,7 @@ def test_a_failed_shard_does_not_stop_the_others(tmp_path, copy):
                 shutil.copy(tokens / f"{NAMES[1]}.bin", tokens / f"{NAMES[0]}.bin")
                 and shutil.copy(tokens / f"{NAMES[1]}.idx", tokens / f"{NAMES[0]}.idx")
             ),
-            f"{NAMES[0]} was made again since; run the export again",
+            f"{NAMES[0]} has been made again since then; run the export again",
         ),
     ],
     ids=["missing", "no record", "torn", "other pair"],
@@ -252,7 +252,7 @@ def test_rows_are_compared_with_the_pair(tmp_path, copy, monkeypatch):
         out = tmp_path / prefix.name
         export_pairs(plan_export({prefix: records[prefix]}, out, "parquet", None))
         (found,) = findings(out)
-        assert f": rows 1 and after differ from the pair {prefix}; run the export again" in found
+        assert f": row 1 or a later one differs from the pair {prefix}; run the export again" in found
     shutil.rmtree(copy)
     assert findings(tmp_path / NAMES[1]) == []  # only counts and hashes remain
     assert "tokens, but the record has" in findings(tmp_path / NAMES[2])[0]

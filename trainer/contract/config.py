@@ -173,7 +173,7 @@ class ParallelismConfig:
     sequence_parallel: bool = False
     """Shard the activations between tensor-parallel regions along the sequence. Requires TP > 1."""
     num_distributed_optimizer_instances: Count = 1
-    """Number of groups of data-parallel ranks that each hold the whole optimizer state. More instances need more
+    """Number of groups of data-parallel ranks that each hold the complete optimizer state. More instances need more
     memory, and reduce the communication between groups. It must divide DP x CP."""
     overlap_grad_reduce: bool = False
     """Overlap the data-parallel gradient reduction with the backward pass."""

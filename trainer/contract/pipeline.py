@@ -55,7 +55,7 @@ def split_problems(num_layers: int, parallelism: ParallelismConfig) -> Iterator[
 
 
 def chunk_layers(num_layers: int, parallelism: ParallelismConfig) -> tuple[int, ...] | None:
-    """Number of layers of each model chunk, in pipeline order; None if the layers cannot be divided so."""
+    """Number of layers of each model chunk, in pipeline order; None if they cannot be divided this way."""
     chunks = parallelism.virtual_pipeline_model_parallel_size or 1
     if any(split_problems(num_layers, parallelism)):
         return None
@@ -95,7 +95,7 @@ def core_layout(chunks: Sequence[int]) -> list[list[str]]:
 
 
 def _kind(key: str) -> str:
-    """The way to divide the layers to which a key belongs. Megatron-Core refuses keys of several ways."""
+    """The method of division that a key belongs to. Megatron-Core refuses keys of several methods."""
     return key.partition("_")[0]
 
 
