@@ -205,7 +205,16 @@ def test_a_failed_shard_does_not_stop_the_others(tmp_path, copy):
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
-        (lambda out, tokens: (out / "data" / f"{NAMES[0]}.parquet").unlink(), "No such file or directory"),
+        (
+            lambda out, tokens: (out / "data" / f"{NAMES[0]}.parquet").unlink(),
+            f"/{NAMES[0]}.parquet is missing; run the export again",
+        ),
+        (
+            lambda out, tokens: shutil.copy(
+                out / "data" / f"{NAMES[0]}.parquet", out / "data" / "train-00002-of-00003.parquet"
+            ),
+            "train-00002-of-00003.parquet is not part of the export; remove it",
+        ),
         (
             lambda out, tokens: (out / f"{NAMES[0]}.record.json").unlink(),
             "it has no record, because the export",
@@ -222,7 +231,7 @@ def test_a_failed_shard_does_not_stop_the_others(tmp_path, copy):
             f"{NAMES[0]} has been made again since then; run the export again",
         ),
     ],
-    ids=["missing", "no record", "torn", "other pair"],
+    ids=["missing", "additional", "no record", "torn", "other pair"],
 )
 def test_what_verification_finds(tmp_path, copy, damage, reason):
     for name in NAMES:
@@ -233,6 +242,19 @@ def test_what_verification_finds(tmp_path, copy, damage, reason):
     damage(tmp_path / "out", copy)
     (found,) = findings(tmp_path / "out")
     assert reason in found
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_files_that_describe_an_arrow_dataset_are_verified(tmp_path, copy):
+    shards = plan_export({copy / name: None for name in NAMES}, tmp_path / "out", "arrow", None)
+    export_pairs(shards)
+    assert findings(tmp_path / "out") == []
+    (tmp_path / "out" / "train" / "state.json").write_text("{}")
+    (tmp_path / "out" / "dataset_dict.json").unlink()
+    assert findings(tmp_path / "out") == [
+        f"{tmp_path}/out/train/state.json does not describe these shards; run the export again",
+        f"{tmp_path}/out/dataset_dict.json is missing; run the export again",
+    ]
 
 
 @pytest.mark.usefixtures("in_this_process")

@@ -146,8 +146,11 @@ def _summarize(report: VerifyReport, noun: str) -> None:
         if report.megatron_core
         else f"megatron-core: not checked: {report.not_checked}"
     )
-    if noun == "pair":
-        click.echo(megatron, err=True)
+    rows = sum(pair.rows_checked for pair in pairs)
+    without = (
+        f", {len(pairs) - rows} not, because the pair is gone or has changed" if rows < len(pairs) else ""
+    )
+    click.echo(megatron if noun == "pair" else f"rows: {rows} compared with their pairs{without}", err=True)
     if encoded := [pair for pair in pairs if pair.documents_encoded]:
         held, again = (
             sum(getattr(pair, key) for pair in encoded) for key in ("documents", "documents_encoded")

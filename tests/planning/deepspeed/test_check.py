@@ -142,6 +142,7 @@ BROKEN: list[tuple[dict[str, Any], str]] = [
     # optimizer and scheduler
     ({"optimizer": {"type": "OneBitAdam"}}, "optimizer.type: was removed from DeepSpeed; use AdamW"),
     ({"optimizer": {"type": "AdamWW"}}, "nor a class of torch.optim; did you mean AdamW"),
+    ({**zero(1), "optimizer": {"type": "AdamQ"}}, "nor a class of torch.optim; did you mean Adam or RAdam"),
     ({"optimizer": {"params": {}}}, "optimizer: has no type, so DeepSpeed ignores the section"),
     ({**zero(1), "optimizer": {"type": "SGD"}}, "has not been tested with ZeRO, so DeepSpeed refuses it"),
     (

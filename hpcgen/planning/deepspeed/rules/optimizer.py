@@ -39,8 +39,13 @@ def optimizer_exists(facts: Facts) -> Iterator[Problem]:
 def zero_knows_the_optimizer(facts: Facts) -> Iterator[Problem]:
     """With ZeRO, other optimizers must be allowed explicitly (runtime/engine.py, _do_optimizer_sanity_check)."""
     kind = facts.optimizer_type
-    is_tested = kind is None or kind in TESTED_WITH_ZERO
-    if facts.stage and not is_tested and not facts.get("zero_allow_untested_optimizer", False):
+    exists = kind in DEEPSPEED_OPTIMIZERS or facts.get("optimizer.type") in TORCH_OPTIMIZERS
+    if (
+        facts.stage
+        and exists
+        and kind not in TESTED_WITH_ZERO
+        and not facts.get("zero_allow_untested_optimizer", False)
+    ):
         hint = "set zero_allow_untested_optimizer to true, or use AdamW"
         yield problem("optimizer.type", "has not been tested with ZeRO, so DeepSpeed refuses it", hint)
 
