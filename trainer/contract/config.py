@@ -149,8 +149,7 @@ class ModelConfig:
     moe_router_pre_softmax: bool = False
     """Apply the softmax to all experts before choosing moe_router_topk of them, instead of to the chosen ones."""
     moe_router_topk_scaling_factor: PositiveFloat | None = None
-    """Factor of the weights of the chosen experts. Requires moe_router_score_function = sigmoid or
-    moe_router_pre_softmax. Default: 1."""
+    """Factor of the weights of the chosen experts. Default: 1."""
     moe_router_num_groups: Count | None = None
     """Number of groups of experts for group-limited routing, as in DeepSeek-V3. Requires moe_router_group_topk."""
     moe_router_group_topk: Count | None = None
@@ -497,13 +496,25 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 
 def fingerprint(config: TrainerConfig) -> str:
-    """SHA-256 of all values of `config` that affect training.
+    """SHA-256 of all values of `config` that affect training and differ from their defaults.
 
-    A resolved configuration keeps it when written as JSON and read back.
+    A resolved configuration keeps it when written as JSON and read back, and when a later version has more keys.
     """
-    values = to_dict(config)
-    del values["evaluation_every"]
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+    values = _non_defaults(config)
+    values.pop("evaluation_every", None)
+    text = json.dumps(values, sort_keys=True, default=dataclasses.asdict)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _non_defaults(section: Any) -> dict[str, Any]:
+    values = {}
+    for field in dataclasses.fields(section):
+        value = getattr(section, field.name)
+        if dataclasses.is_dataclass(value):
+            values[field.name] = _non_defaults(value)
+        elif value != field.default:
+            values[field.name] = value
+    return values
 
 
 def from_dict(cls: type[T], document: Any, where: str) -> T:
