@@ -29,6 +29,8 @@ class Preset:
     description: str
     """One-line description, with the actual shape if the name is misleading."""
     sections: dict[str, Section]
+    eod_token: str | None = None
+    """End of a document in the model's own tokenizer. None for a model that takes any tokenizer."""
 
 
 def _gpt3(
@@ -107,7 +109,7 @@ def _llama3(
         "training": training,
         "optimizer": {"lr": lr, "min_lr": float(f"{lr / 100:.6g}"), "lr_warmup_iters": 8000},
     }
-    return Preset(name, description, sections)
+    return Preset(name, description, sections, eod_token="<|end_of_text|>")
 
 
 def _layout(tensor: int, pipeline: int = 1, virtual: int | None = None) -> Section:
@@ -281,6 +283,7 @@ _ALL = (
             "training": {"micro_batch_size": 1, "global_batch_size": 256, "train_iters": 500_000},
             "optimizer": {"lr": 1e-4, "min_lr": 1e-5, "lr_decay_iters": 320_000, "lr_warmup_iters": 500},
         },
+        eod_token="</s>",
     ),
 )
 
