@@ -724,7 +724,6 @@ def test_the_layout_of_experts_is_converted() -> None:
     assert "--moe-permute-fusion" in leftovers
     _, leftovers = migrated("--moe-grouped-gemm", "--force")
     assert leftovers["--moe-grouped-gemm"] == "it only applies with --num-experts"
-    assert migrated("--num-experts 8", "--force")[0]["parallelism"] == {"moe_grouped_gemm": False}
 
 
 def test_values_that_megatron_derives_are_derived() -> None:

@@ -1,18 +1,12 @@
-"""The plan of a mixture of experts: its layout and summary, and the Megatron-Core that will train it."""
+"""The plan of a mixture of experts: its layout and summary."""
 
 from __future__ import annotations
 
-import json
-
-import pytest
-
-from hpcgen.errors import ConfigErrors
 from hpcgen.planning.layout import Layout
 from hpcgen.planning.summary import for_people, summarize
-from tests.runs import big_run, minimal_run, planned, write_yaml
+from tests.runs import big_run, planned
 from trainer.contract.config import ModelConfig, ParallelismConfig, TrainingConfig
 
-SEQUENCES = ("model.moe_router_load_balancing_type=seq_aux_loss", "model.moe_aux_loss_coeff=0.01")
 MIXTRAL = {
     "preset": "mixtral-8x7b",
     "data": {"mock": True},
@@ -61,34 +55,3 @@ def test_layers_of_a_stage_follow_the_chunks():
         [range(2), range(4, 6)],
         [range(2, 4), range(6, 8)],
     ]
-
-
-def code_dir(tmp_path, version: str) -> str:
-    """A directory as `hpcgen install-code` writes it, and a cluster that uses it."""
-    directory = tmp_path / "code"
-    directory.mkdir()
-    (directory / "manifest.json").write_text(json.dumps({"versions": {"megatron-core": version}}))
-    write_yaml(tmp_path / "site.yaml", {"extends": "local", "code_dir": str(directory)})
-    return "./site.yaml"
-
-
-def moe_run(cluster: str) -> dict[str, object]:
-    return minimal_run(cluster=cluster, preset="tiny-moe", model={}, training={}, optimizer={})
-
-
-def test_a_code_directory_with_an_old_core_is_refused(tmp_path):
-    with pytest.raises(
-        ConfigErrors, match=r"seq_aux_loss has a gradient .* in the Megatron-Core 0\.16 of the job"
-    ):
-        planned(tmp_path, moe_run(code_dir(tmp_path, "0.16.1")), overrides=SEQUENCES)
-
-
-def test_a_code_directory_with_a_new_core_is_accepted(tmp_path):
-    plan = planned(tmp_path, moe_run(code_dir(tmp_path, "0.19.2")), overrides=SEQUENCES)
-    assert not [warning for warning in plan.warnings if "Megatron-Core" in warning]
-
-
-def test_an_unknown_core_is_a_warning(tmp_path):
-    plan = planned(tmp_path, moe_run("local"), overrides=SEQUENCES)
-    [warning] = [warning for warning in plan.warnings if "Megatron-Core" in warning]
-    assert "before 0.19, so the trainer refuses it there" in warning

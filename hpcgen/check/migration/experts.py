@@ -25,8 +25,6 @@ def carry_experts(flags: Flags, carried: Carried) -> None:
         carried.seen.add(COUNT)
         carry_as(KEYS[COUNT], count, carried)
     has_experts = count is not None or carried.get(KEYS[COUNT]) is not None
-    if count and "moe-grouped-gemm" not in flags and carried.get("model.add_bias_linear") is not False:
-        carried.put(KEYS["moe-grouped-gemm"], False)  # Transformer Engine's grouped products have no biases
     given = [flag for flag in flags.values() if EXPERT_OPTIONS.match(flag.name)]
     for flag in sorted(given, key=lambda flag: flag.name in NEEDS):
         carried.seen.add(flag.name)
