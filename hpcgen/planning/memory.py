@@ -126,16 +126,16 @@ def _parameter_bytes(
             shared += model.max_position_embeddings * model.hidden_size
     if stage == last and (last > 0 or model.untie_embeddings_and_output_weights):
         shared += table
-    experts = 0.0
-    if moe_layers:
-        assert model.num_moe_experts
-        shared += moe_layers * layer_parameter_count(model, has_experts=True)
-        ranks = layout.expert_model_parallel_size * layout.expert_tensor_parallel_size
-        experts = moe_layers * model.num_moe_experts * expert_parameter_count(model) / ranks
-    size = shared / layout.tensor_model_parallel_size * bytes_per_parameter(training, layout)
-    if experts:
-        size += experts * bytes_per_parameter(training, layout, of_expert=True)
-    return int(size)
+    if moe_layers == 0:
+        return int(shared / layout.tensor_model_parallel_size * bytes_per_parameter(training, layout))
+    assert model.num_moe_experts
+    shared += moe_layers * layer_parameter_count(model, has_experts=True)
+    experts = moe_layers * model.num_moe_experts * expert_parameter_count(model)
+    ranks = layout.expert_model_parallel_size * layout.expert_tensor_parallel_size
+    return int(
+        shared / layout.tensor_model_parallel_size * bytes_per_parameter(training, layout)
+        + experts / ranks * bytes_per_parameter(training, layout, of_expert=True)
+    )
 
 
 def _layers_in_flight(layout: Layout, stage: int) -> float:
@@ -191,11 +191,8 @@ def _expert_activation_bytes(model: ModelConfig, layout: Layout) -> float:
     assert model.num_moe_experts
     assert model.moe_ffn_hidden_size
     copies: float = model.moe_router_topk
-    if model.moe_expert_capacity_factor is not None:
-        is_padded = model.moe_pad_expert_input_to_capacity
-        copies *= (
-            model.moe_expert_capacity_factor if is_padded else min(1.0, model.moe_expert_capacity_factor)
-        )
+    if (capacity := model.moe_expert_capacity_factor) is not None:
+        copies *= capacity if model.moe_pad_expert_input_to_capacity else min(1.0, capacity)
     received = copies * layout.expert_tensor_parallel_size
     inside = _mlp_activation_bytes(model, model.moe_ffn_hidden_size) / layout.expert_tensor_parallel_size
     router = ROUTER_BYTES * model.num_moe_experts

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import re
 import textwrap
@@ -10,8 +11,11 @@ import pytest
 from hpcgen.check.migration.migration import migrate
 from hpcgen.config import document
 from hpcgen.config.loader import load_cluster
+from hpcgen.config.presets import PRESETS
 from hpcgen.errors import ConfigErrors
 from tests.cli.command import Ended, hpcgen, listing
+from trainer.contract.config import ModelConfig, from_dict
+from trainer.contract.resolve import resolve_model
 
 SCRIPTS = Path(__file__).with_name("scripts")
 AZURE = SCRIPTS / "azure-175b.sh"
@@ -714,16 +718,57 @@ def test_the_model_is_the_one_that_megatron_computes(options: str, model: dict[s
 
 def test_the_layout_of_experts_is_converted() -> None:
     options = f"{EXPERTS} --expert-model-parallel-size 4 --expert-tensor-parallel-size 1 --moe-grouped-gemm"
-    found, leftovers = migrated(f"{options} --moe-token-dispatcher-type flex --moe-permute-fusion", "--force")
+    found, leftovers = migrated(
+        f"{options} --moe-token-dispatcher-type flex --moe-layer-recompute", "--force"
+    )
     assert found["parallelism"] == {
         "expert_model_parallel_size": 4,
         "expert_tensor_parallel_size": 1,
         "moe_grouped_gemm": True,
     }
     assert leftovers["--moe-token-dispatcher-type"] == "the trainer has alltoall and allgather"
-    assert "--moe-permute-fusion" in leftovers
+    assert "--moe-layer-recompute" in leftovers
     _, leftovers = migrated("--moe-grouped-gemm", "--force")
     assert leftovers["--moe-grouped-gemm"] == "it only applies with --num-experts"
+
+
+MIXTRAL = """\
+#!/bin/bash
+#SBATCH --nodes=8 --gpus-per-node=8 --ntasks-per-node=8 --time=1-00:00:00
+export CUDA_DEVICE_MAX_CONNECTIONS=1
+MODEL="--use-mcore-models --num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32
+    --group-query-attention --num-query-groups 8 --seq-length 4096 --max-position-embeddings 32768
+    --position-embedding-type rope --no-position-embedding --rotary-base 1000000 --swiglu --disable-bias-linear
+    --normalization RMSNorm --untie-embeddings-and-output-weights --attention-dropout 0 --hidden-dropout 0
+    --init-method-std 0.01 --no-masked-softmax-fusion"
+EXPERTS="--num-experts 8 --moe-router-topk 2 --moe-router-load-balancing-type aux_loss --moe-aux-loss-coeff 1e-2
+    --moe-grouped-gemm --moe-token-dispatcher-type alltoall --moe-permute-fusion"
+LAYOUT="--tensor-model-parallel-size 1 --pipeline-model-parallel-size 4 --expert-model-parallel-size 8
+    --num-virtual-stages-per-pipeline-rank 8 --use-distributed-optimizer --sequence-parallel
+    --overlap-grad-reduce --overlap-param-gather"
+TRAINING="--micro-batch-size 1 --global-batch-size 256 --train-iters 500000 --bf16 --lr 1e-4 --min-lr 1e-5
+    --lr-decay-iters 320000 --lr-decay-style cosine --lr-warmup-iters 500 --weight-decay 0.1 --clip-grad 1"
+srun python pretrain_gpt.py $MODEL $EXPERTS $LAYOUT $TRAINING --mock-data --vocab-size 32000 \\
+    --tokenizer-type NullTokenizer --save /shared/checkpoints
+"""
+
+
+def test_a_script_for_mixtral_becomes_the_preset() -> None:
+    ended = init(MIXTRAL, "--set", "data.tokenizer.kind=bytes", "--set", "model.vocab_size=32000")
+    assert ended.status == 0, ended.stderr
+    checked = hpcgen("validate", "-c", "run.yaml")
+    assert checked.status == 0, checked.stderr
+    preset, values = PRESETS["mixtral-8x7b"].sections, written()
+    expected = resolve_model(from_dict(ModelConfig, preset["model"], "preset"))
+    converted = resolve_model(from_dict(ModelConfig, values["model"], "run.yaml"))
+    assert converted == dataclasses.replace(expected, padded_vocab_size=converted.padded_vocab_size)
+    assert values["parallelism"] == {
+        **preset["parallelism"],
+        "tensor_model_parallel_size": 1,
+        "moe_token_dispatcher_type": "alltoall",
+        "moe_grouped_gemm": True,
+    }
+    assert "disables it" in left(ended)["--sequence-parallel"]
 
 
 def test_values_that_megatron_derives_are_derived() -> None:

@@ -78,6 +78,19 @@ def test_valid_mixtures_of_experts(changes):
             "use 1, 2, 4, 8 or 16",
         ),
         (
+            {TP: 2, SP: True, WIDTH: 4097},
+            "parallelism.tensor_model_parallel_size does not divide model.moe_ffn_hidden_size = 4097 (4097 / 2); use 1",
+        ),
+        (
+            {WIDTH: 4097, "evaluation__tensor_model_parallel_size": 2},
+            "evaluation.tensor_model_parallel_size does not divide model.moe_ffn_hidden_size = 4097 (4097 / 2); use 1",
+        ),
+        (
+            {"model__add_bias_linear": True, "evaluation__tensor_model_parallel_size": 2},
+            "evaluation.tensor_model_parallel_size divides the experts, which is not supported with "
+            "model.add_bias_linear = true; use 1",
+        ),
+        (
             {TP: 2, SP: True, SHARED: 4097},
             "parallelism.tensor_model_parallel_size does not divide model.moe_shared_expert_intermediate_size = 4097 "
             "(4097 / 2); use 1",

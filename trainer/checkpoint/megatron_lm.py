@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from trainer.checkpoint.megatron_lm_experts import expert_layout_args
 from trainer.checkpoint.megatron_lm_model import FIXED_MODEL, model_args, model_section, unsupported_model
 from trainer.contract.config import ParallelismConfig, TrainerConfig
 from trainer.contract.errors import TrainerError
@@ -240,7 +241,7 @@ def _args(config: TrainerConfig, iteration: int, consumed_samples: int) -> argpa
         pipeline_model_parallel_size=layout.pipeline_model_parallel_size,
         virtual_pipeline_model_parallel_size=layout.virtual_pipeline_model_parallel_size,
         context_parallel_size=layout.context_parallel_size,
-        expert_model_parallel_size=1,
+        **expert_layout_args(model, layout),
         micro_batch_size=training.micro_batch_size,
         global_batch_size=training.global_batch_size,
         train_iters=training.train_iters,

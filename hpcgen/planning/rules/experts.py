@@ -80,11 +80,9 @@ def expert_tensor_parallel_divides_experts(facts: Facts) -> Iterator[Violation]:
     width, size = facts.resolved_model.moe_ffn_hidden_size, expert_tensor_parallel_size(facts.parallelism)
     if width is not None and width % size:
         yield Violation(
-            path=ETP,
+            path=TP if facts.parallelism.expert_tensor_parallel_size is None else ETP,
             depends_on=("model",),
-            reason=f"= {size} does not divide model.moe_ffn_hidden_size = {width} ({width} / {size})"
-            if facts.parallelism.expert_tensor_parallel_size is None
-            else f"does not divide model.moe_ffn_hidden_size = {width} ({width} / {size})",
+            reason=f"does not divide model.moe_ffn_hidden_size = {width} ({width} / {size})",
             candidates=divisors(width, near=size),
         )
 
