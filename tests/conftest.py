@@ -77,6 +77,9 @@ STARTS = frozenset(("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Several workers share the cores, and OpenMP threads that wait for each other spin. torch reads this at its import.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 gc.disable()  # until collection ends: collecting among imported modules takes a third of its time
 
 # A slow example on a busy machine is not a failure.
