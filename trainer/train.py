@@ -42,7 +42,7 @@ from trainer.metrics.instruments import Instruments
 from trainer.metrics.profiling import Profiler
 from trainer.metrics.record import Metrics
 from trainer.metrics.timers import Timers
-from trainer.model import cuda_graphs, kernels
+from trainer.model import cuda_graphs, experts, kernels
 from trainer.model.build import build_model
 from trainer.optimizer.build import build_optimizer
 from trainer.optimizer.schedule import Schedule
@@ -161,9 +161,8 @@ def _build_state(config: TrainerConfig, groups: ProcessGroupCollection, log: Log
     model = build_model(config, groups, chosen)
     optimizer = build_optimizer(config, model)
     spikes = SpikeWatch(config.training.loss_spike_factor, config.training.skip_loss_spikes)
-    return TrainingState(
-        model, optimizer, Schedule(config.optimizer, optimizer, config.training.train_iters), spikes
-    )
+    schedule = Schedule(config.optimizer, optimizer, config.training.train_iters)
+    return TrainingState(model, optimizer, schedule, spikes, experts.routers(model))
 
 
 def _open_datasets(

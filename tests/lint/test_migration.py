@@ -581,6 +581,8 @@ def test_values_of_an_uncertain_branch_are_refused_and_the_rest_is_converted() -
 OPTIONS = """\
 --exit-duration-in-mins 235; --dataloader-type single; --dataloader-type cyclic; --optimizer sgd;
 --use-checkpoint-args; --num-experts 8; --moe-router-topk 2; --use-flash-attn; --swiglu;
+--num-experts 8 --moe-permute-fusion; --moe-grouped-gemm;
+--num-experts 8 --moe-layer-freq '([0]+[1]*11)'; --num-experts 8 --moe-token-dispatcher-type flex;
 --group-query-attention; --num-query-groups 4; --no-position-embedding; --use-pytorch-profiler;
 --tokenizer-type Llama2Tokenizer; --tokenizer-model /x; --vocab-size 5; --vocab-file /x/v.json;
 --merge-file /x/m.txt; --make-vocab-size-divisible-by 64; --padded-vocab-size 51200;
@@ -616,7 +618,16 @@ def test_every_option_is_converted_listed_or_refused() -> None:
 @pytest.mark.parametrize(
     ("option", "why"),
     [
-        ("--num-experts 8 --moe-router-topk 2", "does not support mixture of experts"),
+        ("--num-experts $N", "only known in the job"),
+        ("--num-experts 8 --moe-router-load-balancing-type sinkhorn", "cannot have this value"),
+        ("--num-experts 8 --moe-input-jitter-eps 0.1", "no key"),
+        ("--num-experts 8 --moe-shared-expert-gate", "no key"),
+        ("--num-experts 8 --moe-layer-freq '[2]*12'", "neither a number nor a list of zeros and ones"),
+        (
+            "--num-experts 8 --moe-layer-freq '__import__(\"os\")'",
+            "neither a number nor a list of zeros and ones",
+        ),
+        ("--num-experts 8 --expert-model-parallel-size $EP", "only known in the job"),
         ("--dataloader-type cyclic", "reads each sample once"),
         ("--use-checkpoint-args", "in a checkpoint"),
         ("--tokenizer-type Llama2Tokenizer --tokenizer-model /x", "data.tokenizer supports"),
@@ -644,6 +655,8 @@ def test_scripts_that_would_train_something_else_are_refused(option: str, why: s
     assert any(why in reason for reason in found.values()), found
 
 
+EXPERTS = "--num-experts 8 --disable-bias-linear"
+MOE = {"num_moe_experts": 8, "add_bias_linear": False, "activation_func": "gelu"}
 LLAMA3 = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -669,6 +682,26 @@ LLAMA3 = {
         ),
         ("--qk-layernorm --window-size 4095,0", {"qk_layernorm": True, "window_size": 4096}),
         ("--window-size '(4095,0)'", {"window_size": 4096}),
+        ("--num-experts 8", {"num_moe_experts": 8}),
+        (
+            f"{EXPERTS} --moe-router-topk 1 --moe-router-pre-softmax --moe-aux-loss-coeff 1e-2",
+            MOE | {"moe_router_topk": 1, "moe_router_pre_softmax": True, "moe_aux_loss_coeff": 0.01},
+        ),
+        (f"{EXPERTS} --moe-layer-freq 4", MOE | {"moe_layer_freq": [1, 0, 0, 0] * 3}),
+        (f"{EXPERTS} --moe-layer-freq '([0]*1+[1]*11)'", MOE | {"moe_layer_freq": [0, *[1] * 11]}),
+        (f"{EXPERTS} --moe-layer-freq 1 --moe-expert-capacity-factor -1", MOE),
+        (f"{EXPERTS} --moe-router-bias-update-rate 1e-2 --moe-token-drop-policy position", MOE),
+        (
+            f"{EXPERTS} --moe-router-bias-update-rate 1e-2 --moe-router-score-function sigmoid "
+            "--moe-router-enable-expert-bias",
+            MOE
+            | {
+                "moe_router_score_function": "sigmoid",
+                "moe_router_enable_expert_bias": True,
+                "moe_router_bias_update_rate": 0.01,
+            },
+        ),
+        ("--moe-router-topk 4 --moe-grouped-gemm", {}),
         (f"{ROPE} --use-rope-scaling", {"position_embedding_type": "rope", "rope_scaling": LLAMA3}),
         ("--use-rope-scaling", {}),
     ],
@@ -677,6 +710,20 @@ def test_the_model_is_the_one_that_megatron_computes(options: str, model: dict[s
     plain, _ = migrated("")
     found, _ = migrated(options, "--force")
     assert found["model"] == plain["model"] | model
+
+
+def test_the_layout_of_experts_is_converted() -> None:
+    options = f"{EXPERTS} --expert-model-parallel-size 4 --expert-tensor-parallel-size 1 --moe-grouped-gemm"
+    found, leftovers = migrated(f"{options} --moe-token-dispatcher-type flex --moe-permute-fusion", "--force")
+    assert found["parallelism"] == {
+        "expert_model_parallel_size": 4,
+        "expert_tensor_parallel_size": 1,
+        "moe_grouped_gemm": True,
+    }
+    assert leftovers["--moe-token-dispatcher-type"] == "the trainer has alltoall and allgather"
+    assert "--moe-permute-fusion" in leftovers
+    _, leftovers = migrated("--moe-grouped-gemm", "--force")
+    assert leftovers["--moe-grouped-gemm"] == "it only applies with --num-experts"
 
 
 def test_values_that_megatron_derives_are_derived() -> None:

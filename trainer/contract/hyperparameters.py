@@ -78,6 +78,12 @@ FIXED = frozenset(
         "model.qk_layernorm",
         "model.untie_embeddings_and_output_weights",
         "model.padded_vocab_size",
+        "model.num_moe_experts",
+        "model.moe_layer_freq",
+        "model.moe_ffn_hidden_size",
+        "model.moe_shared_expert_intermediate_size",
+        "model.moe_router_score_function",
+        "model.moe_router_enable_expert_bias",
     }
 )
 """Keys that determine the shapes and the meaning of the weights. They must not change."""
@@ -278,6 +284,7 @@ def _in_older_records(model: Mapping[str, Any], device: str) -> dict[str, Any]:
         "qk_layernorm": False,
         "window_size": None,
         "rope_scaling": None,
+        "num_moe_experts": None,
     }
 
 

@@ -20,10 +20,13 @@ from megatron.core.models.gpt.gpt_layer_specs import (
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 
 from trainer.distributed.sequence import zigzag_positions
+from trainer.model import experts
 
 
 def block_submodules(
@@ -31,19 +34,50 @@ def block_submodules(
 ) -> TransformerBlockSubmodules:
     """Parts of this chunk of the decoder: Transformer Engine's, or this module's, which use torch."""
     norm = LayerNorm if config.normalization == "LayerNorm" else RMSNorm
+    make = functools.partial(_torch_layer, norm=norm)
     if use_transformer_engine:
         from megatron.core.extensions.transformer_engine import TENorm
 
-        layer, norm = get_gpt_layer_with_transformer_engine_spec(qk_layernorm=config.qk_layernorm), TENorm
-    else:
-        layer = get_gpt_layer_local_spec(normalization=config.normalization)
-        layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = norm
-        attention = layer.submodules.self_attention.submodules
-        attention.core_attention = CoreAttention
-        if config.qk_layernorm:
-            attention.q_layernorm = attention.k_layernorm = norm
+        norm, make = TENorm, _transformer_engine_layer
     num_layers = get_num_layers_to_build(config, vp_stage=vp_stage)
-    return TransformerBlockSubmodules(layer_specs=[layer] * num_layers, layer_norm=norm)
+    first = get_transformer_layer_offset(config, vp_stage)
+    has_experts = _has_experts(config)[first : first + num_layers]
+    layers = {kind: make(config, kind) for kind in sorted(set(has_experts))}
+    return TransformerBlockSubmodules(layer_specs=[layers[kind] for kind in has_experts], layer_norm=norm)
+
+
+def _has_experts(config: TransformerConfig) -> list[bool]:
+    """True for each layer that is an MoE layer."""
+    pattern = config.moe_layer_freq
+    if config.num_moe_experts is None or isinstance(pattern, int):
+        return [config.num_moe_experts is not None] * config.num_layers
+    return [bool(kind) for kind in pattern]
+
+
+def _transformer_engine_layer(config: TransformerConfig, has_experts: bool) -> ModuleSpec:
+    layer = get_gpt_layer_with_transformer_engine_spec(
+        num_experts=config.num_moe_experts if has_experts else None,
+        moe_grouped_gemm=config.moe_grouped_gemm,
+        qk_layernorm=config.qk_layernorm,
+    )
+    if has_experts:
+        experts.use_router(layer)
+    return layer
+
+
+def _torch_layer(config: TransformerConfig, has_experts: bool, norm: type[torch.nn.Module]) -> ModuleSpec:
+    layer = get_gpt_layer_local_spec(
+        num_experts=config.num_moe_experts if has_experts else None, normalization=config.normalization
+    )
+    layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = norm
+    attention = layer.submodules.self_attention.submodules
+    attention.core_attention = CoreAttention
+    if config.qk_layernorm:
+        attention.q_layernorm = attention.k_layernorm = norm
+    if has_experts:
+        experts.use_router(layer)
+        experts.store_as_transformer_engine(layer)
+    return layer
 
 
 class LayerNorm(torch.nn.LayerNorm):
