@@ -25,8 +25,8 @@ _SHOWN_BYTES = 200
 """Bytes of an overlong line that are kept for messages."""
 _LONG_LINE = 1024
 _PIECE_BYTES = 64 * 1024
-"""Bytes per UTF-8 check: small enough for the decoded text to stay in the core's cache. Also the bytes at the begin of
-a block that tell whether its lines are long."""
+"""Bytes per UTF-8 check: small enough for the decoded text to stay in the core's cache. Also the number of bytes at the
+beginning of a block that tell whether its lines are long."""
 
 
 @dataclass(frozen=True)

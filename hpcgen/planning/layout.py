@@ -93,8 +93,8 @@ class Layout:
         return (self.pipeline_model_parallel_size - 1) / chunks
 
     def __str__(self) -> str:
-        """The common notation: "TP4 PP8 VPP6 CP1 DP4, 384 microbatches on 128 ranks". EP and ETP are among the others'
-        ranks, not in addition to them."""
+        """The common notation: "TP4 PP8 VPP6 CP1 DP4, 384 microbatches on 128 ranks". EP and ETP divide the
+        same ranks and add none."""
         axes = (
             f"TP{self.tensor_model_parallel_size} PP{self.pipeline_model_parallel_size} "
             f"VPP{self.virtual_pipeline_model_parallel_size} CP{self.context_parallel_size} "

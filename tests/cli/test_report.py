@@ -411,7 +411,7 @@ def test_figures_as_json_and_in_the_terminal(eventful: Path) -> None:
     assert lines[0] == "gpt: done, iteration 160 of 1,000"
     assert re.fullmatch(r"loss 10\.82\d .* \(mean of the last 16 of 160 steps\)", lines[1])
     assert lines[-1] == (
-        "2 s a step, 262,144 tokens/s, 128 TFLOP/s per device, MFU 13%, 61.5 GiB, 3 attempts"
+        "2 s per step, 262,144 tokens/s, 128 TFLOP/s per device, MFU 13%, 61.5 GiB, 3 attempts"
     )
     assert (
         Page(hpcgen("report", eventful, "-o", "-").stdout).charts

@@ -37,9 +37,9 @@ Box = tuple[tuple[int, ...], tuple[int, ...], int]
 
 
 def sliceable(optimizer: MegatronOptimizer) -> list[DistributedOptimizer] | None:
-    """The distributed optimizers of which `optimizer` consists, with their state on their device; None otherwise.
+    """The distributed optimizers in `optimizer`; None for other kinds, and for offloaded or precision-aware state.
 
-    There is one, or a second one for the experts, whose data-parallel ranks are others.
+    There is one. With expert parallelism, there is a second one for the experts, whose data-parallel ranks differ.
     """
     parts = optimizer.chained_optimizers if isinstance(optimizer, ChainedOptimizer) else [optimizer]
     are_plain = all(
@@ -75,7 +75,7 @@ def _sharded_part(optimizer: DistributedOptimizer, model: dict[str, Any]) -> dic
 def saved_parts(loaded: dict[Any, Any]) -> list[dict[str, Any]]:
     """The state of each distributed optimizer that wrote a checkpoint, from the optimizer's part of it.
 
-    These may be one and the run's two, or the opposite, if expert parallelism has changed.
+    If expert parallelism has changed, the checkpoint may have one where the run has two, or two where it has one.
     """
     return [part for part in (loaded, *loaded.values()) if isinstance(part, dict) and "optimizer" in part]
 

@@ -149,7 +149,7 @@ class ModelConfig:
     moe_router_pre_softmax: bool = False
     """Apply the softmax to all experts before choosing moe_router_topk of them, instead of to the chosen ones."""
     moe_router_topk_scaling_factor: PositiveFloat | None = None
-    """Factor of the weights of the chosen experts. Default: 1."""
+    """Factor by which the weights of the chosen experts are multiplied. Default: 1."""
     moe_router_num_groups: Count | None = None
     """Number of groups of experts for group-limited routing, as in DeepSeek-V3. Requires moe_router_group_topk."""
     moe_router_group_topk: Count | None = None

@@ -167,7 +167,7 @@ def _replace_streams(torch: Any) -> None:
 
 
 def _replace_collectives(torch: Any) -> None:
-    """Replace collectives by which experts exchange different numbers of tokens (moe/token_dispatcher.py).
+    """Replace the collectives with which experts exchange different numbers of tokens (moe/token_dispatcher.py).
 
     Core passes these numbers as tensors if it need not copy them from a GPU. gloo gathers only equal parts, and cannot
     reduce and scatter a list.

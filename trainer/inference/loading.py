@@ -73,7 +73,7 @@ def load_part(found: Checkpoint, config: TrainerConfig, groups: ProcessGroupColl
         transformer_config(config, TORCH),
         # With initialization on a CPU, Core would allocate complete matrices and cut out the rank's part.
         use_cpu_initialization=config.device == "cpu",
-        # The capacity of experts is for a microbatch. Here, tokens must not depend on how many others there are.
+        # A capacity drops tokens when a batch has many. Here, a text must not depend on the others in its batch.
         moe_expert_capacity_factor=None,
         moe_pad_expert_input_to_capacity=False,
     )

@@ -98,8 +98,8 @@ def copy_rates(saved: Iterable[dict[str, Any]], groups: Sequence[dict[str, Any]]
 def as_configured(saved: Sequence[dict[str, Any]], groups: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """The checkpoint's group for each of `groups`, with their rates.
 
-    Groups of experts are separate only with expert parallelism, which may have changed. So they may become groups of
-    the other parameters, and the opposite.
+    Experts have groups of their own only with expert parallelism. If that has changed, such a group continues one of
+    the other parameters, or the reverse.
 
     Raises:
         KeyError: the checkpoint has no group with these multipliers.

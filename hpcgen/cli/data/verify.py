@@ -148,7 +148,9 @@ def _summarize(report: VerifyReport, noun: str) -> None:
     )
     rows = sum(pair.rows_checked for pair in pairs)
     without = (
-        f", {len(pairs) - rows} not, because the pair is gone or has changed" if rows < len(pairs) else ""
+        f", {len(pairs) - rows} not compared, because the pair is gone or has changed"
+        if rows < len(pairs)
+        else ""
     )
     click.echo(megatron if noun == "pair" else f"rows: {rows} compared with their pairs{without}", err=True)
     if encoded := [pair for pair in pairs if pair.documents_encoded]:
