@@ -25,7 +25,7 @@ from trainer.contract.wording import counted
 from trainer.data.datasets import build_datasets
 from trainer.data.loader import num_microbatches, reads_samples
 from trainer.distributed import groups, rendezvous
-from trainer.distributed.layout import check_layout
+from trainer.distributed.layout import check_gradients, check_layout
 from trainer.distributed.peers import Peers
 from trainer.distributed.rendezvous import Ranks
 from trainer.faults import lock
@@ -65,6 +65,7 @@ def train(config: TrainerConfig, stop_file: Path | None = None, progress: bool =
     """
     config = resolve(config)
     check_layout(config)
+    check_gradients(config)
     ranks = rendezvous.find_ranks(os.environ)
     is_rank_0 = ranks.rank == 0
     stop = StopRequest(stop_file if is_rank_0 else None)

@@ -42,7 +42,7 @@ class Layout:
         num_microbatches, samples_left = divmod(
             training.global_batch_size, training.micro_batch_size * data_parallel_size
         )
-        layers = chunk_layers(model.num_layers, parallelism)
+        layers = chunk_layers(model.num_layers, parallelism, model.mtp_num_layers)
         if samples_left or layers is None:
             return None
         return cls(

@@ -192,9 +192,13 @@ REFUSED = {
         "example Et*6|t*6L",
     ),
     "a layout with a layer of another kind": (
+        {PP: 2, LAYOUT: "Et*6|t*6xL"},
+        "parallelism.pipeline_model_parallel_layout has 'x'; use E (embedding), t (transformer layer), m (MTP layer), "
+        "L (loss), |, commas, and repetitions such as t*3 or (tt|)*2",
+    ),
+    "a layout with MTP layers that the model lacks": (
         {PP: 2, LAYOUT: "Et*6|t*6mL"},
-        "parallelism.pipeline_model_parallel_layout has 'm'; use E (embedding), t (transformer layer), L (loss), |, "
-        "commas, and repetitions such as t*3 or (tt|)*2",
+        "parallelism.pipeline_model_parallel_layout has 1 m, but model.mtp_num_layers = 0; use for example Et*6|t*6L",
     ),
     "a layout that does not fit into memory": (
         {PP: 2, LAYOUT: "E(t*9999)*9999|L"},

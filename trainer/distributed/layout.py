@@ -33,7 +33,7 @@ def check_layout(config: TrainerConfig) -> None:
         if vpp is not None:
             num_microbatches = size // (micro * dp)
             _require_multiple(num_microbatches, f"microbatches of a global_batch_size of {size}", pp, "PP")
-    for key, reason, hint in split_problems(model.num_layers, layout):
+    for key, reason, hint in split_problems(model.num_layers, layout, model.mtp_num_layers):
         raise ConfigError(f"parallelism.{key} = {getattr(layout, key)} {reason}{hint and f'; {hint}'}")
     if not uneven_keys(layout):
         _require_multiple(model.num_layers, "num_layers", pp * (vpp or 1), f"PP x VPP = {pp} x {vpp or 1}")
@@ -49,6 +49,26 @@ def check_layout(config: TrainerConfig) -> None:
         _check_graphs(config)
 
 
+def check_gradients(config: TrainerConfig) -> None:
+    """Check what training needs in addition to `check_layout`: that Megatron-Core adds up all gradients.
+
+    Raises:
+        ConfigError: it would leave some out, or fails after the model is built.
+    """
+    model, layout = config.model, config.parallelism
+    tp, pp = layout.tensor_model_parallel_size, layout.pipeline_model_parallel_size
+    if model.multi_latent_attention and tp > 1 and not layout.sequence_parallel:
+        raise ConfigError(
+            f"multi_latent_attention with tensor_model_parallel_size = {tp} requires sequence_parallel = true. "
+            "Otherwise, Megatron-Core does not add up the gradients of the key that all heads share"
+        )
+    if model.mtp_num_layers is not None and pp > 1 and not model.untie_embeddings_and_output_weights:
+        raise ConfigError(
+            f"mtp_num_layers = {model.mtp_num_layers} with pipeline_model_parallel_size = {pp} requires "
+            "untie_embeddings_and_output_weights = true. Megatron-Core cannot save the shared matrix otherwise"
+        )
+
+
 def _check_graphs(config: TrainerConfig) -> None:
     training, model = config.training, config.model
     for is_wrong, why in (
@@ -62,6 +82,8 @@ def _check_graphs(config: TrainerConfig) -> None:
             "dropout: each step seeds its generators, but a graph would keep using its own state",
         ),
         (training.recompute_granularity == "full", "recompute_granularity = full"),
+        (model.multi_latent_attention, "multi_latent_attention, which is not tested"),
+        (model.mtp_num_layers is not None, "mtp_num_layers, which is not tested"),
         (
             training.rampup_batch_size is not None and config.parallelism.pipeline_model_parallel_size > 1,
             "rampup_batch_size in a pipeline: graphs are for a fixed number of microbatches",

@@ -2,7 +2,7 @@
 
 Megatron-Core's own torch parts do not support sequence and context parallelism, and its attention stores all scores.
 Shapes: s sequence on this context-parallel rank, S complete sequence, b microbatch, n heads and g query groups
-on this tensor-parallel rank, d width of a head.
+on this tensor-parallel rank, d width of a head. Values of latent attention have another width than queries and keys.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ from megatron.core.models.gpt.gpt_layer_specs import (
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from trainer.distributed.sequence import zigzag_positions
+from trainer.model import latent_attention
 
 
 def block_submodules(
@@ -34,16 +36,30 @@ def block_submodules(
     if use_transformer_engine:
         from megatron.core.extensions.transformer_engine import TENorm
 
-        layer, norm = get_gpt_layer_with_transformer_engine_spec(qk_layernorm=config.qk_layernorm), TENorm
-    else:
-        layer = get_gpt_layer_local_spec(normalization=config.normalization)
-        layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = norm
-        attention = layer.submodules.self_attention.submodules
-        attention.core_attention = CoreAttention
-        if config.qk_layernorm:
-            attention.q_layernorm = attention.k_layernorm = norm
+        norm = TENorm
+    layer = layer_spec(config, use_transformer_engine)
     num_layers = get_num_layers_to_build(config, vp_stage=vp_stage)
     return TransformerBlockSubmodules(layer_specs=[layer] * num_layers, layer_norm=norm)
+
+
+def layer_spec(config: TransformerConfig, use_transformer_engine: bool) -> ModuleSpec:
+    """Parts of a transformer layer: Transformer Engine's, or this module's, which use torch."""
+    if use_transformer_engine:
+        return get_gpt_layer_with_transformer_engine_spec(
+            qk_layernorm=config.qk_layernorm, multi_latent_attention=config.multi_latent_attention
+        )
+    layer = get_gpt_layer_local_spec(
+        normalization=config.normalization, multi_latent_attention=config.multi_latent_attention
+    )
+    norm = LayerNorm if config.normalization == "LayerNorm" else RMSNorm
+    layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = norm
+    attention = layer.submodules.self_attention.submodules
+    attention.core_attention = CoreAttention
+    if config.multi_latent_attention:
+        latent_attention.use_torch(layer, norm, config)
+    elif config.qk_layernorm:
+        attention.q_layernorm = attention.k_layernorm = norm
+    return layer
 
 
 class LayerNorm(torch.nn.LayerNorm):
@@ -83,6 +99,8 @@ class CoreAttention(MegatronModule):
         attention_type: str,
         attention_dropout: float | None = None,
         softmax_scale: float | None = None,
+        k_channels: int | None = None,
+        v_channels: int | None = None,
         cp_comm_type: str | None = None,
         pg_collection: ProcessGroupCollection | None = None,
     ) -> None:
@@ -91,7 +109,7 @@ class CoreAttention(MegatronModule):
         assert attention_type == "self"
         self.cp_group = pg_collection.cp
         self.dropout = config.attention_dropout if attention_dropout is None else attention_dropout
-        self.scale = softmax_scale or 1 / math.sqrt(config.kv_channels)
+        self.scale = softmax_scale or 1 / math.sqrt(k_channels or config.kv_channels)
         self.window = None if config.window_size is None else config.window_size[0] + 1
 
     def forward(
