@@ -9,6 +9,8 @@ TP = "parallelism.tensor_model_parallel_size"
 PP = "parallelism.pipeline_model_parallel_size"
 VPP = "parallelism.virtual_pipeline_model_parallel_size"
 CP = "parallelism.context_parallel_size"
+EP = "parallelism.expert_model_parallel_size"
+ETP = "parallelism.expert_tensor_parallel_size"
 NODES = "slurm.train.nodes"
 
 KEYS = {
@@ -24,17 +26,17 @@ KEYS = {
         ("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps", "norm_eps"), "model.layernorm_epsilon"
     ),
     "rope_theta": "model.rotary_base",
-    "sliding_window": "model.window_size",
     "qk_nope_head_dim": "model.qk_head_dim",
     "qk_rope_head_dim": "model.qk_pos_emb_head_dim",
     **dict.fromkeys(("num_nextn_predict_layers", "num_mtp_layers"), "model.mtp_num_layers"),
+    **dict.fromkeys(("sliding_window", "use_sliding_window", "attention_window"), "model.window_size"),
     **dict.fromkeys(("hidden_act", "activation_function"), "model.activation_func, or model.swiglu for SiLU"),
     "attention_bias": "model.add_qkv_bias",
     **dict.fromkeys(("attn_pdrop",), "model.attention_dropout"),
     **dict.fromkeys(("resid_pdrop", "embd_pdrop"), "model.hidden_dropout"),
     "initializer_range": "model.init_method_std",
     "tie_word_embeddings": "model.untie_embeddings_and_output_weights, with the opposite value",
-    **dict.fromkeys(("use_qk_norm", "qk_norm"), "model.qk_layernorm"),
+    **dict.fromkeys(("use_qk_norm", "qk_norm", "qk_layer_norm", "use_qk_layernorm"), "model.qk_layernorm"),
     **dict.fromkeys(
         (
             *("rope_scaling_factor", "use_rope_scaling", "rotary_seq_len_interpolation_factor"),
@@ -42,6 +44,35 @@ KEYS = {
         ),
         "model.rope_scaling",
     ),
+    # Mixtures of experts: Hugging Face, torchtitan, DeepSeek and Megatron-LM
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), "model.num_moe_experts"),
+    **dict.fromkeys(
+        ("num_experts_per_tok", "num_experts_per_token", "n_activated_experts", "moe_topk"),
+        "model.moe_router_topk",
+    ),
+    **dict.fromkeys(("moe_intermediate_size", "moe_inter_dim"), "model.moe_ffn_hidden_size"),
+    "shared_expert_intermediate_size": "model.moe_shared_expert_intermediate_size",
+    **dict.fromkeys(
+        ("n_shared_experts", "num_shared_experts"),
+        "model.moe_shared_expert_intermediate_size, which is the number x the width of the shared experts",
+    ),
+    **dict.fromkeys(
+        ("first_k_dense_replace", "n_dense_layers", "decoder_sparse_step", "mlp_only_layers"),
+        "model.moe_layer_freq, which has a number for each layer",
+    ),
+    **dict.fromkeys(("scoring_func", "score_func"), "model.moe_router_score_function"),
+    "norm_topk_prob": "model.moe_router_pre_softmax, with the opposite value",
+    **dict.fromkeys(("routed_scaling_factor", "route_scale"), "model.moe_router_topk_scaling_factor"),
+    **dict.fromkeys(("n_group", "n_expert_groups"), "model.moe_router_num_groups"),
+    **dict.fromkeys(
+        ("topk_group", "n_limited_groups", "moe_router_topk_limited_devices"), "model.moe_router_group_topk"
+    ),
+    **dict.fromkeys(("router_aux_loss_coef", "aux_loss_alpha"), "model.moe_aux_loss_coeff"),
+    "router_z_loss_coef": "model.moe_z_loss_coeff",
+    "use_expert_bias": "model.moe_router_enable_expert_bias",
+    "load_balance_coeff": "model.moe_router_bias_update_rate",
+    **dict.fromkeys(("capacity_factor", "expert_capacity_factor"), "model.moe_expert_capacity_factor"),
+    "use_grouped_mm": "parallelism.moe_grouped_gemm",
     # Hugging Face: TrainingArguments
     "learning_rate": "optimizer.lr",
     "lr_scheduler_type": "optimizer.lr_decay_style",
@@ -92,6 +123,8 @@ KEYS = {
         ("vpp", "num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank"), VPP
     ),
     **dict.fromkeys(("cp", "cp_size", "context_parallel_degree"), CP),
+    **dict.fromkeys(("ep", "ep_size", "expert_parallel_size", "expert_parallel_degree"), EP),
+    **dict.fromkeys(("etp", "etp_size", "expert_tensor_parallel_degree", "moe_extended_tp"), ETP),
     **dict.fromkeys(("world_size", "num_nodes", "nnodes"), NODES),
     **dict.fromkeys(("gpus_per_node", "nproc_per_node"), "slurm.train.ntasks_per_node"),
     # Megatron-LM
@@ -137,18 +170,16 @@ ALWAYS = frozenset((
 """Names of what the trainer always does."""
 
 FEATURES = {
-    "moe_": "mixture of experts",
-    "expert_": "mixture of experts",
-    "num_experts": "mixture of experts",
-    "num_local_experts": "mixture of experts",
-    "num_moe_experts": "mixture of experts",
-    "num_experts_per_tok": "mixture of experts",
+    "moe_": "this setting of mixtures of experts",
+    "expert_": "this setting of mixtures of experts",
     "mamba_": "Mamba layers",
-    "use_fsdp": "sharded parameters (FSDP), only a sharded optimizer",
-    "fsdp": "sharded parameters (FSDP), only a sharded optimizer",
-    "use_torch_fsdp2": "sharded parameters (FSDP), only a sharded optimizer",
-    "use_megatron_fsdp": "sharded parameters (FSDP), only a sharded optimizer",
-    "data_parallel_shard_degree": "sharded parameters (FSDP), only a sharded optimizer",
+    **dict.fromkeys(
+        (
+            *("fsdp", "fsdp_", "fsdp2", "use_fsdp", "use_fsdp2", "use_torch_fsdp2", "use_megatron_fsdp"),
+            *("fully_shard", "data_parallel_shard_degree", "data_parallel_sharding_strategy"),
+        ),
+        "sharded parameters (FSDP), only a sharded optimizer",
+    ),
     "muon_": "the optimizer Muon",
     "optimizer": "optimizers other than AdamW",
     "reset_attention_mask": "attention within documents only",

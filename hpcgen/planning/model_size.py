@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from trainer.contract.config import ModelConfig
+from trainer.contract.experts import num_moe_layers
 
 CHECKPOINT_BYTES_PER_PARAMETER = {"bf16": 14, "fp16": 14, "fp32": 16}
 """Weights (2 or 4 bytes), and the optimizer's fp32 copy and two moments (4 bytes each)."""
@@ -15,24 +16,59 @@ def parameter_count(model: ModelConfig) -> int:
     num_tables = 2 if model.untie_embeddings_and_output_weights else 1
     positions = model.max_position_embeddings if model.position_embedding_type == "learned_absolute" else 0
     embedding = (num_tables * model.padded_vocab_size + positions) * model.hidden_size
-    return embedding + model.num_layers * layer_parameter_count(model) + _norm_parameter_count(model)
+    return embedding + layers_parameter_count(model) + _norm_parameter_count(model)
 
 
-def layer_parameter_count(model: ModelConfig) -> int:
-    """Number of parameters in one transformer layer of the resolved `model`."""
+def active_parameter_count(model: ModelConfig) -> int:
+    """Number of parameters that process a token: all but those of the experts that are not chosen for it."""
+    if model.num_moe_experts is None:
+        return parameter_count(model)
+    idle = model.num_moe_experts - model.moe_router_topk
+    return parameter_count(model) - num_moe_layers(model) * idle * expert_parameter_count(model)
+
+
+def layers_parameter_count(model: ModelConfig) -> int:
+    """Number of parameters in all transformer layers of the resolved `model`."""
+    moe_layers = num_moe_layers(model)
+    count = (model.num_layers - moe_layers) * layer_parameter_count(model)
+    if model.num_moe_experts is None:
+        return count
+    experts = model.num_moe_experts * expert_parameter_count(model)
+    return count + moe_layers * (layer_parameter_count(model, has_experts=True) + experts)
+
+
+def layer_parameter_count(model: ModelConfig, *, has_experts: bool = False) -> int:
+    """Number of parameters in one transformer layer of the resolved `model`, without its routed experts."""
     assert model.kv_channels
     assert model.num_query_groups
-    assert model.ffn_hidden_size
     query_size = model.kv_channels * model.num_attention_heads
     qkv_size = query_size + 2 * model.kv_channels * model.num_query_groups
-    fc1_size = model.ffn_hidden_size * (2 if model.swiglu else 1)
-    weights = model.hidden_size * (qkv_size + query_size + fc1_size + model.ffn_hidden_size)
-    biases = fc1_size + 2 * model.hidden_size if model.add_bias_linear else 0
-    biases += qkv_size if model.add_qkv_bias else 0
+    attention = model.hidden_size * (qkv_size + query_size)
+    attention += model.hidden_size if model.add_bias_linear else 0
+    attention += qkv_size if model.add_qkv_bias else 0
     norms = 2 * _norm_parameter_count(model)
     if model.qk_layernorm:
         norms += 2 * model.kv_channels * len(_norm_parameters(model))
-    return weights + biases + norms
+    if not has_experts:
+        assert model.ffn_hidden_size
+        return attention + norms + _mlp_parameter_count(model, model.ffn_hidden_size)
+    assert model.num_moe_experts
+    router = model.num_moe_experts * (model.hidden_size + (1 if model.add_bias_linear else 0))
+    shared_width = model.moe_shared_expert_intermediate_size
+    shared = _mlp_parameter_count(model, shared_width) if shared_width else 0
+    return attention + norms + router + shared
+
+
+def expert_parameter_count(model: ModelConfig) -> int:
+    """Number of parameters of one expert of the resolved `model`."""
+    assert model.moe_ffn_hidden_size
+    return _mlp_parameter_count(model, model.moe_ffn_hidden_size)
+
+
+def _mlp_parameter_count(model: ModelConfig, width: int) -> int:
+    fc1_size = width * (2 if model.swiglu else 1)
+    biases = fc1_size + model.hidden_size if model.add_bias_linear else 0
+    return model.hidden_size * (fc1_size + width) + biases
 
 
 def _norm_parameter_count(model: ModelConfig) -> int:
@@ -53,27 +89,58 @@ def parameter_names(model: ModelConfig, *, transformer_engine: bool = False) -> 
 
     Transformer Engine's layers fuse a norm with the matrix product that follows it.
     """
+    norm = _norm_parameters(model)
+    names = ["embedding.word_embeddings.weight"]
+    if model.position_embedding_type == "learned_absolute":
+        names.append("embedding.position_embeddings.weight")
+    for number in range(model.num_layers):
+        has_experts = num_moe_layers(model, range(number, number + 1)) > 0
+        layer = _layer_modules(model, has_experts=has_experts, transformer_engine=transformer_engine)
+        names += [
+            f"decoder.layers.{number}.{module}.{name}" for module, names in layer.items() for name in names
+        ]
+    names += [f"decoder.final_layernorm.{name}" for name in norm]
+    if model.untie_embeddings_and_output_weights:
+        names.append("output_layer.weight")
+    return names
+
+
+def _layer_modules(
+    model: ModelConfig, *, has_experts: bool, transformer_engine: bool
+) -> dict[str, tuple[str, ...]]:
+    """Modules of a transformer layer and the names of their parameters."""
     biases = ("bias",) if model.add_bias_linear else ()
     qkv_biases = ("bias",) if model.add_qkv_bias else ()
     norm = _norm_parameters(model)
-    modules = {"self_attention.linear_proj": ("weight", *biases), "mlp.linear_fc2": ("weight", *biases)}
+    modules = {"self_attention.linear_proj": ("weight", *biases)}
+    fused = [("self_attention.linear_qkv", "input_layernorm", qkv_biases)]
+    if has_experts:
+        modules |= {"pre_mlp_layernorm": norm} | _expert_modules(model, transformer_engine)
+    else:
+        modules |= {"mlp.linear_fc2": ("weight", *biases)}
+        fused.append(("mlp.linear_fc1", "pre_mlp_layernorm", biases))
     if model.qk_layernorm:
         modules |= {"self_attention.q_layernorm": norm, "self_attention.k_layernorm": norm}
-    for product, own_norm, its_biases in (
-        ("self_attention.linear_qkv", "input_layernorm", qkv_biases),
-        ("mlp.linear_fc1", "pre_mlp_layernorm", biases),
-    ):
+    for product, own_norm, its_biases in fused:
         if transformer_engine:
             modules[product] = ("weight", *its_biases, *(f"layer_norm_{name}" for name in norm))
         else:
             modules[product] = ("weight", *its_biases)
             modules[own_norm] = norm
-    layer = [f"{module}.{name}" for module, names in modules.items() for name in names]
-    names = ["embedding.word_embeddings.weight"]
-    if model.position_embedding_type == "learned_absolute":
-        names.append("embedding.position_embeddings.weight")
-    names += [f"decoder.layers.{number}.{name}" for number in range(model.num_layers) for name in layer]
-    names += [f"decoder.final_layernorm.{name}" for name in norm]
-    if model.untie_embeddings_and_output_weights:
-        names.append("output_layer.weight")
-    return names
+    return modules
+
+
+def _expert_modules(model: ModelConfig, transformer_engine: bool) -> dict[str, tuple[str, ...]]:
+    """Modules of the MLP of a layer with experts. Transformer Engine's grouped product has one weight per expert."""
+    assert model.num_moe_experts
+    kinds = ("weight", "bias") if model.add_bias_linear else ("weight",)
+    experts = range(model.num_moe_experts)
+    modules: dict[str, tuple[str, ...]] = {"mlp.router": kinds}
+    for product in ("linear_fc1", "linear_fc2"):
+        if model.moe_shared_expert_intermediate_size:
+            modules[f"mlp.shared_experts.{product}"] = kinds
+        if transformer_engine:
+            modules[f"mlp.experts.{product}"] = tuple(f"{kind}{i}" for kind in kinds for i in experts)
+        else:
+            modules |= {f"mlp.experts.local_experts.{i}.{product}": kinds for i in experts}
+    return modules

@@ -88,11 +88,11 @@ def test_padding_goes_to_the_next_multiple_of_128(vocab_size, rows):
 
 
 def test_a_virtual_pipeline_of_one_becomes_null():
-    assert (
-        resolve_parallelism(ParallelismConfig(virtual_pipeline_model_parallel_size=1)) == ParallelismConfig()
-    )
+    model = ModelConfig(**SHAPE)
+    alone = ParallelismConfig(virtual_pipeline_model_parallel_size=1)
+    assert resolve_parallelism(alone, model) == ParallelismConfig()
     interleaved = ParallelismConfig(virtual_pipeline_model_parallel_size=2)
-    assert resolve_parallelism(interleaved) is interleaved
+    assert resolve_parallelism(interleaved, model) is interleaved
 
 
 def resolved(train_iters: int = 100_000, **optimizer: float) -> OptimizerConfig:

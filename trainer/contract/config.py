@@ -150,6 +150,46 @@ class ModelConfig:
     """Dropout probability on the residual branches and the embedding."""
     init_method_std: PositiveFloat | None = None
     """Standard deviation of the initial weights. Default: sqrt(2 / (5 x hidden_size))."""
+    num_moe_experts: Count | None = None
+    """Mixture of experts: number of experts per MoE layer, over all ranks. Default: dense layers only."""
+    moe_layer_freq: tuple[Annotated[int, Range(at_least=0, at_most=1)], ...] | None = None
+    """One number per layer: 1 for an MoE layer, 0 for a dense layer. Default: every layer is an MoE layer."""
+    moe_ffn_hidden_size: Count | None = None
+    """Width of an expert. Default: ffn_hidden_size."""
+    moe_shared_expert_intermediate_size: Count | None = None
+    """Total width of the shared experts, which process every token. Default: no shared expert."""
+    moe_router_topk: Count = 2
+    """Number of experts that process each token."""
+    moe_router_score_function: Literal["softmax", "sigmoid"] = "softmax"
+    """Function that turns the router's logits into scores."""
+    moe_router_pre_softmax: bool = False
+    """Apply the softmax to all experts before choosing moe_router_topk of them, instead of to the chosen ones."""
+    moe_router_topk_scaling_factor: PositiveFloat | None = None
+    """Factor of the weights of the chosen experts. Default: 1."""
+    moe_router_num_groups: Count | None = None
+    """Number of groups of experts for group-limited routing, as in DeepSeek-V3. Requires moe_router_group_topk."""
+    moe_router_group_topk: Count | None = None
+    """Number of groups from which the experts of a token are chosen. Requires moe_router_num_groups."""
+    moe_router_load_balancing_type: Literal["aux_loss", "seq_aux_loss", "none"] = "aux_loss"
+    """Loss that balances the load of the experts: over the tokens of a microbatch (aux_loss), of each sequence
+    (seq_aux_loss), or none."""
+    moe_aux_loss_coeff: NonNegativeFloat = 0.0
+    """Coefficient of the load-balancing loss. Megatron-LM recommends 1e-2."""
+    moe_z_loss_coeff: NonNegativeFloat | None = None
+    """Coefficient of the z-loss on the router's logits (ST-MoE recommends 1e-3). Default: no z-loss."""
+    moe_router_enable_expert_bias: bool = False
+    """Balance the load without a loss: add to the scores a bias per expert that follows its load, as in DeepSeek-V3.
+    Requires moe_router_score_function = sigmoid."""
+    moe_router_bias_update_rate: PositiveFloat = 1e-3
+    """Change of an expert's bias per step."""
+    moe_expert_capacity_factor: PositiveFloat | None = None
+    """Maximum number of tokens of an expert, as a multiple of its even share. Further tokens skip it. Default: no
+    limit (dropless)."""
+    moe_pad_expert_input_to_capacity: bool = False
+    """Pad the input of each expert to its capacity, so that shapes are static. Requires
+    moe_expert_capacity_factor."""
+    moe_token_drop_policy: Literal["probs", "position"] = "probs"
+    """Tokens to drop above the capacity: those with the lowest scores, or the last ones."""
     mtp_num_layers: Count | None = None
     """Multi-token prediction (MTP, as in DeepSeek-V3): number of additional layers, each of which predicts one token
     further ahead. They train with the model; evaluation and inference do not use them. Default: none."""
@@ -192,6 +232,15 @@ class ParallelismConfig:
     first."""
     context_parallel_size: Count = 1
     """Context-parallel size (CP): number of ranks that share each sequence."""
+    expert_model_parallel_size: Count = 1
+    """Expert-parallel size (EP): number of ranks that share the experts of each MoE layer. They are ranks of the
+    data-parallel dimension, so EP x ETP must divide world size / PP."""
+    expert_tensor_parallel_size: Count | None = None
+    """Expert-tensor-parallel size (ETP): number of ranks that share each expert. Default: TP."""
+    moe_token_dispatcher_type: Literal["alltoall", "allgather"] = "alltoall"
+    """Communication that brings tokens to their experts."""
+    moe_grouped_gemm: bool | None = None
+    """Compute all experts of a rank in one grouped matrix product. Default: true with Transformer Engine."""
     sequence_parallel: bool = False
     """Shard the activations between tensor-parallel regions along the sequence. Requires TP > 1."""
     num_distributed_optimizer_instances: Count = 1
@@ -469,13 +518,25 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 
 def fingerprint(config: TrainerConfig) -> str:
-    """SHA-256 of all values of `config` that affect training.
+    """SHA-256 of all values of `config` that affect training and differ from their defaults.
 
-    A resolved configuration keeps it when written as JSON and read back.
+    A resolved configuration keeps it when written as JSON and read back, and when a later version has more keys.
     """
-    values = to_dict(config)
-    del values["evaluation_every"]
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+    values = _non_defaults(config)
+    values.pop("evaluation_every", None)
+    text = json.dumps(values, sort_keys=True, default=dataclasses.asdict)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _non_defaults(section: Any) -> dict[str, Any]:
+    values = {}
+    for field in dataclasses.fields(section):
+        value = getattr(section, field.name)
+        if dataclasses.is_dataclass(value):
+            values[field.name] = _non_defaults(value)
+        elif value != field.default:
+            values[field.name] = value
+    return values
 
 
 def from_dict(cls: type[T], document: Any, where: str) -> T:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from trainer.contract.config import ModelConfig, TrainerConfig
+from trainer.contract.experts import num_moe_layers
 
 FORMULA = (
     "megatron-lm: 3 x forward matrix products, causal attention halved, only keys in the window, with logits, "
-    "without recomputation"
+    "only the chosen experts, without routers and recomputation"
 )
 
 
@@ -21,21 +22,30 @@ def flops_per_sample(config: TrainerConfig) -> float:
     Source: Megatron-LM, megatron/training/training.py, num_floating_point_operations.
 
     Per token and layer: 2 x in x out for each matrix, and 2 x 2 x keys x width for scores and their product with the
-    values, where keys is the mean number of visible keys. The backward pass costs twice the forward pass.
+    values, where keys is the mean number of visible keys. The backward pass costs twice the forward pass. Of the
+    experts, those that a token chooses count, as if none were dropped.
     """
     model = config.model
     h, s = model.hidden_size, model.seq_length
     assert model.kv_channels
     assert model.num_query_groups
-    assert model.ffn_hidden_size
     assert model.padded_vocab_size
     query = model.kv_channels * model.num_attention_heads
     key_value = model.kv_channels * model.num_query_groups
-    mlp_matrices = 3 if model.swiglu else 2
+    matrices = 3 if model.swiglu else 2
     attention = 2 * h * (query + 2 * key_value) + 2 * query * h + 4 * visible_keys(model) * query
-    mlp = mlp_matrices * 2 * h * model.ffn_hidden_size
-    per_token = model.num_layers * (attention + mlp) + 2 * h * model.padded_vocab_size
+    mlps = matrices * 2 * h * total_mlp_width(model)
+    per_token = model.num_layers * attention + mlps + 2 * h * model.padded_vocab_size
     return 3.0 * per_token * s
+
+
+def total_mlp_width(model: ModelConfig) -> int:
+    """Width of the MLPs that process a token, over all layers of the resolved `model`."""
+    assert model.ffn_hidden_size
+    moe_layers = num_moe_layers(model)
+    experts = model.moe_router_topk * (model.moe_ffn_hidden_size or 0)
+    shared = model.moe_shared_expert_intermediate_size or 0
+    return (model.num_layers - moe_layers) * model.ffn_hidden_size + moe_layers * (experts + shared)
 
 
 def visible_keys(model: ModelConfig) -> float:

@@ -85,6 +85,12 @@ FIXED = frozenset(
         "model.mtp_num_layers",
         "model.untie_embeddings_and_output_weights",
         "model.padded_vocab_size",
+        "model.num_moe_experts",
+        "model.moe_layer_freq",
+        "model.moe_ffn_hidden_size",
+        "model.moe_shared_expert_intermediate_size",
+        "model.moe_router_score_function",
+        "model.moe_router_enable_expert_bias",
     }
 )
 """Keys that determine the shapes and the meaning of the weights. They must not change."""
@@ -287,6 +293,7 @@ def _in_older_records(model: Mapping[str, Any], device: str) -> dict[str, Any]:
         "rope_scaling": None,
         "multi_latent_attention": False,
         "mtp_num_layers": None,
+        "num_moe_experts": None,
     }
 
 

@@ -11,6 +11,7 @@ from hpcgen.planning.rules import (
     cuda_graphs,
     data,
     evaluation,
+    experts,
     logging,
     model,
     optimizer,
@@ -25,6 +26,7 @@ from hpcgen.planning.rules.facts import Facts, Rule, Violation
 ERRORS: tuple[Rule, ...] = (
     *model.RULES,
     *parallelism.RULES,
+    *experts.RULES,
     *batch.RULES,
     *recompute.RULES,
     *schedule.RULES,
@@ -40,6 +42,7 @@ ERRORS: tuple[Rule, ...] = (
 
 WARNINGS: tuple[Rule, ...] = (
     *resources.RULES,
+    *experts.WARNINGS,
     *precision.WARNINGS,
     *optimizer.WARNINGS,
     *evaluation.WARNINGS,

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from hpcgen.planning.layout import Layout, model_parallel_size
+from hpcgen.planning.layout import Layout, expert_data_parallel_size, model_parallel_size
+from hpcgen.planning.software import Version
 from hpcgen.text import counted
 from trainer.contract.config import (
     BlendConfig,
@@ -21,6 +22,7 @@ from trainer.contract.config import (
     TrainingConfig,
 )
 from trainer.contract.evaluation import EvaluationSettings
+from trainer.contract.experts import num_moe_layers
 from trainer.contract.pipeline import chunk_layers
 from trainer.contract.resolve import resolve_model, resolve_optimizer
 
@@ -65,6 +67,8 @@ class Facts:
     """Device of the ranks."""
     device_memory_gib: float | None = None
     """Memory of one device. None if unknown; the memory estimate is then not checked."""
+    megatron_core: Version | None = None
+    """Version of the job's Megatron-Core, such as (0, 16); None if unknown."""
     set_by_user: tuple[str, ...] = ()
     """Keys with a value from --set, then those with a value from the run file. Other values are from the preset."""
 
@@ -88,6 +92,16 @@ class Facts:
         """The data-parallel size; None if the other axes do not divide the world size."""
         size, ranks_left = divmod(self.world.size, model_parallel_size(self.parallelism))
         return None if ranks_left or size == 0 else size
+
+    @property
+    def expert_data_parallel_size(self) -> int | None:
+        """Number of ranks that hold the same experts; None if the ranks cannot be divided, or for a dense model."""
+        return expert_data_parallel_size(self.model, self.parallelism, self.world.size)
+
+    @property
+    def has_dense_layers(self) -> bool:
+        """True if a layer has an MLP in place of experts."""
+        return num_moe_layers(self.model) < self.model.num_layers
 
     @property
     def num_chunks(self) -> int:

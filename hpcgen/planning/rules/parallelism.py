@@ -39,10 +39,11 @@ def tensor_parallel_fits_query_groups(facts: Facts) -> Iterator[Violation]:
 
 
 def tensor_parallel_divides_mlp(facts: Facts) -> Iterator[Violation]:
-    """ffn_hidden_size % TP == 0 (megatron/core/tensor_parallel/layers.py, asserted by `divide`)."""
+    """ffn_hidden_size % TP == 0 in dense layers (megatron/core/tensor_parallel/layers.py, asserted by `divide`)."""
     ffn_hidden_size = facts.resolved_model.ffn_hidden_size
     assert ffn_hidden_size is not None
-    yield from _tensor_parallel_divides(facts, "ffn_hidden_size", ffn_hidden_size)
+    if facts.has_dense_layers:
+        yield from _tensor_parallel_divides(facts, "ffn_hidden_size", ffn_hidden_size)
 
 
 def tensor_parallel_divides_vocabulary(facts: Facts) -> Iterator[Violation]:
