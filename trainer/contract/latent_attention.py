@@ -1,4 +1,4 @@
-"""Defaults of multi-head latent attention (MLA), and keys that contradict it.
+"""Multi-head latent attention (MLA): defaults of its keys, keys that contradict it, and the widths of its products.
 
 Sources: megatron/core/transformer/multi_latent_attention.py and transformer_config.py, MLATransformerConfig.
 """
@@ -24,6 +24,33 @@ def resolve_latent_attention(model: ModelConfig) -> ModelConfig:
         kv_channels=model.kv_channels or widths["qk_head_dim"] + widths["qk_pos_emb_head_dim"],
         add_qkv_bias=bool(model.add_qkv_bias),
     )
+
+
+def projections(model: ModelConfig) -> list[tuple[int, int]]:
+    """Widths of input and output of each projection of an attention layer of the resolved `model`."""
+    heads, h, width = model.num_attention_heads, model.hidden_size, model.kv_channels or 0
+    if not model.multi_latent_attention:
+        return [(h, (heads + 2 * (model.num_query_groups or 0)) * width), (heads * width, h)]
+    latent, values = model.kv_lora_rank or 0, value_width(model)
+    rank, queries = model.q_lora_rank, heads * width
+    return [
+        *([(h, queries)] if rank is None else [(h, rank), (rank, queries)]),
+        (h, latent + (model.qk_pos_emb_head_dim or 0)),
+        (latent, heads * ((model.qk_head_dim or 0) + values)),
+        (heads * values, h),
+    ]
+
+
+def value_width(model: ModelConfig) -> int:
+    """Width of the values in a head of the resolved `model`."""
+    width = model.v_head_dim if model.multi_latent_attention else model.kv_channels
+    assert width
+    return width
+
+
+def latent_width(model: ModelConfig) -> int:
+    """Total width of the latents of the resolved `model`, which qk_layernorm normalizes. 0 without MLA."""
+    return (model.q_lora_rank or 0) + (model.kv_lora_rank or 0) if model.multi_latent_attention else 0
 
 
 def latent_attention_problems(model: ModelConfig) -> Iterator[tuple[str, str, str]]:

@@ -109,6 +109,9 @@ def model_problems(model: ModelConfig) -> Iterator[tuple[str, str, str]]:
         # megatron/training/arguments.py, validate_args. The stages would not add up gradients of learned positions.
         reason = f"requires position_embedding_type = rope, but it is {model.position_embedding_type}"
         yield "mtp_num_layers", reason, "set position_embedding_type to rope or remove mtp_num_layers"
+    if model.mtp_num_layers is not None and model.model_provider is not None:
+        reason = "requires Megatron-Core's GPTModel, but model.model_provider is set"
+        yield "mtp_num_layers", reason, "remove one of them"
     if model.rope_scaling is None:
         return
     if model.position_embedding_type != "rope":

@@ -15,6 +15,18 @@ from megatron.core.transformer import multi_latent_attention
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_config import TransformerConfig
 
+
+class LatentAttention(multi_latent_attention.MLASelfAttention):
+    """Core's latent attention with the norms and projections of its spec.
+
+    With qk_layernorm and without q_lora_rank, megatron-core 0.17 and later normalize the input of the queries twice.
+    """
+
+    def _resolve_qk_norm_config(self, submodules: Any) -> dict[str, Any]:
+        names = ("linear_q_proj", "linear_q_up_proj", "linear_kv_up_proj", "q_layernorm", "kv_layernorm")
+        return {name: getattr(submodules, name) for name in names}
+
+
 NAMES = {
     "pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_",
     "self_attention.q_layernorm.": "self_attention.linear_q_up_proj.layer_norm_",

@@ -26,6 +26,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from trainer.distributed.sequence import zigzag_positions
 from trainer.model import latent_attention
+from trainer.model.latent_attention import LatentAttention
 
 
 def block_submodules(
@@ -45,9 +46,12 @@ def block_submodules(
 def layer_spec(config: TransformerConfig, use_transformer_engine: bool) -> ModuleSpec:
     """Parts of a transformer layer: Transformer Engine's, or this module's, which use torch."""
     if use_transformer_engine:
-        return get_gpt_layer_with_transformer_engine_spec(
+        layer = get_gpt_layer_with_transformer_engine_spec(
             qk_layernorm=config.qk_layernorm, multi_latent_attention=config.multi_latent_attention
         )
+        if config.multi_latent_attention:
+            layer.submodules.self_attention.module = LatentAttention
+        return layer
     layer = get_gpt_layer_local_spec(
         normalization=config.normalization, multi_latent_attention=config.multi_latent_attention
     )
@@ -56,6 +60,7 @@ def layer_spec(config: TransformerConfig, use_transformer_engine: bool) -> Modul
     attention = layer.submodules.self_attention.submodules
     attention.core_attention = CoreAttention
     if config.multi_latent_attention:
+        layer.submodules.self_attention.module = LatentAttention
         latent_attention.use_torch(layer, norm, config)
     elif config.qk_layernorm:
         attention.q_layernorm = attention.k_layernorm = norm

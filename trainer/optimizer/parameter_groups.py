@@ -55,7 +55,8 @@ def global_names(chunk: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Paramet
     """Parameters of a chunk with their names in the complete model, without the wrappers' prefix.
 
     Layers are numbered from 0 over all stages. The last stage's copy of tied embeddings has the name of the embedding,
-    since both must be trained in the same way.
+    since both must be trained in the same way. MTP layers have the names of checkpoints, which megatron-core 0.17
+    changed in the modules.
     """
     layers = {
         name: module.layer_number - 1  # Core numbers from 1, over the complete model
@@ -66,6 +67,7 @@ def global_names(chunk: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Paramet
         for prefix, number in layers.items():
             if name.startswith(f"{prefix}."):
                 name = f"{prefix.rpartition('.')[0]}.{number}{name[len(prefix) :]}"
+                name = name.replace(".mtp_model_layer.", ".transformer_layer.")
                 break
         yield (
             SHARED_EMBEDDING if getattr(parameter, "shared", False) else re.sub(r"^(module\.)+", "", name),
