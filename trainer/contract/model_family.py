@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -32,7 +32,21 @@ class Weight:
     @property
     def in_layers(self) -> bool:
         """True if every layer has this tensor."""
-        return self.core.startswith(LAYERS)
+        return self.core.startswith(LAYERS) and not self.core[len(LAYERS)].isdigit()
+
+
+@dataclass(frozen=True)
+class Place:
+    """Beginnings of the names of a layer's tensors."""
+
+    core: str
+    """In a torch_dist checkpoint."""
+    name: str
+    """In safetensors."""
+
+
+STACKED = Place(LAYERS, "model.layers.{n}.")
+"""Every layer, if all have the same tensors."""
 
 
 @dataclass(frozen=True)
@@ -77,12 +91,23 @@ class Family(ABC):
     def from_config(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """The model section, from a config.json with `defaults`."""
 
+    def stored(self, model: ModelConfig, names: Collection[str]) -> ModelConfig:
+        """`model` without parts that config.json names although no tensor in `names` belongs to them."""
+        return model
+
+    def copies(self, model: ModelConfig) -> dict[str, str]:
+        """Names of tensors that files may have although they are copies -> names of their originals."""
+        return {}
+
     def misfits(self, model: ModelConfig) -> list[Misfit]:
         """The keys of a resolved `model` that the family cannot express."""
-        custom: dict[str, tuple[Any, ...]] = {"layer_spec": (None,), "model_provider": (None,)}
+        usual: dict[str, tuple[Any, ...]] = {
+            **dict.fromkeys(("layer_spec", "model_provider", "mtp_num_layers", "num_moe_experts"), (None,)),
+            "multi_latent_attention": (False,),
+        }
         return [
             Misfit(key, getattr(model, key), allowed)
-            for key, allowed in (custom | self.expresses(model)).items()
+            for key, allowed in (usual | self.expresses(model)).items()
             if getattr(model, key) not in allowed
         ]
 
@@ -95,3 +120,10 @@ def in_order(family: Family, model: ModelConfig) -> Iterator[tuple[Weight, int]]
     yield from ((weight, 0) for weight in weights[:first])
     yield from ((weight, layer) for layer in range(model.num_layers) for weight in in_layers)
     yield from ((weight, 0) for weight in weights[first + len(in_layers) :])
+
+
+def head(model: ModelConfig) -> Iterator[Weight]:
+    """The output matrix, which tied models do not store."""
+    if model.untie_embeddings_and_output_weights:
+        shape = (model.padded_vocab_size or 0, model.hidden_size)
+        yield Weight("output_layer.weight", ("lm_head.weight",), shape, "vocabulary")

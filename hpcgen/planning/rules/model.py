@@ -100,7 +100,7 @@ def padded_vocabulary_covers_vocabulary(facts: Facts) -> Iterator[Violation]:
 
 
 def keys_fit_together(facts: Facts) -> Iterator[Violation]:
-    """Activation, biases, MLA, MTP and the scaling of rope (trainer/contract/resolve.py; the trainer checks them too)."""
+    """Activation, biases, MLA, MTP and the scaling of rope (trainer/contract/resolve.py, as in the trainer)."""
     for key, reason, advice in model_problems(facts.model):
         yield Violation(path=f"model.{key}", reason=reason, advice=advice)
 

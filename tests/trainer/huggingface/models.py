@@ -52,6 +52,18 @@ YARN = {
     "truncate": True,
 }
 
+DEEPSEEK: dict[str, Any] = {
+    **SHAPE,
+    "num_key_value_heads": 4,
+    "first_k_dense_replace": 4,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 20,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+    "num_nextn_predict_layers": 0,
+}
+
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("gpt2", GPT2_SHAPE),
     "gpt2-exact-gelu": ("gpt2", GPT2_SHAPE | {"activation_function": "gelu", "n_inner": 96}),
@@ -74,6 +86,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen2",
         SHAPE | {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 0},
     ),
+    "deepseek": ("deepseek_v3", DEEPSEEK),
+    "deepseek-without-query-latent": ("deepseek_v3", DEEPSEEK | {"q_lora_rank": None}),
+    "deepseek-yarn": ("deepseek_v3", DEEPSEEK | {"rope_parameters": YARN}),
+    "deepseek-yarn-mscale": (
+        "deepseek_v3",
+        DEEPSEEK | {"rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 0.7}},
+    ),
+    "deepseek-llama3": ("deepseek_v3", DEEPSEEK | {"rope_parameters": LLAMA3}),
     "qwen3": ("qwen3", SHAPE | {"head_dim": 32, "tie_word_embeddings": True}),
 }
 """Family and config.json by name."""
