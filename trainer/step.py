@@ -22,6 +22,7 @@ from trainer.contract.wording import rank_list
 from trainer.data.loader import MicroBatch, num_microbatches
 from trainer.faults.spikes import SpikeWatch
 from trainer.model import multi_token
+from trainer.model.experts import Router, expert_biases, take_statistics
 from trainer.optimizer.schedule import Schedule
 
 DataIterators = list[Iterator[MicroBatch] | None]
@@ -36,6 +37,8 @@ class TrainingState:
     optimizer: MegatronOptimizer
     scheduler: Schedule
     spikes: SpikeWatch
+    routers: tuple[Router, ...] = ()
+    """Routers of this rank's MoE layers."""
     iteration: int = 0
     """Number of completed steps."""
     consumed_samples: int = 0
@@ -76,6 +79,8 @@ class StepResult:
     skipped: bool
     """True if the update was skipped because of an overflow or a spike."""
     vote: Vote
+    experts: torch.Tensor | None = None
+    """Statistics of the routers in the global batch, on the CPU (`trainer.model.experts.take_statistics`)."""
 
 
 def train_step(
@@ -98,12 +103,15 @@ def train_step(
     optimizer = state.optimizer
     optimizer.zero_grad()
     batch = Batch(state.consumed_samples, batch_size_at(config.training, state.consumed_samples))
+    biases = expert_biases(state.routers)
+    previous_biases = [bias.clone() for bias in biases]
     totals = forward_backward(state.model, batches, config, groups, batch.size)
     # Only fp16 has a scale, and reading it waits for the GPU.
     loss_scale = float(optimizer.get_loss_scale()) if config.training.precision == "fp16" else 1.0
     overflowed = optimizer.prepare_grads()
     norm = totals.new_zeros(1) if overflowed else _as_tensor(optimizer.get_grad_norm(), totals)
-    loss, mtp_losses, grad_norm, agreed = _agree(totals, norm, vote())
+    statistics = take_statistics(state.routers, config.model, totals.device)
+    loss, mtp_losses, grad_norm, agreed, statistics = _agree(totals, norm, vote(), statistics)
     if not (math.isfinite(loss) and math.isfinite(grad_norm)):
         where = f"iteration {state.iteration + 1} (samples {batch.first} to {batch.first + batch.size - 1}"
         raise NonFiniteError(
@@ -122,6 +130,9 @@ def train_step(
     lr = state.scheduler.rate()
     if not skipped:
         _update(optimizer, config.optimizer.clip_grad, grad_norm)
+    else:  # Core has already updated the biases (finalize_model_grads.py)
+        for bias, previous in zip(biases, previous_biases, strict=True):
+            bias.copy_(previous)
     state.scheduler.step(1)
     state.iteration += 1
     state.consumed_samples += batch.size
@@ -135,6 +146,7 @@ def train_step(
         spike=spike,
         skipped=skipped,
         vote=agreed,
+        experts=None if config.model.num_moe_experts is None else statistics,
     )
 
 
@@ -168,16 +180,18 @@ def forward_backward(
 
 
 def _agree(
-    totals: torch.Tensor, norm: torch.Tensor, vote: Vote
-) -> tuple[float, tuple[float, ...], float, Vote]:
-    """Combine losses and votes of all ranks in one small all-reduce. fp64 keeps the token count exact."""
+    totals: torch.Tensor, norm: torch.Tensor, vote: Vote, statistics: torch.Tensor
+) -> tuple[float, tuple[float, ...], float, Vote, torch.Tensor]:
+    """Combine losses, votes and `statistics` of all ranks in one small all-reduce. fp64 keeps the counts exact."""
     votes = torch.tensor([vote.stop, vote.save, vote.writing, vote.failed], dtype=torch.float64)
-    numbers = torch.cat([totals, votes.to(totals.device, non_blocking=True)])
+    numbers = torch.cat([totals, votes.to(totals.device, non_blocking=True), statistics.flatten()])
     torch.distributed.all_reduce(numbers)
-    *numbers_of_all, grad_norm = torch.cat([numbers, norm]).tolist()
-    sums, counts = numbers_of_all[: len(totals)], numbers_of_all[len(totals) :]
+    numbers = torch.cat([norm, numbers]).cpu()
+    end_of_losses, end_of_votes = 1 + len(totals), 1 + len(totals) + len(votes)
+    grad_norm, *sums = numbers[:end_of_losses].tolist()
     loss, *mtp_losses = (total / max(tokens, 1) for total, tokens in zip(sums[::2], sums[1::2], strict=True))
-    return loss, tuple(mtp_losses), grad_norm, Vote(*(count > 0 for count in counts))
+    agreed = Vote(*(count > 0 for count in numbers[end_of_losses:end_of_votes].tolist()))
+    return loss, tuple(mtp_losses), grad_norm, agreed, numbers[end_of_votes:].view(statistics.shape)
 
 
 def _as_tensor(norm: float | torch.Tensor, like: torch.Tensor) -> torch.Tensor:
@@ -219,9 +233,10 @@ def _parts(optimizer: MegatronOptimizer) -> Sequence[MegatronOptimizer]:
 
 def _update(optimizer: MegatronOptimizer, clip_grad: float, grad_norm: float) -> None:
     """The part of Core's `optimizer.step` that follows once the gradients are ready and their norm is known."""
-    # With few parameters and many ranks, a rank may have none.
-    if clip_grad > 0 and (parameters := optimizer.get_parameters()):
-        clip_grad_by_total_norm_fp32(parameters, clip_grad, grad_norm)
+    for part in _parts(optimizer):
+        # With few parameters and many ranks, a rank may have none.
+        if clip_grad > 0 and (parameters := part.get_parameters()):
+            clip_grad_by_total_norm_fp32(parameters, clip_grad, grad_norm)
     optimizer.step_with_ready_grads()
 
 

@@ -25,7 +25,7 @@ from trainer.contract.wording import counted
 from trainer.data.datasets import build_datasets
 from trainer.data.loader import num_microbatches, reads_samples
 from trainer.distributed import groups, rendezvous
-from trainer.distributed.layout import check_gradients, check_layout
+from trainer.distributed.layout import check_layout
 from trainer.distributed.peers import Peers
 from trainer.distributed.rendezvous import Ranks
 from trainer.faults import lock
@@ -42,7 +42,7 @@ from trainer.metrics.instruments import Instruments
 from trainer.metrics.profiling import Profiler
 from trainer.metrics.record import Metrics
 from trainer.metrics.timers import Timers
-from trainer.model import cuda_graphs, kernels
+from trainer.model import cuda_graphs, experts, kernels
 from trainer.model.build import build_model
 from trainer.optimizer.build import build_optimizer
 from trainer.optimizer.schedule import Schedule
@@ -65,7 +65,6 @@ def train(config: TrainerConfig, stop_file: Path | None = None, progress: bool =
     """
     config = resolve(config)
     check_layout(config)
-    check_gradients(config)
     ranks = rendezvous.find_ranks(os.environ)
     is_rank_0 = ranks.rank == 0
     stop = StopRequest(stop_file if is_rank_0 else None)
@@ -162,9 +161,8 @@ def _build_state(config: TrainerConfig, groups: ProcessGroupCollection, log: Log
     model = build_model(config, groups, chosen)
     optimizer = build_optimizer(config, model)
     spikes = SpikeWatch(config.training.loss_spike_factor, config.training.skip_loss_spikes)
-    return TrainingState(
-        model, optimizer, Schedule(config.optimizer, optimizer, config.training.train_iters), spikes
-    )
+    schedule = Schedule(config.optimizer, optimizer, config.training.train_iters)
+    return TrainingState(model, optimizer, schedule, spikes, experts.routers(model))
 
 
 def _open_datasets(

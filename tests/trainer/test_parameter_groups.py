@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from hpcgen.planning.model_size import parameter_names
-from tests.trainer.runs import GPT, LLAMA, gpt_config, run
+from tests.trainer.runs import GPT, LLAMA, MOE, gpt_config, run
 from trainer.contract.config import ConfigError, ModelConfig, ParameterGroup
 from trainer.contract.resolve import resolve_model
 from trainer.optimizer.parameter_groups import copy_rates, global_names, overrides
@@ -120,7 +120,7 @@ def test_a_checkpoints_groups_take_the_configured_rates_of_their_multipliers() -
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("shape", [GPT, LLAMA], ids=["gpt", "llama"])
+@pytest.mark.parametrize("shape", [GPT, LLAMA, MOE], ids=["gpt", "llama", "moe"])
 def test_hpcgen_knows_the_names_of_the_parameters(shape: dict[str, Any], corpus: str, tmp_path: Path) -> None:
     config = gpt_config(corpus, tmp_path / "run", shape)
     config["optimizer"]["parameter_groups"] = [{"match": "nothing"}]

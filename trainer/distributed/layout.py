@@ -6,12 +6,15 @@ hpcgen checks all rules, with hints, before a job is queued. These are for confi
 from __future__ import annotations
 
 from trainer.contract.batch_size import batch_sizes, rampup_problem
-from trainer.contract.config import ConfigError, TrainerConfig
+from trainer.contract.config import ConfigError, ModelConfig, TrainerConfig
+from trainer.contract.experts import expert_tensor_parallel_size
 from trainer.contract.pipeline import split_problems, uneven_keys
 
 
-def check_layout(config: TrainerConfig) -> None:
+def check_layout(config: TrainerConfig, *, trains: bool = True) -> None:
     """Check the divisibility rules of the resolved `config`, for every batch size of the run, and those of CUDA graphs.
+
+    With `trains` false, the model is only used for inference.
 
     Raises:
         ConfigError: the first rule that is violated, with its numbers.
@@ -45,16 +48,46 @@ def check_layout(config: TrainerConfig) -> None:
         raise ConfigError(
             f"virtual_pipeline_model_parallel_size = {vpp} needs pipeline_model_parallel_size > 1"
         )
+    if model.num_moe_experts is not None:
+        _check_experts(model, config, trains)
+    elif layout.expert_model_parallel_size > 1:
+        ep = layout.expert_model_parallel_size
+        raise ConfigError(f"parallelism.expert_model_parallel_size = {ep} needs model.num_moe_experts")
+    if trains:
+        _check_gradients(config)
     if training.cuda_graph_impl != "none":
         _check_graphs(config)
 
 
-def check_gradients(config: TrainerConfig) -> None:
-    """Check what training needs in addition to `check_layout`: that Megatron-Core adds up all gradients.
+def _check_experts(model: ModelConfig, config: TrainerConfig, trains: bool) -> None:
+    """Check the layout of experts: EP x ETP of the ranks of a pipeline stage, which are also TP x CP x DP."""
+    layout = config.parallelism
+    tp, pp, ep = (
+        layout.tensor_model_parallel_size,
+        layout.pipeline_model_parallel_size,
+        layout.expert_model_parallel_size,
+    )
+    etp = expert_tensor_parallel_size(layout)
+    assert model.num_moe_experts
+    assert model.moe_ffn_hidden_size
+    _require_multiple(config.world_size, "world_size", etp * ep * pp, f"ETP x EP x PP = {etp} x {ep} x {pp}")
+    _require_multiple(model.num_moe_experts, "num_moe_experts", ep, "EP")
+    _require_multiple(model.moe_ffn_hidden_size, "moe_ffn_hidden_size", etp, "ETP")
+    expert_dp = config.world_size // (etp * ep * pp)
+    instances = layout.num_distributed_optimizer_instances
+    ranks = "number of ranks with the same experts"
+    _require_multiple(expert_dp, ranks, instances, "num_distributed_optimizer_instances")
+    if trains and tp > 1 and not layout.sequence_parallel:
+        # Otherwise all TP ranks would send the same tokens to the experts (moe_layer.py, MoELayer.forward).
+        raise ConfigError(
+            f"parallelism.sequence_parallel = false does not work with experts and TP = {tp}. Set it to true"
+        )
+    if etp > 1 and model.add_bias_linear:
+        raise ConfigError(f"model.add_bias_linear = true does not work with ETP = {etp}. Set it to false")
 
-    Raises:
-        ConfigError: it would leave some out, or fails after the model is built.
-    """
+
+def _check_gradients(config: TrainerConfig) -> None:
+    """Check that Megatron-Core adds up all gradients, and can save the model."""
     model, layout = config.model, config.parallelism
     tp, pp = layout.tensor_model_parallel_size, layout.pipeline_model_parallel_size
     if model.multi_latent_attention and tp > 1 and not layout.sequence_parallel:
@@ -80,6 +113,10 @@ def _check_graphs(config: TrainerConfig) -> None:
         (
             model.attention_dropout > 0 or model.hidden_dropout > 0,
             "dropout: each step seeds its generators, but a graph would keep using its own state",
+        ),
+        (
+            model.num_moe_experts is not None,
+            "num_moe_experts: graphs have fixed numbers of tokens per expert",
         ),
         (training.recompute_granularity == "full", "recompute_granularity = full"),
         (model.multi_latent_attention, "multi_latent_attention, which is not tested"),

@@ -142,7 +142,7 @@ def inference_config(
             data=BlendConfig(mock=True),
         )
     )
-    check_layout(config)
+    check_layout(config, trains=False)
     groups = config.model.num_query_groups or config.model.num_attention_heads
     if groups % tensor_parallel:
         raise TrainerError(

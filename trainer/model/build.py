@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import torch
@@ -17,9 +18,10 @@ from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 
 from trainer.contract import imports
-from trainer.contract.config import ModelConfig, TrainerConfig
+from trainer.contract.config import ModelConfig, ParallelismConfig, TrainerConfig
+from trainer.contract.experts import expert_tensor_parallel_size, num_moe_layers
 from trainer.contract.pipeline import chunk_layers, core_layout, uneven_keys
-from trainer.model import cuda_graphs, layers, multi_token, rotary
+from trainer.model import cuda_graphs, experts, layers, multi_token, rotary
 from trainer.model.activation import activation
 from trainer.model.initialization import initialize_by_name
 from trainer.model.kernels import Kernels
@@ -140,6 +142,7 @@ def transformer_config(config: TrainerConfig, kernels: Kernels) -> TransformerCo
         # The loss is the mean over the tokens of the global batch, independent of their distribution over ranks.
         calculate_per_token_loss=True,
         gradient_accumulation_fusion=kernels.weight_gradient is not None,
+        **_experts(model, layout, kernels),
         cross_entropy_loss_fusion=compiles,  # not deterministic, according to Megatron-LM
         cross_entropy_fusion_impl=kernels.cross_entropy,
         bias_activation_fusion=bias_activation_fusion,
@@ -160,6 +163,28 @@ def _latent_attention(model: ModelConfig) -> dict[str, Any]:
         "qk_pos_emb_head_dim": model.qk_pos_emb_head_dim,
         "v_head_dim": model.v_head_dim,
         **rotary.latent_attention(model),
+    }
+
+
+def _experts(model: ModelConfig, layout: ParallelismConfig, kernels: Kernels) -> dict[str, Any]:
+    """Fields of Core's configuration for a mixture of experts. Empty for a dense model."""
+    if model.num_moe_experts is None:
+        return {}
+    has_dense_layers = num_moe_layers(model) < model.num_layers
+    return {
+        **{
+            field.name: getattr(model, field.name)
+            for field in dataclasses.fields(model)
+            if "moe" in field.name
+        },
+        # With a pattern, Core stores each layer under its own number instead of stacking all of them.
+        "moe_layer_freq": list(model.moe_layer_freq or ()) if has_dense_layers else 1,
+        "expert_model_parallel_size": layout.expert_model_parallel_size,
+        "expert_tensor_parallel_size": expert_tensor_parallel_size(layout),
+        "moe_token_dispatcher_type": layout.moe_token_dispatcher_type,
+        "moe_router_dtype": "fp32",
+        "moe_grouped_gemm": kernels.grouped_gemm,
+        "moe_permute_fusion": kernels.transformer_engine is not None,
     }
 
 
@@ -212,6 +237,7 @@ def _build_chunk(
         **mtp,
     )
     rotary.scale_frequencies(chunk, model)
+    experts.reduce_over_expert_ranks(chunk, etp=groups.expt_tp.size(), tp=groups.tp.size())
     if config.device == "cuda":
         chunk.cuda(torch.cuda.current_device())
     return chunk

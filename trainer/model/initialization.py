@@ -17,8 +17,8 @@ from megatron.core.dist_checkpointing.mapping import ShardedTensor, apply_factor
 from megatron.core.models.gpt import GPTModel
 from megatron.core.process_groups_config import ProcessGroupCollection
 
-RESIDUAL_OUTPUTS = ("self_attention.linear_proj.weight", "mlp.linear_fc2.weight")
-"""Weights that write to the residual stream: two per transformer layer."""
+RESIDUAL_OUTPUTS = ("self_attention.linear_proj.weight", "linear_fc2.weight")
+"""Weights that write to the residual stream: two per transformer layer, of which the second may have experts."""
 
 
 @torch.no_grad()
@@ -44,7 +44,8 @@ def initialize_by_name(
 def _draw(shard: ShardedTensor, seed: int) -> torch.Tensor:
     """Draw the shard's part of the complete parameter, with unit variance, in fp32.
 
-    Layers are stacked along leading axes, in which a shard has one element. The layer's index is part of the seed.
+    Layers and experts are stacked along leading axes, in which a shard has one element. Their indices are part of the
+    seed.
     """
     axes = shard.prepend_axis_num
     layer, start = shard.global_offset[:axes], shard.global_offset[axes:]

@@ -33,6 +33,8 @@ class Kernels:
     weight_gradient: str | None
     """Library whose kernel accumulates weight gradients in fp32; None if there is none."""
     on_gpu: bool
+    grouped_gemm: bool = False
+    """True if the experts of a rank are computed in one grouped matrix product."""
     missing: tuple[str, ...] = ()
     """Libraries that are not installed and would make this run faster."""
 
@@ -72,16 +74,18 @@ def choose(config: TrainerConfig) -> Kernels:
         return Kernels(
             transformer_engine=None, adamw="torch", cross_entropy="native", weight_gradient=None, on_gpu=False
         )
-    if version is not None and wanted != "torch":
+    has_layers = version is not None and wanted != "torch"
+    if has_layers:
         _split_without_copies()
     missing = () if version or wanted == "torch" else ("Transformer Engine (about 5% faster, and FP8)",)
     adamw = "torch" if core_optimizer.USING_PYTORCH_OPTIMIZER else "Transformer Engine" if version else "apex"
     return Kernels(
-        transformer_engine=None if wanted == "torch" else version,
+        transformer_engine=version if has_layers else None,
         adamw=adamw,
         cross_entropy=_cross_entropy(training, version),
         weight_gradient=weight_gradient_kernel() if training.precision != "fp32" else None,
         on_gpu=True,
+        grouped_gemm=has_layers and _has_grouped_gemm(config),
         missing=missing,
     )
 
@@ -119,7 +123,14 @@ def _needs_its_layers(config: TrainerConfig) -> dict[str, object]:
         "training.fp8": training.fp8,
         "training.cuda_graph_impl": training.cuda_graph_impl if training.cuda_graph_impl != "none" else None,
         "parallelism.tp_comm_overlap": config.parallelism.tp_comm_overlap or None,
+        "parallelism.moe_grouped_gemm": config.parallelism.moe_grouped_gemm or None,
     }
+
+
+def _has_grouped_gemm(config: TrainerConfig) -> bool:
+    """True if Transformer Engine computes experts together. Its module has no biases (moe/experts.py, TEGroupedMLP)."""
+    chosen = config.parallelism.moe_grouped_gemm
+    return not config.model.add_bias_linear if chosen is None else chosen
 
 
 def _cross_entropy(training: TrainingConfig, version: str | None) -> Literal["te", "native"]:

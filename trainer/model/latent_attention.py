@@ -35,6 +35,11 @@ NAMES = {
 """Names of norms in torch's layers -> in checkpoints, where they are those of Transformer Engine's fused layers."""
 
 
+def use_norms_of_spec(layer: ModuleSpec) -> None:
+    """Make the attention of a spec `LatentAttention`."""
+    layer.submodules.self_attention.module = LatentAttention
+
+
 def use_torch(layer: ModuleSpec, norm: type, config: TransformerConfig) -> None:
     """Replace the parts of Core's local `layer` that need Transformer Engine, and give checkpoints one naming."""
     module: Any = multi_latent_attention

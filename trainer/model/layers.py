@@ -23,48 +23,68 @@ from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 
 from trainer.distributed.sequence import zigzag_positions
-from trainer.model import latent_attention
-from trainer.model.latent_attention import LatentAttention
+from trainer.model import experts, latent_attention
 
 
 def block_submodules(
     config: TransformerConfig, vp_stage: int | None, use_transformer_engine: bool
 ) -> TransformerBlockSubmodules:
     """Parts of this chunk of the decoder: Transformer Engine's, or this module's, which use torch."""
-    norm = LayerNorm if config.normalization == "LayerNorm" else RMSNorm
+    norm: type[torch.nn.Module] = LayerNorm if config.normalization == "LayerNorm" else RMSNorm
     if use_transformer_engine:
         from megatron.core.extensions.transformer_engine import TENorm
 
         norm = TENorm
-    layer = layer_spec(config, use_transformer_engine)
     num_layers = get_num_layers_to_build(config, vp_stage=vp_stage)
-    return TransformerBlockSubmodules(layer_specs=[layer] * num_layers, layer_norm=norm)
+    first = get_transformer_layer_offset(config, vp_stage)
+    kinds = has_experts(config)[first : first + num_layers]
+    layers = {kind: layer_spec(config, kind, use_transformer_engine) for kind in sorted(set(kinds))}
+    return TransformerBlockSubmodules(layer_specs=[layers[kind] for kind in kinds], layer_norm=norm)
 
 
-def layer_spec(config: TransformerConfig, use_transformer_engine: bool) -> ModuleSpec:
+def has_experts(config: TransformerConfig) -> list[bool]:
+    """True for each layer that is an MoE layer."""
+    pattern = config.moe_layer_freq
+    if config.num_moe_experts is None or isinstance(pattern, int):
+        return [config.num_moe_experts is not None] * config.num_layers
+    return [bool(kind) for kind in pattern]
+
+
+def layer_spec(config: TransformerConfig, with_experts: bool, use_transformer_engine: bool) -> ModuleSpec:
     """Parts of a transformer layer: Transformer Engine's, or this module's, which use torch."""
+    kind = {
+        "num_experts": config.num_moe_experts if with_experts else None,
+        "multi_latent_attention": config.multi_latent_attention,
+    }
     if use_transformer_engine:
         layer = get_gpt_layer_with_transformer_engine_spec(
-            qk_layernorm=config.qk_layernorm, multi_latent_attention=config.multi_latent_attention
+            moe_grouped_gemm=config.moe_grouped_gemm, qk_layernorm=config.qk_layernorm, **kind
         )
-        if config.multi_latent_attention:
-            layer.submodules.self_attention.module = LatentAttention
-        return layer
-    layer = get_gpt_layer_local_spec(
-        normalization=config.normalization, multi_latent_attention=config.multi_latent_attention
-    )
+    else:
+        layer = get_gpt_layer_local_spec(normalization=config.normalization, **kind)
+        _use_torch(layer, config)
+    if config.multi_latent_attention:
+        latent_attention.use_norms_of_spec(layer)
+    if with_experts:
+        experts.use_router(layer)
+        if not use_transformer_engine:
+            experts.store_as_transformer_engine(layer)
+    return layer
+
+
+def _use_torch(layer: ModuleSpec, config: TransformerConfig) -> None:
+    """Replace norms and attention of Core's local `layer`."""
     norm = LayerNorm if config.normalization == "LayerNorm" else RMSNorm
     layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = norm
     attention = layer.submodules.self_attention.submodules
     attention.core_attention = CoreAttention
     if config.multi_latent_attention:
-        layer.submodules.self_attention.module = LatentAttention
         latent_attention.use_torch(layer, norm, config)
     elif config.qk_layernorm:
         attention.q_layernorm = attention.k_layernorm = norm
-    return layer
 
 
 class LayerNorm(torch.nn.LayerNorm):

@@ -31,7 +31,10 @@ def block_spec(
 ) -> dict[str, Any]:
     """GPTModel's argument for the MTP layers. They have the parts of the last layer, and are in the last chunk."""
     uses_engine = kernels.transformer_engine is not None
-    last = decoder.layer_specs[-1] if decoder.layer_specs else layers.layer_spec(core, uses_engine)
+    if decoder.layer_specs:
+        last = decoder.layer_specs[-1]
+    else:
+        last = layers.layer_spec(core, layers.has_experts(core)[-1], uses_engine)
     template = TransformerBlockSubmodules(layer_specs=[last], layer_norm=decoder.layer_norm)
     block = get_gpt_mtp_block_spec(core, template, use_transformer_engine=uses_engine, vp_stage=vp_stage)
     if block is not None and not uses_engine:
