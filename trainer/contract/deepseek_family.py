@@ -9,8 +9,10 @@ from typing import Any
 
 from trainer.contract import rope_parameters
 from trainer.contract.config import ModelConfig
+from trainer.contract.expert_families import ExpertNames, experts
+from trainer.contract.experts import num_moe_layers
 from trainer.contract.llama_families import gated_mlp
-from trainer.contract.model_family import STACKED, Family, Place, Weight, head
+from trainer.contract.model_family import Family, Place, Weight, head, layer_places
 
 WIDTHS = {
     "q_lora_rank": "q_lora_rank",
@@ -21,13 +23,15 @@ WIDTHS = {
 }
 """Keys of ModelConfig -> of config.json."""
 
+NAMES = ExpertNames("mlp.gate", "mlp.experts", "gate_proj", "up_proj", "down_proj")
+
 NORM_EPSILON = 1e-6
 """Epsilon of the norms of latents in transformers, which ignores rms_norm_eps there (DeepseekV3Attention)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeepSeekV3(Family):
-    """DeepSeek-V3 with dense layers."""
+    """DeepSeek-V3: dense layers, followed by layers with experts that are chosen by sigmoid and a bias."""
 
     def expresses(self, model: ModelConfig) -> dict[str, tuple[Any, ...]]:
         """Latent attention with norms, RMSNorm and SwiGLU, without biases."""
@@ -41,6 +45,7 @@ class DeepSeekV3(Family):
             "swiglu": (True,),
             "add_bias_linear": (False,),
             "window_size": (None,),
+            **(_experts(model) if model.num_moe_experts is not None else {}),
         }
 
     def weights(self, model: ModelConfig) -> Iterator[Weight]:
@@ -48,28 +53,20 @@ class DeepSeekV3(Family):
         h = model.hidden_size
         table = (model.padded_vocab_size or 0, h)
         yield Weight("embedding.word_embeddings.weight", ("model.embed_tokens.weight",), table, "vocabulary")
-        yield from self.layer(model, STACKED)
+        for place, has_experts in layer_places(model):
+            yield from _layer(model, place, has_experts)
         yield Weight("decoder.final_layernorm.weight", ("model.norm.weight",), (h,))
         for number in range(model.mtp_num_layers or 0):
             core, name = f"mtp.layers.{number}.", f"model.layers.{model.num_layers + number}."
             yield Weight(f"{core}enorm.weight", (f"{name}enorm.weight",), (h,))
             yield Weight(f"{core}hnorm.weight", (f"{name}hnorm.weight",), (h,))
             yield Weight(f"{core}eh_proj.weight", (f"{name}eh_proj.weight",), (h, 2 * h))
-            yield from self.layer(model, Place(f"{core}transformer_layer.", name))
+            yield from _layer(model, Place(f"{core}transformer_layer.", name), has_experts)
             yield Weight(f"{core}final_layernorm.weight", (f"{name}shared_head.norm.weight",), (h,))
         yield from head(model)
 
-    def layer(self, model: ModelConfig, place: Place) -> Iterator[Weight]:
-        """Yields the tensors of a layer."""
-        h = model.hidden_size
-        yield Weight(f"{place.core}input_layernorm.weight", (f"{place.name}input_layernorm.weight",), (h,))
-        yield from _attention(model, f"{place.core}self_attention.", f"{place.name}self_attn.")
-        norm = f"{place.name}post_attention_layernorm.weight"
-        yield Weight(f"{place.core}mlp.linear_fc1.layer_norm_weight", (norm,), (h,))
-        yield from gated_mlp(f"{place.core}mlp", f"{place.name}mlp", (h, model.ffn_hidden_size or 0))
-
     def to_config(self, model: ModelConfig) -> dict[str, Any]:
-        """The shape, and the first layer with experts, which is none of them."""
+        """The shape, and the number of dense layers before those with experts."""
         return {
             "max_position_embeddings": model.max_position_embeddings,
             "hidden_size": model.hidden_size,
@@ -83,7 +80,8 @@ class DeepSeekV3(Family):
             "attention_dropout": model.attention_dropout,
             "attention_bias": False,
             "rope_interleave": True,
-            "first_k_dense_replace": model.num_layers,
+            "first_k_dense_replace": model.num_layers - num_moe_layers(model),
+            **(_expert_config(model) if model.num_moe_experts is not None else {}),
             "num_nextn_predict_layers": model.mtp_num_layers or 0,
             **rope_parameters.to_config(model),
         }
@@ -110,6 +108,7 @@ class DeepSeekV3(Family):
             "add_bias_linear": False,
             "attention_dropout": config["attention_dropout"],
             "mtp_num_layers": config.get("num_nextn_predict_layers") or None,
+            **_expert_section(config),
         }
 
     def stored(self, model: ModelConfig, names: Collection[str]) -> ModelConfig:
@@ -123,6 +122,78 @@ class DeepSeekV3(Family):
         layers = [f"model.layers.{model.num_layers + n}." for n in range(model.mtp_num_layers or 0)]
         embeddings = {f"{layer}embed_tokens.weight": "model.embed_tokens.weight" for layer in layers}
         return embeddings | {f"{layer}shared_head.head.weight": "lm_head.weight" for layer in layers}
+
+
+def _layer(model: ModelConfig, place: Place, has_experts: bool) -> Iterator[Weight]:
+    """Yields the tensors of a layer."""
+    h = model.hidden_size
+    yield Weight(f"{place.core}input_layernorm.weight", (f"{place.name}input_layernorm.weight",), (h,))
+    yield from _attention(model, f"{place.core}self_attention.", f"{place.name}self_attn.")
+    if not has_experts:
+        norm = f"{place.name}post_attention_layernorm.weight"
+        yield Weight(f"{place.core}mlp.linear_fc1.layer_norm_weight", (norm,), (h,))
+        yield from gated_mlp(f"{place.core}mlp", f"{place.name}mlp", (h, model.ffn_hidden_size or 0))
+        return
+    yield from experts(model, place, NAMES)
+    bias = (f"{place.name}mlp.gate.e_score_correction_bias",)
+    yield Weight(f"{place.core}mlp.router.expert_bias", bias, (model.num_moe_experts or 0,), "fp32")
+    shared = model.moe_shared_expert_intermediate_size or 0
+    yield from gated_mlp(f"{place.core}mlp.shared_experts", f"{place.name}mlp.shared_experts", (h, shared))
+
+
+def _experts(model: ModelConfig) -> dict[str, tuple[Any, ...]]:
+    """The values of keys of experts that transformers can express."""
+    width, shared = model.moe_ffn_hidden_size or 1, model.moe_shared_expert_intermediate_size
+    dense = model.num_layers - num_moe_layers(model)
+    layers = (0,) * dense + (1,) * (model.num_layers - dense)
+    has_groups = model.moe_router_num_groups is not None
+    return {
+        "num_moe_experts": (model.num_moe_experts,),
+        "moe_layer_freq": (layers,) if dense else (None, layers),
+        "moe_shared_expert_intermediate_size": (shared if shared and shared % width == 0 else width,),
+        "moe_router_score_function": ("sigmoid",),
+        "moe_router_enable_expert_bias": (True,),
+        # transformers rates a group by its two best experts, Megatron-Core by moe_router_topk / moe_router_group_topk.
+        "moe_router_group_topk": (model.moe_router_topk // 2,) if has_groups else (None,),
+        "moe_expert_capacity_factor": (None,),
+    }
+
+
+def _expert_config(model: ModelConfig) -> dict[str, Any]:
+    width, shared = model.moe_ffn_hidden_size or 1, model.moe_shared_expert_intermediate_size or 0
+    return {
+        "n_routed_experts": model.num_moe_experts,
+        "num_experts_per_tok": model.moe_router_topk,
+        "moe_intermediate_size": width,
+        "n_shared_experts": shared // width,
+        "routed_scaling_factor": model.moe_router_topk_scaling_factor or 1.0,
+        "n_group": model.moe_router_num_groups or 1,
+        "topk_group": model.moe_router_group_topk or 1,
+        "norm_topk_prob": True,
+        "scoring_func": "sigmoid",
+        "topk_method": "noaux_tc",
+    }
+
+
+def _expert_section(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of experts, or none if all layers are dense."""
+    num_layers, dense = config["num_hidden_layers"], config["first_k_dense_replace"]
+    if dense >= num_layers:
+        return {}
+    groups = config["n_group"] if config["n_group"] != 1 else None
+    return {
+        "num_moe_experts": config["n_routed_experts"],
+        "moe_layer_freq": [0] * dense + [1] * (num_layers - dense) if dense else None,
+        "moe_ffn_hidden_size": config["moe_intermediate_size"],
+        "moe_shared_expert_intermediate_size": config["n_shared_experts"] * config["moe_intermediate_size"],
+        "moe_router_topk": config["num_experts_per_tok"],
+        "moe_router_score_function": "sigmoid",
+        "moe_router_topk_scaling_factor": config["routed_scaling_factor"],
+        "moe_router_num_groups": groups,
+        "moe_router_group_topk": groups and config["topk_group"],
+        "moe_router_enable_expert_bias": True,
+        "moe_router_load_balancing_type": "none",
+    }
 
 
 def _attention(model: ModelConfig, core: str, name: str) -> Iterator[Weight]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from trainer.contract.config import ConfigError, ModelConfig, from_dict
 from trainer.contract.deepseek_family import DeepSeekV3
+from trainer.contract.expert_families import ExpertLlama, ExpertNames
 from trainer.contract.llama_families import Llama
 from trainer.contract.model_family import LAYERS, Family, Form, Weight, head
 from trainer.contract.resolve import resolve_model
@@ -169,6 +170,44 @@ FAMILIES: dict[str, Family] = {
             qk_layernorm=True,
             window="by layer",
         ),
+        ExpertLlama(
+            name="mixtral",
+            architecture="MixtralForCausalLM",
+            defaults=_LLAMA_DEFAULTS
+            | {
+                "num_key_value_heads": 8,
+                "rms_norm_eps": 1e-5,
+                "rope_theta": 1e6,
+                "sliding_window": None,
+                "num_experts_per_tok": 2,
+                "router_aux_loss_coef": 0.001,
+            },
+            fixed=_SILU,
+            window="always",
+            names=ExpertNames("block_sparse_moe.gate", "block_sparse_moe.experts", "w1", "w3", "w2"),
+            num_experts_keys=("num_local_experts",),
+        ),
+        ExpertLlama(
+            name="qwen3_moe",
+            architecture="Qwen3MoeForCausalLM",
+            defaults=_LLAMA_DEFAULTS
+            | {
+                "num_key_value_heads": 4,
+                "attention_bias": False,
+                "moe_intermediate_size": 768,
+                "num_experts_per_tok": 8,
+                "norm_topk_prob": False,
+                "decoder_sparse_step": 1,
+                "mlp_only_layers": None,
+                "router_aux_loss_coef": 0.001,
+            },
+            fixed=_SILU | {"attention_bias": (False,), "use_sliding_window": (False,)},
+            qk_layernorm=True,
+            names=ExpertNames("mlp.gate", "mlp.experts", "gate_proj", "up_proj", "down_proj"),
+            num_experts_keys=("num_experts", "num_local_experts"),
+            has_dense_layers=True,
+            normalizes=(True, False),
+        ),
         DeepSeekV3(
             name="deepseek_v3",
             architecture="DeepseekV3ForCausalLM",
@@ -180,8 +219,23 @@ FAMILIES: dict[str, Family] = {
                 "qk_rope_head_dim": 64,
                 "v_head_dim": 128,
                 "first_k_dense_replace": 3,
+                "n_routed_experts": 256,
+                "num_experts_per_tok": 8,
+                "moe_intermediate_size": 2048,
+                "n_shared_experts": 1,
+                "routed_scaling_factor": 2.5,
+                "n_group": 8,
+                "topk_group": 4,
             },
-            fixed=_SILU | {"attention_bias": (False,), "rope_interleave": (True,)},
+            fixed=_SILU
+            | {
+                "attention_bias": (False,),
+                "rope_interleave": (True,),
+                "norm_topk_prob": (True,),
+                "scoring_func": ("sigmoid",),
+                "topk_method": ("noaux_tc",),
+                "moe_layer_freq": (1,),
+            },
         ),
     )
 }

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from trainer.contract import rope_parameters
 from trainer.contract.config import ConfigError, ModelConfig
-from trainer.contract.model_family import STACKED, Family, Form, Place, Weight, head
+from trainer.contract.model_family import Family, Form, Place, Weight, head, layer_places
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,14 +44,11 @@ class Llama(Family):
         """Yields matrices, and biases where the model has them."""
         table = (model.padded_vocab_size or 0, model.hidden_size)
         yield Weight("embedding.word_embeddings.weight", ("model.embed_tokens.weight",), table, "vocabulary")
-        yield from self.layer(model, STACKED)
+        for place, has_experts in layer_places(model):
+            yield from self.attention(model, place)
+            yield from self.mlp(model, place, has_experts)
         yield Weight("decoder.final_layernorm.weight", ("model.norm.weight",), (model.hidden_size,))
         yield from head(model)
-
-    def layer(self, model: ModelConfig, place: Place) -> Iterator[Weight]:
-        """Yields the tensors of a layer."""
-        yield from self.attention(model, place)
-        yield from self.mlp(model, place)
 
     def attention(self, model: ModelConfig, place: Place) -> Iterator[Weight]:
         """Yields the tensors of attention and of the norm before it."""
@@ -67,8 +64,9 @@ class Llama(Family):
                 yield Weight(f"{core}.{each}_layernorm.weight", (f"{name}.{each}_norm.weight",), (d,))
         yield from linear(f"{core}.linear_proj", (f"{name}.o_proj",), (h, heads * d), model.add_bias_linear)
 
-    def mlp(self, model: ModelConfig, place: Place) -> Iterator[Weight]:
+    def mlp(self, model: ModelConfig, place: Place, has_experts: bool) -> Iterator[Weight]:
         """Yields the tensors of a dense MLP and of the norm before it."""
+        assert not has_experts
         h = model.hidden_size
         core, name = f"{place.core}mlp", f"{place.name}mlp"
         norm = f"{place.name}post_attention_layernorm.weight"
