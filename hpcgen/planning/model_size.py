@@ -145,7 +145,9 @@ def _layer_modules(
     norm = _norm_parameters(model)
     modules, fused = _attention_modules(model)
     if has_experts:
-        modules |= {"pre_mlp_layernorm": norm} | _expert_modules(model, transformer_engine)
+        modules |= {"pre_mlp_layernorm": norm} | _expert_modules(
+            model, is_grouped=transformer_engine and not model.add_bias_linear
+        )
     else:
         modules |= {"mlp.linear_fc2": ("weight", *biases)}
         fused.append(("mlp.linear_fc1", "pre_mlp_layernorm", biases))
@@ -181,8 +183,8 @@ def _attention_modules(
     return modules | {f"{prefix}linear_{name}_up_proj": ("weight",) for name in latents}, []
 
 
-def _expert_modules(model: ModelConfig, transformer_engine: bool) -> dict[str, tuple[str, ...]]:
-    """Modules of the MLP of a layer with experts. Transformer Engine's grouped product has one weight per expert."""
+def _expert_modules(model: ModelConfig, *, is_grouped: bool) -> dict[str, tuple[str, ...]]:
+    """Modules of the MLP of a layer with experts. A grouped product has one weight per expert."""
     assert model.num_moe_experts
     kinds = ("weight", "bias") if model.add_bias_linear else ("weight",)
     experts = range(model.num_moe_experts)
@@ -190,8 +192,8 @@ def _expert_modules(model: ModelConfig, transformer_engine: bool) -> dict[str, t
     for product in ("linear_fc1", "linear_fc2"):
         if model.moe_shared_expert_intermediate_size:
             modules[f"mlp.shared_experts.{product}"] = kinds
-        if transformer_engine:
-            modules[f"mlp.experts.{product}"] = tuple(f"{kind}{i}" for kind in kinds for i in experts)
+        if is_grouped:
+            modules[f"mlp.experts.{product}"] = tuple(f"weight{expert}" for expert in experts)
         else:
-            modules |= {f"mlp.experts.local_experts.{i}.{product}": kinds for i in experts}
+            modules |= {f"mlp.experts.local_experts.{expert}.{product}": kinds for expert in experts}
     return modules

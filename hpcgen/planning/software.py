@@ -1,11 +1,8 @@
-"""The software of a stage's tasks: container runtime, release of NVIDIA's image, versions of PyTorch and
-Megatron-Core."""
+"""The software of a stage's tasks: container runtime, release of NVIDIA's image, and PyTorch version."""
 
 from __future__ import annotations
 
-import json
 import re
-from pathlib import Path
 
 from hpcgen.config.cluster import ClusterConfig
 from hpcgen.config.container import Runtime
@@ -48,25 +45,6 @@ def torch_version(config: RunConfig, cluster: ClusterConfig) -> Version | None:
     known = [torch for first, torch in FIRST_RELEASE_WITH_TORCH.items() if release and first <= release]
     # an image newer than the table may have any later PyTorch
     return known[-1] if known and known[-1] != max(FIRST_RELEASE_WITH_TORCH.values()) else None
-
-
-def megatron_core_version(config: RunConfig, cluster: ClusterConfig) -> Version | None:
-    """The Megatron-Core version of the tasks, from the code directory or the image that this run builds; None if
-    unknown."""
-    version = config.image.megatron_core
-    if cluster.code_dir is not None:
-        version = _version_in_code_dir(Path(cluster.code_dir))
-    found = re.match(r"(\d+)\.(\d+)", version or "")
-    return (int(found[1]), int(found[2])) if found else None
-
-
-def _version_in_code_dir(directory: Path) -> str | None:
-    """The Megatron-Core version in the manifest of `hpcgen install-code`; None if it cannot be read here."""
-    try:
-        manifest = json.loads((directory / "manifest.json").read_text(encoding="utf-8"))
-        return str(manifest["versions"]["megatron-core"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
 
 
 def holds_for(wanted: str | None, version: Version | None) -> bool:

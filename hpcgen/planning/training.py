@@ -22,7 +22,6 @@ from hpcgen.planning.model_size import checkpoint_bytes
 from hpcgen.planning.paths import trainer_data
 from hpcgen.planning.rules.check import check
 from hpcgen.planning.rules.facts import Facts, World
-from hpcgen.planning.software import megatron_core_version
 from hpcgen.stages.evaluate import EVALUATE
 from hpcgen.stages.train import TRAIN
 from hpcgen.text import counted
@@ -71,7 +70,6 @@ def plan_training(run: Run, config: RunConfig) -> Training:
         gpus_per_node=run.node_type.gpus_per_node or allocation.ntasks_per_node,
         device=run.node_type.device,
         device_memory_gib=run.node_type.gpu_memory_gib,
-        megatron_core=megatron_core_version(config, run.cluster),
         set_by_user=_set_by_user(run.document),
     )
     errors, warnings = check(facts)

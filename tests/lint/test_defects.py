@@ -223,6 +223,54 @@ def test_layers_of_a_virtual_stage_divide_those_of_a_stage() -> None:
     assert lint(f"{HEAD}{training} {option} 3\n", rules=["parallel-sizes"]) == []
 
 
+def moe_script(options: str) -> str:
+    """A script that trains a mixture of 8 experts on 16 GPUs."""
+    return (
+        f"{HEAD}srun python pretrain_gpt.py --num-layers 4 --hidden-size 512 --num-attention-heads 8 "
+        f"--num-experts 8 --disable-bias-linear --global-batch-size 64 --micro-batch-size 1 {options}\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "rule", "message"),
+    [
+        ("--expert-model-parallel-size 3", "parallel-sizes", "does not divide --num-experts = 8 (8 / 3)"),
+        (
+            "--pipeline-model-parallel-size 4 --expert-model-parallel-size 8",
+            "parallel-sizes",
+            "does not divide the 4 ranks of a pipeline stage",
+        ),
+        ("--tensor-model-parallel-size 2", "parallel-sizes", "must be true for experts with TP = 2"),
+        ("--moe-ffn-hidden-size 1000 --expert-tensor-parallel-size 3", "parallel-sizes", "= 1000 (1000 / 3)"),
+        ("--moe-router-topk 9", "model-shape", "--moe-router-topk 9 is more than --num-experts = 8"),
+        ("--moe-router-topk 1", "model-shape", "no gradient for the router"),
+        ("--moe-layer-freq '[1,0]'", "model-shape", "has 2 numbers"),
+        ("--moe-pad-expert-input-to-capacity", "model-shape", "requires --moe-expert-capacity-factor"),
+        ("--moe-router-enable-expert-bias", "model-shape", "requires --moe-router-score-function = sigmoid"),
+        ("--moe-router-group-topk 2", "model-shape", "requires --moe-router-num-groups"),
+    ],
+)
+def test_experts_that_do_not_fit(options: str, rule: str, message: str) -> None:
+    assert message in " ".join(found.why for found in lint(moe_script(options), rules=[rule]))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "",
+        "--expert-model-parallel-size 4 --moe-router-topk 2 --moe-aux-loss-coeff 1e-2",
+        "--expert-model-parallel-size $EP",
+        "--tensor-model-parallel-size 2 --sequence-parallel --expert-tensor-parallel-size 1",
+        "--moe-router-topk 1 --moe-router-pre-softmax",
+        "--moe-router-num-groups 3 --moe-token-drop-policy position",  # Megatron-LM ignores both
+        "--moe-layer-freq 2",
+        "--moe-layer-freq $PATTERN",
+    ],
+)
+def test_experts_that_fit(options: str) -> None:
+    assert lint(moe_script(options), rules=["parallel-sizes", "model-shape"]) == []
+
+
 @pytest.mark.parametrize(("name", "shared"), [("%x.out", True), ("%%j.out", True), ("%x-%4j.out", False)])
 def test_a_log_without_the_jobs_number_is_shared(name: str, shared: bool) -> None:
     found = lint(f"{HEAD}#SBATCH --output=/lustre/logs/{name}\ntrue\n", rules=["log-shared"])

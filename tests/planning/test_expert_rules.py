@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
-from hpcgen.planning.rules import check
-from tests.planning.cases import errors, valid_facts, warnings
+from tests.planning.cases import errors, warnings
 
 TP = "parallelism__tensor_model_parallel_size"
 SP = "parallelism__sequence_parallel"
@@ -50,7 +47,9 @@ SIGMOID = {FUNCTION: "sigmoid"}
         {CAPACITY: 1.25, PAD: True, "model__moe_token_drop_policy": "position"},
         {CAPACITY: 4.0},
         {"parallelism__moe_grouped_gemm": True},
-        {"model__add_bias_linear": True, "parallelism__moe_grouped_gemm": False},
+        {"model__add_bias_linear": True},
+        {TP: 2, SP: True, ETP: 1},
+        {BALANCE: "seq_aux_loss"},
         {"model__ffn_hidden_size": 1001, WIDTH: 512, TP: 2, SP: True},  # no layer is dense
         {"parallelism__moe_token_dispatcher_type": "allgather"},
         {"model__moe_router_topk_scaling_factor": 2.5},
@@ -79,6 +78,19 @@ def test_valid_mixtures_of_experts(changes):
             "use 1, 2, 4, 8 or 16",
         ),
         (
+            {TP: 2, SP: True, WIDTH: 4097},
+            "parallelism.tensor_model_parallel_size does not divide model.moe_ffn_hidden_size = 4097 (4097 / 2); use 1",
+        ),
+        (
+            {WIDTH: 4097, "evaluation__tensor_model_parallel_size": 2},
+            "evaluation.tensor_model_parallel_size does not divide model.moe_ffn_hidden_size = 4097 (4097 / 2); use 1",
+        ),
+        (
+            {"model__add_bias_linear": True, "evaluation__tensor_model_parallel_size": 2},
+            "evaluation.tensor_model_parallel_size divides the experts, which is not supported with "
+            "model.add_bias_linear = true; use 1",
+        ),
+        (
             {TP: 2, SP: True, SHARED: 4097},
             "parallelism.tensor_model_parallel_size does not divide model.moe_shared_expert_intermediate_size = 4097 "
             "(4097 / 2); use 1",
@@ -93,15 +105,13 @@ def test_valid_mixtures_of_experts(changes):
                 TP: 2,
                 SP: True,
                 "model__add_bias_linear": True,
-                "parallelism__moe_grouped_gemm": False,
             },
             "model.add_bias_linear is not supported for experts that 2 ranks share (ETP = 2); use false, or set "
             "parallelism.expert_tensor_parallel_size to 1",
         ),
         (
-            {"model__add_bias_linear": True},
-            "model.add_bias_linear is not supported by Transformer Engine's grouped products of experts; use false, "
-            "or set parallelism.moe_grouped_gemm to false, which computes the experts one after another",
+            {"model__add_bias_linear": True, "parallelism__moe_grouped_gemm": True},
+            "parallelism.moe_grouped_gemm does not support model.add_bias_linear = true; use null",
         ),
         (
             {"parallelism__moe_grouped_gemm": True, "training__transformer_impl": "torch"},
@@ -138,7 +148,7 @@ def test_valid_mixtures_of_experts(changes):
             "model.moe_layer_freq contains no 1, so no layer has experts; set num_moe_experts to null",
         ),
         (
-            {SHARED: 4096, "model__add_bias_linear": True, "parallelism__moe_grouped_gemm": False},
+            {SHARED: 4096, "model__add_bias_linear": True},
             "model.moe_shared_expert_intermediate_size does not support add_bias_linear = true; set add_bias_linear "
             "to false",
         ),
@@ -206,7 +216,7 @@ def test_what_a_user_reads(changes, message):
 
 
 def test_keys_of_experts_need_experts():
-    found = errors(**{EP: 2, "parallelism__moe_grouped_gemm": False, WIDTH: 512, COEFF: 0.1})
+    found = errors(**{EP: 2, "parallelism__moe_grouped_gemm": True, WIDTH: 512, COEFF: 0.1})
     assert [line.partition(";")[0] for line in found] == [
         "model.moe_ffn_hidden_size has no effect, because num_moe_experts is null",
         "model.moe_aux_loss_coeff has no effect, because num_moe_experts is null",
@@ -224,25 +234,6 @@ def test_all_mistakes_are_reported_at_once():
         "parallelism.expert_model_parallel_size",
         "parallelism.sequence_parallel",
     ]
-
-
-@pytest.mark.parametrize(
-    ("changes", "path", "replacement"),
-    [
-        ({TP: 2, SP: True, ETP: 1}, "parallelism.expert_tensor_parallel_size", "null"),
-        ({BALANCE: "seq_aux_loss"}, "model.moe_router_load_balancing_type", "aux_loss"),
-    ],
-)
-def test_wrong_results_of_core_are_refused_by_version(changes, path, replacement):
-    """Core 0.16.1 computes them without an error. 0.19.2 is right, and where the version is unknown, so may it be."""
-    facts = valid_facts(**{**MOE, **changes})
-    [error], _ = check(dataclasses.replace(facts, megatron_core=(0, 16)))
-    assert (error.path, error.hint.split()[1].strip(",")) == (path, replacement)
-    assert "in the Megatron-Core 0.16 of the job" in error.reason
-    assert check(dataclasses.replace(facts, megatron_core=(0, 19))) == ([], [])
-    found, [warning] = check(facts)
-    assert (found, warning.path) == ([], path)
-    assert "in Megatron-Core before 0.19, so the trainer refuses it there" in warning.reason
 
 
 def test_experts_that_leave_the_node_are_reported():

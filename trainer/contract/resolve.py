@@ -73,6 +73,7 @@ def resolve_model(model: ModelConfig) -> ModelConfig:
         add_qkv_bias=model.add_bias_linear if model.add_qkv_bias is None else model.add_qkv_bias,
         rope_scaling=model.rope_scaling and resolve_rope_scaling(model.rope_scaling),
         moe_ffn_hidden_size=default_width(model, ffn_hidden_size),
+        moe_layer_freq=None if all(model.moe_layer_freq or ()) else model.moe_layer_freq,
     )
 
 

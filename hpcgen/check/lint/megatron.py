@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
+import ast
 import functools
 import re
 from pathlib import Path
-from typing import Any
 
-from hpcgen.check.lint.job import Job
 from hpcgen.check.lint.launch import Launch
 from hpcgen.check.lint.words import Word
-from hpcgen.planning.rules.facts import Facts, World
 from hpcgen.text import nearest
-from trainer.contract.config import (
-    BlendConfig,
-    ModelConfig,
-    OptimizerConfig,
-    ParallelismConfig,
-    TrainingConfig,
-)
-from trainer.contract.pipeline import layout_rows
 
 UNEVEN = {
     "decoder-first-pipeline-num-layers": "parallelism.num_layers_in_first_pipeline_stage",
@@ -30,6 +19,25 @@ UNEVEN = {
     "pipeline-model-parallel-layout": "parallelism.pipeline_model_parallel_layout",
 }
 """Options that divide the layers unevenly over the pipeline stages -> key of a run file."""
+
+EXPERTS = {
+    "num-experts": "model.num_moe_experts",
+    **{
+        f"moe-{name.replace('_', '-')}": f"model.moe_{name}"
+        for name in (
+            *("ffn_hidden_size", "shared_expert_intermediate_size", "router_topk", "router_score_function"),
+            *("router_pre_softmax", "router_topk_scaling_factor", "router_num_groups", "router_group_topk"),
+            *("router_load_balancing_type", "aux_loss_coeff", "z_loss_coeff", "router_enable_expert_bias"),
+            *("router_bias_update_rate", "expert_capacity_factor", "pad_expert_input_to_capacity"),
+            *("token_drop_policy", "layer_freq"),
+        )
+    },
+    "expert-model-parallel-size": "parallelism.expert_model_parallel_size",
+    "expert-tensor-parallel-size": "parallelism.expert_tensor_parallel_size",
+    "moe-token-dispatcher-type": "parallelism.moe_token_dispatcher_type",
+    "moe-grouped-gemm": "parallelism.moe_grouped_gemm",
+}
+"""Options of mixtures of experts -> key of a run file."""
 
 KEYS = {
     "num-layers": "model.num_layers",
@@ -53,6 +61,7 @@ KEYS = {
     "hidden-dropout": "model.hidden_dropout",
     "init-method-std": "model.init_method_std",
     "vocab-size": "model.vocab_size",
+    **EXPERTS,
     "tensor-model-parallel-size": "parallelism.tensor_model_parallel_size",
     "pipeline-model-parallel-size": "parallelism.pipeline_model_parallel_size",
     "num-virtual-stages-per-pipeline-rank": "parallelism.virtual_pipeline_model_parallel_size",
@@ -146,6 +155,9 @@ NOT_MEGATRON = {
 }
 """Common options that Megatron-LM does not have -> advice."""
 
+MOST_LAYERS = 10_000
+"""Longest list of --moe-layer-freq that is computed."""
+
 SIMILARITY = 0.92
 """Minimum similarity of a misspelled option to the right one (difflib ratio)."""
 
@@ -211,62 +223,6 @@ def as_options(text: str) -> str:
     )
 
 
-def facts(job: Job, launch: Launch) -> Facts | None:
-    """The facts for planning's rules from a command line; None if a parallel size is unknown.
-
-    Other unknown values are chosen to satisfy every rule, so that only known values are checked.
-    """
-    layout = _layout(launch)
-    if layout is None:
-        return None
-    tensor, pipeline = layout.tensor_model_parallel_size, layout.pipeline_model_parallel_size
-    model_parallel = tensor * pipeline * layout.context_parallel_size
-    nodes, ranks = job.world_size(launch) or (1, model_parallel)
-    micro_batch = _or(integer(launch, "micro-batch-size"), 1)
-    data_parallel = max(1, nodes * ranks // model_parallel)
-    return Facts(
-        model=_model(launch, layout),
-        parallelism=layout,
-        training=TrainingConfig(
-            micro_batch_size=micro_batch,
-            global_batch_size=_or(
-                integer(launch, "global-batch-size"), micro_batch * data_parallel * pipeline
-            ),
-            train_iters=_or(integer(launch, "train-iters"), 1_000_000),
-        ),
-        optimizer=OptimizerConfig(
-            lr=real(launch, "lr") or 1.0,
-            min_lr=real(launch, "min-lr"),
-            lr_decay_iters=integer(launch, "lr-decay-iters"),
-            lr_warmup_init=real(launch, "lr-warmup-init") or 0.0,
-            lr_warmup_iters=integer(launch, "lr-warmup-iters"),
-            lr_warmup_fraction=real(launch, "lr-warmup-fraction"),
-        ),
-        data=BlendConfig(mock=True),
-        world=World(path="world", count=nodes, ranks_each=ranks),
-        gpus_per_node=job.gpus_per_node or ranks,
-    )
-
-
-def _layout(launch: Launch) -> ParallelismConfig | None:
-    sizes = {}
-    for name in ("tensor-model-parallel-size", "pipeline-model-parallel-size", "context-parallel-size"):
-        size = integer(launch, name) if name in launch.flags else None if launch.is_open else 1
-        if size is None or size < 1:
-            return None
-        sizes[name] = size
-    tensor, pipeline, context = sizes.values()
-    return ParallelismConfig(
-        tensor_model_parallel_size=tensor,
-        pipeline_model_parallel_size=pipeline,
-        virtual_pipeline_model_parallel_size=_chunks(launch, pipeline),
-        context_parallel_size=context,
-        sequence_parallel="sequence-parallel" in launch.flags and tensor > 1,
-        num_distributed_optimizer_instances=_or(integer(launch, "num-distributed-optimizer-instances"), 1),
-        **_split(launch),
-    )
-
-
 def knows_layers(launch: Launch) -> bool:
     """True if the number of layers of each pipeline stage is known."""
     given = [launch.flags[name] for name in UNEVEN.keys() & launch.flags.keys()]
@@ -285,62 +241,51 @@ def counted_as_layers(launch: Launch) -> int:
     return sum(name in launch.flags for name in UNEVEN if name.startswith("account"))
 
 
-def _split(launch: Launch) -> dict[str, Any]:
-    """The keys for an uneven pipeline."""
-    if not knows_layers(launch):
-        return {}
-    values: dict[str, Any] = {
-        name: name in launch.flags if name.startswith("account") else integer(launch, name) for name in UNEVEN
-    }
-    layout = word_of(launch, "pipeline-model-parallel-layout")
-    values["pipeline-model-parallel-layout"] = layout and layout.text
-    return {UNEVEN[name].partition(".")[2]: value for name, value in values.items()}
-
-
-def _model(launch: Launch, layout: ParallelismConfig) -> ModelConfig:
-    tensor = layout.tensor_model_parallel_size
-    heads = _or(integer(launch, "num-attention-heads"), tensor)
-    position = word_of(launch, "position-embedding-type")
-    is_rope = "use-rotary-position-embeddings" in launch.flags or (
-        position is not None and position.text == "rope"
-    )
-    return ModelConfig(
-        num_layers=_layers(launch, layout.pipeline_model_parallel_size),
-        hidden_size=_or(integer(launch, "hidden-size"), heads * 2),
-        num_attention_heads=heads,
-        seq_length=_or(integer(launch, "seq-length"), 2 * layout.context_parallel_size * tensor),
-        ffn_hidden_size=_or(integer(launch, "ffn-hidden-size"), 4 * tensor * heads),
-        num_query_groups=integer(launch, "num-query-groups")
-        if "group-query-attention" in launch.flags
-        else None,
-        kv_channels=integer(launch, "kv-channels"),
-        max_position_embeddings=integer(launch, "max-position-embeddings"),
-        position_embedding_type="rope" if is_rope else "learned_absolute",
-    )
-
-
-def _layers(launch: Launch, pipeline: int) -> int:
-    return _or(integer(launch, "num-layers"), pipeline)
-
-
-def _or(number: int | None, other: int) -> int:
-    return number if number and number > 0 else other
-
-
 def virtual_stages(layers: int, stages: int, per_stage: int) -> int | None:
     """Virtual stages per rank for --num-layers-per-virtual-pipeline-stage; None if it does not divide a stage."""
     each = stages * per_stage
     return layers // each if each > 0 and layers % each == 0 else None
 
 
-def _chunks(launch: Launch, pipeline: int) -> int | None:
-    """Virtual stages per rank. A layout decides them in Megatron-LM."""
-    layout = word_of(launch, "pipeline-model-parallel-layout")
-    if layout:
-        with contextlib.suppress(ValueError):
-            chunks = len(layout_rows(layout.text)) // pipeline
-            return chunks if chunks > 1 else None
-    if stages := integer(launch, "num-virtual-stages-per-pipeline-rank"):
-        return stages
-    per_stage = integer(launch, "num-layers-per-virtual-pipeline-stage") or 0
-    return virtual_stages(_layers(launch, pipeline) + counted_as_layers(launch), pipeline, per_stage)
+def layer_pattern(text: str, num_layers: int | None) -> list[int] | None:
+    """The zeros and ones of --moe-layer-freq; None if they are unknown or invalid.
+
+    N stands for experts in every N-th layer, beginning with the first, and the text of a Python list for itself
+    (arguments.py, moe_freq_type; gpt_layer_specs.py, get_gpt_decoder_layer_specs).
+    """
+    if num_layers is None or num_layers > MOST_LAYERS:
+        return None
+    if re.fullmatch(r"[1-9]\d{0,8}", text, re.ASCII):
+        return [int(layer % int(text) == 0) for layer in range(num_layers)]
+    try:
+        pattern = _list(ast.parse(text.strip(), mode="eval").body)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    return pattern if {*pattern} <= {0, 1} else None
+
+
+def _list(node: ast.expr) -> list[int]:
+    """The value of a Python expression of lists of integers, with + and *.
+
+    Raises:
+        ValueError: it is anything else, or too long.
+    """
+    match node:
+        case ast.List(elts=elements):
+            return [_integer(element) for element in elements]
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            found = _list(left) + _list(right)
+        case ast.BinOp(left=left, op=ast.Mult(), right=right):
+            items, times = (left, right) if isinstance(left, ast.List | ast.BinOp) else (right, left)
+            found = _list(items) * min(_integer(times), MOST_LAYERS)
+        case _:
+            raise ValueError("not a list")
+    if len(found) > MOST_LAYERS:
+        raise ValueError("too long")
+    return found
+
+
+def _integer(node: ast.expr) -> int:
+    if not (isinstance(node, ast.Constant) and type(node.value) is int):
+        raise ValueError("not an integer")
+    return node.value

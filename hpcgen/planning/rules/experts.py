@@ -1,4 +1,4 @@
-"""Rules for mixtures of experts: their layout, and what Megatron-Core computes wrongly or not at all.
+"""Rules for mixtures of experts: their layout, and how they are computed and balanced.
 
 Keys of the section `model` that contradict each other are checked with those of dense models
 (trainer/contract/experts.py). Unless stated otherwise, the sources are files of megatron/core.
@@ -17,10 +17,6 @@ EP = "parallelism.expert_model_parallel_size"
 ETP = "parallelism.expert_tensor_parallel_size"
 GROUPED_GEMM = "parallelism.moe_grouped_gemm"
 COEFFICIENT = "model.moe_aux_loss_coeff"
-
-FIRST_CORRECT_CORE = (0, 19)
-"""First release of Megatron-Core whose gradients were compared with a single process and were right, for EP = 1 with
-ETP other than TP and for seq_aux_loss with a loss per token. Those of 0.16.1 were wrong."""
 
 LAYOUT_KEYS = (EP, ETP, "parallelism.moe_token_dispatcher_type", GROUPED_GEMM)
 
@@ -84,11 +80,9 @@ def expert_tensor_parallel_divides_experts(facts: Facts) -> Iterator[Violation]:
     width, size = facts.resolved_model.moe_ffn_hidden_size, expert_tensor_parallel_size(facts.parallelism)
     if width is not None and width % size:
         yield Violation(
-            path=ETP,
+            path=TP if facts.parallelism.expert_tensor_parallel_size is None else ETP,
             depends_on=("model",),
-            reason=f"= {size} does not divide model.moe_ffn_hidden_size = {width} ({width} / {size})"
-            if facts.parallelism.expert_tensor_parallel_size is None
-            else f"does not divide model.moe_ffn_hidden_size = {width} ({width} / {size})",
+            reason=f"does not divide model.moe_ffn_hidden_size = {width} ({width} / {size})",
             candidates=divisors(width, near=size),
         )
 
@@ -139,29 +133,24 @@ def grouped_products_need_transformer_engine(facts: Facts) -> Iterator[Violation
     Core 0.16.1 has no other grouped product that is still maintained (extensions/transformer_engine_spec_provider.py,
     grouped_mlp_modules). TEGroupedMLP refuses biases (transformer/moe/experts.py).
     """
-    if facts.model.num_moe_experts is None or facts.parallelism.moe_grouped_gemm is False:
+    if facts.model.num_moe_experts is None or not facts.parallelism.moe_grouped_gemm:
         return
-    has_engine = facts.device == "cuda" and facts.training.transformer_impl != "torch"
-    if facts.parallelism.moe_grouped_gemm and not has_engine:
-        why = (
-            "the cluster's nodes have no GPUs"
-            if facts.device != "cuda"
-            else "training.transformer_impl is torch"
-        )
-        yield Violation(
-            path=GROUPED_GEMM,
-            depends_on=("training",),
-            reason=f"requires Transformer Engine, but {why}",
-            candidates=[None],
-        )
-    elif has_engine and facts.model.add_bias_linear:
-        yield Violation(
-            path="model.add_bias_linear",
-            depends_on=("parallelism",),
-            reason="is not supported by Transformer Engine's grouped products of experts",
-            candidates=[False],
-            advice=f"set {GROUPED_GEMM} to false, which computes the experts one after another",
-        )
+    for is_missing, why in (
+        (facts.device != "cuda", "requires Transformer Engine, but the cluster's nodes have no GPUs"),
+        (
+            facts.training.transformer_impl == "torch",
+            "requires Transformer Engine, but training.transformer_impl is torch",
+        ),
+        (facts.model.add_bias_linear, "does not support model.add_bias_linear = true"),
+    ):
+        if is_missing:
+            yield Violation(
+                path=GROUPED_GEMM,
+                depends_on=("model", "training"),
+                reason=why,
+                candidates=[None],
+            )
+            return
 
 
 def experts_are_not_recorded(facts: Facts) -> Iterator[Violation]:
@@ -175,41 +164,6 @@ def experts_are_not_recorded(facts: Facts) -> Iterator[Violation]:
             depends_on=("model",),
             reason="cannot record layers with experts, because the number of their tokens changes",
             candidates=["none"],
-        )
-
-
-def core_is_right_about_experts(facts: Facts) -> Iterator[Violation]:
-    """Nothing that the job's Megatron-Core computes wrongly without an error (see FIRST_CORRECT_CORE)."""
-    if facts.megatron_core is not None and facts.megatron_core < FIRST_CORRECT_CORE:
-        known = ".".join(map(str, facts.megatron_core))
-        yield from _wrong_results(facts, f"in the Megatron-Core {known} of the job")
-
-
-def core_may_be_wrong_about_experts(facts: Facts) -> Iterator[Violation]:
-    """As `core_is_right_about_experts`, where the job's version is unknown. The trainer checks it at its start."""
-    if facts.megatron_core is None:
-        first = ".".join(map(str, FIRST_CORRECT_CORE))
-        yield from _wrong_results(facts, f"in Megatron-Core before {first}, so the trainer refuses it there")
-
-
-def _wrong_results(facts: Facts, where: str) -> Iterator[Violation]:
-    model, axes = facts.model, facts.parallelism
-    if model.num_moe_experts is None:
-        return
-    tensor, own = axes.tensor_model_parallel_size, expert_tensor_parallel_size(axes)
-    if axes.expert_model_parallel_size == 1 and own != tensor:
-        yield Violation(
-            path=ETP,
-            reason=f"with {EP} = 1 must equal TP = {tensor} {where}: the gradients of experts are not reduced "
-            "over all ranks, which then diverge without an error",
-            candidates=[None],
-        )
-    if model.moe_router_load_balancing_type == "seq_aux_loss" and model.moe_aux_loss_coeff > 0:
-        yield Violation(
-            path="model.moe_router_load_balancing_type",
-            reason=f"has a gradient that depends on the layout {where}",
-            candidates=["aux_loss"],
-            advice="use a newer Megatron-Core",
         )
 
 
@@ -264,11 +218,9 @@ RULES: tuple[Rule, ...] = (
     expert_biases_need_undivided_experts,
     grouped_products_need_transformer_engine,
     experts_are_not_recorded,
-    core_is_right_about_experts,
 )
 
 WARNINGS: tuple[Rule, ...] = (
-    core_may_be_wrong_about_experts,
     experts_stay_in_node,
     load_is_balanced,
 )

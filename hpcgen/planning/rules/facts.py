@@ -10,7 +10,6 @@ from functools import cached_property
 from typing import Literal
 
 from hpcgen.planning.layout import Layout, expert_data_parallel_size, model_parallel_size
-from hpcgen.planning.software import Version
 from hpcgen.text import counted
 from trainer.contract.config import (
     BlendConfig,
@@ -67,8 +66,6 @@ class Facts:
     """Device of the ranks."""
     device_memory_gib: float | None = None
     """Memory of one device. None if unknown; the memory estimate is then not checked."""
-    megatron_core: Version | None = None
-    """Version of the job's Megatron-Core, such as (0, 16); None if unknown."""
     set_by_user: tuple[str, ...] = ()
     """Keys with a value from --set, then those with a value from the run file. Other values are from the preset."""
 

@@ -13,7 +13,6 @@ from hpcgen.check.lint.megatron import (
     REMOVED,
     as_options,
     counted_as_layers,
-    facts,
     integer,
     knows_layers,
     nearest_option,
@@ -21,8 +20,9 @@ from hpcgen.check.lint.megatron import (
     virtual_stages,
     word_of,
 )
+from hpcgen.check.lint.megatron_facts import facts
 from hpcgen.check.lint.rule import Hit, rule
-from hpcgen.planning.rules import batch, model, parallelism, resources, schedule
+from hpcgen.planning.rules import batch, experts, model, parallelism, resources, schedule
 from hpcgen.planning.rules import facts as planning
 from hpcgen.planning.rules.facts import divisors
 from hpcgen.text import one_of
@@ -127,7 +127,10 @@ def _text(launch: Launch, name: str) -> str:
 
 @rule("model-shape", "error", "the model's sizes contradict each other", source=f"{ARGUMENTS}, validate_args")
 def model_shape(job: Job) -> Iterator[Hit]:
-    """Heads must divide the hidden size, query groups must divide the heads, and positions must cover the sequence."""
+    """Heads must divide the hidden size, query groups must divide the heads, and positions must cover the sequence.
+
+    A token cannot have more experts than there are, or than its groups have.
+    """
     for _, hit in _broken(job, model.RULES):
         yield hit
 
@@ -147,6 +150,14 @@ _SIZES = tuple(
         parallelism.model_parallel_divides_world,
     )
 )  # fmt: skip
+_EXPERTS = (
+    experts.expert_parallel_divides_experts,
+    experts.expert_tensor_parallel_divides_experts,
+    experts.tensor_parallel_divides_shared_experts,
+    experts.expert_layout_divides_world,
+    experts.experts_with_tensor_parallel_need_sequence_parallel,
+    experts.expert_biases_need_undivided_experts,
+)
 
 
 @rule(
@@ -158,6 +169,8 @@ _SIZES = tuple(
 def parallel_sizes(job: Job) -> Iterator[Hit]:
     """TP must divide heads and ffn, PP the layers, TP x PP x CP the ranks, and 2 x CP the sequence length.
 
+    EP must divide the experts, and EP x ETP x PP the ranks. Experts with TP need --sequence-parallel.
+
     Megatron-LM reports it on every rank, after the job has waited in the queue and the container has started.
     """
     for launch in job.megatron:
@@ -165,7 +178,7 @@ def parallel_sizes(job: Job) -> Iterator[Hit]:
         if known is None:
             continue
         knows = knows_layers(launch)
-        hits = list(_hits(launch, known, (*_SIZES, *_LAYERS) if knows else _SIZES))
+        hits = list(_hits(launch, known, (*_SIZES, *_EXPERTS, *(_LAYERS if knows else ()))))
         hits += _uneven_virtual_stages(launch, known) if knows else ()
         # a wrong size also makes the product wrong
         yield from hits or _hits(launch, known, (parallelism.model_parallel_divides_world,))
