@@ -18,6 +18,19 @@ from trainer.huggingface.source import read_source
 
 pytestmark = pytest.mark.process
 
+MODEL = DEEPSEEK | {
+    "layernorm_epsilon": 1e-6,
+    "num_moe_experts": 4,
+    "moe_layer_freq": [0, 1, 1, 1],
+    "moe_ffn_hidden_size": 32,
+    "moe_shared_expert_intermediate_size": 64,
+    "moe_router_score_function": "sigmoid",
+    "moe_router_enable_expert_bias": True,
+    "moe_router_bias_update_rate": 0.05,
+    "moe_router_topk_scaling_factor": 2.5,
+}
+"""Everything that DeepSeek-V3 has."""
+
 
 def ignore(line: str) -> None:
     """Discards a progress line."""
@@ -25,13 +38,17 @@ def ignore(line: str) -> None:
 
 @pytest.fixture(scope="module")
 def trained(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint that 2 ranks trained at TP 2 with sequence parallelism."""
-    model = DEEPSEEK | {"layernorm_epsilon": 1e-6}
-    config = gpt_config(corpus, tmp_path_factory.mktemp("trained"), model)
-    config["parallelism"] = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
+    """A checkpoint that 2 ranks trained at TP 2 and EP 2."""
+    config = gpt_config(corpus, tmp_path_factory.mktemp("trained"), MODEL)
+    config["parallelism"] = {
+        "tensor_model_parallel_size": 2,
+        "sequence_parallel": True,
+        "expert_model_parallel_size": 2,
+        "expert_tensor_parallel_size": 1,
+    }
     config["world_size"] = 2
-    config["training"]["train_iters"] = 2
-    return finished(config).checkpoints / "iter_0000002"
+    config["training"]["train_iters"] = 3  # an odd number, after which no expert's bias is zero
+    return finished(config).checkpoints / "iter_0000003"
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +63,10 @@ def exported(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_trained_model_is_exported_with_its_mtp_layers(exported: Path, tmp_path: Path) -> None:
     assert json.loads((exported / "config.json").read_bytes())["num_nextn_predict_layers"] == 2
-    assert weights(exported)["model.layers.5.eh_proj.weight"].shape == (64, 128)
+    tensors = weights(exported)
+    assert tensors["model.layers.5.eh_proj.weight"].shape == (64, 128)
+    assert tensors["model.layers.5.mlp.experts.3.gate_proj.weight"].shape == (32, 64)
+    assert tensors["model.layers.2.mlp.gate.e_score_correction_bias"].abs().max() >= 0.05
     import_model(exported, tmp_path / "imported", ignore)
     checkpoint = tmp_path / "imported" / "iter_0000000"
     assert read_source(checkpoint).model.mtp_num_layers == 2
@@ -56,7 +76,7 @@ def test_a_trained_model_is_exported_with_its_mtp_layers(exported: Path, tmp_pat
 
 def test_training_starts_from_imported_mtp_layers(exported: Path, corpus: str, tmp_path: Path) -> None:
     import_model(exported, tmp_path / "imported", ignore)
-    config = gpt_config(corpus, tmp_path / "run", DEEPSEEK | {"layernorm_epsilon": 1e-6})
+    config = gpt_config(corpus, tmp_path / "run", MODEL)
     config["training"]["train_iters"] = 2
     fresh = finished(config)
     config |= {"run_dir": str(tmp_path / "tuned")}
