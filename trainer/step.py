@@ -21,6 +21,7 @@ from trainer.contract.errors import NonFiniteError
 from trainer.contract.wording import rank_list
 from trainer.data.loader import MicroBatch, num_microbatches
 from trainer.faults.spikes import SpikeWatch
+from trainer.model import multi_token
 from trainer.model.experts import Router, expert_biases, take_statistics
 from trainer.optimizer.schedule import Schedule
 
@@ -64,7 +65,9 @@ class StepResult:
 
     batch: Batch
     loss: float
-    """Mean over the tokens of the global batch (nats)."""
+    """Mean over the tokens of the global batch (nats). It does not include the losses of MTP layers."""
+    mtp_losses: tuple[float, ...]
+    """Mean loss of each MTP layer."""
     grad_norm: float | None
     """Global norm before clipping; None if fp16 gradients overflowed, which lowers the loss scale."""
     lr: float
@@ -108,7 +111,7 @@ def train_step(
     overflowed = optimizer.prepare_grads()
     norm = totals.new_zeros(1) if overflowed else _as_tensor(optimizer.get_grad_norm(), totals)
     statistics = take_statistics(state.routers, config.model, totals.device)
-    loss, grad_norm, agreed, statistics = _agree(totals, norm, vote(), statistics)
+    loss, mtp_losses, grad_norm, agreed, statistics = _agree(totals, norm, vote(), statistics)
     if not (math.isfinite(loss) and math.isfinite(grad_norm)):
         where = f"iteration {state.iteration + 1} (samples {batch.first} to {batch.first + batch.size - 1}"
         raise NonFiniteError(
@@ -136,6 +139,7 @@ def train_step(
     return StepResult(
         batch=batch,
         loss=loss,
+        mtp_losses=mtp_losses,
         grad_norm=None if overflowed else grad_norm,
         lr=lr,
         loss_scale=loss_scale,
@@ -157,7 +161,8 @@ def forward_backward(
 ) -> torch.Tensor:
     """Run one global batch of `batch_size` samples. Returns this rank's [sum of losses, tokens] in fp64 on its device.
 
-    The result is zero on ranks that do not compute the loss, and on all but one of those that compute the same loss.
+    The sum and the number of each MTP layer follow. The result is zero on ranks that do not compute the loss, and on
+    all but one of those that compute the same loss.
     """
     results: list[torch.Tensor] = get_forward_backward_func()(
         forward_step_func=_forward_step,
@@ -170,20 +175,23 @@ def forward_backward(
     )
     if results and groups.tp.rank() == 0:  # last stage; all its tensor-parallel ranks have the same numbers
         return torch.stack(results).sum(0).double()
-    return torch.zeros(2, dtype=torch.float64, device="cuda" if config.device == "cuda" else "cpu")
+    size = 2 + 2 * (config.model.mtp_num_layers or 0)
+    return torch.zeros(size, dtype=torch.float64, device="cuda" if config.device == "cuda" else "cpu")
 
 
 def _agree(
     totals: torch.Tensor, norm: torch.Tensor, vote: Vote, statistics: torch.Tensor
-) -> tuple[float, float, Vote, torch.Tensor]:
+) -> tuple[float, tuple[float, ...], float, Vote, torch.Tensor]:
     """Combine losses, votes and `statistics` of all ranks in one small all-reduce. fp64 keeps the counts exact."""
     votes = torch.tensor([vote.stop, vote.save, vote.writing, vote.failed], dtype=torch.float64)
     numbers = torch.cat([totals, votes.to(totals.device, non_blocking=True), statistics.flatten()])
     torch.distributed.all_reduce(numbers)
     numbers = torch.cat([norm, numbers]).cpu()
-    grad_norm, loss_sum, tokens, *counts = numbers[: 3 + len(votes)].tolist()
-    summed = numbers[3 + len(votes) :].view(statistics.shape)
-    return loss_sum / max(tokens, 1), grad_norm, Vote(*(count > 0 for count in counts)), summed
+    end_of_losses, end_of_votes = 1 + len(totals), 1 + len(totals) + len(votes)
+    grad_norm, *sums = numbers[:end_of_losses].tolist()
+    loss, *mtp_losses = (total / max(tokens, 1) for total, tokens in zip(sums[::2], sums[1::2], strict=True))
+    agreed = Vote(*(count > 0 for count in numbers[end_of_losses:end_of_votes].tolist()))
+    return loss, tuple(mtp_losses), grad_norm, agreed, numbers[end_of_votes:].view(statistics.shape)
 
 
 def _as_tensor(norm: float | torch.Tensor, like: torch.Tensor) -> torch.Tensor:
@@ -239,15 +247,21 @@ def _forward_step(
     if batches is None:
         return chunk(input_ids=None, position_ids=None, attention_mask=None), None
     batch = next(batches)
+    predicting = multi_token.of(chunk)
     output = chunk(
-        input_ids=batch.tokens, position_ids=batch.position_ids, attention_mask=None, labels=batch.labels
+        input_ids=batch.tokens,
+        position_ids=batch.position_ids,
+        attention_mask=None,
+        labels=batch.labels,
+        **({"loss_mask": batch.loss_mask} if predicting else {}),
     )
 
     def loss(token_losses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """[b, s] -> the sum to differentiate, its number of tokens, and both for the log."""
         total, tokens = (token_losses.float() * batch.loss_mask).sum(), batch.loss_mask.sum()
         # No scaling here: the schedule divides by the tokens of the global batch, and handles context parallelism.
-        return total, tokens.int(), torch.stack([total.detach(), tokens])
+        mtp = predicting.losses() if predicting else []
+        return total, tokens.int(), torch.stack([total.detach(), tokens, *mtp])
 
     return output, loss
 

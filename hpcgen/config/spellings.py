@@ -26,6 +26,9 @@ KEYS = {
         ("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps", "norm_eps"), "model.layernorm_epsilon"
     ),
     "rope_theta": "model.rotary_base",
+    "qk_nope_head_dim": "model.qk_head_dim",
+    "qk_rope_head_dim": "model.qk_pos_emb_head_dim",
+    **dict.fromkeys(("num_nextn_predict_layers", "num_mtp_layers"), "model.mtp_num_layers"),
     **dict.fromkeys(("sliding_window", "use_sliding_window", "attention_window"), "model.window_size"),
     **dict.fromkeys(("hidden_act", "activation_function"), "model.activation_func, or model.swiglu for SiLU"),
     "attention_bias": "model.add_qkv_bias",
@@ -35,7 +38,10 @@ KEYS = {
     "tie_word_embeddings": "model.untie_embeddings_and_output_weights, with the opposite value",
     **dict.fromkeys(("use_qk_norm", "qk_norm", "qk_layer_norm", "use_qk_layernorm"), "model.qk_layernorm"),
     **dict.fromkeys(
-        ("rope_scaling_factor", "use_rope_scaling", "rotary_seq_len_interpolation_factor"),
+        (
+            *("rope_scaling_factor", "use_rope_scaling", "rotary_seq_len_interpolation_factor"),
+            *("rope_type", "rotary_scaling_factor", "mscale", "mscale_all_dim", "beta_fast", "beta_slow"),
+        ),
         "model.rope_scaling",
     ),
     # Mixtures of experts: Hugging Face, torchtitan, DeepSeek and Megatron-LM
@@ -167,16 +173,6 @@ ALWAYS = frozenset((
 FEATURES = {
     "moe_": "this setting of mixtures of experts",
     "expert_": "this setting of mixtures of experts",
-    "multi_latent_attention": "multi-latent attention",
-    "q_lora_rank": "multi-latent attention",
-    "kv_lora_rank": "multi-latent attention",
-    "qk_head_dim": "multi-latent attention",
-    "qk_nope_head_dim": "multi-latent attention",
-    "qk_rope_head_dim": "multi-latent attention",
-    "qk_pos_emb_head_dim": "multi-latent attention",
-    "v_head_dim": "multi-latent attention",
-    "mtp_": "multi-token prediction",
-    "num_nextn_predict_layers": "multi-token prediction",
     "mamba_": "Mamba layers",
     **dict.fromkeys(
         (

@@ -48,7 +48,7 @@ class Layout:
         num_microbatches, samples_left = divmod(
             training.global_batch_size, training.micro_batch_size * data_parallel_size
         )
-        layers = chunk_layers(model.num_layers, parallelism)
+        layers = chunk_layers(model.num_layers, parallelism, model.mtp_num_layers)
         expert_ranks = expert_data_parallel_size(model, parallelism, world_size)
         if samples_left or layers is None or (model.num_moe_experts is not None and expert_ranks is None):
             return None

@@ -12,9 +12,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hpcgen.planning.layout import Layout
-from hpcgen.planning.model_size import expert_parameter_count, layer_parameter_count
+from hpcgen.planning.model_size import (
+    experts_parameter_count,
+    last_layer_has_experts,
+    layer_parameter_count,
+    mtp_parameter_count,
+)
 from trainer.contract.config import ModelConfig, ParallelismConfig, TrainingConfig
 from trainer.contract.experts import num_moe_layers
+from trainer.contract.latent_attention import latent_width, value_width
 
 GIB = 1024**3
 LOGIT_BYTES = 4
@@ -69,11 +75,27 @@ def _stage_memory(
         # one mask byte per query and key for each layer in flight (transformer_layer.py, get_layer_static_inputs)
         activations += int(in_flight * tokens * model.seq_length)
     activations += _mask_bytes(model, training, layout)
-    assert model.padded_vocab_size
     if stage == layout.pipeline_model_parallel_size - 1:
-        activations += LOGIT_BYTES * tokens * model.padded_vocab_size // layout.tensor_model_parallel_size
+        activations += int(tokens * _last_stage_activation_bytes(model, layout, parallelism))
     scale = 2 if training.precision == "fp32" else 1
     return MemoryEstimate(_parameter_bytes(model, training, layout, stage, moe_layers), scale * activations)
+
+
+def _last_stage_activation_bytes(model: ModelConfig, layout: Layout, parallelism: ParallelismConfig) -> float:
+    """Activation bytes of logits and MTP layers for one token on one device, in bf16.
+
+    Each MTP layer has logits, and keeps the inputs of its three norms and of its projection in addition to those of a
+    layer. They are counted as if they were not recomputed.
+    """
+    assert model.padded_vocab_size
+    logits = LOGIT_BYTES * model.padded_vocab_size / layout.tensor_model_parallel_size
+    if model.mtp_num_layers is None:
+        return logits
+    layer = _layer_activation_bytes(model, layout, parallelism, last_layer_has_experts(model))
+    own = 2 * (3 + 2) * model.hidden_size
+    if parallelism.sequence_parallel:
+        own //= layout.tensor_model_parallel_size
+    return logits + model.mtp_num_layers * (layer + own + logits)
 
 
 def _mean_activation_bytes(
@@ -126,16 +148,19 @@ def _parameter_bytes(
             shared += model.max_position_embeddings * model.hidden_size
     if stage == last and (last > 0 or model.untie_embeddings_and_output_weights):
         shared += table
-    if moe_layers == 0:
-        return int(shared / layout.tensor_model_parallel_size * bytes_per_parameter(training, layout))
-    assert model.num_moe_experts
-    shared += moe_layers * layer_parameter_count(model, has_experts=True)
-    experts = moe_layers * model.num_moe_experts * expert_parameter_count(model)
-    ranks = layout.expert_model_parallel_size * layout.expert_tensor_parallel_size
-    return int(
-        shared / layout.tensor_model_parallel_size * bytes_per_parameter(training, layout)
-        + experts / ranks * bytes_per_parameter(training, layout, of_expert=True)
-    )
+    if moe_layers:
+        shared += moe_layers * layer_parameter_count(model, has_experts=True)
+    if stage == last and model.mtp_num_layers is not None:
+        mtp_experts = experts_parameter_count(model) if last_layer_has_experts(model) else 0
+        shared += model.mtp_num_layers * (mtp_parameter_count(model) - mtp_experts)
+        shared += table if last > 0 else 0  # the embedding's copy for the MTP layers
+        moe_layers += model.mtp_num_layers if mtp_experts else 0
+    experts = moe_layers * experts_parameter_count(model) if moe_layers else 0.0
+    experts /= layout.expert_model_parallel_size * layout.expert_tensor_parallel_size
+    size = shared / layout.tensor_model_parallel_size * bytes_per_parameter(training, layout)
+    if experts:
+        size += experts * bytes_per_parameter(training, layout, of_expert=True)
+    return int(size)
 
 
 def _layers_in_flight(layout: Layout, stage: int) -> float:
@@ -157,14 +182,17 @@ def _layer_activation_bytes(
     assert model.kv_channels
     assert model.num_query_groups
     tensor_parallel = parallelism.tensor_model_parallel_size
-    query_size = model.kv_channels * model.num_attention_heads
-    key_value_size = 2 * model.kv_channels * model.num_query_groups
+    values = value_width(model)
+    query_size, output_size = (width * model.num_attention_heads for width in (model.kv_channels, values))
+    key_size, value_size = (width * model.num_query_groups for width in (model.kv_channels, values))
     # inputs of both norms, the QKV projection and the MLP, and a one-byte mask per residual dropout
     outside = model.hidden_size * (8 + (2 if model.hidden_dropout else 0))
     # query, key and value, and the attention output
-    inside = 2 * (query_size + key_value_size + query_size)
-    if model.qk_layernorm:  # the inputs of these norms: queries and keys
-        inside += 2 * (query_size + key_value_size // 2)
+    inside = 2 * (query_size + key_size + value_size + output_size)
+    outside += 2 * latent_width(model)
+    if model.qk_layernorm:  # the inputs of these norms: queries and keys, or their latents
+        outside += 2 * latent_width(model)
+        inside += 0 if model.multi_latent_attention else 2 * (query_size + key_size)
     if not has_experts:
         assert model.ffn_hidden_size
         inside += _mlp_activation_bytes(model, model.ffn_hidden_size)

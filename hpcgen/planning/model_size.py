@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from trainer.contract.config import ModelConfig
 from trainer.contract.experts import num_moe_layers
+from trainer.contract.latent_attention import latent_width, projections
 
 CHECKPOINT_BYTES_PER_PARAMETER = {"bf16": 14, "fp16": 14, "fp32": 16}
 """Weights (2 or 4 bytes), and the optimizer's fp32 copy and two moments (4 bytes each)."""
@@ -16,7 +17,8 @@ def parameter_count(model: ModelConfig) -> int:
     num_tables = 2 if model.untie_embeddings_and_output_weights else 1
     positions = model.max_position_embeddings if model.position_embedding_type == "learned_absolute" else 0
     embedding = (num_tables * model.padded_vocab_size + positions) * model.hidden_size
-    return embedding + layers_parameter_count(model) + _norm_parameter_count(model)
+    mtp = (model.mtp_num_layers or 0) * mtp_parameter_count(model)
+    return embedding + layers_parameter_count(model) + _norm_parameter_count(model) + mtp
 
 
 def active_parameter_count(model: ModelConfig) -> int:
@@ -24,7 +26,8 @@ def active_parameter_count(model: ModelConfig) -> int:
     if model.num_moe_experts is None:
         return parameter_count(model)
     idle = model.num_moe_experts - model.moe_router_topk
-    return parameter_count(model) - num_moe_layers(model) * idle * expert_parameter_count(model)
+    moe_layers = num_moe_layers(model) + (model.mtp_num_layers or 0) * last_layer_has_experts(model)
+    return parameter_count(model) - moe_layers * idle * expert_parameter_count(model)
 
 
 def layers_parameter_count(model: ModelConfig) -> int:
@@ -33,22 +36,35 @@ def layers_parameter_count(model: ModelConfig) -> int:
     count = (model.num_layers - moe_layers) * layer_parameter_count(model)
     if model.num_moe_experts is None:
         return count
-    experts = model.num_moe_experts * expert_parameter_count(model)
-    return count + moe_layers * (layer_parameter_count(model, has_experts=True) + experts)
+    of_moe_layer = layer_parameter_count(model, has_experts=True) + experts_parameter_count(model)
+    return count + moe_layers * of_moe_layer
+
+
+def last_layer_has_experts(model: ModelConfig) -> bool:
+    """True if the last layer is an MoE layer, and so every MTP layer."""
+    return num_moe_layers(model, range(model.num_layers - 1, model.num_layers)) > 0
+
+
+def mtp_parameter_count(model: ModelConfig) -> int:
+    """Number of parameters of an MTP layer: a layer like the last one, its projection and three norms."""
+    has_experts = last_layer_has_experts(model)
+    own = 2 * model.hidden_size * model.hidden_size + 3 * _norm_parameter_count(model)
+    layer = layer_parameter_count(model, has_experts=has_experts)
+    experts = experts_parameter_count(model) if has_experts else 0
+    return own + layer + experts
 
 
 def layer_parameter_count(model: ModelConfig, *, has_experts: bool = False) -> int:
     """Number of parameters in one transformer layer of the resolved `model`, without its routed experts."""
     assert model.kv_channels
-    assert model.num_query_groups
-    query_size = model.kv_channels * model.num_attention_heads
-    qkv_size = query_size + 2 * model.kv_channels * model.num_query_groups
-    attention = model.hidden_size * (qkv_size + query_size)
+    products = projections(model)
+    attention = sum(rows * columns for rows, columns in products)
     attention += model.hidden_size if model.add_bias_linear else 0
-    attention += qkv_size if model.add_qkv_bias else 0
+    attention += products[0][1] if model.add_qkv_bias else 0
     norms = 2 * _norm_parameter_count(model)
     if model.qk_layernorm:
-        norms += 2 * model.kv_channels * len(_norm_parameters(model))
+        normalized = latent_width(model) if model.multi_latent_attention else 2 * model.kv_channels
+        norms += normalized * len(_norm_parameters(model))
     if not has_experts:
         assert model.ffn_hidden_size
         return attention + norms + _mlp_parameter_count(model, model.ffn_hidden_size)
@@ -57,6 +73,12 @@ def layer_parameter_count(model: ModelConfig, *, has_experts: bool = False) -> i
     shared_width = model.moe_shared_expert_intermediate_size
     shared = _mlp_parameter_count(model, shared_width) if shared_width else 0
     return attention + norms + router + shared
+
+
+def experts_parameter_count(model: ModelConfig) -> int:
+    """Number of parameters of all experts of a layer of the resolved `model`."""
+    assert model.num_moe_experts
+    return model.num_moe_experts * expert_parameter_count(model)
 
 
 def expert_parameter_count(model: ModelConfig) -> int:
@@ -95,14 +117,24 @@ def parameter_names(model: ModelConfig, *, transformer_engine: bool = False) -> 
         names.append("embedding.position_embeddings.weight")
     for number in range(model.num_layers):
         has_experts = num_moe_layers(model, range(number, number + 1)) > 0
-        layer = _layer_modules(model, has_experts=has_experts, transformer_engine=transformer_engine)
-        names += [
-            f"decoder.layers.{number}.{module}.{name}" for module, names in layer.items() for name in names
-        ]
+        names += _layer_names(model, f"decoder.layers.{number}.", has_experts, transformer_engine)
     names += [f"decoder.final_layernorm.{name}" for name in norm]
+    for number in range(model.mtp_num_layers or 0):
+        mtp = f"mtp.layers.{number}."
+        names += [
+            f"{mtp}{module}.{name}" for module in ("enorm", "hnorm", "final_layernorm") for name in norm
+        ]
+        names.append(f"{mtp}eh_proj.weight")
+        has_experts = last_layer_has_experts(model)
+        names += _layer_names(model, f"{mtp}transformer_layer.", has_experts, transformer_engine)
     if model.untie_embeddings_and_output_weights:
         names.append("output_layer.weight")
     return names
+
+
+def _layer_names(model: ModelConfig, prefix: str, has_experts: bool, transformer_engine: bool) -> list[str]:
+    modules = _layer_modules(model, has_experts=has_experts, transformer_engine=transformer_engine)
+    return [f"{prefix}{module}.{name}" for module, names in modules.items() for name in names]
 
 
 def _layer_modules(
@@ -110,10 +142,8 @@ def _layer_modules(
 ) -> dict[str, tuple[str, ...]]:
     """Modules of a transformer layer and the names of their parameters."""
     biases = ("bias",) if model.add_bias_linear else ()
-    qkv_biases = ("bias",) if model.add_qkv_bias else ()
     norm = _norm_parameters(model)
-    modules = {"self_attention.linear_proj": ("weight", *biases)}
-    fused = [("self_attention.linear_qkv", "input_layernorm", qkv_biases)]
+    modules, fused = _attention_modules(model)
     if has_experts:
         modules |= {"pre_mlp_layernorm": norm} | _expert_modules(
             model, is_grouped=transformer_engine and not model.add_bias_linear
@@ -121,8 +151,6 @@ def _layer_modules(
     else:
         modules |= {"mlp.linear_fc2": ("weight", *biases)}
         fused.append(("mlp.linear_fc1", "pre_mlp_layernorm", biases))
-    if model.qk_layernorm:
-        modules |= {"self_attention.q_layernorm": norm, "self_attention.k_layernorm": norm}
     for product, own_norm, its_biases in fused:
         if transformer_engine:
             modules[product] = ("weight", *its_biases, *(f"layer_norm_{name}" for name in norm))
@@ -130,6 +158,29 @@ def _layer_modules(
             modules[product] = ("weight", *its_biases)
             modules[own_norm] = norm
     return modules
+
+
+def _attention_modules(
+    model: ModelConfig,
+) -> tuple[dict[str, tuple[str, ...]], list[tuple[str, str, tuple[str, ...]]]]:
+    """Modules of attention and its norm, and those that Transformer Engine fuses: product, norm, biases."""
+    norm = _norm_parameters(model)
+    prefix, biases = "self_attention.", ("bias",) if model.add_bias_linear else ()
+    modules: dict[str, tuple[str, ...]] = {f"{prefix}linear_proj": ("weight", *biases)}
+    if not model.multi_latent_attention:
+        if model.qk_layernorm:
+            modules |= {f"{prefix}{name}_layernorm": norm for name in "qk"}
+        return modules, [(f"{prefix}linear_qkv", "input_layernorm", ("bias",) if model.add_qkv_bias else ())]
+    modules["input_layernorm"] = norm
+    latents = ("kv",) if model.q_lora_rank is None else ("q", "kv")
+    if model.q_lora_rank is None:
+        modules[f"{prefix}linear_q_proj"] = ("weight",)
+    modules |= {f"{prefix}linear_{name}_down_proj": ("weight",) for name in latents}
+    if model.qk_layernorm:
+        return modules, [
+            (f"{prefix}linear_{name}_up_proj", f"{prefix}{name}_layernorm", ()) for name in latents
+        ]
+    return modules | {f"{prefix}linear_{name}_up_proj": ("weight",) for name in latents}, []
 
 
 def _expert_modules(model: ModelConfig, *, is_grouped: bool) -> dict[str, tuple[str, ...]]:

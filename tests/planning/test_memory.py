@@ -8,6 +8,7 @@ import pytest
 
 from hpcgen.planning.layout import Layout
 from hpcgen.planning.memory import MemoryEstimate, bytes_per_parameter, estimate_memory
+from hpcgen.planning.model_size import parameter_count
 from tests.planning.test_model_size import gpt3, llama3_8b
 from trainer.contract.config import ParallelismConfig, TrainingConfig
 
@@ -202,3 +203,34 @@ def test_only_layers_with_experts_keep_routed_tokens():
     none, some, all_layers = (estimate(model, world_size=8, ep=8) for model in (llama3_8b(8), half, MIXTRAL))
     assert 2 * some.activation_bytes == none.activation_bytes + all_layers.activation_bytes
     assert 2 * some.parameter_bytes == pytest.approx(none.parameter_bytes + all_layers.parameter_bytes)
+
+
+def test_latent_attention_keeps_its_latents():
+    """Queries, keys, values and the output by head, and the latents before and after their norm."""
+    model = llama3_8b(8)
+    latent = dataclasses.replace(
+        model,
+        multi_latent_attention=True,
+        qk_layernorm=True,
+        num_query_groups=32,
+        **{"q_lora_rank": 768, "kv_lora_rank": 512, "qk_head_dim": 128, "qk_pos_emb_head_dim": 64},
+        **{"v_head_dim": 96, "kv_channels": 192},
+    )
+    plain_widths, widths = 2 * (4096 + 1024), 32 * (192 + 192 + 96 + 96) + 2 * (768 + 512)
+    difference = 2 * 4096 * 8 * (widths - plain_widths)  # bytes x tokens x layers x width
+    assert estimate(latent).activation_bytes - estimate(model).activation_bytes == difference
+
+
+def test_the_last_stage_has_the_mtp_layers():
+    """A layer, its projection and norms, the logits, and in a pipeline a copy of the embedding."""
+    model = llama3_8b(8)
+    mtp = dataclasses.replace(model, mtp_num_layers=1)
+    weights = parameter_count(mtp) - parameter_count(model)
+    one = estimate(mtp).parameter_bytes - estimate(model).parameter_bytes
+    assert one == 18 * weights
+    run = {"world_size": 2, "pp": 2, "split": "Et|t*7mL", "num_microbatches": 8}
+    last = (
+        estimate(mtp, **run).parameter_bytes - estimate(model, **run | {"split": "Et|t*7L"}).parameter_bytes
+    )
+    assert last == 18 * (weights + 128256 * 4096)
+    assert estimate(mtp).activation_bytes - estimate(model).activation_bytes > 4 * 4096 * 128256

@@ -66,6 +66,23 @@ QWEN = {
     "swiglu": True,
     "add_bias_linear": False,
 }
+DEEPSEEK_V3 = published(
+    **QWEN,
+    num_layers=61,
+    hidden_size=7168,
+    num_attention_heads=128,
+    ffn_hidden_size=18432,
+    multi_latent_attention=True,
+    qk_layernorm=True,
+    q_lora_rank=1536,
+    num_moe_experts=256,
+    moe_layer_freq=(0,) * 3 + (1,) * 58,
+    moe_ffn_hidden_size=2048,
+    moe_shared_expert_intermediate_size=2048,
+    moe_router_topk=8,
+    untie_embeddings_and_output_weights=True,
+    vocab_size=129280,
+)
 GPT2 = published(
     num_layers=12,
     hidden_size=768,
@@ -246,3 +263,27 @@ def test_layers_without_experts_are_dense():
     assert "decoder.layers.0.mlp.linear_fc1.weight" in names
     assert "decoder.layers.1.mlp.experts.local_experts.7.linear_fc2.weight" in names
     assert "decoder.layers.1.mlp.linear_fc1.weight" not in names
+
+
+def test_deepseek_v3_has_its_published_sizes():
+    """arXiv 2412.19437, section 4.2; the checkpoint also has a bias for each of its experts, which is not trained."""
+    assert parameter_count(DEEPSEEK_V3) == 671_026_419_200 - 58 * 256
+    assert active_parameter_count(DEEPSEEK_V3) == pytest.approx(37e9, rel=0.02)
+    with_mtp = dataclasses.replace(DEEPSEEK_V3, mtp_num_layers=1)
+    assert parameter_count(with_mtp) - parameter_count(DEEPSEEK_V3) == pytest.approx(11.5e9, rel=0.01)
+
+
+def test_flops_of_latent_attention_and_mtp_are_those_of_megatron_lm():
+    """num_floating_point_operations, for a sequence of 4096 tokens and without its terms for norms."""
+    queries = 1536 * (7168 + 128 * 192)
+    keys_and_values = 512 * (7168 + 128 * 256) + 7168 * 64
+    output = 128 * 128 * 7168
+    scores_and_values = 4096 * 128 * (192 + 128) / 2
+    attention = 6 * (queries + keys_and_values + output + scores_and_values)
+    dense, chosen = 6 * 3 * 7168 * 18432, 6 * 3 * 7168 * 9 * 2048
+    logits = 6 * 7168 * 129280
+    total = 61 * attention + 3 * dense + 58 * chosen + logits
+    assert flops_per_token(DEEPSEEK_V3) == pytest.approx(total, rel=1e-12)
+    mtp = 6 * 2 * 7168 * 7168 + attention + chosen + logits
+    with_mtp = dataclasses.replace(DEEPSEEK_V3, mtp_num_layers=1)
+    assert flops_per_token(with_mtp) == pytest.approx(total + mtp, rel=1e-12)

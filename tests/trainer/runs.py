@@ -45,6 +45,25 @@ QWEN = LLAMA | {
     },
 }
 """Every option of the attention, at once."""
+DEEPSEEK = LLAMA | {
+    "num_query_groups": None,
+    "multi_latent_attention": True,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 20,
+    "qk_head_dim": 12,
+    "qk_pos_emb_head_dim": 8,
+    "v_head_dim": 10,
+    "qk_layernorm": True,
+    "rope_scaling": {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 16,
+        "mscale": 1.0,
+        "mscale_all_dim": 0.7,
+    },
+    "mtp_num_layers": 2,
+}
+"""Latent attention and multi-token prediction. No two widths are the same."""
 
 MOE = LLAMA | {
     "num_moe_experts": 4,

@@ -99,7 +99,22 @@ class ModelConfig:
     num_query_groups: Count | None = None
     """Number of key/value heads for grouped-query attention. Default: num_attention_heads."""
     kv_channels: Count | None = None
-    """Width of an attention head. Default: hidden_size / num_attention_heads."""
+    """Width of an attention head. Default: hidden_size / num_attention_heads, or with multi_latent_attention the width
+    of its queries and keys, qk_head_dim + qk_pos_emb_head_dim."""
+    multi_latent_attention: bool = False
+    """Multi-head latent attention (MLA, as in DeepSeek-V3): keys and values are computed from one latent per token.
+    Requires rope."""
+    q_lora_rank: Count | None = None
+    """MLA: width of the latent of the queries. Default: none, so queries are computed from the hidden states."""
+    kv_lora_rank: Count | None = None
+    """MLA: width of the latent of keys and values. Default: 512."""
+    qk_head_dim: Count | None = None
+    """MLA: width of the part of queries and keys that is not rotated, in each head. Default: 128."""
+    qk_pos_emb_head_dim: Count | None = None
+    """MLA: width of the rotated part of queries and keys, in each head. All heads share that of the keys.
+    Default: 64."""
+    v_head_dim: Count | None = None
+    """MLA: width of the values in each head. Default: 128."""
     max_position_embeddings: Count | None = None
     """Maximum sequence length of the model. Default: seq_length."""
     position_embedding_type: Literal["learned_absolute", "rope"] = "learned_absolute"
@@ -112,7 +127,8 @@ class ModelConfig:
     """Sliding-window attention: each token attends to itself and to the window_size - 1 tokens before it.
     Default: all tokens before it."""
     qk_layernorm: bool = False
-    """Normalize queries and keys in each head (with `normalization`), before the rotary embedding, as in Qwen3."""
+    """Normalize queries and keys in each head (with `normalization`), before the rotary embedding, as in Qwen3. With
+    multi_latent_attention, normalize the latents in their place, as in DeepSeek-V3."""
     normalization: Literal["LayerNorm", "RMSNorm"] = "LayerNorm"
     """Normalization of every layer and of the final output."""
     layernorm_epsilon: PositiveFloat = 1e-5
@@ -174,6 +190,11 @@ class ModelConfig:
     moe_expert_capacity_factor."""
     moe_token_drop_policy: Literal["probs", "position"] = "probs"
     """Tokens to drop above the capacity: those with the lowest scores, or the last ones."""
+    mtp_num_layers: Count | None = None
+    """Multi-token prediction (MTP, as in DeepSeek-V3): number of additional layers, each of which predicts one token
+    further ahead. They train with the model; evaluation and inference do not use them. Default: none."""
+    mtp_loss_scaling_factor: NonNegativeFloat = 0.1
+    """Weight of the mean MTP loss in the gradients. The logged loss is the main loss. Used only with mtp_num_layers."""
     vocab_size: Count | None = None
     """Size of the tokenizer's vocabulary. Default: taken from data.tokenizer."""
     padded_vocab_size: Count | None = None
@@ -206,8 +227,9 @@ class ParallelismConfig:
     account_for_loss_in_pipeline_split: bool = False
     """Count the loss as a layer when the layers are divided over the pipeline stages."""
     pipeline_model_parallel_layout: str | None = None
-    """Layers of each pipeline stage, as text such as Et*7|t*8|t*8|t*7L: E embedding, t layer, L loss, | next stage,
-    t*3 and (tt|)*2 repetitions. With an interleaved schedule, the first virtual stages of all stages come first."""
+    """Layers of each pipeline stage, as text such as Et*7|t*8|t*8|t*7L: E embedding, t layer, m MTP layer, L loss,
+    | next stage, t*3 and (tt|)*2 repetitions. With an interleaved schedule, the first virtual stages of all stages come
+    first."""
     context_parallel_size: Count = 1
     """Context-parallel size (CP): number of ranks that share each sequence."""
     expert_model_parallel_size: Count = 1

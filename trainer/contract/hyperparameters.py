@@ -76,6 +76,13 @@ FIXED = frozenset(
         "model.add_bias_linear",
         "model.add_qkv_bias",
         "model.qk_layernorm",
+        "model.multi_latent_attention",
+        "model.q_lora_rank",
+        "model.kv_lora_rank",
+        "model.qk_head_dim",
+        "model.qk_pos_emb_head_dim",
+        "model.v_head_dim",
+        "model.mtp_num_layers",
         "model.untie_embeddings_and_output_weights",
         "model.padded_vocab_size",
         "model.num_moe_experts",
@@ -284,6 +291,8 @@ def _in_older_records(model: Mapping[str, Any], device: str) -> dict[str, Any]:
         "qk_layernorm": False,
         "window_size": None,
         "rope_scaling": None,
+        "multi_latent_attention": False,
+        "mtp_num_layers": None,
         "num_moe_experts": None,
     }
 

@@ -21,6 +21,7 @@ from trainer.contract.config import (
     TrainingConfig,
 )
 from trainer.contract.experts import default_width, expert_problems, expert_tensor_parallel_size
+from trainer.contract.latent_attention import latent_attention_problems, resolve_latent_attention
 from trainer.contract.wording import counted
 
 WARMUP_TOKENS = 375_000_000
@@ -57,6 +58,8 @@ def resolve(config: TrainerConfig) -> TrainerConfig:
 
 def resolve_model(model: ModelConfig) -> ModelConfig:
     """`model` without nulls, except where null means none and where `vocab_size` is null."""
+    if model.multi_latent_attention:
+        model = resolve_latent_attention(model)
     ffn_hidden_size = model.ffn_hidden_size or 4 * model.hidden_size
     return dataclasses.replace(
         model,
@@ -94,7 +97,7 @@ def model_problems(model: ModelConfig) -> Iterator[tuple[str, str, str]]:
             "has no effect, because swiglu = true uses SiLU",
             "set swiglu to false or remove it",
         )
-    if model.add_bias_linear and model.add_qkv_bias is False:
+    if model.add_bias_linear and model.add_qkv_bias is False and not model.multi_latent_attention:
         # megatron/core/transformer/attention.py, SelfAttention: bias = add_bias_linear or add_qkv_bias
         yield (
             "add_qkv_bias",
@@ -102,6 +105,14 @@ def model_problems(model: ModelConfig) -> Iterator[tuple[str, str, str]]:
             "set add_bias_linear to false or remove add_qkv_bias",
         )
     yield from expert_problems(model)
+    yield from latent_attention_problems(model)
+    if model.mtp_num_layers is not None and model.position_embedding_type != "rope":
+        # megatron/training/arguments.py, validate_args. The stages would not add up gradients of learned positions.
+        reason = f"requires position_embedding_type = rope, but it is {model.position_embedding_type}"
+        yield "mtp_num_layers", reason, "set position_embedding_type to rope or remove mtp_num_layers"
+    if model.mtp_num_layers is not None and model.model_provider is not None:
+        reason = "requires Megatron-Core's GPTModel, but model.model_provider is set"
+        yield "mtp_num_layers", reason, "remove one of them"
     if model.rope_scaling is None:
         return
     if model.position_embedding_type != "rope":

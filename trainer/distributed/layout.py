@@ -36,7 +36,7 @@ def check_layout(config: TrainerConfig, *, trains: bool = True) -> None:
         if vpp is not None:
             num_microbatches = size // (micro * dp)
             _require_multiple(num_microbatches, f"microbatches of a global_batch_size of {size}", pp, "PP")
-    for key, reason, hint in split_problems(model.num_layers, layout):
+    for key, reason, hint in split_problems(model.num_layers, layout, model.mtp_num_layers):
         raise ConfigError(f"parallelism.{key} = {getattr(layout, key)} {reason}{hint and f'; {hint}'}")
     if not uneven_keys(layout):
         _require_multiple(model.num_layers, "num_layers", pp * (vpp or 1), f"PP x VPP = {pp} x {vpp or 1}")
@@ -53,6 +53,8 @@ def check_layout(config: TrainerConfig, *, trains: bool = True) -> None:
     elif layout.expert_model_parallel_size > 1:
         ep = layout.expert_model_parallel_size
         raise ConfigError(f"parallelism.expert_model_parallel_size = {ep} needs model.num_moe_experts")
+    if trains:
+        _check_gradients(config)
     if training.cuda_graph_impl != "none":
         _check_graphs(config)
 
@@ -84,6 +86,22 @@ def _check_experts(model: ModelConfig, config: TrainerConfig, trains: bool) -> N
         raise ConfigError(f"model.add_bias_linear = true does not work with ETP = {etp}. Set it to false")
 
 
+def _check_gradients(config: TrainerConfig) -> None:
+    """Check that Megatron-Core adds up all gradients, and can save the model."""
+    model, layout = config.model, config.parallelism
+    tp, pp = layout.tensor_model_parallel_size, layout.pipeline_model_parallel_size
+    if model.multi_latent_attention and tp > 1 and not layout.sequence_parallel:
+        raise ConfigError(
+            f"multi_latent_attention with tensor_model_parallel_size = {tp} requires sequence_parallel = true. "
+            "Otherwise, Megatron-Core does not add up the gradients of the key that all heads share"
+        )
+    if model.mtp_num_layers is not None and pp > 1 and not model.untie_embeddings_and_output_weights:
+        raise ConfigError(
+            f"mtp_num_layers = {model.mtp_num_layers} with pipeline_model_parallel_size = {pp} requires "
+            "untie_embeddings_and_output_weights = true. Megatron-Core cannot save the shared matrix otherwise"
+        )
+
+
 def _check_graphs(config: TrainerConfig) -> None:
     training, model = config.training, config.model
     for is_wrong, why in (
@@ -101,6 +119,8 @@ def _check_graphs(config: TrainerConfig) -> None:
             "num_moe_experts: graphs have fixed numbers of tokens per expert",
         ),
         (training.recompute_granularity == "full", "recompute_granularity = full"),
+        (model.multi_latent_attention, "multi_latent_attention, which is not tested"),
+        (model.mtp_num_layers is not None, "mtp_num_layers, which is not tested"),
         (
             training.rampup_batch_size is not None and config.parallelism.pipeline_model_parallel_size > 1,
             "rampup_batch_size in a pipeline: graphs are for a fixed number of microbatches",

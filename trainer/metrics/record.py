@@ -246,6 +246,7 @@ class Window:
         self._config = config
         self._seconds: list[float] = []
         self._losses: list[float] = []
+        self._mtp_losses: list[tuple[float, ...]] = []
         self._norms: list[float] = []
         self._samples = 0
         self._has_skipped = False
@@ -258,6 +259,7 @@ class Window:
         """Add a step and its duration."""
         self._seconds.append(seconds)
         self._losses.append(result.loss)
+        self._mtp_losses.append(result.mtp_losses)
         if result.grad_norm is not None:
             self._norms.append(result.grad_norm)
         self._samples += result.batch.size
@@ -274,6 +276,10 @@ class Window:
         tflops = flops * self._samples / seconds / config.world_size / 1e12
         values = {
             "loss": statistics.fmean(self._losses),
+            **{
+                f"mtp_{layer}_loss": statistics.fmean(losses)
+                for layer, losses in enumerate(zip(*self._mtp_losses, strict=True), start=1)
+            },
             "grad_norm": statistics.fmean(self._norms) if self._norms else None,
             "lr": last.lr,
             "loss_scale": last.loss_scale,

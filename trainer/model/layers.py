@@ -2,7 +2,7 @@
 
 Megatron-Core's own torch parts do not support sequence and context parallelism, and its attention stores all scores.
 Shapes: s sequence on this context-parallel rank, S complete sequence, b microbatch, n heads and g query groups
-on this tensor-parallel rank, d width of a head.
+on this tensor-parallel rank, d width of a head. Values of latent attention have another width than queries and keys.
 """
 
 from __future__ import annotations
@@ -26,27 +26,26 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 
 from trainer.distributed.sequence import zigzag_positions
-from trainer.model import experts
+from trainer.model import experts, latent_attention
 
 
 def block_submodules(
     config: TransformerConfig, vp_stage: int | None, use_transformer_engine: bool
 ) -> TransformerBlockSubmodules:
     """Parts of this chunk of the decoder: Transformer Engine's, or this module's, which use torch."""
-    norm = LayerNorm if config.normalization == "LayerNorm" else RMSNorm
-    make = functools.partial(_torch_layer, norm=norm)
+    norm: type[torch.nn.Module] = LayerNorm if config.normalization == "LayerNorm" else RMSNorm
     if use_transformer_engine:
         from megatron.core.extensions.transformer_engine import TENorm
 
-        norm, make = TENorm, _transformer_engine_layer
+        norm = TENorm
     num_layers = get_num_layers_to_build(config, vp_stage=vp_stage)
     first = get_transformer_layer_offset(config, vp_stage)
-    has_experts = _has_experts(config)[first : first + num_layers]
-    layers = {kind: make(config, kind) for kind in sorted(set(has_experts))}
-    return TransformerBlockSubmodules(layer_specs=[layers[kind] for kind in has_experts], layer_norm=norm)
+    kinds = has_experts(config)[first : first + num_layers]
+    layers = {kind: layer_spec(config, kind, use_transformer_engine) for kind in sorted(set(kinds))}
+    return TransformerBlockSubmodules(layer_specs=[layers[kind] for kind in kinds], layer_norm=norm)
 
 
-def _has_experts(config: TransformerConfig) -> list[bool]:
+def has_experts(config: TransformerConfig) -> list[bool]:
     """True for each layer that is an MoE layer."""
     pattern = config.moe_layer_freq
     if config.num_moe_experts is None or isinstance(pattern, int):
@@ -54,30 +53,38 @@ def _has_experts(config: TransformerConfig) -> list[bool]:
     return [bool(kind) for kind in pattern]
 
 
-def _transformer_engine_layer(config: TransformerConfig, has_experts: bool) -> ModuleSpec:
-    layer = get_gpt_layer_with_transformer_engine_spec(
-        num_experts=config.num_moe_experts if has_experts else None,
-        moe_grouped_gemm=config.moe_grouped_gemm,
-        qk_layernorm=config.qk_layernorm,
-    )
-    if has_experts:
+def layer_spec(config: TransformerConfig, with_experts: bool, use_transformer_engine: bool) -> ModuleSpec:
+    """Parts of a transformer layer: Transformer Engine's, or this module's, which use torch."""
+    kind = {
+        "num_experts": config.num_moe_experts if with_experts else None,
+        "multi_latent_attention": config.multi_latent_attention,
+    }
+    if use_transformer_engine:
+        layer = get_gpt_layer_with_transformer_engine_spec(
+            moe_grouped_gemm=config.moe_grouped_gemm, qk_layernorm=config.qk_layernorm, **kind
+        )
+    else:
+        layer = get_gpt_layer_local_spec(normalization=config.normalization, **kind)
+        _use_torch(layer, config)
+    if config.multi_latent_attention:
+        latent_attention.use_norms_of_spec(layer)
+    if with_experts:
         experts.use_router(layer)
+        if not use_transformer_engine:
+            experts.store_as_transformer_engine(layer)
     return layer
 
 
-def _torch_layer(config: TransformerConfig, has_experts: bool, norm: type[torch.nn.Module]) -> ModuleSpec:
-    layer = get_gpt_layer_local_spec(
-        num_experts=config.num_moe_experts if has_experts else None, normalization=config.normalization
-    )
+def _use_torch(layer: ModuleSpec, config: TransformerConfig) -> None:
+    """Replace norms and attention of Core's local `layer`."""
+    norm = LayerNorm if config.normalization == "LayerNorm" else RMSNorm
     layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = norm
     attention = layer.submodules.self_attention.submodules
     attention.core_attention = CoreAttention
-    if config.qk_layernorm:
+    if config.multi_latent_attention:
+        latent_attention.use_torch(layer, norm, config)
+    elif config.qk_layernorm:
         attention.q_layernorm = attention.k_layernorm = norm
-    if has_experts:
-        experts.use_router(layer)
-        experts.store_as_transformer_engine(layer)
-    return layer
 
 
 class LayerNorm(torch.nn.LayerNorm):
@@ -117,6 +124,8 @@ class CoreAttention(MegatronModule):
         attention_type: str,
         attention_dropout: float | None = None,
         softmax_scale: float | None = None,
+        k_channels: int | None = None,
+        v_channels: int | None = None,
         cp_comm_type: str | None = None,
         pg_collection: ProcessGroupCollection | None = None,
     ) -> None:
@@ -125,7 +134,7 @@ class CoreAttention(MegatronModule):
         assert attention_type == "self"
         self.cp_group = pg_collection.cp
         self.dropout = config.attention_dropout if attention_dropout is None else attention_dropout
-        self.scale = softmax_scale or 1 / math.sqrt(config.kv_channels)
+        self.scale = softmax_scale or 1 / math.sqrt(k_channels or config.kv_channels)
         self.window = None if config.window_size is None else config.window_size[0] + 1
 
     def forward(

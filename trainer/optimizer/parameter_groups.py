@@ -56,7 +56,8 @@ def global_names(chunk: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Paramet
     """Parameters of a chunk with their names in the complete model, without the wrappers' prefix.
 
     Layers are numbered from 0 over all stages, and experts over all ranks. The last stage's copy of tied embeddings has
-    the name of the embedding, since both must be trained in the same way.
+    the name of the embedding, since both must be trained in the same way. MTP layers have the names of checkpoints,
+    which megatron-core 0.17 changed in the modules.
     """
     layers: dict[str, int] = {}
     first_experts: dict[str, int] = {}
@@ -72,6 +73,7 @@ def global_names(chunk: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Paramet
             name = layer + _expert_name(name[len(layer) :], first_experts[layer])
         if (layer := next((prefix for prefix in layers if name.startswith(f"{prefix}.")), None)) is not None:
             name = f"{layer.rpartition('.')[0]}.{layers[layer]}{name[len(layer) :]}"
+        name = name.replace(".mtp_model_layer.", ".transformer_layer.")
         yield (
             SHARED_EMBEDDING if getattr(parameter, "shared", False) else re.sub(r"^(module\.)+", "", name),
             parameter,

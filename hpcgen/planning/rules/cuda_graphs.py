@@ -76,10 +76,29 @@ def cuda_graphs_in_pipelines_need_constant_batch(facts: Facts) -> Iterator[Viola
         )
 
 
+def cuda_graphs_need_tested_layers(facts: Facts) -> Iterator[Violation]:
+    """No graphs of MLA and MTP (hpcgen's rule: their losses were not compared with those without graphs)."""
+    if facts.training.cuda_graph_impl == "none":
+        return
+    for key, is_used in (
+        ("multi_latent_attention", facts.model.multi_latent_attention),
+        ("mtp_num_layers", facts.model.mtp_num_layers is not None),
+    ):
+        if is_used:
+            yield Violation(
+                path=KEY,
+                depends_on=("model",),
+                reason=f"is not tested with model.{key}",
+                candidates=["none"],
+            )
+            return
+
+
 RULES: tuple[Rule, ...] = (
     cuda_graphs_need_transformer_engine,
     cuda_graphs_need_bf16,
     cuda_graphs_need_no_dropout,
     cuda_graphs_need_no_full_recompute,
     cuda_graphs_in_pipelines_need_constant_batch,
+    cuda_graphs_need_tested_layers,
 )

@@ -108,7 +108,7 @@ class Facts:
     @property
     def chunk_layers(self) -> tuple[int, ...] | None:
         """Layers of each model chunk, in pipeline order; None if the layers cannot be divided over the chunks."""
-        return chunk_layers(self.model.num_layers, self.parallelism)
+        return chunk_layers(self.model.num_layers, self.parallelism, self.model.mtp_num_layers)
 
     def with_value(self, path: str, value: object) -> Facts:
         """A copy with another value at `path` ("section.key", or the path of the world)."""
