@@ -223,7 +223,11 @@ def _forward_step(
         return chunk(input_ids=None, position_ids=None, attention_mask=None), None
     batch = next(batches)
     output = chunk(
-        input_ids=batch.tokens, position_ids=batch.position_ids, attention_mask=None, labels=batch.labels
+        input_ids=batch.tokens,
+        position_ids=batch.position_ids,
+        # Core passes this to every layer's attention, which takes the boundaries of documents in place of a mask.
+        attention_mask=batch.boundaries,
+        labels=batch.labels,
     )
 
     def loss(token_losses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

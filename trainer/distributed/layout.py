@@ -66,6 +66,10 @@ def _check_graphs(config: TrainerConfig) -> None:
             training.rampup_batch_size is not None and config.parallelism.pipeline_model_parallel_size > 1,
             "rampup_batch_size in a pipeline: graphs are for a fixed number of microbatches",
         ),
+        (
+            config.data.reset_attention_mask,
+            "data.reset_attention_mask: graphs have fixed shapes, but the number of documents varies",
+        ),
     ):
         if is_wrong:
             raise ConfigError(

@@ -168,7 +168,9 @@ def _build_chunk(
 ) -> GPTModel:
     model = config.model
     last_vp_stage = (config.parallelism.virtual_pipeline_model_parallel_size or 1) - 1
-    spec: Any = layers.block_submodules(core, vp_stage, kernels.transformer_engine is not None)
+    spec: Any = layers.block_submodules(
+        core, vp_stage, kernels.transformer_engine is not None, config.data.reset_attention_mask
+    )
     if model.layer_spec is not None:
         spec = imports.load(model.layer_spec, "model.layer_spec")(core, vp_stage, spec)
     provider: imports.ModelProvider = GPTModel
@@ -188,6 +190,8 @@ def _build_chunk(
         vp_stage=vp_stage,
     )
     rotary.scale_frequencies(chunk, model)
+    if config.data.reset_attention_mask:
+        layers.require_separated_documents(chunk)
     if config.device == "cuda":
         chunk.cuda(torch.cuda.current_device())
     return chunk

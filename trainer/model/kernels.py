@@ -119,6 +119,8 @@ def _needs_its_layers(config: TrainerConfig) -> dict[str, object]:
         "training.fp8": training.fp8,
         "training.cuda_graph_impl": training.cuda_graph_impl if training.cuda_graph_impl != "none" else None,
         "parallelism.tp_comm_overlap": config.parallelism.tp_comm_overlap or None,
+        # torch's kernels would need a mask of all queries and keys.
+        "data.reset_attention_mask": (config.device == "cuda" and config.data.reset_attention_mask) or None,
     }
 
 
