@@ -24,6 +24,7 @@ KEYS = {
         ("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps", "norm_eps"), "model.layernorm_epsilon"
     ),
     "rope_theta": "model.rotary_base",
+    "eos_token_id": "data.eod_id",
     "sliding_window": "model.window_size",
     **dict.fromkeys(("hidden_act", "activation_function"), "model.activation_func, or model.swiglu for SiLU"),
     "attention_bias": "model.add_qkv_bias",
@@ -71,6 +72,8 @@ KEYS = {
     **dict.fromkeys(("decay_type",), "optimizer.lr_decay_style"),
     **dict.fromkeys(("lr_min", "min_lr_factor"), "optimizer.min_lr"),
     "keep_latest_k": "checkpoint.keep_last",
+    "attn_mask_type": "data.reset_attention_mask for block_causal",
+    "context_parallel_rotate_method": "parallelism.cp_comm_type",
     "async_mode": "checkpoint.async_save",
     "activation_checkpoint": "training.recompute_granularity",
     **dict.fromkeys(
@@ -155,9 +158,10 @@ FEATURES = {
     "data_parallel_shard_degree": "sharded parameters (FSDP), only a sharded optimizer",
     "muon_": "the optimizer Muon",
     "optimizer": "optimizers other than AdamW",
-    "reset_attention_mask": "attention within documents only",
-    "reset_position_ids": "positions that start over at each document",
-    "eod_mask_loss": "a loss without the end-of-document token",
+    "cpu_offloading": "offload of activations to host memory",
+    "cpu_offloading_": "offload of activations to host memory",
+    "fine_grained_activation_offloading": "offload of activations to host memory",
+    "offload_modules": "offload of activations to host memory",
 }
 """Name, or the beginning of names with a final underscore -> the feature that hpcgen's trainer lacks."""
 

@@ -49,6 +49,10 @@ PositiveFloat = Annotated[float, Range(above=0, at_most=1e300)]
 NonNegativeFloat = Annotated[float, Range(at_least=0, at_most=1e300)]
 Fraction = Annotated[float, Range(at_least=0, below=1)]
 
+RecomputeModule = Literal["core_attn", "layernorm", "mlp", "moe", "moe_act", "mla_up_proj"]
+DISCARDS_OUTPUT = frozenset(("layernorm", "moe_act", "mla_up_proj"))
+"""Modules whose recomputation discards their output. Core needs Transformer Engine for it."""
+
 
 @config_section
 class RopeScaling:
@@ -170,6 +174,12 @@ class ParallelismConfig:
     t*3 and (tt|)*2 repetitions. With an interleaved schedule, the first virtual stages of all stages come first."""
     context_parallel_size: Count = 1
     """Context-parallel size (CP): number of ranks that share each sequence."""
+    cp_comm_type: Literal["p2p", "all_gather", "a2a", "a2a+p2p"] | None = None
+    """Exchange of keys and values between context-parallel ranks: around a ring (p2p), gathered (all_gather), by
+    attention heads (a2a), or by heads in groups of ranks and around a ring of groups (a2a+p2p). Default: p2p, or
+    all_gather with torch's kernels, window_size or reset_attention_mask."""
+    hierarchical_context_parallel_sizes: tuple[Count, ...] | None = None
+    """With a2a+p2p: number of ranks in a group and number of groups. Their product is the context-parallel size."""
     sequence_parallel: bool = False
     """Shard the activations between tensor-parallel regions along the sequence. Requires TP > 1."""
     num_distributed_optimizer_instances: Count = 1
@@ -223,8 +233,12 @@ class TrainingConfig:
     deterministic_mode: bool = False
     """Use only kernels with bitwise reproducible results. Slower."""
     recompute_granularity: Literal["selective", "full"] | None = None
-    """Activations to recompute in the backward pass: selective (core attention), full (entire layers), or null for
+    """Activations to recompute in the backward pass: selective (recompute_modules), full (entire layers), or null for
     none."""
+    recompute_modules: tuple[RecomputeModule, ...] | None = None
+    """With selective recomputation: parts of each layer to recompute. core_attn, mlp and moe keep only their input;
+    layernorm, moe_act (the activation function of experts) and mla_up_proj discard their output. Default:
+    [core_attn]."""
     recompute_method: Literal["uniform", "block"] | None = None
     """With full recomputation: recompute all layers in groups of recompute_num_layers (uniform), or only the first
     recompute_num_layers of each stage (block)."""

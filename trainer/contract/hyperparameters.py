@@ -43,6 +43,7 @@ FREE = frozenset(
         "training.cuda_graph_impl",
         "training.deterministic_mode",
         "training.recompute_granularity",
+        "training.recompute_modules",
         "training.recompute_method",
         "training.recompute_num_layers",
         "training.eval_interval",

@@ -78,6 +78,7 @@ def connect(
             pipeline_model_parallel_size=layout.pipeline_model_parallel_size,
             virtual_pipeline_model_parallel_size=layout.virtual_pipeline_model_parallel_size,
             context_parallel_size=layout.context_parallel_size,
+            hierarchical_context_parallel_sizes=list(layout.hierarchical_context_parallel_sizes or ()),
             num_distributed_optimizer_instances=layout.num_distributed_optimizer_instances,
             distributed_timeout_minutes=timeout_minutes + GROUP_TIMEOUT_MARGIN_S // 60,
             create_gloo_process_groups=False,

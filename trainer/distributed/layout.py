@@ -45,6 +45,12 @@ def check_layout(config: TrainerConfig) -> None:
         raise ConfigError(
             f"virtual_pipeline_model_parallel_size = {vpp} needs pipeline_model_parallel_size > 1"
         )
+    if "mlp" in (training.recompute_modules or ()) and model.add_bias_linear:
+        # Core's checkpoint of the MLP returns the bias, so its backward pass would never end.
+        raise ConfigError(
+            "training.recompute_modules contains mlp, but megatron-core cannot recompute an MLP with biases. Set "
+            "model.add_bias_linear to false or remove mlp"
+        )
     if training.cuda_graph_impl != "none":
         _check_graphs(config)
 

@@ -100,8 +100,8 @@ def transformer_config(config: TrainerConfig, kernels: Kernels) -> TransformerCo
         qk_layernorm=model.qk_layernorm,
         # Core counts the keys before the token itself and those after it.
         window_size=None if model.window_size is None else (model.window_size - 1, 0),
-        # Transformer Engine's default, p2p, refuses windows (context_parallel.py, attn_forward_func_with_cp).
-        cp_comm_type="all_gather" if has_engine and model.window_size is not None else None,
+        cp_comm_type=_cp_comm_type(config) if has_engine else None,
+        hierarchical_context_parallel_sizes=list(layout.hierarchical_context_parallel_sizes or ()) or None,
         softmax_scale=rotary.softmax_scale(model),
         attention_dropout=model.attention_dropout,
         hidden_dropout=model.hidden_dropout,
@@ -128,6 +128,7 @@ def transformer_config(config: TrainerConfig, kernels: Kernels) -> TransformerCo
         recompute_granularity=training.recompute_granularity,
         recompute_method=training.recompute_method,
         recompute_num_layers=training.recompute_num_layers,
+        recompute_modules=None if training.recompute_modules is None else list(training.recompute_modules),
         # In an interleaved schedule with 2 stages, batched point-to-point calls silently produce wrong gradients.
         overlap_p2p_comm=interleaved,
         batch_p2p_comm=not interleaved,
@@ -142,6 +143,15 @@ def transformer_config(config: TrainerConfig, kernels: Kernels) -> TransformerCo
         apply_rope_fusion=has_engine and model.position_embedding_type == "rope",
         persist_layer_norm=has_engine,
     )
+
+
+def _cp_comm_type(config: TrainerConfig) -> str:
+    """How Transformer Engine's context-parallel ranks exchange keys and values.
+
+    Its p2p refuses windows (context_parallel.py, attn_forward_func_with_cp).
+    """
+    default = "p2p" if config.model.window_size is None else "all_gather"
+    return config.parallelism.cp_comm_type or default
 
 
 def _pipeline_layout(config: TrainerConfig) -> list[list[str]] | None:

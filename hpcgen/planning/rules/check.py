@@ -8,6 +8,7 @@ from hpcgen.errors import Problem
 from hpcgen.planning.rules import (
     batch,
     checkpoint,
+    context_parallel,
     cuda_graphs,
     data,
     evaluation,
@@ -25,6 +26,7 @@ from hpcgen.planning.rules.facts import Facts, Rule, Violation
 ERRORS: tuple[Rule, ...] = (
     *model.RULES,
     *parallelism.RULES,
+    *context_parallel.RULES,
     *batch.RULES,
     *recompute.RULES,
     *schedule.RULES,

@@ -64,7 +64,13 @@ def model_fits_device(facts: Facts) -> Iterator[Violation]:
     layout, model, available = facts.layout, facts.resolved_model, facts.device_memory_gib
     if layout is None or available is None or model.padded_vocab_size is None:
         return
-    estimate = estimate_memory(model, facts.parallelism, facts.training, layout)
+    estimate = estimate_memory(
+        model,
+        facts.parallelism,
+        facts.training,
+        layout,
+        separates_documents=facts.data.reset_attention_mask,
+    )
     if estimate.total_gib > available:
         size = layout.tensor_model_parallel_size
         yield Violation(
