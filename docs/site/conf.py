@@ -57,7 +57,14 @@ html_extra_path = ["index.html"]
 CONTENTS = {
     "Start": ["docs/first-day", "docs/install", "docs/architecture", "docs/glossary"],
     "Train": [
-        *("docs/training", "docs/training-options", "docs/resuming", "docs/stages", "docs/performance"),
+        *(
+            "docs/training",
+            "docs/training-options",
+            "docs/long-context",
+            "docs/resuming",
+            "docs/stages",
+            "docs/performance",
+        ),
         *("docs/program", "docs/deepspeed", "examples/deepspeed/README"),
         *("docs/generation", "docs/inner-loop", "docs/python"),
     ],

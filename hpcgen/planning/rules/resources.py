@@ -17,10 +17,12 @@ def tensor_and_context_parallel_stay_in_node(facts: Facts) -> Iterator[Violation
     """TP x CP <= the devices connected by NVLink (hpcgen's rule).
 
     Both exchange activations in every layer, which is limited by the network between nodes (arXiv 2104.04473,
-    section 3.2, on tensor parallelism).
+    section 3.2, on tensor parallelism). With hierarchical context parallelism, this applies to its groups.
     """
     axes, node = facts.parallelism, facts.gpus_per_node
     tensor, context = axes.tensor_model_parallel_size, axes.context_parallel_size
+    if axes.hierarchical_context_parallel_sizes:
+        context = axes.hierarchical_context_parallel_sizes[0]
     if tensor > node:
         yield Violation(
             path=TP,
