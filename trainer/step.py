@@ -251,7 +251,8 @@ def _forward_step(
     output = chunk(
         input_ids=batch.tokens,
         position_ids=batch.position_ids,
-        attention_mask=None,
+        # Core passes this to every layer's attention, which takes the boundaries of documents in place of a mask.
+        attention_mask=batch.boundaries,
         labels=batch.labels,
         **({"loss_mask": batch.loss_mask} if predicting else {}),
     )

@@ -175,7 +175,7 @@ def _open_datasets(
         dataclasses.replace(config, training=training),
         run.index_cache,
         config.model.padded_vocab_size,
-        is_needed=any(reads_samples(chunk) for chunk in state.model),
+        is_needed=any(reads_samples(chunk, config.data) for chunk in state.model),
         earlier=hyperparameters.planned_training(source.checkpoint.record) if resumes else None,
     )
 

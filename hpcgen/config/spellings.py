@@ -30,6 +30,7 @@ KEYS = {
     "qk_rope_head_dim": "model.qk_pos_emb_head_dim",
     **dict.fromkeys(("num_nextn_predict_layers", "num_mtp_layers"), "model.mtp_num_layers"),
     **dict.fromkeys(("sliding_window", "use_sliding_window", "attention_window"), "model.window_size"),
+    "eos_token_id": "data.eod_id",
     **dict.fromkeys(("hidden_act", "activation_function"), "model.activation_func, or model.swiglu for SiLU"),
     "attention_bias": "model.add_qkv_bias",
     **dict.fromkeys(("attn_pdrop",), "model.attention_dropout"),
@@ -108,6 +109,8 @@ KEYS = {
     **dict.fromkeys(("decay_type",), "optimizer.lr_decay_style"),
     **dict.fromkeys(("lr_min", "min_lr_factor"), "optimizer.min_lr"),
     "keep_latest_k": "checkpoint.keep_last",
+    "attn_mask_type": "data.reset_attention_mask for block_causal",
+    "context_parallel_rotate_method": "parallelism.cp_comm_type",
     "async_mode": "checkpoint.async_save",
     "activation_checkpoint": "training.recompute_granularity",
     **dict.fromkeys(
@@ -183,9 +186,10 @@ FEATURES = {
     ),
     "muon_": "the optimizer Muon",
     "optimizer": "optimizers other than AdamW",
-    "reset_attention_mask": "attention within documents only",
-    "reset_position_ids": "positions that start over at each document",
-    "eod_mask_loss": "a loss without the end-of-document token",
+    "cpu_offloading": "offload of activations to host memory",
+    "cpu_offloading_": "offload of activations to host memory",
+    "fine_grained_activation_offloading": "offload of activations to host memory",
+    "offload_modules": "offload of activations to host memory",
 }
 """Name -> feature that hpcgen's trainer lacks. A name that ends in an underscore is a prefix of names."""
 

@@ -248,9 +248,11 @@ def _is_refused(
     """Returns True if the trainer would refuse this change."""
     if source.is_finished and not weights_only:
         return change.name not in FREE
+    # A record with all other keys, since check_changes knows what missing keys meant in earlier versions.
+    saved = {**sections(trainer)[change.section], change.key: change.before}
     try:
         check_changes(
-            {change.section: {change.key: change.before}},
+            {change.section: saved},
             trainer,
             weights_only=weights_only or source.weights_only,
         )

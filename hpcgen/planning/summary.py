@@ -106,7 +106,13 @@ def _training(plan: Plan) -> dict[str, Any]:
     if trainer is None or layout is None or stage is None:
         return {}
     tokens = trainer.training.global_batch_size * trainer.model.seq_length
-    memory = estimate_memory(trainer.model, trainer.parallelism, trainer.training, layout)
+    memory = estimate_memory(
+        trainer.model,
+        trainer.parallelism,
+        trainer.training,
+        layout,
+        separates_documents=trainer.data.reset_attention_mask,
+    )
     return {
         "layout": str(layout),
         "bubble_fraction": layout.bubble_fraction,

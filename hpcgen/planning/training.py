@@ -25,7 +25,7 @@ from hpcgen.planning.rules.facts import Facts, World
 from hpcgen.stages.evaluate import EVALUATE
 from hpcgen.stages.train import TRAIN
 from hpcgen.text import counted
-from trainer.contract.config import ModelConfig, TrainerConfig
+from trainer.contract.config import BlendConfig, ModelConfig, TrainerConfig
 from trainer.contract.resolve import resolve
 
 MUCH_SPACE_TB = 10
@@ -51,13 +51,14 @@ def plan_training(run: Run, config: RunConfig) -> Training:
     """Checks all rules and resolves defaults. The paths in `config` must be absolute."""
     allocation = make_allocation(TRAIN, config, run.cluster, run.node_type)
     model, vocabulary_problems = _with_vocabulary(config)
+    data, eod_problems = _with_end_of_document(config)
     nodes = place_of(TRAIN, "nodes", config, run.cluster)
     facts = Facts(
         model=model,
         parallelism=config.parallelism,
         training=config.training,
         optimizer=config.optimizer,
-        data=trainer_data(config),
+        data=data,
         checkpoint=config.checkpoint,
         logging=config.logging,
         evaluation=config.evaluation,
@@ -74,7 +75,8 @@ def plan_training(run: Run, config: RunConfig) -> Training:
     )
     errors, warnings = check(facts)
     function_errors, function_warnings = function_problems(config)
-    errors = [_in_file(problem, nodes) for problem in errors] + vocabulary_problems + function_errors
+    errors = [_in_file(problem, nodes) for problem in errors] + vocabulary_problems + eod_problems
+    errors += function_errors
     warnings = [_in_file(problem, nodes) for problem in warnings] + _batch_warning(config) + function_warnings
     warnings += _vocabulary_warning(config, model)
     layout = facts.layout
@@ -158,6 +160,23 @@ def _with_vocabulary(config: RunConfig) -> tuple[ModelConfig, list[Problem]]:
         hint = f"remove it, or use at least {known}"
         return model, [Problem("model.vocab_size", reason, hint, depends_on=("data",))]
     return dataclasses.replace(model, vocab_size=asked or known), []
+
+
+def _with_end_of_document(config: RunConfig) -> tuple[BlendConfig, list[Problem]]:
+    """The samples with the ID of the tokenizer's end-of-document token, if a key needs it."""
+    data = trainer_data(config)
+    if (
+        not data.needs_eod
+        or data.mock
+        or data.eod_id is not None
+        or tokenizers.problems(config.data.tokenizer)
+    ):
+        return data, []
+    try:
+        return dataclasses.replace(data, eod_id=tokenizers.eod_id(config.data.tokenizer)), []
+    except HpcgenError as error:
+        reason = f"cannot be taken from data.tokenizer: {error}"
+        return data, [Problem("data.eod_id", reason, "set data.tokenizer.eod_token, or set data.eod_id")]
 
 
 def _vocabulary_warning(config: RunConfig, model: ModelConfig) -> list[Problem]:

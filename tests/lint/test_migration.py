@@ -492,6 +492,55 @@ def test_an_uneven_pipeline_is_converted() -> None:
     }
 
 
+def test_documents_are_converted() -> None:
+    found, _ = migrated("--reset-attention-mask --reset-position-ids --eod-mask-loss")
+    assert found["data"] == {
+        "mock": True,
+        "reset_attention_mask": True,
+        "reset_position_ids": True,
+        "eod_mask_loss": True,
+    } | {key: found["data"][key] for key in ("tokenizer",) if key in found["data"]}
+
+
+def test_context_parallelism_and_recomputed_modules_are_converted() -> None:
+    found, _ = migrated(
+        "--context-parallel-size 4 --cp-comm-type a2a+p2p --hierarchical-context-parallel-sizes 2 2 "
+        "--disable-bias-linear --recompute-granularity selective --recompute-modules core_attn mlp"
+    )
+    assert found["parallelism"] == {
+        "context_parallel_size": 4,
+        "cp_comm_type": "a2a+p2p",
+        "hierarchical_context_parallel_sizes": [2, 2],
+    }
+    assert found["training"]["recompute_modules"] == ["core_attn", "mlp"]
+
+
+@pytest.mark.parametrize(
+    ("options", "option", "reason"),
+    [
+        ("", "--cp-comm-type p2p", "it only applies with --context-parallel-size"),
+        (
+            "--context-parallel-size 2",
+            "--cp-comm-type p2p a2a",
+            "the trainer exchanges keys and values alike in all layers",
+        ),
+        (
+            "--context-parallel-size 2 --cp-comm-type p2p",
+            "--hierarchical-context-parallel-sizes 2 1",
+            "it only applies with parallelism.cp_comm_type = a2a+p2p",
+        ),
+        (
+            "",
+            "--recompute-modules moe",
+            "it only applies with training.recompute_granularity = selective",
+        ),
+    ],
+)
+def test_options_of_long_context_without_effect_are_listed(options: str, option: str, reason: str) -> None:
+    _, leftovers = migrated(f"{options} {option}")
+    assert leftovers[option] == reason
+
+
 def test_a_branch_that_does_not_run_contributes_nothing() -> None:
     ended = init(
         """\

@@ -305,7 +305,7 @@ def test_a_blend_of_megatron_lm_is_read() -> None:
         ),
         ({"position_embedding_type": "yarn"}, {}, "position_embedding_type = 'yarn'"),
         ({"openai_gelu": True}, {}, "openai_gelu without bias_gelu_fusion"),
-        ({"eod_mask_loss": True}, {}, "eod_mask_loss = True"),
+        ({"sft": True}, {}, "sft = True"),
         ({"use_distributed_optimizer": False}, {}, "--use-distributed-optimizer"),
         ({}, {"optimizer": None}, "without the optimizer state"),
         ({}, {"content_metadata": None}, "does not say how its optimizer state is sharded"),
@@ -324,7 +324,7 @@ def test_unsupported_checkpoints_of_megatron_lm_are_refused_by_name(
 
 
 def test_loading_only_weights_needs_neither_optimizer_nor_arguments() -> None:
-    common = common_state(use_distributed_optimizer=False, eod_mask_loss=True) | {"optimizer": None}
+    common = common_state(use_distributed_optimizer=False, sft=True) | {"optimizer": None}
     there = megatron_lm.resumed(common, ParallelismConfig(), weights_only=True)
     assert there.sections.keys() == {"model"}
     assert megatron_lm.resumed({}, ParallelismConfig(), weights_only=True).sections == {}

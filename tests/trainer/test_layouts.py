@@ -126,6 +126,17 @@ def test_recomputation_changes_no_number(
     assert train_at({}, 1, config, **recompute) == single_gpt.steps
 
 
+@pytest.mark.parametrize(
+    ("layout", "world_size"), [({}, 1), pytest.param(TP2 | CP2, 4, id="TP2xCP2", marks=pytest.mark.slow)]
+)
+def test_recomputation_of_modules_changes_no_number(
+    layout: dict[str, Any], world_size: int, config: dict[str, Any], single_llama: Run
+) -> None:
+    config["model"] = LLAMA
+    modules = {"recompute_granularity": "selective", "recompute_modules": ["core_attn", "mlp"]}
+    assert_same_curve(train_at(layout, world_size, config, **modules), single_llama)
+
+
 def test_micro_batches_change_only_rounding(config: dict[str, Any], single_gpt: Run) -> None:
     assert_same_curve(train_at({}, 1, config, micro_batch_size=4), single_gpt)
 

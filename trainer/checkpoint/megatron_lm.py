@@ -33,14 +33,14 @@ FIXED_TRAINING = {
     "use_precision_aware_optimizer": False,
     "decoupled_lr": None,
     "weight_decay_incr_style": "constant",
-    "eod_mask_loss": False,
-    "reset_position_ids": False,
-    "reset_attention_mask": False,
     "dataloader_type": "single",
     "sft": False,
     "fim_data": False,
 }
 """Arguments that change the optimizer or the samples, with the only value that this trainer supports."""
+
+DOCUMENTS = ("eod_mask_loss", "reset_position_ids", "reset_attention_mask")
+"""Fields of BlendConfig that are also arguments of the same name."""
 
 GPT2_VOCABULARY = 50257
 
@@ -205,11 +205,13 @@ def _optimizer(args: Mapping[str, Any], schedule: Mapping[str, Any], iteration: 
 
 def _data(args: Mapping[str, Any]) -> dict[str, Any]:
     """The data of the training samples, as far as the flags specify it."""
+    documents = {name: args[name] for name in DOCUMENTS if args.get(name) is not None}
     if args.get("data_path"):
-        return {"datasets": _blend(args["data_path"]), "split": str(args["split"]).replace(" ", "")}
+        split = str(args["split"]).replace(" ", "")
+        return {"datasets": _blend(args["data_path"]), "split": split, **documents}
     if args.get("train_data_path"):
-        return {"train": _blend(args["train_data_path"])}
-    return {}
+        return {"train": _blend(args["train_data_path"]), **documents}
+    return documents
 
 
 def _blend(paths: list[str]) -> list[dict[str, Any]]:
@@ -233,6 +235,7 @@ def _args(config: TrainerConfig, iteration: int, consumed_samples: int) -> argpa
     return argparse.Namespace(
         **model_args(model),
         **{name: value for name, value in FIXED_TRAINING.items() if value is not None},
+        **{name: getattr(config.data, name) for name in DOCUMENTS},
         # Compared if --vocab-file is given; --use-checkpoint-args uses tokenizer_type. The tokenizer is not known here,
         # but a vocabulary of this size is GPT-2's.
         make_vocab_size_divisible_by=128,

@@ -49,6 +49,10 @@ PositiveFloat = Annotated[float, Range(above=0, at_most=1e300)]
 NonNegativeFloat = Annotated[float, Range(at_least=0, at_most=1e300)]
 Fraction = Annotated[float, Range(at_least=0, below=1)]
 
+RecomputeModule = Literal["core_attn", "layernorm", "mlp", "moe", "moe_act", "mla_up_proj"]
+DISCARDS_OUTPUT = frozenset(("layernorm", "moe_act", "mla_up_proj"))
+"""Modules whose recomputation discards their output. Core needs Transformer Engine for it."""
+
 
 @config_section
 class RopeScaling:
@@ -241,6 +245,12 @@ class ParallelismConfig:
     """Communication that brings tokens to their experts."""
     moe_grouped_gemm: bool | None = None
     """Compute all experts of a rank in one grouped matrix product. Default: true with Transformer Engine."""
+    cp_comm_type: Literal["p2p", "all_gather", "a2a", "a2a+p2p"] | None = None
+    """Exchange of keys and values between context-parallel ranks: around a ring (p2p), gathered (all_gather), by
+    attention heads (a2a), or by heads in groups of ranks and around a ring of groups (a2a+p2p). Default: p2p, or
+    all_gather with torch's kernels, window_size or reset_attention_mask."""
+    hierarchical_context_parallel_sizes: tuple[Count, ...] | None = None
+    """With a2a+p2p: number of ranks in a group and number of groups. Their product is the context-parallel size."""
     sequence_parallel: bool = False
     """Shard the activations between tensor-parallel regions along the sequence. Requires TP > 1."""
     num_distributed_optimizer_instances: Count = 1
@@ -294,8 +304,12 @@ class TrainingConfig:
     deterministic_mode: bool = False
     """Use only kernels with bitwise reproducible results. Slower."""
     recompute_granularity: Literal["selective", "full"] | None = None
-    """Activations to recompute in the backward pass: selective (core attention), full (entire layers), or null for
+    """Activations to recompute in the backward pass: selective (recompute_modules), full (entire layers), or null for
     none."""
+    recompute_modules: tuple[RecomputeModule, ...] | None = None
+    """With selective recomputation: parts of each layer to recompute. core_attn, mlp and moe keep only their input;
+    layernorm, moe_act (the activation function of experts) and mla_up_proj discard their output. Default:
+    [core_attn]."""
     recompute_method: Literal["uniform", "block"] | None = None
     """With full recomputation: recompute all layers in groups of recompute_num_layers (uniform), or only the first
     recompute_num_layers of each stage (block)."""
@@ -406,10 +420,25 @@ class BlendConfig:
     """Test blend of option 2, evaluated once after the last step."""
     mock: bool = False
     """Option 3: synthetic samples, for testing a cluster without data."""
+    reset_attention_mask: bool = False
+    """Attend only to tokens of the same document. A document ends after the end-of-document token. Default: attend to
+    all earlier tokens of the sample."""
+    reset_position_ids: bool = False
+    """Count positions from the beginning of each document. This changes learned positions; rotary embeddings depend
+    only on distances. Default: count from the beginning of the sample."""
+    eod_mask_loss: bool = False
+    """Leave the prediction after the end-of-document token, the next document's first token, out of the loss."""
+    eod_id: NonNegative | None = None
+    """ID of the end-of-document token, for the three keys above. Default: that of data.tokenizer."""
     num_workers: NonNegative = 2
     """Number of data loader processes per rank; 0 loads in the training process."""
     cache_dir: str | None = None
     """Directory of the sample indices. Default: `index-cache` in the run directory."""
+
+    @property
+    def needs_eod(self) -> bool:
+        """True if the trainer must know the end-of-document token."""
+        return self.reset_attention_mask or self.reset_position_ids or self.eod_mask_loss
 
 
 @config_section

@@ -43,6 +43,7 @@ FREE = frozenset(
         "training.cuda_graph_impl",
         "training.deterministic_mode",
         "training.recompute_granularity",
+        "training.recompute_modules",
         "training.recompute_method",
         "training.recompute_num_layers",
         "training.eval_interval",
@@ -270,14 +271,21 @@ def _fixed(config: TrainerConfig) -> frozenset[str]:
 def _differing(saved: Mapping[str, Mapping[str, Any]], config: TrainerConfig) -> Iterator[Change]:
     for section, keys in sections(config).items():
         saved_keys = saved.get(section, {})
-        if section == "model" and saved_keys:
-            saved_keys = {**_in_older_records(saved_keys, config.device), **saved_keys}
+        if saved_keys:
+            saved_keys = {**_in_older_records(section, saved_keys, config.device), **saved_keys}
         for key, value in keys.items():
             if key in saved_keys and saved_keys[key] != value:
                 yield Change(f"{section}.{key}", saved_keys[key], value)
 
 
-def _in_older_records(model: Mapping[str, Any], device: str) -> dict[str, Any]:
+def _in_older_records(section: str, saved: Mapping[str, Any], device: str) -> dict[str, Any]:
+    """Meaning of the keys of a section that records of earlier versions lack."""
+    if section == "data":
+        return dict.fromkeys(("reset_attention_mask", "reset_position_ids", "eod_mask_loss"), False)
+    return _model_in_older_records(saved, device) if section == "model" else {}
+
+
+def _model_in_older_records(model: Mapping[str, Any], device: str) -> dict[str, Any]:
     """Meaning of the keys of `model` that records of earlier versions lack.
 
     These computed the tanh approximation of GELU only in Core's fused kernel, on GPUs and with biases. A record does

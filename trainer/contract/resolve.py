@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from trainer.contract.batch_size import steps_within
 from trainer.contract.config import (
+    BlendConfig,
     CheckpointConfig,
     ConfigError,
     ModelConfig,
@@ -42,16 +43,19 @@ def resolve(config: TrainerConfig) -> TrainerConfig:
     Raises:
         ConfigError: a null cannot be replaced, or a given value contradicts a resolved one.
     """
+    model = resolve_model(config.model)
     resolved = dataclasses.replace(
         config,
-        model=resolve_model(config.model),
+        model=model,
         parallelism=resolve_parallelism(config.parallelism, config.model),
         optimizer=resolve_optimizer(config.optimizer, config.training, seq_length=config.model.seq_length),
+        data=resolve_data(config.data, model),
         checkpoint=resolve_checkpoint(config.checkpoint),
     )
     for key, reason, advice in model_problems(config.model):
         raise ConfigError(f"model.{key} {reason}. {advice[0].upper()}{advice[1:]}")
     _check_vocabulary(resolved.model)
+    _check_end_of_document(resolved)
     _check_schedule(resolved.optimizer)
     return resolved
 
@@ -188,6 +192,16 @@ def resolve_optimizer(
     )
 
 
+def resolve_data(data: BlendConfig, model: ModelConfig) -> BlendConfig:
+    """`data` with the end-of-document token of mock samples, which is the last row of the resolved `model`'s embedding.
+
+    Source: megatron/core/datasets/gpt_dataset.py, MockGPTLowLevelDataset, with `trainer.data.datasets.Vocabulary`.
+    """
+    if not (data.mock and data.needs_eod and data.eod_id is None and model.padded_vocab_size):
+        return data
+    return dataclasses.replace(data, eod_id=model.padded_vocab_size - 1)
+
+
 def resolve_checkpoint(checkpoint: CheckpointConfig) -> CheckpointConfig:
     """`checkpoint` with an interval: SAVE_EVERY_MINUTES if neither steps nor minutes are given."""
     if checkpoint.save_interval is not None or checkpoint.save_interval_minutes is not None:
@@ -221,6 +235,20 @@ def _check_vocabulary(model: ModelConfig) -> None:
         raise ConfigError(
             f"model.padded_vocab_size = {model.padded_vocab_size} is below "
             f"model.vocab_size = {model.vocab_size}"
+        )
+
+
+def _check_end_of_document(config: TrainerConfig) -> None:
+    data, rows = config.data, config.model.padded_vocab_size
+    if data.needs_eod and data.eod_id is None:
+        raise ConfigError(
+            "data.eod_id is null, but reset_attention_mask, reset_position_ids and eod_mask_loss need the ID of the "
+            "end-of-document token. Set it; the trainer does not read a tokenizer"
+        )
+    if data.eod_id is not None and rows is not None and data.eod_id >= rows:
+        raise ConfigError(
+            f"data.eod_id = {data.eod_id} is not below model.padded_vocab_size = {rows}. Set it to the ID of the "
+            "end-of-document token"
         )
 
 

@@ -24,6 +24,7 @@ from megatron.core.datasets.utils import normalize
 from trainer.contract.batch_size import total_samples
 from trainer.contract.config import BlendConfig, ConfigError, Dataset, TrainerConfig
 from trainer.contract.wording import counted
+from trainer.data.documents import require_ends
 
 SPLITS = ("train", "valid", "test")
 
@@ -115,6 +116,9 @@ def plan_blends(config: TrainerConfig, rows: int, log: LogLine) -> dict[str, Ble
         for source in sources:
             corpora |= _open_corpora(f"data.{source.split}", source.datasets, rows)
         _require_disjoint(sources)
+    if data.needs_eod:
+        for prefix, corpus in corpora.items():
+            require_ends(prefix, corpus, data.eod_id)
     blends = (_blend(source, corpora, config, log) for source in sources if num_samples(config)[source.split])
     return {blend.split: blend for blend in blends if blend is not None}
 

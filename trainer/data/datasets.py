@@ -40,13 +40,16 @@ class Vocabulary:
 
     vocab_size: int
 
+    eod_id: int | None = None
+    """End-of-document token of mock samples. Default: the last token."""
+
     # No token is padding, since samples are cut from a continuous stream of documents.
     pad = -1
 
     @property
     def eod(self) -> int:
-        """End-of-document token. Only mock samples use it."""
-        return self.vocab_size - 1
+        """End-of-document token. Core's datasets use it only for mock samples."""
+        return self.vocab_size - 1 if self.eod_id is None else self.eod_id
 
     @property
     def unique_identifiers(self) -> OrderedDict[str, str]:
@@ -177,7 +180,8 @@ def _dataset_config(
         random_seed=config.training.seed,
         sequence_length=config.model.seq_length,
         path_to_cache=str(directory),
-        tokenizer=Vocabulary(vocab_size),
+        tokenizer=Vocabulary(vocab_size, config.data.eod_id),
+        # `trainer.data.loader` does these three.
         reset_position_ids=False,
         reset_attention_mask=False,
         eod_mask_loss=False,

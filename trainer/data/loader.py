@@ -20,26 +20,32 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.utils import get_attr_wrapped_model
 
 from trainer.contract.batch_size import Batch
-from trainer.contract.config import TrainerConfig
+from trainer.contract.config import BlendConfig, TrainerConfig
 from trainer.contract.errors import TrainerError
+from trainer.data import documents
 from trainer.distributed.sequence import zigzag_positions
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """One microbatch on this rank's device. Each tensor is [b, s]."""
+    """One microbatch. The tensors [b, s] are on this rank's device."""
 
     tokens: torch.Tensor
     labels: torch.Tensor
     loss_mask: torch.Tensor
     position_ids: torch.Tensor
+    boundaries: torch.Tensor | None
+    """Boundaries of the documents of the complete samples (`trainer.data.documents`), on the CPU. None if tokens attend
+    across documents."""
 
 
 class Packed(NamedTuple):
     """A microbatch as loaders return it, in one tensor: each additional tensor would cost the step 0.2 ms."""
 
     fields: torch.Tensor
-    """int64 [3, b, s]: tokens, labels, and 1 where the loss counts."""
+    """int64 [3 or 4, b, s]: tokens, labels, 1 where the loss counts, and positions if they start over."""
+    boundaries: torch.Tensor | None
+    """See MicroBatch."""
     largest_id: int
 
 
@@ -61,8 +67,10 @@ def num_microbatches(batch_size: int, config: TrainerConfig, groups: ProcessGrou
     return batch_size // (config.training.micro_batch_size * groups.dp.size())
 
 
-def reads_samples(chunk: DistributedDataParallel) -> bool:
-    """True if the chunk embeds tokens or computes the loss, as the model's first and last chunks do."""
+def reads_samples(chunk: DistributedDataParallel, data: BlendConfig) -> bool:
+    """True if the chunk embeds tokens or computes the loss, or if its attention must know the documents."""
+    if data.reset_attention_mask:
+        return True
     return any(get_attr_wrapped_model(chunk, name) for name in ("pre_process", "post_process"))
 
 
@@ -78,7 +86,8 @@ def data_iterators(
     `batches` is iterated more than once.
     """
     return [
-        micro_batches(dataset, config, groups, batches) if reads_samples(chunk) else None for chunk in model
+        micro_batches(dataset, config, groups, batches) if reads_samples(chunk, config.data) else None
+        for chunk in model
     ]
 
 
@@ -96,7 +105,9 @@ def micro_batches(
         dataset,
         batch_sampler=sampler,
         num_workers=workers,
-        collate_fn=functools.partial(_packed, positions=positions if groups.cp.size() > 1 else None),
+        collate_fn=functools.partial(
+            _packed, data=config.data, positions=positions if groups.cp.size() > 1 else None
+        ),
         pin_memory=config.device == "cuda",
         # A loader draws a random number when it starts. It must not use the generator that dropout uses on a CPU.
         generator=torch.Generator(),
@@ -106,20 +117,32 @@ def micro_batches(
     device = torch.device("cpu")
     if config.device == "cuda":
         device = torch.device("cuda", torch.cuda.current_device())
-    # The datasets do not reset positions at document boundaries.
-    position_ids = positions.to(device).expand(config.training.micro_batch_size, -1)
+    in_sample = positions.to(device).expand(config.training.micro_batch_size, -1)
     for batch in loader:
         _check_ids(batch.largest_id, config.model.padded_vocab_size)
-        tokens, labels, loss_mask = batch.fields.to(device, non_blocking=True)
-        yield MicroBatch(tokens, labels, loss_mask.float(), position_ids)
+        tokens, labels, loss_mask, *reset = batch.fields.to(device, non_blocking=True)
+        position_ids = reset[0] if reset else in_sample
+        yield MicroBatch(tokens, labels, loss_mask.float(), position_ids, batch.boundaries)
 
 
-def _packed(samples: list[dict[str, torch.Tensor]], positions: torch.Tensor | None) -> Packed:
+def _packed(
+    samples: list[dict[str, torch.Tensor]], data: BlendConfig, positions: torch.Tensor | None
+) -> Packed:
     """Collate samples, in a loader process. `positions` are the positions in the sequence that this rank holds."""
     names = ("tokens", "labels", "loss_mask")
     fields = torch.stack([torch.stack([sample[name].long() for sample in samples]) for name in names])
     largest_id = int(fields[:2].max())
-    return Packed(fields if positions is None else fields[:, :, positions], largest_id)
+    boundaries = None
+    if data.needs_eod:
+        assert data.eod_id is not None
+        is_first = documents.first_tokens(fields[0], data.eod_id)
+        if data.eod_mask_loss:
+            fields[2].masked_fill_(fields[0] == data.eod_id, 0)
+        if data.reset_position_ids:
+            fields = torch.cat([fields, documents.positions(is_first)[None]])
+        if data.reset_attention_mask:
+            boundaries = documents.boundaries(is_first)
+    return Packed(fields if positions is None else fields[:, :, positions], boundaries, largest_id)
 
 
 def _check_ids(largest: int, rows: int) -> None:

@@ -55,6 +55,12 @@ def check_layout(config: TrainerConfig, *, trains: bool = True) -> None:
         raise ConfigError(f"parallelism.expert_model_parallel_size = {ep} needs model.num_moe_experts")
     if trains:
         _check_gradients(config)
+    if "mlp" in (training.recompute_modules or ()) and model.add_bias_linear:
+        # Core's checkpoint of the MLP returns the bias, so its backward pass would never end.
+        raise ConfigError(
+            "training.recompute_modules contains mlp, but megatron-core cannot recompute an MLP with biases. Set "
+            "model.add_bias_linear to false or remove mlp"
+        )
     if training.cuda_graph_impl != "none":
         _check_graphs(config)
 
@@ -124,6 +130,10 @@ def _check_graphs(config: TrainerConfig) -> None:
         (
             training.rampup_batch_size is not None and config.parallelism.pipeline_model_parallel_size > 1,
             "rampup_batch_size in a pipeline: graphs are for a fixed number of microbatches",
+        ),
+        (
+            config.data.reset_attention_mask,
+            "data.reset_attention_mask: graphs have fixed shapes, but the number of documents varies",
         ),
     ):
         if is_wrong:

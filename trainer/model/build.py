@@ -108,8 +108,8 @@ def transformer_config(config: TrainerConfig, kernels: Kernels) -> TransformerCo
         mtp_loss_scaling_factor=model.mtp_loss_scaling_factor,
         # Core counts the keys before the token itself and those after it.
         window_size=None if model.window_size is None else (model.window_size - 1, 0),
-        # Transformer Engine's default, p2p, refuses windows (context_parallel.py, attn_forward_func_with_cp).
-        cp_comm_type="all_gather" if has_engine and model.window_size is not None else None,
+        cp_comm_type=_cp_comm_type(config) if has_engine else None,
+        hierarchical_context_parallel_sizes=list(layout.hierarchical_context_parallel_sizes or ()) or None,
         softmax_scale=rotary.softmax_scale(model),
         attention_dropout=model.attention_dropout,
         hidden_dropout=model.hidden_dropout,
@@ -136,6 +136,7 @@ def transformer_config(config: TrainerConfig, kernels: Kernels) -> TransformerCo
         recompute_granularity=training.recompute_granularity,
         recompute_method=training.recompute_method,
         recompute_num_layers=training.recompute_num_layers,
+        recompute_modules=None if training.recompute_modules is None else list(training.recompute_modules),
         # In an interleaved schedule with 2 stages, batched point-to-point calls silently produce wrong gradients.
         overlap_p2p_comm=interleaved,
         batch_p2p_comm=not interleaved,
@@ -188,6 +189,15 @@ def _experts(model: ModelConfig, layout: ParallelismConfig, kernels: Kernels) ->
     }
 
 
+def _cp_comm_type(config: TrainerConfig) -> str:
+    """How Transformer Engine's context-parallel ranks exchange keys and values.
+
+    Its p2p refuses windows (context_parallel.py, attn_forward_func_with_cp).
+    """
+    default = "p2p" if config.model.window_size is None else "all_gather"
+    return config.parallelism.cp_comm_type or default
+
+
 def _pipeline_layout(config: TrainerConfig) -> list[list[str]] | None:
     """Core's layout of an uneven pipeline, for any of the keys that divide the layers unevenly."""
     num_mtp = config.model.mtp_num_layers
@@ -213,7 +223,9 @@ def _build_chunk(
 ) -> GPTModel:
     model = config.model
     last_vp_stage = (config.parallelism.virtual_pipeline_model_parallel_size or 1) - 1
-    spec: Any = layers.block_submodules(core, vp_stage, kernels.transformer_engine is not None)
+    spec: Any = layers.block_submodules(
+        core, vp_stage, kernels.transformer_engine is not None, config.data.reset_attention_mask
+    )
     if model.layer_spec is not None:
         spec = imports.load(model.layer_spec, "model.layer_spec")(core, vp_stage, spec)
     provider: imports.ModelProvider = GPTModel
@@ -238,6 +250,8 @@ def _build_chunk(
     )
     rotary.scale_frequencies(chunk, model)
     experts.reduce_over_expert_ranks(chunk, etp=groups.expt_tp.size(), tp=groups.tp.size())
+    if config.data.reset_attention_mask:
+        layers.require_separated_documents(chunk)
     if config.device == "cuda":
         chunk.cuda(torch.cuda.current_device())
     return chunk

@@ -16,7 +16,7 @@ import torch
 from megatron.core.tensor_parallel import layers as core_layers
 from megatron.core.transformer import attention as core_attention
 
-from trainer.contract.config import TrainerConfig, TrainingConfig
+from trainer.contract.config import DISCARDS_OUTPUT, TrainerConfig, TrainingConfig
 from trainer.contract.errors import TrainerError
 
 
@@ -118,12 +118,19 @@ def _refuse_what_needs_its_layers(config: TrainerConfig) -> None:
 
 def _needs_its_layers(config: TrainerConfig) -> dict[str, object]:
     """Keys that other layers would silently ignore, with their values. None means that the key requires nothing."""
-    training = config.training
+    training, cp_comm_type = config.training, config.parallelism.cp_comm_type
+    discarding = DISCARDS_OUTPUT.intersection(training.recompute_modules or ())
     return {
         "training.fp8": training.fp8,
         "training.cuda_graph_impl": training.cuda_graph_impl if training.cuda_graph_impl != "none" else None,
         "parallelism.tp_comm_overlap": config.parallelism.tp_comm_overlap or None,
         "parallelism.moe_grouped_gemm": config.parallelism.moe_grouped_gemm or None,
+        # torch's kernels gather keys and values.
+        "parallelism.cp_comm_type": None if cp_comm_type == "all_gather" else cp_comm_type,
+        # Core's recomputation that discards outputs asks Transformer Engine whether FP8 is on.
+        "training.recompute_modules": ", ".join(sorted(discarding)) or None,
+        # torch's kernels would need a mask of all queries and keys.
+        "data.reset_attention_mask": (config.device == "cuda" and config.data.reset_attention_mask) or None,
     }
 
 

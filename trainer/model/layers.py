@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from megatron.core import tensor_parallel
+from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import (
     get_gpt_layer_local_spec,
     get_gpt_layer_with_transformer_engine_spec,
@@ -25,14 +26,23 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 
+from trainer.contract.errors import TrainerError
+from trainer.data.documents import document_numbers
 from trainer.distributed.sequence import zigzag_positions
 from trainer.model import experts, latent_attention
 
 
 def block_submodules(
-    config: TransformerConfig, vp_stage: int | None, use_transformer_engine: bool
+    config: TransformerConfig,
+    vp_stage: int | None,
+    use_transformer_engine: bool,
+    separate_documents: bool = False,
 ) -> TransformerBlockSubmodules:
-    """Parts of this chunk of the decoder: Transformer Engine's, or this module's, which use torch."""
+    """Parts of this chunk of the decoder: Transformer Engine's, or this module's, which use torch.
+
+    With `separate_documents`, the attention takes the boundaries of documents in place of a mask. This module's always
+    does.
+    """
     norm: type[torch.nn.Module] = LayerNorm if config.normalization == "LayerNorm" else RMSNorm
     if use_transformer_engine:
         from megatron.core.extensions.transformer_engine import TENorm
@@ -41,7 +51,10 @@ def block_submodules(
     num_layers = get_num_layers_to_build(config, vp_stage=vp_stage)
     first = get_transformer_layer_offset(config, vp_stage)
     kinds = has_experts(config)[first : first + num_layers]
-    layers = {kind: layer_spec(config, kind, use_transformer_engine) for kind in sorted(set(kinds))}
+    layers = {
+        kind: layer_spec(config, kind, use_transformer_engine, separate_documents)
+        for kind in sorted(set(kinds))
+    }
     return TransformerBlockSubmodules(layer_specs=[layers[kind] for kind in kinds], layer_norm=norm)
 
 
@@ -53,7 +66,12 @@ def has_experts(config: TransformerConfig) -> list[bool]:
     return [bool(kind) for kind in pattern]
 
 
-def layer_spec(config: TransformerConfig, with_experts: bool, use_transformer_engine: bool) -> ModuleSpec:
+def layer_spec(
+    config: TransformerConfig,
+    with_experts: bool,
+    use_transformer_engine: bool,
+    separate_documents: bool = False,
+) -> ModuleSpec:
     """Parts of a transformer layer: Transformer Engine's, or this module's, which use torch."""
     kind = {
         "num_experts": config.num_moe_experts if with_experts else None,
@@ -63,6 +81,10 @@ def layer_spec(config: TransformerConfig, with_experts: bool, use_transformer_en
         layer = get_gpt_layer_with_transformer_engine_spec(
             moe_grouped_gemm=config.moe_grouped_gemm, qk_layernorm=config.qk_layernorm, **kind
         )
+        if separate_documents:
+            from trainer.model.packed_attention import PackedAttention
+
+            layer.submodules.self_attention.submodules.core_attention = PackedAttention
     else:
         layer = get_gpt_layer_local_spec(normalization=config.normalization, **kind)
         _use_torch(layer, config)
@@ -85,6 +107,22 @@ def _use_torch(layer: ModuleSpec, config: TransformerConfig) -> None:
         latent_attention.use_torch(layer, norm, config)
     elif config.qk_layernorm:
         attention.q_layernorm = attention.k_layernorm = norm
+
+
+def require_separated_documents(chunk: torch.nn.Module) -> None:
+    """Refuse a custom model whose attention would ignore the boundaries of documents.
+
+    Raises:
+        TrainerError: an attention does not have the attribute `separates_documents`.
+    """
+    attentions = [module.core_attention for module in chunk.modules() if hasattr(module, "core_attention")]
+    others = {type(each).__name__ for each in attentions if not getattr(each, "separates_documents", False)}
+    if others or not (attentions or isinstance(chunk, GPTModel)):
+        name = ", ".join(sorted(others)) or f"{type(chunk).__name__}, which has no core_attention,"
+        raise TrainerError(
+            f"data.reset_attention_mask = true, but {name} does not separate documents. Remove the key, or make the "
+            "attention use the boundaries of documents in place of the mask, and set separates_documents = True in it"
+        )
 
 
 class LayerNorm(torch.nn.LayerNorm):
@@ -113,8 +151,10 @@ class CoreAttention(MegatronModule):
     """Causal attention with torch's scaled_dot_product_attention, grouped queries, windows and context parallelism.
 
     With context parallelism, each rank has two chunks of the sequence (`zigzag_positions`), gathers the keys and values
-    of the others, and uses an explicit mask. A window shorter than the sequence uses one too.
+    of the others, and uses an explicit mask. Windows shorter than the sequence and documents use one too.
     """
+
+    separates_documents = True
 
     def __init__(
         self,
@@ -138,14 +178,24 @@ class CoreAttention(MegatronModule):
         self.window = None if config.window_size is None else config.window_size[0] + 1
 
     def forward(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        boundaries: torch.Tensor | None = None,
+        *args: Any,
+        **kwargs: Any,
     ) -> torch.Tensor:
-        """Query [s, b, n, d], key and value [s, b, g, d] -> [s, b, n*d]. Always causal; ignores mask arguments."""
+        """Query [s, b, n, d], key and value [s, b, g, d] -> [s, b, n*d]. Always causal.
+
+        `boundaries`, in the place of Core's attention mask, separates documents (`trainer.data.documents`).
+        """
         length, size = query.shape[0], self.cp_group.size()
         window = self.window if self.window is not None and self.window < length * size else None
         mask = None
-        if size > 1 or window is not None:
-            mask = _mask(length, self.cp_group.rank(), size, window, query.dtype, query.device)  # [s, S]
+        if size > 1 or window is not None or boundaries is not None:
+            documents = None if boundaries is None else tuple(boundaries.tolist())
+            mask = _mask(length, self.cp_group.rank(), size, window, documents, query.dtype, query.device)
         if size > 1:
             key, value = self._gather(key), self._gather(value)  # [S, b, g, d]
         context = self._attend(*(x.permute(1, 2, 0, 3) for x in (query, key, value)), mask)  # [b, n, s, d]
@@ -175,10 +225,23 @@ class CoreAttention(MegatronModule):
 
 @functools.lru_cache(maxsize=4)
 def _mask(
-    length: int, rank: int, size: int, window: int | None, dtype: torch.dtype, device: torch.device
+    length: int,
+    rank: int,
+    size: int,
+    window: int | None,
+    boundaries: tuple[int, ...] | None,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> torch.Tensor:
-    """Mask to add to the scores [s, S]: zero for visible keys, -inf for others. All layers share one."""
+    """Mask to add to the scores: zero for visible keys, -inf for others. All layers share one.
+
+    It has the shape [s, S], or [b, 1, s, S] with the boundaries of documents.
+    """
     positions = [zigzag_positions(length * size, rank, size) for rank in range(size)]
-    distance = positions[rank][:, None] - torch.cat(positions)[None, :]
+    queries, keys = positions[rank], torch.cat(positions)
+    distance = queries[:, None] - keys[None, :]
     visible = distance >= 0 if window is None else (distance >= 0) & (distance < window)
+    if boundaries is not None:
+        numbers = document_numbers(torch.tensor(boundaries), boundaries[-1] // (length * size))  # [b, S]
+        visible = visible & (numbers[:, None, queries, None] == numbers[:, None, None, keys])
     return torch.zeros(visible.shape, dtype=dtype).masked_fill_(~visible, -math.inf).to(device)

@@ -120,7 +120,8 @@ REPLACED = {
 
 HARMLESS_KEYS = re.compile(
     r"training\.(eval_|distributed_timeout|cross_entropy|cuda_graph|deterministic|recompute_).*"
-    r"|parallelism\.(overlap_|tp_comm|use_sharp|sequence_parallel|num_layers_in_|num_distributed_|account_for_|moe_|pipeline_.*layout).*"
+    r"|parallelism\.(overlap_|tp_comm|cp_comm|hierarchical_context_|use_sharp|sequence_parallel|num_layers_in_).*"
+    r"|parallelism\.(num_distributed_|account_for_|moe_|pipeline_.*layout).*"
     r"|data\.(num_workers|cache_dir)|checkpoint\.(?!load|finetune).*|logging\..*"
 )
 """Keys of a run file that do not affect the results."""
@@ -136,9 +137,6 @@ WHY_NOT = {
     "dataloader-type": "the trainer reads each sample once, in the order of --dataloader-type single",
     "use-checkpoint-args": "the model's sizes are in a checkpoint; write them into the script",
     "use-mp-args-from-checkpoint-args": "the model's sizes are in a checkpoint; write them into the script",
-    "reset-position-ids": "the trainer's positions continue across documents",
-    "reset-attention-mask": "the trainer attends across documents",
-    "eod-mask-loss": "the trainer's loss includes the end-of-document token",
     "no-load-optim": "the trainer resumes with the optimizer's state; checkpoint.finetune starts without it",
     "pretrained-checkpoint": "set checkpoint.load and checkpoint.finetune instead",
     "transformer-impl": "the trainer uses Transformer Engine if installed; see training.transformer_impl",

@@ -68,13 +68,15 @@ BELONGS_TO: dict[str, tuple[str, object]] = {
         ("logging.profile_step_start", None),
     ),
     "finetune": ("checkpoint.load", None),
+    "recompute-modules": ("training.recompute_granularity", "selective"),
+    "hierarchical-context-parallel-sizes": ("parallelism.cp_comm_type", "a2a+p2p"),
 }
 """Options that are only read, and only allowed in a run file, if another key has this value (None: any)."""
 
 LISTS = frozenset(("data-path", "train-data-path", "valid-data-path", "test-data-path"))
 
 SPECIAL = frozenset(
-    (*SPECIAL_KEYS, COUNT, "load", "profile", "use-pytorch-profiler", "recompute-activations")
+    (*SPECIAL_KEYS, COUNT, "load", "cp-comm-type", "profile", "use-pytorch-profiler", "recompute-activations")
 )
 """Options that are converted by their own functions."""
 
@@ -180,6 +182,7 @@ def _layout(job: Job, launch: Launch, flags: Flags, carried: Carried) -> None:
     if flag and tensor == 1:
         carried.drop("parallelism.sequence_parallel")
         carried.leave(flag.line, shown(flag), "Megatron-LM disables it if --tensor-model-parallel-size is 1")
+    _exchange(flags, carried)
     if layout := carried.get("parallelism.pipeline_model_parallel_layout"):
         _virtual_stages_of(layout, stages, carried)
     if flag := flags.get("num-layers-per-virtual-pipeline-stage"):
@@ -198,6 +201,19 @@ def _layout(job: Job, launch: Launch, flags: Flags, carried: Carried) -> None:
         replicas, rest = divmod(world[0] * world[1], model_parallel)
         if replicas and not rest:
             carried.put("training.global_batch_size", micro_batch * replicas)
+
+
+def _exchange(flags: Flags, carried: Carried) -> None:
+    """--cp-comm-type, which takes one value for all layers or one for each layer."""
+    if (flag := flags.get("cp-comm-type")) is None:
+        return
+    carried.seen.add(flag.name)
+    if (carried.get("parallelism.context_parallel_size") or 1) == 1:
+        carried.leave(flag.line, shown(flag), "it only applies with --context-parallel-size")
+    elif len(flag.values) > 1:
+        carried.leave(flag.line, shown(flag), "the trainer exchanges keys and values alike in all layers")
+    else:
+        carry_as(KEYS[flag.name], flag, carried)
 
 
 def _virtual_stages_of(layout: str, stages: int, carried: Carried) -> None:

@@ -29,7 +29,8 @@ def typed(path: str, flag: Flag) -> Any:
     if kind is bool:
         return True if not flag.values else None
     if typing.get_origin(kind) is tuple:
-        return _numbers(flag)
+        item = typing.get_args(kind)[0]
+        return _choices(flag, item) if typing.get_origin(item) is Literal else _numbers(flag)
     word = flag.value
     if len(flag.values) != 1 or word is None or not is_sure(word):
         return None
@@ -105,6 +106,13 @@ def _numbers(flag: Flag) -> list[int] | None:
         return None
     numbers = [int(word.text) for word in flag.values if re.fullmatch(r"\d{1,15}", word.text, re.ASCII)]
     return numbers if numbers and len(numbers) == len(flag.values) else None
+
+
+def _choices(flag: Flag, kind: Any) -> list[str] | None:
+    """The words after an option; None if one is unknown or not a choice, or if there are none."""
+    words = [word.text for word in flag.values]
+    are_choices = is_known(flag.values) and set(words) <= set(typing.get_args(kind))
+    return words if words and are_choices else None
 
 
 def _kind(path: str) -> Any:

@@ -8,6 +8,7 @@ from hpcgen.errors import Problem
 from hpcgen.planning.rules import (
     batch,
     checkpoint,
+    context_parallel,
     cuda_graphs,
     data,
     evaluation,
@@ -31,6 +32,7 @@ ERRORS: tuple[Rule, ...] = (
     *experts.RULES,
     *latent_attention.RULES,
     *multi_token.RULES,
+    *context_parallel.RULES,
     *batch.RULES,
     *recompute.RULES,
     *schedule.RULES,

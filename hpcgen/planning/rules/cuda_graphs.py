@@ -94,6 +94,18 @@ def cuda_graphs_need_tested_layers(facts: Facts) -> Iterator[Violation]:
             return
 
 
+def cuda_graphs_need_one_document(facts: Facts) -> Iterator[Violation]:
+    """No reset_attention_mask (hpcgen's rule: graphs have fixed shapes, but the number of documents varies)."""
+    if facts.training.cuda_graph_impl != "none" and facts.data.reset_attention_mask:
+        yield Violation(
+            path=KEY,
+            depends_on=("data",),
+            reason="has fixed shapes, but with data.reset_attention_mask = true the number of documents varies",
+            candidates=["none"],
+            advice="set reset_attention_mask to false",
+        )
+
+
 RULES: tuple[Rule, ...] = (
     cuda_graphs_need_transformer_engine,
     cuda_graphs_need_bf16,
@@ -101,4 +113,5 @@ RULES: tuple[Rule, ...] = (
     cuda_graphs_need_no_full_recompute,
     cuda_graphs_in_pipelines_need_constant_batch,
     cuda_graphs_need_tested_layers,
+    cuda_graphs_need_one_document,
 )

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Iterator
 
-from hpcgen.planning.rules.facts import Facts, Rule, Violation
+from hpcgen.planning.rules.facts import Facts, Rule, Violation, unread
 
 SPLIT = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*", re.ASCII)
 
@@ -96,10 +96,48 @@ def evaluation_has_samples(facts: Facts) -> Iterator[Violation]:
         )
 
 
+def documents_need_transformer_engine_on_gpus(facts: Facts) -> Iterator[Violation]:
+    """reset_attention_mask needs Transformer Engine on GPUs (hpcgen's rule).
+
+    torch's kernels would need a mask of all queries and keys, which the trainer only builds on CPUs.
+    """
+    is_torch = facts.device == "cuda" and facts.training.transformer_impl == "torch"
+    if facts.data.reset_attention_mask and is_torch:
+        yield Violation(
+            path="data.reset_attention_mask",
+            depends_on=("training",),
+            reason="requires Transformer Engine on GPUs, but training.transformer_impl is torch",
+            candidates=[False],
+            advice="set transformer_impl to transformer_engine",
+        )
+
+
+def end_of_document_is_used(facts: Facts) -> Iterator[Violation]:
+    """eod_id needs a key that reads it (hpcgen's rule: it would have no effect)."""
+    if not facts.data.needs_eod:
+        reason = "has no effect without reset_attention_mask, reset_position_ids or eod_mask_loss"
+        yield from unread(facts, ["data.eod_id"], reason)
+
+
+def end_of_document_has_row(facts: Facts) -> Iterator[Violation]:
+    """eod_id < padded_vocab_size (hpcgen's rule: no token has such an ID, so no document would end)."""
+    eod_id, rows = facts.data.eod_id, facts.resolved_model.padded_vocab_size
+    if eod_id is not None and rows is not None and eod_id >= rows:
+        yield Violation(
+            path="data.eod_id",
+            depends_on=("model",),
+            reason=f"is not below the size of the vocabulary, model.padded_vocab_size = {rows}",
+            advice="use the ID of the token at the end of each document",
+        )
+
+
 RULES: tuple[Rule, ...] = (
     data_has_one_source,
     held_out_blends_need_train,
     weights_are_given_for_all_or_none,
     split_is_valid,
     evaluation_has_samples,
+    documents_need_transformer_engine_on_gpus,
+    end_of_document_is_used,
+    end_of_document_has_row,
 )

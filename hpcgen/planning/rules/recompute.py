@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from hpcgen.planning.rules.facts import Facts, Rule, Violation, divisors
 from hpcgen.text import counted
+from trainer.contract.config import DISCARDS_OUTPUT
 
 
 def full_recompute_needs_method(facts: Facts) -> Iterator[Violation]:
@@ -84,9 +85,80 @@ def recompute_fits_chunk(facts: Facts) -> Iterator[Violation]:
         )
 
 
+def modules_need_selective(facts: Facts) -> Iterator[Violation]:
+    """recompute_modules needs recompute_granularity selective (transformer_config.py, __post_init__)."""
+    training = facts.training
+    if training.recompute_modules is not None and training.recompute_granularity != "selective":
+        granularity = training.recompute_granularity or "null"
+        yield Violation(
+            path="training.recompute_modules",
+            reason=f"is used only with recompute_granularity = selective, not {granularity}",
+            candidates=[None],
+            advice="set recompute_granularity to selective",
+        )
+
+
+NEEDED_BY_MODULE = {
+    "moe": ("num_moe_experts",),
+    "moe_act": ("num_moe_experts",),
+    "mla_up_proj": ("multi_latent_attention",),
+    "layernorm": ("num_moe_experts", "multi_latent_attention"),
+}
+"""Module -> keys of the model, one of which it needs. Transformer Engine computes the norms of other models inside the
+projections (gpt_layer_specs.py, get_gpt_layer_with_transformer_engine_spec), so recomputing them would do nothing."""
+
+
+def modules_exist(facts: Facts) -> Iterator[Violation]:
+    """The model has the modules to recompute (transformer_config.py, __post_init__; transformer_layer.py)."""
+    for module in facts.training.recompute_modules or ():
+        keys = NEEDED_BY_MODULE.get(module, ())
+        if keys and not any(getattr(facts.model, key, None) for key in keys):
+            yield _without(facts, module, f"requires model.{' or model.'.join(keys)}", ("model",))
+
+
+def modules_can_be_recomputed(facts: Facts) -> Iterator[Violation]:
+    """Recomputation that discards outputs needs Transformer Engine, and mlp an MLP without biases.
+
+    Sources: tensor_parallel/random.py, CheckpointWithoutOutputFunction, which reads Transformer Engine's state;
+    transformer_layer.py, _forward_mlp, whose checkpoint returns the bias itself. Its backward pass would never end.
+    """
+    modules = facts.training.recompute_modules or ()
+    is_torch = facts.device != "cuda" or facts.training.transformer_impl == "torch"
+    for module in modules:
+        if module in DISCARDS_OUTPUT and is_torch:
+            yield _without(facts, module, "requires GPUs and Transformer Engine's layers")
+        elif module == "mlp" and facts.model.add_bias_linear:
+            yield _without(facts, module, "requires model.add_bias_linear = false", ("model",))
+
+
+def delayed_scaling_keeps_outputs(facts: Facts) -> Iterator[Violation]:
+    """FP8 with delayed scaling cannot recompute layernorm and moe_act (transformer_config.py, __post_init__)."""
+    training = facts.training
+    if training.fp8 is None or training.fp8_recipe != "delayed":
+        return
+    for module in training.recompute_modules or ():
+        if module in ("layernorm", "moe_act"):
+            yield _without(facts, module, "does not support training.fp8_recipe = delayed")
+
+
+def _without(facts: Facts, module: str, reason: str, depends_on: tuple[str, ...] = ()) -> Violation:
+    """The violation of a rule by one of recompute_modules, which the other modules do not break."""
+    others = tuple(other for other in facts.training.recompute_modules or () if other != module)
+    return Violation(
+        path="training.recompute_modules",
+        depends_on=depends_on,
+        reason=f"contains {module}, which {reason}",
+        candidates=[others or None],
+    )
+
+
 RULES: tuple[Rule, ...] = (
     full_recompute_needs_method,
     full_recompute_needs_num_layers,
     recompute_details_need_full,
     recompute_fits_chunk,
+    modules_need_selective,
+    modules_exist,
+    modules_can_be_recomputed,
+    delayed_scaling_keeps_outputs,
 )

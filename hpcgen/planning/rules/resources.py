@@ -17,10 +17,12 @@ def tensor_and_context_parallel_stay_in_node(facts: Facts) -> Iterator[Violation
     """TP x CP <= the devices connected by NVLink (hpcgen's rule).
 
     Both exchange activations in every layer, which is limited by the network between nodes (arXiv 2104.04473,
-    section 3.2, on tensor parallelism).
+    section 3.2, on tensor parallelism). With hierarchical context parallelism, this applies to its groups.
     """
     axes, node = facts.parallelism, facts.gpus_per_node
     tensor, context = axes.tensor_model_parallel_size, axes.context_parallel_size
+    if axes.hierarchical_context_parallel_sizes:
+        context = axes.hierarchical_context_parallel_sizes[0]
     if tensor > node:
         yield Violation(
             path=TP,
@@ -64,7 +66,13 @@ def model_fits_device(facts: Facts) -> Iterator[Violation]:
     layout, model, available = facts.layout, facts.resolved_model, facts.device_memory_gib
     if layout is None or available is None or model.padded_vocab_size is None:
         return
-    estimate = estimate_memory(model, facts.parallelism, facts.training, layout)
+    estimate = estimate_memory(
+        model,
+        facts.parallelism,
+        facts.training,
+        layout,
+        separates_documents=facts.data.reset_attention_mask,
+    )
     if estimate.total_gib > available:
         size = layout.tensor_model_parallel_size
         yield Violation(

@@ -1,0 +1,118 @@
+"""Rules for the exchange of keys and values between context-parallel ranks.
+
+Unless a docstring names another source, the source is Transformer Engine's attention with context parallelism
+(transformer_engine/pytorch/attention/dot_product_attention/context_parallel.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from hpcgen.planning.rules.facts import Facts, Rule, Violation, divisors, unread
+from hpcgen.planning.rules.parallelism import CP
+
+KIND = "parallelism.cp_comm_type"
+SIZES = "parallelism.hierarchical_context_parallel_sizes"
+
+
+def exchange_needs_context_parallel(facts: Facts) -> Iterator[Violation]:
+    """cp_comm_type needs CP > 1 (hpcgen's rule: it would have no effect)."""
+    if facts.parallelism.context_parallel_size == 1:
+        yield from unread(facts, [KIND], f"has no effect, because {CP} is 1", f"set {CP}")
+
+
+def exchange_fits_kernels(facts: Facts) -> Iterator[Violation]:
+    """torch's kernels gather keys and values (trainer/model/layers.py, CoreAttention)."""
+    if facts.parallelism.cp_comm_type in (None, "all_gather"):
+        return
+    if facts.device != "cuda":
+        reason = "requires Transformer Engine, but the cluster's nodes have no GPUs"
+    elif facts.training.transformer_impl == "torch":
+        reason = "requires Transformer Engine, but training.transformer_impl is torch"
+    else:
+        return
+    yield Violation(path=KIND, depends_on=("training",), reason=reason, candidates=[None, "all_gather"])
+
+
+def exchange_fits_attention(facts: Facts) -> Iterator[Violation]:
+    """Windows need all_gather or a2a (attn_forward_func_with_cp), and documents all_gather.
+
+    With documents, the trainer gathers keys and values itself (trainer/model/packing.py): all_gather and a2a+p2p refuse
+    packed documents, and p2p and a2a need each of them padded to a multiple of 2 x CP.
+    """
+    kind = facts.parallelism.cp_comm_type
+    if facts.data.reset_attention_mask and kind not in (None, "all_gather"):
+        yield Violation(
+            path=KIND,
+            depends_on=("data",),
+            reason="does not support documents of any length, but data.reset_attention_mask is true",
+            candidates=[None, "all_gather"],
+        )
+    elif facts.model.window_size is not None and kind in ("p2p", "a2a+p2p"):
+        yield Violation(
+            path=KIND,
+            depends_on=("model",),
+            reason="does not support model.window_size",
+            candidates=[None, "all_gather", "a2a"],
+        )
+
+
+def exchange_divides_heads(facts: Facts) -> Iterator[Violation]:
+    """a2a divides the heads of a tensor-parallel rank by CP, and a2a+p2p by the first of its sizes.
+
+    Source: AttnFuncWithCPAndQKVOA2A.forward, for queries, keys and values.
+    """
+    kind, sizes = facts.parallelism.cp_comm_type, facts.parallelism.hierarchical_context_parallel_sizes
+    if kind not in ("a2a", "a2a+p2p") or (kind == "a2a+p2p" and not sizes):
+        return
+    tensor = facts.parallelism.tensor_model_parallel_size
+    groups = facts.resolved_model.num_query_groups
+    assert groups is not None
+    ranks = facts.parallelism.context_parallel_size if kind == "a2a" or sizes is None else sizes[0]
+    for key, heads in (
+        ("num_attention_heads", facts.model.num_attention_heads // tensor),
+        ("num_query_groups", max(1, groups // tensor)),
+    ):
+        if heads % ranks:
+            yield Violation(
+                path=KIND if kind == "a2a" else SIZES,
+                depends_on=("model",),
+                reason=f"divides heads by {ranks}, but model.{key} / TP = {heads} is not a multiple of it "
+                f"({heads} / {ranks})",
+                candidates=["all_gather", "p2p"] if kind == "a2a" else _sizes(facts),
+                offers=2,
+            )
+            return
+
+
+def hierarchy_fits_ranks(facts: Facts) -> Iterator[Violation]:
+    """a2a+p2p needs two sizes with the product CP.
+
+    Sources: attn_forward_func_with_cp, and megatron/core/parallel_state.py, initialize_model_parallel.
+    """
+    kind, sizes = facts.parallelism.cp_comm_type, facts.parallelism.hierarchical_context_parallel_sizes
+    if kind != "a2a+p2p":
+        advice = "set cp_comm_type to a2a+p2p"
+        yield from unread(facts, [SIZES], f"is used only with {KIND} = a2a+p2p", advice)
+        return
+    size = facts.parallelism.context_parallel_size
+    if sizes is None or len(sizes) != 2 or math.prod(sizes) != size:
+        reason = f"must be two sizes with the product {CP} = {size} for {KIND} = a2a+p2p"
+        yield Violation(path=SIZES, reason=reason, candidates=_sizes(facts), offers=2)
+
+
+def _sizes(facts: Facts) -> list[tuple[int, int]]:
+    """Pairs of sizes with the product CP, those with full nodes as groups first."""
+    size, tensor = facts.parallelism.context_parallel_size, facts.parallelism.tensor_model_parallel_size
+    inner = divisors(size, near=max(1, facts.gpus_per_node // tensor))
+    return [(group, size // group) for group in inner]
+
+
+RULES: tuple[Rule, ...] = (
+    exchange_needs_context_parallel,
+    exchange_fits_kernels,
+    exchange_fits_attention,
+    hierarchy_fits_ranks,
+    exchange_divides_heads,
+)

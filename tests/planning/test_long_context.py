@@ -1,0 +1,159 @@
+"""Rules and memory of documents, of the exchange between context-parallel ranks, and of recomputed modules."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from hpcgen.planning.layout import Layout
+from hpcgen.planning.memory import estimate_memory
+from hpcgen.planning.rules import check
+from tests.planning.cases import errors, valid_facts
+from tests.planning.test_model_size import llama3_8b
+from trainer.contract.config import ParallelismConfig, TrainingConfig
+
+DOCUMENTS = {"data__reset_attention_mask": True}
+CP, KIND = "parallelism__context_parallel_size", "parallelism__cp_comm_type"
+SIZES = "parallelism__hierarchical_context_parallel_sizes"
+MODULES, SELECTIVE = "training__recompute_modules", {"training__recompute_granularity": "selective"}
+TORCH = {"training__transformer_impl": "torch"}
+NO_BIAS = {"model__add_bias_linear": False}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {**DOCUMENTS, **TORCH},
+            "data.reset_attention_mask requires Transformer Engine on GPUs, but training.transformer_impl is torch; "
+            "use false, or set transformer_impl to transformer_engine",
+        ),
+        (
+            {**DOCUMENTS, "training__cuda_graph_impl": "transformer_engine"},
+            "training.cuda_graph_impl has fixed shapes, but with data.reset_attention_mask = true the number of "
+            "documents varies; use none, or set reset_attention_mask to false",
+        ),
+        (
+            {"data__eod_id": 7},
+            "data.eod_id has no effect without reset_attention_mask, reset_position_ids or eod_mask_loss; use null",
+        ),
+        (
+            {**DOCUMENTS, "data__eod_id": 60000},
+            "data.eod_id is not below the size of the vocabulary, model.padded_vocab_size = 50304; use the ID of the "
+            "token at the end of each document",
+        ),
+        (
+            {**DOCUMENTS, CP: 2, KIND: "p2p"},
+            "parallelism.cp_comm_type does not support documents of any length, but data.reset_attention_mask is "
+            "true; use null or all_gather",
+        ),
+        (
+            {"model__window_size": 512, CP: 2, KIND: "p2p"},
+            "parallelism.cp_comm_type does not support model.window_size; use null, all_gather or a2a",
+        ),
+        (
+            {KIND: "a2a"},
+            "parallelism.cp_comm_type has no effect, because parallelism.context_parallel_size is 1; use null, or "
+            "set parallelism.context_parallel_size",
+        ),
+        (
+            {**TORCH, CP: 2, KIND: "a2a"},
+            "parallelism.cp_comm_type requires Transformer Engine, but training.transformer_impl is torch; use null "
+            "or all_gather",
+        ),
+        (
+            {"model__num_query_groups": 2, CP: 4, KIND: "a2a"},
+            "parallelism.cp_comm_type divides heads by 4, but model.num_query_groups / TP = 2 is not a multiple of it "
+            "(2 / 4); use all_gather or p2p",
+        ),
+        (
+            {CP: 4, KIND: "a2a+p2p"},
+            "parallelism.hierarchical_context_parallel_sizes must be two sizes with the product "
+            "parallelism.context_parallel_size = 4 for parallelism.cp_comm_type = a2a+p2p; use [4, 1] or [2, 2]",
+        ),
+        (
+            {CP: 4, KIND: "a2a", SIZES: (2, 2)},
+            "parallelism.hierarchical_context_parallel_sizes is used only with parallelism.cp_comm_type = a2a+p2p; "
+            "use null, or set cp_comm_type to a2a+p2p",
+        ),
+        (
+            {CP: 8, KIND: "a2a+p2p", SIZES: (4, 2), "model__num_query_groups": 2},
+            "parallelism.hierarchical_context_parallel_sizes divides heads by 4, but model.num_query_groups / TP = 2 "
+            "is not a multiple of it (2 / 4); use [2, 4] or [1, 8]",
+        ),
+        (
+            {MODULES: ("mlp",), **NO_BIAS},
+            "training.recompute_modules is used only with recompute_granularity = selective, not null; use null, or "
+            "set recompute_granularity to selective",
+        ),
+        (
+            {**SELECTIVE, MODULES: ("core_attn", "mlp")},
+            "training.recompute_modules contains mlp, which requires model.add_bias_linear = false; use [core_attn]",
+        ),
+        (
+            {**SELECTIVE, MODULES: ("moe",)},
+            "training.recompute_modules contains moe, which requires model.num_moe_experts; use null",
+        ),
+        (
+            {**SELECTIVE, MODULES: ("layernorm",)},
+            "training.recompute_modules contains layernorm, which requires model.num_moe_experts or "
+            "model.multi_latent_attention; use null",
+        ),
+    ],
+)
+def test_a_broken_rule_is_one_message_with_values_that_work(changes: dict[str, object], message: str) -> None:
+    assert errors(**changes) == [message]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {**DOCUMENTS, "data__eod_id": 50256},
+        {**DOCUMENTS, CP: 2, KIND: "all_gather"},
+        {"model__window_size": 512, CP: 2, KIND: "a2a"},
+        {CP: 8, KIND: "a2a+p2p", SIZES: (4, 2), "model__num_query_groups": 4},
+        {**TORCH, CP: 2, KIND: "all_gather"},
+        {**SELECTIVE, MODULES: ("core_attn", "mlp"), **NO_BIAS},
+    ],
+)
+def test_valid_values_pass(changes: dict[str, object]) -> None:
+    assert errors(**changes) == []
+
+
+def test_documents_need_no_transformer_engine_on_cpus() -> None:
+    facts = dataclasses.replace(valid_facts(**DOCUMENTS, data__eod_id=3), device="cpu")
+    assert check(facts)[0] == []
+
+
+def gib(
+    context_parallel: int, documents: bool = False, seq_length: int = 131072, **training: object
+) -> float:
+    """Activations of Llama 3 8B on 8 GPUs with TP 1."""
+    model = dataclasses.replace(llama3_8b(32), seq_length=seq_length, max_position_embeddings=seq_length)
+    parallelism = ParallelismConfig(context_parallel_size=context_parallel)
+    config = TrainingConfig(micro_batch_size=1, global_batch_size=8, train_iters=1, **training)
+    layout = Layout.make(model, parallelism, config, 8)
+    assert layout is not None
+    found = estimate_memory(model, parallelism, config, layout, separates_documents=documents)
+    return found.activation_bytes / 2**30
+
+
+def test_context_parallelism_divides_activations() -> None:
+    assert gib(1) / gib(8) == pytest.approx(8, rel=0.01)
+    assert gib(8) == pytest.approx(gib(1, seq_length=16384), rel=0.01)
+
+
+def test_a_recomputed_mlp_keeps_its_input() -> None:
+    """Llama 3 8B: 4096 wide, with an MLP of 14336. Its 32 layers store 3 x 14336 + 4096 values per token less."""
+    stored = gib(8) - gib(8, recompute_granularity="selective", recompute_modules=("mlp",))
+    assert stored == pytest.approx(31 * 16384 * 2 * (3 * 14336 + 4096) / 2**30, rel=0.01)
+
+
+def test_documents_keep_gathered_keys_and_values() -> None:
+    """8 groups of 128 channels, of 7/8 of the sequence, for 32 layers, or for one if the attention is recomputed."""
+    gathered = 131072 * 7 / 8 * 2 * 2 * 1024 / 2**30
+    assert gib(8, documents=True) - gib(8) == pytest.approx(32 * gathered, rel=0.01)
+    recomputed = gib(8, documents=True, recompute_granularity="selective")
+    assert recomputed - gib(8) == pytest.approx(gathered, rel=0.02)
+    assert gib(1, documents=True) == gib(1)

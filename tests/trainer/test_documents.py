@@ -1,0 +1,331 @@
+"""Documents that do not see each other: masks, positions and losses, at every layout."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from megatron.core.datasets.gpt_dataset import _get_ltor_masks_and_position_ids
+
+from tests.trainer.forked import run_ranks
+from tests.trainer.runs import GPT, QWEN, Run, environment, finished, free_port, gpt_config, run
+from trainer.contract.config import BlendConfig
+from trainer.data import documents, loader
+from trainer.distributed.sequence import zigzag_positions
+from trainer.model import layers, packing
+
+EOD = 999
+LENGTH = 64
+SEPARATE = {"reset_attention_mask": True, "reset_position_ids": True, "eod_mask_loss": True, "eod_id": EOD}
+TP2_SP = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
+PP2 = {"pipeline_model_parallel_size": 2}
+CP2 = {"context_parallel_size": 2}
+LAYOUTS = [
+    pytest.param(TP2_SP, 2, id="TP2+SP"),
+    pytest.param(PP2, 2, id="PP2"),
+    pytest.param(CP2, 2, id="CP2"),
+    pytest.param(PP2 | {"virtual_pipeline_model_parallel_size": 2}, 2, id="VPP2", marks=pytest.mark.slow),
+    pytest.param(PP2 | CP2, 4, id="PP2xCP2", marks=pytest.mark.slow),
+    pytest.param(TP2_SP | CP2, 4, id="TP2xCP2", marks=pytest.mark.slow),
+]
+
+
+def sample(*lengths: int, seed: int = 0) -> list[int]:
+    """Documents of these lengths with random tokens. Each ends with the end-of-document token."""
+    random = numpy.random.default_rng([seed, *lengths])
+    return [token for length in lengths for token in [*random.integers(0, 500, length - 1).tolist(), EOD]]
+
+
+@pytest.fixture(scope="module")
+def short_documents(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Prefix of a corpus of documents of 1 to 40 tokens, so that a sample has several."""
+    from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
+
+    prefix = tmp_path_factory.mktemp("documents") / "short"
+    random = numpy.random.default_rng(5)
+    builder = IndexedDatasetBuilder(f"{prefix}.bin", dtype=numpy.uint16)
+    for _ in range(300):
+        start, length = random.integers(0, 400), random.integers(0, 40)
+        document = [*((start + numpy.arange(length)) % 500), EOD]
+        builder.add_document(numpy.array(document), [len(document)])
+    builder.finalize(f"{prefix}.idx")
+    return str(prefix)
+
+
+def documents_config(
+    prefix: str, directory: Path, model: dict[str, Any] = GPT, **data: Any
+) -> dict[str, Any]:
+    config = gpt_config(prefix, directory, model)
+    config["data"] |= data or SEPARATE
+    config["optimizer"]["lr"] = 1e-3  # does not amplify rounding as 1e-2 does
+    return config
+
+
+# What Megatron-LM does
+
+FLAGS = ("reset_position_ids", "reset_attention_mask", "eod_mask_loss")
+
+
+@pytest.mark.parametrize("lengths", [(64,), (10, 54), (1, 1, 30, 32), (63, 1), (20, 70)])
+@pytest.mark.parametrize("flags", [(i & 1, i & 2, i & 4) for i in range(8)])
+def test_masks_and_positions_are_those_of_megatron_lm(
+    flags: tuple[int, int, int], lengths: tuple[int, ...]
+) -> None:
+    tokens = torch.tensor(sample(*lengths)[:LENGTH])
+    reset_position_ids, reset_attention_mask, eod_mask_loss = map(bool, flags)
+    hidden, loss_mask, position_ids = _get_ltor_masks_and_position_ids(
+        tokens, EOD, reset_position_ids, reset_attention_mask, eod_mask_loss, True
+    )
+    data = BlendConfig(eod_id=EOD, **dict(zip(FLAGS, map(bool, flags), strict=True)))
+    item = {"tokens": tokens, "labels": tokens.roll(-1), "loss_mask": torch.ones(LENGTH)}
+    packed = loader._packed([item], data, None)
+    assert torch.equal(packed.fields[2][0].float(), loss_mask)
+    if reset_position_ids:
+        assert torch.equal(packed.fields[3][0], position_ids)
+    else:
+        assert len(packed.fields) == 3
+    if reset_attention_mask:
+        assert packed.boundaries is not None
+        mask = layers._mask(
+            LENGTH, 0, 1, None, tuple(packed.boundaries.tolist()), torch.float32, torch.device("cpu")
+        )
+        assert torch.equal(mask[0, 0] == -math.inf, hidden[0])
+    else:
+        assert packed.boundaries is None
+
+
+def test_a_window_and_documents_both_hide_keys() -> None:
+    boundaries = documents.boundaries(documents.first_tokens(torch.tensor([sample(6, 10)]), EOD))
+    mask = layers._mask(16, 0, 1, 4, tuple(boundaries.tolist()), torch.float32, torch.device("cpu"))
+    visible = [set(numpy.flatnonzero(row == 0).tolist()) for row in mask[0, 0].numpy()]
+    assert visible[5] == {2, 3, 4, 5}
+    assert visible[7] == {6, 7}
+    assert visible[12] == {9, 10, 11, 12}
+
+
+# Training
+
+
+@pytest.fixture(scope="module")
+def single(short_documents: str, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return finished(documents_config(short_documents, tmp_path_factory.mktemp("single")))
+
+
+@pytest.fixture(scope="module")
+def single_qwen(short_documents: str, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return finished(documents_config(short_documents, tmp_path_factory.mktemp("qwen"), QWEN))
+
+
+def assert_same_curve(found: Run, reference: Run) -> None:
+    numpy.testing.assert_allclose(found.steps, reference.steps, rtol=5e-7, atol=0)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("layout", "world_size"), LAYOUTS)
+def test_documents_train_alike_at_every_layout(
+    layout: dict[str, Any], world_size: int, short_documents: str, tmp_path: Path, single: Run
+) -> None:
+    config = documents_config(short_documents, tmp_path)
+    assert_same_curve(finished(config | {"world_size": world_size, "parallelism": layout}), single)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("layout", "world_size"),
+    [pytest.param(TP2_SP | CP2, 4, id="TP2xCP2", marks=pytest.mark.slow), LAYOUTS[2]],
+)
+def test_documents_with_a_window_train_alike(
+    layout: dict[str, Any], world_size: int, short_documents: str, tmp_path: Path, single_qwen: Run
+) -> None:
+    config = documents_config(short_documents, tmp_path, QWEN)
+    assert_same_curve(finished(config | {"world_size": world_size, "parallelism": layout}), single_qwen)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    "training",
+    [
+        pytest.param({"micro_batch_size": 2}, id="microbatch"),
+        pytest.param({"recompute_granularity": "selective"}, id="selective"),
+        pytest.param(
+            {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 2},
+            id="full",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_documents_train_alike_with_other_settings(
+    training: dict[str, Any], short_documents: str, tmp_path: Path, single: Run
+) -> None:
+    config = documents_config(short_documents, tmp_path)
+    config["training"] |= training
+    assert_same_curve(finished(config), single)
+
+
+@pytest.mark.process
+def test_each_key_changes_the_losses(short_documents: str, tmp_path: Path) -> None:
+    def first_loss(name: str, **data: Any) -> float:
+        config = documents_config(short_documents, tmp_path / name, eod_id=EOD, **data)
+        config["training"]["train_iters"] = 1
+        config["optimizer"]["lr_warmup_iters"] = 0
+        return finished(config).steps[0][1]
+
+    losses = [first_loss("none"), *(first_loss(flag, **{flag: True}) for flag in FLAGS)]
+    assert len(set(losses)) == len(losses)
+
+
+@pytest.mark.process
+def test_a_resumed_run_repeats_the_losses_exactly(short_documents: str, tmp_path: Path, single: Run) -> None:
+    config = documents_config(short_documents, tmp_path)
+    config["training"]["train_iters"] = 3
+    config["optimizer"]["lr_decay_iters"] = 6
+    finished(config)
+    config["training"]["train_iters"] = 6
+    assert finished(config).steps == single.steps
+
+    config["data"]["eod_mask_loss"] = False
+    config["training"]["train_iters"] = 7
+    refused = run(config)
+    assert refused.statuses == (2,)
+    assert "data.eod_mask_loss: true -> false" in refused.log
+
+
+@pytest.mark.process
+def test_a_corpus_with_another_end_of_document_is_refused(short_documents: str, tmp_path: Path) -> None:
+    config = documents_config(short_documents, tmp_path)
+    config["data"]["eod_id"] = 998
+    refused = run(config)
+    assert refused.statuses == (2,)
+    assert "ends with the token 998 (data.eod_id); the first ends with 999" in refused.log
+
+
+# Logits
+
+
+def logits(config: dict[str, Any], directory: Path, samples: Sequence[Sequence[int]]) -> torch.Tensor:
+    """Logits [b, S, vocabulary] of samples at the layout of `config`."""
+    directory.mkdir(parents=True)
+    files = [directory / "config.json", directory / "samples.json", directory / "found"]
+    files[0].write_text(json.dumps(config))
+    files[1].write_text(json.dumps(samples))
+    files[2].mkdir()
+    port = free_port()
+    environments = [environment(rank, config["world_size"], port) for rank in range(config["world_size"])]
+    for done in run_ranks(["-m", "tests.trainer.logits", *map(str, files)], environments):
+        assert done.returncode == 0, done.stderr
+    parts = [torch.load(path) for path in sorted(files[2].glob("*.pt"))]
+    size = sum(len(part["positions"]) for part in parts if part["tp"] == 0)
+    rows = [
+        torch.cat([part["logits"] for part in parts if torch.equal(part["positions"], positions)], dim=2)
+        for positions in (part["positions"] for part in parts if part["tp"] == 0)
+    ]
+    order = torch.cat([part["positions"] for part in parts if part["tp"] == 0])
+    assert size == len(order.unique())
+    return torch.cat(rows, dim=1)[:, order.argsort()]
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("model", [pytest.param(GPT, id="gpt"), pytest.param(QWEN, id="qwen")])
+@pytest.mark.parametrize(("layout", "world_size"), [pytest.param({}, 1, id="one"), *LAYOUTS])
+def test_a_document_does_not_see_its_neighbors(
+    layout: dict[str, Any], world_size: int, model: dict[str, Any], short_documents: str, tmp_path: Path
+) -> None:
+    """The samples are A B, A B', A C D, B A and A alone, where A, B and B' have 24, 40 and 40 tokens."""
+    a, b, other_b = sample(24), sample(40), sample(40, seed=1)
+    samples = [a + b, a + other_b, a + sample(8, 32), b + a]
+    config = documents_config(short_documents, tmp_path / "run", model)
+    config |= {"world_size": world_size, "parallelism": layout}
+    config["training"] |= {"micro_batch_size": 2}
+    together = logits(config, tmp_path / "together", [[*each, 0] for each in samples])
+    assert torch.equal(together[1, :24], together[0, :24])
+    assert torch.equal(together[2, :24], together[0, :24])
+    assert not torch.allclose(together[1, 24:], together[0, 24:], atol=1e-2)
+
+    config["model"]["max_position_embeddings"] = LENGTH
+    config["model"]["seq_length"] = 24
+    config |= {"world_size": 1, "parallelism": {}}
+    config["training"] |= {"global_batch_size": 1, "micro_batch_size": 1}
+    alone = logits(config, tmp_path / "alone", [[*a, 0]])
+    rounding = 1e-6 * float(alone.abs().max())  # other kernels for other lengths
+    numpy.testing.assert_allclose(together[0, :24], alone[0], rtol=0, atol=rounding)
+    numpy.testing.assert_allclose(together[3, 40:], alone[0], rtol=0, atol=rounding)
+
+
+# Packing for Transformer Engine
+
+
+class Rank:
+    """A context-parallel rank, in place of its process group."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self._rank, self._size = rank, size
+
+    def rank(self) -> int:
+        return self._rank
+
+    def size(self) -> int:
+        return self._size
+
+
+def attend_by_piece(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, pieces: packing.Pieces
+) -> torch.Tensor:
+    """Attention with a causal mask that is aligned with the last key of each piece, one piece at a time."""
+    results = []
+    bounds = [each.tolist() for each in (pieces.cu_seqlens_q, pieces.cu_seqlens_kv)]
+    for first, end, first_key, end_key in zip(
+        bounds[0][:-1], bounds[0][1:], bounds[1][:-1], bounds[1][1:], strict=True
+    ):
+        assert end - first <= pieces.max_seqlen_q
+        assert end_key - first_key <= pieces.max_seqlen_kv
+        q, k, v = (
+            x.transpose(0, 1) for x in (query[first:end], key[first_key:end_key], value[first_key:end_key])
+        )
+        mask = torch.ones(end - first, end_key - first_key, dtype=torch.bool).tril(
+            end_key - first_key - (end - first)
+        )
+        attended = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
+        results.append(attended.transpose(0, 1).flatten(1))
+    assert key.shape[0] == bounds[1][-1]
+    return torch.cat(results)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("lengths", [(10, 54), (64,), (1, 1, 30, 32), (8,) * 8])
+def test_packed_attention_is_masked_attention(
+    size: int, lengths: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = torch.tensor([sample(*lengths), sample(33, 31)])
+    boundaries = documents.boundaries(documents.first_tokens(tokens, EOD))
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (
+        torch.randn(LENGTH, 2, heads, 8, generator=generator, dtype=torch.float64, requires_grad=True)
+        for heads in (4, 2, 2)
+    )
+    mask = layers._mask(LENGTH, 0, 1, None, tuple(boundaries.tolist()), torch.float64, torch.device("cpu"))
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        *(x.permute(1, 2, 0, 3) for x in (query, key, value)), attn_mask=mask, enable_gqa=True
+    )
+    expected = expected.permute(2, 0, 1, 3).flatten(2)
+    order = [zigzag_positions(LENGTH, rank, size) for rank in range(size)]
+    monkeypatch.setattr(packing, "gather_from_sequence_parallel_region", lambda x, group: everything[id(x)])
+    found = torch.empty_like(expected)
+    for rank, positions in enumerate(order):
+        parts = [x[positions].contiguous() for x in (query, key, value)]
+        everything = {
+            id(part): whole[torch.cat(order)] for part, whole in zip(parts[1:], (key, value), strict=True)
+        }
+        group: Any = Rank(rank, size)
+        found[positions] = packing.attend_packed(*parts, boundaries, group, attend_by_piece)
+    torch.testing.assert_close(found, expected)
+    weights = torch.randn(expected.shape, generator=generator, dtype=torch.float64)
+    gradients = [
+        torch.autograd.grad((each * weights).sum(), (query, key, value)) for each in (found, expected)
+    ]
+    torch.testing.assert_close(*gradients)
