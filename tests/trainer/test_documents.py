@@ -14,7 +14,7 @@ import torch
 from megatron.core.datasets.gpt_dataset import _get_ltor_masks_and_position_ids
 
 from tests.trainer.forked import run_ranks
-from tests.trainer.runs import GPT, QWEN, Run, environment, finished, free_port, gpt_config, run
+from tests.trainer.runs import DEEPSEEK, GPT, QWEN, Run, environment, finished, free_port, gpt_config, run
 from trainer.contract.config import BlendConfig
 from trainer.data import documents, loader
 from trainer.distributed.sequence import zigzag_positions
@@ -231,7 +231,14 @@ def logits(config: dict[str, Any], directory: Path, samples: Sequence[Sequence[i
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("model", [pytest.param(GPT, id="gpt"), pytest.param(QWEN, id="qwen")])
+@pytest.mark.parametrize(
+    "model",
+    [
+        pytest.param(GPT, id="gpt"),
+        pytest.param(QWEN, id="qwen"),
+        pytest.param(DEEPSEEK | {"mtp_num_layers": None}, id="latent"),
+    ],
+)
 @pytest.mark.parametrize(("layout", "world_size"), [pytest.param({}, 1, id="one"), *LAYOUTS])
 def test_a_document_does_not_see_its_neighbors(
     layout: dict[str, Any], world_size: int, model: dict[str, Any], short_documents: str, tmp_path: Path
