@@ -314,6 +314,11 @@ def test_a_blend_of_megatron_lm_is_read() -> None:
             {"content_metadata": {"distrib_optim_sharding_type": "dp_reshardable"}},
             "--dist-ckpt-optim-fully-reshardable",
         ),
+        (
+            {"num_experts": 8, "expert_model_parallel_size": 2},
+            {"content_metadata": {"distrib_optim_sharding_type": "dp_reshardable"}},
+            "expert_model_parallel_size: 2, expert_tensor_parallel_size: 1",
+        ),
     ],
 )
 def test_unsupported_checkpoints_of_megatron_lm_are_refused_by_name(
@@ -579,6 +584,12 @@ CASES = {
     # Megatron-Core cannot load an optimizer state without separate groups for experts at EP > 1.
     "EP2": Case(
         flags=("--expert-model-parallel-size", "2", *EXPERTS, RESHARDABLE),
+        model=MOE,
+        ranks=2,
+        layout={"expert_model_parallel_size": 2},
+    ),
+    "EP2, their default sharding": Case(
+        flags=("--expert-model-parallel-size", "2", *EXPERTS),
         model=MOE,
         ranks=2,
         layout={"expert_model_parallel_size": 2},

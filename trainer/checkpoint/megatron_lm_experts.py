@@ -38,12 +38,22 @@ def expert_args(model: ModelConfig) -> dict[str, Any]:
     }
 
 
-def expert_layout_args(model: ModelConfig, layout: ParallelismConfig) -> dict[str, Any]:
-    """Arguments for the expert-parallel sizes."""
-    sizes: dict[str, Any] = {"expert_model_parallel_size": layout.expert_model_parallel_size}
-    if model.num_moe_experts is not None:
-        sizes["expert_tensor_parallel_size"] = expert_tensor_parallel_size(layout)
-    return sizes
+def current_expert_layout(layout: ParallelismConfig) -> dict[str, int]:
+    """Arguments for the expert-parallel sizes of a model with experts."""
+    return {
+        "expert_model_parallel_size": layout.expert_model_parallel_size,
+        "expert_tensor_parallel_size": expert_tensor_parallel_size(layout),
+    }
+
+
+def saved_expert_layout(args: Mapping[str, Any]) -> dict[str, int]:
+    """Expert-parallel sizes in `args`, of which ETP is TP unless it is set."""
+    return {
+        "expert_model_parallel_size": args.get("expert_model_parallel_size") or 1,
+        "expert_tensor_parallel_size": (
+            args.get("expert_tensor_parallel_size") or args["tensor_model_parallel_size"]
+        ),
+    }
 
 
 def expert_section(args: Mapping[str, Any]) -> dict[str, Any]:
