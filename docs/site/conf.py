@@ -61,6 +61,7 @@ CONTENTS = {
             "docs/training",
             "docs/training-options",
             "docs/moe",
+            "docs/deepseek",
             "docs/long-context",
             "docs/resuming",
             "docs/stages",

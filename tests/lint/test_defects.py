@@ -424,3 +424,15 @@ def test_an_endpoint_without_a_port_has_torchruns_own(text: str, found: bool) ->
 def test_the_tasks_that_a_step_has_on_a_node(directives: str, options: str, tasks: int) -> None:
     job = Job(read(f"#!/bin/bash\n#SBATCH --nodes=2 {directives}\nsrun {options} python train.py\n"))
     assert job.tasks_per_node(job.steps[0]) == tasks
+
+
+def test_latent_attention_with_tensor_parallelism_needs_sequence_parallelism() -> None:
+    shape = "--num-layers 4 --hidden-size 512 --num-attention-heads 8 --position-embedding-type rope"
+    options = f"{shape} --multi-latent-attention --tensor-model-parallel-size 2"
+    script = f"{HEAD}srun python pretrain_gpt.py {options}"
+    [found] = lint(f"{script}\n", rules=["parallel-sizes"])
+    assert "must be true for --multi-latent-attention with TP = 2" in found.why
+    assert (
+        lint(f"{script} --sequence-parallel --kv-channels 64\n", rules=["parallel-sizes", "model-shape"])
+        == []
+    )

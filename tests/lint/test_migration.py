@@ -885,3 +885,59 @@ def test_a_training_in_singularity_is_found_and_its_container_listed() -> None:
     ended = init(f"#!/bin/bash\n#SBATCH --nodes=2\n{program}\n")
     assert ended.status == 0, ended.stderr
     assert "pyxis or enroot" in left(ended)["the container of singularity"]
+
+
+MLA = f"{ROPE} --multi-latent-attention"
+
+
+def test_latent_attention_has_megatron_lms_defaults() -> None:
+    ended = init(f"{WHOLE} {MLA} --q-lora-rank 96 --qk-layernorm --kv-channels 64")
+    model = written()["model"]
+    assert {key: model[key] for key in ("multi_latent_attention", "q_lora_rank", "kv_lora_rank")} == {
+        "multi_latent_attention": True,
+        "q_lora_rank": 96,
+        "kv_lora_rank": 32,
+    }
+    assert "rope_scaling" not in model
+    assert left(ended)["--kv-channels 64"] == "latent attention does not use it"
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ("--rotary-scaling-factor 40", {}),
+        (
+            "--rotary-scaling-factor 40 --mscale 1.0 --mscale-all-dim 0.7",
+            {"mscale": 1.0, "mscale_all_dim": 0.7},
+        ),
+    ],
+)
+def test_yarn_of_latent_attention_has_megatron_cores_defaults(options: str, expected: dict) -> None:
+    assert init(f"{WHOLE} {MLA} --rope-type yarn {options}").status == 0
+    assert written()["model"]["rope_scaling"] == {
+        "rope_type": "yarn",
+        "factor": 40.0,
+        "original_max_position_embeddings": 4096,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        **expected,
+    }
+
+
+def test_a_factor_without_yarn_is_refused() -> None:
+    ended = init(f"{WHOLE} {MLA} --rope-type rope --rotary-scaling-factor 40")
+    why = "Megatron-LM scales the scores of attention without scaling the rotary embedding"
+    assert refused(ended)["--rope-type rope"].startswith(why)
+
+
+def test_widths_without_latent_attention_are_left_out() -> None:
+    reasons = left(init(f"{WHOLE} --kv-lora-rank 64 --mscale 0.7"))
+    for option in ("--kv-lora-rank 64", "--mscale 0.7"):
+        assert reasons[option] == "it only applies with --multi-latent-attention"
+
+
+def test_mtp_layers_are_converted() -> None:
+    untied = "--untie-embeddings-and-output-weights"
+    assert init(f"{WHOLE} {ROPE} {untied} --mtp-num-layers 1 --mtp-loss-scaling-factor 0.3").status == 0
+    model = written()["model"]
+    assert (model["mtp_num_layers"], model["mtp_loss_scaling_factor"]) == (1, 0.3)

@@ -286,9 +286,8 @@ REFUSED = {
     ),
     "MLA at TP without sequence parallelism": (
         MLA | {TP: 2},
-        "parallelism.sequence_parallel is false, but model.multi_latent_attention = true requires it with "
-        "parallelism.tensor_model_parallel_size = 2, because Megatron-Core leaves out gradients otherwise; use true, "
-        "or set parallelism.tensor_model_parallel_size to 1",
+        "parallelism.sequence_parallel must be true for model.multi_latent_attention with TP = 2, because "
+        "Megatron-Core leaves out gradients otherwise; use true",
     ),
     "MLA with overlapped communication": (
         MLA | {TP: 2, SP: True, "parallelism__tp_comm_overlap": True},

@@ -208,6 +208,8 @@ def test_the_written_common_state_reads_back_unchanged() -> None:
 
 
 ROPE = {"position_embedding_type": "rope"}
+MLA = ROPE | {"multi_latent_attention": True}
+YARN = {"rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 4096}
 LLAMA3 = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -236,6 +238,13 @@ LLAMA3 = {
         (
             ROPE | {"rope_scaling": {"rope_type": "linear", "factor": 4.0}},
             {"rotary_seq_len_interpolation_factor": 4.0},
+        ),
+        (ROPE | {"mtp_num_layers": 2, "mtp_loss_scaling_factor": 0.3}, {"mtp_num_layers": 2}),
+        (MLA | {"q_lora_rank": 24}, {"rope_type": "rope", "v_head_dim": 128, "q_lora_rank": 24}),
+        (MLA | {"rope_scaling": YARN}, {"rope_type": "yarn", "mscale": 1.0, "mscale_all_dim": 0.0}),
+        (
+            MLA | {"rope_scaling": YARN | {"mscale": 1.0, "mscale_all_dim": 0.7}},
+            {"rotary_scaling_factor": 40.0, "mscale_all_dim": 0.7},
         ),
     ],
     ids=str,
@@ -295,7 +304,18 @@ def test_a_blend_of_megatron_lm_is_read() -> None:
             {},
             "moe_router_load_balancing_type = 'sinkhorn'",
         ),
-        ({"mtp_num_layers": 1, "no_rope_freq": 4}, {}, "no_rope_freq = 4, mtp_num_layers = 1"),
+        ({"mtp_use_repeated_layer": True, "no_rope_freq": 4}, {}, "= 4, mtp_use_repeated_layer = True"),
+        (
+            {"multi_latent_attention": True, "qk_layernorm": True, "q_lora_rank": None},
+            {},
+            "qk_layernorm without q_lora_rank (megatron-core 0.16",
+        ),
+        (
+            {"multi_latent_attention": True, "rope_type": "rope", "mscale_all_dim": 1.0}
+            | {"rotary_scaling_factor": 40.0},
+            {},
+            "mscale_all_dim with rope_type = 'rope'",
+        ),
         ({"window_size": (3, 0), "window_attn_skip_freq": 4}, {}, "window_attn_skip_freq = 4"),
         ({"window_size": (3, -1)}, {}, "window_size = (3, -1) (supported is (N, 0)"),
         (

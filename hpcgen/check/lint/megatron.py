@@ -46,6 +46,15 @@ EXPERTS = {
 }
 """Options of mixtures of experts -> key of a run file."""
 
+LATENT_WIDTHS = {
+    "q-lora-rank": "model.q_lora_rank",
+    "kv-lora-rank": "model.kv_lora_rank",
+    "qk-head-dim": "model.qk_head_dim",
+    "qk-pos-emb-head-dim": "model.qk_pos_emb_head_dim",
+    "v-head-dim": "model.v_head_dim",
+}
+"""Options for the widths of multi-head latent attention -> key of a run file."""
+
 KEYS = {
     "num-layers": "model.num_layers",
     "hidden-size": "model.hidden_size",
@@ -54,6 +63,10 @@ KEYS = {
     "ffn-hidden-size": "model.ffn_hidden_size",
     "num-query-groups": "model.num_query_groups",
     "kv-channels": "model.kv_channels",
+    "multi-latent-attention": "model.multi_latent_attention",
+    **LATENT_WIDTHS,
+    "mtp-num-layers": "model.mtp_num_layers",
+    "mtp-loss-scaling-factor": "model.mtp_loss_scaling_factor",
     "max-position-embeddings": "model.max_position_embeddings",
     "position-embedding-type": "model.position_embedding_type",
     "rotary-base": "model.rotary_base",

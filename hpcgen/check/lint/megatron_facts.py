@@ -107,6 +107,7 @@ def _model(launch: Launch, layout: ParallelismConfig) -> ModelConfig:
     is_rope = "use-rotary-position-embeddings" in launch.flags or (
         position is not None and position.text == "rope"
     )
+    is_latent = is_rope and "multi-latent-attention" in launch.flags
     return ModelConfig(
         num_layers=_layers(launch, layout.pipeline_model_parallel_size),
         hidden_size=_or(integer(launch, "hidden-size"), heads * 2),
@@ -116,11 +117,12 @@ def _model(launch: Launch, layout: ParallelismConfig) -> ModelConfig:
         num_query_groups=integer(launch, "num-query-groups")
         if "group-query-attention" in launch.flags
         else None,
-        kv_channels=integer(launch, "kv-channels"),
+        kv_channels=None if is_latent else integer(launch, "kv-channels"),
         max_position_embeddings=integer(launch, "max-position-embeddings"),
         position_embedding_type="rope" if is_rope else "learned_absolute",
         add_bias_linear="disable-bias-linear" not in launch.flags,
         **_experts(launch, layout),
+        multi_latent_attention=is_latent,
     )
 
 

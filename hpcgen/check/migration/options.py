@@ -18,6 +18,10 @@ SPECIAL_KEYS = {
         ("use-rope-scaling", "rope-scaling-factor", "rotary-seq-len-interpolation-factor"),
         ("model.rope_scaling",),
     ),
+    **dict.fromkeys(
+        ("rope-type", "rotary-scaling-factor", "mscale", "mscale-all-dim"), ("model.rope_scaling",)
+    ),
+    "multi-latent-attention": ("model.multi_latent_attention",),
     "padded-vocab-size": ("model.padded_vocab_size",),
     "make-vocab-size-divisible-by": ("model.padded_vocab_size",),
     "vocab-size": ("model.vocab_size",),
@@ -132,7 +136,6 @@ WHY_NOT = {
     "exit-duration-in-mins": "the trainer saves and stops before the time limit",
     "use-persistent-ckpt-worker": "each rank writes in a thread, without a worker process",
     "step-batch-size-schedule": "the trainer only supports training.rampup_batch_size",
-    "multi-latent-attention": "the trainer does not support multi-latent attention",
     "optimizer": "the trainer's optimizer is AdamW",
     "dataloader-type": "the trainer reads each sample once, in the order of --dataloader-type single",
     "use-checkpoint-args": "the model's sizes are in a checkpoint; write them into the script",

@@ -23,10 +23,9 @@ def latent_attention_needs_sequence_parallel(facts: Facts) -> Iterator[Violation
         yield Violation(
             path=SP,
             depends_on=("model",),
-            reason=f"is false, but {WHAT} requires it with parallelism.tensor_model_parallel_size = {size}, "
-            "because Megatron-Core leaves out gradients otherwise",
+            reason=f"must be true for model.multi_latent_attention with TP = {size}, because Megatron-Core leaves out "
+            "gradients otherwise",
             candidates=[True],
-            advice="set parallelism.tensor_model_parallel_size to 1",
         )
 
 

@@ -23,7 +23,7 @@ from hpcgen.check.lint.megatron import (
 )
 from hpcgen.check.lint.megatron_facts import facts
 from hpcgen.check.lint.rule import Hit, rule
-from hpcgen.planning.rules import batch, experts, model, parallelism, resources, schedule
+from hpcgen.planning.rules import batch, experts, latent_attention, model, parallelism, resources, schedule
 from hpcgen.planning.rules import facts as planning
 from hpcgen.planning.rules.facts import divisors
 from hpcgen.text import one_of
@@ -172,6 +172,7 @@ _EXPERTS = (
     experts.experts_with_tensor_parallel_need_sequence_parallel,
     experts.expert_biases_need_undivided_experts,
 )
+_LATENT_ATTENTION = (latent_attention.latent_attention_needs_sequence_parallel,)
 
 
 @rule(
@@ -183,7 +184,8 @@ _EXPERTS = (
 def parallel_sizes(job: Job) -> Iterator[Hit]:
     """TP must divide heads and ffn, PP the layers, TP x PP x CP the ranks, and 2 x CP the sequence length.
 
-    EP must divide the experts, and EP x ETP x PP the ranks. Experts with TP need --sequence-parallel.
+    EP must divide the experts, and EP x ETP x PP the ranks. Experts and latent
+    attention with TP need --sequence-parallel.
 
     Megatron-LM reports it on every rank, after the job has waited in the queue and the container has started.
     """
@@ -192,7 +194,9 @@ def parallel_sizes(job: Job) -> Iterator[Hit]:
         if known is None:
             continue
         knows = knows_layers(launch)
-        hits = list(_hits(launch, known, (*_SIZES, *_EXPERTS, *(_LAYERS if knows else ()))))
+        hits = list(
+            _hits(launch, known, (*_SIZES, *_EXPERTS, *_LATENT_ATTENTION, *(_LAYERS if knows else ())))
+        )
         hits += _uneven_virtual_stages(launch, known) if knows else ()
         # a wrong size also makes the product wrong
         yield from hits or _hits(launch, known, (parallelism.model_parallel_divides_world,))
