@@ -35,7 +35,7 @@ def layout_fits_model(facts: Facts) -> Iterator[Violation]:
             path = violation.path.replace("parallelism.", "evaluation.")
             if path not in seen:
                 seen.add(path)
-                yield dataclasses.replace(violation, path=path)
+                yield dataclasses.replace(violation, path=path, advice="")
 
 
 def layout_divides_ranks(facts: Facts) -> Iterator[Violation]:
