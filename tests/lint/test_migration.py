@@ -502,6 +502,12 @@ def test_documents_are_converted() -> None:
     } | {key: found["data"][key] for key in ("tokenizer",) if key in found["data"]}
 
 
+def test_documents_of_a_null_tokenizer_end_with_its_own_token() -> None:
+    options = "--tokenizer-type NullTokenizer --vocab-size 50000"
+    found, _ = migrated(f"{options} --eod-mask-loss")
+    assert found["data"]["eod_id"] == 50000
+
+
 def test_context_parallelism_and_recomputed_modules_are_converted() -> None:
     found, _ = migrated(
         "--context-parallel-size 4 --cp-comm-type a2a+p2p --hierarchical-context-parallel-sizes 2 2 "

@@ -146,7 +146,13 @@ REFUSED = {
     "PP does not divide layers": (
         {PP: 5},
         "parallelism.pipeline_model_parallel_size does not divide model.num_layers = 12 (12 / 5); "
-        "use 1, 2 or 4",
+        "use 1, 2 or 4, or divide the layers unevenly with pipeline_model_parallel_layout",
+    ),
+    "126 layers on 16 stages": (
+        {PP: 16, "model__num_layers": 126},
+        "parallelism.pipeline_model_parallel_size does not divide model.num_layers = 126 (126 / 16); use 1 or 2, or "
+        "set account_for_embedding_in_pipeline_split and account_for_loss_in_pipeline_split to true, for stages of 8 "
+        "layers with one less on the first and on the last",
     ),
     "an uneven pipeline without PP": (
         {FIRST: 4},
@@ -794,7 +800,10 @@ def test_each_mistake_is_reported_once():
 def test_hints_are_consistent_with_each_other():
     """TP is taken to be 4, the nearest to 6, when PP is looked at: TP x PP must divide 16 ranks."""
     found = errors(**{TP: 6, PP: 5})
-    assert [message.partition("; ")[2] for message in found] == ["use 1, 2, 4, 8 or 16", "use 1, 2 or 4"]
+    assert [message.partition("; ")[2] for message in found] == [
+        "use 1, 2, 4, 8 or 16",
+        "use 1, 2 or 4, or divide the layers unevenly with pipeline_model_parallel_layout",
+    ]
 
 
 def test_one_wrong_size_does_not_cascade():

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import importlib.util
 import json
 import math
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,13 +15,30 @@ import numpy
 import pytest
 import torch
 from megatron.core.datasets.gpt_dataset import _get_ltor_masks_and_position_ids
+from megatron.core.process_groups_config import ProcessGroupCollection
 
 from tests.trainer.forked import run_ranks
-from tests.trainer.runs import DEEPSEEK, GPT, QWEN, Run, environment, finished, free_port, gpt_config, run
+from tests.trainer.inference.models import build_chunk
+from tests.trainer.runs import (
+    DEEPSEEK,
+    GPT,
+    LLAMA,
+    QWEN,
+    Run,
+    environment,
+    finished,
+    free_port,
+    gpt_config,
+    run,
+)
 from trainer.contract.config import BlendConfig
+from trainer.contract.errors import TrainerError
 from trainer.data import documents, loader
 from trainer.distributed.sequence import zigzag_positions
 from trainer.model import layers, packing
+from trainer.model.initialization import initialize_by_name
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # Megatron-Core warns about its own defaults
 
 EOD = 999
 LENGTH = 64
@@ -303,16 +323,53 @@ def attend_by_piece(
     return torch.cat(results)
 
 
+def attend_with_transformer_engine(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, pieces: packing.Pieces
+) -> torch.Tensor:
+    from transformer_engine.pytorch import DotProductAttention
+
+    attention = DotProductAttention(
+        query.shape[1], query.shape[2], num_gqa_groups=key.shape[1], attention_dropout=0.0
+    )
+    on_gpu = [x.to("cuda", torch.bfloat16) for x in (query, key, value)]
+    pieces = dataclasses.replace(
+        pieces, cu_seqlens_q=pieces.cu_seqlens_q.cuda(), cu_seqlens_kv=pieces.cu_seqlens_kv.cuda()
+    )
+    return attention(*on_gpu, **pieces.arguments()).to(query)
+
+
+@pytest.mark.parametrize(
+    ("attend", "tolerance"),
+    [
+        pytest.param(attend_by_piece, 1e-7, id="by-piece"),
+        pytest.param(
+            attend_with_transformer_engine,
+            2e-2,
+            id="transformer-engine",
+            marks=[
+                pytest.mark.gpu,
+                pytest.mark.skipif(
+                    not torch.cuda.is_available() or importlib.util.find_spec("transformer_engine") is None,
+                    reason="needs a CUDA device and Transformer Engine",
+                ),
+            ],
+        ),
+    ],
+)
 @pytest.mark.parametrize("size", [1, 2, 4])
 @pytest.mark.parametrize("lengths", [(10, 54), (64,), (1, 1, 30, 32), (8,) * 8])
 def test_packed_attention_is_masked_attention(
-    size: int, lengths: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+    size: int,
+    lengths: tuple[int, ...],
+    attend: packing.Attend,
+    tolerance: float,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tokens = torch.tensor([sample(*lengths), sample(33, 31)])
     boundaries = documents.boundaries(documents.first_tokens(tokens, EOD))
     generator = torch.Generator().manual_seed(0)
     query, key, value = (
-        torch.randn(LENGTH, 2, heads, 8, generator=generator, dtype=torch.float64, requires_grad=True)
+        torch.randn(LENGTH, 2, heads, 64, generator=generator, dtype=torch.float64, requires_grad=True)
         for heads in (4, 2, 2)
     )
     mask = layers._mask(LENGTH, 0, 1, None, tuple(boundaries.tolist()), torch.float64, torch.device("cpu"))
@@ -329,10 +386,77 @@ def test_packed_attention_is_masked_attention(
             id(part): whole[torch.cat(order)] for part, whole in zip(parts[1:], (key, value), strict=True)
         }
         group: Any = Rank(rank, size)
-        found[positions] = packing.attend_packed(*parts, boundaries, group, attend_by_piece)
-    torch.testing.assert_close(found, expected)
+        found[positions] = packing.attend_packed(*parts, boundaries, group, attend)
+    torch.testing.assert_close(found, expected, rtol=0, atol=tolerance)
     weights = torch.randn(expected.shape, generator=generator, dtype=torch.float64)
     gradients = [
         torch.autograd.grad((each * weights).sum(), (query, key, value)) for each in (found, expected)
     ]
-    torch.testing.assert_close(*gradients)
+    torch.testing.assert_close(*gradients, rtol=0, atol=4 * tolerance)
+
+
+class TEAttention(torch.nn.Module):
+    """Transformer Engine's attention, in torch, with the constructor and the forward pass that the trainer uses."""
+
+    def __init__(self, config: Any, **arguments: Any) -> None:
+        super().__init__()
+        self.exchange: tuple[Any, ...] = ("by default",)
+
+    def set_context_parallel_group(self, *exchange: Any) -> None:
+        self.exchange = exchange
+
+    def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **arguments: Any) -> Any:
+        assert self.exchange == (None, None, None)
+        assert arguments.pop("qkv_format") == "thd"
+        assert arguments.pop("attn_mask_type") == "padding_causal"
+        return attend_by_piece(query, key, value, packing.Pieces(**arguments, keys=()))
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("recompute", [None, "selective", "full"])
+def test_core_gives_packed_attention_the_boundaries(
+    recompute: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from megatron.core.extensions import transformer_engine
+
+    class CoreTEAttention(TEAttention):
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            raise AssertionError("Core's own forward pass is not used")
+
+    monkeypatch.setattr(transformer_engine, "TEDotProductAttention", CoreTEAttention)
+    monkeypatch.delitem(sys.modules, "trainer.model.packed_attention", raising=False)
+    from trainer.model.packed_attention import PackedAttention
+
+    _, chunk = build_chunk(LLAMA | {"padded_vocab_size": 1024, "vocab_size": 1000})
+    initialize_by_name(chunk, 1, 0.02, LLAMA["num_layers"])
+    tokens = torch.tensor([sample(10, 54), sample(33, 31)])
+    boundaries = documents.boundaries(documents.first_tokens(tokens, EOD))
+    positions = torch.arange(LENGTH).expand(2, -1)
+    expected = chunk(tokens, positions, boundaries)
+    expected.sum().backward()
+    gradient = chunk.embedding.word_embeddings.weight.grad.clone()
+    chunk.zero_grad()
+
+    for layer in chunk.decoder.layers:
+        attention = layer.self_attention
+        groups = ProcessGroupCollection.use_mpu_process_groups()
+        attention.core_attention = PackedAttention(chunk.config, pg_collection=groups)
+        attention.checkpoint_core_attention = recompute == "selective"
+    if recompute == "full":
+        chunk.config.recompute_granularity, chunk.config.recompute_method = "full", "uniform"
+        chunk.config.recompute_num_layers = 2
+    layers.require_separated_documents(chunk)
+    chunk.train()
+    found = chunk(tokens, positions, boundaries)
+    found.sum().backward()
+    torch.testing.assert_close(found, expected)
+    rounding = 1e-5 * float(gradient.abs().max())
+    torch.testing.assert_close(chunk.embedding.word_embeddings.weight.grad, gradient, rtol=0, atol=rounding)
+
+
+def test_an_attention_that_ignores_boundaries_is_refused() -> None:
+    _, chunk = build_chunk(LLAMA | {"padded_vocab_size": 1024, "vocab_size": 1000})
+    layers.require_separated_documents(chunk)
+    chunk.decoder.layers[1].self_attention.core_attention = torch.nn.Identity()
+    with pytest.raises(TrainerError, match="Identity does not separate documents"):
+        layers.require_separated_documents(chunk)

@@ -13,6 +13,7 @@ import numpy
 import pytest
 import torch
 
+from tests.trainer import runs
 from tests.trainer.runs import GPT, LLAMA, MOE, QWEN, Run, finished, gpt_config, write_corpus
 
 TP2_SP = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
@@ -221,6 +222,56 @@ def test_experts_are_alike_in_all_kernels(
     config = on_gpus(corpus, tmp_path / "run", 1, {}, MOE)
     config["training"] |= training
     assert_alike(finished(config), one_gpu("moe"))
+
+
+@pytest.mark.parametrize(
+    ("gpus", "name", "layout"),
+    [
+        pytest.param(1, "gpt", {}, id="gpt"),
+        pytest.param(1, "qwen", {}, id="qwen"),
+        pytest.param(2, "qwen", CP2, id="qwen-CP2", marks=needs_gpus(2)),
+        pytest.param(2, "gpt", PP2, id="gpt-PP2", marks=needs_gpus(2)),
+        pytest.param(2, "llama", TP2_SP, id="llama-TP2+SP", marks=needs_gpus(2)),
+    ],
+)
+@with_engine
+def test_documents_are_separated_as_on_a_cpu(
+    gpus: int, name: str, layout: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "ForkedPython", runs.new_process)  # a fork has seen the GPU
+    corpus = write_corpus(tmp_path / "corpus", documents=400, eod=999)
+    config = on_gpus(corpus, tmp_path / "gpu", gpus, layout, SHAPES[name])
+    config["data"] |= {"reset_attention_mask": True, "reset_position_ids": True, "eod_mask_loss": True}
+    config["data"]["eod_id"] = 999
+    config["training"] |= {"train_iters": 4, "micro_batch_size": 2}
+    reference = copy.deepcopy(config) | {"device": "cpu", "run_dir": str(tmp_path / "cpu")}
+    reference |= {"world_size": 1, "parallelism": {}}
+    reference["training"]["precision"] = "fp32"
+    losses, expected = ([step[1] for step in finished(each).steps] for each in (config, reference))
+    numpy.testing.assert_allclose(losses, expected, rtol=0, atol=LOSS_TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("layout", "modules"),
+    [
+        pytest.param({"cp_comm_type": "all_gather"}, None, id="all_gather"),
+        pytest.param({"cp_comm_type": "a2a"}, None, id="a2a"),
+        pytest.param({}, ["core_attn", "mlp"], id="recompute-mlp"),
+    ],
+)
+@needs_gpus(2)
+@with_engine
+def test_exchanges_and_recomputed_modules_train_alike(
+    layout: dict[str, Any],
+    modules: list[str] | None,
+    corpus: str,
+    tmp_path: Path,
+    one_gpu: Callable[[str], Run],
+) -> None:
+    config = on_gpus(corpus, tmp_path / "run", 2, CP2 | layout, LLAMA)
+    if modules:
+        config["training"] |= {"recompute_granularity": "selective", "recompute_modules": modules}
+    assert_alike(finished(config), one_gpu("llama"))
 
 
 def test_deterministic_runs_are_equal_to_the_last_bit_through_a_background_save(

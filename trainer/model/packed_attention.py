@@ -39,16 +39,8 @@ class PackedAttention(TEDotProductAttention):
     def _attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, pieces: Pieces
     ) -> torch.Tensor:
-        # Not Core's forward, which has no name for the mask that is aligned with the last key of a piece.
+        # Core's forward has no name for the mask that is aligned with the last key of a piece.
         context: torch.Tensor = super(TEDotProductAttention, self).forward(
-            query,
-            key,
-            value,
-            qkv_format="thd",
-            cu_seqlens_q=pieces.cu_seqlens_q,
-            cu_seqlens_kv=pieces.cu_seqlens_kv,
-            max_seqlen_q=pieces.max_seqlen_q,
-            max_seqlen_kv=pieces.max_seqlen_kv,
-            attn_mask_type="padding_causal_bottom_right" if pieces.keys else "padding_causal",
+            query, key, value, **pieces.arguments()
         )
         return context

@@ -35,6 +35,18 @@ class Pieces:
     keys: tuple[tuple[int, int, int], ...]
     """Keys of each chunk: the sample, the first key and the end. Empty if the keys are those of all samples."""
 
+    def arguments(self) -> dict[str, object]:
+        """Arguments of the forward pass of Transformer Engine's attention."""
+        return {
+            "qkv_format": "thd",
+            "cu_seqlens_q": self.cu_seqlens_q,
+            "cu_seqlens_kv": self.cu_seqlens_kv,
+            "max_seqlen_q": self.max_seqlen_q,
+            "max_seqlen_kv": self.max_seqlen_kv,
+            # The last query of a piece sees all of its keys.
+            "attn_mask_type": "padding_causal_bottom_right" if self.keys else "padding_causal",
+        }
+
 
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Pieces], torch.Tensor]
 """Attention of packed queries [t, n, d] to packed keys and values [t, g, d]: [t, n*d]."""

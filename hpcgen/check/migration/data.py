@@ -179,6 +179,11 @@ def _null(line: int, flags: Flags, carried: Carried) -> int | None:
         carried.refuse(line, what, why, "model.vocab_size")
     else:
         carried.put("model.vocab_size", asked)
+        if any(
+            carried.get(f"data.{key}")
+            for key in ("reset_attention_mask", "reset_position_ids", "eod_mask_loss")
+        ):
+            carried.put("data.eod_id", asked)  # null_tokenizer.py, NullTokenizer
     carried.put("data.tokenizer", {"kind": "bytes"})  # the smallest tokenizer
     return carried.get("model.vocab_size") if asked else None
 

@@ -37,7 +37,7 @@ def layout_fits_model(facts: Facts) -> Iterator[Violation]:
             path = violation.path.replace("parallelism.", "evaluation.")
             if path not in seen:
                 seen.add(path)
-                yield dataclasses.replace(violation, path=path)
+                yield dataclasses.replace(violation, path=path, advice="")
 
 
 def experts_with_biases_are_whole(facts: Facts) -> Iterator[Violation]:

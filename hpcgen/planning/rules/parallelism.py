@@ -89,7 +89,20 @@ def pipeline_divides_layers(facts: Facts) -> Iterator[Violation]:
             depends_on=("model",),
             reason=f"does not divide model.num_layers = {num_layers} ({num_layers} / {stages})",
             candidates=divisors(num_layers, near=stages),
+            advice=_uneven_advice(num_layers, stages),
         )
+
+
+def _uneven_advice(num_layers: int, stages: int) -> str:
+    """How to divide the layers over this number of stages anyway."""
+    if num_layers < stages:
+        return ""
+    if (num_layers + 2) % stages == 0:
+        return (
+            "set account_for_embedding_in_pipeline_split and account_for_loss_in_pipeline_split to true, for stages of "
+            f"{(num_layers + 2) // stages} layers with one less on the first and on the last"
+        )
+    return "divide the layers unevenly with pipeline_model_parallel_layout"
 
 
 def uneven_pipeline_has_all_layers(facts: Facts) -> Iterator[Violation]:
