@@ -34,6 +34,7 @@ LONG_FILES = (
     "slurm/test_faults.py",
     "trainer/test_resuming.py",
     "slurm/test_train.py",
+    "test_hostile.py",
     "cli/test_templates.py",
     "slurm/test_data.py",
     "enroot/test_build_image.py",
@@ -49,7 +50,7 @@ LONG_FILES = (
     "check/test_rules.py",
     "slurm/test_cluster.py",
     "trainer/test_poison.py",
-    "slurm/test_accepted.py",
+    "slurm/test_generation.py",
     "install/test_extras.py",
     "trainer/huggingface/test_round_trip.py",
     "rendering/test_golden.py",
@@ -64,6 +65,9 @@ LONG_FILES = (
     "data/test_kills.py",
     "data/test_identity.py",
     "cli/test_submit_local.py",
+    "trainer/evaluate/test_job.py",
+    "lint/test_fuzz.py",
+    "lint/test_rules.py",
 )
 """Files that run first, so that no worker is left with a long one while the others have finished.
 
