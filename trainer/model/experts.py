@@ -80,6 +80,11 @@ class Router(TopKRouter):
         return self.statistics
 
 
+def has_fused_permutation() -> bool:
+    """True if Transformer Engine can sort tokens by expert, which it can from version 2.1."""
+    return getattr(moe_utils, "fused_permute_with_probs", None) is not None
+
+
 def use_router(layer: ModuleSpec) -> None:
     """Make the MoE layer of a transformer layer's spec use `Router`."""
     mlp = layer.submodules.mlp
