@@ -142,6 +142,9 @@ KEYS = {
 OPTIONS = {path: option for option, path in reversed(KEYS.items())}
 """Key of a run file -> Megatron-LM's option."""
 
+NEGATED = {"model.add_bias_linear": "disable-bias-linear"}
+"""Key of a run file -> Megatron-LM's option with the opposite value."""
+
 REMOVED = {
     "checkpoint-activations": "--recompute-granularity selective, or --recompute-activations",
     "checkpoint-num-layers": "--recompute-num-layers",
@@ -224,10 +227,16 @@ def as_options(text: str) -> str:
         return names.get(name, found[0])
 
     names = {path.rpartition(".")[2]: f"--{name}" for path, name in OPTIONS.items()}
+    for path, name in NEGATED.items():
+        key = path.rpartition(".")[2]
+        text = text.replace(f"set {key} to false", f"add --{name}").replace(
+            f"{key} = true", f"a run without --{name}"
+        )
     # not "split", "lr" and similar, which are also words
-    return re.sub(
+    text = re.sub(
         r"\b(?:model|parallelism|training|optimizer|data)\.[a-z]\w*|\b[a-z]+(?:_[a-z0-9]+)+\b", option, text
     )
+    return re.sub(r"set (--[\w-]+) to true", r"add \1", text)
 
 
 def knows_layers(launch: Launch) -> bool:
