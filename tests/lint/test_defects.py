@@ -284,6 +284,7 @@ def test_options_without_a_value_are_added_or_removed() -> None:
         "--expert-model-parallel-size $EP",
         "--tensor-model-parallel-size 2 --sequence-parallel --expert-tensor-parallel-size 1",
         "--moe-router-topk 1 --moe-router-pre-softmax",
+        "--moe-router-topk 1 --moe-router-load-balancing-type sinkhorn",
         "--moe-router-num-groups 3 --moe-token-drop-policy position",  # Megatron-LM ignores both
         "--moe-layer-freq 2",
         "--moe-layer-freq $PATTERN",
