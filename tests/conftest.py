@@ -44,6 +44,7 @@ LONG_FILES = (
     "slurm/test_evaluation.py",
     "trainer/huggingface/test_exporting.py",
     "trainer/test_layouts.py",
+    "trainer/test_experts.py",
     "cli/test_conversion.py",
     "check/test_rules.py",
     "slurm/test_cluster.py",

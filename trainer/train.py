@@ -237,11 +237,13 @@ def _summary(
 ) -> str:
     batch_size = batch_size_at(config.training, state.consumed_samples)
     sizes = (f"{name} {getattr(groups, name.lower()).size()}" for name in ("TP", "PP", "CP", "DP"))
+    has_experts = config.model.num_moe_experts is not None
+    expert_sizes = f", EP {groups.ep.size()} x ETP {groups.expt_tp.size()}" if has_experts else ""
     micro_batches = counted(num_microbatches(batch_size, config, groups), "microbatch", "microbatches")
     return (
         f"{config.name}: {_beginning(source)}, "
         f"to iteration {config.training.train_iters}; {counted(config.world_size, 'rank')} on {config.device}: "
-        f"{' x '.join(sizes)}, VPP {config.parallelism.virtual_pipeline_model_parallel_size or 1}, "
+        f"{' x '.join(sizes)}, VPP {config.parallelism.virtual_pipeline_model_parallel_size or 1}{expert_sizes}, "
         f"{micro_batches} of {config.training.micro_batch_size} per step, "
         f"{config.training.precision}"
     )

@@ -166,6 +166,7 @@ ALWAYS = frozenset((
     "use_distributed_optimizer", "use_mcore_models", "exit_signal_handler", "log_throughput", "use_dist_ckpt",
     "accumulate_allreduce_grads_in_fp32", "grad_reduce_in_fp32", "auto_detect_ckpt_format",
     "ckpt_fully_parallel_save", "ckpt_fully_parallel_load", "cross_entropy_loss_fusion", "decoupled_weight_decay",
+    "moe_permute_fusion",
 ))  # fmt: skip
 """Names of what the trainer always does."""
 

@@ -219,11 +219,8 @@ def _expert_activation_bytes(model: ModelConfig, layout: Layout) -> float:
     assert model.num_moe_experts
     assert model.moe_ffn_hidden_size
     copies: float = model.moe_router_topk
-    if model.moe_expert_capacity_factor is not None:
-        is_padded = model.moe_pad_expert_input_to_capacity
-        copies *= (
-            model.moe_expert_capacity_factor if is_padded else min(1.0, model.moe_expert_capacity_factor)
-        )
+    if (capacity := model.moe_expert_capacity_factor) is not None:
+        copies *= capacity if model.moe_pad_expert_input_to_capacity else min(1.0, capacity)
     received = copies * layout.expert_tensor_parallel_size
     inside = _mlp_activation_bytes(model, model.moe_ffn_hidden_size) / layout.expert_tensor_parallel_size
     router = ROUTER_BYTES * model.num_moe_experts

@@ -239,8 +239,14 @@ def _experts(plan: Plan) -> dict[str, Any] | None:
         "experts_per_rank": trainer.model.num_moe_experts // layout.expert_model_parallel_size,
         "expert_data_parallel_size": layout.expert_data_parallel_size,
         "ranks_per_group": group,
-        "nodes_per_group": math.ceil(group / stage.allocation.ntasks_per_node),
+        "nodes_per_group": _nodes_per_group(group, stage.allocation.ntasks_per_node),
     }
+
+
+def _nodes_per_group(ranks: int, ranks_per_node: int) -> int:
+    """Maximum number of nodes of a group of consecutive ranks."""
+    firsts = (group * ranks for group in range(ranks_per_node))
+    return max((first + ranks - 1) // ranks_per_node - first // ranks_per_node + 1 for first in firsts)
 
 
 def _experts_for_people(experts: dict[str, Any] | None) -> list[tuple[str, str]]:

@@ -240,7 +240,11 @@ def moe_script(options: str) -> str:
             "parallel-sizes",
             "does not divide the 4 ranks of a pipeline stage",
         ),
-        ("--tensor-model-parallel-size 2", "parallel-sizes", "must be true for experts with TP = 2"),
+        (
+            "--tensor-model-parallel-size 2",
+            "parallel-sizes",
+            "a run without --sequence-parallel does not work",
+        ),
         ("--moe-ffn-hidden-size 1000 --expert-tensor-parallel-size 3", "parallel-sizes", "= 1000 (1000 / 3)"),
         ("--moe-router-topk 9", "model-shape", "--moe-router-topk 9 is more than --num-experts = 8"),
         ("--moe-router-topk 1", "model-shape", "no gradient for the router"),
@@ -254,6 +258,24 @@ def test_experts_that_do_not_fit(options: str, rule: str, message: str) -> None:
     assert message in " ".join(found.why for found in lint(moe_script(options), rules=[rule]))
 
 
+def test_options_without_a_value_are_added_or_removed() -> None:
+    script = moe_script("--tensor-model-parallel-size 2 --moe-shared-expert-intermediate-size 64")
+    [parallel] = lint(script, rules=["parallel-sizes"])
+    assert parallel.fix == "add --sequence-parallel"
+    biased = script.replace("--disable-bias-linear", "--sequence-parallel")
+    [shape] = lint(biased, rules=["model-shape"])
+    assert (
+        shape.why
+        == "--moe-shared-expert-intermediate-size 64 does not support a run without --disable-bias-linear"
+    )
+    assert shape.fix == "add --disable-bias-linear"
+    [shared] = lint(biased, rules=["parallel-sizes"])
+    assert shared.why.startswith(
+        "a run without --disable-bias-linear is not supported for experts that 2 ranks share"
+    )
+    assert shared.fix == "add --disable-bias-linear, or set --expert-tensor-parallel-size to 1"
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -262,6 +284,7 @@ def test_experts_that_do_not_fit(options: str, rule: str, message: str) -> None:
         "--expert-model-parallel-size $EP",
         "--tensor-model-parallel-size 2 --sequence-parallel --expert-tensor-parallel-size 1",
         "--moe-router-topk 1 --moe-router-pre-softmax",
+        "--moe-router-topk 1 --moe-router-load-balancing-type sinkhorn",
         "--moe-router-num-groups 3 --moe-token-drop-policy position",  # Megatron-LM ignores both
         "--moe-layer-freq 2",
         "--moe-layer-freq $PATTERN",

@@ -718,14 +718,16 @@ def test_the_model_is_the_one_that_megatron_computes(options: str, model: dict[s
 
 def test_the_layout_of_experts_is_converted() -> None:
     options = f"{EXPERTS} --expert-model-parallel-size 4 --expert-tensor-parallel-size 1 --moe-grouped-gemm"
-    found, leftovers = migrated(f"{options} --moe-token-dispatcher-type flex --moe-permute-fusion", "--force")
+    found, leftovers = migrated(
+        f"{options} --moe-token-dispatcher-type flex --moe-layer-recompute", "--force"
+    )
     assert found["parallelism"] == {
         "expert_model_parallel_size": 4,
         "expert_tensor_parallel_size": 1,
         "moe_grouped_gemm": True,
     }
     assert leftovers["--moe-token-dispatcher-type"] == "the trainer has alltoall and allgather"
-    assert "--moe-permute-fusion" in leftovers
+    assert "--moe-layer-recompute" in leftovers
     _, leftovers = migrated("--moe-grouped-gemm", "--force")
     assert leftovers["--moe-grouped-gemm"] == "it only applies with --num-experts"
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from hpcgen.planning.layout import Layout
-from hpcgen.planning.summary import for_people, summarize
+from hpcgen.planning.summary import _nodes_per_group, for_people, summarize
 from tests.runs import big_run, planned
 from trainer.contract.config import ModelConfig, ParallelismConfig, TrainingConfig
 
@@ -43,6 +45,11 @@ def test_groups_that_span_nodes(tmp_path):
         in (dict(for_people(summarize(plan)))["experts"])
     )
     assert any("each token crosses the network 2 times" in warning for warning in plan.warnings)
+
+
+@pytest.mark.parametrize(("ranks", "nodes"), [(1, 1), (4, 1), (6, 2), (8, 1), (12, 2), (16, 2), (20, 3)])
+def test_a_group_may_begin_in_the_middle_of_a_node(ranks, nodes):
+    assert _nodes_per_group(ranks, ranks_per_node=8) == nodes
 
 
 def test_layers_of_a_stage_follow_the_chunks():

@@ -97,8 +97,8 @@ def test_valid_mixtures_of_experts(changes):
         ),
         (
             {TP: 2},
-            "parallelism.sequence_parallel must be true for experts with TP = 2. Otherwise all tensor-parallel "
-            "ranks would send the same tokens to the experts; use true",
+            "parallelism.sequence_parallel does not work with experts and TP = 2, because all tensor-parallel ranks "
+            "would send the same tokens to the experts; use true",
         ),
         (
             {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +15,12 @@ from megatron.core import parallel_state
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from tests.trainer.runs import LLAMA, MOE, Run, finished, gpt_config, run
+from tests.trainer.runs import LLAMA, MOE, Run, finished, gpt_config
 from tests.trainer.tensors import assert_same_checkpoint, load_all
+from trainer.contract import config as configuration
+from trainer.contract.config import ConfigError, TrainerConfig
+from trainer.contract.resolve import resolve
+from trainer.distributed.layout import check_layout
 from trainer.model.experts import Router
 
 pytestmark = pytest.mark.process
@@ -28,6 +33,7 @@ TP2 = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
 PP2 = {"pipeline_model_parallel_size": 2}
 CP2 = {"context_parallel_size": 2}
 ALLGATHER = {"moe_token_dispatcher_type": "allgather"}
+INSTANCES = {"num_distributed_optimizer_instances": 2}
 OVERLAP = {"overlap_grad_reduce": True, "overlap_param_gather": True}
 
 FC2 = "decoder.layers.1.mlp.experts.experts.linear_fc2.weight"
@@ -73,9 +79,7 @@ def assert_same_curve(run: Run, reference: Run) -> None:
         pytest.param(4, EP4 | TP2 | ETP1, id="EP4xTP2xETP1", marks=pytest.mark.slow),
         pytest.param(2, ETP2, id="ETP2", marks=pytest.mark.slow),
         pytest.param(4, ETP2 | EP2, id="ETP2xEP2", marks=pytest.mark.slow),
-        pytest.param(
-            4, EP2 | {"num_distributed_optimizer_instances": 2}, id="instances", marks=pytest.mark.slow
-        ),
+        pytest.param(4, EP2 | INSTANCES, id="instances", marks=pytest.mark.slow),
         pytest.param(
             4, EP2 | PP2 | {"virtual_pipeline_model_parallel_size": 2}, id="EP2xVPP2", marks=pytest.mark.slow
         ),
@@ -254,18 +258,28 @@ def test_names_of_experts_do_not_depend_on_the_layout(corpus: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("layout", "world_size", "message"),
+    ("model", "layout", "world_size", "message"),
     [
-        (EP2 | {"tensor_model_parallel_size": 2}, 4, "sequence_parallel = false does not work with experts"),
-        ({"expert_model_parallel_size": 3}, 3, "num_moe_experts = 4 is not a multiple of EP"),
-        (EP4, 2, "world_size = 2 is not a multiple of ETP x EP x PP = 1 x 4 x 1"),
+        (
+            {},
+            EP2 | {"tensor_model_parallel_size": 2},
+            4,
+            "sequence_parallel = false does not work with experts",
+        ),
+        ({}, {"expert_model_parallel_size": 3}, 3, "num_moe_experts = 4 is not a multiple of EP (3)"),
+        ({}, EP4, 2, "world_size = 2 is not a multiple of ETP x EP x PP = 1 x 4 x 1"),
+        ({"moe_ffn_hidden_size": 49}, ETP2, 2, "moe_ffn_hidden_size = 49 is not a multiple of ETP (2)"),
+        ({"add_bias_linear": True}, ETP2, 2, "add_bias_linear = true does not work with ETP = 2"),
+        ({}, EP2 | INSTANCES, 2, "num_distributed_optimizer_instances (2)"),
+        (None, EP2, 2, "expert_model_parallel_size = 2 needs model.num_moe_experts"),
     ],
 )
 def test_layouts_that_cannot_work_are_refused(
-    layout: dict[str, Any], world_size: int, message: str, corpus: str, tmp_path: Path
+    model: dict[str, Any] | None, layout: dict[str, Any], world_size: int, message: str, tmp_path: Path
 ) -> None:
-    config = moe_config(corpus, tmp_path, world_size=world_size, parallelism=layout)
-    config["training"]["global_batch_size"] = 12
-    ended = run(config)
-    assert set(ended.statuses) == {2}
-    assert message in ended.log
+    document = moe_config("/corpus", tmp_path, LLAMA if model is None else MIXTRAL | model)
+    document |= {"world_size": world_size, "parallelism": layout}
+    document["training"]["global_batch_size"] = 12
+    config = resolve(configuration.from_dict(TrainerConfig, document, "test"))
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        check_layout(config)

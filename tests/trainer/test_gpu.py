@@ -13,7 +13,7 @@ import numpy
 import pytest
 import torch
 
-from tests.trainer.runs import GPT, LLAMA, QWEN, Run, finished, gpt_config, write_corpus
+from tests.trainer.runs import GPT, LLAMA, MOE, QWEN, Run, finished, gpt_config, write_corpus
 
 TP2_SP = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
 PP2 = {"pipeline_model_parallel_size": 2}
@@ -23,7 +23,8 @@ OVERLAP = {"overlap_grad_reduce": True, "overlap_param_gather": True}
 VPP2 = PP2 | {"virtual_pipeline_model_parallel_size": 2}
 CP2 = {"context_parallel_size": 2}
 GRAPHS = {"cuda_graph_impl": "transformer_engine"}
-SHAPES = {"gpt": GPT, "llama": LLAMA, "qwen": QWEN}
+EP2 = {"expert_model_parallel_size": 2}
+SHAPES = {"gpt": GPT, "llama": LLAMA, "qwen": QWEN, "moe": MOE}
 WIDE = {"hidden_size": 256, "seq_length": 128}
 
 LOSS_TOLERANCE = 0.05
@@ -96,6 +97,11 @@ def on(
         on(2, "llama", PP2, "PP2+graphs", GRAPHS),
         on(2, "llama", OVERLAP, "DP2+overlap+graphs", GRAPHS),
         on(2, "llama", TP2_SP | TP_OVERLAP, "TP2+SP+tp_comm_overlap+graphs", GRAPHS),
+        on(2, "moe", EP2 | OVERLAP, "EP2+overlap"),
+        on(2, "moe", EP2 | TP2_SP | {"expert_tensor_parallel_size": 1}, "EP2xTP2xETP1+SP"),
+        on(2, "moe", TP2_SP, "TP2+SP"),
+        on(2, "moe", EP2 | {"moe_grouped_gemm": False}, "EP2-ungrouped"),
+        on(4, "moe", EP2 | PP2, "EP2xPP2"),
         on(4, "gpt", TP2_PP2_SP, "TP2xPP2+SP"),
         on(4, "gpt", OVERLAP, "DP4+overlap"),
         on(4, "gpt", VPP2 | OVERLAP, "VPP2xDP2+overlap"),
@@ -125,14 +131,16 @@ def test_several_gpus_train_what_one_does(
 
 
 @pytest.mark.parametrize(
-    ("gpus", "layout", "gpus_then", "layout_then"),
+    ("name", "gpus", "layout", "gpus_then", "layout_then"),
     [
-        pytest.param(2, TP2_SP, 1, {}, id="TP2-to-one", marks=needs_gpus(2)),
-        pytest.param(1, {}, 2, PP2, id="one-to-PP2", marks=needs_gpus(2)),
-        pytest.param(4, TP2_PP2_SP, 2, PP2, id="TP2xPP2-to-PP2", marks=needs_gpus(4)),
+        pytest.param("gpt", 2, TP2_SP, 1, {}, id="TP2-to-one", marks=needs_gpus(2)),
+        pytest.param("gpt", 1, {}, 2, PP2, id="one-to-PP2", marks=needs_gpus(2)),
+        pytest.param("gpt", 4, TP2_PP2_SP, 2, PP2, id="TP2xPP2-to-PP2", marks=needs_gpus(4)),
+        pytest.param("moe", 2, EP2, 1, {}, id="EP2-to-one", marks=needs_gpus(2)),
     ],
 )
 def test_a_checkpoint_resumes_at_another_layout(
+    name: str,
     gpus: int,
     layout: dict[str, Any],
     gpus_then: int,
@@ -141,12 +149,12 @@ def test_a_checkpoint_resumes_at_another_layout(
     tmp_path: Path,
     one_gpu: Callable[[str], Run],
 ) -> None:
-    first = on_gpus(corpus, tmp_path / "run", gpus, layout, GPT)
+    first = on_gpus(corpus, tmp_path / "run", gpus, layout, SHAPES[name])
     first["training"]["train_iters"] = 6
     second = copy.deepcopy(first) | {"world_size": gpus_then, "parallelism": layout_then}
     second["training"]["train_iters"] = 12
     finished(first)
-    assert_alike(finished(second), one_gpu("gpt"))
+    assert_alike(finished(second), one_gpu(name))
 
 
 @pytest.mark.parametrize("name", ["gpt", "llama"])
@@ -192,6 +200,27 @@ def test_windows_norms_and_scaled_rope_are_alike_in_all_kernels(
     config = on_gpus(corpus, tmp_path / "run", 1, {}, QWEN)
     config["training"] |= training
     assert_alike(finished(config), one_gpu("qwen"))
+
+
+@pytest.mark.parametrize(
+    "training",
+    [
+        pytest.param({"transformer_impl": "torch"}, id="torch"),
+        pytest.param({"fp8": "hybrid"}, id="fp8-tensorwise"),
+        pytest.param({"deterministic_mode": True}, id="deterministic"),
+        pytest.param(
+            {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
+            id="full-recompute",
+        ),
+    ],
+)
+@with_engine
+def test_experts_are_alike_in_all_kernels(
+    training: dict[str, Any], corpus: str, tmp_path: Path, one_gpu: Callable[[str], Run]
+) -> None:
+    config = on_gpus(corpus, tmp_path / "run", 1, {}, MOE)
+    config["training"] |= training
+    assert_alike(finished(config), one_gpu("moe"))
 
 
 def test_deterministic_runs_are_equal_to_the_last_bit_through_a_background_save(

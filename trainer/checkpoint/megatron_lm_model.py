@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from trainer.checkpoint.megatron_lm_experts import expert_args, expert_section, unsupported_experts
 from trainer.contract.config import ModelConfig, RopeScaling
 from trainer.contract.resolve import resolve_rope_scaling
 
@@ -43,7 +44,6 @@ FIXED_MODEL = {
     "mtp_use_repeated_layer": False,
     "window_attn_skip_freq": None,
     "softmax_type": "vanilla",
-    "num_experts": None,
     "is_hybrid_model": False,
     "spec": None,
 }
@@ -86,6 +86,7 @@ def model_args(model: ModelConfig) -> dict[str, Any]:
         "bias_gelu_fusion": model.activation_func == "gelu_tanh" and model.add_bias_linear,
         "use_rope_scaling": scaling == LLAMA3,
         "init_method_std": model.init_method_std,
+        **expert_args(model),
     }
     if model.window_size is not None:
         args["window_size"] = (model.window_size - 1, 0)
@@ -115,6 +116,7 @@ def model_section(args: Mapping[str, Any]) -> dict[str, Any]:
         "window_size": None if window is None else window[0] + 1,
         "activation_func": _activation(args),
         "rope_scaling": _latent_rope_scaling(args) if is_latent else _rope_scaling(args),
+        **expert_section(args),
     }
 
 
@@ -133,6 +135,7 @@ def unsupported_model(args: Mapping[str, Any]) -> Iterator[str]:
         yield from _unsupported_latent_attention(args)
     if args.get("openai_gelu") and _activation(args) == "gelu":
         yield "openai_gelu without bias_gelu_fusion (Megatron-Core ignores it and computes exact GELU)"
+    yield from unsupported_experts(args)
 
 
 def _latent_attention_args(model: ModelConfig) -> dict[str, Any]:

@@ -137,6 +137,7 @@ def staged_bytes(state: TrainingState, groups: ProcessGroupCollection) -> int:
     return int(1.02 * total) + largest + PADDING * len(parameters)
 
 
+@torch.no_grad()
 def fill(state: TrainingState, loaded: dict[str, Any], *, weights_only: bool) -> None:
     """Fill `state` with loaded values. Learning rates, betas and epsilon keep their configured values."""
     for index, chunk in enumerate(state.model):

@@ -169,15 +169,11 @@ def _replace_streams(torch: Any) -> None:
 def _replace_collectives(torch: Any) -> None:
     """Replace collectives by which experts exchange different numbers of tokens (moe/token_dispatcher.py).
 
-    Core passes these numbers as tensors if it need not copy them from a GPU. gloo gathers only equal parts, and cannot
-    reduce and scatter a list.
+    Core passes these numbers as tensors if it need not copy them from a GPU. gloo only gathers equal parts, and does
+    not reduce and scatter different ones.
     """
     distributed = torch.distributed
-    exchange, gather, reduce_scatter = (
-        distributed.all_to_all_single,
-        distributed.all_gather,
-        distributed.reduce_scatter,
-    )
+    exchange, gather = distributed.all_to_all_single, distributed.all_gather
 
     def exchange_parts(
         output: Any,
@@ -203,18 +199,11 @@ def _replace_collectives(torch: Any) -> None:
         return None
 
     def reduce_scatter_parts(
-        output: Any,
-        parts: list[Any],
-        op: Any = distributed.ReduceOp.SUM,
-        group: Any = None,
-        async_op: bool = False,
-    ) -> Any:
-        if len({part.shape for part in parts}) == 1:
-            return reduce_scatter(output, parts, op, group, async_op)
+        output: Any, parts: list[Any], op: Any = distributed.ReduceOp.SUM, group: Any = None
+    ) -> None:
         total = torch.cat(parts)
         distributed.all_reduce(total, op, group)
         output.copy_(total.split([len(part) for part in parts])[distributed.get_rank(group)])
-        return None
 
     distributed.all_to_all_single = exchange_parts
     distributed.all_gather, distributed.reduce_scatter = gather_parts, reduce_scatter_parts

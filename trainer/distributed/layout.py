@@ -48,11 +48,7 @@ def check_layout(config: TrainerConfig, *, trains: bool = True) -> None:
         raise ConfigError(
             f"virtual_pipeline_model_parallel_size = {vpp} needs pipeline_model_parallel_size > 1"
         )
-    if model.num_moe_experts is not None:
-        _check_experts(model, config, trains)
-    elif layout.expert_model_parallel_size > 1:
-        ep = layout.expert_model_parallel_size
-        raise ConfigError(f"parallelism.expert_model_parallel_size = {ep} needs model.num_moe_experts")
+    _check_experts(model, config, trains)
     if trains:
         _check_gradients(config)
     if training.cuda_graph_impl != "none":
@@ -68,7 +64,11 @@ def _check_experts(model: ModelConfig, config: TrainerConfig, trains: bool) -> N
         layout.expert_model_parallel_size,
     )
     etp = expert_tensor_parallel_size(layout)
-    assert model.num_moe_experts
+    if model.num_moe_experts is None:
+        for key in ("expert_model_parallel_size", "expert_tensor_parallel_size"):
+            if (getattr(layout, key) or 1) > 1:
+                raise ConfigError(f"parallelism.{key} = {getattr(layout, key)} needs model.num_moe_experts")
+        return
     assert model.moe_ffn_hidden_size
     _require_multiple(config.world_size, "world_size", etp * ep * pp, f"ETP x EP x PP = {etp} x {ep} x {pp}")
     _require_multiple(model.num_moe_experts, "num_moe_experts", ep, "EP")

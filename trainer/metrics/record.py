@@ -1,9 +1,9 @@
 """Records a run: `metrics.jsonl`, TensorBoard, Weights & Biases and the log.
 
 Only rank 0 writes. Each line of metrics.jsonl is a JSON object with `event`, `iteration` and `time` (Unix seconds);
-docs/metrics.md describes the events. Units: losses in nats per token, times in seconds, memory in GiB. Nothing here
-waits for the GPU: the loss and the norm of a step were already read before its update, and times come from events that
-the GPU has passed.
+docs/metrics.md describes the events, and `experts` next to this file computes the values of a mixture of experts.
+Units: losses in nats per token, times in seconds, memory in GiB. Nothing here waits for the GPU: the loss and the norm
+of a step were already read before its update, and times come from events that the GPU has passed.
 """
 
 from __future__ import annotations

@@ -80,6 +80,11 @@ class Router(TopKRouter):
         return self.statistics
 
 
+def has_fused_permutation() -> bool:
+    """True if Transformer Engine can sort tokens by expert, which it can from version 2.1."""
+    return getattr(moe_utils, "fused_permute_with_probs", None) is not None
+
+
 def use_router(layer: ModuleSpec) -> None:
     """Make the MoE layer of a transformer layer's spec use `Router`."""
     mlp = layer.submodules.mlp
@@ -113,25 +118,27 @@ def reduce_over_expert_ranks(chunk: torch.nn.Module, *, etp: int, tp: int) -> No
 
 
 def routers(model: Sequence[torch.nn.Module]) -> tuple[Router, ...]:
-    """The routers of the decoder's layers on this rank."""
-    return tuple(
-        module
-        for chunk in model
-        for name, module in chunk.named_modules()
-        if isinstance(module, Router) and "mtp." not in name
-    )
+    """The routers on this rank."""
+    found = []
+    for chunk in model:
+        for name, module in chunk.named_modules():
+            if isinstance(module, Router):
+                module.is_mtp_layer = "mtp." in name  # Core 0.16 does not tell its routers
+                found.append(module)
+    return tuple(found)
 
 
 def take_statistics(routers: Sequence[Router], config: ModelConfig, device: torch.device) -> torch.Tensor:
     """Return this rank's statistics since the last call, [MoE layers, experts + LOSSES] in fp64, and reset them.
 
-    Layers on other ranks are zero. The sum over all ranks is that of the global batch. Empty for a dense model.
+    Layers on other ranks are zero. The sum over all ranks is that of the global batch. Layers that predict further
+    tokens (MTP) are left out. Empty for a dense model.
     """
     rows = {layer: row for row, layer in enumerate(moe_layers(config))}
     columns = (config.num_moe_experts or 0) + LOSSES
     statistics = torch.zeros(len(rows), columns, dtype=torch.float64, device=device)
     for router in routers:
-        if router.statistics is not None:
+        if router.statistics is not None and not router.is_mtp_layer:
             statistics[rows[router.layer_number - 1]] += router.statistics
             router.statistics.zero_()
     return statistics

@@ -42,7 +42,8 @@ class Kernels:
         if not self.on_gpu:
             return "torch's for the CPU"
         layers = (
-            f"layers and attention by Transformer Engine {self.transformer_engine}"
+            f"layers{', grouped experts' if self.grouped_gemm else ''} and attention by Transformer Engine "
+            f"{self.transformer_engine}"
             if self.transformer_engine
             else f"layers and scaled_dot_product_attention by torch {torch.__version__}"
         )
@@ -129,8 +130,8 @@ def _needs_its_layers(config: TrainerConfig) -> dict[str, object]:
 
 def _has_grouped_gemm(config: TrainerConfig) -> bool:
     """True if Transformer Engine computes experts together. Its module has no biases (moe/experts.py, TEGroupedMLP)."""
-    chosen = config.parallelism.moe_grouped_gemm
-    return not config.model.add_bias_linear if chosen is None else chosen
+    chosen, model = config.parallelism.moe_grouped_gemm, config.model
+    return model.num_moe_experts is not None and (not model.add_bias_linear if chosen is None else chosen)
 
 
 def _cross_entropy(training: TrainingConfig, version: str | None) -> Literal["te", "native"]:

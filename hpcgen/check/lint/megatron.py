@@ -22,16 +22,23 @@ UNEVEN = {
 
 EXPERTS = {
     "num-experts": "model.num_moe_experts",
-    **{
-        f"moe-{name.replace('_', '-')}": f"model.moe_{name}"
-        for name in (
-            *("ffn_hidden_size", "shared_expert_intermediate_size", "router_topk", "router_score_function"),
-            *("router_pre_softmax", "router_topk_scaling_factor", "router_num_groups", "router_group_topk"),
-            *("router_load_balancing_type", "aux_loss_coeff", "z_loss_coeff", "router_enable_expert_bias"),
-            *("router_bias_update_rate", "expert_capacity_factor", "pad_expert_input_to_capacity"),
-            *("token_drop_policy", "layer_freq"),
-        )
-    },
+    "moe-ffn-hidden-size": "model.moe_ffn_hidden_size",
+    "moe-shared-expert-intermediate-size": "model.moe_shared_expert_intermediate_size",
+    "moe-layer-freq": "model.moe_layer_freq",
+    "moe-router-topk": "model.moe_router_topk",
+    "moe-router-score-function": "model.moe_router_score_function",
+    "moe-router-pre-softmax": "model.moe_router_pre_softmax",
+    "moe-router-topk-scaling-factor": "model.moe_router_topk_scaling_factor",
+    "moe-router-num-groups": "model.moe_router_num_groups",
+    "moe-router-group-topk": "model.moe_router_group_topk",
+    "moe-router-load-balancing-type": "model.moe_router_load_balancing_type",
+    "moe-aux-loss-coeff": "model.moe_aux_loss_coeff",
+    "moe-z-loss-coeff": "model.moe_z_loss_coeff",
+    "moe-router-enable-expert-bias": "model.moe_router_enable_expert_bias",
+    "moe-router-bias-update-rate": "model.moe_router_bias_update_rate",
+    "moe-expert-capacity-factor": "model.moe_expert_capacity_factor",
+    "moe-pad-expert-input-to-capacity": "model.moe_pad_expert_input_to_capacity",
+    "moe-token-drop-policy": "model.moe_token_drop_policy",
     "expert-model-parallel-size": "parallelism.expert_model_parallel_size",
     "expert-tensor-parallel-size": "parallelism.expert_tensor_parallel_size",
     "moe-token-dispatcher-type": "parallelism.moe_token_dispatcher_type",
@@ -148,6 +155,9 @@ KEYS = {
 OPTIONS = {path: option for option, path in reversed(KEYS.items())}
 """Key of a run file -> Megatron-LM's option."""
 
+NEGATED = {"model.add_bias_linear": "disable-bias-linear"}
+"""Key of a run file -> Megatron-LM's option with the opposite value."""
+
 REMOVED = {
     "checkpoint-activations": "--recompute-granularity selective, or --recompute-activations",
     "checkpoint-num-layers": "--recompute-num-layers",
@@ -230,10 +240,16 @@ def as_options(text: str) -> str:
         return names.get(name, found[0])
 
     names = {path.rpartition(".")[2]: f"--{name}" for path, name in OPTIONS.items()}
+    for path, name in NEGATED.items():
+        key = path.rpartition(".")[2]
+        text = text.replace(f"set {key} to false", f"add --{name}").replace(
+            f"{key} = true", f"a run without --{name}"
+        )
     # not "split", "lr" and similar, which are also words
-    return re.sub(
+    text = re.sub(
         r"\b(?:model|parallelism|training|optimizer|data)\.[a-z]\w*|\b[a-z]+(?:_[a-z0-9]+)+\b", option, text
     )
+    return re.sub(r"set (--[\w-]+) to true", r"add \1", text)
 
 
 def knows_layers(launch: Launch) -> bool:

@@ -164,7 +164,11 @@ def _experts(launch: Launch, layout: ParallelismConfig) -> dict[str, Any]:
     if score is not None and score.text == "sigmoid":
         values["moe_router_score_function"] = "sigmoid"
     else:
-        values["moe_router_pre_softmax"] = "moe-router-pre-softmax" in launch.flags
+        balancing = word_of(launch, "moe-router-load-balancing-type")
+        has_gradient = (
+            balancing is not None and balancing.text == "sinkhorn"
+        )  # uses a sigmoid for a single expert
+        values["moe_router_pre_softmax"] = "moe-router-pre-softmax" in launch.flags or has_gradient
     values["moe_router_enable_expert_bias"] = "moe-router-enable-expert-bias" in launch.flags
     if "moe-pad-expert-input-to-capacity" in launch.flags:
         values["moe_pad_expert_input_to_capacity"] = True

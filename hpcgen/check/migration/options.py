@@ -47,7 +47,7 @@ USUAL: dict[str, tuple[str, ...]] = {
         "use-distributed-optimizer", "use-mcore-models", "exit-signal-handler", "log-throughput", "use-dist-ckpt",
         "accumulate-allreduce-grads-in-fp32", "no-create-attention-mask-in-dataloader", "auto-detect-ckpt-format",
         "ckpt-fully-parallel-load", "ckpt-fully-parallel-save", "ckpt-assume-constant-structure",
-        "cross-entropy-loss-fusion",
+        "cross-entropy-loss-fusion", "moe-permute-fusion",
     ), ()),
     "optimizer": ("adam",),
     "dataloader-type": ("single",),
@@ -62,6 +62,7 @@ USUAL: dict[str, tuple[str, ...]] = {
     "exp-avg-dtype": ("fp32",),
     "exp-avg-sq-dtype": ("fp32",),
     "softmax-type": ("vanilla",),
+    "moe-router-dtype": ("fp32",),
 }  # fmt: skip
 """Options that request the trainer's default behavior -> values for which that holds (empty: no value)."""
 

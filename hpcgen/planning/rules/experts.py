@@ -108,8 +108,8 @@ def experts_with_tensor_parallel_need_sequence_parallel(facts: Facts) -> Iterato
     yield Violation(
         path="parallelism.sequence_parallel",
         depends_on=("model",),
-        reason=f"must be true for experts with TP = {axes.tensor_model_parallel_size}. Otherwise all "
-        "tensor-parallel ranks would send the same tokens to the experts",
+        reason=f"does not work with experts and TP = {axes.tensor_model_parallel_size}, because all tensor-parallel "
+        "ranks would send the same tokens to the experts",
         candidates=[True],
     )
 

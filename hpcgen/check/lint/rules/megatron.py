@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from hpcgen.check.lint.job import Job
 from hpcgen.check.lint.launch import Launch
 from hpcgen.check.lint.megatron import (
+    NEGATED,
     NOT_MEGATRON,
     OPTIONS,
     REMOVED,
@@ -92,8 +93,8 @@ def _hits(launch: Launch, known: planning.Facts, rules: Sequence[planning.Rule])
     for path, violation in found.items():
         name = OPTIONS.get(path, "")
         line = launch.flags[name].line if name in launch.flags else launch.line
-        subject = f"--{name} {_text(launch, name)}" if name else "the job"
         fix = _fix(_valid_candidates(known, rules, violation), name, violation)
+        subject = _subject(launch, path)
         yield Hit(line, as_options(f"{subject} {violation.reason}"), as_options(fix))
 
 
@@ -111,8 +112,21 @@ def _valid_candidates(
     return kept
 
 
+def _subject(launch: Launch, path: str) -> str:
+    """The option with its value that a violation is about."""
+    if name := NEGATED.get(path):
+        return f"a run without --{name}"
+    if (name := OPTIONS.get(path)) is None:
+        return "the job"
+    return f"--{name} {_text(launch, name)}" if name in launch.flags else f"a run without --{name}"
+
+
 def _fix(values: Sequence[object], option: str, violation: planning.Violation) -> str:
     """The advice: "use --OPTION 1, 2 or 4", "use 3 or 6 nodes, or <advice>"."""
+    if any(value is True for value in values):
+        return f"add --{option}"
+    if negated := NEGATED.get(violation.path):
+        return f"add --{negated}, or {violation.advice}"
     numbers = [str(value) for value in values if value is not None]
     listed = one_of(numbers) if numbers else ""
     use = f"use --{option} {listed}" if option else f"use {listed} nodes"
