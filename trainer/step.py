@@ -66,8 +66,6 @@ class StepResult:
     batch: Batch
     loss: float
     """Mean over the tokens of the global batch (nats). It does not include the losses of MTP layers."""
-    mtp_losses: tuple[float, ...]
-    """Mean loss of each MTP layer."""
     grad_norm: float | None
     """Global norm before clipping; None if fp16 gradients overflowed, which lowers the loss scale."""
     lr: float
@@ -79,6 +77,8 @@ class StepResult:
     skipped: bool
     """True if the update was skipped because of an overflow or a spike."""
     vote: Vote
+    mtp_losses: tuple[float, ...] = ()
+    """Mean loss of each MTP layer."""
     experts: torch.Tensor | None = None
     """Statistics of the routers in the global batch, on the CPU (`trainer.model.experts.take_statistics`)."""
 
