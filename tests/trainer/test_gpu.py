@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tests.trainer import runs
-from tests.trainer.runs import GPT, LLAMA, MOE, QWEN, Run, finished, gpt_config, write_corpus
+from tests.trainer.runs import DEEPSEEK, GPT, LLAMA, MOE, QWEN, Run, finished, gpt_config, write_corpus
 
 TP2_SP = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
 PP2 = {"pipeline_model_parallel_size": 2}
@@ -25,7 +25,8 @@ VPP2 = PP2 | {"virtual_pipeline_model_parallel_size": 2}
 CP2 = {"context_parallel_size": 2}
 GRAPHS = {"cuda_graph_impl": "transformer_engine"}
 EP2 = {"expert_model_parallel_size": 2}
-SHAPES = {"gpt": GPT, "llama": LLAMA, "qwen": QWEN, "moe": MOE}
+LATENT = DEEPSEEK | {"mtp_num_layers": None}
+SHAPES = {"gpt": GPT, "llama": LLAMA, "qwen": QWEN, "moe": MOE, "deepseek": DEEPSEEK, "latent": LATENT}
 WIDE = {"hidden_size": 256, "seq_length": 128}
 
 LOSS_TOLERANCE = 0.05
@@ -102,6 +103,9 @@ def on(
         on(2, "moe", EP2 | TP2_SP | {"expert_tensor_parallel_size": 1}, "EP2xTP2xETP1+SP"),
         on(2, "moe", TP2_SP, "TP2+SP"),
         on(2, "moe", EP2 | {"moe_grouped_gemm": False}, "EP2-ungrouped"),
+        on(2, "deepseek", TP2_SP, "TP2+SP"),
+        on(2, "deepseek", PP2, "PP2"),
+        on(2, "latent", CP2, "CP2"),
         on(4, "moe", EP2 | PP2, "EP2xPP2"),
         on(4, "gpt", TP2_PP2_SP, "TP2xPP2+SP"),
         on(4, "gpt", OVERLAP, "DP4+overlap"),
@@ -203,6 +207,15 @@ def test_windows_norms_and_scaled_rope_are_alike_in_all_kernels(
     assert_alike(finished(config), one_gpu("qwen"))
 
 
+@with_engine
+def test_latent_attention_and_multi_token_prediction_are_alike_in_torch(
+    corpus: str, tmp_path: Path, one_gpu: Callable[[str], Run]
+) -> None:
+    config = on_gpus(corpus, tmp_path / "run", 1, {}, DEEPSEEK)
+    config["training"]["transformer_impl"] = "torch"
+    assert_alike(finished(config), one_gpu("deepseek"))
+
+
 @pytest.mark.parametrize(
     "training",
     [
@@ -229,6 +242,7 @@ def test_experts_are_alike_in_all_kernels(
     [
         pytest.param(1, "gpt", {}, id="gpt"),
         pytest.param(1, "qwen", {}, id="qwen"),
+        pytest.param(1, "latent", {}, id="latent"),
         pytest.param(2, "qwen", CP2, id="qwen-CP2", marks=needs_gpus(2)),
         pytest.param(2, "gpt", PP2, id="gpt-PP2", marks=needs_gpus(2)),
         pytest.param(2, "llama", TP2_SP, id="llama-TP2+SP", marks=needs_gpus(2)),
