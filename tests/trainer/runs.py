@@ -65,6 +65,19 @@ DEEPSEEK = LLAMA | {
 }
 """Latent attention and multi-token prediction. No two widths are the same."""
 
+DEEPSEEK_V3 = DEEPSEEK | {
+    "layernorm_epsilon": 1e-6,
+    "num_moe_experts": 4,
+    "moe_layer_freq": [0, 1, 1, 1],
+    "moe_ffn_hidden_size": 32,
+    "moe_shared_expert_intermediate_size": 64,
+    "moe_router_score_function": "sigmoid",
+    "moe_router_enable_expert_bias": True,
+    "moe_router_bias_update_rate": 0.05,
+    "moe_router_topk_scaling_factor": 2.5,
+}
+"""Everything that DeepSeek-V3 has."""
+
 MOE = LLAMA | {
     "num_moe_experts": 4,
     "moe_ffn_hidden_size": 48,

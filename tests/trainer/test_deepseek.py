@@ -7,7 +7,7 @@ from typing import Any
 import numpy
 import pytest
 
-from tests.trainer.runs import DEEPSEEK, LLAMA, Run, finished, run
+from tests.trainer.runs import DEEPSEEK, DEEPSEEK_V3, LLAMA, Run, finished, run
 from tests.trainer.tensors import assert_same_checkpoint
 
 pytestmark = pytest.mark.process
@@ -16,6 +16,7 @@ TP2 = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
 PP2 = {"pipeline_model_parallel_size": 2}
 CP2 = {"context_parallel_size": 2}
 VPP2 = PP2 | {"virtual_pipeline_model_parallel_size": 2}
+EP2 = {"expert_model_parallel_size": 2, "expert_tensor_parallel_size": 1}
 ROUNDING = 1e-6
 """Largest relative difference after six steps in fp32. It is below 5e-7 except for a few gradient norms."""
 
@@ -58,6 +59,22 @@ def test_latent_attention_without_a_latent_for_queries_or_without_norms(
     config |= {"world_size": 2, "parallelism": TP2, "run_dir": config["run_dir"] + "-2"}
     numpy.testing.assert_allclose(finished(config).steps, alone.steps, rtol=ROUNDING)
     assert abs(alone.steps[0][1] - single_deepseek.steps[0][1]) > 1e-5
+
+
+@pytest.mark.parametrize(
+    ("layout", "world_size"),
+    [
+        pytest.param(TP2 | EP2, 2, id="TP2xEP2"),
+        pytest.param(PP2 | EP2, 4, id="PP2xEP2", marks=pytest.mark.slow),
+    ],
+)
+def test_experts_in_all_kinds_of_layers(
+    layout: dict[str, Any], world_size: int, config: dict[str, Any]
+) -> None:
+    config["model"] = DEEPSEEK_V3
+    alone = finished(config)
+    config |= {"world_size": world_size, "parallelism": layout, "run_dir": config["run_dir"] + "-2"}
+    numpy.testing.assert_allclose(numbers(finished(config)), numbers(alone), rtol=ROUNDING)
 
 
 def test_layers_without_weight_in_the_loss_change_nothing(config: dict[str, Any], single_llama: Run) -> None:

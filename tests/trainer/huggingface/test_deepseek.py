@@ -10,26 +10,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.trainer.huggingface.models import assert_same_weights, weights
-from tests.trainer.runs import DEEPSEEK, finished, gpt_config
+from tests.trainer.runs import DEEPSEEK_V3, finished, gpt_config
 from trainer.contract.errors import TrainerError
 from trainer.huggingface.exporting import Options, export
 from trainer.huggingface.importing import import_model
 from trainer.huggingface.source import read_source
 
 pytestmark = pytest.mark.process
-
-MODEL = DEEPSEEK | {
-    "layernorm_epsilon": 1e-6,
-    "num_moe_experts": 4,
-    "moe_layer_freq": [0, 1, 1, 1],
-    "moe_ffn_hidden_size": 32,
-    "moe_shared_expert_intermediate_size": 64,
-    "moe_router_score_function": "sigmoid",
-    "moe_router_enable_expert_bias": True,
-    "moe_router_bias_update_rate": 0.05,
-    "moe_router_topk_scaling_factor": 2.5,
-}
-"""Everything that DeepSeek-V3 has."""
 
 
 def ignore(line: str) -> None:
@@ -39,7 +26,7 @@ def ignore(line: str) -> None:
 @pytest.fixture(scope="module")
 def trained(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint that 2 ranks trained at TP 2 and EP 2."""
-    config = gpt_config(corpus, tmp_path_factory.mktemp("trained"), MODEL)
+    config = gpt_config(corpus, tmp_path_factory.mktemp("trained"), DEEPSEEK_V3)
     config["parallelism"] = {
         "tensor_model_parallel_size": 2,
         "sequence_parallel": True,
@@ -76,7 +63,7 @@ def test_a_trained_model_is_exported_with_its_mtp_layers(exported: Path, tmp_pat
 
 def test_training_starts_from_imported_mtp_layers(exported: Path, corpus: str, tmp_path: Path) -> None:
     import_model(exported, tmp_path / "imported", ignore)
-    config = gpt_config(corpus, tmp_path / "run", MODEL)
+    config = gpt_config(corpus, tmp_path / "run", DEEPSEEK_V3)
     config["training"]["train_iters"] = 2
     fresh = finished(config)
     config |= {"run_dir": str(tmp_path / "tuned")}
