@@ -1,6 +1,7 @@
-# make quickstart   a virtual environment, and the whole way from text to a trained GPT on this machine
-# make setup test   Slurm and the other system packages (apt), then every check and test
-# make quick        the checks and the tests that start no processes: before each commit
+# make quickstart   install into .venv, tokenize a sample text and train a tiny GPT on this machine
+# make setup test   install Slurm and the other system packages (apt), then run every check and test
+# make quick        run the checks and the tests that start no processes: before each commit
+
 # Hundreds of processes of the tests import the same modules, so their bytecode is kept, also where that is switched off.
 export PYTHONDONTWRITEBYTECODE :=
 PYTHON ?= python3
@@ -15,7 +16,7 @@ READY := $(VENV)/.ready
 .PHONY: help install setup quickstart quick test check pytest test-slow test-containers test-exchange test-guests test-deepspeed test-gpu layouts bench bench-data bench-train bench-deepspeed bench-precision bench-generation golden docs clean
 
 help:
-	@sed -n 's/^# \(make .*\)/\1/p' Makefile
+	@sed -n '1,/^$$/s/^# \(make .*\)/\1/p' Makefile
 	@echo "others: install test check pytest test-slow test-gpu layouts bench bench-data bench-train bench-deepspeed bench-precision bench-generation golden docs clean"
 
 install: $(READY)
@@ -45,7 +46,7 @@ quickstart: $(READY)
 
 test: check pytest
 
-# The checks run beside the tests, and are shown after them.
+# The checks run at the same time as the tests. Their output follows that of the tests.
 quick: $(READY)
 	@$(MAKE) --no-print-directory check >$(VENV)/check.log 2>&1 & checks=$$!; \
 	$(BIN)/pytest --numprocesses 2 --dist loadfile -m 'not process and not slow and not gpu'; tests=$$?; \
@@ -89,7 +90,7 @@ test-guests: $(READY)
 test-gpu: $(READY)
 	$(BIN)/pytest -m gpu
 
-# Losses and gradient norms of every layout beside a single process, on CPU in fp32.
+# Losses and gradient norms of every layout compared with a single process, on CPU in fp32.
 layouts: $(READY)
 	$(BIN)/python -m benchmarks.layouts
 
@@ -102,21 +103,21 @@ bench: $(READY)
 bench-data: $(READY)
 	$(BIN)/python -m benchmarks.data
 
-# Training on the GPUs here beside a bare Megatron-Core loop: make bench-train CORPUS=prefix of a .bin/.idx pair
+# Training on the GPUs here compared with a bare Megatron-Core loop: make bench-train CORPUS=prefix of a .bin/.idx pair
 # [MEGATRON_LM=checkout]. Needs Transformer Engine.
 bench-train: $(READY)
 	$(BIN)/python -m benchmarks.train $(CORPUS) $(if $(MEGATRON_LM),--megatron-lm $(MEGATRON_LM))
 
-# Training on the GPUs here beside DeepSpeed's ZeRO-2 and ZeRO-3: make bench-deepspeed CORPUS=prefix of a .bin/.idx pair.
+# Training on the GPUs here compared with DeepSpeed's ZeRO-2 and ZeRO-3: make bench-deepspeed CORPUS=prefix of a .bin/.idx pair.
 # Needs deepspeed, transformers and Transformer Engine.
 bench-deepspeed: $(READY)
 	$(BIN)/python -m benchmarks.deepspeed $(CORPUS)
 
-# FP8 beside bf16 on the same text, on GPUs: make bench-precision CORPUS=...
+# FP8 compared with bf16 on the same text, on GPUs: make bench-precision CORPUS=...
 bench-precision: $(READY)
 	$(BIN)/python -m benchmarks.precision $(CORPUS)
 
-# Generation beside transformers, on a GPU if there is one.
+# Generation compared with transformers, on a GPU if there is one.
 bench-generation: $(READY)
 	$(BIN)/python -m benchmarks.generation
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import gc
 import json
+import math
 import os
 import sys
 import time
@@ -20,8 +21,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from megatron.core import parallel_state
+from megatron.core.datasets.indexed_dataset import IndexedDataset
 from megatron.core.distributed import (
     DistributedDataParallel,
     DistributedDataParallelConfig,
@@ -48,6 +51,7 @@ def main() -> None:
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=layout.get("tensor_model_parallel_size", 1),
         pipeline_model_parallel_size=layout.get("pipeline_model_parallel_size", 1),
+        expert_model_parallel_size=layout.get("expert_model_parallel_size", 1),
     )
     model_parallel_cuda_manual_seed(1234)
     step = step_function(config)
@@ -99,7 +103,24 @@ def core_config(config: dict[str, Any]) -> TransformerConfig:
         bias_dropout_fusion=True,
         apply_rope_fusion=model.get("position_embedding_type") == "rope",
         persist_layer_norm=True,
+        **expert_config(config),
     )
+
+
+def expert_config(config: dict[str, Any]) -> dict[str, Any]:
+    """Megatron-Core's fastest settings for experts. Empty for a dense model."""
+    model = config["model"]
+    if "num_moe_experts" not in model:
+        return {}
+    return {
+        **{name: value for name, value in model.items() if "moe" in name},
+        "moe_ffn_hidden_size": model["ffn_hidden_size"],
+        "expert_model_parallel_size": config["parallelism"]["expert_model_parallel_size"],
+        "moe_token_dispatcher_type": "alltoall",
+        "moe_router_dtype": "fp32",
+        "moe_grouped_gemm": True,
+        "moe_permute_fusion": True,
+    }
 
 
 def has_weight_gradient_kernel() -> bool:
@@ -112,13 +133,13 @@ def has_weight_gradient_kernel() -> bool:
 
 
 def step_function(config: dict[str, Any]) -> Callable[[], None]:
-    """Return a function that runs one optimizer step on random tokens."""
+    """Return a function that runs one optimizer step."""
     overlap = parallel_state.get_data_parallel_world_size() > 1
     chunks = [build_chunk(config, overlap)]
     optimizer = get_megatron_optimizer(
         OptimizerConfig(
             optimizer="adam",
-            lr=1e-4,
+            lr=config["optimizer"]["lr"],
             weight_decay=0.1,
             adam_beta2=0.95,
             bf16=True,
@@ -145,7 +166,9 @@ def build_chunk(config: dict[str, Any], overlap: bool) -> DistributedDataParalle
     model, core = config["model"], core_config(config)
     gpt = GPTModel(
         core,
-        get_gpt_layer_with_transformer_engine_spec(),
+        get_gpt_layer_with_transformer_engine_spec(
+            num_experts=core.num_moe_experts, moe_grouped_gemm=core.moe_grouped_gemm
+        ),
         vocab_size=model["padded_vocab_size"],
         max_sequence_length=model["seq_length"],
         pre_process=parallel_state.is_pipeline_first_stage(),
@@ -167,11 +190,22 @@ def build_chunk(config: dict[str, Any], overlap: bool) -> DistributedDataParalle
     return chunk
 
 
+def first_tokens(config: dict[str, Any], size: tuple[int, int]) -> torch.Tensor:
+    """This rank's part of the first tokens of the corpus. Their frequencies determine the load of experts."""
+    [corpus] = config["data"]["datasets"]
+    stored = IndexedDataset(corpus["prefix"])
+    start, count = parallel_state.get_data_parallel_rank() * math.prod(size), math.prod(size)
+    tokens = np.fromfile(
+        f"{corpus['prefix']}.bin", stored.index.dtype, count, offset=start * stored.index.dtype_size
+    )
+    return torch.from_numpy(tokens.astype(np.int64)).view(size)
+
+
 def forward_backward(config: dict[str, Any], chunks: list[DistributedDataParallel]) -> Callable[[], Any]:
     """Return a function that runs all microbatches of one step, always on the same tokens."""
     model, training = config["model"], config["training"]
     size = (training["micro_batch_size"], model["seq_length"])
-    tokens = torch.randint(0, model["vocab_size"], size, device="cuda")
+    tokens = first_tokens(config, size).cuda()
     positions = torch.arange(model["seq_length"], device="cuda").expand(size).contiguous()
     samples = training["micro_batch_size"] * parallel_state.get_data_parallel_world_size()
 

@@ -1,6 +1,6 @@
 """Trains one small model with every layout, and compares losses and gradient norms with a single process.
 
-    python -m benchmarks.layouts [--device cpu|cuda] [--precision fp32|bf16] [--shape gpt|llama] [--iterations N]
+    python -m benchmarks.layouts [--device cpu|cuda] [--precision fp32|bf16] [--shape gpt|llama|moe] [--iterations N]
                                  [--at-once N] [--json]
 
 Prints a Markdown table. Exit status 1 if a difference exceeds the tolerance of the precision. On GPUs the model is
@@ -33,6 +33,16 @@ SHAPES: dict[str, dict[str, Any]] = {
         "add_bias_linear": False,
         "untie_embeddings_and_output_weights": True,
     },
+}
+SHAPES["moe"] = SHAPES["llama"] | {
+    "num_moe_experts": 8,
+    "moe_ffn_hidden_size": 128,
+    "moe_router_score_function": "sigmoid",
+    "moe_router_enable_expert_bias": True,
+    "moe_router_load_balancing_type": "seq_aux_loss",
+    "moe_aux_loss_coeff": 0.01,
+    "moe_z_loss_coeff": 0.001,
+    "moe_shared_expert_intermediate_size": 128,
 }
 SIZES: dict[str, dict[str, Any]] = {
     "cpu": {"num_layers": 4, "hidden_size": 128, "num_attention_heads": 4, "seq_length": 64},
@@ -77,6 +87,31 @@ LAYOUTS = (
     Layout("PP4", 4, {"pipeline_model_parallel_size": 4}),
     Layout("DP4 + overlap", 4, OVERLAP),
 )
+TP2_SP = TP2 | {"sequence_parallel": True}
+EP2, EP4 = {"expert_model_parallel_size": 2}, {"expert_model_parallel_size": 4}
+ETP1, ETP2 = {"expert_tensor_parallel_size": 1}, {"expert_tensor_parallel_size": 2}
+EXPERT_LAYOUTS = (
+    Layout("single", 1),
+    Layout("DP2", 2),
+    Layout("EP2", 2, EP2),
+    Layout("EP2 + overlap", 2, EP2 | OVERLAP),
+    Layout("EP2, allgather", 2, EP2 | {"moe_token_dispatcher_type": "allgather"}),
+    Layout("EP4", 4, EP4),
+    Layout("EP2 x DP2", 4, EP2),
+    Layout("EP2 x DP2, 2 instances", 4, EP2 | {"num_distributed_optimizer_instances": 2}),
+    Layout("ETP2", 2, ETP2),
+    Layout("ETP2 x EP2", 4, ETP2 | EP2),
+    Layout("TP2 + SP", 2, TP2_SP),
+    Layout("TP2 x ETP1 + SP", 2, TP2_SP | ETP1),
+    Layout("EP2 x TP2 + SP", 4, EP2 | TP2_SP),
+    Layout("EP2 x TP2 x ETP1 + SP", 4, EP2 | TP2_SP | ETP1),
+    Layout("EP4 x TP2 x ETP1 + SP", 4, EP4 | TP2_SP | ETP1),
+    Layout("EP2 x PP2", 4, EP2 | PP2),
+    Layout("EP2 x VPP2 (PP2)", 4, EP2 | VPP2),
+    Layout("EP2 x CP2", 2, EP2 | {"context_parallel_size": 2}),
+    Layout("EP4 x TP2 x CP2 x ETP1 + SP", 4, EP4 | TP2_SP | {"context_parallel_size": 2} | ETP1),
+)
+"""Layouts of a mixture of experts, which needs sequence parallelism with tensor parallelism."""
 
 
 def main() -> int:
@@ -91,7 +126,8 @@ def main() -> int:
     arguments = parser.parse_args()
     runs.end_like_ctrl_c()
     most_ranks = runs.count_gpus(parser) if arguments.device == "cuda" else float("inf")
-    layouts = [layout for layout in LAYOUTS if layout.world_size <= most_ranks]
+    of_shape = EXPERT_LAYOUTS if arguments.shape == "moe" else LAYOUTS
+    layouts = [layout for layout in of_shape if layout.world_size <= most_ranks]
     with tempfile.TemporaryDirectory() as scratch:
 
         def curve(layout: Layout, _: int) -> list[tuple[float, float]]:

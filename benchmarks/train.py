@@ -132,7 +132,7 @@ def configuration(case: Case, corpus: Path, run_dir: Path) -> dict[str, Any]:
         model=case.model | {"padded_vocab_size": -(-case.model["vocab_size"] // 128) * 128},
         parallelism=case.parallelism,
         training=training_section(case),
-        optimizer={"lr": 1e-4, "lr_warmup_iters": 5},
+        optimizer={"lr": case.lr, "lr_warmup_iters": 5},
         data=runs.corpus_section(corpus),
         checkpoint={"save_interval_minutes": 600} | case.checkpoint,
         logging={"tensorboard": True},
@@ -168,6 +168,7 @@ def run_trainer(case: Case, config: dict[str, Any], steps: int) -> dict[str, Any
         "first_step_s": all_steps[0]["time"] - started,
         "first_loss": all_steps[0]["loss"],
         "last_loss": all_steps[-1]["loss"],
+        "max_expert_load": median("moe_max_load") or None,
     } | save_cost(lines, all_steps, step_s)
 
 
@@ -254,7 +255,7 @@ def megatron_lm_flags(case: Case, arguments: argparse.Namespace, scratch: Path) 
         "micro-batch-size": case.micro_batch_size,
         "global-batch-size": case.global_batch_size,
         "train-iters": WARM_STEPS + arguments.steps,
-        "lr": 1e-4,
+        "lr": case.lr,
         "lr-warmup-iters": 5,
         "weight-decay": 0.1,
         "tensor-model-parallel-size": layout.get("tensor_model_parallel_size", 1),
@@ -294,8 +295,27 @@ def megatron_lm_flags(case: Case, arguments: argparse.Namespace, scratch: Path) 
             "untie-embeddings-and-output-weights",
             "group-query-attention",
         }
+    if model.get("num_moe_experts"):
+        expert_flags, expert_switches = megatron_lm_expert_flags(case)
+        flags |= expert_flags
+        switches |= expert_switches
     words = [f"--{name}={value}" for name, value in flags.items()]
     return words + [f"--{name}" for name in sorted(switches)]
+
+
+def megatron_lm_expert_flags(case: Case) -> tuple[dict[str, Any], set[str]]:
+    """Megatron-LM's flags for the experts of a case, and its switches."""
+    model = case.model
+    flags = {
+        "num-experts": model["num_moe_experts"],
+        "expert-model-parallel-size": case.parallelism["expert_model_parallel_size"],
+        "moe-router-topk": model["moe_router_topk"],
+        "moe-router-load-balancing-type": "aux_loss",
+        "moe-aux-loss-coeff": model["moe_aux_loss_coeff"],
+        "moe-router-dtype": "fp32",
+        "moe-token-dispatcher-type": "alltoall",
+    }
+    return flags, {"moe-grouped-gemm", "moe-permute-fusion"}
 
 
 def line(result: dict[str, Any]) -> str:
@@ -315,6 +335,8 @@ def line(result: dict[str, Any]) -> str:
         if f"{peer}_tflops" in result:
             other = result[f"{peer}_tflops"]
             words.append(f"{peer} {other:.0f} ({result['tflops'] / other:.3f}x)")
+    if result["max_expert_load"]:
+        words.append(f"largest load of an expert {result['max_expert_load']:.2f} times the mean")
     if "of_one_gpu" in result:
         words.append(f"{result['of_one_gpu']:.1%} of one GPU's")
     if result["goal_tflops"]:

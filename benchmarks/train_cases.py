@@ -28,11 +28,31 @@ LLAMA_8_LAYERS = {
     "rotary_base": 500000,
     "untie_embeddings_and_output_weights": True,
 }
+MIXTRAL_4_LAYERS = {
+    "num_layers": 4,
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_query_groups": 8,
+    "ffn_hidden_size": 14336,
+    "seq_length": 4096,
+    "vocab_size": 50257,
+    "normalization": "RMSNorm",
+    "swiglu": True,
+    "add_bias_linear": False,
+    "position_embedding_type": "rope",
+    "rotary_base": 1000000,
+    "untie_embeddings_and_output_weights": True,
+    "num_moe_experts": 8,
+    "moe_router_topk": 2,
+    "moe_aux_loss_coeff": 0.01,
+}
 OVERLAP = {"overlap_grad_reduce": True, "overlap_param_gather": True}
 TP2_SP = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
 TP_OVERLAP = {"tp_comm_overlap": True}
 PP2 = {"pipeline_model_parallel_size": 2}
 VPP4 = {"virtual_pipeline_model_parallel_size": 4}
+CP2, CP4 = {"context_parallel_size": 2}, {"context_parallel_size": 4}
+EP2, EP4 = {"expert_model_parallel_size": 2}, {"expert_model_parallel_size": 4}
 GRAPHS = {"cuda_graph_impl": "transformer_engine"}
 
 
@@ -48,6 +68,7 @@ class Case:
     parallelism: dict[str, Any] = field(default_factory=dict)
     training: dict[str, Any] = field(default_factory=dict)
     checkpoint: dict[str, Any] = field(default_factory=dict)
+    lr: float = 1e-4
     goal_tflops: float | None = None
     """Target of the project on an H200 (TFLOP/s per GPU)."""
     has_peers: bool = True
@@ -115,6 +136,11 @@ CASES = (
         has_peers=False,
         single="llama-8l-mbs2",
     ),
+    Case("llama-8l-32k-cp2", LLAMA_8_LAYERS | {"seq_length": 32768}, 1, 2, 2, CP2 | OVERLAP, has_peers=False),
+    Case("llama-8l-32k-cp4", LLAMA_8_LAYERS | {"seq_length": 32768}, 1, 2, 4, CP4 | OVERLAP, has_peers=False),
+    # With this rate, routers hardly change, so that the load of the experts is the same in all programs.
+    Case("mixtral-4l-ep2", MIXTRAL_4_LAYERS, 2, 16, 2, EP2 | OVERLAP, lr=1e-7),
+    Case("mixtral-4l-ep4", MIXTRAL_4_LAYERS, 2, 32, 4, EP4 | OVERLAP, lr=1e-7),
     Case(
         "gpt-1.3b-mbs8-save",
         GPT_1_3B,

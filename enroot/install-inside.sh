@@ -4,7 +4,7 @@
 #
 #   install-inside.sh packages DOCA|none NAME...         Debian packages; as root
 #   install-inside.sh code KIND SOURCE MEGATRON_CORE     the Python code, the topology file, the health check
-#   install-inside.sh deepspeed [MEGATRON_DEEPSPEED]     DeepSpeed and what is trained with it; a checkout to copy
+#   install-inside.sh deepspeed [MEGATRON_DEEPSPEED]     DeepSpeed and its companions; a checkout to copy
 #   install-inside.sh check NAMES [FILE]                 fails unless the image has NAMES; writes what it has to FILE
 #
 # KIND is directory (made by hpcgen install-code), wheel, checkout or none.
@@ -183,7 +183,7 @@ install_deepspeed() {
             pip_install --no-deps --no-build-isolation --require-hashes --requirement "$lacking.deepspeed"
     fi
     nothing_replaced "$before"
-    # Packages of the image may have problems that are not ours.
+    # Packages of the image may have had problems before.
     problems=$(python3 -m pip check | grep -iFf <(sed 's/==.*//' "$lacking") || true)
     [[ -z $problems ]] || die "the image's packages do not suit DeepSpeed's: ${problems//$'\n'/; }"
     rm -f -- "$before" "$lacking" "$lacking".*

@@ -34,6 +34,7 @@ LONG_FILES = (
     "slurm/test_faults.py",
     "trainer/test_resuming.py",
     "slurm/test_train.py",
+    "test_hostile.py",
     "cli/test_templates.py",
     "slurm/test_data.py",
     "enroot/test_build_image.py",
@@ -44,11 +45,12 @@ LONG_FILES = (
     "slurm/test_evaluation.py",
     "trainer/huggingface/test_exporting.py",
     "trainer/test_layouts.py",
+    "trainer/test_experts.py",
     "cli/test_conversion.py",
     "check/test_rules.py",
     "slurm/test_cluster.py",
     "trainer/test_poison.py",
-    "slurm/test_accepted.py",
+    "slurm/test_generation.py",
     "install/test_extras.py",
     "trainer/huggingface/test_round_trip.py",
     "rendering/test_golden.py",
@@ -63,6 +65,9 @@ LONG_FILES = (
     "data/test_kills.py",
     "data/test_identity.py",
     "cli/test_submit_local.py",
+    "trainer/evaluate/test_job.py",
+    "lint/test_fuzz.py",
+    "lint/test_rules.py",
 )
 """Files that run first, so that no worker is left with a long one while the others have finished.
 
@@ -76,6 +81,9 @@ STARTS = frozenset(("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn
 # that has a handler here has its default action there.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Several workers share the cores, and OpenMP threads that wait for each other spin. torch reads this at its import.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 gc.disable()  # until collection ends: collecting among imported modules takes a third of its time
 

@@ -338,7 +338,9 @@ def go_through(seed: int, num_strings: int) -> Counter[str]:
                 for found in batches(directory, runtime, texts, way):
                     require_harmless(directory, found)
                     if not count["scripts"]:
-                        require_shellcheck([render(found, stage) for stage in found.stages])
+                        # A third of the stages: every stage in three seeds, and for every runtime in nine.
+                        stages = list(found.stages)[(seed + seed // 3) % 3 :: 3]
+                        require_shellcheck([render(found, stage) for stage in stages])
                     count["scripts"] += len(found.stages)
         os.chdir("/")
     return count

@@ -21,6 +21,8 @@ from trainer.contract.errors import NonFiniteError
 from trainer.contract.wording import rank_list
 from trainer.data.loader import MicroBatch, num_microbatches
 from trainer.faults.spikes import SpikeWatch
+from trainer.model import multi_token
+from trainer.model.experts import Router, expert_biases, take_statistics
 from trainer.optimizer.schedule import Schedule
 
 DataIterators = list[Iterator[MicroBatch] | None]
@@ -35,6 +37,8 @@ class TrainingState:
     optimizer: MegatronOptimizer
     scheduler: Schedule
     spikes: SpikeWatch
+    routers: tuple[Router, ...] = ()
+    """Routers of this rank's MoE layers."""
     iteration: int = 0
     """Number of completed steps."""
     consumed_samples: int = 0
@@ -61,7 +65,7 @@ class StepResult:
 
     batch: Batch
     loss: float
-    """Mean over the tokens of the global batch (nats)."""
+    """Mean over the tokens of the global batch (nats). It does not include the losses of MTP layers."""
     grad_norm: float | None
     """Global norm before clipping; None if fp16 gradients overflowed, which lowers the loss scale."""
     lr: float
@@ -73,6 +77,10 @@ class StepResult:
     skipped: bool
     """True if the update was skipped because of an overflow or a spike."""
     vote: Vote
+    mtp_losses: tuple[float, ...] = ()
+    """Mean loss of each MTP layer."""
+    experts: torch.Tensor | None = None
+    """Statistics of the routers in the global batch, on the CPU (`trainer.model.experts.take_statistics`)."""
 
 
 def train_step(
@@ -95,12 +103,15 @@ def train_step(
     optimizer = state.optimizer
     optimizer.zero_grad()
     batch = Batch(state.consumed_samples, batch_size_at(config.training, state.consumed_samples))
+    biases = expert_biases(state.routers)
+    previous_biases = [bias.clone() for bias in biases]
     totals = forward_backward(state.model, batches, config, groups, batch.size)
     # Only fp16 has a scale, and reading it waits for the GPU.
     loss_scale = float(optimizer.get_loss_scale()) if config.training.precision == "fp16" else 1.0
     overflowed = optimizer.prepare_grads()
     norm = totals.new_zeros(1) if overflowed else _as_tensor(optimizer.get_grad_norm(), totals)
-    loss, grad_norm, agreed = _agree(totals, norm, vote())
+    statistics = take_statistics(state.routers, config.model, totals.device)
+    loss, mtp_losses, grad_norm, agreed, statistics = _agree(totals, norm, vote(), statistics)
     if not (math.isfinite(loss) and math.isfinite(grad_norm)):
         where = f"iteration {state.iteration + 1} (samples {batch.first} to {batch.first + batch.size - 1}"
         raise NonFiniteError(
@@ -119,18 +130,23 @@ def train_step(
     lr = state.scheduler.rate()
     if not skipped:
         _update(optimizer, config.optimizer.clip_grad, grad_norm)
+    else:  # Core has already updated the biases (finalize_model_grads.py)
+        for bias, previous in zip(biases, previous_biases, strict=True):
+            bias.copy_(previous)
     state.scheduler.step(1)
     state.iteration += 1
     state.consumed_samples += batch.size
     return StepResult(
         batch=batch,
         loss=loss,
+        mtp_losses=mtp_losses,
         grad_norm=None if overflowed else grad_norm,
         lr=lr,
         loss_scale=loss_scale,
         spike=spike,
         skipped=skipped,
         vote=agreed,
+        experts=None if config.model.num_moe_experts is None else statistics,
     )
 
 
@@ -145,7 +161,8 @@ def forward_backward(
 ) -> torch.Tensor:
     """Run one global batch of `batch_size` samples. Returns this rank's [sum of losses, tokens] in fp64 on its device.
 
-    The result is zero on ranks that do not compute the loss, and on all but one of those that compute the same loss.
+    The sum and the number of each MTP layer follow. The result is zero on ranks that do not compute the loss, and on
+    all but one of those that compute the same loss.
     """
     results: list[torch.Tensor] = get_forward_backward_func()(
         forward_step_func=_forward_step,
@@ -158,16 +175,23 @@ def forward_backward(
     )
     if results and groups.tp.rank() == 0:  # last stage; all its tensor-parallel ranks have the same numbers
         return torch.stack(results).sum(0).double()
-    return torch.zeros(2, dtype=torch.float64, device="cuda" if config.device == "cuda" else "cpu")
+    size = 2 + 2 * (config.model.mtp_num_layers or 0)
+    return torch.zeros(size, dtype=torch.float64, device="cuda" if config.device == "cuda" else "cpu")
 
 
-def _agree(totals: torch.Tensor, norm: torch.Tensor, vote: Vote) -> tuple[float, float, Vote]:
-    """Combine losses and votes of all ranks in one small all-reduce. fp64 keeps the token count exact."""
+def _agree(
+    totals: torch.Tensor, norm: torch.Tensor, vote: Vote, statistics: torch.Tensor
+) -> tuple[float, tuple[float, ...], float, Vote, torch.Tensor]:
+    """Combine losses, votes and `statistics` of all ranks in one small all-reduce. fp64 keeps the counts exact."""
     votes = torch.tensor([vote.stop, vote.save, vote.writing, vote.failed], dtype=torch.float64)
-    numbers = torch.cat([totals, votes.to(totals.device, non_blocking=True)])
+    numbers = torch.cat([totals, votes.to(totals.device, non_blocking=True), statistics.flatten()])
     torch.distributed.all_reduce(numbers)
-    loss_sum, tokens, *counts, grad_norm = torch.cat([numbers, norm]).tolist()
-    return loss_sum / max(tokens, 1), grad_norm, Vote(*(count > 0 for count in counts))
+    numbers = torch.cat([norm, numbers]).cpu()
+    end_of_losses, end_of_votes = 1 + len(totals), 1 + len(totals) + len(votes)
+    grad_norm, *sums = numbers[:end_of_losses].tolist()
+    loss, *mtp_losses = (total / max(tokens, 1) for total, tokens in zip(sums[::2], sums[1::2], strict=True))
+    agreed = Vote(*(count > 0 for count in numbers[end_of_losses:end_of_votes].tolist()))
+    return loss, tuple(mtp_losses), grad_norm, agreed, numbers[end_of_votes:].view(statistics.shape)
 
 
 def _as_tensor(norm: float | torch.Tensor, like: torch.Tensor) -> torch.Tensor:
@@ -209,9 +233,10 @@ def _parts(optimizer: MegatronOptimizer) -> Sequence[MegatronOptimizer]:
 
 def _update(optimizer: MegatronOptimizer, clip_grad: float, grad_norm: float) -> None:
     """The part of Core's `optimizer.step` that follows once the gradients are ready and their norm is known."""
-    # With few parameters and many ranks, a rank may have none.
-    if clip_grad > 0 and (parameters := optimizer.get_parameters()):
-        clip_grad_by_total_norm_fp32(parameters, clip_grad, grad_norm)
+    for part in _parts(optimizer):
+        # With few parameters and many ranks, a rank may have none.
+        if clip_grad > 0 and (parameters := part.get_parameters()):
+            clip_grad_by_total_norm_fp32(parameters, clip_grad, grad_norm)
     optimizer.step_with_ready_grads()
 
 
@@ -222,19 +247,22 @@ def _forward_step(
     if batches is None:
         return chunk(input_ids=None, position_ids=None, attention_mask=None), None
     batch = next(batches)
+    predicting = multi_token.of(chunk)
     output = chunk(
         input_ids=batch.tokens,
         position_ids=batch.position_ids,
         # Core passes this to every layer's attention, which takes the boundaries of documents in place of a mask.
         attention_mask=batch.boundaries,
         labels=batch.labels,
+        **({"loss_mask": batch.loss_mask} if predicting else {}),
     )
 
     def loss(token_losses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """[b, s] -> the sum to differentiate, its number of tokens, and both for the log."""
         total, tokens = (token_losses.float() * batch.loss_mask).sum(), batch.loss_mask.sum()
         # No scaling here: the schedule divides by the tokens of the global batch, and handles context parallelism.
-        return total, tokens.int(), torch.stack([total.detach(), tokens])
+        mtp = predicting.losses() if predicting else []
+        return total, tokens.int(), torch.stack([total.detach(), tokens, *mtp])
 
     return output, loss
 

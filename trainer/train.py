@@ -42,7 +42,7 @@ from trainer.metrics.instruments import Instruments
 from trainer.metrics.profiling import Profiler
 from trainer.metrics.record import Metrics
 from trainer.metrics.timers import Timers
-from trainer.model import cuda_graphs, kernels
+from trainer.model import cuda_graphs, experts, kernels
 from trainer.model.build import build_model
 from trainer.optimizer.build import build_optimizer
 from trainer.optimizer.schedule import Schedule
@@ -161,9 +161,8 @@ def _build_state(config: TrainerConfig, groups: ProcessGroupCollection, log: Log
     model = build_model(config, groups, chosen)
     optimizer = build_optimizer(config, model)
     spikes = SpikeWatch(config.training.loss_spike_factor, config.training.skip_loss_spikes)
-    return TrainingState(
-        model, optimizer, Schedule(config.optimizer, optimizer, config.training.train_iters), spikes
-    )
+    schedule = Schedule(config.optimizer, optimizer, config.training.train_iters)
+    return TrainingState(model, optimizer, schedule, spikes, experts.routers(model))
 
 
 def _open_datasets(
@@ -238,11 +237,13 @@ def _summary(
 ) -> str:
     batch_size = batch_size_at(config.training, state.consumed_samples)
     sizes = (f"{name} {getattr(groups, name.lower()).size()}" for name in ("TP", "PP", "CP", "DP"))
+    has_experts = config.model.num_moe_experts is not None
+    expert_sizes = f", EP {groups.ep.size()} x ETP {groups.expt_tp.size()}" if has_experts else ""
     micro_batches = counted(num_microbatches(batch_size, config, groups), "microbatch", "microbatches")
     return (
         f"{config.name}: {_beginning(source)}, "
         f"to iteration {config.training.train_iters}; {counted(config.world_size, 'rank')} on {config.device}: "
-        f"{' x '.join(sizes)}, VPP {config.parallelism.virtual_pipeline_model_parallel_size or 1}, "
+        f"{' x '.join(sizes)}, VPP {config.parallelism.virtual_pipeline_model_parallel_size or 1}{expert_sizes}, "
         f"{micro_batches} of {config.training.micro_batch_size} per step, "
         f"{config.training.precision}"
     )

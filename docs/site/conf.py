@@ -60,6 +60,8 @@ CONTENTS = {
         *(
             "docs/training",
             "docs/training-options",
+            "docs/moe",
+            "docs/deepseek",
             "docs/long-context",
             "docs/resuming",
             "docs/stages",

@@ -197,7 +197,7 @@ def save(engine: deepspeed.DeepSpeedEngine, directory: Path, step: int, keep: in
 
 
 def newest_tag(directory: Path) -> str:
-    """Tag of the newest checkpoint, or an empty string. Of one step, the copy of ds_to_universal is preferred."""
+    """Tag of the newest checkpoint, or an empty string. The copy that ds_to_universal made of a step is preferred."""
     files = [directory / name for name in ("latest", f"latest{UNIVERSAL}")]
     tags = [file.read_text().strip() for file in files if file.exists()]
     return max(tags, key=lambda tag: (int(tag.removesuffix(UNIVERSAL)), len(tag)), default="")

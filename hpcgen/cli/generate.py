@@ -54,7 +54,10 @@ PASSED_ON = (
     help='JSON Lines such as {"prompt": "Once upon a time"}; - reads standard input.',
 )
 @click.option(
-    "--max-new-tokens", type=click.IntRange(min=1), metavar="N", help="Maximum length.  [default: 128]"
+    "--max-new-tokens",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Maximum number of new tokens.  [default: 128]",
 )
 @click.option(
     "--temperature",
@@ -75,7 +78,7 @@ PASSED_ON = (
     "--repetition-penalty",
     type=click.FloatRange(min=0, min_open=True),
     metavar="F",
-    help="Make tokens of the text so far less likely by this factor.  [default: 1]",
+    help="Factor by which tokens that already occur in the text become less likely.  [default: 1]",
 )
 @click.option("--stop", multiple=True, metavar="STRING", help="End the text before this string; repeatable.")
 @click.option("--seed", type=int, metavar="N", help="Seed of the draws.  [default: 1234]")
@@ -83,7 +86,7 @@ PASSED_ON = (
     "--batch-size",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Prompts to continue together.  [default: 32]",
+    help="Number of prompts to continue together.  [default: 32]",
 )
 @click.option(
     "--json", "as_json", is_flag=True, help="Write JSON Lines. Default for --prompts in a pipe or file."

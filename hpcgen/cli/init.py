@@ -41,9 +41,9 @@ def _complete_presets(context: click.Context, parameter: click.Parameter, incomp
     "script",
     type=click.Path(path_type=Path),
     metavar="SCRIPT",
-    help="Convert a batch script. pretrain_gpt.py of Megatron-LM becomes hpcgen's trainer, and options that affect "
-    "results and cannot be converted are errors. Any other program, and with --program pretrain_gpt.py too, is run as "
-    "it is by stage run. Parts that are not converted are listed.",
+    help="Convert a batch script. A script of Megatron-LM's pretrain_gpt.py becomes a run of hpcgen's trainer; options "
+    "that affect results and cannot be converted are errors. For any other program, or with --program, stage run "
+    "starts the script's own program. Parts that are not converted are listed.",
 )
 @click.option(
     "--set",

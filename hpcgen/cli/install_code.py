@@ -16,8 +16,8 @@ import click
     "--python-version",
     metavar="X.Y",
     default=f"{sys.version_info.major}.{sys.version_info.minor}",
-    show_default="the version that runs hpcgen",
-    help="Python version of the nodes or of the container image (Linux, x86_64).",
+    help="Python version of the nodes or of the container image (Linux, x86_64).  "
+    "[default: the version that runs hpcgen]",
 )
 def command(directory: Path, python_version: str) -> None:
     """Install the Python code that compute nodes need.

@@ -18,10 +18,10 @@ REFERENCE_VOCAB = 50304
 def command(as_json: bool) -> None:
     """List the model presets and their parameter counts.
 
-    The counts are computed from the shapes of the models.
+    The counts are computed from the shapes of the models. Active parameters are those that process each token.
     """
     from hpcgen.config.presets import PRESETS
-    from hpcgen.planning.model_size import parameter_count
+    from hpcgen.planning.model_size import active_parameter_count, parameter_count
     from trainer.contract.config import ModelConfig
     from trainer.contract.resolve import resolve_model
 
@@ -36,12 +36,14 @@ def command(as_json: bool) -> None:
             {
                 "name": preset.name,
                 "parameters": parameter_count(model),
+                "active_parameters": active_parameter_count(model),
                 "num_layers": model.num_layers,
                 "hidden_size": model.hidden_size,
                 "num_attention_heads": model.num_attention_heads,
                 "seq_length": model.seq_length,
                 "tensor_model_parallel_size": parallelism.get("tensor_model_parallel_size", 1),
                 "pipeline_model_parallel_size": parallelism.get("pipeline_model_parallel_size", 1),
+                "expert_model_parallel_size": parallelism.get("expert_model_parallel_size", 1),
                 "global_batch_size": preset.sections["training"]["global_batch_size"],
                 "lr": preset.sections["optimizer"]["lr"],
                 "description": preset.description,
@@ -58,15 +60,15 @@ def _print_table(rows: list[dict[str, object]]) -> None:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
-    for title in ("preset", "parameters", "layers", "hidden", "heads", "seq", "TP", "PP", "batch", "lr"):
+    titles = ("parameters", "active", "layers", "hidden", "heads", "seq", "TP", "PP", "EP", "batch", "lr")
+    for title in ("preset", *titles):
         table.add_column(title, justify="left" if title == "preset" else "right", no_wrap=True)
     table.add_column("description")
     for row in rows:
-        count = row["parameters"]
-        assert isinstance(count, int)
         cells = [
-            str(value) for name, value in row.items() if name not in ("name", "parameters", "description")
+            f"{value / 1e9:.3f} B" if isinstance(value, int) and "parameters" in name else str(value)
+            for name, value in row.items()
         ]
-        table.add_row(str(row["name"]), f"{count / 1e9:.3f} B", *cells, str(row["description"]))
+        table.add_row(*cells)
     # in a pipe, each row must be one line
     Console(width=None if sys.stdout.isatty() else 250).print(table)

@@ -89,7 +89,7 @@ def _show(label: str, run: Run, summary: Summary) -> None:
     mfu = f", MFU {percent(summary.mfu)}" if summary.mfu is not None else ""
     memory = f", {figure(summary.peak_memory_gib, 3)} GiB" if summary.peak_memory_gib is not None else ""
     click.echo(
-        f"{duration(summary.step_time_s)} a step, {count_in_short(summary.tokens_per_s)} tokens/s, "
+        f"{duration(summary.step_time_s)} per step, {count_in_short(summary.tokens_per_s)} tokens/s, "
         f"{figure(summary.tflops_per_device, 3)} TFLOP/s per device{mfu}{memory}, "
         f"{counted(summary.starts, 'attempt')}"
     )

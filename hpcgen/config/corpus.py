@@ -122,7 +122,7 @@ class CorpusConfig:
     """With bad_documents = skip: maximum fraction of bad documents in one output, or in all outputs of one input file.
     The task fails above it."""
     verify_fraction: Fraction = 0.0001
-    """Fraction of documents whose token ids are compared with those of Hugging Face tokenizers."""
+    """Fraction of documents whose token IDs are compared with those of Hugging Face tokenizers."""
     download_connections: Count = 8
     """Number of files that a download task fetches in parallel."""
 

@@ -6,6 +6,8 @@ GPT-3: Brown et al., "Language models are few-shot learners", arXiv 2005.14165, 
 billion tokens); NVIDIA NeMo's recipes and Megatron-LM's 175B example (batch, initialization, layout on H100).
 Llama 3: "The Llama 3 herd of models", arXiv 2407.21783, table 3 and section 3.4.1 (shapes, learning rates,
 warm-up, batch of 405B); NVIDIA NeMo's recipes (the other batches, layout of 70B).
+Mixtral: Jiang et al., "Mixtral of Experts", arXiv 2401.04088, table 1 (shape); Megatron-LM's examples/mixtral
+(optimizer, batch, initialization); NVIDIA NeMo's recipe (layout).
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ class Preset:
     description: str
     """One-line description, with the actual shape if the name is misleading."""
     sections: dict[str, Section]
+    eod_token: str | None = None
+    """End of a document in the model's own tokenizer. None for a model that takes any tokenizer."""
 
 
 def _gpt3(
@@ -105,7 +109,7 @@ def _llama3(
         "training": training,
         "optimizer": {"lr": lr, "min_lr": float(f"{lr / 100:.6g}"), "lr_warmup_iters": 8000},
     }
-    return Preset(name, description, sections)
+    return Preset(name, description, sections, eod_token="<|end_of_text|>")
 
 
 def _layout(tensor: int, pipeline: int = 1, virtual: int | None = None) -> Section:
@@ -124,6 +128,32 @@ _ALL = (
         "a GPT for CPUs: 4 layers of width 128, trains in minutes on 2 cores",
         {
             "model": {"num_layers": 4, "hidden_size": 128, "num_attention_heads": 4, "seq_length": 128},
+            "parallelism": {},
+            "training": {
+                "micro_batch_size": 4,
+                "global_batch_size": 8,
+                "train_iters": 80,
+                "precision": "fp32",
+                "eval_interval": 40,
+                "eval_iters": 2,
+            },
+            "optimizer": {"lr": 1e-3},
+        },
+    ),
+    Preset(
+        "tiny-moe",
+        "a mixture of experts for CPUs: tiny with 8 experts, of which 2 process each token",
+        {
+            "model": {
+                "num_layers": 4,
+                "hidden_size": 128,
+                "num_attention_heads": 4,
+                "seq_length": 128,
+                "add_bias_linear": False,
+                "num_moe_experts": 8,
+                "moe_ffn_hidden_size": 256,
+                "moe_aux_loss_coeff": 0.01,
+            },
             "parallelism": {},
             "training": {
                 "micro_batch_size": 4,
@@ -218,6 +248,42 @@ _ALL = (
             "recompute_method": "block",
             "recompute_num_layers": 3,
         },
+    ),
+    Preset(
+        "mixtral-8x7b",
+        "Mixtral 8x7B, on 32 GPUs per replica of its experts",
+        {
+            "model": {
+                "num_layers": 32,
+                "hidden_size": 4096,
+                "num_attention_heads": 32,
+                "ffn_hidden_size": 14336,
+                "num_query_groups": 8,
+                "seq_length": 4096,
+                "max_position_embeddings": 32_768,
+                "position_embedding_type": "rope",
+                "rotary_base": 1_000_000,
+                "normalization": "RMSNorm",
+                "layernorm_epsilon": 1e-5,
+                "swiglu": True,
+                "add_bias_linear": False,
+                "untie_embeddings_and_output_weights": True,
+                "init_method_std": 0.01,
+                "num_moe_experts": 8,
+                "moe_router_topk": 2,
+                "moe_aux_loss_coeff": 0.01,
+                "vocab_size": 32_000,
+            },
+            "parallelism": {
+                **OVERLAP,
+                "pipeline_model_parallel_size": 4,
+                "virtual_pipeline_model_parallel_size": 8,
+                "expert_model_parallel_size": 8,
+            },
+            "training": {"micro_batch_size": 1, "global_batch_size": 256, "train_iters": 500_000},
+            "optimizer": {"lr": 1e-4, "min_lr": 1e-5, "lr_decay_iters": 320_000, "lr_warmup_iters": 500},
+        },
+        eod_token="</s>",
     ),
 )
 

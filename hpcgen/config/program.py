@@ -18,7 +18,7 @@ VARIABLES = {
     "NODE_RANK": "number of the node, from 0",
     "WORLD_SIZE": "number of ranks",
     "MASTER_ADDR": "address of the first node",
-    "MASTER_PORT": "port for the rendezvous; each attempt has another",
+    "MASTER_PORT": "port for the rendezvous, different in each attempt",
     "NNODES": "number of nodes that the program runs on",
     "RANKS_PER_NODE": "number of ranks on each node: one per GPU, or ntasks_per_node",
     "GPUS_PER_NODE": "number of GPUs of a node, 0 without GPUs",
@@ -63,8 +63,8 @@ class ProgressConfig:
     """Names of checkpoints, with wildcards. The number is the largest one that the wildcards match, such as 400 for
     checkpoints/step_* and checkpoints/step_400."""
     log: Argument | None = None
-    """POSIX extended regular expression (grep -E) for lines of the job's log. Its first group is the number. The last
-    line that matches counts."""
+    """POSIX extended regular expression (grep -E) for lines of the job's log. Its first group is the number. Only the
+    last line that matches counts."""
 
 
 @config_section
@@ -72,7 +72,7 @@ class StopConfig:
     """Request to save a checkpoint and stop, sent slurm.run.signal_lead_s seconds before the time limit."""
 
     signal: Signal | None = None
-    """Signal to every process of the program. With launcher torchrun, only TERM."""
+    """Signal to every process of the program. Launcher torchrun supports only TERM."""
     file: FilePath | None = None
     """File that the job creates, and removes before each attempt. It can begin with {RUN_DIR}/."""
 
@@ -93,16 +93,19 @@ class ProgramConfig:
     """Command and its arguments, as a list. No shell evaluates them. {RANK}, {MASTER_ADDR} and other variables of the
     job are replaced; {{ and }} stand for braces. With launcher torchrun: a script, or -m and a module."""
     launcher: Literal["srun", "torchrun"] = "srun"
-    """Way to start the program: once per GPU with RANK and the like set (srun), or one torchrun per node (torchrun)."""
+    """Way to start the program: srun starts it once per GPU and sets RANK and similar variables; torchrun starts one
+    torchrun per node."""
     directory: FilePath = "."
     """Working directory of the program. Default: the directory of the run file."""
     progress: ProgressConfig | None = None
-    """Source of the program's progress. Three failed attempts in a row without progress end the job; with null, any
-    three failed attempts in a row."""
+    """Source of the program's progress, one of {file: PATH}, {checkpoints: PATTERN} and {log: EXPRESSION}. Three failed
+    attempts in a row without progress end the job; with null, any three failed attempts in a row."""
     stop: StopConfig | None = None
-    """Request to save and stop before the time limit; null if the program saves checkpoints only by itself."""
+    """Request to save and stop before the time limit, {signal: USR1} or {file: PATH}; null if the program saves
+    checkpoints only by itself."""
     done: DoneConfig | None = None
-    """Condition under which the program is done. Default: exit status 0, unless it was asked to stop."""
+    """Condition under which the program is done, such as {file: PATH}. Default: exit status 0, unless it was asked to
+    stop."""
     deepspeed: DeepSpeedConfig | None = None
     """DeepSpeed's configuration, for a program that uses DeepSpeed; null for other programs."""
 

@@ -47,8 +47,11 @@ class DataConfig(BlendConfig):
     """Corpus that the data stages convert to .bin/.idx pairs; null if the data is already tokenized."""
 
 
-TRAINER_SECTIONS = ("preset", "model", "parallelism", "training", "optimizer", "checkpoint", "logging")
-"""Keys of a run file that only hpcgen's trainer reads. A run file with `program` has none of them."""
+TRAINER_SECTIONS = (
+    *("preset", "model", "parallelism", "training", "optimizer", "checkpoint", "logging"),
+    *("evaluation", "generation", "export"),
+)
+"""Keys of a run file that only hpcgen's trainer and its models use. A run file with `program` has none of them."""
 
 
 @config_section

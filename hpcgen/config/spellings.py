@@ -9,6 +9,8 @@ TP = "parallelism.tensor_model_parallel_size"
 PP = "parallelism.pipeline_model_parallel_size"
 VPP = "parallelism.virtual_pipeline_model_parallel_size"
 CP = "parallelism.context_parallel_size"
+EP = "parallelism.expert_model_parallel_size"
+ETP = "parallelism.expert_tensor_parallel_size"
 NODES = "slurm.train.nodes"
 
 KEYS = {
@@ -24,19 +26,54 @@ KEYS = {
         ("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps", "norm_eps"), "model.layernorm_epsilon"
     ),
     "rope_theta": "model.rotary_base",
+    "qk_nope_head_dim": "model.qk_head_dim",
+    "qk_rope_head_dim": "model.qk_pos_emb_head_dim",
+    **dict.fromkeys(("num_nextn_predict_layers", "num_mtp_layers"), "model.mtp_num_layers"),
+    **dict.fromkeys(("sliding_window", "use_sliding_window", "attention_window"), "model.window_size"),
     "eos_token_id": "data.eod_id",
-    "sliding_window": "model.window_size",
     **dict.fromkeys(("hidden_act", "activation_function"), "model.activation_func, or model.swiglu for SiLU"),
     "attention_bias": "model.add_qkv_bias",
     **dict.fromkeys(("attn_pdrop",), "model.attention_dropout"),
     **dict.fromkeys(("resid_pdrop", "embd_pdrop"), "model.hidden_dropout"),
     "initializer_range": "model.init_method_std",
     "tie_word_embeddings": "model.untie_embeddings_and_output_weights, with the opposite value",
-    **dict.fromkeys(("use_qk_norm", "qk_norm"), "model.qk_layernorm"),
+    **dict.fromkeys(("use_qk_norm", "qk_norm", "qk_layer_norm", "use_qk_layernorm"), "model.qk_layernorm"),
     **dict.fromkeys(
-        ("rope_scaling_factor", "use_rope_scaling", "rotary_seq_len_interpolation_factor"),
+        (
+            *("rope_scaling_factor", "use_rope_scaling", "rotary_seq_len_interpolation_factor"),
+            *("rope_type", "rotary_scaling_factor", "mscale", "mscale_all_dim", "beta_fast", "beta_slow"),
+        ),
         "model.rope_scaling",
     ),
+    # Mixtures of experts: Hugging Face, torchtitan, DeepSeek and Megatron-LM
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), "model.num_moe_experts"),
+    **dict.fromkeys(
+        ("num_experts_per_tok", "num_experts_per_token", "n_activated_experts", "moe_topk"),
+        "model.moe_router_topk",
+    ),
+    **dict.fromkeys(("moe_intermediate_size", "moe_inter_dim"), "model.moe_ffn_hidden_size"),
+    "shared_expert_intermediate_size": "model.moe_shared_expert_intermediate_size",
+    **dict.fromkeys(
+        ("n_shared_experts", "num_shared_experts"),
+        "model.moe_shared_expert_intermediate_size, which is the number x the width of the shared experts",
+    ),
+    **dict.fromkeys(
+        ("first_k_dense_replace", "n_dense_layers", "decoder_sparse_step", "mlp_only_layers"),
+        "model.moe_layer_freq, which has a number for each layer",
+    ),
+    **dict.fromkeys(("scoring_func", "score_func"), "model.moe_router_score_function"),
+    "norm_topk_prob": "model.moe_router_pre_softmax, with the opposite value",
+    **dict.fromkeys(("routed_scaling_factor", "route_scale"), "model.moe_router_topk_scaling_factor"),
+    **dict.fromkeys(("n_group", "n_expert_groups"), "model.moe_router_num_groups"),
+    **dict.fromkeys(
+        ("topk_group", "n_limited_groups", "moe_router_topk_limited_devices"), "model.moe_router_group_topk"
+    ),
+    **dict.fromkeys(("router_aux_loss_coef", "aux_loss_alpha"), "model.moe_aux_loss_coeff"),
+    "router_z_loss_coef": "model.moe_z_loss_coeff",
+    "use_expert_bias": "model.moe_router_enable_expert_bias",
+    "load_balance_coeff": "model.moe_router_bias_update_rate",
+    **dict.fromkeys(("capacity_factor", "expert_capacity_factor"), "model.moe_expert_capacity_factor"),
+    "use_grouped_mm": "parallelism.moe_grouped_gemm",
     # Hugging Face: TrainingArguments
     "learning_rate": "optimizer.lr",
     "lr_scheduler_type": "optimizer.lr_decay_style",
@@ -89,6 +126,8 @@ KEYS = {
         ("vpp", "num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank"), VPP
     ),
     **dict.fromkeys(("cp", "cp_size", "context_parallel_degree"), CP),
+    **dict.fromkeys(("ep", "ep_size", "expert_parallel_size", "expert_parallel_degree"), EP),
+    **dict.fromkeys(("etp", "etp_size", "expert_tensor_parallel_degree", "moe_extended_tp"), ETP),
     **dict.fromkeys(("world_size", "num_nodes", "nnodes"), NODES),
     **dict.fromkeys(("gpus_per_node", "nproc_per_node"), "slurm.train.ntasks_per_node"),
     # Megatron-LM
@@ -130,32 +169,21 @@ ALWAYS = frozenset((
     "use_distributed_optimizer", "use_mcore_models", "exit_signal_handler", "log_throughput", "use_dist_ckpt",
     "accumulate_allreduce_grads_in_fp32", "grad_reduce_in_fp32", "auto_detect_ckpt_format",
     "ckpt_fully_parallel_save", "ckpt_fully_parallel_load", "cross_entropy_loss_fusion", "decoupled_weight_decay",
+    "moe_permute_fusion",
 ))  # fmt: skip
 """Names of what the trainer always does."""
 
 FEATURES = {
-    "moe_": "mixture of experts",
-    "expert_": "mixture of experts",
-    "num_experts": "mixture of experts",
-    "num_local_experts": "mixture of experts",
-    "num_moe_experts": "mixture of experts",
-    "num_experts_per_tok": "mixture of experts",
-    "multi_latent_attention": "multi-latent attention",
-    "q_lora_rank": "multi-latent attention",
-    "kv_lora_rank": "multi-latent attention",
-    "qk_head_dim": "multi-latent attention",
-    "qk_nope_head_dim": "multi-latent attention",
-    "qk_rope_head_dim": "multi-latent attention",
-    "qk_pos_emb_head_dim": "multi-latent attention",
-    "v_head_dim": "multi-latent attention",
-    "mtp_": "multi-token prediction",
-    "num_nextn_predict_layers": "multi-token prediction",
+    "moe_": "this setting of mixtures of experts",
+    "expert_": "this setting of mixtures of experts",
     "mamba_": "Mamba layers",
-    "use_fsdp": "sharded parameters (FSDP), only a sharded optimizer",
-    "fsdp": "sharded parameters (FSDP), only a sharded optimizer",
-    "use_torch_fsdp2": "sharded parameters (FSDP), only a sharded optimizer",
-    "use_megatron_fsdp": "sharded parameters (FSDP), only a sharded optimizer",
-    "data_parallel_shard_degree": "sharded parameters (FSDP), only a sharded optimizer",
+    **dict.fromkeys(
+        (
+            *("fsdp", "fsdp_", "fsdp2", "use_fsdp", "use_fsdp2", "use_torch_fsdp2", "use_megatron_fsdp"),
+            *("fully_shard", "data_parallel_shard_degree", "data_parallel_sharding_strategy"),
+        ),
+        "sharded parameters (FSDP), only a sharded optimizer",
+    ),
     "muon_": "the optimizer Muon",
     "optimizer": "optimizers other than AdamW",
     "cpu_offloading": "offload of activations to host memory",
@@ -163,13 +191,13 @@ FEATURES = {
     "fine_grained_activation_offloading": "offload of activations to host memory",
     "offload_modules": "offload of activations to host memory",
 }
-"""Name, or the beginning of names with a final underscore -> the feature that hpcgen's trainer lacks."""
+"""Name -> feature that hpcgen's trainer lacks. A name that ends in an underscore is a prefix of names."""
 
 OTHER_PROGRAM = "remove the key, or run a program that has it with `program` (docs/program.md)"
 
 
 def answer(name: str) -> str:
-    """The hint for an unknown key that another program has under this name; empty for any other name."""
+    """The hint for an unknown key that is a name in another program; empty for any other name."""
     if name in KEYS:
         return f"use {KEYS[name]}"
     if name in ALWAYS:
@@ -183,7 +211,7 @@ def answer(name: str) -> str:
 
 @functools.cache
 def _owners() -> dict[str, str]:
-    """Name of an option -> Megatron-Core or Megatron-LM, of versions 0.16 and 0.19."""
+    """Name of an option -> the program that has it: Megatron-Core or Megatron-LM, in version 0.16 or 0.19."""
     owner, owners = "", {}
     for line in Path(__file__).with_name("megatron_names.txt").read_text().splitlines():
         if line.startswith("# "):

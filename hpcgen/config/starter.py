@@ -15,7 +15,8 @@ from hpcgen.config.field_docs import field_docs
 from hpcgen.config.presets import Preset
 from hpcgen.config.run import TRAINER_SECTIONS, RunConfig
 from hpcgen.config.validation import inner_class
-from trainer.contract.config import field_hints
+from trainer.contract.config import ParallelismConfig, field_hints
+from trainer.contract.experts import expert_tensor_parallel_size
 
 WIDTH = 110
 SHAPE = {"num_layers": 12, "hidden_size": 768, "num_attention_heads": 12, "seq_length": 1024}
@@ -115,21 +116,31 @@ def _commands(chosen: Mapping[str, Any], file_name: str) -> Iterator[str]:
 
 
 def _model_parallel_size(preset: Preset | None) -> int:
-    parallelism = preset.sections.get("parallelism", {}) if preset else {}
-    sizes = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
-    return math.prod(parallelism.get(name, 1) for name in sizes)
+    axes = _parallelism(preset)
+    return axes.tensor_model_parallel_size * axes.pipeline_model_parallel_size * axes.context_parallel_size
+
+
+def _fewest_ranks(preset: Preset | None) -> int:
+    """The fewest ranks that hold the model and its experts."""
+    axes = _parallelism(preset)
+    of_experts = axes.expert_model_parallel_size * expert_tensor_parallel_size(axes)
+    return math.lcm(_model_parallel_size(preset), axes.pipeline_model_parallel_size * of_experts)
+
+
+def _parallelism(preset: Preset | None) -> ParallelismConfig:
+    return ParallelismConfig(**preset.sections.get("parallelism", {}) if preset else {})
 
 
 def _tokenizer(preset: Preset | None) -> dict[str, str]:
     """GPT-2's tokenizer. A preset with its own vocabulary needs its tokenizer.json, which the user must download."""
-    if preset is None or "vocab_size" not in preset.sections["model"]:
+    if preset is None or preset.eod_token is None:
         return {"kind": "gpt2"}
-    return {"kind": "huggingface", "tokenizer_file": "tokenizer.json", "eod_token": "<|end_of_text|>"}
+    return {"kind": "huggingface", "tokenizer_file": "tokenizer.json", "eod_token": preset.eod_token}
 
 
 def _tasks(preset: Preset | None, gpus_per_node: int) -> dict[str, int]:
     """The smallest number of nodes for the preset's layout; without GPUs, one node with a task per rank."""
-    ranks = _model_parallel_size(preset)
+    ranks = _fewest_ranks(preset)
     if gpus_per_node:
         return {"nodes": -(-ranks // gpus_per_node)}
     return {"nodes": 1, "ntasks_per_node": ranks} if ranks > 1 else {"nodes": 1}

@@ -40,8 +40,8 @@ EXPECTED = {
 MEANT = {"gpu": "cuda", "gpus": "cuda", "nvidia": "cuda"}
 """Common mistake -> intended value, where spelling alone would suggest another value (cpu)."""
 
-TRAINER_SECTIONS = ("model", "parallelism", "training", "optimizer", "data", "checkpoint", "logging")
-"""Sections of a run file whose keys other training programs also have."""
+TRANSLATED_SECTIONS = ("model", "parallelism", "training", "optimizer", "data", "checkpoint", "logging")
+"""Sections of a run file whose keys have other names in other training programs."""
 
 
 @dataclass(frozen=True)
@@ -234,12 +234,12 @@ def _section(cls: type, names: list[str]) -> Any:
 def _unknown_key(cls: type, path: str, names: list[str]) -> Problem:
     """The problem of a key that its section does not have.
 
-    The hint is, in this order: the section that has the key; the key that another program calls so; a key of the
-    section with a similar spelling; all keys of the section.
+    The hint is, in this order: the section that has the key; the key that has this name in another program; a key of
+    the section with a similar spelling; all keys of the section.
     """
     name = names[-1]
     known = sorted(field.name for field in dataclasses.fields(_section(cls, names[:-1])))
-    advice = _known_elsewhere(cls, name) if len(names) == 1 or names[0] in TRAINER_SECTIONS else ""
+    advice = _known_elsewhere(cls, name) if len(names) == 1 or names[0] in TRANSLATED_SECTIONS else ""
     advice = advice or did_you_mean(name, known) or f"known keys are {', '.join(known)}"
     return Problem(path, "is not a known key", advice)
 
@@ -247,7 +247,7 @@ def _unknown_key(cls: type, path: str, names: list[str]) -> Problem:
 def _known_elsewhere(cls: type, name: str) -> str:
     """The hint for a name that another section, or another program, has. Empty for a cluster profile."""
     hints = field_hints(cls)
-    sections = {key: inner_class(hints[key]) for key in TRAINER_SECTIONS if key in hints}
+    sections = {key: inner_class(hints[key]) for key in TRANSLATED_SECTIONS if key in hints}
     plain = name.lstrip("-").replace("-", "_")
     paths = [f"{key}.{plain}" for key, section in sections.items() if plain in field_hints(section)]
     if paths:

@@ -115,7 +115,7 @@ def plan_export(
     Pairs named SPLIT-00003-of-00072 become shards of the split SPLIT. Any other name is a split of its own.
 
     Raises:
-        HpcgenError: a pair is missing or damaged, or pairs of several directories would be one split.
+        HpcgenError: a pair is missing or damaged, or pairs of several directories would form one split.
     """
     records_at = {prefix.absolute(): record for prefix, record in records.items()}
     splits = defaultdict[str, list[Path]](list)
@@ -186,13 +186,13 @@ def export_pairs(
     targets = [path for shard in pending for path in (directory / shard.file, record_path(shard.place))]
     if pending:
         sweep(targets)
-        # It marks a complete export.
-        (directory / DATASET).unlink(missing_ok=True)
+        (directory / DATASET).unlink(missing_ok=True)  # it marks a complete export
     made, errors = _make(pending, workers or cores(), progress, on_progress)
     if errors:
         sweep(targets)  # a killed worker could not remove its own files
     elif shards[0].format == "arrow":
-        _describe(directory, shards, done | made)
+        for path, content in description(shards, done | made).items():
+            _write(path, content)
     complete = done | made
     return ExportReport(
         directory=str(directory),
@@ -226,7 +226,7 @@ def _make(
 
 
 def _write_on_one_core(shard: Shard, report: Callable[[Step], None], _: Callable[[], int]) -> Record:
-    """Writes a shard as the work of a worker. It uses one core."""
+    """Writes a shard in a worker process, on one core."""
     return write_shard(shard, report)
 
 
@@ -269,8 +269,10 @@ def _differences(before: Manifest, now: Manifest) -> Iterator[str]:
         yield f"its pairs are {few(list(before.shards.values()))}, not {few(list(now.shards.values()))}"
 
 
-def _describe(directory: Path, shards: Sequence[Shard], records: Mapping[Shard, Record]) -> None:
-    """Writes the files by which datasets.load_from_disk finds the shards, dataset_dict.json last."""
+def description(shards: Sequence[Shard], records: Mapping[Shard, Record]) -> dict[Path, bytes]:
+    """The files by which datasets.load_from_disk finds the shards, dataset_dict.json last."""
+    directory = shards[0].directory
+    files = dict[Path, bytes]()
     splits = defaultdict[str, list[Shard]](list)
     for shard in shards:
         splits[shard.split].append(shard)
@@ -285,13 +287,14 @@ def _describe(directory: Path, shards: Sequence[Shard], records: Mapping[Shard, 
             "_output_all_columns": False,
             "_split": split,
         }
-        _write_json(directory / split / "dataset_info.json", {})
-        _write_json(directory / split / "state.json", state)
-    _write_json(directory / DATASET, {"splits": list(splits)})
+        files[directory / split / "dataset_info.json"] = _json({})
+        files[directory / split / "state.json"] = _json(state)
+    files[directory / DATASET] = _json({"splits": list(splits)})
+    return files
 
 
-def _write_json(target: Path, content: Mapping[str, Any]) -> None:
-    _write(target, json.dumps(content, indent=1).encode() + b"\n")
+def _json(content: Mapping[str, Any]) -> bytes:
+    return json.dumps(content, indent=1).encode() + b"\n"
 
 
 def _write(target: Path, content: bytes) -> None:

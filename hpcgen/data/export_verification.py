@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import zip_longest
 from pathlib import Path
@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from hpcgen.data.export import DATASET, Manifest, read_manifest
+from hpcgen.data.export import Manifest, description, read_manifest
 from hpcgen.data.indexed_dataset import bin_path, idx_path
 from hpcgen.data.pair import open_pair
 from hpcgen.data.pair_records import find_records
@@ -35,8 +35,10 @@ def verify_export(directory: Path, *, workers: int, on_progress: OnProgress | No
     meter = Meter(sum(_size(shard) for shard in shards), on_progress)
     with ThreadPoolExecutor(workers) as pool:  # hashing, numpy and pyarrow release the GIL
         reports = list(pool.map(lambda shard: _verify_shard(shard, meter), shards))
-    if manifest.format == "arrow" and not (directory / DATASET).exists():
-        reports[0].findings.append(f"{directory / DATASET} is missing; {_AGAIN}")
+    if manifest.format == "arrow":
+        reports[0].findings += _description_findings(shards)
+    else:
+        reports[0].findings += _other_files(shards)
     return VerifyReport(pairs=reports, megatron_core=None)
 
 
@@ -59,6 +61,27 @@ def _shards(directory: Path, manifest: Manifest) -> list[Shard]:
     ]
 
 
+def _description_findings(shards: Sequence[Shard]) -> Iterator[str]:
+    """Compares the files that describe an Arrow dataset with the shards."""
+    records = {shard: record for shard in shards if (record := read_record(shard.place))}
+    if len(records) < len(shards):
+        return  # the shards have findings
+    for path, content in description(shards, records).items():
+        if not path.exists():
+            yield f"{path} is missing; {_AGAIN}"
+        elif path.read_bytes() != content:
+            yield f"{path} does not describe these shards; run the export again"
+
+
+def _other_files(shards: Sequence[Shard]) -> Iterator[str]:
+    """Finds Parquet files that datasets.load_dataset could read next to the shards."""
+    own = {shard.directory / shard.file for shard in shards}
+    for path in sorted(
+        {file for folder in {path.parent for path in own} for file in folder.glob("*.parquet")} - own
+    ):
+        yield f"{path} is not part of the export; remove it"
+
+
 def _has_pair(prefix: Path) -> bool:
     return bin_path(prefix).exists() and idx_path(prefix).exists()
 
@@ -77,6 +100,8 @@ def _verify_shard(shard: Shard, meter: Meter) -> PairReport:
         report.findings += difference(path, record.outputs[0], found)
         if not report.findings:
             report.findings += _row_findings(shard, record, report)
+    except FileNotFoundError:
+        report.findings.append(f"{path} is missing; {_AGAIN}")
     except (HpcgenError, OSError, pa.ArrowException) as error:
         report.findings.append(f"{path}: {error}")
     return report
@@ -87,8 +112,9 @@ def _row_findings(shard: Shard, record: Record, report: PairReport) -> Iterator[
     path = shard.directory / shard.file
     is_current = has_sources(shard, record)
     if shard.sources and not is_current:
-        yield f"{path}: the pair {shard.prefix} was made again since; {_AGAIN}"
+        yield f"{path}: the pair {shard.prefix} has been made again since then; {_AGAIN}"
     pair = open_pair(shard.prefix) if is_current else None
+    report.rows_checked = pair is not None
     wanted = row_groups(pair, shard.sequence_length) if pair else iter(())
     ids = np.memmap(bin_path(shard.prefix), pair.dtype, "r") if pair else np.empty(0)
     for rows, ends in zip_longest(_groups(shard), wanted):
@@ -101,7 +127,7 @@ def _row_findings(shard: Shard, record: Record, report: PairReport) -> Iterator[
             and np.array_equal(offsets - offsets[0], ends - ends[0])
             and np.array_equal(values, ids[ends[0] : ends[-1]])
         ):
-            yield f"{path}: rows {report.sequences + 1:,} and after differ from the pair {shard.prefix}; {_AGAIN}"
+            yield f"{path}: row {report.sequences + 1:,} or a later one differs from the pair {shard.prefix}; {_AGAIN}"
             return
         report.sequences, report.tokens = report.sequences + len(rows), report.tokens + len(values)
     report.documents = record.counts.documents_out

@@ -1,6 +1,6 @@
 """Megatron-Core's .bin/.idx pair, byte for byte as megatron.core.datasets.indexed_dataset, without torch.
 
-PREFIX.bin holds the token ids of all sequences end to end. PREFIX.idx holds, as little-endian integers:
+PREFIX.bin holds the token IDs of all sequences end to end. PREFIX.idx holds, as little-endian integers:
     9 bytes    b"MMIDIDX\\0\\0"
     uint64     version, 1
     uint8      code of the ids' dtype
@@ -38,7 +38,7 @@ _CHUNK_BYTES = 4 * 1024 * 1024
 
 
 def bin_path(prefix: Path) -> Path:
-    """Path of the file of token ids. The suffix is appended, because a dot in the prefix is part of its name."""
+    """Path of the file of token IDs. The suffix is appended, because a dot in the prefix is part of its name."""
     return prefix.with_name(prefix.name + ".bin")
 
 

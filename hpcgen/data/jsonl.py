@@ -25,7 +25,8 @@ _SHOWN_BYTES = 200
 """Bytes of an overlong line that are kept for messages."""
 _LONG_LINE = 1024
 _PIECE_BYTES = 64 * 1024
-"""Bytes per UTF-8 check: small enough for the decoded text to stay in the core's cache."""
+"""Bytes per UTF-8 check: small enough for the decoded text to stay in the core's cache. Also the number of bytes at the
+beginning of a block that tell whether its lines are long."""
 
 
 @dataclass(frozen=True)
@@ -197,14 +198,14 @@ def _long_line(path: Path, number: int, begin: bytes, size: int) -> Block:
 
 def _newlines(data: bytes) -> NDArray[np.int64]:
     """Offsets of the "\\n". For long lines, `find` is seven times as fast as comparing every byte."""
+    if data.count(b"\n", 0, _PIECE_BYTES) * _LONG_LINE > _PIECE_BYTES:
+        return np.flatnonzero(np.frombuffer(data, np.uint8) == ord("\n"))
     found: list[int] = []
     position = data.find(b"\n")
-    while position >= 0 and len(found) * _LONG_LINE <= len(data):
+    while position >= 0:
         found.append(position)
         position = data.find(b"\n", position + 1)
-    if position < 0:
-        return np.array(found, np.int64)
-    return np.flatnonzero(np.frombuffer(data, np.uint8) == ord("\n"))
+    return np.array(found, np.int64)
 
 
 def _all_texts(block: Block, decoder: Any) -> list[str] | None:

@@ -200,7 +200,7 @@ def _batches(path: Path, source: CheckedFile, file: Any, columns: Sequence[str])
 
 
 def _extent(group: Any, columns: set[str]) -> tuple[int, int]:
-    """Returns the end of a row group in the file, and the number of its rows that have about 4 MiB."""
+    """Returns the offset at which a row group ends, and the number of its rows that take about 4 MiB."""
     end = size = 0
     for index in range(group.num_columns):
         column = group.column(index)
@@ -213,7 +213,7 @@ def _extent(group: Any, columns: set[str]) -> tuple[int, int]:
 
 
 def _hash_to(source: CheckedFile, end: int) -> None:
-    """Reads `source` up to the byte `end`, which adds it to the hash."""
+    """Adds the bytes of `source` up to the offset `end` to its hash, by reading them."""
     while source.tell() < end and source.read(min(_READ_BYTES, end - source.tell())):
         pass
 

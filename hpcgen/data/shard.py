@@ -87,7 +87,7 @@ def source_identities(prefix: Path, record: Record | None) -> tuple[FileIdentity
 
 
 def is_done(shard: Shard, record: Record | None) -> bool:
-    """Returns whether `record`, the one at the shard's place, describes the finished shard."""
+    """Returns whether `record`, read from the shard's place, describes the finished shard."""
     return (
         record is not None
         and (record.stage, record.configuration) == (STAGE, shard.configuration)
@@ -174,12 +174,12 @@ def row_groups(pair: Pair, sequence_length: int | None) -> Iterator[NDArray[np.i
 
 
 def num_tokens(pair: Pair) -> int:
-    """Number of tokens in a pair without faults."""
+    """Number of tokens in a valid pair."""
     return int(bin_path(pair.prefix).stat().st_size // pair.dtype.itemsize)
 
 
 def _document_ends(pair: Pair) -> Iterator[NDArray[np.int64]]:
-    """Yields for chunks of documents the begin of the first document and the end of each one, in tokens."""
+    """Yields, for each chunk of documents, where the first one begins and where each one ends, as offsets in tokens."""
     total = num_tokens(pair)
     for first in range(0, pair.num_documents, _CHUNK):
         sequences = pair.bounds[first : first + _CHUNK + 1]
@@ -204,7 +204,7 @@ def _writer(format: Format, output: HashedFile, dtype: np.dtype[Any]) -> Any:
     schema = pa.schema([(COLUMN, pa.list_(pa.from_numpy_dtype(dtype)))])
     if format == "arrow":
         return pa.ipc.new_stream(sink, schema)
-    # Dictionaries and statistics would double the time, and the files would be larger.
+    # Dictionaries and statistics would double the time and enlarge the files.
     return pq.ParquetWriter(
         sink,
         schema,
@@ -243,7 +243,7 @@ class _Source:
         self._hash = hashlib.sha256()
 
     def read(self, num_ids: int) -> NDArray[Any]:
-        """Reads the next ids."""
+        """Reads the next IDs."""
         data = self._file.read(num_ids * self._dtype.itemsize)
         self._hash.update(data)
         self._report(Step(bytes=len(data)))

@@ -46,7 +46,7 @@ _LONG_DOCUMENT = 256
 _MAX_THREADS = 6
 """Maximum number of blocks of a unit to parse and encode at once.
 
-More would wait for the thread that reads, hashes and writes, and each holds the GIL for 0.3 s to load its tokenizer.
+More would wait for the thread that reads, hashes and writes, and each holds the GIL for 0.1 s to load its tokenizer.
 """
 _EARLY_STOP_REJECTS = 10_000
 _EARLY_STOP_FACTOR = 10
@@ -384,8 +384,9 @@ def _in_order(
         if threads == 1 and not waiting:
             yield function(item)
             continue
-        waiting.append(pool.submit(function, item))
-        if len(waiting) > threads:
+        # Not more at once than cores: each needs a tokenizer, whose memory counts for a core.
+        while len(waiting) >= threads:
             yield waiting.popleft().result()
+        waiting.append(pool.submit(function, item))
     while waiting:
         yield waiting.popleft().result()

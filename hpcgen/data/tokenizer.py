@@ -1,4 +1,4 @@
-"""Text to token ids: with gigatoken if it produces the same ids as the library `tokenizers`, else with `tokenizers`.
+"""Text to token IDs: with gigatoken if it produces the same IDs as the library `tokenizers`, else with `tokenizers`.
 
 Special tokens are never added. Text that spells one out ("<|endoftext|>") becomes that token's id, as in
 Megatron-LM's preprocess_data.py; `hpcgen.data.tokenize` counts the end-of-document tokens that come from text.
@@ -38,8 +38,8 @@ Backend = Literal["auto", "gigatoken", "tokenizers"]
 Encode = Callable[[list[str]], tuple[NDArray[Any], NDArray[np.int64]]]
 """Returns the ids of all texts end to end, and the number of ids of each text."""
 
-_MEMORY_CHECK_CHARACTERS = 128 * 1024 * 1024
-"""Characters of text between two checks of the process's memory."""
+_MEMORY_CHECK_IDS = 32 * 1024 * 1024
+"""Encoded ids, those of about 128 MB of text, between two checks of the process's memory."""
 _MAX_MEMORY = 640 * 1024 * 1024
 """Maximum bytes per encoder. gigatoken caches every word that it sees; a worker should stay below 1 GiB per core."""
 
@@ -222,15 +222,16 @@ class _GigatokenEncoder:
         """Tokenizers that no thread is using. The last one is used first, because its word cache is fullest."""
         self._num_loaded = 1
         self._unchecked = 0
-        """Characters encoded since the last check of the memory."""
+        """Ids encoded since the last check of the memory."""
         self._lock = threading.Lock()
 
     def __call__(self, texts: list[str]) -> tuple[NDArray[Any], NDArray[np.int64]]:
         tokenizer = self._take()
         rows = tokenizer.encode_batch(texts, parallel=False).layout
-        self._return(tokenizer, sum(map(len, texts)))
         # the arrays of the layout itself: awkward.flatten would copy the ids
-        return np.asarray(rows.content.data), np.diff(np.asarray(rows.offsets.data))
+        ids, offsets = np.asarray(rows.content.data), np.asarray(rows.offsets.data)
+        self._return(tokenizer, len(ids))
+        return ids, np.diff(offsets)
 
     def _take(self) -> Any:
         with self._lock:
@@ -239,12 +240,12 @@ class _GigatokenEncoder:
             self._num_loaded += 1
         return self._load()
 
-    def _return(self, tokenizer: Any, num_characters: int) -> None:
+    def _return(self, tokenizer: Any, num_ids: int) -> None:
         """Keeps the tokenizer for later calls, unless the word caches need too much memory."""
         with self._lock:
             self._idle.append(tokenizer)
-            self._unchecked += num_characters
-            if self._unchecked < _MEMORY_CHECK_CHARACTERS:
+            self._unchecked += num_ids
+            if self._unchecked < _MEMORY_CHECK_IDS:
                 return
             self._unchecked = 0
             _release_freed_memory()

@@ -63,6 +63,8 @@ class PairReport:
     largest_id: int | None = None
     hashes_checked: bool = False
     """True if the files' hashes were compared with those of a record."""
+    rows_checked: bool = False
+    """True if the rows of an export's shard were compared with the pair that it was made from."""
     megatron_checked: bool = False
     documents_encoded: int = 0
     """Number of documents encoded again because the record does not cover the vocabulary's content."""

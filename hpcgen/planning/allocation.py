@@ -317,7 +317,7 @@ def _partition_problems(
         if not name:
             continue
         if name not in cluster.partitions:
-            hint = f"use {one_of(tuple(cluster.partitions))}"
+            hint = f"use {one_of(tuple(cluster.partitions))}, or add it to the profile's partitions"
             yield place("partition").problem("is not a partition of the cluster profile", hint)
             continue
         limits = cluster.partitions[name]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 from hpcgen.text import counted
 from trainer.contract.config import ModelConfig, ParallelismConfig, TrainingConfig
+from trainer.contract.experts import expert_tensor_parallel_size
 from trainer.contract.pipeline import chunk_layers
 
 
@@ -23,11 +25,15 @@ class Layout:
     context_parallel_size: int
     data_parallel_size: int
     num_distributed_optimizer_instances: int
-    """Number of groups of ranks that each hold the whole optimizer state."""
+    """Number of groups of ranks that each hold the complete optimizer state."""
     num_microbatches: int
     """Number of forward passes of a data-parallel rank per optimizer step."""
     chunk_layers: tuple[int, ...]
     """Transformer layers of each model chunk, in pipeline order: chunk i is on stage i % PP."""
+    expert_model_parallel_size: int = 1
+    expert_tensor_parallel_size: int = 1
+    expert_data_parallel_size: int | None = None
+    """Number of ranks that hold the same experts; None for a dense model."""
 
     @classmethod
     def make(
@@ -42,8 +48,9 @@ class Layout:
         num_microbatches, samples_left = divmod(
             training.global_batch_size, training.micro_batch_size * data_parallel_size
         )
-        layers = chunk_layers(model.num_layers, parallelism)
-        if samples_left or layers is None:
+        layers = chunk_layers(model.num_layers, parallelism, model.mtp_num_layers)
+        expert_ranks = expert_data_parallel_size(model, parallelism, world_size)
+        if samples_left or layers is None or (model.num_moe_experts is not None and expert_ranks is None):
             return None
         return cls(
             world_size=world_size,
@@ -55,6 +62,9 @@ class Layout:
             num_distributed_optimizer_instances=parallelism.num_distributed_optimizer_instances,
             num_microbatches=num_microbatches,
             chunk_layers=layers,
+            expert_model_parallel_size=parallelism.expert_model_parallel_size,
+            expert_tensor_parallel_size=expert_tensor_parallel_size(parallelism),
+            expert_data_parallel_size=expert_ranks,
         )
 
     @property
@@ -65,6 +75,12 @@ class Layout:
     def stage_layers(self, stage: int) -> int:
         """Number of transformer layers on a pipeline stage."""
         return sum(self.chunk_layers[stage :: self.pipeline_model_parallel_size])
+
+    def layers_of_stage(self, stage: int) -> list[range]:
+        """Numbers of the transformer layers of each model chunk on a pipeline stage, from 0."""
+        ends = list(itertools.accumulate(self.chunk_layers))
+        chunks = range(stage, len(ends), self.pipeline_model_parallel_size)
+        return [range(ends[chunk] - self.chunk_layers[chunk], ends[chunk]) for chunk in chunks]
 
     @property
     def bubble_fraction(self) -> float:
@@ -77,12 +93,15 @@ class Layout:
         return (self.pipeline_model_parallel_size - 1) / chunks
 
     def __str__(self) -> str:
-        """The common notation: "TP4 PP8 VPP6 CP1 DP4, 384 microbatches on 128 ranks"."""
+        """The common notation: "TP4 PP8 VPP6 CP1 DP4, 384 microbatches on 128 ranks". EP and ETP divide the
+        same ranks and add none."""
         axes = (
             f"TP{self.tensor_model_parallel_size} PP{self.pipeline_model_parallel_size} "
             f"VPP{self.virtual_pipeline_model_parallel_size} CP{self.context_parallel_size} "
             f"DP{self.data_parallel_size}"
         )
+        if self.expert_data_parallel_size is not None:
+            axes += f" EP{self.expert_model_parallel_size} ETP{self.expert_tensor_parallel_size}"
         stages = [self.stage_layers(stage) for stage in range(self.pipeline_model_parallel_size)]
         if len(set(stages)) > 1:
             axes += f" with {' + '.join(map(str, stages))} layers"
@@ -97,3 +116,14 @@ def model_parallel_size(parallelism: ParallelismConfig) -> int:
         * parallelism.pipeline_model_parallel_size
         * parallelism.context_parallel_size
     )
+
+
+def expert_data_parallel_size(
+    model: ModelConfig, parallelism: ParallelismConfig, world_size: int
+) -> int | None:
+    """Number of ranks that hold the same experts; None for a dense model, or if the ranks cannot be divided."""
+    if model.num_moe_experts is None:
+        return None
+    experts = parallelism.expert_model_parallel_size * expert_tensor_parallel_size(parallelism)
+    size, ranks_left = divmod(world_size, experts * parallelism.pipeline_model_parallel_size)
+    return None if ranks_left or size == 0 else size

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from trainer.contract.config import ModelConfig
+from trainer.contract.experts import num_moe_layers
+from trainer.contract.latent_attention import latent_width, projections
 
 CHECKPOINT_BYTES_PER_PARAMETER = {"bf16": 14, "fp16": 14, "fp32": 16}
 """Weights (2 or 4 bytes), and the optimizer's fp32 copy and two moments (4 bytes each)."""
@@ -15,24 +17,80 @@ def parameter_count(model: ModelConfig) -> int:
     num_tables = 2 if model.untie_embeddings_and_output_weights else 1
     positions = model.max_position_embeddings if model.position_embedding_type == "learned_absolute" else 0
     embedding = (num_tables * model.padded_vocab_size + positions) * model.hidden_size
-    return embedding + model.num_layers * layer_parameter_count(model) + _norm_parameter_count(model)
+    mtp = (model.mtp_num_layers or 0) * mtp_parameter_count(model)
+    return embedding + layers_parameter_count(model) + _norm_parameter_count(model) + mtp
 
 
-def layer_parameter_count(model: ModelConfig) -> int:
-    """Number of parameters in one transformer layer of the resolved `model`."""
+def active_parameter_count(model: ModelConfig) -> int:
+    """Number of parameters that process a token: all but those of the experts that are not chosen for it."""
+    if model.num_moe_experts is None:
+        return parameter_count(model)
+    idle = model.num_moe_experts - model.moe_router_topk
+    moe_layers = num_moe_layers(model) + (model.mtp_num_layers or 0) * last_layer_has_experts(model)
+    return parameter_count(model) - moe_layers * idle * expert_parameter_count(model)
+
+
+def layers_parameter_count(model: ModelConfig) -> int:
+    """Number of parameters in all transformer layers of the resolved `model`."""
+    moe_layers = num_moe_layers(model)
+    count = (model.num_layers - moe_layers) * layer_parameter_count(model)
+    if model.num_moe_experts is None:
+        return count
+    of_moe_layer = layer_parameter_count(model, has_experts=True) + experts_parameter_count(model)
+    return count + moe_layers * of_moe_layer
+
+
+def last_layer_has_experts(model: ModelConfig) -> bool:
+    """True if the last layer is an MoE layer, and so every MTP layer."""
+    return num_moe_layers(model, range(model.num_layers - 1, model.num_layers)) > 0
+
+
+def mtp_parameter_count(model: ModelConfig) -> int:
+    """Number of parameters of an MTP layer: a layer like the last one, its projection and three norms."""
+    has_experts = last_layer_has_experts(model)
+    own = 2 * model.hidden_size * model.hidden_size + 3 * _norm_parameter_count(model)
+    layer = layer_parameter_count(model, has_experts=has_experts)
+    experts = experts_parameter_count(model) if has_experts else 0
+    return own + layer + experts
+
+
+def layer_parameter_count(model: ModelConfig, *, has_experts: bool = False) -> int:
+    """Number of parameters in one transformer layer of the resolved `model`, without its routed experts."""
     assert model.kv_channels
-    assert model.num_query_groups
-    assert model.ffn_hidden_size
-    query_size = model.kv_channels * model.num_attention_heads
-    qkv_size = query_size + 2 * model.kv_channels * model.num_query_groups
-    fc1_size = model.ffn_hidden_size * (2 if model.swiglu else 1)
-    weights = model.hidden_size * (qkv_size + query_size + fc1_size + model.ffn_hidden_size)
-    biases = fc1_size + 2 * model.hidden_size if model.add_bias_linear else 0
-    biases += qkv_size if model.add_qkv_bias else 0
+    products = projections(model)
+    attention = sum(rows * columns for rows, columns in products)
+    attention += model.hidden_size if model.add_bias_linear else 0
+    attention += products[0][1] if model.add_qkv_bias else 0
     norms = 2 * _norm_parameter_count(model)
     if model.qk_layernorm:
-        norms += 2 * model.kv_channels * len(_norm_parameters(model))
-    return weights + biases + norms
+        normalized = latent_width(model) if model.multi_latent_attention else 2 * model.kv_channels
+        norms += normalized * len(_norm_parameters(model))
+    if not has_experts:
+        assert model.ffn_hidden_size
+        return attention + norms + _mlp_parameter_count(model, model.ffn_hidden_size)
+    assert model.num_moe_experts
+    router = model.num_moe_experts * (model.hidden_size + (1 if model.add_bias_linear else 0))
+    shared_width = model.moe_shared_expert_intermediate_size
+    shared = _mlp_parameter_count(model, shared_width) if shared_width else 0
+    return attention + norms + router + shared
+
+
+def experts_parameter_count(model: ModelConfig) -> int:
+    """Number of parameters of all experts of a layer of the resolved `model`."""
+    assert model.num_moe_experts
+    return model.num_moe_experts * expert_parameter_count(model)
+
+
+def expert_parameter_count(model: ModelConfig) -> int:
+    """Number of parameters of one expert of the resolved `model`."""
+    assert model.moe_ffn_hidden_size
+    return _mlp_parameter_count(model, model.moe_ffn_hidden_size)
+
+
+def _mlp_parameter_count(model: ModelConfig, width: int) -> int:
+    fc1_size = width * (2 if model.swiglu else 1)
+    biases = fc1_size + model.hidden_size if model.add_bias_linear else 0
+    return model.hidden_size * (fc1_size + width) + biases
 
 
 def _norm_parameter_count(model: ModelConfig) -> int:
@@ -53,27 +111,89 @@ def parameter_names(model: ModelConfig, *, transformer_engine: bool = False) -> 
 
     Transformer Engine's layers fuse a norm with the matrix product that follows it.
     """
-    biases = ("bias",) if model.add_bias_linear else ()
-    qkv_biases = ("bias",) if model.add_qkv_bias else ()
     norm = _norm_parameters(model)
-    modules = {"self_attention.linear_proj": ("weight", *biases), "mlp.linear_fc2": ("weight", *biases)}
-    if model.qk_layernorm:
-        modules |= {"self_attention.q_layernorm": norm, "self_attention.k_layernorm": norm}
-    for product, own_norm, its_biases in (
-        ("self_attention.linear_qkv", "input_layernorm", qkv_biases),
-        ("mlp.linear_fc1", "pre_mlp_layernorm", biases),
-    ):
+    names = ["embedding.word_embeddings.weight"]
+    if model.position_embedding_type == "learned_absolute":
+        names.append("embedding.position_embeddings.weight")
+    for number in range(model.num_layers):
+        has_experts = num_moe_layers(model, range(number, number + 1)) > 0
+        names += _layer_names(model, f"decoder.layers.{number}.", has_experts, transformer_engine)
+    names += [f"decoder.final_layernorm.{name}" for name in norm]
+    for number in range(model.mtp_num_layers or 0):
+        mtp = f"mtp.layers.{number}."
+        names += [
+            f"{mtp}{module}.{name}" for module in ("enorm", "hnorm", "final_layernorm") for name in norm
+        ]
+        names.append(f"{mtp}eh_proj.weight")
+        has_experts = last_layer_has_experts(model)
+        names += _layer_names(model, f"{mtp}transformer_layer.", has_experts, transformer_engine)
+    if model.untie_embeddings_and_output_weights:
+        names.append("output_layer.weight")
+    return names
+
+
+def _layer_names(model: ModelConfig, prefix: str, has_experts: bool, transformer_engine: bool) -> list[str]:
+    modules = _layer_modules(model, has_experts=has_experts, transformer_engine=transformer_engine)
+    return [f"{prefix}{module}.{name}" for module, names in modules.items() for name in names]
+
+
+def _layer_modules(
+    model: ModelConfig, *, has_experts: bool, transformer_engine: bool
+) -> dict[str, tuple[str, ...]]:
+    """Modules of a transformer layer and the names of their parameters."""
+    biases = ("bias",) if model.add_bias_linear else ()
+    norm = _norm_parameters(model)
+    modules, fused = _attention_modules(model)
+    if has_experts:
+        modules |= {"pre_mlp_layernorm": norm} | _expert_modules(
+            model, is_grouped=transformer_engine and not model.add_bias_linear
+        )
+    else:
+        modules |= {"mlp.linear_fc2": ("weight", *biases)}
+        fused.append(("mlp.linear_fc1", "pre_mlp_layernorm", biases))
+    for product, own_norm, its_biases in fused:
         if transformer_engine:
             modules[product] = ("weight", *its_biases, *(f"layer_norm_{name}" for name in norm))
         else:
             modules[product] = ("weight", *its_biases)
             modules[own_norm] = norm
-    layer = [f"{module}.{name}" for module, names in modules.items() for name in names]
-    names = ["embedding.word_embeddings.weight"]
-    if model.position_embedding_type == "learned_absolute":
-        names.append("embedding.position_embeddings.weight")
-    names += [f"decoder.layers.{number}.{name}" for number in range(model.num_layers) for name in layer]
-    names += [f"decoder.final_layernorm.{name}" for name in norm]
-    if model.untie_embeddings_and_output_weights:
-        names.append("output_layer.weight")
-    return names
+    return modules
+
+
+def _attention_modules(
+    model: ModelConfig,
+) -> tuple[dict[str, tuple[str, ...]], list[tuple[str, str, tuple[str, ...]]]]:
+    """Modules of attention and its norm, and those that Transformer Engine fuses: product, norm, biases."""
+    norm = _norm_parameters(model)
+    prefix, biases = "self_attention.", ("bias",) if model.add_bias_linear else ()
+    modules: dict[str, tuple[str, ...]] = {f"{prefix}linear_proj": ("weight", *biases)}
+    if not model.multi_latent_attention:
+        if model.qk_layernorm:
+            modules |= {f"{prefix}{name}_layernorm": norm for name in "qk"}
+        return modules, [(f"{prefix}linear_qkv", "input_layernorm", ("bias",) if model.add_qkv_bias else ())]
+    modules["input_layernorm"] = norm
+    latents = ("kv",) if model.q_lora_rank is None else ("q", "kv")
+    if model.q_lora_rank is None:
+        modules[f"{prefix}linear_q_proj"] = ("weight",)
+    modules |= {f"{prefix}linear_{name}_down_proj": ("weight",) for name in latents}
+    if model.qk_layernorm:
+        return modules, [
+            (f"{prefix}linear_{name}_up_proj", f"{prefix}{name}_layernorm", ()) for name in latents
+        ]
+    return modules | {f"{prefix}linear_{name}_up_proj": ("weight",) for name in latents}, []
+
+
+def _expert_modules(model: ModelConfig, *, is_grouped: bool) -> dict[str, tuple[str, ...]]:
+    """Modules of the MLP of a layer with experts. A grouped product has one weight per expert."""
+    assert model.num_moe_experts
+    kinds = ("weight", "bias") if model.add_bias_linear else ("weight",)
+    experts = range(model.num_moe_experts)
+    modules: dict[str, tuple[str, ...]] = {"mlp.router": kinds}
+    for product in ("linear_fc1", "linear_fc2"):
+        if model.moe_shared_expert_intermediate_size:
+            modules[f"mlp.shared_experts.{product}"] = kinds
+        if is_grouped:
+            modules[f"mlp.experts.{product}"] = tuple(f"weight{expert}" for expert in experts)
+        else:
+            modules |= {f"mlp.experts.local_experts.{expert}.{product}": kinds for expert in experts}
+    return modules

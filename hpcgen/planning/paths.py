@@ -83,9 +83,9 @@ class _Resolver:
         )
 
     def program(self, program: ProgramConfig, run_dir: str) -> ProgramConfig:
-        """The section `program` with its paths resolved. They may begin with {RUN_DIR}, the absolute path `run_dir`.
+        """The section `program` with its paths resolved. {RUN_DIR} at their beginning becomes the path `run_dir`.
 
-        Wildcard characters of the directories themselves are escaped in `progress.checkpoints`.
+        In `progress.checkpoints`, wildcard characters of these directories are escaped.
         """
         progress = program.progress
         if progress is not None and progress.checkpoints is not None:

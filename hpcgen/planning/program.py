@@ -164,7 +164,7 @@ def _with_absolute_model(run: Run, section: DeepSpeedConfig) -> DeepSpeedConfig:
 
 
 def memory_warnings(stage: Stage, run: Run, program: ProgramConfig) -> Iterator[Problem]:
-    """Yields a warning for each memory of a node that is smaller than DeepSpeed's estimate."""
+    """Yields a warning if DeepSpeed needs more memory than a GPU or a node has, according to the estimate."""
     if program.deepspeed is not None:
         allocation = make_allocation(stage, run.config, run.cluster, run.node_type)
         section = _with_absolute_model(run, program.deepspeed)

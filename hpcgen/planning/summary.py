@@ -12,15 +12,16 @@ from hpcgen.planning.allocation import Allocation
 from hpcgen.planning.deepspeed import batch
 from hpcgen.planning.deepspeed.fit import configured_fit
 from hpcgen.planning.memory import GIB, estimate_memory
-from hpcgen.planning.model_size import checkpoint_bytes, parameter_count
+from hpcgen.planning.model_size import active_parameter_count, checkpoint_bytes, parameter_count
 from hpcgen.planning.plan import Plan
 from hpcgen.text import counted, size_text
 from trainer.contract.batch_size import total_samples
+from trainer.contract.experts import num_moe_layers
 
 
 def summarize(plan: Plan) -> dict[str, Any]:
-    """The summary as JSON data. Keys about training or a program are present only if it is planned; units are in the
-    names."""
+    """The summary as JSON data. Keys about training or a program are present only if it is planned. Names of keys
+    include the units."""
     stages = {
         stage.name: {
             "nodes": stage.allocation.nodes,
@@ -116,6 +117,8 @@ def _training(plan: Plan) -> dict[str, Any]:
         "layout": str(layout),
         "bubble_fraction": layout.bubble_fraction,
         "parameters": parameter_count(trainer.model),
+        "active_parameters": active_parameter_count(trainer.model),
+        "experts": _experts(plan),
         "tokens_per_step": tokens,
         "tokens_of_the_run": total_samples(trainer.training) * trainer.model.seq_length,
         "rampup_batch_size": trainer.training.rampup_batch_size,
@@ -176,6 +179,7 @@ def for_people(summary: dict[str, Any]) -> list[tuple[str, str]]:
         ("layout", summary["layout"]),
         ("pipeline bubble", f"{summary['bubble_fraction']:.1%}"),
         ("parameters", _parameters(summary)),
+        *_experts_for_people(summary["experts"]),
         ("precision", _precision(summary)),
         ("tokens", _tokens(summary)),
         ("learning rate", _rate(summary)),
@@ -195,7 +199,7 @@ def _program_for_people(summary: dict[str, Any]) -> list[tuple[str, str]]:
             "program",
             f"{shlex.join(summary['program'])} ({summary['launcher']}, {counted(summary['ranks'], 'rank')})",
         ),
-        ("progress", progress or "not shown: any three failed attempts in a row end the job"),
+        ("progress", progress or "not set: any three failed attempts in a row end the job"),
         ("stop", asked if stop else "not asked to stop before the time limit"),
         ("done", summary["done_file"] or "exit status 0"),
         ("nodes checked", _nodes_checked(summary)),
@@ -223,7 +227,46 @@ def _evaluation(summary: dict[str, Any]) -> list[tuple[str, str]]:
 def _parameters(summary: dict[str, Any]) -> str:
     custom = [summary[key] for key in ("layer_spec", "model_provider") if summary[key]]
     note = f" without changes by {' and '.join(custom)}" if custom else ""
-    return f"{summary['parameters']:,}{note}"
+    is_sparse = summary["active_parameters"] != summary["parameters"]
+    active = f", of which {summary['active_parameters']:,} process each token" if is_sparse else ""
+    return f"{summary['parameters']:,}{active}{note}"
+
+
+def _experts(plan: Plan) -> dict[str, Any] | None:
+    trainer, layout, stage = plan.trainer, plan.layout, plan.training
+    if trainer is None or layout is None or stage is None or layout.expert_data_parallel_size is None:
+        return None
+    assert trainer.model.num_moe_experts
+    group = layout.expert_model_parallel_size * layout.expert_tensor_parallel_size
+    return {
+        "num_moe_experts": trainer.model.num_moe_experts,
+        "moe_router_topk": trainer.model.moe_router_topk,
+        "moe_layers": num_moe_layers(trainer.model),
+        "experts_per_rank": trainer.model.num_moe_experts // layout.expert_model_parallel_size,
+        "expert_data_parallel_size": layout.expert_data_parallel_size,
+        "ranks_per_group": group,
+        "nodes_per_group": _nodes_per_group(group, stage.allocation.ntasks_per_node),
+    }
+
+
+def _nodes_per_group(ranks: int, ranks_per_node: int) -> int:
+    """Maximum number of nodes of a group of consecutive ranks."""
+    firsts = (group * ranks for group in range(ranks_per_node))
+    return max((first + ranks - 1) // ranks_per_node - first // ranks_per_node + 1 for first in firsts)
+
+
+def _experts_for_people(experts: dict[str, Any] | None) -> list[tuple[str, str]]:
+    if experts is None:
+        return []
+    nodes = experts["nodes_per_group"]
+    where = "in one node" if nodes == 1 else f"over {nodes} nodes"
+    text = (
+        f"{experts['moe_router_topk']} of {experts['num_moe_experts']} per token in "
+        f"{counted(experts['moe_layers'], 'layer')}, {experts['experts_per_rank']} per rank; groups of "
+        f"{counted(experts['ranks_per_group'], 'rank')} {where}, {experts['expert_data_parallel_size']} of them per "
+        "pipeline stage"
+    )
+    return [("experts", text)]
 
 
 def _precision(summary: dict[str, Any]) -> str:

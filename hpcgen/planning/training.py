@@ -157,7 +157,7 @@ def _with_vocabulary(config: RunConfig) -> tuple[ModelConfig, list[Problem]]:
         return model, [Problem("model.vocab_size", reason, hint, depends_on=("data",))]
     if asked is not None and asked < known:
         reason = f"is less than the {known} ids of data.tokenizer ({config.data.tokenizer.kind})"
-        hint = f"remove it, or use at least {known}"
+        hint = f"set data.tokenizer to the model's tokenizer, or use at least {known}"
         return model, [Problem("model.vocab_size", reason, hint, depends_on=("data",))]
     return dataclasses.replace(model, vocab_size=asked or known), []
 

@@ -73,7 +73,7 @@ class Tick:
 class Path:
     """One SVG path with its CSS class."""
 
-    kind: Literal["band", "raw", "smooth", "dots", "link", "area", "mark"]
+    kind: Literal["band", "raw", "smooth", "dots", "link", "area", "mark", "faint", "strong"]
     color: int
     d: str
 
@@ -90,7 +90,7 @@ class Chart:
     """Text for screen readers."""
     paths: tuple[Path, ...]
     legend: tuple[tuple[str, int, str], ...]
-    """Label, color, and kind (line, dots or area)."""
+    """Label, color, and kind (line, dots, area, faint or strong)."""
     x_unit: str
     x_ticks: tuple[Tick, ...]
     y_ticks: tuple[Tick, ...]
@@ -144,7 +144,7 @@ def draw(key: str, title: str, series: Sequence[Series], x_scale: Scale, style: 
         ),
         legend=tuple(_legend(series)),
         x_unit=style.x_unit,
-        x_ticks=_ticks(x_scale, [x for x in x_scale.ticks() if _is_whole(x)]),
+        x_ticks=whole_ticks(x_scale),
         y_ticks=_ticks(scale, y_ticks),
         right_ticks=tuple(Tick(at=100 * scale.place(y), text=style.right(y)) for y in y_ticks)
         if style.right
@@ -158,6 +158,11 @@ def draw(key: str, title: str, series: Sequence[Series], x_scale: Scale, style: 
             "series": [_hover(each) for each in series],
         },
     )
+
+
+def whole_ticks(scale: Scale) -> tuple[Tick, ...]:
+    """The ticks of an axis of whole numbers."""
+    return _ticks(scale, [x for x in scale.ticks() if _is_whole(x)])
 
 
 def _ticks(scale: Scale, values: Sequence[float]) -> tuple[Tick, ...]:
@@ -233,20 +238,20 @@ def _restarts(restarts: Sequence[tuple[int, str]], x_scale: Scale) -> Iterator[T
 
 
 def _hover(series: Series) -> dict[str, Any]:
-    values: dict[str, Any] = {"label": series.label, "color": series.color, "x": _rounded(series.x, 12)}
-    values["middle"] = _rounded(series.middle)
+    values: dict[str, Any] = {"label": series.label, "color": series.color, "x": rounded(series.x, 12)}
+    values["middle"] = rounded(series.middle)
     if series.middle_label:
         values["middle_label"] = series.middle_label
     if series.kind == "dots" and np.any(series.high > series.low):
-        values["error"] = _rounded(series.high - series.middle, 2)
+        values["error"] = rounded(series.high - series.middle, 2)
     if series.kind == "line" and np.any((series.low < series.middle) | (series.middle < series.high)):
-        values["low"] = _rounded(series.low)
+        values["low"] = rounded(series.low)
         if np.any(series.low < series.high):
-            values["high"] = _rounded(series.high)
+            values["high"] = rounded(series.high)
     return values
 
 
-def _rounded(values: Column, digits: int = 5) -> list[float | int | None]:
+def rounded(values: Column, digits: int = 5) -> list[float | int | None]:
     """Rounds numbers for the page; gaps become null."""
     rounded = (float(f"{value:.{digits}g}") if np.isfinite(value) else None for value in values.tolist())
     return [int(value) if value is not None and value == int(value) else value for value in rounded]

@@ -53,7 +53,8 @@ def draw_text(curve: Curve, width: int = 60) -> str:
     span = (high - low) or 1.0
     blocks = "".join(BLOCKS[round((mean - low) / span * (len(BLOCKS) - 1))] for mean in means)
     last = losses[-max(1, len(losses) // 10) :]
-    mean = f"{sum(last) / len(last):.3f} (mean of the last {len(last):,} of {counted(len(losses), 'step')})"
+    which = "last" if len(last) == 1 else f"mean of the last {len(last):,}"
+    mean = f"{sum(last) / len(last):.3f} ({which} of {counted(len(losses), 'step')})"
     text = f"loss {losses[0]:.3f} {blocks} {mean}"
     for split, values in curve.evaluations.items():
         text += (

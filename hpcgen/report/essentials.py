@@ -79,7 +79,9 @@ def essentials(run: Run) -> list[tuple[str, list[tuple[str, str]]]]:
 def _recorded(start: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Facts that the trainer recorded at its last start."""
     hosts, versions = start.get("hosts"), start.get("versions")
-    layout = {key: start[key] for key in ("tp", "pp", "cp", "dp", "vpp") if start.get(key) is not None}
+    layout = {
+        key: start[key] for key in ("tp", "pp", "cp", "dp", "vpp", "ep", "etp") if start.get(key) is not None
+    }
     if isinstance(start.get("layout"), dict):
         layout = start["layout"]
     yield "ranks", f"{start.get('world_size', '?')} on {start.get('device', '?')}"

@@ -39,6 +39,9 @@ COLUMNS = (
     "update_s",
     "idle_s",
     "skipped",
+    "moe_max_load",
+    "moe_min_load",
+    "moe_dropped",
 )
 """Numeric fields of a step; NaN if a line has no value."""
 
@@ -92,6 +95,8 @@ class History:
     spikes: tuple[Event, ...]
     checkpoints: tuple[Event, ...]
     stragglers: tuple[Event, ...]
+    expert_loads: tuple[Event, ...]
+    """Load of each expert, of every hundredth step or so."""
     unreadable_lines: int
     """Number of lines that the trainer did not write. A last line that is still being written does not count."""
 
@@ -144,7 +149,7 @@ class _Reader:
         self.columns = {name: array("d") for name in COLUMNS}
         self.attempts: list[_OpenAttempt] = []
         self.rare: dict[str, list[Event]] = {
-            name: [] for name in ("evaluation", "spike", "checkpoint", "straggler")
+            name: [] for name in ("evaluation", "spike", "checkpoint", "straggler", "experts")
         }
         self.lines = 0
         self.unreadable = 0
@@ -178,6 +183,7 @@ class _Reader:
             spikes=tuple(self.rare["spike"]),
             checkpoints=tuple(self.rare["checkpoint"]),
             stragglers=tuple(self.rare["straggler"]),
+            expert_loads=tuple(self.rare["experts"]),
             unreadable_lines=self.unreadable,
         )
 

@@ -114,7 +114,7 @@ def _tiles(summary: Summary) -> Iterator[Tile]:
         title="Throughput",
         value=words.count_in_short(summary.tokens_per_s),
         unit="tokens/s",
-        notes=(f"{words.duration(summary.step_time_s)} a step",),
+        notes=(f"{words.duration(summary.step_time_s)} per step",),
     )
     mfu = f"MFU {words.percent(summary.mfu)}" if summary.mfu is not None else "MFU unknown: no peak was set"
     yield Tile(

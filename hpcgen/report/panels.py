@@ -11,6 +11,7 @@ import numpy as np
 from hpcgen.report.chart import Chart, Series, Style, draw
 from hpcgen.report.downsample import MAX_BUCKETS, bucket_edges, bucket_means, downsample
 from hpcgen.report.evaluations import compare_results, draw_results
+from hpcgen.report.experts import draw_expert_loads
 from hpcgen.report.history import Column, Event, History, number_or_none
 from hpcgen.report.scale import Scale
 from trainer.contract.evaluation import EvaluationResult
@@ -91,6 +92,14 @@ MEMORY = Panel(
     smooth=False,
     style=Style(unit="GiB", from_zero=True),
 )
+BUSIEST_EXPERT = Panel(
+    key="expert-load",
+    title="Load of the busiest expert",
+    column="moe_max_load",
+    label="busiest",
+    color=1,
+    style=Style(unit="of an even share", from_zero=True),
+)
 BATCH_SIZE = Panel(
     key="batch",
     title="Global batch size",
@@ -130,6 +139,7 @@ def _of_one(run: NamedHistory) -> Iterator[Chart | None]:
     yield panel(STEP_TIME)
     yield _time_shares(run.history, x_scale, restarts)
     yield panel(MEMORY)
+    yield from _experts(run, x_scale, restarts)
     yield _checkpoint_times(run.history, x_scale, restarts)
     yield from (panel(each) for each in (BATCH_SIZE, LOSS_SCALE) if _varies(run.history.columns[each.column]))
 
@@ -149,7 +159,7 @@ def _of_several(runs: Sequence[NamedHistory]) -> Iterator[Chart | None]:
         yield draw(panel.key, panel.title, lines(panel.column, smooth=panel.smooth), x_scale, panel.style)
     flops = Style(unit="TFLOP/s per device", from_zero=True)
     yield draw("flops", "Model FLOPs", lines("model_tflops_per_device"), x_scale, flops)
-    for panel in (STEP_TIME, MEMORY):
+    for panel in (STEP_TIME, MEMORY, BUSIEST_EXPERT):
         yield draw(panel.key, panel.title, lines(panel.column, smooth=panel.smooth), x_scale, panel.style)
 
 
@@ -243,6 +253,22 @@ def _flops(run: NamedHistory, x_scale: Scale, restarts: Sequence[tuple[int, str]
             right=(lambda tflops: f"{100 * tflops / peak:.2g}%") if peak else None,
         ),
     )
+
+
+def _experts(
+    run: NamedHistory, x_scale: Scale, restarts: Sequence[tuple[int, str]]
+) -> Iterator[Chart | None]:
+    """Plots the load of the experts; nothing for a dense model."""
+    style = dataclasses.replace(BUSIEST_EXPERT.style, restarts=restarts, note="of all layers")
+    lines = [
+        _line(run, "moe_max_load", "busiest expert", 1),
+        _line(run, "moe_min_load", "least busy expert", 0),
+    ]
+    yield draw(BUSIEST_EXPERT.key, "Load of the experts", lines, x_scale, style)
+    yield draw_expert_loads(run.history.expert_loads)
+    dropped = [_line(run, "moe_dropped", "above the capacity", 1)]
+    style = Style(unit="fraction of token-expert pairs", from_zero=True, restarts=restarts)
+    yield draw("dropped", "Dropped tokens", dropped, x_scale, style)
 
 
 def _time_shares(history: History, x_scale: Scale, restarts: Sequence[tuple[int, str]]) -> Chart | None:

@@ -211,11 +211,14 @@ def _raise_failure(job: Job, stage: StagePlan) -> None:
 
 
 def _stage_output(log: Path) -> list[str]:
-    """The lines of the log that the stage wrote, without submitit's traceback, which only shows the status."""
+    """The lines of the log that the stage wrote; if there are none, the last line, which is submitit's error.
+
+    submitit's traceback is left out, because it only shows the status.
+    """
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
     error = next((i for i, line in enumerate(lines) if line.startswith("submitit ERROR")), len(lines))
     output = [line for line in lines[:error] if not line.startswith("submitit ")]
-    return output or lines
+    return output or lines[-1:]
 
 
 def _succeeded(task: Any) -> bool:

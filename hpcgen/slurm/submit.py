@@ -36,7 +36,7 @@ SRUN_STARTS_THE_JOB = (
 )
 
 SRUN_STARTS_THE_PROGRAM = (
-    "# submitit calls srun. The job then runs its own command in place of submitit's, which needs Python in the image.",
+    "# submitit calls srun. The job then runs its own command, because submitit's needs Python in the image.",
     "srun() { unset -f srun; main; }",
 )
 

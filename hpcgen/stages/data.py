@@ -114,7 +114,7 @@ STAGES = (
     CorpusStage(
         name="extract",
         order=30,
-        summary="decompresses the files of the corpus",
+        summary="makes plain JSON Lines from compressed and Parquet files",
         settings_doc="Resources for decompressing the files of the corpus.",
         folder="extract",
         reads_source=True,

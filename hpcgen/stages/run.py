@@ -78,7 +78,7 @@ class RunProgram(Stage):
         return config.preflight.spare_nodes
 
     def tasks_per_node(self, config: RunConfig, ranks_per_node: int) -> int:
-        """One task per rank, or one torchrun."""
+        """One task per rank, or one torchrun per node."""
         return 1 if config.program and config.program.launcher == "torchrun" else ranks_per_node
 
 

@@ -200,7 +200,7 @@ class Stage(ABC):
         return 0
 
     def tasks_per_node(self, config: RunConfig, ranks_per_node: int) -> int:
-        """The number of tasks of a stage with ranks on each node. One task can start several ranks."""
+        """The number of tasks on each node, for a stage with ranks. One task can start several ranks."""
         return ranks_per_node
 
     def max_tasks(self, config: RunConfig) -> int | None:

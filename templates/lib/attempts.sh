@@ -19,7 +19,7 @@ is_running() {
 }
 # A canceled job and one that is out of time both get SIGTERM; only the second one is requeued.
 is_out_of_time() { ((terminated)) && retry scontrol show job -o "$SLURM_JOB_ID" | grep ' Reason=TimeLimit ' >/dev/null; }
-# AT BEYOND: requeues after a failure. Gives up after three in a row without progress; attempts that the warning ended do not count.
+# AT BEYOND: requeues after a failure. Gives up after three in a row without progress; attempts after a warning do not count.
 retry_or_give_up() {
     local stalled; read_number stalled "$job_dir/stalled"
     ((after > before || warned)) || stalled=$((stalled + 1))

@@ -17,6 +17,6 @@ rendezvous() {
     WORLD_SIZE=$((${#step_nodes[@]} * ntasks_per_node))
     TRAINER_RENDEZVOUS_ID=$(</proc/sys/kernel/random/uuid)
     export MASTER_ADDR MASTER_PORT WORLD_SIZE TRAINER_RENDEZVOUS_ID
-    say "rendezvous at $MASTER_ADDR:$MASTER_PORT, $WORLD_SIZE ranks"
+    say "rendezvous at $MASTER_ADDR:$MASTER_PORT, world size $WORLD_SIZE"
 }
 num_hosts() { scontrol show node -o "$SLURM_JOB_NODELIST" | grep -o ' NodeHostName=[^ ]*' | sort -u | wc -l; }

@@ -11,7 +11,7 @@ claim_run_directory() {
     add_options "$job_dir/program.sh"
 }
 is_done() { [[ $done_file && -e $done_file ]]; }
-# NAME: sets the variable NAME to the largest of progress_numbers, or to 0, and found to whether there are any.
+# NAME: sets variable NAME to the largest of progress_numbers. Without numbers, sets it and found to 0.
 read_progress() {
     local number largest=0
     found=0
@@ -52,7 +52,7 @@ warn_without_progress() {
     esac
     say "WARNING: program.progress.$progress_kind finds no progress: $what. Without progress, three failed attempts in a row end the job" >&2
 }
-# Ends the job if every node lacks the command. Node checks keep other unfit nodes out of the next attempt.
+# Ends the job if every node lacks the command. If only some do, node checks exclude these from the next attempt.
 end_if_unfit() {
     local unfit=("$job_dir"/unfit-*)
     if [[ ! -e ${unfit[0]} ]] || ((${#unfit[@]} < nodes)); then return; fi
@@ -64,7 +64,7 @@ conclude() {
     read_progress after
     [[ -z $progress_kind ]] || at=" at progress $after"
     [[ $progress_kind != log ]] || ((!found)) || write_file "$job_dir/progress" <<<"$after"
-    ((after <= before)) || rm -f -- "$job_dir/stalled" # progress ends a row of failures
+    ((after <= before)) || rm -f -- "$job_dir/stalled" # progress resets the count of failures
     ! is_out_of_time || timed_out=1
     # A program that was asked to stop may exit with status 0 before it is done.
     if is_done || { [[ ! $done_file ]] && ((rc == 0 && !warned && !terminated)); }; then say "done$at"; exit 0; fi

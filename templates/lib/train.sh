@@ -33,7 +33,7 @@ check_trainer() {
 import_trainer() { timeout --kill-after=30 1800 srun "${on_nodes[@]}" --kill-on-bad-exit=0 "${container[@]}" env "${task_environment[@]}" sh -c "echo started; exec \"\$@\"" sh "${import_check[@]}" >"$job_dir/versions"; }
 conclude() {
     local after timed_out=0 invalid="not requeued, since it would fail again"; read_number after "$tracker"
-    ((after <= before)) || rm -f -- "$job_dir/stalled" # progress ends a row of failures
+    ((after <= before)) || rm -f -- "$job_dir/stalled" # progress resets the count of failures
     ! is_out_of_time || timed_out=1
     if is_done; then say "done: $train_iters iterations"; exit 0; fi
     if ((terminated && !timed_out)); then say "ended by Slurm (canceled, preempted, or a node failed); the newest checkpoint is of iteration $after; requeueing is Slurm's decision"; exit 143; fi

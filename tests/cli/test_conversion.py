@@ -20,6 +20,11 @@ pytestmark = pytest.mark.process
 
 SIZE = 300
 PROGRAMS = Path(sys.executable).parent
+HPCGEN = """\
+#!/bin/sh
+[ "$1" != checkpoint ] || exec {stand_in} -m hpcgen "$@"
+exec {hpcgen} "$@"
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -81,7 +86,10 @@ def test_a_model_goes_in_and_out_of_a_run(hf_dir: Path, workplace: Path) -> None
 def test_the_example_of_continued_pretraining_runs(hf_dir: Path, workplace: Path, stand_in: str) -> None:
     programs = workplace / "programs"
     programs.mkdir()
-    (programs / "python3").symlink_to(stand_in)  # starts the stages
+    # starts the stages, and converts as forks
+    (programs / "python3").symlink_to(stand_in)
+    (programs / "hpcgen").write_text(HPCGEN.format(stand_in=stand_in, hpcgen=PROGRAMS / "hpcgen"))
+    (programs / "hpcgen").chmod(0o755)
     (workplace / "corpus").mkdir()
     lines = [
         json.dumps({"text": " ".join(f"t{(number * 7 + step) % 290}" for step in range(60))})

@@ -47,7 +47,7 @@ def test_a_new_run_file_is_valid_and_its_program_runs_on_every_rank(project: Pat
     checked = hpcgen(project, "validate", "-c", "mine.yaml")
     assert (checked.returncode, checked.stderr) == (0, "")
     assert "run              1 node x 1 task" in checked.stdout
-    assert "progress         not shown: any three failed attempts in a row end the job\n" in checked.stdout
+    assert "progress         not set: any three failed attempts in a row end the job\n" in checked.stdout
     two = "slurm.run.ntasks_per_node=2"
     done = hpcgen(project, "submit", "run", "-c", "mine.yaml", "--launcher", "local", "--set", two)
     assert done.returncode == 0, done.stderr
@@ -61,6 +61,22 @@ def test_a_program_that_fails_on_this_machine_shows_its_output(project: Path) ->
     assert done.returncode == 1
     assert "rank 0 of 1 with ['fail']" in done.stderr
     assert "stage run failed (task 0)" in done.stderr
+
+
+def test_a_program_that_fails_without_output_shows_its_status(project: Path) -> None:
+    run = (
+        "submit",
+        "run",
+        "-c",
+        "mine.yaml",
+        "--launcher=local",
+        "--set",
+        "program.command=[sh, -c, exit 3]",
+    )
+    lines = hpcgen(project, *run).stderr.splitlines()
+    assert lines[-2] == "RuntimeError: the program ended with status 3"
+    assert lines[-1].startswith("stage run failed (task 0); its log is ")
+    assert not any("Traceback" in line for line in lines)
 
 
 def test_init_refuses_a_program_with_a_model(tmp_path: Path) -> None:

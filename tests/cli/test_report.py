@@ -188,6 +188,53 @@ def test_a_report_has_everything_that_was_recorded(eventful: Path) -> None:
     assert page.series("grad-norm")["low"][121] is None
 
 
+def experts(iteration: int, load: object, layers: object = (1, 2)) -> dict[str, object]:
+    return {"event": "experts", "iteration": iteration, "time": START, "layers": layers, "load": load}
+
+
+def test_a_report_shows_the_load_of_the_experts(tmp_path: Path) -> None:
+    loads = {"moe_max_load": 2.5, "moe_min_load": 0.25, "moe_dropped": 0.125}
+    events = [
+        start(ep=4, etp=1),
+        *steps(1, 50, **loads),
+        experts(1, [[4, 0, 0, 0], [1, 1, 1, 1]]),
+        experts(50, [[2.5, 1, 0.25, 0.25], [0.6, 1, 1, 1.4]]),
+    ]
+    page = report(write_run(tmp_path / "gpt", events))
+    assert {"expert-load", "experts", "dropped"} <= set(page.charts)
+    assert [page.series("expert-load", i)["middle"][-1] for i in (0, 1)] == [2.5, 0.25]
+    assert page.series("dropped")["middle"][-1] == 0.125
+    found = page.series("experts")
+    assert (found["x"], found["low"], found["high"]) == (
+        [0, 1, 2, 3],
+        [0.6, 1, 0.25, 0.25],
+        [2.5, 1, 1, 1.4],
+    )
+    assert "at iteration 50" in page.text
+    assert "EP 4 × ETP 1" in page.text
+    [cells] = [a["d"] for _, a in page.tags if a.get("class") == "strong c0"]
+    assert cells == "M500.0 500.0h500.0v500.0h-500.0Z"  # two idle neighbors in the lower row, the first layer
+    [busy] = [a["d"] for _, a in page.tags if a.get("class") == "faint c1"]
+    assert busy == "M750.0 0.0h250.0v500.0h-250.0Z"
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        experts(1, None),
+        experts(1, [[1, "x"], [1, 1]]),
+        experts(1, [[1, 1], [1]]),
+        experts(1, [[1, 1]]),
+        experts(1, [[1, None], [1, 1]]),
+        experts(1, [[], []]),
+        experts(1, [[1], [1]], layers="ab"),
+    ],
+)
+def test_loads_that_the_trainer_did_not_write_are_not_drawn(event: dict[str, object], tmp_path: Path) -> None:
+    page = report(write_run(tmp_path / "gpt", [start(), *steps(1, 50), event]))
+    assert not {"expert-load", "experts", "dropped"} & set(page.charts)
+
+
 def test_a_report_makes_no_network_requests(eventful: Path) -> None:
     page = report(eventful)
     policy = [a["content"] for _, a in page.tags if a.get("http-equiv") == "Content-Security-Policy"]
@@ -364,7 +411,7 @@ def test_figures_as_json_and_in_the_terminal(eventful: Path) -> None:
     assert lines[0] == "gpt: done, iteration 160 of 1,000"
     assert re.fullmatch(r"loss 10\.82\d .* \(mean of the last 16 of 160 steps\)", lines[1])
     assert lines[-1] == (
-        "2 s a step, 262,144 tokens/s, 128 TFLOP/s per device, MFU 13%, 61.5 GiB, 3 attempts"
+        "2 s per step, 262,144 tokens/s, 128 TFLOP/s per device, MFU 13%, 61.5 GiB, 3 attempts"
     )
     assert (
         Page(hpcgen("report", eventful, "-o", "-").stdout).charts
@@ -374,13 +421,14 @@ def test_figures_as_json_and_in_the_terminal(eventful: Path) -> None:
 
 def test_a_silent_run_shows_its_last_heartbeat(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", [start(), *steps(1, 3)])
+    beat = time.time() - 3 * 86400 - 4.5 * 3600
     (run / "heartbeat").write_text(
-        json.dumps({"time": START + 9, "iteration": 3, "phase": "save", "host": "ndv5-002"})
+        json.dumps({"time": beat, "iteration": 3, "phase": "save", "host": "ndv5-002"})
     )
     (run / "stacks").mkdir()
     (run / "stacks" / "rank-3").touch()
     page = report(run)
-    assert re.search(r"last activity \d+ d \d+ h ago: save on ndv5-002, iteration 3", page.text)
+    assert "last activity 3 d 4 h ago: save on ndv5-002, iteration 3" in page.text
     assert f"The stacks of its ranks are in {run}: stacks." in page.text
     assert "no recent output" in page.text
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import stat
 import subprocess
 from pathlib import Path
@@ -250,7 +251,11 @@ def test_diff_without_a_site() -> None:
     assert "the site replaces no function of template train" in shown.stderr
 
 
-def test_check_of_a_good_site(cluster: str, workplace: Path) -> None:
+@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
+def test_check_of_a_good_site(cluster: str, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real shellcheck reads the shortest script."""
+    write_silent_shellcheck(workplace / "programs", passed_on="stage=tensorboard")
+    monkeypatch.setenv("PATH", str(workplace / "programs"), prepend=os.pathsep)
     site = write_templates(workplace / "site", {"slurm/base.sbatch.j2": BASE})
     checked = hpcgen("templates", "check", "--templates", site, "--cluster", cluster)
     assert (checked.status, checked.stdout) == (0, "")

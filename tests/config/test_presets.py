@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from hpcgen.config.presets import PRESETS, Preset
@@ -16,6 +18,7 @@ from trainer.contract.config import (
     TrainingConfig,
     from_dict,
 )
+from trainer.contract.experts import expert_tensor_parallel_size
 
 
 def facts(preset: Preset, world_size: int | None = None, device_memory_gib: float | None = None) -> Facts:
@@ -28,10 +31,16 @@ def facts(preset: Preset, world_size: int | None = None, device_memory_gib: floa
         training=from_dict(TrainingConfig, preset.sections["training"], preset.name),
         optimizer=from_dict(OptimizerConfig, preset.sections["optimizer"], preset.name),
         data=BlendConfig(mock=True),
-        world=World(path="ranks", count=world_size or model_parallel_size(parallelism), ranks_each=1),
+        world=World(path="ranks", count=world_size or fewest_ranks(parallelism), ranks_each=1),
         gpus_per_node=8,
         device_memory_gib=device_memory_gib,
     )
+
+
+def fewest_ranks(parallelism: ParallelismConfig) -> int:
+    """The fewest ranks that hold the model and its experts."""
+    experts = parallelism.expert_model_parallel_size * expert_tensor_parallel_size(parallelism)
+    return math.lcm(model_parallel_size(parallelism), experts * parallelism.pipeline_model_parallel_size)
 
 
 @pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
@@ -51,6 +60,7 @@ def test_a_preset_obeys_the_rules_on_its_fewest_ranks(preset):
         ("llama3-8b", 8),
         ("llama3-70b", 64),
         ("llama3-405b", 896),
+        ("mixtral-8x7b", 64),
     ],
 )
 def test_a_preset_fits_gpus_of_80_gb_without_a_warning(name, world_size):
@@ -61,6 +71,7 @@ def test_a_preset_fits_gpus_of_80_gb_without_a_warning(name, world_size):
     ("name", "billions"),
     [
         ("tiny", 0.00725),
+        ("tiny-moe", 0.00882),
         ("125m", 0.124),
         ("345m", 0.356),
         ("375m", 0.064),
@@ -72,6 +83,7 @@ def test_a_preset_fits_gpus_of_80_gb_without_a_warning(name, world_size):
         ("llama3-8b", 8.03),
         ("llama3-70b", 70.55),
         ("llama3-405b", 405.9),
+        ("mixtral-8x7b", 46.702792704),
     ],
 )
 def test_presets_have_their_real_sizes(name, billions):

@@ -10,12 +10,12 @@ import pytest
 
 from hpcgen.config import spellings
 from hpcgen.config.run import RunConfig
-from hpcgen.config.validation import TRAINER_SECTIONS, inner_class
+from hpcgen.config.validation import TRANSLATED_SECTIONS, inner_class
 from hpcgen.errors import ConfigErrors
 from tests.planning.test_plan import minimal_run, planned
 from trainer.contract.config import field_hints
 
-SECTIONS = {name: field_hints(inner_class(field_hints(RunConfig)[name])) for name in TRAINER_SECTIONS}
+SECTIONS = {name: field_hints(inner_class(field_hints(RunConfig)[name])) for name in TRANSLATED_SECTIONS}
 CLASSES = ("ModelParallelConfig", "TransformerConfig", "DistributedDataParallelConfig", "OptimizerConfig")
 KEYS = {key for section in SECTIONS.values() for key in section}
 
@@ -30,7 +30,21 @@ KEYS = {key for section in SECTIONS.values() for key in section}
         ("parallelism.tensor_parallel_degree", "use parallelism.tensor_model_parallel_size"),
         ("parallelism.use_distributed_optimizer", "remove it, because the trainer always does this"),
         ("parallelism.use_fsdp", "hpcgen's trainer does not support sharded parameters (FSDP)"),
-        ("model.moe_router_topk", "hpcgen's trainer does not support mixture of experts"),
+        ("model.moe_latent_size", "hpcgen's trainer does not support this setting of mixtures of experts"),
+        ("model.num_local_experts", "use model.num_moe_experts"),
+        ("model.n_routed_experts", "use model.num_moe_experts"),
+        ("model.num_experts_per_tok", "use model.moe_router_topk"),
+        ("model.router_aux_loss_coef", "use model.moe_aux_loss_coeff"),
+        ("model.norm_topk_prob", "use model.moe_router_pre_softmax, with the opposite value"),
+        ("model.moe_grouped_gemm", "use parallelism.moe_grouped_gemm"),
+        ("parallelism.num_experts", "use model.num_moe_experts"),
+        ("parallelism.expert_parallel_degree", "use parallelism.expert_model_parallel_size"),
+        ("training.qk_layernorm", "use model.qk_layernorm"),
+        ("parallelism.window_size", "use model.window_size"),
+        ("model.qk_norm", "use model.qk_layernorm"),
+        ("model.sliding_window", "use model.window_size"),
+        ("training.use_fsdp", "hpcgen's trainer does not support sharded parameters (FSDP)"),
+        ("parallelism.fsdp2", "hpcgen's trainer does not support sharded parameters (FSDP)"),
         ("model.layernorm_zero_centered_gamma", "Megatron-Core has it, but hpcgen's trainer does not"),
         ("optimizer.start_weight_decay", "Megatron-LM has it, but hpcgen's trainer does not"),
         ("model.window_sze", "did you mean window_size?"),

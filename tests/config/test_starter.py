@@ -52,7 +52,8 @@ def test_it_plans_at_once_on_the_fewest_nodes_that_hold_the_preset(tmp_path: Pat
     found = plan(load_run(path), ["prepare", "train"], exists=lambda path: True)
     assert list(found.stages) == ["prepare", "train"]
     assert found.layout is not None
-    assert found.layout.world_size - 8 < found.layout.model_parallel_size
+    experts = found.layout.expert_model_parallel_size * found.layout.pipeline_model_parallel_size
+    assert found.layout.world_size - 8 < max(found.layout.model_parallel_size, experts)
 
 
 @pytest.mark.parametrize("preset", [None, "125m"])

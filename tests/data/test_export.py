@@ -205,7 +205,16 @@ def test_a_failed_shard_does_not_stop_the_others(tmp_path, copy):
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
-        (lambda out, tokens: (out / "data" / f"{NAMES[0]}.parquet").unlink(), "No such file or directory"),
+        (
+            lambda out, tokens: (out / "data" / f"{NAMES[0]}.parquet").unlink(),
+            f"/{NAMES[0]}.parquet is missing; run the export again",
+        ),
+        (
+            lambda out, tokens: shutil.copy(
+                out / "data" / f"{NAMES[0]}.parquet", out / "data" / "train-00002-of-00003.parquet"
+            ),
+            "train-00002-of-00003.parquet is not part of the export; remove it",
+        ),
         (
             lambda out, tokens: (out / f"{NAMES[0]}.record.json").unlink(),
             "it has no record, because the export",
@@ -219,10 +228,10 @@ def test_a_failed_shard_does_not_stop_the_others(tmp_path, copy):
                 shutil.copy(tokens / f"{NAMES[1]}.bin", tokens / f"{NAMES[0]}.bin")
                 and shutil.copy(tokens / f"{NAMES[1]}.idx", tokens / f"{NAMES[0]}.idx")
             ),
-            f"{NAMES[0]} was made again since; run the export again",
+            f"{NAMES[0]} has been made again since then; run the export again",
         ),
     ],
-    ids=["missing", "no record", "torn", "other pair"],
+    ids=["missing", "additional", "no record", "torn", "other pair"],
 )
 def test_what_verification_finds(tmp_path, copy, damage, reason):
     for name in NAMES:
@@ -233,6 +242,19 @@ def test_what_verification_finds(tmp_path, copy, damage, reason):
     damage(tmp_path / "out", copy)
     (found,) = findings(tmp_path / "out")
     assert reason in found
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_files_that_describe_an_arrow_dataset_are_verified(tmp_path, copy):
+    shards = plan_export({copy / name: None for name in NAMES}, tmp_path / "out", "arrow", None)
+    export_pairs(shards)
+    assert findings(tmp_path / "out") == []
+    (tmp_path / "out" / "train" / "state.json").write_text("{}")
+    (tmp_path / "out" / "dataset_dict.json").unlink()
+    assert findings(tmp_path / "out") == [
+        f"{tmp_path}/out/train/state.json does not describe these shards; run the export again",
+        f"{tmp_path}/out/dataset_dict.json is missing; run the export again",
+    ]
 
 
 @pytest.mark.usefixtures("in_this_process")
@@ -252,7 +274,7 @@ def test_rows_are_compared_with_the_pair(tmp_path, copy, monkeypatch):
         out = tmp_path / prefix.name
         export_pairs(plan_export({prefix: records[prefix]}, out, "parquet", None))
         (found,) = findings(out)
-        assert f": rows 1 and after differ from the pair {prefix}; run the export again" in found
+        assert f": row 1 or a later one differs from the pair {prefix}; run the export again" in found
     shutil.rmtree(copy)
     assert findings(tmp_path / NAMES[1]) == []  # only counts and hashes remain
     assert "tokens, but the record has" in findings(tmp_path / NAMES[2])[0]

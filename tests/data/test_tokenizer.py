@@ -246,7 +246,7 @@ def test_a_tokenizer_with_a_cleared_cache_returns_the_same_ids(
 ) -> None:
     texts = [f"word{number} and {number * 7919}" for number in range(3)]
     ids, lengths = load_tokenizer(TokenizerConfig(), "gigatoken").encode(texts)
-    monkeypatch.setattr("hpcgen.data.tokenizer._MEMORY_CHECK_CHARACTERS", 1)
+    monkeypatch.setattr("hpcgen.data.tokenizer._MEMORY_CHECK_IDS", 1)
     monkeypatch.setattr("hpcgen.data.tokenizer._MAX_MEMORY", 0)
     forgetful = load_tokenizer(TokenizerConfig(), "gigatoken").encode
     for _ in range(2):

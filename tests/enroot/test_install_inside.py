@@ -11,10 +11,10 @@ import os
 import shutil
 import subprocess
 import sys
-import sysconfig
 import zipfile
 from pathlib import Path
 
+import pip
 import pytest
 
 from tests.enroot.conftest import ENROOT, code_directory, executable
@@ -121,7 +121,7 @@ def image_with_pip(image: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An image whose Python has a torch of NVIDIA's own build, and an index of a few packages."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", image / "opt/venv"], check=True)
     [site] = (image / "opt/venv/lib").glob("python3*/site-packages")
-    shutil.copytree((Path(sysconfig.get_paths()["purelib"]) / "pip"), site / "pip")
+    shutil.copytree(Path(pip.__file__).parent, site / "pip")
     index = image / "opt/index"
     index.mkdir()
     for name, version in (

@@ -223,6 +223,77 @@ def test_layers_of_a_virtual_stage_divide_those_of_a_stage() -> None:
     assert lint(f"{HEAD}{training} {option} 3\n", rules=["parallel-sizes"]) == []
 
 
+def moe_script(options: str) -> str:
+    """A script that trains a mixture of 8 experts on 16 GPUs."""
+    return (
+        f"{HEAD}srun python pretrain_gpt.py --num-layers 4 --hidden-size 512 --num-attention-heads 8 "
+        f"--num-experts 8 --disable-bias-linear --global-batch-size 64 --micro-batch-size 1 {options}\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "rule", "message"),
+    [
+        ("--expert-model-parallel-size 3", "parallel-sizes", "does not divide --num-experts = 8 (8 / 3)"),
+        (
+            "--pipeline-model-parallel-size 4 --expert-model-parallel-size 8",
+            "parallel-sizes",
+            "does not divide the 4 ranks of a pipeline stage",
+        ),
+        (
+            "--tensor-model-parallel-size 2",
+            "parallel-sizes",
+            "a run without --sequence-parallel does not work",
+        ),
+        ("--moe-ffn-hidden-size 1000 --expert-tensor-parallel-size 3", "parallel-sizes", "= 1000 (1000 / 3)"),
+        ("--moe-router-topk 9", "model-shape", "--moe-router-topk 9 is more than --num-experts = 8"),
+        ("--moe-router-topk 1", "model-shape", "no gradient for the router"),
+        ("--moe-layer-freq '[1,0]'", "model-shape", "has 2 numbers"),
+        ("--moe-pad-expert-input-to-capacity", "model-shape", "requires --moe-expert-capacity-factor"),
+        ("--moe-router-enable-expert-bias", "model-shape", "requires --moe-router-score-function = sigmoid"),
+        ("--moe-router-group-topk 2", "model-shape", "requires --moe-router-num-groups"),
+    ],
+)
+def test_experts_that_do_not_fit(options: str, rule: str, message: str) -> None:
+    assert message in " ".join(found.why for found in lint(moe_script(options), rules=[rule]))
+
+
+def test_options_without_a_value_are_added_or_removed() -> None:
+    script = moe_script("--tensor-model-parallel-size 2 --moe-shared-expert-intermediate-size 64")
+    [parallel] = lint(script, rules=["parallel-sizes"])
+    assert parallel.fix == "add --sequence-parallel"
+    biased = script.replace("--disable-bias-linear", "--sequence-parallel")
+    [shape] = lint(biased, rules=["model-shape"])
+    assert (
+        shape.why
+        == "--moe-shared-expert-intermediate-size 64 does not support a run without --disable-bias-linear"
+    )
+    assert shape.fix == "add --disable-bias-linear"
+    [shared] = lint(biased, rules=["parallel-sizes"])
+    assert shared.why.startswith(
+        "a run without --disable-bias-linear is not supported for experts that 2 ranks share"
+    )
+    assert shared.fix == "add --disable-bias-linear, or set --expert-tensor-parallel-size to 1"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "",
+        "--expert-model-parallel-size 4 --moe-router-topk 2 --moe-aux-loss-coeff 1e-2",
+        "--expert-model-parallel-size $EP",
+        "--tensor-model-parallel-size 2 --sequence-parallel --expert-tensor-parallel-size 1",
+        "--moe-router-topk 1 --moe-router-pre-softmax",
+        "--moe-router-topk 1 --moe-router-load-balancing-type sinkhorn",
+        "--moe-router-num-groups 3 --moe-token-drop-policy position",  # Megatron-LM ignores both
+        "--moe-layer-freq 2",
+        "--moe-layer-freq $PATTERN",
+    ],
+)
+def test_experts_that_fit(options: str) -> None:
+    assert lint(moe_script(options), rules=["parallel-sizes", "model-shape"]) == []
+
+
 @pytest.mark.parametrize(("name", "shared"), [("%x.out", True), ("%%j.out", True), ("%x-%4j.out", False)])
 def test_a_log_without_the_jobs_number_is_shared(name: str, shared: bool) -> None:
     found = lint(f"{HEAD}#SBATCH --output=/lustre/logs/{name}\ntrue\n", rules=["log-shared"])
@@ -354,3 +425,15 @@ def test_an_endpoint_without_a_port_has_torchruns_own(text: str, found: bool) ->
 def test_the_tasks_that_a_step_has_on_a_node(directives: str, options: str, tasks: int) -> None:
     job = Job(read(f"#!/bin/bash\n#SBATCH --nodes=2 {directives}\nsrun {options} python train.py\n"))
     assert job.tasks_per_node(job.steps[0]) == tasks
+
+
+def test_latent_attention_with_tensor_parallelism_needs_sequence_parallelism() -> None:
+    shape = "--num-layers 4 --hidden-size 512 --num-attention-heads 8 --position-embedding-type rope"
+    options = f"{shape} --multi-latent-attention --tensor-model-parallel-size 2"
+    script = f"{HEAD}srun python pretrain_gpt.py {options}"
+    [found] = lint(f"{script}\n", rules=["parallel-sizes"])
+    assert "must be true for --multi-latent-attention with TP = 2" in found.why
+    assert (
+        lint(f"{script} --sequence-parallel --kv-channels 64\n", rules=["parallel-sizes", "model-shape"])
+        == []
+    )

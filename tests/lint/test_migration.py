@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import re
 import textwrap
@@ -10,8 +11,11 @@ import pytest
 from hpcgen.check.migration.migration import migrate
 from hpcgen.config import document
 from hpcgen.config.loader import load_cluster
+from hpcgen.config.presets import PRESETS
 from hpcgen.errors import ConfigErrors
 from tests.cli.command import Ended, hpcgen, listing
+from trainer.contract.config import ModelConfig, from_dict
+from trainer.contract.resolve import resolve_model
 
 SCRIPTS = Path(__file__).with_name("scripts")
 AZURE = SCRIPTS / "azure-175b.sh"
@@ -636,6 +640,8 @@ def test_values_of_an_uncertain_branch_are_refused_and_the_rest_is_converted() -
 OPTIONS = """\
 --exit-duration-in-mins 235; --dataloader-type single; --dataloader-type cyclic; --optimizer sgd;
 --use-checkpoint-args; --num-experts 8; --moe-router-topk 2; --use-flash-attn; --swiglu;
+--num-experts 8 --moe-permute-fusion; --moe-grouped-gemm;
+--num-experts 8 --moe-layer-freq '([0]+[1]*11)'; --num-experts 8 --moe-token-dispatcher-type flex;
 --group-query-attention; --num-query-groups 4; --no-position-embedding; --use-pytorch-profiler;
 --tokenizer-type Llama2Tokenizer; --tokenizer-model /x; --vocab-size 5; --vocab-file /x/v.json;
 --merge-file /x/m.txt; --make-vocab-size-divisible-by 64; --padded-vocab-size 51200;
@@ -671,7 +677,16 @@ def test_every_option_is_converted_listed_or_refused() -> None:
 @pytest.mark.parametrize(
     ("option", "why"),
     [
-        ("--num-experts 8 --moe-router-topk 2", "does not support mixture of experts"),
+        ("--num-experts $N", "only known in the job"),
+        ("--num-experts 8 --moe-router-load-balancing-type sinkhorn", "cannot have this value"),
+        ("--num-experts 8 --moe-input-jitter-eps 0.1", "no key"),
+        ("--num-experts 8 --moe-shared-expert-gate", "no key"),
+        ("--num-experts 8 --moe-layer-freq '[2]*12'", "neither a number nor a list of zeros and ones"),
+        (
+            "--num-experts 8 --moe-layer-freq '__import__(\"os\")'",
+            "neither a number nor a list of zeros and ones",
+        ),
+        ("--num-experts 8 --expert-model-parallel-size $EP", "only known in the job"),
         ("--dataloader-type cyclic", "reads each sample once"),
         ("--use-checkpoint-args", "in a checkpoint"),
         ("--tokenizer-type Llama2Tokenizer --tokenizer-model /x", "data.tokenizer supports"),
@@ -699,6 +714,8 @@ def test_scripts_that_would_train_something_else_are_refused(option: str, why: s
     assert any(why in reason for reason in found.values()), found
 
 
+EXPERTS = "--num-experts 8 --disable-bias-linear"
+MOE = {"num_moe_experts": 8, "add_bias_linear": False, "activation_func": "gelu"}
 LLAMA3 = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -724,6 +741,26 @@ LLAMA3 = {
         ),
         ("--qk-layernorm --window-size 4095,0", {"qk_layernorm": True, "window_size": 4096}),
         ("--window-size '(4095,0)'", {"window_size": 4096}),
+        ("--num-experts 8", {"num_moe_experts": 8}),
+        (
+            f"{EXPERTS} --moe-router-topk 1 --moe-router-pre-softmax --moe-aux-loss-coeff 1e-2",
+            MOE | {"moe_router_topk": 1, "moe_router_pre_softmax": True, "moe_aux_loss_coeff": 0.01},
+        ),
+        (f"{EXPERTS} --moe-layer-freq 4", MOE | {"moe_layer_freq": [1, 0, 0, 0] * 3}),
+        (f"{EXPERTS} --moe-layer-freq '([0]*1+[1]*11)'", MOE | {"moe_layer_freq": [0, *[1] * 11]}),
+        (f"{EXPERTS} --moe-layer-freq 1 --moe-expert-capacity-factor -1", MOE),
+        (f"{EXPERTS} --moe-router-bias-update-rate 1e-2 --moe-token-drop-policy position", MOE),
+        (
+            f"{EXPERTS} --moe-router-bias-update-rate 1e-2 --moe-router-score-function sigmoid "
+            "--moe-router-enable-expert-bias",
+            MOE
+            | {
+                "moe_router_score_function": "sigmoid",
+                "moe_router_enable_expert_bias": True,
+                "moe_router_bias_update_rate": 0.01,
+            },
+        ),
+        ("--moe-router-topk 4 --moe-grouped-gemm", {}),
         (f"{ROPE} --use-rope-scaling", {"position_embedding_type": "rope", "rope_scaling": LLAMA3}),
         ("--use-rope-scaling", {}),
     ],
@@ -732,6 +769,61 @@ def test_the_model_is_the_one_that_megatron_computes(options: str, model: dict[s
     plain, _ = migrated("")
     found, _ = migrated(options, "--force")
     assert found["model"] == plain["model"] | model
+
+
+def test_the_layout_of_experts_is_converted() -> None:
+    options = f"{EXPERTS} --expert-model-parallel-size 4 --expert-tensor-parallel-size 1 --moe-grouped-gemm"
+    found, leftovers = migrated(
+        f"{options} --moe-token-dispatcher-type flex --moe-layer-recompute", "--force"
+    )
+    assert found["parallelism"] == {
+        "expert_model_parallel_size": 4,
+        "expert_tensor_parallel_size": 1,
+        "moe_grouped_gemm": True,
+    }
+    assert leftovers["--moe-token-dispatcher-type"] == "the trainer has alltoall and allgather"
+    assert "--moe-layer-recompute" in leftovers
+    _, leftovers = migrated("--moe-grouped-gemm", "--force")
+    assert leftovers["--moe-grouped-gemm"] == "it only applies with --num-experts"
+
+
+MIXTRAL = """\
+#!/bin/bash
+#SBATCH --nodes=8 --gpus-per-node=8 --ntasks-per-node=8 --time=1-00:00:00
+export CUDA_DEVICE_MAX_CONNECTIONS=1
+MODEL="--use-mcore-models --num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32
+    --group-query-attention --num-query-groups 8 --seq-length 4096 --max-position-embeddings 32768
+    --position-embedding-type rope --no-position-embedding --rotary-base 1000000 --swiglu --disable-bias-linear
+    --normalization RMSNorm --untie-embeddings-and-output-weights --attention-dropout 0 --hidden-dropout 0
+    --init-method-std 0.01 --no-masked-softmax-fusion"
+EXPERTS="--num-experts 8 --moe-router-topk 2 --moe-router-load-balancing-type aux_loss --moe-aux-loss-coeff 1e-2
+    --moe-grouped-gemm --moe-token-dispatcher-type alltoall --moe-permute-fusion"
+LAYOUT="--tensor-model-parallel-size 1 --pipeline-model-parallel-size 4 --expert-model-parallel-size 8
+    --num-virtual-stages-per-pipeline-rank 8 --use-distributed-optimizer --sequence-parallel
+    --overlap-grad-reduce --overlap-param-gather"
+TRAINING="--micro-batch-size 1 --global-batch-size 256 --train-iters 500000 --bf16 --lr 1e-4 --min-lr 1e-5
+    --lr-decay-iters 320000 --lr-decay-style cosine --lr-warmup-iters 500 --weight-decay 0.1 --clip-grad 1"
+srun python pretrain_gpt.py $MODEL $EXPERTS $LAYOUT $TRAINING --mock-data --vocab-size 32000 \\
+    --tokenizer-type NullTokenizer --save /shared/checkpoints
+"""
+
+
+def test_a_script_for_mixtral_becomes_the_preset() -> None:
+    ended = init(MIXTRAL, "--set", "data.tokenizer.kind=bytes", "--set", "model.vocab_size=32000")
+    assert ended.status == 0, ended.stderr
+    checked = hpcgen("validate", "-c", "run.yaml")
+    assert checked.status == 0, checked.stderr
+    preset, values = PRESETS["mixtral-8x7b"].sections, written()
+    expected = resolve_model(from_dict(ModelConfig, preset["model"], "preset"))
+    converted = resolve_model(from_dict(ModelConfig, values["model"], "run.yaml"))
+    assert converted == dataclasses.replace(expected, padded_vocab_size=converted.padded_vocab_size)
+    assert values["parallelism"] == {
+        **preset["parallelism"],
+        "tensor_model_parallel_size": 1,
+        "moe_token_dispatcher_type": "alltoall",
+        "moe_grouped_gemm": True,
+    }
+    assert "disables it" in left(ended)["--sequence-parallel"]
 
 
 def test_values_that_megatron_derives_are_derived() -> None:
@@ -799,3 +891,59 @@ def test_a_training_in_singularity_is_found_and_its_container_listed() -> None:
     ended = init(f"#!/bin/bash\n#SBATCH --nodes=2\n{program}\n")
     assert ended.status == 0, ended.stderr
     assert "pyxis or enroot" in left(ended)["the container of singularity"]
+
+
+MLA = f"{ROPE} --multi-latent-attention"
+
+
+def test_latent_attention_has_megatron_lms_defaults() -> None:
+    ended = init(f"{WHOLE} {MLA} --q-lora-rank 96 --qk-layernorm --kv-channels 64")
+    model = written()["model"]
+    assert {key: model[key] for key in ("multi_latent_attention", "q_lora_rank", "kv_lora_rank")} == {
+        "multi_latent_attention": True,
+        "q_lora_rank": 96,
+        "kv_lora_rank": 32,
+    }
+    assert "rope_scaling" not in model
+    assert left(ended)["--kv-channels 64"] == "latent attention does not use it"
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ("--rotary-scaling-factor 40", {}),
+        (
+            "--rotary-scaling-factor 40 --mscale 1.0 --mscale-all-dim 0.7",
+            {"mscale": 1.0, "mscale_all_dim": 0.7},
+        ),
+    ],
+)
+def test_yarn_of_latent_attention_has_megatron_cores_defaults(options: str, expected: dict) -> None:
+    assert init(f"{WHOLE} {MLA} --rope-type yarn {options}").status == 0
+    assert written()["model"]["rope_scaling"] == {
+        "rope_type": "yarn",
+        "factor": 40.0,
+        "original_max_position_embeddings": 4096,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        **expected,
+    }
+
+
+def test_a_factor_without_yarn_is_refused() -> None:
+    ended = init(f"{WHOLE} {MLA} --rope-type rope --rotary-scaling-factor 40")
+    why = "Megatron-LM scales the scores of attention without scaling the rotary embedding"
+    assert refused(ended)["--rope-type rope"].startswith(why)
+
+
+def test_widths_without_latent_attention_are_left_out() -> None:
+    reasons = left(init(f"{WHOLE} --kv-lora-rank 64 --mscale 0.7"))
+    for option in ("--kv-lora-rank 64", "--mscale 0.7"):
+        assert reasons[option] == "it only applies with --multi-latent-attention"
+
+
+def test_mtp_layers_are_converted() -> None:
+    untied = "--untie-embeddings-and-output-weights"
+    assert init(f"{WHOLE} {ROPE} {untied} --mtp-num-layers 1 --mtp-loss-scaling-factor 0.3").status == 0
+    model = written()["model"]
+    assert (model["mtp_num_layers"], model["mtp_loss_scaling_factor"]) == (1, 0.3)

@@ -46,6 +46,7 @@ def test_a_torchrun_script_becomes_a_valid_run_file() -> None:
         #SBATCH --time=12:00:00
         #SBATCH --partition=hpc
         #SBATCH --account=research
+        #SBATCH --container-image=/shared/job.sqsh
         module load cuda/12.4
         export NCCL_IB_TIMEOUT=23 WANDB_API_KEY=abc HF_HOME=/shared/hf
         export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
@@ -70,9 +71,14 @@ def test_a_torchrun_script_becomes_a_valid_run_file() -> None:
     assert values["secrets"] == ["WANDB_API_KEY"]
     assert values["name"] == "llama"
     comments = Path("run.yaml").read_text().partition("# Not converted from job.sh:\n")[2]
-    for line, what in ((9, "module load cuda/12.4"), (10, "HF_HOME"), (14, "torchrun --max-restarts=3")):
-        assert f"#   line {line}: {what}: " in comments
-        assert f"job.sh:{line}: not converted: {what}\n" in ended.stderr
+    for line, what in (
+        (9, "--container-image=/shared/job.sqsh: the batch script runs on the host"),
+        (10, "module load cuda/12.4"),
+        (11, "HF_HOME"),
+        (15, "torchrun --max-restarts=3"),
+    ):
+        assert f"#   line {line}: {what}" in comments
+        assert f"job.sh:{line}: not converted: {what.partition(': ')[0]}\n" in ended.stderr
     checked = hpcgen("validate", "-c", "run.yaml")
     assert (checked.status, "4 nodes x 1 task" in checked.stdout) == (0, True), checked.stderr
 

@@ -214,7 +214,11 @@ def test_partitions_and_their_limits(tmp_path):
     ]
     assert problems(tmp_path, train={"partition": "big", "nodes": 500, "time": "9-00:00:00"}, **site) == []
     assert problems(tmp_path, train={"partition": "big,gpu"}, **site) == [
-        ("slurm.train.partition", "is not a partition of the cluster profile", "use hpc or big")
+        (
+            "slurm.train.partition",
+            "is not a partition of the cluster profile",
+            "use hpc or big, or add it to the profile's partitions",
+        )
     ]
 
 

@@ -96,6 +96,17 @@ NO_BIAS = {"model__add_bias_linear": False}
             "training.recompute_modules contains moe, which requires model.num_moe_experts; use null",
         ),
         (
+            {
+                **SELECTIVE,
+                **NO_BIAS,
+                MODULES: ("moe_act",),
+                "model__num_moe_experts": 8,
+                "parallelism__moe_grouped_gemm": False,
+            },
+            "training.recompute_modules contains moe_act, which requires moe_grouped_gemm = true and "
+            "model.add_bias_linear = false; use null",
+        ),
+        (
             {**SELECTIVE, MODULES: ("layernorm",)},
             "training.recompute_modules contains layernorm, which requires model.num_moe_experts or "
             "model.multi_latent_attention; use null",

@@ -8,6 +8,7 @@ import pytest
 
 from hpcgen.planning.layout import Layout
 from hpcgen.planning.memory import MemoryEstimate, bytes_per_parameter, estimate_memory
+from hpcgen.planning.model_size import parameter_count
 from tests.planning.test_model_size import gpt3, llama3_8b
 from trainer.contract.config import ParallelismConfig, TrainingConfig
 
@@ -26,6 +27,8 @@ def estimate(
     vpp=None,
     sp=False,
     split=None,
+    ep=1,
+    etp=None,
     **training,
 ) -> MemoryEstimate:
     parallelism = ParallelismConfig(
@@ -34,6 +37,8 @@ def estimate(
         virtual_pipeline_model_parallel_size=vpp,
         sequence_parallel=sp,
         pipeline_model_parallel_layout=split,
+        expert_model_parallel_size=ep,
+        expert_tensor_parallel_size=etp,
     )
     batch = micro * num_microbatches * world_size // (tp * pp)
     config = TrainingConfig(micro_batch_size=micro, global_batch_size=batch, train_iters=1, **training)
@@ -146,3 +151,86 @@ def test_normalized_queries_and_keys_are_kept_before_and_after():
     in_layers = 2 * 4096 * 8 * (4096 + 1024)  # bytes x tokens x layers x width
     assert normalized.activation_bytes - plain.activation_bytes == in_layers
     assert normalized.parameter_bytes - plain.parameter_bytes == 18 * 8 * 2 * 128
+
+
+MIXTRAL = dataclasses.replace(
+    llama3_8b(8), num_moe_experts=8, moe_ffn_hidden_size=14336, moe_aux_loss_coeff=0.01
+)
+EXPERT = 3 * 4096 * 14336
+"""Parameters of one expert of MIXTRAL."""
+
+
+@pytest.mark.parametrize(
+    ("axes", "experts_per_rank", "expert_data_parallel_size"),
+    [
+        ({}, 8, 8),
+        ({"ep": 4}, 2, 2),
+        ({"ep": 8}, 1, 1),
+        ({"ep": 2, "tp": 2, "sp": True}, 2, 2),  # ETP is TP
+        ({"ep": 8, "tp": 2, "sp": True, "etp": 1}, 1, 1),
+    ],
+)
+def test_experts_are_divided_by_their_own_ranks(axes, experts_per_rank, expert_data_parallel_size):
+    """Weight and gradient (6 bytes) of the rank's experts, and a part of their optimizer state (12 bytes)."""
+    tp = axes.get("tp", 1)
+    router = 8 * 8 * 4096 / tp * (6 + 12 / (8 // tp))
+    dense = estimate(llama3_8b(8), world_size=8, tp=tp, sp=tp > 1).parameter_bytes
+    mlps = 8 * EXPERT / tp * (6 + 12 / (8 // tp))
+    experts = 8 * experts_per_rank * EXPERT * (6 + 12 / expert_data_parallel_size)
+    found = estimate(MIXTRAL, world_size=8, **axes).parameter_bytes
+    assert found == pytest.approx(dense - mlps + router + experts, rel=1e-12)
+
+
+def test_activations_of_experts_follow_the_routed_tokens():
+    """Each of two experts keeps its input, and its MLP before and after the activation function."""
+    dense, experts = estimate(llama3_8b(8), world_size=8), estimate(MIXTRAL, world_size=8, ep=8)
+    tokens_by_layers = 4096 * 8
+    mlp = 2 * 3 * 14336
+    per_token = 2 * (2 * 4096 + mlp) - mlp + 12 * 8
+    assert experts.activation_bytes - dense.activation_bytes == tokens_by_layers * per_token
+    half = dataclasses.replace(MIXTRAL, moe_expert_capacity_factor=0.5)
+    dropped = estimate(half, world_size=8, ep=8)
+    assert experts.activation_bytes - dropped.activation_bytes == tokens_by_layers * (2 * 4096 + mlp)
+    padded = dataclasses.replace(
+        MIXTRAL, moe_expert_capacity_factor=2.0, moe_pad_expert_input_to_capacity=True
+    )
+    more = estimate(padded, world_size=8, ep=8)
+    assert more.activation_bytes - experts.activation_bytes == tokens_by_layers * 2 * (2 * 4096 + mlp)
+
+
+def test_only_layers_with_experts_keep_routed_tokens():
+    half = dataclasses.replace(MIXTRAL, moe_layer_freq=(0, 1) * 4)
+    none, some, all_layers = (estimate(model, world_size=8, ep=8) for model in (llama3_8b(8), half, MIXTRAL))
+    assert 2 * some.activation_bytes == none.activation_bytes + all_layers.activation_bytes
+    assert 2 * some.parameter_bytes == pytest.approx(none.parameter_bytes + all_layers.parameter_bytes)
+
+
+def test_latent_attention_keeps_its_latents():
+    """Queries, keys, values and the output by head, and the latents before and after their norm."""
+    model = llama3_8b(8)
+    latent = dataclasses.replace(
+        model,
+        multi_latent_attention=True,
+        qk_layernorm=True,
+        num_query_groups=32,
+        **{"q_lora_rank": 768, "kv_lora_rank": 512, "qk_head_dim": 128, "qk_pos_emb_head_dim": 64},
+        **{"v_head_dim": 96, "kv_channels": 192},
+    )
+    plain_widths, widths = 2 * (4096 + 1024), 32 * (192 + 192 + 96 + 96) + 2 * (768 + 512)
+    difference = 2 * 4096 * 8 * (widths - plain_widths)  # bytes x tokens x layers x width
+    assert estimate(latent).activation_bytes - estimate(model).activation_bytes == difference
+
+
+def test_the_last_stage_has_the_mtp_layers():
+    """A layer, its projection and norms, the logits, and in a pipeline a copy of the embedding."""
+    model = llama3_8b(8)
+    mtp = dataclasses.replace(model, mtp_num_layers=1)
+    weights = parameter_count(mtp) - parameter_count(model)
+    one = estimate(mtp).parameter_bytes - estimate(model).parameter_bytes
+    assert one == 18 * weights
+    run = {"world_size": 2, "pp": 2, "split": "Et|t*7mL", "num_microbatches": 8}
+    last = (
+        estimate(mtp, **run).parameter_bytes - estimate(model, **run | {"split": "Et|t*7L"}).parameter_bytes
+    )
+    assert last == 18 * (weights + 128256 * 4096)
+    assert estimate(mtp).activation_bytes - estimate(model).activation_bytes > 4 * 4096 * 128256

@@ -6,7 +6,12 @@ import dataclasses
 
 import pytest
 
-from hpcgen.planning.model_size import checkpoint_bytes, parameter_count
+from hpcgen.planning.model_size import (
+    active_parameter_count,
+    checkpoint_bytes,
+    parameter_count,
+    parameter_names,
+)
 from trainer.contract.config import (
     BlendConfig,
     ModelConfig,
@@ -61,6 +66,23 @@ QWEN = {
     "swiglu": True,
     "add_bias_linear": False,
 }
+DEEPSEEK_V3 = published(
+    **QWEN,
+    num_layers=61,
+    hidden_size=7168,
+    num_attention_heads=128,
+    ffn_hidden_size=18432,
+    multi_latent_attention=True,
+    qk_layernorm=True,
+    q_lora_rank=1536,
+    num_moe_experts=256,
+    moe_layer_freq=(0,) * 3 + (1,) * 58,
+    moe_ffn_hidden_size=2048,
+    moe_shared_expert_intermediate_size=2048,
+    moe_router_topk=8,
+    untie_embeddings_and_output_weights=True,
+    vocab_size=129280,
+)
 GPT2 = published(
     num_layers=12,
     hidden_size=768,
@@ -89,6 +111,63 @@ QWEN3_8B = published(
     untie_embeddings_and_output_weights=True,
     vocab_size=151936,
 )
+
+
+MIXTRAL_8X7B = published(
+    **QWEN,
+    num_layers=32,
+    hidden_size=4096,
+    num_attention_heads=32,
+    num_query_groups=8,
+    ffn_hidden_size=14336,
+    num_moe_experts=8,
+    moe_router_topk=2,
+    untie_embeddings_and_output_weights=True,
+    vocab_size=32000,
+)
+QWEN3_30B_A3B = published(
+    **QWEN,
+    num_layers=48,
+    hidden_size=2048,
+    num_attention_heads=32,
+    num_query_groups=4,
+    kv_channels=128,
+    qk_layernorm=True,
+    num_moe_experts=128,
+    moe_router_topk=8,
+    moe_ffn_hidden_size=768,
+    untie_embeddings_and_output_weights=True,
+    vocab_size=151936,
+)
+QWEN2_57B_A14B = published(
+    **QWEN,
+    num_layers=28,
+    hidden_size=3584,
+    num_attention_heads=28,
+    num_query_groups=4,
+    add_qkv_bias=True,
+    num_moe_experts=64,
+    moe_router_topk=8,
+    moe_ffn_hidden_size=2560,
+    moe_shared_expert_intermediate_size=20480,
+    untie_embeddings_and_output_weights=True,
+    vocab_size=151936,
+)
+SHARED_EXPERT_GATES = 28 * 3584
+"""Weights of Qwen2's gates of shared experts, which hpcgen does not have."""
+
+
+@pytest.mark.parametrize(
+    ("model", "parameters", "active"),
+    [
+        (MIXTRAL_8X7B, 46_702_792_704, 12_879_925_248),
+        (QWEN3_30B_A3B, 30_532_122_624, 3_353_032_704),
+        (QWEN2_57B_A14B, 57_408_658_944 - SHARED_EXPERT_GATES, 14_249_170_432),
+    ],
+)
+def test_parameters_of_published_mixtures_of_experts(model, parameters, active):
+    """The totals are those that transformers builds from the published configurations."""
+    assert (parameter_count(model), active_parameter_count(model)) == (parameters, active)
 
 
 @pytest.mark.parametrize(
@@ -165,3 +244,46 @@ def test_flops_of_grouped_queries_and_gated_mlps():
     table, norms = 128256 * 4096, (2 * 8 + 1) * 4096
     weights = parameter_count(model) - table - norms
     assert flops_per_token(model) == 6 * weights + 6 * 8 * 4096 * 4096
+
+
+def test_flops_of_experts_are_those_of_active_weights():
+    """Six operations per token and weight that processes it, without the router (as Megatron-LM), and attention."""
+    model = QWEN2_57B_A14B
+    table, norms, routers = 151936 * 3584, (2 * 28 + 1) * 3584, 28 * 64 * 3584
+    qkv_biases = 28 * (3584 + 2 * 4 * 128)
+    weights = active_parameter_count(model) - table - norms - routers - qkv_biases
+    assert flops_per_token(model) == pytest.approx(6 * weights + 6 * 28 * 4096 * 3584, rel=1e-12)
+
+
+def test_layers_without_experts_are_dense():
+    dense_first = dataclasses.replace(MIXTRAL_8X7B, moe_layer_freq=(0, *(1,) * 31))
+    missing = 7 * 3 * 4096 * 14336 + 8 * 4096
+    assert parameter_count(MIXTRAL_8X7B) - parameter_count(dense_first) == missing
+    names = parameter_names(dense_first)
+    assert "decoder.layers.0.mlp.linear_fc1.weight" in names
+    assert "decoder.layers.1.mlp.experts.local_experts.7.linear_fc2.weight" in names
+    assert "decoder.layers.1.mlp.linear_fc1.weight" not in names
+
+
+def test_deepseek_v3_has_its_published_sizes():
+    """arXiv 2412.19437, section 4.2; the checkpoint also has a bias for each of its experts, which is not trained."""
+    assert parameter_count(DEEPSEEK_V3) == 671_026_419_200 - 58 * 256
+    assert active_parameter_count(DEEPSEEK_V3) == pytest.approx(37e9, rel=0.02)
+    with_mtp = dataclasses.replace(DEEPSEEK_V3, mtp_num_layers=1)
+    assert parameter_count(with_mtp) - parameter_count(DEEPSEEK_V3) == pytest.approx(11.5e9, rel=0.01)
+
+
+def test_flops_of_latent_attention_and_mtp_are_those_of_megatron_lm():
+    """num_floating_point_operations, for a sequence of 4096 tokens and without its terms for norms."""
+    queries = 1536 * (7168 + 128 * 192)
+    keys_and_values = 512 * (7168 + 128 * 256) + 7168 * 64
+    output = 128 * 128 * 7168
+    scores_and_values = 4096 * 128 * (192 + 128) / 2
+    attention = 6 * (queries + keys_and_values + output + scores_and_values)
+    dense, chosen = 6 * 3 * 7168 * 18432, 6 * 3 * 7168 * 9 * 2048
+    logits = 6 * 7168 * 129280
+    total = 61 * attention + 3 * dense + 58 * chosen + logits
+    assert flops_per_token(DEEPSEEK_V3) == pytest.approx(total, rel=1e-12)
+    mtp = 6 * 2 * 7168 * 7168 + attention + chosen + logits
+    with_mtp = dataclasses.replace(DEEPSEEK_V3, mtp_num_layers=1)
+    assert flops_per_token(with_mtp) == pytest.approx(total + mtp, rel=1e-12)

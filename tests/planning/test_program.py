@@ -113,8 +113,10 @@ def test_mistakes_in_the_section_are_reported(tmp_path: Path, program: dict[str,
 
 def test_keys_of_the_trainer_next_to_a_program_are_mistakes(tmp_path: Path) -> None:
     values = {**program_run(), "model": {"num_layers": 2}, "data": {"split": "1,1,1"}, "preset": "175b"}
-    found = mistakes(tmp_path, values)
-    assert [mistake.split(": ")[1].split()[0] for mistake in found] == ["preset", "model", "data.split"]
+    found = mistakes(tmp_path, {**values, "generation": {"seed": 1}})
+    assert [mistake.split(": ")[1].split()[0] for mistake in found] == [
+        *("preset", "model", "generation", "data.split")
+    ]
     assert all("is for hpcgen's trainer, but the run file has the section program" in each for each in found)
 
 

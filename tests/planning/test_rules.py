@@ -43,6 +43,8 @@ LLAMA3 = RopeScaling(
     low_freq_factor=1.0,
     high_freq_factor=4.0,
 )
+MLA = ROPE | {"model__multi_latent_attention": True}
+MTP = ROPE | {"model__mtp_num_layers": 1, "model__untie_embeddings_and_output_weights": True}
 YARN = RopeScaling(rope_type="yarn", factor=4.0, original_max_position_embeddings=8192)
 WIKITEXT = EvaluationData(name="wikitext", prefix="wikitext")
 TEXT = {"evaluation__data": (WIKITEXT,)}
@@ -198,9 +200,109 @@ REFUSED = {
         "example Et*6|t*6L",
     ),
     "a layout with a layer of another kind": (
+        {PP: 2, LAYOUT: "Et*6|t*6xL"},
+        "parallelism.pipeline_model_parallel_layout has 'x'; use E (embedding), t (transformer layer), m (MTP layer), "
+        "L (loss), |, commas, and repetitions such as t*3 or (tt|)*2",
+    ),
+    "a layout with MTP layers that the model lacks": (
         {PP: 2, LAYOUT: "Et*6|t*6mL"},
-        "parallelism.pipeline_model_parallel_layout has 'm'; use E (embedding), t (transformer layer), L (loss), |, "
-        "commas, and repetitions such as t*3 or (tt|)*2",
+        "parallelism.pipeline_model_parallel_layout has 1 m, but model.mtp_num_layers = 0; use for example Et*6|t*6L",
+    ),
+    "an MTP layer in the middle of a layout": (
+        MTP | {PP: 2, LAYOUT: "Et*6m|t*6L"},
+        "parallelism.pipeline_model_parallel_layout must have all MTP layers (m) directly before the L; use for "
+        "example Et*6|t*6mL",
+    ),
+    "MTP with tied embeddings in a pipeline": (
+        MTP | {PP: 2, "model__untie_embeddings_and_output_weights": False},
+        "model.untie_embeddings_and_output_weights is false, but model.mtp_num_layers = 1 requires it with "
+        "parallelism.pipeline_model_parallel_size = 2, because Megatron-Core cannot save the shared matrix; use true, "
+        "or set parallelism.pipeline_model_parallel_size to 1",
+    ),
+    "MTP with learned positions": (
+        {"model__mtp_num_layers": 1},
+        "model.mtp_num_layers requires position_embedding_type = rope, but it is learned_absolute; set "
+        "position_embedding_type to rope or remove mtp_num_layers",
+    ),
+    "MTP with another model": (
+        MTP | {"model__model_provider": "my.models:Model"},
+        "model.mtp_num_layers requires Megatron-Core's GPTModel, but model.model_provider is set; remove one of them",
+    ),
+    "MTP in uniform groups": (
+        MTP | FULL | {"training__recompute_method": "uniform", "training__recompute_num_layers": 2},
+        "training.recompute_num_layers must be 1 with model.mtp_num_layers and recompute_method = uniform; use 1, or "
+        "set recompute_method to block",
+    ),
+    "MTP with separate documents": (
+        MTP | {"data__reset_attention_mask": True, "data__eod_id": 0},
+        "data.reset_attention_mask does not work with model.mtp_num_layers, whose layers shift the tokens past the "
+        "boundaries of documents; use false, or remove model.mtp_num_layers",
+    ),
+    "MTP that TP does not divide": (
+        MLA | MTP | {"model__hidden_size": 1022, "model__num_attention_heads": 8, SP: True, TP: 4},
+        "parallelism.tensor_model_parallel_size does not divide model.hidden_size = 1022 (1022 / 4), which "
+        "model.mtp_num_layers requires; use 2",
+    ),
+    "MTP in graphs": (
+        MTP | GRAPHS,
+        "training.cuda_graph_impl is not tested with model.mtp_num_layers; use none",
+    ),
+    "MLA in graphs": (
+        MLA | GRAPHS,
+        "training.cuda_graph_impl is not tested with model.multi_latent_attention; use none",
+    ),
+    "MLA with learned positions": (
+        {"model__multi_latent_attention": True},
+        "model.multi_latent_attention requires position_embedding_type = rope, but it is learned_absolute; set "
+        "position_embedding_type to rope",
+    ),
+    "a latent without MLA": (
+        {"model__kv_lora_rank": 512},
+        "model.kv_lora_rank requires multi_latent_attention = true; set it or remove this key",
+    ),
+    "MLA with query groups": (
+        MLA | {GROUPS: 4},
+        "model.num_query_groups is not used by multi_latent_attention, which has a key for each of 16 heads; remove it",
+    ),
+    "MLA with another width of heads": (
+        MLA | {"model__kv_channels": 128},
+        "model.kv_channels is not qk_head_dim + qk_pos_emb_head_dim = 192; remove it",
+    ),
+    "MLA with an odd rotated width": (
+        MLA | {"model__qk_pos_emb_head_dim": 33},
+        "model.qk_pos_emb_head_dim is odd, but rope rotates channels in pairs; make it even",
+    ),
+    "MLA with a bias of queries": (
+        MLA | {"model__add_qkv_bias": True},
+        "model.add_qkv_bias is not supported by multi_latent_attention, which has no such bias; remove it",
+    ),
+    "MLA with a factor of YaRN": (
+        MLA | {"model__rope_scaling": dataclasses.replace(YARN, attention_factor=1.2)},
+        "model.rope_scaling.attention_factor is not supported with multi_latent_attention, which computes it from "
+        "mscale and mscale_all_dim; remove it",
+    ),
+    "MLA with half of YaRN's scales": (
+        MLA | {"model__rope_scaling": dataclasses.replace(YARN, mscale=1.0)},
+        "model.rope_scaling requires mscale and mscale_all_dim together, both above 0, with multi_latent_attention; "
+        "set both, as in the model's config.json, or neither",
+    ),
+    "MLA with YaRN's exact bounds": (
+        MLA | {"model__rope_scaling": dataclasses.replace(YARN, truncate=False)},
+        "model.rope_scaling.truncate is always true with multi_latent_attention; remove it",
+    ),
+    "MLA at TP without sequence parallelism": (
+        MLA | {TP: 2},
+        "parallelism.sequence_parallel must be true for model.multi_latent_attention with TP = 2, because "
+        "Megatron-Core leaves out gradients otherwise; use true",
+    ),
+    "MLA with overlapped communication": (
+        MLA | {TP: 2, SP: True, "parallelism__tp_comm_overlap": True},
+        "parallelism.tp_comm_overlap has no effect with model.multi_latent_attention = true; use false",
+    ),
+    "windows of MLA over ranks": (
+        MLA | {CP: 2, "model__window_size": 512},
+        "model.window_size is not supported by Transformer Engine with model.multi_latent_attention = true and "
+        "parallelism.context_parallel_size = 2; use null, or set context_parallel_size to 1",
     ),
     "a layout that does not fit into memory": (
         {PP: 2, LAYOUT: "E(t*9999)*9999|L"},
@@ -628,6 +730,13 @@ ACCEPTED = {
         "data__datasets": (CORPUS,),
         "data__split": "0.9, .05, 0.05",
     },
+    "MLA": MLA | {TP: 2, SP: True, "model__hidden_size": 1000, "model__rope_scaling": YARN},
+    "MLA with DeepSeek's YaRN": MLA
+    | {"model__rope_scaling": dataclasses.replace(YARN, mscale=1.0, mscale_all_dim=1.0)},
+    "MTP": MLA | MTP | {PP: 2, LAYOUT: "Et*7|t*5mL"},
+    "MTP layers that are recomputed": MTP
+    | FULL
+    | {"training__recompute_method": "uniform", "training__recompute_num_layers": 1},
     "no evaluation": {
         "data__mock": False,
         "data__datasets": (CORPUS,),

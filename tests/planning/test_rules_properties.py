@@ -23,6 +23,10 @@ SIZES = {
     "parallelism__virtual_pipeline_model_parallel_size": st.sampled_from([None, None, 1, 2, 3]),
     "parallelism__context_parallel_size": st.sampled_from([1, 1, 2, 3]),
     "parallelism__sequence_parallel": st.booleans(),
+    "model__num_moe_experts": st.sampled_from([None, None, 4, 6, 8]),
+    "model__add_bias_linear": st.just(False),
+    "parallelism__expert_model_parallel_size": st.sampled_from([1, 1, 1, 2, 3, 4]),
+    "parallelism__expert_tensor_parallel_size": st.sampled_from([None, None, None, 1, 2, 3]),
     "training__micro_batch_size": st.integers(1, 3),
     "training__global_batch_size": st.integers(1, 48),
     "nodes": st.integers(1, 6),
@@ -47,12 +51,25 @@ def fits(facts: Facts) -> bool:
     if ranks % replica or training.global_batch_size % (training.micro_batch_size * (ranks // replica)):
         return False
     num_microbatches = training.global_batch_size // (training.micro_batch_size * (ranks // replica))
+    ffn = model.ffn_hidden_size or 4 * model.hidden_size
+    ep, etp = axes.expert_model_parallel_size, axes.expert_tensor_parallel_size
+    if model.num_moe_experts is None:
+        experts_fit = ep == 1 and etp is None
+    else:
+        etp = etp or tp
+        experts_fit = (
+            model.num_moe_experts % ep == 0
+            and ranks % (etp * ep * pp) == 0
+            and ffn % etp == 0
+            and (tp == 1 or axes.sequence_parallel)
+        )
     return (
-        model.hidden_size % heads == 0
+        experts_fit
+        and model.hidden_size % heads == 0
         and heads % groups == 0
         and heads % tp == 0
         and (groups % tp == 0 or tp % groups == 0)
-        and (model.ffn_hidden_size or 4 * model.hidden_size) % tp == 0
+        and (model.num_moe_experts is not None or ffn % tp == 0)
         and 1024 % tp == 0
         and model.num_layers % (pp * vpp) == 0
         and (vpp == 1 or (pp > 1 and num_microbatches % pp == 0))
@@ -63,8 +80,8 @@ def fits(facts: Facts) -> bool:
 
 def offered(hint: str) -> list[object]:
     """The values in "use 1, 2 or null, or advice"; none when the hint is advice alone."""
-    values: dict[str, object] = {"null": None, "false": False}
-    words = re.findall(r"(?:use|,|or) (\d+|null|false)\b", hint)
+    values: dict[str, object] = {"null": None, "false": False, "true": True}
+    words = re.findall(r"(?:use|,|or) (\d+|null|false|true)\b", hint)
     return [values[word] if word in values else int(word) for word in words]
 
 

@@ -78,7 +78,11 @@ def real_run(tmp_path: Path, byte_corpus: Path) -> Path:
 def single_process_run(tmp_path_factory: pytest.TempPathFactory, byte_corpus: Path, stand_in: str) -> Path:
     """The run file of a tiny run that one process has finished, without Slurm."""
     run = make_run(tmp_path_factory.mktemp("single"), byte_corpus, stand_in)
-    hpcgen("submit", "train", "-c", str(run), "--launcher=local", cwd=run.parent)
+    stage = api.plan(api.load_run(run), ["train"]).stages["train"]
+    config = run.parent / str(stage.kind.config_file)
+    config.write_text(stage.files[config.name])
+    environment = {**os.environ, **{variable.name: variable.value for variable in stage.environment}}
+    subprocess.run([stand_in, *stage.arguments, "--config", config], env=environment, check=True)
     return run
 
 

@@ -253,7 +253,7 @@ def test_each_task_has_a_rank_of_its_own(trained: Trained) -> None:
 
 
 def test_the_jobs_variables_win_over_the_images_and_over_the_hooks(trained: Trained) -> None:
-    [rendezvous] = re.findall(r"rendezvous at (.*):(\d+), (\d+) ranks", trained.log)
+    [rendezvous] = re.findall(r"rendezvous at (.*):(\d+), world size (\d+)", trained.log)
     for task in trained.tasks:
         assert task.environment["NCCL_DEBUG"] == "JOB"
         assert task.environment["PYTORCH_VERSION"] == "2.7"

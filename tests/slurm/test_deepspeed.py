@@ -20,7 +20,7 @@ import yaml
 
 from tests.examples.deepspeed import EXAMPLES, PYTHON, losses, needs_deepspeed
 from tests.slurm.cluster import SlurmCluster
-from tests.slurm.conftest import CLUSTER, hpcgen
+from tests.slurm.conftest import hpcgen, profile_text
 from tests.slurm.test_run import log_of, submit
 
 pytestmark = [pytest.mark.slow, needs_deepspeed]
@@ -42,7 +42,7 @@ def local_run(directory: Path, *more: str, **slurm: Any) -> Path:
     program |= {"command": [*words, *more], "progress": {"file": "run/checkpoints/latest"}}
     run = directory / "run.yaml"
     run.write_text(json.dumps(values))
-    (directory / "cluster.yaml").write_text(CLUSTER)
+    (directory / "cluster.yaml").write_text(profile_text())
     (directory / "run").mkdir()
     hpcgen("data", "sample", "text/corpus.jsonl.zst", "--max-mb=0.2", cwd=directory)
     hpcgen("data", "plan", "-c", "run.yaml", cwd=directory)

@@ -33,6 +33,34 @@ SIZES = {
     "tie_word_embeddings": False,
     "rms_norm_eps": 1e-6,
 }
+DEEPSEEK = {
+    "num_key_value_heads": 4,
+    "first_k_dense_replace": 2,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 20,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+}
+LATENT = {
+    "num_query_groups": None,
+    "multi_latent_attention": True,
+    "qk_layernorm": True,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 20,
+    "qk_head_dim": 12,
+    "qk_pos_emb_head_dim": 8,
+    "v_head_dim": 10,
+}
+LATENT_NAMES = {
+    "q_a_proj": "linear_q_down_proj",
+    "q_a_layernorm": "q_layernorm",
+    "q_b_proj": "linear_q_up_proj",
+    "kv_a_proj_with_mqa": "linear_kv_down_proj",
+    "kv_a_layernorm": "kv_layernorm",
+    "kv_b_proj": "linear_kv_up_proj",
+}
+"""Modules of latent attention in transformers -> in Megatron-Core."""
 SCALINGS: dict[str, dict[str, Any]] = {
     "linear": {"rope_type": "linear", "factor": 4.0},
     "llama3": {
@@ -96,6 +124,7 @@ FAMILIES: dict[str, Family] = {
         SIZES | {"tie_word_embeddings": True},
         LLAMA | {"add_qkv_bias": True, "untie_embeddings_and_output_weights": False},
     ),
+    "deepseek": Family("DeepseekV3", SIZES | DEEPSEEK, LLAMA | LATENT),
     "qwen3": Family("Qwen3", SIZES | {"head_dim": 32}, LLAMA | {"kv_channels": 32, "qk_layernorm": True}),
 }
 
@@ -121,6 +150,11 @@ def _llama(hf: dict[str, torch.Tensor], groups: int) -> dict[str, torch.Tensor]:
                 parts = (hf[f"{attention}.{x}_proj.{kind}"] for x in "qkv")
                 by_group = [part.view(groups, -1, *part.shape[1:]) for part in parts]
                 core[f"{new}.self_attention.linear_qkv.{kind}"] = torch.cat(by_group, 1).flatten(0, 1)
+        core |= {
+            f"{new}.self_attention.{name}.weight": hf[f"{attention}.{theirs}.weight"]
+            for theirs, name in LATENT_NAMES.items()
+            if f"{attention}.{theirs}.weight" in hf
+        }
         core |= {
             f"{new}.input_layernorm.weight": hf[f"{old}.input_layernorm.weight"],
             f"{new}.pre_mlp_layernorm.weight": hf[f"{old}.post_attention_layernorm.weight"],

@@ -126,8 +126,20 @@ def stand_in_for_core() -> None:
     import megatron.core.optimizer as core_optimizer
     from megatron.core.datasets import utils
     from megatron.core.dist_checkpointing.strategies import filesystem_async
+    from megatron.core.models.gpt import gpt_layer_specs
 
+    from trainer.model import experts
     from trainer.optimizer import build as optimizer
+
+    local_layer = gpt_layer_specs.get_gpt_layer_local_spec
+
+    def stored_as_on_gpus(num_experts: int | None = None, **kwargs: Any) -> Any:
+        layer = local_layer(num_experts=num_experts, **kwargs)
+        if num_experts is not None:
+            experts.store_as_transformer_engine(layer)
+        return layer
+
+    gpt_layer_specs.get_gpt_layer_local_spec = stored_as_on_gpus
 
     if core_optimizer.USING_PYTORCH_OPTIMIZER:
         optimizer._stand_in_for_fused_adam()

@@ -45,6 +45,40 @@ QWEN = LLAMA | {
     },
 }
 """Every option of the attention, at once."""
+DEEPSEEK = LLAMA | {
+    "num_query_groups": None,
+    "multi_latent_attention": True,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 20,
+    "qk_head_dim": 12,
+    "qk_pos_emb_head_dim": 8,
+    "v_head_dim": 10,
+    "qk_layernorm": True,
+    "rope_scaling": {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 16,
+        "mscale": 1.0,
+        "mscale_all_dim": 0.7,
+    },
+    "mtp_num_layers": 2,
+}
+"""Latent attention and multi-token prediction. No two widths are the same."""
+
+MOE = LLAMA | {
+    "num_moe_experts": 4,
+    "moe_ffn_hidden_size": 48,
+    "moe_layer_freq": [0, 1, 1, 1],
+    "moe_shared_expert_intermediate_size": 32,
+    "moe_router_score_function": "sigmoid",
+    "moe_router_topk_scaling_factor": 2.5,
+    "moe_router_enable_expert_bias": True,
+    "moe_router_bias_update_rate": 1e-2,
+    "moe_router_load_balancing_type": "seq_aux_loss",
+    "moe_aux_loss_coeff": 0.1,
+    "moe_z_loss_coeff": 1e-2,
+}
+"""The router of DeepSeek-V3 with every loss, after a dense layer."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,18 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 
 from tests.trainer.forked import run_ranks
 from tests.trainer.inference.models import build_chunk
-from tests.trainer.runs import GPT, LLAMA, QWEN, Run, environment, finished, free_port, gpt_config, run
+from tests.trainer.runs import (
+    DEEPSEEK,
+    GPT,
+    LLAMA,
+    QWEN,
+    Run,
+    environment,
+    finished,
+    free_port,
+    gpt_config,
+    run,
+)
 from trainer.contract.config import BlendConfig
 from trainer.contract.errors import TrainerError
 from trainer.data import documents, loader
@@ -241,7 +252,14 @@ def logits(config: dict[str, Any], directory: Path, samples: Sequence[Sequence[i
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("model", [pytest.param(GPT, id="gpt"), pytest.param(QWEN, id="qwen")])
+@pytest.mark.parametrize(
+    "model",
+    [
+        pytest.param(GPT, id="gpt"),
+        pytest.param(QWEN, id="qwen"),
+        pytest.param(DEEPSEEK | {"mtp_num_layers": None}, id="latent"),
+    ],
+)
 @pytest.mark.parametrize(("layout", "world_size"), [pytest.param({}, 1, id="one"), *LAYOUTS])
 def test_a_document_does_not_see_its_neighbors(
     layout: dict[str, Any], world_size: int, model: dict[str, Any], short_documents: str, tmp_path: Path

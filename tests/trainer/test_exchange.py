@@ -22,7 +22,7 @@ import pytest
 import torch
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
-from tests.trainer.runs import GPT, LLAMA, ROOT, Run, finished, gpt_config, run
+from tests.trainer.runs import GPT, LLAMA, MOE, ROOT, Run, finished, gpt_config, run
 from trainer import checkpoint
 from trainer.checkpoint import megatron_lm
 from trainer.contract import config as configuration
@@ -208,6 +208,8 @@ def test_the_written_common_state_reads_back_unchanged() -> None:
 
 
 ROPE = {"position_embedding_type": "rope"}
+MLA = ROPE | {"multi_latent_attention": True}
+YARN = {"rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 4096}
 LLAMA3 = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -227,10 +229,22 @@ LLAMA3 = {
         ({"swiglu": True, "add_bias_linear": False, "add_qkv_bias": True}, {"add_qkv_bias": True}),
         ({"qk_layernorm": True}, {"qk_layernorm": True}),
         ({"window_size": 8}, {"window_size": (7, 0)}),
+        ({"num_moe_experts": 8, "moe_aux_loss_coeff": 0.01}, {"num_experts": 8, "moe_layer_freq": 1}),
+        (
+            {"num_moe_experts": 8, "moe_layer_freq": [0, 1, 1, 1], "moe_ffn_hidden_size": 96},
+            {"moe_layer_freq": [0, 1, 1, 1], "moe_ffn_hidden_size": 96},
+        ),
         (ROPE | {"rope_scaling": LLAMA3}, {"use_rope_scaling": True}),
         (
             ROPE | {"rope_scaling": {"rope_type": "linear", "factor": 4.0}},
             {"rotary_seq_len_interpolation_factor": 4.0},
+        ),
+        (ROPE | {"mtp_num_layers": 2, "mtp_loss_scaling_factor": 0.3}, {"mtp_num_layers": 2}),
+        (MLA | {"q_lora_rank": 24}, {"rope_type": "rope", "v_head_dim": 128, "q_lora_rank": 24}),
+        (MLA | {"rope_scaling": YARN}, {"rope_type": "yarn", "mscale": 1.0, "mscale_all_dim": 0.0}),
+        (
+            MLA | {"rope_scaling": YARN | {"mscale": 1.0, "mscale_all_dim": 0.7}},
+            {"rotary_scaling_factor": 40.0, "mscale_all_dim": 0.7},
         ),
     ],
     ids=str,
@@ -283,8 +297,25 @@ def test_a_blend_of_megatron_lm_is_read() -> None:
 @pytest.mark.parametrize(
     ("args", "changes", "message"),
     [
-        ({"num_experts": 8}, {}, "does not support: num_experts = 8"),
-        ({"mtp_num_layers": 1, "no_rope_freq": 4}, {}, "no_rope_freq = 4, mtp_num_layers = 1"),
+        ({"is_hybrid_model": True}, {}, "does not support: is_hybrid_model = True"),
+        ({"num_experts": 8, "moe_latent_size": 32}, {}, "does not support: moe_latent_size = 32"),
+        (
+            {"num_experts": 8, "moe_router_load_balancing_type": "sinkhorn"},
+            {},
+            "moe_router_load_balancing_type = 'sinkhorn'",
+        ),
+        ({"mtp_use_repeated_layer": True, "no_rope_freq": 4}, {}, "= 4, mtp_use_repeated_layer = True"),
+        (
+            {"multi_latent_attention": True, "qk_layernorm": True, "q_lora_rank": None},
+            {},
+            "qk_layernorm without q_lora_rank (megatron-core 0.16",
+        ),
+        (
+            {"multi_latent_attention": True, "rope_type": "rope", "mscale_all_dim": 1.0}
+            | {"rotary_scaling_factor": 40.0},
+            {},
+            "mscale_all_dim with rope_type = 'rope'",
+        ),
         ({"window_size": (3, 0), "window_attn_skip_freq": 4}, {}, "window_attn_skip_freq = 4"),
         ({"window_size": (3, -1)}, {}, "window_size = (3, -1) (supported is (N, 0)"),
         (
@@ -303,6 +334,11 @@ def test_a_blend_of_megatron_lm_is_read() -> None:
             {"content_metadata": {"distrib_optim_sharding_type": "dp_reshardable"}},
             "--dist-ckpt-optim-fully-reshardable",
         ),
+        (
+            {"num_experts": 8, "expert_model_parallel_size": 2},
+            {"content_metadata": {"distrib_optim_sharding_type": "dp_reshardable"}},
+            "expert_model_parallel_size: 2, expert_tensor_parallel_size: 1",
+        ),
     ],
 )
 def test_unsupported_checkpoints_of_megatron_lm_are_refused_by_name(
@@ -317,8 +353,8 @@ def test_loading_only_weights_needs_neither_optimizer_nor_arguments() -> None:
     there = megatron_lm.resumed(common, ParallelismConfig(), weights_only=True)
     assert there.sections.keys() == {"model"}
     assert megatron_lm.resumed({}, ParallelismConfig(), weights_only=True).sections == {}
-    with pytest.raises(TrainerError, match="num_experts"):
-        megatron_lm.resumed(common_state(num_experts=8), ParallelismConfig(), weights_only=True)
+    with pytest.raises(TrainerError, match="is_hybrid_model"):
+        megatron_lm.resumed(common_state(is_hybrid_model=True), ParallelismConfig(), weights_only=True)
     with pytest.raises(TrainerError, match="finetune"):
         megatron_lm.resumed({"iteration": 3}, ParallelismConfig())
 
@@ -525,6 +561,20 @@ def unmixed(logged: list[tuple[int, float]]) -> list[tuple[int, float]]:
     return [logged[0], (second, 2 * mean - first), *logged[2:]]
 
 
+EXPERTS = (
+    *("--moe-router-dtype", "fp32", "--moe-token-dispatcher-type", "alltoall"),
+    *("--moe-router-load-balancing-type", MOE["moe_router_load_balancing_type"]),
+    *(
+        "--moe-aux-loss-coeff",
+        str(MOE["moe_aux_loss_coeff"]),
+        "--moe-z-loss-coeff",
+        str(MOE["moe_z_loss_coeff"]),
+    ),
+    *("--moe-router-bias-update-rate", str(MOE["moe_router_bias_update_rate"])),
+)
+"""Flags that --use-checkpoint-args does not set."""
+
+
 @dataclass(frozen=True)
 class Case:
     """A way to exchange checkpoints in both directions."""
@@ -533,7 +583,9 @@ class Case:
     model: dict[str, Any] = field(default_factory=dict)
     precision: str = "fp32"
     ranks: int = 1
-    """Number of ranks of Megatron-LM; ours is one."""
+    """Number of ranks of Megatron-LM; ours is one, except with `layout`."""
+    layout: dict[str, Any] = field(default_factory=dict)
+    """Section `parallelism` of the trainer."""
     tolerance: float = 1e-5
 
 
@@ -549,6 +601,20 @@ CASES = {
     ),
     "TP2": Case(flags=("--tensor-model-parallel-size", "2", RESHARDABLE), ranks=2),
     "PP2, llama": Case(flags=("--pipeline-model-parallel-size", "2", RESHARDABLE), model=LLAMA, ranks=2),
+    # Megatron-Core cannot load an optimizer state without separate groups for experts at EP > 1.
+    "EP2": Case(
+        flags=("--expert-model-parallel-size", "2", *EXPERTS, RESHARDABLE),
+        model=MOE,
+        ranks=2,
+        layout={"expert_model_parallel_size": 2},
+    ),
+    "EP2, their default sharding": Case(
+        flags=("--expert-model-parallel-size", "2", *EXPERTS),
+        model=MOE,
+        ranks=2,
+        layout={"expert_model_parallel_size": 2},
+    ),
+    "EP1": Case(flags=(*EXPERTS, RESHARDABLE), model=MOE),
 }
 
 
@@ -563,6 +629,10 @@ def test_pretrain_gpt_and_the_trainer_resume_each_others_checkpoints(
     case = CASES[name]
     config = gpt_config(corpus, tmp_path / "ours", EXACT)
     config["model"] |= case.model
+    if config["model"].get("swiglu"):
+        del config["model"]["activation_func"]
+    if case.layout:
+        config |= {"world_size": case.ranks, "parallelism": case.layout}
     config["training"]["precision"] = case.precision
     config["optimizer"]["initial_loss_scale"] = 1024.0
     config["checkpoint"] = {"save_interval": 3}

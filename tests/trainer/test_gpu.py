@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tests.trainer import runs
-from tests.trainer.runs import GPT, LLAMA, QWEN, Run, finished, gpt_config, write_corpus
+from tests.trainer.runs import DEEPSEEK, GPT, LLAMA, MOE, QWEN, Run, finished, gpt_config, write_corpus
 
 TP2_SP = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
 PP2 = {"pipeline_model_parallel_size": 2}
@@ -24,7 +24,9 @@ OVERLAP = {"overlap_grad_reduce": True, "overlap_param_gather": True}
 VPP2 = PP2 | {"virtual_pipeline_model_parallel_size": 2}
 CP2 = {"context_parallel_size": 2}
 GRAPHS = {"cuda_graph_impl": "transformer_engine"}
-SHAPES = {"gpt": GPT, "llama": LLAMA, "qwen": QWEN}
+EP2 = {"expert_model_parallel_size": 2}
+LATENT = DEEPSEEK | {"mtp_num_layers": None}
+SHAPES = {"gpt": GPT, "llama": LLAMA, "qwen": QWEN, "moe": MOE, "deepseek": DEEPSEEK, "latent": LATENT}
 WIDE = {"hidden_size": 256, "seq_length": 128}
 
 LOSS_TOLERANCE = 0.05
@@ -97,6 +99,14 @@ def on(
         on(2, "llama", PP2, "PP2+graphs", GRAPHS),
         on(2, "llama", OVERLAP, "DP2+overlap+graphs", GRAPHS),
         on(2, "llama", TP2_SP | TP_OVERLAP, "TP2+SP+tp_comm_overlap+graphs", GRAPHS),
+        on(2, "moe", EP2 | OVERLAP, "EP2+overlap"),
+        on(2, "moe", EP2 | TP2_SP | {"expert_tensor_parallel_size": 1}, "EP2xTP2xETP1+SP"),
+        on(2, "moe", TP2_SP, "TP2+SP"),
+        on(2, "moe", EP2 | {"moe_grouped_gemm": False}, "EP2-ungrouped"),
+        on(2, "deepseek", TP2_SP, "TP2+SP"),
+        on(2, "deepseek", PP2, "PP2"),
+        on(2, "latent", CP2, "CP2"),
+        on(4, "moe", EP2 | PP2, "EP2xPP2"),
         on(4, "gpt", TP2_PP2_SP, "TP2xPP2+SP"),
         on(4, "gpt", OVERLAP, "DP4+overlap"),
         on(4, "gpt", VPP2 | OVERLAP, "VPP2xDP2+overlap"),
@@ -126,14 +136,16 @@ def test_several_gpus_train_what_one_does(
 
 
 @pytest.mark.parametrize(
-    ("gpus", "layout", "gpus_then", "layout_then"),
+    ("name", "gpus", "layout", "gpus_then", "layout_then"),
     [
-        pytest.param(2, TP2_SP, 1, {}, id="TP2-to-one", marks=needs_gpus(2)),
-        pytest.param(1, {}, 2, PP2, id="one-to-PP2", marks=needs_gpus(2)),
-        pytest.param(4, TP2_PP2_SP, 2, PP2, id="TP2xPP2-to-PP2", marks=needs_gpus(4)),
+        pytest.param("gpt", 2, TP2_SP, 1, {}, id="TP2-to-one", marks=needs_gpus(2)),
+        pytest.param("gpt", 1, {}, 2, PP2, id="one-to-PP2", marks=needs_gpus(2)),
+        pytest.param("gpt", 4, TP2_PP2_SP, 2, PP2, id="TP2xPP2-to-PP2", marks=needs_gpus(4)),
+        pytest.param("moe", 2, EP2, 1, {}, id="EP2-to-one", marks=needs_gpus(2)),
     ],
 )
 def test_a_checkpoint_resumes_at_another_layout(
+    name: str,
     gpus: int,
     layout: dict[str, Any],
     gpus_then: int,
@@ -142,12 +154,12 @@ def test_a_checkpoint_resumes_at_another_layout(
     tmp_path: Path,
     one_gpu: Callable[[str], Run],
 ) -> None:
-    first = on_gpus(corpus, tmp_path / "run", gpus, layout, GPT)
+    first = on_gpus(corpus, tmp_path / "run", gpus, layout, SHAPES[name])
     first["training"]["train_iters"] = 6
     second = copy.deepcopy(first) | {"world_size": gpus_then, "parallelism": layout_then}
     second["training"]["train_iters"] = 12
     finished(first)
-    assert_alike(finished(second), one_gpu("gpt"))
+    assert_alike(finished(second), one_gpu(name))
 
 
 @pytest.mark.parametrize("name", ["gpt", "llama"])
@@ -195,11 +207,42 @@ def test_windows_norms_and_scaled_rope_are_alike_in_all_kernels(
     assert_alike(finished(config), one_gpu("qwen"))
 
 
+@with_engine
+def test_latent_attention_and_multi_token_prediction_are_alike_in_torch(
+    corpus: str, tmp_path: Path, one_gpu: Callable[[str], Run]
+) -> None:
+    config = on_gpus(corpus, tmp_path / "run", 1, {}, DEEPSEEK)
+    config["training"]["transformer_impl"] = "torch"
+    assert_alike(finished(config), one_gpu("deepseek"))
+
+
+@pytest.mark.parametrize(
+    "training",
+    [
+        pytest.param({"transformer_impl": "torch"}, id="torch"),
+        pytest.param({"fp8": "hybrid"}, id="fp8-tensorwise"),
+        pytest.param({"deterministic_mode": True}, id="deterministic"),
+        pytest.param(
+            {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
+            id="full-recompute",
+        ),
+    ],
+)
+@with_engine
+def test_experts_are_alike_in_all_kernels(
+    training: dict[str, Any], corpus: str, tmp_path: Path, one_gpu: Callable[[str], Run]
+) -> None:
+    config = on_gpus(corpus, tmp_path / "run", 1, {}, MOE)
+    config["training"] |= training
+    assert_alike(finished(config), one_gpu("moe"))
+
+
 @pytest.mark.parametrize(
     ("gpus", "name", "layout"),
     [
         pytest.param(1, "gpt", {}, id="gpt"),
         pytest.param(1, "qwen", {}, id="qwen"),
+        pytest.param(1, "latent", {}, id="latent"),
         pytest.param(2, "qwen", CP2, id="qwen-CP2", marks=needs_gpus(2)),
         pytest.param(2, "gpt", PP2, id="gpt-PP2", marks=needs_gpus(2)),
         pytest.param(2, "llama", TP2_SP, id="llama-TP2+SP", marks=needs_gpus(2)),

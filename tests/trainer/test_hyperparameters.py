@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -9,8 +11,9 @@ import pytest
 from trainer.contract import config as configuration
 from trainer.contract import hyperparameters
 from trainer.contract.batch_size import total_samples
-from trainer.contract.config import ConfigError, TrainerConfig
+from trainer.contract.config import ConfigError, TrainerConfig, fingerprint
 from trainer.contract.errors import TrainerError
+from trainer.contract.experts import MODEL_KEYS
 from trainer.contract.hyperparameters import (
     FIXED,
     FIXED_BY_OPTIMIZER_STATE,
@@ -169,7 +172,47 @@ def test_planned_samples_follow_from_a_checkpoint() -> None:
     assert planned_training(None) is None
 
 
-NEW_KEYS = ("activation_func", "add_qkv_bias", "qk_layernorm", "window_size", "rope_scaling")
+NEW_KEYS = (
+    "activation_func",
+    "add_qkv_bias",
+    "qk_layernorm",
+    "window_size",
+    "rope_scaling",
+    "num_moe_experts",
+    *MODEL_KEYS,
+)
+
+
+EXPERTS = {"model__num_moe_experts": 4, "model__moe_aux_loss_coeff": 0.01, "model__add_bias_linear": False}
+
+
+def test_experts_may_be_balanced_differently_but_not_replaced() -> None:
+    saved = sections(run(**EXPERTS))
+    other_layout = run(**EXPERTS, parallelism__expert_model_parallel_size=2)
+    assert check_changes(saved, other_layout) == ()
+    assert check_changes(saved, run(**EXPERTS, model__moe_layer_freq=(1, 1))) == ()
+    balanced = run(("model.moe_aux_loss_coeff",), **(EXPERTS | {"model__moe_aux_loss_coeff": 0.02}))
+    assert [str(change) for change in check_changes(saved, balanced)] == [
+        "model.moe_aux_loss_coeff: 0.01 -> 0.02"
+    ]
+    for key, value in (("num_moe_experts", 8), ("moe_ffn_hidden_size", 16), ("moe_layer_freq", (0, 1))):
+        with pytest.raises(TrainerError, match=f"another model: model.{key}: "):
+            check_changes(saved, run(**(EXPERTS | {f"model__{key}": value})))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaterConfig(TrainerConfig):
+    """The configuration of a later version."""
+
+    new_key: int | None = None
+
+
+def test_a_later_version_with_more_keys_has_the_same_fingerprint() -> None:
+    config = run()
+    values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    assert fingerprint(LaterConfig(**values)) == fingerprint(config)
+    assert fingerprint(LaterConfig(**values, new_key=1)) != fingerprint(config)
+    assert fingerprint(run(parallelism__tensor_model_parallel_size=2)) != fingerprint(config)
 
 
 def older(saved: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -196,6 +239,8 @@ def test_an_older_record_means_what_was_computed(
     assert [str(change) for change in check_changes(saved, window)] == ["model.window_size: null -> 4"]
     with pytest.raises(TrainerError, match=r"another model: model.qk_layernorm: false -> true$"):
         check_changes(saved, run(**model, model__activation_func=gelu, model__qk_layernorm=True))
+    with pytest.raises(TrainerError, match=r"another model: model.num_moe_experts: null -> 4$"):
+        check_changes(saved, run(**model, model__activation_func=gelu, model__num_moe_experts=4))
     if gelu is not None:
         other = "gelu" if gelu == "gelu_tanh" else "gelu_tanh"
         with pytest.raises(TrainerError, match=f"activation_func: {gelu} -> {other}.*= {gelu}"):

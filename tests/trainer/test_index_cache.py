@@ -6,10 +6,8 @@ import hashlib
 import json
 import os
 import pickle
-import signal
 import subprocess
 import sys
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,11 +17,11 @@ import pytest
 import torch
 
 from tests.trainer.forked import run_python
+from tests.trainer.index_builds import build_until, fail_to_build, killed_at, started, status_of
 from tests.trainer.runs import ROOT, environment, write_corpus
 from trainer.contract import config as configuration
 from trainer.contract.config import TrainerConfig
-from trainer.contract.errors import TrainerError
-from trainer.data.datasets import build_datasets, build_index
+from trainer.data.datasets import build_datasets
 
 SAMPLES = 24
 
@@ -71,44 +69,6 @@ def contents(cache: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in cache.iterdir()}
 
 
-def child(work: Callable[[], object]) -> int:
-    """Starts `work` in a copy of this process; returns its process id."""
-    with warnings.catch_warnings():  # Python 3.12 warns where there are threads
-        warnings.simplefilter("ignore", DeprecationWarning)
-        process = os.fork()
-    if process == 0:
-        status = 1
-        try:
-            work()
-            status = 0
-        finally:
-            os._exit(status)
-    return process
-
-
-def status_of(process: int) -> int:
-    """Exit status of the process; negative for the signal that ended it."""
-    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
-
-
-def killed_at(point: int, work: Callable[[], object]) -> bool:
-    """True if `work`, in another process, reached its fsync or rename number `point` and was killed before it."""
-
-    def doomed() -> None:
-        count = iter(range(1, point + 1))
-        fsync, replace = os.fsync, Path.replace
-
-        def reach() -> None:
-            if next(count) == point:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        os.fsync = lambda descriptor: (reach(), fsync(descriptor))[1]
-        Path.replace = lambda path, target: (reach(), replace(path, target))[1]
-        work()
-
-    return status_of(child(doomed)) == -signal.SIGKILL
-
-
 @pytest.mark.process
 def test_training_finds_every_index_that_the_command_built(document: dict[str, Any], tmp_path: Path) -> None:
     document |= {"device": "cuda", "world_size": 512}
@@ -153,7 +113,7 @@ def test_after_a_kill_at_any_point_the_next_run_completes_the_index(
     point = 1
     while True:
         cache = tmp_path / f"killed-at-{point}"
-        if not killed_at(point, lambda cache=cache: build_index(wanted, cache, 1000, lambda line: None)):
+        if not killed_at(point, wanted, cache):
             break
         assert Start(wanted, cache).samples == undisturbed.samples
         assert contents(cache) == expected
@@ -171,7 +131,7 @@ def test_after_a_kill_during_a_rebuild_the_next_run_completes_the_index(
     expected = contents(cache)
     [shuffle] = cache.glob("*GPTDataset-valid-shuffle_index.npy")
     shuffle.write_bytes(bytes(shuffle.stat().st_size))
-    assert killed_at(point, lambda: build_index(wanted, cache, 1000, lambda line: None))
+    assert killed_at(point, wanted, cache)
     assert Start(wanted, cache).samples == undisturbed.samples
     assert contents(cache) == expected
 
@@ -180,7 +140,7 @@ def test_after_a_kill_during_a_rebuild_the_next_run_completes_the_index(
 def test_concurrent_builds_make_the_same_files(wanted: TrainerConfig, tmp_path: Path) -> None:
     Start(wanted, tmp_path / "alone")
     cache = tmp_path / "shared"
-    builds = [child(lambda: build_index(wanted, cache, 1000, lambda line: None)) for _ in range(4)]
+    builds = [started(build_until, wanted, cache, None) for _ in range(4)]
     assert [status_of(build) for build in builds] == [0] * 4
     assert contents(cache) == contents(tmp_path / "alone")
 
@@ -292,17 +252,8 @@ def test_a_cache_that_is_complete_need_not_be_writable(wanted: TrainerConfig, tm
 
 @pytest.mark.process
 def test_when_rank_0_cannot_build_no_rank_waits(wanted: TrainerConfig, tmp_path: Path) -> None:
-    torch.distributed.destroy_process_group()
     (tmp_path / "cache").write_text("in the way")
-
-    def rank(number: int) -> None:
-        store = torch.distributed.FileStore(str(tmp_path / "store"), 2)
-        torch.distributed.init_process_group("gloo", store=store, rank=number, world_size=2)
-        with pytest.raises(TrainerError, match=r"cache cannot be written \(File exists\)"):
-            build_datasets(wanted, tmp_path / "cache", 1000, True, lambda line: None)
-        (tmp_path / f"rank-{number}").touch()
-        torch.distributed.destroy_process_group()
-
-    ranks = [child(lambda number=number: rank(number)) for number in range(2)]
+    ranks = [started(fail_to_build, wanted, tmp_path, number) for number in range(2)]
     assert [status_of(process) for process in ranks] == [0, 0]
-    assert (tmp_path / "rank-1").exists()
+    for number in range(2):
+        assert "cache cannot be written (File exists)" in (tmp_path / f"rank-{number}").read_text()

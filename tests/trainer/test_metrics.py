@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from tests.trainer.runs import GPT, Run, finished, gpt_config, run
+from tests.trainer.runs import GPT, MOE, Run, finished, gpt_config, run
 from trainer.contract import config as configuration
 from trainer.contract.batch_size import Batch
 from trainer.contract.config import TrainerConfig
@@ -215,6 +215,21 @@ def test_interval_mfu_profile_and_boards(config: dict[str, Any]) -> None:
     with gzip.open(profile) as trace:
         names = {event.get("name") for event in json.load(trace)["traceEvents"]}
     assert "aten::mm" in names
+
+
+@pytest.mark.process
+def test_the_load_of_experts_is_drawn_for_each_layer(corpus: str, tmp_path: Path) -> None:
+    config = gpt_config(corpus, tmp_path / "run", MOE)
+    config["training"]["train_iters"] = 2
+    config["logging"] = {"log_interval": 2, "tensorboard": True}
+    result = finished(config)
+    [line] = [event for event in result.events if event["event"] == "step"]
+    drawn = read_tensorboard(result.directory / "tensorboard")
+    assert drawn["train/moe_max_load"] == {2: pytest.approx(max(line["moe_max_load_by_layer"]))}
+    layers = [drawn[f"experts/max_load/layer_{layer}"][2] for layer in (1, 2, 3)]
+    assert layers == pytest.approx(line["moe_max_load_by_layer"])
+    load = f"expert load {line['moe_min_load']:.2f} to {line['moe_max_load']:.2f}"
+    assert load in result.log
 
 
 @pytest.mark.process

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from megatron.core.transformer.moe.moe_layer import MoELayer
 
 from hpcgen.planning.model_size import parameter_names
-from tests.trainer.runs import GPT, LLAMA, gpt_config, run
+from tests.trainer.runs import GPT, LLAMA, MOE, gpt_config, run
 from trainer.contract.config import ConfigError, ModelConfig, ParameterGroup
 from trainer.contract.resolve import resolve_model
-from trainer.optimizer.parameter_groups import copy_rates, global_names, overrides
+from trainer.optimizer.parameter_groups import as_configured, copy_rates, global_names, overrides
 
 
 class Layer(torch.nn.Module):
@@ -69,6 +70,24 @@ def test_names_are_those_of_the_complete_model() -> None:
     assert next(global_names(FIRST))[0] == "embedding.word_embeddings.weight"
 
 
+def test_experts_are_numbered_over_all_ranks() -> None:
+    """Core has one module for each expert, or Transformer Engine's for all of a rank."""
+
+    def names(experts: torch.nn.Module) -> list[str]:
+        layer = MoELayer.__new__(MoELayer)
+        torch.nn.Module.__init__(layer)
+        layer.local_expert_indices, layer.experts = [4, 5], experts
+        return [name for name, _ in global_names(torch.nn.ModuleDict({"mlp": layer}))]
+
+    separate, grouped = torch.nn.Module(), torch.nn.Module()
+    separate.local_experts = torch.nn.ModuleList([torch.nn.Linear(2, 2, bias=False) for _ in range(2)])
+    grouped.linear_fc1 = torch.nn.Module()
+    for number in range(2):
+        setattr(grouped.linear_fc1, f"weight{number}", torch.nn.Parameter(torch.zeros(2, 2)))
+    assert names(separate) == [f"mlp.experts.local_experts.{number}.weight" for number in (4, 5)]
+    assert names(grouped) == [f"mlp.experts.linear_fc1.weight{number}" for number in (4, 5)]
+
+
 def test_only_biases_and_norms_do_not_decay() -> None:
     found = multipliers()
     assert set(found) == {name for name, p in global_names(LAST) if p.dim() == 1}
@@ -119,8 +138,20 @@ def test_a_checkpoints_groups_take_the_configured_rates_of_their_multipliers() -
     assert unknown[0]["max_lr"] == 1e-2
 
 
+def test_groups_of_experts_follow_a_change_of_expert_parallelism() -> None:
+    """With EP > 1, experts have groups of their own."""
+    usual = {"wd_mult": 1.0, "lr_mult": 1.0, "is_expert_parallel": False, "max_lr": 5e-3}
+    norms, experts = usual | {"wd_mult": 0.0}, usual | {"is_expert_parallel": True}
+    saved = [{**group, "max_lr": 1e-2, "step": 7} for group in (norms, usual)]
+    expected = [{**group, "step": 7} for group in (usual, norms, experts)]
+    assert as_configured(saved, [usual, norms, experts]) == expected
+    assert as_configured(expected, [norms, usual]) == [{**group, "step": 7} for group in (norms, usual)]
+    with pytest.raises(KeyError):
+        as_configured(saved, [usual | {"lr_mult": 0.1}])
+
+
 @pytest.mark.process
-@pytest.mark.parametrize("shape", [GPT, LLAMA], ids=["gpt", "llama"])
+@pytest.mark.parametrize("shape", [GPT, LLAMA, MOE], ids=["gpt", "llama", "moe"])
 def test_hpcgen_knows_the_names_of_the_parameters(shape: dict[str, Any], corpus: str, tmp_path: Path) -> None:
     config = gpt_config(corpus, tmp_path / "run", shape)
     config["optimizer"]["parameter_groups"] = [{"match": "nothing"}]

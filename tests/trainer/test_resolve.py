@@ -88,11 +88,23 @@ def test_padding_goes_to_the_next_multiple_of_128(vocab_size, rows):
 
 
 def test_a_virtual_pipeline_of_one_becomes_null():
-    assert (
-        resolve_parallelism(ParallelismConfig(virtual_pipeline_model_parallel_size=1)) == ParallelismConfig()
-    )
+    model = ModelConfig(**SHAPE)
+    alone = ParallelismConfig(virtual_pipeline_model_parallel_size=1)
+    assert resolve_parallelism(alone, model) == ParallelismConfig()
     interleaved = ParallelismConfig(virtual_pipeline_model_parallel_size=2)
-    assert resolve_parallelism(interleaved) is interleaved
+    assert resolve_parallelism(interleaved, model) is interleaved
+
+
+def test_experts_are_as_wide_as_the_mlp_and_divided_as_it_is() -> None:
+    model = resolve_model(ModelConfig(**SHAPE, num_moe_experts=8))
+    assert model.moe_ffn_hidden_size == 4096
+    assert resolve_model(model) == model
+    axes = resolve_parallelism(ParallelismConfig(tensor_model_parallel_size=2), model)
+    assert axes.expert_tensor_parallel_size == 2
+    assert resolve_parallelism(axes, model) is axes
+    dense = resolve_model(ModelConfig(**SHAPE))
+    assert dense.moe_ffn_hidden_size is None
+    assert resolve_parallelism(ParallelismConfig(), dense) == ParallelismConfig()
 
 
 def resolved(train_iters: int = 100_000, **optimizer: float) -> OptimizerConfig:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.trainer.runs import Run, finished
-from trainer.faults.stragglers import CHECK_INTERVAL, MAX_REPORTED, Place, find_stragglers
+from trainer.faults.stragglers import CHECK_INTERVAL, MAX_REPORTED, Place, connected_groups, find_stragglers
 
 SLOW_LAYERS = """
 import dataclasses, os, time
@@ -79,6 +79,14 @@ def test_a_group_is_named_with_all_of_its_nodes() -> None:
         [2.0] * 16 + [1.0] * 32, places_of_groups(3, 16, "tensor and context parallelism")
     )
     assert "ranks 0-15 (node-0, node-1), which wait for each other in tensor and context" in str(slow)
+
+
+def test_ranks_that_share_experts_or_layers_wait_for_each_other() -> None:
+    """Two ranks share a layer and four ranks its experts, or the opposite."""
+    pairs, fours = [(0, 1), (2, 3), (4, 5), (6, 7)], [(0, 1, 2, 3), (4, 5, 6, 7)]
+    assert sorted(connected_groups([*fours, *pairs])) == fours
+    assert sorted(connected_groups([*pairs, *fours])) == fours
+    assert sorted(connected_groups(pairs)) == pairs
 
 
 def slow_run(

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from trainer.checkpoint.megatron_lm_experts import current_expert_layout, saved_expert_layout
 from trainer.checkpoint.megatron_lm_model import FIXED_MODEL, model_args, model_section, unsupported_model
 from trainer.contract.config import ParallelismConfig, TrainerConfig
 from trainer.contract.errors import TrainerError
@@ -148,7 +149,11 @@ def _check_optimizer_state(
         "virtual_pipeline_model_parallel_size",
     )
     saved = {name: args.get(name) for name in names}
-    if any(saved[name] != getattr(layout, name) for name in names):
+    current = {name: getattr(layout, name) for name in names}
+    if args.get("num_experts") is not None:
+        saved |= saved_expert_layout(args)
+        current |= current_expert_layout(layout)
+    if saved != current:
         sizes = ", ".join(f"{name}: {size}" for name, size in saved.items() if size is not None)
         raise TrainerError(
             f"its optimizer state ({sharding}) loads only with the layout that saved it ({sizes}). Use that layout, or "
@@ -243,7 +248,7 @@ def _args(config: TrainerConfig, iteration: int, consumed_samples: int) -> argpa
         pipeline_model_parallel_size=layout.pipeline_model_parallel_size,
         virtual_pipeline_model_parallel_size=layout.virtual_pipeline_model_parallel_size,
         context_parallel_size=layout.context_parallel_size,
-        expert_model_parallel_size=1,
+        **(current_expert_layout(layout) if model.num_moe_experts else {"expert_model_parallel_size": 1}),
         micro_batch_size=training.micro_batch_size,
         global_batch_size=training.global_batch_size,
         train_iters=training.train_iters,

@@ -10,7 +10,9 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from trainer.checkpoint.megatron_lm_experts import expert_args, expert_section, unsupported_experts
 from trainer.contract.config import ModelConfig, RopeScaling
+from trainer.contract.resolve import resolve_rope_scaling
 
 MODEL = (
     *("num_layers", "hidden_size", "num_attention_heads", "ffn_hidden_size", "kv_channels", "seq_length"),
@@ -23,6 +25,7 @@ MODEL = (
     ),
     *("swiglu", "add_bias_linear", "add_qkv_bias", "qk_layernorm", "untie_embeddings_and_output_weights"),
     *("padded_vocab_size", "attention_dropout", "hidden_dropout"),
+    *("multi_latent_attention", "mtp_num_layers", "mtp_loss_scaling_factor"),
 )
 """Fields of ModelConfig that are also Megatron-LM arguments of the same name."""
 
@@ -36,16 +39,21 @@ FIXED_MODEL = {
     "apply_query_key_layer_scaling": False,
     "qk_l2_norm": False,
     "attention_output_gate": False,
-    "multi_latent_attention": False,
     "experimental_attention_variant": None,
+    "mla_down_proj_fusion": False,
+    "mtp_use_repeated_layer": False,
     "window_attn_skip_freq": None,
     "softmax_type": "vanilla",
-    "num_experts": None,
-    "mtp_num_layers": None,
     "is_hybrid_model": False,
     "spec": None,
 }
 """Arguments that change the meaning of the weights, with the only value that this trainer supports."""
+
+LATENT_WIDTHS = ("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim")
+"""Arguments of the same name that only apply with multi_latent_attention. Megatron-LM sets them without it too."""
+
+LATENT_YARN: dict[str, Any] = {"original_max_position_embeddings": 4096, "beta_fast": 32.0, "beta_slow": 1.0}
+"""YaRN of latent attention, of which Megatron-LM has no arguments: Megatron-Core's MLATransformerConfig."""
 
 LLAMA3 = RopeScaling(
     rope_type="llama3",
@@ -78,9 +86,12 @@ def model_args(model: ModelConfig) -> dict[str, Any]:
         "bias_gelu_fusion": model.activation_func == "gelu_tanh" and model.add_bias_linear,
         "use_rope_scaling": scaling == LLAMA3,
         "init_method_std": model.init_method_std,
+        **expert_args(model),
     }
     if model.window_size is not None:
         args["window_size"] = (model.window_size - 1, 0)
+    if model.multi_latent_attention:
+        return args | _latent_attention_args(model)
     if scaling is not None and scaling.rope_type == "linear":
         args["rotary_seq_len_interpolation_factor"] = scaling.factor
     if scaling is not None and scaling.rope_type == "yarn":
@@ -92,17 +103,20 @@ def model_section(args: Mapping[str, Any]) -> dict[str, Any]:
     """Known keys of the section `model` for `args`, as in JSON."""
     # Leave out the key that this type of position embedding does not use.
     unread = "max_position_embeddings" if args["position_embedding_type"] == "rope" else "rotary_base"
-    window = args.get("window_size")
+    window, is_latent = args.get("window_size"), bool(args.get("multi_latent_attention"))
+    names = (*MODEL, *LATENT_WIDTHS) if is_latent else MODEL
+    ignored = (unread, "kv_channels") if is_latent else (unread,)
     return {
-        **{name: args[name] for name in MODEL if name != unread and args.get(name) is not None},
+        **{name: args[name] for name in names if name not in ignored and args.get(name) is not None},
         "num_query_groups": (
             args["num_query_groups"] if args.get("group_query_attention") else args["num_attention_heads"]
         ),
-        "add_qkv_bias": args["add_bias_linear"] or bool(args.get("add_qkv_bias")),
+        "add_qkv_bias": not is_latent and (args["add_bias_linear"] or bool(args.get("add_qkv_bias"))),
         "qk_layernorm": bool(args.get("qk_layernorm")),
         "window_size": None if window is None else window[0] + 1,
         "activation_func": _activation(args),
-        "rope_scaling": _rope_scaling(args),
+        "rope_scaling": _latent_rope_scaling(args) if is_latent else _rope_scaling(args),
+        **expert_section(args),
     }
 
 
@@ -117,8 +131,51 @@ def unsupported_model(args: Mapping[str, Any]) -> Iterator[str]:
         yield f"rope_scaling_factor = {factor!r} (pretrain_gpt.py ignores it and computes with 8)"
     if args.get("use_rope_scaling") and args.get("rotary_seq_len_interpolation_factor") is not None:
         yield "use_rope_scaling with rotary_seq_len_interpolation_factor"
+    if args.get("multi_latent_attention"):
+        yield from _unsupported_latent_attention(args)
     if args.get("openai_gelu") and _activation(args) == "gelu":
         yield "openai_gelu without bias_gelu_fusion (Megatron-Core ignores it and computes exact GELU)"
+    yield from unsupported_experts(args)
+
+
+def _latent_attention_args(model: ModelConfig) -> dict[str, Any]:
+    """Arguments of latent attention. Megatron-LM cannot scale its rotary embedding in other ways than YaRN."""
+    scaling = model.rope_scaling
+    args: dict[str, Any] = {name: getattr(model, name) for name in LATENT_WIDTHS}
+    if scaling is None or scaling.rope_type != "yarn":
+        return args | {"rope_type": "rope", "rotary_scaling_factor": 1.0}
+    return args | {
+        "rope_type": "yarn",
+        "rotary_scaling_factor": scaling.factor,
+        **{name: getattr(scaling, name) for name in LATENT_YARN},
+        "mscale": scaling.mscale or 1.0,
+        "mscale_all_dim": scaling.mscale_all_dim or 0.0,
+    }
+
+
+def _latent_rope_scaling(args: Mapping[str, Any]) -> dict[str, Any] | None:
+    """YaRN, which is the default of latent attention, unless its factor is 1."""
+    factor = float(args.get("rotary_scaling_factor") or 1.0)
+    if factor == 1 or args.get("rope_type") == "rope":
+        return None
+    mscale, mscale_all_dim = args.get("mscale", 1.0), args.get("mscale_all_dim", 0.0)
+    is_default = (mscale, mscale_all_dim) == (1.0, 0.0)
+    scaling = RopeScaling(
+        rope_type="yarn",
+        factor=factor,
+        **{name: args.get(name) or default for name, default in LATENT_YARN.items()},
+        mscale=None if is_default else mscale,
+        mscale_all_dim=None if is_default else mscale_all_dim,
+    )
+    return dataclasses.asdict(resolve_rope_scaling(scaling))
+
+
+def _unsupported_latent_attention(args: Mapping[str, Any]) -> Iterator[str]:
+    if args.get("qk_layernorm") and args.get("q_lora_rank") is None:
+        yield "qk_layernorm without q_lora_rank (megatron-core 0.16 and 0.19 compute different queries)"
+    is_scaled = args.get("rotary_scaling_factor") not in (None, 1.0)
+    if is_scaled and args.get("rope_type") == "rope" and args.get("mscale_all_dim"):
+        yield "mscale_all_dim with rope_type = 'rope'"
 
 
 def _activation(args: Mapping[str, Any]) -> str | None:

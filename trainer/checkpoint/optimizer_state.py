@@ -24,6 +24,8 @@ from megatron.core.dist_checkpointing.mapping import ShardedTensorFactory
 from megatron.core.optimizer import ChainedOptimizer, MegatronOptimizer
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
+from trainer.optimizer import parameter_groups
+
 SHARDING_TYPE = "fully_reshardable"
 """Core's name for the stored form."""
 
@@ -34,21 +36,33 @@ Box = tuple[tuple[int, ...], tuple[int, ...], int]
 """Offsets and sizes of a part of a tensor, and its start in the flattened tensor."""
 
 
-def sliceable(optimizer: MegatronOptimizer) -> DistributedOptimizer | None:
-    """`optimizer` as a single distributed optimizer with its state on its device; None if it is anything else."""
-    if isinstance(optimizer, ChainedOptimizer) and len(optimizer.chained_optimizers) == 1:
-        [optimizer] = optimizer.chained_optimizers
-    is_plain = type(optimizer) is DistributedOptimizer and not (
-        optimizer.config.use_precision_aware_optimizer or optimizer.config.optimizer_cpu_offload
+def sliceable(optimizer: MegatronOptimizer) -> list[DistributedOptimizer] | None:
+    """The distributed optimizers in `optimizer`; None for other kinds, and for offloaded or precision-aware state.
+
+    There is one. With expert parallelism, there is a second one for the experts, whose data-parallel ranks differ.
+    """
+    parts = optimizer.chained_optimizers if isinstance(optimizer, ChainedOptimizer) else [optimizer]
+    are_plain = all(
+        type(part) is DistributedOptimizer
+        and not (part.config.use_precision_aware_optimizer or part.config.optimizer_cpu_offload)
+        for part in parts
     )
-    return optimizer if is_plain else None
+    return parts if are_plain else None
 
 
-def sharded_optimizer(optimizer: DistributedOptimizer, model: dict[str, Any]) -> dict[str, Any]:
+def sharded_optimizer(parts: list[DistributedOptimizer], model: dict[str, Any]) -> dict[Any, Any]:
     """The optimizer's part of a checkpoint. `model` is the model's part.
 
     The tensors are not copies, so loading them changes the optimizer state in place.
     """
+    if len(parts) > 1:
+        # A part without parameters on this rank may not count steps.
+        ChainedOptimizer(parts)._synchronize_steps()
+    stored = [_sharded_part(part, model) for part in parts]
+    return stored[0] if len(stored) == 1 else dict(enumerate(stored))
+
+
+def _sharded_part(optimizer: DistributedOptimizer, model: dict[str, Any]) -> dict[str, Any]:
     if not optimizer.optimizer.state:
         _make_moments(optimizer)
     return {
@@ -56,6 +70,14 @@ def sharded_optimizer(optimizer: DistributedOptimizer, model: dict[str, Any]) ->
         "param_state": _parameter_state(optimizer, model),
         "param_state_sharding_type": SHARDING_TYPE,
     }
+
+
+def saved_parts(loaded: dict[Any, Any]) -> list[dict[str, Any]]:
+    """The state of each distributed optimizer that wrote a checkpoint, from the optimizer's part of it.
+
+    If expert parallelism has changed, the checkpoint may have one where the run has two, or two where it has one.
+    """
+    return [part for part in (loaded, *loaded.values()) if isinstance(part, dict) and "optimizer" in part]
 
 
 def _make_moments(optimizer: DistributedOptimizer) -> None:
@@ -66,10 +88,15 @@ def _make_moments(optimizer: DistributedOptimizer) -> None:
             moments[name].zero_()
 
 
-def load_optimizer(optimizer: DistributedOptimizer, loaded: dict[str, Any]) -> None:
+def load_optimizer(parts: list[DistributedOptimizer], loaded: dict[Any, Any]) -> None:
     """Load the values that are not in sharded tensors: groups with their step counts, and fp16's loss scale."""
-    tensors = ("param_state", "param_state_sharding_type")
-    optimizer.load_state_dict({name: value for name, value in loaded.items() if name not in tensors})
+    saved = saved_parts(loaded)
+    groups = [group for part in saved for group in part["optimizer"]["param_groups"]]
+    for part in parts:
+        content = {"optimizer": {"param_groups": parameter_groups.as_configured(groups, part.param_groups)}}
+        if "grad_scaler" in saved[0]:
+            content["grad_scaler"] = saved[0]["grad_scaler"]
+        part.load_state_dict(content)
 
 
 def _parameter_state(optimizer: DistributedOptimizer, model: dict[str, Any]) -> dict[int, Any]:

@@ -61,8 +61,8 @@ def sharded_optimizer(
     state: TrainingState, weights: dict[str, Any], metadata: dict[str, Any], *, is_loading: bool
 ) -> dict[str, Any]:
     """The optimizer as sharded tensors. `weights` are those of its model."""
-    if (optimizer := _sliceable(state, metadata["distrib_optim_sharding_type"])) is not None:
-        return {"optimizer": optimizer_state.sharded_optimizer(optimizer, weights)}
+    if (parts := _sliceable(state, metadata["distrib_optim_sharding_type"])) is not None:
+        return {"optimizer": optimizer_state.sharded_optimizer(parts, weights)}
     content = state.optimizer.sharded_state_dict(weights, is_loading=is_loading, metadata=metadata)
     return {"optimizer": content}
 
@@ -127,13 +127,17 @@ def _trained(state: TrainingState) -> Iterator[tuple[str, torch.Tensor]]:
 def staged_bytes(state: TrainingState, groups: ProcessGroupCollection) -> int:
     """Approximate number of bytes that a rank copies for a save: its shares of weights, fp32 weights and moments."""
     parameters = [parameter for chunk in state.model for parameter in chunk.parameters()]
-    ranks = groups.dp_cp.size()
-    weights = [parameter.numel() * parameter.element_size() for parameter in parameters]
-    largest = max(weights, default=0) if ranks > 1 else 0  # weights are not split between ranks
-    state_of_optimizer = sum(FP32_BYTES * parameter.numel() for parameter in parameters)
-    return int(1.02 * (sum(weights) + state_of_optimizer) / ranks) + largest + PADDING * len(parameters)
+    total, largest = 0.0, 0
+    for parameter in parameters:
+        ranks = (groups.dp_cp if getattr(parameter, "allreduce", True) else groups.expt_dp).size()
+        weight = parameter.numel() * parameter.element_size()
+        total += (weight + FP32_BYTES * parameter.numel()) / ranks
+        if ranks > 1:  # weights are not split between ranks
+            largest = max(largest, weight)
+    return int(1.02 * total) + largest + PADDING * len(parameters)
 
 
+@torch.no_grad()
 def fill(state: TrainingState, loaded: dict[str, Any], *, weights_only: bool) -> None:
     """Fill `state` with loaded values. Learning rates, betas and epsilon keep their configured values."""
     for index, chunk in enumerate(state.model):
@@ -149,11 +153,13 @@ def fill(state: TrainingState, loaded: dict[str, Any], *, weights_only: bool) ->
         state.optimizer.reload_model_params()
         return
     configured = [{name: group[name] for name in HYPERPARAMETERS} for group in state.optimizer.param_groups]
-    saved = loaded["optimizer"].get("optimizer", {}).get("param_groups", ())
-    parameter_groups.copy_rates(saved, state.optimizer.param_groups)
-    if (optimizer := _sliceable(state, loaded["optimizer"].get("param_state_sharding_type"))) is not None:
-        optimizer_state.load_optimizer(optimizer, loaded["optimizer"])
+    saved = optimizer_state.saved_parts(loaded["optimizer"])
+    sharding_type = saved[0].get("param_state_sharding_type") if saved else None
+    if (parts := _sliceable(state, sharding_type)) is not None:
+        optimizer_state.load_optimizer(parts, loaded["optimizer"])
     else:
+        for part in saved:
+            parameter_groups.copy_rates(part["optimizer"]["param_groups"], state.optimizer.param_groups)
         state.optimizer.load_state_dict(loaded["optimizer"])
     for group, values in zip(state.optimizer.param_groups, configured, strict=True):
         group.update(values)
@@ -162,8 +168,8 @@ def fill(state: TrainingState, loaded: dict[str, Any], *, weights_only: bool) ->
     state.scheduler.step(state.iteration)
 
 
-def _sliceable(state: TrainingState, sharding_type: str | None) -> DistributedOptimizer | None:
-    """The optimizer if its state can be sharded and loaded in place; None if Core's own code is needed."""
+def _sliceable(state: TrainingState, sharding_type: str | None) -> list[DistributedOptimizer] | None:
+    """The parts of the optimizer if their state can be sharded and loaded in place; None if Core's code is needed."""
     in_place = sharding_type == optimizer_state.SHARDING_TYPE
     return optimizer_state.sliceable(state.optimizer) if in_place else None
 

@@ -103,7 +103,22 @@ class ModelConfig:
     num_query_groups: Count | None = None
     """Number of key/value heads for grouped-query attention. Default: num_attention_heads."""
     kv_channels: Count | None = None
-    """Width of an attention head. Default: hidden_size / num_attention_heads."""
+    """Width of an attention head. Default: hidden_size / num_attention_heads, or with multi_latent_attention the width
+    of its queries and keys, qk_head_dim + qk_pos_emb_head_dim."""
+    multi_latent_attention: bool = False
+    """Multi-head latent attention (MLA, as in DeepSeek-V3): keys and values are computed from one latent per token.
+    Requires rope."""
+    q_lora_rank: Count | None = None
+    """MLA: width of the latent of the queries. Default: none, so queries are computed from the hidden states."""
+    kv_lora_rank: Count | None = None
+    """MLA: width of the latent of keys and values. Default: 512."""
+    qk_head_dim: Count | None = None
+    """MLA: width of the part of queries and keys that is not rotated, in each head. Default: 128."""
+    qk_pos_emb_head_dim: Count | None = None
+    """MLA: width of the rotated part of queries and keys, in each head. All heads share that of the keys.
+    Default: 64."""
+    v_head_dim: Count | None = None
+    """MLA: width of the values in each head. Default: 128."""
     max_position_embeddings: Count | None = None
     """Maximum sequence length of the model. Default: seq_length."""
     position_embedding_type: Literal["learned_absolute", "rope"] = "learned_absolute"
@@ -116,7 +131,8 @@ class ModelConfig:
     """Sliding-window attention: each token attends to itself and to the window_size - 1 tokens before it.
     Default: all tokens before it."""
     qk_layernorm: bool = False
-    """Normalize queries and keys in each head (with `normalization`), before the rotary embedding, as in Qwen3."""
+    """Normalize queries and keys in each head (with `normalization`), before the rotary embedding, as in Qwen3. With
+    multi_latent_attention, normalize the latents in their place, as in DeepSeek-V3."""
     normalization: Literal["LayerNorm", "RMSNorm"] = "LayerNorm"
     """Normalization of every layer and of the final output."""
     layernorm_epsilon: PositiveFloat = 1e-5
@@ -138,6 +154,51 @@ class ModelConfig:
     """Dropout probability on the residual branches and the embedding."""
     init_method_std: PositiveFloat | None = None
     """Standard deviation of the initial weights. Default: sqrt(2 / (5 x hidden_size))."""
+    num_moe_experts: Count | None = None
+    """Mixture of experts: number of experts per MoE layer, over all ranks. Default: dense layers only."""
+    moe_layer_freq: tuple[Annotated[int, Range(at_least=0, at_most=1)], ...] | None = None
+    """One number per layer: 1 for an MoE layer, 0 for a dense layer. Default: every layer is an MoE layer."""
+    moe_ffn_hidden_size: Count | None = None
+    """Width of an expert. Default: ffn_hidden_size."""
+    moe_shared_expert_intermediate_size: Count | None = None
+    """Total width of the shared experts, which process every token. Default: no shared expert."""
+    moe_router_topk: Count = 2
+    """Number of experts that process each token."""
+    moe_router_score_function: Literal["softmax", "sigmoid"] = "softmax"
+    """Function that turns the router's logits into scores."""
+    moe_router_pre_softmax: bool = False
+    """Apply the softmax to all experts before choosing moe_router_topk of them, instead of to the chosen ones."""
+    moe_router_topk_scaling_factor: PositiveFloat | None = None
+    """Factor by which the weights of the chosen experts are multiplied. Default: 1."""
+    moe_router_num_groups: Count | None = None
+    """Number of groups of experts for group-limited routing, as in DeepSeek-V3. Requires moe_router_group_topk."""
+    moe_router_group_topk: Count | None = None
+    """Number of groups from which the experts of a token are chosen. Requires moe_router_num_groups."""
+    moe_router_load_balancing_type: Literal["aux_loss", "seq_aux_loss", "none"] = "aux_loss"
+    """Loss that balances the load of the experts: over the tokens of a microbatch (aux_loss), of each sequence
+    (seq_aux_loss), or none."""
+    moe_aux_loss_coeff: NonNegativeFloat = 0.0
+    """Coefficient of the load-balancing loss. Megatron-LM recommends 1e-2."""
+    moe_z_loss_coeff: NonNegativeFloat | None = None
+    """Coefficient of the z-loss on the router's logits (ST-MoE recommends 1e-3). Default: no z-loss."""
+    moe_router_enable_expert_bias: bool = False
+    """Balance the load without a loss: add to the scores a bias per expert that follows its load, as in DeepSeek-V3.
+    Requires moe_router_score_function = sigmoid."""
+    moe_router_bias_update_rate: PositiveFloat = 1e-3
+    """Change of an expert's bias per step."""
+    moe_expert_capacity_factor: PositiveFloat | None = None
+    """Maximum number of tokens of an expert, as a multiple of its even share. Further tokens skip it. Default: no
+    limit (dropless)."""
+    moe_pad_expert_input_to_capacity: bool = False
+    """Pad the input of each expert to its capacity, so that shapes are static. Requires
+    moe_expert_capacity_factor."""
+    moe_token_drop_policy: Literal["probs", "position"] = "probs"
+    """Tokens to drop above the capacity: those with the lowest scores, or the last ones."""
+    mtp_num_layers: Count | None = None
+    """Multi-token prediction (MTP, as in DeepSeek-V3): number of additional layers, each of which predicts one token
+    further ahead. They train with the model; evaluation and inference do not use them. Default: none."""
+    mtp_loss_scaling_factor: NonNegativeFloat = 0.1
+    """Weight of the mean MTP loss in the gradients. The logged loss is the main loss. Used only with mtp_num_layers."""
     vocab_size: Count | None = None
     """Size of the tokenizer's vocabulary. Default: taken from data.tokenizer."""
     padded_vocab_size: Count | None = None
@@ -170,10 +231,20 @@ class ParallelismConfig:
     account_for_loss_in_pipeline_split: bool = False
     """Count the loss as a layer when the layers are divided over the pipeline stages."""
     pipeline_model_parallel_layout: str | None = None
-    """Layers of each pipeline stage, as text such as Et*7|t*8|t*8|t*7L: E embedding, t layer, L loss, | next stage,
-    t*3 and (tt|)*2 repetitions. With an interleaved schedule, the first virtual stages of all stages come first."""
+    """Layers of each pipeline stage, as text such as Et*7|t*8|t*8|t*7L: E embedding, t layer, m MTP layer, L loss,
+    | next stage, t*3 and (tt|)*2 repetitions. With an interleaved schedule, the first virtual stages of all stages come
+    first."""
     context_parallel_size: Count = 1
     """Context-parallel size (CP): number of ranks that share each sequence."""
+    expert_model_parallel_size: Count = 1
+    """Expert-parallel size (EP): number of ranks that share the experts of each MoE layer. They are ranks of the
+    data-parallel dimension, so EP x ETP must divide world size / PP."""
+    expert_tensor_parallel_size: Count | None = None
+    """Expert-tensor-parallel size (ETP): number of ranks that share each expert. Default: TP."""
+    moe_token_dispatcher_type: Literal["alltoall", "allgather"] = "alltoall"
+    """Communication that brings tokens to their experts."""
+    moe_grouped_gemm: bool | None = None
+    """Compute all experts of a rank in one grouped matrix product. Default: true with Transformer Engine."""
     cp_comm_type: Literal["p2p", "all_gather", "a2a", "a2a+p2p"] | None = None
     """Exchange of keys and values between context-parallel ranks: around a ring (p2p), gathered (all_gather), by
     attention heads (a2a), or by heads in groups of ranks and around a ring of groups (a2a+p2p). Default: p2p, or
@@ -183,7 +254,7 @@ class ParallelismConfig:
     sequence_parallel: bool = False
     """Shard the activations between tensor-parallel regions along the sequence. Requires TP > 1."""
     num_distributed_optimizer_instances: Count = 1
-    """Number of groups of data-parallel ranks that each hold the whole optimizer state. More instances need more
+    """Number of groups of data-parallel ranks that each hold the complete optimizer state. More instances need more
     memory, and reduce the communication between groups. It must divide DP x CP."""
     overlap_grad_reduce: bool = False
     """Overlap the data-parallel gradient reduction with the backward pass."""
@@ -476,13 +547,25 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 
 def fingerprint(config: TrainerConfig) -> str:
-    """SHA-256 of all values of `config` that affect training.
+    """SHA-256 of all values of `config` that affect training and differ from their defaults.
 
-    A resolved configuration keeps it when written as JSON and read back.
+    A resolved configuration keeps it when written as JSON and read back, and when a later version has more keys.
     """
-    values = to_dict(config)
-    del values["evaluation_every"]
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+    values = _non_defaults(config)
+    values.pop("evaluation_every", None)
+    text = json.dumps(values, sort_keys=True, default=dataclasses.asdict)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _non_defaults(section: Any) -> dict[str, Any]:
+    values = {}
+    for field in dataclasses.fields(section):
+        value = getattr(section, field.name)
+        if dataclasses.is_dataclass(value):
+            values[field.name] = _non_defaults(value)
+        elif value != field.default:
+            values[field.name] = value
+    return values
 
 
 def from_dict(cls: type[T], document: Any, where: str) -> T:

@@ -6,13 +6,15 @@ A family is one object that export and import both use. It names tensors and how
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-from trainer.contract import rope_parameters
 from trainer.contract.config import ConfigError, ModelConfig, from_dict
-from trainer.contract.model_family import LAYERS, Family, Form, Weight
+from trainer.contract.deepseek_family import DeepSeekV3
+from trainer.contract.expert_families import ExpertLlama, ExpertNames
+from trainer.contract.llama_families import Llama
+from trainer.contract.model_family import LAYERS, Family, Form, Weight, head
 from trainer.contract.resolve import resolve_model
 
 ACTIVATIONS = {"gelu_tanh": "gelu_new", "gelu": "gelu", "squared_relu": "relu2"}
@@ -63,7 +65,7 @@ class Gpt2(Family):
             yield Weight(f"{LAYERS}{core}.bias", (f"{name}.bias",), (rows,), bias_form)
         for kind in ("weight", "bias"):
             yield Weight(f"decoder.final_layernorm.{kind}", (f"transformer.ln_f.{kind}",), (h,))
-        yield from _head(model)
+        yield from head(model)
 
     def to_config(self, model: ModelConfig) -> dict[str, Any]:
         """GPT-2's names of the shape, and one dropout for embedding and residual branches."""
@@ -100,164 +102,6 @@ class Gpt2(Family):
             "hidden_dropout": config["resid_pdrop"],
             "attention_dropout": config["attn_pdrop"],
         }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Llama(Family):
-    """Llama and the families that differ from it in biases, norms and windows."""
-
-    biases: tuple[tuple[bool, bool], ...] = ((False, False),)
-    """Possible values of (add_bias_linear, add_qkv_bias)."""
-    qk_layernorm: bool = False
-    """Queries and keys are normalized."""
-    window: Literal["", "always", "by layer"] = ""
-    """Sliding windows: none; in every layer if `sliding_window` is set; or as `layer_types` and related keys say."""
-    head_dim: bool = True
-    """config.json may set the width of a head."""
-
-    def expresses(self, model: ModelConfig) -> dict[str, tuple[Any, ...]]:
-        """Rotary embedding, RMSNorm and SwiGLU."""
-        linear = tuple(dict.fromkeys(linear for linear, _ in self.biases))
-        qkv = tuple(qkv for linear, qkv in self.biases if linear == model.add_bias_linear)
-        width = model.hidden_size // model.num_attention_heads
-        return {
-            "position_embedding_type": ("rope",),
-            "normalization": ("RMSNorm",),
-            "swiglu": (True,),
-            "add_bias_linear": linear,
-            "add_qkv_bias": qkv or tuple(qkv for _, qkv in self.biases),
-            "qk_layernorm": (self.qk_layernorm,),
-            "window_size": (model.window_size,) if self.window else (None,),
-            "kv_channels": (model.kv_channels,) if self.head_dim else (width,),
-        }
-
-    def weights(self, model: ModelConfig) -> Iterator[Weight]:
-        """Yields matrices, and biases where the model has them."""
-        h, ffn, d = model.hidden_size, model.ffn_hidden_size or 0, model.kv_channels or 0
-        heads, groups = model.num_attention_heads, model.num_query_groups or 0
-        embedding = (model.padded_vocab_size or 0, h)
-        yield Weight(
-            "embedding.word_embeddings.weight", ("model.embed_tokens.weight",), embedding, "vocabulary"
-        )
-        attention, mlp = f"{LAYERS}self_attention", f"{LAYERS}mlp"
-        yield Weight(f"{attention}.linear_qkv.layer_norm_weight", (_layer("input_layernorm.weight"),), (h,))
-        rows = (heads + 2 * groups) * d
-        qkv = tuple(_layer(f"self_attn.{name}_proj") for name in "qkv")
-        yield from _linear(f"{attention}.linear_qkv", qkv, (rows, h), bool(model.add_qkv_bias), "qkv")
-        if self.qk_layernorm:
-            for name in "qk":
-                yield Weight(
-                    f"{attention}.{name}_layernorm.weight", (_layer(f"self_attn.{name}_norm.weight"),), (d,)
-                )
-        output = (_layer("self_attn.o_proj"),)
-        yield from _linear(f"{attention}.linear_proj", output, (h, heads * d), model.add_bias_linear)
-        norm = _layer("post_attention_layernorm.weight")
-        yield Weight(f"{mlp}.linear_fc1.layer_norm_weight", (norm,), (h,))
-        gate_up = (_layer("mlp.gate_proj"), _layer("mlp.up_proj"))
-        yield from _linear(f"{mlp}.linear_fc1", gate_up, (2 * ffn, h), model.add_bias_linear, "gate_up")
-        down = (_layer("mlp.down_proj"),)
-        yield from _linear(f"{mlp}.linear_fc2", down, (h, ffn), model.add_bias_linear)
-        yield Weight("decoder.final_layernorm.weight", ("model.norm.weight",), (h,))
-        yield from _head(model)
-
-    def to_config(self, model: ModelConfig) -> dict[str, Any]:
-        """The keys that all these families share, and those of biases and windows."""
-        config: dict[str, Any] = {
-            "max_position_embeddings": model.max_position_embeddings,
-            "hidden_size": model.hidden_size,
-            "intermediate_size": model.ffn_hidden_size,
-            "num_hidden_layers": model.num_layers,
-            "num_attention_heads": model.num_attention_heads,
-            "num_key_value_heads": model.num_query_groups,
-            "hidden_act": "silu",
-            "rms_norm_eps": model.layernorm_epsilon,
-            "attention_dropout": model.attention_dropout,
-            **rope_parameters.to_config(model),
-        }
-        if self.head_dim:
-            config["head_dim"] = model.kv_channels
-        if "attention_bias" in self.defaults:
-            config["attention_bias"] = model.add_bias_linear
-        if "mlp_bias" in self.defaults:
-            config["mlp_bias"] = model.add_bias_linear
-        if self.window:
-            config["sliding_window"] = model.window_size
-        if self.window == "by layer":
-            windowed = model.window_size is not None
-            kind = "sliding_attention" if windowed else "full_attention"
-            config |= {
-                "use_sliding_window": windowed,
-                "max_window_layers": 0 if windowed else model.num_layers,
-                "layer_types": [kind] * model.num_layers,
-            }
-        return config
-
-    def from_config(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """The model section. Training sequences have the length before the rotary embedding was scaled."""
-        rope = rope_parameters.from_config(config)
-        length = config["max_position_embeddings"]
-        linear_bias = bool(config.get("attention_bias"))
-        if "mlp_bias" in self.defaults and bool(config["mlp_bias"]) != linear_bias:
-            raise ConfigError(
-                f"attention_bias = {config['attention_bias']!r} and mlp_bias = {config['mlp_bias']!r} differ, which is "
-                "not supported"
-            )
-        return {
-            "num_layers": config["num_hidden_layers"],
-            "hidden_size": config["hidden_size"],
-            "num_attention_heads": config["num_attention_heads"],
-            "num_query_groups": config["num_key_value_heads"],
-            "ffn_hidden_size": config["intermediate_size"],
-            "kv_channels": config.get("head_dim"),
-            "max_position_embeddings": length,
-            "seq_length": (rope["rope_scaling"] or {}).get("original_max_position_embeddings", length),
-            "position_embedding_type": "rope",
-            **rope,
-            "window_size": self._window_size(config),
-            "qk_layernorm": self.qk_layernorm,
-            "normalization": "RMSNorm",
-            "layernorm_epsilon": config["rms_norm_eps"],
-            "swiglu": True,
-            "add_bias_linear": linear_bias,
-            "add_qkv_bias": next(qkv for linear, qkv in self.biases if linear == linear_bias),
-            "attention_dropout": config["attention_dropout"],
-        }
-
-    def _window_size(self, config: Mapping[str, Any]) -> Any:
-        size = config.get("sliding_window")
-        if self.window != "by layer":
-            return size if self.window else None
-        num_layers, first = config["num_hidden_layers"], config["max_window_layers"]
-        if size is None or not config["use_sliding_window"]:
-            return None
-        types = config.get("layer_types") or [
-            "sliding_attention" if n >= first else "full_attention" for n in range(num_layers)
-        ]
-        if len(set(types)) > 1:
-            raise ConfigError(
-                f"sliding_window = {size!r} applies to a part of the layers (layer_types or max_window_layers), which "
-                "is not supported"
-            )
-        return size if types[0] == "sliding_attention" else None
-
-
-def _layer(name: str) -> str:
-    return f"model.layers.{{n}}.{name}"
-
-
-def _linear(
-    core: str, names: Sequence[str], shape: tuple[int, int], has_bias: bool, form: Form = "same"
-) -> Iterator[Weight]:
-    yield Weight(f"{core}.weight", tuple(f"{name}.weight" for name in names), shape, form)
-    if has_bias:
-        yield Weight(f"{core}.bias", tuple(f"{name}.bias" for name in names), shape[:1], form)
-
-
-def _head(model: ModelConfig) -> Iterator[Weight]:
-    """The output matrix, which tied models do not store."""
-    if model.untie_embeddings_and_output_weights:
-        shape = (model.padded_vocab_size or 0, model.hidden_size)
-        yield Weight("output_layer.weight", ("lm_head.weight",), shape, "vocabulary")
 
 
 _LLAMA_DEFAULTS = {
@@ -325,6 +169,73 @@ FAMILIES: dict[str, Family] = {
             fixed=_SILU | {"attention_bias": (False,)},
             qk_layernorm=True,
             window="by layer",
+        ),
+        ExpertLlama(
+            name="mixtral",
+            architecture="MixtralForCausalLM",
+            defaults=_LLAMA_DEFAULTS
+            | {
+                "num_key_value_heads": 8,
+                "rms_norm_eps": 1e-5,
+                "rope_theta": 1e6,
+                "sliding_window": None,
+                "num_experts_per_tok": 2,
+                "router_aux_loss_coef": 0.001,
+            },
+            fixed=_SILU,
+            window="always",
+            names=ExpertNames("block_sparse_moe.gate", "block_sparse_moe.experts", "w1", "w3", "w2"),
+            num_experts_keys=("num_local_experts",),
+        ),
+        ExpertLlama(
+            name="qwen3_moe",
+            architecture="Qwen3MoeForCausalLM",
+            defaults=_LLAMA_DEFAULTS
+            | {
+                "num_key_value_heads": 4,
+                "attention_bias": False,
+                "moe_intermediate_size": 768,
+                "num_experts_per_tok": 8,
+                "norm_topk_prob": False,
+                "decoder_sparse_step": 1,
+                "mlp_only_layers": None,
+                "router_aux_loss_coef": 0.001,
+            },
+            fixed=_SILU | {"attention_bias": (False,), "use_sliding_window": (False,)},
+            qk_layernorm=True,
+            names=ExpertNames("mlp.gate", "mlp.experts", "gate_proj", "up_proj", "down_proj"),
+            num_experts_keys=("num_experts", "num_local_experts"),
+            has_dense_layers=True,
+            normalizes=(True, False),
+        ),
+        DeepSeekV3(
+            name="deepseek_v3",
+            architecture="DeepseekV3ForCausalLM",
+            defaults=_LLAMA_DEFAULTS
+            | {
+                "q_lora_rank": 1536,
+                "kv_lora_rank": 512,
+                "qk_nope_head_dim": 128,
+                "qk_rope_head_dim": 64,
+                "v_head_dim": 128,
+                "first_k_dense_replace": 3,
+                "n_routed_experts": 256,
+                "num_experts_per_tok": 8,
+                "moe_intermediate_size": 2048,
+                "n_shared_experts": 1,
+                "routed_scaling_factor": 2.5,
+                "n_group": 8,
+                "topk_group": 4,
+            },
+            fixed=_SILU
+            | {
+                "attention_bias": (False,),
+                "rope_interleave": (True,),
+                "norm_topk_prob": (True,),
+                "scoring_func": ("sigmoid",),
+                "topk_method": ("noaux_tc",),
+                "moe_layer_freq": (1,),
+            },
         ),
     )
 }

@@ -77,8 +77,21 @@ FIXED = frozenset(
         "model.add_bias_linear",
         "model.add_qkv_bias",
         "model.qk_layernorm",
+        "model.multi_latent_attention",
+        "model.q_lora_rank",
+        "model.kv_lora_rank",
+        "model.qk_head_dim",
+        "model.qk_pos_emb_head_dim",
+        "model.v_head_dim",
+        "model.mtp_num_layers",
         "model.untie_embeddings_and_output_weights",
         "model.padded_vocab_size",
+        "model.num_moe_experts",
+        "model.moe_layer_freq",
+        "model.moe_ffn_hidden_size",
+        "model.moe_shared_expert_intermediate_size",
+        "model.moe_router_score_function",
+        "model.moe_router_enable_expert_bias",
     }
 )
 """Keys that determine the shapes and the meaning of the weights. They must not change."""
@@ -286,6 +299,9 @@ def _model_in_older_records(model: Mapping[str, Any], device: str) -> dict[str, 
         "qk_layernorm": False,
         "window_size": None,
         "rope_scaling": None,
+        "multi_latent_attention": False,
+        "mtp_num_layers": None,
+        "num_moe_experts": None,
     }
 
 

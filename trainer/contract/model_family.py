@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from trainer.contract.config import ModelConfig
+from trainer.contract.experts import num_moe_layers
 
-Form = Literal["same", "vocabulary", "transposed", "gate_up", "qkv", "qkv_conv1d"]
-"""How Hugging Face stores a tensor of Megatron-Core: the same; without padding rows; transposed (Conv1D); as gate and
-up; as query, key and value; or as one [query | key | value], which Conv1D transposes."""
+Form = Literal["same", "fp32", "vocabulary", "transposed", "gate_up", "qkv", "qkv_conv1d"]
+"""How Hugging Face stores a tensor of Megatron-Core: the same; always in fp32; without padding rows; transposed
+(Conv1D); as gate and up; as query, key and value; or as one [query | key | value], which Conv1D transposes."""
 
 LAYERS = "decoder.layers."
 """Prefix of the tensors that every layer has. In names of Hugging Face, {n} is the number of the layer."""
@@ -22,17 +23,57 @@ class Weight:
     """One tensor of Megatron-Core, and the tensors in which Hugging Face stores it."""
 
     core: str
-    """Name in a torch_dist checkpoint, where the layers are stacked."""
+    """Name in a torch_dist checkpoint, where the layers are stacked if all have the same tensors."""
     names: tuple[str, ...]
     """Names in safetensors."""
     shape: tuple[int, ...]
-    """Shape in Megatron-Core, of one layer."""
+    """Shape in Megatron-Core, of one layer and one expert."""
     form: Form = "same"
+    expert: int | None = None
+    """Number of the expert that has this tensor. Megatron-Core stacks those of a layer."""
+    num_experts: int = 1
 
     @property
     def in_layers(self) -> bool:
-        """True if every layer has this tensor."""
-        return self.core.startswith(LAYERS)
+        """True if the layers have this tensor and are stacked."""
+        return self.core.startswith(LAYERS) and not self.core[len(LAYERS)].isdigit()
+
+    def index(self, layer: int) -> tuple[int, ...]:
+        """Index of the tensor of a layer in the leading axes, in which it is stacked."""
+        of_expert = () if self.expert is None else (self.expert,)
+        return (layer, *of_expert) if self.in_layers else of_expert
+
+    def stacked_shape(self, num_layers: int) -> tuple[int, ...]:
+        """Shape with the leading axes."""
+        experts = () if self.expert is None else (self.num_experts,)
+        return (*((num_layers,) if self.in_layers else ()), *experts, *self.shape)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Beginnings of the names of a layer's tensors."""
+
+    core: str
+    """In a torch_dist checkpoint."""
+    name: str
+    """In safetensors."""
+
+
+STACKED = Place(LAYERS, "model.layers.{n}.")
+"""Every layer, if all have the same tensors."""
+
+
+def layer_places(model: ModelConfig) -> Iterator[tuple[Place, bool]]:
+    """Yields the places of the layers of a resolved `model`, and whether they have experts.
+
+    Megatron-Core stacks layers only if all have the same tensors.
+    """
+    has_experts = [num_moe_layers(model, range(n, n + 1)) > 0 for n in range(model.num_layers)]
+    if len(set(has_experts)) == 1:
+        yield STACKED, has_experts[0]
+        return
+    for number, kind in enumerate(has_experts):
+        yield Place(f"{LAYERS}{number}.", f"model.layers.{number}."), kind
 
 
 @dataclass(frozen=True)
@@ -77,12 +118,23 @@ class Family(ABC):
     def from_config(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """The model section, from a config.json with `defaults`."""
 
+    def stored(self, model: ModelConfig, names: Collection[str]) -> ModelConfig:
+        """`model` without parts that config.json names although no tensor in `names` belongs to them."""
+        return model
+
+    def copies(self, model: ModelConfig) -> dict[str, str]:
+        """Names of tensors that files may have although they are copies -> names of their originals."""
+        return {}
+
     def misfits(self, model: ModelConfig) -> list[Misfit]:
         """The keys of a resolved `model` that the family cannot express."""
-        custom: dict[str, tuple[Any, ...]] = {"layer_spec": (None,), "model_provider": (None,)}
+        usual: dict[str, tuple[Any, ...]] = {
+            **dict.fromkeys(("layer_spec", "model_provider", "mtp_num_layers", "num_moe_experts"), (None,)),
+            "multi_latent_attention": (False,),
+        }
         return [
             Misfit(key, getattr(model, key), allowed)
-            for key, allowed in (custom | self.expresses(model)).items()
+            for key, allowed in (usual | self.expresses(model)).items()
             if getattr(model, key) not in allowed
         ]
 
@@ -91,7 +143,14 @@ def in_order(family: Family, model: ModelConfig) -> Iterator[tuple[Weight, int]]
     """Yields each tensor of a resolved `model` with the number of its layer, layer by layer."""
     weights = list(family.weights(model))
     in_layers = [weight for weight in weights if weight.in_layers]
-    first = weights.index(in_layers[0])
+    first = weights.index(in_layers[0]) if in_layers else len(weights)
     yield from ((weight, 0) for weight in weights[:first])
     yield from ((weight, layer) for layer in range(model.num_layers) for weight in in_layers)
     yield from ((weight, 0) for weight in weights[first + len(in_layers) :])
+
+
+def head(model: ModelConfig) -> Iterator[Weight]:
+    """The output matrix, which tied models do not store."""
+    if model.untie_embeddings_and_output_weights:
+        shape = (model.padded_vocab_size or 0, model.hidden_size)
+        yield Weight("output_layer.weight", ("lm_head.weight",), shape, "vocabulary")

@@ -32,7 +32,9 @@ def uneven_keys(parallelism: ParallelismConfig) -> list[str]:
     return [key for key in UNEVEN_KEYS if getattr(parallelism, key)]
 
 
-def split_problems(num_layers: int, parallelism: ParallelismConfig) -> Iterator[Mistake]:
+def split_problems(
+    num_layers: int, parallelism: ParallelismConfig, mtp_num_layers: int | None = None
+) -> Iterator[Mistake]:
     """The first mistake in the keys for an uneven pipeline, if there is one.
 
     Source: megatron/core/transformer/transformer_config.py, TransformerConfig.__post_init__, and
@@ -49,15 +51,20 @@ def split_problems(num_layers: int, parallelism: ParallelismConfig) -> Iterator[
         other = next(key for key in keys if _kind(key) != _kind(keys[-1]))
         yield keys[-1], f"cannot be combined with parallelism.{other}", "use one of them"
     elif keys[0] == LAYOUT:
-        yield from _layout_problems(num_layers, parallelism)
+        yield from _layout_problems(num_layers, parallelism, mtp_num_layers or 0)
     else:
         yield from _count_problems(num_layers, parallelism, keys)
 
 
-def chunk_layers(num_layers: int, parallelism: ParallelismConfig) -> tuple[int, ...] | None:
-    """Number of layers of each model chunk, in pipeline order; None if the layers cannot be divided so."""
+def chunk_layers(
+    num_layers: int, parallelism: ParallelismConfig, mtp_num_layers: int | None = None
+) -> tuple[int, ...] | None:
+    """Number of layers of each model chunk, in pipeline order; None if they cannot be divided this way.
+
+    It does not include the MTP layers, which are always in the last chunk.
+    """
     chunks = parallelism.virtual_pipeline_model_parallel_size or 1
-    if any(split_problems(num_layers, parallelism)):
+    if any(split_problems(num_layers, parallelism, mtp_num_layers)):
         return None
     if parallelism.pipeline_model_parallel_layout is not None:
         return tuple(row.count("t") for row in layout_rows(parallelism.pipeline_model_parallel_layout))
@@ -72,7 +79,7 @@ def chunk_layers(num_layers: int, parallelism: ParallelismConfig) -> tuple[int, 
 
 
 def layout_rows(layout: str) -> list[str]:
-    """The chunks of a layout as strings of E (embedding), t (transformer layer) and L (loss).
+    """The chunks of a layout as strings of E (embedding), t (transformer layer), m (MTP layer) and L (loss).
 
     Raises:
         ValueError: the layout is too long when its repetitions are written out.
@@ -86,16 +93,16 @@ def layout_rows(layout: str) -> list[str]:
     return text.split("|")
 
 
-def core_layout(chunks: Sequence[int]) -> list[list[str]]:
+def core_layout(chunks: Sequence[int], mtp_num_layers: int | None = None) -> list[list[str]]:
     """Megatron-Core's pipeline_model_parallel_layout for the numbers of layers of all chunks."""
     rows = [["decoder"] * layers for layers in chunks]
     rows[0].insert(0, "embedding")
-    rows[-1].append("loss")
+    rows[-1] += ["mtp"] * (mtp_num_layers or 0) + ["loss"]
     return rows
 
 
 def _kind(key: str) -> str:
-    """The way to divide the layers to which a key belongs. Megatron-Core refuses keys of several ways."""
+    """The method of division that a key belongs to. Megatron-Core refuses keys of several methods."""
     return key.partition("_")[0]
 
 
@@ -143,7 +150,9 @@ def _count_problems(
         yield keys[0], f"{reason}, which cannot share them evenly", ""
 
 
-def _layout_problems(num_layers: int, parallelism: ParallelismConfig) -> Iterator[Mistake]:
+def _layout_problems(
+    num_layers: int, parallelism: ParallelismConfig, mtp_num_layers: int
+) -> Iterator[Mistake]:
     """Mistakes in pipeline_model_parallel_layout."""
     try:
         rows = layout_rows(parallelism.pipeline_model_parallel_layout or "")
@@ -152,9 +161,10 @@ def _layout_problems(num_layers: int, parallelism: ParallelismConfig) -> Iterato
         return
     stages, text = parallelism.pipeline_model_parallel_size, "".join(rows)
     chunks, rest = divmod(len(rows), stages)
-    hint = _example(num_layers, parallelism)
-    if strange := sorted(set(text) - set("EtL")):
-        known = "E (embedding), t (transformer layer), L (loss), |, commas, and repetitions such as t*3 or (tt|)*2"
+    hint = _example(num_layers, parallelism, mtp_num_layers)
+    if strange := sorted(set(text) - set("EtmL")):
+        known = "E (embedding), t (transformer layer), m (MTP layer), L (loss), |, commas, and repetitions "
+        known += "such as t*3 or (tt|)*2"
         yield LAYOUT, f"has {strange[0]!r}", f"use {known}"
     elif [text.find("E"), text.rfind("E"), text.find("L")] != [0, 0, len(text) - 1] or not (
         rows[0] and rows[-1]
@@ -162,6 +172,14 @@ def _layout_problems(num_layers: int, parallelism: ParallelismConfig) -> Iterato
         yield LAYOUT, "must begin with its only E and end with its only L", hint
     elif text.count("t") != num_layers:
         yield LAYOUT, f"has {text.count('t')} layers, but model.num_layers = {num_layers}", hint
+    elif text.count("m") != mtp_num_layers:
+        yield (
+            LAYOUT,
+            f"has {counted(text.count('m'), 'm')}, but model.mtp_num_layers = {mtp_num_layers}",
+            hint,
+        )
+    elif not rows[-1].endswith("m" * mtp_num_layers + "L"):
+        yield LAYOUT, "must have all MTP layers (m) directly before the L", hint
     elif rest:
         yield LAYOUT, f"has {len(rows)} parts between |, which PP = {stages} does not divide", hint
     elif not all(rows):
@@ -171,9 +189,10 @@ def _layout_problems(num_layers: int, parallelism: ParallelismConfig) -> Iterato
         yield VPP, reason, f"set it to {chunks if chunks > 1 else 'null'}"
 
 
-def _example(num_layers: int, parallelism: ParallelismConfig) -> str:
+def _example(num_layers: int, parallelism: ParallelismConfig, mtp_num_layers: int) -> str:
     """A hint with a layout that is almost even."""
     parts = parallelism.pipeline_model_parallel_size * (parallelism.virtual_pipeline_model_parallel_size or 1)
     each, more = divmod(num_layers, parts)
     rows = [f"t*{each + (index < more)}" for index in range(parts)]
-    return f"use for example E{'|'.join(rows)}L" if each and parts <= 16 else ""
+    end = "m" * mtp_num_layers + "L"
+    return f"use for example E{'|'.join(rows)}{end}" if each and parts <= 16 else ""

@@ -21,6 +21,8 @@ from trainer.contract.config import (
     TrainerConfig,
     TrainingConfig,
 )
+from trainer.contract.experts import default_width, expert_problems, expert_tensor_parallel_size
+from trainer.contract.latent_attention import latent_attention_problems, resolve_latent_attention
 from trainer.contract.wording import counted
 
 WARMUP_TOKENS = 375_000_000
@@ -45,7 +47,7 @@ def resolve(config: TrainerConfig) -> TrainerConfig:
     resolved = dataclasses.replace(
         config,
         model=model,
-        parallelism=resolve_parallelism(config.parallelism),
+        parallelism=resolve_parallelism(config.parallelism, config.model),
         optimizer=resolve_optimizer(config.optimizer, config.training, seq_length=config.model.seq_length),
         data=resolve_data(config.data, model),
         checkpoint=resolve_checkpoint(config.checkpoint),
@@ -60,9 +62,12 @@ def resolve(config: TrainerConfig) -> TrainerConfig:
 
 def resolve_model(model: ModelConfig) -> ModelConfig:
     """`model` without nulls, except where null means none and where `vocab_size` is null."""
+    if model.multi_latent_attention:
+        model = resolve_latent_attention(model)
+    ffn_hidden_size = model.ffn_hidden_size or 4 * model.hidden_size
     return dataclasses.replace(
         model,
-        ffn_hidden_size=model.ffn_hidden_size or 4 * model.hidden_size,
+        ffn_hidden_size=ffn_hidden_size,
         num_query_groups=model.num_query_groups or model.num_attention_heads,
         kv_channels=model.kv_channels or max(1, model.hidden_size // model.num_attention_heads),
         max_position_embeddings=model.max_position_embeddings or model.seq_length,
@@ -71,6 +76,8 @@ def resolve_model(model: ModelConfig) -> ModelConfig:
         activation_func=model.activation_func or (None if model.swiglu else "gelu_tanh"),
         add_qkv_bias=model.add_bias_linear if model.add_qkv_bias is None else model.add_qkv_bias,
         rope_scaling=model.rope_scaling and resolve_rope_scaling(model.rope_scaling),
+        moe_ffn_hidden_size=default_width(model, ffn_hidden_size),
+        moe_layer_freq=None if all(model.moe_layer_freq or ()) else model.moe_layer_freq,
     )
 
 
@@ -94,13 +101,22 @@ def model_problems(model: ModelConfig) -> Iterator[tuple[str, str, str]]:
             "has no effect, because swiglu = true uses SiLU",
             "set swiglu to false or remove it",
         )
-    if model.add_bias_linear and model.add_qkv_bias is False:
+    if model.add_bias_linear and model.add_qkv_bias is False and not model.multi_latent_attention:
         # megatron/core/transformer/attention.py, SelfAttention: bias = add_bias_linear or add_qkv_bias
         yield (
             "add_qkv_bias",
             "contradicts add_bias_linear = true, which includes this bias",
             "set add_bias_linear to false or remove add_qkv_bias",
         )
+    yield from expert_problems(model)
+    yield from latent_attention_problems(model)
+    if model.mtp_num_layers is not None and model.position_embedding_type != "rope":
+        # megatron/training/arguments.py, validate_args. The stages would not add up gradients of learned positions.
+        reason = f"requires position_embedding_type = rope, but it is {model.position_embedding_type}"
+        yield "mtp_num_layers", reason, "set position_embedding_type to rope or remove mtp_num_layers"
+    if model.mtp_num_layers is not None and model.model_provider is not None:
+        reason = "requires Megatron-Core's GPTModel, but model.model_provider is set"
+        yield "mtp_num_layers", reason, "remove one of them"
     if model.rope_scaling is None:
         return
     if model.position_embedding_type != "rope":
@@ -139,11 +155,16 @@ def _rope_scaling_problems(scaling: RopeScaling) -> Iterator[tuple[str, str, str
         yield "rope_scaling.beta_fast", f"must be at least beta_slow = {slow:g}", "increase it"
 
 
-def resolve_parallelism(parallelism: ParallelismConfig) -> ParallelismConfig:
-    """`parallelism` with a virtual pipeline of one chunk replaced by null, since Core would interleave it."""
-    if parallelism.virtual_pipeline_model_parallel_size != 1:
-        return parallelism
-    return dataclasses.replace(parallelism, virtual_pipeline_model_parallel_size=None)
+def resolve_parallelism(parallelism: ParallelismConfig, model: ModelConfig) -> ParallelismConfig:
+    """`parallelism` with the ETP of a `model` with experts, and without a virtual pipeline of one chunk, since Core
+    would interleave it."""
+    resolved = parallelism
+    if parallelism.virtual_pipeline_model_parallel_size == 1:
+        resolved = dataclasses.replace(resolved, virtual_pipeline_model_parallel_size=None)
+    if model.num_moe_experts is not None and parallelism.expert_tensor_parallel_size is None:
+        size = expert_tensor_parallel_size(parallelism)
+        resolved = dataclasses.replace(resolved, expert_tensor_parallel_size=size)
+    return resolved
 
 
 def resolve_optimizer(

@@ -67,6 +67,7 @@ def stand_in_for_cuda() -> None:
     _replace_tensor_methods(torch)
     _replace_random_state(torch)
     _replace_streams(torch)
+    _replace_collectives(torch)
     # Core's jit_fuser is torch.compile, which would need a C++ compiler and take 2 s to import.
     torch.compile = lambda model=None, **_: model if model is not None else (lambda function: function)
     _skip_compiler(torch)
@@ -149,14 +150,67 @@ def _replace_streams(torch: Any) -> None:
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             pass
 
-        def __getattr__(self, name: str) -> Callable[..., None]:
-            return lambda *args, **kwargs: None
+        def __getattr__(self, name: str) -> Callable[..., Stream]:
+            return lambda *args, **kwargs: self  # such as the event of record_event, for which experts wait
+
+        def __eq__(self, other: object) -> bool:
+            return isinstance(other, Stream)  # a CPU has one stream
+
+        def __hash__(self) -> int:
+            return hash(Stream)
 
     torch.cuda.Stream = torch.cuda.Event = Stream
     torch.cuda.current_stream = torch.cuda.default_stream = lambda device=None: Stream()
     torch.cuda.stream = lambda stream: contextlib.nullcontext()
     torch.cuda.synchronize = torch.cuda.empty_cache = lambda device=None: None
     torch.cuda.nvtx.range_push = torch.cuda.nvtx.range_pop = lambda message="": None
+
+
+def _replace_collectives(torch: Any) -> None:
+    """Replace the collectives with which experts exchange different numbers of tokens (moe/token_dispatcher.py).
+
+    Core passes these numbers as tensors if it need not copy them from a GPU. gloo only gathers equal parts, and does
+    not reduce and scatter different ones.
+    """
+    distributed = torch.distributed
+    exchange, gather = distributed.all_to_all_single, distributed.all_gather
+
+    def exchange_parts(
+        output: Any,
+        part: Any,
+        output_split_sizes: Any = None,
+        input_split_sizes: Any = None,
+        group: Any = None,
+        async_op: bool = False,
+    ) -> Any:
+        return exchange(
+            output, part, _as_list(output_split_sizes), _as_list(input_split_sizes), group, async_op
+        )
+
+    def gather_parts(parts: list[Any], part: Any, group: Any = None, async_op: bool = False) -> Any:
+        if len({each.shape for each in parts}) == 1:
+            return gather(parts, part, group, async_op)
+        padded = part.new_zeros(max(len(each) for each in parts), *part.shape[1:])
+        padded[: len(part)] = part
+        received = [torch.empty_like(padded) for _ in parts]
+        gather(received, padded, group)
+        for each, found in zip(parts, received, strict=True):
+            each.copy_(found[: len(each)])
+        return None
+
+    def reduce_scatter_parts(
+        output: Any, parts: list[Any], op: Any = distributed.ReduceOp.SUM, group: Any = None
+    ) -> None:
+        total = torch.cat(parts)
+        distributed.all_reduce(total, op, group)
+        output.copy_(total.split([len(part) for part in parts])[distributed.get_rank(group)])
+
+    distributed.all_to_all_single = exchange_parts
+    distributed.all_gather, distributed.reduce_scatter = gather_parts, reduce_scatter_parts
+
+
+def _as_list(sizes: Any) -> Any:
+    return sizes.tolist() if hasattr(sizes, "tolist") else sizes
 
 
 def _skip_compiler(torch: Any) -> None:

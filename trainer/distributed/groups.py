@@ -78,6 +78,8 @@ def connect(
             pipeline_model_parallel_size=layout.pipeline_model_parallel_size,
             virtual_pipeline_model_parallel_size=layout.virtual_pipeline_model_parallel_size,
             context_parallel_size=layout.context_parallel_size,
+            expert_model_parallel_size=layout.expert_model_parallel_size,
+            expert_tensor_parallel_size=layout.expert_tensor_parallel_size,
             hierarchical_context_parallel_sizes=list(layout.hierarchical_context_parallel_sizes or ()),
             num_distributed_optimizer_instances=layout.num_distributed_optimizer_instances,
             distributed_timeout_minutes=timeout_minutes + GROUP_TIMEOUT_MARGIN_S // 60,

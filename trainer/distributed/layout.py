@@ -6,12 +6,15 @@ hpcgen checks all rules, with hints, before a job is queued. These are for confi
 from __future__ import annotations
 
 from trainer.contract.batch_size import batch_sizes, rampup_problem
-from trainer.contract.config import ConfigError, TrainerConfig
+from trainer.contract.config import ConfigError, ModelConfig, TrainerConfig
+from trainer.contract.experts import expert_tensor_parallel_size
 from trainer.contract.pipeline import split_problems, uneven_keys
 
 
-def check_layout(config: TrainerConfig) -> None:
+def check_layout(config: TrainerConfig, *, trains: bool = True) -> None:
     """Check the divisibility rules of the resolved `config`, for every batch size of the run, and those of CUDA graphs.
+
+    With `trains` false, the model is only used for inference.
 
     Raises:
         ConfigError: the first rule that is violated, with its numbers.
@@ -33,7 +36,7 @@ def check_layout(config: TrainerConfig) -> None:
         if vpp is not None:
             num_microbatches = size // (micro * dp)
             _require_multiple(num_microbatches, f"microbatches of a global_batch_size of {size}", pp, "PP")
-    for key, reason, hint in split_problems(model.num_layers, layout):
+    for key, reason, hint in split_problems(model.num_layers, layout, model.mtp_num_layers):
         raise ConfigError(f"parallelism.{key} = {getattr(layout, key)} {reason}{hint and f'; {hint}'}")
     if not uneven_keys(layout):
         _require_multiple(model.num_layers, "num_layers", pp * (vpp or 1), f"PP x VPP = {pp} x {vpp or 1}")
@@ -45,14 +48,69 @@ def check_layout(config: TrainerConfig) -> None:
         raise ConfigError(
             f"virtual_pipeline_model_parallel_size = {vpp} needs pipeline_model_parallel_size > 1"
         )
+    _check_experts(model, config, trains)
+    if trains:
+        _check_gradients(config)
     if "mlp" in (training.recompute_modules or ()) and model.add_bias_linear:
         # Core's checkpoint of the MLP returns the bias, so its backward pass would never end.
         raise ConfigError(
             "training.recompute_modules contains mlp, but megatron-core cannot recompute an MLP with biases. Set "
             "model.add_bias_linear to false or remove mlp"
         )
+    if config.data.reset_attention_mask and model.mtp_num_layers is not None:
+        raise ConfigError(
+            "data.reset_attention_mask does not work with model.mtp_num_layers, whose layers shift the tokens past the "
+            "boundaries of documents. Remove one of the two"
+        )
     if training.cuda_graph_impl != "none":
         _check_graphs(config)
+
+
+def _check_experts(model: ModelConfig, config: TrainerConfig, trains: bool) -> None:
+    """Check the layout of experts: EP x ETP of the ranks of a pipeline stage, which are also TP x CP x DP."""
+    layout = config.parallelism
+    tp, pp, ep = (
+        layout.tensor_model_parallel_size,
+        layout.pipeline_model_parallel_size,
+        layout.expert_model_parallel_size,
+    )
+    etp = expert_tensor_parallel_size(layout)
+    if model.num_moe_experts is None:
+        for key in ("expert_model_parallel_size", "expert_tensor_parallel_size"):
+            if (getattr(layout, key) or 1) > 1:
+                raise ConfigError(f"parallelism.{key} = {getattr(layout, key)} needs model.num_moe_experts")
+        return
+    assert model.moe_ffn_hidden_size
+    _require_multiple(config.world_size, "world_size", etp * ep * pp, f"ETP x EP x PP = {etp} x {ep} x {pp}")
+    _require_multiple(model.num_moe_experts, "num_moe_experts", ep, "EP")
+    _require_multiple(model.moe_ffn_hidden_size, "moe_ffn_hidden_size", etp, "ETP")
+    expert_dp = config.world_size // (etp * ep * pp)
+    instances = layout.num_distributed_optimizer_instances
+    ranks = "number of ranks with the same experts"
+    _require_multiple(expert_dp, ranks, instances, "num_distributed_optimizer_instances")
+    if trains and tp > 1 and not layout.sequence_parallel:
+        # Otherwise all TP ranks would send the same tokens to the experts (moe_layer.py, MoELayer.forward).
+        raise ConfigError(
+            f"parallelism.sequence_parallel = false does not work with experts and TP = {tp}. Set it to true"
+        )
+    if etp > 1 and model.add_bias_linear:
+        raise ConfigError(f"model.add_bias_linear = true does not work with ETP = {etp}. Set it to false")
+
+
+def _check_gradients(config: TrainerConfig) -> None:
+    """Check that Megatron-Core adds up all gradients, and can save the model."""
+    model, layout = config.model, config.parallelism
+    tp, pp = layout.tensor_model_parallel_size, layout.pipeline_model_parallel_size
+    if model.multi_latent_attention and tp > 1 and not layout.sequence_parallel:
+        raise ConfigError(
+            f"multi_latent_attention with tensor_model_parallel_size = {tp} requires sequence_parallel = true. "
+            "Otherwise, Megatron-Core does not add up the gradients of the key that all heads share"
+        )
+    if model.mtp_num_layers is not None and pp > 1 and not model.untie_embeddings_and_output_weights:
+        raise ConfigError(
+            f"mtp_num_layers = {model.mtp_num_layers} with pipeline_model_parallel_size = {pp} requires "
+            "untie_embeddings_and_output_weights = true. Megatron-Core cannot save the shared matrix otherwise"
+        )
 
 
 def _check_graphs(config: TrainerConfig) -> None:
@@ -67,7 +125,13 @@ def _check_graphs(config: TrainerConfig) -> None:
             model.attention_dropout > 0 or model.hidden_dropout > 0,
             "dropout: each step seeds its generators, but a graph would keep using its own state",
         ),
+        (
+            model.num_moe_experts is not None,
+            "num_moe_experts: graphs have fixed numbers of tokens per expert",
+        ),
         (training.recompute_granularity == "full", "recompute_granularity = full"),
+        (model.multi_latent_attention, "multi_latent_attention, which is not tested"),
+        (model.mtp_num_layers is not None, "mtp_num_layers, which is not tested"),
         (
             training.rampup_batch_size is not None and config.parallelism.pipeline_model_parallel_size > 1,
             "rampup_batch_size in a pipeline: graphs are for a fixed number of microbatches",

@@ -5,12 +5,13 @@ Typical causes are a hot GPU, a shared core or a faulty node.
 
 from __future__ import annotations
 
+import dataclasses
 import socket
 import statistics
 import subprocess
 import threading
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -43,7 +44,7 @@ class Place:
     together: tuple[int, ...]
     """Ranks, including this one, that wait for each other in every layer. If one of them is slow, all are."""
     waiting: str = ""
-    """Kind of parallelism in which they wait: tensor, context or both; empty for a single rank."""
+    """Kinds of parallelism in which they wait: tensor, context or expert; empty for a single rank."""
 
 
 @dataclass(frozen=True)
@@ -104,18 +105,35 @@ def find_stragglers(seconds: Sequence[float], places: Sequence[Place]) -> list[S
 
 def gather_places(ranks: Ranks, groups: ProcessGroupCollection) -> list[Place]:
     """Place of each rank, in order. Every rank must call this."""
-    named = {"tensor": groups.tp, "context": groups.cp}
+    named = {"tensor": groups.tp, "context": groups.cp, "expert": groups.ep}
     kinds = [name for name, group in named.items() if group.size() > 1]
+    members = {
+        rank
+        for group in (groups.tp_cp, groups.tp_ep)
+        for rank in torch.distributed.get_process_group_ranks(group)
+    }
     own = Place(
         socket.gethostname(),
         ranks.local_rank,
         groups.pp.rank(),
-        tuple(sorted(torch.distributed.get_process_group_ranks(groups.tp_cp))),
+        tuple(sorted(members)),
         f"{' and '.join(kinds)} parallelism" if kinds else "",
     )
     places = [own] * ranks.world_size
     torch.distributed.all_gather_object(places, own)
-    return places
+    connected = connected_groups(place.together for place in places)
+    waiting_for = {rank: group for group in connected for rank in group}
+    return [dataclasses.replace(place, together=waiting_for[rank]) for rank, place in enumerate(places)]
+
+
+def connected_groups(groups: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """The `groups`, with those merged that share a rank: ranks of experts wait for the ranks of other layers."""
+    merged: list[set[int]] = []
+    for group in set(groups):
+        apart = [each for each in merged if each.isdisjoint(group)]
+        overlapping = [each for each in merged if not each.isdisjoint(group)]
+        merged = [*apart, set(group).union(*overlapping)]
+    return [tuple(sorted(group)) for group in merged]
 
 
 class StragglerWatch:

@@ -103,7 +103,9 @@ def _config(source: Source) -> TrainerConfig:
             run_dir="",
             device="cpu",
             world_size=1,
-            model=dataclasses.replace(source.model, attention_dropout=0.0, hidden_dropout=0.0),
+            model=dataclasses.replace(
+                source.model, attention_dropout=0.0, hidden_dropout=0.0, mtp_num_layers=None
+            ),
             parallelism=ParallelismConfig(),
             training=TrainingConfig(micro_batch_size=1, global_batch_size=1, train_iters=1, precision="fp32"),
             optimizer=OptimizerConfig(lr=1.0, lr_warmup_iters=0),

@@ -121,12 +121,11 @@ def _check_tensors(source: Source, family: Family, stored: StoredWeights) -> Non
     """
     unused = {name for name in stored.names if "_extra_state" not in name}
     for weight in family.weights(source.model):
-        names = [
-            (weight.core, (source.model.num_layers, *weight.shape) if weight.in_layers else weight.shape)
-        ]
-        if weight.in_layers and weight.core not in unused:
+        shape = weight.stacked_shape(source.model.num_layers)
+        names = [(weight.core, shape)]
+        if weight.in_layers and stored.shape(weight.core) is None:
             layers = range(source.model.num_layers)
-            names = [(weight.core.replace(LAYERS, f"{LAYERS}{n}.", 1), weight.shape) for n in layers]
+            names = [(weight.core.replace(LAYERS, f"{LAYERS}{n}.", 1), shape[1:]) for n in layers]
         for name, shape in names:
             if (found := stored.shape(name)) is None:
                 raise TrainerError(
@@ -183,7 +182,8 @@ def _converted(
     """Yields the tensors of the model by name, in order. Threads read and convert the next ones."""
 
     def convert(weight: Weight, layer: int) -> dict[str, torch.Tensor]:
-        tensor = stored.read(weight, layer).to(dtype)
+        tensor = stored.read(weight, layer)
+        tensor = tensor if weight.form == "fp32" else tensor.to(dtype)
         parts = to_huggingface(weight, tensor, source.model)
         return {name.format(n=layer): with_own_storage(part) for name, part in parts.items()}
 

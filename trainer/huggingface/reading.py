@@ -56,7 +56,9 @@ class HuggingFaceDirectory:
                         self._file_of[name] = file
             except (SafetensorError, OSError) as error:
                 raise TrainerError(f"{file} is not a valid safetensors file: {error}") from error
+        self.model = self.family.stored(self.model, shapes)
         self._renamed = _check_tensors(path, self.family, self.model, shapes)
+        self._check_copies()
 
     def read(self, name: str) -> torch.Tensor:
         """A tensor by its name in the family. It is a view of the file.
@@ -64,7 +66,9 @@ class HuggingFaceDirectory:
         Raises:
             TrainerError: the file cannot be read.
         """
-        stored = self._renamed.get(name, name)
+        return self._load(self._renamed.get(name, name))
+
+    def _load(self, stored: str) -> torch.Tensor:
         file = self._file_of[stored]
         try:
             if self._open is None or self._open[0] != file:
@@ -73,6 +77,11 @@ class HuggingFaceDirectory:
         except (SafetensorError, OSError) as error:
             raise TrainerError(f"{file} cannot be read: {error}") from error
         return tensor
+
+    def _check_copies(self) -> None:
+        for name, original in self.family.copies(self.model).items():
+            if name in self._file_of and not torch.equal(self._load(name), self.read(original)):
+                raise TrainerError(f"{self.path}: {name} differs from {original}, which is not supported")
 
 
 def _read_config(path: Path) -> tuple[Family, ModelConfig]:
@@ -136,7 +145,7 @@ def _check_tensors(
         TrainerError: a tensor is missing, has another shape, or is unknown.
     """
     renamed = {}
-    unused = {name for name in shapes if not name.endswith(BUFFERS)}
+    unused = {name for name in shapes if not name.endswith(BUFFERS)} - family.copies(model).keys()
     for weight in family.weights(model):
         for pattern, shape in expected_shapes(weight, model).items():
             for layer in range(model.num_layers if weight.in_layers else 1):

@@ -81,10 +81,9 @@ class StoredWeights:
         Raises:
             TrainerError: it is missing or incomplete, or a file is damaged.
         """
-        alone = weight.core.replace(LAYERS, f"{LAYERS}{layer}.", 1)  # layers that differ are not stacked
-        if not weight.in_layers or alone in self._tensors:
-            return self._read(alone if weight.in_layers else weight.core, ())
-        return self._read(weight.core, (layer,))
+        if weight.in_layers and weight.core not in self._tensors:
+            return self._read(weight.core.replace(LAYERS, f"{LAYERS}{layer}.", 1), weight.index(layer)[1:])
+        return self._read(weight.core, weight.index(layer))
 
     def _read(self, name: str, first: tuple[int, ...]) -> torch.Tensor:
         """The part of a tensor at the index `first` of its leading axes."""
@@ -153,16 +152,16 @@ class WeightsWriter:
         """Size and SHA-256 of each file by name, as in the record of a checkpoint."""
 
     def write(self, weight: Weight, tensor: torch.Tensor, layer: int = 0, num_layers: int = 1) -> None:
-        """Write a tensor, or that of a layer. The layers of a tensor are stacked."""
+        """Write a tensor, or that of a layer or an expert. They are stacked."""
         assert tuple(tensor.shape) == weight.shape, (weight, tensor.shape)
-        lead = (layer,) if weight.in_layers else ()
+        lead = weight.index(layer)
         tensor = tensor.reshape(*(1 for _ in lead), *tensor.shape).contiguous()
         offsets = torch.Size((*lead, *(0 for _ in weight.shape)))
         entry = self._tensors.setdefault(
             weight.core,
             TensorStorageMetadata(
                 TensorProperties(dtype=tensor.dtype),
-                torch.Size((*(num_layers for _ in lead), *weight.shape)),
+                torch.Size(weight.stacked_shape(num_layers)),
                 [],
             ),
         )

@@ -35,6 +35,8 @@ def to_huggingface(weight: Weight, tensor: torch.Tensor, model: ModelConfig) -> 
 def to_core(weight: Weight, parts: Sequence[torch.Tensor], model: ModelConfig) -> torch.Tensor:
     """The tensor of Megatron-Core from Hugging Face's, in the order of `weight.names`."""
     match weight.form:
+        case "fp32":
+            return parts[0].float()
         case "vocabulary":
             return _pad(parts[0], weight.shape[0])
         case "transposed":

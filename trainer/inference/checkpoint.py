@@ -105,7 +105,9 @@ def inference_config(
     num_replicas: int = 1,
     vocab_size: int | None = None,
 ) -> TrainerConfig:
-    """Configuration of the trained model in another layout, without dropout. Call `prepare_device` first.
+    """Configuration of the trained model in another layout, without dropout and MTP layers.
+
+    Call `prepare_device` first.
 
     `vocab_size` is the number of tokens for a checkpoint of Megatron-LM that does not say how many rows are padding.
 
@@ -115,7 +117,8 @@ def inference_config(
     record = found.record or _record_of_megatron_lm(found.path, vocab_size)
     if record.get("format", checkpoint_files.FORMAT) > checkpoint_files.FORMAT:
         raise TrainerError(f"{found.path} was written by a later version of the trainer. Use that version")
-    recorded: dict[str, Any] = record["model"] | {"attention_dropout": 0.0, "hidden_dropout": 0.0}
+    unused = {"attention_dropout": 0.0, "hidden_dropout": 0.0, "mtp_num_layers": None}
+    recorded: dict[str, Any] = record["model"] | unused
     model = from_dict(ModelConfig, recorded, f"{found.path / checkpoint_files.COMPLETE}: model")
     training = TrainingConfig(
         micro_batch_size=1,
@@ -139,7 +142,7 @@ def inference_config(
             data=BlendConfig(mock=True),
         )
     )
-    check_layout(config)
+    check_layout(config, trains=False)
     groups = config.model.num_query_groups or config.model.num_attention_heads
     if groups % tensor_parallel:
         raise TrainerError(

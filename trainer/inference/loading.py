@@ -69,9 +69,13 @@ def load_part(found: Checkpoint, config: TrainerConfig, groups: ProcessGroupColl
     Raises:
         TrainerError: the checkpoint cannot be loaded.
     """
-    # With initialization on a CPU, Core would allocate complete matrices and cut out the rank's part.
     core = dataclasses.replace(
-        transformer_config(config, TORCH), use_cpu_initialization=config.device == "cpu"
+        transformer_config(config, TORCH),
+        # With initialization on a CPU, Core would allocate complete matrices and cut out the rank's part.
+        use_cpu_initialization=config.device == "cpu",
+        # A capacity drops tokens when a batch has many. Here, a text must not depend on the others in its batch.
+        moe_expert_capacity_factor=None,
+        moe_pad_expert_input_to_capacity=False,
     )
     [chunk] = build_chunks(config, core, groups, TORCH)
     chunk.to(HALF.get(config.training.precision, torch.float32))

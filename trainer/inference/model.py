@@ -61,10 +61,12 @@ class Model:
 
     @property
     def can_record(self) -> bool:
-        """True if a step with the cache can be recorded as a CUDA graph: without TP and PP, with Core's layers."""
+        """True if a step with the cache can be a CUDA graph: with Core's dense layers, without TP and PP."""
         model = self.config.model
         is_own = model.layer_spec is not None or model.model_provider is not None
-        return self.has_cache and self.device.type == "cuda" and self._groups.mp.size() == 1 and not is_own
+        is_dense = model.num_moe_experts is None  # experts wait for the numbers of their tokens
+        is_alone = self.device.type == "cuda" and self._groups.mp.size() == 1
+        return self.has_cache and is_alone and is_dense and not is_own
 
     def new_cache(self, num_slots: int) -> Cache:
         """An empty cache for sequences of up to `num_slots` tokens."""

@@ -50,11 +50,16 @@ class Log:
             return
         norm = "overflow" if values["grad_norm"] is None else f"{values['grad_norm']:.4f}"
         mfu = f", MFU {values['mfu']:.1%}" if "mfu" in values else ""
+        load = (
+            f", expert load {values['moe_min_load']:.2f} to {values['moe_max_load']:.2f}"
+            if "moe_max_load" in values
+            else ""
+        )
         self.line(
             f"iteration {iteration}/{self._total}: loss {values['loss']:.6f}, "
             f"grad norm {norm}, lr {values['lr']:.3e}, {values['step_time_s']:.3f} s, "
             f"{values['tokens_per_s']:,.0f} tokens/s, "
-            f"{values['model_tflops_per_device']:.4g} TFLOP/s per device{mfu}, "
+            f"{values['model_tflops_per_device']:.4g} TFLOP/s per device{mfu}{load}, "
             f"{values['peak_memory_gib']:.2f} GiB{self._remaining(iteration, values['step_time_s'])}"
         )
 

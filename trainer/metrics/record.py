@@ -1,9 +1,9 @@
 """Records a run: `metrics.jsonl`, TensorBoard, Weights & Biases and the log.
 
 Only rank 0 writes. Each line of metrics.jsonl is a JSON object with `event`, `iteration` and `time` (Unix seconds);
-docs/metrics.md describes the events. Units: losses in nats per token, times in seconds, memory in GiB. Nothing here
-waits for the GPU: the loss and the norm of a step were already read before its update, and times come from events that
-the GPU has passed.
+docs/metrics.md describes the events, and `experts` next to this file computes the values of a mixture of experts.
+Units: losses in nats per token, times in seconds, memory in GiB. Nothing here waits for the GPU: the loss and the norm
+of a step were already read before its update, and times come from events that the GPU has passed.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ from trainer.contract.config import TrainerConfig, TrainingConfig
 from trainer.contract.flops import FORMULA, flops_per_sample
 from trainer.contract.run_directory import RunDirectory
 from trainer.faults.stragglers import Place, Straggler
+from trainer.metrics import experts
 from trainer.metrics.console import Log
 from trainer.metrics.json_lines import JsonLines, drop_after
 from trainer.metrics.tensorboard import open_tensorboard
 from trainer.metrics.timers import Timers, Times
 from trainer.metrics.versions import versions
 from trainer.metrics.wandb import open_experiment
+from trainer.model.experts import moe_layers
 from trainer.step import StepResult
 
 if TYPE_CHECKING:
@@ -65,7 +67,8 @@ class Metrics:
         self._boards: list[Board] = []
         if is_rank_0:
             self._open(run, iteration)
-        self._window = Window()
+        self._window = Window(config)
+        self._experts_due = 0
         self._times = timers.totals()
         self._last_time = time.perf_counter()
 
@@ -100,6 +103,7 @@ class Metrics:
                 "pp": layout.pipeline_model_parallel_size,
                 "cp": layout.context_parallel_size,
                 "dp": config.world_size // model_ranks,
+                **experts.layout(config),
                 "vpp": layout.virtual_pipeline_model_parallel_size or 1,
                 "flop_formula": FORMULA,
                 "flops_per_sample": self._flops,
@@ -136,13 +140,15 @@ class Metrics:
         """Record the steps since the last line. Also called before a checkpoint, where another attempt may resume."""
         if not len(self._window):
             return
-        times = self._timers.totals()
-        values = self._window.values(self._config, self._flops)
-        values |= shares(times - self._times, len(self._window), values["step_time_s"])
+        times, window = self._timers.totals(), self._window
+        values = window.values(self._flops)
+        values |= shares(times - self._times, len(window), values["step_time_s"])
         values["peak_memory_gib"] = peak_memory_gib(self._config.device)
-        steps = len(self._window)
-        self._window, self._times = Window(), times
-        self._write("step", iteration, {"steps": steps, **values})
+        values |= window.experts.values()
+        self._window, self._times = Window(self._config), times
+        self._write("step", iteration, {"steps": len(window), **values})
+        if self._config.model.num_moe_experts is not None:
+            self._record_experts(iteration, window.experts, values.pop(experts.BY_LAYER))
         self._draw("train", iteration, values)
         self._log.step(iteration, values)
 
@@ -188,6 +194,15 @@ class Metrics:
             if output is not None:
                 output.close()
 
+    def _record_experts(self, iteration: int, load: experts.ExpertLoad, by_layer: Sequence[float]) -> None:
+        layers = moe_layers(self._config.model)
+        self._draw(
+            "experts", iteration, {f"max_load/layer_{n}": x for n, x in zip(layers, by_layer, strict=True)}
+        )
+        if iteration >= self._experts_due:
+            self._write("experts", iteration, {"layers": layers, "load": load.by_expert()})
+            self._experts_due = iteration + experts.EVERY_STEPS
+
     def _record_anomaly(self, iteration: int, result: StepResult) -> None:
         batch = result.batch
         first, last = batch.first, batch.first + batch.size - 1
@@ -226,9 +241,12 @@ class Metrics:
 class Window:
     """Steps since the last line."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: TrainerConfig) -> None:
+        self.experts = experts.ExpertLoad(config)
+        self._config = config
         self._seconds: list[float] = []
         self._losses: list[float] = []
+        self._mtp_losses: list[tuple[float, ...]] = []
         self._norms: list[float] = []
         self._samples = 0
         self._has_skipped = False
@@ -241,20 +259,27 @@ class Window:
         """Add a step and its duration."""
         self._seconds.append(seconds)
         self._losses.append(result.loss)
+        self._mtp_losses.append(result.mtp_losses)
         if result.grad_norm is not None:
             self._norms.append(result.grad_norm)
         self._samples += result.batch.size
         self._has_skipped |= result.skipped
+        if result.experts is not None:
+            self.experts.add(result.experts, result.batch.size)
         self._last = result
 
-    def values(self, config: TrainerConfig, flops: float) -> dict[str, Any]:
+    def values(self, flops: float) -> dict[str, Any]:
         """Values of a line for these steps (at least one). `flops` is the cost of a sample."""
-        last = self._last
+        config, last = self._config, self._last
         assert last is not None
         seconds = sum(self._seconds)
         tflops = flops * self._samples / seconds / config.world_size / 1e12
         values = {
             "loss": statistics.fmean(self._losses),
+            **{
+                f"mtp_{layer}_loss": statistics.fmean(losses)
+                for layer, losses in enumerate(zip(*self._mtp_losses, strict=True), start=1)
+            },
             "grad_norm": statistics.fmean(self._norms) if self._norms else None,
             "lr": last.lr,
             "loss_scale": last.loss_scale,

@@ -22,12 +22,13 @@ FUNCTIONS: dict[str, Activation] = {
 def activation(model: ModelConfig, *, on_gpu: bool) -> tuple[Activation, bool]:
     """The values of Core's `activation_func` and `bias_activation_fusion` for the resolved `model`.
 
-    Core's kernel for torch's gelu computes the tanh approximation (fused_bias_gelu.py) and needs a bias. All others are
-    computed unfused. The kernel for SwiGLU works without a bias too.
+    Core's kernel for torch's gelu computes the tanh approximation (fused_bias_gelu.py), needs a bias, and does not
+    weight the outputs of experts. All others are computed unfused. The kernel for SwiGLU has neither restriction.
     """
     if model.swiglu:
         return torch.nn.functional.silu, on_gpu
     assert model.activation_func
-    if model.activation_func == "gelu_tanh" and on_gpu and model.add_bias_linear:
+    has_kernel = on_gpu and model.add_bias_linear and model.num_moe_experts is None
+    if model.activation_func == "gelu_tanh" and has_kernel:
         return torch.nn.functional.gelu, True
     return FUNCTIONS[model.activation_func], False

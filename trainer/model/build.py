@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import torch
@@ -14,12 +15,13 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 from megatron.core.transformer.module import Float16Module
-from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 
 from trainer.contract import imports
-from trainer.contract.config import TrainerConfig
+from trainer.contract.config import ModelConfig, ParallelismConfig, TrainerConfig
+from trainer.contract.experts import expert_tensor_parallel_size, num_moe_layers
 from trainer.contract.pipeline import chunk_layers, core_layout, uneven_keys
-from trainer.model import cuda_graphs, layers, rotary
+from trainer.model import cuda_graphs, experts, layers, multi_token, rotary
 from trainer.model.activation import activation
 from trainer.model.initialization import initialize_by_name
 from trainer.model.kernels import Kernels
@@ -37,7 +39,9 @@ def build_model(
         _allocate_overlap_buffers(config, groups)
     chunks = build_chunks(config, core, groups, kernels)
     for chunk in chunks:
-        initialize_by_name(chunk, config.training.seed, config.model.init_method_std, config.model.num_layers)
+        initialize_by_name(
+            chunk, config.training.seed, config.model.init_method_std, config.model.num_layers, groups
+        )
     if config.training.precision in HALF:
         chunks = [Float16Module(core, chunk) for chunk in chunks]
     layout = config.parallelism
@@ -84,7 +88,9 @@ def transformer_config(config: TrainerConfig, kernels: Kernels) -> TransformerCo
     on_gpu, has_engine = kernels.on_gpu, kernels.transformer_engine is not None
     compiles = on_gpu and not training.deterministic_mode
     activation_func, bias_activation_fusion = activation(model, on_gpu=on_gpu)
-    return TransformerConfig(
+    is_latent = model.multi_latent_attention
+    return (MLATransformerConfig if is_latent else TransformerConfig)(
+        **(_latent_attention(model) if is_latent else {}),
         num_layers=model.num_layers,
         hidden_size=model.hidden_size,
         num_attention_heads=model.num_attention_heads,
@@ -98,6 +104,8 @@ def transformer_config(config: TrainerConfig, kernels: Kernels) -> TransformerCo
         add_bias_linear=model.add_bias_linear,
         add_qkv_bias=model.add_qkv_bias,
         qk_layernorm=model.qk_layernorm,
+        mtp_num_layers=model.mtp_num_layers,
+        mtp_loss_scaling_factor=model.mtp_loss_scaling_factor,
         # Core counts the keys before the token itself and those after it.
         window_size=None if model.window_size is None else (model.window_size - 1, 0),
         cp_comm_type=_cp_comm_type(config) if has_engine else None,
@@ -135,14 +143,50 @@ def transformer_config(config: TrainerConfig, kernels: Kernels) -> TransformerCo
         # The loss is the mean over the tokens of the global batch, independent of their distribution over ranks.
         calculate_per_token_loss=True,
         gradient_accumulation_fusion=kernels.weight_gradient is not None,
+        **_experts(model, layout, kernels),
         cross_entropy_loss_fusion=compiles,  # not deterministic, according to Megatron-LM
         cross_entropy_fusion_impl=kernels.cross_entropy,
         bias_activation_fusion=bias_activation_fusion,
         bias_dropout_fusion=on_gpu,
         masked_softmax_fusion=False,
-        apply_rope_fusion=has_engine and model.position_embedding_type == "rope",
+        # Core's fused rope for latent attention is experimental, and only for YaRN.
+        apply_rope_fusion=has_engine and model.position_embedding_type == "rope" and not is_latent,
         persist_layer_norm=has_engine,
     )
+
+
+def _latent_attention(model: ModelConfig) -> dict[str, Any]:
+    """The arguments that only MLATransformerConfig has."""
+    return {
+        "q_lora_rank": model.q_lora_rank,
+        "kv_lora_rank": model.kv_lora_rank,
+        "qk_head_dim": model.qk_head_dim,
+        "qk_pos_emb_head_dim": model.qk_pos_emb_head_dim,
+        "v_head_dim": model.v_head_dim,
+        **rotary.latent_attention(model),
+    }
+
+
+def _experts(model: ModelConfig, layout: ParallelismConfig, kernels: Kernels) -> dict[str, Any]:
+    """Fields of Core's configuration for a mixture of experts. Empty for a dense model."""
+    if model.num_moe_experts is None:
+        return {}
+    has_dense_layers = num_moe_layers(model) < model.num_layers
+    return {
+        **{
+            field.name: getattr(model, field.name)
+            for field in dataclasses.fields(model)
+            if "moe" in field.name
+        },
+        # With a pattern, Core stores each layer under its own number instead of stacking all of them.
+        "moe_layer_freq": list(model.moe_layer_freq or ()) if has_dense_layers else 1,
+        "expert_model_parallel_size": layout.expert_model_parallel_size,
+        "expert_tensor_parallel_size": expert_tensor_parallel_size(layout),
+        "moe_token_dispatcher_type": layout.moe_token_dispatcher_type,
+        "moe_router_dtype": "fp32",
+        "moe_grouped_gemm": kernels.grouped_gemm,
+        "moe_permute_fusion": kernels.transformer_engine is not None and experts.has_fused_permutation(),
+    }
 
 
 def _cp_comm_type(config: TrainerConfig) -> str:
@@ -156,8 +200,9 @@ def _cp_comm_type(config: TrainerConfig) -> str:
 
 def _pipeline_layout(config: TrainerConfig) -> list[list[str]] | None:
     """Core's layout of an uneven pipeline, for any of the keys that divide the layers unevenly."""
-    chunks = chunk_layers(config.model.num_layers, config.parallelism)
-    return core_layout(chunks) if chunks is not None and uneven_keys(config.parallelism) else None
+    num_mtp = config.model.mtp_num_layers
+    chunks = chunk_layers(config.model.num_layers, config.parallelism, num_mtp)
+    return core_layout(chunks, num_mtp) if chunks is not None and uneven_keys(config.parallelism) else None
 
 
 def _leave_as_is(weight: torch.Tensor) -> torch.Tensor:
@@ -184,6 +229,9 @@ def _build_chunk(
     if model.layer_spec is not None:
         spec = imports.load(model.layer_spec, "model.layer_spec")(core, vp_stage, spec)
     provider: imports.ModelProvider = GPTModel
+    mtp: dict[str, Any] = {}
+    if model.mtp_num_layers is not None:
+        provider, mtp = multi_token.PredictingModel, multi_token.block_spec(core, spec, vp_stage, kernels)
     if model.model_provider is not None:
         provider = imports.load(model.model_provider, "model.model_provider")
     chunk = provider(
@@ -198,8 +246,10 @@ def _build_chunk(
         rotary_base=model.rotary_base,
         pg_collection=groups,
         vp_stage=vp_stage,
+        **mtp,
     )
     rotary.scale_frequencies(chunk, model)
+    experts.reduce_over_expert_ranks(chunk, etp=groups.expt_tp.size(), tp=groups.tp.size())
     if config.data.reset_attention_mask:
         layers.require_separated_documents(chunk)
     if config.device == "cuda":

@@ -15,18 +15,21 @@ import torch
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, apply_factories
 from megatron.core.models.gpt import GPTModel
+from megatron.core.process_groups_config import ProcessGroupCollection
 
-RESIDUAL_OUTPUTS = ("self_attention.linear_proj.weight", "mlp.linear_fc2.weight")
-"""Weights that write to the residual stream: two per transformer layer."""
+RESIDUAL_OUTPUTS = ("self_attention.linear_proj.weight", "linear_fc2.weight")
+"""Weights that write to the residual stream: two per transformer layer, of which the second may have experts."""
 
 
 @torch.no_grad()
-def initialize_by_name(chunk: GPTModel, seed: int, std: float, num_layers: int) -> None:
+def initialize_by_name(
+    chunk: GPTModel, seed: int, std: float, num_layers: int, groups: ProcessGroupCollection
+) -> None:
     """Draw every matrix of `chunk` from N(0, std^2) and set biases to zero. Norm weights stay one.
 
     Weights that write to the residual stream have std / sqrt(2 x num_layers), as in GPT-2 and Megatron-LM.
     """
-    shards = chunk.sharded_state_dict()
+    shards = chunk.sharded_state_dict(metadata={"dp_cp_group": groups.dp_cp})
     apply_factories(shards)
     for shard in nested_values(shards):
         if not isinstance(shard, ShardedTensor) or shard.data is None:
@@ -41,7 +44,8 @@ def initialize_by_name(chunk: GPTModel, seed: int, std: float, num_layers: int) 
 def _draw(shard: ShardedTensor, seed: int) -> torch.Tensor:
     """Draw the shard's part of the complete parameter, with unit variance, in fp32.
 
-    Layers are stacked along leading axes, in which a shard has one element. The layer's index is part of the seed.
+    Layers and experts are stacked along leading axes, in which a shard has one element. Their indices are part of the
+    seed.
     """
     axes = shard.prepend_axis_num
     layer, start = shard.global_offset[:axes], shard.global_offset[axes:]

@@ -33,6 +33,8 @@ class Kernels:
     weight_gradient: str | None
     """Library whose kernel accumulates weight gradients in fp32; None if there is none."""
     on_gpu: bool
+    grouped_gemm: bool = False
+    """True if the experts of a rank are computed in one grouped matrix product."""
     missing: tuple[str, ...] = ()
     """Libraries that are not installed and would make this run faster."""
 
@@ -40,7 +42,8 @@ class Kernels:
         if not self.on_gpu:
             return "torch's for the CPU"
         layers = (
-            f"layers and attention by Transformer Engine {self.transformer_engine}"
+            f"layers{', grouped experts' if self.grouped_gemm else ''} and attention by Transformer Engine "
+            f"{self.transformer_engine}"
             if self.transformer_engine
             else f"layers and scaled_dot_product_attention by torch {torch.__version__}"
         )
@@ -72,16 +75,18 @@ def choose(config: TrainerConfig) -> Kernels:
         return Kernels(
             transformer_engine=None, adamw="torch", cross_entropy="native", weight_gradient=None, on_gpu=False
         )
-    if version is not None and wanted != "torch":
+    has_layers = version is not None and wanted != "torch"
+    if has_layers:
         _split_without_copies()
     missing = () if version or wanted == "torch" else ("Transformer Engine (about 5% faster, and FP8)",)
     adamw = "torch" if core_optimizer.USING_PYTORCH_OPTIMIZER else "Transformer Engine" if version else "apex"
     return Kernels(
-        transformer_engine=None if wanted == "torch" else version,
+        transformer_engine=version if has_layers else None,
         adamw=adamw,
         cross_entropy=_cross_entropy(training, version),
         weight_gradient=weight_gradient_kernel() if training.precision != "fp32" else None,
         on_gpu=True,
+        grouped_gemm=has_layers and _has_grouped_gemm(config),
         missing=missing,
     )
 
@@ -120,6 +125,7 @@ def _needs_its_layers(config: TrainerConfig) -> dict[str, object]:
         "training.fp8": training.fp8,
         "training.cuda_graph_impl": training.cuda_graph_impl if training.cuda_graph_impl != "none" else None,
         "parallelism.tp_comm_overlap": config.parallelism.tp_comm_overlap or None,
+        "parallelism.moe_grouped_gemm": config.parallelism.moe_grouped_gemm or None,
         # torch's kernels gather keys and values.
         "parallelism.cp_comm_type": None if cp_comm_type == "all_gather" else cp_comm_type,
         # Core's recomputation that discards outputs asks Transformer Engine whether FP8 is on.
@@ -127,6 +133,12 @@ def _needs_its_layers(config: TrainerConfig) -> dict[str, object]:
         # torch's kernels would need a mask of all queries and keys.
         "data.reset_attention_mask": (config.device == "cuda" and config.data.reset_attention_mask) or None,
     }
+
+
+def _has_grouped_gemm(config: TrainerConfig) -> bool:
+    """True if Transformer Engine computes experts together. Its module has no biases (moe/experts.py, TEGroupedMLP)."""
+    chosen, model = config.parallelism.moe_grouped_gemm, config.model
+    return model.num_moe_experts is not None and (not model.add_bias_linear if chosen is None else chosen)
 
 
 def _cross_entropy(training: TrainingConfig, version: str | None) -> Literal["te", "native"]:

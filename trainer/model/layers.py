@@ -2,7 +2,7 @@
 
 Megatron-Core's own torch parts do not support sequence and context parallelism, and its attention stores all scores.
 Shapes: s sequence on this context-parallel rank, S complete sequence, b microbatch, n heads and g query groups
-on this tensor-parallel rank, d width of a head.
+on this tensor-parallel rank, d width of a head. Values of latent attention have another width than queries and keys.
 """
 
 from __future__ import annotations
@@ -21,12 +21,15 @@ from megatron.core.models.gpt.gpt_layer_specs import (
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 
 from trainer.contract.errors import TrainerError
 from trainer.data.documents import document_numbers
 from trainer.distributed.sequence import zigzag_positions
+from trainer.model import experts, latent_attention
 
 
 def block_submodules(
@@ -40,24 +43,70 @@ def block_submodules(
     With `separate_documents`, the attention takes the boundaries of documents in place of a mask. This module's always
     does.
     """
-    norm = LayerNorm if config.normalization == "LayerNorm" else RMSNorm
+    norm: type[torch.nn.Module] = LayerNorm if config.normalization == "LayerNorm" else RMSNorm
     if use_transformer_engine:
         from megatron.core.extensions.transformer_engine import TENorm
 
-        layer, norm = get_gpt_layer_with_transformer_engine_spec(qk_layernorm=config.qk_layernorm), TENorm
+        norm = TENorm
+    num_layers = get_num_layers_to_build(config, vp_stage=vp_stage)
+    first = get_transformer_layer_offset(config, vp_stage)
+    kinds = has_experts(config)[first : first + num_layers]
+    layers = {
+        kind: layer_spec(config, kind, use_transformer_engine, separate_documents)
+        for kind in sorted(set(kinds))
+    }
+    return TransformerBlockSubmodules(layer_specs=[layers[kind] for kind in kinds], layer_norm=norm)
+
+
+def has_experts(config: TransformerConfig) -> list[bool]:
+    """True for each layer that is an MoE layer."""
+    pattern = config.moe_layer_freq
+    if config.num_moe_experts is None or isinstance(pattern, int):
+        return [config.num_moe_experts is not None] * config.num_layers
+    return [bool(kind) for kind in pattern]
+
+
+def layer_spec(
+    config: TransformerConfig,
+    with_experts: bool,
+    use_transformer_engine: bool,
+    separate_documents: bool = False,
+) -> ModuleSpec:
+    """Parts of a transformer layer: Transformer Engine's, or this module's, which use torch."""
+    kind = {
+        "num_experts": config.num_moe_experts if with_experts else None,
+        "multi_latent_attention": config.multi_latent_attention,
+    }
+    if use_transformer_engine:
+        layer = get_gpt_layer_with_transformer_engine_spec(
+            moe_grouped_gemm=config.moe_grouped_gemm, qk_layernorm=config.qk_layernorm, **kind
+        )
         if separate_documents:
             from trainer.model.packed_attention import PackedAttention
 
             layer.submodules.self_attention.submodules.core_attention = PackedAttention
     else:
-        layer = get_gpt_layer_local_spec(normalization=config.normalization)
-        layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = norm
-        attention = layer.submodules.self_attention.submodules
-        attention.core_attention = CoreAttention
-        if config.qk_layernorm:
-            attention.q_layernorm = attention.k_layernorm = norm
-    num_layers = get_num_layers_to_build(config, vp_stage=vp_stage)
-    return TransformerBlockSubmodules(layer_specs=[layer] * num_layers, layer_norm=norm)
+        layer = get_gpt_layer_local_spec(normalization=config.normalization, **kind)
+        _use_torch(layer, config)
+    if config.multi_latent_attention:
+        latent_attention.use_norms_of_spec(layer)
+    if with_experts:
+        experts.use_router(layer)
+        if not use_transformer_engine:
+            experts.store_as_transformer_engine(layer)
+    return layer
+
+
+def _use_torch(layer: ModuleSpec, config: TransformerConfig) -> None:
+    """Replace norms and attention of Core's local `layer`."""
+    norm = LayerNorm if config.normalization == "LayerNorm" else RMSNorm
+    layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = norm
+    attention = layer.submodules.self_attention.submodules
+    attention.core_attention = CoreAttention
+    if config.multi_latent_attention:
+        latent_attention.use_torch(layer, norm, config)
+    elif config.qk_layernorm:
+        attention.q_layernorm = attention.k_layernorm = norm
 
 
 def require_separated_documents(chunk: torch.nn.Module) -> None:
@@ -115,6 +164,8 @@ class CoreAttention(MegatronModule):
         attention_type: str,
         attention_dropout: float | None = None,
         softmax_scale: float | None = None,
+        k_channels: int | None = None,
+        v_channels: int | None = None,
         cp_comm_type: str | None = None,
         pg_collection: ProcessGroupCollection | None = None,
     ) -> None:
@@ -123,7 +174,7 @@ class CoreAttention(MegatronModule):
         assert attention_type == "self"
         self.cp_group = pg_collection.cp
         self.dropout = config.attention_dropout if attention_dropout is None else attention_dropout
-        self.scale = softmax_scale or 1 / math.sqrt(config.kv_channels)
+        self.scale = softmax_scale or 1 / math.sqrt(k_channels or config.kv_channels)
         self.window = None if config.window_size is None else config.window_size[0] + 1
 
     def forward(

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from megatron.core.optimizer import ParamKey
 from megatron.core.optimizer.optimizer_config import ParamPredicate
+from megatron.core.transformer.moe.moe_layer import MoELayer
 
 from trainer.contract.config import ConfigError, ParameterGroup
 
@@ -54,35 +55,74 @@ def overrides(
 def global_names(chunk: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
     """Parameters of a chunk with their names in the complete model, without the wrappers' prefix.
 
-    Layers are numbered from 0 over all stages. The last stage's copy of tied embeddings has the name of the embedding,
-    since both must be trained in the same way.
+    Layers are numbered from 0 over all stages, and experts over all ranks. The last stage's copy of tied embeddings has
+    the name of the embedding, since both must be trained in the same way. MTP layers have the names of checkpoints,
+    which megatron-core 0.17 changed in the modules.
     """
-    layers = {
-        name: module.layer_number - 1  # Core numbers from 1, over the complete model
-        for name, module in chunk.named_modules()
-        if re.search(r"\.layers\.\d+$", name) and hasattr(module, "layer_number")
-    }
+    layers: dict[str, int] = {}
+    first_experts: dict[str, int] = {}
+    for name, module in chunk.named_modules():
+        if re.search(r"\.layers\.\d+$", name) and hasattr(module, "layer_number"):
+            layers[name] = module.layer_number - 1  # Core numbers from 1, over the complete model
+        if isinstance(module, MoELayer):
+            first_experts[name] = module.local_expert_indices[0]
     for name, parameter in chunk.named_parameters():
-        for prefix, number in layers.items():
-            if name.startswith(f"{prefix}."):
-                name = f"{prefix.rpartition('.')[0]}.{number}{name[len(prefix) :]}"
-                break
+        if (
+            layer := next((prefix for prefix in first_experts if name.startswith(f"{prefix}.")), None)
+        ) is not None:
+            name = layer + _expert_name(name[len(layer) :], first_experts[layer])
+        if (layer := next((prefix for prefix in layers if name.startswith(f"{prefix}.")), None)) is not None:
+            name = f"{layer.rpartition('.')[0]}.{layers[layer]}{name[len(layer) :]}"
+        name = name.replace(".mtp_model_layer.", ".transformer_layer.")
         yield (
             SHARED_EMBEDDING if getattr(parameter, "shared", False) else re.sub(r"^(module\.)+", "", name),
             parameter,
         )
 
 
+def _expert_name(name: str, first: int) -> str:
+    """Name of an expert's parameter, from that on a rank whose experts begin at number `first`.
+
+    Core has separate modules (`local_experts.0.linear_fc1.weight`), or one for all of them (`linear_fc1.weight0`).
+    """
+    found = re.fullmatch(r"(\.experts\.(?:local_experts\.|linear_fc[12]\.(?:weight|bias)))(\d+)(.*)", name)
+    return f"{found[1]}{first + int(found[2])}{found[3]}" if found else name
+
+
 def copy_rates(saved: Iterable[dict[str, Any]], groups: Sequence[dict[str, Any]]) -> None:
     """Set the rates of a checkpoint's groups to the configured ones, since Core 0.19 also matches groups by rates."""
-    configured = {_multipliers(group): group for group in groups}
+    configured = {(*_multipliers(group), group.get("is_expert_parallel")): group for group in groups}
     for group in saved:
-        if (other := configured.get(_multipliers(group))) is not None:
-            group.update({name: other[name] for name in RATES if name in other})
+        if (other := configured.get((*_multipliers(group), group.get("is_expert_parallel")))) is not None:
+            group.update(_rates(other))
+
+
+def as_configured(saved: Sequence[dict[str, Any]], groups: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The checkpoint's group for each of `groups`, with their rates.
+
+    Experts have groups of their own only with expert parallelism. If that has changed, such a group continues one of
+    the other parameters, or the reverse.
+
+    Raises:
+        KeyError: the checkpoint has no group with these multipliers.
+    """
+    by_multipliers = {_multipliers(group): group for group in saved}
+    return [
+        {
+            **by_multipliers[_multipliers(group)],
+            "is_expert_parallel": group["is_expert_parallel"],
+            **_rates(group),
+        }
+        for group in groups
+    ]
+
+
+def _rates(group: dict[str, Any]) -> dict[str, Any]:
+    return {name: group[name] for name in RATES if name in group}
 
 
 def _multipliers(group: dict[str, Any]) -> tuple[Any, ...]:
-    return tuple(group.get(name) for name in ("wd_mult", "lr_mult", "is_expert_parallel"))
+    return group.get("wd_mult"), group.get("lr_mult")
 
 
 def _key(multipliers: Multipliers, members: set[int]) -> ParamKey:

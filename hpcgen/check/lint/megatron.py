@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
+import ast
 import functools
 import re
 from pathlib import Path
-from typing import Any
 
-from hpcgen.check.lint.job import Job
 from hpcgen.check.lint.launch import Launch
 from hpcgen.check.lint.words import Word
-from hpcgen.planning.rules.facts import Facts, World
 from hpcgen.text import nearest
-from trainer.contract.config import (
-    BlendConfig,
-    ModelConfig,
-    OptimizerConfig,
-    ParallelismConfig,
-    TrainingConfig,
-)
-from trainer.contract.pipeline import layout_rows
 
 UNEVEN = {
     "decoder-first-pipeline-num-layers": "parallelism.num_layers_in_first_pipeline_stage",
@@ -31,6 +20,41 @@ UNEVEN = {
 }
 """Options that divide the layers unevenly over the pipeline stages -> key of a run file."""
 
+EXPERTS = {
+    "num-experts": "model.num_moe_experts",
+    "moe-ffn-hidden-size": "model.moe_ffn_hidden_size",
+    "moe-shared-expert-intermediate-size": "model.moe_shared_expert_intermediate_size",
+    "moe-layer-freq": "model.moe_layer_freq",
+    "moe-router-topk": "model.moe_router_topk",
+    "moe-router-score-function": "model.moe_router_score_function",
+    "moe-router-pre-softmax": "model.moe_router_pre_softmax",
+    "moe-router-topk-scaling-factor": "model.moe_router_topk_scaling_factor",
+    "moe-router-num-groups": "model.moe_router_num_groups",
+    "moe-router-group-topk": "model.moe_router_group_topk",
+    "moe-router-load-balancing-type": "model.moe_router_load_balancing_type",
+    "moe-aux-loss-coeff": "model.moe_aux_loss_coeff",
+    "moe-z-loss-coeff": "model.moe_z_loss_coeff",
+    "moe-router-enable-expert-bias": "model.moe_router_enable_expert_bias",
+    "moe-router-bias-update-rate": "model.moe_router_bias_update_rate",
+    "moe-expert-capacity-factor": "model.moe_expert_capacity_factor",
+    "moe-pad-expert-input-to-capacity": "model.moe_pad_expert_input_to_capacity",
+    "moe-token-drop-policy": "model.moe_token_drop_policy",
+    "expert-model-parallel-size": "parallelism.expert_model_parallel_size",
+    "expert-tensor-parallel-size": "parallelism.expert_tensor_parallel_size",
+    "moe-token-dispatcher-type": "parallelism.moe_token_dispatcher_type",
+    "moe-grouped-gemm": "parallelism.moe_grouped_gemm",
+}
+"""Options of mixtures of experts -> key of a run file."""
+
+LATENT_WIDTHS = {
+    "q-lora-rank": "model.q_lora_rank",
+    "kv-lora-rank": "model.kv_lora_rank",
+    "qk-head-dim": "model.qk_head_dim",
+    "qk-pos-emb-head-dim": "model.qk_pos_emb_head_dim",
+    "v-head-dim": "model.v_head_dim",
+}
+"""Options for the widths of multi-head latent attention -> key of a run file."""
+
 KEYS = {
     "num-layers": "model.num_layers",
     "hidden-size": "model.hidden_size",
@@ -39,6 +63,10 @@ KEYS = {
     "ffn-hidden-size": "model.ffn_hidden_size",
     "num-query-groups": "model.num_query_groups",
     "kv-channels": "model.kv_channels",
+    "multi-latent-attention": "model.multi_latent_attention",
+    **LATENT_WIDTHS,
+    "mtp-num-layers": "model.mtp_num_layers",
+    "mtp-loss-scaling-factor": "model.mtp_loss_scaling_factor",
     "max-position-embeddings": "model.max_position_embeddings",
     "position-embedding-type": "model.position_embedding_type",
     "rotary-base": "model.rotary_base",
@@ -53,6 +81,7 @@ KEYS = {
     "hidden-dropout": "model.hidden_dropout",
     "init-method-std": "model.init_method_std",
     "vocab-size": "model.vocab_size",
+    **EXPERTS,
     "tensor-model-parallel-size": "parallelism.tensor_model_parallel_size",
     "pipeline-model-parallel-size": "parallelism.pipeline_model_parallel_size",
     "num-virtual-stages-per-pipeline-rank": "parallelism.virtual_pipeline_model_parallel_size",
@@ -132,6 +161,9 @@ KEYS = {
 OPTIONS = {path: option for option, path in reversed(KEYS.items())}
 """Key of a run file -> Megatron-LM's option."""
 
+NEGATED = {"model.add_bias_linear": "disable-bias-linear"}
+"""Key of a run file -> Megatron-LM's option with the opposite value."""
+
 REMOVED = {
     "checkpoint-activations": "--recompute-granularity selective, or --recompute-activations",
     "checkpoint-num-layers": "--recompute-num-layers",
@@ -151,6 +183,9 @@ NOT_MEGATRON = {
     "gradient-accumulation-steps": "it is derived from --global-batch-size",
 }
 """Common options that Megatron-LM does not have -> advice."""
+
+MOST_LAYERS = 10_000
+"""Longest list of --moe-layer-freq that is computed."""
 
 SIMILARITY = 0.92
 """Minimum similarity of a misspelled option to the right one (difflib ratio)."""
@@ -211,66 +246,16 @@ def as_options(text: str) -> str:
         return names.get(name, found[0])
 
     names = {path.rpartition(".")[2]: f"--{name}" for path, name in OPTIONS.items()}
+    for path, name in NEGATED.items():
+        key = path.rpartition(".")[2]
+        text = text.replace(f"set {key} to false", f"add --{name}").replace(
+            f"{key} = true", f"a run without --{name}"
+        )
     # not "split", "lr" and similar, which are also words
-    return re.sub(
+    text = re.sub(
         r"\b(?:model|parallelism|training|optimizer|data)\.[a-z]\w*|\b[a-z]+(?:_[a-z0-9]+)+\b", option, text
     )
-
-
-def facts(job: Job, launch: Launch) -> Facts | None:
-    """The facts for planning's rules from a command line; None if a parallel size is unknown.
-
-    Other unknown values are chosen to satisfy every rule, so that only known values are checked.
-    """
-    layout = _layout(launch)
-    if layout is None:
-        return None
-    tensor, pipeline = layout.tensor_model_parallel_size, layout.pipeline_model_parallel_size
-    model_parallel = tensor * pipeline * layout.context_parallel_size
-    nodes, ranks = job.world_size(launch) or (1, model_parallel)
-    micro_batch = _or(integer(launch, "micro-batch-size"), 1)
-    data_parallel = max(1, nodes * ranks // model_parallel)
-    return Facts(
-        model=_model(launch, layout),
-        parallelism=layout,
-        training=TrainingConfig(
-            micro_batch_size=micro_batch,
-            global_batch_size=_or(
-                integer(launch, "global-batch-size"), micro_batch * data_parallel * pipeline
-            ),
-            train_iters=_or(integer(launch, "train-iters"), 1_000_000),
-        ),
-        optimizer=OptimizerConfig(
-            lr=real(launch, "lr") or 1.0,
-            min_lr=real(launch, "min-lr"),
-            lr_decay_iters=integer(launch, "lr-decay-iters"),
-            lr_warmup_init=real(launch, "lr-warmup-init") or 0.0,
-            lr_warmup_iters=integer(launch, "lr-warmup-iters"),
-            lr_warmup_fraction=real(launch, "lr-warmup-fraction"),
-        ),
-        data=BlendConfig(mock=True),
-        world=World(path="world", count=nodes, ranks_each=ranks),
-        gpus_per_node=job.gpus_per_node or ranks,
-    )
-
-
-def _layout(launch: Launch) -> ParallelismConfig | None:
-    sizes = {}
-    for name in ("tensor-model-parallel-size", "pipeline-model-parallel-size", "context-parallel-size"):
-        size = integer(launch, name) if name in launch.flags else None if launch.is_open else 1
-        if size is None or size < 1:
-            return None
-        sizes[name] = size
-    tensor, pipeline, context = sizes.values()
-    return ParallelismConfig(
-        tensor_model_parallel_size=tensor,
-        pipeline_model_parallel_size=pipeline,
-        virtual_pipeline_model_parallel_size=_chunks(launch, pipeline),
-        context_parallel_size=context,
-        sequence_parallel="sequence-parallel" in launch.flags and tensor > 1,
-        num_distributed_optimizer_instances=_or(integer(launch, "num-distributed-optimizer-instances"), 1),
-        **_split(launch),
-    )
+    return re.sub(r"set (--[\w-]+) to true", r"add \1", text)
 
 
 def knows_layers(launch: Launch) -> bool:
@@ -291,62 +276,51 @@ def counted_as_layers(launch: Launch) -> int:
     return sum(name in launch.flags for name in UNEVEN if name.startswith("account"))
 
 
-def _split(launch: Launch) -> dict[str, Any]:
-    """The keys for an uneven pipeline."""
-    if not knows_layers(launch):
-        return {}
-    values: dict[str, Any] = {
-        name: name in launch.flags if name.startswith("account") else integer(launch, name) for name in UNEVEN
-    }
-    layout = word_of(launch, "pipeline-model-parallel-layout")
-    values["pipeline-model-parallel-layout"] = layout and layout.text
-    return {UNEVEN[name].partition(".")[2]: value for name, value in values.items()}
-
-
-def _model(launch: Launch, layout: ParallelismConfig) -> ModelConfig:
-    tensor = layout.tensor_model_parallel_size
-    heads = _or(integer(launch, "num-attention-heads"), tensor)
-    position = word_of(launch, "position-embedding-type")
-    is_rope = "use-rotary-position-embeddings" in launch.flags or (
-        position is not None and position.text == "rope"
-    )
-    return ModelConfig(
-        num_layers=_layers(launch, layout.pipeline_model_parallel_size),
-        hidden_size=_or(integer(launch, "hidden-size"), heads * 2),
-        num_attention_heads=heads,
-        seq_length=_or(integer(launch, "seq-length"), 2 * layout.context_parallel_size * tensor),
-        ffn_hidden_size=_or(integer(launch, "ffn-hidden-size"), 4 * tensor * heads),
-        num_query_groups=integer(launch, "num-query-groups")
-        if "group-query-attention" in launch.flags
-        else None,
-        kv_channels=integer(launch, "kv-channels"),
-        max_position_embeddings=integer(launch, "max-position-embeddings"),
-        position_embedding_type="rope" if is_rope else "learned_absolute",
-    )
-
-
-def _layers(launch: Launch, pipeline: int) -> int:
-    return _or(integer(launch, "num-layers"), pipeline)
-
-
-def _or(number: int | None, other: int) -> int:
-    return number if number and number > 0 else other
-
-
 def virtual_stages(layers: int, stages: int, per_stage: int) -> int | None:
     """Virtual stages per rank for --num-layers-per-virtual-pipeline-stage; None if it does not divide a stage."""
     each = stages * per_stage
     return layers // each if each > 0 and layers % each == 0 else None
 
 
-def _chunks(launch: Launch, pipeline: int) -> int | None:
-    """Virtual stages per rank. A layout decides them in Megatron-LM."""
-    layout = word_of(launch, "pipeline-model-parallel-layout")
-    if layout:
-        with contextlib.suppress(ValueError):
-            chunks = len(layout_rows(layout.text)) // pipeline
-            return chunks if chunks > 1 else None
-    if stages := integer(launch, "num-virtual-stages-per-pipeline-rank"):
-        return stages
-    per_stage = integer(launch, "num-layers-per-virtual-pipeline-stage") or 0
-    return virtual_stages(_layers(launch, pipeline) + counted_as_layers(launch), pipeline, per_stage)
+def layer_pattern(text: str, num_layers: int | None) -> list[int] | None:
+    """The zeros and ones of --moe-layer-freq; None if they are unknown or invalid.
+
+    N stands for experts in every N-th layer, beginning with the first, and the text of a Python list for itself
+    (arguments.py, moe_freq_type; gpt_layer_specs.py, get_gpt_decoder_layer_specs).
+    """
+    if num_layers is None or num_layers > MOST_LAYERS:
+        return None
+    if re.fullmatch(r"[1-9]\d{0,8}", text, re.ASCII):
+        return [int(layer % int(text) == 0) for layer in range(num_layers)]
+    try:
+        pattern = _list(ast.parse(text.strip(), mode="eval").body)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    return pattern if {*pattern} <= {0, 1} else None
+
+
+def _list(node: ast.expr) -> list[int]:
+    """The value of a Python expression of lists of integers, with + and *.
+
+    Raises:
+        ValueError: it is anything else, or too long.
+    """
+    match node:
+        case ast.List(elts=elements):
+            return [_integer(element) for element in elements]
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            found = _list(left) + _list(right)
+        case ast.BinOp(left=left, op=ast.Mult(), right=right):
+            items, times = (left, right) if isinstance(left, ast.List | ast.BinOp) else (right, left)
+            found = _list(items) * min(_integer(times), MOST_LAYERS)
+        case _:
+            raise ValueError("not a list")
+    if len(found) > MOST_LAYERS:
+        raise ValueError("too long")
+    return found
+
+
+def _integer(node: ast.expr) -> int:
+    if not (isinstance(node, ast.Constant) and type(node.value) is int):
+        raise ValueError("not an integer")
+    return node.value

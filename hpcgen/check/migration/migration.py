@@ -69,7 +69,7 @@ def migrate(
 ) -> Migration:
     """Converts a script. Values in `chosen` override those of the script.
 
-    A training of a GPT by Megatron-LM becomes one of hpcgen's trainer, unless `as_program` is true. Any other program
+    Megatron-LM's training of a GPT becomes a run of hpcgen's trainer, unless `as_program` is true. Any other program
     becomes the section `program`.
 
     Raises:
@@ -137,7 +137,7 @@ ANOTHER = (
 
 
 def _gpt_trainings(job: Job) -> tuple[Launch | None, tuple[Launch, ...]]:
-    """The training of a GPT by Megatron-LM, None without one, and other trainings that may run."""
+    """The step with which Megatron-LM trains a GPT (None if there is none), and other training steps that may run."""
     may_run = [launch for launch in job.launches if not launch.command.dead]
     trainings = [launch for launch in may_run if launch.is_megatron and launch.flags]
     found = [launch for launch in trainings if re.search(r"(^|/)pretrain_gpt\w*\.py$", launch.program)]

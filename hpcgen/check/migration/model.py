@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from hpcgen.check.migration.latent_attention import carry_latent_attention
 from hpcgen.check.migration.leftover import Carried, is_sure
 from hpcgen.check.migration.values import Flags, carry_as, integer, shown, why_not
 
@@ -47,6 +48,7 @@ def carry_model(flags: Flags, carried: Carried) -> None:
         carried.put("model.ffn_hidden_size", int((4 * hidden * 2 / 3) / 64) * 64)
     if flag := flags.get("padded-vocab-size"):
         carry_as("model.padded_vocab_size", flag, carried)
+    carry_latent_attention(flags, carried)
     _activation(flags, carried)
     _window(flags, carried)
     _rope_scaling(flags, carried)

@@ -18,6 +18,10 @@ SPECIAL_KEYS = {
         ("use-rope-scaling", "rope-scaling-factor", "rotary-seq-len-interpolation-factor"),
         ("model.rope_scaling",),
     ),
+    **dict.fromkeys(
+        ("rope-type", "rotary-scaling-factor", "mscale", "mscale-all-dim"), ("model.rope_scaling",)
+    ),
+    "multi-latent-attention": ("model.multi_latent_attention",),
     "padded-vocab-size": ("model.padded_vocab_size",),
     "make-vocab-size-divisible-by": ("model.padded_vocab_size",),
     "vocab-size": ("model.vocab_size",),
@@ -43,7 +47,7 @@ USUAL: dict[str, tuple[str, ...]] = {
         "use-distributed-optimizer", "use-mcore-models", "exit-signal-handler", "log-throughput", "use-dist-ckpt",
         "accumulate-allreduce-grads-in-fp32", "no-create-attention-mask-in-dataloader", "auto-detect-ckpt-format",
         "ckpt-fully-parallel-load", "ckpt-fully-parallel-save", "ckpt-assume-constant-structure",
-        "cross-entropy-loss-fusion",
+        "cross-entropy-loss-fusion", "moe-permute-fusion",
     ), ()),
     "optimizer": ("adam",),
     "dataloader-type": ("single",),
@@ -58,6 +62,7 @@ USUAL: dict[str, tuple[str, ...]] = {
     "exp-avg-dtype": ("fp32",),
     "exp-avg-sq-dtype": ("fp32",),
     "softmax-type": ("vanilla",),
+    "moe-router-dtype": ("fp32",),
 }  # fmt: skip
 """Options that request the trainer's default behavior -> values for which that holds (empty: no value)."""
 
@@ -93,6 +98,11 @@ NO_EFFECT_ON_RESULTS = re.compile("|".join((
     r"checkpoint-activations.*|checkpoint-num-layers|activations-checkpoint-.*|.*-fusion|.*cuda-graph.*|.*te-rng-.*",
     r"use-flash-attn.*|flash-attention-version|attention-backend|transformer-impl|.*persist-layer-norm",
     r"memory-efficient-layer-norm|((no|disable)-)?attention-softmax-in-fp32|.*query-key-layer-scaling",
+    # communication, memory and kernels of experts, and logs about them
+    r"moe-.*-fusion(-into-hybridep)?|moe-shared-expert-overlap|moe-layer-recompute|moe-per-layer-logging",
+    r"moe-(enable-)?deepep.*|moe-(flex-dispatcher|hybridep|ncclep)-.*|moe-use-(legacy-grouped-gemm|grouped-tensor)",
+    r"moe-extended-tp|moe-router-(dtype|padding-for-.*)|moe-single-grouped-.*|moe-paged-stash.*|moe-pad-experts-.*",
+    r"moe-routing-trace-.*|save-tokens-per-expert-interval|use-grouped-gemm-for-shared-expert",
     # storage of the data
     r"num-dataset-builder-threads|no-mmap-bin-files|dataloader-(defer|fast)-.*|object-storage-.*|s3-cache-path",
     r"tiktoken-.*|tokenizer-(hf|sentencepiece)-.*|legacy-tokenizer|null-tokenizer-.*|data-impl|.*-msc|trust-remote-code|local-rank|use-cpu-initialization|init-model-with-meta-device|inference-.*",
@@ -114,7 +124,8 @@ REPLACED = {
 
 HARMLESS_KEYS = re.compile(
     r"training\.(eval_|distributed_timeout|cross_entropy|cuda_graph|deterministic|recompute_).*"
-    r"|parallelism\.(overlap_|tp_comm|cp_comm|hierarchical_context_|use_sharp|sequence_parallel|num_layers_in_|num_distributed_|account_for_|pipeline_.*layout).*"
+    r"|parallelism\.(overlap_|tp_comm|cp_comm|hierarchical_context_|use_sharp|sequence_parallel|num_layers_in_).*"
+    r"|parallelism\.(num_distributed_|account_for_|moe_|pipeline_.*layout).*"
     r"|data\.(num_workers|cache_dir)|checkpoint\.(?!load|finetune).*|logging\..*"
 )
 """Keys of a run file that do not affect the results."""
@@ -125,8 +136,6 @@ WHY_NOT = {
     "exit-duration-in-mins": "the trainer saves and stops before the time limit",
     "use-persistent-ckpt-worker": "each rank writes in a thread, without a worker process",
     "step-batch-size-schedule": "the trainer only supports training.rampup_batch_size",
-    "num-experts": "the trainer does not support mixture of experts",
-    "multi-latent-attention": "the trainer does not support multi-latent attention",
     "optimizer": "the trainer's optimizer is AdamW",
     "dataloader-type": "the trainer reads each sample once, in the order of --dataloader-type single",
     "use-checkpoint-args": "the model's sizes are in a checkpoint; write them into the script",
@@ -150,7 +159,5 @@ def decides(name: str, path: str | None) -> bool:
     """True if the results can depend on an option with the key `path`."""
     if path is not None:
         return not HARMLESS_KEYS.fullmatch(path)
-    has_no_effect = (
-        NO_EFFECT_ON_RESULTS.fullmatch(name) or EXPERT_OPTIONS.match(name) or USUAL.get(name) == ()
-    )
+    has_no_effect = NO_EFFECT_ON_RESULTS.fullmatch(name) or USUAL.get(name) == ()
     return name in SPECIAL_KEYS or not has_no_effect

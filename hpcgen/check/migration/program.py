@@ -251,7 +251,7 @@ def _literal(text: str) -> str:
 
 
 def _carry_signal(job: Job, carried: Carried) -> None:
-    """Carries over --signal for the tasks. A signal for the batch shell has a meaning that only its trap knows."""
+    """Carries over --signal for the tasks. What a signal to the batch shell means is known only to its trap."""
     text = job.script.options.get("signal")
     if text is None:
         return

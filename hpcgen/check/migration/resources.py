@@ -76,11 +76,13 @@ def carry_directives(
             carried.leave(directive.line, text, f"the log is {stage}-%j.log in the run directory")
         elif directive.name in SLURM_KEYS and directive.value and _fits(SlurmWord, directive.value):
             carried.put(f"slurm.defaults.{SLURM_KEYS[directive.name]}", directive.value)
-        elif (
-            directive.name not in SET_BY_HPCGEN
-            and _fits(Directive, text)
-            and not directive.name.startswith("container")
-        ):
+        elif directive.name.startswith("container"):
+            carried.leave(
+                directive.line,
+                text,
+                "the batch script runs on the host, and the section container applies to its tasks",
+            )
+        elif directive.name not in SET_BY_HPCGEN and _fits(Directive, text):
             extra[directive.name] = text  # the last one wins, as in sbatch
         elif directive.name not in SET_BY_HPCGEN:
             carried.leave(directive.line, text, "a run file has no key for it")

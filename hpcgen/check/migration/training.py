@@ -8,28 +8,23 @@ from hpcgen.check.lint.job import Job
 from hpcgen.check.lint.launch import Flag, Launch
 from hpcgen.check.lint.megatron import (
     KEYS,
-    NOT_MEGATRON,
-    REMOVED,
     counted_as_layers,
-    nearest_option,
-    options,
     virtual_stages,
 )
 from hpcgen.check.lint.words import Word
 from hpcgen.check.migration.data import carry_checkpoints, carry_data, carry_tokenizer, list_relative_paths
-from hpcgen.check.migration.leftover import Carried, is_sure
+from hpcgen.check.migration.experts import COUNT, carry_experts
+from hpcgen.check.migration.leftover import Carried
 from hpcgen.check.migration.model import carry_model
 from hpcgen.check.migration.options import (
     EXPERT_OPTIONS,
-    NO_EFFECT_ON_RESULTS,
     REPLACED,
     SPECIAL_KEYS,
-    USUAL,
-    WHY_NOT,
     WITHOUT_VALUE,
     decides,
 )
 from hpcgen.check.migration.values import Flags, carry_as, integer, num_values, shown, why_not
+from hpcgen.check.migration.without_key import carry_without_key
 from trainer.contract.batch_size import steps_within
 from trainer.contract.config import TrainingConfig
 from trainer.contract.pipeline import layout_rows
@@ -81,7 +76,7 @@ BELONGS_TO: dict[str, tuple[str, object]] = {
 LISTS = frozenset(("data-path", "train-data-path", "valid-data-path", "test-data-path"))
 
 SPECIAL = frozenset(
-    (*SPECIAL_KEYS, "load", "cp-comm-type", "profile", "use-pytorch-profiler", "recompute-activations")
+    (*SPECIAL_KEYS, COUNT, "load", "cp-comm-type", "profile", "use-pytorch-profiler", "recompute-activations")
 )
 """Options that are converted by their own functions."""
 
@@ -93,10 +88,12 @@ def carry_training(job: Job, launch: Launch, carried: Carried) -> None:
         if flags[name].values:
             carried.refuse(flags[name].line, shown(flags[name]), "it takes no value", *_keys(name))
     for flag in flags.values():
-        if flag.name not in BELONGS_TO and flag.name not in SPECIAL:
+        is_special = flag.name in BELONGS_TO or flag.name in SPECIAL or EXPERT_OPTIONS.match(flag.name)
+        if not is_special:
             _carry(flag, carried)
     _precision(flags, carried)
     carry_model(flags, carried)
+    carry_experts(flags, carried)
     _layout(job, launch, flags, carried)
     carry_data(flags, carried)
     carry_tokenizer(launch, flags, carried)
@@ -144,38 +141,9 @@ def _carry(flag: Flag, carried: Carried) -> None:
     carried.seen.add(flag.name)
     path = KEYS.get(flag.name)
     if path is None:
-        _without_key(flag, carried)
+        carry_without_key(flag, carried)
     else:
         carry_as(path, flag, carried)
-
-
-def _without_key(flag: Flag, carried: Carried) -> None:
-    """Handles an option without a key in a run file."""
-    name, what = flag.name, shown(flag)
-    value = flag.value.text if is_sure(flag.value) and flag.value and len(flag.values) == 1 else None
-    if name in USUAL and (not USUAL[name] or value in USUAL[name]):
-        carried.usual.append(f"--{name}")
-    elif name in REPLACED:
-        carried.refuse(flag.line, what, f"Megatron-LM stops at it; {REMOVED[name]}", REPLACED[name])
-    elif EXPERT_OPTIONS.match(name) and name in options():
-        carried.leave(flag.line, what, "it only applies with --num-experts")
-    elif NO_EFFECT_ON_RESULTS.fullmatch(name):
-        carried.leave(flag.line, what, _why_no_key(name))
-    else:
-        carried.refuse(flag.line, what, _why_no_key(name))
-
-
-def _why_no_key(name: str) -> str:
-    if name in WHY_NOT:
-        return WHY_NOT[name]
-    if name in REMOVED:
-        return f"Megatron-LM stops at it; {REMOVED[name]}"
-    if name in NOT_MEGATRON:
-        return f"Megatron-LM does not have it: {NOT_MEGATRON[name]}"
-    if name not in options():
-        meant = nearest_option(name)
-        return f"no release of Megatron-LM has this option{f'; did you mean --{meant}?' if meant else ''}"
-    return "a run file has no key for it"
 
 
 def _belonging(flags: Flags, carried: Carried) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     "--output",
     type=click.Path(path_type=Path),
     required=True,
-    help="Directory to write: new, or of the same export.",
+    help="New directory, or that of the same export to continue it.",
 )
 @click.option(
     "--format",
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 @click.option(
     "--workers",
     type=click.IntRange(min=1),
+    metavar="N",
     help="Number of pairs exported in parallel.  [default: one per core]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")

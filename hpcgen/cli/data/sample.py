@@ -13,9 +13,10 @@ import click
 @click.option(
     "--max-mb",
     type=click.FloatRange(min=0, min_open=True),
+    metavar="MB",
     default=8.0,
     show_default=True,
-    help="Maximum amount of text, in MB.",
+    help="Maximum amount of text.",
 )
 @click.option("--overwrite", is_flag=True, help="Replace an existing file that differs.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")

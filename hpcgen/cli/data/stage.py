@@ -34,13 +34,15 @@ def task_options(command: Command) -> Command:
         click.option(
             "--task-id",
             type=click.IntRange(min=0),
+            metavar="T",
             default=0,
             show_default=True,
-            help="Task of the array. Task T produces the outputs T, T + NUM_TASKS, T + 2 NUM_TASKS and so on.",
+            help="Task of the array, which produces the outputs T, T + N, T + 2 N and so on.",
         ),
         click.option(
             "--num-tasks",
             type=click.IntRange(min=1),
+            metavar="N",
             default=1,
             show_default=True,
             help="Number of tasks in the array. Does not affect the outputs.",
@@ -48,6 +50,7 @@ def task_options(command: Command) -> Command:
         click.option(
             "--workers",
             type=click.IntRange(min=1),
+            metavar="N",
             help="Number of outputs produced in parallel.  [default: one per core; for downloads, "
             "data.corpus.download_connections]",
         ),
@@ -63,7 +66,8 @@ def verify_option(command: Command) -> Command:
     return click.option(
         "--verify-fraction",
         type=click.FloatRange(min=0, max=1),
-        help="Fraction of documents whose token ids are compared with those of Hugging Face tokenizers.  "
+        metavar="F",
+        help="Fraction of documents whose token IDs are compared with those of Hugging Face tokenizers.  "
         "[default: data.corpus.verify_fraction, 0.0001]",
     )(command)
 

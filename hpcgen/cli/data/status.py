@@ -44,6 +44,7 @@ _STAGE = StageChoice(name for name, stage in STAGES.items() if stage.is_array)
 @click.option(
     "--num-tasks",
     type=click.IntRange(min=1),
+    metavar="N",
     help="With --missing: number of tasks in the array.  [default: as planned by the run file]",
 )
 @json_option

@@ -53,6 +53,7 @@ _SHARED_OPTIONS = ("workers", "as_json", "verify_fraction", *_STAGE_OPTIONS)
 @click.option(
     "--max-bad-fraction",
     type=_FRACTION,
+    metavar="F",
     default=0.001,
     show_default=True,
     help="With --bad-documents skip: maximum fraction of bad documents.",

@@ -30,7 +30,10 @@ PROGRESS_INTERVAL_S = 10.0
     "Run file with the tokenizer; without PREFIX, all its pairs are verified.  [default without PREFIX: run.yaml]"
 )
 @click.option(
-    "--workers", type=click.IntRange(min=1), help="Number of pairs read in parallel.  [default: one per core]"
+    "--workers",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Number of pairs read in parallel.  [default: one per core]",
 )
 @click.option("--no-megatron", is_flag=True, help="Do not run Megatron-Core's reader.")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
@@ -44,7 +47,7 @@ def command(
 ) -> None:
     """Read .bin/.idx pairs or exports completely and report problems.
 
-    Checks the index against the token ids, and sizes and SHA-256 against the record next to the pair. If Megatron-Core
+    Checks the index against the token IDs, and sizes and SHA-256 against the record next to the pair. If Megatron-Core
     is installed, also compares counts and documents with those that its IndexedDataset reads. PREFIX is a pair's path
     with or without the suffix .bin or .idx, or a directory that `hpcgen data export` wrote. Rows of an export are
     compared with the pairs that they were made from. Exits with status 1 if there are problems.
@@ -82,7 +85,8 @@ def _verify_export(named: tuple[Path, ...], directory: Path, workers: int) -> Ve
 
     if len(named) > 1:
         raise HpcgenError(
-            f"{directory} is a directory, next to {counted(len(named) - 1, 'other path')}", "name it alone"
+            f"{directory} is an export, and {counted(len(named) - 1, 'other path')} cannot be verified with it",
+            "name it alone",
         )
     with _progress() as on_progress:
         return verify_export(directory, workers=workers, on_progress=on_progress)
@@ -142,8 +146,13 @@ def _summarize(report: VerifyReport, noun: str) -> None:
         if report.megatron_core
         else f"megatron-core: not checked: {report.not_checked}"
     )
-    if noun == "pair":
-        click.echo(megatron, err=True)
+    rows = sum(pair.rows_checked for pair in pairs)
+    without = (
+        f", {len(pairs) - rows} not compared, because the pair is gone or has changed"
+        if rows < len(pairs)
+        else ""
+    )
+    click.echo(megatron if noun == "pair" else f"rows: {rows} compared with their pairs{without}", err=True)
     if encoded := [pair for pair in pairs if pair.documents_encoded]:
         held, again = (
             sum(getattr(pair, key) for pair in encoded) for key in ("documents", "documents_encoded")

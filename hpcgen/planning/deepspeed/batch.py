@@ -21,17 +21,17 @@ SIZES = (TRAIN, MICRO, STEPS)
 
 
 def data_parallel_size(config: Mapping[str, Any], copies: int) -> int:
-    """Number of different micro-batches in a step of all ranks. `copies` is the number of copies of the model.
+    """Number of micro-batches that all ranks process at the same time. `copies` is the number of copies of the model.
 
-    Ranks that divide the sequences of a batch share it (runtime/config.py, DeepSpeedConfig.__init__). Ranks of AutoTP
-    count in full, because DeepSpeed multiplies by its world size there.
+    Ranks of a sequence-parallel group share a micro-batch (runtime/config.py, DeepSpeedConfig.__init__). Ranks of
+    AutoTP count one by one, because DeepSpeed multiplies by its world size there.
     """
     sequence = config.get("sequence_parallel_size", 1)
     return copies // sequence if _is_size(sequence) else copies
 
 
 def filled(config: Mapping[str, Any], copies: int) -> dict[str, Any]:
-    """The configuration with the third size if it has two. "auto" stays, because Hugging Face's Trainer fills it in."""
+    """The configuration with the third batch size, if two are numbers. Hugging Face's Trainer fills in "auto"."""
     ranks = data_parallel_size(config, copies)
     given = {size: config[size] for size in SIZES if config.get(size) is not None}
     if len(given) != 2 or not all(map(_is_size, given.values())):
@@ -46,7 +46,7 @@ def filled(config: Mapping[str, Any], copies: int) -> dict[str, Any]:
 
 
 def problems(config: Mapping[str, Any], copies: int) -> Iterator[Problem]:
-    """Yields missing and contradictory batch sizes. Their types are valid."""
+    """Yields missing and contradictory batch sizes. Expects values of valid types."""
     ranks = data_parallel_size(config, copies)
     train: Any
     train, micro, steps = (config.get(size) for size in SIZES)

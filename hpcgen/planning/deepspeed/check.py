@@ -21,7 +21,7 @@ AUTO = "Hugging Face's Trainer and Accelerate do not fill in this key, so DeepSp
 
 
 def deepspeed_problems(section: DeepSpeedConfig, ranks: int, ranks_per_node: int) -> Iterator[Problem]:
-    """Yields the mistakes in the section, for a job with this number of ranks."""
+    """Yields the mistakes in the section, for a job with `ranks` ranks."""
     config, size = section.config, section.model_parallel_size
     yield from variable_problems(config)
     wrong = list(key_problems(config))

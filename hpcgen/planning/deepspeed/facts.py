@@ -22,7 +22,7 @@ _DTYPES: dict[str, Precision] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """A configuration whose values have valid types, and the ranks."""
+    """A configuration whose values have valid types, and the numbers of ranks of the job."""
 
     config: Mapping[str, Any]
     ranks: int
@@ -30,7 +30,7 @@ class Facts:
     model_parallel_size: int
 
     def get(self, path: str, default: Any = None) -> Any:
-        """The value at a dotted path. A missing value and "auto" are `default`, as in DeepSpeed's own models."""
+        """The value at a dotted path; `default` if it is missing or "auto", as in DeepSpeed's own models."""
         value: Any = self.config
         for name in path.split("."):
             value = value.get(name) if isinstance(value, Mapping) else None

@@ -1,4 +1,7 @@
-"""DeepSpeed's configuration as a file: known variables are replaced, and those of the job become shell expansions."""
+"""DeepSpeed's configuration as a file.
+
+Variables with known values are replaced. Those that only the job knows become shell expansions.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from hpcgen.planning.config_text import config_text
 FILE = "ds_config.json"
 CONFIG = "program.deepspeed.config"
 KNOWN = tuple(name for name in VARIABLES if name not in (DEEPSPEED_CONFIG, *OF_A_RANK))
-"""Variables for strings of the configuration. It is the same for all ranks of a node."""
+"""Variables that strings of the configuration can contain. All ranks of a node share one configuration."""
 
 # Unprintable characters are refused in run files, so these cannot occur in a value. JSON escapes both.
 _BEGIN, _END = "\ue000", "\ue001"
@@ -45,7 +48,7 @@ def _mapped(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def config_files(config: Mapping[str, Any]) -> dict[str, str]:
-    """The job's file with the configuration, unless it has variables of the job: each task then writes its own."""
+    """The configuration as a file of the job. Empty if tasks write it, because it contains variables of the job."""
     text = config_text(config)
     return {} if _differs_between_nodes(text) else {FILE: text}
 

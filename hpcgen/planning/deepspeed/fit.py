@@ -1,4 +1,4 @@
-"""Comparison of memory estimates with the nodes: that of the configuration, and those of other stages and offloads."""
+"""Compares memory estimates with the nodes, for the configuration and for other stages and offloads."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Fit:
 
 
 def configured_fit(section: DeepSpeedConfig, allocation: Allocation, node_type: NodeType) -> Fit | None:
-    """The estimate of the configuration; None without the size of the model.
+    """The estimate for the configuration; None if the size of the model is unknown.
 
     Raises:
         HpcgenError: the model's config.json cannot be read.
@@ -62,7 +62,7 @@ def configured_fit(section: DeepSpeedConfig, allocation: Allocation, node_type: 
 
 
 def all_fits(section: DeepSpeedConfig, allocation: Allocation, node_type: NodeType) -> Iterator[Fit]:
-    """Yields the estimates of the choices with the configuration's other values.
+    """Yields an estimate for each of CHOICES. Other values are those of the configuration.
 
     Raises:
         HpcgenError: the model's config.json cannot be read.
@@ -102,7 +102,7 @@ def _fit(size: ModelSize, facts: Facts, node_type: NodeType) -> Fit:
 
 
 def fit_warnings(section: DeepSpeedConfig, fit: Fit) -> Iterator[Problem]:
-    """Yields a warning for each memory that is too small. The path is that of the stage."""
+    """Yields a warning if the GPUs have too little memory, and one for the hosts. Both point to the ZeRO stage."""
     found, hint = fit.estimate, "compare the stages and offloads with hpcgen memory"
     has_stage = "stage" in section.config.get("zero_optimization", {})
     path = "zero_optimization.stage" if has_stage else ""

@@ -97,7 +97,7 @@ REMOVED = {
         "nebula": "remove it; checkpoints are written with torch.save",
         "compression_training": "remove it; the model would train without compression",
         "quantize_training": "remove it",
-        "sparse_gradients": "remove it; gradients of sparse embeddings are reduced sparsely by themselves",
+        "sparse_gradients": "remove it; DeepSpeed detects sparse embeddings and reduces their gradients sparsely",
         "eigenvalue": "remove it",
         "sparse_attention": "remove it; choose the attention in the model",
         "elasticity": "set the batch sizes; hpcgen's job keeps its number of ranks with preflight.spare_nodes",

@@ -15,8 +15,8 @@ and N the number of ranks over which ZeRO partitions. Bytes per parameter with 1
 | stage 2 | 2 P | 2 T / N | 4 T / N | 12 T / N |
 | stage 3 | 2 P / N + 4 L | 2 T / N | 4 T / N, at most 4 sub_group_size | 12 T / N |
 
-DeepSpeed's estimate of stage 3 has 2 T / N less: it counts either the 16-bit or the fp32 gradients. Both exist during
-the step of a sub-group (runtime/zero/stage3.py, _prepare_fp32_grad_for_sub_group).
+DeepSpeed's estimate of stage 3 is smaller by 2 T / N: it counts either the 16-bit or the fp32 gradients. Both exist
+during the step of a sub-group (runtime/zero/stage3.py, _prepare_fp32_grad_for_sub_group).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ HOST_FACTOR = 1.5
 """Factor for pinned and temporary buffers of the host, additional_buffer_factor of DeepSpeed's estimates."""
 BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 MOMENTS = {"lion": 1, "adagrad": 1, "sgd": 1, "rmsprop": 1}
-"""Type of the optimizer -> number of its states per parameter. Others have two, as Adam."""
+"""Type of the optimizer -> number of its states per parameter. Other types have two, like Adam."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ class Setup:
     bucket_bytes: int = 0
     """Buffers for the reduction of gradients on the GPU."""
     live_parameters: float = 0
-    """Maximum number of gathered parameters of stage 3 on the GPU."""
+    """Maximum number of parameters that stage 3 keeps gathered on the GPU."""
     secondary_partition: int = 1
     """zero_hpz_partition_size."""
     sub_group_size: float = 1e9
@@ -91,7 +91,7 @@ class Estimate:
 
 
 def setup_of(facts: Facts) -> Setup:
-    """The setup of a configuration without problems."""
+    """The setup that a valid configuration describes."""
     precision = "bf16" if facts.precision_is_auto else facts.precision
     accumulation = facts.dtype("grad_accum_dtype") or precision
     bf16 = "bf16" if facts.has("bf16") else "bfloat16"
@@ -152,7 +152,7 @@ def _has_masters(setup: Setup) -> bool:
 
 
 def _optimizer_bytes(setup: Setup) -> int:
-    """Bytes per trainable parameter of the step: its gradient in the type of the masters, masters and moments."""
+    """Bytes per trainable parameter in the step: the gradient in the master's type, the master and the moments."""
     return _state_bytes(setup) + (setup.master_bytes if _has_masters(setup) else 0)
 
 
@@ -193,7 +193,7 @@ def _host(size: ModelSize, setup: Setup) -> float:
     """Host memory: offloaded state, or the complete fp32 model that each rank makes at the start.
 
     DeepSpeed's estimate of stage 2 multiplies the model by the GPUs of all nodes, and does not divide the state by the
-    nodes. Here, both are those of one node.
+    number of nodes. This one counts the model and the state of one node.
     """
     ranks, share = setup.ranks_per_node, setup.ranks_per_node / setup.ranks / setup.copy_ranks
     loaded = 4 * size.parameters / setup.copy_ranks * ranks

@@ -1,4 +1,4 @@
-"""The number of parameters of a model with DeepSpeed, from its config.json or from the run file."""
+"""The number of parameters of the model that a program trains, from its config.json or from the run file."""
 
 from __future__ import annotations
 

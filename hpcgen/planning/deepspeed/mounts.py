@@ -13,7 +13,7 @@ from hpcgen.planning.software import runtime
 
 
 def swap_problems(run: Run, config: Mapping[str, Any]) -> Iterator[Problem]:
-    """Yields each nvme_path that the container does not mount. Its own file system would hold the swap files."""
+    """Yields each nvme_path that is not a mount. Its swap files would be in the container's own file system."""
     zero = config.get(ZERO)
     if not isinstance(zero, Mapping) or runtime(run.config, run.cluster) == "none":
         return

@@ -59,8 +59,8 @@ OPTIMIZER_PARAMS = {
 }
 """Type of the optimizer -> its parameters (runtime/engine.py, _configure_basic_optimizer, and ops/)."""
 DEEPSPEED_OPTIMIZERS = (*OPTIMIZER_PARAMS, "muadam", "muadamw", "musgd")
-"""Types that DeepSpeed recognizes in any case (runtime/config.py, DEEPSPEED_OPTIMIZERS). The last three are those of
-the package mup."""
+"""Types that DeepSpeed recognizes in upper or lower case (runtime/config.py, DEEPSPEED_OPTIMIZERS). The last three are
+those of the package mup."""
 TORCH_OPTIMIZERS = (
     *(
         "ASGD",
@@ -77,7 +77,7 @@ TORCH_OPTIMIZERS = (
     ),
     "SparseAdam",
 )
-"""Classes of torch.optim that DeepSpeed has no optimizer of its own for. Their spelling counts."""
+"""Classes of torch.optim for which DeepSpeed has no optimizer of its own. Their names are case-sensitive."""
 REMOVED_OPTIMIZERS = ("onebitadam", "onebitlamb", "zerooneadam")
 """Optimizers of earlier versions (runtime/config.py of 0.17)."""
 

@@ -1,7 +1,8 @@
-"""Types of the values in DeepSpeed's configuration, with the reason why a value does not have the type.
+"""Types of the values in DeepSpeed's configuration. A type is a function that tells why a value is invalid.
 
-They are stricter than DeepSpeed's in one respect. In some sections, pydantic converts "5" to a number and 1 to a
-boolean. Other sections are not checked at all, so the wrong type fails later or silently counts as true.
+They are stricter than DeepSpeed's in one respect: they convert nothing. In some sections, DeepSpeed's pydantic models
+convert "5" to a number and 1 to a boolean. It does not check other sections at all, so a value of the wrong type fails
+later or silently counts as true.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def text(value: Any) -> str | None:
 
 
 def mapping(value: Any) -> str | None:
-    """A mapping whose keys are the user's."""
+    """A mapping with any keys."""
     return None if isinstance(value, Mapping) else "must be a mapping of keys to values"
 
 
@@ -157,7 +158,7 @@ class Section:
     """The code of DeepSpeed that reads the section."""
     nullable: bool = False
     open: bool = False
-    """Unknown keys are passed on to a class that DeepSpeed does not define."""
+    """Unknown keys are allowed, because they are arguments of a class that DeepSpeed does not define."""
 
 
 SWITCH = Key(switch)

@@ -12,8 +12,11 @@ from hpcgen.planning.rules import (
     cuda_graphs,
     data,
     evaluation,
+    experts,
+    latent_attention,
     logging,
     model,
+    multi_token,
     optimizer,
     parallelism,
     precision,
@@ -26,6 +29,9 @@ from hpcgen.planning.rules.facts import Facts, Rule, Violation
 ERRORS: tuple[Rule, ...] = (
     *model.RULES,
     *parallelism.RULES,
+    *experts.RULES,
+    *latent_attention.RULES,
+    *multi_token.RULES,
     *context_parallel.RULES,
     *batch.RULES,
     *recompute.RULES,
@@ -42,6 +48,7 @@ ERRORS: tuple[Rule, ...] = (
 
 WARNINGS: tuple[Rule, ...] = (
     *resources.RULES,
+    *experts.WARNINGS,
     *precision.WARNINGS,
     *optimizer.WARNINGS,
     *evaluation.WARNINGS,

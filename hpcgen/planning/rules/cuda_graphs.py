@@ -76,6 +76,24 @@ def cuda_graphs_in_pipelines_need_constant_batch(facts: Facts) -> Iterator[Viola
         )
 
 
+def cuda_graphs_need_tested_layers(facts: Facts) -> Iterator[Violation]:
+    """No graphs of MLA and MTP (hpcgen's rule: their losses were not compared with those without graphs)."""
+    if facts.training.cuda_graph_impl == "none":
+        return
+    for key, is_used in (
+        ("multi_latent_attention", facts.model.multi_latent_attention),
+        ("mtp_num_layers", facts.model.mtp_num_layers is not None),
+    ):
+        if is_used:
+            yield Violation(
+                path=KEY,
+                depends_on=("model",),
+                reason=f"is not tested with model.{key}",
+                candidates=["none"],
+            )
+            return
+
+
 def cuda_graphs_need_one_document(facts: Facts) -> Iterator[Violation]:
     """No reset_attention_mask (hpcgen's rule: graphs have fixed shapes, but the number of documents varies)."""
     if facts.training.cuda_graph_impl != "none" and facts.data.reset_attention_mask:
@@ -94,5 +112,6 @@ RULES: tuple[Rule, ...] = (
     cuda_graphs_need_no_dropout,
     cuda_graphs_need_no_full_recompute,
     cuda_graphs_in_pipelines_need_constant_batch,
+    cuda_graphs_need_tested_layers,
     cuda_graphs_need_one_document,
 )

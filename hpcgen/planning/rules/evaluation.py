@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 
-from hpcgen.planning.rules import parallelism
+from hpcgen.planning.rules import experts, parallelism
 from hpcgen.planning.rules.facts import Facts, Rule, Violation, divisors, multiples
 from trainer.contract.config import ParallelismConfig
 from trainer.contract.evaluation import is_task_file
@@ -18,6 +18,8 @@ LAYOUT_RULES: tuple[Rule, ...] = (
     parallelism.tensor_parallel_divides_mlp,
     parallelism.tensor_parallel_divides_vocabulary,
     parallelism.pipeline_divides_layers,
+    experts.expert_tensor_parallel_divides_experts,
+    experts.tensor_parallel_divides_shared_experts,
 )
 """Rules for the layout of training that also apply to the layout of the evaluation."""
 
@@ -36,6 +38,21 @@ def layout_fits_model(facts: Facts) -> Iterator[Violation]:
             if path not in seen:
                 seen.add(path)
                 yield dataclasses.replace(violation, path=path, advice="")
+
+
+def experts_with_biases_are_whole(facts: Facts) -> Iterator[Violation]:
+    """TP = 1 for experts with biases, since the ranks of a replica share each expert.
+
+    Source: megatron/core/transformer/transformer_config.py, __post_init__.
+    """
+    size = facts.evaluation.tensor_model_parallel_size
+    if facts.model.num_moe_experts is not None and facts.model.add_bias_linear and size > 1:
+        yield Violation(
+            path=TP,
+            depends_on=("model",),
+            reason="divides the experts, which is not supported with model.add_bias_linear = true",
+            candidates=[1],
+        )
 
 
 def layout_divides_ranks(facts: Facts) -> Iterator[Violation]:
@@ -136,6 +153,7 @@ def tasks_have_data(facts: Facts) -> Iterator[Violation]:
 
 RULES: tuple[Rule, ...] = (
     layout_fits_model,
+    experts_with_biases_are_whole,
     layout_divides_ranks,
     evaluated_checkpoints_are_written,
     evaluation_has_work,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from hpcgen.planning.layout import Layout, model_parallel_size
+from hpcgen.planning.layout import Layout, expert_data_parallel_size, model_parallel_size
 from hpcgen.text import counted
 from trainer.contract.config import (
     BlendConfig,
@@ -21,6 +21,7 @@ from trainer.contract.config import (
     TrainingConfig,
 )
 from trainer.contract.evaluation import EvaluationSettings
+from trainer.contract.experts import num_moe_layers
 from trainer.contract.pipeline import chunk_layers
 from trainer.contract.resolve import resolve_model, resolve_optimizer
 
@@ -90,6 +91,16 @@ class Facts:
         return None if ranks_left or size == 0 else size
 
     @property
+    def expert_data_parallel_size(self) -> int | None:
+        """Number of ranks that hold the same experts; None if the ranks cannot be divided, or for a dense model."""
+        return expert_data_parallel_size(self.model, self.parallelism, self.world.size)
+
+    @property
+    def has_dense_layers(self) -> bool:
+        """True if a layer has an MLP in place of experts."""
+        return num_moe_layers(self.model) < self.model.num_layers
+
+    @property
     def num_chunks(self) -> int:
         """Number of model chunks per pipeline stage."""
         return self.parallelism.virtual_pipeline_model_parallel_size or 1
@@ -97,7 +108,7 @@ class Facts:
     @property
     def chunk_layers(self) -> tuple[int, ...] | None:
         """Layers of each model chunk, in pipeline order; None if the layers cannot be divided over the chunks."""
-        return chunk_layers(self.model.num_layers, self.parallelism)
+        return chunk_layers(self.model.num_layers, self.parallelism, self.model.mtp_num_layers)
 
     def with_value(self, path: str, value: object) -> Facts:
         """A copy with another value at `path` ("section.key", or the path of the world)."""

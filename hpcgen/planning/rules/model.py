@@ -14,12 +14,16 @@ from trainer.contract.resolve import model_problems, pad_vocab_size
 
 
 def heads_divide_hidden_size(facts: Facts) -> Iterator[Violation]:
-    """hidden_size % num_attention_heads == 0 unless kv_channels is set.
+    """hidden_size % num_attention_heads == 0 unless kv_channels is set, or follows from the keys of MLA.
 
     Source: megatron/training/arguments.py, validate_args.
     """
     model = facts.model
-    if model.kv_channels is None and model.hidden_size % model.num_attention_heads:
+    if (
+        model.kv_channels is None
+        and not model.multi_latent_attention
+        and model.hidden_size % model.num_attention_heads
+    ):
         yield Violation(
             path="model.num_attention_heads",
             reason=f"does not divide model.hidden_size = {model.hidden_size} "
@@ -46,14 +50,14 @@ def query_groups_divide_heads(facts: Facts) -> Iterator[Violation]:
 
 
 def rotary_head_width_is_even(facts: Facts) -> Iterator[Violation]:
-    """kv_channels % 2 == 0 with rope.
+    """kv_channels % 2 == 0 with rope. MLA only rotates qk_pos_emb_head_dim channels, which `keys_fit_together` checks.
 
     Source: megatron/core/models/common/embeddings/rope_utils.py, _rotate_half.
     """
     model = facts.model
     width = facts.resolved_model.kv_channels
     assert width is not None
-    if model.position_embedding_type != "rope" or width % 2 == 0:
+    if model.position_embedding_type != "rope" or model.multi_latent_attention or width % 2 == 0:
         return
     if model.kv_channels is not None:
         yield Violation(
@@ -96,7 +100,7 @@ def padded_vocabulary_covers_vocabulary(facts: Facts) -> Iterator[Violation]:
 
 
 def keys_fit_together(facts: Facts) -> Iterator[Violation]:
-    """Activation, biases and the scaling of rope (trainer/contract/resolve.py, which the trainer checks as well)."""
+    """Activation, biases, MLA, MTP and the scaling of rope (trainer/contract/resolve.py, as in the trainer)."""
     for key, reason, advice in model_problems(facts.model):
         yield Violation(path=f"model.{key}", reason=reason, advice=advice)
 

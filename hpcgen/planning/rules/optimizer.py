@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 
-from hpcgen.planning.model_size import layer_parameter_count, parameter_names
+from hpcgen.planning.model_size import layers_parameter_count, parameter_names
 from hpcgen.planning.rules.facts import Facts, Rule, Violation
 
 LARGEST_LR = 0.1
@@ -102,7 +102,7 @@ def groups_match_parameters(facts: Facts) -> Iterator[Violation]:
 
 
 def _usual(facts: Facts) -> float:
-    return published_lr(facts.model.num_layers * layer_parameter_count(facts.resolved_model))
+    return published_lr(layers_parameter_count(facts.resolved_model))
 
 
 def _is_scaled(facts: Facts) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from hpcgen.planning.layout import model_parallel_size
 from hpcgen.planning.rules.facts import Facts, Rule, Violation, divisors, multiples
-from trainer.contract.pipeline import chunk_layers, split_problems, uneven_keys
+from trainer.contract.pipeline import split_problems, uneven_keys
 
 TP = "parallelism.tensor_model_parallel_size"
 PP = "parallelism.pipeline_model_parallel_size"
@@ -39,10 +39,11 @@ def tensor_parallel_fits_query_groups(facts: Facts) -> Iterator[Violation]:
 
 
 def tensor_parallel_divides_mlp(facts: Facts) -> Iterator[Violation]:
-    """ffn_hidden_size % TP == 0 (megatron/core/tensor_parallel/layers.py, asserted by `divide`)."""
+    """ffn_hidden_size % TP == 0 in dense layers (megatron/core/tensor_parallel/layers.py, asserted by `divide`)."""
     ffn_hidden_size = facts.resolved_model.ffn_hidden_size
     assert ffn_hidden_size is not None
-    yield from _tensor_parallel_divides(facts, "ffn_hidden_size", ffn_hidden_size)
+    if facts.has_dense_layers:
+        yield from _tensor_parallel_divides(facts, "ffn_hidden_size", ffn_hidden_size)
 
 
 def tensor_parallel_divides_vocabulary(facts: Facts) -> Iterator[Violation]:
@@ -106,7 +107,9 @@ def _uneven_advice(num_layers: int, stages: int) -> str:
 
 def uneven_pipeline_has_all_layers(facts: Facts) -> Iterator[Violation]:
     """The keys for an uneven pipeline divide all layers (sources: trainer.contract.pipeline)."""
-    for key, reason, hint in split_problems(facts.model.num_layers, facts.parallelism):
+    for key, reason, hint in split_problems(
+        facts.model.num_layers, facts.parallelism, facts.model.mtp_num_layers
+    ):
         yield Violation(
             path=f"parallelism.{key}",
             depends_on=("model",),
@@ -121,9 +124,7 @@ def _counts_that_fit(facts: Facts, key: str) -> list[int]:
     """Numbers of layers for a stage with which all layers can be divided, nearest to the given number first."""
     num_layers, given = facts.model.num_layers, getattr(facts.parallelism, key)
     fitting = (
-        count
-        for count in range(1, num_layers)
-        if chunk_layers(num_layers, facts.with_value(f"parallelism.{key}", count).parallelism)
+        count for count in range(1, num_layers) if facts.with_value(f"parallelism.{key}", count).chunk_layers
     )
     return sorted(fitting, key=lambda count: abs(count - given))
 

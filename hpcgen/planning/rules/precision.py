@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hpcgen.planning.rules.facts import Facts, Rule, Violation, multiples, unread
+from trainer.contract.experts import expert_tensor_parallel_size
 
 FP8_TOKENS = 8
 FP8_WIDTH = 16
@@ -49,30 +50,22 @@ def fp8_needs_half_precision(facts: Facts) -> Iterator[Violation]:
 
 def fp8_fits_widths(facts: Facts) -> Iterator[Violation]:
     """Widths of each rank's matrices % 16 == 0, and its tokens % 8 == 0 (source: see FP8_WIDTH)."""
-    model, axes = facts.resolved_model, facts.parallelism
     if facts.training.fp8 is None:
         return
-    assert model.kv_channels
-    assert model.num_query_groups
-    assert model.ffn_hidden_size
-    tensor = axes.tensor_model_parallel_size
-    query = model.kv_channels * model.num_attention_heads
-    for key, width, what in (
-        ("hidden_size", model.hidden_size, ""),
-        ("ffn_hidden_size", model.ffn_hidden_size // tensor, f" over TP = {tensor}"),
-        ("kv_channels", query // tensor, f" x num_attention_heads over TP = {tensor}"),
-    ):
+    for key, width, what, unit in _matrix_widths(facts):
         if width % FP8_WIDTH:
-            near = getattr(model, key)
+            near = getattr(facts.resolved_model, key)
             yield Violation(
                 path=f"model.{key}",
                 depends_on=("parallelism", "training"),
                 reason=f"{what.strip() + ' ' if what else ''}results in matrices {width} wide, but training.fp8 = "
                 f"{facts.training.fp8} requires multiples of {FP8_WIDTH}",
-                candidates=multiples(FP8_WIDTH * (tensor if key == "ffn_hidden_size" else 1), near=near),
+                candidates=multiples(FP8_WIDTH * unit, near=near),
                 offers=2,
                 advice="set training.fp8 to null",
             )
+    model, axes = facts.resolved_model, facts.parallelism
+    tensor = axes.tensor_model_parallel_size
     shares = axes.context_parallel_size * (tensor if axes.sequence_parallel else 1)
     tokens = facts.training.micro_batch_size * model.seq_length // shares
     if tokens % FP8_TOKENS:
@@ -85,6 +78,25 @@ def fp8_fits_widths(facts: Facts) -> Iterator[Violation]:
             offers=2,
             advice="set training.fp8 to null",
         )
+
+
+def _matrix_widths(facts: Facts) -> Iterator[tuple[str, int, str, int]]:
+    """Widths of each rank's matrices: key, width, how it is divided, and by how many ranks a new value is divided."""
+    model, axes = facts.resolved_model, facts.parallelism
+    assert model.kv_channels
+    assert model.ffn_hidden_size
+    tensor, of_expert = axes.tensor_model_parallel_size, expert_tensor_parallel_size(axes)
+    query = model.kv_channels * model.num_attention_heads
+    yield "hidden_size", model.hidden_size, "", 1
+    if facts.has_dense_layers:
+        yield "ffn_hidden_size", model.ffn_hidden_size // tensor, f" over TP = {tensor}", tensor
+    yield "kv_channels", query // tensor, f" x num_attention_heads over TP = {tensor}", 1
+    if model.moe_ffn_hidden_size is not None:
+        width = model.moe_ffn_hidden_size // of_expert
+        yield "moe_ffn_hidden_size", width, f" over ETP = {of_expert}", of_expert
+    if model.moe_shared_expert_intermediate_size is not None:
+        width = model.moe_shared_expert_intermediate_size // tensor
+        yield "moe_shared_expert_intermediate_size", width, f" over TP = {tensor}", tensor
 
 
 def fp8_details_need_their_recipe(facts: Facts) -> Iterator[Violation]:

@@ -117,10 +117,11 @@ def modules_exist(facts: Facts) -> Iterator[Violation]:
 
 
 def modules_can_be_recomputed(facts: Facts) -> Iterator[Violation]:
-    """Recomputation that discards outputs needs Transformer Engine, and mlp an MLP without biases.
+    """Modules that discard outputs need Transformer Engine, mlp an MLP without biases, and moe_act grouped experts.
 
     Sources: tensor_parallel/random.py, CheckpointWithoutOutputFunction, which reads Transformer Engine's state;
-    transformer_layer.py, _forward_mlp, whose checkpoint returns the bias itself. Its backward pass would never end.
+    transformer_layer.py, _forward_mlp, whose checkpoint returns the bias itself, so its backward pass would never end;
+    transformer_config.py, __post_init__ (moe_act).
     """
     modules = facts.training.recompute_modules or ()
     is_torch = facts.device != "cuda" or facts.training.transformer_impl == "torch"
@@ -129,6 +130,15 @@ def modules_can_be_recomputed(facts: Facts) -> Iterator[Violation]:
             yield _without(facts, module, "requires GPUs and Transformer Engine's layers")
         elif module == "mlp" and facts.model.add_bias_linear:
             yield _without(facts, module, "requires model.add_bias_linear = false", ("model",))
+        elif module == "moe_act" and not _has_grouped_gemm(facts):
+            reason = "requires moe_grouped_gemm = true and model.add_bias_linear = false"
+            yield _without(facts, module, reason, ("model", "parallelism"))
+
+
+def _has_grouped_gemm(facts: Facts) -> bool:
+    """True if the experts of a rank are computed together. By default they are, unless they have biases."""
+    chosen = facts.parallelism.moe_grouped_gemm
+    return not facts.model.add_bias_linear if chosen is None else chosen
 
 
 def delayed_scaling_keeps_outputs(facts: Facts) -> Iterator[Violation]:

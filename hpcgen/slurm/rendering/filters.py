@@ -25,7 +25,7 @@ from hpcgen.slurm.rendering.settings import Setting
 _RESERVED_WORDS = frozenset(
     {"case", "coproc", "do", "done", "elif", "else", "esac", "fi", "for", "function", "if", "in", "select"}
     | {"then", "time", "until", "while"}
-    | {"export", "file"}  # which shellcheck takes for commands whose output is meant
+    | {"export", "file"}  # shellcheck takes these for commands whose output is meant
 )
 _ASSIGNMENT = re.compile(r"\w*\+?=", re.ASCII)
 _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

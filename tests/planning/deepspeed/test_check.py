@@ -103,7 +103,7 @@ BROKEN: list[tuple[dict[str, Any], str]] = [
         {**zero(3), "gradient_allreduce_op": "sum"},
         "gradient_allreduce_op: is not supported with ZeRO stage 3",
     ),
-    (zero(1, compute_grad_norm=False), "DeepSpeed's default clips at 1.0; set gradient_clipping to 0"),
+    (zero(1, compute_grad_norm=False), "DeepSpeed clips at 1.0 by default; set gradient_clipping to 0"),
     (zero(3, compute_grad_norm=False), "compute_grad_norm: is supported by stages 1 and 2, not 3"),
     (zero(1, legacy_stage1=True), "legacy_stage1: is not supported since DeepSpeed 0.5.9"),
     (
@@ -142,6 +142,7 @@ BROKEN: list[tuple[dict[str, Any], str]] = [
     # optimizer and scheduler
     ({"optimizer": {"type": "OneBitAdam"}}, "optimizer.type: was removed from DeepSpeed; use AdamW"),
     ({"optimizer": {"type": "AdamWW"}}, "nor a class of torch.optim; did you mean AdamW"),
+    ({**zero(1), "optimizer": {"type": "AdamQ"}}, "nor a class of torch.optim; did you mean Adam or RAdam"),
     ({"optimizer": {"params": {}}}, "optimizer: has no type, so DeepSpeed ignores the section"),
     ({**zero(1), "optimizer": {"type": "SGD"}}, "has not been tested with ZeRO, so DeepSpeed refuses it"),
     (
@@ -165,7 +166,7 @@ BROKEN: list[tuple[dict[str, Any], str]] = [
     ({"sequence_parallel_size": 3}, "sequence_parallel_size: does not divide the 16 ranks"),
     (
         {"sequence_parallel_size": 4, "data_parallel_size": 2},
-        "x sequence_parallel_size = 2 x 4, but there are 16",
+        "data_parallel_size: times sequence_parallel_size = 4 is 8, but there are 16",
     ),
     (
         {"tensor_parallel": {"tp": {}, "tensor_parallel": {}}},

@@ -52,6 +52,35 @@ YARN = {
     "truncate": True,
 }
 
+DEEPSEEK: dict[str, Any] = {
+    **SHAPE,
+    "num_key_value_heads": 4,
+    "first_k_dense_replace": 4,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 20,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+    "num_nextn_predict_layers": 0,
+}
+
+DEEPSEEK_EXPERTS: dict[str, Any] = {
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 40,
+    "n_shared_experts": 1,
+    "n_group": 1,
+    "topk_group": 1,
+}
+QWEN3_MOE: dict[str, Any] = {
+    "head_dim": 32,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 40,
+    "norm_topk_prob": True,
+}
+
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("gpt2", GPT2_SHAPE),
     "gpt2-exact-gelu": ("gpt2", GPT2_SHAPE | {"activation_function": "gelu", "n_inner": 96}),
@@ -74,6 +103,29 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen2",
         SHAPE | {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 0},
     ),
+    "deepseek": ("deepseek_v3", DEEPSEEK),
+    "deepseek-without-query-latent": ("deepseek_v3", DEEPSEEK | {"q_lora_rank": None}),
+    "deepseek-yarn": ("deepseek_v3", DEEPSEEK | {"rope_parameters": YARN}),
+    "deepseek-yarn-mscale": (
+        "deepseek_v3",
+        DEEPSEEK | {"rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 0.7}},
+    ),
+    "deepseek-experts": ("deepseek_v3", DEEPSEEK | DEEPSEEK_EXPERTS),
+    "deepseek-groups": (
+        "deepseek_v3",
+        DEEPSEEK
+        | DEEPSEEK_EXPERTS
+        | {"n_routed_experts": 12, "num_experts_per_tok": 4, "n_group": 4, "topk_group": 2}
+        | {"first_k_dense_replace": 0, "n_shared_experts": 2},
+    ),
+    "mixtral": ("mixtral", SHAPE | {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "mixtral-window": ("mixtral", SHAPE | {"num_local_experts": 4, "sliding_window": 16}),
+    "qwen3-moe": ("qwen3_moe", SHAPE | QWEN3_MOE),
+    "qwen3-moe-with-dense-layers": (
+        "qwen3_moe",
+        SHAPE | QWEN3_MOE | {"norm_topk_prob": False, "mlp_only_layers": [1]},
+    ),
+    "deepseek-llama3": ("deepseek_v3", DEEPSEEK | {"rope_parameters": LLAMA3}),
     "qwen3": ("qwen3", SHAPE | {"head_dim": 32, "tie_word_embeddings": True}),
 }
 """Family and config.json by name."""
@@ -105,6 +157,9 @@ def _save_model(case: str, directory: Path, dtype: torch.dtype) -> Path:
         model = transformers.AutoModelForCausalLM.from_config(configuration)
         for parameter in model.parameters():
             parameter.data.normal_(mean=float(parameter.dim() == 1), std=0.2)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(std=0.2)
     model.to(dtype).save_pretrained(directory)
     return directory
 

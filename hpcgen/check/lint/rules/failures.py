@@ -83,10 +83,12 @@ def resubmits_itself(job: Job) -> Iterator[Hit]:
     lines = [launch.line for launch in job.launches] + [step.line for step in job.parallel_steps]
     last = max(lines, default=0)
     for command in job.script.commands:
+        is_always = not command.conditional and not command.function and command.line < last
+        if command.name != "sbatch" or not is_always:
+            continue
         texts = [word.text for word in command.words[1:]]
         own = any(map(_is_own_path, command.words[1:])) or _own_name(job, command) in texts
-        is_always = not command.conditional and not command.function and command.line < last
-        if command.name == "sbatch" and own and is_always and not any("afterok" in text for text in texts):
+        if own and not any("afterok" in text for text in texts):
             yield Hit(
                 command.line,
                 "the script submits itself before its work: if the work fails at once, this never ends",

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Sequence
 from hpcgen.check.lint.job import Job
 from hpcgen.check.lint.launch import Launch
 from hpcgen.check.lint.megatron import (
+    NEGATED,
     NOT_MEGATRON,
     OPTIONS,
     REMOVED,
     as_options,
     counted_as_layers,
-    facts,
     integer,
     knows_layers,
     nearest_option,
@@ -21,8 +21,9 @@ from hpcgen.check.lint.megatron import (
     virtual_stages,
     word_of,
 )
+from hpcgen.check.lint.megatron_facts import facts
 from hpcgen.check.lint.rule import Hit, rule
-from hpcgen.planning.rules import batch, model, parallelism, resources, schedule
+from hpcgen.planning.rules import batch, experts, latent_attention, model, parallelism, resources, schedule
 from hpcgen.planning.rules import facts as planning
 from hpcgen.planning.rules.facts import divisors
 from hpcgen.text import one_of
@@ -92,8 +93,8 @@ def _hits(launch: Launch, known: planning.Facts, rules: Sequence[planning.Rule])
     for path, violation in found.items():
         name = OPTIONS.get(path, "")
         line = launch.flags[name].line if name in launch.flags else launch.line
-        subject = f"--{name} {_text(launch, name)}" if name else "the job"
         fix = _fix(_valid_candidates(known, rules, violation), name, violation)
+        subject = _subject(launch, path)
         yield Hit(line, as_options(f"{subject} {violation.reason}"), as_options(fix))
 
 
@@ -111,8 +112,21 @@ def _valid_candidates(
     return kept
 
 
+def _subject(launch: Launch, path: str) -> str:
+    """The option with its value that a violation is about."""
+    if name := NEGATED.get(path):
+        return f"a run without --{name}"
+    if (name := OPTIONS.get(path)) is None:
+        return "the job"
+    return f"--{name} {_text(launch, name)}" if name in launch.flags else f"a run without --{name}"
+
+
 def _fix(values: Sequence[object], option: str, violation: planning.Violation) -> str:
     """The advice: "use --OPTION 1, 2 or 4", "use 3 or 6 nodes, or <advice>"."""
+    if any(value is True for value in values):
+        return f"add --{option}"
+    if negated := NEGATED.get(violation.path):
+        return f"add --{negated}, or {violation.advice}"
     numbers = [str(value) for value in values if value is not None]
     listed = one_of(numbers) if numbers else ""
     use = f"use --{option} {listed}" if option else f"use {listed} nodes"
@@ -127,7 +141,10 @@ def _text(launch: Launch, name: str) -> str:
 
 @rule("model-shape", "error", "the model's sizes contradict each other", source=f"{ARGUMENTS}, validate_args")
 def model_shape(job: Job) -> Iterator[Hit]:
-    """Heads must divide the hidden size, query groups must divide the heads, and positions must cover the sequence."""
+    """Heads must divide the hidden size, query groups must divide the heads, and positions must cover the sequence.
+
+    A token cannot have more experts than there are, or than its groups have.
+    """
     for _, hit in _broken(job, model.RULES):
         yield hit
 
@@ -147,6 +164,15 @@ _SIZES = tuple(
         parallelism.model_parallel_divides_world,
     )
 )  # fmt: skip
+_EXPERTS = (
+    experts.expert_parallel_divides_experts,
+    experts.expert_tensor_parallel_divides_experts,
+    experts.tensor_parallel_divides_shared_experts,
+    experts.expert_layout_divides_world,
+    experts.experts_with_tensor_parallel_need_sequence_parallel,
+    experts.expert_biases_need_undivided_experts,
+)
+_LATENT_ATTENTION = (latent_attention.latent_attention_needs_sequence_parallel,)
 
 
 @rule(
@@ -158,6 +184,9 @@ _SIZES = tuple(
 def parallel_sizes(job: Job) -> Iterator[Hit]:
     """TP must divide heads and ffn, PP the layers, TP x PP x CP the ranks, and 2 x CP the sequence length.
 
+    EP must divide the experts, and EP x ETP x PP the ranks. Experts and latent
+    attention with TP need --sequence-parallel.
+
     Megatron-LM reports it on every rank, after the job has waited in the queue and the container has started.
     """
     for launch in job.megatron:
@@ -165,7 +194,9 @@ def parallel_sizes(job: Job) -> Iterator[Hit]:
         if known is None:
             continue
         knows = knows_layers(launch)
-        hits = list(_hits(launch, known, (*_SIZES, *_LAYERS) if knows else _SIZES))
+        hits = list(
+            _hits(launch, known, (*_SIZES, *_EXPERTS, *_LATENT_ATTENTION, *(_LAYERS if knows else ())))
+        )
         hits += _uneven_virtual_stages(launch, known) if knows else ()
         # a wrong size also makes the product wrong
         yield from hits or _hits(launch, known, (parallelism.model_parallel_divides_world,))

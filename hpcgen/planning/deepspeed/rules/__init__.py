@@ -1,4 +1,4 @@
-"""Rules between keys of DeepSpeed's configuration, each with the code of DeepSpeed from which it follows."""
+"""Rules about keys of DeepSpeed's configuration together. Each names the code of DeepSpeed that it follows from."""
 
 from __future__ import annotations
 

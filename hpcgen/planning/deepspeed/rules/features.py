@@ -11,7 +11,7 @@ SAMPLING = "data_efficiency.data_sampling"
 
 
 def data_efficiency_is_complete(facts: Facts) -> Iterator[Problem]:
-    """Enabled features have their required keys (runtime/data_pipeline/config.py, get_curriculum_learning and
+    """Enabled features need their required keys (runtime/data_pipeline/config.py, get_curriculum_learning and
     get_dynamic_batching)."""
     for name, key in (("curriculum_learning", "curriculum_metrics"), ("dynamic_batching", "max_tokens")):
         section = facts.get(f"{SAMPLING}.{name}")
@@ -20,7 +20,7 @@ def data_efficiency_is_complete(facts: Facts) -> Iterator[Problem]:
 
 
 def compiler_passes(facts: Facts) -> Iterator[Problem]:
-    """Exclusive features of DeepCompile (compile/config.py, CompileConfig; runtime/engine.py,
+    """Features of DeepCompile exclude each other (compile/config.py, CompileConfig; runtime/engine.py,
     get_deepspeed_compile_backend)."""
     names = ("offload_activation", "offload_parameters", "offload_opt_states")
     used = [name for name in names if facts.get(f"compile.{name}", False)]
@@ -32,7 +32,7 @@ def compiler_passes(facts: Facts) -> Iterator[Problem]:
 
 
 def secrets_stay_out(facts: Facts) -> Iterator[Problem]:
-    """The configuration is part of the script and of the run directory (hpcgen's rule)."""
+    """The configuration is stored in the script and in the run directory, so it has no secrets (hpcgen's rule)."""
     if facts.get("comet.api_key") is not None:
         hint = "remove it, export COMET_API_KEY where you submit, and list COMET_API_KEY in secrets"
         yield problem("comet.api_key", "would be written into the script", hint)

@@ -14,7 +14,7 @@ PARAM = f"{ZERO}.offload_param"
 def offload_needs_its_stage(facts: Facts) -> Iterator[Problem]:
     """Parameters are offloaded by stage 3, optimizer state by stages 1 to 3 (runtime/zero/offload_config.py).
 
-    Only stage 3 swaps optimizer state to NVMe. Stages 1 and 2 take any device for host memory
+    Only stage 3 swaps optimizer state to NVMe. Stages 1 and 2 treat every device as host memory
     (runtime/zero/stage_1_and_2.py, DeepSpeedZeroOptimizer.__init__).
     """
     if facts.offload("param") != "none" and facts.stage != 3:
@@ -62,8 +62,9 @@ def partial_offload_needs_stage_3(facts: Facts) -> Iterator[Problem]:
 
 
 def zenflow_needs_cpu_offload(facts: Facts) -> Iterator[Problem]:
-    """ZenFlow updates with the CPU what the GPU leaves (runtime/zenflow/zenflow_stage_1_and_2.py, __init__ and
-    _configure_zenflow; runtime/zenflow/engine.py, configure_zenflow)."""
+    """ZenFlow updates some parameters on the GPU and leaves the rest to the CPU
+    (runtime/zenflow/zenflow_stage_1_and_2.py, __init__ and _configure_zenflow; runtime/zenflow/engine.py,
+    configure_zenflow)."""
     if facts.zero("zenflow") is None:
         return
     path = f"{ZERO}.zenflow"

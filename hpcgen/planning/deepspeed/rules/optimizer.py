@@ -37,16 +37,21 @@ def optimizer_exists(facts: Facts) -> Iterator[Problem]:
 
 
 def zero_knows_the_optimizer(facts: Facts) -> Iterator[Problem]:
-    """Other optimizers with ZeRO need a confirmation (runtime/engine.py, _do_optimizer_sanity_check)."""
+    """With ZeRO, other optimizers must be allowed explicitly (runtime/engine.py, _do_optimizer_sanity_check)."""
     kind = facts.optimizer_type
-    is_tested = kind is None or kind in TESTED_WITH_ZERO
-    if facts.stage and not is_tested and not facts.get("zero_allow_untested_optimizer", False):
+    exists = kind in DEEPSPEED_OPTIMIZERS or facts.get("optimizer.type") in TORCH_OPTIMIZERS
+    if (
+        facts.stage
+        and exists
+        and kind not in TESTED_WITH_ZERO
+        and not facts.get("zero_allow_untested_optimizer", False)
+    ):
         hint = "set zero_allow_untested_optimizer to true, or use AdamW"
         yield problem("optimizer.type", "has not been tested with ZeRO, so DeepSpeed refuses it", hint)
 
 
 def optimizer_runs_on_its_device(facts: Facts) -> Iterator[Problem]:
-    """LAMB has only a CUDA kernel (ops/lamb/fused_lamb.py) and needs a dynamic loss scale, that of fp16
+    """LAMB has only a CUDA kernel (ops/lamb/fused_lamb.py) and needs the dynamic loss scale of fp16
     (runtime/engine.py, _do_sanity_check). Muon with stage 3 needs all-reduce (runtime/zero/stage3.py, __init__)."""
     if facts.optimizer_type == "lamb":
         if facts.offload("optimizer") != "none":

@@ -21,7 +21,7 @@ def sequence_parallel_divides_ranks(facts: Facts) -> Iterator[Problem]:
         reason = "has no effect without sequence_parallel_size"
         yield problem("data_parallel_size", reason, "remove it; DeepSpeed computes it")
     elif data is not None and data * size != copies:
-        reason = f"x sequence_parallel_size = {data} x {size}, but there are {copies} ranks"
+        reason = f"times sequence_parallel_size = {size} is {data * size}, but there are {copies} ranks"
         yield problem("data_parallel_size", reason, f"use {copies // size}")
 
 

@@ -91,7 +91,7 @@ def gradient_norm_can_be_skipped(facts: Facts) -> Iterator[Problem]:
     if facts.stage not in (1, 2):
         yield problem(path, f"is supported by stages 1 and 2, not {facts.stage}", "remove it")
     elif facts.get("gradient_clipping", 1.0) > 0:
-        reason = "needs a model without gradient clipping, and DeepSpeed's default clips at 1.0"
+        reason = "needs gradient clipping to be off, but DeepSpeed clips at 1.0 by default"
         yield problem(path, reason, "set gradient_clipping to 0")
     elif facts.zero("zenflow") is not None or facts.offload("optimizer") != "none":
         yield problem(path, "is not supported with ZenFlow or an offloaded optimizer", "remove it")

@@ -1,0 +1,62 @@
+"""Converts Megatron-LM's options of mixtures of experts."""
+
+from __future__ import annotations
+
+from hpcgen.check.lint.launch import Flag
+from hpcgen.check.lint.megatron import KEYS, layer_pattern, options
+from hpcgen.check.migration.leftover import Carried, is_sure
+from hpcgen.check.migration.options import EXPERT_OPTIONS
+from hpcgen.check.migration.values import Flags, carry_as, shown, why_not
+from hpcgen.check.migration.without_key import carry_without_key
+
+COUNT = "num-experts"
+NEEDS = {
+    "moe-router-bias-update-rate": "model.moe_router_enable_expert_bias",
+    "moe-token-drop-policy": "model.moe_expert_capacity_factor",
+}
+"""Options that are only read if another key is set, which a run file would refuse without it."""
+OTHER_DISPATCHERS = ("flex", "alltoall_seq")
+"""Values of --moe-token-dispatcher-type that only change the communication, and that the trainer does not have."""
+
+
+def carry_experts(flags: Flags, carried: Carried) -> None:
+    """Converts --num-experts and the options that are only read with it."""
+    if count := flags.get(COUNT):
+        carried.seen.add(COUNT)
+        carry_as(KEYS[COUNT], count, carried)
+    has_experts = count is not None or carried.get(KEYS[COUNT]) is not None
+    given = [flag for flag in flags.values() if EXPERT_OPTIONS.match(flag.name)]
+    for flag in sorted(given, key=lambda flag: flag.name in NEEDS):
+        carried.seen.add(flag.name)
+        needed = NEEDS.get(flag.name)
+        if not has_experts and flag.name in options():
+            carried.leave(flag.line, shown(flag), f"it only applies with --{COUNT}")
+        elif needed is not None and not carried.get(needed):
+            carried.leave(flag.line, shown(flag), f"it only applies with {needed}")
+        elif flag.name == "moe-layer-freq":
+            _layer_freq(flag, carried)
+        elif flag.name == "moe-expert-capacity-factor" and _text(flag).startswith("-"):
+            carried.leave(flag.line, shown(flag), "a negative capacity is none")
+        elif flag.name == "moe-token-dispatcher-type" and _text(flag) in OTHER_DISPATCHERS:
+            carried.leave(flag.line, shown(flag), "the trainer has alltoall and allgather")
+        elif flag.name in KEYS:
+            carry_as(KEYS[flag.name], flag, carried)
+        else:
+            carry_without_key(flag, carried)
+
+
+def _layer_freq(flag: Flag, carried: Carried) -> None:
+    """--moe-layer-freq is N for experts in every N-th layer, or a Python list of zeros and ones (moe_freq_type)."""
+    key, text, layers = "model.moe_layer_freq", _text(flag), carried.get("model.num_layers")
+    if not text:
+        carried.refuse(flag.line, shown(flag), why_not(key, flag), key)
+    elif (pattern := layer_pattern(text, layers)) is None:
+        why = "it is neither a number nor a list of zeros and ones"
+        carried.refuse(flag.line, shown(flag), why, key)
+    elif not all(pattern):
+        carried.put(key, pattern)
+
+
+def _text(flag: Flag) -> str:
+    """The value of an option; empty if it is unknown."""
+    return flag.value.text if flag.value and is_sure(flag.value) and len(flag.values) == 1 else ""

@@ -1,0 +1,74 @@
+"""Converts Megatron-LM's options of multi-head latent attention (MLA)."""
+
+from __future__ import annotations
+
+from hpcgen.check.lint.launch import Flag
+from hpcgen.check.lint.megatron import LATENT_WIDTHS
+from hpcgen.check.migration.leftover import Carried, is_sure
+from hpcgen.check.migration.values import Flags, carry_as, shown
+
+SWITCH, KEY = "multi-latent-attention", "model.multi_latent_attention"
+KV_LORA_RANK = 32
+"""Megatron-LM's default (arguments.py). Megatron-Core's is 512, as is that of a run file."""
+
+YARN = {"rope_type": "yarn", "original_max_position_embeddings": 4096, "beta_fast": 32.0, "beta_slow": 1.0}
+"""Megatron-Core's defaults (MLATransformerConfig), for which Megatron-LM has no options."""
+
+ROPE_SCALING = "model.rope_scaling"
+SCALING_OPTIONS = ("rotary-scaling-factor", "mscale", "mscale-all-dim")
+
+
+def carry_latent_attention(flags: Flags, carried: Carried) -> None:
+    """Converts --multi-latent-attention and the options that are only read with it."""
+    names = (SWITCH, *LATENT_WIDTHS, "rope-type", *SCALING_OPTIONS)
+    given = {name: flags[name] for name in names if name in flags}
+    carried.seen |= given.keys()
+    if SWITCH not in given:
+        for unused in given.values():
+            carried.leave(unused.line, shown(unused), f"it only applies with --{SWITCH}")
+        return
+    carried.put(KEY, True)
+    for name, path in LATENT_WIDTHS.items():
+        if flag := given.get(name):
+            carry_as(path, flag, carried)
+        elif name == "kv-lora-rank":
+            carried.put(path, KV_LORA_RANK)
+    if flag := flags.get("kv-channels"):
+        carried.seen.add(flag.name)
+        carried.leave(flag.line, shown(flag), "latent attention does not use it")
+    _rope_scaling(given, carried)
+
+
+def _rope_scaling(given: Flags, carried: Carried) -> None:
+    """YaRN, which is MLA's default, with a factor of 1 unless --rotary-scaling-factor is given."""
+    numbers = {name: _number(given[name]) for name in SCALING_OPTIONS if name in given}
+    for name, number in numbers.items():
+        if number is None:
+            flag = given[name]
+            carried.refuse(flag.line, shown(flag), "its value is not known", ROPE_SCALING)
+            return
+    factor = numbers.get("rotary-scaling-factor") or 1.0
+    if factor == 1:
+        return
+    kind = given.get("rope-type")
+    if kind is not None and _text(kind) != "yarn":
+        why = "Megatron-LM scales the scores of attention without scaling the rotary embedding"
+        carried.refuse(kind.line, shown(kind), why, ROPE_SCALING)
+        return
+    mscale, mscale_all_dim = numbers.get("mscale", 1.0), numbers.get("mscale-all-dim", 0.0)
+    scaling: dict[str, object] = YARN | {"factor": factor}
+    if (mscale, mscale_all_dim) != (1.0, 0.0):  # these are transformers' meaning of no mscale
+        scaling |= {"mscale": mscale, "mscale_all_dim": mscale_all_dim}
+    carried.put(ROPE_SCALING, scaling)
+
+
+def _number(flag: Flag) -> float | None:
+    try:
+        return float(_text(flag))
+    except ValueError:
+        return None
+
+
+def _text(flag: Flag) -> str:
+    """The value of an option; empty if it is unknown."""
+    return flag.value.text if flag.value and is_sure(flag.value) and len(flag.values) == 1 else ""

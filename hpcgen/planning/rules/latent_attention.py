@@ -1,0 +1,75 @@
+"""Rules for multi-head latent attention (MLA). Its rules within the section `model` are in trainer.contract."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hpcgen.planning.rules.facts import Facts, Rule, Violation
+
+SP = "parallelism.sequence_parallel"
+WHAT = "model.multi_latent_attention = true"
+
+
+def latent_attention_needs_sequence_parallel(facts: Facts) -> Iterator[Violation]:
+    """MLA with TP > 1 needs sequence_parallel (hpcgen's rule, which the trainer checks as well).
+
+    All heads share the rotated part of the keys, and each rank only computes the gradients of its own heads. Core adds
+    them up over tensor-parallel ranks with sequence parallelism only (megatron/core/distributed/
+    finalize_model_grads.py). Otherwise, the ranks train different weights.
+    """
+    axes = facts.parallelism
+    size = axes.tensor_model_parallel_size
+    if facts.model.multi_latent_attention and size > 1 and not axes.sequence_parallel:
+        yield Violation(
+            path=SP,
+            depends_on=("model",),
+            reason=f"must be true for model.multi_latent_attention with TP = {size}, because Megatron-Core leaves out "
+            "gradients otherwise",
+            candidates=[True],
+        )
+
+
+def latent_attention_has_no_communication_overlap(facts: Facts) -> Iterator[Violation]:
+    """No tp_comm_overlap with MLA.
+
+    Source: megatron/core/extensions/transformer_engine.py, TELinear, which disables the overlap because Transformer
+    Engine has no buffers for the projections of MLA.
+    """
+    if facts.model.multi_latent_attention and facts.parallelism.tp_comm_overlap:
+        yield Violation(
+            path="parallelism.tp_comm_overlap",
+            depends_on=("model",),
+            reason=f"has no effect with {WHAT}",
+            candidates=[False],
+        )
+
+
+def windows_of_latent_attention_are_on_one_rank(facts: Facts) -> Iterator[Violation]:
+    """No window_size with MLA and CP > 1 on GPUs.
+
+    Source: Transformer Engine, context_parallel.py, attn_forward_func_with_cp: windows need all_gather, which does not
+    support values of another width than keys.
+    """
+    size = facts.parallelism.context_parallel_size
+    uses_engine = facts.device == "cuda" and facts.training.transformer_impl != "torch"
+    if (
+        facts.model.multi_latent_attention
+        and facts.model.window_size is not None
+        and size > 1
+        and uses_engine
+    ):
+        yield Violation(
+            path="model.window_size",
+            depends_on=("parallelism",),
+            reason=f"is not supported by Transformer Engine with {WHAT} and "
+            f"parallelism.context_parallel_size = {size}",
+            candidates=[None],
+            advice="set context_parallel_size to 1",
+        )
+
+
+RULES: tuple[Rule, ...] = (
+    latent_attention_needs_sequence_parallel,
+    latent_attention_has_no_communication_overlap,
+    windows_of_latent_attention_are_on_one_rank,
+)

@@ -1,0 +1,87 @@
+"""Rules for multi-token prediction (MTP). Its rules within the section `model` are in trainer.contract."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hpcgen.planning.rules.facts import Facts, Rule, Violation, divisors
+
+KEY = "model.mtp_num_layers"
+PP = "parallelism.pipeline_model_parallel_size"
+TP = "parallelism.tensor_model_parallel_size"
+
+
+def mtp_in_pipelines_needs_untied_embeddings(facts: Facts) -> Iterator[Violation]:
+    """MTP with PP > 1 needs untie_embeddings_and_output_weights.
+
+    Source: megatron/core/models/common/language_module/language_module.py,
+    tie_embeddings_and_output_weights_state_dict, which asserts this, although only when it saves.
+    """
+    model, stages = facts.model, facts.parallelism.pipeline_model_parallel_size
+    if model.mtp_num_layers is not None and stages > 1 and not model.untie_embeddings_and_output_weights:
+        yield Violation(
+            path="model.untie_embeddings_and_output_weights",
+            depends_on=("parallelism",),
+            reason=f"is false, but {KEY} = {model.mtp_num_layers} requires it with {PP} = {stages}, "
+            "because Megatron-Core cannot save the shared matrix",
+            candidates=[True],
+            advice=f"set {PP} to 1",
+        )
+
+
+def tensor_parallel_divides_mtp_projection(facts: Facts) -> Iterator[Violation]:
+    """hidden_size % TP == 0 with MTP (megatron/core/transformer/multi_token_prediction.py, eh_proj)."""
+    size, hidden = facts.parallelism.tensor_model_parallel_size, facts.model.hidden_size
+    if facts.model.mtp_num_layers is not None and hidden % size:
+        yield Violation(
+            path=TP,
+            depends_on=("model",),
+            reason=f"does not divide model.hidden_size = {hidden} ({hidden} / {size}), which {KEY} requires",
+            candidates=divisors(hidden, near=size),
+        )
+
+
+def mtp_is_recomputed_by_layer(facts: Facts) -> Iterator[Violation]:
+    """Uniform recomputation of MTP needs recompute_num_layers = 1.
+
+    Source: megatron/core/transformer/multi_token_prediction.py, _checkpointed_forward. With block, it does not
+    recompute MTP layers.
+    """
+    training = facts.training
+    if (
+        facts.model.mtp_num_layers is not None
+        and training.recompute_granularity == "full"
+        and training.recompute_method == "uniform"
+        and training.recompute_num_layers not in (None, 1)
+    ):
+        yield Violation(
+            path="training.recompute_num_layers",
+            depends_on=("model",),
+            reason=f"must be 1 with {KEY} and recompute_method = uniform",
+            candidates=[1],
+            advice="set recompute_method to block",
+        )
+
+
+def mtp_needs_one_document(facts: Facts) -> Iterator[Violation]:
+    """No MTP with reset_attention_mask (hpcgen's rule).
+
+    MTP layers shift the tokens of a sample (megatron/core/transformer/multi_token_prediction.py, roll_tensor), so the
+    boundaries of documents would be off by one token per layer.
+    """
+    if facts.data.reset_attention_mask and facts.model.mtp_num_layers is not None:
+        yield Violation(
+            path="data.reset_attention_mask",
+            depends_on=("model",),
+            reason=f"does not work with {KEY}, whose layers shift the tokens past the boundaries of documents",
+            candidates=[False],
+            advice=f"remove {KEY}",
+        )
+
+
+RULES: tuple[Rule, ...] = (
+    mtp_in_pipelines_needs_untied_embeddings,
+    tensor_parallel_divides_mtp_projection,
+    mtp_is_recomputed_by_layer,
+    mtp_needs_one_document,
+)

@@ -1,0 +1,64 @@
+"""The plan of a mixture of experts: its layout and summary."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpcgen.planning.layout import Layout
+from hpcgen.planning.summary import _nodes_per_group, for_people, summarize
+from tests.runs import big_run, planned
+from trainer.contract.config import ModelConfig, ParallelismConfig, TrainingConfig
+
+MIXTRAL = {
+    "preset": "mixtral-8x7b",
+    "data": {"mock": True},
+    "slurm": {"train": {"nodes": 8, "time": "1-00:00:00"}},
+}
+
+
+def test_the_summary_of_mixtral(tmp_path):
+    found = summarize(planned(tmp_path, big_run(**MIXTRAL)))
+    assert found["parameters"] == 46_702_792_704
+    assert found["active_parameters"] == 12_879_925_248
+    assert found["experts"]["expert_data_parallel_size"] == 2
+    lines = dict(for_people(found))
+    assert lines["layout"] == "TP1 PP4 VPP8 CP1 DP16 EP8 ETP1, 16 microbatches on 64 ranks"
+    assert lines["parameters"] == "46,702,792,704, of which 12,879,925,248 process each token"
+    assert lines["experts"] == (
+        "2 of 8 per token in 32 layers, 1 per rank; groups of 8 ranks in one node, 2 of them per pipeline stage"
+    )
+
+
+def test_a_dense_model_has_no_line_about_experts(tmp_path):
+    found = summarize(planned(tmp_path, big_run()))
+    assert found["experts"] is None
+    assert "experts" not in dict(for_people(found))
+    assert "EP" not in found["layout"]
+
+
+def test_groups_that_span_nodes(tmp_path):
+    overrides = ["parallelism.expert_tensor_parallel_size=2", "parallelism.pipeline_model_parallel_size=1"]
+    overrides += ["parallelism.virtual_pipeline_model_parallel_size=null"]
+    plan = planned(tmp_path, big_run(**MIXTRAL), overrides=overrides)
+    assert (
+        "groups of 16 ranks over 2 nodes, 4 of them per pipeline stage"
+        in (dict(for_people(summarize(plan)))["experts"])
+    )
+    assert any("each token crosses the network 2 times" in warning for warning in plan.warnings)
+
+
+@pytest.mark.parametrize(("ranks", "nodes"), [(1, 1), (4, 1), (6, 2), (8, 1), (12, 2), (16, 2), (20, 3)])
+def test_a_group_may_begin_in_the_middle_of_a_node(ranks, nodes):
+    assert _nodes_per_group(ranks, ranks_per_node=8) == nodes
+
+
+def test_layers_of_a_stage_follow_the_chunks():
+    model = ModelConfig(num_layers=8, hidden_size=64, num_attention_heads=4, seq_length=64)
+    axes = ParallelismConfig(pipeline_model_parallel_size=2, virtual_pipeline_model_parallel_size=2)
+    training = TrainingConfig(micro_batch_size=1, global_batch_size=4, train_iters=1)
+    layout = Layout.make(model, axes, training, world_size=2)
+    assert layout is not None
+    assert [layout.layers_of_stage(stage) for stage in (0, 1)] == [
+        [range(2), range(4, 6)],
+        [range(2, 4), range(6, 8)],
+    ]

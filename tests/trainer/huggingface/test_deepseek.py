@@ -1,0 +1,121 @@
+"""Exports of trained checkpoints with latent attention and MTP layers, and DeepSeek's own layout of MTP layers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.trainer.huggingface.models import assert_same_weights, weights
+from tests.trainer.runs import DEEPSEEK, finished, gpt_config
+from trainer.contract.errors import TrainerError
+from trainer.huggingface.exporting import Options, export
+from trainer.huggingface.importing import import_model
+from trainer.huggingface.source import read_source
+
+pytestmark = pytest.mark.process
+
+MODEL = DEEPSEEK | {
+    "layernorm_epsilon": 1e-6,
+    "num_moe_experts": 4,
+    "moe_layer_freq": [0, 1, 1, 1],
+    "moe_ffn_hidden_size": 32,
+    "moe_shared_expert_intermediate_size": 64,
+    "moe_router_score_function": "sigmoid",
+    "moe_router_enable_expert_bias": True,
+    "moe_router_bias_update_rate": 0.05,
+    "moe_router_topk_scaling_factor": 2.5,
+}
+"""Everything that DeepSeek-V3 has."""
+
+
+def ignore(line: str) -> None:
+    """Discards a progress line."""
+
+
+@pytest.fixture(scope="module")
+def trained(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint that 2 ranks trained at TP 2 and EP 2."""
+    config = gpt_config(corpus, tmp_path_factory.mktemp("trained"), MODEL)
+    config["parallelism"] = {
+        "tensor_model_parallel_size": 2,
+        "sequence_parallel": True,
+        "expert_model_parallel_size": 2,
+        "expert_tensor_parallel_size": 1,
+    }
+    config["world_size"] = 2
+    config["training"]["train_iters"] = 3  # an odd number, after which no expert's bias is zero
+    return finished(config).checkpoints / "iter_0000003"
+
+
+@pytest.fixture(scope="module")
+def exported(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its export, whose logits were compared with those of transformers."""
+    directory = tmp_path_factory.mktemp("export") / "model"
+    lines: list[str] = []
+    export(trained, directory, Options(check=True), lines.append)
+    assert any(line.startswith("checked: the logits of 4 prompts differ") for line in lines)
+    return directory
+
+
+def test_a_trained_model_is_exported_with_its_mtp_layers(exported: Path, tmp_path: Path) -> None:
+    assert json.loads((exported / "config.json").read_bytes())["num_nextn_predict_layers"] == 2
+    tensors = weights(exported)
+    assert tensors["model.layers.5.eh_proj.weight"].shape == (64, 128)
+    assert tensors["model.layers.5.mlp.experts.3.gate_proj.weight"].shape == (32, 64)
+    assert tensors["model.layers.2.mlp.gate.e_score_correction_bias"].abs().max() >= 0.05
+    import_model(exported, tmp_path / "imported", ignore)
+    checkpoint = tmp_path / "imported" / "iter_0000000"
+    assert read_source(checkpoint).model.mtp_num_layers == 2
+    export(checkpoint, tmp_path / "again", Options(), ignore)
+    assert_same_weights(tmp_path / "again", exported)
+
+
+def test_training_starts_from_imported_mtp_layers(exported: Path, corpus: str, tmp_path: Path) -> None:
+    import_model(exported, tmp_path / "imported", ignore)
+    config = gpt_config(corpus, tmp_path / "run", MODEL)
+    config["training"]["train_iters"] = 2
+    fresh = finished(config)
+    config |= {"run_dir": str(tmp_path / "tuned")}
+    config["checkpoint"] = {"load": str(tmp_path / "imported"), "finetune": True}
+    tuned = finished(config)
+    for key in ("loss", "mtp_1_loss", "mtp_2_loss"):
+        assert _first_step(tuned.directory)[key] < _first_step(fresh.directory)[key] - 0.05
+
+
+def _first_step(directory: Path) -> dict[str, float]:
+    events = map(json.loads, (directory / "metrics.jsonl").read_text().splitlines())
+    return next(event for event in events if event["event"] == "step")
+
+
+@pytest.mark.parametrize("is_same", [True, False], ids=["same", "other"])
+def test_deepseeks_copies_of_the_embedding_are_ignored_if_they_are_copies(
+    is_same: bool, exported: Path, tmp_path: Path
+) -> None:
+    tensors = load_file(exported / "model.safetensors")
+    copy = tensors["model.embed_tokens.weight"].clone()
+    tensors["model.layers.4.embed_tokens.weight"] = copy if is_same else copy + 1
+    directory = tmp_path / "original"
+    directory.mkdir()
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    (directory / "config.json").write_bytes((exported / "config.json").read_bytes())
+    if is_same:
+        import_model(directory, tmp_path / "imported", ignore)
+        return
+    with pytest.raises(TrainerError, match=r"layers\.4\.embed_tokens\.weight differs from model"):
+        import_model(directory, tmp_path / "imported", ignore)
+
+
+def test_another_epsilon_is_refused(exported: Path, tmp_path: Path) -> None:
+    """transformers has a fixed epsilon in the norms of the latents."""
+    config = json.loads((exported / "config.json").read_bytes()) | {"rms_norm_eps": 1e-5}
+    tensors = {name: torch.clone(tensor) for name, tensor in weights(exported).items()}
+    directory = tmp_path / "original"
+    directory.mkdir()
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    (directory / "config.json").write_text(json.dumps(config))
+    with pytest.raises(TrainerError, match=r"layernorm_epsilon = 1e-05 \(it needs 1e-06\)"):
+        import_model(directory, tmp_path / "imported", ignore)

@@ -1,0 +1,59 @@
+"""Text generation by a mixture of experts that was trained with expert parallelism and a capacity."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.trainer.forked import run_ranks
+from tests.trainer.runs import MOE, environment, finished, free_port, gpt_config
+from trainer.distributed import groups
+from trainer.inference import Options, generate, load_model
+
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.filterwarnings("ignore"),  # Megatron-Core warns about its own defaults
+]
+
+PROMPTS = ["A", "in the beginning", "x = 1"]
+
+
+@pytest.fixture(scope="module")
+def run(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    directory = tmp_path_factory.mktemp("run")
+    config = gpt_config(corpus, directory, MOE | {"moe_expert_capacity_factor": 1.0}) | {"world_size": 2}
+    config["parallelism"] = {"expert_model_parallel_size": 2}
+    config["training"]["train_iters"] = 2
+    finished(config)
+    (directory / "prompts.jsonl").write_text("".join(json.dumps({"prompt": p}) + "\n" for p in PROMPTS))
+    yield directory
+    if torch.distributed.is_initialized():
+        groups.finalize()
+
+
+def test_every_layout_generates_the_most_likely_tokens(run: Path) -> None:
+    """In a batch, no token is dropped, whatever the capacity in training."""
+    model, tokenizer = load_model(run, tokenizer="bytes", device="cpu")
+    completions = list(generate(model, tokenizer, PROMPTS, Options(max_new_tokens=8)))
+    for prompt, completion in zip(PROMPTS, completions, strict=True):
+        tokens = tokenizer.encode(prompt)
+        for _ in range(8):
+            tokens.append(int(model.logits(tokens)[-1].argmax()))
+        assert tokenizer.decode(tokens[-8:]) == completion.text
+    for size in ("--tensor-model-parallel-size", "--pipeline-model-parallel-size"):
+        assert texts(run, size, "2") == [completion.text for completion in completions]
+
+
+def texts(run: Path, *arguments: str) -> list[str]:
+    """What two ranks generate."""
+    options = ("--tokenizer", "bytes", "--max-new-tokens", "8", "--device", "cpu", "--json")
+    command = ("-m", "trainer.inference", str(run), *options, "--prompts", str(run / "prompts.jsonl"))
+    port = free_port()
+    environments = [environment(rank, 2, port) for rank in range(2)]
+    ranks = run_ranks((*command, *arguments), environments)
+    assert [rank.returncode for rank in ranks] == [0, 0], ranks
+    return [json.loads(line)["text"] for line in ranks[0].stdout.splitlines()]

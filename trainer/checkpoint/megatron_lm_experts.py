@@ -1,0 +1,83 @@
+"""Keys of experts as arguments of Megatron-LM, and back.
+
+Sources, in Megatron-LM 0.16.1 and 0.19.2: `_add_moe_args` (megatron/training/arguments.py), and in 0.19 the arguments
+that argument_utils.py derives from TransformerConfig.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, get_args, get_type_hints
+
+from trainer.contract.config import ModelConfig, ParallelismConfig
+from trainer.contract.experts import MODEL_KEYS, expert_tensor_parallel_size, num_moe_layers
+
+SAME_NAME = tuple(key for key in MODEL_KEYS if key != "moe_layer_freq")
+"""Keys of the section `model` that are also arguments of the same name."""
+
+FIXED_EXPERTS = {
+    "moe_latent_size": None,
+    "moe_shared_expert_gate": False,
+    "moe_input_jitter_eps": None,
+    "moe_apply_probs_on_input": False,
+    "moe_router_force_load_balancing": False,
+}
+"""Arguments that change what experts compute, with the only value that this trainer supports."""
+
+
+def expert_args(model: ModelConfig) -> dict[str, Any]:
+    """Arguments for the resolved `model`. Empty for a dense model."""
+    if model.num_moe_experts is None:
+        return {}
+    has_dense_layers = num_moe_layers(model) < model.num_layers
+    return {
+        "num_experts": model.num_moe_experts,
+        **{name: getattr(model, name) for name in SAME_NAME},
+        "moe_layer_freq": list(model.moe_layer_freq or ()) if has_dense_layers else 1,
+        "moe_router_dtype": "fp32",
+    }
+
+
+def current_expert_layout(layout: ParallelismConfig) -> dict[str, int]:
+    """Arguments for the expert-parallel sizes of a model with experts."""
+    return {
+        "expert_model_parallel_size": layout.expert_model_parallel_size,
+        "expert_tensor_parallel_size": expert_tensor_parallel_size(layout),
+    }
+
+
+def saved_expert_layout(args: Mapping[str, Any]) -> dict[str, int]:
+    """Expert-parallel sizes in `args`, of which ETP is TP unless it is set."""
+    return {
+        "expert_model_parallel_size": args.get("expert_model_parallel_size") or 1,
+        "expert_tensor_parallel_size": (
+            args.get("expert_tensor_parallel_size") or args["tensor_model_parallel_size"]
+        ),
+    }
+
+
+def expert_section(args: Mapping[str, Any]) -> dict[str, Any]:
+    """Known keys of the section `model` for `args`, as in JSON."""
+    if args.get("num_experts") is None:
+        return {"num_moe_experts": None}
+    every = args.get("moe_layer_freq", 1)
+    pattern = (
+        [int(i % every == 0) for i in range(args["num_layers"])] if isinstance(every, int) else list(every)
+    )
+    return {
+        "num_moe_experts": args["num_experts"],
+        **{name: args[name] for name in SAME_NAME if args.get(name) is not None},
+        "moe_layer_freq": pattern if 0 in pattern else None,
+    }
+
+
+def unsupported_experts(args: Mapping[str, Any]) -> Iterator[str]:
+    """Options of experts that this trainer does not have, as they are shown to the user."""
+    if args.get("num_experts") is None:
+        return
+    for name, value in FIXED_EXPERTS.items():
+        if args.get(name) not in (None, value):
+            yield f"{name} = {args[name]!r}"
+    kind = args.get("moe_router_load_balancing_type", "aux_loss")
+    if kind not in get_args(get_type_hints(ModelConfig)["moe_router_load_balancing_type"]):
+        yield f"moe_router_load_balancing_type = {kind!r}"

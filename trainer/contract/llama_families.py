@@ -1,0 +1,171 @@
+"""Llama and the families of Hugging Face models whose layers are like Llama's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from trainer.contract import rope_parameters
+from trainer.contract.config import ConfigError, ModelConfig
+from trainer.contract.model_family import Family, Form, Place, Weight, head, layer_places
+
+
+@dataclass(frozen=True, kw_only=True)
+class Llama(Family):
+    """Llama and the families that differ from it in biases, norms and windows."""
+
+    biases: tuple[tuple[bool, bool], ...] = ((False, False),)
+    """Possible values of (add_bias_linear, add_qkv_bias)."""
+    qk_layernorm: bool = False
+    """Queries and keys are normalized."""
+    window: Literal["", "always", "by layer"] = ""
+    """Sliding windows: none; in every layer if `sliding_window` is set; or as `layer_types` and related keys say."""
+    head_dim: bool = True
+    """config.json may set the width of a head."""
+
+    def expresses(self, model: ModelConfig) -> dict[str, tuple[Any, ...]]:
+        """Rotary embedding, RMSNorm and SwiGLU."""
+        linear = tuple(dict.fromkeys(linear for linear, _ in self.biases))
+        qkv = tuple(qkv for linear, qkv in self.biases if linear == model.add_bias_linear)
+        width = model.hidden_size // model.num_attention_heads
+        return {
+            "position_embedding_type": ("rope",),
+            "normalization": ("RMSNorm",),
+            "swiglu": (True,),
+            "add_bias_linear": linear,
+            "add_qkv_bias": qkv or tuple(qkv for _, qkv in self.biases),
+            "qk_layernorm": (self.qk_layernorm,),
+            "window_size": (model.window_size,) if self.window else (None,),
+            "kv_channels": (model.kv_channels,) if self.head_dim else (width,),
+        }
+
+    def weights(self, model: ModelConfig) -> Iterator[Weight]:
+        """Yields matrices, and biases where the model has them."""
+        table = (model.padded_vocab_size or 0, model.hidden_size)
+        yield Weight("embedding.word_embeddings.weight", ("model.embed_tokens.weight",), table, "vocabulary")
+        for place, has_experts in layer_places(model):
+            yield from self.attention(model, place)
+            yield from self.mlp(model, place, has_experts)
+        yield Weight("decoder.final_layernorm.weight", ("model.norm.weight",), (model.hidden_size,))
+        yield from head(model)
+
+    def attention(self, model: ModelConfig, place: Place) -> Iterator[Weight]:
+        """Yields the tensors of attention and of the norm before it."""
+        h, d = model.hidden_size, model.kv_channels or 0
+        heads, groups = model.num_attention_heads, model.num_query_groups or 0
+        core, name = f"{place.core}self_attention", f"{place.name}self_attn"
+        yield Weight(f"{core}.linear_qkv.layer_norm_weight", (f"{place.name}input_layernorm.weight",), (h,))
+        rows = (heads + 2 * groups) * d
+        qkv = tuple(f"{name}.{each}_proj" for each in "qkv")
+        yield from linear(f"{core}.linear_qkv", qkv, (rows, h), bool(model.add_qkv_bias), "qkv")
+        if self.qk_layernorm:
+            for each in "qk":
+                yield Weight(f"{core}.{each}_layernorm.weight", (f"{name}.{each}_norm.weight",), (d,))
+        yield from linear(f"{core}.linear_proj", (f"{name}.o_proj",), (h, heads * d), model.add_bias_linear)
+
+    def mlp(self, model: ModelConfig, place: Place, has_experts: bool) -> Iterator[Weight]:
+        """Yields the tensors of a dense MLP and of the norm before it."""
+        assert not has_experts
+        h = model.hidden_size
+        core, name = f"{place.core}mlp", f"{place.name}mlp"
+        norm = f"{place.name}post_attention_layernorm.weight"
+        yield Weight(f"{core}.linear_fc1.layer_norm_weight", (norm,), (h,))
+        yield from gated_mlp(core, name, (h, model.ffn_hidden_size or 0), model.add_bias_linear)
+
+    def to_config(self, model: ModelConfig) -> dict[str, Any]:
+        """The keys that all these families share, and those of biases and windows."""
+        config: dict[str, Any] = {
+            "max_position_embeddings": model.max_position_embeddings,
+            "hidden_size": model.hidden_size,
+            "intermediate_size": model.ffn_hidden_size,
+            "num_hidden_layers": model.num_layers,
+            "num_attention_heads": model.num_attention_heads,
+            "num_key_value_heads": model.num_query_groups,
+            "hidden_act": "silu",
+            "rms_norm_eps": model.layernorm_epsilon,
+            "attention_dropout": model.attention_dropout,
+            **rope_parameters.to_config(model),
+        }
+        if self.head_dim:
+            config["head_dim"] = model.kv_channels
+        if "attention_bias" in self.defaults:
+            config["attention_bias"] = model.add_bias_linear
+        if "mlp_bias" in self.defaults:
+            config["mlp_bias"] = model.add_bias_linear
+        if self.window:
+            config["sliding_window"] = model.window_size
+        if self.window == "by layer":
+            windowed = model.window_size is not None
+            kind = "sliding_attention" if windowed else "full_attention"
+            config |= {
+                "use_sliding_window": windowed,
+                "max_window_layers": 0 if windowed else model.num_layers,
+                "layer_types": [kind] * model.num_layers,
+            }
+        return config
+
+    def from_config(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """The model section. Training sequences have the length before the rotary embedding was scaled."""
+        rope = rope_parameters.from_config(config)
+        length = config["max_position_embeddings"]
+        linear_bias = bool(config.get("attention_bias"))
+        if "mlp_bias" in self.defaults and bool(config["mlp_bias"]) != linear_bias:
+            raise ConfigError(
+                f"attention_bias = {config['attention_bias']!r} and mlp_bias = {config['mlp_bias']!r} differ, which is "
+                "not supported"
+            )
+        return {
+            "num_layers": config["num_hidden_layers"],
+            "hidden_size": config["hidden_size"],
+            "num_attention_heads": config["num_attention_heads"],
+            "num_query_groups": config["num_key_value_heads"],
+            "ffn_hidden_size": config["intermediate_size"],
+            "kv_channels": config.get("head_dim"),
+            "max_position_embeddings": length,
+            "seq_length": (rope["rope_scaling"] or {}).get("original_max_position_embeddings", length),
+            "position_embedding_type": "rope",
+            **rope,
+            "window_size": self._window_size(config),
+            "qk_layernorm": self.qk_layernorm,
+            "normalization": "RMSNorm",
+            "layernorm_epsilon": config["rms_norm_eps"],
+            "swiglu": True,
+            "add_bias_linear": linear_bias,
+            "add_qkv_bias": next(qkv for linear, qkv in self.biases if linear == linear_bias),
+            "attention_dropout": config["attention_dropout"],
+        }
+
+    def _window_size(self, config: Mapping[str, Any]) -> Any:
+        size = config.get("sliding_window")
+        if self.window != "by layer":
+            return size if self.window else None
+        num_layers, first = config["num_hidden_layers"], config["max_window_layers"]
+        if size is None or not config["use_sliding_window"]:
+            return None
+        types = config.get("layer_types") or [
+            "sliding_attention" if n >= first else "full_attention" for n in range(num_layers)
+        ]
+        if len(set(types)) > 1:
+            raise ConfigError(
+                f"sliding_window = {size!r} applies to a part of the layers (layer_types or max_window_layers), which "
+                "is not supported"
+            )
+        return size if types[0] == "sliding_attention" else None
+
+
+def linear(
+    core: str, names: Sequence[str], shape: tuple[int, int], has_bias: bool = False, form: Form = "same"
+) -> Iterator[Weight]:
+    """Yields a matrix and, if it has one, its bias."""
+    yield Weight(f"{core}.weight", tuple(f"{name}.weight" for name in names), shape, form)
+    if has_bias:
+        yield Weight(f"{core}.bias", tuple(f"{name}.bias" for name in names), shape[:1], form)
+
+
+def gated_mlp(core: str, name: str, sizes: tuple[int, int], has_bias: bool = False) -> Iterator[Weight]:
+    """Yields the matrices of an MLP. `sizes` are those of its input and of its hidden layer."""
+    width, hidden = sizes
+    gate_up = (f"{name}.gate_proj", f"{name}.up_proj")
+    yield from linear(f"{core}.linear_fc1", gate_up, (2 * hidden, width), has_bias, "gate_up")
+    yield from linear(f"{core}.linear_fc2", (f"{name}.down_proj",), (width, hidden), has_bias)

@@ -1,0 +1,154 @@
+"""Mixtures of experts: Megatron-Core's MoE layers with a router that counts and scales in the same way in every layout.
+
+Auxiliary losses. A step sums the gradients of all tokens and divides them by the number of tokens of the global batch.
+So a loss that is a mean over the tokens of a microbatch must be multiplied by their number. Core 0.16 multiplies by the
+tokens on one rank, or of one sequence. Then the loss is weaker by TP x CP, or by micro_batch_size. Core 0.19 is
+right. The router here computes the factor itself, so that all versions and layouts train alike.
+
+Statistics. Each router counts the tokens of its experts and adds up its losses on the GPU. `take_statistics` collects
+them once per step; the all-reduce that ends the step sums them over the ranks.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from megatron.core.transformer.moe import moe_utils
+from megatron.core.transformer.moe.moe_layer import MoELayer
+from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
+from megatron.core.transformer.moe.router import TopKRouter
+from megatron.core.transformer.spec_utils import ModuleSpec
+
+from trainer.contract.config import ModelConfig
+from trainer.contract.experts import num_moe_layers
+
+LOSSES = 2
+"""Number of columns after the experts in the statistics: the load-balancing loss and the z-loss."""
+
+if not hasattr(moe_utils, "te_general_gemm"):
+    moe_utils.te_general_gemm = None  # Core 0.16 reads this name even if Transformer Engine is not installed
+
+
+class Router(TopKRouter):
+    """Core's router, with auxiliary losses of the configured strength, and with statistics."""
+
+    statistics: torch.Tensor | None = None
+    """Tokens of each expert, sum of the load-balancing losses, and sum of the squared logits of the z-loss, in fp64.
+
+    Not a buffer, since the bf16 wrapper would round it.
+    """
+
+    def routing(self, logits: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Choose the experts of each token of `logits` [s, b, experts] and count them."""
+        probs, routing_map = super().routing(logits, *args, **kwargs)
+        if self._has_gradients():
+            is_padded = self.config.moe_pad_expert_input_to_capacity
+            chosen = probs.detach() > 0 if is_padded else routing_map  # padding has a weight of zero
+            self._statistics(logits)[:-LOSSES] += chosen.sum(0)
+        return probs, routing_map
+
+    def attach_and_log_load_balancing_loss(
+        self, activation: torch.Tensor, aux_loss_coeff: float, aux_loss: torch.Tensor, *_: Any, **__: Any
+    ) -> torch.Tensor:
+        """Add this rank's part of the mean loss of a microbatch to what `activation` [tokens, ...] differentiates."""
+        self._statistics(activation)[-2] += aux_loss.detach() / aux_loss_coeff
+        tokens = len(activation) * self.tp_cp_group.size()
+        scaled: torch.Tensor = MoEAuxLossAutoScaler.apply(activation, aux_loss * tokens)
+        return scaled
+
+    def apply_z_loss(self, logits: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+        """Add the z-loss of ST-MoE (arXiv 2202.08906, equation 5), as a sum over tokens, to what is differentiated."""
+        coefficient = self.config.moe_z_loss_coeff
+        if coefficient is None or not self._has_gradients():
+            return logits
+        z_loss = torch.logsumexp(logits, dim=-1).square().sum()
+        self._statistics(logits)[-1] += z_loss.detach()
+        scaled: torch.Tensor = MoEAuxLossAutoScaler.apply(logits, z_loss * coefficient)
+        return scaled
+
+    def _has_gradients(self) -> bool:
+        # False in evaluations, and in the first pass of recomputed layers, so each microbatch counts once.
+        return self.training and torch.is_grad_enabled()
+
+    def _statistics(self, like: torch.Tensor) -> torch.Tensor:
+        if self.statistics is None:
+            columns = self.config.num_moe_experts + LOSSES
+            self.statistics = torch.zeros(columns, dtype=torch.float64, device=like.device)
+        return self.statistics
+
+
+def has_fused_permutation() -> bool:
+    """True if Transformer Engine can sort tokens by expert, which it can from version 2.1."""
+    return getattr(moe_utils, "fused_permute_with_probs", None) is not None
+
+
+def use_router(layer: ModuleSpec) -> None:
+    """Make the MoE layer of a transformer layer's spec use `Router`."""
+    mlp = layer.submodules.mlp
+    # Core 0.19 has a partial function in place of a spec.
+    submodules = mlp.keywords["submodules"] if isinstance(mlp, functools.partial) else mlp.submodules
+    submodules.router = Router
+
+
+def store_as_transformer_engine(layer: ModuleSpec) -> None:
+    """Give the norm before the MoE layer of a spec of torch's kernels the name that Transformer Engine's has.
+
+    Core stores it as a part of the dense MLP's first matrix, which an MoE layer does not have.
+    """
+    names = layer.submodules.sharded_state_dict_keys_map
+    layer.submodules.sharded_state_dict_keys_map = {
+        name: stored for name, stored in names.items() if not name.startswith("pre_mlp_layernorm")
+    }
+
+
+def reduce_over_expert_ranks(chunk: torch.nn.Module, *, etp: int, tp: int) -> None:
+    """Mark the parameters of experts that are divided differently from the other layers, for Core's gradient buffers.
+
+    Core 0.16 only marks them if EP > 1. With EP = 1 it would reduce them over ranks with other tokens or other shards.
+    """
+    if etp == tp:
+        return
+    for layer in chunk.modules():
+        if isinstance(layer, MoELayer):
+            for parameter in layer.experts.parameters():
+                parameter.allreduce = False
+
+
+def routers(model: Sequence[torch.nn.Module]) -> tuple[Router, ...]:
+    """The routers on this rank."""
+    found = []
+    for chunk in model:
+        for name, module in chunk.named_modules():
+            if isinstance(module, Router):
+                module.is_mtp_layer = "mtp." in name  # Core 0.16 does not tell its routers
+                found.append(module)
+    return tuple(found)
+
+
+def take_statistics(routers: Sequence[Router], config: ModelConfig, device: torch.device) -> torch.Tensor:
+    """Return this rank's statistics since the last call, [MoE layers, experts + LOSSES] in fp64, and reset them.
+
+    Layers on other ranks are zero. The sum over all ranks is that of the global batch. Layers that predict further
+    tokens (MTP) are left out. Empty for a dense model.
+    """
+    rows = {layer: row for row, layer in enumerate(moe_layers(config))}
+    columns = (config.num_moe_experts or 0) + LOSSES
+    statistics = torch.zeros(len(rows), columns, dtype=torch.float64, device=device)
+    for router in routers:
+        if router.statistics is not None and not router.is_mtp_layer:
+            statistics[rows[router.layer_number - 1]] += router.statistics
+            router.statistics.zero_()
+    return statistics
+
+
+def moe_layers(config: ModelConfig) -> list[int]:
+    """Numbers of the MoE layers, from 0."""
+    return [layer for layer in range(config.num_layers) if num_moe_layers(config, range(layer, layer + 1))]
+
+
+def expert_biases(routers: Sequence[Router]) -> list[torch.Tensor]:
+    """The biases of experts that balance the load without a loss."""
+    return [router.expert_bias for router in routers if router.expert_bias is not None]

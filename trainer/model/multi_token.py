@@ -1,0 +1,82 @@
+"""Multi-token prediction (MTP): layers after the last one, each of which predicts one token further ahead.
+
+Megatron-Core adds their losses to the gradients, with the weight mtp_loss_scaling_factor. It logs them as means over
+microbatches, which depend on the layout. `PredictingModel` provides sums and numbers of tokens instead.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from megatron.core.models.gpt import GPTModel
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_mtp_block_spec
+from megatron.core.transformer import multi_token_prediction
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.utils import unwrap_model
+
+from trainer.model import layers
+from trainer.model.kernels import Kernels
+
+DIVIDES_BY_TARGETS = hasattr(multi_token_prediction, "process_mtp_loss")
+"""Whether Core divides the losses of a layer by its own number of targets on this rank (since megatron-core 0.17).
+
+Without this, they are divided by the tokens of the main loss (DeepSeek-V3, arXiv 2412.19437, equation 24).
+"""
+
+
+def block_spec(
+    core: TransformerConfig, decoder: TransformerBlockSubmodules, vp_stage: int | None, kernels: Kernels
+) -> dict[str, Any]:
+    """GPTModel's argument for the MTP layers. They have the parts of the last layer, and are in the last chunk."""
+    uses_engine = kernels.transformer_engine is not None
+    if decoder.layer_specs:
+        last = decoder.layer_specs[-1]
+    else:
+        last = layers.layer_spec(core, layers.has_experts(core)[-1], uses_engine)
+    template = TransformerBlockSubmodules(layer_specs=[last], layer_norm=decoder.layer_norm)
+    block = get_gpt_mtp_block_spec(core, template, use_transformer_engine=uses_engine, vp_stage=vp_stage)
+    if block is not None and not uses_engine:
+        for layer in block.layer_specs:
+            parts = layer.submodules
+            parts.enorm = parts.hnorm = parts.layer_norm = decoder.layer_norm
+    return {"mtp_block_spec": block}
+
+
+class PredictingModel(GPTModel):
+    """A GPT whose forward pass keeps the losses of its MTP layers for `losses`."""
+
+    _mask: torch.Tensor | None = None
+    _num_tokens: torch.Tensor
+    _losses: list[torch.Tensor]
+
+    def forward(self, *args: Any, loss_mask: torch.Tensor | None = None, **kwargs: Any) -> torch.Tensor:
+        """GPTModel's forward pass. With labels, it needs the `loss_mask` [b, s]."""
+        self._mask, self._losses = loss_mask, []
+        if loss_mask is not None:
+            self._num_tokens = loss_mask.sum()
+        output: torch.Tensor = super().forward(*args, loss_mask=loss_mask, **kwargs)
+        return output
+
+    def compute_language_model_loss(self, labels: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        """The losses [b, s]. Core calls this for each MTP layer in order, and then for the main loss."""
+        losses: torch.Tensor = super().compute_language_model_loss(labels, logits)
+        if self._mask is None or len(self._losses) == 2 * self.config.mtp_num_layers:
+            return losses
+        self._mask, num_targets = multi_token_prediction.roll_tensor(
+            self._mask, shifts=-1, dims=-1, cp_group=self.cp_group
+        )
+        self._losses += [(losses.detach().float() * self._mask).sum(), num_targets]
+        # Core would multiply by the inverse, which differs between context-parallel ranks.
+        return losses * (num_targets / self._num_tokens.clamp(min=1)) if DIVIDES_BY_TARGETS else losses
+
+    def losses(self) -> list[torch.Tensor]:
+        """The sum of losses and the number of tokens of each MTP layer in the last microbatch."""
+        return self._losses
+
+
+def of(chunk: torch.nn.Module) -> PredictingModel | None:
+    """The model in a wrapped `chunk` if it has MTP layers, else None."""
+    model = unwrap_model(chunk)
+    return model if isinstance(model, PredictingModel) else None
