@@ -7,7 +7,7 @@ import importlib.util
 import json
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from tests.trainer.runs import (
 from trainer.contract.config import BlendConfig
 from trainer.contract.errors import TrainerError
 from trainer.data import documents, loader
+from trainer.distributed import groups
 from trainer.distributed.sequence import zigzag_positions
 from trainer.model import layers, packing
 from trainer.model.initialization import initialize_by_name
@@ -395,6 +396,15 @@ def test_packed_attention_is_masked_attention(
     torch.testing.assert_close(*gradients, rtol=0, atol=4 * tolerance)
 
 
+@pytest.fixture
+def chunk() -> Iterator[torch.nn.Module]:
+    """A Llama on one rank, with the trainer's attention for CPUs."""
+    _, chunk = build_chunk(LLAMA | {"padded_vocab_size": 1024, "vocab_size": 1000})
+    initialize_by_name(chunk, 1, 0.02, LLAMA["num_layers"])
+    yield chunk
+    groups.finalize()
+
+
 class TEAttention(torch.nn.Module):
     """Transformer Engine's attention, in torch, with the constructor and the forward pass that the trainer uses."""
 
@@ -415,7 +425,7 @@ class TEAttention(torch.nn.Module):
 @pytest.mark.process
 @pytest.mark.parametrize("recompute", [None, "selective", "full"])
 def test_core_gives_packed_attention_the_boundaries(
-    recompute: str | None, monkeypatch: pytest.MonkeyPatch
+    recompute: str | None, chunk: torch.nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from megatron.core.extensions import transformer_engine
 
@@ -427,8 +437,6 @@ def test_core_gives_packed_attention_the_boundaries(
     monkeypatch.delitem(sys.modules, "trainer.model.packed_attention", raising=False)
     from trainer.model.packed_attention import PackedAttention
 
-    _, chunk = build_chunk(LLAMA | {"padded_vocab_size": 1024, "vocab_size": 1000})
-    initialize_by_name(chunk, 1, 0.02, LLAMA["num_layers"])
     tokens = torch.tensor([sample(10, 54), sample(33, 31)])
     boundaries = documents.boundaries(documents.first_tokens(tokens, EOD))
     positions = torch.arange(LENGTH).expand(2, -1)
@@ -439,8 +447,8 @@ def test_core_gives_packed_attention_the_boundaries(
 
     for layer in chunk.decoder.layers:
         attention = layer.self_attention
-        groups = ProcessGroupCollection.use_mpu_process_groups()
-        attention.core_attention = PackedAttention(chunk.config, pg_collection=groups)
+        collection = ProcessGroupCollection.use_mpu_process_groups()
+        attention.core_attention = PackedAttention(chunk.config, pg_collection=collection)
         attention.checkpoint_core_attention = recompute == "selective"
     if recompute == "full":
         chunk.config.recompute_granularity, chunk.config.recompute_method = "full", "uniform"
@@ -454,8 +462,7 @@ def test_core_gives_packed_attention_the_boundaries(
     torch.testing.assert_close(chunk.embedding.word_embeddings.weight.grad, gradient, rtol=0, atol=rounding)
 
 
-def test_an_attention_that_ignores_boundaries_is_refused() -> None:
-    _, chunk = build_chunk(LLAMA | {"padded_vocab_size": 1024, "vocab_size": 1000})
+def test_an_attention_that_ignores_boundaries_is_refused(chunk: torch.nn.Module) -> None:
     layers.require_separated_documents(chunk)
     chunk.decoder.layers[1].self_attention.core_attention = torch.nn.Identity()
     with pytest.raises(TrainerError, match="Identity does not separate documents"):

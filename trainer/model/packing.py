@@ -84,12 +84,12 @@ def find_pieces(
     boundaries: tuple[int, ...], samples: int, rank: int, size: int, device: torch.device
 ) -> Pieces:
     """The pieces of documents on the context-parallel rank `rank` of `size`. All layers share them."""
-    if size == 1:
-        lengths = torch.tensor(boundaries, dtype=torch.int32)
-        longest = _rounded(int(lengths.diff().max()))
-        on_device = lengths.to(device, non_blocking=True)
-        return Pieces(on_device, on_device, longest, longest, ())
     sequence = boundaries[-1] // samples
+    if size == 1:
+        ends = torch.tensor(boundaries, dtype=torch.int32)
+        longest = _rounded(ends, sequence)
+        cu_seqlens = ends.to(device, non_blocking=True)
+        return Pieces(cu_seqlens, cu_seqlens, longest, longest, ())
     width = sequence // (2 * size)
     queries, keys, ranges = [0], [0], []
     for sample in range(samples):
@@ -103,11 +103,14 @@ def find_pieces(
                 keys.append(keys[-1] + stop - start)
             ranges.append((sample, first - sample * sequence, end - sample * sequence))
     cumulative = torch.tensor([queries, keys], dtype=torch.int32)
-    longest_q, longest_kv = (_rounded(int(longest)) for longest in cumulative.diff().max(dim=1).values)
+    longest_q, longest_kv = (_rounded(ends, sequence) for ends in cumulative)
     cu_seqlens_q, cu_seqlens_kv = cumulative.to(device, non_blocking=True)
     return Pieces(cu_seqlens_q, cu_seqlens_kv, longest_q, longest_kv, tuple(ranges))
 
 
-def _rounded(length: int) -> int:
-    """The next power of two: an upper bound with few values, for each of which cuDNN builds its kernels once."""
-    return 1 << (length - 1).bit_length()
+def _rounded(ends: torch.Tensor, sequence: int) -> int:
+    """Length of the longest piece, rounded up to a power of two or to the complete sequence.
+
+    The kernels need an upper bound, and cuDNN builds them again for every other value.
+    """
+    return min(1 << (int(ends.diff().max()) - 1).bit_length(), sequence)
