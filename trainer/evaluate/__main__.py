@@ -6,6 +6,7 @@ With several ranks (torchrun, srun), every rank runs the same command.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import sys
@@ -29,9 +30,12 @@ def main() -> int:
         config = _read(arguments.config)
         # Progress bars of lm-eval would hide the lines of the log. The libraries read this when they are imported.
         os.environ |= {"TQDM_DISABLE": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
+        gc.disable()  # imported objects are never garbage, and scanning them takes a fifth of the import time
         prepare_device(config.device)
         from trainer.evaluate.job import evaluate  # imports megatron.core: after `prepare_device`
 
+        gc.freeze()
+        gc.enable()
         evaluate(config, find_ranks(os.environ))
     except TrainerError as error:
         announce(error, None)
