@@ -52,7 +52,7 @@ TP_OVERLAP = {"tp_comm_overlap": True}
 PP2 = {"pipeline_model_parallel_size": 2}
 VPP4 = {"virtual_pipeline_model_parallel_size": 4}
 CP2, CP4 = {"context_parallel_size": 2}, {"context_parallel_size": 4}
-EP2, EP4 = {"expert_model_parallel_size": 2}, {"expert_model_parallel_size": 4}
+EP1, EP2, EP4 = ({"expert_model_parallel_size": size} for size in (1, 2, 4))
 GRAPHS = {"cuda_graph_impl": "transformer_engine"}
 
 
@@ -136,9 +136,11 @@ CASES = (
         has_peers=False,
         single="llama-8l-mbs2",
     ),
+    Case("llama-8l-32k", LLAMA_8_LAYERS | {"seq_length": 32768}, 1, 2, has_peers=False),
     Case("llama-8l-32k-cp2", LLAMA_8_LAYERS | {"seq_length": 32768}, 1, 2, 2, CP2 | OVERLAP, has_peers=False),
     Case("llama-8l-32k-cp4", LLAMA_8_LAYERS | {"seq_length": 32768}, 1, 2, 4, CP4 | OVERLAP, has_peers=False),
     # With this rate, routers hardly change, so that the load of the experts is the same in all programs.
+    Case("mixtral-3l", MIXTRAL_4_LAYERS | {"num_layers": 3}, 2, 8, 1, EP1, lr=1e-7),
     Case("mixtral-4l-ep2", MIXTRAL_4_LAYERS, 2, 16, 2, EP2 | OVERLAP, lr=1e-7),
     Case("mixtral-4l-ep4", MIXTRAL_4_LAYERS, 2, 32, 4, EP4 | OVERLAP, lr=1e-7),
     Case(
