@@ -50,6 +50,12 @@ class Router(TopKRouter):
             self._statistics(logits)[:-LOSSES] += chosen.sum(0)
         return probs, routing_map
 
+    def _maintain_float32_expert_bias(self) -> None:
+        # Core restores the precision of the biases, but not of the counts, of which bf16 rounds those above 256.
+        super()._maintain_float32_expert_bias()
+        if self.local_tokens_per_expert is not None:
+            self.local_tokens_per_expert.data = self.local_tokens_per_expert.float()
+
     def attach_and_log_load_balancing_loss(
         self, activation: torch.Tensor, aux_loss_coeff: float, aux_loss: torch.Tensor, *_: Any, **__: Any
     ) -> torch.Tensor:
