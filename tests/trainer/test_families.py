@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from megatron.core.models.gpt import GPTModel
+from megatron.core.transformer.multi_token_prediction import MTPLossAutoScaler
 
 from hpcgen.planning.model_size import parameter_count, parameter_names
 from tests.trainer.families import FAMILIES, LENGTH, LLAMA, SCALINGS, VOCAB, megatron_weights
@@ -145,3 +147,34 @@ def test_a_window_with_transformer_engine_gathers_keys_over_context_parallel_ran
     engine = dataclasses.replace(ON_CPU, transformer_engine="2.16.1")
     core = build.transformer_config(config, engine)
     assert (core.window_size, core.cp_comm_type) == ((6, 0), "all_gather")
+
+
+def test_gradients_are_those_of_the_main_loss_and_the_weighted_mtp_losses(
+    process_groups: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each MTP loss is a sum over its own tokens. The step divides all sums by the tokens of the main loss."""
+    config = trainer_config(tmp_path, LLAMA | {"mtp_num_layers": 2, "mtp_loss_scaling_factor": 0.3})
+    model = model_of(config, process_groups).train()
+    tokens = torch.randint(VOCAB, (2, LENGTH + 1), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones(2, LENGTH)
+    mask[:, 5:9] = 0
+    compute, losses = GPTModel.compute_language_model_loss, []
+    monkeypatch.setattr(
+        GPTModel,
+        "compute_language_model_loss",
+        lambda *arguments: losses.append(compute(*arguments)) or losses[-1],
+    )
+
+    def gradients(scale: float, weight: float) -> tuple[torch.Tensor, ...]:
+        losses.clear()
+        MTPLossAutoScaler.set_loss_scale(torch.tensor(scale))
+        output = model(tokens[:, :-1], torch.arange(LENGTH)[None], None, labels=tokens[:, 1:], loss_mask=mask)
+        sums = [(losses[k - 1][:, :-k] * mask[:, k:]).sum() for k in (1, 2)]
+        recorded = model.losses()
+        torch.testing.assert_close(torch.stack(recorded[::2]), torch.stack(sums).detach())
+        assert [int(number) for number in recorded[1::2]] == [int(mask[:, k:].sum()) for k in (1, 2)]
+        return torch.autograd.grad((output * mask).sum() + weight * sum(sums), list(model.parameters()))
+
+    for found, expected in zip(gradients(1.0, 0.0), gradients(0.0, 0.3 / 2), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    MTPLossAutoScaler.set_loss_scale(torch.tensor(1.0))
