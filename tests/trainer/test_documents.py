@@ -168,6 +168,36 @@ def test_documents_with_a_window_train_alike(
     assert_same_curve(finished(config | {"world_size": world_size, "parallelism": layout}), single_qwen)
 
 
+MOE = LLAMA | {"num_moe_experts": 4, "moe_router_topk": 2}
+MLA = LLAMA | {
+    "num_query_groups": 4,
+    "multi_latent_attention": True,
+    "kv_lora_rank": 16,
+    "qk_head_dim": 8,
+    "qk_pos_emb_head_dim": 8,
+    "v_head_dim": 8,
+}
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("model", "layout"),
+    [
+        pytest.param(MLA, TP2_SP, id="MLA-TP2+SP", marks=pytest.mark.slow),
+        pytest.param(MLA, CP2, id="MLA-CP2"),
+        pytest.param(MOE, CP2, id="MoE-CP2", marks=pytest.mark.slow),
+        pytest.param(MOE, {"expert_model_parallel_size": 2}, id="MoE-EP2"),
+    ],
+)
+def test_documents_with_latent_attention_and_experts_train_alike(
+    model: dict[str, Any], layout: dict[str, Any], short_documents: str, tmp_path: Path
+) -> None:
+    alone, shared = (
+        documents_config(short_documents, tmp_path / name, model) for name in ("alone", "shared")
+    )
+    assert_same_curve(finished(shared | {"world_size": 2, "parallelism": layout}), finished(alone))
+
+
 @pytest.mark.process
 @pytest.mark.parametrize(
     "training",
@@ -400,7 +430,8 @@ def test_packed_attention_is_masked_attention(
 def chunk() -> Iterator[torch.nn.Module]:
     """A Llama on one rank, with the trainer's attention for CPUs."""
     _, chunk = build_chunk(LLAMA | {"padded_vocab_size": 1024, "vocab_size": 1000})
-    initialize_by_name(chunk, 1, 0.02, LLAMA["num_layers"])
+    collection = ProcessGroupCollection.use_mpu_process_groups()
+    initialize_by_name(chunk, 1, 0.02, LLAMA["num_layers"], collection)
     yield chunk
     groups.finalize()
 

@@ -245,3 +245,14 @@ def test_an_older_record_means_what_was_computed(
         other = "gelu" if gelu == "gelu_tanh" else "gelu_tanh"
         with pytest.raises(TrainerError, match=f"activation_func: {gelu} -> {other}.*= {gelu}"):
             check_changes(saved, run(**model, model__activation_func=other))
+
+
+def test_an_older_record_was_trained_across_documents() -> None:
+    saved = sections(run())
+    names = ("reset_attention_mask", "reset_position_ids", "eod_mask_loss", "eod_id")
+    saved["data"] = {key: value for key, value in saved["data"].items() if key not in names}
+    assert check_changes(saved, run()) == ()
+    with pytest.raises(TrainerError, match=r"data.eod_mask_loss: false -> true\. If this is intended"):
+        check_changes(saved, run(data__eod_mask_loss=True, data__eod_id=7))
+    changed = run(("data.eod_mask_loss",), data__eod_mask_loss=True, data__eod_id=7)
+    assert [str(change) for change in check_changes(saved, changed)] == ["data.eod_mask_loss: false -> true"]

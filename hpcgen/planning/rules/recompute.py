@@ -112,7 +112,7 @@ def modules_exist(facts: Facts) -> Iterator[Violation]:
     """The model has the modules to recompute (transformer_config.py, __post_init__; transformer_layer.py)."""
     for module in facts.training.recompute_modules or ():
         keys = NEEDED_BY_MODULE.get(module, ())
-        if keys and not any(getattr(facts.model, key, None) for key in keys):
+        if keys and not any(getattr(facts.model, key) for key in keys):
             yield _without(facts, module, f"requires model.{' or model.'.join(keys)}", ("model",))
 
 
