@@ -31,6 +31,8 @@ WIDE = {"hidden_size": 256, "seq_length": 128}
 
 LOSS_TOLERANCE = 0.05
 """In bf16 the order of sums differs. The largest difference was 0.025 in 20 steps of a GPT with 150M parameters."""
+DOCUMENTS_TOLERANCE = 0.02
+"""In bf16 on a CPU, losses within documents differ from fp32 by at most 0.002 in 4 steps."""
 
 pytestmark = [
     pytest.mark.gpu,
@@ -252,6 +254,7 @@ def test_experts_are_alike_in_all_kernels(
 def test_documents_are_separated_as_on_a_cpu(
     gpus: int, name: str, layout: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Both start from the same checkpoint, since GPUs draw other random numbers than CPUs."""
     monkeypatch.setattr(runs, "ForkedPython", runs.new_process)  # a fork has seen the GPU
     corpus = write_corpus(tmp_path / "corpus", documents=400, eod=999)
     config = on_gpus(corpus, tmp_path / "gpu", gpus, layout, SHAPES[name])
@@ -261,8 +264,12 @@ def test_documents_are_separated_as_on_a_cpu(
     reference = copy.deepcopy(config) | {"device": "cpu", "run_dir": str(tmp_path / "cpu")}
     reference |= {"world_size": 1, "parallelism": {}}
     reference["training"]["precision"] = "fp32"
+    start = reference | {"run_dir": str(tmp_path / "start")}
+    finished(start)
+    for each in (config, reference):
+        each["checkpoint"] = {"load": f"{start['run_dir']}/checkpoints", "finetune": True}
     losses, expected = ([step[1] for step in finished(each).steps] for each in (config, reference))
-    numpy.testing.assert_allclose(losses, expected, rtol=0, atol=LOSS_TOLERANCE)
+    numpy.testing.assert_allclose(losses, expected, rtol=0, atol=DOCUMENTS_TOLERANCE)
 
 
 @pytest.mark.parametrize(
