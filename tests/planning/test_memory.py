@@ -13,6 +13,14 @@ from tests.planning.test_model_size import gpt3, llama3_8b
 from trainer.contract.config import ParallelismConfig, TrainingConfig
 
 GPT = gpt3(24, 2048, 16)
+MIXTRAL = dataclasses.replace(
+    llama3_8b(8), num_moe_experts=8, moe_ffn_hidden_size=14336, moe_aux_loss_coeff=0.01
+)
+EXPERT = 3 * 4096 * 14336
+"""Parameters of one expert of MIXTRAL."""
+MIXTRAL_3_LAYERS = dataclasses.replace(
+    MIXTRAL, num_layers=3, moe_layer_freq=(1,) * 3, seq_length=4096, vocab_size=50257, padded_vocab_size=50304
+)
 TP2_PP2 = {"micro": 4, "world_size": 4, "tp": 2, "pp": 2, "sp": True, "num_microbatches": 8}
 
 
@@ -60,10 +68,11 @@ def estimate(
         (GPT, TP2_PP2, 12.33),
         (GPT, {"micro": 4, "world_size": 4, "cuda_graph_impl": "transformer_engine"}, 24.87),
         (GPT, TP2_PP2 | {"cuda_graph_impl": "transformer_engine"}, 13.07),
+        (MIXTRAL_3_LAYERS, {"micro": 2}, 87.40),
     ],
     ids=[
         *("GPT micro 4", "GPT micro 8", "Llama 8 layers", "Llama micro 2", "Llama 16 layers", "DP4", "PP4"),
-        *("TP2 x PP2", "DP4, graphs", "TP2 x PP2, graphs"),
+        *("TP2 x PP2", "DP4, graphs", "TP2 x PP2, graphs", "Mixtral"),
     ],
 )
 def test_the_estimate_is_near_gpu_measurements(model, run, peak_gib):
@@ -151,13 +160,6 @@ def test_normalized_queries_and_keys_are_kept_before_and_after():
     in_layers = 2 * 4096 * 8 * (4096 + 1024)  # bytes x tokens x layers x width
     assert normalized.activation_bytes - plain.activation_bytes == in_layers
     assert normalized.parameter_bytes - plain.parameter_bytes == 18 * 8 * 2 * 128
-
-
-MIXTRAL = dataclasses.replace(
-    llama3_8b(8), num_moe_experts=8, moe_ffn_hidden_size=14336, moe_aux_loss_coeff=0.01
-)
-EXPERT = 3 * 4096 * 14336
-"""Parameters of one expert of MIXTRAL."""
 
 
 @pytest.mark.parametrize(
