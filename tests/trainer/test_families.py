@@ -23,6 +23,7 @@ from trainer.contract.resolve import resolve, resolve_model
 from trainer.distributed import groups
 from trainer.distributed.rendezvous import Ranks
 from trainer.model import activation, build, rotary
+from trainer.model.core_config import transformer_config
 from trainer.model.kernels import Kernels
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Megatron-Core warns about its own defaults
@@ -145,7 +146,7 @@ def test_a_window_with_transformer_engine_gathers_keys_over_context_parallel_ran
     """Its default, a ring, refuses windows."""
     config = trainer_config(tmp_path, FAMILIES["gpt2"].model | {"window_size": 7})
     engine = dataclasses.replace(ON_CPU, transformer_engine="2.16.1")
-    core = build.transformer_config(config, engine)
+    core = transformer_config(config, engine)
     assert (core.window_size, core.cp_comm_type) == ((6, 0), "all_gather")
 
 

@@ -23,7 +23,8 @@ from trainer.distributed.rendezvous import Ranks
 from trainer.inference.checkpoint import inference_config
 from trainer.inference.model import Model
 from trainer.inference.start import open_groups
-from trainer.model.build import HALF, build_chunks, transformer_config
+from trainer.model.build import build_chunks
+from trainer.model.core_config import HALF, transformer_config
 from trainer.model.kernels import Kernels
 
 TORCH = Kernels(

@@ -19,6 +19,7 @@ from trainer.inference.model import Model
 from trainer.inference.start import open_groups
 from trainer.inference.tokenizer import Tokenizer
 from trainer.model import build
+from trainer.model.core_config import transformer_config
 
 ONE = Ranks(0, 0, 1, "test")
 
@@ -70,7 +71,7 @@ def build_chunk(
     """The configuration of a single rank, and Core's model with undefined weights."""
     config = inference_config(checkpoint(model), device=device, precision=None)
     groups = open_groups(config, ONE)
-    [chunk] = build.build_chunks(config, build.transformer_config(config, TORCH), groups, TORCH)
+    [chunk] = build.build_chunks(config, transformer_config(config, TORCH), groups, TORCH)
     return config, chunk
 
 

@@ -1,0 +1,184 @@
+"""Megatron-Core's configuration for the model, the layout and the kernels of a run."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
+
+from trainer.contract.config import ModelConfig, ParallelismConfig, TrainerConfig, TrainingConfig
+from trainer.contract.experts import expert_tensor_parallel_size, num_moe_layers
+from trainer.contract.pipeline import chunk_layers, core_layout, uneven_keys
+from trainer.model import experts, rotary
+from trainer.model.activation import activation
+from trainer.model.kernels import Kernels
+
+HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
+"""Data type of the model for each precision that has fp32 master weights."""
+
+
+def transformer_config(config: TrainerConfig, kernels: Kernels) -> TransformerConfig:
+    """Megatron-Core's configuration."""
+    model = config.model
+    return (MLATransformerConfig if model.multi_latent_attention else TransformerConfig)(
+        **_shape(model),
+        **(_latent_attention(model) if model.multi_latent_attention else {}),
+        **(_experts(model, config.parallelism, kernels) if model.num_moe_experts is not None else {}),
+        **_layout(config, kernels),
+        **_precision(config.training),
+        **_recomputation(config.training),
+        **_kernels(config, kernels),
+        # The loss is the mean over the tokens of the global batch, independent of their distribution over ranks.
+        calculate_per_token_loss=True,
+        init_method=_leave_as_is,
+        output_layer_init_method=_leave_as_is,
+    )
+
+
+def _shape(model: ModelConfig) -> dict[str, Any]:
+    return {
+        "num_layers": model.num_layers,
+        "hidden_size": model.hidden_size,
+        "num_attention_heads": model.num_attention_heads,
+        "ffn_hidden_size": model.ffn_hidden_size,
+        "num_query_groups": model.num_query_groups,
+        "kv_channels": model.kv_channels,
+        "normalization": model.normalization,
+        "layernorm_epsilon": model.layernorm_epsilon,
+        "gated_linear_unit": model.swiglu,
+        "add_bias_linear": model.add_bias_linear,
+        "add_qkv_bias": model.add_qkv_bias,
+        "qk_layernorm": model.qk_layernorm,
+        "mtp_num_layers": model.mtp_num_layers,
+        "mtp_loss_scaling_factor": model.mtp_loss_scaling_factor,
+        # Core counts the keys before the token itself and those after it.
+        "window_size": None if model.window_size is None else (model.window_size - 1, 0),
+        "softmax_scale": rotary.softmax_scale(model),
+        "attention_dropout": model.attention_dropout,
+        "hidden_dropout": model.hidden_dropout,
+    }
+
+
+def _latent_attention(model: ModelConfig) -> dict[str, Any]:
+    """The arguments that only MLATransformerConfig has."""
+    return {
+        "q_lora_rank": model.q_lora_rank,
+        "kv_lora_rank": model.kv_lora_rank,
+        "qk_head_dim": model.qk_head_dim,
+        "qk_pos_emb_head_dim": model.qk_pos_emb_head_dim,
+        "v_head_dim": model.v_head_dim,
+        **rotary.latent_attention(model),
+    }
+
+
+def _experts(model: ModelConfig, layout: ParallelismConfig, kernels: Kernels) -> dict[str, Any]:
+    has_dense_layers = num_moe_layers(model) < model.num_layers
+    return {
+        **{
+            field.name: getattr(model, field.name)
+            for field in dataclasses.fields(model)
+            if "moe" in field.name
+        },
+        # With a pattern, Core stores each layer under its own number instead of stacking all of them.
+        "moe_layer_freq": list(model.moe_layer_freq or ()) if has_dense_layers else 1,
+        "expert_model_parallel_size": layout.expert_model_parallel_size,
+        "expert_tensor_parallel_size": expert_tensor_parallel_size(layout),
+        "moe_token_dispatcher_type": layout.moe_token_dispatcher_type,
+        "moe_router_dtype": "fp32",
+        "moe_grouped_gemm": kernels.grouped_gemm,
+        "moe_permute_fusion": kernels.transformer_engine is not None and experts.has_fused_permutation(),
+    }
+
+
+def _layout(config: TrainerConfig, kernels: Kernels) -> dict[str, Any]:
+    layout = config.parallelism
+    interleaved = layout.virtual_pipeline_model_parallel_size is not None
+    return {
+        "tensor_model_parallel_size": layout.tensor_model_parallel_size,
+        "pipeline_model_parallel_size": layout.pipeline_model_parallel_size,
+        "virtual_pipeline_model_parallel_size": layout.virtual_pipeline_model_parallel_size,
+        "pipeline_model_parallel_layout": _pipeline_layout(config),
+        "context_parallel_size": layout.context_parallel_size,
+        "cp_comm_type": _cp_comm_type(config) if kernels.transformer_engine is not None else None,
+        "hierarchical_context_parallel_sizes": list(layout.hierarchical_context_parallel_sizes or ()) or None,
+        "sequence_parallel": layout.sequence_parallel,
+        "tp_comm_overlap": layout.tp_comm_overlap,
+        # In an interleaved schedule with 2 stages, batched point-to-point calls silently produce wrong gradients.
+        "overlap_p2p_comm": interleaved,
+        "batch_p2p_comm": not interleaved,
+    }
+
+
+def _cp_comm_type(config: TrainerConfig) -> str:
+    """How Transformer Engine's context-parallel ranks exchange keys and values.
+
+    Its p2p refuses windows (context_parallel.py, attn_forward_func_with_cp).
+    """
+    default = "p2p" if config.model.window_size is None else "all_gather"
+    return config.parallelism.cp_comm_type or default
+
+
+def _pipeline_layout(config: TrainerConfig) -> list[list[str]] | None:
+    """Core's layout of an uneven pipeline, for any of the keys that divide the layers unevenly."""
+    num_mtp = config.model.mtp_num_layers
+    chunks = chunk_layers(config.model.num_layers, config.parallelism, num_mtp)
+    return core_layout(chunks, num_mtp) if chunks is not None and uneven_keys(config.parallelism) else None
+
+
+def _precision(training: TrainingConfig) -> dict[str, Any]:
+    dtype = HALF.get(training.precision, torch.float32)
+    return {
+        "bf16": training.precision == "bf16",
+        "fp16": training.precision == "fp16",
+        "fp8": training.fp8,
+        "fp8_recipe": training.fp8_recipe,
+        "fp8_amax_history_len": training.fp8_amax_history_len,
+        "fp8_amax_compute_algo": training.fp8_amax_compute_algo,
+        "params_dtype": dtype,
+        "pipeline_dtype": dtype,
+    }
+
+
+def _recomputation(training: TrainingConfig) -> dict[str, Any]:
+    modules = training.recompute_modules
+    return {
+        "recompute_granularity": training.recompute_granularity,
+        "recompute_method": training.recompute_method,
+        "recompute_num_layers": training.recompute_num_layers,
+        "recompute_modules": None if modules is None else list(modules),
+    }
+
+
+def _kernels(config: TrainerConfig, kernels: Kernels) -> dict[str, Any]:
+    model, training = config.model, config.training
+    on_gpu, has_engine = kernels.on_gpu, kernels.transformer_engine is not None
+    activation_func, bias_activation_fusion = activation(model, on_gpu=on_gpu)
+    return {
+        "use_cpu_initialization": not on_gpu,
+        "activation_func": activation_func,
+        "bias_activation_fusion": bias_activation_fusion,
+        "bias_dropout_fusion": on_gpu,
+        "masked_softmax_fusion": False,
+        # Core's fused rope for latent attention is experimental, and only for YaRN.
+        "apply_rope_fusion": has_engine
+        and model.position_embedding_type == "rope"
+        and not model.multi_latent_attention,
+        "persist_layer_norm": has_engine,
+        "gradient_accumulation_fusion": kernels.weight_gradient is not None,
+        # not deterministic, according to Megatron-LM
+        "cross_entropy_loss_fusion": on_gpu and not training.deterministic_mode,
+        "cross_entropy_fusion_impl": kernels.cross_entropy,
+        "cuda_graph_impl": training.cuda_graph_impl,
+        "deterministic_mode": training.deterministic_mode,
+    }
+
+
+def _leave_as_is(weight: torch.Tensor) -> torch.Tensor:
+    """Initialization hook for Core that does nothing. `initialize_by_name` initializes the chunk after it is built.
+
+    perform_initialization = False would also skip the attribute that marks a weight as split over tensor-parallel
+    ranks, and the gradient norm would then only count one rank's part.
+    """
+    return weight
