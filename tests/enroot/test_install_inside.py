@@ -6,6 +6,7 @@ Folders of the test are laid over those that it writes to, so the machine itself
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 import json
 import os
 import shutil
@@ -14,7 +15,6 @@ import sys
 import zipfile
 from pathlib import Path
 
-import pip
 import pytest
 
 from tests.enroot.conftest import ENROOT, code_directory, executable
@@ -121,7 +121,8 @@ def image_with_pip(image: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An image whose Python has a torch of NVIDIA's own build, and an index of a few packages."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", image / "opt/venv"], check=True)
     [site] = (image / "opt/venv/lib").glob("python3*/site-packages")
-    shutil.copytree(Path(pip.__file__).parent, site / "pip")
+    # not `import pip`, after which setuptools cannot be imported
+    shutil.copytree(str(importlib.metadata.distribution("pip").locate_file("pip")), site / "pip")
     index = image / "opt/index"
     index.mkdir()
     for name, version in (
