@@ -24,7 +24,8 @@ def run_of_stage(stage: str, runtime: str, **sections: Any) -> dict[str, Any]:
     )
     if stage not in MODEL_STAGES:
         values["program"] = {"command": ["true"], "directory": "/shared/program"}
-        del values["preset"], values["checkpoint"]
+        for section in ("preset", "checkpoint", "evaluation", "generation", "export"):
+            del values[section]
     return values
 
 

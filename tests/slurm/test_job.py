@@ -184,6 +184,7 @@ def test_variables_leaked_by_the_submitting_shell_are_unset_and_secrets_are_inhe
     script = render(tiny_run, "secrets=[HF_TOKEN]", "training.train_iters=1", "optimizer.lr_decay_iters=3")
     job = slurm_cluster.run(
         "env",
+        "--unset=OMP_NUM_THREADS",  # set for all tests
         *(f"{name}={value}" for name, value in leaky.items()),
         "sbatch",
         "--parsable",
