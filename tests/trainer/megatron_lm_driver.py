@@ -127,14 +127,17 @@ def stand_in_for_core() -> None:
     from megatron.core.datasets import utils
     from megatron.core.dist_checkpointing.strategies import filesystem_async
     from megatron.core.models.gpt import gpt_layer_specs
+    from megatron.core.transformer.multi_latent_attention import MLASelfAttention
 
     from trainer.model import experts
     from trainer.optimizer import build as optimizer
 
     local_layer = gpt_layer_specs.get_gpt_layer_local_spec
 
-    def stored_as_on_gpus(num_experts: int | None = None, **kwargs: Any) -> Any:
-        layer = local_layer(num_experts=num_experts, **kwargs)
+    def stored_as_on_gpus(num_experts: int | None = None, *args: Any, **kwargs: Any) -> Any:
+        layer = local_layer(num_experts, *args, **kwargs)
+        if issubclass(layer.submodules.self_attention.module, MLASelfAttention):
+            complete_latent_attention(layer)
         if num_experts is not None:
             experts.store_as_transformer_engine(layer)
         return layer
@@ -149,6 +152,27 @@ def stand_in_for_core() -> None:
         from megatron.legacy import fused_kernels
 
         fused_kernels.load = lambda args: None
+
+
+def complete_latent_attention(layer: Any) -> None:
+    """Gives Core's local latent attention what it lacks: values of another width than keys, and one naming."""
+    from megatron.core.transformer import multi_latent_attention
+    from megatron.core.transformer.dot_product_attention import DotProductAttention
+
+    from trainer.model import latent_attention
+
+    class Attention(DotProductAttention):
+        def __init__(
+            self, config: Any, *args: Any, k_channels: Any = None, v_channels: int = 0, **kwargs: Any
+        ):
+            super().__init__(config, *args, **kwargs)
+            width = v_channels or config.v_head_dim  # the base class builds it without channels first
+            self.hidden_size_per_partition = width * self.num_attention_heads_per_partition
+
+    if not isinstance(multi_latent_attention.TELinear, type):
+        multi_latent_attention.HAVE_TE = False
+    layer.submodules.self_attention.submodules.core_attention = Attention
+    layer.submodules.sharded_state_dict_keys_map = latent_attention.NAMES
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ import pytest
 import torch
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
-from tests.trainer.runs import GPT, LLAMA, MOE, ROOT, Run, finished, gpt_config, run
+from tests.trainer.runs import DEEPSEEK, GPT, LLAMA, MOE, ROOT, Run, finished, gpt_config, run
 from trainer import checkpoint
 from trainer.checkpoint import megatron_lm
 from trainer.contract import config as configuration
@@ -575,6 +575,22 @@ EXPERTS = (
 """Flags that --use-checkpoint-args does not set."""
 
 
+# pretrain_gpt.py has no option for original_max_position_embeddings, whose default is 4096.
+SCALING = DEEPSEEK["rope_scaling"] | {"original_max_position_embeddings": 4096}
+LATENT = DEEPSEEK | {"mtp_num_layers": None, "rope_scaling": SCALING}
+LATENT_ATTENTION = (
+    *("--multi-latent-attention", "--qk-layernorm", "--rope-type", "yarn"),
+    *(
+        part
+        for name in ("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim")
+        for part in (f"--{name.replace('_', '-')}", str(LATENT[name]))
+    ),
+    *("--rotary-scaling-factor", str(SCALING["factor"])),
+    *("--mscale", str(SCALING["mscale"])),
+    *("--mscale-all-dim", str(SCALING["mscale_all_dim"])),
+)
+
+
 @dataclass(frozen=True)
 class Case:
     """A way to exchange checkpoints in both directions."""
@@ -615,6 +631,7 @@ CASES = {
         layout={"expert_model_parallel_size": 2},
     ),
     "EP1": Case(flags=(*EXPERTS, RESHARDABLE), model=MOE),
+    "latent attention": Case(flags=(*LATENT_ATTENTION, RESHARDABLE), model=LATENT),
 }
 
 

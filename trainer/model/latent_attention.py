@@ -27,6 +27,16 @@ class LatentAttention(multi_latent_attention.MLASelfAttention):
         return {name: getattr(submodules, name) for name in names}
 
 
+class DownProjection(Linear):
+    """A complete projection on each rank. In checkpoints it has the empty extra state of Transformer Engine's."""
+
+    def get_extra_state(self) -> None:
+        """No state."""
+
+    def set_extra_state(self, state: Any) -> None:
+        """Ignore the state of Transformer Engine's layer."""
+
+
 NAMES = {
     "pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_",
     "self_attention.q_layernorm.": "self_attention.linear_q_up_proj.layer_norm_",
@@ -43,11 +53,11 @@ def use_norms_of_spec(layer: ModuleSpec) -> None:
 def use_torch(layer: ModuleSpec, norm: type, config: TransformerConfig) -> None:
     """Replace the parts of Core's local `layer` that need Transformer Engine, and give checkpoints one naming."""
     module: Any = multi_latent_attention
-    module.Linear = Linear  # None without Transformer Engine since megatron-core 0.17
+    module.Linear = DownProjection  # whose arguments Core knows by this name
     if not isinstance(module.TELinear, type):
         module.HAVE_TE = False  # True in megatron-core 0.16, which then passes it to isinstance
     attention = layer.submodules.self_attention.submodules
-    attention.linear_q_down_proj = attention.linear_kv_down_proj = Linear
+    attention.linear_q_down_proj = attention.linear_kv_down_proj = DownProjection
     if config.qk_layernorm:
         attention.q_layernorm = attention.kv_layernorm = norm
     layer.submodules.sharded_state_dict_keys_map = NAMES
