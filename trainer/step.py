@@ -16,7 +16,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
 from trainer.contract.batch_size import Batch, batch_size_at
-from trainer.contract.config import TrainerConfig
+from trainer.contract.config import OptimizerConfig, TrainerConfig
 from trainer.contract.errors import NonFiniteError
 from trainer.contract.wording import rank_list
 from trainer.data.loader import MicroBatch, num_microbatches
@@ -117,11 +117,8 @@ def train_step(
         raise NonFiniteError(
             f"{_describe_non_finite(loss, grad_norm, where, totals, optimizer)}); nothing of this step is saved"
         )
-    if overflowed and loss_scale <= (config.optimizer.loss_scale or config.optimizer.min_loss_scale):
-        raise NonFiniteError(
-            f"fp16 gradients overflow at the smallest loss scale allowed, {loss_scale:g}, at iteration "
-            f"{state.iteration + 1}; nothing of this step is saved"
-        )
+    if overflowed:
+        _require_reducible(loss_scale, config.optimizer, state.iteration + 1)
     # An overflow is due to the loss scale: it is not a spike and does not count against skip_loss_spikes.
     spike = None if overflowed else state.spikes.spike_ratio(loss)
     skipped = overflowed or (spike is not None and state.spikes.skip())
@@ -197,6 +194,19 @@ def _agree(
 def _as_tensor(norm: float | torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """The norm as a tensor of shape [1]. megatron-core 0.16 returns a number; since 0.17 it is a tensor on the GPU."""
     return torch.as_tensor(norm, dtype=like.dtype, device=like.device).reshape(1)
+
+
+def _require_reducible(loss_scale: float, optimizer: OptimizerConfig, iteration: int) -> None:
+    """Check that the loss scale at which fp16 gradients overflowed can be lowered.
+
+    Raises:
+        NonFiniteError: it is the smallest one.
+    """
+    if loss_scale <= (optimizer.loss_scale or optimizer.min_loss_scale):
+        raise NonFiniteError(
+            f"fp16 gradients overflow at the smallest loss scale allowed, {loss_scale:g}, at iteration {iteration}; "
+            "nothing of this step is saved"
+        )
 
 
 def _describe_non_finite(
