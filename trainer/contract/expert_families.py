@@ -55,7 +55,7 @@ class ExpertLlama(Llama):
     """Whether the weights of the chosen experts are divided by their sum."""
 
     def expresses(self, model: ModelConfig) -> dict[str, tuple[Any, ...]]:
-        """What Llama expresses, and experts without shared experts, groups and capacities."""
+        """The values of Llama models, and those of experts. Excludes shared experts, groups and capacities."""
         softmax = tuple(not normalizes for normalizes in self.normalizes)
         return super().expresses(model) | {
             "num_moe_experts": (model.num_moe_experts or A_NUMBER,),

@@ -133,7 +133,7 @@ def _capacity_problems(model: ModelConfig, experts: int) -> Iterator[Mistake]:
 
 
 def _unused(model: ModelConfig, keys: tuple[str, ...], why: str, advice: str) -> Iterator[Mistake]:
-    """Those of `keys` that are set although they have no effect."""
+    """Yields a mistake for each of `keys` that is set although it has no effect."""
     for field in dataclasses.fields(ModelConfig):
         if field.name in keys and getattr(model, field.name) != field.default:
             yield field.name, f"has no effect, because {why}", advice

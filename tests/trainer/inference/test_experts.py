@@ -49,7 +49,7 @@ def test_every_layout_generates_the_most_likely_tokens(run: Path) -> None:
 
 
 def texts(run: Path, *arguments: str) -> list[str]:
-    """What two ranks generate."""
+    """Completions from two ranks."""
     options = ("--tokenizer", "bytes", "--max-new-tokens", "8", "--device", "cpu", "--json")
     command = ("-m", "trainer.inference", str(run), *options, "--prompts", str(run / "prompts.jsonl"))
     port = free_port()
