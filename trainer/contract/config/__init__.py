@@ -1,0 +1,58 @@
+"""The configuration that hpcgen writes and the trainer reads, as plain dataclasses.
+
+Both programs import this module, so it uses only the standard library. Names are those of Megatron-Core, or of
+Megatron-LM's flags where Core has none. The trainer reads a JSON file with these sections (`read`); hpcgen fills the
+same sections from a run file. A string under a field is its documentation: `hpcgen init` and the JSON Schema print it.
+"""
+
+from trainer.contract.config.data import BlendConfig, Dataset
+from trainer.contract.config.document import (
+    ConfigError,
+    TrainerConfig,
+    field_hints,
+    fingerprint,
+    from_dict,
+    read,
+    to_dict,
+)
+from trainer.contract.config.model import ModelConfig, RopeScaling
+from trainer.contract.config.optimizer import OptimizerConfig, ParameterGroup
+from trainer.contract.config.output import CheckpointConfig, LoggingConfig
+from trainer.contract.config.parallelism import ParallelismConfig
+from trainer.contract.config.training import DISCARDS_OUTPUT, RecomputeModule, TrainingConfig
+from trainer.contract.config.values import (
+    Count,
+    Fraction,
+    NonNegative,
+    NonNegativeFloat,
+    PositiveFloat,
+    Range,
+)
+
+__all__ = [
+    "DISCARDS_OUTPUT",
+    "BlendConfig",
+    "CheckpointConfig",
+    "ConfigError",
+    "Count",
+    "Dataset",
+    "Fraction",
+    "LoggingConfig",
+    "ModelConfig",
+    "NonNegative",
+    "NonNegativeFloat",
+    "OptimizerConfig",
+    "ParallelismConfig",
+    "ParameterGroup",
+    "PositiveFloat",
+    "Range",
+    "RecomputeModule",
+    "RopeScaling",
+    "TrainerConfig",
+    "TrainingConfig",
+    "field_hints",
+    "fingerprint",
+    "from_dict",
+    "read",
+    "to_dict",
+]

@@ -1,0 +1,55 @@
+"""Source of the samples."""
+
+from __future__ import annotations
+
+from trainer.contract.config.values import NonNegative, PositiveFloat
+from trainer.contract.section import config_section
+
+
+@config_section
+class Dataset:
+    """One tokenized corpus in a blend."""
+
+    prefix: str
+    """Path of the .bin/.idx pair without the suffix."""
+    weight: PositiveFloat | None = None
+    """Weight in the blend. If no dataset has a weight, each is weighted by its number of tokens in the split."""
+
+
+@config_section
+class BlendConfig:
+    """Source of training, validation and test samples: exactly one of `datasets`, `train` (with `valid`, `test`) and
+    `mock`."""
+
+    datasets: tuple[Dataset, ...] = ()
+    """Option 1: one blend, divided by `split`."""
+    split: str = "99990,8,2"
+    """Proportions of train, valid and test for `datasets`. The documents of each dataset are divided in order."""
+    train: tuple[Dataset, ...] = ()
+    """Option 2: a blend for each split. `train` is required, `valid` and `test` are optional. A pair may be in only
+    one split."""
+    valid: tuple[Dataset, ...] = ()
+    """Validation blend of option 2."""
+    test: tuple[Dataset, ...] = ()
+    """Test blend of option 2, evaluated once after the last step."""
+    mock: bool = False
+    """Option 3: synthetic samples, for testing a cluster without data."""
+    reset_attention_mask: bool = False
+    """Attend only to tokens of the same document. A document ends after the end-of-document token. Default: attend to
+    all earlier tokens of the sample."""
+    reset_position_ids: bool = False
+    """Count positions from the beginning of each document. This changes learned positions; rotary embeddings depend
+    only on distances. Default: count from the beginning of the sample."""
+    eod_mask_loss: bool = False
+    """Leave the prediction after the end-of-document token, the next document's first token, out of the loss."""
+    eod_id: NonNegative | None = None
+    """ID of the end-of-document token, for the three keys above. Default: that of data.tokenizer."""
+    num_workers: NonNegative = 2
+    """Number of data loader processes per rank; 0 loads in the training process."""
+    cache_dir: str | None = None
+    """Directory of the sample indices. Default: `index-cache` in the run directory."""
+
+    @property
+    def needs_eod(self) -> bool:
+        """True if the trainer must know the end-of-document token."""
+        return self.reset_attention_mask or self.reset_position_ids or self.eod_mask_loss

@@ -1,0 +1,163 @@
+"""The complete configuration, from and to plain data."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+import types
+import typing
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, Union
+
+from trainer.contract.config.data import BlendConfig
+from trainer.contract.config.model import ModelConfig
+from trainer.contract.config.optimizer import OptimizerConfig
+from trainer.contract.config.output import CheckpointConfig, LoggingConfig
+from trainer.contract.config.parallelism import ParallelismConfig
+from trainer.contract.config.training import TrainingConfig
+from trainer.contract.config.values import Count, PositiveFloat, Range
+from trainer.contract.errors import TrainerError
+from trainer.contract.section import config_section
+
+
+@config_section
+class TrainerConfig:
+    """Complete configuration of one training job. The trainer reads nothing from the run file."""
+
+    name: str
+    """Name of the run."""
+    run_dir: str
+    """Absolute path of the directory that holds everything this run writes."""
+    device: Literal["cuda", "cpu"]
+    """Device that the ranks compute on. The trainer never falls back from cuda to cpu."""
+    world_size: Count
+    """Number of ranks that the layout was planned for. The trainer refuses any other number."""
+    peak_tflops: PositiveFloat | None = None
+    """Dense peak of one device in `precision` (TFLOP/s), for MFU; null leaves MFU out."""
+    model: ModelConfig
+    parallelism: ParallelismConfig
+    training: TrainingConfig
+    optimizer: OptimizerConfig
+    data: BlendConfig
+    checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
+    logging: LoggingConfig = dataclasses.field(default_factory=LoggingConfig)
+    evaluation_every: Count | None = None
+    """Keep checkpoints whose iteration is a multiple of this number until they are evaluated. Default: none."""
+
+
+class ConfigError(TrainerError):
+    """The configuration is invalid. The message says where and why."""
+
+
+T = TypeVar("T")
+
+
+def read(path: Path) -> TrainerConfig:
+    """Reads the trainer's JSON file.
+
+    Raises:
+        ConfigError: the file is missing, is not JSON, or does not fit TrainerConfig.
+    """
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: {error}") from error
+    return from_dict(TrainerConfig, document, where=str(path))
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """Convert a configuration to plain data, which `json.dumps` accepts and `from_dict` reads back."""
+    result: dict[str, Any] = dataclasses.asdict(config)
+    return result
+
+
+def fingerprint(config: TrainerConfig) -> str:
+    """SHA-256 of all values of `config` that affect training and differ from their defaults.
+
+    A resolved configuration keeps it when written as JSON and read back, and when a later version has more keys.
+    """
+    values = _non_defaults(config)
+    values.pop("evaluation_every", None)
+    text = json.dumps(values, sort_keys=True, default=dataclasses.asdict)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _non_defaults(section: Any) -> dict[str, Any]:
+    values = {}
+    for field in dataclasses.fields(section):
+        value = getattr(section, field.name)
+        if dataclasses.is_dataclass(value):
+            values[field.name] = _non_defaults(value)
+        elif value != field.default:
+            values[field.name] = value
+    return values
+
+
+def from_dict(cls: type[T], document: Any, where: str) -> T:
+    """Builds `cls` from plain data, checking keys, types and ranges.
+
+    Raises:
+        ConfigError: the first invalid key or value, with its dotted path after `where`.
+    """
+    if not isinstance(document, dict):
+        raise ConfigError(f"{where}: expected a mapping, got {document!r}")
+    hints = field_hints(typing.cast(type, cls))
+    fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    for key in document.keys() - fields.keys():
+        raise ConfigError(f"{where}: unknown key {key!r}; known are {', '.join(sorted(fields))}")
+    values = {}
+    for name, field in fields.items():
+        if name in document:
+            values[name] = _value(hints[name], document[name], f"{where}: {name}")
+        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            raise ConfigError(f"{where}: {name} is missing")
+    return cls(**values)
+
+
+@functools.cache
+def field_hints(cls: type) -> dict[str, Any]:
+    """Type of each field of a dataclass, with its constraints. Cached, since evaluating the annotations is slow."""
+    return typing.get_type_hints(cls, include_extras=True)
+
+
+def _value(hint: Any, value: Any, where: str) -> Any:
+    origin = typing.get_origin(hint)
+    if origin is Annotated:
+        inner, *metadata = typing.get_args(hint)
+        value = _value(inner, value, where)
+        for limits in metadata:
+            if isinstance(limits, Range) and (reason := limits.reason(value)):
+                raise ConfigError(f"{where} = {value!r} {reason}")
+        return value
+    if origin in (Union, types.UnionType):
+        if value is None:
+            return None
+        [inner] = [arg for arg in typing.get_args(hint) if arg is not type(None)]
+        return _value(inner, value, where)
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            raise ConfigError(f"{where} = {value!r} must be a list")
+        inner = typing.get_args(hint)[0]
+        return tuple(_value(inner, item, f"{where}[{i}]") for i, item in enumerate(value))
+    if origin is dict:
+        if not isinstance(value, dict):
+            raise ConfigError(f"{where} = {value!r} must be a mapping")
+        of_key, of_value = typing.get_args(hint)
+        return {
+            _value(of_key, key, where): _value(of_value, item, f"{where}.{key}")
+            for key, item in value.items()
+        }
+    if origin is Literal:
+        if not isinstance(value, str) or value not in typing.get_args(hint):
+            raise ConfigError(f"{where} = {value!r} must be one of {typing.get_args(hint)}")
+        return value
+    if dataclasses.is_dataclass(hint):
+        return from_dict(typing.cast(type, hint), value, where)
+    if hint is Any:
+        return value
+    accepted = (int, float) if hint is float else (hint,)
+    if not isinstance(value, accepted) or (isinstance(value, bool) and hint is not bool):
+        raise ConfigError(f"{where} = {value!r} must be of type {hint.__name__}")
+    return float(value) if hint is float else value

@@ -1,0 +1,76 @@
+"""Batch, length, precision and recomputation."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from trainer.contract.config.values import Count, NonNegative, PositiveFloat
+from trainer.contract.section import config_section
+
+RecomputeModule = Literal["core_attn", "layernorm", "mlp", "moe", "moe_act", "mla_up_proj"]
+DISCARDS_OUTPUT = frozenset(("layernorm", "moe_act", "mla_up_proj"))
+"""Modules whose recomputation discards their output. Core needs Transformer Engine for it."""
+
+
+@config_section
+class TrainingConfig:
+    """Batch size, length, precision, recomputation and evaluation."""
+
+    micro_batch_size: Count
+    """Number of samples in one forward pass of a data-parallel rank."""
+    global_batch_size: Count
+    """Number of samples in one optimizer step over all ranks."""
+    train_iters: Count
+    """Total number of optimizer steps."""
+    seed: NonNegative = 1234
+    """Seed for the initial weights, the data order and dropout."""
+    rampup_batch_size: tuple[Count, ...] | None = None
+    """Batch-size ramp-up as [start, increment, samples]: the global batch size grows from start to global_batch_size
+    over this number of samples."""
+    precision: Literal["bf16", "fp16", "fp32"] = "bf16"
+    """Training precision. bf16 and fp16 keep fp32 master weights and gradients; fp16 also scales the loss. fp32 is for
+    tests and CPUs."""
+    fp8: Literal["e4m3", "hybrid"] | None = None
+    """FP8 format for the matrix products of the layers; hybrid uses e5m2 for gradients. Requires Transformer Engine.
+    null disables FP8."""
+    fp8_recipe: Literal["tensorwise", "delayed"] = "tensorwise"
+    """FP8 scaling: tensorwise (current scaling, from the tensor itself) or delayed (from the maxima of earlier
+    steps)."""
+    fp8_amax_history_len: Count = 1024
+    """Length of the history of maxima for delayed scaling, in steps."""
+    fp8_amax_compute_algo: Literal["max", "most_recent"] = "max"
+    """Value of the history that delayed scaling uses: the maximum or the most recent one."""
+    transformer_impl: Literal["transformer_engine", "torch"] | None = None
+    """Kernels of the transformer layers. Default: transformer_engine if it is installed, otherwise torch."""
+    cross_entropy_fusion_impl: Literal["te", "native"] | None = None
+    """Fused cross entropy: Transformer Engine's (te) or Megatron-Core's (native). Default: te, or native for fp16."""
+    cuda_graph_impl: Literal["none", "transformer_engine"] = "none"
+    """CUDA-graph backend for the transformer layers. Helps when kernel launches are the bottleneck. Requires bf16 and
+    no dropout."""
+    deterministic_mode: bool = False
+    """Use only kernels with bitwise reproducible results. Slower."""
+    recompute_granularity: Literal["selective", "full"] | None = None
+    """Activations to recompute in the backward pass: selective (recompute_modules), full (entire layers), or null for
+    none."""
+    recompute_modules: tuple[RecomputeModule, ...] | None = None
+    """With selective recomputation: parts of each layer to recompute. core_attn, mlp and moe keep only their input;
+    layernorm, moe_act (the activation function of experts) and mla_up_proj discard their output. Default:
+    [core_attn]."""
+    recompute_method: Literal["uniform", "block"] | None = None
+    """With full recomputation: recompute all layers in groups of recompute_num_layers (uniform), or only the first
+    recompute_num_layers of each stage (block)."""
+    recompute_num_layers: Count | None = None
+    """Number of layers per group (uniform) or per stage (block)."""
+    eval_interval: Count | None = None
+    """Optimizer steps between evaluations. Default: evaluate only at the end."""
+    eval_iters: NonNegative = 10
+    """Number of global batches per evaluation; 0 disables evaluation."""
+    distributed_timeout_minutes: Count = 60
+    """Timeout of collectives in minutes until the first step is complete, while indices and weights are loaded. The job
+    ends if a collective takes longer."""
+    distributed_timeout_seconds_after_init: Count = 600
+    """Timeout of collectives in seconds after the first step. The job ends if a collective takes longer."""
+    loss_spike_factor: PositiveFloat | None = 2.0
+    """Report a loss above this factor times the median of the last 100 steps, with its samples; null disables this."""
+    skip_loss_spikes: NonNegative = 0
+    """Maximum number of loss-spike batches to exclude from training over the entire run; 0 trains on all batches."""

@@ -1,0 +1,35 @@
+"""Types of the values, with their ranges."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+
+@dataclass(frozen=True)
+class Range:
+    """Range of valid numbers. `at_least` and `at_most` are inclusive bounds; `above` and `below` are exclusive."""
+
+    at_least: float | None = None
+    at_most: float | None = None
+    above: float | None = None
+    below: float | None = None
+
+    def reason(self, value: float) -> str | None:
+        """Reason why `value` is out of range, phrased to follow the value. None if it is in range."""
+        if self.at_least is not None and not value >= self.at_least:
+            return f"must be at least {self.at_least:g}"
+        if self.at_most is not None and not value <= self.at_most:
+            return f"must be at most {self.at_most:g}"
+        if self.above is not None and not value > self.above:
+            return f"must be greater than {self.above:g}"
+        if self.below is not None and not value < self.below:
+            return f"must be less than {self.below:g}"
+        return None
+
+
+Count = Annotated[int, Range(at_least=1, at_most=2**53)]
+NonNegative = Annotated[int, Range(at_least=0, at_most=2**53)]
+PositiveFloat = Annotated[float, Range(above=0, at_most=1e300)]
+NonNegativeFloat = Annotated[float, Range(at_least=0, at_most=1e300)]
+Fraction = Annotated[float, Range(at_least=0, below=1)]
