@@ -25,6 +25,12 @@ BATCH = "training__global_batch_size"
         (
             {TP: 4, CP: 4},
             "parallelism.context_parallel_size results in TP x CP = 4 x 4 = 16, more than the 8 GPUs of a "
+            "node, so every layer waits for the network; use 2, or set cp_comm_type to a2a+p2p and "
+            "hierarchical_context_parallel_sizes to [2, 2]",
+        ),
+        (
+            {TP: 4, CP: 4, "data__reset_attention_mask": True},
+            "parallelism.context_parallel_size results in TP x CP = 4 x 4 = 16, more than the 8 GPUs of a "
             "node, so every layer waits for the network; use 2",
         ),
         (
@@ -56,15 +62,23 @@ def test_a_model_that_does_not_fit_is_a_warning():
     assert message.startswith("parallelism.tensor_model_parallel_size results in about ")
     assert " GiB on a device with 80 GiB: " in message
     assert message.endswith(
-        "; use 2, or use more pipeline stages, a smaller micro_batch_size, or recompute_granularity: full"
+        "; use 2, or use more pipeline stages, a smaller micro_batch_size or recompute_granularity: full"
     )
     assert warnings(**shape, **{TP: 2}) == []
     assert warnings(device_memory_gib=300, **shape) == []
+
+
+def test_a_model_that_does_not_fit_is_not_told_to_do_what_it_does():
+    shape = {"model__num_layers": 96, "model__hidden_size": 12288, HEADS: 96, TP: 8}
+    recompute = {"granularity": "full", "method": "uniform", "num_layers": 1}
+    recomputed = {f"training__recompute_{key}": value for key, value in recompute.items()}
+    [message] = warnings(**shape, **recomputed, training__micro_batch_size=1)
+    assert message.endswith("; use more pipeline stages or more context-parallel ranks")
 
 
 def test_a_warning_offers_nothing_that_would_be_an_error():
     shape = {"model__num_layers": 96, "model__hidden_size": 12288, HEADS: 96, TP: 8}
     [message] = warnings(**shape)
     assert message.endswith(
-        "; use more pipeline stages, a smaller micro_batch_size, or recompute_granularity: full"
+        "; use more pipeline stages, a smaller micro_batch_size or recompute_granularity: full"
     )

@@ -6,9 +6,10 @@ import math
 from collections.abc import Iterator
 
 from hpcgen.planning.memory import GIB, estimate_memory
+from hpcgen.planning.rules import context_parallel
 from hpcgen.planning.rules.facts import Facts, Rule, Violation, divisors
 from hpcgen.planning.rules.parallelism import CP, PP, TP
-from hpcgen.text import counted
+from hpcgen.text import counted, one_of
 
 MAX_BUBBLE_FRACTION = 0.1
 
@@ -39,7 +40,21 @@ def tensor_and_context_parallel_stay_in_node(facts: Facts) -> Iterator[Violation
             f"{counted(node, 'GPU')} of a node, so every layer waits for the network",
             candidates=[size for size in divisors(context, near=context) if tensor * size <= node],
             offers=1,
+            advice=_hierarchy(facts),
         )
+
+
+def _hierarchy(facts: Facts) -> str:
+    """Advice to exchange by heads within a node; empty if the model, its data or the kernels do not allow it."""
+    axes = facts.parallelism
+    group = facts.gpus_per_node // axes.tensor_model_parallel_size
+    if group < 2 or axes.context_parallel_size % group or axes.hierarchical_context_parallel_sizes:
+        return ""
+    sizes = (group, axes.context_parallel_size // group)
+    changed = facts.with_value(context_parallel.KIND, "a2a+p2p").with_value(context_parallel.SIZES, sizes)
+    if any(violation for check in context_parallel.RULES for violation in check(changed)):
+        return ""
+    return f"set cp_comm_type to a2a+p2p and hierarchical_context_parallel_sizes to {list(sizes)}"
 
 
 def pipeline_is_mostly_busy(facts: Facts) -> Iterator[Violation]:
@@ -82,8 +97,20 @@ def model_fits_device(facts: Facts) -> Iterator[Violation]:
             f"{estimate.activation_bytes / GIB:.1f} GiB of activations",
             candidates=[tensor for tensor in divisors(model.num_attention_heads, near=size) if tensor > size],
             offers=1,
-            advice="use more pipeline stages, a smaller micro_batch_size, or recompute_granularity: full",
+            advice=_ways_to_fit(facts),
         )
+
+
+def _ways_to_fit(facts: Facts) -> str:
+    """Advice for less memory per device, without what is in use or as small as possible already."""
+    is_smallest = facts.training.micro_batch_size == 1
+    ways = [
+        "more pipeline stages",
+        "more context-parallel ranks" if is_smallest else "a smaller micro_batch_size",
+    ]
+    if facts.training.recompute_granularity != "full":
+        ways.append("recompute_granularity: full")
+    return f"use {one_of(ways)}"
 
 
 RULES: tuple[Rule, ...] = (
