@@ -97,19 +97,21 @@ def model_fits_device(facts: Facts) -> Iterator[Violation]:
             f"{estimate.activation_bytes / GIB:.1f} GiB of activations",
             candidates=[tensor for tensor in divisors(model.num_attention_heads, near=size) if tensor > size],
             offers=1,
-            advice=_ways_to_fit(facts),
+            advice=_ways_to_fit(facts, parameters_fit=estimate.parameter_bytes < available * GIB),
         )
 
 
-def _ways_to_fit(facts: Facts) -> str:
-    """Advice for less memory per device, without what is in use or as small as possible already."""
-    is_smallest = facts.training.micro_batch_size == 1
-    ways = [
-        "more pipeline stages",
-        "more context-parallel ranks" if is_smallest else "a smaller micro_batch_size",
-    ]
-    if facts.training.recompute_granularity != "full":
-        ways.append("recompute_granularity: full")
+def _ways_to_fit(facts: Facts, *, parameters_fit: bool) -> str:
+    """Advice for less memory per device, without what is in use already, or cannot be enough."""
+    axes, training = facts.parallelism, facts.training
+    ways = ["more pipeline stages"]
+    if parameters_fit:
+        is_smallest = training.micro_batch_size == 1
+        ways.append("more context-parallel ranks" if is_smallest else "a smaller micro_batch_size")
+        if axes.tensor_model_parallel_size > 1 and not axes.sequence_parallel:
+            ways.append("sequence_parallel: true")
+        if training.recompute_granularity != "full":
+            ways.append("recompute_granularity: full")
     return f"use {one_of(ways)}"
 
 
