@@ -74,6 +74,10 @@ def test_a_model_that_does_not_fit_is_a_warning():
         ({}, "a smaller micro_batch_size, sequence_parallel: true or recompute_granularity: full"),
         ({MICRO: 1}, "more context-parallel ranks, sequence_parallel: true or recompute_granularity: full"),
         ({MICRO: 1, SP: True}, "more context-parallel ranks or recompute_granularity: full"),
+        (
+            {MICRO: 1, SP: True, "model__add_bias_linear": False},
+            "more context-parallel ranks, recompute_modules: [mlp] or recompute_granularity: full",
+        ),
     ],
 )
 def test_a_model_that_does_not_fit_is_told_what_can_help(changes, ways):

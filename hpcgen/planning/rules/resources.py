@@ -111,6 +111,9 @@ def _ways_to_fit(facts: Facts, *, parameters_fit: bool) -> str:
         if axes.tensor_model_parallel_size > 1 and not axes.sequence_parallel:
             ways.append("sequence_parallel: true")
         if training.recompute_granularity != "full":
+            is_dense = facts.model.num_moe_experts is None and not facts.model.add_bias_linear
+            if is_dense and "mlp" not in (training.recompute_modules or ()):
+                ways.append("recompute_modules: [mlp]")
             ways.append("recompute_granularity: full")
     return f"use {one_of(ways)}"
 
