@@ -219,10 +219,20 @@ def test_the_metrics_have_the_load_of_each_expert(alone: Run) -> None:
     assert "ep" in alone.events[0]
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_biases_follow_the_load(precision: str, corpus: str, tmp_path: Path) -> None:
+PADDED = {"moe_expert_capacity_factor": 1.5, "moe_pad_expert_input_to_capacity": True}
+
+
+@pytest.mark.parametrize(
+    ("precision", "keys"),
+    [
+        pytest.param("fp32", {}, id="fp32"),
+        pytest.param("bf16", {}, id="bf16"),
+        pytest.param("fp32", PADDED, id="padded"),  # the padding has no load
+    ],
+)
+def test_biases_follow_the_load(precision: str, keys: dict[str, Any], corpus: str, tmp_path: Path) -> None:
     """Each step raises the biases of experts below the mean load by the rate, in fp32, and lowers the others."""
-    config = moe_config(corpus, tmp_path, checkpoint={"save_interval": 1})
+    config = moe_config(corpus, tmp_path, MOE | keys, checkpoint={"save_interval": 1})
     config["training"] |= {"train_iters": 2, "precision": precision}
     ended = finished(config)
     bias = load_all(ended.checkpoints / "iter_0000001")["decoder.layers.1.mlp.router.expert_bias"]

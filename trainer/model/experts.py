@@ -47,8 +47,14 @@ class Router(TopKRouter):
         if self._has_gradients():
             is_padded = self.config.moe_pad_expert_input_to_capacity
             chosen = probs.detach() > 0 if is_padded else routing_map  # padding has a weight of zero
-            self._statistics(logits)[:-LOSSES] += chosen.sum(0)
+            tokens = chosen.sum(0)
+            self._statistics(logits)[:-LOSSES] += tokens
+            if self.local_tokens_per_expert is not None:
+                self.local_tokens_per_expert += tokens
         return probs, routing_map
+
+    def _apply_expert_bias(self, *_: Any, **__: Any) -> None:
+        """Leave the counting to `routing`. Core also counts padding, with which all experts have the same load."""
 
     def _maintain_float32_expert_bias(self) -> None:
         # Core restores the precision of the biases, but not of the counts, of which bf16 rounds those above 256.
