@@ -48,7 +48,7 @@ class Router(TopKRouter):
             is_padded = self.config.moe_pad_expert_input_to_capacity
             chosen = probs.detach() > 0 if is_padded else routing_map  # padding has a weight of zero
             tokens = chosen.sum(0)
-            self._statistics(logits)[:-LOSSES] += tokens
+            self._statistics(logits)[:-LOSSES].add_(tokens)
             if self.local_tokens_per_expert is not None:
                 self.local_tokens_per_expert += tokens
         return probs, routing_map
@@ -66,7 +66,7 @@ class Router(TopKRouter):
         self, activation: torch.Tensor, aux_loss_coeff: float, aux_loss: torch.Tensor, *_: Any, **__: Any
     ) -> torch.Tensor:
         """Add this rank's part of the mean loss of a microbatch to what `activation` [tokens, ...] differentiates."""
-        self._statistics(activation)[-2] += aux_loss.detach() / aux_loss_coeff
+        self._statistics(activation)[-2].add_(aux_loss.detach() / aux_loss_coeff)
         tokens = len(activation) * self.tp_cp_group.size()
         scaled: torch.Tensor = MoEAuxLossAutoScaler.apply(activation, aux_loss * tokens)
         return scaled
@@ -77,7 +77,7 @@ class Router(TopKRouter):
         if coefficient is None or not self._has_gradients():
             return logits
         z_loss = torch.logsumexp(logits, dim=-1).square().sum()
-        self._statistics(logits)[-1] += z_loss.detach()
+        self._statistics(logits)[-1].add_(z_loss.detach())
         scaled: torch.Tensor = MoEAuxLossAutoScaler.apply(logits, z_loss * coefficient)
         return scaled
 
