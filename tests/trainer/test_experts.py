@@ -102,6 +102,29 @@ def loads(line: dict[str, Any]) -> list[float]:
 
 
 @pytest.mark.parametrize(
+    "training",
+    [
+        pytest.param({"eval_interval": 1, "eval_iters": 2}, id="evaluation"),
+        pytest.param({"recompute_granularity": "selective", "recompute_modules": ["moe"]}, id="moe"),
+        pytest.param(
+            {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
+            id="full",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_only_tokens_of_training_count_and_only_once(
+    training: dict[str, Any], corpus: str, tmp_path: Path, alone: Run
+) -> None:
+    """The biases of experts follow the counts, so the curve would differ too."""
+    config = moe_config(corpus, tmp_path)
+    config["training"] |= training
+    ended = finished(config)
+    assert ended.steps == alone.steps
+    assert [loads(line) for line in lines(ended)] == [loads(line) for line in lines(alone)]
+
+
+@pytest.mark.parametrize(
     ("saving", "loading"),
     [
         pytest.param((2, EP2), (2, EP2), id="EP2"),
