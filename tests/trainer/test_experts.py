@@ -15,7 +15,7 @@ from megatron.core import parallel_state
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from tests.trainer.runs import LLAMA, MOE, Run, finished, gpt_config
+from tests.trainer.runs import GPT, LLAMA, MOE, Run, finished, gpt_config
 from tests.trainer.tensors import assert_same_checkpoint, load_all
 from trainer.contract import config as configuration
 from trainer.contract.config import ConfigError, TrainerConfig
@@ -91,6 +91,17 @@ def test_experts_train_alike_at_every_layout(
     together = finished(moe_config(corpus, tmp_path, world_size=world_size, parallelism=layout))
     assert_same_curve(together, alone)
     assert [loads(line) for line in lines(together)] == [loads(line) for line in lines(alone)]
+
+
+@pytest.mark.parametrize(
+    "layout", [pytest.param(TP2 | ETP1, id="ETP1"), pytest.param(TP2 | EP2 | ETP1, id="EP2")]
+)
+def test_experts_with_biases_train_alike(layout: dict[str, Any], corpus: str, tmp_path: Path) -> None:
+    model = GPT | {"num_moe_experts": 4, "moe_ffn_hidden_size": 48}
+    alone = finished(moe_config(corpus, tmp_path / "alone", model))
+    assert_same_curve(
+        finished(moe_config(corpus, tmp_path / "two", model, world_size=2, parallelism=layout)), alone
+    )
 
 
 def lines(run: Run) -> list[dict[str, Any]]:

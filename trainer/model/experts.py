@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from megatron.core.tensor_parallel import RowParallelLinear
 from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
@@ -116,17 +117,26 @@ def store_as_transformer_engine(layer: ModuleSpec) -> None:
     }
 
 
-def reduce_over_expert_ranks(chunk: torch.nn.Module, *, etp: int, tp: int) -> None:
-    """Mark the parameters of experts that are divided differently from the other layers, for Core's gradient buffers.
+def correct_ranks(chunk: torch.nn.Module, *, etp: int, tp: int) -> None:
+    """Correct over which ranks Core adds up outputs, gradients and the gradient norm of experts.
 
-    Core 0.16 only marks them if EP > 1. With EP = 1 it would reduce them over ranks with other tokens or other shards.
+    - Core 0.16 only separates the gradients of experts from the others if EP > 1. With EP = 1 and another ETP than TP,
+      it would reduce them over ranks with other tokens or other shards.
+    - With sequence parallelism, Core adds up the gradients of the second biases over the tensor-parallel ranks. These
+      have other experts, or have already been added up.
+    - For Core 0.16's norm, a parameter that is not divided is the same on all tensor-parallel ranks.
+    - With EP = ETP = 1, Core adds up outputs over one rank. torch refuses to add a bias to this result in place.
     """
-    if etp == tp:
-        return
     for layer in chunk.modules():
-        if isinstance(layer, MoELayer):
-            for parameter in layer.experts.parameters():
+        if not isinstance(layer, MoELayer):
+            continue
+        for parameter in layer.experts.parameters():
+            parameter.sequence_parallel, parameter.tensor_model_parallel = False, True
+            if etp != tp:
                 parameter.allreduce = False
+        for module in layer.experts.modules():
+            if isinstance(module, RowParallelLinear):
+                module.explicit_expert_comm = True
 
 
 def routers(model: Sequence[torch.nn.Module]) -> tuple[Router, ...]:
