@@ -93,6 +93,22 @@ def test_experts_train_alike_at_every_layout(
     assert [loads(line) for line in lines(together)] == [loads(line) for line in lines(alone)]
 
 
+@pytest.mark.parametrize(
+    ("world_size", "layout"),
+    [
+        pytest.param(2, TP2 | ETP1, id="TP2xETP1"),
+        pytest.param(2, EP2 | TP2 | ETP1, id="EP2xTP2xETP1", marks=pytest.mark.slow),
+    ],
+)
+def test_experts_with_biases_train_alike(
+    world_size: int, layout: dict[str, Any], corpus: str, tmp_path: Path
+) -> None:
+    """The biases of experts are not divided over tensor-parallel ranks, and these ranks do not share them either."""
+    alone = moe_config(corpus, tmp_path / "alone", MIXTRAL | {"add_bias_linear": True})
+    together = alone | {"run_dir": str(tmp_path / "2"), "world_size": world_size, "parallelism": layout}
+    assert_same_curve(finished(together), finished(alone))
+
+
 def lines(run: Run) -> list[dict[str, Any]]:
     return [event for event in run.events if event["event"] == "step"]
 

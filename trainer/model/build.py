@@ -109,6 +109,7 @@ def _build_chunk(
         **mtp,
     )
     rotary.scale_frequencies(chunk, model)
+    experts.exchange_in_dispatcher(chunk)
     experts.reduce_over_expert_ranks(chunk, etp=groups.expt_tp.size(), tp=groups.tp.size())
     if config.data.reset_attention_mask:
         layers.require_separated_documents(chunk)

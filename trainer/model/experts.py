@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
@@ -110,10 +111,24 @@ def store_as_transformer_engine(layer: ModuleSpec) -> None:
     }
 
 
-def reduce_over_expert_ranks(chunk: torch.nn.Module, *, etp: int, tp: int) -> None:
-    """Mark the parameters of experts that are divided differently from the other layers, for Core's gradient buffers.
+def exchange_in_dispatcher(chunk: torch.nn.Module) -> None:
+    """Leave the exchange of the inputs and outputs of experts to the token dispatcher, in Core's torch layers.
 
-    Core 0.16 only marks them if EP > 1. With EP = 1 it would reduce them over ranks with other tokens or other shards.
+    Core only does so if EP or ETP > 1. Otherwise the output of an expert is a view, and adding a bias to it fails.
+    """
+    for layer in chunk.modules():
+        if isinstance(layer, MoELayer):
+            for linear in layer.experts.modules():
+                if isinstance(linear, ColumnParallelLinear | RowParallelLinear):
+                    linear.explicit_expert_comm = True
+
+
+def reduce_over_expert_ranks(chunk: torch.nn.Module, *, etp: int, tp: int) -> None:
+    """Mark the parameters of experts that are divided differently from the other layers, for Core's gradients.
+
+    Core 0.16 only marks them for its gradient buffers if EP > 1. With EP = 1 it would reduce them over ranks with other
+    tokens or other shards. It treats the biases of experts like those of dense layers: tensor-parallel ranks would add
+    up their gradients again, and count only those of one rank in the gradient norm.
     """
     if etp == tp:
         return
@@ -121,6 +136,8 @@ def reduce_over_expert_ranks(chunk: torch.nn.Module, *, etp: int, tp: int) -> No
         if isinstance(layer, MoELayer):
             for parameter in layer.experts.parameters():
                 parameter.allreduce = False
+                parameter.sequence_parallel = False
+                parameter.tensor_model_parallel = True
 
 
 def routers(model: Sequence[torch.nn.Module]) -> tuple[Router, ...]:
