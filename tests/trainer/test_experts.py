@@ -97,6 +97,7 @@ def test_experts_train_alike_at_every_layout(
     "layout", [pytest.param(TP2 | ETP1, id="ETP1"), pytest.param(TP2 | EP2 | ETP1, id="EP2")]
 )
 def test_experts_with_biases_train_alike(layout: dict[str, Any], corpus: str, tmp_path: Path) -> None:
+    """The biases of experts are not divided over tensor-parallel ranks, and these ranks do not share them either."""
     model = GPT | {"num_moe_experts": 4, "moe_ffn_hidden_size": 48}
     alone = finished(moe_config(corpus, tmp_path / "alone", model))
     assert_same_curve(
