@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.trainer.runs import DEEPSEEK, LLAMA, QWEN, Run, finished, gpt_config, write_corpus
+from tests.trainer.runs import LLAMA, QWEN, Run, finished, gpt_config, write_corpus
 from trainer.distributed import device
 
 with warnings.catch_warnings():  # megatron.core warns at import of each CUDA library that is not there
@@ -51,11 +51,3 @@ def single_llama(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> Run:
 def single_qwen(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A configuration with a QKV bias, normalized queries and keys, a sliding window and YaRN."""
     return finished(gpt_config(corpus, tmp_path_factory.mktemp("qwen"), QWEN))
-
-
-@pytest.fixture(scope="session")
-def single_deepseek(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A configuration with latent attention and multi-token prediction, evaluated after two steps and at the end."""
-    config = gpt_config(corpus, tmp_path_factory.mktemp("deepseek"), DEEPSEEK)
-    config["training"] |= {"eval_iters": 1, "eval_interval": 2}
-    return finished(config)
