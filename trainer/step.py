@@ -116,23 +116,22 @@ def train_step(
     statistics = take_statistics(state.routers, config.model, totals.device)
     loss, mtp_losses, grad_norm, agreed, pairs, statistics = _agree(totals, norm, vote(), pairs, statistics)
     if not (math.isfinite(loss) and math.isfinite(grad_norm)):
+        _restore(biases, previous_biases)
         where = f"iteration {state.iteration + 1} (samples {batch.first} to {batch.first + batch.size - 1}"
         raise NonFiniteError(
             f"{_describe_non_finite(loss, grad_norm, where, totals, optimizer)}); nothing of this step is saved"
         )
-    if overflowed:
-        _require_reducible(loss_scale, config.optimizer, state.iteration + 1)
     # An overflow is due to the loss scale: it is not a spike and does not count against skip_loss_spikes.
     spike = None if overflowed else state.spikes.spike_ratio(loss)
     skipped = overflowed or (spike is not None and state.spikes.skip())
-    if not skipped:
-        state.spikes.remember(loss)
     lr = state.scheduler.rate()
-    if not skipped:
+    if skipped:
+        _restore(biases, previous_biases)
+    else:
+        state.spikes.remember(loss)
         _update(optimizer, config.optimizer.clip_grad, grad_norm)
-    else:  # Core has already updated the biases (finalize_model_grads.py)
-        for bias, previous in zip(biases, previous_biases, strict=True):
-            bias.copy_(previous)
+    if overflowed:
+        _require_reducible(loss_scale, config.optimizer, state.iteration + 1)
     state.scheduler.step(1)
     state.iteration += 1
     state.consumed_samples += batch.size
@@ -251,6 +250,12 @@ def _gradients_of_the_norm(part: MegatronOptimizer) -> list[torch.Tensor]:
 
 def _parts(optimizer: MegatronOptimizer) -> Sequence[MegatronOptimizer]:
     return getattr(optimizer, "chained_optimizers", (optimizer,))
+
+
+def _restore(biases: Sequence[torch.Tensor], previous: Sequence[torch.Tensor]) -> None:
+    """Undo Core's update of the experts' biases, which ends the backward pass (finalize_model_grads.py)."""
+    for bias, value in zip(biases, previous, strict=True):
+        bias.copy_(value)
 
 
 def _update(optimizer: MegatronOptimizer, clip_grad: float, grad_norm: float) -> None:

@@ -94,6 +94,10 @@ MOE = LLAMA | {
 """The router of DeepSeek-V3 with every loss, after a dense layer."""
 
 
+EOD = 999
+"""End-of-document token of corpora with short documents."""
+
+
 @dataclass(frozen=True)
 class Run:
     """A run's directory, and the exit statuses of its ranks."""

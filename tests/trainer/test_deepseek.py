@@ -138,14 +138,6 @@ def test_a_checkpoint_continues_at_another_layout(
     numpy.testing.assert_allclose(numbers(finished(config)), numbers(single_deepseek), rtol=ROUNDING)
 
 
-def test_multi_token_prediction_with_separate_documents_is_refused(config: dict[str, Any]) -> None:
-    config["model"] = DEEPSEEK
-    config["data"] |= {"reset_attention_mask": True, "eod_id": 0}
-    result = run(config)
-    assert set(result.statuses) == {2}
-    assert "data.reset_attention_mask does not work with model.mtp_num_layers" in result.log
-
-
 @pytest.mark.parametrize(
     ("model", "layout", "message"),
     [

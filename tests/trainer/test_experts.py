@@ -243,11 +243,14 @@ def test_tokens_above_the_capacity_are_dropped(corpus: str, tmp_path: Path) -> N
 
 
 def test_the_metrics_have_the_load_of_each_expert(alone: Run) -> None:
-    [event] = [event for event in alone.events if event["event"] == "experts"]
-    first = lines(alone)[0]
-    assert event["layers"] == [1, 2, 3]
-    assert [max(layer) for layer in event["load"]] == first["moe_max_load_by_layer"]
-    assert [sum(layer) for layer in event["load"]] == pytest.approx([4] * 3, abs=1e-3)
+    """The events have the load of the first and of the last line."""
+    events = [event for event in alone.events if event["event"] == "experts"]
+    assert [event["iteration"] for event in events] == [1, 4]
+    first, last = lines(alone)[0], lines(alone)[-1]
+    for event, line in zip(events, (first, last), strict=True):
+        assert event["layers"] == [1, 2, 3]
+        assert [max(layer) for layer in event["load"]] == line["moe_max_load_by_layer"]
+        assert [sum(layer) for layer in event["load"]] == pytest.approx([4] * 3, abs=1e-3)
     # The scores of a new router are nearly equal, and so are f and P of sum(f x P) x experts.
     assert first["seq_load_balancing_loss"] == pytest.approx(1, abs=0.1)
     assert first["z_loss"] == pytest.approx(numpy.log(4) ** 2, abs=0.5)
@@ -271,7 +274,7 @@ def test_biases_follow_the_load(precision: str, keys: dict[str, Any], corpus: st
     config["training"] |= {"train_iters": 2, "precision": precision}
     ended = finished(config)
     bias = load_all(ended.checkpoints / "iter_0000001")["decoder.layers.1.mlp.router.expert_bias"]
-    [event] = [event for event in ended.events if event["event"] == "experts"]
+    event = next(event for event in ended.events if event["event"] == "experts")
     expected = [MOE["moe_router_bias_update_rate"] * numpy.sign(1 - load) for load in event["load"][0]]
     assert bias.tolist() == pytest.approx(expected, rel=1e-6)
 

@@ -68,6 +68,7 @@ class Metrics:
             self._open(run, iteration)
         self._window = Window(config)
         self._experts_due = 0
+        self._latest_load: tuple[int, experts.ExpertLoad] | None = None
         self._times = timers.totals()
         self._last_time = time.perf_counter()
 
@@ -188,7 +189,8 @@ class Metrics:
         self._last_time = time.perf_counter()
 
     def close(self) -> None:
-        """Write buffered lines and numbers."""
+        """Write buffered lines and numbers, and the latest load of the experts."""
+        self._write_experts()
         for output in (self._lines, *self._boards):
             if output is not None:
                 output.close()
@@ -198,9 +200,18 @@ class Metrics:
         self._draw(
             "experts", iteration, {f"max_load/layer_{n}": x for n, x in zip(layers, by_layer, strict=True)}
         )
+        self._latest_load = (iteration, load)
         if iteration >= self._experts_due:
-            self._write("experts", iteration, {"layers": layers, "load": load.by_expert()})
+            self._write_experts()
             self._experts_due = iteration + experts.EVERY_STEPS
+
+    def _write_experts(self) -> None:
+        """Write the load of each expert at the latest line, unless this has been done."""
+        if self._latest_load is not None:
+            iteration, load = self._latest_load
+            values = {"layers": moe_layers(self._config.model), "load": load.by_expert()}
+            self._write("experts", iteration, values)
+            self._latest_load = None
 
     def _record_anomaly(self, iteration: int, result: StepResult) -> None:
         batch = result.batch

@@ -91,7 +91,8 @@ def _build_chunk(
     provider: imports.ModelProvider = GPTModel
     mtp: dict[str, Any] = {}
     if model.mtp_num_layers is not None:
-        provider, mtp = multi_token.PredictingModel, multi_token.block_spec(core, spec, vp_stage, kernels)
+        provider = multi_token.PredictingModel
+        mtp = multi_token.block_spec(core, spec, vp_stage, kernels, config.data.reset_attention_mask)
     if model.model_provider is not None:
         provider = imports.load(model.model_provider, "model.model_provider")
     chunk = provider(
