@@ -112,11 +112,7 @@ def train_step(
     norm = totals.new_zeros(1) if overflowed else _as_tensor(optimizer.get_grad_norm(), totals)
     statistics = take_statistics(state.routers, config.model, totals.device)
     loss, mtp_losses, grad_norm, agreed, statistics = _agree(totals, norm, vote(), statistics)
-    if not (math.isfinite(loss) and math.isfinite(grad_norm)):
-        where = f"iteration {state.iteration + 1} (samples {batch.first} to {batch.first + batch.size - 1}"
-        raise NonFiniteError(
-            f"{_describe_non_finite(loss, grad_norm, where, totals, optimizer)}); nothing of this step is saved"
-        )
+    _require_finite(loss, grad_norm, totals, optimizer, state.iteration + 1, batch)
     if overflowed:
         _require_reducible(loss_scale, config.optimizer, state.iteration + 1)
     # An overflow is due to the loss scale: it is not a spike and does not count against skip_loss_spikes.
@@ -209,10 +205,21 @@ def _require_reducible(loss_scale: float, optimizer: OptimizerConfig, iteration:
         )
 
 
-def _describe_non_finite(
-    loss: float, grad_norm: float, where: str, totals: torch.Tensor, optimizer: MegatronOptimizer
-) -> str:
-    """Describe the value that is not finite and name the ranks that have it. Every rank must call this."""
+def _require_finite(
+    loss: float,
+    grad_norm: float,
+    totals: torch.Tensor,
+    optimizer: MegatronOptimizer,
+    iteration: int,
+    batch: Batch,
+) -> None:
+    """Check the loss and the gradient norm, which are the same on all ranks. Every rank must call this.
+
+    Raises:
+        NonFiniteError: one of them is not finite. Names the ranks that have the value.
+    """
+    if math.isfinite(loss) and math.isfinite(grad_norm):
+        return
     if math.isfinite(loss):
         gradients = (gradient for part in _parts(optimizer) for gradient in _gradients_of_the_norm(part))
         is_finite = all(bool(gradient.isfinite().all()) for gradient in gradients)
@@ -226,8 +233,13 @@ def _describe_non_finite(
     if math.isfinite(loss):
         # The gradients are already summed and sharded over data-parallel ranks, so the rank that has the
         # non-finite value is not necessarily the one that computed it.
-        return f"the gradient norm is {grad_norm} at {where}; loss {loss}; in the shard of {named}"
-    return f"the loss is {loss} at {where}; on {named}"
+        what, where = f"the gradient norm is {grad_norm}", f"loss {loss}; in the shard of {named}"
+    else:
+        what, where = f"the loss is {loss}", f"on {named}"
+    samples = f"samples {batch.first} to {batch.first + batch.size - 1}"
+    raise NonFiniteError(
+        f"{what} at iteration {iteration} ({samples}; {where}); nothing of this step is saved"
+    )
 
 
 def _gradients_of_the_norm(part: MegatronOptimizer) -> list[torch.Tensor]:
