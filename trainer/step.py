@@ -117,10 +117,7 @@ def train_step(
     loss, mtp_losses, grad_norm, agreed, pairs, statistics = _agree(totals, norm, vote(), pairs, statistics)
     if not (math.isfinite(loss) and math.isfinite(grad_norm)):
         _restore(biases, previous_biases)
-        where = f"iteration {state.iteration + 1} (samples {batch.first} to {batch.first + batch.size - 1}"
-        raise NonFiniteError(
-            f"{_describe_non_finite(loss, grad_norm, where, totals, optimizer)}); nothing of this step is saved"
-        )
+        raise _non_finite(loss, grad_norm, totals, optimizer, state.iteration + 1, batch)
     # An overflow is due to the loss scale: it is not a spike and does not count against skip_loss_spikes.
     spike = None if overflowed else state.spikes.spike_ratio(loss)
     skipped = overflowed or (spike is not None and state.spikes.skip())
@@ -220,10 +217,18 @@ def _require_reducible(loss_scale: float, optimizer: OptimizerConfig, iteration:
         )
 
 
-def _describe_non_finite(
-    loss: float, grad_norm: float, where: str, totals: torch.Tensor, optimizer: MegatronOptimizer
-) -> str:
-    """Describe the value that is not finite and name the ranks that have it. Every rank must call this."""
+def _non_finite(
+    loss: float,
+    grad_norm: float,
+    totals: torch.Tensor,
+    optimizer: MegatronOptimizer,
+    iteration: int,
+    batch: Batch,
+) -> NonFiniteError:
+    """The error for a loss or a gradient norm that is not finite. It names the ranks that have the value.
+
+    Every rank must call this.
+    """
     if math.isfinite(loss):
         gradients = (gradient for part in _parts(optimizer) for gradient in _gradients_of_the_norm(part))
         is_finite = all(bool(gradient.isfinite().all()) for gradient in gradients)
@@ -237,8 +242,13 @@ def _describe_non_finite(
     if math.isfinite(loss):
         # The gradients are already summed and sharded over data-parallel ranks, so the rank that has the
         # non-finite value is not necessarily the one that computed it.
-        return f"the gradient norm is {grad_norm} at {where}; loss {loss}; in the shard of {named}"
-    return f"the loss is {loss} at {where}; on {named}"
+        what, where = f"the gradient norm is {grad_norm}", f"loss {loss}; in the shard of {named}"
+    else:
+        what, where = f"the loss is {loss}", f"on {named}"
+    samples = f"samples {batch.first} to {batch.first + batch.size - 1}"
+    return NonFiniteError(
+        f"{what} at iteration {iteration} ({samples}; {where}); nothing of this step is saved"
+    )
 
 
 def _gradients_of_the_norm(part: MegatronOptimizer) -> list[torch.Tensor]:
