@@ -67,6 +67,10 @@ class Generate(Stage):
             yield Problem(f"generation.{name}", reason)
         yield from tokenizer_problems(run.config.data.tokenizer, "generation.prompts")
 
+    def results(self, config: RunConfig) -> str:
+        """The file with the texts."""
+        return _output(config)
+
     def exports(self, run: Run, config: RunConfig) -> Iterator[Export]:
         """Yields the number of threads."""
         yield Export("OMP_NUM_THREADS", "1", "One OpenMP thread per rank; more would oversubscribe its CPUs.")
