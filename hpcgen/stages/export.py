@@ -52,12 +52,24 @@ class Export(Stage):
         )
 
     def problems(self, run: Run, trainer: TrainerConfig | None) -> Iterator[Problem]:
-        """Yields a missing directory."""
+        """Yields a missing directory, and each key of the model that its family in transformers cannot express."""
         from hpcgen.planning.trainer_tokenizer import tokenizer_problems
+        from trainer.contract.huggingface import nearest_family
+        from trainer.contract.resolve import resolve_model
 
         if run.config.export.directory is None:
             yield Problem("export.directory", "is missing", "name a new directory for the exported model")
         yield from tokenizer_problems(run.config.data.tokenizer, "export.directory")
+        model = resolve_model(run.config.model)
+        family = nearest_family(model, run.config.export.family)
+        for misfit in family.misfits(model):
+            reason = f"cannot be exported: {family.architecture} does not support it"
+            hint = misfit.needed and f"use {misfit.needed}"
+            yield Problem(f"model.{misfit.key}", reason, hint, depends_on=("export",))
+
+    def results(self, config: RunConfig) -> str:
+        """The directory of the exported model."""
+        return config.export.directory or ""
 
 
 STAGES = (

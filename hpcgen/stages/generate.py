@@ -66,6 +66,10 @@ class Generate(Stage):
         allocation = make_allocation(self, run.config, run.cluster, run.node_type)
         yield from _layout_problems(run.config, allocation.num_tasks)
 
+    def results(self, config: RunConfig) -> str:
+        """The file with the texts."""
+        return _output(config)
+
     def exports(self, run: Run, config: RunConfig) -> Iterator[Export]:
         """Yields the number of threads."""
         yield Export("OMP_NUM_THREADS", "1", "One OpenMP thread per rank; more would oversubscribe its CPUs.")

@@ -45,8 +45,7 @@ NO_BIAS = {"model__add_bias_linear": False}
         ),
         (
             {**DOCUMENTS, CP: 2, KIND: "p2p"},
-            "parallelism.cp_comm_type does not support documents of any length, but data.reset_attention_mask is "
-            "true; use null or all_gather",
+            "parallelism.cp_comm_type does not support data.reset_attention_mask = true; use null or all_gather",
         ),
         (
             {"model__window_size": 512, CP: 2, KIND: "p2p"},

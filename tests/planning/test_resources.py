@@ -56,7 +56,7 @@ def test_a_model_that_does_not_fit_is_a_warning():
     assert message.startswith("parallelism.tensor_model_parallel_size results in about ")
     assert " GiB on a device with 80 GiB: " in message
     assert message.endswith(
-        "; use 2, or use more pipeline stages, a smaller micro_batch_size, or recompute_granularity: full"
+        "; use 2, or use more pipeline stages, a smaller micro_batch_size or recompute_granularity: full"
     )
     assert warnings(**shape, **{TP: 2}) == []
     assert warnings(device_memory_gib=300, **shape) == []
@@ -66,5 +66,5 @@ def test_a_warning_offers_nothing_that_would_be_an_error():
     shape = {"model__num_layers": 96, "model__hidden_size": 12288, HEADS: 96, TP: 8}
     [message] = warnings(**shape)
     assert message.endswith(
-        "; use more pipeline stages, a smaller micro_batch_size, or recompute_granularity: full"
+        "; use more pipeline stages, a smaller micro_batch_size or recompute_granularity: full"
     )

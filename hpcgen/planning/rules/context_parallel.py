@@ -46,7 +46,7 @@ def exchange_fits_attention(facts: Facts) -> Iterator[Violation]:
         yield Violation(
             path=KIND,
             depends_on=("data",),
-            reason="does not support documents of any length, but data.reset_attention_mask is true",
+            reason="does not support data.reset_attention_mask = true",
             candidates=[None, "all_gather"],
         )
     elif facts.model.window_size is not None and kind in ("p2p", "a2a+p2p"):

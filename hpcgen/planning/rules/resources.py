@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from hpcgen.planning.memory import GIB, estimate_memory
+from hpcgen.planning.memory import GIB, MemoryEstimate, estimate_memory
 from hpcgen.planning.rules.facts import Facts, Rule, Violation, divisors
 from hpcgen.planning.rules.parallelism import CP, PP, TP
-from hpcgen.text import counted
+from trainer.contract.wording import one_of
 
 MAX_BUBBLE_FRACTION = 0.1
 
@@ -26,7 +26,7 @@ def tensor_and_context_parallel_stay_in_node(facts: Facts) -> Iterator[Violation
     if tensor > node:
         yield Violation(
             path=TP,
-            reason=f"is more than the {counted(node, 'GPU')} of a node, so every layer waits for the network",
+            reason=f"is more than the {facts.devices_of_node} of a node, so every layer waits for the network",
             candidates=[
                 size for size in divisors(facts.model.num_attention_heads, near=node) if size <= node
             ],
@@ -36,7 +36,7 @@ def tensor_and_context_parallel_stay_in_node(facts: Facts) -> Iterator[Violation
         yield Violation(
             path=CP,
             reason=f"results in TP x CP = {tensor} x {context} = {tensor * context}, more than the "
-            f"{counted(node, 'GPU')} of a node, so every layer waits for the network",
+            f"{facts.devices_of_node} of a node, so every layer waits for the network",
             candidates=[size for size in divisors(context, near=context) if tensor * size <= node],
             offers=1,
         )
@@ -82,8 +82,20 @@ def model_fits_device(facts: Facts) -> Iterator[Violation]:
             f"{estimate.activation_bytes / GIB:.1f} GiB of activations",
             candidates=[tensor for tensor in divisors(model.num_attention_heads, near=size) if tensor > size],
             offers=1,
-            advice="use more pipeline stages, a smaller micro_batch_size, or recompute_granularity: full",
+            advice=f"use {_smaller(facts, estimate)}",
         )
+
+
+def _smaller(facts: Facts, estimate: MemoryEstimate) -> str:
+    """Ways to need less memory on a device."""
+    training = facts.training
+    ways = {
+        "more pipeline stages": True,
+        "a smaller micro_batch_size": training.micro_batch_size > 1,
+        "a larger context_parallel_size": estimate.activation_bytes > estimate.parameter_bytes,
+        "recompute_granularity: full": training.recompute_granularity != "full",
+    }
+    return one_of([way for way, helps in ways.items() if helps])
 
 
 RULES: tuple[Rule, ...] = (
