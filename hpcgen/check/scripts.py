@@ -56,9 +56,9 @@ def read_scripts(scripts: Sequence[str]) -> list[list[Finding]]:
     )  # a long script at the end would keep the other cores idle
     with ProcessPoolExecutor(
         max_workers=len(os.sched_getaffinity(0)),
-        # at Ctrl-C, only the parent process reports the interruption
+        # at Ctrl-C, the processes end at once and only their parent reports it
         initializer=signal.signal,
-        initargs=(signal.SIGINT, signal.SIG_IGN),
+        initargs=(signal.SIGINT, signal.SIG_DFL),
     ) as processes:
         findings = dict(zip(distinct, processes.map(_read, distinct), strict=True))
     return [findings[script] for script in scripts]
