@@ -136,8 +136,8 @@ class ModelConfig:
     moe_z_loss_coeff: NonNegativeFloat | None = None
     """Coefficient of the z-loss on the router's logits (ST-MoE recommends 1e-3). Default: no z-loss."""
     moe_router_enable_expert_bias: bool = False
-    """Balance the load without a loss, as in DeepSeek-V3: each expert has a bias that is added to its scores and follows
-    its load. Requires moe_router_score_function = sigmoid."""
+    """Balance the load without a loss, as in DeepSeek-V3: a bias that follows an expert's load is added to its
+    scores. Requires moe_router_score_function = sigmoid."""
     moe_router_bias_update_rate: PositiveFloat = 1e-3
     """Change of an expert's bias per step."""
     moe_expert_capacity_factor: PositiveFloat | None = None

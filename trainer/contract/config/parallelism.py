@@ -40,8 +40,8 @@ class ParallelismConfig:
     expert_tensor_parallel_size: Count | None = None
     """Expert-tensor-parallel size (ETP): number of ranks that share each expert. Default: TP."""
     moe_token_dispatcher_type: Literal["alltoall", "allgather"] = "alltoall"
-    """How tokens reach their experts: each is sent to the ranks of its experts (alltoall), or to all ranks that share the
-    layer (allgather)."""
+    """How tokens reach their experts: each is sent to the ranks of its experts (alltoall) or to every rank that shares
+    the layer (allgather)."""
     moe_grouped_gemm: bool | None = None
     """Compute all experts of a rank in one grouped matrix product. Default: true with Transformer Engine."""
     cp_comm_type: Literal["p2p", "all_gather", "a2a", "a2a+p2p"] | None = None
