@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from hpcgen.errors import Problem
+from hpcgen.errors import ConfigErrors, Problem
 from hpcgen.stages.stage import Stage, Work
 
 if TYPE_CHECKING:
@@ -22,12 +22,18 @@ class Export(Stage):
     def work(
         self, run: Run, config: RunConfig, allocation: Allocation, trainer: TrainerConfig | None
     ) -> Work:
-        """Exports the checkpoint with the run's tokenizer. One byte per token is not a tokenizer of transformers."""
+        """Exports the checkpoint with the run's tokenizer. One byte per token is not a tokenizer of transformers.
+
+        Raises:
+            ConfigErrors: there is no directory.
+        """
         from hpcgen.planning.paths import checkpoint_directory
         from hpcgen.planning.trainer_tokenizer import tokenizer_files, tokenizer_name
 
         settings, tokenizer = config.export, config.data.tokenizer
-        checkpoints, directory = checkpoint_directory(config), settings.directory or ""
+        if settings.directory is None:
+            raise ConfigErrors([])  # `problems` reports it
+        checkpoints, directory = checkpoint_directory(config), settings.directory
         options = {
             "--dtype": settings.dtype,
             "--family": settings.family,

@@ -238,11 +238,6 @@ REFUSED = {
         "training.recompute_num_layers must be 1 with model.mtp_num_layers and recompute_method = uniform; use 1, or "
         "set recompute_method to block",
     ),
-    "MTP with separate documents": (
-        MTP | {"data__reset_attention_mask": True, "data__eod_id": 0},
-        "data.reset_attention_mask does not work with model.mtp_num_layers, whose layers shift the tokens past the "
-        "boundaries of documents; use false, or remove model.mtp_num_layers",
-    ),
     "MTP that TP does not divide": (
         MLA | MTP | {"model__hidden_size": 1022, "model__num_attention_heads": 8, SP: True, TP: 4},
         "parallelism.tensor_model_parallel_size does not divide model.hidden_size = 1022 (1022 / 4), which "

@@ -21,6 +21,7 @@ from tests.trainer.forked import run_ranks
 from tests.trainer.inference.models import build_chunk
 from tests.trainer.runs import (
     DEEPSEEK,
+    EOD,
     GPT,
     LLAMA,
     QWEN,
@@ -41,7 +42,6 @@ from trainer.model.initialization import initialize_by_name
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Megatron-Core warns about its own defaults
 
-EOD = 999
 LENGTH = 64
 SEPARATE = {"reset_attention_mask": True, "reset_position_ids": True, "eod_mask_loss": True, "eod_id": EOD}
 TP2_SP = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
@@ -61,22 +61,6 @@ def sample(*lengths: int, seed: int = 0) -> list[int]:
     """Documents of these lengths with random tokens. Each ends with the end-of-document token."""
     random = numpy.random.default_rng([seed, *lengths])
     return [token for length in lengths for token in [*random.integers(0, 500, length - 1).tolist(), EOD]]
-
-
-@pytest.fixture(scope="module")
-def short_documents(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Prefix of a corpus of documents of 1 to 40 tokens, so that a sample has several."""
-    from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
-
-    prefix = tmp_path_factory.mktemp("documents") / "short"
-    random = numpy.random.default_rng(5)
-    builder = IndexedDatasetBuilder(f"{prefix}.bin", dtype=numpy.uint16)
-    for _ in range(300):
-        start, length = random.integers(0, 400), random.integers(0, 40)
-        document = [*((start + numpy.arange(length)) % 500), EOD]
-        builder.add_document(numpy.array(document), [len(document)])
-    builder.finalize(f"{prefix}.idx")
-    return str(prefix)
 
 
 def documents_config(

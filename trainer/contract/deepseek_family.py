@@ -151,6 +151,8 @@ def _experts(model: ModelConfig) -> dict[str, tuple[Any, ...]]:
         "moe_layer_freq": (layers,) if dense else (None, layers),
         "moe_shared_expert_intermediate_size": (shared if shared and shared % width == 0 else width,),
         "moe_router_score_function": ("sigmoid",),
+        # transformers divides the weights of the chosen experts by their sum, Megatron-Core only if there are several.
+        "moe_router_topk": (max(2, model.moe_router_topk),),
         "moe_router_enable_expert_bias": (True,),
         # transformers rates a group by its two best experts, Megatron-Core by moe_router_topk // moe_router_group_topk.
         "moe_router_group_topk": tuple(

@@ -125,7 +125,7 @@ def _tokenizer_arguments(
 
 
 def _tokenizer_of(config: Path) -> TokenizerConfig:
-    from hpcgen import api
+    from hpcgen.config.loader import load_valid_run
     from hpcgen.planning.paths import absolute_paths
 
-    return absolute_paths(api.load_run(config).config, config.absolute().parent).data.tokenizer
+    return absolute_paths(load_valid_run(config).config, config.absolute().parent).data.tokenizer

@@ -238,7 +238,11 @@ def tensor_parallel_overlap_needs_sequence_parallel(facts: Facts) -> Iterator[Vi
     ):
         if is_missing:
             yield Violation(
-                path="parallelism.tp_comm_overlap", reason=reason, candidates=[False], advice=advice
+                path="parallelism.tp_comm_overlap",
+                depends_on=("training",),
+                reason=reason,
+                candidates=[False],
+                advice=advice,
             )
             return
 

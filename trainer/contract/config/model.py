@@ -147,7 +147,8 @@ class ModelConfig:
     """Pad the input of each expert to its capacity, so that shapes are static. Requires
     moe_expert_capacity_factor."""
     moe_token_drop_policy: Literal["probs", "position"] = "probs"
-    """Tokens to drop above the capacity: those with the lowest scores, or the last ones."""
+    """Tokens to drop above the capacity: those with the lowest scores (probs), or any, regardless of scores and order
+    (position)."""
     mtp_num_layers: Count | None = None
     """Multi-token prediction (MTP, as in DeepSeek-V3): number of additional layers, each of which predicts one token
     further ahead. They train with the model; evaluation and inference do not use them. Default: none."""
