@@ -96,6 +96,11 @@ REFUSED = {
         "model.rope_scaling has no low_freq_factor, which rope_type = llama3 requires; take the value from the model's "
         "config.json",
     ),
+    "yarn without the length of the first training": (
+        {**ROPE, "model__rope_scaling": RopeScaling(rope_type="yarn", factor=4.0)},
+        "model.rope_scaling has no original_max_position_embeddings, which rope_type = yarn requires; set it to the "
+        "seq_length of the first training, or take the value from the model's config.json",
+    ),
     "linear with a key of another type": (
         {**ROPE, "model__rope_scaling": RopeScaling(rope_type="linear", factor=2.0, beta_fast=32.0)},
         "model.rope_scaling.beta_fast is not used by rope_type = linear; remove it",
@@ -215,7 +220,7 @@ REFUSED = {
     ),
     "MTP with tied embeddings in a pipeline": (
         MTP | {PP: 2, "model__untie_embeddings_and_output_weights": False},
-        "model.untie_embeddings_and_output_weights is false, but model.mtp_num_layers = 1 requires it with "
+        "model.untie_embeddings_and_output_weights does not work with model.mtp_num_layers = 1 and "
         "parallelism.pipeline_model_parallel_size = 2, because Megatron-Core cannot save the shared matrix; use true, "
         "or set parallelism.pipeline_model_parallel_size to 1",
     ),
