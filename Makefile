@@ -13,11 +13,11 @@ TORCH := $(shell sed -n 's/^torch==\([0-9.]*\).*/\1/p' constraints.txt)
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install setup quickstart quick test check pytest test-slow test-containers test-exchange test-guests test-deepspeed test-gpu layouts bench bench-data bench-train bench-deepspeed bench-precision bench-generation golden docs clean
+.PHONY: help install setup quickstart quick test check pytest test-slow test-random test-containers test-exchange test-guests test-deepspeed test-gpu layouts bench bench-data bench-train bench-deepspeed bench-precision bench-generation golden docs clean
 
 help:
 	@sed -n '1,/^$$/s/^# \(make .*\)/\1/p' Makefile
-	@echo "others: install test check pytest test-slow test-gpu layouts bench bench-data bench-train bench-deepspeed bench-precision bench-generation golden docs clean"
+	@echo "others: install test check pytest test-slow test-random test-gpu layouts bench bench-data bench-train bench-deepspeed bench-precision bench-generation golden docs clean"
 
 install: $(READY)
 
@@ -65,6 +65,10 @@ pytest: $(READY)
 
 test-slow: $(READY)
 	$(BIN)/pytest -m slow
+
+# Random models and layouts compared with a single process, with exact resumption: make test-random SEEDS="17 18"
+test-random: $(READY)
+	SEEDS="$(SEEDS)" $(BIN)/pytest -m slow tests/trainer/test_random_runs.py
 
 # Every stage in real containers on a real Slurm. Needs enroot, mksquashfs (squashfs-tools) and user namespaces, and
 # pyxis's plugin built against this Slurm's headers (libslurm-dev; make in a clone of NVIDIA/pyxis):

@@ -18,11 +18,13 @@ from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 from trainer.contract.batch_size import Batch, batch_size_at
 from trainer.contract.config import OptimizerConfig, TrainerConfig
 from trainer.contract.errors import NonFiniteError
+from trainer.contract.flops import visible_pairs
 from trainer.contract.wording import rank_list
 from trainer.data.loader import MicroBatch, num_microbatches
 from trainer.faults.spikes import SpikeWatch
 from trainer.model import multi_token
 from trainer.model.experts import Router, expert_biases, take_statistics
+from trainer.optimizer.build import optimizers_of
 from trainer.optimizer.schedule import Schedule
 
 DataIterators = list[Iterator[MicroBatch] | None]
@@ -79,6 +81,8 @@ class StepResult:
     vote: Vote
     mtp_losses: tuple[float, ...] = ()
     """Mean loss of each MTP layer."""
+    visible_pairs: float | None = None
+    """Pairs of a query and a key of the same document in the global batch; None if samples are not separated."""
     experts: torch.Tensor | None = None
     """Statistics of the routers in the global batch, on the CPU (`trainer.model.experts.take_statistics`)."""
 
@@ -105,31 +109,27 @@ def train_step(
     batch = Batch(state.consumed_samples, batch_size_at(config.training, state.consumed_samples))
     biases = expert_biases(state.routers)
     previous_biases = [bias.clone() for bias in biases]
-    totals = forward_backward(state.model, batches, config, groups, batch.size)
+    totals, pairs = forward_backward(state.model, batches, config, groups, batch.size)
     # Only fp16 has a scale, and reading it waits for the GPU.
     loss_scale = float(optimizer.get_loss_scale()) if config.training.precision == "fp16" else 1.0
     overflowed = optimizer.prepare_grads()
     norm = totals.new_zeros(1) if overflowed else _as_tensor(optimizer.get_grad_norm(), totals)
     statistics = take_statistics(state.routers, config.model, totals.device)
-    loss, mtp_losses, grad_norm, agreed, statistics = _agree(totals, norm, vote(), statistics)
+    loss, mtp_losses, grad_norm, agreed, pairs, statistics = _agree(totals, norm, vote(), pairs, statistics)
     if not (math.isfinite(loss) and math.isfinite(grad_norm)):
-        where = f"iteration {state.iteration + 1} (samples {batch.first} to {batch.first + batch.size - 1}"
-        raise NonFiniteError(
-            f"{_describe_non_finite(loss, grad_norm, where, totals, optimizer)}); nothing of this step is saved"
-        )
-    if overflowed:
-        _require_reducible(loss_scale, config.optimizer, state.iteration + 1)
+        _restore(biases, previous_biases)
+        raise _non_finite(loss, grad_norm, totals, optimizer, state.iteration + 1, batch)
     # An overflow is due to the loss scale: it is not a spike and does not count against skip_loss_spikes.
     spike = None if overflowed else state.spikes.spike_ratio(loss)
     skipped = overflowed or (spike is not None and state.spikes.skip())
-    if not skipped:
-        state.spikes.remember(loss)
     lr = state.scheduler.rate()
-    if not skipped:
+    if skipped:
+        _restore(biases, previous_biases)
+    else:
+        state.spikes.remember(loss)
         _update(optimizer, config.optimizer.clip_grad, grad_norm)
-    else:  # Core has already updated the biases (finalize_model_grads.py)
-        for bias, previous in zip(biases, previous_biases, strict=True):
-            bias.copy_(previous)
+    if overflowed:
+        _require_reducible(loss_scale, config.optimizer, state.iteration + 1)
     state.scheduler.step(1)
     state.iteration += 1
     state.consumed_samples += batch.size
@@ -137,6 +137,7 @@ def train_step(
         batch=batch,
         loss=loss,
         mtp_losses=mtp_losses,
+        visible_pairs=pairs if config.data.reset_attention_mask else None,
         grad_norm=None if overflowed else grad_norm,
         lr=lr,
         loss_scale=loss_scale,
@@ -155,13 +156,14 @@ def forward_backward(
     batch_size: int,
     *,
     forward_only: bool = False,
-) -> torch.Tensor:
-    """Run one global batch of `batch_size` samples. Returns this rank's [sum of losses, tokens] in fp64 on its device.
+) -> tuple[torch.Tensor, float]:
+    """Run one global batch of `batch_size` samples. Returns this rank's [sum of losses, tokens] in fp64 on its device,
+    and its pairs of a query and a key of the same document.
 
-    The sum and the number of each MTP layer follow. The result is zero on ranks that do not compute the loss, and on
-    all but one of those that compute the same loss.
+    The sum and the number of each MTP layer follow the tokens. All are zero on ranks that do not compute the loss, and
+    on all but one of those that compute the same loss.
     """
-    results: list[torch.Tensor] = get_forward_backward_func()(
+    results: list[tuple[torch.Tensor, torch.Tensor | None]] = get_forward_backward_func()(
         forward_step_func=_forward_step,
         data_iterator=batches if len(batches) > 1 else batches[0],
         model=model,
@@ -171,24 +173,31 @@ def forward_backward(
         forward_only=forward_only,
     )
     if results and groups.tp.rank() == 0:  # last stage; all its tensor-parallel ranks have the same numbers
-        return torch.stack(results).sum(0).double()
+        pairs = sum(_visible_pairs(boundaries, config) for _, boundaries in results) / groups.cp.size()
+        return torch.stack([totals for totals, _ in results]).sum(0).double(), pairs
     size = 2 + 2 * (config.model.mtp_num_layers or 0)
-    return torch.zeros(size, dtype=torch.float64, device="cuda" if config.device == "cuda" else "cpu")
+    return torch.zeros(size, dtype=torch.float64, device="cuda" if config.device == "cuda" else "cpu"), 0.0
+
+
+def _visible_pairs(boundaries: torch.Tensor | None, config: TrainerConfig) -> float:
+    """Pairs of a query and a key of the same document in a microbatch; 0 if its samples are not separated."""
+    return 0.0 if boundaries is None else visible_pairs(boundaries.diff().tolist(), config.model.window_size)
 
 
 def _agree(
-    totals: torch.Tensor, norm: torch.Tensor, vote: Vote, statistics: torch.Tensor
-) -> tuple[float, tuple[float, ...], float, Vote, torch.Tensor]:
-    """Combine losses, votes and `statistics` of all ranks in one small all-reduce. fp64 keeps the counts exact."""
-    votes = torch.tensor([vote.stop, vote.save, vote.writing, vote.failed], dtype=torch.float64)
-    numbers = torch.cat([totals, votes.to(totals.device, non_blocking=True), statistics.flatten()])
+    totals: torch.Tensor, norm: torch.Tensor, vote: Vote, pairs: float, statistics: torch.Tensor
+) -> tuple[float, tuple[float, ...], float, Vote, float, torch.Tensor]:
+    """Combine the numbers and votes of all ranks in one small all-reduce. fp64 keeps the counts exact."""
+    own = torch.tensor([vote.stop, vote.save, vote.writing, vote.failed, pairs], dtype=torch.float64)
+    numbers = torch.cat([totals, own.to(totals.device, non_blocking=True), statistics.flatten()])
     torch.distributed.all_reduce(numbers)
     numbers = torch.cat([norm, numbers]).cpu()
-    end_of_losses, end_of_votes = 1 + len(totals), 1 + len(totals) + len(votes)
+    end_of_losses, end_of_own = 1 + len(totals), 1 + len(totals) + len(own)
     grad_norm, *sums = numbers[:end_of_losses].tolist()
     loss, *mtp_losses = (total / max(tokens, 1) for total, tokens in zip(sums[::2], sums[1::2], strict=True))
-    agreed = Vote(*(count > 0 for count in numbers[end_of_losses:end_of_votes].tolist()))
-    return loss, tuple(mtp_losses), grad_norm, agreed, numbers[end_of_votes:].view(statistics.shape)
+    *votes, pairs = numbers[end_of_losses:end_of_own].tolist()
+    agreed = Vote(*(count > 0 for count in votes))
+    return loss, tuple(mtp_losses), grad_norm, agreed, pairs, numbers[end_of_own:].view(statistics.shape)
 
 
 def _as_tensor(norm: float | torch.Tensor, like: torch.Tensor) -> torch.Tensor:
@@ -209,12 +218,22 @@ def _require_reducible(loss_scale: float, optimizer: OptimizerConfig, iteration:
         )
 
 
-def _describe_non_finite(
-    loss: float, grad_norm: float, where: str, totals: torch.Tensor, optimizer: MegatronOptimizer
-) -> str:
-    """Describe the value that is not finite and name the ranks that have it. Every rank must call this."""
+def _non_finite(
+    loss: float,
+    grad_norm: float,
+    totals: torch.Tensor,
+    optimizer: MegatronOptimizer,
+    iteration: int,
+    batch: Batch,
+) -> NonFiniteError:
+    """The error for a loss or a gradient norm that is not finite. It names the ranks that have the value.
+
+    Every rank must call this.
+    """
     if math.isfinite(loss):
-        gradients = (gradient for part in _parts(optimizer) for gradient in _gradients_of_the_norm(part))
+        gradients = (
+            gradient for part in optimizers_of(optimizer) for gradient in _gradients_of_the_norm(part)
+        )
         is_finite = all(bool(gradient.isfinite().all()) for gradient in gradients)
     else:
         is_finite = bool(totals.isfinite().all())
@@ -226,8 +245,13 @@ def _describe_non_finite(
     if math.isfinite(loss):
         # The gradients are already summed and sharded over data-parallel ranks, so the rank that has the
         # non-finite value is not necessarily the one that computed it.
-        return f"the gradient norm is {grad_norm} at {where}; loss {loss}; in the shard of {named}"
-    return f"the loss is {loss} at {where}; on {named}"
+        what, where = f"the gradient norm is {grad_norm}", f"loss {loss}; in the shard of {named}"
+    else:
+        what, where = f"the loss is {loss}", f"on {named}"
+    samples = f"samples {batch.first} to {batch.first + batch.size - 1}"
+    return NonFiniteError(
+        f"{what} at iteration {iteration} ({samples}; {where}); nothing of this step is saved"
+    )
 
 
 def _gradients_of_the_norm(part: MegatronOptimizer) -> list[torch.Tensor]:
@@ -237,13 +261,15 @@ def _gradients_of_the_norm(part: MegatronOptimizer) -> list[torch.Tensor]:
     return gradients
 
 
-def _parts(optimizer: MegatronOptimizer) -> Sequence[MegatronOptimizer]:
-    return getattr(optimizer, "chained_optimizers", (optimizer,))
+def _restore(biases: Sequence[torch.Tensor], previous: Sequence[torch.Tensor]) -> None:
+    """Undo Core's update of the experts' biases, which ends the backward pass (finalize_model_grads.py)."""
+    for bias, value in zip(biases, previous, strict=True):
+        bias.copy_(value)
 
 
 def _update(optimizer: MegatronOptimizer, clip_grad: float, grad_norm: float) -> None:
     """The part of Core's `optimizer.step` that follows once the gradients are ready and their norm is known."""
-    for part in _parts(optimizer):
+    for part in optimizers_of(optimizer):
         # With few parameters and many ranks, a rank may have none.
         if clip_grad > 0 and (parameters := part.get_parameters()):
             clip_grad_by_total_norm_fp32(parameters, clip_grad, grad_norm)
@@ -252,7 +278,7 @@ def _update(optimizer: MegatronOptimizer, clip_grad: float, grad_norm: float) ->
 
 def _forward_step(
     batches: Iterator[MicroBatch] | None, chunk: torch.nn.Module
-) -> tuple[torch.Tensor, Callable[..., tuple[torch.Tensor, ...]] | None]:
+) -> tuple[torch.Tensor, Callable[..., object] | None]:
     """Run one chunk on one microbatch, in the form that the pipeline schedule expects."""
     if batches is None:
         return chunk(input_ids=None, position_ids=None, attention_mask=None), None
@@ -267,12 +293,12 @@ def _forward_step(
         **({"loss_mask": batch.loss_mask} if predicting else {}),
     )
 
-    def loss(token_losses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """[b, s] -> the sum to differentiate, its number of tokens, and both for the log."""
+    def loss(token_losses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, object]:
+        """[b, s] -> the sum to differentiate, its number of tokens, and both with the boundaries for the log."""
         total, tokens = (token_losses.float() * batch.loss_mask).sum(), batch.loss_mask.sum()
         # No scaling here: the schedule divides by the tokens of the global batch, and handles context parallelism.
         mtp = predicting.losses() if predicting else []
-        return total, tokens.int(), torch.stack([total.detach(), tokens, *mtp])
+        return total, tokens.int(), (torch.stack([total.detach(), tokens, *mtp]), batch.boundaries)
 
     return output, loss
 

@@ -34,7 +34,7 @@ def mean_loss(
     losses = []
     for batch in batches:
         beat()
-        totals = forward_backward(model, iterators, config, groups, batch.size, forward_only=True)
+        totals, _ = forward_backward(model, iterators, config, groups, batch.size, forward_only=True)
         torch.distributed.all_reduce(totals)
         losses.append(totals[0] / totals[1])
     for chunk in model:

@@ -62,7 +62,10 @@ def tokenizer_arguments(config: TokenizerConfig) -> Iterator[list[str]]:
         HpcgenError: a file is missing, or transformers has no such tokenizer.
     """
     if config.kind == "bytes":
-        raise HpcgenError("transformers has no tokenizer like kind: bytes", "export without a tokenizer")
+        raise HpcgenError(
+            "data.tokenizer.kind = bytes cannot be exported, because transformers has no such tokenizer",
+            "leave out -c and --tokenizer to export only the model",
+        )
     eod = tokenizers.eod_token(config)
     if config.kind == "huggingface":
         tokenizers.tokens(config)

@@ -85,10 +85,8 @@ def command(
     from hpcgen.config.loader import load_cluster
     from hpcgen.config.presets import PRESETS
     from hpcgen.config.run import RunConfig
-    from hpcgen.config.schema import json_schema
     from hpcgen.config.starter import TIME, program_starter, run_file, starter
     from hpcgen.config.validation import check_text
-    from hpcgen.files import write_output
     from hpcgen.planning.allocation import within_limit
 
     _require_no_model(program, preset, hf_dir)
@@ -101,11 +99,10 @@ def command(
     name = name or (migration and migration.name) or path.stem
     run_dir = run_dir or f"runs/{name}"
     check_text(RunConfig, {"name": name, "paths": {"run_dir": run_dir}}, "hpcgen init")
-    schema = path.with_name(f"{path.stem}.schema.json")
     time = within_limit(TIME, profile.slurm.partition, profile)
     weights = f"{name}-weights"
     own = {"name": name, "cluster": cluster, "paths": {"run_dir": run_dir}}
-    editor = f"./{schema.name}"
+    editor = f"./{_schema_of(path).name}"
     gpus = node_type.gpus_per_node
     if migration is not None:
         values = _complete({**own, **migration.sections}, chosen, str(script))
@@ -120,9 +117,7 @@ def command(
         text = starter(
             name, cluster, run_dir, defaults, editor, gpus_per_node=gpus, time=time, file_name=path.name
         )
-    _make_run_directory(path.absolute().parent / run_dir)
-    write_output(schema, json.dumps(json_schema(RunConfig), indent=1) + "\n", mode=0o666)
-    write_output(path, text, mode=0o666)
+    _write(path, text, run_dir)
     if migration is not None:
         _show_leftovers(script, migration)
     steps = [f"{this_program()} validate -c {path}"]
@@ -193,12 +188,28 @@ def _require_no_model(program: bool, preset: str | None, hf_dir: Path | None) ->
             )
 
 
-def _make_run_directory(directory: Path) -> None:
+def _schema_of(path: Path) -> Path:
+    return path.with_name(f"{path.stem}.schema.json")
+
+
+def _write(path: Path, text: str, run_dir: str) -> None:
+    """Creates the run directory, and writes the run file and its JSON Schema.
+
+    Raises:
+        HpcgenError: the directory or a file cannot be written.
+    """
+    from hpcgen.config.run import RunConfig
+    from hpcgen.config.schema import json_schema
+    from hpcgen.files import write_output
+
+    directory = path.absolute().parent / run_dir
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
         reason = f"{directory}: cannot be created ({error.strerror})"
         raise HpcgenError(reason, "choose another --run-dir") from error
+    write_output(_schema_of(path), json.dumps(json_schema(RunConfig), indent=1) + "\n", mode=0o666)
+    write_output(path, text, mode=0o666)
 
 
 def _chosen(overrides: tuple[str, ...]) -> Document:

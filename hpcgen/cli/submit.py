@@ -83,8 +83,8 @@ def command(
     if launcher == "local" and plan.training is not None:
         _show_run(plan)
     for done in plan.stages.values() if launcher == "local" else ():
-        if done.kind.results:
-            click.echo(f"{done.name}: results are in {plan.config.paths.run_dir}/{done.kind.results}")
+        if results := done.kind.results(plan.config):
+            click.echo(f"{done.name}: results are in {results}")
 
 
 def _would_submit(stage: StagePlan, tasks: tuple[int, ...] | None) -> str:
@@ -105,7 +105,7 @@ def _show_jobs(plan: Plan, jobs: Sequence[Job]) -> None:
         click.echo(f"{job.job_id} {job.stage} {job.log}")
         if stage.allocation.array and job.tasks is not None:
             num_tasks, given = stage.allocation.array.num_tasks, len(job.tasks)
-            rest = "" if given == num_tasks else "; the others have nothing left to do"
+            rest = "" if given == num_tasks else "; the others have nothing to do"
             click.echo(f"{stage.name}: submitted {given} of {counted(num_tasks, 'task')}{rest}", err=True)
 
 

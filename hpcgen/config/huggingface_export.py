@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from trainer.contract.section import config_section
+
+FamilyName: TypeAlias = Literal[
+    "gpt2", "llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "deepseek_v3"
+]
+"""The families of trainer.contract.huggingface, by `model_type`."""
 
 
 @config_section
@@ -15,5 +20,5 @@ class ExportConfig:
     """New directory to write."""
     dtype: Literal["bf16", "fp16", "fp32"] | None = None
     """Data type of the weights. Default: that of the checkpoint."""
-    family: Literal["gpt2", "llama", "mistral", "qwen2", "qwen3"] | None = None
+    family: FamilyName | None = None
     """Model family. Default: the first that can express the model."""

@@ -41,6 +41,15 @@ from trainer.contract.config import BlendConfig
 SHIPPED_CLUSTERS = Path(__file__).parent.parent / "clusters"
 UNUSED_MODEL = {"preset": "tiny", "data": {"mock": True}}
 """Values for the required keys about the model, for runs whose stages do not use them."""
+ANY_RUN = {
+    "name": "any",
+    "cluster": "any",
+    "paths": {"run_dir": "/any"},
+    "model": {"num_layers": 1, "hidden_size": 1, "num_attention_heads": 1, "seq_length": 1},
+    "training": {"micro_batch_size": 1, "global_batch_size": 1, "train_iters": 1},
+    "optimizer": {"lr": 1},
+}
+"""The required keys of a run, with values that stand in for missing and invalid ones."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +99,19 @@ def load_run(path: str | Path, overrides: Sequence[str] = ()) -> Run:
     )
 
 
+def load_valid_run(path: str | Path, overrides: Sequence[str] = ()) -> Run:
+    """Loads a run file for a command that reads some of its values and plans nothing.
+
+    Raises:
+        ConfigErrors: the run file has mistakes. Lists all of them.
+        HpcgenError: a file cannot be read.
+    """
+    run = load_run(path, overrides)
+    if run.mistakes:
+        raise ConfigErrors(run.mistakes)
+    return run
+
+
 def load_cluster_run(cluster: str, run_dir: str, overrides: Sequence[str] = ()) -> Run:
     """A run for stages such as nccl-test and node-health, which need only a cluster profile and a run directory.
 
@@ -125,13 +147,15 @@ def load_document(document: Document, directory: Path, overrides: Sequence[str] 
     preset = _preset(document, messages)
     if preset is not None:
         document = documents.merge(documents.constant(preset.sections, f"preset {preset.name}"), document)
-    built = build(RunConfig, document)
+    has_unknown_preset = preset is None and isinstance(document.get("preset"), str)
+    if has_unknown_preset:
+        document = documents.without(document, "preset")
+    built = build(RunConfig, document, ANY_RUN)
     problems = built.problems
-    if is_unknown := preset is None and isinstance(document.get("preset"), str):
-        # the preset is already reported, and keys may be missing only because it is unknown
-        problems = tuple(
-            problem for problem in problems if problem.path != "preset" and problem.reason != "is missing"
-        )
+    unsure = {problem.section for problem in problems}
+    if has_unknown_preset:  # keys may be missing only because of it
+        problems = tuple(problem for problem in problems if problem.reason != "is missing")
+        unsure.update(TRAINER_SECTIONS)
     messages += [describe(problem, document) for problem in problems]
     profile = None
     name = document.get("cluster")
@@ -142,7 +166,7 @@ def load_document(document: Document, directory: Path, overrides: Sequence[str] 
         except ConfigErrors as error:
             messages += error.messages
     cluster = None if profile is None else profile.valid()
-    if is_unknown or built.config is None or profile is None or cluster is None:
+    if built.config is None or profile is None or cluster is None:
         raise ConfigErrors(messages)
     return Run(
         config=built.config,
@@ -155,7 +179,7 @@ def load_document(document: Document, directory: Path, overrides: Sequence[str] 
         cluster_files=profile.files,
         node_type_files=profile.node_type_files,
         mistakes=tuple(messages),
-        unsure_sections=frozenset(problem.section for problem in problems),
+        unsure_sections=frozenset(unsure),
     )
 
 

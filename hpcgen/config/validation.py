@@ -8,9 +8,10 @@ import functools
 import json
 import math
 import re
+import shlex
 import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Generic, TypeVar, Union, cast
 
@@ -49,12 +50,17 @@ class Built(Generic[T]):
     """The result of building a dataclass."""
 
     config: T | None
-    """The dataclass, without invalid values. None if it would be incomplete without them."""
+    """The dataclass without invalid values. None if it would be incomplete without them."""
     problems: tuple[Problem, ...]
 
 
-def build(cls: type[T], document: Document) -> Built[T]:
+def build(
+    cls: type[T], document: Document, stand_ins: Mapping[str, Any] = types.MappingProxyType({})
+) -> Built[T]:
     """Builds the dataclass that `document` describes, and lists all mistakes in it.
+
+    A required key that is missing or invalid gets its value from `stand_ins`. A section without a required key that is
+    not in `stand_ins` is left out.
 
     A valid document is read by the trainer's strict reader, which stops at the first mistake. Only an invalid one goes
     through pydantic, which reports all mistakes but takes 50 ms to import.
@@ -66,10 +72,21 @@ def build(cls: type[T], document: Document) -> Built[T]:
             return Built(from_dict(cls, values, where=""), ())
     problems = _first_of_each_path([*_schema_problems(cls, values), *constraints])
     for problem in problems:
-        values = _without(values, re.findall(r"[^.\[\]]+", problem.path))
-    if problems and any(_schema_problems(cls, values)):
-        return Built(None, problems)
+        values = _without(values, _keys(problem.path))
+    while missing := list(_schema_problems(cls, values)):
+        completed = _completed(values, missing, constant(stand_ins, ""))
+        if completed == values:
+            return Built(None, problems)
+        values = completed
     return Built(_validate(cls, values), problems)
+
+
+def _completed(values: dict[str, Any], missing: Sequence[Problem], stand_ins: Document) -> dict[str, Any]:
+    """`values` with stand-ins for the missing keys, and without the sections of those that have none."""
+    for problem in missing:
+        keys, stand_in = _keys(problem.path), stand_ins.get(problem.path)
+        values = _without(values, keys[:-1]) if stand_in is None else _with(values, keys, stand_in)
+    return values
 
 
 def _validate(cls: type[T], values: Mapping[str, Any]) -> T:
@@ -87,6 +104,16 @@ def _without(value: Any, path: list[str]) -> Any:
     if rest and isinstance(value[key], dict):
         return {**value, key: _without(value[key], rest)}
     return {name: item for name, item in value.items() if name != key}
+
+
+def _with(values: dict[str, Any], path: list[str], value: object) -> dict[str, Any]:
+    key, *rest = path
+    return {**values, key: _with(values.get(key, {}), rest, value) if rest else value}
+
+
+def _keys(path: str) -> list[str]:
+    """The keys and list indexes in a dotted path."""
+    return re.findall(r"[^.\[\]]+", path)
 
 
 def describe(problem: Problem, document: Document, resolved: object = None) -> Mistake:
@@ -207,28 +234,57 @@ def _problem(cls: type, detail: Any) -> Problem:
         return Problem(path, f"must be {one_of(choices)}", _meant(str(detail["input"]), choices))
     reason = f"must be {EXPECTED[kind]}" if kind in EXPECTED else str(detail["msg"]).lower()
     if kind in ("dataclass_type", "dataclass_exact_type") and isinstance(detail["input"], str):
-        return Problem(path, reason, _as_mapping(cls, path, names, detail["input"]))
+        return Problem(path, reason, _write(_as_mapping(cls, path, names, detail["input"])))
+    if kind == "tuple_type" and isinstance(detail["input"], str):
+        return Problem(path, reason, _write(_as_list(cls, path, names, detail["input"])))
     return Problem(path, reason)
 
 
+def _write(yaml: str) -> str:
+    return f"write {yaml}" if yaml else ""
+
+
 def _as_mapping(cls: type, path: str, names: list[str], text: str) -> str:
-    """The hint for `text` in place of a section, if the section has exactly one required key."""
+    """The mapping for `text` in place of a section. Empty unless the section has exactly one required key."""
     fields = dataclasses.fields(_section(cls, names))
     needed = [field.name for field in fields if field.default is field.default_factory is dataclasses.MISSING]
     if len(needed) != 1 or _is_private(path):
         return ""
-    return f"write {{{needed[0]}: {show(text)}}}"
+    [name] = needed
+    is_list = typing.get_origin(_hint_of(cls, [*names, name])) is tuple
+    value = _as_list(cls, f"{path}.{name}", [*names, name], text) if is_list else show(text)
+    return f"{{{name}: {value}}}"
+
+
+def _as_list(cls: type, path: str, names: list[str], text: str) -> str:
+    """The list for `text` in place of a list: a command's words, as a shell would split them, or one item."""
+    if path.endswith("command"):
+        try:
+            return json.dumps(shlex.split(text))
+        except ValueError:  # a quote without its partner
+            return "its words as a list, such as [python, train.py]"
+    if _section(cls, names) is not None:
+        item = _as_mapping(cls, path, names, text)
+        return f"[{item}]" if item else ""
+    return "" if _has_numbers(_hint_of(cls, names)) else json.dumps([text])
 
 
 def _section(cls: type, names: list[str]) -> Any:
     """The dataclass at a path of keys below `cls`."""
-    section: Any = cls
+    return inner_class(_hint_of(cls, names))
+
+
+def _hint_of(cls: type, names: list[str]) -> Any:
+    """The type hint at a path of keys below `cls`."""
     hint: Any = cls
     for name in names:
         is_key = typing.get_origin(hint) is dict  # the name is a key of a mapping, not a field
-        hint = typing.get_args(hint)[1] if is_key else field_hints(section)[name]
-        section = inner_class(hint)
-    return section
+        hint = typing.get_args(hint)[1] if is_key else field_hints(inner_class(hint))[name]
+    return hint
+
+
+def _has_numbers(hint: Any) -> bool:
+    return hint in (int, float) or any(map(_has_numbers, typing.get_args(hint)))
 
 
 def _unknown_key(cls: type, path: str, names: list[str]) -> Problem:

@@ -59,6 +59,13 @@ class Container:
         """Returns True for a .sqsh file and False for a registry reference."""
         return is_image_file(self.image)
 
+    def host_path(self, path: str) -> str | None:
+        """The host's path of a path in the container; None if no mount provides it."""
+        for mount in reversed(self.mounts):  # subdirectories before their parents
+            if PurePosixPath(path).is_relative_to(_target(mount)):
+                return str(PurePosixPath(mount.source, PurePosixPath(path).relative_to(_target(mount))))
+        return None
+
     def words(self) -> tuple[str, ...]:
         """The words between srun's options and the command: pyxis's options without the image, or enroot's call."""
         return self._pyxis() if self.runtime == "pyxis" else self._enroot()

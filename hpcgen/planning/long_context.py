@@ -1,27 +1,9 @@
-"""Terms of the memory estimate for long sequences: selective recomputation, and gathered keys and values.
-
-Savings by recomputing parts of experts or of latent attention are left out, so the estimate is an upper bound there.
-"""
+"""Terms of the memory estimate for attention between context-parallel ranks and within documents."""
 
 from __future__ import annotations
 
 from trainer.contract.config import ModelConfig, ParallelismConfig, TrainingConfig
-
-
-def not_stored_bytes(model: ModelConfig, parallelism: ParallelismConfig, training: TrainingConfig) -> float:
-    """Activation bytes of a layer, for one token on one device in bf16, that selective recomputation does not store.
-
-    A recomputed MLP keeps only its input. With Transformer Engine this is the input of its norm, which is kept anyway.
-    The estimate assumes fused attention, whose recomputation stores nothing less.
-    """
-    if training.recompute_granularity != "selective" or "mlp" not in (training.recompute_modules or ()):
-        return 0.0
-    assert model.ffn_hidden_size
-    tensor_parallel = parallelism.tensor_model_parallel_size
-    fc1_size = model.ffn_hidden_size * (2 if model.swiglu else 1)
-    inside = 2 * (fc1_size + model.ffn_hidden_size) / tensor_parallel
-    normalized = 0 if training.transformer_impl == "torch" else 2 * model.hidden_size
-    return inside + (normalized / tensor_parallel if parallelism.sequence_parallel else normalized)
+from trainer.contract.latent_attention import value_width
 
 
 def gathered_bytes(
@@ -46,9 +28,32 @@ def gathered_bytes(
     assert model.num_query_groups
     tokens = training.micro_batch_size * model.seq_length * (1 - 1 / size)
     groups = max(1, model.num_query_groups / parallelism.tensor_model_parallel_size)
+    stored = layers if separates_documents and not _recomputes_attention(training) else 1
+    return stored * tokens * 2 * (model.kv_channels + value_width(model)) * groups
+
+
+def packed_bytes(
+    model: ModelConfig,
+    parallelism: ParallelismConfig,
+    training: TrainingConfig,
+    *,
+    layers: float,
+    separates_documents: bool,
+) -> float:
+    """Bytes of the outputs of attention within documents on one device, for the `layers` in flight.
+
+    Packed documents are sample by sample, and other activations position by position. So with several samples, the
+    packed output is kept in addition to that in the order of other activations (trainer/model/packing.py).
+    """
+    if not separates_documents or training.micro_batch_size == 1:
+        return 0.0
+    tokens = training.micro_batch_size * model.seq_length // parallelism.context_parallel_size
+    output = 2 * value_width(model) * model.num_attention_heads / parallelism.tensor_model_parallel_size
+    return (1 if _recomputes_attention(training) else layers) * tokens * output
+
+
+def _recomputes_attention(training: TrainingConfig) -> bool:
     modules = training.recompute_modules or ("core_attn",)
-    recomputes = training.recompute_granularity == "full" or (
+    return training.recompute_granularity == "full" or (
         training.recompute_granularity == "selective" and "core_attn" in modules
     )
-    stored = layers if separates_documents and not recomputes else 1
-    return stored * tokens * 2 * 2 * model.kv_channels * groups

@@ -1,18 +1,15 @@
 """Memory estimate of one device: parameters with their gradients and optimizer state, and activations.
 
-The activation terms are those of Korthikanti et al., "Reducing activation recomputation in large transformer
-models", arXiv 2205.05198, section 4, with separate terms to cover grouped queries and gated MLPs. For GPT-3 shapes with
-dropout they sum to the paper's s x b x h x (10 + 24 / TP). Attention is assumed to be fused, so its score matrix is
-never stored. In FP8 some inputs take one byte in place of two; the estimate uses the bf16 sizes. Experts are assumed
-to have equal loads.
+hpcgen/planning/activations.py has the activations of a layer.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hpcgen.planning.activations import layer_activation_bytes, recomputed_bytes, sharded
 from hpcgen.planning.layout import Layout
-from hpcgen.planning.long_context import gathered_bytes, not_stored_bytes
+from hpcgen.planning.long_context import gathered_bytes, packed_bytes
 from hpcgen.planning.model_size import (
     experts_parameter_count,
     last_layer_has_experts,
@@ -21,14 +18,10 @@ from hpcgen.planning.model_size import (
 )
 from trainer.contract.config import ModelConfig, ParallelismConfig, TrainingConfig
 from trainer.contract.experts import num_moe_layers
-from trainer.contract.latent_attention import latent_width, value_width
 
 GIB = 1024**3
 LOGIT_BYTES = 4
 """Logits and their gradient in bf16. The buffers of the unfused cross entropy are freed during the backward pass."""
-
-ROUTER_BYTES = 12
-"""Logits, scores and weights of each expert in fp32."""
 
 
 @dataclass(frozen=True)
@@ -75,64 +68,81 @@ def _stage_memory(
 ) -> MemoryEstimate:
     """The estimate for the devices of one pipeline stage."""
     moe_layers = sum(num_moe_layers(model, layers) for layers in layout.layers_of_stage(stage))
-    dense_layers = layout.stage_layers(stage) - moe_layers
     in_flight = _layers_in_flight(layout, stage)
     tokens = training.micro_batch_size * model.seq_length // layout.context_parallel_size
-    per_layer = tokens * _mean_activation_bytes(model, layout, parallelism, dense_layers, moe_layers)
-    if training.recompute_granularity == "full":
-        layer_input = 2 * tokens * model.hidden_size
-        if parallelism.sequence_parallel:
-            layer_input //= layout.tensor_model_parallel_size
-        chunk_layers = max(layout.chunk_layers[stage :: layout.pipeline_model_parallel_size])
-        activations = _recomputed_activation_bytes(training, chunk_layers, in_flight, per_layer, layer_input)
-    else:
-        not_stored = tokens * not_stored_bytes(model, parallelism, training)
-        share = dense_layers / max(1, dense_layers + moe_layers)  # only dense MLPs are recomputed
-        activations = int(
-            in_flight * (per_layer - share * not_stored) + not_stored
-        )  # one layer is being recomputed
+    per_token = _layers_activation_bytes(model, parallelism, training, layout, stage, moe_layers)
+    if stage == layout.pipeline_model_parallel_size - 1:
+        per_token += _last_stage_activation_bytes(model, parallelism, training, layout)
+    activations = int(tokens * per_token)
     if training.cuda_graph_impl != "none":
         # one mask byte per query and key for each layer in flight (transformer_layer.py, get_layer_static_inputs)
         activations += int(in_flight * tokens * model.seq_length)
     activations += _mask_bytes(model, training, layout)
-    activations += int(
-        gathered_bytes(
-            model, parallelism, training, layers=in_flight, separates_documents=separates_documents
+    for of_attention in (gathered_bytes, packed_bytes):
+        activations += int(
+            of_attention(
+                model, parallelism, training, layers=in_flight, separates_documents=separates_documents
+            )
         )
-    )
-    if stage == layout.pipeline_model_parallel_size - 1:
-        activations += int(tokens * _last_stage_activation_bytes(model, layout, parallelism))
     scale = 2 if training.precision == "fp32" else 1
     return MemoryEstimate(_parameter_bytes(model, training, layout, stage, moe_layers), scale * activations)
 
 
-def _last_stage_activation_bytes(model: ModelConfig, layout: Layout, parallelism: ParallelismConfig) -> float:
-    """Activation bytes of logits and MTP layers for one token on one device, in bf16.
+def _layers_activation_bytes(
+    model: ModelConfig,
+    parallelism: ParallelismConfig,
+    training: TrainingConfig,
+    layout: Layout,
+    stage: int,
+    moe_layers: int,
+) -> float:
+    """Activation bytes of the layers of a stage, of which `moe_layers` have experts, for one token on one device.
 
-    Each MTP layer has logits, and keeps the inputs of its three norms and of its projection in addition to those of a
-    layer. They are counted as if they were not recomputed.
+    A recomputed layer, or a part of it, is complete during its own backward pass.
+    """
+    layers, in_flight = layout.stage_layers(stage), _layers_in_flight(layout, stage)
+    counts = {
+        has_experts: count
+        for has_experts, count in ((False, layers - moe_layers), (True, moe_layers))
+        if count
+    }
+    kept = {
+        has_experts: layer_activation_bytes(model, parallelism, training, layout, has_experts=has_experts)
+        for has_experts in counts
+    }
+    mean = sum(counts[has_experts] * kept[has_experts] for has_experts in counts) / max(1, layers)
+    if training.recompute_granularity == "full":
+        layer_input = sharded(2 * model.hidden_size, parallelism)
+        chunk_layers = max(layout.chunk_layers[stage :: layout.pipeline_model_parallel_size])
+        return _fully_recomputed_bytes(training, chunk_layers, in_flight, mean, layer_input)
+    again = (
+        recomputed_bytes(model, parallelism, training, layout, has_experts=has_experts)
+        for has_experts in counts
+    )
+    return in_flight * mean + max(again, default=0.0)
+
+
+def _last_stage_activation_bytes(
+    model: ModelConfig, parallelism: ParallelismConfig, training: TrainingConfig, layout: Layout
+) -> float:
+    """Activation bytes of the output and of MTP layers for one token on one device, in bf16.
+
+    These are the input of the final norm, that of the output layer, and the logits. Each MTP layer has them as well,
+    and keeps the inputs of two further norms and of its projection. With uniform recomputation it keeps the embeddings
+    in place of its own activations (megatron/core/transformer/multi_token_prediction.py, _checkpointed_forward).
     """
     assert model.padded_vocab_size
-    logits = LOGIT_BYTES * model.padded_vocab_size / layout.tensor_model_parallel_size
+    hidden = sharded(2 * model.hidden_size, parallelism)
+    output = 2 * hidden + LOGIT_BYTES * model.padded_vocab_size / layout.tensor_model_parallel_size
     if model.mtp_num_layers is None:
-        return logits
-    layer = _layer_activation_bytes(model, layout, parallelism, last_layer_has_experts(model))
-    own = 2 * (3 + 2) * model.hidden_size
-    if parallelism.sequence_parallel:
-        own //= layout.tensor_model_parallel_size
-    return logits + model.mtp_num_layers * (layer + own + logits)
-
-
-def _mean_activation_bytes(
-    model: ModelConfig, layout: Layout, parallelism: ParallelismConfig, dense_layers: int, moe_layers: int
-) -> float:
-    """Mean activation bytes of the layers of a stage for one token on one device, in bf16."""
-    total = sum(
-        count * _layer_activation_bytes(model, layout, parallelism, has_experts)
-        for count, has_experts in ((dense_layers, False), (moe_layers, True))
-        if count
-    )
-    return total / max(1, dense_layers + moe_layers)
+        return output
+    has_experts = last_layer_has_experts(model)
+    layer = layer_activation_bytes(model, parallelism, training, layout, has_experts=has_experts)
+    is_recomputed = training.recompute_granularity == "full" and training.recompute_method == "uniform"
+    own = hidden if is_recomputed else layer + 4 * hidden
+    # A stage that has other layers counts one that is being recomputed.
+    again = layer if is_recomputed and not layout.stage_layers(layout.pipeline_model_parallel_size - 1) else 0
+    return output + model.mtp_num_layers * (own + output) + again
 
 
 def bytes_per_parameter(training: TrainingConfig, layout: Layout, *, of_expert: bool = False) -> float:
@@ -200,58 +210,6 @@ def _layers_in_flight(layout: Layout, stage: int) -> float:
     return layout.stage_layers(stage) * min(in_flight, layout.num_microbatches)
 
 
-def _layer_activation_bytes(
-    model: ModelConfig, layout: Layout, parallelism: ParallelismConfig, has_experts: bool
-) -> float:
-    """Activation bytes of one layer for one token on one device, in bf16."""
-    assert model.kv_channels
-    assert model.num_query_groups
-    tensor_parallel = parallelism.tensor_model_parallel_size
-    values = value_width(model)
-    query_size, output_size = (width * model.num_attention_heads for width in (model.kv_channels, values))
-    key_size, value_size = (width * model.num_query_groups for width in (model.kv_channels, values))
-    # inputs of both norms, the QKV projection and the MLP, and a one-byte mask per residual dropout
-    outside = model.hidden_size * (8 + (2 if model.hidden_dropout else 0))
-    # query, key and value, and the attention output
-    inside = 2 * (query_size + key_size + value_size + output_size)
-    outside += 2 * latent_width(model)
-    if model.qk_layernorm:  # the inputs of these norms: queries and keys, or their latents
-        outside += 2 * latent_width(model)
-        inside += 0 if model.multi_latent_attention else 2 * (query_size + key_size)
-    if not has_experts:
-        assert model.ffn_hidden_size
-        inside += _mlp_activation_bytes(model, model.ffn_hidden_size)
-    elif model.moe_shared_expert_intermediate_size is not None:
-        inside += _mlp_activation_bytes(model, model.moe_shared_expert_intermediate_size)
-    return (
-        (outside / tensor_parallel if parallelism.sequence_parallel else outside)
-        + inside / tensor_parallel
-        + (_expert_activation_bytes(model, layout) if has_experts else 0)
-    )
-
-
-def _mlp_activation_bytes(model: ModelConfig, width: int) -> int:
-    """The MLP before and after its activation function."""
-    return 2 * width * (3 if model.swiglu else 2)
-
-
-def _expert_activation_bytes(model: ModelConfig, layout: Layout) -> float:
-    """Activation bytes of the router and the routed experts for one token of the sequence, on one device.
-
-    A tensor-parallel rank sends its share of the tokens to moe_router_topk experts each. The ranks of an expert
-    receive all its tokens (megatron/core/transformer/moe/token_dispatcher.py), and divide its width.
-    """
-    assert model.num_moe_experts
-    assert model.moe_ffn_hidden_size
-    copies: float = model.moe_router_topk
-    if (capacity := model.moe_expert_capacity_factor) is not None:
-        copies *= capacity if model.moe_pad_expert_input_to_capacity else min(1.0, capacity)
-    received = copies * layout.expert_tensor_parallel_size
-    inside = _mlp_activation_bytes(model, model.moe_ffn_hidden_size) / layout.expert_tensor_parallel_size
-    router = ROUTER_BYTES * model.num_moe_experts
-    return (router + received * (2 * model.hidden_size + inside)) / layout.tensor_model_parallel_size
-
-
 def _mask_bytes(model: ModelConfig, training: TrainingConfig, layout: Layout) -> int:
     """The mask that all layers of torch's kernels share: 2 bytes per query and key (trainer/model/layers.py).
 
@@ -264,10 +222,10 @@ def _mask_bytes(model: ModelConfig, training: TrainingConfig, layout: Layout) ->
     return 2 * model.seq_length * model.seq_length // layout.context_parallel_size
 
 
-def _recomputed_activation_bytes(
-    training: TrainingConfig, chunk_layers: int, in_flight: float, per_layer: float, layer_input: int
-) -> int:
-    """Activations with full recomputation.
+def _fully_recomputed_bytes(
+    training: TrainingConfig, chunk_layers: int, in_flight: float, per_layer: float, layer_input: float
+) -> float:
+    """Activation bytes for one token with full recomputation.
 
     These are the inputs of the recomputed layers, all activations of the other layers, and those of the group being
     recomputed. Recomputed layers form groups of recompute_num_layers with one stored input each (uniform), or are the
@@ -275,6 +233,6 @@ def _recomputed_activation_bytes(
     """
     num_layers = training.recompute_num_layers or 1
     if training.recompute_method == "uniform":
-        return int(in_flight / num_layers * layer_input + num_layers * per_layer)
+        return in_flight / num_layers * layer_input + num_layers * per_layer
     recomputed = min(1.0, num_layers / max(1, chunk_layers)) * in_flight
-    return int(recomputed * layer_input + (in_flight - recomputed + 1) * per_layer)
+    return recomputed * layer_input + (in_flight - recomputed + 1) * per_layer

@@ -21,6 +21,7 @@ from hpcgen.planning.container import container_problems, container_warnings, mi
 from hpcgen.planning.environment import all_environment_problems, environment_warnings
 from hpcgen.planning.layout import Layout
 from hpcgen.planning.paths import absolute_paths, manifest_of, plain_path_problems
+from hpcgen.planning.program import missing_script_warnings
 from hpcgen.planning.resuming import no_checkpoints, proof_of_checkpoints
 from hpcgen.planning.stage import StagePlan, make_stage
 from hpcgen.planning.training import plan_training
@@ -107,13 +108,15 @@ def plan(run: Run, stages: Collection[str] = (), *, exists: Callable[[str], bool
 def _stage_warnings(
     run: Run, config: RunConfig, stages: dict[str, StagePlan], exists: Callable[[str], bool]
 ) -> Iterator[Problem]:
-    """Yields warnings about containers, arrays and variables."""
+    """Yields warnings about containers, files, arrays and variables."""
     if any(stage.container for stage in stages.values()):
         runs_trainer = not all(stage.kind.runs_user_program for stage in stages.values())
         yield from container_warnings(run.config, run.cluster, runs_trainer=runs_trainer)
     if any(stage.kind.in_container for stage in stages.values()):
         yield from missing_file_warnings(run.config, run.cluster, exists)
     for stage in stages.values():
+        if stage.kind.runs_user_program and config.program is not None:
+            yield from missing_script_warnings(config.program, stage.container, exists)
         yield from array_warnings(stage.kind, config, run.cluster)
         yield from environment_warnings(stage.kind, run, stage.environment)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hpcgen.config import document as documents
 from hpcgen.config.cluster import ClusterConfig
-from hpcgen.config.loader import Profile, load_document
+from hpcgen.config.loader import ANY_RUN, Profile, load_document
 from hpcgen.config.node_types import load_node_type
 from hpcgen.config.run import RunConfig
 from hpcgen.config.validation import build, describe
@@ -25,23 +25,11 @@ from hpcgen.planning.paths import absolute_paths
 from hpcgen.stages import STAGES
 from hpcgen.stages.train import TRAIN
 
-ANY_RUN = {
-    "name": "any",
-    "cluster": "any",
-    "paths": {"run_dir": "/any"},
-    "model": {"num_layers": 1, "hidden_size": 1, "num_attention_heads": 1, "seq_length": 1},
-    "training": {"micro_batch_size": 1, "global_batch_size": 1, "train_iters": 1},
-    "optimizer": {"lr": 1},
-}
-"""A run that sets nothing that a profile can set."""
-
 
 def profile_mistakes(profile: Profile) -> tuple[str, ...]:
     """All mistakes in a profile and its node type, including those that planning a run would find."""
-    config = profile.config
-    if config is None:  # the other keys can be checked with any node type
-        placeholder = documents.constant({"node_type": "cpu"}, "")
-        config = build(ClusterConfig, documents.merge(profile.document, placeholder)).config
+    # the other keys can be checked with any node type
+    config = profile.config or build(ClusterConfig, profile.document, {"node_type": "cpu"}).config
     problems = [] if config is None else _planning_problems(config, profile)
     described = (describe(problem, profile.document, config) for problem in problems)
     return tuple(dict.fromkeys((*profile.mistakes, *described)))

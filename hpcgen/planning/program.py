@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from hpcgen.config.program import ProgramConfig
 from hpcgen.config.run import RunConfig
 from hpcgen.errors import HpcgenError, Problem
 from hpcgen.planning.allocation import Allocation, make_allocation, place_of, stage_settings
+from hpcgen.planning.container import Container
 from hpcgen.planning.deepspeed import batch
 from hpcgen.planning.deepspeed.check import deepspeed_problems
 from hpcgen.planning.deepspeed.file import config_with, task_lines
@@ -40,6 +42,7 @@ IN_THE_JOB = {
 }
 """Variable -> shell expansion in a task. The others are known when the script is rendered."""
 
+_SCRIPT = re.compile(r"(?!-)[^\s{}]+\.(py|sh)")
 RANKS = 'export RANK="$SLURM_PROCID" LOCAL_RANK="$SLURM_LOCALID"'
 TORCHRUN = ("-m", "torch.distributed.run")
 
@@ -144,6 +147,26 @@ def program_problems(stage: Stage, run: Run, program: ProgramConfig) -> Iterator
         reason = f"leaves no time to run, because the program is asked to stop {lead_s} s before the limit"
         hint = f"use a longer limit, or set slurm.{stage.section}.signal_lead_s"
         yield place_of(stage, "time", run.config, run.cluster).problem(reason, hint)
+
+
+def missing_script_warnings(
+    program: ProgramConfig, container: Container | None, exists: Callable[[str], bool]
+) -> Iterator[Problem]:
+    """Yields a warning if the script in the command does not exist.
+
+    The script is the first argument that ends in .py or .sh. Nothing is reported if it is in the container's image, or
+    if this machine does not even have the first directory of its path.
+    """
+    index = next((i for i, argument in enumerate(program.command) if _SCRIPT.fullmatch(argument)), None)
+    if index is None:
+        return
+    name = program.command[index]
+    path = os.path.normpath(Path(program.directory, name))
+    on_host = path if container is None else container.host_path(path)
+    if on_host is not None and not exists(on_host) and exists("/" + on_host.split("/")[1]):
+        reason = "does not exist" if on_host == name else f"does not exist ({on_host})"
+        hint = "" if name.startswith("/") else ", or set program.directory, at which it starts"
+        yield Problem(f"program.command[{index}]", reason, f"correct the path{hint}")
 
 
 def _model_problems(run: Run, section: DeepSpeedConfig) -> Iterator[Problem]:

@@ -118,6 +118,7 @@ def _training(plan: Plan) -> dict[str, Any]:
         "bubble_fraction": layout.bubble_fraction,
         "parameters": parameter_count(trainer.model),
         "active_parameters": active_parameter_count(trainer.model),
+        "mtp_num_layers": trainer.model.mtp_num_layers,
         "experts": _experts(plan),
         "tokens_per_step": tokens,
         "tokens_of_the_run": total_samples(trainer.training) * trainer.model.seq_length,
@@ -183,7 +184,7 @@ def for_people(summary: dict[str, Any]) -> list[tuple[str, str]]:
         ("precision", _precision(summary)),
         ("tokens", _tokens(summary)),
         ("learning rate", _rate(summary)),
-        ("memory", f"about {_gib(summary['memory_gib_per_device'])} on the device with the most in use"),
+        ("memory", f"about {_gib(summary['memory_gib_per_device'])} on the fullest device"),
         ("checkpoint", checkpoint),
         *_evaluation(summary),
         ("stop", stop),
@@ -229,7 +230,9 @@ def _parameters(summary: dict[str, Any]) -> str:
     note = f" without changes by {' and '.join(custom)}" if custom else ""
     is_sparse = summary["active_parameters"] != summary["parameters"]
     active = f", of which {summary['active_parameters']:,} process each token" if is_sparse else ""
-    return f"{summary['parameters']:,}{active}{note}"
+    layers = summary["mtp_num_layers"]
+    mtp = f" including {counted(layers, 'MTP layer')}" if layers else ""
+    return f"{summary['parameters']:,}{mtp}{active}{note}"
 
 
 def _experts(plan: Plan) -> dict[str, Any] | None:
@@ -258,15 +261,17 @@ def _nodes_per_group(ranks: int, ranks_per_node: int) -> int:
 def _experts_for_people(experts: dict[str, Any] | None) -> list[tuple[str, str]]:
     if experts is None:
         return []
+    layers = counted(experts["moe_layers"], "MoE layer")
+    experts_of_layer = f"{experts['moe_router_topk']} of {experts['num_moe_experts']} per token in {layers}"
+    if experts["ranks_per_group"] == 1:
+        return [("experts", f"{experts_of_layer}, all on every rank")]
     nodes = experts["nodes_per_group"]
-    where = "in one node" if nodes == 1 else f"over {nodes} nodes"
-    text = (
-        f"{experts['moe_router_topk']} of {experts['num_moe_experts']} per token in "
-        f"{counted(experts['moe_layers'], 'layer')}, {experts['experts_per_rank']} per rank; groups of "
-        f"{counted(experts['ranks_per_group'], 'rank')} {where}, {experts['expert_data_parallel_size']} of them per "
+    where = "within a node" if nodes == 1 else f"over {nodes} nodes"
+    groups = (
+        f"{counted(experts['expert_data_parallel_size'], 'group')} of {experts['ranks_per_group']} ranks {where} per "
         "pipeline stage"
     )
-    return [("experts", text)]
+    return [("experts", f"{experts_of_layer}, {experts['experts_per_rank']} on each rank; {groups}")]
 
 
 def _precision(summary: dict[str, Any]) -> str:

@@ -43,7 +43,7 @@ COLUMNS = (
     "moe_min_load",
     "moe_dropped",
 )
-"""Numeric fields of a step; NaN if a line has no value."""
+"""Numeric fields of a step; NaN if a line has no value. The columns of a run with MTP layers follow."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +101,11 @@ class History:
     """Number of lines that the trainer did not write. A last line that is still being written does not count."""
 
     @property
+    def mtp_losses(self) -> list[str]:
+        """Names of the columns with the losses of MTP layers, from the first layer to the last."""
+        return [name for name in self.columns if name not in COLUMNS]
+
+    @property
     def start(self) -> Event:
         """Start event of the last attempt."""
         return self.attempts[-1].start if self.attempts else {}
@@ -151,6 +156,7 @@ class _Reader:
         self.rare: dict[str, list[Event]] = {
             name: [] for name in ("evaluation", "spike", "checkpoint", "straggler", "experts")
         }
+        self.mtp_layers = 0
         self.lines = 0
         self.unreadable = 0
         self._first_unreadable: tuple[int, bytes] | None = None
@@ -202,6 +208,9 @@ class _Reader:
     def _take_step(self, event: Event) -> None:
         if self.iterations and event["iteration"] <= self.iterations[-1]:
             self._forget_after(event["iteration"] - 1)
+        while (name := f"mtp_{self.mtp_layers + 1}_loss") in event:
+            self.columns[name] = array("d", [math.nan]) * len(self.iterations)
+            self.mtp_layers += 1
         self.iterations.append(event["iteration"])
         for name, column in self.columns.items():
             value = event.get(name)

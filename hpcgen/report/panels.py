@@ -131,6 +131,7 @@ def _of_one(run: NamedHistory) -> Iterator[Chart | None]:
 
     yield _loss(run, x_scale, restarts)
     yield _recent_loss(run, restarts)
+    yield _mtp_losses(run, x_scale, restarts)
     yield from draw_results(run.results, x_scale, restarts)
     yield panel(GRADIENT_NORM)
     yield panel(LEARNING_RATE)
@@ -154,6 +155,7 @@ def _of_several(runs: Sequence[NamedHistory]) -> Iterator[Chart | None]:
     yield _recent_losses(runs)
     yield _loss_by_tokens(runs)
     yield _validation_losses(runs, x_scale)
+    yield _first_mtp_losses(runs, x_scale)
     yield from compare_results([(run.name, run.results) for run in runs], x_scale)
     for panel in (GRADIENT_NORM, LEARNING_RATE, THROUGHPUT):
         yield draw(panel.key, panel.title, lines(panel.column, smooth=panel.smooth), x_scale, panel.style)
@@ -205,6 +207,16 @@ def _validation_losses(runs: Sequence[NamedHistory], x_scale: Scale) -> Chart | 
     return draw("validation", "Validation loss", [line for line in lines if len(line.x)], x_scale, style)
 
 
+def _first_mtp_losses(runs: Sequence[NamedHistory], x_scale: Scale) -> Chart | None:
+    lines = [
+        _line(run, run.history.mtp_losses[0], run.name, number)
+        for number, run in enumerate(runs)
+        if run.history.mtp_losses
+    ]
+    style = Style(unit="nats per token", log_from=2.5)
+    return draw("mtp-loss", "Loss of the first MTP layer", lines, x_scale, style)
+
+
 def _loss(run: NamedHistory, x_scale: Scale, restarts: Sequence[tuple[int, str]]) -> Chart | None:
     skipped = run.history.iteration[run.history.columns["skipped"] == 1].astype(float)
     style = Style(
@@ -230,6 +242,17 @@ def _recent_loss(run: NamedHistory, restarts: Sequence[tuple[int, str]]) -> Char
     x_scale = Scale(low=float(first), high=float(iteration[-1]))
     style = Style(unit="nats per token", restarts=restarts, cuts_outliers=True)
     return draw("recent-loss", "Loss, last quarter", lines, x_scale, style)
+
+
+def _mtp_losses(run: NamedHistory, x_scale: Scale, restarts: Sequence[tuple[int, str]]) -> Chart | None:
+    """Plots the loss of each MTP layer next to the main loss, which does not include them."""
+    columns = run.history.mtp_losses
+    if not columns:
+        return None
+    layers = (_line(run, column, f"MTP layer {layer}", layer) for layer, column in enumerate(columns, 1))
+    style = Style(unit="nats per token", log_from=2.5, restarts=restarts)
+    lines = [_line(run, "loss", "main loss", 0), *layers]
+    return draw("mtp-loss", "Losses of the MTP layers", lines, x_scale, style)
 
 
 def _flops(run: NamedHistory, x_scale: Scale, restarts: Sequence[tuple[int, str]]) -> Chart | None:

@@ -72,6 +72,12 @@ class Evaluate(Stage):
         if config.evaluation.tasks:
             yield from tokenizer_problems(config.data.tokenizer, "evaluation.tasks")
 
+    def results(self, config: RunConfig) -> str:
+        """The directory with a file per checkpoint."""
+        from trainer.contract.evaluation import DIRECTORY
+
+        return f"{config.paths.run_dir}/{DIRECTORY}"
+
     def exports(self, run: Run, config: RunConfig) -> Iterator[Export]:
         """Yields variables for offline mode and threads."""
         yield Export("OMP_NUM_THREADS", "1", "One OpenMP thread per rank; more would oversubscribe its CPUs.")
@@ -93,6 +99,5 @@ EVALUATE = Evaluate(
     own_variables={"EVALUATION_CONFIG": "RUN_DIR/jobs/JOBID/evaluation.json"},
     config_file=CONFIG_FILE,
     config_variable="EVALUATION_CONFIG",
-    results="evaluation",
 )
 STAGES = (EVALUATE,)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from hpcgen.errors import Problem
+from hpcgen.errors import ConfigErrors, Problem
 from hpcgen.stages.stage import Stage, Work
 
 if TYPE_CHECKING:
@@ -22,12 +22,18 @@ class Export(Stage):
     def work(
         self, run: Run, config: RunConfig, allocation: Allocation, trainer: TrainerConfig | None
     ) -> Work:
-        """Exports the checkpoint with the run's tokenizer. One byte per token is not a tokenizer of transformers."""
+        """Exports the checkpoint with the run's tokenizer. One byte per token is not a tokenizer of transformers.
+
+        Raises:
+            ConfigErrors: there is no directory.
+        """
         from hpcgen.planning.paths import checkpoint_directory
         from hpcgen.planning.trainer_tokenizer import tokenizer_files, tokenizer_name
 
         settings, tokenizer = config.export, config.data.tokenizer
-        checkpoints, directory = checkpoint_directory(config), settings.directory or ""
+        if settings.directory is None:
+            raise ConfigErrors([])  # `problems` reports it
+        checkpoints, directory = checkpoint_directory(config), settings.directory
         options = {
             "--dtype": settings.dtype,
             "--family": settings.family,
@@ -46,12 +52,24 @@ class Export(Stage):
         )
 
     def problems(self, run: Run, trainer: TrainerConfig | None) -> Iterator[Problem]:
-        """Yields a missing directory."""
+        """Yields a missing directory, and each key of the model that its family in transformers cannot express."""
         from hpcgen.planning.trainer_tokenizer import tokenizer_problems
+        from trainer.contract.huggingface import nearest_family
+        from trainer.contract.resolve import resolve_model
 
         if run.config.export.directory is None:
             yield Problem("export.directory", "is missing", "name a new directory for the exported model")
         yield from tokenizer_problems(run.config.data.tokenizer, "export.directory")
+        model = resolve_model(run.config.model)
+        family = nearest_family(model, run.config.export.family)
+        for misfit in family.misfits(model):
+            reason = f"cannot be exported: {family.architecture} does not support it"
+            hint = misfit.needed and f"use {misfit.needed}"
+            yield Problem(f"model.{misfit.key}", reason, hint, depends_on=("export",))
+
+    def results(self, config: RunConfig) -> str:
+        """The directory of the exported model."""
+        return config.export.directory or ""
 
 
 STAGES = (

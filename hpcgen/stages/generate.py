@@ -27,36 +27,33 @@ class Generate(Stage):
         """Continues the prompts on all ranks. A replica of the model has TP x PP of them.
 
         Raises:
-            ConfigErrors: TP x PP does not divide the number of ranks.
+            ConfigErrors: there are no prompts.
         """
-        from hpcgen.config.validation import describe
         from hpcgen.planning.paths import checkpoint_directory
         from hpcgen.planning.trainer_tokenizer import tokenizer_files, tokenizer_name
 
         settings, tokenizer = config.generation, config.data.tokenizer
-        tensor = settings.tensor_model_parallel_size or config.parallelism.tensor_model_parallel_size
-        problem = _layout_problem(tensor, settings.pipeline_model_parallel_size, allocation.num_tasks)
-        if problem is not None:
-            raise ConfigErrors([describe(problem, run.document, run.config)])
+        if settings.prompts is None:
+            raise ConfigErrors([])  # `problems` reports it
         checkpoints, output = checkpoint_directory(config), _output(config)
         end = () if tokenizer.eod_token is None else (f"--eod-token={tokenizer.eod_token}",)
-        prompts = settings.prompts or ""
         return Work(
             arguments=(
                 *("-m", "trainer.inference", checkpoints),
-                *(f"--prompts={prompts}", f"--output={output}"),
+                *(f"--prompts={settings.prompts}", f"--output={output}"),
                 *(f"--tokenizer={tokenizer_name(tokenizer)}", *end),
-                *(f"--device={run.node_type.device}", f"--tensor-model-parallel-size={tensor}"),
+                *(f"--device={run.node_type.device}", f"--tensor-model-parallel-size={_tensor_size(config)}"),
                 *_options(settings),
             ),
-            inputs=(prompts, *tokenizer_files(tokenizer)),
+            inputs=(settings.prompts, *tokenizer_files(tokenizer)),
             reads=(checkpoints,),
             writes=(str(PurePosixPath(output).parent),),
             values={"output": output},
         )
 
     def problems(self, run: Run, trainer: TrainerConfig | None) -> Iterator[Problem]:
-        """Yields missing prompts, and options that the trainer would refuse."""
+        """Yields missing prompts, options that the trainer would refuse, and ranks that TP x PP does not divide."""
+        from hpcgen.planning.allocation import make_allocation
         from hpcgen.planning.trainer_tokenizer import tokenizer_problems
 
         settings = run.config.generation
@@ -66,21 +63,32 @@ class Generate(Stage):
             name, _, reason = mistake.partition(" ")
             yield Problem(f"generation.{name}", reason)
         yield from tokenizer_problems(run.config.data.tokenizer, "generation.prompts")
+        allocation = make_allocation(self, run.config, run.cluster, run.node_type)
+        yield from _layout_problems(run.config, allocation.num_tasks)
+
+    def results(self, config: RunConfig) -> str:
+        """The file with the texts."""
+        return _output(config)
 
     def exports(self, run: Run, config: RunConfig) -> Iterator[Export]:
         """Yields the number of threads."""
         yield Export("OMP_NUM_THREADS", "1", "One OpenMP thread per rank; more would oversubscribe its CPUs.")
 
 
-def _layout_problem(tensor: int, pipeline: int, num_ranks: int) -> Problem | None:
+def _tensor_size(config: RunConfig) -> int:
+    return config.generation.tensor_model_parallel_size or config.parallelism.tensor_model_parallel_size
+
+
+def _layout_problems(config: RunConfig, num_ranks: int) -> Iterator[Problem]:
+    tensor, pipeline = _tensor_size(config), config.generation.pipeline_model_parallel_size
     if num_ranks % (tensor * pipeline) == 0:
-        return None
+        return
     reason = (
         f"results in TP x PP = {tensor} x {pipeline} = {tensor * pipeline}, which does not divide the {num_ranks} "
         "ranks of the job"
     )
     hint = "change it, or slurm.generate.nodes or ntasks_per_node"
-    return Problem("generation.tensor_model_parallel_size", reason, hint, depends_on=("slurm", "parallelism"))
+    yield Problem("generation.tensor_model_parallel_size", reason, hint, depends_on=("slurm", "parallelism"))
 
 
 def _output(config: RunConfig) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from hpcgen.errors import ConfigErrors, Problem
+from hpcgen.errors import Problem
 from hpcgen.resources import shipped
 from hpcgen.stages.stage import Stage, Work
 
@@ -26,18 +26,9 @@ class Image(Stage):
     def work(
         self, run: Run, config: RunConfig, allocation: Allocation, trainer: TrainerConfig | None
     ) -> Work:
-        """The arguments and files for build-image.sh.
-
-        Raises:
-            ConfigErrors: settings are missing or conflict.
-        """
+        """The arguments and files for build-image.sh."""
         from hpcgen.config.container import is_image_file
-        from hpcgen.config.validation import describe
 
-        # do not report consequences of another invalid value
-        problems = [] if "image" in run.unsure_sections else list(_problems(run, config))
-        if problems:
-            raise ConfigErrors([describe(problem, run.document, run.config) for problem in problems])
         image, output, code = config.image, _output(run, config), _code(run, config)
         topology = _topology(run)
         options = {
@@ -69,24 +60,26 @@ class Image(Stage):
             values={"topology": next(iter(topology), "")},
         )
 
+    def problems(self, run: Run, trainer: TrainerConfig | None) -> Iterator[Problem]:
+        """Yields settings that are missing or conflict."""
+        from hpcgen.planning.paths import absolute_paths
 
-def _problems(run: Run, config: RunConfig) -> Iterator[Problem]:
-    image, code = config.image, _code(run, config)
-    if not _output(run, config):
-        reason = "is not set, and container.image is not a .sqsh file"
-        yield Problem("image.output", reason, "name the .sqsh file to build, on storage shared by all nodes")
-    if code is None:
-        reason = (
-            "is not set, and neither is code_dir in the cluster profile, so the image would lack the trainer"
-        )
-        yield Problem("image.code", reason, "run hpcgen install-code and use its directory here")
-    elif image.megatron_core and not code.endswith(".whl"):
-        reason = f"applies only to a wheel, but the directory {code} contains its own Megatron-Core"
-        yield Problem("image.megatron_core", reason, "remove it")
-    if image.megatron_deepspeed and not image.deepspeed:
-        yield Problem("image.megatron_deepspeed", "needs DeepSpeed", "set image.deepspeed to true")
-    if image.need == ():
-        yield Problem("image.need", "is empty", "name at least one check, such as torch, or remove it")
+        config = absolute_paths(run.config, run.directory)
+        image, code = config.image, _code(run, config)
+        if not _output(run, config):
+            reason = "is not set, and container.image is not a .sqsh file"
+            hint = "name the .sqsh file to build, on storage shared by all nodes"
+            yield Problem("image.output", reason, hint, depends_on=("container",))
+        if code is None:
+            reason = "is not set, and neither is code_dir in the cluster profile, so the image would lack the trainer"
+            yield Problem("image.code", reason, "run hpcgen install-code and use its directory here")
+        elif image.megatron_core and not code.endswith(".whl"):
+            reason = f"applies only to a wheel, but the directory {code} contains its own Megatron-Core"
+            yield Problem("image.megatron_core", reason, "remove it")
+        if image.megatron_deepspeed and not image.deepspeed:
+            yield Problem("image.megatron_deepspeed", "needs DeepSpeed", "set image.deepspeed to true")
+        if image.need == ():
+            yield Problem("image.need", "is empty", "name at least one check, such as torch, or remove it")
 
 
 def _output(run: Run, config: RunConfig) -> str:

@@ -135,8 +135,6 @@ class Stage(ABC):
     """Name in `Work.files` of the file that configures a task. Python gets it as --config. Empty for none."""
     config_variable: str = ""
     """Name in `own_variables` of the variable with the path of `config_file`."""
-    results: str = ""
-    """Directory of the job's results in the run directory. Empty if there is none to point to."""
     stopped_marker: str | None = None
     """File in the run directory that shows that the job saved and stopped early. The command accepts --stop-file."""
 
@@ -186,6 +184,10 @@ class Stage(ABC):
     def queued_stage(self, config: RunConfig) -> Stage | None:
         """The stage whose jobs this stage's job queues while it runs. Its script is one of the job's files."""
         return None
+
+    def results(self, config: RunConfig) -> str:
+        """Path of the job's results. Empty if there is none to point to."""
+        return ""
 
     def job_name(self, run_name: str) -> str:
         """The job's name in Slurm."""

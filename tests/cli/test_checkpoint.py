@@ -119,6 +119,25 @@ def test_list_shows_incomplete_checkpoints(run: Path) -> None:
     assert "iter_0000600.broken" in said
 
 
+def test_inspect_shows_experts_and_latent_attention(run: Path) -> None:
+    checkpoints = run / "checkpoints"
+    shape = {"num_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "seq_length": 64}
+    experts = {"num_moe_experts": 8, "moe_router_topk": 2, "multi_latent_attention": True, "kv_lora_rank": 32}
+    layout = {
+        "tensor_model_parallel_size": 2,
+        "expert_model_parallel_size": 4,
+        "expert_tensor_parallel_size": 1,
+    }
+    write_checkpoint(checkpoints, 900, model=shape | experts, layout=layout)
+    write_checkpoint(checkpoints, 950, model=shape | {"moe_router_topk": 2}, layout=layout)
+    lines = hpcgen("checkpoint", "inspect", checkpoints / "iter_0000900").stdout.splitlines()
+    assert "written by  16 ranks (TP 2 x EP 4 x ETP 1), bf16" in lines
+    assert any(line.endswith("kv_lora_rank 32, num_moe_experts 8, moe_router_topk 2") for line in lines)
+    dense = hpcgen("checkpoint", "inspect", checkpoints / "iter_0000950").stdout
+    assert "EP" not in dense
+    assert "moe_" not in dense
+
+
 def test_inspect_shows_the_record(run: Path) -> None:
     ended = hpcgen("checkpoint", "inspect", run)
     assert ended.status == 0

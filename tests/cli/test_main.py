@@ -18,6 +18,7 @@ from hpcgen import api
 from hpcgen import cli as commands
 from hpcgen.cli.main import SECTIONS, cli, main
 from hpcgen.errors import JobFailed
+from hpcgen.stages import STAGES
 from tests.cli.command import hpcgen
 from tests.runs import minimal_run, write_yaml
 
@@ -105,6 +106,12 @@ def test_an_unknown_command(word, hint):
     found = hpcgen(word)
     assert (found.status, found.stdout) == (2, "")
     assert f"no such command '{word}'; {hint}" in found.stderr
+
+
+@pytest.mark.parametrize("stage", [stage for stage in STAGES.values() if stage.name != "generate"])
+def test_a_stage_in_place_of_a_command(stage):
+    command = "submit" if stage.by_submitit else "render"
+    assert f"hpcgen {command} {stage.name}" in hpcgen(stage.name).stderr
 
 
 def test_a_command_that_is_an_option_of_another():

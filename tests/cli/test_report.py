@@ -188,6 +188,32 @@ def test_a_report_has_everything_that_was_recorded(eventful: Path) -> None:
     assert page.series("grad-norm")["low"][121] is None
 
 
+def test_a_report_shows_the_losses_of_mtp_layers(tmp_path: Path) -> None:
+    """There is a gap where lines lack a loss."""
+    events = [
+        start(),
+        *steps(1, 30, mtp_1_loss=4.5),
+        start(30),
+        *steps(31, 60, mtp_1_loss=4.25, mtp_2_loss=5.5),
+    ]
+    predicting = write_run(tmp_path / "predicting", events)
+    page = report(predicting)
+    assert [page.series("mtp-loss", i)["label"] for i in range(3)] == [
+        "main loss",
+        "MTP layer 1",
+        "MTP layer 2",
+    ]
+    first, second = page.series("mtp-loss", 1), page.series("mtp-loss", 2)
+    assert (first["middle"][0], first["middle"][-1]) == (4.5, 4.25)
+    assert (second["middle"][0], second["middle"][-1]) == (None, 5.5)
+
+    dense = write_run(tmp_path / "dense", [start(), *steps(1, 60)])
+    both = report(dense, predicting)
+    assert both.values["charts"]["mtp-loss"]["series"][0]["label"] == "predicting"
+    assert len(both.values["charts"]["mtp-loss"]["series"]) == 1
+    assert "mtp-loss" not in report(dense).charts
+
+
 def experts(iteration: int, load: object, layers: object = (1, 2)) -> dict[str, object]:
     return {"event": "experts", "iteration": iteration, "time": START, "layers": layers, "load": load}
 

@@ -25,7 +25,7 @@ def test_the_summary_of_mixtral(tmp_path):
     assert lines["layout"] == "TP1 PP4 VPP8 CP1 DP16 EP8 ETP1, 16 microbatches on 64 ranks"
     assert lines["parameters"] == "46,702,792,704, of which 12,879,925,248 process each token"
     assert lines["experts"] == (
-        "2 of 8 per token in 32 layers, 1 per rank; groups of 8 ranks in one node, 2 of them per pipeline stage"
+        "2 of 8 per token in 32 MoE layers, 1 on each rank; 2 groups of 8 ranks within a node per pipeline stage"
     )
 
 
@@ -41,10 +41,25 @@ def test_groups_that_span_nodes(tmp_path):
     overrides += ["parallelism.virtual_pipeline_model_parallel_size=null"]
     plan = planned(tmp_path, big_run(**MIXTRAL), overrides=overrides)
     assert (
-        "groups of 16 ranks over 2 nodes, 4 of them per pipeline stage"
+        "4 groups of 16 ranks over 2 nodes per pipeline stage"
         in (dict(for_people(summarize(plan)))["experts"])
     )
-    assert any("each token crosses the network 2 times" in warning for warning in plan.warnings)
+    assert any("sends 2 copies of each token over the network" in warning for warning in plan.warnings)
+
+
+def test_the_summary_says_that_a_rank_has_all_experts(tmp_path):
+    plan = planned(tmp_path, big_run(**MIXTRAL), overrides=["parallelism.expert_model_parallel_size=1"])
+    assert (
+        dict(for_people(summarize(plan)))["experts"] == "2 of 8 per token in 32 MoE layers, all on every rank"
+    )
+
+
+def test_the_summary_counts_mtp_layers(tmp_path):
+    rope = {"position_embedding_type": "rope", "untie_embeddings_and_output_weights": True}
+    found = summarize(planned(tmp_path, big_run(model={**rope, "mtp_num_layers": 1})))
+    without = summarize(planned(tmp_path, big_run(model=rope)))["parameters"]
+    assert found["parameters"] > without
+    assert dict(for_people(found))["parameters"] == f"{found['parameters']:,} including 1 MTP layer"
 
 
 @pytest.mark.parametrize(("ranks", "nodes"), [(1, 1), (4, 1), (6, 2), (8, 1), (12, 2), (16, 2), (20, 3)])

@@ -239,8 +239,8 @@ def test_all_mistakes_are_reported_at_once():
 def test_experts_that_leave_the_node_are_reported():
     assert warnings(**{**MOE, EXPERTS: 16, EP: 16}) == [
         "parallelism.expert_model_parallel_size results in EP x ETP = 16 x 1 = 16, more than the 8 GPUs of a node, so "
-        "each token crosses the network 2 times in both directions of every MoE layer; use 8, or choose it "
-        "deliberately, for experts that do not fit a node"
+        "every MoE layer sends 2 copies of each token over the network and back; use 8, or ignore this warning if the "
+        "experts do not fit in a node"
     ]
 
 

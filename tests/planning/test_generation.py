@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
+from hpcgen.config.huggingface_export import FamilyName
 from hpcgen.errors import ConfigErrors
 from hpcgen.planning.stage import StagePlan
 from tests.runs import minimal_run, planned
+from trainer.contract.config import ModelConfig
+from trainer.contract.huggingface import FAMILIES
+from trainer.contract.resolve import resolve_model
 
 PROMPTS = {"prompts": "prompts.jsonl"}
 
@@ -70,3 +75,32 @@ def test_the_newest_checkpoint_is_exported_with_the_tokenizer_of_the_run(tmp_pat
     bytes_run = {"tokenizer": {"kind": "bytes"}, "mock": True}
     stage = stage_plan(tmp_path, "export", export={"directory": "model"}, data=bytes_run)
     assert not any(argument.startswith("--tokenizer") for argument in stage.arguments)
+
+
+def test_a_model_that_transformers_does_not_have_is_found_before_training(tmp_path: Path) -> None:
+    export = {"directory": "model"}
+    found = messages(tmp_path, "export", export=export, preset="tiny-moe", model={})
+    assert (
+        "default: model.swiglu = false cannot be exported: MixtralForCausalLM does not support it; use true"
+        in found
+    )
+    assert "GPT2" not in found
+    found = messages(tmp_path, "export", export=export | {"family": "llama"})
+    assert "model.normalization = LayerNorm cannot be exported: LlamaForCausalLM does not support it" in found
+
+
+def test_every_family_can_be_named() -> None:
+    assert set(get_args(FamilyName)) == set(FAMILIES)
+
+
+@pytest.mark.parametrize(
+    ("topk", "groups", "is_same"), [(8, 4, True), (8, 3, True), (8, 2, False), (5, 2, True), (3, 1, False)]
+)
+def test_groups_of_experts_are_rated_as_in_transformers(topk: int, groups: int, is_same: bool) -> None:
+    """transformers rates a group by its two best experts, Megatron-Core by topk // groups."""
+    shape = ModelConfig(num_layers=1, hidden_size=8, num_attention_heads=1, seq_length=8)
+    model = dataclasses.replace(
+        shape, num_moe_experts=64, moe_router_topk=topk, moe_router_num_groups=8, moe_router_group_topk=groups
+    )
+    misfits = FAMILIES["deepseek_v3"].misfits(resolve_model(model))
+    assert any(misfit.key == "moe_router_group_topk" for misfit in misfits) != is_same

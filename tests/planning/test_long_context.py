@@ -46,8 +46,7 @@ NO_BIAS = {"model__add_bias_linear": False}
         ),
         (
             {**DOCUMENTS, CP: 2, KIND: "p2p"},
-            "parallelism.cp_comm_type does not support documents of any length, but data.reset_attention_mask is "
-            "true; use null or all_gather",
+            "parallelism.cp_comm_type does not support data.reset_attention_mask = true; use null or all_gather",
         ),
         (
             {"model__window_size": 512, CP: 2, KIND: "p2p"},
@@ -70,8 +69,13 @@ NO_BIAS = {"model__add_bias_linear": False}
         ),
         (
             {CP: 4, KIND: "a2a+p2p"},
-            "parallelism.hierarchical_context_parallel_sizes must be two sizes with the product "
-            "parallelism.context_parallel_size = 4 for parallelism.cp_comm_type = a2a+p2p; use [4, 1] or [2, 2]",
+            "parallelism.hierarchical_context_parallel_sizes is missing, but parallelism.cp_comm_type = a2a+p2p needs "
+            "two sizes with the product parallelism.context_parallel_size = 4; use [4, 1] or [2, 2]",
+        ),
+        (
+            {CP: 4, KIND: "a2a+p2p", SIZES: (4, 2)},
+            "parallelism.hierarchical_context_parallel_sizes does not fit: parallelism.cp_comm_type = a2a+p2p needs "
+            "two sizes with the product parallelism.context_parallel_size = 4; use [4, 1] or [2, 2]",
         ),
         (
             {CP: 4, KIND: "a2a", SIZES: (2, 2)},

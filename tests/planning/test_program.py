@@ -199,3 +199,46 @@ def test_paths_of_the_section_can_begin_with_the_run_directory(tmp_path: Path) -
     found = plan.stages["run"].values
     assert found["progress_pattern"] == f"{run_dir.replace('a[b]', 'a[[]b]')}/step_*"
     assert (found["stop_path"], found["done_file"]) == (f"{run_dir}/stop", f"{run_dir}/done")
+
+
+@pytest.mark.parametrize(
+    ("command", "missing"),
+    [
+        (["python", "train.py"], "train.py does not exist ({here}/train.py)"),
+        (
+            ["accelerate", "launch", "--num_processes=8", "sub/t.py"],
+            "sub/t.py does not exist ({here}/sub/t.py)",
+        ),
+        (["bash", "{here}/start.sh", "train.py"], "{here}/start.sh does not exist;"),
+        (["python", "/code/train.py"], "/code/train.py does not exist ({here}/mounted/train.py)"),
+        (["python", "/code/there.py"], None),
+        (["python", "there.py"], None),
+        (["python", "/in/the/image.py"], None),
+        (["python", "/only-on-nodes/train.py"], None),
+        (["python", "-m", "train", "--out={RUN_DIR}/x.py"], None),
+        (["bash", "-c", "python train.py"], None),
+    ],
+)
+def test_a_missing_script_is_a_warning_if_this_machine_can_see_its_place(
+    tmp_path: Path, command: list[str], missing: str | None
+) -> None:
+    for script in ("there.py", "mounted/there.py"):
+        path = tmp_path / script
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    values = program_run(command=[argument.replace("{here}", str(tmp_path)) for argument in command])
+    values["container"]["mounts"] = [
+        {"source": str(tmp_path / "mounted"), "target": "/code"},
+        {"source": "/only-on-nodes"},
+    ]
+    warned = [warning for warning in plan(loaded(tmp_path, values)).warnings if "program.command" in warning]
+    assert len(warned) == (missing is not None)
+    if missing is not None:
+        assert f" = {missing.replace('{here}', str(tmp_path))}" in warned[0]
+
+
+def test_a_script_in_the_image_is_on_the_host_without_a_container(tmp_path: Path) -> None:
+    values = program_run(command=["python", f"{tmp_path}/train.py"])
+    values["container"] = {"runtime": "none"}
+    [warning] = [warning for warning in plan(loaded(tmp_path, values)).warnings if "command" in warning]
+    assert warning.endswith(f"program.command[1] = {tmp_path}/train.py does not exist; correct the path")

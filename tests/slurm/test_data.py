@@ -180,7 +180,7 @@ def test_a_task_that_dies_is_the_only_one_submitted_again(
     )
 
     jobs, said = submit(run, slurm_cluster, *CHAIN)
-    assert "download: submitted 1 of 2 tasks; the others have nothing left to do\n" in said
+    assert "download: submitted 1 of 2 tasks; the others have nothing to do\n" in said
     wait_for_all(slurm_cluster, run, jobs)
     assert "task 1 of 2 is done" in (tmp_path / "run" / f"download-{jobs['download']}_0.log").read_text()
     assert pairs(tmp_path / "corpus") == pairs(made_here)

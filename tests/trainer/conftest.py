@@ -6,9 +6,10 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 
-from tests.trainer.runs import DEEPSEEK, LLAMA, QWEN, Run, finished, gpt_config, write_corpus
+from tests.trainer.runs import EOD, LLAMA, QWEN, Run, finished, gpt_config, write_corpus
 from trainer.distributed import device
 
 with warnings.catch_warnings():  # megatron.core warns at import of each CUDA library that is not there
@@ -27,6 +28,22 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
 def other_corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Prefix of a corpus whose tokens are 500 and above."""
     return write_corpus(tmp_path_factory.mktemp("corpus") / "high", documents=120, first_token=500)
+
+
+@pytest.fixture(scope="session")
+def short_documents(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Prefix of a corpus of documents of 1 to 40 tokens, so that a sample has several."""
+    from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
+
+    prefix = tmp_path_factory.mktemp("documents") / "short"
+    random = numpy.random.default_rng(5)
+    builder = IndexedDatasetBuilder(f"{prefix}.bin", dtype=numpy.uint16)
+    for _ in range(300):
+        start, length = random.integers(0, 400), random.integers(0, 40)
+        document = [*((start + numpy.arange(length)) % 500), EOD]
+        builder.add_document(numpy.array(document), [len(document)])
+    builder.finalize(f"{prefix}.idx")
+    return str(prefix)
 
 
 @pytest.fixture
@@ -51,11 +68,3 @@ def single_llama(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> Run:
 def single_qwen(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A configuration with a QKV bias, normalized queries and keys, a sliding window and YaRN."""
     return finished(gpt_config(corpus, tmp_path_factory.mktemp("qwen"), QWEN))
-
-
-@pytest.fixture(scope="session")
-def single_deepseek(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A configuration with latent attention and multi-token prediction, evaluated after two steps and at the end."""
-    config = gpt_config(corpus, tmp_path_factory.mktemp("deepseek"), DEEPSEEK)
-    config["training"] |= {"eval_iters": 1, "eval_interval": 2}
-    return finished(config)

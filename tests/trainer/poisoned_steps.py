@@ -28,7 +28,7 @@ from trainer.data.datasets import build_datasets  # noqa: E402
 from trainer.data.loader import data_iterators  # noqa: E402
 from trainer.distributed import groups, rendezvous  # noqa: E402
 from trainer.faults.spikes import MIN_LOSSES, SpikeWatch  # noqa: E402
-from trainer.model import kernels  # noqa: E402
+from trainer.model import experts, kernels  # noqa: E402
 from trainer.model.build import build_model  # noqa: E402
 from trainer.optimizer.build import build_optimizer  # noqa: E402
 from trainer.optimizer.schedule import Schedule  # noqa: E402
@@ -49,7 +49,7 @@ class Training:
         optimizer = build_optimizer(self.config, model)
         spikes = SpikeWatch(self.config.training.loss_spike_factor, self.config.training.skip_loss_spikes)
         schedule = Schedule(self.config.optimizer, optimizer, self.config.training.train_iters)
-        self.state = TrainingState(model, optimizer, schedule, spikes)
+        self.state = TrainingState(model, optimizer, schedule, spikes, experts.routers(model))
         cache = Path(self.config.run_dir) / "index-cache"
         datasets = build_datasets(self.config, cache, self.config.model.padded_vocab_size, is_needed=True)
         batches = Batches(self.config.training)
@@ -66,7 +66,9 @@ class Training:
         ]
         weights = [weight for chunk in self.state.model for weight in chunk.parameters()]
         masters = [weight for each in optimizers for weight in each.get_parameters()]
-        tensors = (tensor for tensor in weights + masters + moments if isinstance(tensor, torch.Tensor))
+        biases = experts.expert_biases(self.state.routers)
+        everything = weights + masters + moments + biases
+        tensors = (tensor for tensor in everything if isinstance(tensor, torch.Tensor))
         return [tensor.detach().clone() for tensor in tensors]
 
     @contextlib.contextmanager
@@ -78,7 +80,9 @@ class Training:
             handle = layer.register_forward_hook(lambda m, i, output: (output[0] * math.nan, *output[1:]))
         else:
             matrices = [
-                weight for name, weight in chunk.named_parameters() if "linear" in name and "bias" not in name
+                weight
+                for name, weight in chunk.named_parameters()
+                if ("linear" in name or "router" in name) and "bias" not in name
             ]
             handle = choose.choice(matrices).register_hook(lambda gradient: gradient * KINDS[kind])
         try:

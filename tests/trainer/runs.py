@@ -94,6 +94,10 @@ MOE = LLAMA | {
 """The router of DeepSeek-V3 with every loss, after a dense layer."""
 
 
+EOD = 999
+"""End-of-document token of corpora with short documents."""
+
+
 @dataclass(frozen=True)
 class Run:
     """A run's directory, and the exit statuses of its ranks."""
@@ -202,14 +206,23 @@ def finished(config: dict[str, Any], *arguments: str) -> Run:
     return result
 
 
-def write_corpus(prefix: Path, documents: int, first_token: int = 0, eod: int | None = None) -> str:
-    """Documents of 20 to 200 tokens that count upwards, so that there is something to learn, and end with `eod`."""
+def write_corpus(
+    prefix: Path,
+    documents: int,
+    first_token: int = 0,
+    eod: int | None = None,
+    lengths: tuple[int, int] = (20, 200),
+) -> str:
+    """Documents that count upwards, so that there is something to learn, and end with `eod`.
+
+    The lengths include the first bound, and not the second.
+    """
     from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
 
     random = numpy.random.default_rng(first_token)
     builder = IndexedDatasetBuilder(f"{prefix}.bin", dtype=numpy.uint16)
     for _ in range(documents):
-        start, length = random.integers(0, 400), random.integers(20, 200)
+        start, length = random.integers(0, 400), random.integers(*lengths)
         document = first_token + (start + numpy.arange(length)) % 500
         if eod is not None:
             document[-1] = eod

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy
 import pytest
 
-from tests.trainer.runs import DEEPSEEK, DEEPSEEK_V3, LLAMA, Run, finished, run
+from tests.trainer.runs import DEEPSEEK, DEEPSEEK_V3, LLAMA, Run, finished, gpt_config, run
 from tests.trainer.tensors import assert_same_checkpoint
 
 pytestmark = pytest.mark.process
@@ -17,8 +18,33 @@ PP2 = {"pipeline_model_parallel_size": 2}
 CP2 = {"context_parallel_size": 2}
 VPP2 = PP2 | {"virtual_pipeline_model_parallel_size": 2}
 EP2 = {"expert_model_parallel_size": 2, "expert_tensor_parallel_size": 1}
-ROUNDING = 1e-6
-"""Largest relative difference after six steps in fp32. It is below 5e-7 except for a few gradient norms."""
+
+ROUNDING = 5e-7
+"""Largest relative difference after six steps in fp32."""
+
+LR = 1e-3
+"""Rate at which training does not amplify rounding.
+
+AdamW divides gradients by their size, so a gradient that is zero except for rounding moves its weight by a complete
+learning rate, in either direction. At 1e-2, gradient norms of other seeds differ by up to 2.3e-6, also between a single
+process and itself with another micro_batch_size. In fp64 they differ by 4e-16.
+"""
+
+
+@pytest.fixture
+def config(config: dict[str, Any]) -> dict[str, Any]:
+    """Six steps of a single process, at a rate that does not amplify rounding."""
+    config["optimizer"]["lr"] = LR
+    return config
+
+
+@pytest.fixture(scope="module")
+def single_deepseek(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A configuration with latent attention and multi-token prediction, evaluated after two steps and at the end."""
+    config = gpt_config(corpus, tmp_path_factory.mktemp("deepseek"), DEEPSEEK)
+    config["training"] |= {"eval_iters": 1, "eval_interval": 2}
+    config["optimizer"]["lr"] = LR
+    return finished(config)
 
 
 def numbers(result: Run) -> list[tuple[float, ...]]:
@@ -65,6 +91,7 @@ def test_latent_attention_without_a_latent_for_queries_or_without_norms(
     ("layout", "world_size"),
     [
         pytest.param(TP2 | EP2, 2, id="TP2xEP2"),
+        pytest.param(CP2 | EP2, 2, id="CP2xEP2"),
         pytest.param(PP2 | EP2, 4, id="PP2xEP2", marks=pytest.mark.slow),
     ],
 )
@@ -77,16 +104,20 @@ def test_experts_in_all_kinds_of_layers(
     numpy.testing.assert_allclose(numbers(finished(config)), numbers(alone), rtol=ROUNDING)
 
 
-def test_layers_without_weight_in_the_loss_change_nothing(config: dict[str, Any], single_llama: Run) -> None:
+def test_layers_without_weight_in_the_loss_change_nothing(config: dict[str, Any]) -> None:
     """The logged loss is the main loss, and the MTP layers do not change the other weights or their gradients."""
+    config["model"] = LLAMA
+    without = finished(config)
+    config["run_dir"] += "-2"
     config["model"] = LLAMA | {"mtp_num_layers": 1, "mtp_loss_scaling_factor": 0.0}
     result = finished(config)
-    assert result.steps == single_llama.steps
+    numpy.testing.assert_allclose(result.steps, without.steps, rtol=ROUNDING)
     losses = [event["mtp_1_loss"] for event in result.events if event["event"] == "step"]
     assert 6.5 < losses[0] < 7.5  # ln(1024 rows) is 6.9
+    assert f", mtp_1_loss {losses[0]:.4f}, grad norm" in result.log
 
 
-def test_a_run_resumes_bit_by_bit(config: dict[str, Any], single_deepseek: Run, tmp_path: Any) -> None:
+def test_a_run_resumes_bit_by_bit(config: dict[str, Any], single_deepseek: Run, tmp_path: Path) -> None:
     (tmp_path / "stop").touch()
     config["model"] = DEEPSEEK
     config["training"] |= {"eval_iters": 1, "eval_interval": 2}
@@ -106,14 +137,6 @@ def test_a_checkpoint_continues_at_another_layout(
     finished(config, "--stop-file", str(tmp_path / "stop"))
     config["parallelism"] = TP2
     numpy.testing.assert_allclose(numbers(finished(config)), numbers(single_deepseek), rtol=ROUNDING)
-
-
-def test_multi_token_prediction_with_separate_documents_is_refused(config: dict[str, Any]) -> None:
-    config["model"] = DEEPSEEK
-    config["data"] |= {"reset_attention_mask": True, "eod_id": 0}
-    result = run(config)
-    assert set(result.statuses) == {2}
-    assert "data.reset_attention_mask does not work with model.mtp_num_layers" in result.log
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import math
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -21,6 +22,7 @@ from tests.trainer.forked import run_ranks
 from tests.trainer.inference.models import build_chunk
 from tests.trainer.runs import (
     DEEPSEEK,
+    EOD,
     GPT,
     LLAMA,
     QWEN,
@@ -31,8 +33,11 @@ from tests.trainer.runs import (
     gpt_config,
     run,
 )
-from trainer.contract.config import BlendConfig
+from trainer.contract import config as configuration
+from trainer.contract.batch_size import Batch
+from trainer.contract.config import BlendConfig, TrainerConfig
 from trainer.contract.errors import TrainerError
+from trainer.contract.resolve import resolve
 from trainer.data import documents, loader
 from trainer.distributed import groups
 from trainer.distributed.sequence import zigzag_positions
@@ -41,7 +46,6 @@ from trainer.model.initialization import initialize_by_name
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Megatron-Core warns about its own defaults
 
-EOD = 999
 LENGTH = 64
 SEPARATE = {"reset_attention_mask": True, "reset_position_ids": True, "eod_mask_loss": True, "eod_id": EOD}
 TP2_SP = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
@@ -61,22 +65,6 @@ def sample(*lengths: int, seed: int = 0) -> list[int]:
     """Documents of these lengths with random tokens. Each ends with the end-of-document token."""
     random = numpy.random.default_rng([seed, *lengths])
     return [token for length in lengths for token in [*random.integers(0, 500, length - 1).tolist(), EOD]]
-
-
-@pytest.fixture(scope="module")
-def short_documents(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Prefix of a corpus of documents of 1 to 40 tokens, so that a sample has several."""
-    from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
-
-    prefix = tmp_path_factory.mktemp("documents") / "short"
-    random = numpy.random.default_rng(5)
-    builder = IndexedDatasetBuilder(f"{prefix}.bin", dtype=numpy.uint16)
-    for _ in range(300):
-        start, length = random.integers(0, 400), random.integers(0, 40)
-        document = [*((start + numpy.arange(length)) % 500), EOD]
-        builder.add_document(numpy.array(document), [len(document)])
-    builder.finalize(f"{prefix}.idx")
-    return str(prefix)
 
 
 def documents_config(
@@ -329,6 +317,24 @@ class Rank:
 
     def size(self) -> int:
         return self._size
+
+
+def test_the_chunks_of_a_rank_share_a_loader() -> None:
+    fields = {name: torch.tensor(sample(64)) for name in ("tokens", "labels", "loss_mask")}
+    config: Any = resolve(
+        configuration.from_dict(
+            TrainerConfig,
+            gpt_config("x", Path("x")) | {"data": {"mock": True, "num_workers": 0} | SEPARATE},
+            "test",
+        )
+    )
+    groups: Any = SimpleNamespace(dp=Rank(0, 1), cp=Rank(0, 1))
+    chunks: Any = [None, None]
+    dataset: Any = [fields, fields]
+    first, second = loader.data_iterators(chunks, dataset, config, groups, [Batch(0, 2)])
+    assert first is not None
+    assert second is not None
+    assert all(one is other for one, other in zip(first, second, strict=True))
 
 
 def attend_by_piece(

@@ -15,7 +15,7 @@ from megatron.core import parallel_state
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from tests.trainer.runs import LLAMA, MOE, Run, finished, gpt_config
+from tests.trainer.runs import GPT, LLAMA, MOE, Run, finished, gpt_config
 from tests.trainer.tensors import assert_same_checkpoint, load_all
 from trainer.contract import config as configuration
 from trainer.contract.config import ConfigError, TrainerConfig
@@ -93,12 +93,47 @@ def test_experts_train_alike_at_every_layout(
     assert [loads(line) for line in lines(together)] == [loads(line) for line in lines(alone)]
 
 
+@pytest.mark.parametrize(
+    "layout", [pytest.param(TP2 | ETP1, id="ETP1"), pytest.param(TP2 | EP2 | ETP1, id="EP2")]
+)
+def test_experts_with_biases_train_alike(layout: dict[str, Any], corpus: str, tmp_path: Path) -> None:
+    """The biases of experts are not divided over tensor-parallel ranks, and these ranks do not share them either."""
+    model = GPT | {"num_moe_experts": 4, "moe_ffn_hidden_size": 48}
+    alone = finished(moe_config(corpus, tmp_path / "alone", model))
+    assert_same_curve(
+        finished(moe_config(corpus, tmp_path / "two", model, world_size=2, parallelism=layout)), alone
+    )
+
+
 def lines(run: Run) -> list[dict[str, Any]]:
     return [event for event in run.events if event["event"] == "step"]
 
 
 def loads(line: dict[str, Any]) -> list[float]:
     return [line["moe_min_load"], *line["moe_max_load_by_layer"]]
+
+
+@pytest.mark.parametrize(
+    "training",
+    [
+        pytest.param({"eval_interval": 1, "eval_iters": 2}, id="evaluation"),
+        pytest.param({"recompute_granularity": "selective", "recompute_modules": ["moe"]}, id="moe"),
+        pytest.param(
+            {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
+            id="full",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_only_tokens_of_training_count_and_only_once(
+    training: dict[str, Any], corpus: str, tmp_path: Path, alone: Run
+) -> None:
+    """The biases of experts follow the counts, so the curve would differ too."""
+    config = moe_config(corpus, tmp_path)
+    config["training"] |= training
+    ended = finished(config)
+    assert ended.steps == alone.steps
+    assert [loads(line) for line in lines(ended)] == [loads(line) for line in lines(alone)]
 
 
 @pytest.mark.parametrize(
@@ -208,25 +243,38 @@ def test_tokens_above_the_capacity_are_dropped(corpus: str, tmp_path: Path) -> N
 
 
 def test_the_metrics_have_the_load_of_each_expert(alone: Run) -> None:
-    [event] = [event for event in alone.events if event["event"] == "experts"]
-    first = lines(alone)[0]
-    assert event["layers"] == [1, 2, 3]
-    assert [max(layer) for layer in event["load"]] == first["moe_max_load_by_layer"]
-    assert [sum(layer) for layer in event["load"]] == pytest.approx([4] * 3, abs=1e-3)
+    """The events have the load of the first and of the last line."""
+    events = [event for event in alone.events if event["event"] == "experts"]
+    assert [event["iteration"] for event in events] == [1, 4]
+    first, last = lines(alone)[0], lines(alone)[-1]
+    for event, line in zip(events, (first, last), strict=True):
+        assert event["layers"] == [1, 2, 3]
+        assert [max(layer) for layer in event["load"]] == line["moe_max_load_by_layer"]
+        assert [sum(layer) for layer in event["load"]] == pytest.approx([4] * 3, abs=1e-3)
     # The scores of a new router are nearly equal, and so are f and P of sum(f x P) x experts.
     assert first["seq_load_balancing_loss"] == pytest.approx(1, abs=0.1)
     assert first["z_loss"] == pytest.approx(numpy.log(4) ** 2, abs=0.5)
     assert "ep" in alone.events[0]
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_biases_follow_the_load(precision: str, corpus: str, tmp_path: Path) -> None:
+PADDED = {"moe_expert_capacity_factor": 1.5, "moe_pad_expert_input_to_capacity": True}
+
+
+@pytest.mark.parametrize(
+    ("precision", "keys"),
+    [
+        pytest.param("fp32", {}, id="fp32"),
+        pytest.param("bf16", {}, id="bf16"),
+        pytest.param("fp32", PADDED, id="padded"),  # the padding has no load
+    ],
+)
+def test_biases_follow_the_load(precision: str, keys: dict[str, Any], corpus: str, tmp_path: Path) -> None:
     """Each step raises the biases of experts below the mean load by the rate, in fp32, and lowers the others."""
-    config = moe_config(corpus, tmp_path, checkpoint={"save_interval": 1})
+    config = moe_config(corpus, tmp_path, MOE | keys, checkpoint={"save_interval": 1})
     config["training"] |= {"train_iters": 2, "precision": precision}
     ended = finished(config)
     bias = load_all(ended.checkpoints / "iter_0000001")["decoder.layers.1.mlp.router.expert_bias"]
-    [event] = [event for event in ended.events if event["event"] == "experts"]
+    event = next(event for event in ended.events if event["event"] == "experts")
     expected = [MOE["moe_router_bias_update_rate"] * numpy.sign(1 - load) for load in event["load"][0]]
     assert bias.tolist() == pytest.approx(expected, rel=1e-6)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.trainer.runs import Run, finished, gpt_config, run
+from tests.trainer.runs import LLAMA, Run, finished, gpt_config, run
 
 pytestmark = pytest.mark.process
 
@@ -59,6 +59,22 @@ def test_a_stop_during_overflows_and_another_layout_change_nothing(
     assert scaling(second) == scaling(undisturbed)
     for ours, theirs in zip(second.steps, undisturbed.steps, strict=True):
         assert ours[1] == pytest.approx(theirs[1], abs=5e-3)
+
+
+def test_experts_of_their_own_ranks_have_the_same_scale(corpus: str, tmp_path: Path) -> None:
+    """In the first steps, gradients of other parameters overflow, and those of experts do not."""
+
+    def norms(name: str, world_size: int) -> list[float | None]:
+        config = fp16(corpus, tmp_path / name, train_iters=3)
+        config["model"] = LLAMA | {"num_moe_experts": 4, "moe_ffn_hidden_size": 48}
+        config["world_size"], config["parallelism"] = world_size, {"expert_model_parallel_size": world_size}
+        config["optimizer"] |= {"initial_loss_scale": 2.0**18, "hysteresis": 1}
+        return [event["grad_norm"] for event in finished(config).events if event["event"] == "step"]
+
+    alone, together = norms("alone", 1), norms("together", 2)
+    assert alone[0] is None
+    assert alone[-1] is not None
+    assert together == [norm and pytest.approx(norm, rel=2e-3) for norm in alone]
 
 
 @pytest.mark.slow

@@ -245,6 +245,7 @@ def test_experts_are_alike_in_all_kernels(
         pytest.param(1, "gpt", {}, id="gpt"),
         pytest.param(1, "qwen", {}, id="qwen"),
         pytest.param(1, "latent", {}, id="latent"),
+        pytest.param(1, "deepseek", {}, id="deepseek"),
         pytest.param(2, "qwen", CP2, id="qwen-CP2", marks=needs_gpus(2)),
         pytest.param(2, "gpt", PP2, id="gpt-PP2", marks=needs_gpus(2)),
         pytest.param(2, "llama", TP2_SP, id="llama-TP2+SP", marks=needs_gpus(2)),

@@ -58,6 +58,8 @@ def assert_same_curve(steps: list[tuple[float, ...]], reference: Run) -> None:
         pytest.param(PP2 | OVERLAP, 4, id="PP2xDP2+overlap", marks=pytest.mark.slow),
         pytest.param(OVERLAP | INSTANCES, 2, id="DP2+instances"),
         pytest.param(PP2 | CP2 | INSTANCES, 4, id="PP2xCP2+instances", marks=pytest.mark.slow),
+        pytest.param(PP2 | OVERLAP | INSTANCES, 4, id="PP2xDP2+overlap+instances"),
+        pytest.param(VPP2 | OVERLAP | INSTANCES, 4, id="VPP2xDP2+overlap+instances", marks=pytest.mark.slow),
     ],
 )
 def test_a_gpt_trains_alike_at_every_layout(

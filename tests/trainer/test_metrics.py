@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from tests.trainer.runs import GPT, MOE, Run, finished, gpt_config, run
+from tests.trainer.runs import GPT, LLAMA, MOE, Run, finished, gpt_config, run
 from trainer.contract import config as configuration
 from trainer.contract.batch_size import Batch
 from trainer.contract.config import TrainerConfig
@@ -61,7 +61,7 @@ def test_the_first_line_describes_the_attempt_and_each_step_has_its_numbers(sing
     start, *steps = [event for event in single_gpt.events if event["event"] in ("start", "step")]
     assert start["event"] == "start"
     assert "megatron-lm" in start["flop_formula"]
-    assert f"model FLOPs by {start['flop_formula']}" in single_gpt.log
+    assert "TFLOP/s as in Megatron-LM (metrics.jsonl has the formula), no MFU" in single_gpt.log
     assert start["tokens_per_sample"] == GPT["seq_length"]
     assert start["hosts"] == [socket.gethostname()]
     assert (start["tp"], start["pp"], start["cp"], start["dp"], start["vpp"]) == (1, 1, 1, 1, 1)
@@ -219,6 +219,18 @@ def test_interval_mfu_profile_and_boards(config: dict[str, Any]) -> None:
     with gzip.open(profile) as trace:
         names = {event.get("name") for event in json.load(trace)["traceEvents"]}
     assert "aten::mm" in names
+
+
+@pytest.mark.process
+def test_the_losses_of_mtp_layers_are_drawn(corpus: str, tmp_path: Path) -> None:
+    config = gpt_config(corpus, tmp_path / "run", LLAMA | {"mtp_num_layers": 2})
+    config["training"]["train_iters"] = 2
+    config["logging"] = {"tensorboard": True}
+    result = finished(config)
+    steps = [event for event in result.events if event["event"] == "step"]
+    drawn = read_tensorboard(result.directory / "tensorboard")
+    for name in ("mtp_1_loss", "mtp_2_loss"):
+        assert drawn[f"train/{name}"] == pytest.approx({step["iteration"]: step[name] for step in steps})
 
 
 @pytest.mark.process

@@ -13,10 +13,12 @@ import pytest
 import torch
 
 from tests.trainer.forked import ForkedPython
-from tests.trainer.runs import environment, finished, free_port, run
+from tests.trainer.runs import DEEPSEEK_V3, GPT, MOE, environment, finished, free_port, run
 from trainer.contract import checkpoint_files
 from trainer.contract.checkpoint_files import COMPLETE, list_checkpoints
 from trainer.faults.spikes import MIN_LOSSES, WINDOW, SpikeWatch
+
+EP2 = {"expert_model_parallel_size": 2}
 
 LAYERS = '''
 import dataclasses, os, torch
@@ -42,33 +44,40 @@ def layers(core, vp_stage, usual):
 
 @pytest.mark.process
 @pytest.mark.parametrize(
-    ("world_size", "parallelism", "precision"),
+    ("model", "parallelism", "precision"),
     [
-        pytest.param(2, {}, "fp32", id="DP2"),
-        pytest.param(2, {"tensor_model_parallel_size": 2}, "fp32", id="TP2", marks=pytest.mark.slow),
-        pytest.param(2, {"pipeline_model_parallel_size": 2}, "fp32", id="PP2", marks=pytest.mark.slow),
+        pytest.param(GPT, {}, "fp32", id="DP2"),
+        pytest.param(GPT, {"tensor_model_parallel_size": 2}, "fp32", id="TP2", marks=pytest.mark.slow),
+        pytest.param(GPT, {"pipeline_model_parallel_size": 2}, "fp32", id="PP2", marks=pytest.mark.slow),
         pytest.param(
-            2,
+            GPT,
             {"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2},
             "fp32",
             id="VPP2",
             marks=pytest.mark.slow,
         ),
-        pytest.param(2, {}, "bf16", id="bf16", marks=pytest.mark.slow),
-        pytest.param(2, {}, "fp16", id="fp16", marks=pytest.mark.slow),
+        pytest.param(GPT, {}, "bf16", id="bf16", marks=pytest.mark.slow),
+        pytest.param(GPT, {}, "fp16", id="fp16", marks=pytest.mark.slow),
+        pytest.param(MOE, EP2, "fp32", id="experts"),
+        pytest.param(MOE, EP2, "fp16", id="experts-fp16", marks=pytest.mark.slow),
+        pytest.param(DEEPSEEK_V3, EP2, "fp32", id="experts-MTP", marks=pytest.mark.slow),
     ],
 )
 def test_nan_in_20_steps_on_random_ranks_changes_no_weight(
-    world_size: int, parallelism: dict[str, Any], precision: str, config: dict[str, Any], tmp_path: Path
+    model: dict[str, Any],
+    parallelism: dict[str, Any],
+    precision: str,
+    config: dict[str, Any],
+    tmp_path: Path,
 ) -> None:
-    config["world_size"], config["parallelism"] = world_size, parallelism
+    config |= {"model": model, "world_size": 2, "parallelism": parallelism}
     config["training"] |= {"train_iters": 1000, "precision": precision, "skip_loss_spikes": 1}
     config["optimizer"] |= {"initial_loss_scale": 2.0**12, "hysteresis": 100}  # keeps the scale
     path, port = tmp_path / "config.json", free_port()
     path.write_text(json.dumps(config))
     command, log = ("-m", "tests.trainer.poisoned_steps", str(path)), tmp_path / "log"
-    ranks = [ForkedPython(command, environment(rank, world_size, port), log) for rank in range(world_size)]
-    assert [rank.wait(timeout=300) for rank in ranks] == [0] * world_size, log.read_text()
+    ranks = [ForkedPython(command, environment(rank, 2, port), log) for rank in range(2)]
+    assert [rank.wait(timeout=300) for rank in ranks] == [0, 0], log.read_text()
 
 
 @pytest.mark.process
@@ -88,14 +97,22 @@ def test_nan_in_20_steps_on_random_ranks_changes_no_weight(
         ),
     ],
 )
+@pytest.mark.parametrize(
+    ("model", "parallelism"), [pytest.param(GPT, {}, id="dense"), pytest.param(MOE, EP2, id="experts")]
+)
 def test_a_rank_that_computes_nan_ends_the_run_and_its_step_is_not_saved(
-    poison: str, said: str, config: dict[str, Any], tmp_path: Path
+    model: dict[str, Any],
+    parallelism: dict[str, Any],
+    poison: str,
+    said: str,
+    config: dict[str, Any],
+    tmp_path: Path,
 ) -> None:
+    """Experts of rank 0 process tokens of rank 1, but only rank 1 computes a loss from the results."""
     layers = tmp_path / "layers.py"
     layers.write_text(LAYERS.replace("POISON", poison))
-    config["world_size"] = 2
-    config["model"]["layer_spec"] = f"{layers}:layers"
-    config["checkpoint"] = {"save_interval": 1}
+    config |= {"model": model | {"layer_spec": f"{layers}:layers"}, "world_size": 2}
+    config |= {"parallelism": parallelism, "checkpoint": {"save_interval": 1}}
     result = run(config)
     assert result.statuses == (3, 3), result.log
     assert re.search(said, (result.directory / "FAILED").read_text())

@@ -146,15 +146,20 @@ def _experts(model: ModelConfig) -> dict[str, tuple[Any, ...]]:
     width, shared = model.moe_ffn_hidden_size or 1, model.moe_shared_expert_intermediate_size
     dense = model.num_layers - num_moe_layers(model)
     layers = (0,) * dense + (1,) * (model.num_layers - dense)
-    has_groups = model.moe_router_num_groups is not None
     return {
         "num_moe_experts": (model.num_moe_experts,),
         "moe_layer_freq": (layers,) if dense else (None, layers),
         "moe_shared_expert_intermediate_size": (shared if shared and shared % width == 0 else width,),
         "moe_router_score_function": ("sigmoid",),
+        # transformers divides the weights of the chosen experts by their sum, Megatron-Core only if there are several.
+        "moe_router_topk": (max(2, model.moe_router_topk),),
         "moe_router_enable_expert_bias": (True,),
-        # transformers rates a group by its two best experts, Megatron-Core by moe_router_topk / moe_router_group_topk.
-        "moe_router_group_topk": (model.moe_router_topk // 2,) if has_groups else (None,),
+        # transformers rates a group by its two best experts, Megatron-Core by moe_router_topk // moe_router_group_topk.
+        "moe_router_group_topk": tuple(
+            n for n in range(1, model.moe_router_topk + 1) if model.moe_router_topk // n == 2
+        )
+        if model.moe_router_num_groups is not None
+        else (None,),
         "moe_expert_capacity_factor": (None,),
     }
 

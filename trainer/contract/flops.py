@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from trainer.contract.config import ModelConfig, TrainerConfig
 from trainer.contract.experts import num_moe_layers
 from trainer.contract.latent_attention import projections, value_width
 
 FORMULA = (
-    "megatron-lm: 3 x forward matrix products, causal attention halved, only keys in the window, with logits, "
-    "MTP layers and only the chosen experts, without routers and recomputation"
+    "megatron-lm: 3 x forward matrix products, causal attention halved, only keys in the window and the document, with "
+    "logits, MTP layers and only the chosen experts, without routers and recomputation"
 )
 
 
@@ -18,29 +20,32 @@ def flops_per_iteration(config: TrainerConfig) -> float:
 
 
 def flops_per_sample(config: TrainerConfig) -> float:
-    """Model FLOPs of training on one sequence. `config` is resolved.
+    """Model FLOPs of training on one sequence, as if it were one document. `config` is resolved."""
+    model = config.model
+    return flops(model, model.seq_length, visible_pairs([model.seq_length], model.window_size))
+
+
+def flops(model: ModelConfig, tokens: int, pairs: float) -> float:
+    """Model FLOPs of training the resolved `model` on `tokens` with `pairs` of a query and a visible key.
 
     Source: Megatron-LM, megatron/training/training.py, num_floating_point_operations.
 
-    Per token and layer: 2 x in x out for each matrix, and 2 x 2 x keys x width for scores and their product with the
-    values, where keys is the mean number of visible keys. The backward pass costs twice the forward pass. Of the
-    experts, those that a token chooses count, as if none were dropped. An MTP layer is a layer like the last one, with
-    a projection of hidden states and embeddings to the hidden size, and logits of its own.
+    Per layer: 2 x in x out for each matrix and token, and 2 x 2 x width for each pair, for its score and its product
+    with the value. The backward pass costs twice the forward pass. Of the experts, those that a token chooses count, as
+    if none were dropped. An MTP layer is a layer like the last one, with a projection of hidden states and embeddings
+    to the hidden size, and logits of its own.
     """
-    model = config.model
-    h, s = model.hidden_size, model.seq_length
+    h, mtp_layers = model.hidden_size, model.mtp_num_layers or 0
     assert model.kv_channels
     assert model.padded_vocab_size
     scores_and_values = model.num_attention_heads * (model.kv_channels + value_width(model))
     matrices = 3 if model.swiglu else 2
     products = sum(rows * columns for rows, columns in projections(model))
-    attention = 2 * products + 2 * visible_keys(model) * scores_and_values
-    logits = 2 * h * model.padded_vocab_size
-    per_token = model.num_layers * attention + matrices * 2 * h * total_mlp_width(model) + logits
-    if model.mtp_num_layers is not None:
-        mlp = matrices * 2 * h * mlp_width(model, model.num_layers - 1)
-        per_token += model.mtp_num_layers * (2 * 2 * h * h + attention + mlp + logits)
-    return 3.0 * per_token * s
+    layers = model.num_layers + mtp_layers
+    mlps = total_mlp_width(model) + mtp_layers * mlp_width(model, model.num_layers - 1)
+    logits = (1 + mtp_layers) * h * model.padded_vocab_size
+    per_token = layers * products + matrices * h * mlps + mtp_layers * 2 * h * h + logits
+    return 3.0 * 2 * (per_token * tokens + layers * scores_and_values * pairs)
 
 
 def total_mlp_width(model: ModelConfig) -> int:
@@ -57,8 +62,13 @@ def mlp_width(model: ModelConfig, layer: int) -> int:
     return experts + (model.moe_shared_expert_intermediate_size or 0)
 
 
-def visible_keys(model: ModelConfig) -> float:
-    """Mean number of keys that a token attends to: s / 2 for a causal mask, and w - w^2 / 2s in a window of w."""
-    s = model.seq_length
-    w = min(model.window_size or s, s)
-    return w - w * w / (2 * s)
+def visible_pairs(documents: Iterable[int], window_size: int | None) -> float:
+    """Pairs of a query and a visible key in causal attention within `documents`, which are lengths.
+
+    l^2 / 2 for a document of l tokens, and w x l - w^2 / 2 in a window of w < l.
+    """
+    pairs = 0.0
+    for length in documents:
+        window = min(window_size or length, length)
+        pairs += window * (length - window / 2)
+    return pairs

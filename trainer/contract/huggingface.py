@@ -242,14 +242,23 @@ FAMILIES: dict[str, Family] = {
 """By `model_type`. Of the families that can express a model, export uses the first."""
 
 
+def nearest_family(model: ModelConfig, name: str | None = None) -> Family:
+    """The family `name`, or the first of those that differ least from a resolved `model`."""
+
+    def difference(family: Family) -> tuple[bool, int]:
+        misfits = family.misfits(model)
+        return any(misfit.is_of_another_kind for misfit in misfits), len(misfits)
+
+    return FAMILIES[name] if name else min(FAMILIES.values(), key=difference)
+
+
 def family_for(model: ModelConfig, name: str | None = None) -> Family:
     """The family that a resolved `model` is exported as: `name`, or the first that can express it.
 
     Raises:
         ConfigError: the family, or every family, cannot express it; names the keys of the nearest one.
     """
-    candidates = [FAMILIES[name]] if name else list(FAMILIES.values())
-    nearest = min(candidates, key=lambda family: len(family.misfits(model)))
+    nearest = nearest_family(model, name)
     if misfits := nearest.misfits(model):
         listed = "; ".join(map(str, misfits))
         others = "" if name else ", and no other supported family fits better"

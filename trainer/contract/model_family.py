@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -9,6 +11,7 @@ from typing import Any, Literal
 
 from trainer.contract.config import ModelConfig
 from trainer.contract.experts import num_moe_layers
+from trainer.contract.wording import one_of
 
 Form = Literal["same", "fp32", "vocabulary", "transposed", "gate_up", "qkv", "qkv_conv1d"]
 """How Hugging Face stores a tensor of Megatron-Core: the same; always in fp32; without padding rows; transposed
@@ -76,6 +79,11 @@ def layer_places(model: ModelConfig) -> Iterator[tuple[Place, bool]]:
         yield Place(f"{LAYERS}{number}.", f"model.layers.{number}."), kind
 
 
+def as_yaml(value: object) -> str:
+    """A value as written in a run file."""
+    return value if isinstance(value, str) else json.dumps(value, default=dataclasses.asdict)
+
+
 @dataclass(frozen=True)
 class Misfit:
     """A key of the model section that a family cannot express."""
@@ -85,8 +93,18 @@ class Misfit:
     allowed: tuple[Any, ...]
 
     def __str__(self) -> str:
-        allowed = " or ".join(map(str, self.allowed))
-        return f"model.{self.key} = {self.value} (it needs {allowed})"
+        needed = f" (it needs {self.needed})" if self.needed else ""
+        return f"model.{self.key} = {as_yaml(self.value)}{needed}"
+
+    @property
+    def needed(self) -> str:
+        """The allowed values, as written in a run file. Empty if there are none."""
+        return one_of([as_yaml(value) for value in self.allowed]) if self.allowed else ""
+
+    @property
+    def is_of_another_kind(self) -> bool:
+        """True if the family has no experts, or other attention, where the model has."""
+        return self.key in ("num_moe_experts", "multi_latent_attention")
 
 
 @dataclass(frozen=True, kw_only=True)

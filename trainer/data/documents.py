@@ -37,6 +37,16 @@ def boundaries(is_first: torch.Tensor) -> torch.Tensor:
     return torch.cat([is_first.flatten().nonzero()[:, 0], torch.tensor([is_first.numel()])])
 
 
+def tokens_after(boundaries: torch.Tensor, samples: int, length: int) -> torch.Tensor:
+    """Number of tokens that follow each token in its document [b, s], given the `boundaries` of b samples of s tokens.
+
+    On a GPU, the host does not wait for it.
+    """
+    size = samples * length
+    last = (boundaries[1:] - 1).repeat_interleave(boundaries.diff(), output_size=size)
+    return (last - torch.arange(size, device=boundaries.device)).view(samples, length)
+
+
 def document_numbers(boundaries: torch.Tensor, samples: int) -> torch.Tensor:
     """Number of the document of each token [b, s], given the `boundaries` of the documents of b samples."""
     lengths = boundaries.diff()

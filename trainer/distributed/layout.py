@@ -57,11 +57,6 @@ def check_layout(config: TrainerConfig, *, trains: bool = True) -> None:
             "training.recompute_modules contains mlp, but megatron-core cannot recompute an MLP with biases. Set "
             "model.add_bias_linear to false or remove mlp"
         )
-    if config.data.reset_attention_mask and model.mtp_num_layers is not None:
-        raise ConfigError(
-            "data.reset_attention_mask does not work with model.mtp_num_layers, whose layers shift the tokens past the "
-            "boundaries of documents. Remove one of the two"
-        )
     if training.cuda_graph_impl != "none":
         _check_graphs(config)
 

@@ -12,7 +12,12 @@ def zigzag_positions(length: int, rank: int, size: int) -> torch.Tensor:
     (many keys), so that the causal mask leaves all ranks the same work. Megatron-Core and Transformer Engine divide it
     in the same way. `length` must be a multiple of 2 x size, unless size is 1.
     """
+    return zigzag_part(torch.arange(length), rank, size)
+
+
+def zigzag_part(x: torch.Tensor, rank: int, size: int) -> torch.Tensor:
+    """The values of `x` [..., length] at the `zigzag_positions` of `rank` among `size`."""
     if size == 1:
-        return torch.arange(length)
-    chunks = torch.arange(length).view(2 * size, -1)
-    return torch.cat([chunks[rank], chunks[2 * size - 1 - rank]])
+        return x
+    chunks = x.unflatten(-1, (2 * size, -1))
+    return torch.cat([chunks[..., rank, :], chunks[..., 2 * size - 1 - rank, :]], dim=-1)

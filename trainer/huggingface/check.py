@@ -122,6 +122,7 @@ def _transformers_logits(directory: Path, prompts: torch.Tensor) -> tuple[torch.
         from transformers.utils import logging
 
         logging.disable_progress_bar()
+        logging.set_verbosity_error()  # transformers lists the tensors of MTP layers, which it does not use
         model = AutoModelForCausalLM.from_pretrained(directory, dtype="auto", local_files_only=True)
         dtype = model.dtype
         model = model.float().eval()

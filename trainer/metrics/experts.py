@@ -11,7 +11,7 @@ from trainer.contract.experts import expert_tensor_parallel_size
 from trainer.model.experts import LOSSES
 
 EVERY_STEPS = 100
-"""Minimum number of steps between two events with the load of each expert, which are long for large models."""
+"""Steps between two events with the load of each expert, which are long for large models."""
 
 BY_LAYER = "moe_max_load_by_layer"
 DIGITS = 4

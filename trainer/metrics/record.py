@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from trainer.contract.config import TrainerConfig, TrainingConfig
-from trainer.contract.flops import FORMULA, flops_per_sample
+from trainer.contract.flops import FORMULA, flops, flops_per_sample, visible_pairs
 from trainer.contract.run_directory import RunDirectory
 from trainer.faults.stragglers import Place, Straggler
 from trainer.metrics import experts
@@ -61,7 +61,6 @@ class Metrics:
         is_rank_0: bool,
     ) -> None:
         self._config, self._log, self._timers = config, log, timers
-        self._flops = flops_per_sample(config)
         self._lines: JsonLines | None = None
         self._lost: dict[str, Any] | None = None
         self._boards: list[Board] = []
@@ -69,6 +68,7 @@ class Metrics:
             self._open(run, iteration)
         self._window = Window(config)
         self._experts_due = 0
+        self._latest_load: tuple[int, experts.ExpertLoad] | None = None
         self._times = timers.totals()
         self._last_time = time.perf_counter()
 
@@ -106,7 +106,7 @@ class Metrics:
                 **experts.layout(config),
                 "vpp": layout.virtual_pipeline_model_parallel_size or 1,
                 "flop_formula": FORMULA,
-                "flops_per_sample": self._flops,
+                "flops_per_sample": flops_per_sample(config),
                 "tokens_per_sample": config.model.seq_length,
                 "peak_tflops": peak,
                 "precision": precision,
@@ -123,7 +123,7 @@ class Metrics:
             if peak is None
             else f"MFU relative to {peak:g} TFLOP/s ({precision})"
         )
-        self._log.line(f"model FLOPs by {FORMULA}; {against}")
+        self._log.line(f"TFLOP/s as in Megatron-LM (metrics.jsonl has the formula), {against}")
 
     def step(self, iteration: int, result: StepResult) -> None:
         """Add a step. At each log_interval, record the means since the last line."""
@@ -141,7 +141,7 @@ class Metrics:
         if not len(self._window):
             return
         times, window = self._timers.totals(), self._window
-        values = window.values(self._flops)
+        values = window.values()
         values |= shares(times - self._times, len(window), values["step_time_s"])
         values["peak_memory_gib"] = peak_memory_gib(self._config.device)
         values |= window.experts.values()
@@ -189,7 +189,8 @@ class Metrics:
         self._last_time = time.perf_counter()
 
     def close(self) -> None:
-        """Write buffered lines and numbers."""
+        """Write buffered lines and numbers, and the latest load of the experts."""
+        self._write_experts()
         for output in (self._lines, *self._boards):
             if output is not None:
                 output.close()
@@ -199,9 +200,18 @@ class Metrics:
         self._draw(
             "experts", iteration, {f"max_load/layer_{n}": x for n, x in zip(layers, by_layer, strict=True)}
         )
+        self._latest_load = (iteration, load)
         if iteration >= self._experts_due:
-            self._write("experts", iteration, {"layers": layers, "load": load.by_expert()})
+            self._write_experts()
             self._experts_due = iteration + experts.EVERY_STEPS
+
+    def _write_experts(self) -> None:
+        """Write the load of each expert at the latest line, unless this has been done."""
+        if self._latest_load is not None:
+            iteration, load = self._latest_load
+            values = {"layers": moe_layers(self._config.model), "load": load.by_expert()}
+            self._write("experts", iteration, values)
+            self._latest_load = None
 
     def _record_anomaly(self, iteration: int, result: StepResult) -> None:
         batch = result.batch
@@ -244,11 +254,13 @@ class Window:
     def __init__(self, config: TrainerConfig) -> None:
         self.experts = experts.ExpertLoad(config)
         self._config = config
+        self._one_document = visible_pairs([config.model.seq_length], config.model.window_size)
         self._seconds: list[float] = []
         self._losses: list[float] = []
         self._mtp_losses: list[tuple[float, ...]] = []
         self._norms: list[float] = []
         self._samples = 0
+        self._pairs = 0.0
         self._has_skipped = False
         self._last: StepResult | None = None
 
@@ -263,17 +275,21 @@ class Window:
         if result.grad_norm is not None:
             self._norms.append(result.grad_norm)
         self._samples += result.batch.size
+        self._pairs += (
+            result.batch.size * self._one_document if result.visible_pairs is None else result.visible_pairs
+        )
         self._has_skipped |= result.skipped
         if result.experts is not None:
             self.experts.add(result.experts, result.batch.size)
         self._last = result
 
-    def values(self, flops: float) -> dict[str, Any]:
-        """Values of a line for these steps (at least one). `flops` is the cost of a sample."""
+    def values(self) -> dict[str, Any]:
+        """Values of a line for these steps (at least one)."""
         config, last = self._config, self._last
         assert last is not None
         seconds = sum(self._seconds)
-        tflops = flops * self._samples / seconds / config.world_size / 1e12
+        tokens = self._samples * config.model.seq_length
+        tflops = flops(config.model, tokens, self._pairs) / seconds / config.world_size / 1e12
         values = {
             "loss": statistics.fmean(self._losses),
             **{
@@ -286,7 +302,7 @@ class Window:
             "batch_size": last.batch.size,
             "consumed_samples": last.batch.first + last.batch.size,
             "step_time_s": seconds / len(self._seconds),
-            "tokens_per_s": self._samples * config.model.seq_length / seconds,
+            "tokens_per_s": tokens / seconds,
             "model_tflops_per_device": tflops,
             "skipped": self._has_skipped,
         }

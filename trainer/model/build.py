@@ -17,7 +17,7 @@ from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from trainer.contract import imports
-from trainer.contract.config import TrainerConfig
+from trainer.contract.config import ParallelismConfig, TrainerConfig
 from trainer.model import cuda_graphs, experts, layers, multi_token, rotary
 from trainer.model.core_config import HALF, transformer_config
 from trainer.model.initialization import initialize_by_name
@@ -54,7 +54,7 @@ def build_model(
             )
             for index, chunk in enumerate(chunks)
         ]
-    _connect_schedule(core, layout.overlap_grad_reduce, model)
+    _connect_schedule(core, layout, model)
     return model
 
 
@@ -91,7 +91,8 @@ def _build_chunk(
     provider: imports.ModelProvider = GPTModel
     mtp: dict[str, Any] = {}
     if model.mtp_num_layers is not None:
-        provider, mtp = multi_token.PredictingModel, multi_token.block_spec(core, spec, vp_stage, kernels)
+        provider = multi_token.PredictingModel
+        mtp = multi_token.block_spec(core, spec, vp_stage, kernels, config.data.reset_attention_mask)
     if model.model_provider is not None:
         provider = imports.load(model.model_provider, "model.model_provider")
     chunk = provider(
@@ -109,7 +110,7 @@ def _build_chunk(
         **mtp,
     )
     rotary.scale_frequencies(chunk, model)
-    experts.reduce_over_expert_ranks(chunk, etp=groups.expt_tp.size(), tp=groups.tp.size())
+    experts.correct_ranks(chunk, etp=groups.expt_tp.size(), tp=groups.tp.size())
     if config.data.reset_attention_mask:
         layers.require_separated_documents(chunk)
     if config.device == "cuda":
@@ -133,10 +134,19 @@ def _allocate_overlap_buffers(config: TrainerConfig, groups: ProcessGroupCollect
     )
 
 
-def _connect_schedule(core: TransformerConfig, overlap: bool, model: list[DistributedDataParallel]) -> None:
-    """Tell the pipeline schedule how to reduce gradients: one function for a single chunk, else a list."""
+def _connect_schedule(
+    core: TransformerConfig, layout: ParallelismConfig, model: list[DistributedDataParallel]
+) -> None:
+    """Tell the pipeline schedule how to reduce gradients: one function for a single chunk, else a list.
+
+    With several instances of the distributed optimizer, Core does not remember that the schedule has started a
+    reduction (param_and_grad_buffer.py, start_grad_sync). It would reduce the gradients of all stages but the first
+    twice. Without a function to start it, a reduction starts when its gradients are ready.
+    """
     core.finalize_model_grads_func = finalize_model_grads
-    if overlap:
-        no_sync, start = [chunk.no_sync for chunk in model], [chunk.start_grad_sync for chunk in model]
+    if layout.overlap_grad_reduce:
+        no_sync = [chunk.no_sync for chunk in model]
         core.no_sync_func = no_sync if len(model) > 1 else no_sync[0]
+    if layout.overlap_grad_reduce and layout.num_distributed_optimizer_instances == 1:
+        start = [chunk.start_grad_sync for chunk in model]
         core.grad_sync_func = start if len(model) > 1 else start[0]

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from megatron.core.tensor_parallel import RowParallelLinear
 from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
@@ -47,8 +48,14 @@ class Router(TopKRouter):
         if self._has_gradients():
             is_padded = self.config.moe_pad_expert_input_to_capacity
             chosen = probs.detach() > 0 if is_padded else routing_map  # padding has a weight of zero
-            self._statistics(logits)[:-LOSSES] += chosen.sum(0)
+            tokens = chosen.sum(0)
+            self._statistics(logits)[:-LOSSES].add_(tokens)
+            if self.local_tokens_per_expert is not None:
+                self.local_tokens_per_expert += tokens
         return probs, routing_map
+
+    def _apply_expert_bias(self, *_: Any, **__: Any) -> None:
+        """Leave the counting to `routing`. Core also counts padding, with which all experts have the same load."""
 
     def _maintain_float32_expert_bias(self) -> None:
         # Core restores the precision of the biases, but not of the counts, of which bf16 rounds those above 256.
@@ -60,7 +67,7 @@ class Router(TopKRouter):
         self, activation: torch.Tensor, aux_loss_coeff: float, aux_loss: torch.Tensor, *_: Any, **__: Any
     ) -> torch.Tensor:
         """Add this rank's part of the mean loss of a microbatch to what `activation` [tokens, ...] differentiates."""
-        self._statistics(activation)[-2] += aux_loss.detach() / aux_loss_coeff
+        self._statistics(activation)[-2].add_(aux_loss.detach() / aux_loss_coeff)
         tokens = len(activation) * self.tp_cp_group.size()
         scaled: torch.Tensor = MoEAuxLossAutoScaler.apply(activation, aux_loss * tokens)
         return scaled
@@ -71,7 +78,7 @@ class Router(TopKRouter):
         if coefficient is None or not self._has_gradients():
             return logits
         z_loss = torch.logsumexp(logits, dim=-1).square().sum()
-        self._statistics(logits)[-1] += z_loss.detach()
+        self._statistics(logits)[-1].add_(z_loss.detach())
         scaled: torch.Tensor = MoEAuxLossAutoScaler.apply(logits, z_loss * coefficient)
         return scaled
 
@@ -110,17 +117,26 @@ def store_as_transformer_engine(layer: ModuleSpec) -> None:
     }
 
 
-def reduce_over_expert_ranks(chunk: torch.nn.Module, *, etp: int, tp: int) -> None:
-    """Mark the parameters of experts that are divided differently from the other layers, for Core's gradient buffers.
+def correct_ranks(chunk: torch.nn.Module, *, etp: int, tp: int) -> None:
+    """Correct over which ranks Core adds up outputs, gradients and the gradient norm of experts.
 
-    Core 0.16 only marks them if EP > 1. With EP = 1 it would reduce them over ranks with other tokens or other shards.
+    - Core 0.16 only separates the gradients of experts from the others if EP > 1. With EP = 1 and another ETP than TP,
+      it would reduce them over ranks with other tokens or other shards.
+    - With sequence parallelism, Core adds up the gradients of the second biases over the tensor-parallel ranks. These
+      have other experts, or have already been added up.
+    - For Core 0.16's norm, a parameter that is not divided is the same on all tensor-parallel ranks.
+    - With EP = ETP = 1, Core adds up outputs over one rank. torch refuses to add a bias to this result in place.
     """
-    if etp == tp:
-        return
     for layer in chunk.modules():
-        if isinstance(layer, MoELayer):
-            for parameter in layer.experts.parameters():
+        if not isinstance(layer, MoELayer):
+            continue
+        for parameter in layer.experts.parameters():
+            parameter.sequence_parallel, parameter.tensor_model_parallel = False, True
+            if etp != tp:
                 parameter.allreduce = False
+        for module in layer.experts.modules():
+            if isinstance(module, RowParallelLinear):
+                module.explicit_expert_comm = True
 
 
 def routers(model: Sequence[torch.nn.Module]) -> tuple[Router, ...]:
@@ -145,7 +161,7 @@ def take_statistics(routers: Sequence[Router], config: ModelConfig, device: torc
     statistics = torch.zeros(len(rows), columns, dtype=torch.float64, device=device)
     for router in routers:
         if router.statistics is not None and not router.is_mtp_layer:
-            statistics[rows[router.layer_number - 1]] += router.statistics
+            statistics[rows[router.layer_number - 1]].add_(router.statistics)
             router.statistics.zero_()
     return statistics
 

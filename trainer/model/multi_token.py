@@ -2,6 +2,11 @@
 
 Megatron-Core adds their losses to the gradients, with the weight mtp_loss_scaling_factor. It logs them as means over
 microbatches, which depend on the layout. `PredictingModel` provides sums and numbers of tokens instead.
+
+Documents. Layer k combines token i with token i + k and predicts the next one. Core takes both from the sample, across
+the ends of documents. If documents are separate, the loss counts only if token i + k is in the document of token i.
+Such a loss involves no other document: the tokens before token i, which it attends to, have a token k further in the
+document too.
 """
 
 from __future__ import annotations
@@ -16,6 +21,8 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.utils import unwrap_model
 
+from trainer.data.documents import tokens_after
+from trainer.distributed.sequence import zigzag_part
 from trainer.model import layers
 from trainer.model.kernels import Kernels
 
@@ -27,14 +34,18 @@ Without this, they are divided by the tokens of the main loss (DeepSeek-V3, arXi
 
 
 def block_spec(
-    core: TransformerConfig, decoder: TransformerBlockSubmodules, vp_stage: int | None, kernels: Kernels
+    core: TransformerConfig,
+    decoder: TransformerBlockSubmodules,
+    vp_stage: int | None,
+    kernels: Kernels,
+    separate_documents: bool,
 ) -> dict[str, Any]:
     """GPTModel's argument for the MTP layers. They have the parts of the last layer, and are in the last chunk."""
     uses_engine = kernels.transformer_engine is not None
     if decoder.layer_specs:
         last = decoder.layer_specs[-1]
     else:
-        last = layers.layer_spec(core, layers.has_experts(core)[-1], uses_engine)
+        last = layers.layer_spec(core, layers.has_experts(core)[-1], uses_engine, separate_documents)
     template = TransformerBlockSubmodules(layer_specs=[last], layer_norm=decoder.layer_norm)
     block = get_gpt_mtp_block_spec(core, template, use_transformer_engine=uses_engine, vp_stage=vp_stage)
     if block is not None and not uses_engine:
@@ -49,14 +60,29 @@ class PredictingModel(GPTModel):
 
     _mask: torch.Tensor | None = None
     _num_tokens: torch.Tensor
+    _tokens_after: torch.Tensor | None
     _losses: list[torch.Tensor]
 
-    def forward(self, *args: Any, loss_mask: torch.Tensor | None = None, **kwargs: Any) -> torch.Tensor:
-        """GPTModel's forward pass. With labels, it needs the `loss_mask` [b, s]."""
+    def forward(
+        self,
+        input_ids: torch.Tensor | None,
+        position_ids: torch.Tensor | None,
+        attention_mask: torch.Tensor | None,
+        *args: Any,
+        loss_mask: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        """GPTModel's forward pass. With labels, it needs the `loss_mask` [b, s].
+
+        `attention_mask` is the boundaries of documents (`trainer.data.documents`), or None.
+        """
         self._mask, self._losses = loss_mask, []
         if loss_mask is not None:
             self._num_tokens = loss_mask.sum()
-        output: torch.Tensor = super().forward(*args, loss_mask=loss_mask, **kwargs)
+            self._tokens_after = self._tokens_after_each(loss_mask, attention_mask)
+        output: torch.Tensor = super().forward(
+            input_ids, position_ids, attention_mask, *args, loss_mask=loss_mask, **kwargs
+        )
         return output
 
     def compute_language_model_loss(self, labels: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
@@ -64,12 +90,25 @@ class PredictingModel(GPTModel):
         losses: torch.Tensor = super().compute_language_model_loss(labels, logits)
         if self._mask is None or len(self._losses) == 2 * self.config.mtp_num_layers:
             return losses
-        self._mask, num_targets = multi_token_prediction.roll_tensor(
+        self._mask, num_rolled = multi_token_prediction.roll_tensor(
             self._mask, shifts=-1, dims=-1, cp_group=self.cp_group
         )
-        self._losses += [(losses.detach().float() * self._mask).sum(), num_targets]
+        mask = self._mask
+        if self._tokens_after is not None:
+            is_in_document = self._tokens_after >= len(self._losses) // 2 + 1
+            mask, losses = mask * is_in_document, losses * is_in_document
+        self._losses += [(losses.detach().float() * mask).sum(), mask.sum()]
         # Core would multiply by the inverse, which differs between context-parallel ranks.
-        return losses * (num_targets / self._num_tokens.clamp(min=1)) if DIVIDES_BY_TARGETS else losses
+        return losses * (num_rolled / self._num_tokens.clamp(min=1)) if DIVIDES_BY_TARGETS else losses
+
+    def _tokens_after_each(self, like: torch.Tensor, boundaries: torch.Tensor | None) -> torch.Tensor | None:
+        """Number of tokens after each token of this rank in its document [b, s]; None if documents are not separate."""
+        if boundaries is None:
+            return None
+        samples, length = like.shape
+        rank, size = self.cp_group.rank(), self.cp_group.size()
+        boundaries = boundaries.to(like.device, non_blocking=True)
+        return zigzag_part(tokens_after(boundaries, samples, length * size), rank, size)
 
     def losses(self) -> list[torch.Tensor]:
         """The sum of losses and the number of tokens of each MTP layer in the last microbatch."""

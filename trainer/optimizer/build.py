@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import megatron.core.optimizer as core_optimizer
@@ -31,8 +32,14 @@ def build_optimizer(config: TrainerConfig, model: list[DistributedDataParallel])
         use_gloo_process_groups=False,
     )
     if config.training.precision == "fp16":
+        _share_loss_scale(optimizers_of(optimizer))
         _scale_loss(get_model_config(model[0]), optimizer, _tokens_per_micro_batch(config))
     return optimizer
+
+
+def optimizers_of(optimizer: MegatronOptimizer) -> Sequence[MegatronOptimizer]:
+    """The optimizers in `optimizer`: one, and with expert parallelism a second one for the experts."""
+    return getattr(optimizer, "chained_optimizers", (optimizer,))
 
 
 def core_config(config: TrainerConfig) -> core_optimizer.OptimizerConfig:
@@ -62,6 +69,27 @@ def core_config(config: TrainerConfig) -> core_optimizer.OptimizerConfig:
         use_distributed_optimizer=True,
         overlap_param_gather=config.parallelism.overlap_param_gather,
     )
+
+
+def _share_loss_scale(optimizers: Sequence[MegatronOptimizer]) -> None:
+    """Give all `optimizers` one loss scale, which follows the overflows of all of them.
+
+    Core gives each a scale that only follows its own overflows, but scales the loss by that of the first. Once they
+    differ, the gradients of experts would be too large or too small.
+    """
+    scaler = optimizers[0].grad_scaler
+    update = scaler.update
+    overflowed: list[bool] = []
+
+    def update_once(found_inf: bool) -> None:
+        overflowed.append(found_inf)
+        if len(overflowed) == len(optimizers):  # all have divided by the scale
+            update(any(overflowed))
+            overflowed.clear()
+
+    scaler.update = update_once
+    for each in optimizers:
+        each.grad_scaler = scaler
 
 
 def _scale_loss(core: ModelParallelConfig, optimizer: MegatronOptimizer, tokens: int) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import click
 
 from hpcgen.cli.checkpoint.paths import complete_checkpoints
+from hpcgen.config.huggingface_export import FamilyName
 from hpcgen.text import harmless
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ GPT2 = "gpt2"
 )
 @click.option(
     "--family",
-    type=click.Choice(("gpt2", "llama", "mistral", "qwen2", "qwen3")),
+    type=click.Choice(get_args(FamilyName)),
     help="Model family.  [default: the first that can express the model]",
 )
 @click.option(
@@ -124,7 +125,7 @@ def _tokenizer_arguments(
 
 
 def _tokenizer_of(config: Path) -> TokenizerConfig:
-    from hpcgen import api
+    from hpcgen.config.loader import load_valid_run
     from hpcgen.planning.paths import absolute_paths
 
-    return absolute_paths(api.load_run(config).config, config.absolute().parent).data.tokenizer
+    return absolute_paths(load_valid_run(config).config, config.absolute().parent).data.tokenizer

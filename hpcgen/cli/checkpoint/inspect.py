@@ -32,8 +32,17 @@ MODEL_KEYS = (
     "padded_vocab_size",
     "position_embedding_type",
     "normalization",
+    "window_size",
+    "mtp_num_layers",
     "layer_spec",
     "model_provider",
+)
+LATENT_ATTENTION_KEYS = ("q_lora_rank", "kv_lora_rank")
+EXPERT_KEYS = (
+    "num_moe_experts",
+    "moe_router_topk",
+    "moe_ffn_hidden_size",
+    "moe_shared_expert_intermediate_size",
 )
 TRAINING_KEYS = ("global_batch_size", "rampup_batch_size", "micro_batch_size", "seed", "fp8")
 OPTIMIZER_KEYS = (
@@ -136,7 +145,7 @@ def _lines(checkpoint: Checkpoint, num_bytes: int) -> Iterator[tuple[str, str]]:
             "size",
             f"{size_text(num_bytes)} in {counted(len(record['files']), 'file')}, {record['precision']}",
         )
-        yield "model", _key_values(record["model"], MODEL_KEYS)
+        yield "model", _model(record["model"])
         return
     model, training, optimizer = record["model"], record["training"], record["optimizer"]
     tokens = record["consumed_samples"] * model["seq_length"]
@@ -145,8 +154,8 @@ def _lines(checkpoint: Checkpoint, num_bytes: int) -> Iterator[tuple[str, str]]:
     yield "consumed", f"{counted(record['consumed_samples'], 'sample')}, {counted(tokens, 'token')}"
     yield "size", f"{size_text(num_bytes)} in {counted(len(record['files']), 'file')}"
     ranks = counted(record["world_size"], "rank")
-    yield "written by", f"{ranks} ({_layout(record['layout'])}), {record['precision']}"
-    yield "model", _key_values(model, MODEL_KEYS)
+    yield "written by", f"{ranks} ({_layout(record['layout'], model)}), {record['precision']}"
+    yield "model", _model(model)
     yield "training", _key_values(training, TRAINING_KEYS)
     yield "optimizer", _key_values(optimizer, OPTIMIZER_KEYS)
     yield "data", _data(record.get("data") or {})
@@ -157,10 +166,19 @@ def _key_values(section: dict[str, Any], names: Sequence[str]) -> str:
     return ", ".join(f"{name} {section[name]}" for name in names if section.get(name) is not None)
 
 
-def _layout(layout: dict[str, Any]) -> str:
+def _model(model: dict[str, Any]) -> str:
+    latent = LATENT_ATTENTION_KEYS if model.get("multi_latent_attention") else ()
+    experts = EXPERT_KEYS if model.get("num_moe_experts") else ()
+    return _key_values(model, (*MODEL_KEYS, *latent, *experts))
+
+
+def _layout(layout: dict[str, Any], model: dict[str, Any]) -> str:
     names = {"tensor": "TP", "pipeline": "PP", "virtual_pipeline": "VPP"}
     sizes = {short: layout.get(f"{name}_model_parallel_size") for name, short in names.items()}
     sizes["CP"] = layout.get("context_parallel_size")
+    if model.get("num_moe_experts"):
+        sizes["EP"] = layout.get("expert_model_parallel_size")
+        sizes["ETP"] = layout.get("expert_tensor_parallel_size")
     return " x ".join(f"{name} {size}" for name, size in sizes.items() if size is not None)
 
 

@@ -46,7 +46,7 @@ def exchange_fits_attention(facts: Facts) -> Iterator[Violation]:
         yield Violation(
             path=KIND,
             depends_on=("data",),
-            reason="does not support documents of any length, but data.reset_attention_mask is true",
+            reason="does not support data.reset_attention_mask = true",
             candidates=[None, "all_gather"],
         )
     elif facts.model.window_size is not None and kind in ("p2p", "a2a+p2p"):
@@ -98,7 +98,8 @@ def hierarchy_fits_ranks(facts: Facts) -> Iterator[Violation]:
         return
     size = facts.parallelism.context_parallel_size
     if sizes is None or len(sizes) != 2 or math.prod(sizes) != size:
-        reason = f"must be two sizes with the product {CP} = {size} for {KIND} = a2a+p2p"
+        wrong = "is missing, but" if sizes is None else "does not fit:"
+        reason = f"{wrong} {KIND} = a2a+p2p needs two sizes with the product {CP} = {size}"
         yield Violation(path=SIZES, reason=reason, candidates=_sizes(facts), offers=2)
 
 

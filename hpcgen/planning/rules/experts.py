@@ -181,12 +181,12 @@ def experts_stay_in_node(facts: Facts) -> Iterator[Violation]:
         return
     yield Violation(
         path=EP,
-        reason=f"results in EP x ETP = {size} x {tensor} = {size * tensor}, more than the {counted(node, 'GPU')} of "
-        f"a node, so each token crosses the network {facts.model.moe_router_topk} times in both directions of "
-        "every MoE layer",
+        reason=f"results in EP x ETP = {size} x {tensor} = {size * tensor}, more than the {facts.devices_of_node} of "
+        f"a node, so every MoE layer sends {facts.model.moe_router_topk} copies of each token over the network and "
+        "back",
         candidates=[d for d in divisors(experts, near=size) if d * tensor <= node],
         offers=1,
-        advice="choose it deliberately, for experts that do not fit a node",
+        advice="ignore this warning if the experts do not fit in a node",
     )
 
 

@@ -96,6 +96,11 @@ class Facts:
         return expert_data_parallel_size(self.model, self.parallelism, self.world.size)
 
     @property
+    def devices_of_node(self) -> str:
+        """The number of devices of a node, in words."""
+        return counted(self.gpus_per_node, "GPU" if self.device == "cuda" else "rank")
+
+    @property
     def has_dense_layers(self) -> bool:
         """True if a layer has an MLP in place of experts."""
         return num_moe_layers(self.model) < self.model.num_layers

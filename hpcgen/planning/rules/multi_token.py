@@ -22,8 +22,8 @@ def mtp_in_pipelines_needs_untied_embeddings(facts: Facts) -> Iterator[Violation
         yield Violation(
             path="model.untie_embeddings_and_output_weights",
             depends_on=("parallelism",),
-            reason=f"is false, but {KEY} = {model.mtp_num_layers} requires it with {PP} = {stages}, "
-            "because Megatron-Core cannot save the shared matrix",
+            reason=f"does not work with {KEY} = {model.mtp_num_layers} and {PP} = {stages}, because Megatron-Core "
+            "cannot save the shared matrix",
             candidates=[True],
             advice=f"set {PP} to 1",
         )
@@ -63,25 +63,8 @@ def mtp_is_recomputed_by_layer(facts: Facts) -> Iterator[Violation]:
         )
 
 
-def mtp_needs_one_document(facts: Facts) -> Iterator[Violation]:
-    """No MTP with reset_attention_mask (hpcgen's rule).
-
-    MTP layers shift the tokens of a sample (megatron/core/transformer/multi_token_prediction.py, roll_tensor), so the
-    boundaries of documents would be off by one token per layer.
-    """
-    if facts.data.reset_attention_mask and facts.model.mtp_num_layers is not None:
-        yield Violation(
-            path="data.reset_attention_mask",
-            depends_on=("model",),
-            reason=f"does not work with {KEY}, whose layers shift the tokens past the boundaries of documents",
-            candidates=[False],
-            advice=f"remove {KEY}",
-        )
-
-
 RULES: tuple[Rule, ...] = (
     mtp_in_pipelines_needs_untied_embeddings,
     tensor_parallel_divides_mtp_projection,
     mtp_is_recomputed_by_layer,
-    mtp_needs_one_document,
 )

@@ -9,7 +9,7 @@ from hpcgen.planning.memory import GIB, estimate_memory
 from hpcgen.planning.rules import context_parallel
 from hpcgen.planning.rules.facts import Facts, Rule, Violation, divisors
 from hpcgen.planning.rules.parallelism import CP, PP, TP
-from hpcgen.text import counted, one_of
+from trainer.contract.wording import one_of
 
 MAX_BUBBLE_FRACTION = 0.1
 
@@ -27,7 +27,7 @@ def tensor_and_context_parallel_stay_in_node(facts: Facts) -> Iterator[Violation
     if tensor > node:
         yield Violation(
             path=TP,
-            reason=f"is more than the {counted(node, 'GPU')} of a node, so every layer waits for the network",
+            reason=f"is more than the {facts.devices_of_node} of a node, so every layer waits for the network",
             candidates=[
                 size for size in divisors(facts.model.num_attention_heads, near=node) if size <= node
             ],
@@ -37,7 +37,7 @@ def tensor_and_context_parallel_stay_in_node(facts: Facts) -> Iterator[Violation
         yield Violation(
             path=CP,
             reason=f"results in TP x CP = {tensor} x {context} = {tensor * context}, more than the "
-            f"{counted(node, 'GPU')} of a node, so every layer waits for the network",
+            f"{facts.devices_of_node} of a node, so every layer waits for the network",
             candidates=[size for size in divisors(context, near=context) if tensor * size <= node],
             offers=1,
             advice=_hierarchy(facts),

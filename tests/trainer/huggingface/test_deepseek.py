@@ -11,7 +11,10 @@ from safetensors.torch import load_file, save_file
 
 from tests.trainer.huggingface.models import assert_same_weights, weights
 from tests.trainer.runs import DEEPSEEK_V3, finished, gpt_config
+from trainer.contract.config import ConfigError, ModelConfig, from_dict
 from trainer.contract.errors import TrainerError
+from trainer.contract.huggingface import family_for
+from trainer.contract.resolve import resolve_model
 from trainer.huggingface.exporting import Options, export
 from trainer.huggingface.importing import import_model
 from trainer.huggingface.source import read_source
@@ -106,3 +109,10 @@ def test_another_epsilon_is_refused(exported: Path, tmp_path: Path) -> None:
     (directory / "config.json").write_text(json.dumps(config))
     with pytest.raises(TrainerError, match=r"layernorm_epsilon = 1e-05 \(it needs 1e-06\)"):
         import_model(directory, tmp_path / "imported", ignore)
+
+
+def test_a_single_expert_per_token_is_refused() -> None:
+    """Its weight would always be 1 in transformers."""
+    model = resolve_model(from_dict(ModelConfig, DEEPSEEK_V3 | {"moe_router_topk": 1}, "test"))
+    with pytest.raises(ConfigError, match="moe_router_topk = 1 "):
+        family_for(model, "deepseek_v3")

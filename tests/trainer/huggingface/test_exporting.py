@@ -118,9 +118,9 @@ def test_a_checkpoint_of_megatron_lm_is_exported(trained: Path, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ({"layer_spec": "layers.py:make"}, "model.layer_spec = layers.py:make (it needs None)"),
-        ({"add_bias_linear": True}, "model.add_qkv_bias = False (it needs True)"),
-        ({"swiglu": False, "activation_func": "gelu"}, "model.swiglu = False (it needs True)"),
+        ({"layer_spec": "layers.py:make"}, "model.layer_spec = layers.py:make (it needs null)"),
+        ({"add_bias_linear": True}, "model.add_qkv_bias = false (it needs true)"),
+        ({"swiglu": False, "activation_func": "gelu"}, "model.swiglu = false (it needs true)"),
         ({"normalization": "LayerNorm"}, "model.normalization = LayerNorm (it needs RMSNorm)"),
     ],
 )

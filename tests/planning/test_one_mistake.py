@@ -1,0 +1,152 @@
+"""One invalid key is one mistake, whatever depends on it, and hides no mistake of another section."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcgen.errors import HpcgenError
+from tests.runs import MODEL_STAGES, SHAPE, planned
+
+MODEL_RUN = {
+    "name": "full",
+    "cluster": "azure-ndv5",
+    "paths": {"run_dir": "/r/full"},
+    "share": "group",
+    "secrets": ["HF_TOKEN"],
+    "environment": {"A": "b"},
+    "container": {"runtime": "pyxis", "image": "/i.sqsh", "mounts": [{"source": "/m"}]},
+    "image": {"output": "/images/new.sqsh", "base": "nvcr.io#nvidia/pytorch:25.03-py3", "code": "/code"},
+    "preflight": {"node_health": True, "spare_nodes": 1},
+    "slurm": {
+        "defaults": {"time": "1-00:00:00"},
+        "train": {"nodes": 2, "ntasks_per_node": 8},
+        "prepare": {"num_tasks": 4, "array_parallelism": 2, "mem": "64G"},
+    },
+    "data": {
+        "datasets": [{"prefix": "/data/a"}],
+        "corpus": {"directory": "/corpus", "source": {"directory": "/text"}, "num_output_files": 2},
+    },
+    "model": {
+        **SHAPE,
+        "num_attention_heads": 8,
+        "vocab_size": 50257,
+        "num_moe_experts": 4,
+        "moe_router_topk": 2,
+        "add_bias_linear": False,
+        "normalization": "RMSNorm",
+        "position_embedding_type": "rope",
+        "swiglu": True,
+    },
+    "parallelism": {
+        "tensor_model_parallel_size": 2,
+        "pipeline_model_parallel_size": 2,
+        "sequence_parallel": True,
+        "expert_model_parallel_size": 2,
+    },
+    "training": {
+        "micro_batch_size": 1,
+        "global_batch_size": 64,
+        "train_iters": 100,
+        "recompute_granularity": "selective",
+        "recompute_modules": ["core_attn"],
+    },
+    "optimizer": {"lr": 1e-3, "lr_warmup_iters": 10, "min_lr": 1e-4},
+    "checkpoint": {"save_interval": 50, "keep_last": 2},
+    "logging": {"log_interval": 5, "profile_step_start": 5, "profile_step_end": 7},
+    "evaluation": {"tasks": ["hellaswag"], "hf_home": "/hf"},
+    "generation": {"prompts": "/shared/prompts.jsonl"},
+    "export": {"directory": "/shared/exported"},
+}
+PROGRAM_RUN = {
+    "name": "p",
+    "cluster": "azure-ndv5",
+    "paths": {"run_dir": "/r/p"},
+    "environment": {"A": "b"},
+    "slurm": {"run": {"nodes": 2, "time": "1:00:00"}},
+    "program": {
+        "command": ["python", "t.py", "{RANK}"],
+        "directory": "/code",
+        "progress": {"file": "{RUN_DIR}/p"},
+        "stop": {"signal": "USR1"},
+        "done": {"file": "{RUN_DIR}/d"},
+    },
+}
+REQUIRED = {
+    *(("name",), ("cluster",), ("paths",), ("model",), ("training",), ("optimizer",)),
+    *(("paths", "run_dir"), ("optimizer", "lr"), ("program", "command"), ("program", "done", "file")),
+    *(("model", key) for key in SHAPE),
+    *(("training", key) for key in ("micro_batch_size", "global_batch_size", "train_iters")),
+    *(("data", "corpus", key) for key in ("directory", "source")),
+    *(("generation", "prompts"), ("export", "directory")),
+}
+RUNS = {"model": (MODEL_RUN, MODEL_STAGES), "program": (PROGRAM_RUN, ("run",))}
+
+
+def keys(section: dict[str, Any], prefix: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Yields the paths of all sections and values."""
+    for key, value in section.items():
+        yield (*prefix, key)
+        if isinstance(value, dict):
+            yield from keys(value, (*prefix, key))
+
+
+def changed(run: dict[str, Any], path: tuple[str, ...], value: object = None) -> dict[str, Any]:
+    """The run with another value at `path`, or without the key."""
+    run = copy.deepcopy(run)
+    section = run
+    for key in path[:-1]:
+        section = section[key]
+    if value is None:
+        del section[path[-1]]
+    else:
+        section[path[-1]] = value
+    return run
+
+
+def mistakes(directory: Path, run: dict[str, Any], stages: tuple[str, ...]) -> list[str]:
+    try:
+        planned(directory, run, stages)
+    except HpcgenError as error:
+        return [mistake.parts["key"] or mistake for mistake in error.mistakes]
+    return []
+
+
+@pytest.mark.parametrize("kind", RUNS)
+def test_a_value_of_the_wrong_type_is_the_only_mistake(tmp_path, kind):
+    run, stages = RUNS[kind]
+    assert mistakes(tmp_path, run, stages) == []
+    for path in keys(run):
+        assert mistakes(tmp_path, changed(run, path, [[]]), stages)[1:] == [], path
+
+
+@pytest.mark.parametrize("kind", RUNS)
+def test_a_missing_required_key_is_the_only_mistake(tmp_path, kind):
+    run, stages = RUNS[kind]
+    for path in REQUIRED & set(keys(run)):
+        assert mistakes(tmp_path, changed(run, path), stages) == [".".join(path)], path
+
+
+@pytest.mark.parametrize("key", ["micro_batch_size", "train_iters"])
+@pytest.mark.parametrize("value", [None, "ten"])
+def test_a_required_key_without_a_valid_value_does_not_hide_broken_rules(tmp_path, key, value):
+    run = changed(MODEL_RUN, ("training", key), value)
+    run["parallelism"]["pipeline_model_parallel_size"] = 3
+    run["checkpoint"]["keep_every"] = 70
+    run["environment"]["SLURM_JOB_ID"] = "1"
+    assert sorted(mistakes(tmp_path, run, MODEL_STAGES)) == [
+        "checkpoint.keep_every",
+        "environment.SLURM_JOB_ID",
+        "parallelism.pipeline_model_parallel_size",
+        f"training.{key}",
+    ]
+
+
+def test_an_unknown_preset_does_not_hide_the_mistakes_of_other_sections(tmp_path):
+    run = {"name": "a", "cluster": "azure-ndv5", "preset": "176b", "paths": {"run_dir": "/r"}}
+    run |= {"secrets": ["A"], "environment": {"A": "x"}, "slurm": {"train": {"nodes": "two"}}}
+    assert mistakes(tmp_path, run, ("train",)) == ["preset", "slurm.train.nodes", "secrets[0]", "data"]
