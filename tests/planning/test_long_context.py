@@ -20,6 +20,7 @@ SIZES = "parallelism__hierarchical_context_parallel_sizes"
 MODULES, SELECTIVE = "training__recompute_modules", {"training__recompute_granularity": "selective"}
 TORCH = {"training__transformer_impl": "torch"}
 NO_BIAS = {"model__add_bias_linear": False}
+MLA = {"model__position_embedding_type": "rope", "model__multi_latent_attention": True}
 
 
 @pytest.mark.parametrize(
@@ -135,6 +136,9 @@ def test_a_broken_rule_is_one_message_with_values_that_work(changes: dict[str, o
         {"model__window_size": 512, CP: 2, KIND: "a2a"},
         {CP: 8, KIND: "a2a+p2p", SIZES: (4, 2), "model__num_query_groups": 4},
         {**TORCH, CP: 2, KIND: "all_gather"},
+        {**MLA, CP: 2, KIND: "p2p"},
+        {**MLA, **TORCH, CP: 2, KIND: "all_gather"},
+        {**MLA, **DOCUMENTS, "data__eod_id": 3, CP: 2, KIND: "all_gather"},
         {**SELECTIVE, MODULES: ("core_attn", "mlp"), **NO_BIAS},
     ],
 )

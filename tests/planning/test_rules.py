@@ -314,6 +314,11 @@ REFUSED = {
         "model.window_size is not supported by Transformer Engine with model.multi_latent_attention = true and "
         "parallelism.context_parallel_size = 2; use null, or set context_parallel_size to 1",
     ),
+    "an exchange of MLA by heads": (
+        MLA | {CP: 2, "parallelism__cp_comm_type": "a2a"},
+        "parallelism.cp_comm_type is not supported by Transformer Engine before 2.16 with "
+        "model.multi_latent_attention = true; use null or p2p",
+    ),
     "a layout that does not fit into memory": (
         {PP: 2, LAYOUT: "E(t*9999)*9999|L"},
         "parallelism.pipeline_model_parallel_layout has more than 100,000 characters when its repetitions are written "

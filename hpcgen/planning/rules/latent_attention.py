@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from hpcgen.planning.rules.facts import Facts, Rule, Violation, divisors
 from hpcgen.planning.rules.parallelism import CP
+from trainer.contract.latent_attention import value_width
 
 SP = "parallelism.sequence_parallel"
 WHAT = "model.multi_latent_attention = true"
@@ -89,9 +90,33 @@ def windows_of_latent_attention_are_on_one_rank(facts: Facts) -> Iterator[Violat
         )
 
 
+def latent_attention_exchanges_around_a_ring(facts: Facts) -> Iterator[Violation]:
+    """No cp_comm_type all_gather or a2a with MLA on GPUs, unless the trainer gathers keys and values of documents.
+
+    Source: Transformer Engine before 2.16, context_parallel.py, attn_forward_func_with_cp, which refuses values of
+    another width than keys.
+    """
+    model, kind = facts.resolved_model, facts.parallelism.cp_comm_type
+    uses_engine = facts.device == "cuda" and facts.training.transformer_impl != "torch"
+    if (
+        model.multi_latent_attention
+        and kind in ("all_gather", "a2a")
+        and value_width(model) != model.kv_channels
+        and uses_engine
+        and not facts.data.reset_attention_mask
+    ):
+        yield Violation(
+            path="parallelism.cp_comm_type",
+            depends_on=("model", "data"),
+            reason=f"is not supported by Transformer Engine before 2.16 with {WHAT}",
+            candidates=[None, "p2p", "a2a+p2p"],
+        )
+
+
 RULES: tuple[Rule, ...] = (
     latent_attention_needs_sequence_parallel,
     latent_attention_has_no_communication_overlap,
     yarn_of_latent_attention_divides_context,
     windows_of_latent_attention_are_on_one_rank,
+    latent_attention_exchanges_around_a_ring,
 )
