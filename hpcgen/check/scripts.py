@@ -1,10 +1,13 @@
-"""Checks of one script rendered from a site's templates: rules of this package, and of `hpcgen lint`."""
+"""Checks of scripts rendered from a site's templates: rules of this package, other programs, and `hpcgen lint`."""
 
 from __future__ import annotations
 
 import functools
+import os
 import re
+import signal
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 
 from hpcgen.check import behavior, kept, variables
 from hpcgen.check.comparison import Comparison
@@ -12,9 +15,10 @@ from hpcgen.check.lint import check
 from hpcgen.check.lint.check import Finding
 from hpcgen.check.lint.syntax import ShellSyntaxError
 from hpcgen.check.rule import RULES
+from hpcgen.check.shell_programs import read_by_shell_programs
 from hpcgen.resources import shipped
 
-__all__ = ["GROUPS", "ReadScripts", "compare", "read_by_lint"]
+__all__ = ["GROUPS", "ReadScripts", "compare", "read_by_lint", "read_scripts"]
 
 GROUPS = (kept, variables, behavior)
 """The modules of rules: importing them fills RULES, in this order."""
@@ -45,10 +49,27 @@ def library_functions() -> frozenset[str]:
     return frozenset(names())
 
 
-def read_by_lint(scripts: Sequence[str]) -> list[list[Finding]]:
-    """Errors and warnings of `hpcgen lint` in each script. Notes depend on the cluster and are left out."""
-    found = {
-        script: [finding for finding in check.lint(script) if finding.severity != "note"]
-        for script in dict.fromkeys(scripts)
-    }
-    return [found[script] for script in scripts]
+def read_scripts(scripts: Sequence[str]) -> list[list[Finding]]:
+    """Findings of bash, shellcheck (if installed) and `hpcgen lint` in each script. Uses all cores."""
+    distinct = sorted(
+        set(scripts), key=len, reverse=True
+    )  # a long script at the end would keep the other cores idle
+    with ProcessPoolExecutor(
+        max_workers=len(os.sched_getaffinity(0)),
+        # at Ctrl-C, the processes end at once and only their parent reports it
+        initializer=signal.signal,
+        initargs=(signal.SIGINT, signal.SIG_DFL),
+    ) as processes:
+        findings = dict(zip(distinct, processes.map(_read, distinct), strict=True))
+    return [findings[script] for script in scripts]
+
+
+def _read(script: str) -> list[Finding]:
+    found = read_by_shell_programs(script)
+    # for a script that bash cannot parse, report only the syntax error
+    return found if any(finding.rule == "syntax" for finding in found) else [*found, *read_by_lint(script)]
+
+
+def read_by_lint(script: str) -> list[Finding]:
+    """Errors and warnings of `hpcgen lint`. Notes depend on the cluster and are left out."""
+    return [finding for finding in check.lint(script) if finding.severity != "note"]

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import shutil
 import subprocess
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 from hpcgen.check.lint import syntax
 from hpcgen.check.lint.check import Finding
@@ -31,12 +28,10 @@ def has_shellcheck() -> bool:
     return shutil.which("shellcheck") is not None
 
 
-def read_scripts(scripts: Sequence[str]) -> list[list[Finding]]:
-    """Findings of `bash -n` in each script, and of shellcheck if it is installed."""
-    distinct = list(dict.fromkeys(scripts))
-    with ThreadPoolExecutor(max_workers=os.cpu_count()) as threads:
-        findings = dict(zip(distinct, threads.map(_read, distinct), strict=True))
-    return [findings[script] for script in scripts]
+def read_by_shell_programs(script: str) -> list[Finding]:
+    """Findings of `bash -n`, or of shellcheck if there are none and it is installed."""
+    found = _bash(script)
+    return found if found or not has_shellcheck() else _shellcheck(script)
 
 
 def require_syntax(script: Script) -> None:
@@ -69,11 +64,6 @@ def _written_by(script: Script, line: int) -> str:
         if place := templates.find(text.strip(), script.sources):
             return f"{place[0]}:{place[1]}"
     return ""
-
-
-def _read(script: str) -> list[Finding]:
-    found = _bash(script)
-    return found if found or not has_shellcheck() else _shellcheck(script)
 
 
 def _bash(script: str) -> list[Finding]:

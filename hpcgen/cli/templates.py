@@ -17,7 +17,6 @@ from hpcgen.stages import FRAMES, STAGES
 from hpcgen.text import counted, did_you_mean
 
 if TYPE_CHECKING:
-    from hpcgen.check.lint.check import Finding
     from hpcgen.check.site import Report
     from hpcgen.slurm.rendering.environment import ShellEnvironment
     from hpcgen.slurm.rendering.inventory import TemplateFile
@@ -266,22 +265,14 @@ def check_command(
     """
     from hpcgen.api import site_directories
     from hpcgen.check.lint.syntax import find_shfmt
-    from hpcgen.check.scripts import read_by_lint
-    from hpcgen.check.shell_programs import has_shellcheck, read_scripts
+    from hpcgen.check.scripts import read_scripts
+    from hpcgen.check.shell_programs import has_shellcheck
     from hpcgen.check.site import check_site
     from hpcgen.config.loader import cluster_names
 
-    def read(scripts: Sequence[str]) -> list[list[Finding]]:
-        # for a script that bash cannot parse, report only the syntax error
-        both = zip(read_scripts(scripts), read_by_lint(scripts), strict=True)
-        return [
-            by_shell if any(finding.rule == "syntax" for finding in by_shell) else [*by_shell, *by_lint]
-            for by_shell, by_lint in both
-        ]
-
     find_shfmt()  # now rather than after all scripts are rendered
     directories = site_directories(templates)
-    report = check_site(directories, clusters or cluster_names(), read, named=bool(clusters))
+    report = check_site(directories, clusters or cluster_names(), read_scripts, named=bool(clusters))
     if as_json:
         click.echo(json.dumps(_as_json(report, has_shellcheck()), indent=1))
     else:

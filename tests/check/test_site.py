@@ -11,7 +11,7 @@ import pytest
 
 from hpcgen.check.lint.check import Finding
 from hpcgen.check.scripts import ReadScripts, read_by_lint
-from hpcgen.check.shell_programs import read_scripts
+from hpcgen.check.shell_programs import read_by_shell_programs
 from hpcgen.check.site import Report, Seen, check_site, explanation
 from hpcgen.errors import HpcgenError
 from hpcgen.stages import STAGES
@@ -95,7 +95,7 @@ def reading(part: str) -> ReadScripts:
     """bash and shellcheck for the scripts that hold a text; each takes them half a second."""
 
     def read(scripts: Sequence[str]) -> list[list[Finding]]:
-        return [read_scripts([script])[0] if part in script else [] for script in scripts]
+        return [read_by_shell_programs(script) if part in script else [] for script in scripts]
 
     return read
 
@@ -266,7 +266,7 @@ def test_an_invalid_profile_is_a_finding_unless_it_was_requested(tmp_path: Path)
 
 def test_a_directive_after_a_command_is_found_by_lint(site: Path) -> None:
     write_templates(site, one_block("train", "environment", SUPER, "#SBATCH --mail-type=END"))
-    finding = only(check_site([site], ["local"], lambda scripts: read_by_lint(scripts), named=True))
+    finding = only(check_site([site], ["local"], lambda scripts: [*map(read_by_lint, scripts)], named=True))
     assert (finding.finding.rule, finding.where) == (
         "directive-after-command",
         f"{site}/slurm/train.sbatch.j2:4",

@@ -77,6 +77,11 @@ def test_a_model_goes_in_and_out_of_a_run(hf_dir: Path, workplace: Path) -> None
     listed = hpcgen("checkpoint", "list", "run-weights")
     assert f"checkpoint.load: {workplace}/run-weights/iter_0000000" in listed.stderr
 
+    text = (workplace / "run.yaml").read_text()
+    (workplace / "wrong.yaml").write_text(text.replace("eod_token:", "eod_tokens:"))
+    refused = hpcgen("checkpoint", "export", "run-weights", "--to", "exported", "-c", "wrong.yaml")
+    assert refused.status == 2
+    assert "data.tokenizer.eod_tokens = " in refused.stderr
     exported = hpcgen("checkpoint", "export", "run-weights", "--to", "exported", "-c", "run.yaml")
     assert exported.status == 0, exported.stderr
     assert_same_weights(workplace / "exported", hf_dir)

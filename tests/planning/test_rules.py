@@ -131,7 +131,12 @@ REFUSED = {
     "TP and query groups": (
         {HEADS: 48, "model__hidden_size": 3072, GROUPS: 8, TP: 12, "nodes": 3, BATCH: 384},
         "parallelism.tensor_model_parallel_size neither divides model.num_query_groups = 8 nor is a multiple "
-        "of it (8 / 12); use 1, 2, 4, 8 or 24",
+        "of it (8 / 12); use 1, 2, 4 or 8",
+    ),
+    "TP does not divide queries, keys and values": (
+        {GROUPS: 1, "model__kv_channels": 6, TP: 8},
+        "parallelism.tensor_model_parallel_size does not divide (model.num_attention_heads + 2 x "
+        "model.num_query_groups) x model.kv_channels = (16 + 2 x 1) x 6 = 108 (108 / 8); use 1, 2 or 4",
     ),
     "TP does not divide the MLP": (
         {"model__ffn_hidden_size": 4098, TP: 4},
@@ -298,6 +303,11 @@ REFUSED = {
     "MLA with overlapped communication": (
         MLA | {TP: 2, SP: True, "parallelism__tp_comm_overlap": True},
         "parallelism.tp_comm_overlap has no effect with model.multi_latent_attention = true; use false",
+    ),
+    "YaRN of MLA over too many ranks": (
+        MLA | {CP: 4, "model__rope_scaling": dataclasses.replace(YARN, original_max_position_embeddings=4)},
+        "parallelism.context_parallel_size requires that model.rope_scaling.original_max_position_embeddings = 4 is a "
+        "multiple of 2 x 4 with model.multi_latent_attention = true (4 / 8); use 1 or 2",
     ),
     "windows of MLA over ranks": (
         MLA | {CP: 2, "model__window_size": 512},

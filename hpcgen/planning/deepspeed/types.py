@@ -170,7 +170,6 @@ NATURAL = Key(integer(at_least=0))
 ELEMENTS = Key(integer(at_least=0, allows_exponent=True))
 FILLED_ELEMENTS = Key(integer(at_least=0, allows_exponent=True), auto=True)
 SHARE = Key(number(at_least=0, at_most=1))
-ANYTHING = Key(anything)
 BATCH_SIZE = Key(integer(at_least=1), auto=True, nullable=True)
 DTYPE = choice("fp16", "bf16", "fp32")
 DTYPE_NAMES = choice(
