@@ -328,7 +328,9 @@ class _Output:
             split = f"{counted(documents_in, 'line')} for {counted(num_outputs, 'output')}"
             raise HpcgenError(
                 f"{self._prefix}: none of its documents has a token ({split})",
-                "use a smaller num_output_files",
+                "use a smaller data.corpus.num_output_files"
+                if num_outputs > 1
+                else "leave out files without text",
             )
         self.writer.write_index(self._idx)
 

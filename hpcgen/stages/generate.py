@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from hpcgen.errors import ConfigErrors, Problem
 from hpcgen.stages.stage import Export, Stage, Work
+from hpcgen.text import counted
 
 if TYPE_CHECKING:
     from hpcgen.config.loader import Run
@@ -84,10 +85,10 @@ def _layout_problems(config: RunConfig, num_ranks: int) -> Iterator[Problem]:
     if num_ranks % (tensor * pipeline) == 0:
         return
     reason = (
-        f"results in TP x PP = {tensor} x {pipeline} = {tensor * pipeline}, which does not divide the {num_ranks} "
-        "ranks of the job"
+        f"results in TP x PP = {tensor} x {pipeline} = {tensor * pipeline}, which does not divide the "
+        f"{counted(num_ranks, 'rank')} of the job"
     )
-    hint = "change it, or slurm.generate.nodes or ntasks_per_node"
+    hint = "use another size, or change slurm.generate.nodes or ntasks_per_node"
     yield Problem("generation.tensor_model_parallel_size", reason, hint, depends_on=("slurm", "parallelism"))
 
 

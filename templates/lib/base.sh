@@ -29,7 +29,7 @@ read_number() {
     printf -v "$1" %d "$((10#$text))"
 }
 # OPTION...: adds options that are known only at run time to the tasks' command, unless submitit supplies it.
-submitted=0 task_logs='' job=$SLURM_JOB_ID
+submitted=0 task_logs='' details=above job=$SLURM_JOB_ID
 add_options() { ((submitted)) || task+=("$@"); }
 # A requeued job keeps its job ID, so files that belong to one attempt carry the restart count in their names.
 begin() {
@@ -51,7 +51,7 @@ begin() {
         ! command -v lfs >/dev/null || lfs setstripe -E -1 -c -1 -S 1M "$directory" 2>/dev/null || say "$directory is not striped"
     done
     say "$run_name: $stage job $job, restart $restart, on $SLURM_JOB_NODELIST"
-    ((!submitted)) || say "the tasks' own logs: $task_logs"
+    ((!submitted)) || { details="in $task_logs" && say "the tasks' own logs: $task_logs"; }
 }
 # Variables of the submitting shell that could change the job. The log shows only names, because values may be secret.
 leaks='^(NCCL|UCX|SHARP|NVTE|TORCH|TORCHELASTIC|TORCHINDUCTOR|PYTORCH|GLOO|OMPI_MCA|MELLANOX|NVIDIA|PYXIS_CONTAINER|CUDA_DEVICE|CUBLAS|OMP)_'

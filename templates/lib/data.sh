@@ -17,7 +17,7 @@ conclude() {
         say "task $task_id of $num_tasks was ended by Slurm (canceled, preempted or out of time); rerun it, and it continues where it stopped"
         exit 143
     fi
-    ((rc == 0)) || die "task $task_id of $num_tasks failed with status $rc (above); rerun it, and it makes only the missing outputs"
+    ((rc == 0)) || die "task $task_id of $num_tasks failed with status $rc ($details); rerun it, and it makes only the missing outputs"
     say "task $task_id of $num_tasks is done"
     exit 0
 }

@@ -16,7 +16,7 @@ read_configuration() {
 
 conclude() {
     ((!terminated)) || exit 143
-    ((rc == 0)) || die "the evaluation failed with status $rc (above)"
+    ((rc == 0)) || die "the evaluation failed with status $rc ($details)"
     say "results: $run_dir/evaluation"
     exit 0
 }

@@ -2,7 +2,7 @@
 
 conclude() {
     ((!terminated)) || exit 143
-    ((rc == 0)) || die "the export failed with status $rc (above)"
+    ((rc == 0)) || die "the export failed with status $rc ($details)"
     say "exported to $destination"
     exit 0
 }

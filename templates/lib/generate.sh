@@ -2,7 +2,7 @@
 
 conclude() {
     ((!terminated)) || exit 143
-    ((rc == 0)) || die "generating text failed with status $rc (above)"
+    ((rc == 0)) || die "generating text failed with status $rc ($details)"
     say "texts: $output"
     exit 0
 }

@@ -7,7 +7,7 @@ read_configuration() {
 
 conclude() {
     ((!terminated)) || exit 143
-    ((rc == 0)) || die "building the index cache failed with status $rc (above)"
+    ((rc == 0)) || die "building the index cache failed with status $rc ($details)"
     say "the index cache is complete"
     exit 0
 }
