@@ -200,6 +200,21 @@ RECOMPUTATION = (
 )
 
 
+LARGE_MODEL = (
+    key("model.num_layers", 4, 6, 8, 8, 12),
+    key("model.hidden_size", 48),
+    key("model.num_attention_heads", 4, 6, 8, 12),
+    key("model.seq_length", 48, 64),
+    key("training.global_batch_size", 32, 64),
+)
+LARGE_LAYOUT = (
+    key("world_size", 4, 6, 8, 8, 12, 16, 16, 24, 32),
+    key("parallelism.tensor_model_parallel_size", 1, 1, 2, 2, 3, 4, 8),
+    key("parallelism.context_parallel_size", 1, 1, 2, 2, 4, 8),
+    key("parallelism.num_distributed_optimizer_instances", 1, 1, 2, 2, 4),
+)
+
+
 @dataclass(frozen=True)
 class Case:
     """The configuration of a single process, and two layouts as changes to it."""
@@ -214,19 +229,25 @@ class Case:
         return merged(self.alone, {"run_dir": str(directory)} | layout | changed)
 
 
-def draw(seed: int, directory: Path) -> Case:
-    """The case of a `seed`, whose runs and corpora are in `directory`."""
+def draw(seed: int, directory: Path, *, large: bool = False) -> Case:
+    """The case of a `seed`, whose runs and corpora are in `directory`.
+
+    Its layouts have up to 4 ranks, which this machine can run, or up to 32 with `large`.
+    """
+    of_model, of_layout = (LARGE_MODEL, LARGE_LAYOUT) if large else ((), ())
     source = random.Random(seed)
     corpora = [
         write_corpus(directory / name, documents=200, first_token=first, eod=EOD, lengths=(1, 40))
         for name, first in (("low", 0), ("high", 400))
     ]
     while True:
-        features = [feature for share, feature in FEATURES if source.random() < share]
+        features = [feature for share, feature in FEATURES if source.random() < share] + [of_model]
         drawn = (_draw_alone(source, features, directory, corpora) for _ in range(TRIES))
         alone = next((document for document in drawn if is_valid(document)), None)
         if alone is not None:
-            return Case(alone, (_valid_layout(source, alone), _valid_layout(source, alone)))
+            return Case(
+                alone, (_valid_layout(source, alone, of_layout), _valid_layout(source, alone, of_layout))
+            )
 
 
 def is_valid(document: Document) -> bool:
@@ -280,9 +301,9 @@ def _draw_alone(
     return merged(fixed, _choose(source, *BASE, *itertools.chain(*features)))
 
 
-def _valid_layout(source: random.Random, alone: Document) -> Document:
+def _valid_layout(source: random.Random, alone: Document, sizes: tuple[Choices, ...]) -> Document:
     while True:
-        features = [*source.choice(PIPELINES), *source.choice(RECOMPUTATION)]
+        features = [*sizes, *source.choice(PIPELINES), *source.choice(RECOMPUTATION)]
         if "num_moe_experts" in alone["model"]:
             features += LAYOUT_OF_EXPERTS
         drawn = (_draw_layout(source, alone, features) for _ in range(TRIES))

@@ -1,11 +1,13 @@
 """Random runs: one curve at every layout, exact resumption, and continuation at another layout.
 
-`make test-random SEEDS="17 18"` runs the cases of these seeds. A failed test prints its case as JSON.
+Larger layouts are only built, on fake worlds. `make test-random SEEDS="17 18"` runs the cases of these seeds. A failed
+test prints its case as JSON.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import shutil
@@ -14,18 +16,31 @@ from typing import Any
 
 import numpy
 import pytest
+import torch
+from megatron.core import parallel_state
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tests.trainer.random_runs import SAVED, STEPS, Case, draw
 from tests.trainer.runs import Run, finished
 from tests.trainer.tensors import assert_same_checkpoint
+from trainer.contract import config as configuration
+from trainer.contract.config import TrainerConfig
+from trainer.contract.resolve import resolve
+from trainer.distributed import groups
+from trainer.distributed.layout import check_layout
+from trainer.distributed.rendezvous import Ranks
+from trainer.model import kernels
+from trainer.model.build import build_model
+from trainer.optimizer.build import build_optimizer
 
-pytestmark = [pytest.mark.process, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 SEEDS = [int(seed) for seed in os.environ.get("SEEDS", "").split()] or [*range(6)]
 ROUNDING, ROUNDING_OF_LATENTS = 5e-7, 1e-6
 """Largest relative difference of a loss or gradient norm in fp32, without and with latent attention."""
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_random_run(seed: int, tmp_path: Path) -> None:
     case = draw(seed, tmp_path)
@@ -81,3 +96,32 @@ def assert_same_evaluations(run: Run, alone: Run) -> None:
         [loss for *_, loss in alone.evaluations],
         rtol=ROUNDING_OF_LATENTS,
     )
+
+
+@pytest.mark.filterwarnings("ignore")  # Megatron-Core warns about its own defaults
+@pytest.mark.parametrize("seed", SEEDS)
+def test_core_builds_a_random_layout(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the rules accept breaks no assertion in the first, the middle and the last rank."""
+    fake = functools.partial(torch.distributed.init_process_group, "fake", store=FakeStore())
+    monkeypatch.setattr(
+        torch.distributed,
+        "init_process_group",
+        lambda rank, world_size, **_: fake(rank=rank, world_size=world_size),
+    )
+    monkeypatch.setattr(groups, "open_store", lambda *_: None)
+    case = draw(seed, tmp_path, large=True)
+    print(json.dumps(dataclasses.asdict(case)))
+    for layout in case.layouts:
+        document = case.config(
+            "large", layout, optimizer__parameter_groups=[]
+        )  # need the names of other ranks
+        config = resolve(configuration.from_dict(TrainerConfig, document, "a random run"))
+        check_layout(config)
+        for rank in {0, config.world_size // 2, config.world_size - 1}:
+            ranks = Ranks(rank, rank, config.world_size, "a test")
+            try:
+                collection = groups.initialize(config, ranks, {})
+                build_optimizer(config, build_model(config, collection, kernels.choose(config)))
+            finally:
+                parallel_state.destroy_model_parallel()
+                torch.distributed.destroy_process_group()
