@@ -493,7 +493,8 @@ def test_an_uneven_pipeline_is_converted() -> None:
 
 
 def test_documents_are_converted() -> None:
-    found, _ = migrated("--reset-attention-mask --reset-position-ids --eod-mask-loss")
+    found, leftovers = migrated("--reset-attention-mask --reset-position-ids --eod-mask-loss")
+    assert "--calculate-per-token-loss" in leftovers["the mean of the loss"]
     assert found["data"] == {
         "mock": True,
         "reset_attention_mask": True,
@@ -504,7 +505,8 @@ def test_documents_are_converted() -> None:
 
 def test_documents_of_a_null_tokenizer_end_with_its_own_token() -> None:
     options = "--tokenizer-type NullTokenizer --vocab-size 50000"
-    found, _ = migrated(f"{options} --eod-mask-loss")
+    found, leftovers = migrated(f"{options} --eod-mask-loss --calculate-per-token-loss")
+    assert "the mean of the loss" not in leftovers
     assert found["data"]["eod_id"] == 50000
 
 
