@@ -493,7 +493,8 @@ def test_an_uneven_pipeline_is_converted() -> None:
 
 
 def test_documents_are_converted() -> None:
-    found, _ = migrated("--reset-attention-mask --reset-position-ids --eod-mask-loss")
+    found, leftovers = migrated("--reset-attention-mask --reset-position-ids --eod-mask-loss")
+    assert "--calculate-per-token-loss" in leftovers["the mean of the loss"]
     assert found["data"] == {
         "mock": True,
         "reset_attention_mask": True,
@@ -504,7 +505,8 @@ def test_documents_are_converted() -> None:
 
 def test_documents_of_a_null_tokenizer_end_with_its_own_token() -> None:
     options = "--tokenizer-type NullTokenizer --vocab-size 50000"
-    found, _ = migrated(f"{options} --eod-mask-loss")
+    found, leftovers = migrated(f"{options} --eod-mask-loss --calculate-per-token-loss")
+    assert "the mean of the loss" not in leftovers
     assert found["data"]["eod_id"] == 50000
 
 
@@ -652,7 +654,8 @@ OPTIONS = """\
 --exit-duration-in-mins 235; --dataloader-type single; --dataloader-type cyclic; --optimizer sgd;
 --use-checkpoint-args; --num-experts 8; --moe-router-topk 2; --use-flash-attn; --swiglu;
 --num-experts 8 --moe-permute-fusion; --moe-grouped-gemm;
---num-experts 8 --moe-layer-freq '([0]+[1]*11)'; --num-experts 8 --moe-token-dispatcher-type flex;
+--num-experts 8 --moe-layer-freq '([0]+[1]*11)'; --num-experts 8 --moe-layer-freq [0]*2+[1]*10;
+--calculate-per-token-loss; --enable-experimental; --num-experts 8 --moe-token-dispatcher-type flex;
 --group-query-attention; --num-query-groups 4; --no-position-embedding; --use-pytorch-profiler;
 --tokenizer-type Llama2Tokenizer; --tokenizer-model /x; --vocab-size 5; --vocab-file /x/v.json;
 --merge-file /x/m.txt; --make-vocab-size-divisible-by 64; --padded-vocab-size 51200;
@@ -759,6 +762,7 @@ LLAMA3 = {
         ),
         (f"{EXPERTS} --moe-layer-freq 4", MOE | {"moe_layer_freq": [1, 0, 0, 0] * 3}),
         (f"{EXPERTS} --moe-layer-freq '([0]*1+[1]*11)'", MOE | {"moe_layer_freq": [0, *[1] * 11]}),
+        (f"{EXPERTS} --moe-layer-freq [0]*1+[1]*11", MOE | {"moe_layer_freq": [0, *[1] * 11]}),
         (f"{EXPERTS} --moe-layer-freq 1 --moe-expert-capacity-factor -1", MOE),
         (f"{EXPERTS} --moe-router-bias-update-rate 1e-2 --moe-token-drop-policy position", MOE),
         (
@@ -782,6 +786,13 @@ def test_the_model_is_the_one_that_megatron_computes(options: str, model: dict[s
     assert found["model"] == plain["model"] | model
 
 
+def test_lists_of_layers_need_no_quotes() -> None:
+    """The shell keeps such a pattern if it matches no file. shfmt reads it as an index in arrays."""
+    ended = init(f"LAYERS=(--moe-layer-freq [0]*1+[1]*11)\n{WHOLE} --num-experts 8 ${{LAYERS[@]}}\n")
+    assert ended.status == 0, ended.stderr
+    assert written()["model"]["moe_layer_freq"] == [0, *[1] * 11]
+
+
 def test_the_layout_of_experts_is_converted() -> None:
     options = f"{EXPERTS} --expert-model-parallel-size 4 --expert-tensor-parallel-size 1 --moe-grouped-gemm"
     found, leftovers = migrated(
@@ -794,6 +805,14 @@ def test_the_layout_of_experts_is_converted() -> None:
     }
     assert leftovers["--moe-token-dispatcher-type"] == "the trainer has alltoall and allgather"
     assert "--moe-layer-recompute" in leftovers
+    scripts = (
+        ("--moe-router-pre-softmax", "--moe-router-score-function sigmoid"),
+        ("--moe-aux-loss-coeff 1e-2", "--moe-router-load-balancing-type none"),
+    )
+    for unused, reason in scripts:
+        found, leftovers = migrated(f"{EXPERTS} {unused} {reason}", "--force")
+        assert leftovers[unused].startswith("it has no effect with model.moe_router_")
+        assert unused.split()[0].removeprefix("--").replace("-", "_") not in found["model"]
     _, leftovers = migrated("--moe-grouped-gemm", "--force")
     assert leftovers["--moe-grouped-gemm"] == "it only applies with --num-experts"
 
@@ -917,6 +936,7 @@ def test_latent_attention_has_megatron_lms_defaults() -> None:
     }
     assert "rope_scaling" not in model
     assert left(ended)["--kv-channels 64"] == "latent attention does not use it"
+    assert "kv_channels" not in model
 
 
 @pytest.mark.parametrize(

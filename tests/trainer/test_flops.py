@@ -10,6 +10,7 @@ import numpy
 import pytest
 import torch
 from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
+from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -42,6 +43,12 @@ def process_groups(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     environ = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     yield groups.initialize(config, Ranks(0, 0, 1, "test"), environ)
     groups.finalize()
+
+
+@pytest.fixture(autouse=True)
+def mtp_losses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget the number of MTP layers of earlier models, which Core keeps for the process."""
+    monkeypatch.setattr(MTPLossLoggingHelper, "tracker", {})
 
 
 def counted_flops(config: TrainerConfig, process_groups: Any) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from megatron.core.tensor_parallel import random
+from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
 from torch.autograd.graph import saved_tensors_hooks
 
 from hpcgen.planning.layout import Layout
@@ -62,6 +63,12 @@ def process_groups(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     environ = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     yield groups.initialize(config, Ranks(0, 0, 1, "test"), environ)
     groups.finalize()
+
+
+@pytest.fixture(autouse=True)
+def mtp_losses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget the number of MTP layers of earlier models, which Core keeps for the process."""
+    monkeypatch.setattr(MTPLossLoggingHelper, "tracker", {})
 
 
 @pytest.fixture(autouse=True)

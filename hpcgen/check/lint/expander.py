@@ -26,6 +26,13 @@ from hpcgen.check.lint.words import (
 BLANKS = " \t\n"
 """Characters that split words, unless a script sets IFS."""
 
+EXPANDED = re.compile(r"[*?\[]|\{.*(,|\.\.).*\}|^~")
+"""Unquoted text that the shell expands: patterns, braces and tildes."""
+
+LAYERS = re.compile(r"\\?\[[01](,[01])*\](\*\d+)?(\+\[[01](,[01])*\](\*\d+)?)*")
+"""Lists such as [0]*3+[1]*58, which scripts give to --moe-layer-freq without quotes. They are patterns, but the shell
+keeps those that match no file."""
+
 
 @dataclass
 class Expander:
@@ -157,14 +164,14 @@ class Expander:
         return items[:MAX_WORDS]
 
     def _parts(self, parts: list[Node], *, quoted: bool) -> Iterator[Piece]:
+        is_list = LAYERS.fullmatch("".join(part["Value"] if part["Type"] == "Lit" else "$" for part in parts))
         for part in parts:
             kind = part["Type"]
             if kind == "Lit":
-                # patterns, braces and tildes are expanded
-                plain = quoted or not re.search(r"[*?\[]|\{.*(,|\.\.).*\}|^~", part["Value"])
+                is_plain = quoted or is_list is not None or not EXPANDED.search(part["Value"])
                 for literal, is_text in self._unmasked(part):
                     text = _unescape(literal, quoted=quoted)
-                    yield Piece(text, known=plain and is_text, quoted=quoted or "\\" in literal)
+                    yield Piece(text, known=is_plain and is_text, quoted=quoted or "\\" in literal)
             elif kind == "SglQuoted":
                 for text, is_text in self._unmasked(part):
                     known = is_text and not (part.get("Dollar") and re.search(r"\\[xuUc0-7]", text))

@@ -15,6 +15,12 @@ NEEDS = {
     "moe-token-drop-policy": "model.moe_expert_capacity_factor",
 }
 """Options that are only read if another key is set, which a run file would refuse without it."""
+EXCLUDED_BY = {
+    "moe-router-pre-softmax": ("model.moe_router_score_function", "sigmoid"),
+    "moe-aux-loss-coeff": ("model.moe_router_load_balancing_type", "none"),
+}
+"""Options without effect for a value of another key, which a run file would refuse with it -> the key and the value."""
+
 OTHER_DISPATCHERS = ("flex", "alltoall_seq")
 """Values of --moe-token-dispatcher-type that only change the communication, and that the trainer does not have."""
 
@@ -26,13 +32,16 @@ def carry_experts(flags: Flags, carried: Carried) -> None:
         carry_as(KEYS[COUNT], count, carried)
     has_experts = count is not None or carried.get(KEYS[COUNT]) is not None
     given = [flag for flag in flags.values() if EXPERT_OPTIONS.match(flag.name)]
-    for flag in sorted(given, key=lambda flag: flag.name in NEEDS):
+    for flag in sorted(given, key=lambda flag: flag.name in NEEDS or flag.name in EXCLUDED_BY):
         carried.seen.add(flag.name)
         needed = NEEDS.get(flag.name)
+        key, value = EXCLUDED_BY.get(flag.name, (None, None))
         if not has_experts and flag.name in options():
             carried.leave(flag.line, shown(flag), f"it only applies with --{COUNT}")
         elif needed is not None and not carried.get(needed):
             carried.leave(flag.line, shown(flag), f"it only applies with {needed}")
+        elif key is not None and carried.get(key) == value:
+            carried.leave(flag.line, shown(flag), f"it has no effect with {key} = {value}")
         elif flag.name == "moe-layer-freq":
             _layer_freq(flag, carried)
         elif flag.name == "moe-expert-capacity-factor" and _text(flag).startswith("-"):

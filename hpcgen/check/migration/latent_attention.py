@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hpcgen.check.lint.launch import Flag
-from hpcgen.check.lint.megatron import LATENT_WIDTHS
+from hpcgen.check.lint.megatron import KEYS, LATENT_WIDTHS
 from hpcgen.check.migration.leftover import Carried, is_sure
 from hpcgen.check.migration.values import Flags, carry_as, shown
 
@@ -34,7 +34,7 @@ def carry_latent_attention(flags: Flags, carried: Carried) -> None:
         elif name == "kv-lora-rank":
             carried.put(path, KV_LORA_RANK)
     if flag := flags.get("kv-channels"):
-        carried.seen.add(flag.name)
+        carried.drop(KEYS[flag.name])
         carried.leave(flag.line, shown(flag), "latent attention does not use it")
     _rope_scaling(given, carried)
 

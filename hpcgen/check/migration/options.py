@@ -47,7 +47,7 @@ USUAL: dict[str, tuple[str, ...]] = {
         "use-distributed-optimizer", "use-mcore-models", "exit-signal-handler", "log-throughput", "use-dist-ckpt",
         "accumulate-allreduce-grads-in-fp32", "no-create-attention-mask-in-dataloader", "auto-detect-ckpt-format",
         "ckpt-fully-parallel-load", "ckpt-fully-parallel-save", "ckpt-assume-constant-structure",
-        "cross-entropy-loss-fusion", "moe-permute-fusion",
+        "cross-entropy-loss-fusion", "moe-permute-fusion", "calculate-per-token-loss",
     ), ()),
     "optimizer": ("adam",),
     "dataloader-type": ("single",),
@@ -98,7 +98,7 @@ NO_EFFECT_ON_RESULTS = re.compile("|".join((
     r"no-pin-cpu-.*|empty-unused-memory-level|recompute-.*|use-torch-optimizer-.*",
     r"checkpoint-activations.*|checkpoint-num-layers|activations-checkpoint-.*|.*-fusion|.*cuda-graph.*|.*te-rng-.*",
     r"use-flash-attn.*|flash-attention-version|attention-backend|transformer-impl|.*persist-layer-norm",
-    r"memory-efficient-layer-norm|((no|disable)-)?attention-softmax-in-fp32|.*query-key-layer-scaling",
+    r"enable-experimental|use-transformer-engine-op-fuser|memory-efficient-layer-norm|((no|disable)-)?attention-softmax-in-fp32|.*query-key-layer-scaling",
     # communication, memory and kernels of experts, and logs about them
     r"moe-.*-fusion(-into-hybridep)?|moe-shared-expert-overlap|moe-layer-recompute|moe-per-layer-logging",
     r"moe-(enable-)?deepep.*|moe-(flex-dispatcher|hybridep|ncclep)-.*|moe-use-(legacy-grouped-gemm|grouped-tensor)",

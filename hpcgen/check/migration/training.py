@@ -101,6 +101,7 @@ def carry_training(job: Job, launch: Launch, carried: Carried) -> None:
     _profile(flags, carried)
     _schedule(flags, carried)
     _belonging(flags, carried)
+    _mean_loss(flags, carried)
     for path, value in DEFAULTS.items():
         is_given = carried.get(path) is not None or any(KEYS.get(name) == path for name in launch.flags)
         if not is_given and not (path == "data.split" and not carried.get("data.datasets")):
@@ -144,6 +145,17 @@ def _carry(flag: Flag, carried: Carried) -> None:
         carry_without_key(flag, carried)
     else:
         carry_as(path, flag, carried)
+
+
+def _mean_loss(flags: Flags, carried: Carried) -> None:
+    """The weights of tokens in the loss, which differ if microbatches have different numbers of tokens that count."""
+    masked = flags.get("eod-mask-loss")
+    if masked is not None and "calculate-per-token-loss" not in flags:
+        why = (
+            "the trainer averages over the tokens of the global batch, as Megatron-LM does with "
+            "--calculate-per-token-loss, and not over the means of microbatches"
+        )
+        carried.leave(masked.line, "the mean of the loss", why)
 
 
 def _belonging(flags: Flags, carried: Carried) -> None:
