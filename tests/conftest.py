@@ -60,6 +60,7 @@ LONG_FILES = (
     "trainer/test_alive.py",
     "test_site.py",
     "trainer/test_exchange.py",
+    "trainer/test_mtp_documents.py",
     "data/test_tokenize.py",
     "data/test_task.py",
     "data/test_kills.py",

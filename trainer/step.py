@@ -24,6 +24,7 @@ from trainer.data.loader import MicroBatch, num_microbatches
 from trainer.faults.spikes import SpikeWatch
 from trainer.model import multi_token
 from trainer.model.experts import Router, expert_biases, take_statistics
+from trainer.optimizer.build import optimizers_of
 from trainer.optimizer.schedule import Schedule
 
 DataIterators = list[Iterator[MicroBatch] | None]
@@ -230,7 +231,9 @@ def _non_finite(
     Every rank must call this.
     """
     if math.isfinite(loss):
-        gradients = (gradient for part in _parts(optimizer) for gradient in _gradients_of_the_norm(part))
+        gradients = (
+            gradient for part in optimizers_of(optimizer) for gradient in _gradients_of_the_norm(part)
+        )
         is_finite = all(bool(gradient.isfinite().all()) for gradient in gradients)
     else:
         is_finite = bool(totals.isfinite().all())
@@ -258,10 +261,6 @@ def _gradients_of_the_norm(part: MegatronOptimizer) -> list[torch.Tensor]:
     return gradients
 
 
-def _parts(optimizer: MegatronOptimizer) -> Sequence[MegatronOptimizer]:
-    return getattr(optimizer, "chained_optimizers", (optimizer,))
-
-
 def _restore(biases: Sequence[torch.Tensor], previous: Sequence[torch.Tensor]) -> None:
     """Undo Core's update of the experts' biases, which ends the backward pass (finalize_model_grads.py)."""
     for bias, value in zip(biases, previous, strict=True):
@@ -270,7 +269,7 @@ def _restore(biases: Sequence[torch.Tensor], previous: Sequence[torch.Tensor]) -
 
 def _update(optimizer: MegatronOptimizer, clip_grad: float, grad_norm: float) -> None:
     """The part of Core's `optimizer.step` that follows once the gradients are ready and their norm is known."""
-    for part in _parts(optimizer):
+    for part in optimizers_of(optimizer):
         # With few parameters and many ranks, a rank may have none.
         if clip_grad > 0 and (parameters := part.get_parameters()):
             clip_grad_by_total_norm_fp32(parameters, clip_grad, grad_norm)

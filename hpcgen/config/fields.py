@@ -59,7 +59,7 @@ Directive = Annotated[
 EnvironmentName = Annotated[str, Text(r"[A-Za-z_][A-Za-z0-9_]*", "the name of an environment variable")]
 PATH = Text(
     rf"(?![~-])(?=.{{1,1000}}$){_SEGMENT}(/{_SEGMENT})*",
-    "a path without '..', of at most 1000 characters, that does not start with '~' or '-'",
+    "a path without '..' (use an absolute path), of at most 1000 characters, that does not start with '~' or '-'",
 )
 FilePath = Annotated[str, PATH]
 """A path. Relative paths start at the directory of the file that contains them."""

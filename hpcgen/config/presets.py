@@ -6,8 +6,14 @@ GPT-3: Brown et al., "Language models are few-shot learners", arXiv 2005.14165, 
 billion tokens); NVIDIA NeMo's recipes and Megatron-LM's 175B example (batch, initialization, layout on H100).
 Llama 3: "The Llama 3 herd of models", arXiv 2407.21783, table 3 and section 3.4.1 (shapes, learning rates,
 warm-up, batch of 405B); NVIDIA NeMo's recipes (the other batches, layout of 70B).
-Mixtral: Jiang et al., "Mixtral of Experts", arXiv 2401.04088, table 1 (shape); Megatron-LM's examples/mixtral
-(optimizer, batch, initialization); NVIDIA NeMo's recipe (layout).
+Mixtral: Jiang et al., "Mixtral of Experts", arXiv 2401.04088, table 1 (shape); Megatron-LM's
+examples/mixtral/train_mixtral_8x7b_distributed.sh (optimizer, batch, length, initialization, balancing); NVIDIA NeMo's
+recipe mixtral_8x7b (layout).
+DeepSeek-V3: "DeepSeek-V3 technical report", arXiv 2412.19437, section 4.2 (shape, initialization, optimizer, batch,
+balancing); config.json of deepseek-ai/DeepSeek-V3 (width of dense layers, epsilon, groups of experts, scaling factor,
+vocabulary); NVIDIA NeMo's recipe deepseek_v3 (TP, PP and layers per stage). The preset leaves out what the report
+changes on the way: a smaller batch for 469 billion tokens, a smaller MTP loss after 10 trillion, and a lower learning
+rate and constant biases at the end.
 """
 
 from __future__ import annotations
@@ -17,6 +23,11 @@ from typing import Any
 
 GPT3_TOKENS = 300_000_000_000
 LLAMA3_TOKENS = 15_000_000_000_000
+DEEPSEEK_V3_TOKENS = 14_800_000_000_000
+DEEPSEEK_V3_DECAY = range(10_000_000_000_000, 14_300_000_000_000)
+"""Tokens between which the learning rate decays."""
+DEEPSEEK_V3_BATCH = 15_360 * 4096
+"""Tokens per step."""
 
 Section = dict[str, Any]
 
@@ -284,6 +295,77 @@ _ALL = (
             "optimizer": {"lr": 1e-4, "min_lr": 1e-5, "lr_decay_iters": 320_000, "lr_warmup_iters": 500},
         },
         eod_token="</s>",
+    ),
+    Preset(
+        "deepseek-v3",
+        "DeepSeek-V3 671B, on 128 GPUs per replica of its experts: 64 nodes of H100s, or 16 of H200s",
+        {
+            "model": {
+                "num_layers": 61,
+                "hidden_size": 7168,
+                "num_attention_heads": 128,
+                "ffn_hidden_size": 18_432,
+                "seq_length": 4096,
+                "position_embedding_type": "rope",
+                "normalization": "RMSNorm",
+                "layernorm_epsilon": 1e-6,
+                "swiglu": True,
+                "add_bias_linear": False,
+                "untie_embeddings_and_output_weights": True,
+                "init_method_std": 0.006,
+                "multi_latent_attention": True,
+                "qk_layernorm": True,
+                "q_lora_rank": 1536,
+                "kv_lora_rank": 512,
+                "qk_head_dim": 128,
+                "qk_pos_emb_head_dim": 64,
+                "v_head_dim": 128,
+                "num_moe_experts": 256,
+                "moe_layer_freq": [0] * 3 + [1] * 58,
+                "moe_ffn_hidden_size": 2048,
+                "moe_shared_expert_intermediate_size": 2048,
+                "moe_router_topk": 8,
+                "moe_router_score_function": "sigmoid",
+                "moe_router_topk_scaling_factor": 2.5,
+                "moe_router_num_groups": 8,
+                "moe_router_group_topk": 4,
+                "moe_router_enable_expert_bias": True,
+                "moe_router_bias_update_rate": 1e-3,
+                "moe_router_load_balancing_type": "seq_aux_loss",
+                "moe_aux_loss_coeff": 1e-4,
+                "mtp_num_layers": 1,
+                "mtp_loss_scaling_factor": 0.3,
+                "vocab_size": 129_280,
+            },
+            "parallelism": {
+                **OVERLAP,
+                **_layout(tensor=2, pipeline=16),
+                "num_layers_in_first_pipeline_stage": 3,
+                "num_layers_in_last_pipeline_stage": 2,
+                # DeepSeek-AI used 64 with its own kernels for messages between nodes.
+                "expert_model_parallel_size": 8,
+                "expert_tensor_parallel_size": 1,
+            },
+            "training": {
+                "micro_batch_size": 1,
+                "global_batch_size": 15_360,
+                "train_iters": DEEPSEEK_V3_TOKENS // DEEPSEEK_V3_BATCH,
+                # Half of the layers. Without recomputation, 16 microbatches in flight take 52 GiB.
+                "recompute_granularity": "full",
+                "recompute_method": "block",
+                "recompute_num_layers": 2,
+            },
+            "optimizer": {
+                "lr": 2.2e-4,
+                "min_lr": 2.2e-5,
+                "lr_warmup_iters": 2000,
+                "lr_decay_style": "WSD",
+                "lr_decay_iters": DEEPSEEK_V3_DECAY.stop // DEEPSEEK_V3_BATCH,
+                "lr_wsd_decay_style": "cosine",
+                "lr_wsd_decay_iters": len(DEEPSEEK_V3_DECAY) // DEEPSEEK_V3_BATCH,
+            },
+        },
+        eod_token="<\uff5cend\u2581of\u2581sentence\uff5c>",
     ),
 )
 

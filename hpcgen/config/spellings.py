@@ -162,6 +162,23 @@ KEYS = {
     "tensorboard_dir": "logging.tensorboard",
     "cuda_graph_scope": "training.cuda_graph_impl",
     "enable_cuda_graph": "training.cuda_graph_impl",
+    # offload of activations: Megatron-Core, torchtune and TRL
+    **dict.fromkeys(
+        (
+            *("cpu_offloading", "cpu_offloading_activations", "cpu_offloading_double_buffering"),
+            *(
+                "cpu_offloading_num_layers",
+                "cpu_offloading_retain_pinned_cpu_buffers",
+                "cpu_offloading_weights",
+            ),
+            *("fine_grained_activation_offloading", "fine_grained_offloading_max_inflight_offloads"),
+            *("offload_modules", "min_offloaded_tensor_size", "activation_offload_fraction"),
+            *("delta_offload_bytes_across_pp_ranks", "delay_offload_until_cuda_graph"),
+            *("activation_offloading", "enable_activation_offloading"),
+        ),
+        "training.recompute_modules or a larger context_parallel_size, because the trainer does not offload "
+        "activations to host memory (docs/long-context.md#offloading-activations)",
+    ),
 }
 """Another program's name -> the key to use, with a remark if the value differs."""
 
@@ -186,10 +203,6 @@ FEATURES = {
     ),
     "muon_": "the optimizer Muon",
     "optimizer": "optimizers other than AdamW",
-    "cpu_offloading": "offload of activations to host memory",
-    "cpu_offloading_": "offload of activations to host memory",
-    "fine_grained_activation_offloading": "offload of activations to host memory",
-    "offload_modules": "offload of activations to host memory",
 }
 """Name -> feature that hpcgen's trainer lacks. A name that ends in an underscore is a prefix of names."""
 

@@ -69,6 +69,32 @@ def nothing_to_do(trainer: TrainerConfig) -> list[Problem]:
     return [Problem("training.train_iters", reason, hint)] if is_finished else []
 
 
+def unscaled_positions(trainer: TrainerConfig) -> list[Problem]:
+    """A warning if the rotary frequencies do not fit sequences longer than those of the loaded weights.
+
+    The checkpoint's max_position_embeddings counts as its length, since a model may train on shorter samples.
+    """
+    try:
+        source = _source(trainer)
+    except OSError:
+        return []
+    if source is None or not source.weights_only or trainer.model.position_embedding_type != "rope":
+        return []
+    saved, length, scaling = source.record["model"], trainer.model.seq_length, trainer.model.rope_scaling
+    trained = saved.get("max_position_embeddings") or saved["seq_length"]
+    of_checkpoint = f"{trained}, the sequence length of the checkpoint {source.path}"
+    rotary = {"model.rotary_base", "model.rope_scaling"}
+    if length > trained and not rotary & {change.name for change in _differing(source.record, trainer)}:
+        reason = f"is more than {of_checkpoint}, but the rotary frequencies are the same"
+        hint = f"set model.rope_scaling, for example rope_type: yarn, factor: {length / trained:g} and "
+        return [Problem("model.seq_length", reason, f"{hint}original_max_position_embeddings: {trained}")]
+    original = scaling and scaling.original_max_position_embeddings
+    if original and saved.get("rope_scaling") is None and original != trained:
+        path = "model.rope_scaling.original_max_position_embeddings"
+        return [Problem(path, f"differs from {of_checkpoint}", f"set it to {trained}")]
+    return []
+
+
 @dataclass(frozen=True)
 class _Source:
     """The checkpoint that the trainer would start from."""

@@ -86,6 +86,15 @@ def nothing_to_do(trainer: TrainerConfig) -> list[Problem]:
     return continuation.nothing_to_do(trainer)
 
 
+def unscaled_positions(trainer: TrainerConfig) -> list[Problem]:
+    """A warning if the rotary frequencies do not fit sequences longer than those of the loaded weights."""
+    if _is_first_job(trainer):
+        return []
+    from hpcgen.planning import continuation
+
+    return continuation.unscaled_positions(trainer)
+
+
 def _is_first_job(trainer: TrainerConfig) -> bool:
     """Returns True if this machine sees nothing to resume from."""
     directories = (trainer.run_dir, trainer.checkpoint.save, trainer.checkpoint.load)

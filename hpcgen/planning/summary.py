@@ -268,8 +268,8 @@ def _experts_for_people(experts: dict[str, Any] | None) -> list[tuple[str, str]]
     nodes = experts["nodes_per_group"]
     where = "within a node" if nodes == 1 else f"over {nodes} nodes"
     groups = (
-        f"{counted(experts['expert_data_parallel_size'], 'group')} of {experts['ranks_per_group']} ranks per pipeline "
-        f"stage, each {where}"
+        f"{counted(experts['expert_data_parallel_size'], 'group')} of {experts['ranks_per_group']} ranks {where} per "
+        "pipeline stage"
     )
     return [("experts", f"{experts_of_layer}, {experts['experts_per_rank']} on each rank; {groups}")]
 

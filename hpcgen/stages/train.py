@@ -61,11 +61,12 @@ class Train(Stage):
             yield from discarded_training(trainer)
 
     def warnings(self, run: Run, trainer: TrainerConfig | None) -> Iterator[Problem]:
-        """Yields a warning if the run has already finished."""
-        from hpcgen.planning.resuming import nothing_to_do
+        """Yields warnings about a run that has already finished, and about rotary frequencies."""
+        from hpcgen.planning.resuming import nothing_to_do, unscaled_positions
 
         if trainer is not None:
             yield from nothing_to_do(trainer)
+            yield from unscaled_positions(trainer)
 
     def queued_stage(self, config: RunConfig) -> Stage | None:
         """The stage evaluate with `evaluation.every`."""

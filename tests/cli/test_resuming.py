@@ -138,6 +138,28 @@ def test_loading_only_weights_compares_no_hyperparameters(workplace: Path, run_f
     assert "or use another checkpoint.load\n" in shaped.stderr
 
 
+def test_a_longer_context_with_the_same_frequencies_is_a_warning(workplace: Path, run_file: Path) -> None:
+    rope = ("model.position_embedding_type=rope", "paths.run_dir=new")
+    trainer = plan(load_run(run_file, [*rope, "model.seq_length=64"])).trainer
+    assert trainer is not None
+    path = write_checkpoint(workplace / "short", 5, **sections(trainer))
+    load = (*rope, "model.seq_length=256", "checkpoint.load=short", "checkpoint.finetune=true")
+    assert (
+        f"model.seq_length = 256 is more than 64, the sequence length of the checkpoint {path}, but the rotary "
+        "frequencies are the same; set model.rope_scaling, for example rope_type: yarn, factor: 4 and "
+        "original_max_position_embeddings: 64"
+    ) in validated(run_file, *load).stderr
+    yarn = "model.rope_scaling={rope_type: yarn, factor: 4, original_max_position_embeddings: %d}"
+    assert (
+        "original_max_position_embeddings = 32 differs from 64"
+        in validated(run_file, *load, yarn % 32).stderr
+    )
+    for scaled in (yarn % 64, "model.rotary_base=500000"):
+        found = validated(run_file, *load, scaled)
+        assert found.status == 0
+        assert str(path) not in found.stderr
+
+
 def test_the_newest_complete_checkpoint_counts(workplace: Path, run_file: Path) -> None:
     (workplace / "run/checkpoints/iter_0000010/__0_0.distcp").write_bytes(b"cut")
     assert "run/checkpoints/iter_0000005;" in validated(run_file, "optimizer.lr=2e-3").stderr

@@ -61,10 +61,15 @@ def test_a_preset_obeys_the_rules_on_its_fewest_ranks(preset):
         ("llama3-70b", 64),
         ("llama3-405b", 896),
         ("mixtral-8x7b", 64),
+        ("deepseek-v3", 512),
     ],
 )
 def test_a_preset_fits_gpus_of_80_gb_without_a_warning(name, world_size):
     assert check(facts(PRESETS[name], world_size, device_memory_gib=79.6)) == ([], [])
+
+
+def test_deepseek_v3_fits_16_nodes_of_h200s():
+    assert check(facts(PRESETS["deepseek-v3"], 128, device_memory_gib=140.4)) == ([], [])
 
 
 @pytest.mark.parametrize(
@@ -84,6 +89,7 @@ def test_a_preset_fits_gpus_of_80_gb_without_a_warning(name, world_size):
         ("llama3-70b", 70.55),
         ("llama3-405b", 405.9),
         ("mixtral-8x7b", 46.702792704),
+        ("deepseek-v3", 671.0 + 11.6),  # with its MTP layer
     ],
 )
 def test_presets_have_their_real_sizes(name, billions):
@@ -100,6 +106,8 @@ def test_presets_have_their_real_sizes(name, billions):
         ("13b", 1e-4, 1e-5, 1024),
         ("175b", 6e-5, 6e-6, 1536),
         ("llama3-405b", 8e-5, 8e-7, 2048),
+        ("mixtral-8x7b", 1e-4, 1e-5, 256),
+        ("deepseek-v3", 2.2e-4, 2.2e-5, 15360),
     ],
 )
 def test_published_optimisation_defaults(name, lr, min_lr, batch):
@@ -113,6 +121,15 @@ def test_gpt3_presets_train_on_300_billion_tokens_after_375_million_of_warmup():
     tokens_per_iter = 1536 * 2048
     assert found.training.train_iters * tokens_per_iter == pytest.approx(300e9, rel=1e-4)
     assert found.resolved_optimizer.lr_warmup_iters * tokens_per_iter == pytest.approx(375e6, rel=1e-2)
+
+
+def test_deepseek_v3_decays_between_10_and_14_3_of_14_8_trillion_tokens():
+    found = facts(PRESETS["deepseek-v3"])
+    optimizer, tokens_per_iter = found.resolved_optimizer, 15360 * 4096
+    end = optimizer.lr_decay_iters
+    begin = end - optimizer.lr_wsd_decay_iters
+    tokens = [iters * tokens_per_iter / 1e12 for iters in (begin, end, found.training.train_iters)]
+    assert tokens == pytest.approx([10, 14.3, 14.8], rel=1e-4)
 
 
 def test_names_and_descriptions():

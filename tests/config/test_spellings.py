@@ -45,6 +45,8 @@ KEYS = {key for section in SECTIONS.values() for key in section}
         ("model.sliding_window", "use model.window_size"),
         ("training.use_fsdp", "hpcgen's trainer does not support sharded parameters (FSDP)"),
         ("parallelism.fsdp2", "hpcgen's trainer does not support sharded parameters (FSDP)"),
+        ("training.offload_modules", "use training.recompute_modules or a larger context_parallel_size"),
+        ("training.cpu_offloading_num_layers", "use training.recompute_modules"),
         ("model.layernorm_zero_centered_gamma", "Megatron-Core has it, but hpcgen's trainer does not"),
         ("optimizer.start_weight_decay", "Megatron-LM has it, but hpcgen's trainer does not"),
         ("model.window_sze", "did you mean window_size?"),

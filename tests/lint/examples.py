@@ -785,6 +785,14 @@ EXAMPLES: dict[str, Example] = {
             ("python -u", "env CUDA_DEVICE_MAX_CONNECTIONS=1 python -u"),
         ),
     ),
+    "activation-offload": Example(
+        fails=flag(
+            "--log-throughput",
+            "--log-throughput --fine-grained-activation-offloading --offload-modules core_attn",
+        ),
+        at="--fine-grained-activation-offloading",
+        passes=flag("--log-throughput", "--log-throughput --recompute-granularity selective"),
+    ),
     "fsdp-connections": Example(
         fails=flag("--log-throughput", "--log-throughput --use-torch-fsdp2"),
         at="CUDA_DEVICE_MAX_CONNECTIONS",

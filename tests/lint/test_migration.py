@@ -547,6 +547,17 @@ def test_options_of_long_context_without_effect_are_listed(options: str, option:
     assert leftovers[option] == reason
 
 
+def test_offloaded_activations_are_listed_with_what_to_use_instead() -> None:
+    _, leftovers = migrated(
+        "--fine-grained-activation-offloading --offload-modules core_attn --min-offloaded-tensor-size 4096"
+    )
+    reason = leftovers["--fine-grained-activation-offloading"]
+    assert reason.startswith(
+        "the trainer does not offload activations; if they do not fit, use training.recompute_modules"
+    )
+    assert leftovers["--min-offloaded-tensor-size 4096"] == "a run file has no key for it"
+
+
 def test_a_branch_that_does_not_run_contributes_nothing() -> None:
     ended = init(
         """\

@@ -25,7 +25,7 @@ def test_the_summary_of_mixtral(tmp_path):
     assert lines["layout"] == "TP1 PP4 VPP8 CP1 DP16 EP8 ETP1, 16 microbatches on 64 ranks"
     assert lines["parameters"] == "46,702,792,704, of which 12,879,925,248 process each token"
     assert lines["experts"] == (
-        "2 of 8 per token in 32 MoE layers, 1 on each rank; 2 groups of 8 ranks per pipeline stage, each within a node"
+        "2 of 8 per token in 32 MoE layers, 1 on each rank; 2 groups of 8 ranks within a node per pipeline stage"
     )
 
 
@@ -41,7 +41,7 @@ def test_groups_that_span_nodes(tmp_path):
     overrides += ["parallelism.virtual_pipeline_model_parallel_size=null"]
     plan = planned(tmp_path, big_run(**MIXTRAL), overrides=overrides)
     assert (
-        "4 groups of 16 ranks per pipeline stage, each over 2 nodes"
+        "4 groups of 16 ranks over 2 nodes per pipeline stage"
         in (dict(for_people(summarize(plan)))["experts"])
     )
     assert any("sends 2 copies of each token over the network" in warning for warning in plan.warnings)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
 from hpcgen.planning.layout import Layout
 from hpcgen.planning.memory import estimate_memory
 from hpcgen.planning.rules import check
-from tests.planning.cases import errors, valid_facts
+from tests.planning.cases import errors, valid_facts, warnings
 from tests.planning.test_model_size import llama3_8b
-from trainer.contract.config import ParallelismConfig, TrainingConfig
+from trainer.contract.config import ParallelismConfig, RopeScaling, TrainingConfig
 
 DOCUMENTS = {"data__reset_attention_mask": True}
 CP, KIND = "parallelism__context_parallel_size", "parallelism__cp_comm_type"
@@ -68,8 +69,13 @@ NO_BIAS = {"model__add_bias_linear": False}
         ),
         (
             {CP: 4, KIND: "a2a+p2p"},
-            "parallelism.hierarchical_context_parallel_sizes must be two sizes with the product "
-            "parallelism.context_parallel_size = 4 for parallelism.cp_comm_type = a2a+p2p; use [4, 1] or [2, 2]",
+            "parallelism.hierarchical_context_parallel_sizes is missing, but parallelism.cp_comm_type = a2a+p2p needs "
+            "two sizes with the product parallelism.context_parallel_size = 4; use [4, 1] or [2, 2]",
+        ),
+        (
+            {CP: 4, KIND: "a2a+p2p", SIZES: (4, 2)},
+            "parallelism.hierarchical_context_parallel_sizes does not fit: parallelism.cp_comm_type = a2a+p2p needs "
+            "two sizes with the product parallelism.context_parallel_size = 4; use [4, 1] or [2, 2]",
         ),
         (
             {CP: 4, KIND: "a2a", SIZES: (2, 2)},
@@ -89,6 +95,11 @@ NO_BIAS = {"model__add_bias_linear": False}
         (
             {**SELECTIVE, MODULES: ("core_attn", "mlp")},
             "training.recompute_modules contains mlp, which requires model.add_bias_linear = false; use [core_attn]",
+        ),
+        (
+            {**SELECTIVE, MODULES: ()},
+            "training.recompute_modules is empty, so selective recomputation recomputes nothing; list modules, or "
+            "remove it to recompute core_attn",
         ),
         (
             {**SELECTIVE, MODULES: ("moe",)},
@@ -129,6 +140,23 @@ def test_a_broken_rule_is_one_message_with_values_that_work(changes: dict[str, o
 )
 def test_valid_values_pass(changes: dict[str, object]) -> None:
     assert errors(**changes) == []
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8192}
+
+
+@pytest.mark.parametrize(
+    ("scaling", "length", "message"),
+    [
+        (YARN, 32768, None),
+        (YARN, 131072, "extends 8192 tokens to 32768, but model.seq_length is 131072; use 16 or more"),
+        ({**YARN, "rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}, 131072, None),
+    ],
+)
+def test_yarn_should_reach_the_sequence(scaling: dict[str, Any], length: int, message: str | None) -> None:
+    rope = {"model__position_embedding_type": "rope", "model__rope_scaling": RopeScaling(**scaling)}
+    found = warnings(**rope, model__seq_length=length, device_memory_gib=10_000)
+    assert found == [f"model.rope_scaling.factor {message}"] * (message is not None)
 
 
 def test_documents_need_no_transformer_engine_on_cpus() -> None:

@@ -12,6 +12,8 @@ VPP = "parallelism__virtual_pipeline_model_parallel_size"
 CP = "parallelism__context_parallel_size"
 HEADS = "model__num_attention_heads"
 BATCH = "training__global_batch_size"
+MICRO = "training__micro_batch_size"
+SP = "parallelism__sequence_parallel"
 
 
 @pytest.mark.parametrize(
@@ -24,6 +26,12 @@ BATCH = "training__global_batch_size"
         ),
         (
             {TP: 4, CP: 4},
+            "parallelism.context_parallel_size results in TP x CP = 4 x 4 = 16, more than the 8 GPUs of a "
+            "node, so every layer waits for the network; use 2, or set cp_comm_type to a2a+p2p and "
+            "hierarchical_context_parallel_sizes to [2, 2]",
+        ),
+        (
+            {TP: 4, CP: 4, "data__reset_attention_mask": True},
             "parallelism.context_parallel_size results in TP x CP = 4 x 4 = 16, more than the 8 GPUs of a "
             "node, so every layer waits for the network; use 2",
         ),
@@ -55,16 +63,31 @@ def test_a_model_that_does_not_fit_is_a_warning():
     [message] = warnings(**shape)
     assert message.startswith("parallelism.tensor_model_parallel_size results in about ")
     assert " GiB on a device with 80 GiB: " in message
-    assert message.endswith(
-        "; use 2, or use more pipeline stages, a smaller micro_batch_size or recompute_granularity: full"
-    )
+    assert message.endswith("; use 2, or use more pipeline stages")
     assert warnings(**shape, **{TP: 2}) == []
     assert warnings(device_memory_gib=300, **shape) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "ways"),
+    [
+        ({}, "a smaller micro_batch_size, sequence_parallel: true or recompute_granularity: full"),
+        ({MICRO: 1}, "more context-parallel ranks, sequence_parallel: true or recompute_granularity: full"),
+        ({MICRO: 1, SP: True}, "more context-parallel ranks or recompute_granularity: full"),
+        (
+            {MICRO: 1, SP: True, "model__add_bias_linear": False},
+            "more context-parallel ranks, recompute_modules: [mlp] or recompute_granularity: full",
+        ),
+    ],
+)
+def test_a_model_that_does_not_fit_is_told_what_can_help(changes, ways):
+    [message] = warnings(
+        **{TP: 2, "model__seq_length": 131072, "model__hidden_size": 4096, HEADS: 32} | changes
+    )
+    assert message.endswith(f"use more pipeline stages, {ways}")
 
 
 def test_a_warning_offers_nothing_that_would_be_an_error():
     shape = {"model__num_layers": 96, "model__hidden_size": 12288, HEADS: 96, TP: 8}
     [message] = warnings(**shape)
-    assert message.endswith(
-        "; use more pipeline stages, a smaller micro_batch_size or recompute_granularity: full"
-    )
+    assert message.endswith("; use more pipeline stages")

@@ -96,6 +96,11 @@ REFUSED = {
         "model.rope_scaling has no low_freq_factor, which rope_type = llama3 requires; take the value from the model's "
         "config.json",
     ),
+    "yarn without the length of the first training": (
+        {**ROPE, "model__rope_scaling": RopeScaling(rope_type="yarn", factor=4.0)},
+        "model.rope_scaling has no original_max_position_embeddings, which rope_type = yarn requires; set it to the "
+        "seq_length of the first training, or take the value from the model's config.json",
+    ),
     "linear with a key of another type": (
         {**ROPE, "model__rope_scaling": RopeScaling(rope_type="linear", factor=2.0, beta_fast=32.0)},
         "model.rope_scaling.beta_fast is not used by rope_type = linear; remove it",
@@ -126,7 +131,12 @@ REFUSED = {
     "TP and query groups": (
         {HEADS: 48, "model__hidden_size": 3072, GROUPS: 8, TP: 12, "nodes": 3, BATCH: 384},
         "parallelism.tensor_model_parallel_size neither divides model.num_query_groups = 8 nor is a multiple "
-        "of it (8 / 12); use 1, 2, 4, 8 or 24",
+        "of it (8 / 12); use 1, 2, 4 or 8",
+    ),
+    "TP does not divide queries, keys and values": (
+        {GROUPS: 1, "model__kv_channels": 6, TP: 8},
+        "parallelism.tensor_model_parallel_size does not divide (model.num_attention_heads + 2 x "
+        "model.num_query_groups) x model.kv_channels = (16 + 2 x 1) x 6 = 108 (108 / 8); use 1, 2 or 4",
     ),
     "TP does not divide the MLP": (
         {"model__ffn_hidden_size": 4098, TP: 4},
@@ -215,7 +225,7 @@ REFUSED = {
     ),
     "MTP with tied embeddings in a pipeline": (
         MTP | {PP: 2, "model__untie_embeddings_and_output_weights": False},
-        "model.untie_embeddings_and_output_weights is false, but model.mtp_num_layers = 1 requires it with "
+        "model.untie_embeddings_and_output_weights does not work with model.mtp_num_layers = 1 and "
         "parallelism.pipeline_model_parallel_size = 2, because Megatron-Core cannot save the shared matrix; use true, "
         "or set parallelism.pipeline_model_parallel_size to 1",
     ),
@@ -293,6 +303,11 @@ REFUSED = {
     "MLA with overlapped communication": (
         MLA | {TP: 2, SP: True, "parallelism__tp_comm_overlap": True},
         "parallelism.tp_comm_overlap has no effect with model.multi_latent_attention = true; use false",
+    ),
+    "YaRN of MLA over too many ranks": (
+        MLA | {CP: 4, "model__rope_scaling": dataclasses.replace(YARN, original_max_position_embeddings=4)},
+        "parallelism.context_parallel_size requires that model.rope_scaling.original_max_position_embeddings = 4 is a "
+        "multiple of 2 x 4 with model.multi_latent_attention = true (4 / 8); use 1 or 2",
     ),
     "windows of MLA over ranks": (
         MLA | {CP: 2, "model__window_size": 512},

@@ -69,6 +69,7 @@ def fits(facts: Facts) -> bool:
         and heads % groups == 0
         and heads % tp == 0
         and (groups % tp == 0 or tp % groups == 0)
+        and (heads + 2 * groups) * (model.hidden_size // heads) % tp == 0
         and (model.num_moe_experts is not None or ffn % tp == 0)
         and 1024 % tp == 0
         and model.num_layers % (pp * vpp) == 0

@@ -114,6 +114,7 @@ def test_layers_without_weight_in_the_loss_change_nothing(config: dict[str, Any]
     numpy.testing.assert_allclose(result.steps, without.steps, rtol=ROUNDING)
     losses = [event["mtp_1_loss"] for event in result.events if event["event"] == "step"]
     assert 6.5 < losses[0] < 7.5  # ln(1024 rows) is 6.9
+    assert f", mtp_1_loss {losses[0]:.4f}, grad norm" in result.log
 
 
 def test_a_run_resumes_bit_by_bit(config: dict[str, Any], single_deepseek: Run, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import math
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -32,8 +33,11 @@ from tests.trainer.runs import (
     gpt_config,
     run,
 )
-from trainer.contract.config import BlendConfig
+from trainer.contract import config as configuration
+from trainer.contract.batch_size import Batch
+from trainer.contract.config import BlendConfig, TrainerConfig
 from trainer.contract.errors import TrainerError
+from trainer.contract.resolve import resolve
 from trainer.data import documents, loader
 from trainer.distributed import groups
 from trainer.distributed.sequence import zigzag_positions
@@ -313,6 +317,24 @@ class Rank:
 
     def size(self) -> int:
         return self._size
+
+
+def test_the_chunks_of_a_rank_share_a_loader() -> None:
+    fields = {name: torch.tensor(sample(64)) for name in ("tokens", "labels", "loss_mask")}
+    config: Any = resolve(
+        configuration.from_dict(
+            TrainerConfig,
+            gpt_config("x", Path("x")) | {"data": {"mock": True, "num_workers": 0} | SEPARATE},
+            "test",
+        )
+    )
+    groups: Any = SimpleNamespace(dp=Rank(0, 1), cp=Rank(0, 1))
+    chunks: Any = [None, None]
+    dataset: Any = [fields, fields]
+    first, second = loader.data_iterators(chunks, dataset, config, groups, [Batch(0, 2)])
+    assert first is not None
+    assert second is not None
+    assert all(one is other for one, other in zip(first, second, strict=True))
 
 
 def attend_by_piece(

@@ -32,6 +32,7 @@ from trainer.contract.config import OptimizerConfig, ParallelismConfig, TrainerC
 from trainer.contract.errors import TrainerError
 from trainer.contract.resolve import resolve
 from trainer.metrics.console import Log
+from trainer.model.multi_token import DIVIDES_BY_TARGETS
 from trainer.optimizer.schedule import Schedule
 
 SAVED_AT = 3
@@ -599,6 +600,8 @@ LATENT_ATTENTION = (
 )
 PREDICTING = LLAMA | {"mtp_num_layers": 2, "mtp_loss_scaling_factor": 0.3}
 MTP = ("--mtp-num-layers", "2", "--mtp-loss-scaling-factor", "0.3")
+MTP_TOLERANCE = 1e-3 if DIVIDES_BY_TARGETS else 1e-5
+"""The first losses agree in any version. Later ones do not if Core weights the gradients of MTP losses differently."""
 
 
 @dataclass(frozen=True)
@@ -648,15 +651,17 @@ CASES = {
     ),
     "EP1": Case(flags=(*EXPERTS, RESHARDABLE), model=MOE),
     "latent attention": Case(flags=(*LATENT_ATTENTION, RESHARDABLE), model=LATENT),
-    "MTP": Case(flags=(*MTP, RESHARDABLE), model=PREDICTING),
+    "MTP": Case(flags=(*MTP, RESHARDABLE), model=PREDICTING, tolerance=MTP_TOLERANCE),
     "MTP, PP2": Case(
         flags=(*MTP, "--pipeline-model-parallel-size", "2", RESHARDABLE),
         model=PREDICTING,
         ranks=2,
+        tolerance=MTP_TOLERANCE,
     ),
     "MTP with latent attention and experts": Case(
         flags=(*MTP, *LATENT_ATTENTION, *BIASED_EXPERTS, RESHARDABLE),
         model=DEEPSEEK_V3 | {"rope_scaling": SCALING, "mtp_loss_scaling_factor": 0.3},
+        tolerance=MTP_TOLERANCE,
     ),
 }
 

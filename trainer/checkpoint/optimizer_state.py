@@ -25,6 +25,7 @@ from megatron.core.optimizer import ChainedOptimizer, MegatronOptimizer
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
 from trainer.optimizer import parameter_groups
+from trainer.optimizer.build import optimizers_of
 
 SHARDING_TYPE = "fully_reshardable"
 """Core's name for the stored form."""
@@ -37,11 +38,8 @@ Box = tuple[tuple[int, ...], tuple[int, ...], int]
 
 
 def sliceable(optimizer: MegatronOptimizer) -> list[DistributedOptimizer] | None:
-    """The distributed optimizers in `optimizer`; None for other kinds, and for offloaded or precision-aware state.
-
-    There is one. With expert parallelism, there is a second one for the experts, whose data-parallel ranks differ.
-    """
-    parts = optimizer.chained_optimizers if isinstance(optimizer, ChainedOptimizer) else [optimizer]
+    """The distributed optimizers in `optimizer`; None for other kinds, and for offloaded or precision-aware state."""
+    parts = list(optimizers_of(optimizer))
     are_plain = all(
         type(part) is DistributedOptimizer
         and not (part.config.use_precision_aware_optimizer or part.config.optimizer_cpu_offload)

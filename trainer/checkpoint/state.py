@@ -19,6 +19,7 @@ from trainer.contract.checkpoint_files import TRAINER_MARK
 from trainer.contract.errors import NonFiniteError
 from trainer.contract.wording import counted
 from trainer.optimizer import parameter_groups
+from trainer.optimizer.build import optimizers_of
 from trainer.step import TrainingState
 
 CHECKPOINT_VERSION = 3.0
@@ -118,7 +119,7 @@ def _trained(state: TrainingState) -> Iterator[tuple[str, torch.Tensor]]:
     """Tensors on this rank that training changes, with their names."""
     for chunk in state.model:
         yield from chunk.named_parameters()
-    for part in getattr(state.optimizer, "chained_optimizers", (state.optimizer,)):
+    for part in optimizers_of(state.optimizer):
         yield from (("the optimizer's fp32 weights", weight) for weight in part.get_parameters())
         for moments in part.optimizer.state.values():
             yield from ((f"the optimizer's {name}", m) for name, m in moments.items() if torch.is_tensor(m))

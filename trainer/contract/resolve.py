@@ -141,7 +141,9 @@ def _rope_scaling_problems(scaling: RopeScaling) -> Iterator[tuple[str, str, str
     required, optional = ROPE_SCALING_KEYS[kind]
     if missing := [key for key in required if getattr(scaling, key) is None]:
         reason = f"has no {', '.join(missing)}, which rope_type = {kind} requires"
-        yield "rope_scaling", reason, "take the value from the model's config.json"
+        extends = missing == ["original_max_position_embeddings"]
+        own = "set it to the seq_length of the first training, or " if extends else ""
+        yield "rope_scaling", reason, f"{own}take the value from the model's config.json"
     for field in dataclasses.fields(scaling):
         is_used = field.name in ("rope_type", "factor", *required, *optional)
         if not is_used and getattr(scaling, field.name) is not None:

@@ -8,6 +8,7 @@ Shapes: b microbatch, s tokens of the sequence on this context-parallel rank.
 from __future__ import annotations
 
 import functools
+import itertools
 import signal
 import socket
 from collections.abc import Iterable, Iterator
@@ -83,12 +84,11 @@ def data_iterators(
 ) -> list[Iterator[MicroBatch] | None]:
     """Microbatches of `batches` for each chunk; None for chunks that read no samples.
 
-    `batches` is iterated more than once.
+    The chunks of a rank share a loader. An interleaved schedule reads the same microbatch for each at another time.
     """
-    return [
-        micro_batches(dataset, config, groups, batches) if reads_samples(chunk, config.data) else None
-        for chunk in model
-    ]
+    reading = [reads_samples(chunk, config.data) for chunk in model]
+    copies = iter(itertools.tee(micro_batches(dataset, config, groups, batches), sum(reading)))
+    return [next(copies) if reads else None for reads in reading]
 
 
 def micro_batches(

@@ -19,7 +19,7 @@ from trainer.model.layers import CoreAttention
 
 
 class Cache:
-    """Keys and values of all layers for the rows of a batch."""
+    """Keys and values of all layers for the rows of a batch, or what they are computed from."""
 
     def __init__(self, num_slots: int, window: int | None, dtype: torch.dtype) -> None:
         self.num_slots = num_slots
@@ -29,7 +29,7 @@ class Cache:
         self._window = window
         self._dtype = dtype
         self._positions = torch.empty(0)
-        self._layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._layers: dict[int, tuple[torch.Tensor, ...]] = {}
 
     def begin_prompts(self) -> None:
         """Begin a step with the tokens of all rows from position 0."""
@@ -43,38 +43,43 @@ class Cache:
         mask = torch.zeros(visible.shape, dtype=self._dtype, device=positions.device)
         self.mask = mask.masked_fill_(~visible, -math.inf)[:, None, None]
 
-    def store(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Add the keys and values [s, b, g, d] of this step. Returns those of the slots to read [b, g, S, d]."""
+    def store(self, layer: int, *new: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Add tensors [s, b, g, d] of this step, such as keys and values. Returns the slots to read [b, g, S, d]."""
+        by_row = [each.permute(1, 2, 0, 3) for each in new]
         if layer not in self._layers:
-            _, rows, groups, width = key.shape
-            shape = (rows, groups, self.num_slots)
-            self._layers[layer] = key.new_zeros(*shape, width), value.new_zeros(*shape, value.shape[-1])
+            self._layers[layer] = tuple(
+                each.new_zeros(*each.shape[:2], self.num_slots, each.shape[-1]) for each in by_row
+            )
         stored = self._layers[layer]
-        for slots, new in zip(stored, (key.permute(1, 2, 0, 3), value.permute(1, 2, 0, 3)), strict=True):
+        for slots, each in zip(stored, by_row, strict=True):
             if self.mask is None:
-                slots[:, :, : new.shape[2]] = new
+                slots[:, :, : each.shape[2]] = each
             else:
-                slots.scatter_(2, self._positions.expand(new.shape), new)
+                slots.scatter_(2, self._positions.expand(each.shape), each)
         num_read = self.num_slots if self.mask is None else self.mask.shape[-1]
-        return stored[0][:, :, :num_read], stored[1][:, :, :num_read]
+        return tuple(slots[:, :, :num_read] for slots in stored)
 
     def keep(self, rows: torch.Tensor) -> None:
         """Remove the rows that are not in `rows`."""
-        self._layers = {layer: (key[rows], value[rows]) for layer, (key, value) in self._layers.items()}
+        self._layers = {
+            layer: tuple(slots[rows] for slots in stored) for layer, stored in self._layers.items()
+        }
 
 
 class Rotary:
     """Rotates queries and keys by the positions of a step. All layers share the cosines and sines."""
 
-    def __init__(self, inv_freq: torch.Tensor, dtype: torch.dtype) -> None:
+    def __init__(self, inv_freq: torch.Tensor, dtype: torch.dtype, factor: float = 1.0) -> None:
+        """`factor` multiplies what is rotated."""
         self._inv_freq = inv_freq
         self._dtype = dtype
+        self._factor = factor
         self._cos = self._sin = torch.empty(0)
 
     def begin(self, positions: torch.Tensor) -> None:
         """Begin a step with tokens at `positions` [b, s], or [1, s] if all rows have the same."""
         angles = positions.t()[:, :, None, None] * self._inv_freq  # [s, b, 1, d/2] in fp32
-        cos, sin = angles.cos(), angles.sin()
+        cos, sin = angles.cos() * self._factor, angles.sin() * self._factor
         self._cos = torch.cat((cos, cos), dim=-1).to(self._dtype)
         self._sin = torch.cat((-sin, sin), dim=-1).to(self._dtype)
 
@@ -90,6 +95,7 @@ class CachedAttention(torch.nn.Module):
         super().__init__()
         self.attention = attention
         self.layer = layer
+        self.window = attention.window
         self.cache: Cache | None = None
         """The cache of this step; None to attend only to the tokens of the step."""
         self._rotary = rotary

@@ -12,7 +12,10 @@ from megatron.core.transformer.attention import SelfAttention
 
 from trainer.contract.config import TrainerConfig
 from trainer.contract.errors import TrainerError
+from trainer.inference import latent_attention
 from trainer.inference.attention import Cache, CachedAttention, Rotary
+from trainer.inference.latent_attention import CachedLatentAttention
+from trainer.model.latent_attention import LatentAttention
 from trainer.model.layers import CoreAttention
 
 MAX_LOGITS = 2**26
@@ -35,7 +38,7 @@ class Model:
             getattr(type(chunk), name) is getattr(GPTModel, name) for name in ("forward", "_postprocess")
         )
         self._dtype: torch.dtype = chunk.config.params_dtype
-        self._attention: list[CachedAttention] = []
+        self._attention: list[CachedAttention | CachedLatentAttention] = []
         self._rotary: Rotary | None = None
         if self._is_plain:
             self._replace_attention(chunk)
@@ -61,23 +64,27 @@ class Model:
 
     @property
     def can_record(self) -> bool:
-        """True if a step with the cache can be a CUDA graph: with Core's dense layers, without TP and PP."""
+        """True if a step with the cache can be a CUDA graph: with Core's usual layers, without TP and PP."""
         model = self.config.model
         is_own = model.layer_spec is not None or model.model_provider is not None
-        is_dense = model.num_moe_experts is None  # experts wait for the numbers of their tokens
+        # Experts wait for the numbers of their tokens. Latent attention has not been recorded on a GPU.
+        is_usual = model.num_moe_experts is None and not model.multi_latent_attention
         is_alone = self.device.type == "cuda" and self._groups.mp.size() == 1
-        return self.has_cache and is_alone and is_dense and not is_own
+        return self.has_cache and is_alone and is_usual and not is_own
 
     def new_cache(self, num_slots: int) -> Cache:
         """An empty cache for sequences of up to `num_slots` tokens."""
-        return Cache(num_slots, self._attention[0].attention.window, self._dtype)
+        return Cache(num_slots, self._attention[0].window, self._dtype)
 
     def cache_bytes(self, num_rows: int, num_slots: int) -> int:
         """Size of a cache on this rank."""
-        core = self.module.config
-        heads = core.num_query_groups // self._groups.tp.size()
-        per_token = 2 * len(self._attention) * heads * core.kv_channels * self._dtype.itemsize
-        return num_rows * num_slots * per_token
+        model, core = self.config.model, self.module.config
+        if model.multi_latent_attention:
+            width = core.kv_lora_rank + core.qk_pos_emb_head_dim
+        else:
+            heads = core.num_query_groups // self._groups.tp.size()
+            width = 2 * heads * core.kv_channels
+        return num_rows * num_slots * len(self._attention) * width * self._dtype.itemsize
 
     def logits(self, tokens: Sequence[int]) -> torch.Tensor:
         """Logits in fp32 [token, vocabulary] after each of `tokens`. Requires a single pipeline stage.
@@ -187,10 +194,13 @@ class Model:
     def _replace_attention(self, chunk: GPTModel) -> None:
         """Put the cache between the layers and their attention, if all layers have Core's and the trainer's."""
         layers = [layer.self_attention for layer in chunk.decoder.layers]
-        if any(
-            type(layer) is not SelfAttention or type(layer.core_attention) is not CoreAttention
-            for layer in layers
+        kinds = {type(layer) for layer in layers}
+        if kinds not in ({SelfAttention}, {LatentAttention}) or any(
+            type(layer.core_attention) is not CoreAttention for layer in layers
         ):
+            return
+        if kinds == {LatentAttention}:
+            self._cache_latents(chunk)
             return
         if self.config.model.position_embedding_type == "rope":
             self._rotary = Rotary(chunk.rotary_pos_emb.inv_freq.to(self.device), self._dtype)
@@ -199,3 +209,9 @@ class Model:
         for layer in layers:
             layer.core_attention = CachedAttention(layer.core_attention, layer.layer_number, self._rotary)
             self._attention.append(layer.core_attention)
+
+    def _cache_latents(self, chunk: GPTModel) -> None:
+        self._rotary = latent_attention.rotary(self.config.model, self.device, self._dtype)
+        for layer in chunk.decoder.layers:
+            layer.self_attention = CachedLatentAttention(layer.self_attention, self._rotary)
+            self._attention.append(layer.self_attention)

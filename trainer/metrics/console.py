@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import sys
 import time
 import warnings
@@ -48,6 +49,9 @@ class Log:
             self._bar.update(iteration - self._bar.n)
             self._bar.set_postfix_str(f"loss {values['loss']:.4f}, {values['tokens_per_s']:,.0f} tokens/s")
             return
+        mtp = "".join(
+            f", {name} {value:.4f}" for name, value in values.items() if re.fullmatch(r"mtp_\d+_loss", name)
+        )
         norm = "overflow" if values["grad_norm"] is None else f"{values['grad_norm']:.4f}"
         mfu = f", MFU {values['mfu']:.1%}" if "mfu" in values else ""
         load = (
@@ -56,7 +60,7 @@ class Log:
             else ""
         )
         self.line(
-            f"iteration {iteration}/{self._total}: loss {values['loss']:.6f}, "
+            f"iteration {iteration}/{self._total}: loss {values['loss']:.6f}{mtp}, "
             f"grad norm {norm}, lr {values['lr']:.3e}, {values['step_time_s']:.3f} s, "
             f"{values['tokens_per_s']:,.0f} tokens/s, "
             f"{values['model_tflops_per_device']:.4g} TFLOP/s per device{mfu}{load}, "

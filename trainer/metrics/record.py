@@ -123,7 +123,7 @@ class Metrics:
             if peak is None
             else f"MFU relative to {peak:g} TFLOP/s ({precision})"
         )
-        self._log.line(f"model FLOPs by {FORMULA}; {against}")
+        self._log.line(f"TFLOP/s as in Megatron-LM (metrics.jsonl has the formula), {against}")
 
     def step(self, iteration: int, result: StepResult) -> None:
         """Add a step. At each log_interval, record the means since the last line."""

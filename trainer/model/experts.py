@@ -161,7 +161,7 @@ def take_statistics(routers: Sequence[Router], config: ModelConfig, device: torc
     statistics = torch.zeros(len(rows), columns, dtype=torch.float64, device=device)
     for router in routers:
         if router.statistics is not None and not router.is_mtp_layer:
-            statistics[rows[router.layer_number - 1]] += router.statistics
+            statistics[rows[router.layer_number - 1]].add_(router.statistics)
             router.statistics.zero_()
     return statistics
 

@@ -32,9 +32,14 @@ def build_optimizer(config: TrainerConfig, model: list[DistributedDataParallel])
         use_gloo_process_groups=False,
     )
     if config.training.precision == "fp16":
-        _share_loss_scale(getattr(optimizer, "chained_optimizers", [optimizer]))
+        _share_loss_scale(optimizers_of(optimizer))
         _scale_loss(get_model_config(model[0]), optimizer, _tokens_per_micro_batch(config))
     return optimizer
+
+
+def optimizers_of(optimizer: MegatronOptimizer) -> Sequence[MegatronOptimizer]:
+    """The optimizers in `optimizer`: one, and with expert parallelism a second one for the experts."""
+    return getattr(optimizer, "chained_optimizers", (optimizer,))
 
 
 def core_config(config: TrainerConfig) -> core_optimizer.OptimizerConfig:
@@ -66,26 +71,25 @@ def core_config(config: TrainerConfig) -> core_optimizer.OptimizerConfig:
     )
 
 
-def _share_loss_scale(parts: Sequence[MegatronOptimizer]) -> None:
-    """Give all parts of an optimizer one loss scale, which follows the overflows of all of them.
+def _share_loss_scale(optimizers: Sequence[MegatronOptimizer]) -> None:
+    """Give all `optimizers` one loss scale, which follows the overflows of all of them.
 
-    With expert parallelism, the experts have an optimizer of their own. Core gives it a scale of its own, which only
-    follows the overflows of experts. But the loss is scaled by that of the first part, so once the scales differ, the
-    gradients of experts would be too large or too small.
+    Core gives each a scale that only follows its own overflows, but scales the loss by that of the first. Once they
+    differ, the gradients of experts would be too large or too small.
     """
-    scaler = parts[0].grad_scaler
+    scaler = optimizers[0].grad_scaler
     update = scaler.update
     overflowed: list[bool] = []
 
     def update_once(found_inf: bool) -> None:
         overflowed.append(found_inf)
-        if len(overflowed) == len(parts):  # all have divided by the scale
+        if len(overflowed) == len(optimizers):  # all have divided by the scale
             update(any(overflowed))
             overflowed.clear()
 
     scaler.update = update_once
-    for part in parts:
-        part.grad_scaler = scaler
+    for each in optimizers:
+        each.grad_scaler = scaler
 
 
 def _scale_loss(core: ModelParallelConfig, optimizer: MegatronOptimizer, tokens: int) -> None:

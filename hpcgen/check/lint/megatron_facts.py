@@ -110,7 +110,7 @@ def _model(launch: Launch, layout: ParallelismConfig) -> ModelConfig:
     is_latent = is_rope and "multi-latent-attention" in launch.flags
     return ModelConfig(
         num_layers=_layers(launch, layout.pipeline_model_parallel_size),
-        hidden_size=_or(integer(launch, "hidden-size"), heads * 2),
+        hidden_size=_or(integer(launch, "hidden-size"), 2 * tensor * heads),
         num_attention_heads=heads,
         seq_length=_or(integer(launch, "seq-length"), 2 * layout.context_parallel_size * tensor),
         ffn_hidden_size=_or(integer(launch, "ffn-hidden-size"), 4 * tensor * heads),

@@ -93,8 +93,9 @@ NO_EFFECT_ON_RESULTS = re.compile("|".join((
     r"no-scatter-gather-tensors-in-pipeline|microbatch-group-size-per-.*|defer-embedding-.*|wgrad-deferral-limit",
     r".*async-tensor-model-parallel-allreduce|standalone-.*",
     r"distributed-.*|distribute-saved-activations|hierarchical-context-.*",
-    r".*fsdp.*|data-parallel-sharding-strategy|optimizer-cpu-offload|optimizer-offload-.*|(no-)?cpu-offloading.*",
-    r"fine-grained-.*|offload-modules|no-pin-cpu-.*|empty-unused-memory-level|recompute-.*|use-torch-optimizer-.*",
+    r".*fsdp.*|data-parallel-sharding-strategy|optimizer-cpu-offload|optimizer-offload-.*|((no|disable)-)?cpu-offloading.*",
+    r"fine-grained-.*|offload-modules|min-offloaded-.*|activation-offload-.*|delta-offload-.*",
+    r"no-pin-cpu-.*|empty-unused-memory-level|recompute-.*|use-torch-optimizer-.*",
     r"checkpoint-activations.*|checkpoint-num-layers|activations-checkpoint-.*|.*-fusion|.*cuda-graph.*|.*te-rng-.*",
     r"use-flash-attn.*|flash-attention-version|attention-backend|transformer-impl|.*persist-layer-norm",
     r"memory-efficient-layer-norm|((no|disable)-)?attention-softmax-in-fp32|.*query-key-layer-scaling",
@@ -142,6 +143,11 @@ WHY_NOT = {
     "use-mp-args-from-checkpoint-args": "the model's sizes are in a checkpoint; write them into the script",
     "no-load-optim": "the trainer resumes with the optimizer's state; checkpoint.finetune starts without it",
     "pretrained-checkpoint": "set checkpoint.load and checkpoint.finetune instead",
+    **dict.fromkeys(
+        ("cpu-offloading", "fine-grained-activation-offloading"),
+        "the trainer does not offload activations; if they do not fit, use training.recompute_modules or a larger "
+        "parallelism.context_parallel_size (docs/long-context.md#offloading-activations)",
+    ),
     "transformer-impl": "the trainer uses Transformer Engine if installed; see training.transformer_impl",
     "override-opt_param-scheduler": "a resumed run follows the run file, and is refused if that has changed",
     "use-checkpoint-opt_param-scheduler": "a resumed run follows the run file, and is refused if that has changed",

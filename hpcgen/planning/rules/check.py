@@ -48,12 +48,13 @@ ERRORS: tuple[Rule, ...] = (
 
 WARNINGS: tuple[Rule, ...] = (
     *resources.RULES,
+    *model.WARNINGS,
     *experts.WARNINGS,
     *precision.WARNINGS,
     *optimizer.WARNINGS,
     *evaluation.WARNINGS,
 )
-"""Rules that a run may break at the cost of speed or memory."""
+"""Rules that a run may break at the cost of speed, memory or quality."""
 
 Key = tuple[str, str]
 """Identity of a violation: the rule's name and the path."""

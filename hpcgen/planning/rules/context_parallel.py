@@ -98,7 +98,8 @@ def hierarchy_fits_ranks(facts: Facts) -> Iterator[Violation]:
         return
     size = facts.parallelism.context_parallel_size
     if sizes is None or len(sizes) != 2 or math.prod(sizes) != size:
-        reason = f"must be two sizes with the product {CP} = {size} for {KIND} = a2a+p2p"
+        wrong = "is missing, but" if sizes is None else "does not fit:"
+        reason = f"{wrong} {KIND} = a2a+p2p needs two sizes with the product {CP} = {size}"
         yield Violation(path=SIZES, reason=reason, candidates=_sizes(facts), offers=2)
 
 

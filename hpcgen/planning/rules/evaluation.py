@@ -15,6 +15,7 @@ PP = "evaluation.pipeline_model_parallel_size"
 LAYOUT_RULES: tuple[Rule, ...] = (
     parallelism.tensor_parallel_divides_heads,
     parallelism.tensor_parallel_fits_query_groups,
+    parallelism.tensor_parallel_divides_projection,
     parallelism.tensor_parallel_divides_mlp,
     parallelism.tensor_parallel_divides_vocabulary,
     parallelism.pipeline_divides_layers,

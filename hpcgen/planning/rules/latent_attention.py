@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hpcgen.planning.rules.facts import Facts, Rule, Violation
+from hpcgen.planning.rules.facts import Facts, Rule, Violation, divisors
+from hpcgen.planning.rules.parallelism import CP
 
 SP = "parallelism.sequence_parallel"
 WHAT = "model.multi_latent_attention = true"
@@ -44,6 +45,26 @@ def latent_attention_has_no_communication_overlap(facts: Facts) -> Iterator[Viol
         )
 
 
+def yarn_of_latent_attention_divides_context(facts: Facts) -> Iterator[Violation]:
+    """original_max_position_embeddings % (2 x CP) == 0 with MLA and YaRN.
+
+    Source: megatron/core/models/common/embeddings/yarn_rotary_pos_embedding.py, _set_cos_sin_cache, which divides the
+    rotations of the original sequence over the context-parallel ranks.
+    """
+    scaling, size = facts.model.rope_scaling, facts.parallelism.context_parallel_size
+    if not facts.model.multi_latent_attention or scaling is None or scaling.rope_type != "yarn" or size == 1:
+        return
+    length = scaling.original_max_position_embeddings
+    if length is not None and length % (2 * size):
+        yield Violation(
+            path=CP,
+            depends_on=("model",),
+            reason=f"requires that model.rope_scaling.original_max_position_embeddings = {length} is a multiple of "
+            f"2 x {size} with {WHAT} ({length} / {2 * size})",
+            candidates=divisors(max(1, length // 2), near=size) if length % 2 == 0 else [1],
+        )
+
+
 def windows_of_latent_attention_are_on_one_rank(facts: Facts) -> Iterator[Violation]:
     """No window_size with MLA and CP > 1 on GPUs.
 
@@ -71,5 +92,6 @@ def windows_of_latent_attention_are_on_one_rank(facts: Facts) -> Iterator[Violat
 RULES: tuple[Rule, ...] = (
     latent_attention_needs_sequence_parallel,
     latent_attention_has_no_communication_overlap,
+    yarn_of_latent_attention_divides_context,
     windows_of_latent_attention_are_on_one_rank,
 )

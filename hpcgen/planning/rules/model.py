@@ -105,6 +105,24 @@ def keys_fit_together(facts: Facts) -> Iterator[Violation]:
         yield Violation(path=f"model.{key}", reason=reason, advice=advice)
 
 
+def yarn_reaches_sequence(facts: Facts) -> Iterator[Violation]:
+    """factor x original_max_position_embeddings >= seq_length with YaRN, which stretches to that length.
+
+    Source: transformers, modeling_rope_utils.py, which warns if the factor differs from that of the positions. The
+    factor of llama3 is no ratio of lengths.
+    """
+    scaling, length = facts.model.rope_scaling, facts.model.seq_length
+    if scaling is None or scaling.rope_type != "yarn" or scaling.original_max_position_embeddings is None:
+        return
+    original = scaling.original_max_position_embeddings
+    if scaling.factor * original < length:
+        yield Violation(
+            path="model.rope_scaling.factor",
+            reason=f"extends {original} tokens to {scaling.factor * original:g}, but model.seq_length is {length}",
+            advice=f"use {length / original:g} or more",
+        )
+
+
 def architecture_is_an_import_path(facts: Facts) -> Iterator[Violation]:
     """layer_spec and model_provider are package.module:function or file.py:function (trainer/contract/imports.py)."""
     yield from import_path("model.layer_spec", facts.model.layer_spec)
@@ -130,3 +148,5 @@ RULES: tuple[Rule, ...] = (
     keys_fit_together,
     architecture_is_an_import_path,
 )
+
+WARNINGS: tuple[Rule, ...] = (yarn_reaches_sequence,)

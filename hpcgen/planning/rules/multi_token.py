@@ -22,8 +22,8 @@ def mtp_in_pipelines_needs_untied_embeddings(facts: Facts) -> Iterator[Violation
         yield Violation(
             path="model.untie_embeddings_and_output_weights",
             depends_on=("parallelism",),
-            reason=f"is false, but {KEY} = {model.mtp_num_layers} requires it with {PP} = {stages}, "
-            "because Megatron-Core cannot save the shared matrix",
+            reason=f"does not work with {KEY} = {model.mtp_num_layers} and {PP} = {stages}, because Megatron-Core "
+            "cannot save the shared matrix",
             candidates=[True],
             advice=f"set {PP} to 1",
         )

@@ -38,6 +38,27 @@ def tensor_parallel_fits_query_groups(facts: Facts) -> Iterator[Violation]:
         )
 
 
+def tensor_parallel_divides_projection(facts: Facts) -> Iterator[Violation]:
+    """(num_attention_heads + 2 x num_query_groups) x kv_channels % TP == 0 (tensor_parallel/layers.py, `divide`).
+
+    It only fails if TP > num_query_groups (megatron/core/transformer/attention.py, SelfAttention: linear_qkv). MLA has
+    other projections.
+    """
+    model, size = facts.resolved_model, facts.parallelism.tensor_model_parallel_size
+    heads, groups, width = model.num_attention_heads, model.num_query_groups, model.kv_channels
+    assert groups is not None
+    assert width is not None
+    rows = (heads + 2 * groups) * width
+    if not model.multi_latent_attention and rows % size:
+        yield Violation(
+            path=TP,
+            depends_on=("model",),
+            reason="does not divide (model.num_attention_heads + 2 x model.num_query_groups) x model.kv_channels = "
+            f"({heads} + 2 x {groups}) x {width} = {rows} ({rows} / {size})",
+            candidates=divisors(heads, near=size),
+        )
+
+
 def tensor_parallel_divides_mlp(facts: Facts) -> Iterator[Violation]:
     """ffn_hidden_size % TP == 0 in dense layers (megatron/core/tensor_parallel/layers.py, asserted by `divide`)."""
     ffn_hidden_size = facts.resolved_model.ffn_hidden_size
@@ -280,6 +301,7 @@ def optimizer_instances_divide_ranks(facts: Facts) -> Iterator[Violation]:
 RULES: tuple[Rule, ...] = (
     tensor_parallel_divides_heads,
     tensor_parallel_fits_query_groups,
+    tensor_parallel_divides_projection,
     tensor_parallel_divides_mlp,
     tensor_parallel_divides_vocabulary,
     sequence_parallel_needs_tensor_parallel,

@@ -86,7 +86,7 @@ def recompute_fits_chunk(facts: Facts) -> Iterator[Violation]:
 
 
 def modules_need_selective(facts: Facts) -> Iterator[Violation]:
-    """recompute_modules needs recompute_granularity selective (transformer_config.py, __post_init__)."""
+    """recompute_modules needs recompute_granularity selective (transformer_config.py, __post_init__), and a module."""
     training = facts.training
     if training.recompute_modules is not None and training.recompute_granularity != "selective":
         granularity = training.recompute_granularity or "null"
@@ -95,6 +95,12 @@ def modules_need_selective(facts: Facts) -> Iterator[Violation]:
             reason=f"is used only with recompute_granularity = selective, not {granularity}",
             candidates=[None],
             advice="set recompute_granularity to selective",
+        )
+    elif training.recompute_modules == ():
+        yield Violation(
+            path="training.recompute_modules",
+            reason="is empty, so selective recomputation recomputes nothing",
+            advice="list modules, or remove it to recompute core_attn",
         )
 
 

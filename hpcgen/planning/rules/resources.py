@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from hpcgen.planning.memory import GIB, MemoryEstimate, estimate_memory
+from hpcgen.planning.memory import GIB, estimate_memory
+from hpcgen.planning.rules import context_parallel
 from hpcgen.planning.rules.facts import Facts, Rule, Violation, divisors
 from hpcgen.planning.rules.parallelism import CP, PP, TP
 from trainer.contract.wording import one_of
@@ -39,7 +40,21 @@ def tensor_and_context_parallel_stay_in_node(facts: Facts) -> Iterator[Violation
             f"{facts.devices_of_node} of a node, so every layer waits for the network",
             candidates=[size for size in divisors(context, near=context) if tensor * size <= node],
             offers=1,
+            advice=_hierarchy(facts),
         )
+
+
+def _hierarchy(facts: Facts) -> str:
+    """Advice to exchange by heads within a node; empty if the model, its data or the kernels do not allow it."""
+    axes = facts.parallelism
+    group = facts.gpus_per_node // axes.tensor_model_parallel_size
+    if group < 2 or axes.context_parallel_size % group or axes.hierarchical_context_parallel_sizes:
+        return ""
+    sizes = (group, axes.context_parallel_size // group)
+    changed = facts.with_value(context_parallel.KIND, "a2a+p2p").with_value(context_parallel.SIZES, sizes)
+    if any(violation for check in context_parallel.RULES for violation in check(changed)):
+        return ""
+    return f"set cp_comm_type to a2a+p2p and hierarchical_context_parallel_sizes to {list(sizes)}"
 
 
 def pipeline_is_mostly_busy(facts: Facts) -> Iterator[Violation]:
@@ -82,20 +97,25 @@ def model_fits_device(facts: Facts) -> Iterator[Violation]:
             f"{estimate.activation_bytes / GIB:.1f} GiB of activations",
             candidates=[tensor for tensor in divisors(model.num_attention_heads, near=size) if tensor > size],
             offers=1,
-            advice=f"use {_smaller(facts, estimate)}",
+            advice=_ways_to_fit(facts, parameters_fit=estimate.parameter_bytes < available * GIB),
         )
 
 
-def _smaller(facts: Facts, estimate: MemoryEstimate) -> str:
-    """Ways to need less memory on a device."""
-    training = facts.training
-    ways = {
-        "more pipeline stages": True,
-        "a smaller micro_batch_size": training.micro_batch_size > 1,
-        "a larger context_parallel_size": estimate.activation_bytes > estimate.parameter_bytes,
-        "recompute_granularity: full": training.recompute_granularity != "full",
-    }
-    return one_of([way for way, helps in ways.items() if helps])
+def _ways_to_fit(facts: Facts, *, parameters_fit: bool) -> str:
+    """Advice for less memory per device, without what is in use already, or cannot be enough."""
+    axes, training = facts.parallelism, facts.training
+    ways = ["more pipeline stages"]
+    if parameters_fit:
+        is_smallest = training.micro_batch_size == 1
+        ways.append("more context-parallel ranks" if is_smallest else "a smaller micro_batch_size")
+        if axes.tensor_model_parallel_size > 1 and not axes.sequence_parallel:
+            ways.append("sequence_parallel: true")
+        if training.recompute_granularity != "full":
+            is_dense = facts.model.num_moe_experts is None and not facts.model.add_bias_linear
+            if is_dense and "mlp" not in (training.recompute_modules or ()):
+                ways.append("recompute_modules: [mlp]")
+            ways.append("recompute_granularity: full")
+    return f"use {one_of(ways)}"
 
 
 RULES: tuple[Rule, ...] = (

@@ -147,6 +147,26 @@ def huggingface_logits(directory: Path) -> torch.Tensor:
     return torch.from_numpy(transformers_process().submit(_huggingface_logits, directory).result())
 
 
+def huggingface_tokens(directory: Path, prompts: list[list[int]], count: int) -> list[list[int]]:
+    """The `count` most likely tokens after each prompt, from `generate` of transformers in fp32."""
+    return transformers_process().submit(_huggingface_tokens, directory, prompts, count).result()
+
+
+def _huggingface_tokens(directory: Path, prompts: list[list[int]], count: int) -> list[list[int]]:
+    import transformers
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+    model.generation_config = transformers.GenerationConfig(pad_token_id=0)
+    continued = []
+    for prompt in prompts:
+        ids = torch.tensor([prompt])
+        output = model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False
+        )
+        continued.append(output[0, len(prompt) :].tolist())
+    return continued
+
+
 def _save_model(case: str, directory: Path, dtype: torch.dtype) -> Path:
     import transformers
 

@@ -62,7 +62,7 @@ def continued(model: Model, prompts: list[str], **options: Any) -> list[Completi
 )
 def test_greedy_tokens_are_those_of_transformers(name: str, number: int, count: int) -> None:
     model, reference = family(name, length=96)
-    assert model.has_cache == (name != "deepseek")  # the cache is for keys and values, not for latents
+    assert model.has_cache
     prompts = random_prompts(number)
     completions = continued(model, prompts, max_new_tokens=count, batch_size=8)
     assert [completion.prompt for completion in completions] == prompts
@@ -72,7 +72,7 @@ def test_greedy_tokens_are_those_of_transformers(name: str, number: int, count: 
         assert completion.finish_reason == "length"
 
 
-@pytest.mark.parametrize("name", ["gpt2", "mistral", "qwen3"])
+@pytest.mark.parametrize("name", ["gpt2", "mistral", "qwen3", "deepseek"])
 def test_tokens_do_not_depend_on_the_cache_or_the_batch(name: str) -> None:
     model, _ = family(name)
     prompts = random_prompts(5)

@@ -109,7 +109,7 @@ class ModelConfig:
     init_method_std: PositiveFloat | None = None
     """Standard deviation of the initial weights. Default: sqrt(2 / (5 x hidden_size))."""
     num_moe_experts: Count | None = None
-    """Mixture of experts: number of experts per MoE layer, over all ranks. Default: dense layers only."""
+    """Mixture of experts (MoE): number of experts per MoE layer, over all ranks. Default: none, a dense model."""
     moe_layer_freq: tuple[Annotated[int, Range(at_least=0, at_most=1)], ...] | None = None
     """One number per layer: 1 for an MoE layer, 0 for a dense layer. Default: every layer is an MoE layer."""
     moe_ffn_hidden_size: Count | None = None
@@ -136,8 +136,8 @@ class ModelConfig:
     moe_z_loss_coeff: NonNegativeFloat | None = None
     """Coefficient of the z-loss on the router's logits (ST-MoE recommends 1e-3). Default: no z-loss."""
     moe_router_enable_expert_bias: bool = False
-    """Balance the load without a loss: add to the scores a bias per expert that follows its load, as in DeepSeek-V3.
-    Requires moe_router_score_function = sigmoid."""
+    """Balance the load without a loss, as in DeepSeek-V3: a bias that follows an expert's load is added to its
+    scores. Requires moe_router_score_function = sigmoid."""
     moe_router_bias_update_rate: PositiveFloat = 1e-3
     """Change of an expert's bias per step."""
     moe_expert_capacity_factor: PositiveFloat | None = None

@@ -35,12 +35,13 @@ class ParallelismConfig:
     context_parallel_size: Count = 1
     """Context-parallel size (CP): number of ranks that share each sequence."""
     expert_model_parallel_size: Count = 1
-    """Expert-parallel size (EP): number of ranks that share the experts of each MoE layer. They are ranks of the
-    data-parallel dimension, so EP x ETP must divide world size / PP."""
+    """Expert-parallel size (EP): number of ranks that share the experts of each MoE layer. EP needs no additional
+    ranks: EP x ETP must divide world size / PP."""
     expert_tensor_parallel_size: Count | None = None
     """Expert-tensor-parallel size (ETP): number of ranks that share each expert. Default: TP."""
     moe_token_dispatcher_type: Literal["alltoall", "allgather"] = "alltoall"
-    """Communication that brings tokens to their experts."""
+    """How tokens reach their experts: each is sent to the ranks of its experts (alltoall) or to every rank that shares
+    the layer (allgather)."""
     moe_grouped_gemm: bool | None = None
     """Compute all experts of a rank in one grouped matrix product. Default: true with Transformer Engine."""
     cp_comm_type: Literal["p2p", "all_gather", "a2a", "a2a+p2p"] | None = None

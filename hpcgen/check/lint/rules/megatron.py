@@ -391,6 +391,26 @@ def max_connections(job: Job) -> Iterator[Hit]:
                 )
 
 
+@rule(
+    "activation-offload",
+    "warning",
+    "gradients can be wrong after each start",
+    source="NVIDIA/Megatron-LM, issue 7398; Megatron-Core 0.16 and 0.19, fine_grained_activation_offload.py",
+)
+def activation_offload(job: Job) -> Iterator[Hit]:
+    """With fine-grained offloading, the first backward pass may read a tensor before it has been copied.
+
+    ChunkOffloadHandler.tensor_pop reloads it without waiting for the copy. Later steps load it ahead, and wait.
+    """
+    for launch in job.megatron:
+        if flag := launch.flags.get("fine-grained-activation-offloading"):
+            yield Hit(
+                flag.line,
+                "the first step after each start can compute wrong gradients with --fine-grained-activation-offloading",
+                "use --recompute-granularity selective with --recompute-modules, or more context-parallel ranks",
+            )
+
+
 @rule("fsdp-connections", "error", "FSDP cannot overlap", source=f"{ARGUMENTS}, validate_args, core 0.16")
 def fsdp_connections(job: Job) -> Iterator[Hit]:
     """With one connection, FSDP cannot overlap communication with computation. Megatron-LM refuses to start."""
