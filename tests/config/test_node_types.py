@@ -17,12 +17,6 @@ SHIPPED = ("cpu", "ndv4", "ndv5", "ndv5-h200")
 AZURE = ("ndv4", "ndv5", "ndv5-h200")
 
 
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "xdg"))
-
-
 def write(path: Path | str, text: str) -> None:
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     Path(path).write_text(text)
