@@ -164,9 +164,8 @@ def missing_script_warnings(
     path = os.path.normpath(Path(program.directory, name))
     on_host = path if container is None else container.host_path(path)
     if on_host is not None and not exists(on_host) and exists("/" + on_host.split("/")[1]):
-        reason = "does not exist" if on_host == name else f"does not exist ({on_host})"
         hint = "" if name.startswith("/") else ", or set program.directory, at which it starts"
-        yield Problem(f"program.command[{index}]", reason, f"correct the path{hint}")
+        yield Problem(f"program.command[{index}]", f"does not exist ({on_host})", f"correct the path{hint}")
 
 
 def _model_problems(run: Run, section: DeepSpeedConfig) -> Iterator[Problem]:
