@@ -54,6 +54,11 @@ MLA = {"model__position_embedding_type": "rope", "model__multi_latent_attention"
             "parallelism.cp_comm_type does not support model.window_size; use null, all_gather or a2a",
         ),
         (
+            {**MLA, CP: 2, "model__v_head_dim": 12},
+            "parallelism.context_parallel_size requires Transformer Engine's attention, which supports only multiples "
+            "of 8 as the width of a head, but that of values is 12; use 1",
+        ),
+        (
             {KIND: "a2a"},
             "parallelism.cp_comm_type has no effect, because parallelism.context_parallel_size is 1; use null, or "
             "set parallelism.context_parallel_size",

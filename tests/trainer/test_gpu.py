@@ -25,7 +25,7 @@ VPP2 = PP2 | {"virtual_pipeline_model_parallel_size": 2}
 CP2 = {"context_parallel_size": 2}
 GRAPHS = {"cuda_graph_impl": "transformer_engine"}
 EP2 = {"expert_model_parallel_size": 2}
-LATENT = DEEPSEEK | {"mtp_num_layers": None}
+LATENT = DEEPSEEK | {"mtp_num_layers": None, "qk_head_dim": 24, "v_head_dim": 16}
 SHAPES = {"gpt": GPT, "llama": LLAMA, "qwen": QWEN, "moe": MOE, "deepseek": DEEPSEEK, "latent": LATENT}
 WIDE = {"hidden_size": 256, "seq_length": 128}
 
@@ -105,6 +105,7 @@ def on(
         on(2, "moe", EP2 | TP2_SP | {"expert_tensor_parallel_size": 1}, "EP2xTP2xETP1+SP"),
         on(2, "moe", TP2_SP, "TP2+SP"),
         on(2, "moe", EP2 | {"moe_grouped_gemm": False}, "EP2-ungrouped"),
+        on(2, "moe", EP2 | {"moe_token_dispatcher_type": "allgather"}, "EP2-allgather"),
         on(2, "deepseek", TP2_SP, "TP2+SP"),
         on(2, "deepseek", PP2, "PP2"),
         on(2, "latent", CP2, "CP2"),

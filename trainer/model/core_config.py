@@ -88,7 +88,7 @@ def _experts(model: ModelConfig, layout: ParallelismConfig, kernels: Kernels) ->
         "moe_token_dispatcher_type": layout.moe_token_dispatcher_type,
         "moe_router_dtype": "fp32",
         "moe_grouped_gemm": kernels.grouped_gemm,
-        "moe_permute_fusion": kernels.transformer_engine is not None and experts.has_fused_permutation(),
+        "moe_permute_fusion": experts.fuses_permutation(layout.moe_token_dispatcher_type, kernels),
     }
 
 

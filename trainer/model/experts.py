@@ -25,6 +25,7 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 
 from trainer.contract.config import ModelConfig
 from trainer.contract.experts import num_moe_layers
+from trainer.model.kernels import Kernels
 
 LOSSES = 2
 """Number of columns after the experts in the statistics: the load-balancing loss and the z-loss."""
@@ -93,9 +94,14 @@ class Router(TopKRouter):
         return self.statistics
 
 
-def has_fused_permutation() -> bool:
-    """True if Transformer Engine can sort tokens by expert, which it can from version 2.1."""
-    return getattr(moe_utils, "fused_permute_with_probs", None) is not None
+def fuses_permutation(dispatcher: str, kernels: Kernels) -> bool:
+    """True if Transformer Engine sorts the tokens by expert, which it can from version 2.1.
+
+    It stops with an AssertionError if there are none, as on a rank whose experts no token chooses. With alltoall, a
+    rank sorts its own tokens, of which there are some. With allgather, it sorts those of its experts.
+    """
+    has_kernel = getattr(moe_utils, "fused_permute_with_probs", None) is not None
+    return kernels.transformer_engine is not None and has_kernel and dispatcher == "alltoall"
 
 
 def use_router(layer: ModuleSpec) -> None:

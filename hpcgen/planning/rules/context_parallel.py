@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from hpcgen.planning.rules.facts import Facts, Rule, Violation, divisors, unread
 from hpcgen.planning.rules.parallelism import CP
+from trainer.contract.latent_attention import value_width
 
 KIND = "parallelism.cp_comm_type"
 SIZES = "parallelism.hierarchical_context_parallel_sizes"
@@ -56,6 +57,32 @@ def exchange_fits_attention(facts: Facts) -> Iterator[Violation]:
             reason="does not support model.window_size",
             candidates=[None, "all_gather", "a2a"],
         )
+
+
+def heads_fit_kernels(facts: Facts) -> Iterator[Violation]:
+    """The widths of queries and values in a head % 8 == 0 with CP > 1 on GPUs.
+
+    Source: Transformer Engine, dot_product_attention/utils.py, get_attention_backend. FlashAttention and cuDNN need it,
+    and the backend without this condition has no context parallelism. With documents, the trainer gathers the keys.
+    """
+    model = facts.resolved_model
+    if (
+        facts.parallelism.context_parallel_size == 1
+        or facts.device != "cuda"
+        or facts.training.transformer_impl == "torch"
+        or facts.data.reset_attention_mask
+    ):
+        return
+    for name, width in (("queries and keys", model.kv_channels or 0), ("values", value_width(model))):
+        if width % 8:
+            yield Violation(
+                path=CP,
+                depends_on=("model", "training", "data"),
+                reason=f"requires Transformer Engine's attention, which supports only multiples of 8 as the width of a "
+                f"head, but that of {name} is {width}",
+                candidates=[1],
+            )
+            return
 
 
 def exchange_divides_heads(facts: Facts) -> Iterator[Violation]:
@@ -115,5 +142,6 @@ RULES: tuple[Rule, ...] = (
     exchange_fits_kernels,
     exchange_fits_attention,
     hierarchy_fits_ranks,
+    heads_fit_kernels,
     exchange_divides_heads,
 )
