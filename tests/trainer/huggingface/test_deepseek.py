@@ -7,11 +7,16 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
+from hpcgen.config.presets import PRESETS
 from tests.trainer.huggingface.models import assert_same_weights, weights
 from tests.trainer.runs import DEEPSEEK_V3, finished, gpt_config
+from trainer.contract.config import ModelConfig, from_dict
 from trainer.contract.errors import TrainerError
+from trainer.contract.huggingface import config_of, family_for
+from trainer.contract.resolve import resolve_model
 from trainer.huggingface.exporting import Options, export
 from trainer.huggingface.importing import import_model
 from trainer.huggingface.source import read_source
@@ -106,3 +111,14 @@ def test_another_epsilon_is_refused(exported: Path, tmp_path: Path) -> None:
     (directory / "config.json").write_text(json.dumps(config))
     with pytest.raises(TrainerError, match=r"layernorm_epsilon = 1e-05 \(it needs 1e-06\)"):
         import_model(directory, tmp_path / "imported", ignore)
+
+
+def test_the_preset_has_the_published_shape() -> None:
+    """The defaults of transformers are those of the published config.json."""
+    sections = PRESETS["deepseek-v3"].sections
+    model = resolve_model(from_dict(ModelConfig, sections["model"], "the preset"))
+    ours = config_of(family_for(model), model, "bfloat16")
+    published = transformers.DeepseekV3Config().to_dict()
+    names = ours.keys() & published.keys() - {"architectures", "dtype", "initializer_range"}
+    assert len(names) > 25
+    assert {name: ours[name] for name in names} == {name: published[name] for name in names}
