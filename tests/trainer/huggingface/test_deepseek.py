@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
+from hpcgen.config.presets import PRESETS
 from tests.trainer.huggingface.models import assert_same_weights, weights
 from tests.trainer.runs import DEEPSEEK_V3, finished, gpt_config
 from trainer.contract.config import ConfigError, ModelConfig, from_dict
 from trainer.contract.errors import TrainerError
-from trainer.contract.huggingface import family_for
+from trainer.contract.huggingface import config_of, family_for
 from trainer.contract.resolve import resolve_model
 from trainer.huggingface.exporting import Options, export
 from trainer.huggingface.importing import import_model
@@ -116,3 +118,14 @@ def test_a_single_expert_per_token_is_refused() -> None:
     model = resolve_model(from_dict(ModelConfig, DEEPSEEK_V3 | {"moe_router_topk": 1}, "test"))
     with pytest.raises(ConfigError, match="moe_router_topk = 1 "):
         family_for(model, "deepseek_v3")
+
+
+def test_the_preset_has_the_published_shape() -> None:
+    """The defaults of transformers are those of the published config.json."""
+    sections = PRESETS["deepseek-v3"].sections
+    model = resolve_model(from_dict(ModelConfig, sections["model"], "the preset"))
+    ours = config_of(family_for(model), model, "bfloat16")
+    published = transformers.DeepseekV3Config().to_dict()
+    names = ours.keys() & published.keys() - {"architectures", "dtype", "initializer_range"}
+    assert len(names) > 25
+    assert {name: ours[name] for name in names} == {name: published[name] for name in names}
