@@ -13,11 +13,11 @@ TORCH := $(shell sed -n 's/^torch==\([0-9.]*\).*/\1/p' constraints.txt)
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install setup quickstart quick test check pytest test-slow test-random test-containers test-exchange test-guests test-deepspeed test-gpu layouts bench bench-data bench-train bench-deepspeed bench-precision bench-generation golden docs clean
+.PHONY: help install setup quickstart quick test check pytest test-slow test-random test-containers test-exchange test-guests test-deepspeed test-gpu test-gpu-shared layouts bench bench-data bench-train bench-deepspeed bench-precision bench-generation golden docs clean
 
 help:
 	@sed -n '1,/^$$/s/^# \(make .*\)/\1/p' Makefile
-	@echo "others: install test check pytest test-slow test-random test-gpu layouts bench bench-data bench-train bench-deepspeed bench-precision bench-generation golden docs clean"
+	@echo "others: install test check pytest test-slow test-random test-gpu test-gpu-shared layouts bench bench-data bench-train bench-deepspeed bench-precision bench-generation golden docs clean"
 
 install: $(READY)
 
@@ -93,6 +93,10 @@ test-guests: $(READY)
 
 test-gpu: $(READY)
 	$(BIN)/pytest -m gpu
+
+# Layouts of several ranks on one GPU, over NCCL's sockets. It shows that the numbers are right, and nothing about speed.
+test-gpu-shared: $(READY)
+	TESTS_SHARE_GPU=1 $(BIN)/pytest -m gpu tests/trainer/test_gpu.py
 
 # Losses and gradient norms of every layout compared with a single process, on CPU in fp32.
 layouts: $(READY)

@@ -94,6 +94,12 @@ MOE = LLAMA | {
 """The router of DeepSeek-V3 with every loss, after a dense layer."""
 
 
+SHARES_GPU = os.environ.get("TESTS_SHARE_GPU") == "1"
+"""Whether the ranks of a test share one GPU (make test-gpu-shared)."""
+
+NCCL_ON_A_SHARED_GPU = {"NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
+"""NCCL refuses two ranks of a node on one GPU. With hosts of their own, they communicate over sockets."""
+
 EOD = 999
 """End-of-document token of corpora with short documents."""
 
@@ -185,6 +191,8 @@ def free_port() -> str:
 def environment(rank: int, world_size: int, port: str) -> dict[str, str]:
     launchers = ("SLURM_", "TORCHELASTIC_", "PYTEST_")
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(launchers)}
+    if SHARES_GPU:
+        inherited |= NCCL_ON_A_SHARED_GPU | {"NCCL_HOSTID": f"host-of-rank-{rank}"}
     return inherited | {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),

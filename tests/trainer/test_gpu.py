@@ -72,15 +72,19 @@ def one_gpu(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[[
     return functools.cache(lambda name: finished(on_gpus(corpus, directory / name, 1, {}, SHAPES[name])))
 
 
-def needs_gpus(count: int) -> pytest.MarkDecorator:
-    return pytest.mark.skipif(torch.cuda.device_count() < count, reason=f"needs {count} CUDA devices")
+def needs_gpus(count: int, *, shareable: bool = True) -> pytest.MarkDecorator:
+    shared = shareable and runs.SHARES_GPU
+    return pytest.mark.skipif(
+        torch.cuda.device_count() < count and not shared, reason=f"needs {count} CUDA devices"
+    )
 
 
 def on(
     gpus: int, name: str, layout: dict[str, Any], title: str, training: dict[str, Any] | None = None
 ) -> Any:
-    marks = [needs_gpus(gpus)]
-    if training or "tp_comm_overlap" in layout:
+    needs_engine = bool(training) or "tp_comm_overlap" in layout
+    marks = [needs_gpus(gpus, shareable=not needs_engine)]
+    if needs_engine:
         marks.append(with_engine)
     return pytest.param(gpus, name, layout, training or {}, id=f"{name}-{title}", marks=marks)
 
