@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from hpcgen.errors import ConfigErrors, Problem
 from hpcgen.stages.stage import Export, Stage, Work
-from hpcgen.text import counted
 
 if TYPE_CHECKING:
     from hpcgen.config.loader import Run
@@ -81,6 +80,8 @@ def _tensor_size(config: RunConfig) -> int:
 
 
 def _layout_problems(config: RunConfig, num_ranks: int) -> Iterator[Problem]:
+    from hpcgen.text import counted
+
     tensor, pipeline = _tensor_size(config), config.generation.pipeline_model_parallel_size
     if num_ranks % (tensor * pipeline) == 0:
         return
