@@ -3,19 +3,41 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy
 import pytest
 
-from tests.trainer.runs import EOD, LLAMA, QWEN, Run, finished, gpt_config, write_corpus
+from tests.trainer.runs import EOD, LLAMA, QWEN, Run, finished, free_port, gpt_config, write_corpus
 from trainer.distributed import device
 
 with warnings.catch_warnings():  # megatron.core warns at import of each CUDA library that is not there
     warnings.simplefilter("ignore")
     device.stand_in_for_cuda()
+    from megatron.core.process_groups_config import ProcessGroupCollection
+    from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
+
     import trainer.train  # noqa: F401  # here, so that no test imports it first, with warnings as errors
+    from tests.trainer.single_rank import resolved
+    from trainer.distributed import groups
+    from trainer.distributed.rendezvous import Ranks
+
+
+@pytest.fixture(scope="module")
+def process_groups(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessGroupCollection]:
+    """The process groups of a single rank."""
+    config = resolved(tmp_path_factory.mktemp("run"), LLAMA)
+    environ = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    yield groups.initialize(config, Ranks(0, 0, 1, "test"), environ)
+    groups.finalize()
+
+
+@pytest.fixture
+def mtp_losses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget the number of MTP layers of earlier models, which Core keeps for the process."""
+    monkeypatch.setattr(MTPLossLoggingHelper, "tracker", {})
 
 
 @pytest.fixture(scope="session")

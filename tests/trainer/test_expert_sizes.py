@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,19 +9,14 @@ import pytest
 import torch
 
 from hpcgen.planning.model_size import active_parameter_count, parameter_count, parameter_names
-from tests.trainer.runs import GPT, LLAMA, free_port, gpt_config
-from trainer.contract import config as configuration
+from tests.trainer.runs import GPT, LLAMA
+from tests.trainer.single_rank import ON_CPU, resolved
 from trainer.contract.config import TrainerConfig
-from trainer.contract.resolve import resolve
-from trainer.distributed import groups
-from trainer.distributed.rendezvous import Ranks
 from trainer.model import build
-from trainer.model.kernels import Kernels
 from trainer.optimizer.parameter_groups import global_names
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Megatron-Core warns about its own defaults
 
-ON_CPU = Kernels(None, "torch", "native", None, on_gpu=False)
 BIASES = GPT | {"num_moe_experts": 4, "moe_router_topk": 1, "moe_router_pre_softmax": True}
 DEEPSEEK = LLAMA | {
     "num_moe_experts": 4,
@@ -35,26 +29,13 @@ DEEPSEEK = LLAMA | {
 }
 
 
-def moe_config(directory: Path, model: dict[str, Any]) -> TrainerConfig:
-    return resolve(configuration.from_dict(TrainerConfig, gpt_config("x", directory, model), "test"))
-
-
-@pytest.fixture(scope="module")
-def process_groups(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """The process groups of a single rank."""
-    config = moe_config(tmp_path_factory.mktemp("run"), DEEPSEEK)
-    environ = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
-    yield groups.initialize(config, Ranks(0, 0, 1, "test"), environ)
-    groups.finalize()
-
-
 @pytest.mark.parametrize(
     "model", [BIASES, DEEPSEEK, LLAMA | {"num_moe_experts": 2}], ids=["biases", "V3", "8x7B"]
 )
 def test_the_plan_knows_the_parameters_of_the_built_model(
     model: dict[str, Any], process_groups: Any, tmp_path: Path
 ) -> None:
-    config = moe_config(tmp_path, model)
+    config = resolved(tmp_path, model)
     [chunk] = build.build_model(config, process_groups, ON_CPU)
     parameters: dict[str, torch.Tensor] = dict(global_names(chunk))
     assert sorted(parameters) == sorted(parameter_names(config.model))

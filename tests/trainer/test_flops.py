@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,45 +9,23 @@ import numpy
 import pytest
 import torch
 from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
-from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from tests.trainer.runs import DEEPSEEK, DEEPSEEK_V3, GPT, LLAMA, MOE, QWEN, finished, free_port, gpt_config
-from trainer.contract import config as configuration
+from tests.trainer.runs import DEEPSEEK, DEEPSEEK_V3, GPT, LLAMA, MOE, QWEN, finished, gpt_config
+from tests.trainer.single_rank import ON_CPU, resolved
 from trainer.contract.config import TrainerConfig
 from trainer.contract.experts import num_moe_layers
 from trainer.contract.flops import flops, visible_pairs
-from trainer.contract.resolve import resolve
-from trainer.distributed import groups
-from trainer.distributed.rendezvous import Ranks
 from trainer.model import build
-from trainer.model.kernels import Kernels
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # Megatron-Core warns about its own defaults
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),  # Megatron-Core warns about its own defaults
+    pytest.mark.usefixtures("mtp_losses"),
+]
 
-ON_CPU = Kernels(None, "torch", "native", None, on_gpu=False)
 PADDED = MOE | {"moe_expert_capacity_factor": 1.0, "moe_pad_expert_input_to_capacity": True}
 MLA = DEEPSEEK | {"q_lora_rank": None, "qk_layernorm": False, "mtp_num_layers": None}
-
-
-def resolved(directory: Path, model: dict[str, Any]) -> TrainerConfig:
-    return resolve(configuration.from_dict(TrainerConfig, gpt_config("x", directory, model), "test"))
-
-
-@pytest.fixture(scope="module")
-def process_groups(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """The process groups of a single rank."""
-    config = resolved(tmp_path_factory.mktemp("run"), MOE)
-    environ = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
-    yield groups.initialize(config, Ranks(0, 0, 1, "test"), environ)
-    groups.finalize()
-
-
-@pytest.fixture(autouse=True)
-def mtp_losses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forget the number of MTP layers of earlier models, which Core keeps for the process."""
-    monkeypatch.setattr(MTPLossLoggingHelper, "tracker", {})
 
 
 def counted_flops(config: TrainerConfig, process_groups: Any) -> int:

@@ -77,7 +77,7 @@ def assert_same_curve(case: Case, run: Run, alone: Run) -> None:
 
 
 def values(run: Run) -> list[dict[str, Any]]:
-    """What each step computed."""
+    """The losses, the gradient norm and the numbers of experts of each step."""
     steps = [event for event in run.events if event["event"] == "step"]
     return [
         {
@@ -101,7 +101,7 @@ def assert_same_evaluations(run: Run, alone: Run) -> None:
 @pytest.mark.filterwarnings("ignore")  # Megatron-Core warns about its own defaults
 @pytest.mark.parametrize("seed", SEEDS)
 def test_core_builds_a_random_layout(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the rules accept breaks no assertion in the first, the middle and the last rank."""
+    """If the rules accept a layout, Core builds its first, middle and last rank without an error."""
     fake = functools.partial(torch.distributed.init_process_group, "fake", store=FakeStore())
     monkeypatch.setattr(
         torch.distributed,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,24 +11,23 @@ from typing import Any
 import pytest
 import torch
 from megatron.core.tensor_parallel import random
-from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
 from torch.autograd.graph import saved_tensors_hooks
 
 from hpcgen.planning.layout import Layout
 from hpcgen.planning.long_context import packed_bytes
 from hpcgen.planning.memory import estimate_memory
-from tests.trainer.runs import GPT, free_port, gpt_config
-from trainer.contract import config as configuration
+from tests.trainer.runs import GPT
+from tests.trainer.single_rank import ON_CPU, resolved
 from trainer.contract.config import ModelConfig, ParallelismConfig, TrainerConfig, TrainingConfig
-from trainer.contract.resolve import resolve, resolve_model
-from trainer.distributed import groups
-from trainer.distributed.rendezvous import Ranks
+from trainer.contract.resolve import resolve_model
 from trainer.model import build, packing
 from trainer.model.kernels import Kernels
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # Megatron-Core warns about its own defaults
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),  # Megatron-Core warns about its own defaults
+    pytest.mark.usefixtures("mtp_losses"),
+]
 
-ON_CPU = Kernels(None, "torch", "native", None, on_gpu=False)
 DENSE = GPT | {
     "hidden_size": 256,
     "num_attention_heads": 8,
@@ -56,21 +55,6 @@ NORMALIZED = MLA | {"qk_layernorm": True}
 MLA_WITH_EXPERTS = MLA | {key: value for key, value in SHARED.items() if "moe" in key}
 
 
-@pytest.fixture(scope="module")
-def process_groups(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """The process groups of a single rank."""
-    config = resolved(tmp_path_factory.mktemp("run"), DENSE)
-    environ = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
-    yield groups.initialize(config, Ranks(0, 0, 1, "test"), environ)
-    groups.finalize()
-
-
-@pytest.fixture(autouse=True)
-def mtp_losses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forget the number of MTP layers of earlier models, which Core keeps for the process."""
-    monkeypatch.setattr(MTPLossLoggingHelper, "tracker", {})
-
-
 @pytest.fixture(autouse=True)
 def fused_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use Core's fused SwiGLU, as on GPUs, and answer for Transformer Engine that FP8 is off."""
@@ -88,10 +72,8 @@ def fused_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(random, "activation_recompute_forward", no_context, raising=False)
 
 
-def resolved(directory: Path, model: dict[str, Any], **training: Any) -> TrainerConfig:
-    document = gpt_config("x", directory, model)
-    document["training"] |= {"global_batch_size": 2, "micro_batch_size": 2, **training}
-    return resolve(configuration.from_dict(TrainerConfig, document, "test"))
+def batch_of_two(directory: Path, model: dict[str, Any], **training: Any) -> TrainerConfig:
+    return resolved(directory, model, global_batch_size=2, micro_batch_size=2, **training)
 
 
 def saved_bytes(compute: Callable[[], torch.Tensor], without: set[int]) -> int:
@@ -158,7 +140,7 @@ TORCH = {"transformer_impl": "torch"}
 def test_a_layer_saves_what_the_estimate_counts(
     model: dict[str, Any], training: dict[str, Any], process_groups: Any, tmp_path: Path
 ) -> None:
-    few, more = (resolved(tmp_path, model | {"num_layers": layers}, **training) for layers in (1, 3))
+    few, more = (batch_of_two(tmp_path, model | {"num_layers": layers}, **training) for layers in (1, 3))
     measured = saved_by_model(more, process_groups) - saved_by_model(few, process_groups)
     assert estimated(more) - estimated(few) == pytest.approx(measured, rel=0.03)
 
@@ -175,7 +157,9 @@ def test_a_layer_saves_what_the_estimate_counts(
 def test_an_mtp_layer_saves_what_the_estimate_counts(
     model: dict[str, Any], training: dict[str, Any], process_groups: Any, tmp_path: Path
 ) -> None:
-    plain, mtp = (resolved(tmp_path, model | {"mtp_num_layers": count}, **training) for count in (None, 1))
+    plain, mtp = (
+        batch_of_two(tmp_path, model | {"mtp_num_layers": count}, **training) for count in (None, 1)
+    )
     measured = saved_by_model(mtp, process_groups) - saved_by_model(plain, process_groups)
     gradient = (
         4 * 2 * model["seq_length"] * (mtp.model.padded_vocab_size or 0)

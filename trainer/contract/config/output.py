@@ -1,4 +1,4 @@
-"""What a run writes: checkpoints and metrics."""
+"""Checkpoints, metrics and profiles of a run."""
 
 from __future__ import annotations
 
