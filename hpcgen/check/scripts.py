@@ -51,9 +51,8 @@ def library_functions() -> frozenset[str]:
 
 def read_scripts(scripts: Sequence[str]) -> list[list[Finding]]:
     """Findings of bash, shellcheck (if installed) and `hpcgen lint` in each script. Uses all cores."""
-    distinct = sorted(
-        set(scripts), key=len, reverse=True
-    )  # a long script at the end would keep the other cores idle
+    # The longest first: a long script at the end would keep the other cores idle.
+    distinct = sorted(set(scripts), key=len, reverse=True)
     with ProcessPoolExecutor(
         max_workers=len(os.sched_getaffinity(0)),
         # at Ctrl-C, the processes end at once and only their parent reports it

@@ -69,9 +69,8 @@ def recomputed_bytes(
         size += _received_copies(model, layout) * 2 * width
     elif not has_experts and "mlp" in modules:
         size += _dense_mlp_bytes(model, layout)
-        if (
-            training.transformer_impl != "torch"
-        ):  # it keeps the input of its norm, which the layer keeps anyway
+        # Transformer Engine's MLP keeps the input of its norm, which the layer keeps anyway.
+        if training.transformer_impl != "torch":
             size += sharded(hidden, parallelism)
     if model.multi_latent_attention and "mla_up_proj" in modules:  # it keeps the latents
         size += _query_key_value_bytes(model) / layout.tensor_model_parallel_size
