@@ -143,10 +143,15 @@ def _connect_schedule(
     reduction (param_and_grad_buffer.py, start_grad_sync). It would reduce the gradients of all stages but the first
     twice. Without a function to start it, a reduction starts when its gradients are ready.
     """
-    core.finalize_model_grads_func = finalize_model_grads
+    core.finalize_model_grads_func = _finalize_sums
     if layout.overlap_grad_reduce:
         no_sync = [chunk.no_sync for chunk in model]
         core.no_sync_func = no_sync if len(model) > 1 else no_sync[0]
     if layout.overlap_grad_reduce and layout.num_distributed_optimizer_instances == 1:
         start = [chunk.start_grad_sync for chunk in model]
         core.grad_sync_func = start if len(model) > 1 else start[0]
+
+
+def _finalize_sums(model: list[DistributedDataParallel], num_tokens: torch.Tensor, **kwargs: Any) -> None:
+    """Core's `finalize_model_grads`, which leaves the division by `num_tokens` to `trainer.optimizer.gradients`."""
+    finalize_model_grads(model, None, **kwargs)
