@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from megatron.core import tensor_parallel
-from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import (
     get_gpt_layer_local_spec,
     get_gpt_layer_with_transformer_engine_spec,
@@ -26,7 +25,6 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 
-from trainer.contract.errors import TrainerError
 from trainer.data.documents import document_numbers
 from trainer.distributed.sequence import zigzag_positions
 from trainer.model import experts, latent_attention
@@ -107,22 +105,6 @@ def _use_torch(layer: ModuleSpec, config: TransformerConfig) -> None:
         latent_attention.use_torch(layer, norm, config)
     elif config.qk_layernorm:
         attention.q_layernorm = attention.k_layernorm = norm
-
-
-def require_separated_documents(chunk: torch.nn.Module) -> None:
-    """Refuse a custom model whose attention would ignore the boundaries of documents.
-
-    Raises:
-        TrainerError: an attention does not have the attribute `separates_documents`.
-    """
-    attentions = [module.core_attention for module in chunk.modules() if hasattr(module, "core_attention")]
-    others = {type(each).__name__ for each in attentions if not getattr(each, "separates_documents", False)}
-    if others or not (attentions or isinstance(chunk, GPTModel)):
-        name = ", ".join(sorted(others)) or f"{type(chunk).__name__}, which has no core_attention,"
-        raise TrainerError(
-            f"data.reset_attention_mask = true, but {name} does not separate documents. Remove the key, or make the "
-            "attention use the boundaries of documents in place of the mask, and set separates_documents = True in it"
-        )
 
 
 class LayerNorm(torch.nn.LayerNorm):
