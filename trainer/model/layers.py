@@ -114,6 +114,10 @@ class LayerNorm(torch.nn.LayerNorm):
         super().__init__(hidden_size, eps=eps)
         _mark_sequence_parallel(self, config)
 
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Normalize the last axis. Keeps no view of the QKV projection, as `CoreAttention`."""
+        return super().forward(x.contiguous())
+
 
 class RMSNorm(torch.nn.RMSNorm):
     """torch's RMSNorm with the constructor that Megatron-Core expects."""
@@ -121,6 +125,10 @@ class RMSNorm(torch.nn.RMSNorm):
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5) -> None:
         super().__init__(hidden_size, eps=eps)
         _mark_sequence_parallel(self, config)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Normalize the last axis. Keeps no view of the QKV projection, as `CoreAttention`."""
+        return super().forward(x.contiguous())
 
 
 def _mark_sequence_parallel(norm: torch.nn.Module, config: TransformerConfig) -> None:
@@ -180,6 +188,10 @@ class CoreAttention(MegatronModule):
             mask = _mask(length, self.cp_group.rank(), size, window, documents, query.dtype, query.device)
         if size > 1:
             key, value = self._gather(key), self._gather(value)  # [S, b, g, d]
+        elif query.untyped_storage().data_ptr() != value.untyped_storage().data_ptr():
+            # Queries that are grouped, rotated or normalized are a copy. For views of the others, the backward pass
+            # would keep all of the QKV projection. Transformer Engine copies these too (get_qkv_layout).
+            key, value = key.contiguous(), value.contiguous()
         context = self._attend(*(x.permute(1, 2, 0, 3) for x in (query, key, value)), mask)  # [b, n, s, d]
         return context.permute(2, 0, 1, 3).flatten(2).contiguous()
 
