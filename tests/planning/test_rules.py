@@ -248,6 +248,11 @@ REFUSED = {
         "parallelism.tensor_model_parallel_size does not divide model.hidden_size = 1022 (1022 / 4), which "
         "model.mtp_num_layers requires; use 2",
     ),
+    "MTP without a layer of the user before it": (
+        MTP | {PP: 2, LAYOUT: "Et*12|mL", "model__layer_spec": "my.layers:spec"},
+        "model.layer_spec would not change the MTP layers, which have the parts of the last layer on their pipeline "
+        "stage, but there is none; move a layer to the last stage",
+    ),
     "MTP in graphs": (
         MTP | GRAPHS,
         "training.cuda_graph_impl is not tested with model.mtp_num_layers; use none",
@@ -721,6 +726,8 @@ ACCEPTED = {
     "WSD": {"optimizer__lr_decay_style": "WSD", "optimizer__lr_wsd_decay_style": "linear"},
     "a schedule in a file": {"optimizer__lr_schedule": "../my schedules/restarts.py:rate"},
     "layers of a package": {"model__layer_spec": "my.layers:spec"},
+    "MTP after a layer of a package": MTP
+    | {PP: 2, LAYOUT: "Et*11|tmL", "model__layer_spec": "my.layers:spec"},
     "checkpoints to keep": {"checkpoint__keep_every": 300, "checkpoint__save_interval": 100},
     "evaluation": {**TEXT, "evaluation__every": 200, "checkpoint__save_interval": 100},
     "evaluation by hand": {"evaluation__tasks": ("hellaswag",), EVALUATION_TP: 4, EVALUATION_PP: 2},
