@@ -28,9 +28,9 @@ from trainer.checkpoint import megatron_lm
 from trainer.contract import config as configuration
 from trainer.contract import hyperparameters
 from trainer.contract.checkpoint_files import COMPLETE, STARTED, TRACKER, list_checkpoints
-from trainer.contract.config import OptimizerConfig, ParallelismConfig, TrainerConfig
+from trainer.contract.config import ModelConfig, OptimizerConfig, ParallelismConfig, TrainerConfig
 from trainer.contract.errors import TrainerError
-from trainer.contract.resolve import resolve
+from trainer.contract.resolve import model_problems, resolve
 from trainer.metrics.console import Log
 from trainer.model.multi_token import DIVIDES_BY_TARGETS
 from trainer.optimizer.schedule import Schedule
@@ -263,6 +263,27 @@ def test_a_model_is_carried_in_their_arguments(model: dict[str, Any], args: dict
     assert {name: there.sections["model"][name] for name in model} == {name: resolved[name] for name in model}
 
 
+@pytest.mark.parametrize(
+    "unread",
+    [
+        {"moe_router_pre_softmax": True, "moe_router_score_function": "sigmoid"},
+        {"moe_router_num_groups": 4},
+        {"moe_router_bias_update_rate": 0.1},
+        {"moe_aux_loss_coeff": 0.1, "moe_router_load_balancing_type": "none"},
+        {"moe_expert_capacity_factor": -1.0, "moe_token_drop_policy": "position"},
+    ],
+    ids=str,
+)
+def test_arguments_that_megatron_core_does_not_read_are_not_part_of_the_model(unread: dict[str, Any]) -> None:
+    """The trainer would refuse such keys."""
+    section = megatron_lm.resumed(common_state(num_experts=8, **unread), ParallelismConfig()).sections[
+        "model"
+    ]
+    model = configuration.from_dict(ModelConfig, section, "test")
+    assert model.num_moe_experts == 8
+    assert list(model_problems(model)) == []
+
+
 def test_hyperparameters_of_megatron_lm_are_compared_like_the_trainers() -> None:
     config = config_of()
     there = megatron_lm.resumed(common_state(), config.parallelism)
@@ -300,6 +321,11 @@ def test_a_blend_of_megatron_lm_is_read() -> None:
     [
         ({"is_hybrid_model": True}, {}, "does not support: is_hybrid_model = True"),
         ({"num_experts": 8, "moe_latent_size": 32}, {}, "does not support: moe_latent_size = 32"),
+        (
+            {"num_experts": 8, "moe_router_topk_limited_devices": 2},
+            {},
+            "does not support: moe_router_topk_limited_devices = 2",
+        ),
         (
             {"num_experts": 8, "moe_router_load_balancing_type": "sinkhorn"},
             {},
