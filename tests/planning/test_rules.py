@@ -910,7 +910,7 @@ def test_settings_that_need_gpus_are_refused_without_gpus():
     facts = facts.with_value("parallelism.tp_comm_overlap", True)
     facts = facts.with_value("training.cuda_graph_impl", "transformer_engine")
     assert [(problem.path, problem.reason) for problem in check(facts)[0]] == [
-        ("parallelism.tp_comm_overlap", "requires GPUs, but the cluster's nodes have none"),
+        ("parallelism.tp_comm_overlap", "requires Transformer Engine, but the cluster's nodes have no GPUs"),
         ("training.fp8", "requires GPUs, but the cluster's nodes have none"),
         ("training.cuda_graph_impl", "requires GPUs, but the cluster's nodes have none"),
     ]
