@@ -10,12 +10,13 @@ import re
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from megatron.core.process_groups_config import ProcessGroupCollection
 from torch.distributed.checkpoint.api import CheckpointException
 
 from tests.trainer.runs import Ranks, Run, finished, run
@@ -66,15 +67,9 @@ def contents(path: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture(scope="module")
-def one_rank() -> Iterator[None]:
-    """A process group with only this process, for functions that use collectives."""
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    yield
-    torch.distributed.destroy_process_group()
-
-
-@pytest.fixture(scope="module")
-def saved(corpus: str, tmp_path_factory: pytest.TempPathFactory, one_rank: None) -> Saved:
+def saved(
+    corpus: str, tmp_path_factory: pytest.TempPathFactory, process_groups: ProcessGroupCollection
+) -> Saved:
     plain = small_config(corpus, tmp_path_factory.mktemp("saved"))
     return Saved(finished(plain), resolve(configuration.from_dict(TrainerConfig, plain, "test")))
 

@@ -11,7 +11,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -69,18 +68,9 @@ def test_a_run_of_megatron_lm_resumes_like_one_of_the_trainer(ours: Run, corpus:
     assert [event["consumed_samples"] for event in events if event["event"] == "step"] == [16, 20, 24]
 
 
-@pytest.fixture
-def one_rank() -> Iterator[None]:
-    """A process group with only this process, for functions that use collectives."""
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    yield
-    torch.distributed.destroy_process_group()
-
-
 @pytest.mark.process
-def test_an_unreadable_checkpoint_is_reported_with_a_remedy(
-    ours: Run, corpus: str, tmp_path: Path, one_rank: None
-) -> None:
+@pytest.mark.usefixtures("process_groups")
+def test_an_unreadable_checkpoint_is_reported_with_a_remedy(ours: Run, corpus: str, tmp_path: Path) -> None:
     plain = gpt_config(corpus, tmp_path / "run", EXACT) | {"checkpoint": {"load": str(tmp_path / "theirs")}}
     config = resolve(configuration.from_dict(TrainerConfig, plain, "test"))
     [path] = as_megatron_lm_writes(ours, corpus, tmp_path / "theirs").glob("iter_*")
@@ -99,9 +89,8 @@ def test_an_unreadable_checkpoint_is_reported_with_a_remedy(
 
 
 @pytest.mark.process
-def test_without_optimizer_state_only_the_weights_are_loaded(
-    ours: Run, corpus: str, tmp_path: Path, one_rank: None
-) -> None:
+@pytest.mark.usefixtures("process_groups")
+def test_without_optimizer_state_only_the_weights_are_loaded(ours: Run, corpus: str, tmp_path: Path) -> None:
     theirs = as_megatron_lm_writes(ours, corpus, tmp_path / "theirs")
     file = theirs / f"iter_{SAVED_AT:07d}" / "common.pt"
     common = torch.load(file, weights_only=False)
