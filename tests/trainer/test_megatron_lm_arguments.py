@@ -169,6 +169,15 @@ def test_arguments_that_megatron_core_does_not_read_are_not_part_of_the_model(un
     assert list(model_problems(model)) == []
 
 
+@pytest.mark.parametrize(
+    ("every", "layers"), [(1, None), (2, [1, 0, 1, 0]), (3, [1, 0, 0, 1]), ([0, 1, 1, 1], [0, 1, 1, 1])]
+)
+def test_a_frequency_of_moe_layers_counts_from_the_first_layer(every: Any, layers: list[int] | None) -> None:
+    """Source: Megatron-Core, get_gpt_decoder_layer_specs in gpt_layer_specs.py."""
+    common = common_state(num_experts=8, moe_layer_freq=every)
+    assert megatron_lm.resumed(common, ParallelismConfig()).sections["model"]["moe_layer_freq"] == layers
+
+
 def test_hyperparameters_of_megatron_lm_are_compared_like_the_trainers() -> None:
     config = config_of()
     there = megatron_lm.resumed(common_state(), config.parallelism)
