@@ -432,6 +432,16 @@ REFUSED = {
         "model.ffn_hidden_size over TP = 2 results in matrices 2052 wide, but training.fp8 = hybrid "
         "requires multiples of 16; use 4096 or 4128, or set training.fp8 to null",
     ),
+    "fp8 with an odd latent": (
+        MLA | {"training__fp8": "hybrid", "model__q_lora_rank": 24},
+        "model.q_lora_rank results in matrices 24 wide, but training.fp8 = hybrid requires multiples of 16; use 16 or "
+        "32, or set training.fp8 to null",
+    ),
+    "fp8 with odd values": (
+        MLA | {"training__fp8": "hybrid", "model__v_head_dim": 65, TP: 4, SP: True},
+        "model.v_head_dim x num_attention_heads over TP = 4 results in matrices 260 wide, but training.fp8 = hybrid "
+        "requires multiples of 16; use 64 or 80, or set training.fp8 to null",
+    ),
     "fp8 with odd tokens": (
         {"training__fp8": "hybrid", "model__seq_length": 2046},
         "model.seq_length x micro_batch_size results in 4092 tokens per rank, but training.fp8 = hybrid "
@@ -917,7 +927,7 @@ def test_settings_that_need_gpus_are_refused_without_gpus():
     facts = facts.with_value("parallelism.tp_comm_overlap", True)
     facts = facts.with_value("training.cuda_graph_impl", "transformer_engine")
     assert [(problem.path, problem.reason) for problem in check(facts)[0]] == [
-        ("parallelism.tp_comm_overlap", "requires GPUs, but the cluster's nodes have none"),
+        ("parallelism.tp_comm_overlap", "requires Transformer Engine, but the cluster's nodes have no GPUs"),
         ("training.fp8", "requires GPUs, but the cluster's nodes have none"),
         ("training.cuda_graph_impl", "requires GPUs, but the cluster's nodes have none"),
     ]

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hpcgen.planning.rules.facts import Facts, Rule, Violation, divisors
+from hpcgen.planning.rules.parallelism import PP, TP
 
 KEY = "model.mtp_num_layers"
-PP = "parallelism.pipeline_model_parallel_size"
-TP = "parallelism.tensor_model_parallel_size"
 
 
 def mtp_in_pipelines_needs_untied_embeddings(facts: Facts) -> Iterator[Violation]:
