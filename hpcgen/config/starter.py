@@ -72,11 +72,8 @@ def program_starter(
 
 def starter_corpus(name: str, gpus_per_node: int) -> dict[str, Any]:
     """The keys of the section data for a corpus in the directory `corpus`, to be replaced by the user's."""
-    # each output file must contribute documents to validation, so the small corpus of a CPU-only machine gets one file
-    num_output_files, split = (8, "98,1,1") if gpus_per_node else (1, "90,5,5")
-    source = {"directory": "corpus"}
-    corpus = {"directory": f"data/{name}", "source": source, "num_output_files": num_output_files}
-    return {"split": split, "corpus": corpus}
+    split = "98,1,1" if gpus_per_node else "90,5,5"  # a CPU-only machine has a small corpus
+    return {"split": split, "corpus": {"directory": f"data/{name}", "source": {"directory": "corpus"}}}
 
 
 def run_file(

@@ -167,7 +167,7 @@ def _section_problems(run: Run, stages: Sequence[Stage]) -> Iterator[Problem]:
     if config.data.corpus is not None:
         yield from corpora.problems(config.data.corpus)
     elif needing := [stage.name for stage in stages if stage.is_array]:
-        hint = "set at least its directory, source and num_output_files"
+        hint = "set at least its directory and source"
         yield Problem("data.corpus", f"is missing, but stage {needing[0]} needs it", hint)
 
 

@@ -73,17 +73,20 @@ def check_corpus(plan: Plan, missing: MissingTasks) -> list[str]:
     """Warnings about the space that the `missing` tasks need.
 
     Raises:
-        HpcgenError: there is not enough space, or their inputs are missing or refused. Reported here once instead of
-            by every task.
+        HpcgenError: there is not enough space, their inputs are missing or refused, or the first documents show a
+            mistake. Reported here once instead of by every task.
     """
     if missing.manifest is None or not any(missing.values()):
         return []
+    from hpcgen.data.first_documents import check_first_documents
     from hpcgen.data.sources import check_source
     from hpcgen.data.space import check_units
 
     job = corpus_job(plan.config)
     left = {stage: units for stage, units in missing.units.items() if units}
     check_source(left, job)
+    if not {"prepare", "concat"}.isdisjoint(left):
+        check_first_documents(job, missing.manifest)
     return check_units(left, job, missing.manifest)
 
 
