@@ -9,10 +9,11 @@ import re
 import textwrap
 import typing
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import PurePath
 from typing import Any
 
 from hpcgen.config.field_docs import field_docs
-from hpcgen.config.presets import Preset
+from hpcgen.config.presets import PRESETS, Preset
 from hpcgen.config.run import TRAINER_SECTIONS, RunConfig
 from hpcgen.config.validation import inner_class
 from trainer.contract.config import ParallelismConfig, field_hints
@@ -103,6 +104,10 @@ def _commands(chosen: Mapping[str, Any], file_name: str) -> Iterator[str]:
         yield f"#   hpcgen validate -c {file_name}"
         yield f"#   hpcgen submit run -c {file_name}"
         return
+    preset = PRESETS.get(chosen.get("preset", ""))
+    if preset and preset.tokenizer_repository:
+        yield "# Put the model's tokenizer.json next to this file. Gated models first need access, and `hf auth login`:"
+        yield f"#   {preset.tokenizer_command(PurePath())}"
     if "corpus" in chosen.get("data", {}):
         yield "# Make the data and train. Insert download before prepare if the source is not a directory:"
         yield f"#   hpcgen data plan -c {file_name}"
