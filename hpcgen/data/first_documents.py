@@ -28,6 +28,8 @@ from hpcgen.text import counted, few
 
 _SHORT_FILE_BLOCKS = 2
 """A file with more blocks of about 4 MiB has enough documents for any usual number of outputs."""
+_SMALL_CORPUS = 64 * 1024 * 1024
+"""Bytes of a corpus whose documents are counted to check data.split, which only fails for small ones."""
 
 
 def check_first_documents(job: CorpusJob, manifest: Manifest) -> None:
@@ -43,6 +45,22 @@ def check_first_documents(job: CorpusJob, manifest: Manifest) -> None:
         next(_texts(file, job), None)
     for split, count in num_outputs(job.corpus).items():
         _check_count(split, count, manifest.of_split(split), job)
+
+
+def documents_of_pairs(job: CorpusJob, manifest: Manifest) -> list[int] | None:
+    """Number of documents with text in each pair of a small corpus that is split by documents; None for others."""
+    files = manifest.of_split(WHOLE)
+    if sum(file.size or 0 for file in files) > _SMALL_CORPUS:
+        return None
+    counts = list[int]()
+    for share in assign([file.size for file in files], num_outputs(job.corpus)[WHOLE]):
+        lines = [_lines_with_text(files[index], job) for index in share.inputs]
+        known = [numbers for numbers in lines if numbers is not None]
+        if len(known) < len(lines):
+            return None
+        outputs = len(share.outputs)
+        counts += np.bincount(np.concatenate(known) % outputs, minlength=outputs).tolist()
+    return counts
 
 
 def _check_count(split: str, count: int, files: list[ManifestFile], job: CorpusJob) -> None:

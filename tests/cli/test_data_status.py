@@ -18,7 +18,7 @@ data:
   tokenizer: {kind: bytes}
   corpus: {directory: data, source: {directory: source}, num_output_files: 4}
 model: {num_layers: 2, hidden_size: 32, num_attention_heads: 2, seq_length: 32}
-training: {micro_batch_size: 2, global_batch_size: 8, train_iters: 2, precision: fp32}
+training: {micro_batch_size: 2, global_batch_size: 8, train_iters: 2, precision: fp32, eval_iters: 0}
 optimizer: {lr: 1.0e-3}
 """
 SKIP = ("--set", "data.corpus.bad_documents=skip")
