@@ -169,7 +169,8 @@ def test_differences_in_the_manifest_for_a_script(run: Path) -> None:
         "reordered": False,
     }
     assert (summary["files"], summary["bytes"], summary["files_of_known_hash"]) == (5, 99, 5)
-    assert summary["left_out"] == {"not_data": 1, "not_included": 0, "in_no_split": 0, "not_sampled": 0}
+    left_out = {"not_data": 1, "not_included": 0, "in_no_split": 0, "not_sampled": 0, "links": 0}
+    assert summary["left_out"] == left_out
     assert summary["written"] is True
     assert summary["splits"]["corpus"] == {"split": "corpus", "files": 5, "bytes": 99, "outputs": 3}
 
@@ -300,6 +301,20 @@ def test_large_pairs_are_noted(run: Path) -> None:
         "starts it again"
         not in plan(run, *source, "--set=data.corpus.num_output_files=9", "--dry-run").stdout
     )
+
+
+def test_links_that_are_not_followed_are_named(run: Path) -> None:
+    (run.parent / "in/linked.jsonl").symlink_to("test/t.jsonl")
+    (run.parent / "in/gone.jsonl").symlink_to("nowhere")
+    (run.parent / "in/more").symlink_to("test")
+    ended = plan(run)
+    assert "files     6 " in ended.stdout
+    assert "left out  2 links to directories or to nothing: gone.jsonl, more\n" in ended.stdout
+    (run.parent / "links").mkdir()
+    (run.parent / "links/more").symlink_to("../in")
+    ended = plan(run, f"--set=data.corpus.source.directory={run.parent}/links")
+    assert ended.status == 2
+    assert "contains no files, only links to directories or to nothing: more; set data.corpus" in ended.stderr
 
 
 def test_a_file_in_two_splits_is_refused(run: Path) -> None:

@@ -88,6 +88,7 @@ def _summary(plan: CorpusPlan, job: CorpusJob) -> dict[str, Any]:
             "not_included": selection.not_included,
             "in_no_split": len(selection.in_no_split),
             "not_sampled": selection.not_sampled,
+            "links": len(plan.left_out_links),
         },
         "difference": None if plan.difference is None else asdict(plan.difference),
     }
@@ -117,6 +118,8 @@ def _lines(plan: CorpusPlan, job: CorpusJob) -> list[str]:
         rows.append(
             ("left out", f"{counted(len(names), 'file')} matching no pattern of splits: {few(names)}")
         )
+    if links := plan.left_out_links:
+        rows.append(("left out", f"{counted(len(links), 'link')} to directories or to nothing: {few(links)}"))
     rows += _space_rows(plan, job)
     rows += _large_pair_rows(split_summaries(job, plan.manifest))
     if plan.manifest.has_queries:
