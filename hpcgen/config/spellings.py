@@ -209,6 +209,11 @@ FEATURES = {
 OTHER_PROGRAM = "remove the key, or run a program that has it with `program` (docs/program.md)"
 
 
+def key(name: str) -> str:
+    """The key that has this name in another program; empty if there is none."""
+    return KEYS.get(name, "").partition(" ")[0].rstrip(",;")
+
+
 def answer(name: str) -> str:
     """The hint for an unknown key that is a name in another program; empty for any other name."""
     if name in KEYS:

@@ -19,7 +19,7 @@ from hpcgen.config import spellings
 from hpcgen.config.document import Document, constant
 from hpcgen.config.fields import constraint_problems
 from hpcgen.errors import ConfigErrors, Mistake, Problem
-from hpcgen.text import did_you_mean, one_of
+from hpcgen.text import did_you_mean, nearest, one_of
 from trainer.contract.config import ConfigError, field_hints, from_dict
 
 T = TypeVar("T")
@@ -38,6 +38,8 @@ EXPECTED = {
 """pydantic's error type -> description of the expected value."""
 
 
+MISSING, UNKNOWN = "is missing", "is not a known key"
+
 MEANT = {"gpu": "cuda", "gpus": "cuda", "nvidia": "cuda"}
 """Common mistake -> intended value, where spelling alone would suggest another value (cpu)."""
 
@@ -52,6 +54,11 @@ class Built(Generic[T]):
     config: T | None
     """The dataclass without invalid values. None if it would be incomplete without them."""
     problems: tuple[Problem, ...]
+
+    @property
+    def invalid(self) -> tuple[str, ...]:
+        """Paths of the missing and invalid values, and of the keys that unknown keys probably mean."""
+        return tuple(problem.meant or problem.path for problem in self.problems)
 
 
 def build(
@@ -71,8 +78,10 @@ def build(
         with contextlib.suppress(ConfigError):
             return Built(from_dict(cls, values, where=""), ())
     problems = _first_of_each_path([*_schema_problems(cls, values), *constraints])
+    meant = {problem.meant for problem in problems}
+    problems = tuple(each for each in problems if each.reason != MISSING or each.path not in meant)
     for problem in problems:
-        values = _without(values, _keys(problem.path))
+        values = _without(values, problem.path)
     while missing := list(_schema_problems(cls, values)):
         completed = _completed(values, missing, constant(stand_ins, ""))
         if completed == values:
@@ -84,8 +93,11 @@ def build(
 def _completed(values: dict[str, Any], missing: Sequence[Problem], stand_ins: Document) -> dict[str, Any]:
     """`values` with stand-ins for the missing keys, and without the sections of those that have none."""
     for problem in missing:
-        keys, stand_in = _keys(problem.path), stand_ins.get(problem.path)
-        values = _without(values, keys[:-1]) if stand_in is None else _with(values, keys, stand_in)
+        stand_in = stand_ins.get(problem.path)
+        section = problem.path.rpartition(".")[0]
+        values = (
+            _without(values, section) if stand_in is None else _with(values, keys_of(problem.path), stand_in)
+        )
     return values
 
 
@@ -96,14 +108,18 @@ def _validate(cls: type[T], values: Mapping[str, Any]) -> T:
     return built
 
 
-def _without(value: Any, path: list[str]) -> Any:
-    """`value` without the entry at `path`. A list with an invalid value is removed entirely."""
-    if not path or not isinstance(value, dict) or path[0] not in value:
-        return value
-    key, *rest = path
-    if rest and isinstance(value[key], dict):
-        return {**value, key: _without(value[key], rest)}
-    return {name: item for name, item in value.items() if name != key}
+def _without(values: dict[str, Any], path: str) -> dict[str, Any]:
+    """`values` without the entry at a dotted path. A list with an invalid value is removed entirely.
+
+    The path is compared with the keys, because unknown keys can contain dots and brackets.
+    """
+    kept = {}
+    for name, value in values.items():
+        if path.startswith(f"{name}.") and isinstance(value, dict):
+            kept[name] = _without(value, path[len(name) + 1 :])
+        elif path != name and not path.startswith((f"{name}.", f"{name}[")):
+            kept[name] = value
+    return kept
 
 
 def _with(values: dict[str, Any], path: list[str], value: object) -> dict[str, Any]:
@@ -111,7 +127,7 @@ def _with(values: dict[str, Any], path: list[str], value: object) -> dict[str, A
     return {**values, key: _with(values.get(key, {}), rest, value) if rest else value}
 
 
-def _keys(path: str) -> list[str]:
+def keys_of(path: str) -> list[str]:
     """The keys and list indexes in a dotted path."""
     return re.findall(r"[^.\[\]]+", path)
 
@@ -228,7 +244,7 @@ def _problem(cls: type, detail: Any) -> Problem:
     if kind in ("unexpected_keyword_argument", "extra_forbidden"):
         return _unknown_key(cls, path, names)
     if kind in ("missing", "missing_argument"):
-        return Problem(path, "is missing")
+        return Problem(path, MISSING)
     if kind == "literal_error":
         choices = [choice.strip("'") for choice in re.split(r", | or ", detail["ctx"]["expected"])]
         return Problem(path, f"must be {one_of(choices)}", _meant(str(detail["input"]), choices))
@@ -293,22 +309,29 @@ def _unknown_key(cls: type, path: str, names: list[str]) -> Problem:
     The hint is, in this order: the section that has the key; the key that has this name in another program; a key of
     the section with a similar spelling; all keys of the section.
     """
-    name = names[-1]
-    known = sorted(field.name for field in dataclasses.fields(_section(cls, names[:-1])))
-    advice = _known_elsewhere(cls, name) if len(names) == 1 or names[0] in TRANSLATED_SECTIONS else ""
-    advice = advice or did_you_mean(name, known) or f"known keys are {', '.join(known)}"
-    return Problem(path, "is not a known key", advice)
+    *section, name = names
+    known = sorted(field.name for field in dataclasses.fields(_section(cls, section)))
+    if not section or section[0] in TRANSLATED_SECTIONS:
+        advice, meant = _known_elsewhere(cls, name)
+        if advice:
+            return Problem(path, UNKNOWN, advice, meant=meant)
+    near = nearest(name, known)
+    advice = did_you_mean(name, known) or f"known keys are {', '.join(known)}"
+    return Problem(path, UNKNOWN, advice, meant=path.removesuffix(name) + near if near else "")
 
 
-def _known_elsewhere(cls: type, name: str) -> str:
-    """The hint for a name that another section, or another program, has. Empty for a cluster profile."""
+def _known_elsewhere(cls: type, name: str) -> tuple[str, str]:
+    """The hint for a name that another section, or another program, has, and the key there.
+
+    Both are empty for a cluster profile.
+    """
     hints = field_hints(cls)
     sections = {key: inner_class(hints[key]) for key in TRANSLATED_SECTIONS if key in hints}
     plain = name.lstrip("-").replace("-", "_")
     paths = [f"{key}.{plain}" for key, section in sections.items() if plain in field_hints(section)]
     if paths:
-        return f"use {one_of(paths)}"
-    return spellings.answer(plain) if sections else ""
+        return f"use {one_of(paths)}", paths[0]
+    return (spellings.answer(plain), spellings.key(plain)) if sections else ("", "")
 
 
 def inner_class(hint: Any) -> Any:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from hpcgen.config.cluster import ClusterConfig
 from hpcgen.config.fields import seconds, slurm_time
+from hpcgen.config.invalid import decidable, if_valid
 from hpcgen.config.node_type import NodeType
 from hpcgen.config.run import RunConfig
 from hpcgen.config.slurm import StageSettings
@@ -48,7 +49,6 @@ class Allocation:
     gres: str
     """The cluster profile's `gres`."""
     exclusive: bool
-    time_s: int
     settings: StageSettings
     """Settings passed to Slurm unchanged: partition, account, qos, reservation, constraint."""
     cpu_masks: tuple[str, ...] = ()
@@ -65,6 +65,11 @@ class Allocation:
     def num_tasks(self) -> int:
         """Number of tasks of the job."""
         return self.nodes * self.ntasks_per_node
+
+    @property
+    def time_s(self) -> int:
+        """The time limit in seconds; 0 if there is none."""
+        return seconds(self.settings.time) if self.settings.time else 0
 
     @property
     def max_restarts(self) -> int:
@@ -130,10 +135,13 @@ def stage_settings(stage: Stage, config: RunConfig, cluster: ClusterConfig) -> S
         chosen[field.name] = next((value for value in given if value is not None), None)
     if stage.time_limit is not None:
         # with training's time limit, a short job would wait for a long slot
-        chosen["time"] = own.time or within_limit(stage.time_limit, chosen["partition"], cluster)
+        limit = stage.time_limit
+        chosen["time"] = if_valid(lambda: own.time or within_limit(limit, chosen["partition"], cluster))
     if stage.one_node_by_default:
         chosen["nodes"] = own.nodes
-    chosen["extra_directives"] = tuple(option for _, option in _extra_directives(stage, config, cluster))
+    chosen["extra_directives"] = if_valid(
+        lambda: tuple(option for _, option in _extra_directives(stage, config, cluster))
+    )
     return type(own)(**chosen)
 
 
@@ -210,7 +218,6 @@ def make_allocation(
         gpus_per_node=0 if cluster.gres == "none" else gpus,
         gres=cluster.gres,
         exclusive=exclusive,
-        time_s=seconds(settings.time) if settings.time else 0,
         settings=settings,
         cpu_masks=_cpu_masks(node_type, tasks, cpus) if gpus and exclusive else (),
         spare_nodes=spares,
@@ -240,11 +247,20 @@ def allocation_problems(
     stage: Stage, config: RunConfig, cluster: ClusterConfig, node_type: NodeType
 ) -> Iterator[Problem]:
     """Yields settings that Slurm would refuse or treat differently from the plan."""
-    settings = stage_settings(stage, config, cluster)
+    settings = if_valid(lambda: stage_settings(stage, config, cluster))
+    allocation = if_valid(lambda: make_allocation(stage, config, cluster, node_type))
 
     def place(name: str) -> Place:
         return place_of(stage, name, config, cluster)
 
+    yield from decidable(_time_problems(settings, place))
+    yield from decidable(_partition_problems(allocation, settings, cluster, place))
+    yield from decidable(_task_problems(allocation, node_type, place))
+    yield from decidable(_single_node_problems(stage, settings, place))
+    yield from decidable(_directive_problems(stage, config, cluster))
+
+
+def _time_problems(settings: StageSettings, place: Callable[[str], Place]) -> Iterator[Problem]:
     if settings.time is None:
         reason = "is missing. Without a time limit, the job never gets the signal to save a last checkpoint"
         yield place("time").problem(reason, "set one, for example 1-00:00:00")
@@ -253,11 +269,6 @@ def allocation_problems(
             "means no limit to Slurm. Without one, the job never gets the signal to save a last checkpoint"
         )
         yield place("time").problem(reason, "set a limit")
-    allocation = make_allocation(stage, config, cluster, node_type)
-    yield from _partition_problems(allocation, cluster, place)
-    yield from _task_problems(allocation, node_type, place)
-    yield from _single_node_problems(stage, settings, place)
-    yield from _directive_problems(stage, config, cluster)
 
 
 def _directive_problems(stage: Stage, config: RunConfig, cluster: ClusterConfig) -> Iterator[Problem]:
@@ -310,9 +321,9 @@ def _single_node_problems(
 
 
 def _partition_problems(
-    allocation: Allocation, cluster: ClusterConfig, place: Callable[[str], Place]
+    allocation: Allocation, settings: StageSettings, cluster: ClusterConfig, place: Callable[[str], Place]
 ) -> Iterator[Problem]:
-    settings, nodes = allocation.settings, allocation.nodes + allocation.spare_nodes
+    nodes = allocation.nodes + allocation.spare_nodes
     for name in (settings.partition or "").split(",") if cluster.partitions else ():
         if not name:
             continue
@@ -336,11 +347,19 @@ def _partition_problems(
 
 def cluster_problems(cluster: ClusterConfig, node_type: NodeType) -> Iterator[Problem]:
     """Yields contradictions within a profile and its node type."""
+    yield from decidable(_gres_problems(cluster, node_type))
+    yield from decidable(_version_problems(cluster))
+
+
+def _gres_problems(cluster: ClusterConfig, node_type: NodeType) -> Iterator[Problem]:
     count = cluster.gres.rpartition(":")[2]
     if count.isdigit() and int(count) != node_type.gpus_per_node:
         asked = f"{counted(int(count), 'GPU')} per node"
         reason = f"requests {asked}, but node type {cluster.node_type} has {node_type.gpus_per_node}"
         yield Problem("gres", reason, f"change the count to {node_type.gpus_per_node}", "cluster")
+
+
+def _version_problems(cluster: ClusterConfig) -> Iterator[Problem]:
     if tuple(int(part) for part in cluster.slurm_version.split(".")[:2]) < OLDEST_SLURM:
         oldest = f"{OLDEST_SLURM[0]}.{OLDEST_SLURM[1]:02}"
         reason = f"is older than {oldest}, the oldest version that the scripts support"
