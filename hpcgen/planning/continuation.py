@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcgen.config.run import RunConfig
-from hpcgen.config.validation import show
+from hpcgen.config.shown import show
 from hpcgen.errors import Problem
 from trainer.contract import checkpoint_files, evidence, provenance
 from trainer.contract.checkpoint_files import FORMAT, Checkpoint

@@ -71,7 +71,7 @@ def plan(run: Run, stages: Collection[str] = (), *, exists: Callable[[str], bool
     checked = list(dict.fromkeys((*ordered, *(stage for stage in queued if stage is not None))))
     reads_trainer_config = any(stage.reads_trainer_config for stage in ordered) and not _has_program(run)
     training, problems = _check(run, config, checked, with_training=reads_trainer_config)
-    trainer = training.trainer if training and not run.mistakes else None
+    trainer = training.trainer if training else None
     errors = [*run.mistakes, *(_describe(run, problem) for problem in problems)]
     planned: dict[str, StagePlan] = {}
     for stage in ordered:

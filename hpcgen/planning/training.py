@@ -78,18 +78,15 @@ def plan_training(run: Run, config: RunConfig) -> Training:
     errors = [_in_file(problem, nodes) for problem in errors] + vocabulary_problems + eod_problems
     errors += function_errors
     warnings = [_in_file(problem, nodes) for problem in warnings] + function_warnings
-    unplanned = Training(errors=tuple(errors), warnings=tuple(warnings))
-    return (
-        unplanned
-        if errors
-        else if_valid(lambda: _planned(run, config, facts, allocation, warnings), unplanned)
-    )
+    if errors or run.mistakes:
+        return Training(errors=tuple(errors), warnings=tuple(warnings))
+    return _planned(run, config, facts, allocation, warnings)
 
 
 def _planned(
     run: Run, config: RunConfig, facts: Facts, allocation: Allocation, warnings: list[Problem]
 ) -> Training:
-    """The training of a run that breaks no rule."""
+    """The training of a run without mistakes."""
     layout = facts.layout
     # an unknown vocabulary size means that the tokenizer is invalid; plan() reports it
     if layout is None or facts.resolved_model.padded_vocab_size is None:

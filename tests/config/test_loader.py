@@ -49,7 +49,7 @@ environment:
         "run.yaml:8: slurm.train.nodes = two must be a whole number",
         "run.yaml:9: slurm.train.nods = 2 is not a known key; did you mean nodes?",
         "run.yaml:13: data.datasets[0].prefx = /data/a is not a known key; did you mean prefix?",
-        "run.yaml:14: data.mock = yes must be true or false",
+        "run.yaml:14: data.mock = yes must be true or false; write true",
         "run.yaml:19: model.num_layers = 12.5 must be a whole number",
         "run.yaml:16: training.precision = bf61 must be bf16, fp16 or fp32; did you mean bf16?",
         'run.yaml:5: secret = ["X"] is not a known key; did you mean secrets?',
@@ -218,7 +218,7 @@ def test_a_run_file_that_is_missing(tmp_path):
 def test_secrets_given_as_environment_are_not_printed(tmp_path):
     text = "name: a\ncluster: local\npreset: tiny\npaths: {run_dir: /r}\nenvironment: {HF_TOKEN: [hunter2]}\n"
     [message] = mistakes(tmp_path, text)
-    assert message == "run.yaml:5: environment.HF_TOKEN must be text (quote it)"
+    assert message == "run.yaml:5: environment.HF_TOKEN must be text"
 
 
 def test_keys_with_unprintable_characters_do_not_reach_the_terminal(tmp_path):
