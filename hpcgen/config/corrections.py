@@ -126,7 +126,9 @@ def _as_list(cls: type, path: str, names: Sequence[str], value: Any) -> str:
     if has_sections:
         item = _as_mapping(cls, path, names, value)
         return f"[{item}]" if item else ""
-    return "" if _has_numbers(hint_of(cls, names)) else json.dumps([value])
+    if _has_numbers(hint_of(cls, names)):
+        return ""
+    return json.dumps([value] if re.search("[=/]", value) else re.split(r"[,\s]+", value))
 
 
 def _has_numbers(hint: Any) -> bool:

@@ -209,21 +209,21 @@ def make_allocation(
     ranks = 1 if stage.is_single_task else settings.ntasks_per_node or gpus or 1
     tasks = stage.tasks_per_node(config, ranks)
     share = max(1, node_type.cpus_per_node // tasks) if node_type.cpus_per_node else None
-    cpus = settings.cpus_per_task or stage.cpus_per_task(share)
+    cpus = if_valid(lambda: settings.cpus_per_task or stage.cpus_per_task(share))
     exclusive = node_type.exclusive and not _shares_node(stage, settings)
     return Allocation(
         nodes=1 if stage.is_single_task else settings.nodes or 1,
         ntasks_per_node=tasks,
         cpus_per_task=cpus,
-        gpus_per_node=0 if cluster.gres == "none" else gpus,
+        gpus_per_node=if_valid(lambda: 0 if cluster.gres == "none" else gpus),
         gres=cluster.gres,
         exclusive=exclusive,
         settings=settings,
-        cpu_masks=_cpu_masks(node_type, tasks, cpus) if gpus and exclusive else (),
+        cpu_masks=if_valid(lambda: _cpu_masks(node_type, tasks, cpus) if gpus and exclusive else ()),
         spare_nodes=spares,
         no_kill=spares > 0 or stage.no_kill,
         ranks_per_node=ranks,
-        array=make_array(stage, config, cluster),
+        array=if_valid(lambda: make_array(stage, config, cluster)),
     )
 
 
@@ -323,7 +323,6 @@ def _single_node_problems(
 def _partition_problems(
     allocation: Allocation, settings: StageSettings, cluster: ClusterConfig, place: Callable[[str], Place]
 ) -> Iterator[Problem]:
-    nodes = allocation.nodes + allocation.spare_nodes
     for name in (settings.partition or "").split(",") if cluster.partitions else ():
         if not name:
             continue
@@ -333,16 +332,24 @@ def _partition_problems(
             continue
         limits = cluster.partitions[name]
         reason = f"is more than partition {name} allows"
-        if limits.max_time and settings.time and seconds(settings.time) > seconds(limits.max_time):
-            yield place("time").problem(reason, f"use at most {limits.max_time}")
-        if limits.max_nodes and nodes > limits.max_nodes:
-            most = max(0, limits.max_nodes - allocation.spare_nodes)
-            spares = (
-                f" with preflight.spare_nodes = {allocation.spare_nodes}" if allocation.spare_nodes else ""
-            )
-            yield place("nodes").problem(
-                f"is more than partition {name} allows{spares}", f"use at most {most}"
-            )
+        yield from decidable(_partition_time_problems(settings, limits.max_time, reason, place))
+        yield from decidable(_partition_size_problems(allocation, limits.max_nodes, reason, place))
+
+
+def _partition_time_problems(
+    settings: StageSettings, max_time: str | None, reason: str, place: Callable[[str], Place]
+) -> Iterator[Problem]:
+    if max_time and settings.time and seconds(settings.time) > seconds(max_time):
+        yield place("time").problem(reason, f"use at most {max_time}")
+
+
+def _partition_size_problems(
+    allocation: Allocation, max_nodes: int | None, reason: str, place: Callable[[str], Place]
+) -> Iterator[Problem]:
+    spares = allocation.spare_nodes
+    if max_nodes and allocation.nodes + spares > max_nodes:
+        with_spares = f"{reason} with preflight.spare_nodes = {spares}" if spares else reason
+        yield place("nodes").problem(with_spares, f"use at most {max(0, max_nodes - spares)}")
 
 
 def cluster_problems(cluster: ClusterConfig, node_type: NodeType) -> Iterator[Problem]:

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Iterator
 
 from trainer.contract.config import ModelConfig, ParallelismConfig
-from trainer.contract.wording import counted
+from trainer.contract.wording import counted, one_of
 
 Mistake = tuple[str, str, str]
 """Key of the section `model`, reason, and what to do."""
@@ -87,19 +87,25 @@ def _group_problems(model: ModelConfig, experts: int) -> Iterator[Mistake]:
     """transformer_config.py, __post_init__; moe/moe_utils.py, group_limited_topk."""
     groups, chosen, topk = model.moe_router_num_groups, model.moe_router_group_topk, model.moe_router_topk
     if groups is None:
-        yield "moe_router_group_topk", "requires moe_router_num_groups", "set it"
+        yield "moe_router_group_topk", "requires moe_router_num_groups", "set moe_router_num_groups"
         return
     if chosen is None:
-        yield "moe_router_num_groups", "has no effect without moe_router_group_topk", "set it, or remove both"
+        reason = "has no effect without moe_router_group_topk"
+        yield "moe_router_num_groups", reason, "set moe_router_group_topk, or remove both"
         return
     if experts % groups:
         reason = f"does not divide num_moe_experts = {experts} ({experts} / {groups})"
-        yield "moe_router_num_groups", reason, "use a divisor"
+        divisors = [str(number) for number in range(1, min(experts, 1024) + 1) if experts % number == 0]
+        yield "moe_router_num_groups", reason, f"use {one_of(divisors)}"
     elif chosen > groups:
-        yield "moe_router_group_topk", f"is more than moe_router_num_groups = {groups}", "use fewer"
+        yield (
+            "moe_router_group_topk",
+            f"is more than moe_router_num_groups = {groups}",
+            f"use at most {groups}",
+        )
     elif chosen > topk:
         # Core rates a group by its best topk // group_topk experts. With none, all groups are equal.
-        yield "moe_router_group_topk", f"is more than moe_router_topk = {topk}", "use fewer"
+        yield "moe_router_group_topk", f"is more than moe_router_topk = {topk}", f"use at most {topk}"
     elif topk > chosen * (experts // groups):
         in_groups = f"{chosen} x {experts // groups} = {chosen * (experts // groups)}"
         reason = f"is more than the {in_groups} experts of moe_router_group_topk groups"

@@ -165,10 +165,14 @@ def _rope_scaling_problems(scaling: RopeScaling) -> Iterator[Mistake]:
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     if low is not None and high is not None and low >= high:
         reason = f"must be greater than low_freq_factor = {low:g}"
-        yield "rope_scaling.high_freq_factor", reason, "increase it"
+        yield (
+            "rope_scaling.high_freq_factor",
+            reason,
+            f"use more than {low:g}",
+        )
     slow, fast = scaling.beta_slow or YARN_BETA_SLOW, scaling.beta_fast or YARN_BETA_FAST
     if fast < slow:
-        yield "rope_scaling.beta_fast", f"must be at least beta_slow = {slow:g}", "increase it"
+        yield "rope_scaling.beta_fast", f"must be at least beta_slow = {slow:g}", f"use {slow:g} or more"
 
 
 def resolve_parallelism(parallelism: ParallelismConfig, model: ModelConfig) -> ParallelismConfig:
