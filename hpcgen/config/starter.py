@@ -15,7 +15,7 @@ from typing import Any
 from hpcgen.config.field_docs import field_docs
 from hpcgen.config.presets import PRESETS, Preset
 from hpcgen.config.run import TRAINER_SECTIONS, RunConfig
-from hpcgen.config.validation import inner_class
+from hpcgen.config.type_hints import inner_class
 from trainer.contract.config import ParallelismConfig, field_hints
 from trainer.contract.experts import expert_tensor_parallel_size
 

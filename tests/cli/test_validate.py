@@ -61,7 +61,7 @@ def test_json_of_a_file_that_cannot_be_read(workplace):
     found = hpcgen("validate", "-c", "run.yaml", "--json")
     assert found.status == 2
     [mistake] = json.loads(found.stdout)["mistakes"]
-    assert (mistake["key"], mistake["file"], mistake["hint"]) == (None, "run.yaml", None)
+    assert (mistake["key"], mistake["file"]) == (None, "run.yaml")
     assert mistake["reason"].startswith("not valid YAML")
     (workplace / "run.yaml").write_text("name: a\nname: b\n")
     [mistake] = json.loads(hpcgen("validate", "-c", "run.yaml", "--json").stdout)["mistakes"]
