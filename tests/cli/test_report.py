@@ -244,6 +244,14 @@ def test_a_report_shows_the_load_of_the_experts(tmp_path: Path) -> None:
     assert busy == "M750.0 0.0h250.0v500.0h-250.0Z"
 
 
+def test_the_terminal_shows_the_load_of_the_experts(tmp_path: Path) -> None:
+    gpt = write_run(tmp_path / "gpt", [start(), *steps(1, 50, moe_max_load=7.96, moe_min_load=0)])
+    shown = hpcgen("report", gpt)
+    assert "\nexpert load 0.00 to 7.96 (1 is an even share)\n" in shown.stdout
+    dense = hpcgen("report", write_run(tmp_path / "dense", [start(), *steps(1, 50)]))
+    assert "expert" not in dense.stdout
+
+
 @pytest.mark.parametrize(
     "event",
     [
