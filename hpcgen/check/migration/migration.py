@@ -81,8 +81,8 @@ def migrate(
         raise HpcgenError(
             f"{path}: is not a shell script: its interpreter is {script.interpreter}", "give a shell script"
         )
-    if script.error:
-        raise HpcgenError(script.error.reason, "correct the script", where=f"{path}:{script.error.line}")
+    if error := next(filter(None, (script.error, *script.text_errors)), None):
+        raise HpcgenError(error.reason, "correct the script", where=f"{path}:{error.line}")
     job = Job(script)
     carried = Carried(chosen)
     launch, others = (None, ()) if as_program else _gpt_trainings(job)
