@@ -296,7 +296,10 @@ def _unknown_key(cls: type, path: str, names: list[str]) -> Problem:
     name = names[-1]
     known = sorted(field.name for field in dataclasses.fields(_section(cls, names[:-1])))
     advice = _known_elsewhere(cls, name) if len(names) == 1 or names[0] in TRANSLATED_SECTIONS else ""
-    advice = advice or did_you_mean(name, known) or f"known keys are {', '.join(known)}"
+    keys = f"known keys are {', '.join(known)}"
+    if "extra_directives" in known:
+        keys += "; for other options of sbatch, use extra_directives"
+    advice = advice or did_you_mean(name, known) or keys
     return Problem(path, "is not a known key", advice)
 
 

@@ -50,6 +50,13 @@ KEYS = {key for section in SECTIONS.values() for key in section}
         ("model.layernorm_zero_centered_gamma", "Megatron-Core has it, but hpcgen's trainer does not"),
         ("optimizer.start_weight_decay", "Megatron-LM has it, but hpcgen's trainer does not"),
         ("model.window_sze", "did you mean window_size?"),
+        ("slurm.train.nodess", "did you mean nodes?"),
+        (
+            "slurm.train.segment",
+            "known keys are account, constraint, cpus_per_task, extra_directives, max_restarts, mem, nodes, "
+            "ntasks_per_node, partition, qos, reservation, signal_lead_s, time; "
+            "for other options of sbatch, use extra_directives",
+        ),
     ],
 )
 def test_an_unknown_key_is_answered_with_what_to_use(tmp_path, key, hint):
