@@ -112,7 +112,9 @@ def _program(job: Job, path: str, carried: Carried, cluster: ClusterConfig, node
     launch = work_of(job)
     if launch is None:
         raise HpcgenError(
-            f"{path}: starts no program that hpcgen finds", "write a run file (hpcgen init --program)"
+            f"{path}: starts no program that hpcgen finds",
+            "if it computes the command in the job, write that command to a file and convert the file; "
+            "otherwise, write a run file (hpcgen init --program)",
         )
     carry_program(job, launch, carried, cluster, node_type)
     _other_commands(job, launch, carried)

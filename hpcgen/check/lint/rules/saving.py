@@ -83,9 +83,9 @@ def resume_without_optimizer(job: Job) -> Iterator[Hit]:
     """
     for launch in job.megatron:
         save, load = (flag and flag.value for flag in map(launch.flags.get, ("save", "load")))
-        if not job.script.is_batch or "finetune" in launch.flags:
+        if "finetune" in launch.flags or not (save and load):
             continue
-        if not (save and load and save.text == load.text and save.certain and load.certain):
+        if save.text != load.text or not (save.certain and load.certain):
             continue
         for name, effect in (
             ("no-load-optim", "every restart of this run begins with an empty optimizer state"),
