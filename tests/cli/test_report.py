@@ -481,11 +481,11 @@ def test_runs_side_by_side(eventful: Path, tmp_path: Path) -> None:
     assert "eventful (1) and eventful (2)" in Page(Path("report.html").read_text(encoding="utf-8")).text
 
 
-def write_heartbeat(run: Path, pid: int, host: str | None = None) -> None:
+def write_heartbeat(run: Path, pid: int, host: str | None = None, phase: str = "train") -> None:
     beat = {
         "time": time.time(),
         "iteration": 3,
-        "phase": "train",
+        "phase": phase,
         "host": host or socket.gethostname(),
         "pid": pid,
     }
@@ -550,6 +550,15 @@ def test_a_run_that_died_shows_its_last_message(tmp_path: Path, ended_pid: int) 
         "gpt: died, iteration 3 of 1,000: its last message: rank 1 on ndv5-002 is gone;"
         in hpcgen("report", run).stdout
     )
+
+
+@pytest.mark.process
+def test_a_requeued_run_that_has_not_started_yet_did_not_die(tmp_path: Path, ended_pid: int) -> None:
+    """The job has removed STOPPED, and the trainer is not up yet."""
+    stop = {"event": "stop", "iteration": 3, "time": START + 7, "reason": "asked to stop (SIGUSR2)"}
+    run = write_run(tmp_path / "run", [start(), *steps(1, 3), stop])
+    write_heartbeat(run, ended_pid, phase="end")
+    assert "gpt: stopped, iteration 3 of 1,000: last activity " in hpcgen("report", run).stdout
 
 
 def write_stacks(run: Path, ranks: Iterable[int], at: str = "step.py:140 _agree") -> Path:
