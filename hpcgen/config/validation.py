@@ -295,15 +295,17 @@ def _unknown_key(cls: type, path: str, names: list[str]) -> Problem:
     """
     name = names[-1]
     known = sorted(field.name for field in dataclasses.fields(_section(cls, names[:-1])))
-    advice = _known_elsewhere(cls, name) if len(names) == 1 or names[0] in TRANSLATED_SECTIONS else ""
+    similar = did_you_mean(name, known)
+    is_translated = len(names) == 1 or names[0] in TRANSLATED_SECTIONS
+    advice = _known_elsewhere(cls, name, similar) if is_translated else ""
     keys = f"known keys are {', '.join(known)}"
     if "extra_directives" in known:
         keys += "; for other options of sbatch, use extra_directives"
-    advice = advice or did_you_mean(name, known) or keys
+    advice = advice or similar or keys
     return Problem(path, "is not a known key", advice)
 
 
-def _known_elsewhere(cls: type, name: str) -> str:
+def _known_elsewhere(cls: type, name: str, similar: str) -> str:
     """The hint for a name that another section, or another program, has. Empty for a cluster profile."""
     hints = field_hints(cls)
     sections = {key: inner_class(hints[key]) for key in TRANSLATED_SECTIONS if key in hints}
@@ -311,7 +313,7 @@ def _known_elsewhere(cls: type, name: str) -> str:
     paths = [f"{key}.{plain}" for key, section in sections.items() if plain in field_hints(section)]
     if paths:
         return f"use {one_of(paths)}"
-    return spellings.answer(plain) if sections else ""
+    return spellings.answer(plain, similar) if sections else ""
 
 
 def inner_class(hint: Any) -> Any:

@@ -50,6 +50,15 @@ KEYS = {key for section in SECTIONS.values() for key in section}
         ("model.layernorm_zero_centered_gamma", "Megatron-Core has it, but hpcgen's trainer does not"),
         ("optimizer.start_weight_decay", "Megatron-LM has it, but hpcgen's trainer does not"),
         ("model.window_sze", "did you mean window_size?"),
+        ("model.moe_router_top_k", "did you mean moe_router_topk"),
+        ("model.moe_layer_frequency", "did you mean moe_layer_freq?"),
+        ("parallelism.expert_model_parallel_sise", "did you mean expert_model_parallel_size"),
+        (
+            "model.moe_layer_recompute",
+            "hpcgen's trainer does not support this setting of mixtures of experts",
+        ),
+        ("parallelism.enable_deepep", "hpcgen's trainer does not support the DeepEP dispatcher"),
+        ("data.packing", "use data.reset_attention_mask to separate the documents"),
         ("slurm.train.nodess", "did you mean nodes?"),
         (
             "slurm.train.segment",
