@@ -178,7 +178,7 @@ class CoreAttention(MegatronModule):
     ) -> torch.Tensor:
         """Query [s, b, n, d], key and value [s, b, g, d] -> [s, b, n*d]. Always causal.
 
-        `boundaries`, in the place of Core's attention mask, separates documents (`trainer.data.documents`).
+        `boundaries`, in place of Core's attention mask, separates documents (`trainer.data.documents`).
         """
         length, size = query.shape[0], self.cp_group.size()
         window = self.window if self.window is not None and self.window < length * size else None
