@@ -9,7 +9,7 @@ import pytest
 
 from tests.trainer.huggingface.models import CASES, DEEPSEEK_EXPERTS, YARN
 from trainer.contract.config import ConfigError, ModelConfig
-from trainer.contract.huggingface import model_of
+from trainer.contract.huggingface import FAMILIES, model_of
 
 
 def read(case: str, changes: dict[str, Any]) -> ModelConfig:
@@ -51,6 +51,14 @@ def test_a_model_that_the_trainer_would_compute_differently_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         read(case, changes)
+
+
+@pytest.mark.parametrize(("is_tied", "head"), [(False, "lm_head"), (True, "model.embed_tokens")])
+def test_the_copies_of_deepseeks_mtp_layers_are_those_of_the_output(is_tied: bool, head: str) -> None:
+    model = read("deepseek", {"num_nextn_predict_layers": 1, "tie_word_embeddings": is_tied})
+    copies = FAMILIES["deepseek_v3"].copies(model)
+    assert copies["model.layers.4.shared_head.head.weight"] == f"{head}.weight"
+    assert ("lm_head.weight" in copies) == is_tied
 
 
 @pytest.mark.parametrize(
