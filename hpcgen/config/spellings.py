@@ -209,6 +209,16 @@ FEATURES = {
 OTHER_PROGRAM = "remove the key, or run a program that has it with `program` (docs/program.md)"
 
 
+def is_known(name: str) -> bool:
+    """Returns True for the name of an option of another program."""
+    return name in KEYS or name in ALWAYS or name in FEATURES or name in _owners()
+
+
+def key(name: str) -> str:
+    """The key that has this name in another program; empty if there is none."""
+    return KEYS.get(name, "").partition(" ")[0].rstrip(",;")
+
+
 def answer(name: str) -> str:
     """The hint for an unknown key that is a name in another program; empty for any other name."""
     if name in KEYS:

@@ -302,6 +302,7 @@ def test_missing_values_that_affect_results_are_refused() -> None:
         (WHOLE, ("--set", "training.seed=x"), "training.seed"),
         (WHOLE, ("--set", "name=x"), "use --name"),
         ("if true; then\n", (), "job.sh:"),
+        ("cd /a\nsrun bash -c 'python pretrain_gpt.py --moe-layer-freq ([0]*1+[1]*3)'\n", (), "job.sh:2: "),
         ("python pretrain_gpt.py --mock-data\n", ("--preset", "tiny"), "--preset and --from both"),
         ("python pretrain_gpt.py --mock-data\n", ("--cluster", "nowhere"), "is not a known cluster profile"),
         ("\0", (), "is not a text"),

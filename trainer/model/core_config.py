@@ -159,12 +159,20 @@ def _kernels(config: TrainerConfig, kernels: Kernels) -> dict[str, Any]:
         and not model.multi_latent_attention,
         "persist_layer_norm": has_engine,
         "gradient_accumulation_fusion": kernels.weight_gradient is not None,
-        # not deterministic, according to Megatron-LM
-        "cross_entropy_loss_fusion": on_gpu and not training.deterministic_mode,
+        "cross_entropy_loss_fusion": on_gpu and _fuses_cross_entropy(training, kernels),
         "cross_entropy_fusion_impl": kernels.cross_entropy,
         "cuda_graph_impl": training.cuda_graph_impl,
         "deterministic_mode": training.deterministic_mode,
     }
+
+
+def _fuses_cross_entropy(training: TrainingConfig, kernels: Kernels) -> bool:
+    """False where the fused cross entropy is not deterministic (according to Megatron-LM) or not exact.
+
+    Core's own rounds the gradient to bf16, also in fp32 (fusions/fused_cross_entropy.py, calculate_gradients).
+    """
+    rounds = kernels.cross_entropy == "native" and training.precision == "fp32"
+    return not (training.deterministic_mode or rounds)
 
 
 def _leave_as_is(weight: torch.Tensor) -> torch.Tensor:

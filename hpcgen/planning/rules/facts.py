@@ -142,8 +142,6 @@ class Violation:
 
     path: str
     reason: str
-    depends_on: tuple[str, ...] = ()
-    """Other sections that contribute to the violation."""
     candidates: Sequence[object] = ()
     offers: int = 6
     advice: str = ""
@@ -152,18 +150,14 @@ class Violation:
 Rule = Callable[[Facts], Iterator[Violation]]
 
 
-def unread(
-    facts: Facts, paths: Sequence[str], reason: str, advice: str = "", depends_on: tuple[str, ...] = ()
-) -> Iterator[Violation]:
+def unread(facts: Facts, paths: Sequence[str], reason: str, advice: str = "") -> Iterator[Violation]:
     """Yields violations for keys ("section.key") that have no effect here but differ from their defaults."""
     for path in paths:
         section_name, key = path.split(".")
         section = getattr(facts, section_name)
         [default] = (field.default for field in dataclasses.fields(section) if field.name == key)
         if getattr(section, key) != default:
-            yield Violation(
-                path=path, reason=reason, depends_on=depends_on, candidates=[default], advice=advice
-            )
+            yield Violation(path=path, reason=reason, candidates=[default], advice=advice)
 
 
 def divisors(number: int, near: int) -> list[int]:

@@ -23,7 +23,6 @@ def latent_attention_needs_sequence_parallel(facts: Facts) -> Iterator[Violation
     if facts.model.multi_latent_attention and size > 1 and not axes.sequence_parallel:
         yield Violation(
             path="parallelism.sequence_parallel",
-            depends_on=("model",),
             reason=f"must be true for model.multi_latent_attention with TP = {size}, because Megatron-Core leaves out "
             "gradients otherwise",
             candidates=[True],
@@ -39,7 +38,6 @@ def latent_attention_has_no_communication_overlap(facts: Facts) -> Iterator[Viol
     if facts.model.multi_latent_attention and facts.parallelism.tp_comm_overlap:
         yield Violation(
             path="parallelism.tp_comm_overlap",
-            depends_on=("model",),
             reason=f"has no effect with {WHAT}",
             candidates=[False],
         )
@@ -58,7 +56,6 @@ def yarn_of_latent_attention_divides_context(facts: Facts) -> Iterator[Violation
     if length is not None and length % (2 * size):
         yield Violation(
             path=CP,
-            depends_on=("model",),
             reason=f"requires that model.rope_scaling.original_max_position_embeddings = {length} is a multiple of "
             f"2 x {size} with {WHAT} ({length} / {2 * size})",
             candidates=divisors(max(1, length // 2), near=size) if length % 2 == 0 else [1],
@@ -76,7 +73,6 @@ def windows_of_latent_attention_are_on_one_rank(facts: Facts) -> Iterator[Violat
     if has_window and size > 1 and not facts.engine_problem:
         yield Violation(
             path="model.window_size",
-            depends_on=("parallelism",),
             reason=f"is not supported by Transformer Engine with {WHAT} and "
             f"parallelism.context_parallel_size = {size}",
             candidates=[None],
@@ -100,7 +96,6 @@ def latent_attention_exchanges_around_a_ring(facts: Facts) -> Iterator[Violation
     ):
         yield Violation(
             path="parallelism.cp_comm_type",
-            depends_on=("model", "data"),
             reason=f"is not supported by Transformer Engine before 2.16 with {WHAT}",
             candidates=[None, "p2p", "a2a+p2p"],
         )

@@ -58,7 +58,6 @@ def fp8_fits_widths(facts: Facts) -> Iterator[Violation]:
             near = getattr(facts.resolved_model, key)
             yield Violation(
                 path=f"model.{key}",
-                depends_on=("parallelism", "training"),
                 reason=f"{what.strip() + ' ' if what else ''}results in matrices {width} wide, but training.fp8 = "
                 f"{facts.training.fp8} requires multiples of {FP8_WIDTH}",
                 candidates=multiples(FP8_WIDTH * unit, near=near),
@@ -72,7 +71,6 @@ def fp8_fits_widths(facts: Facts) -> Iterator[Violation]:
     if tokens % FP8_TOKENS:
         yield Violation(
             path="model.seq_length",
-            depends_on=("parallelism", "training"),
             reason=f"x micro_batch_size results in {tokens} tokens per rank, but training.fp8 = "
             f"{facts.training.fp8} requires a multiple of {FP8_TOKENS}",
             candidates=multiples(FP8_TOKENS * shares, near=model.seq_length),
@@ -119,7 +117,7 @@ def loss_scale_needs_fp16(facts: Facts) -> Iterator[Violation]:
     """The loss is scaled only for fp16 (megatron/core/optimizer, _get_megatron_optimizer_based_on_param_groups)."""
     if facts.training.precision != "fp16":
         reason = f"is used only with training.precision = fp16, not {facts.training.precision}"
-        yield from unread(facts, LOSS_SCALING_KEYS, reason, depends_on=("training",))
+        yield from unread(facts, LOSS_SCALING_KEYS, reason)
 
 
 def loss_scale_starts_above_its_minimum(facts: Facts) -> Iterator[Violation]:
