@@ -170,6 +170,32 @@ def test_arguments_that_megatron_core_does_not_read_are_not_part_of_the_model(un
 
 
 @pytest.mark.parametrize(
+    ("args", "section"),
+    [
+        ({"num_query_groups": 1, "group_query_attention": False}, {"num_query_groups": 4}),
+        ({"num_query_groups": 2, "group_query_attention": True}, {"num_query_groups": 2}),
+        (MLA | {"kv_channels": 16}, {"kv_channels": None}),
+        (MLA | {"rope_type": "rope", "rotary_scaling_factor": 40.0}, {"rope_scaling": None}),
+        ({"kv_lora_rank": 32, "v_head_dim": 128}, {"kv_lora_rank": None, "v_head_dim": None}),
+    ],
+    ids=str,
+)
+def test_arguments_mean_what_they_mean_in_megatron_lm(args: dict[str, Any], section: dict[str, Any]) -> None:
+    """Megatron-LM sets the width of heads and the number of groups for attention that does not use them."""
+    found = megatron_lm.resumed(common_state(**args), ParallelismConfig()).sections["model"]
+    assert {name: found.get(name) for name in section} == section
+
+
+def test_yarn_is_written_as_megatron_core_names_it() -> None:
+    """With --use-checkpoint-args, pretrain_gpt.py then does not compute rope without scaling."""
+    document = gpt_config("/corpus", Path("/run"))
+    document["model"] |= ROPE | {"rope_scaling": YARN}
+    config = resolve(configuration.from_dict(TrainerConfig, document, "test"))
+    args = vars(megatron_lm.common_state(config, 5, 20)["args"])
+    assert (args["position_embedding_type"], args["use_rotary_position_embeddings"]) == ("yarn", False)
+
+
+@pytest.mark.parametrize(
     ("every", "layers"), [(1, None), (2, [1, 0, 1, 0]), (3, [1, 0, 0, 1]), ([0, 1, 1, 1], [0, 1, 1, 1])]
 )
 def test_a_frequency_of_moe_layers_counts_from_the_first_layer(every: Any, layers: list[int] | None) -> None:
@@ -256,9 +282,9 @@ def test_a_blend_of_megatron_lm_is_read() -> None:
             "--dist-ckpt-optim-fully-reshardable",
         ),
         (
-            {"num_experts": 8, "expert_model_parallel_size": 2},
+            {"num_experts": 8, "expert_model_parallel_size": 2, "tensor_model_parallel_size": 4},
             {"content_metadata": {"distrib_optim_sharding_type": "dp_reshardable"}},
-            "expert_model_parallel_size: 2, expert_tensor_parallel_size: 1",
+            "expert_model_parallel_size: 2, expert_tensor_parallel_size: 4",
         ),
     ],
 )

@@ -248,7 +248,7 @@ def _args(config: TrainerConfig, iteration: int, consumed_samples: int) -> argpa
         pipeline_model_parallel_size=layout.pipeline_model_parallel_size,
         virtual_pipeline_model_parallel_size=layout.virtual_pipeline_model_parallel_size,
         context_parallel_size=layout.context_parallel_size,
-        **(current_expert_layout(layout) if model.num_moe_experts else {"expert_model_parallel_size": 1}),
+        **current_expert_layout(layout),
         micro_batch_size=training.micro_batch_size,
         global_batch_size=training.global_batch_size,
         train_iters=training.train_iters,

@@ -118,10 +118,11 @@ class DeepSeekV3(Family):
         return model if has_mtp else dataclasses.replace(model, mtp_num_layers=None)
 
     def copies(self, model: ModelConfig) -> dict[str, str]:
-        """The copies of embedding and head that DeepSeek stores with each MTP layer."""
+        """Also the copies of embedding and head that DeepSeek stores with each MTP layer."""
         layers = [f"model.layers.{model.num_layers + n}." for n in range(model.mtp_num_layers or 0)]
         embeddings = {f"{layer}embed_tokens.weight": "model.embed_tokens.weight" for layer in layers}
-        return embeddings | {f"{layer}shared_head.head.weight": "lm_head.weight" for layer in layers}
+        heads = {f"{layer}shared_head.head.weight": self.output(model) for layer in layers}
+        return super().copies(model) | embeddings | heads
 
 
 def _layer(model: ModelConfig, place: Place, has_experts: bool) -> Iterator[Weight]:

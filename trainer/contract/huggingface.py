@@ -15,7 +15,7 @@ from trainer.contract.deepseek_family import DeepSeekV3
 from trainer.contract.expert_families import ExpertLlama, ExpertNames
 from trainer.contract.llama_families import Llama
 from trainer.contract.model_family import LAYERS, Family, Form, Weight, head
-from trainer.contract.resolve import resolve_model
+from trainer.contract.resolve import model_problems, resolve_model
 
 ACTIVATIONS = {"gelu_tanh": "gelu_new", "gelu": "gelu", "squared_relu": "relu2"}
 """Value of model.activation_func -> transformers' name."""
@@ -294,7 +294,10 @@ def model_of(config: Any) -> tuple[Family, ModelConfig]:
     section["untie_embeddings_and_output_weights"] = not complete["tie_word_embeddings"]
     if (std := config.get("initializer_range")) is not None:
         section["init_method_std"] = std
-    model = resolve_model(from_dict(ModelConfig, section, "its model in hpcgen's terms"))
+    given = from_dict(ModelConfig, section, "its model in hpcgen's terms")
+    for key, reason, _ in model_problems(given):
+        raise ConfigError(f"its model in hpcgen's terms: model.{key} {reason}")
+    model = resolve_model(given)
     if misfits := family.misfits(model):
         raise ConfigError(f"inconsistent shape: {'; '.join(map(str, misfits))}")
     return family, model

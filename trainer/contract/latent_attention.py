@@ -59,7 +59,7 @@ def latent_width(model: ModelConfig) -> int:
 def latent_attention_problems(model: ModelConfig) -> Iterator[tuple[str, str, str]]:
     """Keys that contradict multi_latent_attention, or that need it: the key, the reason, and what to do."""
     if not model.multi_latent_attention:
-        for key in KEYS:
+        for key in ("q_lora_rank", *LATENT_WIDTHS):
             if getattr(model, key) is not None:
                 yield key, "requires multi_latent_attention = true", f"set it, or remove {key}"
         return

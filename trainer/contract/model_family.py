@@ -142,7 +142,12 @@ class Family(ABC):
 
     def copies(self, model: ModelConfig) -> dict[str, str]:
         """Names of tensors that files may have although they are copies -> names of their originals."""
-        return {}
+        return {} if model.untie_embeddings_and_output_weights else {"lm_head.weight": self.output(model)}
+
+    def output(self, model: ModelConfig) -> str:
+        """Name of the tensor that computes the logits: the head, or the embedding of a tied model."""
+        *_, last = (weight for weight in self.weights(model) if weight.form == "vocabulary")
+        return last.names[0]
 
     def misfits(self, model: ModelConfig) -> list[Misfit]:
         """The keys of a resolved `model` that the family cannot express."""

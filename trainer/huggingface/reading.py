@@ -159,8 +159,6 @@ def _check_tensors(
                     )
                 renamed[name] = stored
                 unused.discard(stored)
-    if not model.untie_embeddings_and_output_weights:
-        unused.discard("lm_head.weight")  # a copy of the embedding
     if unused:
         raise TrainerError(
             f"{path} has tensors that {family.architecture} does not: {', '.join(sorted(unused)[:5])}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,8 +35,6 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture
 def original(originals: dict[str, Path], tmp_path: Path) -> Path:
     """A copy to damage."""
-    import shutil
-
     return Path(shutil.copytree(originals["gpt2"], tmp_path / "original"))
 
 
@@ -119,6 +118,23 @@ def test_the_record_says_where_the_weights_are_from(originals: dict[str, Path], 
     origin = found.record["origins"]["huggingface"]
     assert (origin["name"], origin["family"]) == (str(originals["gpt2"]), "gpt2")
     assert lines[-1] == f'checkpoint: {{load: "{tmp_path}/imported", finetune: true}}'
+
+
+@pytest.mark.parametrize("is_same", [True, False], ids=["same", "other"])
+def test_the_head_of_a_tied_model_is_ignored_if_it_is_the_embedding(
+    is_same: bool, originals: dict[str, Path], tmp_path: Path
+) -> None:
+    """transformers 5 uses another head in spite of tie_word_embeddings."""
+    directory = Path(shutil.copytree(originals["llama3.2"], tmp_path / "original"))
+    tensors = load_file(directory / "model.safetensors")
+    embedding = tensors["model.embed_tokens.weight"]
+    tensors["lm_head.weight"] = embedding.clone() if is_same else embedding + 1
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    if is_same:
+        import_model(directory, tmp_path / "imported", ignore)
+        return
+    with pytest.raises(TrainerError, match=r"lm_head\.weight differs from model\.embed_tokens\.weight"):
+        import_model(directory, tmp_path / "imported", ignore)
 
 
 def test_names_without_the_prefix_and_old_buffers_are_read(original: Path, tmp_path: Path) -> None:
