@@ -1,6 +1,7 @@
 """Checks of a corpus that read the first documents of its local files, before a job does.
 
-Files that a stage downloads are not read, nor are Parquet files without the extra `parquet`.
+Files that a stage downloads are not read, nor are Parquet files without the extra `parquet`, nor files that were removed
+after the stage `extract`.
 """
 
 from __future__ import annotations
@@ -103,12 +104,14 @@ def _lines_with_text(file: ManifestFile, job: CorpusJob) -> NDArray[np.int64] | 
 
 
 def _texts(file: ManifestFile, job: CorpusJob) -> Iterator[Texts]:
-    """Yields the documents of a file, in blocks; nothing for a file that cannot be read here.
+    """Yields the documents of a file, in blocks; nothing for a file that cannot be read here, or not any more.
 
     Raises:
         HpcgenError: the file is damaged or differs from the manifest, or a document is bad and is not to be skipped.
     """
-    if file.path is None or (file.path.endswith(PARQUET) and importlib.util.find_spec("pyarrow") is None):
+    if file.path is None or not Path(file.path).exists():
+        return
+    if file.path.endswith(PARQUET) and importlib.util.find_spec("pyarrow") is None:
         return
     item = Input(
         name=file.name,

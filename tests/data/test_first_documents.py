@@ -69,6 +69,15 @@ def test_corpora_that_the_tasks_accept(
     checked(tmp_path, contents, **settings)
 
 
+def test_a_source_that_was_removed_after_extraction(tmp_path: Path) -> None:
+    source = write_file(tmp_path / "source/a.jsonl.gz", json_lines(["x"]))
+    job = planned_corpus(tmp_path / "source", tmp_path / "corpus", ["a.jsonl.gz"])
+    make_units(job, "extract")
+    source.unlink()
+    check_first_documents(job, read_manifest(manifest_path(job.directory)))
+    make_units(job, "concat")
+
+
 def test_parquet_rows(tmp_path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
