@@ -1,7 +1,6 @@
 """Checks of a corpus that read the first documents of its local files, before a job does.
 
-Files that a stage downloads are not read, nor are Parquet files without the extra `parquet`, nor files that were removed
-after the stage `extract`.
+Not read: files that a stage downloads, Parquet files without the extra `parquet`, and files removed after `extract`.
 """
 
 from __future__ import annotations
