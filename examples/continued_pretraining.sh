@@ -19,7 +19,7 @@ hpcgen checkpoint import "$hf_dir" --to run-weights
 # Small settings for a CPU. In practice, edit run.yaml.
 settings=(
     --set "data.corpus.source.directory=$corpus" --set data.corpus.directory=data
-    --set data.corpus.num_output_files=1 --set data.split=90,5,5
+    --set data.split=90,5,5
     --set training.precision=fp32 --set training.global_batch_size=4 --set training.train_iters=4
     --set training.eval_iters=1 --set optimizer.lr_warmup_iters=1
 )

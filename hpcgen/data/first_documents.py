@@ -1,6 +1,7 @@
-"""Checks of a corpus that read the first documents of its local files, before a job does.
+"""Checks of a corpus that read the first documents of its files before a job does.
 
-Files that a stage downloads are not read, nor are Parquet files without the extra `parquet`.
+Not read: files that are not downloaded yet, files removed after `extract`, and Parquet files without the extra
+`parquet`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import importlib.util
 import itertools
 from bisect import bisect_left
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,8 @@ from hpcgen.data.jsonl import Block, Texts, text_reader
 from hpcgen.data.listed_files import PARQUET
 from hpcgen.data.manifest import Manifest, ManifestFile
 from hpcgen.data.tokenize import documents
-from hpcgen.data.unit import Input
+from hpcgen.data.unit import source_input
+from hpcgen.data.unit_checker import UnitChecker
 from hpcgen.errors import HpcgenError
 from hpcgen.text import counted, few
 
@@ -79,7 +80,7 @@ def _check_count(split: str, count: int, files: list[ManifestFile], job: CorpusJ
 
     if (share := unfilled(count)) is None:
         return
-    paths = [str(files[index].path) for index in share.inputs]
+    paths = [str(source_input(job.directory, files[index]).path) for index in share.inputs]
     documents_with_text = sum(
         len(lines) for index in share.inputs if (lines := lines_of(files[index])) is not None
     )
@@ -103,20 +104,18 @@ def _lines_with_text(file: ManifestFile, job: CorpusJob) -> NDArray[np.int64] | 
 
 
 def _texts(file: ManifestFile, job: CorpusJob) -> Iterator[Texts]:
-    """Yields the documents of a file, in blocks; nothing for a file that cannot be read here.
+    """Yields the documents of a file, in blocks; nothing for a file that cannot be read here, or not any more.
 
     Raises:
         HpcgenError: the file is damaged or differs from the manifest, or a document is bad and is not to be skipped.
     """
-    if file.path is None or (file.path.endswith(PARQUET) and importlib.util.find_spec("pyarrow") is None):
+    item = source_input(job.directory, file)
+    if item.maker is not None and UnitChecker(job).done_record(item.maker) is None:
         return
-    item = Input(
-        name=file.name,
-        path=Path(file.path),
-        size=file.size,
-        sha256=file.sha256,
-        modified_ns=file.modified_ns,
-    )
+    if not item.path.exists() or (
+        item.path.suffix == PARQUET and importlib.util.find_spec("pyarrow") is None
+    ):
+        return
     read = text_reader(job.corpus.json_key)
     with CheckedFile(item) as source:
         for block in documents(item, source, job.corpus.json_key):

@@ -171,7 +171,7 @@ def is_local(file: ManifestFile) -> bool:
     return file.path is not None
 
 
-def _source(directory: Path, file: ManifestFile) -> Input:
+def source_input(directory: Path, file: ManifestFile) -> Input:
     """A file of the corpus after download, or in place if it is local."""
     if file.path is not None:
         return Input(
@@ -189,7 +189,7 @@ def _source(directory: Path, file: ManifestFile) -> Input:
 def _extracted(directory: Path, file: ManifestFile) -> Input:
     """A file of the corpus, as plain JSON Lines."""
     if not file.name.endswith(EXTRACTED):
-        return _source(directory, file)
+        return source_input(directory, file)
     maker = _extract_unit(directory, file)
     path = directory / maker.name
     return Input(name=maker.name, path=path, size=file.size, made_by=path, maker=maker)
@@ -203,7 +203,7 @@ def _download_unit(directory: Path, file: ManifestFile) -> Unit:
 
 def _extract_unit(directory: Path, file: ManifestFile) -> Unit:
     output = f"extract/{extracted_name(file.name)}"
-    return Unit(stage="extract", inputs=(_source(directory, file),), outputs=(output,))
+    return Unit(stage="extract", inputs=(source_input(directory, file),), outputs=(output,))
 
 
 def _download_units(job: CorpusJob, manifest: Manifest) -> Iterator[Unit]:
@@ -241,7 +241,7 @@ def _concat_units(job: CorpusJob, manifest: Manifest) -> Iterator[Unit]:
 
 def _prepare_units(job: CorpusJob, manifest: Manifest) -> Iterator[Unit]:
     for files, share, names in _shares(job, manifest):
-        inputs = tuple(_source(job.directory, files[index]) for index in share.inputs)
+        inputs = tuple(source_input(job.directory, files[index]) for index in share.inputs)
         outputs = tuple(f"tokens/{names[index]}" for index in share.outputs)
         yield Unit(stage="prepare", inputs=inputs, outputs=outputs)
 

@@ -5,11 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from hpcgen.config.corpus import CorpusConfig, CorpusJob
+from hpcgen.config.tokenizer import TokenizerConfig
 from hpcgen.data.first_documents import check_first_documents
-from hpcgen.data.manifest import manifest_path, read_manifest
+from hpcgen.data.manifest import Manifest, ManifestFile, manifest_path, read_manifest
+from hpcgen.data.task import run_task
 from hpcgen.errors import HpcgenError
+from tests.http_server import http_server
 
 from .data_runs import json_lines, make_units, planned_corpus, write_file
 
@@ -67,6 +72,32 @@ def test_corpora_that_the_tasks_accept(
     tmp_path: Path, contents: dict[str, bytes], settings: dict[str, Any]
 ) -> None:
     checked(tmp_path, contents, **settings)
+
+
+def test_a_source_that_was_removed_after_extraction(tmp_path: Path) -> None:
+    source = write_file(tmp_path / "source/a.jsonl.gz", json_lines(["x"]))
+    job = planned_corpus(tmp_path / "source", tmp_path / "corpus", ["a.jsonl.gz"])
+    make_units(job, "extract")
+    source.unlink()
+    check_first_documents(job, read_manifest(manifest_path(job.directory)))
+    make_units(job, "concat")
+
+
+@pytest.mark.process
+def test_a_download_is_read_once_it_is_complete(tmp_path: Path) -> None:
+    content = json_lines(["x"] * 3)
+    corpus = CorpusConfig(directory=str(tmp_path / "corpus"), num_output_files=4)
+    job = CorpusJob(corpus=corpus, tokenizer=TokenizerConfig(kind="bytes"))
+    with http_server() as server:
+        server.files["/a.jsonl"] = content
+        file = ManifestFile(name="a.jsonl", split="corpus", size=len(content), url=f"{server.url}/a.jsonl")
+        manifest = Manifest("a test", [file])
+        check_first_documents(job, manifest)
+        assert run_task("download", job, manifest).errors == ()
+    with pytest.raises(HpcgenError, match=r"download/a\.jsonl; use at most 3"):
+        check_first_documents(job, manifest)
+    changed = Manifest("a test", [msgspec.structs.replace(file, size=len(content) + 1)])
+    check_first_documents(job, changed)  # the file will be downloaded again
 
 
 def test_parquet_rows(tmp_path: Path) -> None:

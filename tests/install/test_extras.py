@@ -158,18 +158,20 @@ def test_a_package_that_is_missing_among_others_is_found_before_anything_is_writ
     (tmp_path / "text/a.jsonl").write_text('{"text": "Hello world"}\n')
     corpus = {"directory": "corpus", "source": {"directory": "text"}, "num_output_files": 1}
     write_yaml(tmp_path / "run.yaml", minimal_run(data={"corpus": corpus}))
-    program = (
-        "import sys; from hpcgen.cli.main import main; sys.modules['zstandard'] = None; main(sys.argv[1:])"
-    )
-    for command, status in (("plan", 0), ("prepare", 2)):
-        before = listing(tmp_path)
+    main = "import sys; from hpcgen.cli.main import main; main(sys.argv[1:])"
+    without = main.replace("main(sys", "sys.modules['zstandard'] = None; main(sys")
+
+    def run(program: str, command: str) -> subprocess.CompletedProcess[str]:
         arguments = [sys.executable, "-B", "-c", program, "data", command, "-c", "run.yaml"]
-        found = subprocess.run(arguments, cwd=tmp_path, capture_output=True, text=True)
-        assert found.returncode == status, found.stderr
-    assert (
-        found.stderr == "hpcgen data prepare needs zstandard. Install it with: pip install 'hpcgen[data]'\n"
-    )
-    assert listing(tmp_path) == before
+        return subprocess.run(arguments, cwd=tmp_path, capture_output=True, text=True)
+
+    for command in ("plan", "prepare"):
+        before = listing(tmp_path)
+        refused = run(without, command)
+        assert refused.returncode == 2
+        needs = f"hpcgen data {command} needs zstandard. Install it with: pip install 'hpcgen[data]'\n"
+        assert (refused.stderr, listing(tmp_path)) == (needs, before)
+        assert run(main, command).returncode == 0
 
 
 def test_training_here_needs_the_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -228,12 +228,23 @@ def test_a_failed_local_stage_shows_the_end_of_its_log_and_exits_1(tiny_run: Pat
         .split("prefix: ")[1]
         .split("}")[0]
     )
-    broken = tiny_run.parent / "broken"
-    broken.with_suffix(".idx").write_bytes(b"not an index")
-    broken.with_suffix(".bin").write_bytes(Path(f"{prefix}.bin").read_bytes())
-    datasets = f"data.datasets=[{{prefix: {broken}}}]"
+    linked = tiny_run.parent / "linked"
+    for suffix in (".idx", ".bin"):
+        linked.with_suffix(suffix).symlink_to(f"{prefix}{suffix}")
+    # one pair under two names, which the trainer finds
+    datasets = ("--set", f"data.train=[{{prefix: {prefix}}}]", "--set", f"data.valid=[{{prefix: {linked}}}]")
     done = subprocess.run(
-        [*HPCGEN, "submit", "train", "-c", tiny_run, "--launcher=local", "--set", datasets],
+        [
+            *HPCGEN,
+            "submit",
+            "train",
+            "-c",
+            tiny_run,
+            "--launcher=local",
+            "--set",
+            "data.datasets=[]",
+            *datasets,
+        ],
         capture_output=True,
         text=True,
         check=False,
