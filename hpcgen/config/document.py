@@ -202,7 +202,8 @@ def _yaml_errors(name: str) -> Iterator[None]:
         problem = " ".join(str(error.problem or error).split("\n")[0].split())
         if problem.startswith("but "):
             problem = f"{error.context}, {problem}"
-        raise HpcgenError(f"not valid YAML: {problem}", where=line) from error
+        hint = "indent with spaces, because YAML does not allow tabs" if r"'\t'" in problem else ""
+        raise HpcgenError(f"not valid YAML: {problem}", hint, where=line) from error
     except YAMLError as error:
         raise HpcgenError(f"not valid YAML: {' '.join(str(error).split())}", where=name) from error
     except RecursionError as error:

@@ -48,6 +48,8 @@ MISTAKES = {
     "a: [1\n": "run.yaml:2: not valid YAML: ",
     "a: 1\n  b: 2\n": "run.yaml:2: not valid YAML: mapping values are not allowed here",
     "a: 1\n\tb: 2\n": "run.yaml:2: not valid YAML: ",
+    "a:\n\tb: 2\n": "run.yaml:2: not valid YAML: found character '\\t' that cannot start any token; "
+    "indent with spaces",
     "a: !!python/object/apply:os.system [touch canary]\n": "run.yaml:1: the tag",
     "a:\n  b: !secret x\n": "run.yaml:2: 'x' (a !secret) is not supported; use a plain value, or quote it",
     "a: 2024-01-01\n": "'2024-01-01' (a timestamp) is not supported; use a plain value, or quote it",
