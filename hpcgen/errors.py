@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypedDict
@@ -22,13 +21,8 @@ class Problem:
     hint: str = ""
     file: Literal["run", "cluster"] = "run"
     """File that contains `path`: the run file or the cluster profile."""
-    depends_on: tuple[str, ...] = ()
-    """Other sections of the run file on which the problem depends."""
-
-    @property
-    def section(self) -> str:
-        """The section of `path`."""
-        return re.split(r"[.\[]", self.path)[0]
+    meant: str = ""
+    """Path of the key that the user probably meant, if `path` is an unknown key."""
 
 
 class MistakeParts(TypedDict):

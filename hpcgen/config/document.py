@@ -44,9 +44,12 @@ class Document:
         return self.origins[path]
 
     def get(self, path: str) -> Any:
-        """The value at a dotted `path`; None if there is none."""
+        """The value at a dotted `path`; None if there is none. Unknown keys can contain dots themselves."""
         value: Any = self.values
-        for key in re.findall(r"[^.\[\]]+", path):
+        for found in re.finditer(r"[^.\[\]]+", path):
+            key, rest = found[0], path[found.start() :]
+            if isinstance(value, Mapping) and rest in value:
+                return value[rest]
             if isinstance(value, Mapping):
                 value = value.get(key)
             elif isinstance(value, list | tuple) and key.isdigit() and int(key) < len(value):
@@ -190,6 +193,21 @@ def _parsed(text: str, name: str) -> Document:
     return Document(values, {**walk.origins, "": name})
 
 
+YAML_HINTS = {
+    "character '\\t'": "use spaces in place of tabs",
+    "could not find expected ':'": "write KEY: VALUE, with a space after the colon",
+    "mapping values are not allowed here": "indent the keys of a section alike, write a space after each colon, "
+    "also in the line before, and quote a value that contains a colon",
+    "expected a single document": "remove the line ---",
+    "but got": "close the bracket, and quote a value that contains one",
+    "end of stream": "close the quote",
+    "but found": "indent the keys of a section alike, and quote a value that begins with a bracket, a quote, * or &",
+    "cannot start any token": "quote the value",
+    "undefined alias": "quote a value that begins with *",
+}
+"""Part of ruamel's message -> what to do."""
+
+
 @contextlib.contextmanager
 def _yaml_errors(name: str) -> Iterator[None]:
     from ruamel.yaml.error import MarkedYAMLError, YAMLError
@@ -198,12 +216,14 @@ def _yaml_errors(name: str) -> Iterator[None]:
         yield
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        line = f"{name}:{mark.line + 1}" if mark else name
         problem = " ".join(str(error.problem or error).split("\n")[0].split())
+        if "could not find" in problem or "end" in problem:  # found on a later line
+            mark = error.context_mark or mark
         if problem.startswith("but "):
             problem = f"{error.context}, {problem}"
-        hint = "indent with spaces, because YAML does not allow tabs" if r"'\t'" in problem else ""
-        raise HpcgenError(f"not valid YAML: {problem}", hint, where=line) from error
+        hint = next((hint for part, hint in YAML_HINTS.items() if part in problem), "")
+        where = f"{name}:{mark.line + 1}" if mark else name
+        raise HpcgenError(f"not valid YAML: {problem}", hint, where=where) from error
     except YAMLError as error:
         raise HpcgenError(f"not valid YAML: {' '.join(str(error).split())}", where=name) from error
     except RecursionError as error:

@@ -22,10 +22,12 @@ from hpcgen.config.directories import (
 from hpcgen.config.document import Document
 from hpcgen.config.fields import FilePath, constraint_problems
 from hpcgen.config.inheritance import explain_removals, inherit
+from hpcgen.config.invalid import INVALID, with_invalid
 from hpcgen.config.node_type import NodeType
 from hpcgen.config.node_types import (
     cycle,
     find_node_type,
+    load_node_type,
     load_node_type_and_files,
     unknown_node_type,
 )
@@ -33,7 +35,7 @@ from hpcgen.config.overrides import override
 from hpcgen.config.presets import PRESETS, Preset
 from hpcgen.config.run import TRAINER_SECTIONS, RunConfig
 from hpcgen.config.trust import require_trusted_file
-from hpcgen.config.validation import build, describe
+from hpcgen.config.validation import MISSING, build, describe
 from hpcgen.errors import ConfigErrors, HpcgenError, Problem
 from hpcgen.text import did_you_mean
 from trainer.contract.config import BlendConfig
@@ -69,24 +71,37 @@ class Run:
     node_type_files: tuple[str, ...] = ()
     """The files of the node type, in the same form."""
     mistakes: tuple[str, ...] = ()
-    """Mistakes in the run file. Planning reports them together with broken rules. `config` omits the invalid values."""
-    unsure_sections: frozenset[str] = frozenset()
-    """Sections with a mistake. Problems that depend on them are not reported."""
+    """Mistakes in the run file, the profile and the node type. Planning reports them together with broken rules.
+
+    `config`, `cluster` and `node_type` have defaults or stand-ins in place of invalid values.
+    """
+    invalid: tuple[str, ...] = ()
+    """Paths of the missing and invalid values of the run file."""
+    invalid_in_profile: tuple[str, ...] = ()
+    """Paths of the missing and invalid values of the profile. "" is the complete profile."""
+    has_valid_node_type: bool = True
     file: Path | None = None
     """The run file; None for a run from a cluster profile only."""
     sha256: str = ""
     """Hash of the run file."""
 
+    def with_invalid(self) -> Run:
+        """A copy for checks, with INVALID in place of missing and invalid values."""
+        return dataclasses.replace(
+            self,
+            config=with_invalid(self.config, self.invalid),
+            cluster=with_invalid(self.cluster, self.invalid_in_profile),
+            node_type=self.node_type if self.has_valid_node_type else INVALID,
+        )
+
 
 def load_run(path: str | Path, overrides: Sequence[str] = ()) -> Run:
     """Loads a run file and the files that it refers to. `overrides` are assignments such as "a.b=c".
 
-    Mistakes that still allow planning are kept in `mistakes`, so that planning can report all mistakes at once.
+    Mistakes in these files are kept in `mistakes`, so that planning can report all mistakes at once.
 
     Raises:
-        ConfigErrors: mistakes in the run file, the overrides, the cluster profile or the node type prevent planning.
-            Lists all of them.
-        HpcgenError: a file cannot be read.
+        HpcgenError: the run file cannot be read.
     """
     path = Path(path)
     if not path.exists():
@@ -151,13 +166,13 @@ def load_document(document: Document, directory: Path, overrides: Sequence[str] 
     if has_unknown_preset:
         document = documents.without(document, "preset")
     built = build(RunConfig, document, ANY_RUN)
-    problems = built.problems
-    unsure = {problem.section for problem in problems}
+    problems, invalid = built.problems, built.invalid
     if has_unknown_preset:  # keys may be missing only because of it
-        problems = tuple(problem for problem in problems if problem.reason != "is missing")
-        unsure.update(TRAINER_SECTIONS)
+        problems = tuple(problem for problem in problems if problem.reason != MISSING)
+        invalid += tuple(_unset_preset_keys(document))
     messages += [describe(problem, document) for problem in problems]
-    profile = None
+    assert built.config is not None
+    profile = UNKNOWN_PROFILE
     name = document.get("cluster")
     if isinstance(name, str) and not any(constraint_problems(FilePath, name)):
         try:
@@ -165,21 +180,20 @@ def load_document(document: Document, directory: Path, overrides: Sequence[str] 
             messages += profile.mistakes
         except ConfigErrors as error:
             messages += error.messages
-    cluster = None if profile is None else profile.valid()
-    if built.config is None or profile is None or cluster is None:
-        raise ConfigErrors(messages)
     return Run(
         config=built.config,
-        cluster=cluster[0],
-        node_type=cluster[1],
-        cluster_name=Path(name).name.removesuffix(".yaml"),
+        cluster=profile.config,
+        node_type=profile.node_type or load_node_type(STAND_IN_NODE_TYPE),
+        cluster_name=Path(built.config.cluster).name.removesuffix(".yaml"),
         document=document,
         cluster_document=profile.document,
         directory=directory,
         cluster_files=profile.files,
         node_type_files=profile.node_type_files,
         mistakes=tuple(messages),
-        unsure_sections=frozenset(unsure),
+        invalid=invalid,
+        invalid_in_profile=profile.invalid,
+        has_valid_node_type=profile.node_type is not None,
     )
 
 
@@ -246,24 +260,42 @@ def _preset(document: Document, messages: list[str]) -> Preset | None:
     return PRESETS[name]
 
 
+def _unset_preset_keys(document: Document) -> Iterator[str]:
+    """Yields the keys that a preset sets and the document does not."""
+    for preset in PRESETS.values():
+        for section, keys in preset.sections.items():
+            yield from (path for key in keys if document.get(path := f"{section}.{key}") is None)
+
+
 @dataclass(frozen=True)
 class Profile:
     """A loaded cluster profile, merged with the profiles that it extends, and all its mistakes."""
 
     document: Document
-    config: ClusterConfig | None
-    """The configuration without invalid values; None if it would be incomplete without them."""
+    config: ClusterConfig
+    """The configuration, with defaults or stand-ins in place of invalid values."""
     node_type: NodeType | None
-    mistakes: tuple[str, ...]
-    files: tuple[str, ...]
+    """The node type; None if it is unknown or invalid."""
+    mistakes: tuple[str, ...] = ()
+    invalid: tuple[str, ...] = ()
+    """See `Run.invalid_in_profile`."""
+    files: tuple[str, ...] = ()
     """See `Run.cluster_files`."""
     node_type_files: tuple[str, ...] = ()
 
     def valid(self) -> tuple[ClusterConfig, NodeType] | None:
         """The configuration and node type of a profile without mistakes; None otherwise."""
-        if self.mistakes or self.config is None or self.node_type is None:
-            return None
-        return self.config, self.node_type
+        return None if self.mistakes or self.node_type is None else (self.config, self.node_type)
+
+    def with_invalid(self) -> tuple[ClusterConfig, NodeType]:
+        """The configuration and node type for checks, with INVALID in place of missing and invalid values."""
+        cluster = with_invalid(self.config, self.invalid)
+        return cluster, INVALID if self.node_type is None else self.node_type
+
+
+STAND_IN_NODE_TYPE = "cpu"
+"""Node type in place of an invalid one."""
+UNKNOWN_PROFILE = Profile(Document({}, {}), ClusterConfig(node_type=STAND_IN_NODE_TYPE), None, invalid=("",))
 
 
 def read_profile(name: str, directory: Path | None = None) -> Profile:
@@ -278,10 +310,10 @@ def read_profile(name: str, directory: Path | None = None) -> Profile:
 
 def _read_profile(name: str, asked: Document, directory: Path) -> Profile:
     document, files = _cluster_document(name, asked, directory)
-    built = build(ClusterConfig, document)
-    config = built.config
-    problems = [*explain_removals(ClusterConfig, built.problems, document)]
-    problems += cluster_rule_problems(config) if config else ()
+    built = build(ClusterConfig, document, {"node_type": STAND_IN_NODE_TYPE})
+    config, invalid = built.config, built.invalid
+    assert config is not None
+    problems = [*explain_removals(ClusterConfig, built.problems, document), *cluster_rule_problems(config)]
     node_type, mistakes = None, []
     node_type_files: tuple[str, ...] = ()
     named = document.get("node_type")
@@ -294,7 +326,7 @@ def _read_profile(name: str, asked: Document, directory: Path) -> Profile:
             except HpcgenError as error:
                 mistakes = list(error.mistakes)
     described = (describe(problem, document) for problem in problems)
-    return Profile(document, config, node_type, (*described, *mistakes), files, node_type_files)
+    return Profile(document, config, node_type, (*described, *mistakes), invalid, files, node_type_files)
 
 
 def _cluster_document(name: str, asked: Document, directory: Path) -> tuple[Document, tuple[str, ...]]:

@@ -22,8 +22,9 @@ from hpcgen.config.fields import Name, constraint_problems
 from hpcgen.config.inheritance import explain_removals, inherit
 from hpcgen.config.node_type import NodeType
 from hpcgen.config.node_type_rules import node_type_problems
+from hpcgen.config.shown import show
 from hpcgen.config.trust import require_trusted_file
-from hpcgen.config.validation import build, describe, show
+from hpcgen.config.validation import build, describe
 from hpcgen.errors import ConfigErrors, HpcgenError, Problem
 from hpcgen.resources import shipped
 from hpcgen.text import did_you_mean

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Literal
@@ -131,12 +132,14 @@ def problems(program: ProgramConfig) -> Iterator[Problem]:
         reason = f"is a file that the command does not name, because no argument has {{{DEEPSPEED_CONFIG}}}"
         hint = f'pass it to the program, such as "--deepspeed_config={{{DEEPSPEED_CONFIG}}}"'
         yield Problem("program.deepspeed.config", reason, hint)
-    for name, section, needed in (("progress", program.progress, 1), ("stop", program.stop, 1)):
+    for name, section in (("progress", program.progress), ("stop", program.stop)):
         if section is not None:
-            keys = [key for key, value in vars(section).items() if value is not None]
-            if len(keys) != needed:
-                known = one_of(list(vars(section)))
-                yield Problem(f"program.{name}", f"sets {' and '.join(keys) or 'nothing'}", f"set {known}")
+            known = [field.name for field in dataclasses.fields(section)]
+            keys = [key for key in known if getattr(section, key) is not None]
+            if len(keys) != 1:
+                yield Problem(
+                    f"program.{name}", f"sets {' and '.join(keys) or 'nothing'}", f"set {one_of(known)}"
+                )
     yield from _path_problems(program)
     if program.progress is not None and program.progress.log is not None:
         yield from _expression_problems(program.progress.log)

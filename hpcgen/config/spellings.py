@@ -70,7 +70,6 @@ KEYS = {
     ),
     **dict.fromkeys(("router_aux_loss_coef", "aux_loss_alpha"), "model.moe_aux_loss_coeff"),
     "router_z_loss_coef": "model.moe_z_loss_coeff",
-    "topk_method": "model.moe_router_enable_expert_bias for noaux_tc",
     "use_expert_bias": "model.moe_router_enable_expert_bias",
     "load_balance_coeff": "model.moe_router_bias_update_rate",
     **dict.fromkeys(("capacity_factor", "expert_capacity_factor"), "model.moe_expert_capacity_factor"),
@@ -106,16 +105,10 @@ KEYS = {
     # torchtitan
     "dump_folder": "paths.run_dir",
     "flavor": "preset",
-    **dict.fromkeys(
-        ("seq_len", "max_seq_len", "max_length", "sequence_length", "context_length"), "model.seq_length"
-    ),
+    **dict.fromkeys(("seq_len", "max_seq_len", "max_length", "sequence_length"), "model.seq_length"),
     **dict.fromkeys(("decay_type",), "optimizer.lr_decay_style"),
     **dict.fromkeys(("lr_min", "min_lr_factor"), "optimizer.min_lr"),
     "keep_latest_k": "checkpoint.keep_last",
-    **dict.fromkeys(
-        ("packing", "sample_packing"),
-        "data.reset_attention_mask to separate the documents of a sample, because samples are always packed",
-    ),
     "attn_mask_type": "data.reset_attention_mask for block_causal",
     "context_parallel_rotate_method": "parallelism.cp_comm_type",
     "async_mode": "checkpoint.async_save",
@@ -209,7 +202,6 @@ FEATURES = {
         "sharded parameters (FSDP), only a sharded optimizer",
     ),
     "muon_": "the optimizer Muon",
-    **dict.fromkeys(("deepep", "use_deepep", "enable_deepep"), "the DeepEP dispatcher"),
     "optimizer": "optimizers other than AdamW",
 }
 """Name -> feature that hpcgen's trainer lacks. A name that ends in an underscore is a prefix of names."""
@@ -217,21 +209,26 @@ FEATURES = {
 OTHER_PROGRAM = "remove the key, or run a program that has it with `program` (docs/program.md)"
 
 
-def answer(name: str, similar: str = "") -> str:
-    """The hint for an unknown key that is a name in another program; empty for any other name.
+def is_known(name: str) -> bool:
+    """Returns True for the name of an option of another program."""
+    return name in KEYS or name in ALWAYS or name in FEATURES or name in _owners()
 
-    `similar` is the hint with a key of a similar spelling. It is better for a name that no program has.
-    """
+
+def key(name: str) -> str:
+    """The key that has this name in another program; empty if there is none."""
+    return KEYS.get(name, "").partition(" ")[0].rstrip(",;")
+
+
+def answer(name: str) -> str:
+    """The hint for an unknown key that is a name in another program; empty for any other name."""
     if name in KEYS:
         return f"use {KEYS[name]}"
     if name in ALWAYS:
         return "remove it, because the trainer always does this"
-    owner = _owners().get(name)
-    if similar and owner is None and name not in FEATURES:
-        return similar
     for beginning, feature in FEATURES.items():
         if name == beginning or (beginning.endswith("_") and name.startswith(beginning)):
             return f"hpcgen's trainer does not support {feature}; {OTHER_PROGRAM}"
+    owner = _owners().get(name)
     return f"{owner} has it, but hpcgen's trainer does not; {OTHER_PROGRAM}" if owner else ""
 
 

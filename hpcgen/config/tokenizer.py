@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -44,9 +44,8 @@ class TokenizerConfig:
     256."""
 
 
-def problems(config: TokenizerConfig, path: str = "data.tokenizer") -> list[Problem]:
-    """The problems of `config` at `path` in the run file: keys that do not fit its kind. Reads no files."""
-    found = []
+def problems(config: TokenizerConfig, path: str = "data.tokenizer") -> Iterator[Problem]:
+    """Yields keys of `config`, at `path` in the run file, that do not fit its kind. Reads no files."""
     unread = {
         "gpt2": ("tokenizer_file",),
         "huggingface": ("vocab_file", "merges_file"),
@@ -55,15 +54,14 @@ def problems(config: TokenizerConfig, path: str = "data.tokenizer") -> list[Prob
     for name in unread:
         if getattr(config, name) is not None:
             reason = f"has no effect with {path}.kind = {config.kind}"
-            found.append(Problem(f"{path}.{name}", reason, "remove it"))
+            yield Problem(f"{path}.{name}", reason, "remove it")
     if config.kind == "gpt2" and (config.vocab_file is None) != (config.merges_file is None):
         missing = "vocab_file" if config.vocab_file is None else "merges_file"
         other = "merges_file" if missing == "vocab_file" else "vocab_file"
-        found.append(Problem(f"{path}.{missing}", f"is missing, but {other} is set", "set both or neither"))
+        yield Problem(f"{path}.{missing}", f"is missing, but {other} is set", "set both or neither")
     if config.kind == "huggingface" and config.tokenizer_file is None:
         reason = f"is required with {path}.kind = huggingface"
-        found.append(Problem(f"{path}.tokenizer_file", reason, "set it to the path of a tokenizer.json"))
-    return found
+        yield Problem(f"{path}.tokenizer_file", reason, "set it to the path of a tokenizer.json")
 
 
 def vocab_size(config: TokenizerConfig) -> int:

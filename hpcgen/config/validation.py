@@ -8,19 +8,20 @@ import functools
 import json
 import math
 import re
-import shlex
 import types
-import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Generic, TypeVar, Union, cast
+from typing import Any, Generic, TypeVar, cast
 
-from hpcgen.config import spellings
+from hpcgen.config.corrections import LAYERS, correction, layers_with_experts
 from hpcgen.config.document import Document, constant
 from hpcgen.config.fields import constraint_problems
+from hpcgen.config.shown import is_private, show
+from hpcgen.config.type_hints import hint_of
+from hpcgen.config.unknown_keys import unknown_key
 from hpcgen.errors import ConfigErrors, Mistake, Problem
 from hpcgen.text import did_you_mean, one_of
-from trainer.contract.config import ConfigError, field_hints, from_dict
+from trainer.contract.config import ConfigError, from_dict
 
 T = TypeVar("T")
 
@@ -29,7 +30,7 @@ EXPECTED = {
     "int_from_float": "a whole number",
     "float_type": "a number",
     "bool_type": "true or false",
-    "string_type": "text (quote it)",
+    "string_type": "text",
     "tuple_type": "a list",
     "dict_type": "a mapping of keys to values",
     "dataclass_type": "a mapping of keys to values",
@@ -38,11 +39,10 @@ EXPECTED = {
 """pydantic's error type -> description of the expected value."""
 
 
+MISSING = "is missing"
+
 MEANT = {"gpu": "cuda", "gpus": "cuda", "nvidia": "cuda"}
 """Common mistake -> intended value, where spelling alone would suggest another value (cpu)."""
-
-TRANSLATED_SECTIONS = ("model", "parallelism", "training", "optimizer", "data", "checkpoint", "logging")
-"""Sections of a run file whose keys have other names in other training programs."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,11 @@ class Built(Generic[T]):
     config: T | None
     """The dataclass without invalid values. None if it would be incomplete without them."""
     problems: tuple[Problem, ...]
+
+    @property
+    def invalid(self) -> tuple[str, ...]:
+        """Paths of the missing and invalid values, and of the keys that unknown keys probably mean."""
+        return tuple(problem.meant or problem.path for problem in self.problems)
 
 
 def build(
@@ -71,8 +76,15 @@ def build(
         with contextlib.suppress(ConfigError):
             return Built(from_dict(cls, values, where=""), ())
     problems = _first_of_each_path([*_schema_problems(cls, values), *constraints])
+    meant = [f"{problem.meant}." for problem in problems if problem.meant]
+    problems = tuple(
+        problem
+        for problem in problems
+        if problem.reason != MISSING
+        or not any(key.startswith(f"{problem.path}.") or problem.path.startswith(key) for key in meant)
+    )
     for problem in problems:
-        values = _without(values, _keys(problem.path))
+        values = _without(values, problem.path)
     while missing := list(_schema_problems(cls, values)):
         completed = _completed(values, missing, constant(stand_ins, ""))
         if completed == values:
@@ -84,8 +96,11 @@ def build(
 def _completed(values: dict[str, Any], missing: Sequence[Problem], stand_ins: Document) -> dict[str, Any]:
     """`values` with stand-ins for the missing keys, and without the sections of those that have none."""
     for problem in missing:
-        keys, stand_in = _keys(problem.path), stand_ins.get(problem.path)
-        values = _without(values, keys[:-1]) if stand_in is None else _with(values, keys, stand_in)
+        stand_in = stand_ins.get(problem.path)
+        section = problem.path.rpartition(".")[0]
+        values = (
+            _without(values, section) if stand_in is None else _with(values, keys_of(problem.path), stand_in)
+        )
     return values
 
 
@@ -96,14 +111,18 @@ def _validate(cls: type[T], values: Mapping[str, Any]) -> T:
     return built
 
 
-def _without(value: Any, path: list[str]) -> Any:
-    """`value` without the entry at `path`. A list with an invalid value is removed entirely."""
-    if not path or not isinstance(value, dict) or path[0] not in value:
-        return value
-    key, *rest = path
-    if rest and isinstance(value[key], dict):
-        return {**value, key: _without(value[key], rest)}
-    return {name: item for name, item in value.items() if name != key}
+def _without(values: dict[str, Any], path: str) -> dict[str, Any]:
+    """`values` without the entry at a dotted path. A list with an invalid value is removed entirely.
+
+    The path is compared with the keys, because unknown keys can contain dots and brackets.
+    """
+    kept = {}
+    for name, value in values.items():
+        if path.startswith(f"{name}.") and isinstance(value, dict):
+            kept[name] = _without(value, path[len(name) + 1 :])
+        elif path != name and not path.startswith((f"{name}.", f"{name}[")):
+            kept[name] = value
+    return kept
 
 
 def _with(values: dict[str, Any], path: list[str], value: object) -> dict[str, Any]:
@@ -111,7 +130,7 @@ def _with(values: dict[str, Any], path: list[str], value: object) -> dict[str, A
     return {**values, key: _with(values.get(key, {}), rest, value) if rest else value}
 
 
-def _keys(path: str) -> list[str]:
+def keys_of(path: str) -> list[str]:
     """The keys and list indexes in a dotted path."""
     return re.findall(r"[^.\[\]]+", path)
 
@@ -127,7 +146,7 @@ def describe(problem: Problem, document: Document, resolved: object = None) -> M
     if where is None:
         where = "default" if resolved is not None else document.nearest_origin(problem.path)
         value = _attribute(resolved, problem.path)
-    is_silent = _is_private(problem.path) or not _is_value(value) or (where == "default" and value is None)
+    is_silent = is_private(problem.path) or not _is_value(value) or (where == "default" and value is None)
     shown = "" if is_silent else f" = {show(value)}"
     hint = f"; {problem.hint}" if problem.hint else ""
     if where.startswith("--") and not where.startswith("--set"):  # an option that sets one key
@@ -142,16 +161,6 @@ def describe(problem: Problem, document: Document, resolved: object = None) -> M
     return Mistake.of(line, where, problem.path, problem.reason, problem.hint)
 
 
-def show(value: object) -> str:
-    """A value as written in a run file, on one short line."""
-    text = (
-        value
-        if isinstance(value, str) and re.fullmatch(r"[\w./:@+,=-]+", value)
-        else json.dumps(value, default=str)
-    )
-    return text if len(text) <= 80 else text[:77] + "..."
-
-
 def _is_not_the_users(origin: str) -> bool:
     return origin == "default" or origin.startswith("preset ")
 
@@ -164,11 +173,6 @@ def _conflicting_origin(problem: Problem, document: Document) -> str | None:
 
 def _is_value(value: object) -> bool:
     return value is None or isinstance(value, bool | int | float | str | list | tuple)
-
-
-def _is_private(path: str) -> bool:
-    """Returns True for values that are never printed: environment variables and URLs may contain secrets."""
-    return path.startswith(("environment.", "data.corpus.source.url")) or path.endswith(".api_key")
 
 
 def _attribute(config: object, path: str) -> object:
@@ -202,7 +206,10 @@ def _schema_problems(cls: type, values: Mapping[str, Any]) -> Iterator[Problem]:
         _validate(cls, values)
     except ValidationError as error:
         for detail in error.errors(include_url=False, include_context=True):
-            yield _problem(cls, detail)
+            problem = _problem(cls, detail)
+            if problem.path == LAYERS:
+                problem = dataclasses.replace(problem, hint=layers_with_experts(values["model"]))
+            yield problem
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -226,103 +233,23 @@ def _problem(cls: type, detail: Any) -> Problem:
             names.append(part)
     kind = detail["type"]
     if kind in ("unexpected_keyword_argument", "extra_forbidden"):
-        return _unknown_key(cls, path, names)
+        return unknown_key(cls, path, names)
     if kind in ("missing", "missing_argument"):
-        return Problem(path, "is missing")
+        return Problem(path, MISSING)
     if kind == "literal_error":
         choices = [choice.strip("'") for choice in re.split(r", | or ", detail["ctx"]["expected"])]
         return Problem(path, f"must be {one_of(choices)}", _meant(str(detail["input"]), choices))
+    value = detail["input"]
+    if kind == "string_type" and isinstance(value, int | float):
+        return Problem(path, _text_reason(hint_of(cls, names), value), "")
     reason = f"must be {EXPECTED[kind]}" if kind in EXPECTED else str(detail["msg"]).lower()
-    if kind in ("dataclass_type", "dataclass_exact_type") and isinstance(detail["input"], str):
-        return Problem(path, reason, _write(_as_mapping(cls, path, names, detail["input"])))
-    if kind == "tuple_type" and isinstance(detail["input"], str):
-        return Problem(path, reason, _write(_as_list(cls, path, names, detail["input"])))
-    return Problem(path, reason)
+    return Problem(path, reason, correction(cls, path, names, kind, value))
 
 
-def _write(yaml: str) -> str:
-    return f"write {yaml}" if yaml else ""
-
-
-def _as_mapping(cls: type, path: str, names: list[str], text: str) -> str:
-    """The mapping for `text` in place of a section. Empty unless the section has exactly one required key."""
-    fields = dataclasses.fields(_section(cls, names))
-    needed = [field.name for field in fields if field.default is field.default_factory is dataclasses.MISSING]
-    if len(needed) != 1 or _is_private(path):
-        return ""
-    [name] = needed
-    is_list = typing.get_origin(_hint_of(cls, [*names, name])) is tuple
-    value = _as_list(cls, f"{path}.{name}", [*names, name], text) if is_list else show(text)
-    return f"{{{name}: {value}}}"
-
-
-def _as_list(cls: type, path: str, names: list[str], text: str) -> str:
-    """The list for `text` in place of a list: a command's words, as a shell would split them, or one item."""
-    if path.endswith("command"):
-        try:
-            return json.dumps(shlex.split(text))
-        except ValueError:  # a quote without its partner
-            return "its words as a list, such as [python, train.py]"
-    if _section(cls, names) is not None:
-        item = _as_mapping(cls, path, names, text)
-        return f"[{item}]" if item else ""
-    return "" if _has_numbers(_hint_of(cls, names)) else json.dumps([text])
-
-
-def _section(cls: type, names: list[str]) -> Any:
-    """The dataclass at a path of keys below `cls`."""
-    return inner_class(_hint_of(cls, names))
-
-
-def _hint_of(cls: type, names: list[str]) -> Any:
-    """The type hint at a path of keys below `cls`."""
-    hint: Any = cls
-    for name in names:
-        is_key = typing.get_origin(hint) is dict  # the name is a key of a mapping, not a field
-        hint = typing.get_args(hint)[1] if is_key else field_hints(inner_class(hint))[name]
-    return hint
-
-
-def _has_numbers(hint: Any) -> bool:
-    return hint in (int, float) or any(map(_has_numbers, typing.get_args(hint)))
-
-
-def _unknown_key(cls: type, path: str, names: list[str]) -> Problem:
-    """The problem of a key that its section does not have.
-
-    The hint is, in this order: the section that has the key; the key that has this name in another program; a key of
-    the section with a similar spelling; all keys of the section.
-    """
-    name = names[-1]
-    known = sorted(field.name for field in dataclasses.fields(_section(cls, names[:-1])))
-    similar = did_you_mean(name, known)
-    is_translated = len(names) == 1 or names[0] in TRANSLATED_SECTIONS
-    advice = _known_elsewhere(cls, name, similar) if is_translated else ""
-    keys = f"known keys are {', '.join(known)}"
-    if "extra_directives" in known:
-        keys += "; for other options of sbatch, use extra_directives"
-    advice = advice or similar or keys
-    return Problem(path, "is not a known key", advice)
-
-
-def _known_elsewhere(cls: type, name: str, similar: str) -> str:
-    """The hint for a name that another section, or another program, has. Empty for a cluster profile."""
-    hints = field_hints(cls)
-    sections = {key: inner_class(hints[key]) for key in TRANSLATED_SECTIONS if key in hints}
-    plain = name.lstrip("-").replace("-", "_")
-    paths = [f"{key}.{plain}" for key, section in sections.items() if plain in field_hints(section)]
-    if paths:
-        return f"use {one_of(paths)}"
-    return spellings.answer(plain, similar) if sections else ""
-
-
-def inner_class(hint: Any) -> Any:
-    """The dataclass in `X | None`, `tuple[X, ...]`, `dict[str, X]`, or one of these in Annotated."""
-    if typing.get_origin(hint) is Annotated:
-        return inner_class(typing.get_args(hint)[0])
-    if typing.get_origin(hint) in (Union, types.UnionType, tuple, dict):
-        return next(filter(None, (inner_class(arg) for arg in reversed(typing.get_args(hint)))), None)
-    return hint if dataclasses.is_dataclass(hint) else None
+def _text_reason(hint: Any, value: float) -> str:
+    """The reason for a number in place of a text: it needs quotes, or is no valid text with them either."""
+    problem = next(constraint_problems(hint, str(value)), None)
+    return problem.reason if problem else "must be text (quote it)"
 
 
 def _meant(value: str, choices: list[str]) -> str:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from hpcgen.config.cluster import ClusterConfig
 from hpcgen.config.fields import seconds, slurm_time
+from hpcgen.config.invalid import decidable, if_valid
 from hpcgen.config.node_type import NodeType
 from hpcgen.config.run import RunConfig
 from hpcgen.config.slurm import StageSettings
@@ -48,7 +49,6 @@ class Allocation:
     gres: str
     """The cluster profile's `gres`."""
     exclusive: bool
-    time_s: int
     settings: StageSettings
     """Settings passed to Slurm unchanged: partition, account, qos, reservation, constraint."""
     cpu_masks: tuple[str, ...] = ()
@@ -65,6 +65,11 @@ class Allocation:
     def num_tasks(self) -> int:
         """Number of tasks of the job."""
         return self.nodes * self.ntasks_per_node
+
+    @property
+    def time_s(self) -> int:
+        """The time limit in seconds; 0 if there is none."""
+        return seconds(self.settings.time) if self.settings.time else 0
 
     @property
     def max_restarts(self) -> int:
@@ -130,10 +135,13 @@ def stage_settings(stage: Stage, config: RunConfig, cluster: ClusterConfig) -> S
         chosen[field.name] = next((value for value in given if value is not None), None)
     if stage.time_limit is not None:
         # with training's time limit, a short job would wait for a long slot
-        chosen["time"] = own.time or within_limit(stage.time_limit, chosen["partition"], cluster)
+        limit = stage.time_limit
+        chosen["time"] = if_valid(lambda: own.time or within_limit(limit, chosen["partition"], cluster))
     if stage.one_node_by_default:
         chosen["nodes"] = own.nodes
-    chosen["extra_directives"] = tuple(option for _, option in _extra_directives(stage, config, cluster))
+    chosen["extra_directives"] = if_valid(
+        lambda: tuple(option for _, option in _extra_directives(stage, config, cluster))
+    )
     return type(own)(**chosen)
 
 
@@ -201,22 +209,21 @@ def make_allocation(
     ranks = 1 if stage.is_single_task else settings.ntasks_per_node or gpus or 1
     tasks = stage.tasks_per_node(config, ranks)
     share = max(1, node_type.cpus_per_node // tasks) if node_type.cpus_per_node else None
-    cpus = settings.cpus_per_task or stage.cpus_per_task(share)
+    cpus = if_valid(lambda: settings.cpus_per_task or stage.cpus_per_task(share))
     exclusive = node_type.exclusive and not _shares_node(stage, settings)
     return Allocation(
         nodes=1 if stage.is_single_task else settings.nodes or 1,
         ntasks_per_node=tasks,
         cpus_per_task=cpus,
-        gpus_per_node=0 if cluster.gres == "none" else gpus,
+        gpus_per_node=if_valid(lambda: 0 if cluster.gres == "none" else gpus),
         gres=cluster.gres,
         exclusive=exclusive,
-        time_s=seconds(settings.time) if settings.time else 0,
         settings=settings,
-        cpu_masks=_cpu_masks(node_type, tasks, cpus) if gpus and exclusive else (),
+        cpu_masks=if_valid(lambda: _cpu_masks(node_type, tasks, cpus) if gpus and exclusive else ()),
         spare_nodes=spares,
         no_kill=spares > 0 or stage.no_kill,
         ranks_per_node=ranks,
-        array=make_array(stage, config, cluster),
+        array=if_valid(lambda: make_array(stage, config, cluster)),
     )
 
 
@@ -240,11 +247,20 @@ def allocation_problems(
     stage: Stage, config: RunConfig, cluster: ClusterConfig, node_type: NodeType
 ) -> Iterator[Problem]:
     """Yields settings that Slurm would refuse or treat differently from the plan."""
-    settings = stage_settings(stage, config, cluster)
+    settings = if_valid(lambda: stage_settings(stage, config, cluster))
+    allocation = if_valid(lambda: make_allocation(stage, config, cluster, node_type))
 
     def place(name: str) -> Place:
         return place_of(stage, name, config, cluster)
 
+    yield from decidable(_time_problems(settings, place))
+    yield from decidable(_partition_problems(allocation, settings, cluster, place))
+    yield from decidable(_task_problems(allocation, node_type, place))
+    yield from decidable(_single_node_problems(stage, settings, place))
+    yield from decidable(_directive_problems(stage, config, cluster))
+
+
+def _time_problems(settings: StageSettings, place: Callable[[str], Place]) -> Iterator[Problem]:
     if settings.time is None:
         reason = "is missing. Without a time limit, the job never gets the signal to save a last checkpoint"
         yield place("time").problem(reason, "set one, for example 1-00:00:00")
@@ -253,11 +269,6 @@ def allocation_problems(
             "means no limit to Slurm. Without one, the job never gets the signal to save a last checkpoint"
         )
         yield place("time").problem(reason, "set a limit")
-    allocation = make_allocation(stage, config, cluster, node_type)
-    yield from _partition_problems(allocation, cluster, place)
-    yield from _task_problems(allocation, node_type, place)
-    yield from _single_node_problems(stage, settings, place)
-    yield from _directive_problems(stage, config, cluster)
 
 
 def _directive_problems(stage: Stage, config: RunConfig, cluster: ClusterConfig) -> Iterator[Problem]:
@@ -310,9 +321,8 @@ def _single_node_problems(
 
 
 def _partition_problems(
-    allocation: Allocation, cluster: ClusterConfig, place: Callable[[str], Place]
+    allocation: Allocation, settings: StageSettings, cluster: ClusterConfig, place: Callable[[str], Place]
 ) -> Iterator[Problem]:
-    settings, nodes = allocation.settings, allocation.nodes + allocation.spare_nodes
     for name in (settings.partition or "").split(",") if cluster.partitions else ():
         if not name:
             continue
@@ -322,25 +332,41 @@ def _partition_problems(
             continue
         limits = cluster.partitions[name]
         reason = f"is more than partition {name} allows"
-        if limits.max_time and settings.time and seconds(settings.time) > seconds(limits.max_time):
-            yield place("time").problem(reason, f"use at most {limits.max_time}")
-        if limits.max_nodes and nodes > limits.max_nodes:
-            most = max(0, limits.max_nodes - allocation.spare_nodes)
-            spares = (
-                f" with preflight.spare_nodes = {allocation.spare_nodes}" if allocation.spare_nodes else ""
-            )
-            yield place("nodes").problem(
-                f"is more than partition {name} allows{spares}", f"use at most {most}"
-            )
+        yield from decidable(_partition_time_problems(settings, limits.max_time, reason, place))
+        yield from decidable(_partition_size_problems(allocation, limits.max_nodes, reason, place))
+
+
+def _partition_time_problems(
+    settings: StageSettings, max_time: str | None, reason: str, place: Callable[[str], Place]
+) -> Iterator[Problem]:
+    if max_time and settings.time and seconds(settings.time) > seconds(max_time):
+        yield place("time").problem(reason, f"use at most {max_time}")
+
+
+def _partition_size_problems(
+    allocation: Allocation, max_nodes: int | None, reason: str, place: Callable[[str], Place]
+) -> Iterator[Problem]:
+    spares = allocation.spare_nodes
+    if max_nodes and allocation.nodes + spares > max_nodes:
+        with_spares = f"{reason} with preflight.spare_nodes = {spares}" if spares else reason
+        yield place("nodes").problem(with_spares, f"use at most {max(0, max_nodes - spares)}")
 
 
 def cluster_problems(cluster: ClusterConfig, node_type: NodeType) -> Iterator[Problem]:
     """Yields contradictions within a profile and its node type."""
+    yield from decidable(_gres_problems(cluster, node_type))
+    yield from decidable(_version_problems(cluster))
+
+
+def _gres_problems(cluster: ClusterConfig, node_type: NodeType) -> Iterator[Problem]:
     count = cluster.gres.rpartition(":")[2]
     if count.isdigit() and int(count) != node_type.gpus_per_node:
         asked = f"{counted(int(count), 'GPU')} per node"
         reason = f"requests {asked}, but node type {cluster.node_type} has {node_type.gpus_per_node}"
         yield Problem("gres", reason, f"change the count to {node_type.gpus_per_node}", "cluster")
+
+
+def _version_problems(cluster: ClusterConfig) -> Iterator[Problem]:
     if tuple(int(part) for part in cluster.slurm_version.split(".")[:2]) < OLDEST_SLURM:
         oldest = f"{OLDEST_SLURM[0]}.{OLDEST_SLURM[1]:02}"
         reason = f"is older than {oldest}, the oldest version that the scripts support"

@@ -11,7 +11,7 @@ from typing import Literal
 from hpcgen.config.cluster import ClusterConfig
 from hpcgen.config.container import MOUNTABLE, Mount, Runtime, is_image_file
 from hpcgen.config.run import RunConfig
-from hpcgen.config.validation import show
+from hpcgen.config.shown import show
 from hpcgen.errors import HpcgenError, Problem
 from hpcgen.planning.software import runtime
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcgen.config.run import RunConfig
-from hpcgen.config.validation import show
+from hpcgen.config.shown import show
 from hpcgen.errors import Problem
 from trainer.contract import checkpoint_files, evidence, provenance
 from trainer.contract.checkpoint_files import FORMAT, Checkpoint
@@ -163,7 +163,7 @@ def discarded_training(trainer: TrainerConfig) -> list[Problem]:
         return []
     if refusal is None:
         return []
-    return [Problem(key, f"would lose training: {refusal.reason}", refusal.hint, depends_on=("checkpoint",))]
+    return [Problem(key, f"would lose training: {refusal.reason}", refusal.hint)]
 
 
 def _newest_valid(directory: Path) -> Checkpoint | None:
@@ -187,7 +187,7 @@ def _only_weights(source: _Source) -> Problem:
         hint = "name it in checkpoint.load with checkpoint.finetune: true, and save elsewhere"
         return Problem(source.key, f"contains {source.path}, which has only weights", hint)
     reason = f"does not fit {source.path}, which has only weights"
-    return Problem("checkpoint.finetune", reason, "set it to true", depends_on=("checkpoint",))
+    return Problem("checkpoint.finetune", reason, "set it to true")
 
 
 def _early_end(source: _Source, trainer: TrainerConfig) -> Iterator[Problem]:

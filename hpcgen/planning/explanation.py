@@ -125,7 +125,8 @@ def explain(name: str, run: Run) -> Explanation:
         ConfigErrors: the run file has mistakes, or a file sets variables that it may not set.
         HpcgenError: scripts cannot use the path of the run directory.
     """
-    mistakes = [*run.mistakes, *(_described(run, problem) for problem in all_environment_problems(run))]
+    problems = all_environment_problems(run.with_invalid())
+    mistakes = [*run.mistakes, *(_described(run, problem) for problem in problems)]
     if mistakes:
         raise ConfigErrors(list(dict.fromkeys(mistakes)))
     stage, config = STAGES[name], absolute_paths(run.config, run.directory)

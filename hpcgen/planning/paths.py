@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from hpcgen.config.corpus import CorpusConfig, CorpusJob, SourceConfig, blend, selection
 from hpcgen.config.fields import PATH
+from hpcgen.config.invalid import decidable
 from hpcgen.config.program import ProgramConfig, in_run_dir
 from hpcgen.config.run import DataConfig, RunConfig
 from hpcgen.errors import HpcgenError, Problem
@@ -154,22 +155,30 @@ def trainer_data(config: RunConfig) -> BlendConfig:
 
 def plain_path_problems(config: RunConfig) -> Iterator[Problem]:
     """Yields problems of the run directory and of paths in the trainer's sections, whose types have no pattern."""
-    if os.path.normpath(config.paths.run_dir) in ("/", "//"):
+    yield from decidable(_run_dir_problems(config.paths.run_dir))
+    for path, value in decidable(_trainer_paths(config)):
+        yield from decidable(_path_problems(path, value))
+
+
+def _run_dir_problems(run_dir: str) -> Iterator[Problem]:
+    if os.path.normpath(run_dir) in ("/", "//"):
         yield Problem("paths.run_dir", "is the root directory", "use a directory for this run only")
-    for path, value in _trainer_paths(config):
-        if not value:
-            yield Problem(path, "is empty", "set a path, or remove the key")
-        elif reason := PATH.reason(value):
-            yield Problem(path, reason)
+
+
+def _path_problems(path: str, value: str) -> Iterator[Problem]:
+    if not value:
+        yield Problem(path, "is empty", "set a path, or remove the key")
+    elif reason := PATH.reason(value):
+        yield Problem(path, reason)
 
 
 def _trainer_paths(config: RunConfig) -> Iterator[tuple[str, str]]:
     for name in BLENDS:
-        for index, dataset in enumerate(getattr(config.data, name)):
+        for index, dataset in enumerate(decidable(getattr(config.data, name))):
             yield f"data.{name}[{index}].prefix", dataset.prefix
-    for index, text in enumerate(config.evaluation.data):
+    for index, text in enumerate(decidable(config.evaluation.data)):
         yield f"evaluation.data[{index}].prefix", text.prefix
-    for index, task in enumerate(config.evaluation.tasks):
+    for index, task in enumerate(decidable(config.evaluation.tasks)):
         yield f"evaluation.tasks[{index}]", task
     for path, value in (
         ("data.cache_dir", config.data.cache_dir),
@@ -190,7 +199,7 @@ def _trainer_paths(config: RunConfig) -> Iterator[tuple[str, str]]:
         ("model.model_provider", config.model.model_provider),
         ("optimizer.lr_schedule", config.optimizer.lr_schedule),
     ):
-        if value is not None and (file := imports.file_of(value)) is not None:
+        if value and (file := imports.file_of(value)) is not None:
             yield path, file
 
 
@@ -216,7 +225,7 @@ def planning_job(config: RunConfig) -> CorpusJob:
     """
     corpus = config.data.corpus
     if corpus is None:
-        raise HpcgenError("data.corpus is missing", "set at least its directory, source and num_output_files")
+        raise HpcgenError("data.corpus is missing", "set at least its directory and source")
     return CorpusJob(
         corpus=corpus, tokenizer=config.data.tokenizer, share=config.share, selection=selection(corpus)
     )

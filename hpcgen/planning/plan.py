@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import itertools
 import os.path
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import PurePosixPath
 
 from hpcgen.config import corpus as corpora
 from hpcgen.config import tokenizer as tokenizers
+from hpcgen.config.invalid import decidable, is_invalid, with_invalid
 from hpcgen.config.loader import Run
+from hpcgen.config.presets import missing_tokenizer
 from hpcgen.config.run import RunConfig
 from hpcgen.config.validation import describe
 from hpcgen.errors import ConfigErrors, HpcgenError, Problem
@@ -24,7 +26,7 @@ from hpcgen.planning.paths import absolute_paths, manifest_of, plain_path_proble
 from hpcgen.planning.program import missing_script_warnings
 from hpcgen.planning.resuming import no_checkpoints, proof_of_checkpoints
 from hpcgen.planning.stage import StagePlan, make_stage
-from hpcgen.planning.training import plan_training
+from hpcgen.planning.training import Training, plan_training
 from hpcgen.stages import STAGES, Stage
 from hpcgen.stages.run import RUN
 from hpcgen.stages.train import TRAIN
@@ -68,14 +70,10 @@ def plan(run: Run, stages: Collection[str] = (), *, exists: Callable[[str], bool
     queued = (stage.queued_stage(config) for stage in ordered)
     # a stage that a job queues follows the same rules
     checked = list(dict.fromkeys((*ordered, *(stage for stage in queued if stage is not None))))
-    problems = list(_section_problems(run, checked))
-    reads_trainer_config = any(stage.reads_trainer_config for stage in ordered)
-    training = plan_training(run, config) if reads_trainer_config and not _has_program(run) else None
+    reads_trainer_config = any(stage.reads_trainer_config for stage in ordered) and not _has_program(run)
+    training, problems = _check(run, config, checked, with_training=reads_trainer_config)
     trainer = training.trainer if training else None
-    problems += training.errors if training else ()
-    for stage in checked:
-        problems += stage.problems(run, trainer)
-    errors = [*run.mistakes, *_described(run, problems)]
+    errors = [*run.mistakes, *(_describe(run, problem) for problem in problems)]
     planned: dict[str, StagePlan] = {}
     for stage in ordered:
         lead_s = training.signal_lead_s if training and stage.trains else 0
@@ -103,6 +101,20 @@ def plan(run: Run, stages: Collection[str] = (), *, exists: Callable[[str], bool
             *_unchecked_pairs(config, planned, exists),
         ),
     )
+
+
+def _check(
+    run: Run, config: RunConfig, stages: Sequence[Stage], *, with_training: bool
+) -> tuple[Training | None, list[Problem]]:
+    """The training, if the stages need it, and the problems of the run that depend on no invalid value."""
+    run, config = run.with_invalid(), with_invalid(config, run.invalid)
+    problems = list(_section_problems(run, stages))
+    training = plan_training(run, config) if with_training else None
+    problems += training.errors if training else ()
+    for stage in stages:
+        problems += decidable(stage.problems(run, training.trainer if training else None))
+    files = {"run": run.config, "cluster": run.cluster}
+    return training, [problem for problem in problems if not is_invalid(files[problem.file], problem.path)]
 
 
 def _stage_warnings(
@@ -139,13 +151,6 @@ def _unchecked_pairs(
         )
 
 
-def _described(run: Run, problems: Iterable[Problem]) -> Iterator[str]:
-    """The problems as messages, without those that depend on a section that has other mistakes."""
-    for problem in problems:
-        if run.unsure_sections.isdisjoint({problem.section, *problem.depends_on}):
-            yield _describe(run, problem)
-
-
 def _describe(run: Run, problem: Problem) -> str:
     if problem.file == "cluster":
         return describe(problem, run.cluster_document, run.cluster)
@@ -156,8 +161,8 @@ def _section_problems(run: Run, stages: Sequence[Stage]) -> Iterator[Problem]:
     config, cluster, node_type = run.config, run.cluster, run.node_type
     yield from plain_path_problems(config)
     yield from all_environment_problems(run)
-    yield from container_problems(config, cluster)
-    yield from tokenizers.problems(config.data.tokenizer)
+    yield from decidable(container_problems(config, cluster))
+    yield from decidable(tokenizers.problems(config.data.tokenizer))
     yield from cluster_problems(cluster, node_type)
     for stage in stages:
         yield from allocation_problems(stage, config, cluster, node_type)
@@ -165,9 +170,9 @@ def _section_problems(run: Run, stages: Sequence[Stage]) -> Iterator[Problem]:
             reason = f"replaces hpcgen's trainer, so there is no model for stage {stage.name}"
             yield Problem("program", reason, f"use stage {RUN.name}, or remove program")
     if config.data.corpus is not None:
-        yield from corpora.problems(config.data.corpus)
+        yield from decidable(corpora.problems(config.data.corpus))
     elif needing := [stage.name for stage in stages if stage.is_array]:
-        hint = "set at least its directory, source and num_output_files"
+        hint = "set at least its directory and source"
         yield Problem("data.corpus", f"is missing, but stage {needing[0]} needs it", hint)
 
 
@@ -230,6 +235,8 @@ def _missing_inputs(
         elif path in prefixes:
             if path.endswith(".idx") or path.removesuffix(".bin") + ".idx" not in absent:
                 errors.append(_describe(run, _missing_pair(prefixes[path], path, name)))
+        elif path == config.data.tokenizer.tokenizer_file:
+            errors.append(_describe(run, missing_tokenizer(config.preset, path, name)))
         else:
             errors.append(f"{path}: no such file. Stage {name} needs it")
     if unmade and not any(stage.kind.makes_pairs for stage in stages.values()):
@@ -239,4 +246,7 @@ def _missing_inputs(
         warnings.append(
             f"{unmade[0]}{more} {verb} not exist yet. Run {plan_first}the stage prepare (or tokenize)"
         )
+        tokenizer = config.data.tokenizer.tokenizer_file
+        if tokenizer and exists("/" + tokenizer.split("/")[1]) and not exists(tokenizer):
+            warnings.append(_describe(run, missing_tokenizer(config.preset, tokenizer, "prepare")))
     return errors, warnings

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hpcgen.config import document as documents
-from hpcgen.config.cluster import ClusterConfig
+from hpcgen.config.invalid import decidable
 from hpcgen.config.loader import ANY_RUN, Profile, load_document
-from hpcgen.config.node_types import load_node_type
 from hpcgen.config.run import RunConfig
 from hpcgen.config.validation import build, describe
 from hpcgen.errors import Problem
@@ -28,10 +27,9 @@ from hpcgen.stages.train import TRAIN
 
 def profile_mistakes(profile: Profile) -> tuple[str, ...]:
     """All mistakes in a profile and its node type, including those that planning a run would find."""
-    # the other keys can be checked with any node type
-    config = profile.config or build(ClusterConfig, profile.document, {"node_type": "cpu"}).config
-    problems = [] if config is None else _planning_problems(config, profile)
-    described = (describe(problem, profile.document, config) for problem in problems)
+    described = (
+        describe(problem, profile.document, profile.config) for problem in _planning_problems(profile)
+    )
     return tuple(dict.fromkeys((*profile.mistakes, *described)))
 
 
@@ -50,16 +48,14 @@ def profile_warnings(name: str, directory: Path) -> tuple[str, ...]:
     )
 
 
-def _planning_problems(cluster: ClusterConfig, profile: Profile) -> Iterator[Problem]:
+def _planning_problems(profile: Profile) -> Iterator[Problem]:
     run = build(RunConfig, documents.constant(ANY_RUN, "")).config
     assert run is not None
-    node_type = profile.node_type or load_node_type("cpu")
-    found = [*environment_problems(cluster.environment, ()), *cluster_problems(cluster, node_type)]
-    found += node_type_environment_problems(cluster.node_type, node_type)
-    in_both = [*container_problems(run, cluster)]
+    cluster, node_type = profile.with_invalid()
+    yield from decidable(environment_problems(cluster.environment, ()))
+    yield from cluster_problems(cluster, node_type)
+    yield from decidable(node_type_environment_problems(cluster.node_type, node_type))
+    in_both = [*decidable(container_problems(run, cluster))]
     for stage in STAGES.values():
         in_both += allocation_problems(stage, run, cluster, node_type)
-    found += (problem for problem in in_both if problem.file == "cluster")
-    for problem in found:
-        if profile.node_type is not None or problem.path != "gres":  # gres is checked against the node type
-            yield problem
+    yield from (problem for problem in in_both if problem.file == "cluster")

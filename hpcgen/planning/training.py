@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from hpcgen.config import tokenizer as tokenizers
 from hpcgen.config.document import Document
 from hpcgen.config.fields import slurm_time
+from hpcgen.config.invalid import if_valid
 from hpcgen.config.loader import Run
 from hpcgen.config.presets import PRESETS
 from hpcgen.config.run import RunConfig
@@ -40,18 +41,21 @@ SHIPPED_PROFILES = "/hpcgen/clusters/"
 class Training:
     """The planned training. With errors, `trainer` and `layout` are None."""
 
-    trainer: TrainerConfig | None
-    layout: Layout | None
-    signal_lead_s: int
-    errors: tuple[Problem, ...]
-    warnings: tuple[Problem, ...]
+    trainer: TrainerConfig | None = None
+    layout: Layout | None = None
+    signal_lead_s: int = 0
+    errors: tuple[Problem, ...] = ()
+    warnings: tuple[Problem, ...] = ()
 
 
 def plan_training(run: Run, config: RunConfig) -> Training:
-    """Checks all rules and resolves defaults. The paths in `config` must be absolute."""
-    allocation = make_allocation(TRAIN, config, run.cluster, run.node_type)
-    model, vocabulary_problems = _with_vocabulary(config)
-    data, eod_problems = _with_end_of_document(config)
+    """Checks all rules and resolves defaults. The paths in `config` must be absolute.
+
+    Both arguments can contain INVALID. The reported problems do not depend on it.
+    """
+    allocation = if_valid(lambda: make_allocation(TRAIN, config, run.cluster, run.node_type))
+    model, vocabulary_problems = if_valid(lambda: _with_vocabulary(config), (config.model, []))
+    data, eod_problems = if_valid(lambda: _with_end_of_document(config), (config.data, []))
     nodes = place_of(TRAIN, "nodes", config, run.cluster)
     facts = Facts(
         model=model,
@@ -62,48 +66,52 @@ def plan_training(run: Run, config: RunConfig) -> Training:
         checkpoint=config.checkpoint,
         logging=config.logging,
         evaluation=config.evaluation,
-        world=World(
-            path=nodes.path,
-            count=allocation.nodes,
-            ranks_each=allocation.ntasks_per_node,
-        ),
+        world=World(path=nodes.path, count=allocation.nodes, ranks_each=allocation.ntasks_per_node),
         evaluation_world=_evaluation_world(run, config),
-        gpus_per_node=run.node_type.gpus_per_node or allocation.ntasks_per_node,
+        gpus_per_node=if_valid(lambda: run.node_type.gpus_per_node or allocation.ntasks_per_node),
         device=run.node_type.device,
         device_memory_gib=run.node_type.gpu_memory_gib,
         set_by_user=_set_by_user(run.document),
     )
     errors, warnings = check(facts)
-    function_errors, function_warnings = function_problems(config)
+    function_errors, function_warnings = if_valid(lambda: function_problems(config), ([], []))
     errors = [_in_file(problem, nodes) for problem in errors] + vocabulary_problems + eod_problems
     errors += function_errors
-    warnings = [_in_file(problem, nodes) for problem in warnings] + _batch_warning(config) + function_warnings
-    warnings += _vocabulary_warning(config, model)
+    warnings = [_in_file(problem, nodes) for problem in warnings] + function_warnings
+    if errors or run.mistakes:
+        return Training(errors=tuple(errors), warnings=tuple(warnings))
+    return _planned(run, config, facts, allocation, warnings)
+
+
+def _planned(
+    run: Run, config: RunConfig, facts: Facts, allocation: Allocation, warnings: list[Problem]
+) -> Training:
+    """The training of a run without mistakes."""
     layout = facts.layout
     # an unknown vocabulary size means that the tokenizer is invalid; plan() reports it
-    if errors or layout is None or facts.resolved_model.padded_vocab_size is None:
-        return Training(
-            trainer=None, layout=None, signal_lead_s=0, errors=tuple(errors), warnings=tuple(warnings)
-        )
+    if layout is None or facts.resolved_model.padded_vocab_size is None:
+        return Training(warnings=tuple(warnings))
     trainer = _trainer(run, config, facts, allocation)
-    warnings += [
-        *_fp8_warning(run, trainer),
-        *_space_warning(trainer),
-        *_storage_warning(run, trainer),
-        *_wandb_warning(config),
-    ]
     lead_s, time_problems = _signal_lead(run, config, trainer, allocation)
     return Training(
         trainer=trainer,
         layout=layout,
         signal_lead_s=lead_s,
         errors=tuple(time_problems),
-        warnings=tuple(warnings),
+        warnings=(
+            *warnings,
+            *_batch_warning(config),
+            *_vocabulary_warning(config, facts.model),
+            *_fp8_warning(run, trainer),
+            *_space_warning(trainer),
+            *_storage_warning(run, trainer),
+            *_wandb_warning(config),
+        ),
     )
 
 
 def _evaluation_world(run: Run, config: RunConfig) -> World:
-    allocation = make_allocation(EVALUATE, config, run.cluster, run.node_type)
+    allocation = if_valid(lambda: make_allocation(EVALUATE, config, run.cluster, run.node_type))
     path = place_of(EVALUATE, "nodes", config, run.cluster).path
     return World(path=path, count=allocation.nodes, ranks_each=allocation.ntasks_per_node)
 
@@ -143,7 +151,7 @@ def _trainer(run: Run, config: RunConfig, facts: Facts, allocation: Allocation) 
 def _with_vocabulary(config: RunConfig) -> tuple[ModelConfig, list[Problem]]:
     """The model with its vocabulary size, from the tokenizer or from the run file, which must cover all its ids."""
     model, asked = config.model, config.model.vocab_size
-    if tokenizers.problems(config.data.tokenizer):
+    if any(tokenizers.problems(config.data.tokenizer)):
         return model, []  # already reported
     if asked is not None and config.data.mock:
         return model, []  # mock data does not come from a tokenizer
@@ -154,29 +162,36 @@ def _with_vocabulary(config: RunConfig) -> tuple[ModelConfig, list[Problem]]:
             return model, []
         hint = "make the tokenizer's files readable on this machine, or set model.vocab_size"
         reason = f"cannot be taken from data.tokenizer: {error}"
-        return model, [Problem("model.vocab_size", reason, hint, depends_on=("data",))]
+        return model, [Problem("model.vocab_size", reason, hint)]
     if asked is not None and asked < known:
         reason = f"is less than the {known} ids of data.tokenizer ({config.data.tokenizer.kind})"
         hint = f"set data.tokenizer to the model's tokenizer, or use at least {known}"
-        return model, [Problem("model.vocab_size", reason, hint, depends_on=("data",))]
+        return model, [Problem("model.vocab_size", reason, hint)]
     return dataclasses.replace(model, vocab_size=asked or known), []
 
 
 def _with_end_of_document(config: RunConfig) -> tuple[BlendConfig, list[Problem]]:
     """The samples with the ID of the tokenizer's end-of-document token, if a key needs it."""
     data = trainer_data(config)
-    if (
-        not data.needs_eod
-        or data.mock
-        or data.eod_id is not None
-        or tokenizers.problems(config.data.tokenizer)
-    ):
+    if not data.needs_eod or data.mock or any(tokenizers.problems(config.data.tokenizer)):
+        return data, []
+    is_own = config.data.corpus is not None and not (config.data.datasets or config.data.train)
+    if data.eod_id is not None and not is_own:
         return data, []
     try:
-        return dataclasses.replace(data, eod_id=tokenizers.eod_id(config.data.tokenizer)), []
+        known = tokenizers.eod_id(config.data.tokenizer)
     except HpcgenError as error:
+        if data.eod_id is not None:
+            return data, []
         reason = f"cannot be taken from data.tokenizer: {error}"
-        return data, [Problem("data.eod_id", reason, "set data.tokenizer.eod_token, or set data.eod_id")]
+        hint = "make the tokenizer's files readable on this machine, or set data.eod_id"
+        return data, [Problem("data.eod_id", reason, hint)]
+    if data.eod_id not in (None, known):
+        reason = (
+            f"differs from the token {known} of data.tokenizer, with which the documents of data.corpus end"
+        )
+        return data, [Problem("data.eod_id", reason, "remove it")]
+    return dataclasses.replace(data, eod_id=known), []
 
 
 def _vocabulary_warning(config: RunConfig, model: ModelConfig) -> list[Problem]:
@@ -185,7 +200,7 @@ def _vocabulary_warning(config: RunConfig, model: ModelConfig) -> list[Problem]:
     A few more rows than ids are normal: 50,257 ids are padded to 50,304 rows, and tokenizers reserve ids.
     """
     asked = config.model.vocab_size
-    if asked is None or config.data.mock or tokenizers.problems(config.data.tokenizer):
+    if asked is None or config.data.mock or any(tokenizers.problems(config.data.tokenizer)):
         return []
     try:
         known = tokenizers.vocab_size(config.data.tokenizer)

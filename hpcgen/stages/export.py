@@ -65,7 +65,7 @@ class Export(Stage):
         for misfit in family.misfits(model):
             reason = f"cannot be exported: {family.architecture} does not support it"
             hint = misfit.needed and f"use {misfit.needed}"
-            yield Problem(f"model.{misfit.key}", reason, hint, depends_on=("export",))
+            yield Problem(f"model.{misfit.key}", reason, hint)
 
     def results(self, config: RunConfig) -> str:
         """The directory of the exported model."""

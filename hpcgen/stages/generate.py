@@ -90,7 +90,7 @@ def _layout_problems(config: RunConfig, num_ranks: int) -> Iterator[Problem]:
         f"{counted(num_ranks, 'rank')} of the job"
     )
     hint = "use another size, or change slurm.generate.nodes or ntasks_per_node"
-    yield Problem("generation.tensor_model_parallel_size", reason, hint, depends_on=("slurm", "parallelism"))
+    yield Problem("generation.tensor_model_parallel_size", reason, hint)
 
 
 def _output(config: RunConfig) -> str:

@@ -45,11 +45,12 @@ def test_values_have_the_expected_types(text, value):
 
 MISTAKES = {
     "a: 1\nb: 2\na: 3\n": "run.yaml:3: duplicate key a, first on line 1; remove one of the two lines",
-    "a: [1\n": "run.yaml:2: not valid YAML: ",
+    "a: [1\n": "run.yaml:1: not valid YAML: expected ',' or ']', but got '<stream end>'; close the bracket",
+    "a: 'b\nc: 1\n": "run.yaml:1: not valid YAML: found unexpected end of stream; close the quote",
+    "a:\n  b: 2\n  c:1\nd: 2\n": "run.yaml:3: not valid YAML: could not find expected ':'; write KEY: VALUE",
+    "a: %b\n": "run.yaml:1: not valid YAML: found character '%' that cannot start any token; quote the value",
     "a: 1\n  b: 2\n": "run.yaml:2: not valid YAML: mapping values are not allowed here",
-    "a: 1\n\tb: 2\n": "run.yaml:2: not valid YAML: ",
-    "a:\n\tb: 2\n": "run.yaml:2: not valid YAML: found character '\\t' that cannot start any token; "
-    "indent with spaces",
+    "a: 1\n\tb: 2\n": "run.yaml:2: not valid YAML: found character '\\t' that cannot start any token; use spaces",
     "a: !!python/object/apply:os.system [touch canary]\n": "run.yaml:1: the tag",
     "a:\n  b: !secret x\n": "run.yaml:2: 'x' (a !secret) is not supported; use a plain value, or quote it",
     "a: 2024-01-01\n": "'2024-01-01' (a timestamp) is not supported; use a plain value, or quote it",
@@ -62,7 +63,7 @@ MISTAKES = {
     "- a\n- b\n": "run.yaml:1: expected a mapping of keys to values, got ['a', 'b']",
     "only text\n": "run.yaml:1: expected a mapping of keys to values, got 'only text'",
     "a: 1\n---\nb: 2\n": "run.yaml:2: not valid YAML: expected a single document in the stream, "
-    "but found another",
+    "but found another document; remove the line ---",
     "a: *nowhere\n": "run.yaml:1: not valid YAML: found undefined alias 'nowhere'",
     "a: \x07\n": "run.yaml: not valid YAML: ",
     "a: \x00\n": "run.yaml: not valid YAML: ",

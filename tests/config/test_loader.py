@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hpcgen.config.loader import load_cluster_run, load_run
-from hpcgen.errors import ConfigErrors, HpcgenError
+from hpcgen.errors import HpcgenError
 from tests.runs import loaded, minimal_run, write_yaml
 
 CHECKOUT = Path(__file__).parents[2]
@@ -17,11 +17,7 @@ def mistakes(directory: Path, text: str, overrides: tuple[str, ...] = ()) -> lis
     """The mistakes of a run file, with its path shortened to run.yaml."""
     path = directory / "run.yaml"
     path.write_text(text)
-    try:
-        found = load_run(path, overrides).mistakes
-    except ConfigErrors as error:
-        found = error.messages
-    return [message.replace(f"{directory}/", "") for message in found]
+    return [message.replace(f"{directory}/", "") for message in load_run(path, overrides).mistakes]
 
 
 def test_all_mistakes_at_once_each_with_its_place(tmp_path):
@@ -52,9 +48,8 @@ environment:
     assert mistakes(tmp_path, text, ("checkpoint.save_interval=0",)) == [
         "run.yaml:8: slurm.train.nodes = two must be a whole number",
         "run.yaml:9: slurm.train.nods = 2 is not a known key; did you mean nodes?",
-        "run.yaml:13: data.datasets[0].prefix is missing",
         "run.yaml:13: data.datasets[0].prefx = /data/a is not a known key; did you mean prefix?",
-        "run.yaml:14: data.mock = yes must be true or false",
+        "run.yaml:14: data.mock = yes must be true or false; write true",
         "run.yaml:19: model.num_layers = 12.5 must be a whole number",
         "run.yaml:16: training.precision = bf61 must be bf16, fp16 or fp32; did you mean bf16?",
         'run.yaml:5: secret = ["X"] is not a known key; did you mean secrets?',
@@ -155,8 +150,8 @@ def test_an_unknown_cluster_lists_the_known_ones(tmp_path):
 
 @pytest.mark.parametrize("name", ["./nothing.yaml", "x" * 200, "a/" * 300 + "b", "ü"])
 def test_a_cluster_that_cannot_be_found(tmp_path, name):
-    with pytest.raises(ConfigErrors, match="is not a known cluster profile"):
-        loaded(tmp_path, minimal_run(cluster=name))
+    [mistake] = loaded(tmp_path, minimal_run(cluster=name)).mistakes
+    assert mistake.parts["reason"] == "is not a known cluster profile"
 
 
 def test_mistakes_of_the_cluster_profile_have_its_lines(tmp_path):
@@ -211,8 +206,8 @@ def test_override_values_of_other_types(tmp_path):
 
 def test_a_profile_that_is_not_yaml(tmp_path):
     (tmp_path / "bad.yaml").write_text("a: [\n")
-    with pytest.raises(ConfigErrors, match=r"bad\.yaml:2: not valid YAML"):
-        loaded(tmp_path, minimal_run(cluster="./bad.yaml"))
+    [mistake] = loaded(tmp_path, minimal_run(cluster="./bad.yaml")).mistakes
+    assert "bad.yaml:2: not valid YAML" in mistake
 
 
 def test_a_run_file_that_is_missing(tmp_path):
@@ -223,7 +218,7 @@ def test_a_run_file_that_is_missing(tmp_path):
 def test_secrets_given_as_environment_are_not_printed(tmp_path):
     text = "name: a\ncluster: local\npreset: tiny\npaths: {run_dir: /r}\nenvironment: {HF_TOKEN: [hunter2]}\n"
     [message] = mistakes(tmp_path, text)
-    assert message == "run.yaml:5: environment.HF_TOKEN must be text (quote it)"
+    assert message == "run.yaml:5: environment.HF_TOKEN must be text"
 
 
 def test_keys_with_unprintable_characters_do_not_reach_the_terminal(tmp_path):

@@ -10,7 +10,8 @@ import pytest
 
 from hpcgen.config import spellings
 from hpcgen.config.run import RunConfig
-from hpcgen.config.validation import TRANSLATED_SECTIONS, inner_class
+from hpcgen.config.type_hints import inner_class
+from hpcgen.config.unknown_keys import TRANSLATED_SECTIONS
 from hpcgen.errors import ConfigErrors
 from tests.planning.test_plan import minimal_run, planned
 from trainer.contract.config import field_hints

@@ -814,6 +814,8 @@ def test_the_layout_of_experts_is_converted() -> None:
         found, leftovers = migrated(f"{EXPERTS} {unused} {reason}", "--force")
         assert leftovers[unused].startswith("it has no effect with model.moe_router_")
         assert unused.split()[0].removeprefix("--").replace("-", "_") not in found["model"]
+    _, leftovers = migrated(f"{EXPERTS} --moe-router-num-groups 2", "--force")
+    assert leftovers["--moe-router-num-groups 2"] == "it only applies with model.moe_router_group_topk"
     _, leftovers = migrated("--moe-grouped-gemm", "--force")
     assert leftovers["--moe-grouped-gemm"] == "it only applies with --num-experts"
 

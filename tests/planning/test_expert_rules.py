@@ -167,22 +167,26 @@ def test_valid_mixtures_of_experts(changes):
             "model.moe_aux_loss_coeff has no effect, because moe_router_load_balancing_type is none; set "
             "moe_router_load_balancing_type to aux_loss, or use 0",
         ),
-        ({GROUP_TOPK: 2}, "model.moe_router_group_topk requires moe_router_num_groups; set it"),
+        (
+            {GROUP_TOPK: 2},
+            "model.moe_router_group_topk requires moe_router_num_groups; set moe_router_num_groups",
+        ),
         (
             {GROUPS: 2},
-            "model.moe_router_num_groups has no effect without moe_router_group_topk; set it, or remove both",
+            "model.moe_router_num_groups has no effect without moe_router_group_topk; set moe_router_group_topk, "
+            "or remove both",
         ),
         (
             {GROUPS: 3, GROUP_TOPK: 1},
-            "model.moe_router_num_groups does not divide num_moe_experts = 8 (8 / 3); use a divisor",
+            "model.moe_router_num_groups does not divide num_moe_experts = 8 (8 / 3); use 1, 2, 4 or 8",
         ),
         (
             {GROUPS: 2, GROUP_TOPK: 3},
-            "model.moe_router_group_topk is more than moe_router_num_groups = 2; use fewer",
+            "model.moe_router_group_topk is more than moe_router_num_groups = 2; use at most 2",
         ),
         (
             {GROUPS: 8, GROUP_TOPK: 4},
-            "model.moe_router_group_topk is more than moe_router_topk = 2; use fewer",
+            "model.moe_router_group_topk is more than moe_router_topk = 2; use at most 2",
         ),
         (
             {GROUPS: 4, GROUP_TOPK: 1, TOPK: 3},

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hpcgen.errors import HpcgenError
-from tests.runs import MODEL_STAGES, SHAPE, planned
+from tests.runs import MODEL_STAGES, SHAPE, planned, write_yaml
 
 MODEL_RUN = {
     "name": "full",
@@ -131,6 +131,98 @@ def test_a_missing_required_key_is_the_only_mistake(tmp_path, kind):
         assert mistakes(tmp_path, changed(run, path), stages) == [".".join(path)], path
 
 
+PROFILE = {
+    "extends": "azure-ndv5",
+    "node_type": "ndv5",
+    "partitions": {"gpu": {"max_time": "2-00:00:00", "max_nodes": 8}},
+    "slurm": {"partition": "gpu", "time": "1-00:00:00", "extra_directives": ["--mail-type=FAIL"]},
+    "gres": "gpu:8",
+    "python": "python3",
+    "container": {"runtime": "pyxis", "image": "/i.sqsh", "mounts": [{"source": "/n"}]},
+    "environment": {"B": "c"},
+    "scratch": "/scratch",
+    "health_command": ["/opt/check"],
+}
+
+
+def test_a_mistake_in_the_profile_is_the_only_mistake(tmp_path):
+    run = changed(MODEL_RUN, ("cluster",), "./site.yaml")
+    write_yaml(tmp_path / "site.yaml", PROFILE)
+    assert mistakes(tmp_path, run, MODEL_STAGES) == []
+    for path in keys(PROFILE):
+        write_yaml(tmp_path / "site.yaml", changed(PROFILE, path, [[]]))
+        assert len(mistakes(tmp_path, run, MODEL_STAGES)) == 1, path
+
+
+def test_a_mistake_in_the_profile_does_not_hide_broken_rules(tmp_path):
+    run = changed(MODEL_RUN, ("cluster",), "./site.yaml")
+    run["parallelism"]["pipeline_model_parallel_size"] = 3
+    run["checkpoint"]["keep_every"] = 70
+    run["slurm"]["train"]["extra_directives"] = ["--nodes=2"]
+    broken = ["checkpoint.keep_every", "parallelism.pipeline_model_parallel_size"]
+    directive = "slurm.train.extra_directives[0]"
+    for profile, found in (
+        ({"scratsh": "/a"}, ["scratsh", directive]),
+        ({"node_type": "ndv6"}, ["node_type", directive]),
+        ({"slurm": {"time": "a day"}}, ["slurm.time", directive]),
+    ):
+        write_yaml(tmp_path / "site.yaml", {"extends": "azure-ndv5", **profile})
+        assert sorted(mistakes(tmp_path, run, MODEL_STAGES)) == sorted([*broken, *found]), profile
+    run["cluster"] = "azure-ndv6"
+    assert sorted(mistakes(tmp_path, run, MODEL_STAGES)) == sorted(["cluster", *broken])
+
+
+def test_an_invalid_key_hides_only_the_rules_that_depend_on_it(tmp_path):
+    run = changed(MODEL_RUN, ("model", "ffn_hidden_size"), "wide")
+    run["model"] |= {"num_query_groups": 3, "moe_router_topk": 5}
+    run["parallelism"]["tensor_model_parallel_size"] = "two"
+    run["parallelism"]["pipeline_model_parallel_size"] = 3
+    run["optimizer"] |= {"lr": "fast", "adam_beta_1": 0.9, "lr_warmup_iters": 1000}
+    run["slurm"]["train"] |= {"time": "a day", "ntasks_per_node": 9}
+    assert sorted(mistakes(tmp_path, run, ("train",))) == [
+        "model.ffn_hidden_size",
+        "model.moe_router_topk",
+        "model.num_query_groups",
+        "optimizer.adam_beta_1",
+        "optimizer.lr",
+        "optimizer.lr_warmup_iters",
+        "parallelism.pipeline_model_parallel_size",
+        "parallelism.tensor_model_parallel_size",
+        "slurm.train.ntasks_per_node",
+        "slurm.train.time",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("section", "unknown", "key"),
+    [
+        ("model", "num_expert", "num_moe_experts"),
+        ("model", "num_local_experts", "num_moe_experts"),
+        ("model", "hidden_siz", "hidden_size"),
+        ("parallelism", "sequence_paralel", "sequence_parallel"),
+        ("training", "train_iter", "train_iters"),
+        ("optimizer", "learning_rate", "lr"),
+    ],
+)
+def test_a_misspelled_key_is_the_only_mistake(tmp_path, section, unknown, key):
+    run = copy.deepcopy(MODEL_RUN)
+    run[section][unknown] = run[section].pop(key)
+    assert mistakes(tmp_path, run, MODEL_STAGES) == [f"{section}.{unknown}"]
+
+
+def test_a_key_in_another_section_is_the_only_mistake(tmp_path):
+    for section, key, wrong in (
+        ("model", "num_moe_experts", "parallelism"),
+        ("parallelism", "expert_model_parallel_size", "model"),
+        ("training", "micro_batch_size", "optimizer"),
+    ):
+        run = copy.deepcopy(MODEL_RUN)
+        run[wrong][key] = run[section].pop(key)
+        assert mistakes(tmp_path, run, MODEL_STAGES) == [f"{wrong}.{key}"]
+        run[key] = run[wrong].pop(key)
+        assert mistakes(tmp_path, run, MODEL_STAGES) == [key]
+
+
 @pytest.mark.parametrize("key", ["micro_batch_size", "train_iters"])
 @pytest.mark.parametrize("value", [None, "ten"])
 def test_a_required_key_without_a_valid_value_does_not_hide_broken_rules(tmp_path, key, value):
@@ -149,4 +241,6 @@ def test_a_required_key_without_a_valid_value_does_not_hide_broken_rules(tmp_pat
 def test_an_unknown_preset_does_not_hide_the_mistakes_of_other_sections(tmp_path):
     run = {"name": "a", "cluster": "azure-ndv5", "preset": "176b", "paths": {"run_dir": "/r"}}
     run |= {"secrets": ["A"], "environment": {"A": "x"}, "slurm": {"train": {"nodes": "two"}}}
-    assert mistakes(tmp_path, run, ("train",)) == ["preset", "slurm.train.nodes", "secrets[0]", "data"]
+    assert mistakes(tmp_path, run, ("train",)) == [
+        *("preset", "slurm.train.nodes", "secrets[0]", "slurm.train.time", "data"),
+    ]

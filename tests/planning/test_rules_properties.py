@@ -74,7 +74,7 @@ def fits(facts: Facts) -> bool:
         and 1024 % tp == 0
         and model.num_layers % (pp * vpp) == 0
         and (vpp == 1 or (pp > 1 and num_microbatches % pp == 0))
-        and (cp == 1 or model.seq_length % (2 * cp) == 0)
+        and (cp == 1 or (model.seq_length % (2 * cp) == 0 and model.hidden_size // heads % 8 == 0))
         and (not axes.sequence_parallel or (tp > 1 and model.seq_length % (cp * tp) == 0))
     )
 

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Iterator
 
 from trainer.contract.config import ModelConfig, ParallelismConfig
-from trainer.contract.wording import counted
+from trainer.contract.wording import counted, one_of
 
 Mistake = tuple[str, str, str]
 """Key of the section `model`, reason, and what to do."""
@@ -38,27 +38,32 @@ def num_moe_layers(model: ModelConfig, layers: range | None = None) -> int:
     )
 
 
-def expert_problems(model: ModelConfig) -> Iterator[Mistake]:
-    """Keys of experts that contradict another key of `model`, which may contain nulls."""
+def expert_checks(model: ModelConfig) -> Iterator[Iterator[Mistake]]:
+    """The checks of the keys of experts, each with the keys that contradict another key. `model` may contain nulls."""
     if model.num_moe_experts is None:
-        yield from _unused(model, MODEL_KEYS, "num_moe_experts is null", "set num_moe_experts or remove it")
+        yield _unused(model, MODEL_KEYS, "num_moe_experts is null", "set num_moe_experts or remove it")
         return
-    yield from _layer_problems(model)
-    yield from _routing_problems(model, model.num_moe_experts)
+    yield _layer_problems(model)
+    yield _shared_expert_problems(model)
+    yield _routing_problems(model, model.num_moe_experts)
     if model.moe_router_num_groups is not None or model.moe_router_group_topk is not None:
-        yield from _group_problems(model, model.num_moe_experts)
-    yield from _balancing_problems(model)
-    yield from _capacity_problems(model, model.num_moe_experts)
+        yield _group_problems(model, model.num_moe_experts)
+    yield _balancing_problems(model)
+    yield _capacity_problems(model, model.num_moe_experts)
 
 
 def _layer_problems(model: ModelConfig) -> Iterator[Mistake]:
-    """megatron/core/models/gpt/gpt_layer_specs.py, get_gpt_decoder_layer_specs; moe/shared_experts.py."""
+    """megatron/core/models/gpt/gpt_layer_specs.py, get_gpt_decoder_layer_specs."""
     layers = model.moe_layer_freq
     if layers is not None and len(layers) != model.num_layers:
         reason = f"has {counted(len(layers), 'number')}, but num_layers = {model.num_layers}"
         yield "moe_layer_freq", reason, "write one number per layer, or null for experts in every layer"
     elif layers is not None and not any(layers):
         yield "moe_layer_freq", "contains no 1, so no layer has experts", "set num_moe_experts to null"
+
+
+def _shared_expert_problems(model: ModelConfig) -> Iterator[Mistake]:
+    """moe/shared_experts.py."""
     if model.moe_shared_expert_intermediate_size is not None and model.add_bias_linear:
         reason = "does not support add_bias_linear = true"
         yield "moe_shared_expert_intermediate_size", reason, "set add_bias_linear to false"
@@ -82,19 +87,25 @@ def _group_problems(model: ModelConfig, experts: int) -> Iterator[Mistake]:
     """transformer_config.py, __post_init__; moe/moe_utils.py, group_limited_topk."""
     groups, chosen, topk = model.moe_router_num_groups, model.moe_router_group_topk, model.moe_router_topk
     if groups is None:
-        yield "moe_router_group_topk", "requires moe_router_num_groups", "set it"
+        yield "moe_router_group_topk", "requires moe_router_num_groups", "set moe_router_num_groups"
         return
     if chosen is None:
-        yield "moe_router_num_groups", "has no effect without moe_router_group_topk", "set it, or remove both"
+        reason = "has no effect without moe_router_group_topk"
+        yield "moe_router_num_groups", reason, "set moe_router_group_topk, or remove both"
         return
     if experts % groups:
         reason = f"does not divide num_moe_experts = {experts} ({experts} / {groups})"
-        yield "moe_router_num_groups", reason, "use a divisor"
+        divisors = [str(number) for number in range(1, min(experts, 1024) + 1) if experts % number == 0]
+        yield "moe_router_num_groups", reason, f"use {one_of(divisors)}"
     elif chosen > groups:
-        yield "moe_router_group_topk", f"is more than moe_router_num_groups = {groups}", "use fewer"
+        yield (
+            "moe_router_group_topk",
+            f"is more than moe_router_num_groups = {groups}",
+            f"use at most {groups}",
+        )
     elif chosen > topk:
         # Core rates a group by its best topk // group_topk experts. With none, all groups are equal.
-        yield "moe_router_group_topk", f"is more than moe_router_topk = {topk}", "use fewer"
+        yield "moe_router_group_topk", f"is more than moe_router_topk = {topk}", f"use at most {topk}"
     elif topk > chosen * (experts // groups):
         in_groups = f"{chosen} x {experts // groups} = {chosen * (experts // groups)}"
         reason = f"is more than the {in_groups} experts of moe_router_group_topk groups"

@@ -14,6 +14,9 @@ from trainer.contract.config import ModelConfig, RopeScaling
 LATENT_WIDTHS = {"kv_lora_rank": 512, "qk_head_dim": 128, "qk_pos_emb_head_dim": 64, "v_head_dim": 128}
 """Megatron-Core's defaults of the widths of latents and heads."""
 
+KEYS = ("q_lora_rank", *LATENT_WIDTHS)
+"""Keys of the section `model` that need multi_latent_attention."""
+
 
 def resolve_latent_attention(model: ModelConfig) -> ModelConfig:
     """`model` with the widths of its latents and heads. Only the output projection of MLA has a bias."""
@@ -56,9 +59,9 @@ def latent_width(model: ModelConfig) -> int:
 def latent_attention_problems(model: ModelConfig) -> Iterator[tuple[str, str, str]]:
     """Keys that contradict multi_latent_attention, or that need it: the key, the reason, and what to do."""
     if not model.multi_latent_attention:
-        for key in ("q_lora_rank", *LATENT_WIDTHS):
+        for key in KEYS:
             if getattr(model, key) is not None:
-                yield key, "requires multi_latent_attention = true", "set it or remove this key"
+                yield key, "requires multi_latent_attention = true", f"set it, or remove {key}"
         return
     if model.position_embedding_type != "rope":
         reason = f"requires position_embedding_type = rope, but it is {model.position_embedding_type}"
@@ -69,8 +72,10 @@ def latent_attention_problems(model: ModelConfig) -> Iterator[tuple[str, str, st
     width = _query_width(model)
     if model.kv_channels not in (None, width):
         yield "kv_channels", f"is not qk_head_dim + qk_pos_emb_head_dim = {width}", "remove it"
-    if (model.qk_pos_emb_head_dim or 0) % 2:
-        yield "qk_pos_emb_head_dim", "is odd, but rope rotates channels in pairs", "make it even"
+    rotated = model.qk_pos_emb_head_dim or 0
+    if rotated % 2:
+        advice = f"use {rotated + 1}" if rotated == 1 else f"use {rotated - 1} or {rotated + 1}"
+        yield "qk_pos_emb_head_dim", "is odd, but rope rotates channels in pairs", advice
     if model.add_qkv_bias:
         reason = "is not supported by multi_latent_attention, which has no such bias"
         yield "add_qkv_bias", reason, "remove it"

@@ -6,6 +6,7 @@ hpcgen resolves a run file before planning; the trainer resolves any configurati
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterator
 
@@ -21,7 +22,7 @@ from trainer.contract.config import (
     TrainerConfig,
     TrainingConfig,
 )
-from trainer.contract.experts import default_width, expert_problems, expert_tensor_parallel_size
+from trainer.contract.experts import Mistake, default_width, expert_checks, expert_tensor_parallel_size
 from trainer.contract.latent_attention import latent_attention_problems, resolve_latent_attention
 from trainer.contract.wording import counted
 
@@ -93,36 +94,49 @@ def resolve_rope_scaling(scaling: RopeScaling) -> RopeScaling:
     )
 
 
-def model_problems(model: ModelConfig) -> Iterator[tuple[str, str, str]]:
-    """Keys that contradict another key of the section `model`: the key, the reason, and what to do."""
+def model_problems(model: ModelConfig) -> Iterator[Mistake]:
+    """Keys that contradict another key of the section `model`."""
+    return itertools.chain.from_iterable(model_checks(model))
+
+
+def model_checks(model: ModelConfig) -> Iterator[Iterator[Mistake]]:
+    """The checks of `model_problems`. They are independent of each other."""
+    yield _activation_problems(model)
+    yield _bias_problems(model)
+    yield from expert_checks(model)
+    yield latent_attention_problems(model)
+    if model.mtp_num_layers is not None:
+        yield _multi_token_problems(model)
+    if model.rope_scaling is not None:
+        yield _requires_rope("rope_scaling", model)
+        yield _rope_scaling_problems(model.rope_scaling)
+
+
+def _activation_problems(model: ModelConfig) -> Iterator[Mistake]:
     if model.swiglu and model.activation_func is not None:
-        yield (
-            "activation_func",
-            "has no effect, because swiglu = true uses SiLU",
-            "set swiglu to false or remove it",
-        )
+        reason = "has no effect, because swiglu = true uses SiLU"
+        yield "activation_func", reason, "set swiglu to false or remove it"
+
+
+def _bias_problems(model: ModelConfig) -> Iterator[Mistake]:
+    """megatron/core/transformer/attention.py, SelfAttention: bias = add_bias_linear or add_qkv_bias."""
     if model.add_bias_linear and model.add_qkv_bias is False and not model.multi_latent_attention:
-        # megatron/core/transformer/attention.py, SelfAttention: bias = add_bias_linear or add_qkv_bias
-        yield (
-            "add_qkv_bias",
-            "contradicts add_bias_linear = true, which includes this bias",
-            "set add_bias_linear to false or remove add_qkv_bias",
-        )
-    yield from expert_problems(model)
-    yield from latent_attention_problems(model)
-    if model.mtp_num_layers is not None and model.position_embedding_type != "rope":
-        # megatron/training/arguments.py, validate_args. The stages would not add up gradients of learned positions.
-        reason = f"requires position_embedding_type = rope, but it is {model.position_embedding_type}"
-        yield "mtp_num_layers", reason, "set position_embedding_type to rope or remove mtp_num_layers"
-    if model.mtp_num_layers is not None and model.model_provider is not None:
+        reason = "contradicts add_bias_linear = true, which includes this bias"
+        yield "add_qkv_bias", reason, "set add_bias_linear to false or remove add_qkv_bias"
+
+
+def _multi_token_problems(model: ModelConfig) -> Iterator[Mistake]:
+    """megatron/training/arguments.py, validate_args. The stages would not add up gradients of learned positions."""
+    if model.model_provider is not None:
         reason = "requires Megatron-Core's GPTModel, but model.model_provider is set"
         yield "mtp_num_layers", reason, "remove one of them"
-    if model.rope_scaling is None:
-        return
+    yield from _requires_rope("mtp_num_layers", model)
+
+
+def _requires_rope(key: str, model: ModelConfig) -> Iterator[Mistake]:
     if model.position_embedding_type != "rope":
         reason = f"requires position_embedding_type = rope, but it is {model.position_embedding_type}"
-        yield "rope_scaling", reason, "set position_embedding_type to rope or remove rope_scaling"
-    yield from _rope_scaling_problems(model.rope_scaling)
+        yield key, reason, f"set position_embedding_type to rope or remove {key}"
 
 
 ROPE_SCALING_KEYS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -136,7 +150,7 @@ ROPE_SCALING_KEYS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 """Keys of each rope_type besides factor: required and optional. Source: transformers' modeling_rope_utils.py."""
 
 
-def _rope_scaling_problems(scaling: RopeScaling) -> Iterator[tuple[str, str, str]]:
+def _rope_scaling_problems(scaling: RopeScaling) -> Iterator[Mistake]:
     kind = scaling.rope_type
     required, optional = ROPE_SCALING_KEYS[kind]
     if missing := [key for key in required if getattr(scaling, key) is None]:
@@ -151,10 +165,14 @@ def _rope_scaling_problems(scaling: RopeScaling) -> Iterator[tuple[str, str, str
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     if low is not None and high is not None and low >= high:
         reason = f"must be greater than low_freq_factor = {low:g}"
-        yield "rope_scaling.high_freq_factor", reason, "increase it"
+        yield (
+            "rope_scaling.high_freq_factor",
+            reason,
+            f"use more than {low:g}",
+        )
     slow, fast = scaling.beta_slow or YARN_BETA_SLOW, scaling.beta_fast or YARN_BETA_FAST
     if fast < slow:
-        yield "rope_scaling.beta_fast", f"must be at least beta_slow = {slow:g}", "increase it"
+        yield "rope_scaling.beta_fast", f"must be at least beta_slow = {slow:g}", f"use {slow:g} or more"
 
 
 def resolve_parallelism(parallelism: ParallelismConfig, model: ModelConfig) -> ParallelismConfig:

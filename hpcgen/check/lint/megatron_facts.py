@@ -13,11 +13,11 @@ from hpcgen.check.lint.megatron import (
     counted_as_layers,
     integer,
     knows_layers,
-    layer_pattern,
     real,
     virtual_stages,
     word_of,
 )
+from hpcgen.config.layer_pattern import layer_pattern
 from hpcgen.planning.rules.facts import Facts, World
 from trainer.contract.config import (
     BlendConfig,

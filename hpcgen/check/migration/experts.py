@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from hpcgen.check.lint.launch import Flag
-from hpcgen.check.lint.megatron import KEYS, layer_pattern, options
+from hpcgen.check.lint.megatron import KEYS, options
 from hpcgen.check.migration.leftover import Carried, is_sure
 from hpcgen.check.migration.options import EXPERT_OPTIONS
 from hpcgen.check.migration.values import Flags, carry_as, shown, why_not
 from hpcgen.check.migration.without_key import carry_without_key
+from hpcgen.config.layer_pattern import layer_pattern
 
 COUNT = "num-experts"
 NEEDS = {
     "moe-router-bias-update-rate": "model.moe_router_enable_expert_bias",
+    "moe-router-num-groups": "model.moe_router_group_topk",
     "moe-token-drop-policy": "model.moe_expert_capacity_factor",
 }
 """Options that are only read if another key is set, which a run file would refuse without it."""

@@ -14,7 +14,7 @@ from hpcgen.check.lint.words import Word
 from hpcgen.check.migration.leftover import Carried, is_sure, unknown
 from hpcgen.check.migration.options import ALIASES, PLACEHOLDER, decides
 from hpcgen.config.run import RunConfig
-from hpcgen.config.validation import inner_class
+from hpcgen.config.type_hints import inner_class
 from hpcgen.planning.secret import SECRET
 
 Flags = Mapping[str, Flag]

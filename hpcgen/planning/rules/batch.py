@@ -32,7 +32,6 @@ def batch_is_multiple_of_microbatches(facts: Facts) -> Iterator[Violation]:
     else:
         yield Violation(
             path=GLOBAL_BATCH,
-            depends_on=("parallelism",),
             reason=f"is not a multiple of micro_batch_size x DP = {training.micro_batch_size} x "
             f"{facts.data_parallel_size} = {unit} ({training.global_batch_size} / {unit})",
             candidates=multiples(unit, near=training.global_batch_size),
@@ -47,7 +46,6 @@ def _nodes_for_batch(facts: Facts, unit: int) -> Violation:
     counts = divisors(ranks // facts.world.ranks_each, near=facts.world.count)
     return Violation(
         path=facts.world.path,
-        depends_on=("parallelism", "training"),
         reason=f"results in {facts.world} with DP = {facts.data_parallel_size}, but {GLOBAL_BATCH} = "
         f"{training.global_batch_size} is not a multiple of micro_batch_size x DP = "
         f"{training.micro_batch_size} x {facts.data_parallel_size} = {unit}",
@@ -71,7 +69,6 @@ def interleaving_fills_pipeline(facts: Facts) -> Iterator[Violation]:
     samples = training.micro_batch_size * layout.data_parallel_size
     yield Violation(
         path=GLOBAL_BATCH,
-        depends_on=("parallelism",),
         reason=f"results in {training.global_batch_size} / (micro_batch_size x DP) = "
         f"{training.global_batch_size} / {samples} = "
         f"{counted(layout.num_microbatches, 'microbatch', 'microbatches')}, but "
@@ -103,7 +100,6 @@ def rampup_is_multiple_of_microbatches(facts: Facts) -> Iterator[Violation]:
             factors = stages if facts.num_chunks > 1 else f" = {training.micro_batch_size} x {ranks}"
             yield Violation(
                 path=RAMPUP,
-                depends_on=("parallelism",),
                 reason=f"results in batch sizes that are not multiples of micro_batch_size x DP{factors} = {unit} "
                 f"({size} / {unit})",
                 candidates=_rampups(facts),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hpcgen.config.invalid import decidable, is_invalid
 from hpcgen.errors import Problem
 from hpcgen.planning.rules import (
     batch,
@@ -78,16 +79,20 @@ def _problems(facts: Facts, rules: Sequence[Rule], *, may_break_rules: bool) -> 
         if remaining is None or violation.path in problems:
             continue
         values = _offers(facts, rules, key, remaining, may_break_rules=may_break_rules)
-        problems[violation.path] = Problem(
-            violation.path, violation.reason, _hint(values, violation), depends_on=violation.depends_on
-        )
+        problems[violation.path] = Problem(violation.path, violation.reason, _hint(values, violation))
         if values:
             facts = facts.with_value(violation.path, values[0])
     return list(problems.values())
 
 
 def _violations(facts: Facts, rules: Sequence[Rule]) -> dict[Key, Violation]:
-    return {(rule.__name__, violation.path): violation for rule in rules for violation in rule(facts)}
+    """All violations, except those that depend on an invalid value."""
+    return {
+        (rule.__name__, violation.path): violation
+        for rule in rules
+        for violation in decidable(rule(facts))
+        if not is_invalid(facts, violation.path)
+    }
 
 
 def _offers(

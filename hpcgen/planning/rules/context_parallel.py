@@ -25,15 +25,12 @@ def exchange_needs_context_parallel(facts: Facts) -> Iterator[Violation]:
 
 def exchange_fits_kernels(facts: Facts) -> Iterator[Violation]:
     """torch's kernels gather keys and values (trainer/model/layers.py, CoreAttention)."""
-    if facts.parallelism.cp_comm_type in (None, "all_gather"):
-        return
-    if facts.device != "cuda":
-        reason = "requires Transformer Engine, but the cluster's nodes have no GPUs"
-    elif facts.training.transformer_impl == "torch":
-        reason = "requires Transformer Engine, but training.transformer_impl is torch"
-    else:
-        return
-    yield Violation(path=KIND, depends_on=("training",), reason=reason, candidates=[None, "all_gather"])
+    if facts.parallelism.cp_comm_type not in (None, "all_gather") and facts.engine_problem:
+        yield Violation(
+            path=KIND,
+            reason=f"requires Transformer Engine, but {facts.engine_problem}",
+            candidates=[None, "all_gather"],
+        )
 
 
 def exchange_fits_attention(facts: Facts) -> Iterator[Violation]:
@@ -46,14 +43,12 @@ def exchange_fits_attention(facts: Facts) -> Iterator[Violation]:
     if facts.data.reset_attention_mask and kind not in (None, "all_gather"):
         yield Violation(
             path=KIND,
-            depends_on=("data",),
             reason="does not support data.reset_attention_mask = true",
             candidates=[None, "all_gather"],
         )
     elif facts.model.window_size is not None and kind in ("p2p", "a2a+p2p"):
         yield Violation(
             path=KIND,
-            depends_on=("model",),
             reason="does not support model.window_size",
             candidates=[None, "all_gather", "a2a"],
         )
@@ -68,8 +63,7 @@ def heads_fit_kernels(facts: Facts) -> Iterator[Violation]:
     model = facts.resolved_model
     if (
         facts.parallelism.context_parallel_size == 1
-        or facts.device != "cuda"
-        or facts.training.transformer_impl == "torch"
+        or facts.engine_problem
         or facts.data.reset_attention_mask
     ):
         return
@@ -77,7 +71,6 @@ def heads_fit_kernels(facts: Facts) -> Iterator[Violation]:
         if width % 8:
             yield Violation(
                 path=CP,
-                depends_on=("model", "training", "data"),
                 reason=f"requires Transformer Engine's attention, which supports only multiples of 8 as the width of a "
                 f"head, but that of {name} is {width}",
                 candidates=[1],
@@ -104,7 +97,6 @@ def exchange_divides_heads(facts: Facts) -> Iterator[Violation]:
         if heads % ranks:
             yield Violation(
                 path=KIND if kind == "a2a" else SIZES,
-                depends_on=("model",),
                 reason=f"divides heads by {ranks}, but model.{key} / TP = {heads} is not a multiple of it "
                 f"({heads} / {ranks})",
                 candidates=["all_gather", "p2p"] if kind == "a2a" else _sizes(facts),

@@ -45,7 +45,6 @@ def cuda_graphs_need_no_dropout(facts: Facts) -> Iterator[Violation]:
         if getattr(facts.model, key) > 0:
             yield Violation(
                 path=f"model.{key}",
-                depends_on=("training",),
                 reason=f"would not follow the run's seed with {KEY} = {facts.training.cuda_graph_impl}",
                 candidates=[0.0],
                 advice=f"set {KEY} to none",
@@ -69,7 +68,6 @@ def cuda_graphs_in_pipelines_need_constant_batch(facts: Facts) -> Iterator[Viola
     if facts.training.cuda_graph_impl != "none" and is_pipeline and facts.training.rampup_batch_size:
         yield Violation(
             path=KEY,
-            depends_on=("parallelism",),
             reason="requires a fixed number of microbatches in a pipeline, but training.rampup_batch_size changes it",
             candidates=["none"],
             advice="set rampup_batch_size to null",
@@ -87,7 +85,6 @@ def cuda_graphs_need_tested_layers(facts: Facts) -> Iterator[Violation]:
         if is_used:
             yield Violation(
                 path=KEY,
-                depends_on=("model",),
                 reason=f"is not tested with model.{key}",
                 candidates=["none"],
             )
@@ -99,7 +96,6 @@ def cuda_graphs_need_one_document(facts: Facts) -> Iterator[Violation]:
     if facts.training.cuda_graph_impl != "none" and facts.data.reset_attention_mask:
         yield Violation(
             path=KEY,
-            depends_on=("data",),
             reason="has fixed shapes, but with data.reset_attention_mask = true the number of documents varies",
             candidates=["none"],
             advice="set reset_attention_mask to false",

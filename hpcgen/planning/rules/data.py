@@ -89,7 +89,6 @@ def evaluation_has_samples(facts: Facts) -> Iterator[Violation]:
     if facts.data.datasets and facts.training.eval_iters and weights and weights[0] and not weights[1]:
         yield Violation(
             path="training.eval_iters",
-            depends_on=("data",),
             reason=f"requires validation documents, but data.split = {facts.data.split} leaves none",
             candidates=[0],
             advice="set a data.split with a weight for valid, such as 99990,8,2",
@@ -101,12 +100,10 @@ def documents_need_transformer_engine_on_gpus(facts: Facts) -> Iterator[Violatio
 
     torch's kernels would need a mask of all queries and keys, which the trainer only builds on CPUs.
     """
-    is_torch = facts.device == "cuda" and facts.training.transformer_impl == "torch"
-    if facts.data.reset_attention_mask and is_torch:
+    if facts.data.reset_attention_mask and facts.device == "cuda" and facts.engine_problem:
         yield Violation(
             path="data.reset_attention_mask",
-            depends_on=("training",),
-            reason="requires Transformer Engine on GPUs, but training.transformer_impl is torch",
+            reason=f"requires Transformer Engine on GPUs, but {facts.engine_problem}",
             candidates=[False],
             advice="set transformer_impl to transformer_engine",
         )
@@ -125,7 +122,6 @@ def end_of_document_has_row(facts: Facts) -> Iterator[Violation]:
     if eod_id is not None and rows is not None and eod_id >= rows:
         yield Violation(
             path="data.eod_id",
-            depends_on=("model",),
             reason=f"is not below the size of the vocabulary, model.padded_vocab_size = {rows}",
             advice="use the ID of the token at the end of each document",
         )

@@ -50,7 +50,6 @@ def experts_with_biases_are_whole(facts: Facts) -> Iterator[Violation]:
     if facts.model.num_moe_experts is not None and facts.model.add_bias_linear and size > 1:
         yield Violation(
             path=TP,
-            depends_on=("model",),
             reason="divides the experts, which is not supported with model.add_bias_linear = true",
             candidates=[1],
         )
@@ -69,7 +68,6 @@ def layout_divides_ranks(facts: Facts) -> Iterator[Violation]:
     own, other = (pipeline, tensor) if is_pipeline else (tensor, pipeline)
     yield Violation(
         path=PP if is_pipeline else TP,
-        depends_on=("slurm",),
         reason=f"results in TP x PP = {tensor} x {pipeline} = {tensor * pipeline}, which does not divide {world} of "
         f"the evaluation job ({world.size} / {tensor * pipeline})",
         candidates=[size for size in divisors(world.size, near=own) if world.size % (size * other) == 0],
@@ -85,7 +83,6 @@ def evaluated_checkpoints_are_written(facts: Facts) -> Iterator[Violation]:
     if interval is None:
         yield Violation(
             path="evaluation.every",
-            depends_on=("checkpoint",),
             reason="selects multiples of this step, but without checkpoint.save_interval any step may be saved",
             candidates=[None],
             advice="set checkpoint.save_interval to a divisor of it",
@@ -93,7 +90,6 @@ def evaluated_checkpoints_are_written(facts: Facts) -> Iterator[Violation]:
     elif every % interval:
         yield Violation(
             path="evaluation.every",
-            depends_on=("checkpoint",),
             reason=f"is not a multiple of checkpoint.save_interval = {interval} ({every} / {interval})",
             candidates=multiples(interval, near=every),
             offers=2,
@@ -133,7 +129,6 @@ def final_checkpoint_is_evaluated(facts: Facts) -> Iterator[Violation]:
         return
     yield Violation(
         path="evaluation.every",
-        depends_on=("training",),
         reason=f"does not divide training.train_iters = {last}, so training does not queue an evaluation of the final "
         "checkpoint",
         candidates=[size for size in divisors(last, near=every) if size > 1],

@@ -26,7 +26,7 @@ def layout_of_experts_needs_experts(facts: Facts) -> Iterator[Violation]:
     ignored."""
     if facts.model.num_moe_experts is None:
         reason = "has no effect, because model.num_moe_experts is null"
-        yield from unread(facts, LAYOUT_KEYS, reason, depends_on=("model",))
+        yield from unread(facts, LAYOUT_KEYS, reason)
 
 
 def expert_parallel_divides_experts(facts: Facts) -> Iterator[Violation]:
@@ -35,7 +35,6 @@ def expert_parallel_divides_experts(facts: Facts) -> Iterator[Violation]:
     if experts is not None and experts % size:
         yield Violation(
             path=EP,
-            depends_on=("model",),
             reason=f"does not divide model.num_moe_experts = {experts} ({experts} / {size})",
             candidates=divisors(experts, near=size),
         )
@@ -54,7 +53,6 @@ def expert_layout_divides_world(facts: Facts) -> Iterator[Violation]:
     if stage % (tensor * size):
         yield Violation(
             path=EP if stage % tensor == 0 else ETP,
-            depends_on=("slurm",),
             reason=f"results in ETP x EP = {tensor} x {size} = {tensor * size}, which does not divide the "
             f"{counted(stage, 'rank')} of a pipeline stage ({stage} / {tensor * size})",
             candidates=[d for d in divisors(stage // tensor, near=size) if experts % d == 0]
@@ -69,7 +67,6 @@ def optimizer_instances_divide_expert_ranks(facts: Facts) -> Iterator[Violation]
     if ranks is not None and ranks % instances:
         yield Violation(
             path="parallelism.num_distributed_optimizer_instances",
-            depends_on=("slurm",),
             reason=f"does not divide the {counted(ranks, 'rank')} that hold the same experts ({ranks} / {instances})",
             candidates=divisors(ranks, near=instances),
         )
@@ -81,7 +78,6 @@ def expert_tensor_parallel_divides_experts(facts: Facts) -> Iterator[Violation]:
     if width is not None and width % size:
         yield Violation(
             path=TP if facts.parallelism.expert_tensor_parallel_size is None else ETP,
-            depends_on=("model",),
             reason=f"does not divide model.moe_ffn_hidden_size = {width} ({width} / {size})",
             candidates=divisors(width, near=size),
         )
@@ -94,7 +90,6 @@ def tensor_parallel_divides_shared_experts(facts: Facts) -> Iterator[Violation]:
     if width is not None and width % size:
         yield Violation(
             path=TP,
-            depends_on=("model",),
             reason=f"does not divide model.moe_shared_expert_intermediate_size = {width} ({width} / {size})",
             candidates=divisors(width, near=size),
         )
@@ -107,7 +102,6 @@ def experts_with_tensor_parallel_need_sequence_parallel(facts: Facts) -> Iterato
         return
     yield Violation(
         path="parallelism.sequence_parallel",
-        depends_on=("model",),
         reason=f"does not work with experts and TP = {axes.tensor_model_parallel_size}, because all tensor-parallel "
         "ranks would send the same tokens to the experts",
         candidates=[True],
@@ -120,7 +114,6 @@ def expert_biases_need_undivided_experts(facts: Facts) -> Iterator[Violation]:
     if facts.model.num_moe_experts is not None and facts.model.add_bias_linear and size > 1:
         yield Violation(
             path="model.add_bias_linear",
-            depends_on=("parallelism",),
             reason=f"is not supported for experts that {counted(size, 'rank')} share (ETP = {size})",
             candidates=[False],
             advice=f"set {ETP} to 1",
@@ -136,17 +129,12 @@ def grouped_products_need_transformer_engine(facts: Facts) -> Iterator[Violation
     if facts.model.num_moe_experts is None or not facts.parallelism.moe_grouped_gemm:
         return
     for is_missing, why in (
-        (facts.device != "cuda", "requires Transformer Engine, but the cluster's nodes have no GPUs"),
-        (
-            facts.training.transformer_impl == "torch",
-            "requires Transformer Engine, but training.transformer_impl is torch",
-        ),
+        (facts.engine_problem, f"requires Transformer Engine, but {facts.engine_problem}"),
         (facts.model.add_bias_linear, "does not support model.add_bias_linear = true"),
     ):
         if is_missing:
             yield Violation(
                 path=GROUPED_GEMM,
-                depends_on=("model", "training"),
                 reason=why,
                 candidates=[None],
             )
@@ -161,7 +149,6 @@ def experts_are_not_recorded(facts: Facts) -> Iterator[Violation]:
     if facts.model.num_moe_experts is not None and facts.training.cuda_graph_impl != "none":
         yield Violation(
             path="training.cuda_graph_impl",
-            depends_on=("model",),
             reason="cannot record layers with experts, because the number of their tokens changes",
             candidates=["none"],
         )

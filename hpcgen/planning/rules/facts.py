@@ -101,6 +101,13 @@ class Facts:
         return counted(self.gpus_per_node, "GPU" if self.device == "cuda" else "rank")
 
     @property
+    def engine_problem(self) -> str:
+        """Why the layers cannot use Transformer Engine, after "but". Empty if they can."""
+        if self.device != "cuda":
+            return "the cluster's nodes have no GPUs"
+        return "training.transformer_impl is torch" if self.training.transformer_impl == "torch" else ""
+
+    @property
     def has_dense_layers(self) -> bool:
         """True if a layer has an MLP in place of experts."""
         return num_moe_layers(self.model) < self.model.num_layers
@@ -135,8 +142,6 @@ class Violation:
 
     path: str
     reason: str
-    depends_on: tuple[str, ...] = ()
-    """Other sections that contribute to the violation."""
     candidates: Sequence[object] = ()
     offers: int = 6
     advice: str = ""
@@ -145,18 +150,14 @@ class Violation:
 Rule = Callable[[Facts], Iterator[Violation]]
 
 
-def unread(
-    facts: Facts, paths: Sequence[str], reason: str, advice: str = "", depends_on: tuple[str, ...] = ()
-) -> Iterator[Violation]:
+def unread(facts: Facts, paths: Sequence[str], reason: str, advice: str = "") -> Iterator[Violation]:
     """Yields violations for keys ("section.key") that have no effect here but differ from their defaults."""
     for path in paths:
         section_name, key = path.split(".")
         section = getattr(facts, section_name)
         [default] = (field.default for field in dataclasses.fields(section) if field.name == key)
         if getattr(section, key) != default:
-            yield Violation(
-                path=path, reason=reason, depends_on=depends_on, candidates=[default], advice=advice
-            )
+            yield Violation(path=path, reason=reason, candidates=[default], advice=advice)
 
 
 def divisors(number: int, near: int) -> list[int]:

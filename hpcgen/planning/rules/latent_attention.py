@@ -8,7 +8,6 @@ from hpcgen.planning.rules.facts import Facts, Rule, Violation, divisors
 from hpcgen.planning.rules.parallelism import CP
 from trainer.contract.latent_attention import value_width
 
-SP = "parallelism.sequence_parallel"
 WHAT = "model.multi_latent_attention = true"
 
 
@@ -23,8 +22,7 @@ def latent_attention_needs_sequence_parallel(facts: Facts) -> Iterator[Violation
     size = axes.tensor_model_parallel_size
     if facts.model.multi_latent_attention and size > 1 and not axes.sequence_parallel:
         yield Violation(
-            path=SP,
-            depends_on=("model",),
+            path="parallelism.sequence_parallel",
             reason=f"must be true for model.multi_latent_attention with TP = {size}, because Megatron-Core leaves out "
             "gradients otherwise",
             candidates=[True],
@@ -40,7 +38,6 @@ def latent_attention_has_no_communication_overlap(facts: Facts) -> Iterator[Viol
     if facts.model.multi_latent_attention and facts.parallelism.tp_comm_overlap:
         yield Violation(
             path="parallelism.tp_comm_overlap",
-            depends_on=("model",),
             reason=f"has no effect with {WHAT}",
             candidates=[False],
         )
@@ -59,7 +56,6 @@ def yarn_of_latent_attention_divides_context(facts: Facts) -> Iterator[Violation
     if length is not None and length % (2 * size):
         yield Violation(
             path=CP,
-            depends_on=("model",),
             reason=f"requires that model.rope_scaling.original_max_position_embeddings = {length} is a multiple of "
             f"2 x {size} with {WHAT} ({length} / {2 * size})",
             candidates=divisors(max(1, length // 2), near=size) if length % 2 == 0 else [1],
@@ -72,17 +68,11 @@ def windows_of_latent_attention_are_on_one_rank(facts: Facts) -> Iterator[Violat
     Source: Transformer Engine, context_parallel.py, attn_forward_func_with_cp: windows need all_gather, which does not
     support values of another width than keys.
     """
-    size = facts.parallelism.context_parallel_size
-    uses_engine = facts.device == "cuda" and facts.training.transformer_impl != "torch"
-    if (
-        facts.model.multi_latent_attention
-        and facts.model.window_size is not None
-        and size > 1
-        and uses_engine
-    ):
+    model, size = facts.model, facts.parallelism.context_parallel_size
+    has_window = model.multi_latent_attention and model.window_size is not None
+    if has_window and size > 1 and not facts.engine_problem:
         yield Violation(
             path="model.window_size",
-            depends_on=("parallelism",),
             reason=f"is not supported by Transformer Engine with {WHAT} and "
             f"parallelism.context_parallel_size = {size}",
             candidates=[None],
@@ -97,17 +87,15 @@ def latent_attention_exchanges_around_a_ring(facts: Facts) -> Iterator[Violation
     another width than keys.
     """
     model, kind = facts.resolved_model, facts.parallelism.cp_comm_type
-    uses_engine = facts.device == "cuda" and facts.training.transformer_impl != "torch"
     if (
         model.multi_latent_attention
         and kind in ("all_gather", "a2a")
         and value_width(model) != model.kv_channels
-        and uses_engine
+        and not facts.engine_problem
         and not facts.data.reset_attention_mask
     ):
         yield Violation(
             path="parallelism.cp_comm_type",
-            depends_on=("model", "data"),
             reason=f"is not supported by Transformer Engine before 2.16 with {WHAT}",
             candidates=[None, "p2p", "a2a+p2p"],
         )

@@ -23,7 +23,6 @@ def profile_ends_after_its_start(facts: Facts) -> Iterator[Violation]:
     if start is not None and start >= last:
         yield Violation(
             path="logging.profile_step_start",
-            depends_on=("training",),
             reason=f"must be less than training.train_iters = {last}",
             candidates=[max(0, last - 2)],
         )

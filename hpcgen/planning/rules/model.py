@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from hpcgen.config.invalid import decidable
 from hpcgen.planning.rules.facts import Facts, Rule, Violation, divisors
 from trainer.contract.imports import IMPORT_PATH
-from trainer.contract.resolve import model_problems, pad_vocab_size
+from trainer.contract.resolve import model_checks, pad_vocab_size
 
 
 def heads_divide_hidden_size(facts: Facts) -> Iterator[Violation]:
@@ -101,8 +102,9 @@ def padded_vocabulary_covers_vocabulary(facts: Facts) -> Iterator[Violation]:
 
 def keys_fit_together(facts: Facts) -> Iterator[Violation]:
     """Activation, biases, MLA, MTP and the scaling of rope (trainer/contract/resolve.py, as in the trainer)."""
-    for key, reason, advice in model_problems(facts.model):
-        yield Violation(path=f"model.{key}", reason=reason, advice=advice)
+    for found in model_checks(facts.model):
+        for key, reason, advice in decidable(found):
+            yield Violation(path=f"model.{key}", reason=reason, advice=advice)
 
 
 def yarn_reaches_sequence(facts: Facts) -> Iterator[Violation]:
@@ -131,7 +133,7 @@ def architecture_is_an_import_path(facts: Facts) -> Iterator[Violation]:
 
 def import_path(path: str, value: str | None) -> Iterator[Violation]:
     """Checks only the syntax, because the function may be available only where the job runs."""
-    if value is not None and IMPORT_PATH.fullmatch(value) is None:
+    if value is not None and IMPORT_PATH.fullmatch(str(value)) is None:
         yield Violation(
             path=path,
             reason="is not an import path",

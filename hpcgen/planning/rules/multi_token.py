@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hpcgen.planning.rules.facts import Facts, Rule, Violation, divisors
+from hpcgen.planning.rules.parallelism import PP, TP
 
 KEY = "model.mtp_num_layers"
-PP = "parallelism.pipeline_model_parallel_size"
-TP = "parallelism.tensor_model_parallel_size"
 
 
 def mtp_in_pipelines_needs_untied_embeddings(facts: Facts) -> Iterator[Violation]:
@@ -21,7 +20,6 @@ def mtp_in_pipelines_needs_untied_embeddings(facts: Facts) -> Iterator[Violation
     if model.mtp_num_layers is not None and stages > 1 and not model.untie_embeddings_and_output_weights:
         yield Violation(
             path="model.untie_embeddings_and_output_weights",
-            depends_on=("parallelism",),
             reason=f"does not work with {KEY} = {model.mtp_num_layers} and {PP} = {stages}, because Megatron-Core "
             "cannot save the shared matrix",
             candidates=[True],
@@ -35,7 +33,6 @@ def tensor_parallel_divides_mtp_projection(facts: Facts) -> Iterator[Violation]:
     if facts.model.mtp_num_layers is not None and hidden % size:
         yield Violation(
             path=TP,
-            depends_on=("model",),
             reason=f"does not divide model.hidden_size = {hidden} ({hidden} / {size}), which {KEY} requires",
             candidates=divisors(hidden, near=size),
         )
@@ -56,10 +53,21 @@ def mtp_is_recomputed_by_layer(facts: Facts) -> Iterator[Violation]:
     ):
         yield Violation(
             path="training.recompute_num_layers",
-            depends_on=("model",),
             reason=f"must be 1 with {KEY} and recompute_method = uniform",
             candidates=[1],
             advice="set recompute_method to block",
+        )
+
+
+def mtp_is_after_a_layer_of_the_user(facts: Facts) -> Iterator[Violation]:
+    """With layer_spec, the last chunk has a layer, whose parts the MTP layers have (trainer/model/multi_token.py)."""
+    chunks, model = facts.chunk_layers, facts.model
+    if model.layer_spec is not None and model.mtp_num_layers is not None and chunks and not chunks[-1]:
+        yield Violation(
+            path="model.layer_spec",
+            reason="would not change the MTP layers, which have the parts of the last layer on their pipeline stage, "
+            "but there is none",
+            advice="move a layer to the last stage",
         )
 
 
@@ -67,4 +75,5 @@ RULES: tuple[Rule, ...] = (
     mtp_in_pipelines_needs_untied_embeddings,
     tensor_parallel_divides_mtp_projection,
     mtp_is_recomputed_by_layer,
+    mtp_is_after_a_layer_of_the_user,
 )

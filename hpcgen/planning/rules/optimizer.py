@@ -52,7 +52,6 @@ def rate_is_possible(facts: Facts) -> Iterator[Violation]:
         usual = _usual(facts)
         yield Violation(
             path="optimizer.lr",
-            depends_on=("model",),
             reason=f"is too high for AdamW, because each step would move every weight by about "
             f"{facts.optimizer.lr:g}. The published rate for models of this size is about {usual:.1g}",
             candidates=[float(f"{usual:.1g}")],
@@ -65,7 +64,6 @@ def rate_is_usual(facts: Facts) -> Iterator[Violation]:
     if facts.optimizer.lr > FAR_ABOVE * usual and (facts.optimizer.lr <= LARGEST_LR or _is_scaled(facts)):
         yield Violation(
             path="optimizer.lr",
-            depends_on=("model",),
             reason=f"is {facts.optimizer.lr / usual:,.0f} times the published rate for models of this size "
             f"(about {usual:.1g}), so the loss may diverge",
             advice="check the exponent",
@@ -95,7 +93,6 @@ def groups_match_parameters(facts: Facts) -> Iterator[Violation]:
         )
         yield Violation(
             path="optimizer.parameter_groups",
-            depends_on=("model",),
             reason=f"contains {', '.join(map(repr, missed))}, which matches no parameter outside earlier "
             f"groups. The parameters are {', '.join(shown)}, and the same names for each further layer",
         )

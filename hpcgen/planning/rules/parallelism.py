@@ -31,7 +31,6 @@ def tensor_parallel_fits_query_groups(facts: Facts) -> Iterator[Violation]:
     if groups % size and size % groups:
         yield Violation(
             path=TP,
-            depends_on=("model",),
             reason=f"neither divides model.num_query_groups = {groups} nor is a multiple of it "
             f"({groups} / {size})",
             candidates=divisors(facts.model.num_attention_heads, near=size),
@@ -52,7 +51,6 @@ def tensor_parallel_divides_projection(facts: Facts) -> Iterator[Violation]:
     if not model.multi_latent_attention and rows % size:
         yield Violation(
             path=TP,
-            depends_on=("model",),
             reason="does not divide (model.num_attention_heads + 2 x model.num_query_groups) x model.kv_channels = "
             f"({heads} + 2 x {groups}) x {width} = {rows} ({rows} / {size})",
             candidates=divisors(heads, near=size),
@@ -82,7 +80,6 @@ def _tensor_parallel_divides(facts: Facts, key: str, value: int) -> Iterator[Vio
     if value % size:
         yield Violation(
             path=TP,
-            depends_on=("model",),
             reason=f"does not divide model.{key} = {value} ({value} / {size})",
             candidates=divisors(value, near=size),
         )
@@ -107,7 +104,6 @@ def pipeline_divides_layers(facts: Facts) -> Iterator[Violation]:
     if num_layers % stages and not uneven_keys(facts.parallelism):
         yield Violation(
             path=PP,
-            depends_on=("model",),
             reason=f"does not divide model.num_layers = {num_layers} ({num_layers} / {stages})",
             candidates=divisors(num_layers, near=stages),
             advice=_uneven_advice(num_layers, stages),
@@ -133,7 +129,6 @@ def uneven_pipeline_has_all_layers(facts: Facts) -> Iterator[Violation]:
     ):
         yield Violation(
             path=f"parallelism.{key}",
-            depends_on=("model",),
             reason=reason,
             candidates=_counts_that_fit(facts, key) if key.startswith("num_layers") else (),
             advice=hint,
@@ -175,7 +170,6 @@ def chunks_divide_stage(facts: Facts) -> Iterator[Violation]:
     if layers_left == 0 and layers_per_stage % facts.num_chunks:
         yield Violation(
             path=VPP,
-            depends_on=("model",),
             reason=f"does not divide the layers of a stage, model.num_layers / {PP} = "
             f"{facts.model.num_layers} / {stages} = {layers_per_stage} "
             f"({layers_per_stage} / {facts.num_chunks})",
@@ -192,7 +186,6 @@ def context_parallel_divides_sequence(facts: Facts) -> Iterator[Violation]:
     if size > 1 and seq_length % (2 * size):
         yield Violation(
             path=CP,
-            depends_on=("model",),
             reason=f"divides each sequence into 2 x {size} slices, but model.seq_length = {seq_length} "
             f"is not a multiple of {2 * size} ({seq_length} / {2 * size})",
             candidates=divisors(max(1, seq_length // 2), near=size),
@@ -206,7 +199,6 @@ def sequence_parallel_divides_sequence(facts: Facts) -> Iterator[Violation]:
     if axes.sequence_parallel and facts.model.seq_length % ranks:
         yield Violation(
             path="model.seq_length",
-            depends_on=("parallelism",),
             reason=f"is not a multiple of CP x TP = {axes.context_parallel_size} x "
             f"{axes.tensor_model_parallel_size} = {ranks}, which parallelism.sequence_parallel = true requires "
             f"({facts.model.seq_length} / {ranks})",
@@ -227,7 +219,6 @@ def model_parallel_divides_world(facts: Facts) -> Iterator[Violation]:
     unit = needed // math.gcd(needed, facts.world.ranks_each)
     yield Violation(
         path=facts.world.path,
-        depends_on=("parallelism",),
         reason=f"results in {facts.world}, which TP x PP x CP = {axes.tensor_model_parallel_size} x "
         f"{axes.pipeline_model_parallel_size} x {axes.context_parallel_size} = {needed} does not divide "
         f"({facts.world.size} / {needed})",
@@ -245,12 +236,7 @@ def tensor_parallel_overlap_needs_sequence_parallel(facts: Facts) -> Iterator[Vi
     if not facts.parallelism.tp_comm_overlap:
         return
     for is_missing, reason, advice in (
-        (facts.device != "cuda", "requires GPUs, but the cluster's nodes have none", ""),
-        (
-            facts.training.transformer_impl == "torch",
-            "requires Transformer Engine, but training.transformer_impl is torch",
-            "",
-        ),
+        (facts.engine_problem, f"requires Transformer Engine, but {facts.engine_problem}", ""),
         (
             not facts.parallelism.sequence_parallel,
             "requires parallelism.sequence_parallel = true, but it is false",
@@ -260,7 +246,6 @@ def tensor_parallel_overlap_needs_sequence_parallel(facts: Facts) -> Iterator[Vi
         if is_missing:
             yield Violation(
                 path="parallelism.tp_comm_overlap",
-                depends_on=("training",),
                 reason=reason,
                 candidates=[False],
                 advice=advice,
@@ -292,7 +277,6 @@ def optimizer_instances_divide_ranks(facts: Facts) -> Iterator[Violation]:
     if ranks % instances:
         yield Violation(
             path="parallelism.num_distributed_optimizer_instances",
-            depends_on=("slurm",),
             reason=f"does not divide DP x CP = {data_parallel} x {context_parallel} = {ranks} ({ranks} / {instances})",
             candidates=divisors(ranks, near=instances),
         )

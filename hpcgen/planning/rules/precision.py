@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from hpcgen.planning.rules.facts import Facts, Rule, Violation, multiples, unread
 from trainer.contract.experts import expert_tensor_parallel_size
+from trainer.contract.latent_attention import value_width
 
 FP8_TOKENS = 8
 FP8_WIDTH = 16
@@ -72,7 +73,6 @@ def fp8_fits_widths(facts: Facts) -> Iterator[Violation]:
             near = getattr(facts.resolved_model, key)
             yield Violation(
                 path=f"model.{key}",
-                depends_on=("parallelism", "training"),
                 reason=f"{what.strip() + ' ' if what else ''}results in matrices {width} wide, but training.fp8 = "
                 f"{facts.training.fp8} requires multiples of {FP8_WIDTH}",
                 candidates=multiples(FP8_WIDTH * unit, near=near),
@@ -86,7 +86,6 @@ def fp8_fits_widths(facts: Facts) -> Iterator[Violation]:
     if tokens % FP8_TOKENS:
         yield Violation(
             path="model.seq_length",
-            depends_on=("parallelism", "training"),
             reason=f"x micro_batch_size results in {tokens} tokens per rank, but training.fp8 = "
             f"{facts.training.fp8} requires a multiple of {FP8_TOKENS}",
             candidates=multiples(FP8_TOKENS * shares, near=model.seq_length),
@@ -98,20 +97,24 @@ def fp8_fits_widths(facts: Facts) -> Iterator[Violation]:
 def _matrix_widths(facts: Facts) -> Iterator[tuple[str, int, str, int]]:
     """Widths of each rank's matrices: key, width, how it is divided, and by how many ranks a new value is divided."""
     model, axes = facts.resolved_model, facts.parallelism
-    assert model.kv_channels
     assert model.ffn_hidden_size
     tensor, of_expert = axes.tensor_model_parallel_size, expert_tensor_parallel_size(axes)
-    query = model.kv_channels * model.num_attention_heads
+    over_tensor = f" over TP = {tensor}"
     yield "hidden_size", model.hidden_size, "", 1
     if facts.has_dense_layers:
-        yield "ffn_hidden_size", model.ffn_hidden_size // tensor, f" over TP = {tensor}", tensor
-    yield "kv_channels", query // tensor, f" x num_attention_heads over TP = {tensor}", 1
+        yield "ffn_hidden_size", model.ffn_hidden_size // tensor, over_tensor, tensor
+    heads = model.num_attention_heads // tensor
+    of_head = "v_head_dim" if model.multi_latent_attention else "kv_channels"
+    yield of_head, value_width(model) * heads, f" x num_attention_heads{over_tensor}", 1
+    for latent in ("q_lora_rank", "kv_lora_rank") if model.multi_latent_attention else ():
+        if (width := getattr(model, latent)) is not None:
+            yield latent, width, "", 1
     if model.moe_ffn_hidden_size is not None:
         width = model.moe_ffn_hidden_size // of_expert
         yield "moe_ffn_hidden_size", width, f" over ETP = {of_expert}", of_expert
     if model.moe_shared_expert_intermediate_size is not None:
         width = model.moe_shared_expert_intermediate_size // tensor
-        yield "moe_shared_expert_intermediate_size", width, f" over TP = {tensor}", tensor
+        yield "moe_shared_expert_intermediate_size", width, over_tensor, tensor
 
 
 def fp8_details_need_their_recipe(facts: Facts) -> Iterator[Violation]:
@@ -129,7 +132,7 @@ def loss_scale_needs_fp16(facts: Facts) -> Iterator[Violation]:
     """The loss is scaled only for fp16 (megatron/core/optimizer, _get_megatron_optimizer_based_on_param_groups)."""
     if facts.training.precision != "fp16":
         reason = f"is used only with training.precision = fp16, not {facts.training.precision}"
-        yield from unread(facts, LOSS_SCALING_KEYS, reason, depends_on=("training",))
+        yield from unread(facts, LOSS_SCALING_KEYS, reason)
 
 
 def loss_scale_starts_above_its_minimum(facts: Facts) -> Iterator[Violation]:

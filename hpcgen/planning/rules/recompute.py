@@ -71,14 +71,12 @@ def recompute_fits_chunk(facts: Facts) -> Iterator[Violation]:
         if chunk is not None:
             yield Violation(
                 path="training.recompute_num_layers",
-                depends_on=("model", "parallelism"),
                 reason=f"does not divide the {counted(chunk, 'layer')} of a model chunk ({chunk} / {num_layers})",
                 candidates=divisors(math.gcd(*sizes), near=num_layers),
             )
     if training.recompute_method == "block" and num_layers > sizes[0]:
         yield Violation(
             path="training.recompute_num_layers",
-            depends_on=("model", "parallelism"),
             reason=f"is more than the {counted(sizes[0], 'layer')} of a model chunk",
             candidates=[sizes[0]],
             advice="use fewer layers",
@@ -119,7 +117,7 @@ def modules_exist(facts: Facts) -> Iterator[Violation]:
     for module in facts.training.recompute_modules or ():
         keys = NEEDED_BY_MODULE.get(module, ())
         if keys and not any(getattr(facts.model, key) for key in keys):
-            yield _without(facts, module, f"requires model.{' or model.'.join(keys)}", ("model",))
+            yield _without(facts, module, f"requires model.{' or model.'.join(keys)}")
 
 
 def modules_can_be_recomputed(facts: Facts) -> Iterator[Violation]:
@@ -130,15 +128,14 @@ def modules_can_be_recomputed(facts: Facts) -> Iterator[Violation]:
     transformer_config.py, __post_init__ (moe_act).
     """
     modules = facts.training.recompute_modules or ()
-    is_torch = facts.device != "cuda" or facts.training.transformer_impl == "torch"
     for module in modules:
-        if module in DISCARDS_OUTPUT and is_torch:
+        if module in DISCARDS_OUTPUT and facts.engine_problem:
             yield _without(facts, module, "requires GPUs and Transformer Engine's layers")
         elif module == "mlp" and facts.model.add_bias_linear:
-            yield _without(facts, module, "requires model.add_bias_linear = false", ("model",))
+            yield _without(facts, module, "requires model.add_bias_linear = false")
         elif module == "moe_act" and not _has_grouped_gemm(facts):
             reason = "requires moe_grouped_gemm = true and model.add_bias_linear = false"
-            yield _without(facts, module, reason, ("model", "parallelism"))
+            yield _without(facts, module, reason)
 
 
 def _has_grouped_gemm(facts: Facts) -> bool:
@@ -157,12 +154,11 @@ def delayed_scaling_keeps_outputs(facts: Facts) -> Iterator[Violation]:
             yield _without(facts, module, "does not support training.fp8_recipe = delayed")
 
 
-def _without(facts: Facts, module: str, reason: str, depends_on: tuple[str, ...] = ()) -> Violation:
+def _without(facts: Facts, module: str, reason: str) -> Violation:
     """The violation of a rule by one of recompute_modules, which the other modules do not break."""
     others = tuple(other for other in facts.training.recompute_modules or () if other != module)
     return Violation(
         path="training.recompute_modules",
-        depends_on=depends_on,
         reason=f"contains {module}, which {reason}",
         candidates=[others or None],
     )

@@ -45,7 +45,6 @@ def warmup_ends_before_decay(facts: Facts) -> Iterator[Violation]:
         key = "training.train_iters" if facts.optimizer.lr_decay_iters is None else "optimizer.lr_decay_iters"
         yield Violation(
             path="optimizer.lr_warmup_iters",
-            depends_on=("training",),
             reason=f"{meaning}must be less than {key} = {decay}, where the decay ends",
             candidates=[decay // 10, None],
         )
@@ -80,7 +79,6 @@ def wsd_decay_follows_warmup(facts: Facts) -> Iterator[Violation]:
     if optimizer.lr_decay_style == "WSD" and decay is not None and warmup < end < warmup + decay:
         yield Violation(
             path="optimizer.lr_wsd_decay_iters",
-            depends_on=("training",),
             reason=f"is more than the {counted(end - warmup, 'step')} from the end of the warm-up "
             "to the end of the decay",
             candidates=[max(1, (end - warmup) // 10)],

@@ -227,7 +227,7 @@ def test_all_mistakes_are_reported_with_their_lines_and_values(tmp_path: Path) -
     assert [line.partition(" ")[2] for line in lines] == [
         "program.deepspeed.config.gradient_acumulation_steps = 2 is not a key of DeepSpeed; "
         "did you mean gradient_accumulation_steps or managed_gradient_accumulation?",
-        "program.deepspeed.config.bf16.enabled = true must be true or false without quotes",
+        'program.deepspeed.config.bf16.enabled = "true" must be true or false without quotes',
         "program.deepspeed.config.zero_optimization.offload_optimizer has device: nvme without nvme_path; "
         'set it to the directory of a local disk, such as "{SCRATCH}"',
     ]

@@ -1,0 +1,49 @@
+"""Type hints of the keys of a document."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import types
+import typing
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Union
+
+from trainer.contract.config import field_hints
+
+
+def inner_class(hint: Any) -> Any:
+    """The dataclass in `X | None`, `tuple[X, ...]`, `dict[str, X]`, or one of these in Annotated."""
+    if typing.get_origin(hint) is Annotated:
+        return inner_class(typing.get_args(hint)[0])
+    if typing.get_origin(hint) in (Union, types.UnionType, tuple, dict):
+        return next(filter(None, (inner_class(arg) for arg in reversed(typing.get_args(hint)))), None)
+    return hint if dataclasses.is_dataclass(hint) else None
+
+
+def hint_of(cls: type, names: Sequence[str]) -> Any:
+    """The type hint at a path of keys below `cls`."""
+    hint: Any = cls
+    for name in names:
+        is_key = typing.get_origin(hint) is dict  # the name is a key of a mapping, not a field
+        hint = typing.get_args(hint)[1] if is_key else field_hints(inner_class(hint))[name]
+    return hint
+
+
+def section_of(cls: type, names: Sequence[str]) -> Any:
+    """The dataclass at a path of keys below `cls`."""
+    return inner_class(hint_of(cls, names))
+
+
+@functools.cache
+def key_paths(cls: type) -> tuple[str, ...]:
+    """The dotted paths of all keys below `cls`, except those in lists and mappings."""
+    return tuple(_walk(cls, ""))
+
+
+def _walk(cls: type, prefix: str) -> Iterator[str]:
+    for name, hint in field_hints(cls).items():
+        yield f"{prefix}{name}"
+        inner = inner_class(hint)
+        if inner is not None and typing.get_origin(hint) not in (tuple, dict):
+            yield from _walk(inner, f"{prefix}{name}.")
