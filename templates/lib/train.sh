@@ -12,7 +12,7 @@ claim_run_directory() {
 # NAME: sets the variable NAME to the newest checkpoint's iteration, or to 0. The one in the tracker may have been moved away.
 read_newest() {
     local found; read_number found "$tracker"; printf -v found %s/iter_%07d "$checkpoints" "$found"
-    [[ -d $found ]] || found=$(printf '%s\n' "$checkpoints"/iter_*/COMPLETE | tail -n 1)
+    [[ -d $found ]] || found=$(printf '%s\n' "$checkpoints"/iter_*/COMPLETE | grep -E '/iter_[0-9]{7,15}/COMPLETE$' | sort -V | tail -n 1)
     [[ $found =~ /iter_([0-9]{7,15})(/COMPLETE)?$ ]]; printf -v "$1" %d "$((10#${BASH_REMATCH[1]-0}))"
 }
 # Succeeds if DONE says that training is complete. Like the trainer, ignores a DONE file of another configuration.

@@ -704,7 +704,10 @@ def test_every_option_is_converted_listed_or_refused() -> None:
         ("--num-experts 8 --expert-model-parallel-size $EP", "only known in the job"),
         ("--dataloader-type cyclic", "reads each sample once"),
         ("--use-checkpoint-args", "in a checkpoint"),
-        ("--tokenizer-type Llama2Tokenizer --tokenizer-model /x", "data.tokenizer supports"),
+        (
+            "--tokenizer-type Llama2Tokenizer --tokenizer-model /x",
+            "data.tokenizer supports gpt2, huggingface (a tokenizer.json) and bytes; transformers makes",
+        ),
         ("--tokenizer-type HuggingFaceTokenizer --tokenizer-model org/name", "downloads nothing"),
         ("--tokenizer-type NullTokenizer --vocab-size 131072", "131072 rows in newer releases"),
         ("--vocab-file $VOCAB --merge-file /x", "only known in the job"),

@@ -919,8 +919,13 @@ def test_settings_that_need_gpus_are_refused_without_gpus():
     facts = dataclasses.replace(valid_facts(training__fp8="hybrid", **{TP: 2, SP: True}), device="cpu")
     facts = facts.with_value("parallelism.tp_comm_overlap", True)
     facts = facts.with_value("training.cuda_graph_impl", "transformer_engine")
+    facts = facts.with_value("training.transformer_impl", "transformer_engine")
+    facts = facts.with_value("training.cross_entropy_fusion_impl", "te")
+    engine = "requires Transformer Engine, but the cluster's nodes have no GPUs"
     assert [(problem.path, problem.reason) for problem in check(facts)[0]] == [
         ("parallelism.tp_comm_overlap", "requires Transformer Engine, but the cluster's nodes have no GPUs"),
         ("training.fp8", "requires GPUs, but the cluster's nodes have none"),
+        ("training.transformer_impl", engine),
+        ("training.cross_entropy_fusion_impl", engine),
         ("training.cuda_graph_impl", "requires GPUs, but the cluster's nodes have none"),
     ]

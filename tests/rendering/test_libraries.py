@@ -129,8 +129,16 @@ done
         ((8, 40), (60,), 40, 40),
         ((8, 40), (50,), 60, 40),
         ((), (50000,), 50000, 50000),
+        ((9_999_999, 10_000_000), (), None, 10_000_000),
     ],
-    ids=["new run", "all moved away", "save in progress", "newest moved away", "Megatron-LM's"],
+    ids=[
+        "new run",
+        "all moved away",
+        "save in progress",
+        "newest moved away",
+        "Megatron-LM's",
+        "many digits",
+    ],
 )
 def test_a_job_finds_the_newest_checkpoint_that_was_not_moved_away(
     complete: tuple[int, ...],
@@ -143,6 +151,9 @@ def test_a_job_finds_the_newest_checkpoint_that_was_not_moved_away(
         (tmp_path / f"iter_{iteration:07d}").mkdir()
     for iteration in complete:
         (tmp_path / f"iter_{iteration:07d}/COMPLETE").touch()
+    for set_aside in ("iter_0000070.broken", "iter_0000070.broken-2", "iter_0000070.bad"):
+        (tmp_path / set_aside).mkdir()
+        (tmp_path / set_aside / "COMPLETE").touch()
     if tracker is not None:
         (tmp_path / "latest_checkpointed_iteration.txt").write_text(str(tracker))
     done = with_libraries("base", "train", then='read_newest before; echo "$before"', cwd=tmp_path)

@@ -112,6 +112,8 @@ def carry_tokenizer(launch: Launch, flags: Flags, carried: Carried) -> None:
         size = _null(line, flags, carried)
     else:
         why = "data.tokenizer supports gpt2, huggingface (a tokenizer.json) and bytes"
+        if re.match("Llama2|.*SentencePiece", name):
+            why += "; transformers makes a tokenizer.json from a tokenizer.model (docs/tokenization.md)"
         carried.refuse(line, f"--tokenizer-type {name}", why, "data.tokenizer")
     for unread in names & flags.keys() - READ_BY.get(name, names):
         carried.leave(flags[unread].line, shown(flags[unread]), f"{name} does not read it")

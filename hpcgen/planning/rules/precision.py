@@ -1,4 +1,4 @@
-"""Rules for the precision of matrix products and the loss scale of fp16."""
+"""Rules for the precision of matrix products, their kernels, and the loss scale of fp16."""
 
 from __future__ import annotations
 
@@ -36,6 +36,21 @@ def fp8_needs_transformer_engine(facts: Facts) -> Iterator[Violation]:
             reason=f"does not support training.fp8 = {facts.training.fp8}",
             candidates=["transformer_engine", None],
         )
+
+
+def transformer_engine_needs_gpus(facts: Facts) -> Iterator[Violation]:
+    """Kernels of Transformer Engine need a GPU (the trainer's rule, `trainer.model.kernels`)."""
+    chosen = {
+        "training.transformer_impl": facts.training.transformer_impl == "transformer_engine",
+        "training.cross_entropy_fusion_impl": facts.training.cross_entropy_fusion_impl == "te",
+    }
+    for path, is_engine in chosen.items():
+        if is_engine and facts.device != "cuda":
+            yield Violation(
+                path=path,
+                reason="requires Transformer Engine, but the cluster's nodes have no GPUs",
+                candidates=[None],
+            )
 
 
 def fp8_needs_half_precision(facts: Facts) -> Iterator[Violation]:
@@ -143,6 +158,7 @@ def bf16_is_as_fast(facts: Facts) -> Iterator[Violation]:
 
 RULES: tuple[Rule, ...] = (
     fp8_needs_transformer_engine,
+    transformer_engine_needs_gpus,
     fp8_needs_half_precision,
     fp8_fits_widths,
     fp8_details_need_their_recipe,
