@@ -179,10 +179,16 @@ def test_an_invalid_key_hides_only_the_rules_that_depend_on_it(tmp_path):
     run["parallelism"]["pipeline_model_parallel_size"] = 3
     run["optimizer"] |= {"lr": "fast", "adam_beta_1": 0.9, "lr_warmup_iters": 1000}
     run["slurm"]["train"] |= {"time": "a day", "ntasks_per_node": 9}
+    run["data"]["corpus"] |= {"directory": 5, "sample_fraction": 0}
+    run["model"]["rope_scaling"] = {"rope_type": "yarn", "factor": "four"}
     assert sorted(mistakes(tmp_path, run, ("train",))) == [
+        "data.corpus.directory",
+        "data.corpus.sample_fraction",
         "model.ffn_hidden_size",
         "model.moe_router_topk",
         "model.num_query_groups",
+        "model.rope_scaling",
+        "model.rope_scaling.factor",
         "optimizer.adam_beta_1",
         "optimizer.lr",
         "optimizer.lr_warmup_iters",
