@@ -250,3 +250,15 @@ def test_an_unknown_preset_does_not_hide_the_mistakes_of_other_sections(tmp_path
     assert mistakes(tmp_path, run, ("train",)) == [
         *("preset", "slurm.train.nodes", "secrets[0]", "slurm.train.time", "data"),
     ]
+
+
+def test_a_preset_that_contradicts_the_run_file_is_reported_at_its_line(tmp_path):
+    run = {"name": "a", "cluster": "azure-ndv5", "preset": "mixtral-8x7b", "paths": {"run_dir": "/r"}}
+    run |= {"container": {"image": "/i.sqsh"}, "slurm": {"train": {"nodes": 2, "time": "1-0"}}}
+    run |= {"data": {"mock": True}, "model": {"num_moe_experts": None}}
+    with pytest.raises(HpcgenError) as error:
+        planned(tmp_path, run)
+    lines = (tmp_path / "run.yaml").read_text().splitlines()
+    for mistake in error.value.mistakes:
+        assert "(preset mixtral-8x7b) has no effect" in mistake
+        assert "num_moe_experts" in lines[mistake.parts["line"] - 1]
