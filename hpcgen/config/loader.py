@@ -88,6 +88,7 @@ class Run:
     invalid_in_profile: tuple[str, ...] = ()
     """Paths of the missing and invalid values of the profile. "" is the complete profile."""
     has_valid_node_type: bool = True
+    """False if the node type is unknown or has mistakes. `node_type` is then a stand-in."""
     file: Path | None = None
     """The run file; None for a run from a cluster profile only."""
     sha256: str = ""

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from hpcgen.config.run import RunConfig
+from hpcgen.config.type_hints import key_paths
 from hpcgen.errors import HpcgenError
 from tests.runs import MODEL_STAGES, SHAPE, planned, write_yaml
 
@@ -100,7 +102,7 @@ def changed(run: dict[str, Any], path: tuple[str, ...], value: object = None) ->
     run = copy.deepcopy(run)
     section = run
     for key in path[:-1]:
-        section = section[key]
+        section = section.setdefault(key, {})
     if value is None:
         del section[path[-1]]
     else:
@@ -122,6 +124,23 @@ def test_a_value_of_the_wrong_type_is_the_only_mistake(tmp_path, kind):
     assert mistakes(tmp_path, run, stages) == []
     for path in keys(run):
         assert mistakes(tmp_path, changed(run, path, [[]]), stages)[1:] == [], path
+
+
+@pytest.mark.parametrize("kind", RUNS)
+def test_an_invalid_value_of_any_key_is_reported(tmp_path, kind):
+    """Whatever reads the value: no check ends in a traceback."""
+    run, stages = RUNS[kind]
+    sections = ("program", "slurm", "container") if kind == "program" else (*run, "preset")
+    settings = (
+        "slurm.defaults",
+        "slurm.run",
+        "slurm.train",
+        "slurm.prepare",
+    )  # the other stages have the same keys
+    for key in key_paths(RunConfig):
+        if key.partition(".")[0] in sections and (not key.startswith("slurm.") or key.startswith(settings)):
+            found = mistakes(tmp_path, changed(run, tuple(key.split(".")), [[]]), stages)
+            assert any(mistake.startswith(key) for mistake in found), key
 
 
 @pytest.mark.parametrize("kind", RUNS)
