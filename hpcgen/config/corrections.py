@@ -23,18 +23,21 @@ WEIGHTED = re.compile(r"(\d*\.?\d+)\s+(\S+)")
 BOOLEANS = {"yes": "true", "on": "true", "y": "true", "no": "false", "off": "false", "n": "false"}
 """Booleans of YAML 1.1, which are texts in YAML 1.2."""
 NULLS = ("none", "null", "nil")
-LAYERS = "model.moe_layer_freq"
 MOST_EXACT = 2**53
 """Larger floating-point numbers have no exact value."""
 MOST_LISTED = 256
 """Longest list in a hint."""
 
 
-def correction(cls: type, path: str, names: Sequence[str], kind: str, value: Any) -> str:
+def correction(
+    cls: type, path: str, names: Sequence[str], kind: str, value: Any, document: Mapping[str, Any]
+) -> str:
     """What to write in place of `value`, at a path of keys below `cls`; empty if unknown.
 
-    `kind` is pydantic's type of the error.
+    `kind` is pydantic's type of the error. `document` is the complete document.
     """
+    if path == "model.moe_layer_freq":
+        return _layers_with_experts(document["model"])
     if kind == "tuple_type":
         yaml = _as_list(cls, path, names, value)
     elif kind in ("dataclass_type", "dataclass_exact_type", "dict_type"):
@@ -51,7 +54,7 @@ def correction(cls: type, path: str, names: Sequence[str], kind: str, value: Any
     return f"write {yaml}" if yaml else ""
 
 
-def layers_with_experts(model: Mapping[str, Any]) -> str:
+def _layers_with_experts(model: Mapping[str, Any]) -> str:
     """What to write for a number or an expression in place of the list of layers with experts.
 
     Megatron-Core accepts a number, and Megatron-LM also a Python expression.
