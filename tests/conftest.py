@@ -31,6 +31,7 @@ LONG_FILES = (
     "install/test_code_dir.py",
     "slurm/test_job.py",
     "trainer/test_checkpoints.py",
+    "trainer/test_saving.py",
     "slurm/test_faults.py",
     "trainer/test_resuming.py",
     "slurm/test_train.py",

@@ -79,8 +79,8 @@ class TrainingLoop:
         self.metrics.step(iteration, result)
         self.metrics.stragglers(iteration, self.instruments.stragglers.step())
         if result.vote.stop:
-            reason = self.stop.reason() or "on another rank"
-            self.log.line(f"iteration {iteration}: asked to stop ({reason})")
+            reason = f"asked to stop ({self.stop.reason() or 'on another rank'})"
+            self.log.line(f"iteration {iteration}: {reason}")
             self.metrics.stop(iteration, reason)
 
     def _save_if_due(self, vote: Vote) -> None:

@@ -6,11 +6,11 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import MegatronOptimizer
-from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
@@ -24,7 +24,7 @@ from trainer.data.loader import MicroBatch, num_microbatches
 from trainer.faults.spikes import SpikeWatch
 from trainer.model import multi_token
 from trainer.model.experts import Router, expert_biases, take_statistics
-from trainer.optimizer.build import optimizers_of
+from trainer.optimizer import gradients
 from trainer.optimizer.schedule import Schedule
 
 DataIterators = list[Iterator[MicroBatch] | None]
@@ -113,9 +113,11 @@ def train_step(
     # Only fp16 has a scale, and reading it waits for the GPU.
     loss_scale = float(optimizer.get_loss_scale()) if config.training.precision == "fp16" else 1.0
     overflowed = optimizer.prepare_grads()
-    norm = totals.new_zeros(1) if overflowed else _as_tensor(optimizer.get_grad_norm(), totals)
+    norm = totals.new_zeros(1) if overflowed else gradients.norm(optimizer, totals)
     statistics = take_statistics(state.routers, config.model, totals.device)
-    loss, mtp_losses, grad_norm, agreed, pairs, statistics = _agree(totals, norm, vote(), pairs, statistics)
+    agreed = _agree(totals, norm, vote(), pairs, statistics)
+    loss, divisor = agreed.loss, gradients.divisor(agreed.tokens, config)
+    grad_norm = agreed.norm / divisor
     if not (math.isfinite(loss) and math.isfinite(grad_norm)):
         _restore(biases, previous_biases)
         raise _non_finite(loss, grad_norm, totals, optimizer, state.iteration + 1, batch)
@@ -127,7 +129,7 @@ def train_step(
         _restore(biases, previous_biases)
     else:
         state.spikes.remember(loss)
-        _update(optimizer, config.optimizer.clip_grad, grad_norm)
+        gradients.update(optimizer, divisor, config.optimizer.clip_grad, grad_norm)
     if overflowed:
         _require_reducible(loss_scale, config.optimizer, state.iteration + 1)
     state.scheduler.step(1)
@@ -136,15 +138,15 @@ def train_step(
     return StepResult(
         batch=batch,
         loss=loss,
-        mtp_losses=mtp_losses,
-        visible_pairs=pairs if config.data.reset_attention_mask else None,
+        mtp_losses=agreed.mtp_losses,
+        visible_pairs=agreed.visible_pairs if config.data.reset_attention_mask else None,
         grad_norm=None if overflowed else grad_norm,
         lr=lr,
         loss_scale=loss_scale,
         spike=spike,
         skipped=skipped,
-        vote=agreed,
-        experts=None if config.model.num_moe_experts is None else statistics,
+        vote=agreed.vote,
+        experts=None if config.model.num_moe_experts is None else agreed.statistics,
     )
 
 
@@ -184,25 +186,44 @@ def _visible_pairs(boundaries: torch.Tensor | None, config: TrainerConfig) -> fl
     return 0.0 if boundaries is None else visible_pairs(boundaries.diff().tolist(), config.model.window_size)
 
 
+class _Agreed(NamedTuple):
+    """Numbers of a step, summed over all ranks."""
+
+    loss: float
+    """Mean over the tokens."""
+    mtp_losses: tuple[float, ...]
+    tokens: float
+    norm: float
+    """Norm of the gradients before they are divided."""
+    vote: Vote
+    visible_pairs: float
+    statistics: torch.Tensor
+
+
 def _agree(
     totals: torch.Tensor, norm: torch.Tensor, vote: Vote, pairs: float, statistics: torch.Tensor
-) -> tuple[float, tuple[float, ...], float, Vote, float, torch.Tensor]:
-    """Combine the numbers and votes of all ranks in one small all-reduce. fp64 keeps the counts exact."""
+) -> _Agreed:
+    """Combine the numbers and votes of all ranks in one small all-reduce. fp64 keeps the counts exact.
+
+    `norm` is already that of all ranks.
+    """
     own = torch.tensor([vote.stop, vote.save, vote.writing, vote.failed, pairs], dtype=torch.float64)
     numbers = torch.cat([totals, own.to(totals.device, non_blocking=True), statistics.flatten()])
     torch.distributed.all_reduce(numbers)
     numbers = torch.cat([norm, numbers]).cpu()
     end_of_losses, end_of_own = 1 + len(totals), 1 + len(totals) + len(own)
-    grad_norm, *sums = numbers[:end_of_losses].tolist()
+    agreed_norm, *sums = numbers[:end_of_losses].tolist()
     loss, *mtp_losses = (total / max(tokens, 1) for total, tokens in zip(sums[::2], sums[1::2], strict=True))
-    *votes, pairs = numbers[end_of_losses:end_of_own].tolist()
-    agreed = Vote(*(count > 0 for count in votes))
-    return loss, tuple(mtp_losses), grad_norm, agreed, pairs, numbers[end_of_own:].view(statistics.shape)
-
-
-def _as_tensor(norm: float | torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """The norm as a tensor of shape [1]. megatron-core 0.16 returns a number; since 0.17 it is a tensor on the GPU."""
-    return torch.as_tensor(norm, dtype=like.dtype, device=like.device).reshape(1)
+    *votes, agreed_pairs = numbers[end_of_losses:end_of_own].tolist()
+    return _Agreed(
+        loss=loss,
+        mtp_losses=tuple(mtp_losses),
+        tokens=sums[1],
+        norm=agreed_norm,
+        vote=Vote(*(count > 0 for count in votes)),
+        visible_pairs=agreed_pairs,
+        statistics=numbers[end_of_own:].view(statistics.shape),
+    )
 
 
 def _require_reducible(loss_scale: float, optimizer: OptimizerConfig, iteration: int) -> None:
@@ -231,10 +252,7 @@ def _non_finite(
     Every rank must call this.
     """
     if math.isfinite(loss):
-        gradients = (
-            gradient for part in optimizers_of(optimizer) for gradient in _gradients_of_the_norm(part)
-        )
-        is_finite = all(bool(gradient.isfinite().all()) for gradient in gradients)
+        is_finite = all(bool(each.isfinite().all()) for each in gradients.of_the_norm(optimizer))
     else:
         is_finite = bool(totals.isfinite().all())
     flags = torch.zeros(torch.distributed.get_world_size(), device=totals.device)
@@ -254,26 +272,10 @@ def _non_finite(
     )
 
 
-def _gradients_of_the_norm(part: MegatronOptimizer) -> list[torch.Tensor]:
-    """This rank's shard of the gradients. megatron-core 0.19 renamed the method."""
-    names = ("get_grads_for_grad_norm", "get_main_grads_for_grad_norm")
-    gradients: list[torch.Tensor] = next(getattr(part, name) for name in names if hasattr(part, name))()
-    return gradients
-
-
 def _restore(biases: Sequence[torch.Tensor], previous: Sequence[torch.Tensor]) -> None:
     """Undo Core's update of the experts' biases, which ends the backward pass (finalize_model_grads.py)."""
     for bias, value in zip(biases, previous, strict=True):
         bias.copy_(value)
-
-
-def _update(optimizer: MegatronOptimizer, clip_grad: float, grad_norm: float) -> None:
-    """The part of Core's `optimizer.step` that follows once the gradients are ready and their norm is known."""
-    for part in optimizers_of(optimizer):
-        # With few parameters and many ranks, a rank may have none.
-        if clip_grad > 0 and (parameters := part.get_parameters()):
-            clip_grad_by_total_norm_fp32(parameters, clip_grad, grad_norm)
-    optimizer.step_with_ready_grads()
 
 
 def _forward_step(

@@ -121,6 +121,12 @@ def command(
     if migration is not None:
         _show_leftovers(script, migration)
     steps = [f"{this_program()} validate -c {path}"]
+    if (
+        preset is not None
+        and PRESETS[preset].tokenizer_repository
+        and not (path.parent / "tokenizer.json").exists()
+    ):
+        steps.insert(0, PRESETS[preset].tokenizer_command(path.parent))
     if hf_dir is not None:
         steps.insert(0, f"{this_program()} checkpoint import {hf_dir} --to {path.parent / weights}")
     click.echo(f"wrote {path}; next: {' && '.join(steps)}", err=True)

@@ -93,6 +93,10 @@ def _show(label: str, run: Run, summary: Summary) -> None:
         f"{figure(summary.tflops_per_device, 3)} TFLOP/s per device{mfu}{memory}, "
         f"{counted(summary.starts, 'attempt')}"
     )
+    if summary.min_expert_load is not None and summary.max_expert_load is not None:
+        click.echo(
+            f"expert load {summary.min_expert_load:.2f} to {summary.max_expert_load:.2f} (1 is an even share)"
+        )
     if summary.results:
         click.echo(harmless(line(summary.results[-1])))
     for problem in summary.unreadable_results:

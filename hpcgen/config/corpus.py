@@ -108,8 +108,9 @@ class CorpusConfig:
     """Number of files to use, spread evenly over the corpus. Default: all."""
     sample_fraction: Fraction | None = None
     """Fraction of the files to use, spread evenly over the corpus. Default: all."""
-    num_output_files: Count = 72
-    """Number of .bin/.idx pairs for the training files, or for the entire corpus if `splits` is empty."""
+    num_output_files: Count = 1
+    """Number of .bin/.idx pairs for the training files, or for the entire corpus if `splits` is empty. A task makes one
+    or more pairs, so a large corpus needs several: one for 16 GB of compressed files."""
     num_eval_output_files: Count = 1
     """Number of .bin/.idx pairs for the validation files, and the same number for the test files."""
     json_key: str = "text"

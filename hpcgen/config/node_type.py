@@ -179,8 +179,8 @@ class NodeType:
     """PCIe link of each GPU, NIC and bridge. Required for the topology file."""
     nvlink: NvLink | None = None
     """NVLink between the GPUs; null for none."""
-    fabric: Literal["infiniband", "ethernet"] | None = None
-    """Network of the NICs."""
+    fabric: Literal["infiniband", "roce", "ethernet"] | None = None
+    """Network of the NICs: InfiniBand, Ethernet with RDMA (RoCE), or Ethernet without."""
     gpus: tuple[Gpu, ...] = ()
     """GPUs in the order of their PCI addresses."""
     nics: tuple[Nic, ...] = ()

@@ -27,7 +27,7 @@ def _counts(node_type: NodeType) -> Iterator[Problem]:
             )
             yield Problem(key, reason, "use one entry per GPU, or none")
     if node_type.nics and node_type.fabric is None:
-        yield Problem("fabric", "is missing, but there are nics", "set it to infiniband or ethernet")
+        yield Problem("fabric", "is missing, but there are nics", "set it to infiniband, roce or ethernet")
     if node_type.gpus and not (node_type.processor and node_type.pci_link and node_type.numa_nodes):
         yield Problem("gpus", "requires processor, pci_link and numa_nodes", "set all three, or remove gpus")
 

@@ -18,8 +18,12 @@ rate and constant biases at the end.
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any
+
+from hpcgen.errors import Problem
 
 GPT3_TOKENS = 300_000_000_000
 LLAMA3_TOKENS = 15_000_000_000_000
@@ -42,6 +46,20 @@ class Preset:
     sections: dict[str, Section]
     eod_token: str | None = None
     """End of a document in the model's own tokenizer. None for a model that takes any tokenizer."""
+    tokenizer_repository: str | None = None
+    """Repository on the Hugging Face Hub with the model's own tokenizer.json."""
+
+    def tokenizer_command(self, directory: PurePath) -> str:
+        """The command that downloads the model's own tokenizer.json into `directory`."""
+        words = [
+            "hf",
+            "download",
+            str(self.tokenizer_repository),
+            "tokenizer.json",
+            "--local-dir",
+            str(directory),
+        ]
+        return shlex.join(words)
 
 
 def _gpt3(
@@ -120,7 +138,13 @@ def _llama3(
         "training": training,
         "optimizer": {"lr": lr, "min_lr": float(f"{lr / 100:.6g}"), "lr_warmup_iters": 8000},
     }
-    return Preset(name, description, sections, eod_token="<|end_of_text|>")
+    return Preset(
+        name,
+        description,
+        sections,
+        eod_token="<|end_of_text|>",
+        tokenizer_repository="meta-llama/Meta-Llama-3-8B",  # one tokenizer for all sizes
+    )
 
 
 def _layout(tensor: int, pipeline: int = 1, virtual: int | None = None) -> Section:
@@ -295,6 +319,7 @@ _ALL = (
             "optimizer": {"lr": 1e-4, "min_lr": 1e-5, "lr_decay_iters": 320_000, "lr_warmup_iters": 500},
         },
         eod_token="</s>",
+        tokenizer_repository="mistralai/Mixtral-8x7B-v0.1",
     ),
     Preset(
         "deepseek-v3",
@@ -366,8 +391,18 @@ _ALL = (
             },
         },
         eod_token="<\uff5cend\u2581of\u2581sentence\uff5c>",
+        tokenizer_repository="deepseek-ai/DeepSeek-V3",
     ),
 )
 
 PRESETS: dict[str, Preset] = {preset.name: preset for preset in _ALL}
 """Presets by name, from small to large in each family."""
+
+
+def missing_tokenizer(preset: str | None, path: str, stage: str) -> Problem:
+    """The problem of a run with `preset` whose `stage` needs the missing tokenizer.json at `path`."""
+    own, place = PRESETS.get(preset or ""), PurePath(path)
+    hint = "put the model's tokenizer.json there"
+    if own is not None and own.tokenizer_repository and place.name == "tokenizer.json":
+        hint = f"download it with: {own.tokenizer_command(place.parent)}"
+    return Problem("data.tokenizer.tokenizer_file", f"does not exist. Stage {stage} needs {path}", hint)

@@ -70,6 +70,7 @@ KEYS = {
     ),
     **dict.fromkeys(("router_aux_loss_coef", "aux_loss_alpha"), "model.moe_aux_loss_coeff"),
     "router_z_loss_coef": "model.moe_z_loss_coeff",
+    "topk_method": "model.moe_router_enable_expert_bias for noaux_tc",
     "use_expert_bias": "model.moe_router_enable_expert_bias",
     "load_balance_coeff": "model.moe_router_bias_update_rate",
     **dict.fromkeys(("capacity_factor", "expert_capacity_factor"), "model.moe_expert_capacity_factor"),
@@ -105,10 +106,16 @@ KEYS = {
     # torchtitan
     "dump_folder": "paths.run_dir",
     "flavor": "preset",
-    **dict.fromkeys(("seq_len", "max_seq_len", "max_length", "sequence_length"), "model.seq_length"),
+    **dict.fromkeys(
+        ("seq_len", "max_seq_len", "max_length", "sequence_length", "context_length"), "model.seq_length"
+    ),
     **dict.fromkeys(("decay_type",), "optimizer.lr_decay_style"),
     **dict.fromkeys(("lr_min", "min_lr_factor"), "optimizer.min_lr"),
     "keep_latest_k": "checkpoint.keep_last",
+    **dict.fromkeys(
+        ("packing", "sample_packing"),
+        "data.reset_attention_mask to separate the documents of a sample, because samples are always packed",
+    ),
     "attn_mask_type": "data.reset_attention_mask for block_causal",
     "context_parallel_rotate_method": "parallelism.cp_comm_type",
     "async_mode": "checkpoint.async_save",
@@ -202,6 +209,7 @@ FEATURES = {
         "sharded parameters (FSDP), only a sharded optimizer",
     ),
     "muon_": "the optimizer Muon",
+    **dict.fromkeys(("deepep", "use_deepep", "enable_deepep"), "the DeepEP dispatcher"),
     "optimizer": "optimizers other than AdamW",
 }
 """Name -> feature that hpcgen's trainer lacks. A name that ends in an underscore is a prefix of names."""

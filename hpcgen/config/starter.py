@@ -9,10 +9,11 @@ import re
 import textwrap
 import typing
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import PurePath
 from typing import Any
 
 from hpcgen.config.field_docs import field_docs
-from hpcgen.config.presets import Preset
+from hpcgen.config.presets import PRESETS, Preset
 from hpcgen.config.run import TRAINER_SECTIONS, RunConfig
 from hpcgen.config.type_hints import inner_class
 from trainer.contract.config import ParallelismConfig, field_hints
@@ -72,11 +73,8 @@ def program_starter(
 
 def starter_corpus(name: str, gpus_per_node: int) -> dict[str, Any]:
     """The keys of the section data for a corpus in the directory `corpus`, to be replaced by the user's."""
-    # each output file must contribute documents to validation, so the small corpus of a CPU-only machine gets one file
-    num_output_files, split = (8, "98,1,1") if gpus_per_node else (1, "90,5,5")
-    source = {"directory": "corpus"}
-    corpus = {"directory": f"data/{name}", "source": source, "num_output_files": num_output_files}
-    return {"split": split, "corpus": corpus}
+    split = "98,1,1" if gpus_per_node else "90,5,5"  # a CPU-only machine has a small corpus
+    return {"split": split, "corpus": {"directory": f"data/{name}", "source": {"directory": "corpus"}}}
 
 
 def run_file(
@@ -106,6 +104,10 @@ def _commands(chosen: Mapping[str, Any], file_name: str) -> Iterator[str]:
         yield f"#   hpcgen validate -c {file_name}"
         yield f"#   hpcgen submit run -c {file_name}"
         return
+    preset = PRESETS.get(chosen.get("preset", ""))
+    if preset and preset.tokenizer_repository:
+        yield "# Put the model's tokenizer.json next to this file. Gated models first need access, and `hf auth login`:"
+        yield f"#   {preset.tokenizer_command(PurePath())}"
     if "corpus" in chosen.get("data", {}):
         yield "# Make the data and train. Insert download before prepare if the source is not a directory:"
         yield f"#   hpcgen data plan -c {file_name}"

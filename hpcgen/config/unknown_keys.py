@@ -50,6 +50,8 @@ def unknown_key(cls: type, path: str, names: Sequence[str]) -> Problem:
     advice = (
         f"known keys are {', '.join(known)}" if len(known) <= MOST_LISTED else "hpcgen init lists all keys"
     )
+    if "extra_directives" in known:
+        advice += "; for other options of sbatch, use extra_directives"
     return _problem(path, advice, "")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hpcgen.config.corpus import SPLITS, WHOLE, CorpusJob, num_outputs
@@ -51,6 +52,8 @@ class CorpusPlan:
     """The existing manifest, if it is readable."""
     unreadable: str = ""
     """Reason why the existing manifest is unreadable."""
+    left_out_links: Sequence[str] = ()
+    """Symbolic links in the source directory that lead to directories or to nothing."""
 
     @property
     def difference(self) -> Difference | None:
@@ -94,10 +97,12 @@ def plan_corpus(job: CorpusJob, *, hash_contents: bool = False) -> CorpusPlan:
     selection = select(listing.files, job.corpus, listing.source)
     files = with_hashes(selection.files) if hash_contents else selection.files
     manifest, path = Manifest(listing.source, files, job.selection), manifest_path(job.directory)
+    before, unreadable = None, ""
     try:
-        return CorpusPlan(manifest, selection, read_manifest(path) if path.exists() else None)
+        before = read_manifest(path) if path.exists() else None
     except HpcgenError as error:
-        return CorpusPlan(manifest, selection, None, str(error))
+        unreadable = str(error)
+    return CorpusPlan(manifest, selection, before, unreadable, listing.left_out_links)
 
 
 def freeze(plan: CorpusPlan, job: CorpusJob, *, replan: bool) -> bool:

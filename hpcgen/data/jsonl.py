@@ -268,6 +268,8 @@ def _reason(line: bytes, json_key: str, error: Exception) -> str:
         return f"byte {error.start + 1} of the line (0x{line[error.start]:02x}) is not UTF-8"
     if not line.strip():
         return "the line is empty"
+    if line.startswith(codecs.BOM_UTF8):
+        return "the line starts with a byte order mark; save the file as UTF-8 without it"
     try:
         document: Any = json.loads(line)
     except (ValueError, RecursionError) as fault:

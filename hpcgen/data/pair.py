@@ -64,6 +64,20 @@ class Pair:
             parts = [self._sequence(file, index) for index in sequences]
         return np.concatenate([np.empty(0, self.dtype), *parts])
 
+    def last_token(self, number: int) -> int | None:
+        """Reads the last ID of document `number`; None if the document has no tokens."""
+        filled = [
+            index
+            for index in range(int(self.bounds[number]), int(self.bounds[number + 1]))
+            if self.lengths[index]
+        ]
+        if not filled:
+            return None
+        end = int(self.offsets[filled[-1]]) + int(self.lengths[filled[-1]]) * self.dtype.itemsize
+        with bin_path(self.prefix).open("rb") as file:
+            file.seek(end - self.dtype.itemsize)
+            return int(np.frombuffer(file.read(self.dtype.itemsize), self.dtype)[0])
+
     def _sequence(self, file: Any, index: int) -> NDArray[Any]:
         file.seek(int(self.offsets[index]))
         raw = file.read(int(self.lengths[index]) * self.dtype.itemsize)

@@ -27,7 +27,7 @@ from hpcgen.data.workers import Failed, Finished, Update, run_all
 from hpcgen.data.workers import cores as cores
 from hpcgen.errors import HpcgenError
 from hpcgen.files import private_file, sweep
-from hpcgen.text import counted
+from hpcgen.text import counted, size_text
 
 _WORK = {
     "download": ("hpcgen.data.download", "download"),
@@ -122,7 +122,7 @@ class TaskReport:
             lines.append(
                 f"note       the text spells out {counted(counts.eod_in_text, 'end-of-document token')}"
             )
-        rate = f" ({self.bytes_per_second / 1e6:,.1f} MB/s)" if self.bytes_read else ""
+        rate = f" ({size_text(round(self.bytes_per_second))}/s)" if self.bytes_read else ""
         lines.append(f"read       {self.bytes_read:,} bytes in {self.seconds:,.1f} s{rate}")
         return "\n".join(lines)
 

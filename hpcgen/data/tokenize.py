@@ -354,15 +354,15 @@ def _blocks(unit: Unit, inputs: list[FileIdentity], json_key: str, context: Cont
     for item in unit.inputs:
         with CheckedFile(item) as source:
             read = 0
-            for block in _documents(item, source, json_key):
+            for block in documents(item, source, json_key):
                 context.advance(Step(bytes=source.tell() - read))
                 read = source.tell()
                 yield block
             inputs.append(source.finish())
 
 
-def _documents(item: Input, source: CheckedFile, json_key: str) -> Iterator[Documents]:
-    """Yields the documents of one input."""
+def documents(item: Input, source: CheckedFile, json_key: str) -> Iterator[Documents]:
+    """Yields the documents of one input, in blocks."""
     if item.path.suffix != PARQUET:
         return read_blocks(item.path, content(item.path, source))
     from hpcgen.data.parquet import read_rows  # needs the extra `parquet`

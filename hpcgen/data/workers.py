@@ -6,6 +6,7 @@ its own pipe, so it can be killed at any time without affecting the others.
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import signal
@@ -27,6 +28,13 @@ _STOP_GRACE_S = 5.0
 """Time for a terminated worker to remove its private files before it is killed."""
 _MAX_CONSECUTIVE_DEATHS = 5
 """If this many workers in a row are killed without finishing an item, the remaining items are not tried."""
+_FREE_SPACE = "free some space, and run the stage again (finished outputs are kept)"
+_HINTS = {
+    errno.ENOSPC: _FREE_SPACE,
+    errno.EDQUOT: _FREE_SPACE,
+    errno.EFBIG: "raise the limit of file sizes (ulimit -f), or use more and smaller outputs",
+}
+"""What to do about errors of storage."""
 
 
 @dataclass(frozen=True)
@@ -226,7 +234,9 @@ def _outcome(index: int, item: Any, work: Work, pipe: Connection, num_cores: Any
         return Failed(index, "out of memory; run it again with fewer --workers or more memory")
     except OSError as error:
         names = [name for name in (error.filename, error.filename2) if name is not None]
-        return Failed(index, ": ".join((error.strerror or str(error), *map(str, names))))
+        reason = ": ".join((error.strerror or str(error), *map(str, names)))
+        hint = _HINTS.get(error.errno or 0)
+        return Failed(index, f"{reason}; {hint}" if hint else reason)
     except Exception:  # a bug in hpcgen: report the traceback and go on with the other items
         return Failed(index, traceback.format_exc())
 

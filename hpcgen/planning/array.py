@@ -51,8 +51,12 @@ def array_warnings(stage: Stage, config: RunConfig, cluster: ClusterConfig) -> I
     asked = settings.num_tasks if isinstance(settings, ArraySettings) else None
     if array is None or asked is None or asked == array.num_tasks:
         return
-    most, limit = cluster.max_array_size, "the cluster's max_array_size"
+    most, limit, more = cluster.max_array_size, "the cluster's max_array_size", ""
     if array.num_tasks < cluster.max_array_size:
-        most, limit = array.num_tasks, "the number of output files"
+        most, limit, more = (
+            array.num_tasks,
+            "the number of output files",
+            ", or raise data.corpus.num_output_files",
+        )
     reason = f"is more than {limit} ({most}), so the array gets only {counted(most, 'task')}"
-    yield Problem(f"slurm.{stage.section}.num_tasks", reason, f"use at most {most}")
+    yield Problem(f"slurm.{stage.section}.num_tasks", reason, f"use at most {most}{more}")

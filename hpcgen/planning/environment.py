@@ -149,11 +149,11 @@ def _of_hooks(stage: Stage, run: Run, config: RunConfig) -> Iterator[Variable]:
     why = "The hook's default is utility only, without CUDA."
     yield _own("built-in", "NVIDIA_DRIVER_CAPABILITIES", "compute,utility", why, hook)
     hook = "NVIDIA enroot, conf/hooks/99-mellanox.sh"
-    if run.node_type.fabric == "infiniband":
-        why = "If unset, enroot's hook exposes no InfiniBand device to the container."
+    if run.node_type.fabric in ("infiniband", "roce"):
+        why = "If unset, enroot's hook exposes no RDMA device to the container."
         yield _own("built-in", "MELLANOX_VISIBLE_DEVICES", "all", why, hook)
     else:
-        why = "These nodes have no InfiniBand, and enroot's hook would fail."
+        why = "These nodes have no RDMA devices, and enroot's hook would fail."
         yield _own("built-in", "MELLANOX_VISIBLE_DEVICES", "void", why, hook)
 
 

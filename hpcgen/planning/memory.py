@@ -20,8 +20,6 @@ from trainer.contract.config import ModelConfig, ParallelismConfig, TrainingConf
 from trainer.contract.experts import num_moe_layers
 
 GIB = 1024**3
-LOGIT_BYTES = 4
-"""Logits and their gradient in bf16. The buffers of the unfused cross entropy are freed during the backward pass."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +29,7 @@ class MemoryEstimate:
     parameter_bytes: int
     """Weights, gradients and optimizer state."""
     activation_bytes: int
-    """Activations kept for the backward passes of the microbatches in flight, and the logits."""
+    """Activations kept for the backward passes of the microbatches in flight, the logits, and their gradients."""
 
     @property
     def total_gib(self) -> float:
@@ -71,9 +69,11 @@ def _stage_memory(
     in_flight = _layers_in_flight(layout, stage)
     tokens = training.micro_batch_size * model.seq_length // layout.context_parallel_size
     per_token = _layers_activation_bytes(model, parallelism, training, layout, stage, moe_layers)
+    activations = 0
     if stage == layout.pipeline_model_parallel_size - 1:
         per_token += _last_stage_activation_bytes(model, parallelism, training, layout)
-    activations = int(tokens * per_token)
+        activations += int(_logits_bytes(model, training, layout, tokens))
+    activations += int(tokens * per_token)
     if training.cuda_graph_impl != "none":
         # one mask byte per query and key for each layer in flight (transformer_layer.py, get_layer_static_inputs)
         activations += int(in_flight * tokens * model.seq_length)
@@ -125,15 +125,14 @@ def _layers_activation_bytes(
 def _last_stage_activation_bytes(
     model: ModelConfig, parallelism: ParallelismConfig, training: TrainingConfig, layout: Layout
 ) -> float:
-    """Activation bytes of the output and of MTP layers for one token on one device, in bf16.
+    """Activation bytes before the logits and of MTP layers for one token on one device, in bf16.
 
-    These are the input of the final norm, that of the output layer, and the logits. Each MTP layer has them as well,
-    and keeps the inputs of two further norms and of its projection. With uniform recomputation it keeps the embeddings
-    in place of its own activations (megatron/core/transformer/multi_token_prediction.py, _checkpointed_forward).
+    These are the inputs of the final norm and of the output layer. Each MTP layer has them as well, and keeps the
+    inputs of two further norms and of its projection. With uniform recomputation it keeps the embeddings in place of
+    its own activations (megatron/core/transformer/multi_token_prediction.py, _checkpointed_forward).
     """
-    assert model.padded_vocab_size
     hidden = sharded(2 * model.hidden_size, parallelism)
-    output = 2 * hidden + LOGIT_BYTES * model.padded_vocab_size / layout.tensor_model_parallel_size
+    output = 2 * hidden
     if model.mtp_num_layers is None:
         return output
     has_experts = last_layer_has_experts(model)
@@ -143,6 +142,40 @@ def _last_stage_activation_bytes(
     # A stage that has other layers counts one that is being recomputed.
     again = layer if is_recomputed and not layout.stage_layers(layout.pipeline_model_parallel_size - 1) else 0
     return output + model.mtp_num_layers * (own + output) + again
+
+
+def _logits_bytes(model: ModelConfig, training: TrainingConfig, layout: Layout, tokens: int) -> float:
+    """Bytes of the logits of `tokens` on one device, and of their gradients, in bf16.
+
+    The most memory is in use in the backward pass of the cross entropy or of the output layer. The latter also has the
+    gradients of its input and of its weight (LinearWithGradAccumulationAndAsyncCommunication in
+    megatron/core/tensor_parallel/layers.py).
+    """
+    assert model.padded_vocab_size
+    table = model.padded_vocab_size / layout.tensor_model_parallel_size
+    kept, more = _bytes_per_logit(training)
+    gradients = 2 * model.hidden_size * (tokens + table)
+    outputs = 1 + (model.mtp_num_layers or 0)
+    return outputs * kept * tokens * table + max(
+        more * tokens * table, (2 - kept) * tokens * table + gradients
+    )
+
+
+def _bytes_per_logit(training: TrainingConfig) -> tuple[int, int]:
+    """Bytes that the cross entropy keeps for each logit of a bf16 model, and those that its backward pass adds.
+
+    - Transformer Engine's replaces the logits by their gradient (its common/triton/cross_entropy.py).
+    - Megatron-Core's keeps the softmax in fp32. The fused one copies it before it rounds the gradient to bf16, because
+      torch.compile does not add to the softmax in place (megatron/core/fusions/fused_cross_entropy.py).
+    - In fp32, whose estimate is twice that of bf16, it is not fused, and replaces the logits.
+    """
+    if training.precision == "fp32":
+        return 2, 0
+    if training.deterministic_mode:
+        return 4, 2
+    has_engine = training.precision == "bf16" and training.transformer_impl != "torch"
+    chosen = training.cross_entropy_fusion_impl or ("te" if has_engine else "native")
+    return (2, 0) if chosen == "te" else (4, 6)
 
 
 def bytes_per_parameter(training: TrainingConfig, layout: Layout, *, of_expert: bool = False) -> float:

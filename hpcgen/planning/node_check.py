@@ -42,7 +42,7 @@ def _expectations(node_type: NodeType) -> Iterator[str]:
         yield f"gpus={node_type.gpus_per_node}"
     for nic in node_type.nics:
         yield f"nic={nic.name}:{nic.rate_gbit_s:.0f}"
-    if node_type.fabric == "infiniband":
+    if node_type.fabric in ("infiniband", "roce"):
         yield "memlock=unlimited"
     if node_type.health is not None:
         yield from _sizes(node_type.health)

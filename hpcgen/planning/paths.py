@@ -225,7 +225,7 @@ def planning_job(config: RunConfig) -> CorpusJob:
     """
     corpus = config.data.corpus
     if corpus is None:
-        raise HpcgenError("data.corpus is missing", "set at least its directory, source and num_output_files")
+        raise HpcgenError("data.corpus is missing", "set at least its directory and source")
     return CorpusJob(
         corpus=corpus, tokenizer=config.data.tokenizer, share=config.share, selection=selection(corpus)
     )

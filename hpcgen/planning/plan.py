@@ -13,6 +13,7 @@ from hpcgen.config import corpus as corpora
 from hpcgen.config import tokenizer as tokenizers
 from hpcgen.config.invalid import decidable, is_invalid, with_invalid
 from hpcgen.config.loader import Run
+from hpcgen.config.presets import missing_tokenizer
 from hpcgen.config.run import RunConfig
 from hpcgen.config.validation import describe
 from hpcgen.errors import ConfigErrors, HpcgenError, Problem
@@ -171,7 +172,7 @@ def _section_problems(run: Run, stages: Sequence[Stage]) -> Iterator[Problem]:
     if config.data.corpus is not None:
         yield from decidable(corpora.problems(config.data.corpus))
     elif needing := [stage.name for stage in stages if stage.is_array]:
-        hint = "set at least its directory, source and num_output_files"
+        hint = "set at least its directory and source"
         yield Problem("data.corpus", f"is missing, but stage {needing[0]} needs it", hint)
 
 
@@ -234,6 +235,8 @@ def _missing_inputs(
         elif path in prefixes:
             if path.endswith(".idx") or path.removesuffix(".bin") + ".idx" not in absent:
                 errors.append(_describe(run, _missing_pair(prefixes[path], path, name)))
+        elif path == config.data.tokenizer.tokenizer_file:
+            errors.append(_describe(run, missing_tokenizer(config.preset, path, name)))
         else:
             errors.append(f"{path}: no such file. Stage {name} needs it")
     if unmade and not any(stage.kind.makes_pairs for stage in stages.values()):
@@ -243,4 +246,7 @@ def _missing_inputs(
         warnings.append(
             f"{unmade[0]}{more} {verb} not exist yet. Run {plan_first}the stage prepare (or tokenize)"
         )
+        tokenizer = config.data.tokenizer.tokenizer_file
+        if tokenizer and exists("/" + tokenizer.split("/")[1]) and not exists(tokenizer):
+            warnings.append(_describe(run, missing_tokenizer(config.preset, tokenizer, "prepare")))
     return errors, warnings

@@ -173,18 +173,25 @@ def _with_vocabulary(config: RunConfig) -> tuple[ModelConfig, list[Problem]]:
 def _with_end_of_document(config: RunConfig) -> tuple[BlendConfig, list[Problem]]:
     """The samples with the ID of the tokenizer's end-of-document token, if a key needs it."""
     data = trainer_data(config)
-    if (
-        not data.needs_eod
-        or data.mock
-        or data.eod_id is not None
-        or any(tokenizers.problems(config.data.tokenizer))
-    ):
+    if not data.needs_eod or data.mock or any(tokenizers.problems(config.data.tokenizer)):
+        return data, []
+    is_own = config.data.corpus is not None and not (config.data.datasets or config.data.train)
+    if data.eod_id is not None and not is_own:
         return data, []
     try:
-        return dataclasses.replace(data, eod_id=tokenizers.eod_id(config.data.tokenizer)), []
+        known = tokenizers.eod_id(config.data.tokenizer)
     except HpcgenError as error:
+        if data.eod_id is not None:
+            return data, []
         reason = f"cannot be taken from data.tokenizer: {error}"
-        return data, [Problem("data.eod_id", reason, "set data.tokenizer.eod_token, or set data.eod_id")]
+        hint = "make the tokenizer's files readable on this machine, or set data.eod_id"
+        return data, [Problem("data.eod_id", reason, hint)]
+    if data.eod_id not in (None, known):
+        reason = (
+            f"differs from the token {known} of data.tokenizer, with which the documents of data.corpus end"
+        )
+        return data, [Problem("data.eod_id", reason, "remove it")]
+    return dataclasses.replace(data, eod_id=known), []
 
 
 def _vocabulary_warning(config: RunConfig, model: ModelConfig) -> list[Problem]:

@@ -43,6 +43,8 @@ def state_of(directory: Path, history: History, now: float) -> tuple[State, str]
     ago = f"last activity {duration(max(0.0, now - last))} ago" if last is not None else ""
     sign = ": ".join(filter(None, (ago, place)))
     if _is_gone(beat):
+        if beat.get("phase") == "end":  # it saved; the job of the next attempt has removed STOPPED
+            return "stopped", sign
         reason = history.attempts[-1].stop_reason if history.attempts else None
         cause = (
             f"its last message: {reason}" if reason else "ended without a message: it was killed or crashed"

@@ -83,6 +83,9 @@ class Summary:
     flop_formula: str | None
     peak_tflops: float | None
     peak_memory_gib: float | None
+    max_expert_load: float | None
+    min_expert_load: float | None
+    """Load of the busiest and of the least busy expert, relative to an even share, as the median of recent lines."""
     shares: dict[str, float]
     """Shares of the step time over the run, on rank 0: data_wait, communication, update (the optimizer), idle."""
     wall_clock_s: float | None
@@ -141,6 +144,8 @@ def summarize(run: Run) -> Summary:
         flop_formula=history.start.get("flop_formula"),
         peak_tflops=number_or_none(history.start.get("peak_tflops")),
         peak_memory_gib=_extreme(history.columns["peak_memory_gib"], np.nanmax),
+        max_expert_load=recent["moe_max_load"],
+        min_expert_load=recent["moe_min_load"],
         shares=dict(_shares(history)),
         wall_clock_s=_wall_clock_s(history),
         job_time_s=job_time_s,

@@ -10,6 +10,7 @@ from hpcgen.config.corpus import blend
 from hpcgen.errors import HpcgenError
 from hpcgen.planning.paths import corpus_job, manifest_of
 from hpcgen.planning.plan import Plan
+from hpcgen.slurm.training_data import check_split, check_training_data
 from hpcgen.text import counted
 from trainer.contract.config import Dataset
 
@@ -73,17 +74,23 @@ def check_corpus(plan: Plan, missing: MissingTasks) -> list[str]:
     """Warnings about the space that the `missing` tasks need.
 
     Raises:
-        HpcgenError: there is not enough space, or their inputs are missing or refused. Reported here once instead of
-            by every task.
+        HpcgenError: there is not enough space, their inputs are missing or refused, or the first documents show a
+            mistake. Reported here once instead of by every task.
     """
     if missing.manifest is None or not any(missing.values()):
         return []
+    from hpcgen.data.first_documents import check_first_documents, documents_of_pairs
     from hpcgen.data.sources import check_source
     from hpcgen.data.space import check_units
 
     job = corpus_job(plan.config)
     left = {stage: units for stage, units in missing.units.items() if units}
     check_source(left, job)
+    if not {"prepare", "concat"}.isdisjoint(left):
+        check_first_documents(job, missing.manifest)
+        is_read = plan.trainer is not None and plan.trainer.data.datasets == blend(job.corpus).get("datasets")
+        if is_read and (documents := documents_of_pairs(job, missing.manifest)) is not None:
+            check_split(plan, documents)
     return check_units(left, job, missing.manifest)
 
 
@@ -119,7 +126,17 @@ def require_pairs(plan: Plan) -> None:
 
 
 def check_pairs(plan: Plan) -> None:
-    """Refuses pairs that were built from other files or settings than the run's. Missing pairs are ignored.
+    """Refuses pairs that training cannot use. Missing pairs are ignored.
+
+    Raises:
+        HpcgenError: pairs are stale, damaged, or do not suit the run's configuration.
+    """
+    _check_records(plan)
+    check_training_data(plan)
+
+
+def _check_records(plan: Plan) -> None:
+    """Refuses pairs that were built from other files or settings than the run's.
 
     Checks the records of the pairs that the planned stages read, unless a planned stage rebuilds them or the corpus
     is not visible on this machine. A pair without a record is accepted. Without the extra `data`, nothing is checked,

@@ -119,5 +119,5 @@ def fabric_words(node_type: NodeType) -> str | None:
     counts = ", ".join(
         f"{sum(nic.rate_gbit_s == rate for nic in node_type.nics)} x {rate:g} Gb/s" for rate in rates
     )
-    names = {"infiniband": "InfiniBand", "ethernet": "Ethernet (RoCE)"}
+    names = {"infiniband": "InfiniBand", "roce": "Ethernet (RoCE)", "ethernet": "Ethernet"}
     return f"{names.get(node_type.fabric or '', 'Network')} to other nodes: {counts}"

@@ -23,7 +23,7 @@ from hpcgen.topology.node import Device, Kind, NumaNode, Topology, expected
 
 VERSION = "1"
 BRIDGE_CLASS, GPU_CLASS = "0x060400", "0x030200"
-NIC_CLASSES = {"infiniband": "0x020700", "ethernet": "0x020000"}
+NIC_CLASSES = {"infiniband": "0x020700", "roce": "0x020000", "ethernet": "0x020000"}
 NO_IDS = dict.fromkeys(("vendor", "device", "subsystem_vendor", "subsystem_device"), "0x0000")
 """IDs of a virtual bridge, set explicitly because NCCL would otherwise look for them in sysfs."""
 

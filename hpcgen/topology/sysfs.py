@@ -14,7 +14,7 @@ from hpcgen.topology.node import Device, NumaNode, Topology
 NVIDIA = "0x10de"
 """PCI vendor ID. Virtual machines also have a display device of the hypervisor."""
 GPU_CLASSES = ("0x0300", "0x0302")
-NIC_CLASSES = {"infiniband": "0x0207", "ethernet": "0x0200"}
+NIC_CLASSES = {"infiniband": "0x0207", "roce": "0x0200", "ethernet": "0x0200"}
 
 
 def read(directory: Path, fabric: str) -> Topology:

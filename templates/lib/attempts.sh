@@ -21,11 +21,11 @@ is_running() {
 is_out_of_time() { ((terminated)) && retry scontrol show job -o "$SLURM_JOB_ID" | grep ' Reason=TimeLimit ' >/dev/null; }
 # AT BEYOND: requeues after a failure. Gives up after three in a row without progress; attempts after a warning do not count.
 retry_or_give_up() {
-    local stalled; read_number stalled "$job_dir/stalled"
+    local stalled failed="failed with status $rc${task_logs:+ (see $task_logs)}"; read_number stalled "$job_dir/stalled"
     ((after > before || warned)) || stalled=$((stalled + 1))
     write_file "$job_dir/stalled" <<<"$stalled"
-    ((stalled < 3)) || die "failed with status $rc: three attempts without progress $2; not requeued"
-    requeue "failed with status $rc$1"
+    ((stalled < 3)) || die "$failed: three attempts without progress $2; not requeued"
+    requeue "$failed$1"
 }
 # REASON: requeues the job unless max_restarts is reached. Restarts that exclude bad nodes are counted separately.
 requeue() {

@@ -3,11 +3,17 @@ tracker=$checkpoints/latest_checkpointed_iteration.txt before=0
 claim_run_directory() {
     ! is_done || { say "done already: $run_dir/DONE says $train_iters iterations"; exit 0; }
     claim # the trainer's own lock decides between jobs that start together
-    read_number before "$tracker"
+    read_newest before
     say "from iteration $before of $train_iters"
     stop_file=$job_dir/stop-$restart; ((!warned)) || : >"$stop_file"
     export TRAINER_STOP_FILE=$stop_file TRAINER_CONFIG=$job_dir/trainer.json
     add_options --config "$TRAINER_CONFIG" --stop-file "$TRAINER_STOP_FILE"
+}
+# NAME: sets the variable NAME to the newest checkpoint's iteration, or to 0. The one in the tracker may have been moved away.
+read_newest() {
+    local found; read_number found "$tracker"; printf -v found %s/iter_%07d "$checkpoints" "$found"
+    [[ -d $found ]] || found=$(printf '%s\n' "$checkpoints"/iter_*/COMPLETE | tail -n 1)
+    [[ $found =~ /iter_([0-9]{7,15})(/COMPLETE)?$ ]]; printf -v "$1" %d "$((10#${BASH_REMATCH[1]-0}))"
 }
 # Succeeds if DONE says that training is complete. Like the trainer, ignores a DONE file of another configuration.
 is_done() {
@@ -20,7 +26,7 @@ is_done() {
 # unpack the image once more. "started" distinguishes a missing trainer from a step that did not start.
 import_check=("${task[@]}" --versions)
 check_trainer() {
-    local status=$rc after; read_number after "$tracker"
+    local status=$rc after; read_newest after
     if ((rc == 0 || num_rendezvous == 0 || terminated || warned || after > before)) || [[ -e $run_dir/FAILED ]]; then return; fi
     if run_step import_trainer || ((terminated)); then :
     elif ((rc != 124 && rc != 137)) && grep -qx started "$job_dir/versions" && ! grep -q '^trainer ' "$job_dir/versions"; then
@@ -32,17 +38,17 @@ check_trainer() {
 }
 import_trainer() { timeout --kill-after=30 1800 srun "${on_nodes[@]}" --kill-on-bad-exit=0 "${container[@]}" env "${task_environment[@]}" sh -c "echo started; exec \"\$@\"" sh "${import_check[@]}" >"$job_dir/versions"; }
 conclude() {
-    local after timed_out=0 invalid="not requeued, since it would fail again"; read_number after "$tracker"
+    local after timed_out=0 invalid="not requeued, since it would fail again"; read_newest after
     ((after <= before)) || rm -f -- "$job_dir/stalled" # progress resets the count of failures
     ! is_out_of_time || timed_out=1
     if is_done; then say "done: $train_iters iterations"; exit 0; fi
     if ((terminated && !timed_out)); then say "ended by Slurm (canceled, preempted, or a node failed); the newest checkpoint is of iteration $after; requeueing is Slurm's decision"; exit 143; fi
     # srun's status cannot tell: after the first rank exits, srun ends the others and reports their status.
-    if [[ -r $run_dir/FAILED ]]; then die "$invalid: $(<"$run_dir/FAILED"); checkpoints up to iteration $after are valid"; fi
+    if [[ -r $run_dir/FAILED ]]; then die "$invalid: $(<"$run_dir/FAILED"); $after iterations are saved"; fi
     if ((rc == 0)) && [[ -e $run_dir/STOPPED ]]; then requeue "stopped at iteration $after of $train_iters"; fi
     if ((timed_out)); then requeue "out of time at iteration $after of $train_iters"; fi
     if ((rc == 0)); then die "the trainer ended without writing DONE or STOPPED at iteration $after of $train_iters; this is a bug in the trainer"; fi
     # Status 2 without FAILED: the trainer could not write FAILED, since its view of the run directory is read-only.
-    if ((rc == 2)); then die "$invalid (status 2, reason above); checkpoints up to iteration $after are valid"; fi
+    if ((rc == 2)); then die "$invalid (status 2, reason above); $after iterations are saved"; fi
     retry_or_give_up " at iteration $after (began at $before)" "beyond iteration $after"
 }

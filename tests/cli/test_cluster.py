@@ -175,10 +175,11 @@ def test_the_small_node_of_the_readme(workplace, monkeypatch):
         "MELLANOX_VISIBLE_DEVICES=void",
     ):
         assert f"\n    export {assignment} # " in found.stdout
-    bare = "description: x\ndevice: cuda\ngpus_per_node: 4\nfabric: infiniband\n"
-    (workplace / "topologies/quad.yaml").write_text(bare)
-    found = hpcgen("render", "nccl-test", "--cluster", "orion", "--set", "slurm.nccl_test.nodes=2")
-    assert "\n    export MELLANOX_VISIBLE_DEVICES=all # " in found.stdout
+    for fabric in ("infiniband", "roce"):
+        bare = f"description: x\ndevice: cuda\ngpus_per_node: 4\nfabric: {fabric}\n"
+        (workplace / "topologies/quad.yaml").write_text(bare)
+        found = hpcgen("render", "nccl-test", "--cluster", "orion", "--set", "slurm.nccl_test.nodes=2")
+        assert "\n    export MELLANOX_VISIBLE_DEVICES=all # " in found.stdout
     assert "node_type = quad does not set NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME" in found.stderr
     assert "SOCKET_IFNAME" not in hpcgen("render", "nccl-test", "--cluster", "orion").stderr
 

@@ -113,11 +113,11 @@ def test_a_corpus_by_hand(planned_corpus: Path) -> None:
 
 @pytest.mark.process
 def test_a_failed_output_is_reported_and_the_rest_is_made(planned_corpus: Path) -> None:
-    (planned_corpus.parent / "text/a.jsonl").write_text('{"body": "other"}\n')
-    assert hpcgen("data", "plan", "--replan").status == 0
+    (planned_corpus.parent / "text/a.jsonl").write_text('{"text": "a"}\n{"body": "other"}\n')
+    assert hpcgen("data", "plan", "--replan", "--set", "data.corpus.bad_documents=skip").status == 0
     done = hpcgen("data", "prepare", "--workers", "1")
     assert done.status == 1
-    assert "text/a.jsonl:1: missing key 'text' (the keys are 'body')" in done.stderr
+    assert "text/a.jsonl:2: missing key 'text' (the keys are 'body')" in done.stderr
     assert [path.name for path in (planned_corpus / "tokens").glob("*.idx")] == ["corpus-00001-of-00002.idx"]
 
 
@@ -125,8 +125,8 @@ def test_a_failed_output_is_reported_and_the_rest_is_made(planned_corpus: Path) 
 def test_a_task_names_the_file_of_its_rejected_documents(planned_corpus: Path) -> None:
     with (planned_corpus.parent / "text/b.jsonl").open("a") as file:
         file.write("no JSON\n")
-    assert hpcgen("data", "plan", "--replan").status == 0
     skipping = ("--set", "data.corpus.bad_documents=skip", "--set", "data.corpus.max_bad_fraction=0.5")
+    assert hpcgen("data", "plan", "--replan", *skipping).status == 0
     done = hpcgen("data", "prepare", *skipping)
     assert done.status == 0
     assert "rejects    tokens/corpus-00001-of-00002.rejects.jsonl\n" in done.stdout

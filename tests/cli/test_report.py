@@ -244,6 +244,14 @@ def test_a_report_shows_the_load_of_the_experts(tmp_path: Path) -> None:
     assert busy == "M750.0 0.0h250.0v500.0h-250.0Z"
 
 
+def test_the_terminal_shows_the_load_of_the_experts(tmp_path: Path) -> None:
+    gpt = write_run(tmp_path / "gpt", [start(), *steps(1, 50, moe_max_load=7.96, moe_min_load=0)])
+    shown = hpcgen("report", gpt)
+    assert "\nexpert load 0.00 to 7.96 (1 is an even share)\n" in shown.stdout
+    dense = hpcgen("report", write_run(tmp_path / "dense", [start(), *steps(1, 50)]))
+    assert "expert" not in dense.stdout
+
+
 @pytest.mark.parametrize(
     "event",
     [
@@ -473,11 +481,11 @@ def test_runs_side_by_side(eventful: Path, tmp_path: Path) -> None:
     assert "eventful (1) and eventful (2)" in Page(Path("report.html").read_text(encoding="utf-8")).text
 
 
-def write_heartbeat(run: Path, pid: int, host: str | None = None) -> None:
+def write_heartbeat(run: Path, pid: int, host: str | None = None, phase: str = "train") -> None:
     beat = {
         "time": time.time(),
         "iteration": 3,
-        "phase": "train",
+        "phase": phase,
         "host": host or socket.gethostname(),
         "pid": pid,
     }
@@ -542,6 +550,15 @@ def test_a_run_that_died_shows_its_last_message(tmp_path: Path, ended_pid: int) 
         "gpt: died, iteration 3 of 1,000: its last message: rank 1 on ndv5-002 is gone;"
         in hpcgen("report", run).stdout
     )
+
+
+@pytest.mark.process
+def test_a_requeued_run_that_has_not_started_yet_did_not_die(tmp_path: Path, ended_pid: int) -> None:
+    """The job has removed STOPPED, and the trainer is not up yet."""
+    stop = {"event": "stop", "iteration": 3, "time": START + 7, "reason": "asked to stop (SIGUSR2)"}
+    run = write_run(tmp_path / "run", [start(), *steps(1, 3), stop])
+    write_heartbeat(run, ended_pid, phase="end")
+    assert "gpt: stopped, iteration 3 of 1,000: last activity " in hpcgen("report", run).stdout
 
 
 def write_stacks(run: Path, ranks: Iterable[int], at: str = "step.py:140 _agree") -> Path:

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from hpcgen.config.presets import PRESETS
 from tests.cli.command import hpcgen, listing
 from tests.runs import big_run, minimal_run, write_yaml
 
@@ -126,3 +127,44 @@ def test_all_mistakes_one_line_each_and_their_number(run_file):
     assert all(line.startswith("--set ") for line in mistakes)
     assert summary == f"{len(mistakes)} mistakes; nothing was written or submitted"
     assert "\x1b" not in found.stderr
+
+
+@pytest.mark.parametrize("preset", [name for name, preset in PRESETS.items() if preset.eod_token])
+def test_the_tokenizer_of_a_preset_is_asked_for_from_the_beginning(workplace, preset):
+    """init, validate and `data plan` name the command; only the stages that read the file refuse to go on."""
+    command = f"hf download {PRESETS[preset].tokenizer_repository} tokenizer.json --local-dir"
+    started = hpcgen("init", "run.yaml", "--preset", preset)
+    assert started.stderr == f"wrote run.yaml; next: {command} . && hpcgen validate -c run.yaml\n"
+    assert f"#   {command} .\n" in (workplace / "run.yaml").read_text()
+    missing = (
+        "data.tokenizer.tokenizer_file = tokenizer.json does not exist. Stage prepare needs "
+        f"{workplace}/tokenizer.json; download it with: {command} {workplace}\n"
+    )
+    (workplace / "corpus").mkdir()
+    (workplace / "corpus/a.jsonl").write_text('{"text": "a"}\n')
+    for words in (("validate",), ("render", "train", "-o", "x.sh"), ("data", "plan")):
+        warned = hpcgen(*words, "-c", "run.yaml")
+        assert warned.status == 0, warned.stderr
+        assert missing in warned.stderr
+    refused = hpcgen("submit", "prepare", "-c", "run.yaml", "--dry-run")
+    assert refused.status == 2
+    assert missing in refused.stderr
+
+
+def test_a_tokenizer_on_storage_of_the_cluster_alone_is_no_mistake(workplace):
+    hpcgen("init", "run.yaml", "--preset", "mixtral-8x7b")
+    elsewhere = ("--set", "data.tokenizer.tokenizer_file=/no-such-storage/tokenizer.json")
+    assert "tokenizer" not in hpcgen("validate", "-c", "run.yaml", *elsewhere).stderr
+    (workplace / "data/run").mkdir(parents=True)
+    (workplace / "data/run/manifest.jsonl").touch()
+    prepare = hpcgen("validate", "prepare", "-c", "run.yaml", *elsewhere)
+    assert prepare.status == 0
+    assert "/no-such-storage/tokenizer.json was not checked" in prepare.stderr
+
+
+def test_a_tokenizer_of_no_preset_is_to_be_put_there(workplace):
+    tokenizer = {"kind": "huggingface", "tokenizer_file": "t.json", "eod_token": "</s>"}
+    corpus = {"directory": "data", "source": {"directory": "text"}}
+    values = minimal_run(data={"corpus": corpus, "tokenizer": tokenizer}, preset="mixtral-8x7b")
+    found = hpcgen("validate", "prepare", "-c", write_yaml(workplace / "run.yaml", values))
+    assert f"needs {workplace}/t.json; put the model's tokenizer.json there\n" in found.stderr

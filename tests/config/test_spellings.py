@@ -51,6 +51,22 @@ KEYS = {key for section in SECTIONS.values() for key in section}
         ("model.layernorm_zero_centered_gamma", "Megatron-Core has it, but hpcgen's trainer does not"),
         ("optimizer.start_weight_decay", "Megatron-LM has it, but hpcgen's trainer does not"),
         ("model.window_sze", "did you mean window_size?"),
+        ("model.moe_router_top_k", "did you mean moe_router_topk"),
+        ("model.moe_layer_frequency", "did you mean moe_layer_freq?"),
+        ("parallelism.expert_model_parallel_sise", "did you mean expert_model_parallel_size"),
+        (
+            "model.moe_layer_recompute",
+            "hpcgen's trainer does not support this setting of mixtures of experts",
+        ),
+        ("parallelism.enable_deepep", "hpcgen's trainer does not support the DeepEP dispatcher"),
+        ("data.packing", "use data.reset_attention_mask to separate the documents"),
+        ("slurm.train.nodess", "did you mean nodes?"),
+        (
+            "slurm.train.segment",
+            "known keys are account, constraint, cpus_per_task, extra_directives, max_restarts, mem, nodes, "
+            "ntasks_per_node, partition, qos, reservation, signal_lead_s, time; "
+            "for other options of sbatch, use extra_directives",
+        ),
     ],
 )
 def test_an_unknown_key_is_answered_with_what_to_use(tmp_path, key, hint):

@@ -98,6 +98,10 @@ def test_texts():
 
 BAD_LINES = [
     (b"", "the line is empty"),
+    (
+        b'\xef\xbb\xbf{"text": "a"}',
+        "the line starts with a byte order mark; save the file as UTF-8 without it",
+    ),
     (b" \r", "the line is empty"),
     (b'{"text": "a"', "not valid JSON: Expecting ',' delimiter: line 1 column 13 (char 12)"),
     (b'{"text": "a"} {"text": "b"}', "not valid JSON: Extra data: line 1 column 15 (char 14)"),

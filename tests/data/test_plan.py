@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import itertools
 import json
@@ -14,7 +15,10 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import zstandard
 
 from hpcgen.config.corpus import CorpusConfig, SplitPatterns
 from hpcgen.data.manifest import ManifestFile, manifest_path, read_manifest
@@ -25,6 +29,7 @@ from tests.http_server import fake_hub, http_server
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 LINE = '{"text": "a"}\n'
+COMPRESSED = {".gz": gzip.compress, ".zst": zstandard.compress}
 
 
 @pytest.fixture
@@ -40,7 +45,7 @@ def run(tmp_path: Path) -> Path:
     ):
         path = tmp_path / "in" / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(LINE)
+        path.write_bytes(COMPRESSED.get(path.suffix, bytes)(LINE.encode()))
     path = tmp_path / "run.yaml"
     path.write_text(
         "name: x\ncluster: local\npreset: tiny\npaths: {run_dir: run}\n"
@@ -71,11 +76,11 @@ def test_a_corpus_is_frozen(run: Path) -> None:
     assert ended.status == 0
     assert ended.stdout == (
         f"source    directory {run.parent}/in\n"
-        "files     5 (70 B)\n"
-        "corpus    5 files, 70 B -> 3 .bin/.idx pairs\n"
+        "files     5 (99 B)\n"
+        "corpus    5 files, 99 B -> 3 .bin/.idx pairs\n"
         "left out  1 file not recognized as data by name\n"
-        "space     prepare: 152 to 488 B\n"
-        "space     extract + concat + tokenize: 300 to 922 B\n"
+        "space     prepare: 239 to 881 B\n"
+        "space     extract + concat + tokenize: 495 B to 1.7 kB\n"
         "note      5 files known only by size and modification time: damage is detected only by checksums inside "
         "the files; --hash records their SHA-256\n"
     )
@@ -139,7 +144,7 @@ def test_a_manifest_that_cannot_be_read_is_not_replaced_unasked(run: Path) -> No
 def test_parquet_files_are_planned_but_not_next_to_json_lines(run: Path) -> None:
     (run.parent / "pq").mkdir()
     for name in ("a.parquet", "b.parquet", "a.jsonl"):
-        (run.parent / "pq" / name).write_text("PAR1")
+        pq.write_table(pa.table({"text": ["a", "b"]}), run.parent / "pq" / name)
     source = f"--set=data.corpus.source.directory={run.parent}/pq"
     ended = plan(run, source, "--dry-run")
     assert ended.status == 2
@@ -163,10 +168,11 @@ def test_differences_in_the_manifest_for_a_script(run: Path) -> None:
         "restated": 5,
         "reordered": False,
     }
-    assert (summary["files"], summary["bytes"], summary["files_of_known_hash"]) == (5, 70, 5)
-    assert summary["left_out"] == {"not_data": 1, "not_included": 0, "in_no_split": 0, "not_sampled": 0}
+    assert (summary["files"], summary["bytes"], summary["files_of_known_hash"]) == (5, 99, 5)
+    left_out = {"not_data": 1, "not_included": 0, "in_no_split": 0, "not_sampled": 0, "links": 0}
+    assert summary["left_out"] == left_out
     assert summary["written"] is True
-    assert summary["splits"]["corpus"] == {"split": "corpus", "files": 5, "bytes": 70, "outputs": 3}
+    assert summary["splits"]["corpus"] == {"split": "corpus", "files": 5, "bytes": 99, "outputs": 3}
 
 
 def test_hashed_files_have_no_note(run: Path) -> None:
@@ -266,9 +272,49 @@ def test_splits_by_the_corpus_s_own_files(run: Path) -> None:
         ("train", "train/chunk2/c.jsonl.zst"),
         ("valid", "validation/v.jsonl.gz"),
     ]
-    assert "train     3 files, 42 B -> 3 .bin/.idx pairs\n" in ended.stdout
-    assert "valid     1 file, 14 B -> 1 .bin/.idx pair\n" in ended.stdout
+    assert "train     3 files, 51 B -> 3 .bin/.idx pairs\n" in ended.stdout
+    assert "valid     1 file, 34 B -> 1 .bin/.idx pair\n" in ended.stdout
     assert "left out  1 file matching no pattern of splits: test/t.jsonl\n" in ended.stdout
+
+
+def test_more_pairs_than_a_split_has_documents_are_refused(run: Path) -> None:
+    own = splits(train="train/*", valid="validation/*")
+    ended = plan(run, *own, "--set=data.corpus.num_eval_output_files=2")
+    assert ended.status == 2
+    assert "data.corpus.num_eval_output_files = 2 is too many: " in ended.stderr
+    assert ended.stderr.endswith("validation/v.jsonl.gz; use at most 1\n")
+    assert not (run.parent / "corpus").exists()
+
+
+def test_large_pairs_are_noted(run: Path) -> None:
+    entries = [
+        {"name": f"{n}.jsonl.zst", "size": 50 * 10**9, "url": f"https://x.example/{n}"} for n in range(3)
+    ]
+    (run.parent / "list.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    source = ("--set=data.corpus.source.directory=null", "--set=data.corpus.source.manifest=list.jsonl")
+    ended = plan(run, *source, "--set=data.corpus.num_output_files=1", "--dry-run")
+    assert (
+        "150.0 GB in 1 pair: one task makes a pair, and starts it again after a kill; "
+        "set data.corpus.num_output_files to about 10\n"
+    ) in ended.stdout
+    assert (
+        "starts it again"
+        not in plan(run, *source, "--set=data.corpus.num_output_files=9", "--dry-run").stdout
+    )
+
+
+def test_links_that_are_not_followed_are_named(run: Path) -> None:
+    (run.parent / "in/linked.jsonl").symlink_to("test/t.jsonl")
+    (run.parent / "in/gone.jsonl").symlink_to("nowhere")
+    (run.parent / "in/more").symlink_to("test")
+    ended = plan(run)
+    assert "files     6 " in ended.stdout
+    assert "left out  2 links to directories or to nothing: gone.jsonl, more\n" in ended.stdout
+    (run.parent / "links").mkdir()
+    (run.parent / "links/more").symlink_to("../in")
+    ended = plan(run, f"--set=data.corpus.source.directory={run.parent}/links")
+    assert ended.status == 2
+    assert "contains no files, only links to directories or to nothing: more; set data.corpus" in ended.stderr
 
 
 def test_a_file_in_two_splits_is_refused(run: Path) -> None:

@@ -419,6 +419,11 @@ def test_local_files_need_no_server(tmp_path: Path) -> None:
     manifest = Manifest("test", list_source(corpus).files)
     check_source(left(corpus, manifest, "download", "prepare"), corpus)
     assert os.listdir(tmp_path) == ["in"]  # noqa: PTH208
+    (tmp_path / "in" / "b.jsonl").write_bytes(LINE * 2)
+    with pytest.raises(
+        HpcgenError, match=r"in/b\.jsonl has changed since the corpus was planned; restore it, or plan"
+    ):
+        check_source(left(corpus, manifest, "prepare"), corpus)
     (tmp_path / "in" / "c.jsonl").unlink()
     with pytest.raises(
         HpcgenError, match=r"in/c\.jsonl does not exist; it existed when the corpus was planned"

@@ -78,7 +78,10 @@ def test_each_item_once_and_failures_apart():
     made, failed, pids = finish(items, 2)
     assert made == {0: 2, **{index + 5: 2 * index for index in range(40)}}
     assert failed[1] == "no good; try another"
-    assert failed[2] == "No space left on device: /data/x"
+    assert (
+        failed[2]
+        == "No space left on device: /data/x; free some space, and run the stage again (finished outputs are kept)"
+    )
     assert failed[3].startswith("Traceback")
     assert "ZeroDivisionError: a mistake of ours" in failed[3]
     assert failed[4].startswith("out of memory")

@@ -814,6 +814,14 @@ EXAMPLES: dict[str, Example] = {
             ('"${output[@]}"', '"${output[@]}" $EXTRA_ARGS'),
         ),
     ),
+    "resume-without-optimizer": Example(
+        fails=flag("--log-throughput", "--log-throughput --no-load-optim"),
+        at="--no-load-optim",
+        passes=(
+            *flag("--log-throughput", "--log-throughput --no-load-optim"),
+            *flag("--load /shared/checkpoints/gpt3-13b", "--load /shared/checkpoints/llama"),
+        ),
+    ),
     "no-exit-handler": Example(
         fails=flag("--exit-signal-handler", ""),
         at="srun",
@@ -1414,6 +1422,24 @@ MESSAGES: dict[str, tuple[str, Message]] = {
         Message(script=f"{HEAD}export CACHE=<cache_dir>\nsrun {TRAINING}\n", why="one task fails"),
     ),
     "redirections": ("syntax", Message(script=f"{HEAD}sort <names>sorted\ncat <<EOF>all\n$A\nEOF\n")),
+    "a text of bash -c that bash rejects": (
+        "syntax",
+        Message(
+            script=f"{HEAD}layers='([0]*3+[1]*58)'\nsrun bash -c \"{TRAINING} --moe-layer-freq $layers\"\n",
+            why="the text of bash -c is not valid",
+            fix="quote the value within the text",
+        ),
+    ),
+    "a text of bash -c with quotes of its own": (
+        "syntax",
+        Message(
+            script=f"{HEAD}layers='([0]*3+[1]*58)'\nsrun bash -c \"{TRAINING} --moe-layer-freq '$layers'\"\n"
+        ),
+    ),
+    "a text of bash -c that may not run": (
+        "syntax",
+        Message(script=f"{HEAD}more=\n[ -e x ] && more='('\nsrun bash -c \"{TRAINING} $more\"\n"),
+    ),
     "a block that is not closed": (
         "syntax",
         Message(script=f"{HEAD}if true; then\n", why="bash stops here", fix="is not closed"),

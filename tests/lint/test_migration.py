@@ -302,6 +302,7 @@ def test_missing_values_that_affect_results_are_refused() -> None:
         (WHOLE, ("--set", "training.seed=x"), "training.seed"),
         (WHOLE, ("--set", "name=x"), "use --name"),
         ("if true; then\n", (), "job.sh:"),
+        ("cd /a\nsrun bash -c 'python pretrain_gpt.py --moe-layer-freq ([0]*1+[1]*3)'\n", (), "job.sh:2: "),
         ("python pretrain_gpt.py --mock-data\n", ("--preset", "tiny"), "--preset and --from both"),
         ("python pretrain_gpt.py --mock-data\n", ("--cluster", "nowhere"), "is not a known cluster profile"),
         ("\0", (), "is not a text"),
@@ -813,6 +814,8 @@ def test_the_layout_of_experts_is_converted() -> None:
         found, leftovers = migrated(f"{EXPERTS} {unused} {reason}", "--force")
         assert leftovers[unused].startswith("it has no effect with model.moe_router_")
         assert unused.split()[0].removeprefix("--").replace("-", "_") not in found["model"]
+    _, leftovers = migrated(f"{EXPERTS} --moe-router-num-groups 2", "--force")
+    assert leftovers["--moe-router-num-groups 2"] == "it only applies with model.moe_router_group_topk"
     _, leftovers = migrated("--moe-grouped-gemm", "--force")
     assert leftovers["--moe-grouped-gemm"] == "it only applies with --num-experts"
 

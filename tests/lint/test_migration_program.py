@@ -102,6 +102,9 @@ def test_a_value_that_only_the_job_knows_must_be_replaced_before_the_run_file_is
         "--seed",
         "{$(date +%s)}",
     ]
+    long = init("srun bash -c 'cd /a; python train.py --seed $(date +%s) | tee log'\n", "--force")
+    assert "not converted: $(date +%s)\n" in long.stderr
+    init("srun python train.py --out $OUT/x --seed $(date +%s)\n", "--force")
     checked = hpcgen("validate", "-c", "run.yaml")
     assert checked.status == 2
     assert "has the unknown variable {OUT}" in checked.stderr

@@ -69,14 +69,57 @@ def estimate(
         (GPT, {"micro": 4, "world_size": 4, "cuda_graph_impl": "transformer_engine"}, 24.87),
         (GPT, TP2_PP2 | {"cuda_graph_impl": "transformer_engine"}, 13.07),
         (MIXTRAL_3_LAYERS, {"micro": 2}, 87.40),
+        (llama3_8b(8, 8192), {"micro": 2}, 69.7),
+        (llama3_8b(8, 8192), {"micro": 2, "world_size": 2}, 54.0),
+        (llama3_8b(8, 32768), {"micro": 1}, 91.0),
+        (GPT, {"micro": 4, "transformer_impl": "torch"}, 38.04),
     ],
     ids=[
         *("GPT micro 4", "GPT micro 8", "Llama 8 layers", "Llama micro 2", "Llama 16 layers", "DP4", "PP4"),
         *("TP2 x PP2", "DP4, graphs", "TP2 x PP2, graphs", "Mixtral"),
+        *("Llama 8k", "Llama 8k, DP2", "Llama 32k", "GPT, torch"),
     ],
 )
 def test_the_estimate_is_near_gpu_measurements(model, run, peak_gib):
     assert estimate(model, **run).total_gib == pytest.approx(peak_gib, rel=0.06)
+
+
+@pytest.mark.parametrize(
+    ("few", "many", "difference_gib"),
+    [
+        ((GPT, 4), (GPT, 8), 48.19 - 35.32),
+        ((llama3_8b(8), 1), (llama3_8b(8), 2), 59.29 - 53.96),
+        ((llama3_8b(8, 8192), 2), (llama3_8b(8, 32768), 1), 91.0 - 69.7),
+    ],
+    ids=["GPT", "Llama 4k", "Llama 32k"],
+)
+def test_more_tokens_need_as_much_more_as_on_gpus(few, many, difference_gib):
+    """With this difference, weights and workspaces cancel out."""
+    less, more = (estimate(model, micro=micro).total_gib for model, micro in (few, many))
+    assert more - less == pytest.approx(difference_gib, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("training", "bytes_per_logit"),
+    [
+        ({}, 2),
+        ({"transformer_impl": "torch"}, 10),
+        ({"transformer_impl": "torch", "cross_entropy_fusion_impl": "te"}, 2),
+        ({"cross_entropy_fusion_impl": "native"}, 10),
+        ({"precision": "fp16"}, 10),
+        ({"deterministic_mode": True}, 6),
+        ({"precision": "fp32"}, 4),
+    ],
+)
+def test_logits_need_what_their_cross_entropy_keeps(training, bytes_per_logit):
+    large = dataclasses.replace(GPT, vocab_size=200_000, padded_vocab_size=200_000)
+    tokens, rows = 16 * 2048, 200_000 - 50304
+    found = (
+        estimate(large, micro=16, **training).activation_bytes
+        - estimate(GPT, micro=16, **training).activation_bytes
+    )
+    of_weight = 0 if bytes_per_logit > 4 else bytes_per_logit * 2048
+    assert found == rows * (tokens * bytes_per_logit + of_weight)
 
 
 @pytest.mark.parametrize(
@@ -112,12 +155,14 @@ def test_activations_match_the_paper():
     """arXiv 2205.05198, with fused attention: 34 bytes, 10 + 24 / TP, and 34 / TP with sequence parallel."""
     model = dataclasses.replace(GPT, hidden_dropout=0.1)
     tokens_by_layers = 2048 * 2048 * 24
-    logits = 4 * 2048 * 50304
+    logits = 2 * 2048 * 50304
+    of_weight, of_input = 2 * 2048 * 50304, 2 * 2048 * 2048  # gradients of the output layer
     output = 2 * 2 * 2048 * 2048  # inputs of the final norm and of the output layer
     for axes, coefficient in (({}, 34), ({"tp": 2}, 10 + 24 / 2), ({"tp": 2, "sp": True}, 34 / 2)):
         tp = axes.get("tp", 1)
         found = estimate(model, world_size=tp, **axes).activation_bytes
-        assert found == tokens_by_layers * coefficient + logits // tp + output // (tp if "sp" in axes else 1)
+        layers = tokens_by_layers * coefficient + output // (tp if "sp" in axes else 1)
+        assert found == layers + (logits + of_weight) // tp + of_input
 
 
 def test_full_recompute_keeps_little():
@@ -149,8 +194,9 @@ def test_the_stage_with_the_most_memory_counts():
 def test_torchs_kernels_keep_one_mask_for_windows():
     """Two bytes per query and key, shared by all layers; Transformer Engine needs none."""
     sliding = dataclasses.replace(GPT, window_size=512)
-    full, engine = estimate(GPT, transformer_impl="torch"), estimate(sliding)
-    torch = estimate(sliding, transformer_impl="torch")
+    of_torch = {"transformer_impl": "torch", "cross_entropy_fusion_impl": "te"}
+    full, engine = estimate(GPT, **of_torch), estimate(sliding)
+    torch = estimate(sliding, **of_torch)
     assert torch.activation_bytes - full.activation_bytes == 2 * 2048 * 2048
     assert engine == full
 
@@ -236,4 +282,4 @@ def test_the_last_stage_has_the_mtp_layers():
         estimate(mtp, **run).parameter_bytes - estimate(model, **run | {"split": "Et|t*7L"}).parameter_bytes
     )
     assert last == 18 * (weights + 128256 * 4096)
-    assert estimate(mtp).activation_bytes - estimate(model).activation_bytes > 4 * 4096 * 128256
+    assert estimate(mtp).activation_bytes - estimate(model).activation_bytes > 2 * 4096 * 128256

@@ -248,6 +248,11 @@ REFUSED = {
         "parallelism.tensor_model_parallel_size does not divide model.hidden_size = 1022 (1022 / 4), which "
         "model.mtp_num_layers requires; use 2",
     ),
+    "MTP without a layer of the user before it": (
+        MTP | {PP: 2, LAYOUT: "Et*12|mL", "model__layer_spec": "my.layers:spec"},
+        "model.layer_spec would not change the MTP layers, which have the parts of the last layer on their pipeline "
+        "stage, but there is none; move a layer to the last stage",
+    ),
     "MTP in graphs": (
         MTP | GRAPHS,
         "training.cuda_graph_impl is not tested with model.mtp_num_layers; use none",
@@ -431,6 +436,16 @@ REFUSED = {
         {"training__fp8": "hybrid", "model__ffn_hidden_size": 4104, TP: 2},
         "model.ffn_hidden_size over TP = 2 results in matrices 2052 wide, but training.fp8 = hybrid "
         "requires multiples of 16; use 4096 or 4128, or set training.fp8 to null",
+    ),
+    "fp8 with an odd latent": (
+        MLA | {"training__fp8": "hybrid", "model__q_lora_rank": 24},
+        "model.q_lora_rank results in matrices 24 wide, but training.fp8 = hybrid requires multiples of 16; use 16 or "
+        "32, or set training.fp8 to null",
+    ),
+    "fp8 with odd values": (
+        MLA | {"training__fp8": "hybrid", "model__v_head_dim": 65, TP: 4, SP: True},
+        "model.v_head_dim x num_attention_heads over TP = 4 results in matrices 260 wide, but training.fp8 = hybrid "
+        "requires multiples of 16; use 64 or 80, or set training.fp8 to null",
     ),
     "fp8 with odd tokens": (
         {"training__fp8": "hybrid", "model__seq_length": 2046},
@@ -726,6 +741,8 @@ ACCEPTED = {
     "WSD": {"optimizer__lr_decay_style": "WSD", "optimizer__lr_wsd_decay_style": "linear"},
     "a schedule in a file": {"optimizer__lr_schedule": "../my schedules/restarts.py:rate"},
     "layers of a package": {"model__layer_spec": "my.layers:spec"},
+    "MTP after a layer of a package": MTP
+    | {PP: 2, LAYOUT: "Et*11|tmL", "model__layer_spec": "my.layers:spec"},
     "checkpoints to keep": {"checkpoint__keep_every": 300, "checkpoint__save_interval": 100},
     "evaluation": {**TEXT, "evaluation__every": 200, "checkpoint__save_interval": 100},
     "evaluation by hand": {"evaluation__tasks": ("hellaswag",), EVALUATION_TP: 4, EVALUATION_PP: 2},
@@ -908,7 +925,7 @@ def test_settings_that_need_gpus_are_refused_without_gpus():
     facts = facts.with_value("parallelism.tp_comm_overlap", True)
     facts = facts.with_value("training.cuda_graph_impl", "transformer_engine")
     assert [(problem.path, problem.reason) for problem in check(facts)[0]] == [
-        ("parallelism.tp_comm_overlap", "requires GPUs, but the cluster's nodes have none"),
+        ("parallelism.tp_comm_overlap", "requires Transformer Engine, but the cluster's nodes have no GPUs"),
         ("training.fp8", "requires GPUs, but the cluster's nodes have none"),
         ("training.cuda_graph_impl", "requires GPUs, but the cluster's nodes have none"),
     ]

@@ -110,14 +110,43 @@ max_restarts=100 train_iters=100 restart=0 fingerprint=x
 requeue_job() {{ :; }}
 for attempt in {attempts}; do
     rc=${{attempt%:*}}
-    echo "${{attempt#*:}}" >"$tracker"
+    echo "${{attempt#*:}}" >"$tracker"; mkdir -p "$(printf iter_%07d "${{attempt#*:}}")"
     rm -f STOPPED; ((rc)) || : >STOPPED
     (conclude)
-    read_number before "$tracker"
+    read_newest before
 done
 """
     done = with_libraries("base", "scratch", "attempts", "train", then=then, cwd=tmp_path)
     assert ends in (done.stdout + done.stderr).splitlines()[-1], done.stdout + done.stderr
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("complete", "incomplete", "tracker", "newest"),
+    [
+        ((), (), None, 0),
+        ((), (), 60, 0),
+        ((8, 40), (60,), 40, 40),
+        ((8, 40), (50,), 60, 40),
+        ((), (50000,), 50000, 50000),
+    ],
+    ids=["new run", "all moved away", "save in progress", "newest moved away", "Megatron-LM's"],
+)
+def test_a_job_finds_the_newest_checkpoint_that_was_not_moved_away(
+    complete: tuple[int, ...],
+    incomplete: tuple[int, ...],
+    tracker: int | None,
+    newest: int,
+    tmp_path: Path,
+) -> None:
+    for iteration in complete + incomplete:
+        (tmp_path / f"iter_{iteration:07d}").mkdir()
+    for iteration in complete:
+        (tmp_path / f"iter_{iteration:07d}/COMPLETE").touch()
+    if tracker is not None:
+        (tmp_path / "latest_checkpointed_iteration.txt").write_text(str(tracker))
+    done = with_libraries("base", "train", then='read_newest before; echo "$before"', cwd=tmp_path)
+    assert (done.stdout, done.stderr) == (f"{newest}\n", "")
 
 
 @pytest.mark.process

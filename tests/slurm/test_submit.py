@@ -148,7 +148,10 @@ def test_submitit_and_the_rendered_script_request_the_same_resources(tmp_path: P
 
 
 CORPUS_ON_AZURE = """
-  corpus: {directory: /lustre/corpus, source: {huggingface: {repo_id: owner/corpus}, token_variable: HF_TOKEN}}
+  corpus:
+    directory: /lustre/corpus
+    source: {huggingface: {repo_id: owner/corpus}, token_variable: HF_TOKEN}
+    num_output_files: 72
 """
 
 

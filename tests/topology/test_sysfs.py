@@ -42,8 +42,9 @@ def test_memory_without_cpus_is_not_a_difference(tmp_path):
 
 def test_adapters_of_the_fabric_count(tmp_path):
     write_sysfs(tmp_path, shipped_node_type("ndv5"))
-    names = [device.name for device in sysfs.read(tmp_path, "ethernet").of_kind("NIC")]
-    assert names == ["mlx5_an0"]
+    for fabric in ("ethernet", "roce"):
+        names = [device.name for device in sysfs.read(tmp_path, fabric).of_kind("NIC")]
+        assert names == ["mlx5_an0"]
 
 
 def test_no_sysfs(tmp_path):

@@ -1,4 +1,4 @@
-"""Custom layers, model and schedule from the examples, with several layouts and a resume."""
+"""Layers and models of users: the examples at several layouts, and parts that would give other results."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.trainer.runs import LLAMA, ROOT, Run, finished, gpt_config, run
+from tests.trainer.inference.models import build_chunk
+from tests.trainer.runs import DEEPSEEK, LLAMA, MOE, ROOT, Run, finished, gpt_config, run
+from trainer.contract.errors import TrainerError
+from trainer.model.experts import Router
 
 pytestmark = pytest.mark.process
 
@@ -64,3 +67,123 @@ def test_a_missing_function_is_reported_in_one_line(config: dict[str, Any], mine
     assert ended.statuses == (2,)
     assert "has no function parallel_layer; did you mean parallel_layers or ParallelLayer?" in ended.log
     assert "Traceback" not in ended.log
+
+
+OWN = """
+from megatron.core.models.gpt import GPTModel
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.tensor_parallel import ColumnParallelLinear
+from megatron.core.transformer.moe.router import TopKRouter
+from trainer.model import experts
+
+class Derived(experts.Router):
+    pass
+
+class Other(TopKRouter):
+    pass
+
+def experts_of_core(core, vp_stage, usual):
+    for layer in usual.layer_specs[1:]:
+        whole = get_gpt_layer_local_spec(num_experts=core.num_moe_experts, normalization=core.normalization)
+        layer.submodules.mlp = whole.submodules.mlp
+    return usual
+
+def corrected_experts(core, vp_stage, usual):
+    changed = experts_of_core(core, vp_stage, usual)
+    for layer in changed.layer_specs[1:]:
+        experts.use_router(layer)
+    return changed
+
+def with_router(spec, router):
+    for layer in spec.layer_specs:
+        mlp = layer.submodules.mlp
+        parts = mlp.keywords["submodules"] if hasattr(mlp, "keywords") else mlp.submodules
+        parts.router = router
+    return spec
+
+def derived(core, vp_stage, usual):
+    return with_router(usual, Derived)
+
+def other(core, vp_stage, usual):
+    return with_router(usual, Other)
+
+class Model(GPTModel):
+    def __init__(self, *, transformer_layer_spec, **arguments):
+        super().__init__(transformer_layer_spec=with_router(transformer_layer_spec, TopKRouter), **arguments)
+
+def divided_projections(core, vp_stage, usual):
+    for layer in usual.layer_specs:
+        parts = layer.submodules.self_attention.submodules
+        parts.linear_kv_down_proj = ColumnParallelLinear
+    return usual
+
+def one_layer(core, vp_stage, usual):
+    return usual.layer_specs[-1]
+"""
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A user's file with layers that have parts of Megatron-Core."""
+    file = tmp_path_factory.mktemp("own") / "own_parts.py"
+    file.write_text(OWN)
+    return str(file)
+
+
+def test_experts_of_core_are_refused_and_train_alike_with_the_trainers_router(
+    corpus: str, own: str, tmp_path: Path
+) -> None:
+    runs = {
+        function: run(
+            gpt_config(
+                corpus, tmp_path / str(function), MOE | {"layer_spec": function and f"{own}:{function}"}
+            )
+        )
+        for function in (None, "experts_of_core", "corrected_experts")
+    }
+    refused = runs["experts_of_core"]
+    assert refused.statuses == (2,)
+    assert "decoder.layers.1.mlp.router is a TopKRouter, which is not derived from" in refused.log
+    assert "Traceback" not in refused.log
+    assert runs["corrected_experts"].steps == runs[None].steps != []
+
+
+ALL_EXPERTS = MOE | {"moe_layer_freq": None}
+
+
+@pytest.mark.filterwarnings("ignore")  # Megatron-Core warns about its own defaults
+@pytest.mark.usefixtures("process_groups")
+@pytest.mark.parametrize(
+    ("key", "function", "name"),
+    [("layer_spec", "other", "Other"), ("model_provider", "Model", "TopKRouter")],
+)
+def test_other_routers_are_refused(key: str, function: str, name: str, own: str) -> None:
+    with pytest.raises(TrainerError, match=f"^decoder.layers.0.mlp.router is a {name}, which is not derived"):
+        build_chunk(ALL_EXPERTS | {key: f"{own}:{function}"})
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("process_groups")
+def test_a_router_derived_from_the_trainers_is_accepted(own: str) -> None:
+    _, chunk = build_chunk(ALL_EXPERTS | {"layer_spec": f"{own}:derived"})
+    routers = [module for module in chunk.modules() if isinstance(module, Router)]
+    assert [type(router).__name__ for router in routers] == ["Derived"] * 4
+
+
+def test_divided_down_projections_are_refused(corpus: str, own: str, tmp_path: Path) -> None:
+    model = DEEPSEEK | {"layer_spec": f"{own}:divided_projections"}
+    config = gpt_config(corpus, tmp_path, model) | {
+        "world_size": 2,
+        "parallelism": {"tensor_model_parallel_size": 2, "sequence_parallel": True},
+    }
+    ended = run(config)
+    assert ended.statuses == (2, 2)
+    part = "decoder.layers.0.self_attention.linear_kv_down_proj is a ColumnParallelLinear with 14 of 28 rows"
+    assert part in ended.log
+
+
+def test_one_spec_is_for_all_layers_and_those_of_mtp(corpus: str, own: str, tmp_path: Path) -> None:
+    model = LLAMA | {"mtp_num_layers": 1}
+    usual = finished(gpt_config(corpus, tmp_path / "usual", model))
+    same = finished(gpt_config(corpus, tmp_path / "same", model | {"layer_spec": f"{own}:one_layer"}))
+    assert same.steps == usual.steps

@@ -41,7 +41,7 @@ from trainer.contract.resolve import resolve
 from trainer.data import documents, loader
 from trainer.distributed import groups
 from trainer.distributed.sequence import zigzag_positions
-from trainer.model import layers, packing
+from trainer.model import custom, layers, packing
 from trainer.model.initialization import initialize_by_name
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Megatron-Core warns about its own defaults
@@ -490,7 +490,7 @@ def test_core_gives_packed_attention_the_boundaries(
     if recompute == "full":
         chunk.config.recompute_granularity, chunk.config.recompute_method = "full", "uniform"
         chunk.config.recompute_num_layers = 2
-    layers.require_separated_documents(chunk)
+    custom.refuse_wrong_parts(chunk, separate_documents=True)
     chunk.train()
     found = chunk(tokens, positions, boundaries)
     found.sum().backward()
@@ -499,8 +499,10 @@ def test_core_gives_packed_attention_the_boundaries(
     torch.testing.assert_close(chunk.embedding.word_embeddings.weight.grad, gradient, rtol=0, atol=rounding)
 
 
-def test_an_attention_that_ignores_boundaries_is_refused(chunk: torch.nn.Module) -> None:
-    layers.require_separated_documents(chunk)
-    chunk.decoder.layers[1].self_attention.core_attention = torch.nn.Identity()
+@pytest.mark.parametrize("place", ["self_attention.core_attention", "self_attention"])
+def test_an_attention_that_ignores_boundaries_is_refused(place: str, chunk: torch.nn.Module) -> None:
+    custom.refuse_wrong_parts(chunk, separate_documents=True)
+    chunk.decoder.layers[1].set_submodule(place, torch.nn.Identity())
+    custom.refuse_wrong_parts(chunk, separate_documents=False)
     with pytest.raises(TrainerError, match="Identity does not separate documents"):
-        layers.require_separated_documents(chunk)
+        custom.refuse_wrong_parts(chunk, separate_documents=True)

@@ -1,415 +1,33 @@
 """The trainer resumes checkpoints of Megatron-LM's pretrain_gpt.py, and pretrain_gpt.py the trainer's.
 
-Its training code is not installed, so what it reads and writes is written down here, with the places it is from. With
-the environment variable MEGATRON_LM naming a checkout, the slow tests run the program itself, on the CPU.
+With the environment variable MEGATRON_LM naming a checkout, the slow tests run the program itself, on the CPU.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
-from tests.trainer.runs import DEEPSEEK, DEEPSEEK_V3, GPT, LLAMA, MOE, ROOT, Run, finished, gpt_config, run
+from tests.trainer.megatron_lm_state import EXACT, SAVED_AT, common_state
+from tests.trainer.runs import DEEPSEEK, DEEPSEEK_V3, LLAMA, MOE, ROOT, Run, finished, gpt_config, run
 from trainer import checkpoint
-from trainer.checkpoint import megatron_lm
 from trainer.contract import config as configuration
-from trainer.contract import hyperparameters
 from trainer.contract.checkpoint_files import COMPLETE, STARTED, TRACKER, list_checkpoints
-from trainer.contract.config import OptimizerConfig, ParallelismConfig, TrainerConfig
+from trainer.contract.config import TrainerConfig
 from trainer.contract.errors import TrainerError
 from trainer.contract.resolve import resolve
 from trainer.metrics.console import Log
 from trainer.model.multi_token import DIVIDES_BY_TARGETS
-from trainer.optimizer.schedule import Schedule
-
-SAVED_AT = 3
-
-EXACT = GPT | {"activation_func": "gelu"}
-"""The model of pretrain_gpt.py with --no-bias-gelu-fusion, which it needs on a CPU."""
-
-COMPARED = ("num_layers", "hidden_size", "num_attention_heads", "add_position_embedding")
-COMPARED_WITH_VOCAB_FILE = ("max_position_embeddings", "make_vocab_size_divisible_by", "tokenizer_type")
-"""Read without a default by `check_checkpoint_args`: megatron/training/checkpointing.py, lines 102-136 of 0.16.1 and
-143-181 of 0.19.0."""
-
-TAKEN_OVER = (
-    *(
-        "num_layers",
-        "hidden_size",
-        "ffn_hidden_size",
-        "seq_length",
-        "num_attention_heads",
-        "num_query_groups",
-    ),
-    *("group_query_attention", "kv_channels", "max_position_embeddings", "position_embedding_type"),
-    *("add_position_embedding", "use_rotary_position_embeddings", "rotary_base", "rotary_percent"),
-    *("rotary_interleaved", "add_bias_linear", "add_qkv_bias", "squared_relu", "swiglu"),
-    *("untie_embeddings_and_output_weights", "normalization", "apply_query_key_layer_scaling"),
-    *("attention_dropout", "hidden_dropout", "padded_vocab_size", "ckpt_format"),
-    *("tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size"),
-)
-"""With --use-checkpoint-args, by `load_args_from_checkpoint`: lines 1391-1465 of 0.16.1, 1884-1983 of 0.19.0. What the
-checkpoint lacks has the flag's value, which would be silently another model."""
-
-COUNTED = ("consumed_train_samples", "consumed_valid_samples", "skipped_train_samples")
-"""`load_checkpoint`: lines 1746-1756 of 0.16.1."""
-
-ARGS: dict[str, Any] = {
-    "num_layers": 4,
-    "hidden_size": 64,
-    "num_attention_heads": 4,
-    "ffn_hidden_size": 256,
-    "kv_channels": 16,
-    "seq_length": 64,
-    "max_position_embeddings": 64,
-    "position_embedding_type": "learned_absolute",
-    "rotary_base": 10000,
-    "rotary_percent": 1.0,
-    "normalization": "LayerNorm",
-    "layernorm_epsilon": 1e-05,
-    "layernorm_zero_centered_gamma": False,
-    "swiglu": False,
-    "bias_gelu_fusion": False,
-    "add_bias_linear": True,
-    "add_qkv_bias": True,
-    "untie_embeddings_and_output_weights": False,
-    "padded_vocab_size": 1024,
-    "attention_dropout": 0.0,
-    "hidden_dropout": 0.0,
-    "num_query_groups": 4,
-    "group_query_attention": False,
-    "softmax_type": "vanilla",
-    "num_experts": None,
-    "mtp_num_layers": None,
-    "optimizer": "adam",
-    "adam_beta1": 0.9,
-    "adam_beta2": 0.95,
-    "adam_eps": 1e-08,
-    "clip_grad": 1.0,
-    "loss_scale": None,
-    "loss_scale_window": 1000,
-    "hysteresis": 2,
-    "lr_warmup_init": 0.0,
-    "lr_wsd_decay_iters": None,
-    "lr_wsd_decay_samples": None,
-    "lr_wsd_decay_style": "exponential",
-    "weight_decay_incr_style": "constant",
-    "fp8": None,
-    "fp8_recipe": "delayed",
-    "fp8_amax_history_len": 1,
-    "fp8_amax_compute_algo": "most_recent",
-    "bf16": False,
-    "fp16": False,
-    "seed": 1234,
-    "split": "8,1,1",
-    "train_data_path": None,
-    "rampup_batch_size": None,
-    "dataloader_type": "single",
-    "eod_mask_loss": False,
-    "micro_batch_size": 1,
-    "global_batch_size": 4,
-    "consumed_train_samples": 12,
-    "use_distributed_optimizer": True,
-    "tensor_model_parallel_size": 1,
-    "pipeline_model_parallel_size": 1,
-    "virtual_pipeline_model_parallel_size": None,
-}
-"""Some of the 680 arguments in a checkpoint that pretrain_gpt.py 0.16.1 saved at step 3 with the same model."""
-
-SCHEDULE: dict[str, Any] = {
-    "max_lr": 1e-2,
-    "lr_warmup_steps": 4,
-    "num_steps": 12,
-    "lr_decay_style": "cosine",
-    "lr_decay_steps": 24,
-    "min_lr": 1e-3,
-    "start_wd": 0.1,
-    "end_wd": 0.1,
-    "wd_incr_style": "constant",
-    "wd_incr_steps": 24,
-}
-"""Beside them: `OptimizerParamScheduler.state_dict`, in samples."""
-
-CONTENT = {
-    "distrib_optim_sharding_type": "fully_reshardable",
-    "distrib_optim_fully_reshardable_mem_efficient": False,
-    "singleton_local_shards": False,
-    "chained_optim_avoid_prefix": True,
-}
-
-
-def common_state(corpus: str = "/corpus", **args: Any) -> dict[str, Any]:
-    """The common state of a checkpoint of Megatron-LM."""
-    return {
-        "args": argparse.Namespace(**ARGS | {"data_path": [corpus]} | args),
-        "checkpoint_version": 3.0,
-        "iteration": SAVED_AT,
-        "optimizer": {"optimizer": {"param_groups": []}},
-        "opt_param_scheduler": SCHEDULE,
-        "num_floating_point_operations_so_far": 1.0,
-        "content_metadata": CONTENT,
-    }
-
-
-def config_of(corpus: str = "/corpus", **training: Any) -> TrainerConfig:
-    plain = gpt_config(corpus, Path("/run"), EXACT)
-    plain["training"] |= training
-    return resolve(configuration.from_dict(TrainerConfig, plain, "test"))
-
-
-# The arguments that each program reads and writes.
-
-
-def test_a_checkpoint_has_every_argument_that_megatron_lm_reads() -> None:
-    config = config_of()
-    args = vars(megatron_lm.common_state(config, 5, 20)["args"])
-    assert {*COMPARED, *COMPARED_WITH_VOCAB_FILE, *TAKEN_OVER, *COUNTED} <= args.keys()
-    assert {name: args[name] for name in COMPARED} == {
-        "num_layers": 4,
-        "hidden_size": 64,
-        "num_attention_heads": 4,
-        "add_position_embedding": True,
-    }
-    assert (args["consumed_train_samples"], args["no_save_rng"]) == (20, True)
-    shared = args.keys() & ARGS.keys() - {"consumed_train_samples"}
-    assert {name: args[name] for name in shared} == {name: ARGS[name] for name in shared}
-
-
-def test_the_arguments_are_values_that_torch_reads_back_without_pickled_code(tmp_path: Path) -> None:
-    common = megatron_lm.common_state(config_of(), 5, 20)
-    torch.save(common, tmp_path / "common.pt")
-    assert torch.load(tmp_path / "common.pt", weights_only=True) == common  # Core allows Namespace
-
-
-def test_the_schedule_counts_samples() -> None:
-    schedule = megatron_lm.common_state(config_of(), SAVED_AT, 12)["opt_param_scheduler"]
-    assert schedule == SCHEDULE
-
-
-def test_the_written_common_state_reads_back_unchanged() -> None:
-    config = config_of()
-    saved = {**common_state(), **megatron_lm.common_state(config, 5, 20)}
-    saved["iteration"] = 5
-    there = megatron_lm.resumed(saved, config.parallelism)
-    assert (there.iteration, there.consumed_samples) == (5, 20)
-    assert hyperparameters.check_changes({"model": there.sections["model"]}, config) == ()
-
-
-ROPE = {"position_embedding_type": "rope"}
-MLA = ROPE | {"multi_latent_attention": True}
-YARN = {"rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 4096}
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "original_max_position_embeddings": 8192,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-}
-
-
-@pytest.mark.parametrize(
-    ("model", "args"),
-    [
-        ({"activation_func": "gelu_tanh"}, {"bias_gelu_fusion": True, "squared_relu": False}),
-        ({"activation_func": "gelu"}, {"bias_gelu_fusion": False, "squared_relu": False}),
-        ({"activation_func": "gelu", "add_bias_linear": False}, {"add_bias_linear": False}),
-        ({"activation_func": "squared_relu"}, {"bias_gelu_fusion": False, "squared_relu": True}),
-        ({"swiglu": True, "add_bias_linear": False, "add_qkv_bias": True}, {"add_qkv_bias": True}),
-        ({"qk_layernorm": True}, {"qk_layernorm": True}),
-        ({"window_size": 8}, {"window_size": (7, 0)}),
-        ({"num_moe_experts": 8, "moe_aux_loss_coeff": 0.01}, {"num_experts": 8, "moe_layer_freq": 1}),
-        (
-            {"num_moe_experts": 8, "moe_layer_freq": [0, 1, 1, 1], "moe_ffn_hidden_size": 96},
-            {"moe_layer_freq": [0, 1, 1, 1], "moe_ffn_hidden_size": 96},
-        ),
-        (ROPE | {"rope_scaling": LLAMA3}, {"use_rope_scaling": True}),
-        (
-            ROPE | {"rope_scaling": {"rope_type": "linear", "factor": 4.0}},
-            {"rotary_seq_len_interpolation_factor": 4.0},
-        ),
-        (ROPE | {"mtp_num_layers": 2, "mtp_loss_scaling_factor": 0.3}, {"mtp_num_layers": 2}),
-        (MLA | {"q_lora_rank": 24}, {"rope_type": "rope", "v_head_dim": 128, "q_lora_rank": 24}),
-        (MLA | {"rope_scaling": YARN}, {"rope_type": "yarn", "mscale": 1.0, "mscale_all_dim": 0.0}),
-        (
-            MLA | {"rope_scaling": YARN | {"mscale": 1.0, "mscale_all_dim": 0.7}},
-            {"rotary_scaling_factor": 40.0, "mscale_all_dim": 0.7},
-        ),
-    ],
-    ids=str,
-)
-def test_a_model_is_carried_in_their_arguments(model: dict[str, Any], args: dict[str, Any]) -> None:
-    document = gpt_config("/corpus", Path("/run"))
-    document["model"] |= model
-    config = resolve(configuration.from_dict(TrainerConfig, document, "test"))
-    common = megatron_lm.common_state(config, 5, 20)
-    written = vars(common["args"])
-    assert {name: written[name] for name in args} == args
-    there = megatron_lm.resumed(common_state(**written), config.parallelism)
-    assert hyperparameters.check_changes({"model": there.sections["model"]}, config) == ()
-    resolved = hyperparameters.sections(config)["model"]
-    assert {name: there.sections["model"][name] for name in model} == {name: resolved[name] for name in model}
-
-
-def test_hyperparameters_of_megatron_lm_are_compared_like_the_trainers() -> None:
-    config = config_of()
-    there = megatron_lm.resumed(common_state(), config.parallelism)
-    assert hyperparameters.check_changes(there.sections, config) == ()
-
-    other = megatron_lm.resumed(
-        common_state("/elsewhere", seed=7, adam_beta2=0.999, split="969, 30, 1"), config.parallelism
-    )
-    with pytest.raises(TrainerError) as refused:
-        hyperparameters.check_changes(other.sections, config)
-    for line in (
-        "training.seed: 7 -> 1234",
-        "optimizer.adam_beta2: 0.999 -> 0.95",
-        "data.split: 969,30,1 -> 8,1,1",
-        'data.datasets: [{"prefix": "/elsewhere", "weight": null}]',
-    ):
-        assert line in str(refused.value)
-
-
-def test_a_blend_of_megatron_lm_is_read() -> None:
-    common = common_state(data_path=["0.7", "/a", "0.3", "/b"])
-    assert megatron_lm.resumed(common, ParallelismConfig()).sections["data"]["datasets"] == [
-        {"prefix": "/a", "weight": 0.7},
-        {"prefix": "/b", "weight": 0.3},
-    ]
-    common = common_state(data_path=["/a", "/b"])
-    assert megatron_lm.resumed(common, ParallelismConfig()).sections["data"]["datasets"] == [
-        {"prefix": "/a", "weight": None},
-        {"prefix": "/b", "weight": None},
-    ]
-
-
-@pytest.mark.parametrize(
-    ("args", "changes", "message"),
-    [
-        ({"is_hybrid_model": True}, {}, "does not support: is_hybrid_model = True"),
-        ({"num_experts": 8, "moe_latent_size": 32}, {}, "does not support: moe_latent_size = 32"),
-        (
-            {"num_experts": 8, "moe_router_load_balancing_type": "sinkhorn"},
-            {},
-            "moe_router_load_balancing_type = 'sinkhorn'",
-        ),
-        ({"mtp_use_repeated_layer": True, "no_rope_freq": 4}, {}, "= 4, mtp_use_repeated_layer = True"),
-        (
-            {"multi_latent_attention": True, "qk_layernorm": True, "q_lora_rank": None},
-            {},
-            "qk_layernorm without q_lora_rank (megatron-core 0.16",
-        ),
-        (
-            {"multi_latent_attention": True, "rope_type": "rope", "mscale_all_dim": 1.0}
-            | {"rotary_scaling_factor": 40.0},
-            {},
-            "mscale_all_dim with rope_type = 'rope'",
-        ),
-        ({"window_size": (3, 0), "window_attn_skip_freq": 4}, {}, "window_attn_skip_freq = 4"),
-        ({"window_size": (3, -1)}, {}, "window_size = (3, -1) (supported is (N, 0)"),
-        (
-            {"use_rope_scaling": True, "rope_scaling_factor": 32.0},
-            {},
-            "rope_scaling_factor = 32.0 (pretrain_",
-        ),
-        ({"position_embedding_type": "yarn"}, {}, "position_embedding_type = 'yarn'"),
-        ({"openai_gelu": True}, {}, "openai_gelu without bias_gelu_fusion"),
-        ({"sft": True}, {}, "sft = True"),
-        ({"use_distributed_optimizer": False}, {}, "--use-distributed-optimizer"),
-        ({}, {"optimizer": None}, "without the optimizer state"),
-        ({}, {"content_metadata": None}, "does not say how its optimizer state is sharded"),
-        (
-            {"tensor_model_parallel_size": 2},
-            {"content_metadata": {"distrib_optim_sharding_type": "dp_reshardable"}},
-            "--dist-ckpt-optim-fully-reshardable",
-        ),
-        (
-            {"num_experts": 8, "expert_model_parallel_size": 2},
-            {"content_metadata": {"distrib_optim_sharding_type": "dp_reshardable"}},
-            "expert_model_parallel_size: 2, expert_tensor_parallel_size: 1",
-        ),
-    ],
-)
-def test_unsupported_checkpoints_of_megatron_lm_are_refused_by_name(
-    args: dict[str, Any], changes: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(TrainerError, match=re.escape(message)):
-        megatron_lm.resumed(common_state(**args) | changes, ParallelismConfig())
-
-
-def test_loading_only_weights_needs_neither_optimizer_nor_arguments() -> None:
-    common = common_state(use_distributed_optimizer=False, sft=True) | {"optimizer": None}
-    there = megatron_lm.resumed(common, ParallelismConfig(), weights_only=True)
-    assert there.sections.keys() == {"model"}
-    assert megatron_lm.resumed({}, ParallelismConfig(), weights_only=True).sections == {}
-    with pytest.raises(TrainerError, match="is_hybrid_model"):
-        megatron_lm.resumed(common_state(is_hybrid_model=True), ParallelismConfig(), weights_only=True)
-    with pytest.raises(TrainerError, match="finetune"):
-        megatron_lm.resumed({"iteration": 3}, ParallelismConfig())
-
-
-class OneGroup:
-    """The part of an optimizer that schedules use."""
-
-    def __init__(self) -> None:
-        self.param_groups = [{"wd_mult": 1.0, "lr_mult": 1.0}]
-
-
-@pytest.mark.process
-def test_after_a_ramp_up_the_rates_are_those_of_megatron_lm() -> None:
-    """Megatron-LM's schedule follows samples, the trainer's iterations: 8 steps of a smaller batch have 20 samples."""
-    theirs = OptimizerParamScheduler(
-        OneGroup(),
-        init_lr=0.0,
-        max_lr=1e-2,
-        min_lr=1e-3,
-        lr_warmup_steps=8,
-        lr_decay_steps=60,
-        lr_decay_style="cosine",
-        start_wd=0.1,
-        end_wd=0.1,
-        wd_incr_steps=60,
-        wd_incr_style="constant",
-    )
-    theirs.step(20)
-    common = common_state(consumed_train_samples=20, rampup_batch_size=["2", "2", "18"])
-    common |= {"iteration": 8, "opt_param_scheduler": theirs.state_dict()}
-    there = megatron_lm.resumed(common, ParallelismConfig())
-    optimizer = there.sections["optimizer"]
-    assert (there.iteration, there.consumed_samples) == (8, 20)
-    assert (optimizer["lr_warmup_iters"], optimizer["lr_decay_iters"]) == (5, 18)
-    assert there.sections["training"]["rampup_batch_size"] == [2, 2, 18]
-
-    ours = Schedule(OptimizerConfig(**optimizer), OneGroup(), train_iters=18)  # type: ignore[arg-type]
-    ours.step(there.iteration)
-    for _ in range(10):
-        assert ours.rate() == pytest.approx(theirs.get_lr({}), rel=1e-12)
-        ours.step(1)
-        theirs.step(4)
-
-
-def test_a_custom_schedule_is_stored_by_its_import_path(corpus: str) -> None:
-    plain = gpt_config(corpus, Path("/run"))
-    plain["optimizer"]["lr_schedule"] = "rates.py:decay"
-    config = resolve(configuration.from_dict(TrainerConfig, plain, "test"))
-    assert (
-        megatron_lm.common_state(config, 5, 20)["opt_param_scheduler"]["lr_decay_style"] == "rates.py:decay"
-    )
-
-
-# Whole runs.
 
 
 @pytest.fixture(scope="module")
@@ -450,18 +68,9 @@ def test_a_run_of_megatron_lm_resumes_like_one_of_the_trainer(ours: Run, corpus:
     assert [event["consumed_samples"] for event in events if event["event"] == "step"] == [16, 20, 24]
 
 
-@pytest.fixture
-def one_rank() -> Iterator[None]:
-    """A process group with only this process, for functions that use collectives."""
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    yield
-    torch.distributed.destroy_process_group()
-
-
 @pytest.mark.process
-def test_an_unreadable_checkpoint_is_reported_with_a_remedy(
-    ours: Run, corpus: str, tmp_path: Path, one_rank: None
-) -> None:
+@pytest.mark.usefixtures("process_groups")
+def test_an_unreadable_checkpoint_is_reported_with_a_remedy(ours: Run, corpus: str, tmp_path: Path) -> None:
     plain = gpt_config(corpus, tmp_path / "run", EXACT) | {"checkpoint": {"load": str(tmp_path / "theirs")}}
     config = resolve(configuration.from_dict(TrainerConfig, plain, "test"))
     [path] = as_megatron_lm_writes(ours, corpus, tmp_path / "theirs").glob("iter_*")
@@ -480,9 +89,8 @@ def test_an_unreadable_checkpoint_is_reported_with_a_remedy(
 
 
 @pytest.mark.process
-def test_without_optimizer_state_only_the_weights_are_loaded(
-    ours: Run, corpus: str, tmp_path: Path, one_rank: None
-) -> None:
+@pytest.mark.usefixtures("process_groups")
+def test_without_optimizer_state_only_the_weights_are_loaded(ours: Run, corpus: str, tmp_path: Path) -> None:
     theirs = as_megatron_lm_writes(ours, corpus, tmp_path / "theirs")
     file = theirs / f"iter_{SAVED_AT:07d}" / "common.pt"
     common = torch.load(file, weights_only=False)

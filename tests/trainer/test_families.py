@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,34 +14,15 @@ from megatron.core.transformer.multi_token_prediction import MTPLossAutoScaler
 
 from hpcgen.planning.model_size import parameter_count, parameter_names
 from tests.trainer.families import FAMILIES, LENGTH, LLAMA, SCALINGS, VOCAB, megatron_weights
-from tests.trainer.runs import free_port, gpt_config
+from tests.trainer.single_rank import ON_CPU, resolved
 from trainer.contract import config as configuration
 from trainer.contract.config import ModelConfig, TrainerConfig
 from trainer.contract.errors import TrainerError
-from trainer.contract.resolve import resolve, resolve_model
-from trainer.distributed import groups
-from trainer.distributed.rendezvous import Ranks
+from trainer.contract.resolve import resolve_model
 from trainer.model import activation, build, rotary
 from trainer.model.core_config import transformer_config
-from trainer.model.kernels import Kernels
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Megatron-Core warns about its own defaults
-
-ON_CPU = Kernels(None, "torch", "native", None, on_gpu=False)
-
-
-def trainer_config(directory: Path, model: dict[str, Any]) -> TrainerConfig:
-    document = gpt_config("x", directory, model)
-    return resolve(configuration.from_dict(TrainerConfig, document, "test"))
-
-
-@pytest.fixture(scope="module")
-def process_groups(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """The process groups of a single rank."""
-    config = trainer_config(tmp_path_factory.mktemp("run"), LLAMA)
-    environ = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
-    yield groups.initialize(config, Ranks(0, 0, 1, "test"), environ)
-    groups.finalize()
 
 
 def model_of(config: TrainerConfig, process_groups: Any) -> torch.nn.Module:
@@ -54,7 +34,7 @@ def model_of(config: TrainerConfig, process_groups: Any) -> torch.nn.Module:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_logits_are_those_of_transformers(name: str, process_groups: Any, tmp_path: Path) -> None:
     reference = FAMILIES[name].build()
-    config = trainer_config(tmp_path, FAMILIES[name].model)
+    config = resolved(tmp_path, FAMILIES[name].model)
     ours = model_of(config, process_groups)
     weights = megatron_weights(reference)
     parameters = dict(ours.named_parameters())
@@ -122,7 +102,7 @@ def test_an_activation_is_the_same_function_on_every_device(
 ) -> None:
     """The MLP of the kernels for GPUs, here on a CPU."""
     model = FAMILIES["gpt2"].model | {"activation_func": name, "add_bias_linear": bias}
-    config = trainer_config(tmp_path, model)
+    config = resolved(tmp_path, model)
     mlp = model_of(config, process_groups).get_submodule("decoder.layers.0.mlp")
     func, fused = activation.activation(config.model, on_gpu=on_gpu)
     assert fused == (on_gpu and bias and name == "gelu_tanh")
@@ -144,7 +124,7 @@ def test_a_model_without_cores_rotary_embedding_is_refused() -> None:
 
 def test_a_window_with_transformer_engine_gathers_keys_over_context_parallel_ranks(tmp_path: Path) -> None:
     """Its default, a ring, refuses windows."""
-    config = trainer_config(tmp_path, FAMILIES["gpt2"].model | {"window_size": 7})
+    config = resolved(tmp_path, FAMILIES["gpt2"].model | {"window_size": 7})
     engine = dataclasses.replace(ON_CPU, transformer_engine="2.16.1")
     core = transformer_config(config, engine)
     assert (core.window_size, core.cp_comm_type) == ((6, 0), "all_gather")
@@ -154,7 +134,7 @@ def test_gradients_are_those_of_the_main_loss_and_the_weighted_mtp_losses(
     process_groups: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each MTP loss is a sum over its own tokens. The step divides all sums by the tokens of the main loss."""
-    config = trainer_config(tmp_path, LLAMA | {"mtp_num_layers": 2, "mtp_loss_scaling_factor": 0.3})
+    config = resolved(tmp_path, LLAMA | {"mtp_num_layers": 2, "mtp_loss_scaling_factor": 0.3})
     model = model_of(config, process_groups).train()
     tokens = torch.randint(VOCAB, (2, LENGTH + 1), generator=torch.Generator().manual_seed(1))
     mask = torch.ones(2, LENGTH)

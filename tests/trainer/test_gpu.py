@@ -5,6 +5,9 @@ from __future__ import annotations
 import copy
 import functools
 import importlib.util
+import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,7 +29,16 @@ CP2 = {"context_parallel_size": 2}
 GRAPHS = {"cuda_graph_impl": "transformer_engine"}
 EP2 = {"expert_model_parallel_size": 2}
 LATENT = DEEPSEEK | {"mtp_num_layers": None, "qk_head_dim": 24, "v_head_dim": 16}
-SHAPES = {"gpt": GPT, "llama": LLAMA, "qwen": QWEN, "moe": MOE, "deepseek": DEEPSEEK, "latent": LATENT}
+PREDICTING = LLAMA | {"mtp_num_layers": 1}
+SHAPES = {
+    "predicting": PREDICTING,
+    "gpt": GPT,
+    "llama": LLAMA,
+    "qwen": QWEN,
+    "moe": MOE,
+    "deepseek": DEEPSEEK,
+    "latent": LATENT,
+}
 WIDE = {"hidden_size": 256, "seq_length": 128}
 
 LOSS_TOLERANCE = 0.05
@@ -245,20 +257,27 @@ def test_experts_are_alike_in_all_kernels(
 
 
 @pytest.mark.parametrize(
-    ("gpus", "name", "layout"),
+    ("gpus", "name", "layout", "training"),
     [
-        pytest.param(1, "gpt", {}, id="gpt"),
-        pytest.param(1, "qwen", {}, id="qwen"),
-        pytest.param(1, "latent", {}, id="latent"),
-        pytest.param(1, "deepseek", {}, id="deepseek"),
-        pytest.param(2, "qwen", CP2, id="qwen-CP2", marks=needs_gpus(2)),
-        pytest.param(2, "gpt", PP2, id="gpt-PP2", marks=needs_gpus(2)),
-        pytest.param(2, "llama", TP2_SP, id="llama-TP2+SP", marks=needs_gpus(2)),
+        pytest.param(1, "gpt", {}, {}, id="gpt"),
+        pytest.param(1, "qwen", {}, {}, id="qwen"),
+        pytest.param(1, "qwen", {}, {"deterministic_mode": True}, id="qwen-deterministic"),
+        pytest.param(1, "latent", {}, {}, id="latent"),
+        pytest.param(1, "deepseek", {}, {}, id="deepseek"),
+        pytest.param(2, "qwen", CP2, {}, id="qwen-CP2", marks=needs_gpus(2)),
+        pytest.param(2, "predicting", CP2, {}, id="predicting-CP2", marks=needs_gpus(2)),
+        pytest.param(2, "gpt", PP2, {}, id="gpt-PP2", marks=needs_gpus(2)),
+        pytest.param(2, "llama", TP2_SP, {}, id="llama-TP2+SP", marks=needs_gpus(2)),
     ],
 )
 @with_engine
 def test_documents_are_separated_as_on_a_cpu(
-    gpus: int, name: str, layout: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    gpus: int,
+    name: str,
+    layout: dict[str, Any],
+    training: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Both start from the same checkpoint, since GPUs draw other random numbers than CPUs."""
     monkeypatch.setattr(runs, "ForkedPython", runs.new_process)  # a fork has seen the GPU
@@ -266,7 +285,7 @@ def test_documents_are_separated_as_on_a_cpu(
     config = on_gpus(corpus, tmp_path / "gpu", gpus, layout, SHAPES[name])
     config["data"] |= {"reset_attention_mask": True, "reset_position_ids": True, "eod_mask_loss": True}
     config["data"]["eod_id"] = 999
-    config["training"] |= {"train_iters": 4, "micro_batch_size": 2}
+    config["training"] |= {"train_iters": 4, "micro_batch_size": 2} | training
     reference = copy.deepcopy(config) | {"device": "cpu", "run_dir": str(tmp_path / "cpu")}
     reference |= {"world_size": 1, "parallelism": {}}
     reference["training"]["precision"] = "fp32"
@@ -343,3 +362,28 @@ def test_a_run_in_fp8_resumes_exactly(corpus: str, tmp_path: Path) -> None:
     finished(config)
     config["training"]["train_iters"] = 12
     assert_alike(finished(config), undisturbed)
+
+
+@pytest.mark.parametrize("name", ["deepseek", "moe"])
+def test_a_gpu_generates_what_a_cpu_does(name: str, one_gpu: Callable[[str], Run], tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in ("A", "in the beginning")))
+    command = [sys.executable, "-m", "trainer.inference", str(one_gpu(name).directory), "--json"]
+    command += [
+        "--prompts",
+        str(prompts),
+        "--tokenizer",
+        "bytes",
+        "--max-new-tokens",
+        "40",
+        "--precision",
+        "fp32",
+    ]
+    texts = []
+    for device in ("cuda", "cpu"):
+        done = subprocess.run(
+            [*command, "--device", device], cwd=runs.ROOT, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        texts.append(done.stdout)
+    assert texts[0] == texts[1]

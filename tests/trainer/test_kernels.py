@@ -1,11 +1,16 @@
-"""Configurations that the choice of kernels refuses before anything is built."""
+"""The choice of kernels: configurations that it refuses before anything is built, and the cross entropy."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
+import torch
+from megatron.core import parallel_state
+from megatron.core.fusions.fused_cross_entropy import fused_vocab_parallel_cross_entropy
+from megatron.core.tensor_parallel import vocab_parallel_cross_entropy
 
 from tests.trainer.runs import gpt_config
 from trainer.contract import config as configuration
@@ -13,6 +18,7 @@ from trainer.contract.config import TrainerConfig
 from trainer.contract.errors import TrainerError
 from trainer.contract.resolve import resolve
 from trainer.model import kernels
+from trainer.model.core_config import transformer_config
 
 NEEDS_ITS_LAYERS = [
     ("training", {"fp8": "hybrid"}),
@@ -40,3 +46,38 @@ def test_settings_that_other_layers_ignore_are_refused(
     monkeypatch.setattr(kernels, "transformer_engine_version", lambda: None)
     with pytest.raises(TrainerError, match=rf"{section}.{key} = \S+ requires a GPU and Transformer Engine"):
         kernels.choose(config)
+
+
+@pytest.mark.parametrize(
+    ("training", "cross_entropy", "is_fused"),
+    [
+        ({"precision": "bf16"}, "native", True),
+        ({"precision": "fp32"}, "native", False),
+        ({"precision": "fp32"}, "te", True),
+        ({"precision": "bf16", "deterministic_mode": True}, "te", False),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")  # Megatron-Core warns about its own defaults
+def test_a_cross_entropy_that_rounds_is_not_used_in_fp32(
+    training: dict[str, Any], cross_entropy: Literal["te", "native"], is_fused: bool, tmp_path: Path
+) -> None:
+    chosen = kernels.Kernels(None, "torch", cross_entropy, None, on_gpu=True)
+    core = transformer_config(on_a_gpu(tmp_path, "training", training), chosen)
+    assert core.cross_entropy_loss_fusion == is_fused
+
+
+@pytest.mark.usefixtures("process_groups")
+def test_only_the_fused_cross_entropy_of_core_rounds_to_bf16() -> None:
+    logits, labels = torch.randn(8, 2, 64), torch.randint(64, (8, 2))
+
+    def gradient(compute: Callable[..., torch.Tensor], *arguments: Any) -> torch.Tensor:
+        leaf = logits.clone().requires_grad_()
+        compute(leaf.clone(), labels, *arguments).sum().backward()
+        assert leaf.grad is not None
+        return leaf.grad
+
+    fused = gradient(fused_vocab_parallel_cross_entropy, parallel_state.get_tensor_model_parallel_group())
+    exact = gradient(vocab_parallel_cross_entropy)
+    assert torch.equal(fused, fused.bfloat16().float())
+    assert not torch.equal(exact, exact.bfloat16().float())
+    torch.testing.assert_close(fused, exact, rtol=2**-8, atol=0)

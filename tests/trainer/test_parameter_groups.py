@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +42,6 @@ class Chunk(torch.nn.Module):
 
 
 FIRST, LAST = Chunk(1, embeds=True), Chunk(3, embeds=False, has_copy=True)
-
-
-@pytest.fixture
-def one_rank() -> Iterator[None]:
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    yield
-    torch.distributed.destroy_process_group()
 
 
 def multipliers(*groups: dict[str, Any], chunk: Chunk = LAST) -> dict[str, dict[str, float]]:
@@ -94,7 +86,7 @@ def test_only_biases_and_norms_do_not_decay() -> None:
     assert {tuple(override.items()) for override in found.values()} == {(("wd_mult", 0.0),)}
 
 
-@pytest.mark.usefixtures("one_rank")
+@pytest.mark.usefixtures("process_groups")
 def test_the_first_group_that_matches_counts() -> None:
     found = multipliers(
         {"match": "decoder.layers.3.*", "lr_mult": 0.1}, {"match": "*.linear_fc1.*", "wd_mult": 0.5}
@@ -105,14 +97,14 @@ def test_the_first_group_that_matches_counts() -> None:
     assert found["decoder.layers.3.linear_fc1.bias"] == {"wd_mult": 0.0, "lr_mult": 0.1}
 
 
-@pytest.mark.usefixtures("one_rank")
+@pytest.mark.usefixtures("process_groups")
 def test_both_copies_of_tied_embeddings_are_trained_alike() -> None:
     group = {"match": "embedding.*", "lr_mult": 0.5}
     name = "embedding.word_embeddings.weight"
     assert multipliers(group, chunk=FIRST)[name] == multipliers(group, chunk=LAST)[name]
 
 
-@pytest.mark.usefixtures("one_rank")
+@pytest.mark.usefixtures("process_groups")
 def test_a_group_that_matches_nothing_is_refused() -> None:
     with pytest.raises(
         ConfigError, match=r"'\*\.linear_fc3\.\*' matches no parameter.*decoder\.layers\.0\.linear_fc1"

@@ -1,4 +1,4 @@
-"""Random runs: one curve at every layout, exact resumption, and continuation at another layout.
+"""Random runs: one curve at every layout, exact resumption in every precision, and continuation at another layout.
 
 Larger layouts are only built, on fake worlds. `make test-random SEEDS="17 18"` runs the cases of these seeds. A failed
 test prints its case as JSON.
@@ -51,11 +51,35 @@ def test_a_random_run(seed: int, tmp_path: Path) -> None:
     assert_same_curve(case, straight, alone)
     assert_same_evaluations(straight, alone)
 
-    resumed = finished(case.config(saved(straight, "resumed"), here, training__eval_iters=0))
+    assert_same_continuation(case, straight, here)
+    assert_same_curve(case, finished(case.config(saved(straight, "elsewhere"), there)), alone)
+
+
+HALF: tuple[dict[str, Any], ...] = (
+    {"training__precision": "bf16"},
+    {"training__precision": "fp16", "optimizer__initial_loss_scale": 2.0**12},
+)
+DROPOUT = {"model__hidden_dropout": 0.1, "model__attention_dropout": 0.1}
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_random_run_with_dropout_resumes_exactly_in_half_precision(seed: int, tmp_path: Path) -> None:
+    """bf16 for even seeds, and fp16 for odd ones."""
+    case = draw(seed, tmp_path)
+    print(json.dumps(dataclasses.asdict(case)))
+    layout, changes = case.layouts[0], HALF[seed % 2] | DROPOUT
+    straight = finished(case.config("straight", layout, **changes))
+    assert_same_continuation(case, straight, layout, **changes)
+
+
+def assert_same_continuation(case: Case, straight: Run, layout: dict[str, Any], **changes: Any) -> None:
+    """A run that resumes from step SAVED of `straight`, without evaluations, has its later steps and its weights."""
+    changes["training__eval_iters"] = 0
+    resumed = finished(case.config(saved(straight, "resumed"), layout, **changes))
     assert resumed.steps == straight.steps[SAVED:]
     last = f"iter_{STEPS:07}"
     assert_same_checkpoint(resumed.checkpoints / last, straight.checkpoints / last)
-    assert_same_curve(case, finished(case.config(saved(straight, "elsewhere"), there)), alone)
 
 
 def saved(run: Run, name: str) -> str:

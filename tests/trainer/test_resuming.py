@@ -49,6 +49,8 @@ def test_a_stopped_run_resumes_like_an_uninterrupted_one(
     assert first.steps == undisturbed.steps[:1]
     assert (first.directory / "STOPPED").read_text() == first.saved_iteration + "\n" == "1\n"
     assert not (first.directory / "DONE").exists()
+    [stop] = [event for event in first.events if event["event"] == "stop"]
+    assert (stop["iteration"], stop["reason"]) == (1, f"asked to stop ({stopped_at_once})")
 
     second = finished(config)
     assert second.steps == undisturbed.steps

@@ -16,6 +16,7 @@ from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegat
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 from megatron.core.datasets.indexed_dataset import IndexedDataset, IndexedDatasetBuilder
 
+from hpcgen.slurm.training_data import empty_split
 from tests.trainer.runs import write_corpus
 from trainer.contract import config as configuration
 from trainer.contract.config import ConfigError, TrainerConfig
@@ -55,6 +56,18 @@ def test_each_document_of_a_pair_is_in_exactly_one_split(split: str) -> None:
         bounds = [cut(count, share) for share in shares]
         assert (bounds[0][0], bounds[-1][1]) == (0, count)
         assert all(one[1] == next_one[0] for one, next_one in itertools.pairwise(bounds))
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_hpcgen_knows_before_the_job_which_sets_are_empty(split: str) -> None:
+    shares = split_shares(split)
+    for count in [*range(1, 400), 6_249, 6_250, 12_501]:
+        sizes = {
+            name: end - first for name, share in shares.items() if share for first, end in [cut(count, share)]
+        }
+        empty = [name for name in ("train", "valid") if not sizes.get(name)]
+        assert empty_split(split, [count], evaluates=True) == (empty[0] if empty else None)
+        assert empty_split(split, [count], evaluates=False) == ("train" if "train" in empty else None)
 
 
 def test_pairs_are_cut_and_read_as_megatrons_builder_does_it(config: dict[str, Any], tmp_path: Path) -> None:

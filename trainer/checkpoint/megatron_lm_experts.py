@@ -21,6 +21,7 @@ FIXED_EXPERTS = {
     "moe_input_jitter_eps": None,
     "moe_apply_probs_on_input": False,
     "moe_router_force_load_balancing": False,
+    "moe_router_topk_limited_devices": None,
 }
 """Arguments that change what experts compute, with the only value that this trainer supports."""
 
@@ -64,11 +65,30 @@ def expert_section(args: Mapping[str, Any]) -> dict[str, Any]:
     pattern = (
         [int(i % every == 0) for i in range(args["num_layers"])] if isinstance(every, int) else list(every)
     )
+    given = {name: args[name] for name in SAME_NAME if args.get(name) is not None}
     return {
         "num_moe_experts": args["num_experts"],
-        **{name: args[name] for name in SAME_NAME if args.get(name) is not None},
+        **{name: value for name, value in given.items() if name not in _unread(args)},
         "moe_layer_freq": pattern if 0 in pattern else None,
     }
+
+
+def _unread(args: Mapping[str, Any]) -> list[str]:
+    """Keys that Megatron-Core does not read with the other `args`, and that a resolved model must not have.
+
+    DeepSeek-V3's usual script has --moe-router-pre-softmax, for example.
+    """
+    capacity = args.get("moe_expert_capacity_factor")
+    has_capacity = capacity is not None and capacity >= 0
+    is_read = {
+        "moe_router_pre_softmax": args.get("moe_router_score_function", "softmax") == "softmax",
+        "moe_router_num_groups": args.get("moe_router_group_topk"),
+        "moe_router_bias_update_rate": args.get("moe_router_enable_expert_bias"),
+        "moe_aux_loss_coeff": args.get("moe_router_load_balancing_type") != "none",
+        "moe_expert_capacity_factor": has_capacity,
+        "moe_token_drop_policy": has_capacity,
+    }
+    return [name for name, value in is_read.items() if not value]
 
 
 def unsupported_experts(args: Mapping[str, Any]) -> Iterator[str]:

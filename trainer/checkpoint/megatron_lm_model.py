@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from trainer.checkpoint.megatron_lm_experts import expert_args, expert_section, unsupported_experts
+from trainer.contract import latent_attention
 from trainer.contract.config import ModelConfig, RopeScaling
 from trainer.contract.resolve import resolve_rope_scaling
 
@@ -48,9 +49,6 @@ FIXED_MODEL = {
     "spec": None,
 }
 """Arguments that change the meaning of the weights, with the only value that this trainer supports."""
-
-LATENT_WIDTHS = ("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim")
-"""Arguments of the same name that only apply with multi_latent_attention. Megatron-LM sets them without it too."""
 
 LATENT_YARN: dict[str, Any] = {"original_max_position_embeddings": 4096, "beta_fast": 32.0, "beta_slow": 1.0}
 """YaRN of latent attention, of which Megatron-LM has no arguments: Megatron-Core's MLATransformerConfig."""
@@ -104,7 +102,8 @@ def model_section(args: Mapping[str, Any]) -> dict[str, Any]:
     # Leave out the key that this type of position embedding does not use.
     unread = "max_position_embeddings" if args["position_embedding_type"] == "rope" else "rotary_base"
     window, is_latent = args.get("window_size"), bool(args.get("multi_latent_attention"))
-    names = (*MODEL, *LATENT_WIDTHS) if is_latent else MODEL
+    # Megatron-LM sets the arguments of latent attention without it too.
+    names = (*MODEL, *latent_attention.KEYS) if is_latent else MODEL
     ignored = (unread, "kv_channels") if is_latent else (unread,)
     return {
         **{name: args[name] for name in names if name not in ignored and args.get(name) is not None},
@@ -141,7 +140,7 @@ def unsupported_model(args: Mapping[str, Any]) -> Iterator[str]:
 def _latent_attention_args(model: ModelConfig) -> dict[str, Any]:
     """Arguments of latent attention. Megatron-LM cannot scale its rotary embedding in other ways than YaRN."""
     scaling = model.rope_scaling
-    args: dict[str, Any] = {name: getattr(model, name) for name in LATENT_WIDTHS}
+    args: dict[str, Any] = {name: getattr(model, name) for name in latent_attention.KEYS}
     if scaling is None or scaling.rope_type != "yarn":
         return args | {"rope_type": "rope", "rotary_scaling_factor": 1.0}
     return args | {

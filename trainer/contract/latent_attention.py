@@ -14,6 +14,9 @@ from trainer.contract.config import ModelConfig, RopeScaling
 LATENT_WIDTHS = {"kv_lora_rank": 512, "qk_head_dim": 128, "qk_pos_emb_head_dim": 64, "v_head_dim": 128}
 """Megatron-Core's defaults of the widths of latents and heads."""
 
+KEYS = ("q_lora_rank", *LATENT_WIDTHS)
+"""Keys of the section `model` that need multi_latent_attention."""
+
 
 def resolve_latent_attention(model: ModelConfig) -> ModelConfig:
     """`model` with the widths of its latents and heads. Only the output projection of MLA has a bias."""
@@ -56,7 +59,7 @@ def latent_width(model: ModelConfig) -> int:
 def latent_attention_problems(model: ModelConfig) -> Iterator[tuple[str, str, str]]:
     """Keys that contradict multi_latent_attention, or that need it: the key, the reason, and what to do."""
     if not model.multi_latent_attention:
-        given = [key for key in ("q_lora_rank", *LATENT_WIDTHS) if getattr(model, key) is not None]
+        given = [key for key in KEYS if getattr(model, key) is not None]
         if given:
             others = f". The same applies to {', '.join(given[1:])}" if given[1:] else ""
             advice = f"set it, or set {' and '.join(given)} to null"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from trainer.contract.batch_size import batch_sizes, rampup_problem
 from trainer.contract.config import ConfigError, ModelConfig, TrainerConfig
 from trainer.contract.experts import expert_tensor_parallel_size
-from trainer.contract.pipeline import split_problems, uneven_keys
+from trainer.contract.pipeline import chunk_layers, split_problems, uneven_keys
 
 
 def check_layout(config: TrainerConfig, *, trains: bool = True) -> None:
@@ -40,6 +40,7 @@ def check_layout(config: TrainerConfig, *, trains: bool = True) -> None:
         raise ConfigError(f"parallelism.{key} = {getattr(layout, key)} {reason}{hint and f'; {hint}'}")
     if not uneven_keys(layout):
         _require_multiple(model.num_layers, "num_layers", pp * (vpp or 1), f"PP x VPP = {pp} x {vpp or 1}")
+    _check_own_layers(model, config)
     _require_multiple(model.num_attention_heads, "num_attention_heads", tp, "TP")
     _require_multiple(model.padded_vocab_size, "padded_vocab_size", tp, "TP")
     if cp > 1:
@@ -59,6 +60,16 @@ def check_layout(config: TrainerConfig, *, trains: bool = True) -> None:
         )
     if training.cuda_graph_impl != "none":
         _check_graphs(config)
+
+
+def _check_own_layers(model: ModelConfig, config: TrainerConfig) -> None:
+    """Check that the MTP layers, which have the parts of the layer before them, are not without the user's."""
+    chunks = chunk_layers(model.num_layers, config.parallelism, model.mtp_num_layers)
+    if model.layer_spec is not None and model.mtp_num_layers is not None and chunks and not chunks[-1]:
+        raise ConfigError(
+            f"model.layer_spec = {model.layer_spec} would not change the MTP layers, which have the parts of the last "
+            "layer on their pipeline stage, but there is none. Move a layer to the last stage"
+        )
 
 
 def _check_experts(model: ModelConfig, config: TrainerConfig, trains: bool) -> None:

@@ -18,7 +18,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from trainer.contract import imports
 from trainer.contract.config import ParallelismConfig, TrainerConfig
-from trainer.model import cuda_graphs, experts, layers, multi_token, rotary
+from trainer.model import cuda_graphs, custom, experts, layers, multi_token, rotary
 from trainer.model.core_config import HALF, transformer_config
 from trainer.model.initialization import initialize_by_name
 from trainer.model.kernels import Kernels
@@ -83,11 +83,11 @@ def _build_chunk(
 ) -> GPTModel:
     model = config.model
     last_vp_stage = (config.parallelism.virtual_pipeline_model_parallel_size or 1) - 1
-    spec: Any = layers.block_submodules(
+    spec = layers.block_submodules(
         core, vp_stage, kernels.transformer_engine is not None, config.data.reset_attention_mask
     )
     if model.layer_spec is not None:
-        spec = imports.load(model.layer_spec, "model.layer_spec")(core, vp_stage, spec)
+        spec = custom.block_submodules(model.layer_spec, core, vp_stage, spec)
     provider: imports.ModelProvider = GPTModel
     mtp: dict[str, Any] = {}
     if model.mtp_num_layers is not None:
@@ -111,8 +111,7 @@ def _build_chunk(
     )
     rotary.scale_frequencies(chunk, model)
     experts.correct_ranks(chunk, etp=groups.expt_tp.size(), tp=groups.tp.size())
-    if config.data.reset_attention_mask:
-        layers.require_separated_documents(chunk)
+    custom.refuse_wrong_parts(chunk, separate_documents=config.data.reset_attention_mask)
     if config.device == "cuda":
         chunk.cuda(torch.cuda.current_device())
     return chunk
@@ -143,10 +142,15 @@ def _connect_schedule(
     reduction (param_and_grad_buffer.py, start_grad_sync). It would reduce the gradients of all stages but the first
     twice. Without a function to start it, a reduction starts when its gradients are ready.
     """
-    core.finalize_model_grads_func = finalize_model_grads
+    core.finalize_model_grads_func = _finalize_sums
     if layout.overlap_grad_reduce:
         no_sync = [chunk.no_sync for chunk in model]
         core.no_sync_func = no_sync if len(model) > 1 else no_sync[0]
     if layout.overlap_grad_reduce and layout.num_distributed_optimizer_instances == 1:
         start = [chunk.start_grad_sync for chunk in model]
         core.grad_sync_func = start if len(model) > 1 else start[0]
+
+
+def _finalize_sums(model: list[DistributedDataParallel], num_tokens: torch.Tensor, **kwargs: Any) -> None:
+    """Core's `finalize_model_grads`, which leaves the division by `num_tokens` to `trainer.optimizer.gradients`."""
+    finalize_model_grads(model, None, **kwargs)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import torch
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 
+from trainer.contract import latent_attention
 from trainer.contract.config import ModelConfig, ParallelismConfig, TrainerConfig, TrainingConfig
-from trainer.contract.experts import expert_tensor_parallel_size, num_moe_layers
+from trainer.contract.experts import MODEL_KEYS, expert_tensor_parallel_size, num_moe_layers
 from trainer.contract.pipeline import chunk_layers, core_layout, uneven_keys
 from trainer.model import experts, rotary
 from trainer.model.activation import activation
@@ -64,11 +64,7 @@ def _shape(model: ModelConfig) -> dict[str, Any]:
 def _latent_attention(model: ModelConfig) -> dict[str, Any]:
     """The arguments that only MLATransformerConfig has."""
     return {
-        "q_lora_rank": model.q_lora_rank,
-        "kv_lora_rank": model.kv_lora_rank,
-        "qk_head_dim": model.qk_head_dim,
-        "qk_pos_emb_head_dim": model.qk_pos_emb_head_dim,
-        "v_head_dim": model.v_head_dim,
+        **{key: getattr(model, key) for key in latent_attention.KEYS},
         **rotary.latent_attention(model),
     }
 
@@ -76,11 +72,7 @@ def _latent_attention(model: ModelConfig) -> dict[str, Any]:
 def _experts(model: ModelConfig, layout: ParallelismConfig, kernels: Kernels) -> dict[str, Any]:
     has_dense_layers = num_moe_layers(model) < model.num_layers
     return {
-        **{
-            field.name: getattr(model, field.name)
-            for field in dataclasses.fields(model)
-            if "moe" in field.name
-        },
+        **{key: getattr(model, key) for key in ("num_moe_experts", *MODEL_KEYS)},
         # With a pattern, Core stores each layer under its own number instead of stacking all of them.
         "moe_layer_freq": list(model.moe_layer_freq or ()) if has_dense_layers else 1,
         "expert_model_parallel_size": layout.expert_model_parallel_size,
@@ -167,12 +159,20 @@ def _kernels(config: TrainerConfig, kernels: Kernels) -> dict[str, Any]:
         and not model.multi_latent_attention,
         "persist_layer_norm": has_engine,
         "gradient_accumulation_fusion": kernels.weight_gradient is not None,
-        # not deterministic, according to Megatron-LM
-        "cross_entropy_loss_fusion": on_gpu and not training.deterministic_mode,
+        "cross_entropy_loss_fusion": on_gpu and _fuses_cross_entropy(training, kernels),
         "cross_entropy_fusion_impl": kernels.cross_entropy,
         "cuda_graph_impl": training.cuda_graph_impl,
         "deterministic_mode": training.deterministic_mode,
     }
+
+
+def _fuses_cross_entropy(training: TrainingConfig, kernels: Kernels) -> bool:
+    """False where the fused cross entropy is not deterministic (according to Megatron-LM) or not exact.
+
+    Core's own rounds the gradient to bf16, also in fp32 (fusions/fused_cross_entropy.py, calculate_gradients).
+    """
+    rounds = kernels.cross_entropy == "native" and training.precision == "fp32"
+    return not (training.deterministic_mode or rounds)
 
 
 def _leave_as_is(weight: torch.Tensor) -> torch.Tensor:

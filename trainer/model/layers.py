@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from megatron.core import tensor_parallel
-from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import (
     get_gpt_layer_local_spec,
     get_gpt_layer_with_transformer_engine_spec,
@@ -26,7 +25,6 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 
-from trainer.contract.errors import TrainerError
 from trainer.data.documents import document_numbers
 from trainer.distributed.sequence import zigzag_positions
 from trainer.model import experts, latent_attention
@@ -109,28 +107,16 @@ def _use_torch(layer: ModuleSpec, config: TransformerConfig) -> None:
         attention.q_layernorm = attention.k_layernorm = norm
 
 
-def require_separated_documents(chunk: torch.nn.Module) -> None:
-    """Refuse a custom model whose attention would ignore the boundaries of documents.
-
-    Raises:
-        TrainerError: an attention does not have the attribute `separates_documents`.
-    """
-    attentions = [module.core_attention for module in chunk.modules() if hasattr(module, "core_attention")]
-    others = {type(each).__name__ for each in attentions if not getattr(each, "separates_documents", False)}
-    if others or not (attentions or isinstance(chunk, GPTModel)):
-        name = ", ".join(sorted(others)) or f"{type(chunk).__name__}, which has no core_attention,"
-        raise TrainerError(
-            f"data.reset_attention_mask = true, but {name} does not separate documents. Remove the key, or make the "
-            "attention use the boundaries of documents in place of the mask, and set separates_documents = True in it"
-        )
-
-
 class LayerNorm(torch.nn.LayerNorm):
     """torch's LayerNorm with the constructor that Megatron-Core expects."""
 
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5) -> None:
         super().__init__(hidden_size, eps=eps)
         _mark_sequence_parallel(self, config)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Normalize the last axis. Keeps no view of the QKV projection, as `CoreAttention`."""
+        return super().forward(x.contiguous())
 
 
 class RMSNorm(torch.nn.RMSNorm):
@@ -139,6 +125,10 @@ class RMSNorm(torch.nn.RMSNorm):
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5) -> None:
         super().__init__(hidden_size, eps=eps)
         _mark_sequence_parallel(self, config)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Normalize the last axis. Keeps no view of the QKV projection, as `CoreAttention`."""
+        return super().forward(x.contiguous())
 
 
 def _mark_sequence_parallel(norm: torch.nn.Module, config: TransformerConfig) -> None:
@@ -188,7 +178,7 @@ class CoreAttention(MegatronModule):
     ) -> torch.Tensor:
         """Query [s, b, n, d], key and value [s, b, g, d] -> [s, b, n*d]. Always causal.
 
-        `boundaries`, in the place of Core's attention mask, separates documents (`trainer.data.documents`).
+        `boundaries`, in place of Core's attention mask, separates documents (`trainer.data.documents`).
         """
         length, size = query.shape[0], self.cp_group.size()
         window = self.window if self.window is not None and self.window < length * size else None
@@ -198,6 +188,10 @@ class CoreAttention(MegatronModule):
             mask = _mask(length, self.cp_group.rank(), size, window, documents, query.dtype, query.device)
         if size > 1:
             key, value = self._gather(key), self._gather(value)  # [S, b, g, d]
+        elif query.untyped_storage().data_ptr() != value.untyped_storage().data_ptr():
+            # Queries that are grouped, rotated or normalized are a copy. For views of the others, the backward pass
+            # would keep all of the QKV projection. Transformer Engine copies these too (get_qkv_layout).
+            key, value = key.contiguous(), value.contiguous()
         context = self._attend(*(x.permute(1, 2, 0, 3) for x in (query, key, value)), mask)  # [b, n, s, d]
         return context.permute(2, 0, 1, 3).flatten(2).contiguous()
 

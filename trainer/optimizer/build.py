@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,7 +32,7 @@ def build_optimizer(config: TrainerConfig, model: list[DistributedDataParallel])
     )
     if config.training.precision == "fp16":
         _share_loss_scale(optimizers_of(optimizer))
-        _scale_loss(get_model_config(model[0]), optimizer, _tokens_per_micro_batch(config))
+        _scale_loss(get_model_config(model[0]), optimizer, tokens_per_micro_batch(config))
     return optimizer
 
 
@@ -54,8 +53,6 @@ def core_config(config: TrainerConfig) -> core_optimizer.OptimizerConfig:
         adam_beta1=optimizer.adam_beta1,
         adam_beta2=optimizer.adam_beta2,
         adam_eps=optimizer.adam_eps,
-        # With an infinite limit, Core computes the norm but clips nothing.
-        clip_grad=optimizer.clip_grad or math.inf,
         bf16=precision == "bf16",
         fp16=precision == "fp16",
         fp8_recipe=config.training.fp8_recipe if config.training.fp8 else None,
@@ -96,19 +93,12 @@ def _scale_loss(core: ModelParallelConfig, optimizer: MegatronOptimizer, tokens:
     """Apply the loss scale to the mean loss of a microbatch, as Megatron-LM does.
 
     The schedule differentiates sums over tokens, whose fp16 gradients would overflow at a scale of 1. So the sums are
-    divided by the number of `tokens` of a full microbatch. The later division of fp32 gradients by the number of all
-    tokens compensates for that.
+    divided by the number of `tokens` of a full microbatch. `trainer.optimizer.gradients.divisor` compensates for that.
     """
-    finalize = core.finalize_model_grads_func
-
-    def finalize_means(model: Any, num_tokens: torch.Tensor, **kwargs: Any) -> None:
-        finalize(model, num_tokens / tokens, **kwargs)
-
     core.grad_scale_func = lambda loss: optimizer.scale_loss(loss) / tokens
-    core.finalize_model_grads_func = finalize_means
 
 
-def _tokens_per_micro_batch(config: TrainerConfig) -> int:
+def tokens_per_micro_batch(config: TrainerConfig) -> int:
     """Number of tokens of a full microbatch on one context-parallel rank."""
     tokens = config.training.micro_batch_size * config.model.seq_length
     return tokens // config.parallelism.context_parallel_size

@@ -25,6 +25,7 @@ class Collected:
     here_lines: set[int] = field(default_factory=set)
     """Lines within here-documents. Directives there are not the script's."""
     error: ShellSyntaxError | None = None
+    text_errors: list[ShellSyntaxError] = field(default_factory=list)
 
     def add_function(self, name: str, line: int, body: list[Command]) -> None:
         """Adds a function with the commands that were read from its body."""
@@ -57,4 +58,5 @@ class Collected:
             unset=frozenset(self.unset),
             pipelines=tuple(self.pipelines),
             error=self.error,
+            text_errors=tuple(self.text_errors),
         )

@@ -146,6 +146,8 @@ class Script:
     """True if another script's shell expands the text before sbatch reads it, as in sbatch <<EOF."""
     error: ShellSyntaxError | None = None
     """The syntax error at which bash stops. There are no commands then, unless it is only a placeholder."""
+    text_errors: tuple[ShellSyntaxError, ...] = ()
+    """The syntax errors in texts of `bash -c`, each with the script's line of the text."""
 
     @cached_property
     def options(self) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -371,8 +370,7 @@ class Walker:
         saved = dict(self._variables)
         # lines that come from variables are not lines of the file
         on_one_line = self._expander.on_one_line or word.text.count("\n") != word.source.count("\n")
-        # a text made of unknown parts may not be a script
-        with contextlib.suppress(ShellSyntaxError):
+        try:
             self.walk(
                 word.text,
                 line_offset=word.line - 1,
@@ -380,6 +378,9 @@ class Walker:
                 place=place,
                 doubts=tuple(_doubtful_bytes(word)),
             )
+        except ShellSyntaxError as error:
+            if word.certain and not (command.dead or error.is_ours):
+                self.collected.text_errors.append(ShellSyntaxError(word.line, error.reason))
         self._variables.restore(saved)
 
     def _assign(self, item: Node, place: Place, *, exported: bool = False) -> None:

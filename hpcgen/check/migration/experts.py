@@ -13,6 +13,7 @@ from hpcgen.config.layer_pattern import layer_pattern
 COUNT = "num-experts"
 NEEDS = {
     "moe-router-bias-update-rate": "model.moe_router_enable_expert_bias",
+    "moe-router-num-groups": "model.moe_router_group_topk",
     "moe-token-drop-policy": "model.moe_expert_capacity_factor",
 }
 """Options that are only read if another key is set, which a run file would refuse without it."""

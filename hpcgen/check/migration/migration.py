@@ -81,8 +81,8 @@ def migrate(
         raise HpcgenError(
             f"{path}: is not a shell script: its interpreter is {script.interpreter}", "give a shell script"
         )
-    if script.error:
-        raise HpcgenError(script.error.reason, "correct the script", where=f"{path}:{script.error.line}")
+    if error := next(filter(None, (script.error, *script.text_errors)), None):
+        raise HpcgenError(error.reason, "correct the script", where=f"{path}:{error.line}")
     job = Job(script)
     carried = Carried(chosen)
     launch, others = (None, ()) if as_program else _gpt_trainings(job)
@@ -112,7 +112,9 @@ def _program(job: Job, path: str, carried: Carried, cluster: ClusterConfig, node
     launch = work_of(job)
     if launch is None:
         raise HpcgenError(
-            f"{path}: starts no program that hpcgen finds", "write a run file (hpcgen init --program)"
+            f"{path}: starts no program that hpcgen finds",
+            "if it computes the command in the job, write that command to a file and convert the file; "
+            "otherwise, write a run file (hpcgen init --program)",
         )
     carry_program(job, launch, carried, cluster, node_type)
     _other_commands(job, launch, carried)

@@ -142,6 +142,8 @@ WHY_NOT = {
     "use-checkpoint-args": "the model's sizes are in a checkpoint; write them into the script",
     "use-mp-args-from-checkpoint-args": "the model's sizes are in a checkpoint; write them into the script",
     "no-load-optim": "the trainer resumes with the optimizer's state; checkpoint.finetune starts without it",
+    "no-save-optim": "the trainer always saves the optimizer's state",
+    "no-check-for-nan-in-loss-and-grad": "the trainer checks both before each update",
     "pretrained-checkpoint": "set checkpoint.load and checkpoint.finetune instead",
     **dict.fromkeys(
         ("cpu-offloading", "fine-grained-activation-offloading"),

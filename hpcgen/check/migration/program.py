@@ -226,6 +226,7 @@ def _argument(word: Word, launch: Launch, carried: Carried) -> str:
     if not word.certain:
         carried.leave(word.line, text, unknown(word))
     left: list[str] = []
+    unset: list[str] = []
     argument, end = "", 0
     for found in re.finditer(r"\$\(\(?[^()]*(?:\([^()]*\)[^()]*)*\)?\)|\$\{?(\w+)[^{}\s/]*\}|\$(\w+)", text):
         argument += _literal(text[end : found.start()])
@@ -237,12 +238,12 @@ def _argument(word: Word, launch: Launch, carried: Carried) -> str:
         if name is None:
             name = found[1] or found[2] or re.sub(r"[{}\n]", " ", found[0])
             left.append(name)
+            unset.append(found[0])
         argument += f"{{{name}}}"
         end = found.end()
     if left:
-        carried.leave(
-            word.line, text, f"nothing in the run file sets {', '.join(left)}; replace it in program.command"
-        )
+        why = f"nothing in the run file sets {', '.join(left)}; replace it in program.command"
+        carried.leave(word.line, " ".join(unset), why)
     return argument + _literal(text[end:])
 
 

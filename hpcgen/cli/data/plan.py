@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +15,12 @@ from hpcgen.errors import HpcgenError
 
 if TYPE_CHECKING:
     from hpcgen.config.corpus import CorpusJob
-    from hpcgen.data.corpus_plan import CorpusPlan
+    from hpcgen.data.corpus_plan import CorpusPlan, SplitSummary
     from hpcgen.data.unit import DataStage
+
+_USUAL_PAIR = 16_000_000_000
+"""Bytes of source files for one pair: a few minutes of a task with several cores."""
+_LARGE_PAIR = 2 * _USUAL_PAIR
 
 
 @click.command("plan")
@@ -34,15 +39,19 @@ def command(
 ) -> None:
     """List the files of the corpus and freeze them in a manifest.
 
-    Lists the source, selects files and writes manifest.jsonl, which every later stage reads in place of the source.
+    Lists the source, selects files and writes manifest.jsonl, which every later stage reads in place of the source. The
+    first documents of local files are read, so that mistakes such as another key of the text are found before a job is
+    queued.
     """
     from hpcgen.data.corpus_plan import freeze, plan_corpus
+    from hpcgen.data.first_documents import check_first_documents
     from hpcgen.data.manifest import manifest_path
     from hpcgen.data.unit import is_local
     from hpcgen.files import shared_as
 
     job = read_job_to_plan(config, overrides)
     plan = plan_corpus(job, hash_contents=hash_contents)
+    check_first_documents(job, plan.manifest)
     with shared_as(job.share):
         written = not dry_run and freeze(plan, job, replan=replan)
     if as_json:
@@ -79,6 +88,7 @@ def _summary(plan: CorpusPlan, job: CorpusJob) -> dict[str, Any]:
             "not_included": selection.not_included,
             "in_no_split": len(selection.in_no_split),
             "not_sampled": selection.not_sampled,
+            "links": len(plan.left_out_links),
         },
         "difference": None if plan.difference is None else asdict(plan.difference),
     }
@@ -108,7 +118,10 @@ def _lines(plan: CorpusPlan, job: CorpusJob) -> list[str]:
         rows.append(
             ("left out", f"{counted(len(names), 'file')} matching no pattern of splits: {few(names)}")
         )
+    if links := plan.left_out_links:
+        rows.append(("left out", f"{counted(len(links), 'link')} to directories or to nothing: {few(links)}"))
     rows += _space_rows(plan, job)
+    rows += _large_pair_rows(split_summaries(job, plan.manifest))
     if plan.manifest.has_queries:
         readers = "you" if job.share == "private" else "you and your group"
         rows.append(
@@ -125,6 +138,21 @@ def _lines(plan: CorpusPlan, job: CorpusJob) -> list[str]:
     if plan.difference:
         rows.append(("changes", f"from the existing manifest: {plan.difference}"))
     return [f"{heading:<9} {text}" for heading, text in rows]
+
+
+def _large_pair_rows(splits: Sequence[SplitSummary]) -> list[tuple[str, str]]:
+    """Advice for splits with few and large pairs."""
+    from hpcgen.text import counted, size_text
+
+    rows = []
+    for split in splits:
+        if split.bytes > _LARGE_PAIR * split.outputs:
+            key = "num_eval_output_files" if split.split in ("valid", "test") else "num_output_files"
+            pairs = counted(split.outputs, "pair")
+            advice = f"set data.corpus.{key} to about {-(-split.bytes // _USUAL_PAIR)}"
+            reason = "one task makes a pair, and starts it again after a kill"
+            rows.append(("note", f"{size_text(split.bytes)} in {pairs}: {reason}; {advice}"))
+    return rows
 
 
 def _space_rows(plan: CorpusPlan, job: CorpusJob) -> list[tuple[str, str]]:

@@ -125,10 +125,13 @@ def _read_job_file(config: Path, overrides: tuple[str, ...]) -> CorpusJob:
 def _read_run(config: Path, overrides: tuple[str, ...], *, with_source: bool = False) -> RunConfig:
     """Reads a run file and checks its corpus, the only section that data stages need. Its paths become absolute.
 
-    `with_source` also checks the source directory, which only planning reads.
+    `with_source` also checks the source directory, which only planning reads, and warns of a missing tokenizer, which
+    planning does not need.
     """
+    from hpcgen.cli.options import warn
     from hpcgen.config.corpus import problems
     from hpcgen.config.loader import load_run
+    from hpcgen.config.presets import missing_tokenizer
     from hpcgen.config.validation import describe
     from hpcgen.data.sources.directory import directory_problem
     from hpcgen.errors import ConfigErrors
@@ -144,6 +147,10 @@ def _read_run(config: Path, overrides: tuple[str, ...], *, with_source: bool = F
     broken = (describe(problem, run.document, run.config) for problem in wrong)
     if mistakes := [*run.mistakes, *broken]:
         raise ConfigErrors(mistakes)
+    tokenizer = absolute.data.tokenizer.tokenizer_file
+    if with_source and tokenizer and not Path(tokenizer).exists():
+        problem = missing_tokenizer(absolute.preset, tokenizer, "prepare")
+        warn((describe(problem, run.document, run.config),))
     return absolute
 
 

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcgen.config.corpus import CorpusJob
+from hpcgen.data.concurrent_map import concurrent_map
 from hpcgen.data.sources.listing import Listing
 from hpcgen.errors import HpcgenError
+from hpcgen.text import counted
 
 if TYPE_CHECKING:
     from hpcgen.data.unit import DataStage, Unit
@@ -45,18 +47,30 @@ def list_source(job: CorpusJob) -> Listing:
 
 
 def check_source(left: Mapping[DataStage, Sequence[Unit]], job: CorpusJob) -> None:
-    """Checks that the first and the last source file of the units `left` to make in each stage are available.
+    """Checks that the source files of the units `left` to make in each stage are available and unchanged.
 
-    Called before arrays are submitted, so that a missing source causes one message instead of one per task. Files to
-    download are requested from their server; local files must exist.
+    Called before arrays are submitted, so that a missing source causes one message instead of one per task. Local files
+    must have their planned sizes and times, and the first and the last of them must exist. Of the files to download,
+    the first and the last are requested from their server.
 
     Raises:
-        HpcgenError: a file is missing, access is denied, or the server does not answer.
+        HpcgenError: a file is missing or has changed, access is denied, or the server does not answer.
     """
     for units in left.values():
         own = [item for unit in units for item in unit.inputs if item.made_by is None and unit.url is None]
         for item in (*own[:1], *own[-1:]):
             item.require()
+        changed = [
+            item
+            for item, is_changed in zip(own, concurrent_map(own, lambda item: item.is_changed()), strict=True)
+            if is_changed
+        ]
+        if changed:
+            more = f" (and {counted(len(changed) - 1, 'more file')})" if len(changed) > 1 else ""
+            raise HpcgenError(
+                f"{changed[0].path}{more} has changed since the corpus was planned",
+                "restore it, or plan again with hpcgen data plan --replan",
+            )
     if downloads := left.get("download"):
         from hpcgen.data.sources.url import probe
 

@@ -14,6 +14,7 @@ from hpcgen.data.manifest import ManifestFile
 from hpcgen.data.sources.listing import UNSPLIT, Listing
 from hpcgen.data.workers import cores
 from hpcgen.errors import HpcgenError, Problem
+from hpcgen.text import few
 
 _BLOCK = 1 << 20
 
@@ -35,19 +36,25 @@ def directory_problem(directory: Path, *, exclude: Path) -> Problem | None:
 def list_directory(directory: Path, *, exclude: Path) -> Listing:
     """Lists the files below `directory`, sorted by relative name as with `LC_ALL=C sort`.
 
-    Links to files are included, and links to directories are not followed. Names that start with "." are excluded
-    with everything below them, and so is `exclude`, the corpus's own directory.
+    Links to files are included. Links to directories are not followed, and are named in the result. Names that start
+    with "." are excluded with everything below them, and so is `exclude`, the corpus's own directory.
 
     Raises:
         HpcgenError: the directory is missing, unreadable, or the corpus's own.
     """
     if problem := directory_problem(directory, exclude=exclude):
         raise HpcgenError(f"{KEY} = {directory} {problem.reason}", problem.hint)
+    links = list[str]()
     try:
-        files = sorted(_walk(directory, "", os.path.realpath(exclude)), key=lambda file: file.name)
+        files = sorted(_walk(directory, "", os.path.realpath(exclude), links), key=lambda file: file.name)
     except OSError as error:
         raise HpcgenError(f"cannot read {error.filename}: {error.strerror}") from error
-    return Listing(f"directory {directory}", files)
+    if links and not files:
+        raise HpcgenError(
+            f"{directory} contains no files, only links to directories or to nothing: {few(links)}",
+            f"set {KEY} to the directory that has the files",
+        )
+    return Listing(f"directory {directory}", files, sorted(links))
 
 
 def with_hashes(files: Sequence[ManifestFile]) -> list[ManifestFile]:
@@ -60,14 +67,15 @@ def with_hashes(files: Sequence[ManifestFile]) -> list[ManifestFile]:
         return list(threads.map(_with_hash, files))
 
 
-def _walk(directory: str | Path, prefix: str, exclude: str) -> Iterator[ManifestFile]:
+def _walk(directory: str | Path, prefix: str, exclude: str, links: list[str]) -> Iterator[ManifestFile]:
+    """Yields the files below `directory`. Appends the links that lead to no file to `links`."""
     with os.scandir(directory) as entries:
         for entry in entries:
             if entry.name.startswith("."):
                 continue
             if entry.is_dir(follow_symlinks=False):
                 if os.path.realpath(entry.path) != exclude:
-                    yield from _walk(entry.path, f"{prefix}{entry.name}/", exclude)
+                    yield from _walk(entry.path, f"{prefix}{entry.name}/", exclude, links)
             elif entry.is_file():
                 status = entry.stat()
                 yield ManifestFile(
@@ -77,6 +85,8 @@ def _walk(directory: str | Path, prefix: str, exclude: str) -> Iterator[Manifest
                     modified_ns=status.st_mtime_ns,
                     path=entry.path,
                 )
+            elif entry.is_symlink():
+                links.append(prefix + entry.name)
 
 
 def _with_hash(file: ManifestFile) -> ManifestFile:

@@ -19,3 +19,5 @@ class Listing:
     source: str
     """Description of the source, for messages."""
     files: Sequence[ManifestFile]
+    left_out_links: Sequence[str] = ()
+    """Names of symbolic links that are not listed: to directories, or to nothing."""

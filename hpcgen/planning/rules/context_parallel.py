@@ -25,15 +25,12 @@ def exchange_needs_context_parallel(facts: Facts) -> Iterator[Violation]:
 
 def exchange_fits_kernels(facts: Facts) -> Iterator[Violation]:
     """torch's kernels gather keys and values (trainer/model/layers.py, CoreAttention)."""
-    if facts.parallelism.cp_comm_type in (None, "all_gather"):
-        return
-    if facts.device != "cuda":
-        reason = "requires Transformer Engine, but the cluster's nodes have no GPUs"
-    elif facts.training.transformer_impl == "torch":
-        reason = "requires Transformer Engine, but training.transformer_impl is torch"
-    else:
-        return
-    yield Violation(path=KIND, reason=reason, candidates=[None, "all_gather"])
+    if facts.parallelism.cp_comm_type not in (None, "all_gather") and facts.engine_problem:
+        yield Violation(
+            path=KIND,
+            reason=f"requires Transformer Engine, but {facts.engine_problem}",
+            candidates=[None, "all_gather"],
+        )
 
 
 def exchange_fits_attention(facts: Facts) -> Iterator[Violation]:
@@ -66,8 +63,7 @@ def heads_fit_kernels(facts: Facts) -> Iterator[Violation]:
     model = facts.resolved_model
     if (
         facts.parallelism.context_parallel_size == 1
-        or facts.device != "cuda"
-        or facts.training.transformer_impl == "torch"
+        or facts.engine_problem
         or facts.data.reset_attention_mask
     ):
         return

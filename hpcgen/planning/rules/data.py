@@ -100,11 +100,10 @@ def documents_need_transformer_engine_on_gpus(facts: Facts) -> Iterator[Violatio
 
     torch's kernels would need a mask of all queries and keys, which the trainer only builds on CPUs.
     """
-    is_torch = facts.device == "cuda" and facts.training.transformer_impl == "torch"
-    if facts.data.reset_attention_mask and is_torch:
+    if facts.data.reset_attention_mask and facts.device == "cuda" and facts.engine_problem:
         yield Violation(
             path="data.reset_attention_mask",
-            reason="requires Transformer Engine on GPUs, but training.transformer_impl is torch",
+            reason=f"requires Transformer Engine on GPUs, but {facts.engine_problem}",
             candidates=[False],
             advice="set transformer_impl to transformer_engine",
         )

@@ -129,11 +129,7 @@ def grouped_products_need_transformer_engine(facts: Facts) -> Iterator[Violation
     if facts.model.num_moe_experts is None or not facts.parallelism.moe_grouped_gemm:
         return
     for is_missing, why in (
-        (facts.device != "cuda", "requires Transformer Engine, but the cluster's nodes have no GPUs"),
-        (
-            facts.training.transformer_impl == "torch",
-            "requires Transformer Engine, but training.transformer_impl is torch",
-        ),
+        (facts.engine_problem, f"requires Transformer Engine, but {facts.engine_problem}"),
         (facts.model.add_bias_linear, "does not support model.add_bias_linear = true"),
     ):
         if is_missing:

@@ -101,6 +101,13 @@ class Facts:
         return counted(self.gpus_per_node, "GPU" if self.device == "cuda" else "rank")
 
     @property
+    def engine_problem(self) -> str:
+        """Why the layers cannot use Transformer Engine, after "but". Empty if they can."""
+        if self.device != "cuda":
+            return "the cluster's nodes have no GPUs"
+        return "training.transformer_impl is torch" if self.training.transformer_impl == "torch" else ""
+
+    @property
     def has_dense_layers(self) -> bool:
         """True if a layer has an MLP in place of experts."""
         return num_moe_layers(self.model) < self.model.num_layers

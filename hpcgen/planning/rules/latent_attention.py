@@ -8,7 +8,6 @@ from hpcgen.planning.rules.facts import Facts, Rule, Violation, divisors
 from hpcgen.planning.rules.parallelism import CP
 from trainer.contract.latent_attention import value_width
 
-SP = "parallelism.sequence_parallel"
 WHAT = "model.multi_latent_attention = true"
 
 
@@ -23,7 +22,7 @@ def latent_attention_needs_sequence_parallel(facts: Facts) -> Iterator[Violation
     size = axes.tensor_model_parallel_size
     if facts.model.multi_latent_attention and size > 1 and not axes.sequence_parallel:
         yield Violation(
-            path=SP,
+            path="parallelism.sequence_parallel",
             reason=f"must be true for model.multi_latent_attention with TP = {size}, because Megatron-Core leaves out "
             "gradients otherwise",
             candidates=[True],
@@ -69,14 +68,9 @@ def windows_of_latent_attention_are_on_one_rank(facts: Facts) -> Iterator[Violat
     Source: Transformer Engine, context_parallel.py, attn_forward_func_with_cp: windows need all_gather, which does not
     support values of another width than keys.
     """
-    size = facts.parallelism.context_parallel_size
-    uses_engine = facts.device == "cuda" and facts.training.transformer_impl != "torch"
-    if (
-        facts.model.multi_latent_attention
-        and facts.model.window_size is not None
-        and size > 1
-        and uses_engine
-    ):
+    model, size = facts.model, facts.parallelism.context_parallel_size
+    has_window = model.multi_latent_attention and model.window_size is not None
+    if has_window and size > 1 and not facts.engine_problem:
         yield Violation(
             path="model.window_size",
             reason=f"is not supported by Transformer Engine with {WHAT} and "
@@ -93,12 +87,11 @@ def latent_attention_exchanges_around_a_ring(facts: Facts) -> Iterator[Violation
     another width than keys.
     """
     model, kind = facts.resolved_model, facts.parallelism.cp_comm_type
-    uses_engine = facts.device == "cuda" and facts.training.transformer_impl != "torch"
     if (
         model.multi_latent_attention
         and kind in ("all_gather", "a2a")
         and value_width(model) != model.kv_channels
-        and uses_engine
+        and not facts.engine_problem
         and not facts.data.reset_attention_mask
     ):
         yield Violation(

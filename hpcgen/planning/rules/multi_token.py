@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hpcgen.planning.rules.facts import Facts, Rule, Violation, divisors
+from hpcgen.planning.rules.parallelism import PP, TP
 
 KEY = "model.mtp_num_layers"
-PP = "parallelism.pipeline_model_parallel_size"
-TP = "parallelism.tensor_model_parallel_size"
 
 
 def mtp_in_pipelines_needs_untied_embeddings(facts: Facts) -> Iterator[Violation]:
@@ -60,8 +59,21 @@ def mtp_is_recomputed_by_layer(facts: Facts) -> Iterator[Violation]:
         )
 
 
+def mtp_is_after_a_layer_of_the_user(facts: Facts) -> Iterator[Violation]:
+    """With layer_spec, the last chunk has a layer, whose parts the MTP layers have (trainer/model/multi_token.py)."""
+    chunks, model = facts.chunk_layers, facts.model
+    if model.layer_spec is not None and model.mtp_num_layers is not None and chunks and not chunks[-1]:
+        yield Violation(
+            path="model.layer_spec",
+            reason="would not change the MTP layers, which have the parts of the last layer on their pipeline stage, "
+            "but there is none",
+            advice="move a layer to the last stage",
+        )
+
+
 RULES: tuple[Rule, ...] = (
     mtp_in_pipelines_needs_untied_embeddings,
     tensor_parallel_divides_mtp_projection,
     mtp_is_recomputed_by_layer,
+    mtp_is_after_a_layer_of_the_user,
 )

@@ -236,12 +236,7 @@ def tensor_parallel_overlap_needs_sequence_parallel(facts: Facts) -> Iterator[Vi
     if not facts.parallelism.tp_comm_overlap:
         return
     for is_missing, reason, advice in (
-        (facts.device != "cuda", "requires GPUs, but the cluster's nodes have none", ""),
-        (
-            facts.training.transformer_impl == "torch",
-            "requires Transformer Engine, but training.transformer_impl is torch",
-            "",
-        ),
+        (facts.engine_problem, f"requires Transformer Engine, but {facts.engine_problem}", ""),
         (
             not facts.parallelism.sequence_parallel,
             "requires parallelism.sequence_parallel = true, but it is false",

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from hpcgen.planning.rules.facts import Facts, Rule, Violation, multiples, unread
 from trainer.contract.experts import expert_tensor_parallel_size
+from trainer.contract.latent_attention import value_width
 
 FP8_TOKENS = 8
 FP8_WIDTH = 16
@@ -81,20 +82,24 @@ def fp8_fits_widths(facts: Facts) -> Iterator[Violation]:
 def _matrix_widths(facts: Facts) -> Iterator[tuple[str, int, str, int]]:
     """Widths of each rank's matrices: key, width, how it is divided, and by how many ranks a new value is divided."""
     model, axes = facts.resolved_model, facts.parallelism
-    assert model.kv_channels
     assert model.ffn_hidden_size
     tensor, of_expert = axes.tensor_model_parallel_size, expert_tensor_parallel_size(axes)
-    query = model.kv_channels * model.num_attention_heads
+    over_tensor = f" over TP = {tensor}"
     yield "hidden_size", model.hidden_size, "", 1
     if facts.has_dense_layers:
-        yield "ffn_hidden_size", model.ffn_hidden_size // tensor, f" over TP = {tensor}", tensor
-    yield "kv_channels", query // tensor, f" x num_attention_heads over TP = {tensor}", 1
+        yield "ffn_hidden_size", model.ffn_hidden_size // tensor, over_tensor, tensor
+    heads = model.num_attention_heads // tensor
+    of_head = "v_head_dim" if model.multi_latent_attention else "kv_channels"
+    yield of_head, value_width(model) * heads, f" x num_attention_heads{over_tensor}", 1
+    for latent in ("q_lora_rank", "kv_lora_rank") if model.multi_latent_attention else ():
+        if (width := getattr(model, latent)) is not None:
+            yield latent, width, "", 1
     if model.moe_ffn_hidden_size is not None:
         width = model.moe_ffn_hidden_size // of_expert
         yield "moe_ffn_hidden_size", width, f" over ETP = {of_expert}", of_expert
     if model.moe_shared_expert_intermediate_size is not None:
         width = model.moe_shared_expert_intermediate_size // tensor
-        yield "moe_shared_expert_intermediate_size", width, f" over TP = {tensor}", tensor
+        yield "moe_shared_expert_intermediate_size", width, over_tensor, tensor
 
 
 def fp8_details_need_their_recipe(facts: Facts) -> Iterator[Violation]:

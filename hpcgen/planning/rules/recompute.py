@@ -128,9 +128,8 @@ def modules_can_be_recomputed(facts: Facts) -> Iterator[Violation]:
     transformer_config.py, __post_init__ (moe_act).
     """
     modules = facts.training.recompute_modules or ()
-    is_torch = facts.device != "cuda" or facts.training.transformer_impl == "torch"
     for module in modules:
-        if module in DISCARDS_OUTPUT and is_torch:
+        if module in DISCARDS_OUTPUT and facts.engine_problem:
             yield _without(facts, module, "requires GPUs and Transformer Engine's layers")
         elif module == "mlp" and facts.model.add_bias_linear:
             yield _without(facts, module, "requires model.add_bias_linear = false")

@@ -116,7 +116,7 @@ def nccl_debug_flood(job: Job) -> Iterator[Hit]:
 
 @rule("few-nics", "warning", "most InfiniBand devices stay idle", source="NCCL user guide, NCCL_IB_HCA")
 def few_nics(job: Job) -> Iterator[Hit]:
-    """NCCL uses only the devices in NCCL_IB_HCA. ND-series nodes have one per GPU."""
+    """NCCL uses only the devices in NCCL_IB_HCA. Nodes with 8 GPUs usually have one per GPU."""
     for assignment in _environment(job):
         word = assignment.value
         if assignment.name != "NCCL_IB_HCA" or word is None or not word.known:
@@ -125,11 +125,10 @@ def few_nics(job: Job) -> Iterator[Hit]:
         # mlx5 is a prefix of all names; mlx5_0 is one name
         names = [device.partition(":")[0] for device in devices]
         exact = all(re.search(r"(?<!^mlx)\d$", name) for name in names) and not word.text.startswith("^")
-        gpus = job.gpus_per_node or 8
-        if exact and 2 * len(devices) < gpus:
+        if exact and 2 * len(devices) < (job.gpus_per_node or 8):
             yield Hit(
                 assignment.line,
-                f"NCCL may use {counted(len(devices), 'InfiniBand device')} for {counted(gpus, 'GPU')}",
+                f"NCCL may use {counted(len(devices), 'InfiniBand device')} for all GPUs of a node",
                 "remove it, or use a prefix of all names (mlx5_ib)",
             )
 

@@ -71,6 +71,32 @@ def _loads_others_again(launch: Launch) -> bool:
 
 
 @rule(
+    "resume-without-optimizer",
+    "warning",
+    "a restart loses the optimizer state",
+    source="Megatron-LM, megatron/training/checkpointing.py, load_checkpoint",
+)
+def resume_without_optimizer(job: Job) -> Iterator[Hit]:
+    """With --no-load-optim, every restart of a run begins with Adam's moments at zero, and the loss jumps.
+
+    With --no-save-optim, the checkpoints cannot be resumed. Only reported if --save and --load name the same directory.
+    """
+    for launch in job.megatron:
+        save, load = (flag and flag.value for flag in map(launch.flags.get, ("save", "load")))
+        if "finetune" in launch.flags or not (save and load):
+            continue
+        if save.text != load.text or not (save.certain and load.certain):
+            continue
+        for name, effect in (
+            ("no-load-optim", "every restart of this run begins with an empty optimizer state"),
+            ("no-save-optim", "without the optimizer state, this run cannot resume from its checkpoints"),
+        ):
+            flag = launch.flags.get(name)
+            if flag and flag.word.certain:
+                yield Hit(flag.line, f"--{name}: {effect}", f"remove --{name}")
+
+
+@rule(
     "no-exit-handler",
     "note",
     "no checkpoint at the time limit",

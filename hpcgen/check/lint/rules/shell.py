@@ -14,7 +14,8 @@ from hpcgen.check.lint.script import Command
 def syntax(job: Job) -> Iterator[Hit]:
     """bash stops at this line, in the middle of the job. Until it is corrected, no rule can check the commands.
 
-    A script with a placeholder such as <name> is read as if it contained the value.
+    A script with a placeholder such as <name> is read as if it contained the value. The text of a `bash -c` is parsed
+    once more, by that bash: it needs its own quotes around (, |, ; and blanks.
     """
     error = job.script.error
     if error and error.is_placeholder:
@@ -24,6 +25,12 @@ def syntax(job: Job) -> Iterator[Hit]:
             error.line,
             f"bash stops here: {error.reason}",
             "correct this line, or an earlier quote or block that is not closed",
+        )
+    for error in job.script.text_errors:
+        yield Hit(
+            error.line,
+            f"the text of bash -c is not valid: {error.reason}",
+            r"quote the value within the text, for example \"([0]*3+[1]*58)\"",
         )
 
 

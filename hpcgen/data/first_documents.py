@@ -1,0 +1,126 @@
+"""Checks of a corpus that read the first documents of its local files, before a job does.
+
+Files that a stage downloads are not read, nor are Parquet files without the extra `parquet`.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import itertools
+from bisect import bisect_left
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcgen.config.corpus import WHOLE, CorpusJob, num_outputs
+from hpcgen.data.assignment import Share, assign
+from hpcgen.data.hashed_files import CheckedFile
+from hpcgen.data.jsonl import Block, Texts, text_reader
+from hpcgen.data.listed_files import PARQUET
+from hpcgen.data.manifest import Manifest, ManifestFile
+from hpcgen.data.tokenize import documents
+from hpcgen.data.unit import Input
+from hpcgen.errors import HpcgenError
+from hpcgen.text import counted, few
+
+_SHORT_FILE_BLOCKS = 2
+"""A file with more blocks of about 4 MiB has enough documents for any usual number of outputs."""
+_SMALL_CORPUS = 64 * 1024 * 1024
+"""Bytes of a corpus whose documents are counted to check data.split, which only fails for small ones."""
+
+
+def check_first_documents(job: CorpusJob, manifest: Manifest) -> None:
+    """Checks that documents can be read, and that each file has enough of them for the outputs that it feeds.
+
+    Reads the beginning of the first and the last file, and at least one file of each output, up to 8 MiB of each.
+
+    Raises:
+        HpcgenError: a file differs from the manifest, is damaged, has a bad document that is not to be skipped, or is
+            too small for the number of outputs.
+    """
+    for file in (manifest.files[0], manifest.files[-1]):
+        next(_texts(file, job), None)
+    for split, count in num_outputs(job.corpus).items():
+        _check_count(split, count, manifest.of_split(split), job)
+
+
+def documents_of_pairs(job: CorpusJob, manifest: Manifest) -> list[int] | None:
+    """Number of documents with text in each pair of a small corpus that is split by documents; None for others."""
+    files = manifest.of_split(WHOLE)
+    if sum(file.size or 0 for file in files) > _SMALL_CORPUS:
+        return None
+    counts = list[int]()
+    for share in assign([file.size for file in files], num_outputs(job.corpus)[WHOLE]):
+        lines = [_lines_with_text(files[index], job) for index in share.inputs]
+        known = [numbers for numbers in lines if numbers is not None]
+        if len(known) < len(lines):
+            return None
+        outputs = len(share.outputs)
+        counts += np.bincount(np.concatenate(known) % outputs, minlength=outputs).tolist()
+    return counts
+
+
+def _check_count(split: str, count: int, files: list[ManifestFile], job: CorpusJob) -> None:
+    """Refuses more outputs than the files of a split have documents for."""
+    lines_of = functools.cache(functools.partial(_lines_with_text, job=job))
+
+    def is_filled(share: Share) -> bool:
+        """Returns whether each output of the share gets a document with text, as far as short files tell."""
+        outputs = len(share.outputs)
+        found = (lines_of(files[index]) for index in share.inputs)
+        return any(lines is None or len(np.unique(lines % outputs)) == outputs for lines in found)
+
+    def unfilled(count: int) -> Share | None:
+        shares = assign([file.size for file in files], count)
+        return next((share for share in shares if not is_filled(share)), None)
+
+    if (share := unfilled(count)) is None:
+        return
+    paths = [str(files[index].path) for index in share.inputs]
+    documents_with_text = sum(
+        len(lines) for index in share.inputs if (lines := lines_of(files[index])) is not None
+    )
+    if unfilled(1):
+        raise HpcgenError(f"{few(paths)}: no document has text", "leave out files without text")
+    most = 1 + bisect_left(range(2, count), True, key=lambda number: unfilled(number) is not None)
+    key = "num_output_files" if split in ("train", WHOLE) else "num_eval_output_files"
+    raise HpcgenError(
+        f"data.corpus.{key} = {count} is too many: {counted(len(share.outputs), 'pair')} would be made of "
+        f"{counted(documents_with_text, 'document')} with text in {few(paths, 1)}",
+        f"use at most {most}",
+    )
+
+
+def _lines_with_text(file: ManifestFile, job: CorpusJob) -> NDArray[np.int64] | None:
+    """Numbers of the lines with text in a short file; None for a file that is long or cannot be read here."""
+    found = list(itertools.islice(_texts(file, job), _SHORT_FILE_BLOCKS + 1))
+    if not found or len(found) > _SHORT_FILE_BLOCKS:
+        return None
+    return np.concatenate([part.lines[[bool(text) for text in part.texts]] for part in found])
+
+
+def _texts(file: ManifestFile, job: CorpusJob) -> Iterator[Texts]:
+    """Yields the documents of a file, in blocks; nothing for a file that cannot be read here.
+
+    Raises:
+        HpcgenError: the file is damaged or differs from the manifest, or a document is bad and is not to be skipped.
+    """
+    if file.path is None or (file.path.endswith(PARQUET) and importlib.util.find_spec("pyarrow") is None):
+        return
+    item = Input(
+        name=file.name,
+        path=Path(file.path),
+        size=file.size,
+        sha256=file.sha256,
+        modified_ns=file.modified_ns,
+    )
+    read = text_reader(job.corpus.json_key)
+    with CheckedFile(item) as source:
+        for block in documents(item, source, job.corpus.json_key):
+            texts = read(block) if isinstance(block, Block) else block.read()
+            if texts.rejects and job.corpus.bad_documents == "fail":
+                raise HpcgenError(str(texts.rejects[0]), "correct it, or set bad_documents: skip")
+            yield texts

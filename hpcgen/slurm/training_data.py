@@ -1,0 +1,125 @@
+"""Checks of the pairs that a training will read: what the trainer would refuse when the job starts.
+
+Only complete pairs on this machine are checked, and only if the extra `data` is installed.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpcgen.config.validation import describe
+from hpcgen.errors import ConfigErrors, Problem
+from hpcgen.planning.paths import BLENDS
+from hpcgen.planning.plan import Plan
+from hpcgen.planning.rules.data import split_weights
+from hpcgen.text import counted
+from trainer.contract.config import TrainerConfig
+
+if TYPE_CHECKING:
+    from hpcgen.data.pair import Pair
+
+_LARGER_SPLITS = ("98,1,1", "90,5,5", "70,15,15")
+"""Values of data.split to suggest for small corpora."""
+_CHECKED_DOCUMENTS = 100
+"""Number of documents of each pair whose last token is checked. The trainer checks as many."""
+
+
+def check_training_data(plan: Plan) -> None:
+    """Refuses pairs whose documents do not end as the run requires, and a split that leaves a set without documents.
+
+    Raises:
+        ConfigErrors: there are such pairs, or the split does.
+        HpcgenError: a pair is damaged.
+    """
+    trainer = plan.trainer
+    if trainer is None or any(stage.kind.makes_pairs for stage in plan.stages.values()):
+        return
+    read = {path for stage in plan.stages.values() for path in stage.inputs}
+    datasets = [dataset for field in BLENDS for dataset in getattr(trainer.data, field)]
+    prefixes = [dataset.prefix for dataset in datasets if f"{dataset.prefix}.idx" in read]
+    files = [Path(prefix + suffix) for prefix in prefixes for suffix in (".idx", ".bin")]
+    if not files or not all(file.is_file() for file in files):
+        return
+    try:
+        from hpcgen.data.pair import open_pair
+    except ModuleNotFoundError:
+        return
+    pairs = [open_pair(Path(prefix)) for prefix in prefixes]
+    ends = (_end_problem(trainer, pair) for pair in pairs if trainer.data.needs_eod)
+    first = next(filter(None, ends), None)
+    _refuse(
+        plan, [*([first] if first else []), *_split_problems(trainer, [len(pair.lengths) for pair in pairs])]
+    )
+
+
+def check_split(plan: Plan, documents: Sequence[int]) -> None:
+    """Refuses a split that leaves a set without documents, given the number of documents that each pair will have.
+
+    Raises:
+        ConfigErrors: the split does.
+    """
+    if plan.trainer is not None:
+        _refuse(plan, [*_split_problems(plan.trainer, documents)])
+
+
+def _refuse(plan: Plan, problems: Sequence[Problem]) -> None:
+    if problems:
+        raise ConfigErrors([describe(problem, plan.run.document, plan.run.config) for problem in problems])
+
+
+def _split_problems(trainer: TrainerConfig, documents: Sequence[int]) -> Iterator[Problem]:
+    """Yields a problem if data.split leaves training or validation without documents.
+
+    `documents` is the number of documents with tokens in each pair.
+    """
+    evaluates = trainer.training.eval_iters > 0
+    if not trainer.data.datasets or not (empty := empty_split(trainer.data.split, documents, evaluates)):
+        return
+    larger = next((split for split in _LARGER_SPLITS if not empty_split(split, documents, evaluates)), None)
+    advice = [f"use larger shares, such as {larger}"] if larger else []
+    advice += ["use fewer pairs (data.corpus.num_output_files)"] if len(documents) > 1 else []
+    advice += ["set training.eval_iters: 0"] if empty == "valid" else []
+    reason = f"leaves no document for {empty}: the largest pair has {counted(max(documents), 'document')}"
+    yield Problem("data.split", reason, ", or ".join(advice) or "add documents")
+
+
+def empty_split(split: str, documents: Sequence[int], evaluates: bool) -> str | None:
+    """The first of train and valid that the run reads and that gets no document of any pair; None if there is none.
+
+    A pair with n documents gives a set with the share [a, b) the documents round(a n) to round(b n) - 1, as in
+    Megatron-Core.
+    """
+    weights = split_weights(split)
+    if weights is None:
+        return None
+    bounds = [0.0, *itertools.accumulate(weight / sum(weights) for weight in weights)]
+    for name, first, end in zip(("train", "valid"), bounds, bounds[1:], strict=False):
+        is_read = name == "train" or evaluates
+        if is_read and not any(round(end * count) > round(first * count) for count in documents):
+            return name
+    return None
+
+
+def _end_problem(trainer: TrainerConfig, pair: Pair) -> Problem | None:
+    """The problem of a pair none of whose first documents ends with the end-of-document token that the run needs."""
+    data = trainer.data
+    ends = list[int]()
+    for number in range(min(pair.num_documents, _CHECKED_DOCUMENTS)):
+        token = pair.last_token(number)
+        if token == data.eod_id:
+            return None
+        if token is not None:
+            ends.append(token)
+    if not ends:
+        return None
+    keys = ("reset_attention_mask", "reset_position_ids", "eod_mask_loss")
+    return Problem(
+        f"data.{next(key for key in keys if getattr(data, key))}",
+        f"needs documents that end with the token {data.eod_id}, but none of the first {len(ends):,} of {pair.prefix} "
+        f"does. The first ends with {ends[0]}",
+        "set data.eod_id to the end-of-document token of the pair, or tokenize the corpus again with one (hpcgen "
+        "always adds it; Megatron-LM's preprocess_data.py needs --append-eod)",
+    )

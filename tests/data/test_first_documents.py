@@ -1,0 +1,82 @@
+"""What `hpcgen data plan` and `hpcgen submit` learn from the first documents of local files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcgen.data.first_documents import check_first_documents
+from hpcgen.data.manifest import manifest_path, read_manifest
+from hpcgen.errors import HpcgenError
+
+from .data_runs import json_lines, make_units, planned_corpus, write_file
+
+
+def checked(folder: Path, contents: dict[str, bytes], **settings: Any) -> None:
+    """Checks a corpus of files, and makes its pairs if nothing is refused."""
+    for name, content in contents.items():
+        write_file(folder / "source" / name, content)
+    job = planned_corpus(folder / "source", folder / "corpus", list(contents), **settings)
+    check_first_documents(job, read_manifest(manifest_path(job.directory)))
+    make_units(job, "prepare")
+
+
+@pytest.mark.parametrize(
+    ("contents", "count", "message"),
+    [
+        (
+            {"a.jsonl": json_lines(["x"] * 5)},
+            6,
+            "6 pairs would be made of 5 documents with text in .*a.jsonl",
+        ),
+        ({"a.jsonl.zst": json_lines(["x"] * 5)}, 6, "use at most 5"),
+        ({"a.jsonl.gz": json_lines(["x", "", "x", ""])}, 2, "2 documents with text in .*; use at most 1"),
+        ({"a.jsonl": json_lines(["x"] * 50), "b.jsonl": json_lines(["x" * 2000])}, 3, "use at most 2"),
+        ({"a.jsonl": json_lines(["x"]), "b.jsonl": json_lines([""])}, 2, "1 pair would be .*; use at most 1"),
+        (
+            {"a.jsonl": json_lines([""]), "b.jsonl": json_lines([""])},
+            1,
+            "a.jsonl, .*b.jsonl: no document has text",
+        ),
+        ({"a.jsonl": b'{"body": "x"}\n'}, 1, "a.jsonl:1: missing key 'text'"),
+        ({"a.jsonl": b'{"body": "x"}\n'}, 8, "a.jsonl:1: missing key 'text'"),
+        ({"a.jsonl": json_lines(["x"]), "b.jsonl": b"\xff\n"}, 1, r"b.jsonl:1: byte 1 .* is not UTF-8"),
+    ],
+)
+def test_what_the_tasks_would_refuse(
+    tmp_path: Path, contents: dict[str, bytes], count: int, message: str
+) -> None:
+    with pytest.raises(HpcgenError, match=message):
+        checked(tmp_path, contents, num_output_files=count)
+
+
+@pytest.mark.parametrize(
+    ("contents", "settings"),
+    [
+        ({"a.jsonl": json_lines(["x"])}, {}),
+        ({"a.jsonl": json_lines(["x"] * 5)}, {"num_output_files": 5}),
+        ({"a.jsonl": json_lines([""]), "b.jsonl": json_lines(["x"])}, {}),
+        ({"a.jsonl": json_lines(["x", ""]) + b"{}\n"}, {"bad_documents": "skip", "max_bad_fraction": 0.5}),
+        # nine blocks: too long to be counted
+        ({"a.jsonl": json_lines(["x" * 2**22] * 9)}, {"num_output_files": 9}),
+    ],
+)
+def test_corpora_that_the_tasks_accept(
+    tmp_path: Path, contents: dict[str, bytes], settings: dict[str, Any]
+) -> None:
+    checked(tmp_path, contents, **settings)
+
+
+def test_parquet_rows(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    file = tmp_path / "table.parquet"
+    pq.write_table(pa.table({"text": ["x", "", "y"], "body": [1, 2, 3]}), file)
+    contents = {"a.parquet": file.read_bytes()}
+    with pytest.raises(HpcgenError, match="use at most 1"):
+        checked(tmp_path, contents, num_output_files=2)
+    with pytest.raises(HpcgenError, match="column 'body' has the type int64, not string"):
+        checked(tmp_path / "other", contents, json_key="body")

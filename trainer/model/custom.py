@@ -1,0 +1,91 @@
+"""Layers and models of users: `model.layer_spec` and `model.model_provider`.
+
+Some of Megatron-Core's own parts train without an error, but give results that depend on the layout or read other
+documents. `refuse_wrong_parts` finds them in a chunk that has been built.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import torch
+from megatron.core.models.gpt import GPTModel
+from megatron.core.transformer.moe.router import TopKRouter
+from megatron.core.transformer.multi_latent_attention import MLASelfAttention
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_block import TransformerBlock, TransformerBlockSubmodules
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+from trainer.contract import imports
+from trainer.contract.errors import TrainerError
+from trainer.model.experts import Router
+
+
+def block_submodules(
+    path: str, core: TransformerConfig, vp_stage: int | None, usual: TransformerBlockSubmodules
+) -> TransformerBlockSubmodules:
+    """The parts of this chunk of the decoder that the function at the import path `path` makes of the `usual` ones."""
+    spec = imports.load(path, "model.layer_spec")(core, vp_stage, usual)
+    if isinstance(spec, ModuleSpec):  # one for all layers
+        return dataclasses.replace(usual, layer_specs=[spec] * len(usual.layer_specs))
+    return spec  # type: ignore[no-any-return]
+
+
+def refuse_wrong_parts(chunk: torch.nn.Module, *, separate_documents: bool) -> None:
+    """Refuse a model that would train with silently wrong results.
+
+    Raises:
+        TrainerError: a part computes something else than the configuration says, or depends on the layout.
+    """
+    for name, module in chunk.named_modules():
+        if isinstance(module, TopKRouter) and not isinstance(module, Router):
+            raise TrainerError(
+                f"{name} is a {type(module).__name__}, which is not derived from trainer.model.experts.Router. Its "
+                "auxiliary losses would depend on the layout, and nothing would count the tokens of its experts. Call "
+                "trainer.model.experts.use_router with the spec of the layer, or derive your router from that class"
+            )
+        if isinstance(module, MLASelfAttention):
+            _require_complete_latents(name, module)
+    if separate_documents:
+        _require_separated_documents(chunk)
+
+
+def _require_complete_latents(name: str, attention: MLASelfAttention) -> None:
+    """Refuse down-projections that tensor-parallel ranks divide (`trainer.model.latent_attention`)."""
+    core = attention.config
+    widths = {
+        "linear_q_down_proj": core.q_lora_rank,
+        "linear_kv_down_proj": core.kv_lora_rank + core.qk_pos_emb_head_dim,
+    }
+    for part, width in widths.items():
+        projection = getattr(attention, part, None)  # without q_lora_rank, queries have none
+        if projection is not None and projection.weight.shape[0] != width:
+            raise TrainerError(
+                f"{name}.{part} is a {type(projection).__name__} with {projection.weight.shape[0]} of {width} rows on "
+                "each tensor-parallel rank, for which Megatron-Core computes wrong gradients. Keep the projection of "
+                "the layers that the function of model.layer_spec is given, which has all rows on each rank"
+            )
+
+
+def _require_separated_documents(chunk: torch.nn.Module) -> None:
+    """Refuse attention that would ignore the boundaries of documents."""
+    attentions = list(_attentions(chunk))
+    others = {type(each).__name__ for each in attentions if not getattr(each, "separates_documents", False)}
+    if others or not (attentions or isinstance(chunk, GPTModel)):
+        name = ", ".join(sorted(others)) or f"{type(chunk).__name__}, which has no core_attention,"
+        raise TrainerError(
+            f"data.reset_attention_mask = true, but {name} does not separate documents. Remove the key, or make the "
+            "attention use the boundaries of documents in place of the mask, and set separates_documents = True in it"
+        )
+
+
+def _attentions(chunk: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """The parts that mix tokens: each core_attention, and in layers without one what is in place of the attention."""
+    for module in chunk.modules():
+        if hasattr(module, "core_attention"):
+            yield module.core_attention
+        elif isinstance(module, TransformerBlock):
+            for layer in module.layers:
+                if not any(hasattr(part, "core_attention") for part in layer.modules()):
+                    yield getattr(layer, "self_attention", layer)
