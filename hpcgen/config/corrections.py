@@ -11,27 +11,33 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hpcgen.config.layer_pattern import layer_pattern
-from hpcgen.config.shown import is_private, show
+from hpcgen.config.shown import NUMBER, is_private, show
 from hpcgen.config.type_hints import hint_of, key_paths, section_of
 
-NUMBER = re.compile(r"[-+]?(\d[\d_]*\.?\d*|\.\d+)(e[-+]?\d+)?", re.IGNORECASE)
 GROUPED = re.compile(r"[-+]?\d{1,3}(,\d{3})+")
 """A number with separators of thousands."""
-ABBREVIATED = re.compile(r"(\d+)\s*([kmgt])i?b?", re.IGNORECASE)
+ABBREVIATED = re.compile(r"(\d{1,6})\s*([kmgt])i?b?", re.IGNORECASE)
+"""A number with a unit prefix, which is decimal or binary."""
 WEIGHTED = re.compile(r"(\d*\.?\d+)\s+(\S+)")
+"""A weight and the prefix of a dataset, as in Megatron-LM's --data-path."""
 BOOLEANS = {"yes": "true", "on": "true", "y": "true", "no": "false", "off": "false", "n": "false"}
 """Booleans of YAML 1.1, which are texts in YAML 1.2."""
 NULLS = ("none", "null", "nil")
-LAYERS = "model.moe_layer_freq"
+MOST_EXACT = 2**53
+"""Larger floating-point numbers have no exact value."""
 MOST_LISTED = 256
 """Longest list in a hint."""
 
 
-def correction(cls: type, path: str, names: Sequence[str], kind: str, value: Any) -> str:
+def correction(
+    cls: type, path: str, names: Sequence[str], kind: str, value: Any, document: Mapping[str, Any]
+) -> str:
     """What to write in place of `value`, at a path of keys below `cls`; empty if unknown.
 
-    `kind` is pydantic's type of the error.
+    `kind` is pydantic's type of the error. `document` is the complete document.
     """
+    if path == "model.moe_layer_freq":
+        return _layers_with_experts(document["model"])
     if kind == "tuple_type":
         yaml = _as_list(cls, path, names, value)
     elif kind in ("dataclass_type", "dataclass_exact_type", "dict_type"):
@@ -43,20 +49,19 @@ def correction(cls: type, path: str, names: Sequence[str], kind: str, value: Any
     elif isinstance(value, str):
         yaml = _as_scalar(hint_of(cls, names), kind, value.strip())
     else:
-        yaml = (
-            str(int(value)) if kind == "int_type" and isinstance(value, float) and value.is_integer() else ""
-        )
+        is_whole = isinstance(value, float) and value.is_integer() and abs(value) < MOST_EXACT
+        yaml = str(int(value)) if kind == "int_type" and is_whole else ""
     return f"write {yaml}" if yaml else ""
 
 
-def layers_with_experts(model: Mapping[str, Any]) -> str:
+def _layers_with_experts(model: Mapping[str, Any]) -> str:
     """What to write for a number or an expression in place of the list of layers with experts.
 
     Megatron-Core accepts a number, and Megatron-LM also a Python expression.
     """
     layers = model.get("num_layers")
     pattern = layer_pattern(str(model["moe_layer_freq"]), layers if isinstance(layers, int) else None)
-    if pattern is None or len(pattern) > MOST_LISTED:
+    if not pattern or len(pattern) > MOST_LISTED:
         return "write 1 for each layer with experts and 0 for each other layer"
     return "remove it, because all layers have experts by default" if all(pattern) else f"write {pattern}"
 

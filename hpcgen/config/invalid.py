@@ -23,8 +23,8 @@ class InvalidValueError(Exception):
 class _Invalid:
     """Stands for a value of any type. Whatever is computed from it is INVALID too.
 
-    Deciding by it, iterating over it or printing it raises InvalidValueError. It is not None, because the user did set
-    the key.
+    Deciding by it, iterating over it or printing it raises InvalidValueError. It is not None, because a missing or
+    invalid value is not a null.
     """
 
     def _propagate(self, *_: object, **__: object) -> Any:

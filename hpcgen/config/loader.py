@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hpcgen.config import document as documents
 from hpcgen.config.cluster import ClusterConfig, cluster_rule_problems
@@ -43,7 +44,7 @@ from trainer.contract.config import BlendConfig
 SHIPPED_CLUSTERS = Path(__file__).parent.parent / "clusters"
 UNUSED_MODEL = {"preset": "tiny", "data": {"mock": True}}
 """Values for the required keys about the model, for runs whose stages do not use them."""
-ANY_RUN = {
+ANY_RUN: dict[str, Any] = {
     "name": "any",
     "cluster": "any",
     "paths": {"run_dir": "/any"},
@@ -52,6 +53,13 @@ ANY_RUN = {
     "optimizer": {"lr": 1},
 }
 """The required keys of a run, with values that stand in for missing and invalid ones."""
+STAND_INS = {
+    **ANY_RUN,
+    "model": {**ANY_RUN["model"], "rope_scaling": {"rope_type": "linear", "factor": 1}},
+    "data": {"corpus": {"directory": "/any", "source": {"directory": "/any"}}},
+    "program": {"command": ["any"]},
+}
+"""The same, with the required keys of optional sections."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +88,7 @@ class Run:
     invalid_in_profile: tuple[str, ...] = ()
     """Paths of the missing and invalid values of the profile. "" is the complete profile."""
     has_valid_node_type: bool = True
+    """False if the node type is unknown or has mistakes. `node_type` is then a stand-in."""
     file: Path | None = None
     """The run file; None for a run from a cluster profile only."""
     sha256: str = ""
@@ -165,7 +174,7 @@ def load_document(document: Document, directory: Path, overrides: Sequence[str] 
     has_unknown_preset = preset is None and isinstance(document.get("preset"), str)
     if has_unknown_preset:
         document = documents.without(document, "preset")
-    built = build(RunConfig, document, ANY_RUN)
+    built = build(RunConfig, document, STAND_INS)
     problems, invalid = built.problems, built.invalid
     if has_unknown_preset:  # keys may be missing only because of it
         problems = tuple(problem for problem in problems if problem.reason != MISSING)

@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import re
 
-_OTHER_TYPE = re.compile(r"(?i:null|true|false|~|[-+]?(\d[\d_]*\.?\d*|\.\d+)(e[-+]?\d+)?)")
-"""Texts that are of another type without quotes."""
+NUMBER = re.compile(r"[-+]?(\d[\d_]*\.?\d*|\.\d+)(e[-+]?\d+)?", re.IGNORECASE)
+"""A number as YAML reads it, if it has no quotes."""
 
 
 def show(value: object) -> str:
     """A value as written in a run file, on one short line."""
-    is_plain = (
-        isinstance(value, str) and re.fullmatch(r"[\w./:@+,=-]+", value) and not _OTHER_TYPE.fullmatch(value)
-    )
-    text = str(value) if is_plain else json.dumps(value, default=str)
+    text = value if isinstance(value, str) and _is_plain(value) else json.dumps(value, default=str)
     return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _is_plain(text: str) -> bool:
+    """Returns True if YAML reads the text as a text without quotes."""
+    is_other_type = text.lower() in ("null", "true", "false") or NUMBER.fullmatch(text)
+    return not is_other_type and re.fullmatch(r"[\w./:@+,=-]+", text) is not None
 
 
 def is_private(path: str) -> bool:

@@ -13,12 +13,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast
 
-from hpcgen.config.corrections import LAYERS, correction, layers_with_experts
 from hpcgen.config.document import Document, constant
 from hpcgen.config.fields import constraint_problems
 from hpcgen.config.shown import is_private, show
 from hpcgen.config.type_hints import hint_of
-from hpcgen.config.unknown_keys import unknown_key
 from hpcgen.errors import ConfigErrors, Mistake, Problem
 from hpcgen.text import did_you_mean, one_of
 from trainer.contract.config import ConfigError, from_dict
@@ -166,8 +164,11 @@ def _is_not_the_users(origin: str) -> bool:
 
 
 def _conflicting_origin(problem: Problem, document: Document) -> str | None:
-    """The origin of the first key in the problem's reason that the user set."""
-    origins = map(document.origin, re.findall(r"\b[a-z]\w*(?:\.\w+)+", problem.reason))
+    """The origin of the first key in the problem's reason that the user set. A key without its section is in the
+    problem's."""
+    section = problem.path.rpartition(".")[0]
+    names = re.findall(r"\b[a-z]\w*(?:\.\w+)*", problem.reason)
+    origins = (document.origin(name if "." in name else f"{section}.{name}") for name in names)
     return next((origin for origin in origins if origin and not _is_not_the_users(origin)), None)
 
 
@@ -206,10 +207,7 @@ def _schema_problems(cls: type, values: Mapping[str, Any]) -> Iterator[Problem]:
         _validate(cls, values)
     except ValidationError as error:
         for detail in error.errors(include_url=False, include_context=True):
-            problem = _problem(cls, detail)
-            if problem.path == LAYERS:
-                problem = dataclasses.replace(problem, hint=layers_with_experts(values["model"]))
-            yield problem
+            yield _problem(cls, detail, values)
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -223,7 +221,10 @@ def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield path, value
 
 
-def _problem(cls: type, detail: Any) -> Problem:
+def _problem(cls: type, detail: Any, values: Mapping[str, Any]) -> Problem:
+    from hpcgen.config.corrections import correction  # only for mistakes
+    from hpcgen.config.unknown_keys import unknown_key
+
     path, names = "", []
     for part in detail["loc"]:
         if isinstance(part, int):
@@ -243,7 +244,7 @@ def _problem(cls: type, detail: Any) -> Problem:
     if kind == "string_type" and isinstance(value, int | float):
         return Problem(path, _text_reason(hint_of(cls, names), value), "")
     reason = f"must be {EXPECTED[kind]}" if kind in EXPECTED else str(detail["msg"]).lower()
-    return Problem(path, reason, correction(cls, path, names, kind, value))
+    return Problem(path, reason, correction(cls, path, names, kind, value, values))
 
 
 def _text_reason(hint: Any, value: float) -> str:

@@ -222,8 +222,8 @@ def test_what_a_user_reads(changes, message):
 def test_keys_of_experts_need_experts():
     found = errors(**{EP: 2, "parallelism__moe_grouped_gemm": True, WIDTH: 512, COEFF: 0.1})
     assert [line.partition(";")[0] for line in found] == [
-        "model.moe_ffn_hidden_size has no effect, because num_moe_experts is null",
-        "model.moe_aux_loss_coeff has no effect, because num_moe_experts is null",
+        "model.moe_ffn_hidden_size has no effect, because num_moe_experts is null. The same applies to "
+        "moe_aux_loss_coeff",
         "parallelism.expert_model_parallel_size has no effect, because model.num_moe_experts is null",
         "parallelism.moe_grouped_gemm has no effect, because model.num_moe_experts is null",
     ]

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from hpcgen.config.run import RunConfig
+from hpcgen.config.type_hints import key_paths
 from hpcgen.errors import HpcgenError
 from tests.runs import MODEL_STAGES, SHAPE, planned, write_yaml
 
@@ -100,7 +102,7 @@ def changed(run: dict[str, Any], path: tuple[str, ...], value: object = None) ->
     run = copy.deepcopy(run)
     section = run
     for key in path[:-1]:
-        section = section[key]
+        section = section.setdefault(key, {})
     if value is None:
         del section[path[-1]]
     else:
@@ -122,6 +124,23 @@ def test_a_value_of_the_wrong_type_is_the_only_mistake(tmp_path, kind):
     assert mistakes(tmp_path, run, stages) == []
     for path in keys(run):
         assert mistakes(tmp_path, changed(run, path, [[]]), stages)[1:] == [], path
+
+
+@pytest.mark.parametrize("kind", RUNS)
+def test_an_invalid_value_of_any_key_is_reported(tmp_path, kind):
+    """Whatever reads the value: no check ends in a traceback."""
+    run, stages = RUNS[kind]
+    sections = ("program", "slurm", "container") if kind == "program" else (*run, "preset")
+    settings = (
+        "slurm.defaults",
+        "slurm.run",
+        "slurm.train",
+        "slurm.prepare",
+    )  # the other stages have the same keys
+    for key in key_paths(RunConfig):
+        if key.partition(".")[0] in sections and (not key.startswith("slurm.") or key.startswith(settings)):
+            found = mistakes(tmp_path, changed(run, tuple(key.split(".")), [[]]), stages)
+            assert any(mistake.startswith(key) for mistake in found), key
 
 
 @pytest.mark.parametrize("kind", RUNS)
@@ -179,10 +198,16 @@ def test_an_invalid_key_hides_only_the_rules_that_depend_on_it(tmp_path):
     run["parallelism"]["pipeline_model_parallel_size"] = 3
     run["optimizer"] |= {"lr": "fast", "adam_beta_1": 0.9, "lr_warmup_iters": 1000}
     run["slurm"]["train"] |= {"time": "a day", "ntasks_per_node": 9}
+    run["data"]["corpus"] |= {"directory": 5, "sample_fraction": 0}
+    run["model"]["rope_scaling"] = {"rope_type": "yarn", "factor": "four"}
     assert sorted(mistakes(tmp_path, run, ("train",))) == [
+        "data.corpus.directory",
+        "data.corpus.sample_fraction",
         "model.ffn_hidden_size",
         "model.moe_router_topk",
         "model.num_query_groups",
+        "model.rope_scaling",
+        "model.rope_scaling.factor",
         "optimizer.adam_beta_1",
         "optimizer.lr",
         "optimizer.lr_warmup_iters",
@@ -244,3 +269,15 @@ def test_an_unknown_preset_does_not_hide_the_mistakes_of_other_sections(tmp_path
     assert mistakes(tmp_path, run, ("train",)) == [
         *("preset", "slurm.train.nodes", "secrets[0]", "slurm.train.time", "data"),
     ]
+
+
+def test_a_preset_that_contradicts_the_run_file_is_reported_at_its_line(tmp_path):
+    run = {"name": "a", "cluster": "azure-ndv5", "preset": "mixtral-8x7b", "paths": {"run_dir": "/r"}}
+    run |= {"container": {"image": "/i.sqsh"}, "slurm": {"train": {"nodes": 2, "time": "1-0"}}}
+    run |= {"data": {"mock": True}, "model": {"num_moe_experts": None}}
+    with pytest.raises(HpcgenError) as error:
+        planned(tmp_path, run)
+    lines = (tmp_path / "run.yaml").read_text().splitlines()
+    for mistake in error.value.mistakes:
+        assert "(preset mixtral-8x7b) has no effect" in mistake
+        assert "num_moe_experts" in lines[mistake.parts["line"] - 1]

@@ -268,7 +268,7 @@ REFUSED = {
     ),
     "a latent without MLA": (
         {"model__kv_lora_rank": 512},
-        "model.kv_lora_rank requires multi_latent_attention = true; set it, or remove kv_lora_rank",
+        "model.kv_lora_rank requires multi_latent_attention = true; set it, or set kv_lora_rank to null",
     ),
     "MLA with query groups": (
         MLA | {GROUPS: 4},
@@ -277,6 +277,11 @@ REFUSED = {
     "MLA with another width of heads": (
         MLA | {"model__kv_channels": 128},
         "model.kv_channels is not qk_head_dim + qk_pos_emb_head_dim = 192; remove it",
+    ),
+    "latents without MLA": (
+        {"model__q_lora_rank": 64, "model__v_head_dim": 32},
+        "model.q_lora_rank requires multi_latent_attention = true. The same applies to v_head_dim; set it, or set "
+        "q_lora_rank and v_head_dim to null",
     ),
     "MLA with an odd rotated width": (
         MLA | {"model__qk_pos_emb_head_dim": 33},

@@ -41,7 +41,7 @@ def num_moe_layers(model: ModelConfig, layers: range | None = None) -> int:
 def expert_checks(model: ModelConfig) -> Iterator[Iterator[Mistake]]:
     """The checks of the keys of experts, each with the keys that contradict another key. `model` may contain nulls."""
     if model.num_moe_experts is None:
-        yield _unused(model, MODEL_KEYS, "num_moe_experts is null", "set num_moe_experts or remove it")
+        yield _unused(model, MODEL_KEYS, "num_moe_experts is null", "set num_moe_experts")
         return
     yield _layer_problems(model)
     yield _shared_expert_problems(model)
@@ -118,9 +118,9 @@ def _balancing_problems(model: ModelConfig) -> Iterator[Mistake]:
         reason = f"requires moe_router_score_function = sigmoid, but it is {model.moe_router_score_function}"
         yield "moe_router_enable_expert_bias", reason, "set moe_router_score_function to sigmoid"
     if not model.moe_router_enable_expert_bias:
-        advice = "set moe_router_enable_expert_bias to true or remove it"
+        needed = "set moe_router_enable_expert_bias to true"
         why = "moe_router_enable_expert_bias is false"
-        yield from _unused(model, ("moe_router_bias_update_rate",), why, advice)
+        yield from _unused(model, ("moe_router_bias_update_rate",), why, needed)
     if model.moe_router_load_balancing_type == "none" and model.moe_aux_loss_coeff > 0:
         reason = "has no effect, because moe_router_load_balancing_type is none"
         yield "moe_aux_loss_coeff", reason, "set moe_router_load_balancing_type to aux_loss, or use 0"
@@ -133,8 +133,8 @@ def _capacity_problems(model: ModelConfig, experts: int) -> Iterator[Mistake]:
         if model.moe_pad_expert_input_to_capacity:
             advice = "set moe_expert_capacity_factor"
             yield "moe_pad_expert_input_to_capacity", "requires moe_expert_capacity_factor", advice
-        advice = "set moe_expert_capacity_factor or remove it"
-        yield from _unused(model, ("moe_token_drop_policy",), "moe_expert_capacity_factor is null", advice)
+        needed = "set moe_expert_capacity_factor"
+        yield from _unused(model, ("moe_token_drop_policy",), "moe_expert_capacity_factor is null", needed)
     elif topk <= experts < factor * topk:
         # Padding fails in Core above the number of tokens, and a capacity that is never reached drops nothing.
         reason = (
@@ -143,8 +143,11 @@ def _capacity_problems(model: ModelConfig, experts: int) -> Iterator[Mistake]:
         yield "moe_expert_capacity_factor", reason, f"use at most {experts / topk:g}, or null"
 
 
-def _unused(model: ModelConfig, keys: tuple[str, ...], why: str, advice: str) -> Iterator[Mistake]:
-    """Yields a mistake for each of `keys` that is set although it has no effect."""
-    for field in dataclasses.fields(ModelConfig):
-        if field.name in keys and getattr(model, field.name) != field.default:
-            yield field.name, f"has no effect, because {why}", advice
+def _unused(model: ModelConfig, keys: tuple[str, ...], why: str, needed: str) -> Iterator[Mistake]:
+    """Yields one mistake for those of `keys` that are set, but have no effect without what is `needed`."""
+    fields = (field for field in dataclasses.fields(ModelConfig) if field.name in keys)
+    given = [field.name for field in fields if getattr(model, field.name) != field.default]
+    if given:
+        others = f". The same applies to {', '.join(given[1:])}" if given[1:] else ""
+        remove = "remove these keys" if others else "remove it"
+        yield given[0], f"has no effect, because {why}{others}", f"{needed} or {remove}"

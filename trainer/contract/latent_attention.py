@@ -59,9 +59,11 @@ def latent_width(model: ModelConfig) -> int:
 def latent_attention_problems(model: ModelConfig) -> Iterator[tuple[str, str, str]]:
     """Keys that contradict multi_latent_attention, or that need it: the key, the reason, and what to do."""
     if not model.multi_latent_attention:
-        for key in ("q_lora_rank", *LATENT_WIDTHS):
-            if getattr(model, key) is not None:
-                yield key, "requires multi_latent_attention = true", f"set it, or remove {key}"
+        given = [key for key in KEYS if getattr(model, key) is not None]
+        if given:
+            others = f". The same applies to {', '.join(given[1:])}" if given[1:] else ""
+            advice = f"set it, or set {' and '.join(given)} to null"
+            yield given[0], f"requires multi_latent_attention = true{others}", advice
         return
     if model.position_embedding_type != "rope":
         reason = f"requires position_embedding_type = rope, but it is {model.position_embedding_type}"
