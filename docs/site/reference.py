@@ -21,7 +21,7 @@ from hpcgen.config.fields import Text
 from hpcgen.config.loader import load_cluster_run
 from hpcgen.config.node_type import NodeType
 from hpcgen.config.run import RunConfig
-from hpcgen.config.validation import inner_class
+from hpcgen.config.type_hints import inner_class
 from hpcgen.planning.explanation import explain
 from trainer.contract.config import Range, field_hints
 

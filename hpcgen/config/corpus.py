@@ -18,9 +18,11 @@ from hpcgen.config.fields import EnvironmentName, FilePath, Text
 from hpcgen.config.tokenizer import TokenizerConfig
 from hpcgen.errors import Problem
 from hpcgen.files import Share
-from trainer.contract.config import Count, Dataset, Fraction, NonNegative
+from trainer.contract.config import Count, Dataset, Fraction, NonNegative, Range
 from trainer.contract.section import config_section
 
+PairCount = Annotated[int, Range(at_least=1, at_most=99_999)]
+"""Names of pairs have five digits."""
 RepositoryName = Annotated[
     str,
     Text(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?", "the name of a repository: owner/name"),
@@ -108,10 +110,10 @@ class CorpusConfig:
     """Number of files to use, spread evenly over the corpus. Default: all."""
     sample_fraction: Fraction | None = None
     """Fraction of the files to use, spread evenly over the corpus. Default: all."""
-    num_output_files: Count = 1
+    num_output_files: PairCount = 1
     """Number of .bin/.idx pairs for the training files, or for the entire corpus if `splits` is empty. A task makes one
     or more pairs, so a large corpus needs several: one for 16 GB of compressed files."""
-    num_eval_output_files: Count = 1
+    num_eval_output_files: PairCount = 1
     """Number of .bin/.idx pairs for the validation files, and the same number for the test files."""
     json_key: str = "text"
     """Key of the text in each JSON object, or name of the column with the text in Parquet files."""

@@ -96,8 +96,8 @@ def empty_split(split: str, documents: Sequence[int], evaluates: bool) -> str | 
     if weights is None:
         return None
     bounds = [0.0, *itertools.accumulate(weight / sum(weights) for weight in weights)]
-    for name, first, end in zip(("train", "valid"), bounds, bounds[1:], strict=False):
-        is_read = name == "train" or evaluates
+    sets = (("train", True), ("valid", evaluates))
+    for (name, is_read), first, end in zip(sets, bounds, bounds[1:], strict=False):
         if is_read and not any(round(end * count) > round(first * count) for count in documents):
             return name
     return None

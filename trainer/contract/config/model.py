@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from trainer.contract.config.values import Count, Fraction, NonNegativeFloat, PositiveFloat, Range
+from trainer.contract.config.values import (
+    Count,
+    Fraction,
+    LayerCount,
+    NonNegativeFloat,
+    PositiveFloat,
+    Range,
+)
 from trainer.contract.section import config_section
 
 
@@ -44,7 +51,7 @@ class RopeScaling:
 class ModelConfig:
     """Shape of the GPT model. The names are those of Megatron-Core's TransformerConfig and GPTModel arguments."""
 
-    num_layers: Count
+    num_layers: LayerCount
     """Number of transformer layers."""
     hidden_size: Count
     """Width of the residual stream."""
