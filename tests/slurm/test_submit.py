@@ -121,10 +121,10 @@ AZURE = """\
 name: big
 cluster: azure-ndv5
 preset: 175b
-paths: {run_dir: /lustre/runs/big}
+paths: {run_dir: /absent/runs/big}
 secrets: [WANDB_API_KEY]
 slurm: {train: {nodes: 16, time: 2-00:00:00, account: team, extra_directives: [--mail-type=FAIL]}}
-data: {datasets: [{prefix: /lustre/data/corpus}]}
+data: {datasets: [{prefix: /absent/data/corpus}]}
 training: {train_iters: 100000}
 """
 
@@ -149,7 +149,7 @@ def test_submitit_and_the_rendered_script_request_the_same_resources(tmp_path: P
 
 CORPUS_ON_AZURE = """
   corpus:
-    directory: /lustre/corpus
+    directory: /absent/corpus
     source: {huggingface: {repo_id: owner/corpus}, token_variable: HF_TOKEN}
     num_output_files: 72
 """
@@ -167,7 +167,7 @@ def test_a_complete_and_a_partial_array_request_the_same_resources(
     sections = f"slurm: {{{stage_name}: {{num_tasks: 12, array_parallelism: 3, mem: 64G}}}}"
     run.write_text(
         re.sub("(?m)^slurm: .*$", sections, AZURE).replace(
-            "{datasets: [{prefix: /lustre/data/corpus}]}", CORPUS_ON_AZURE
+            "{datasets: [{prefix: /absent/data/corpus}]}", CORPUS_ON_AZURE
         )
     )
     plan = interface.plan(interface.load_run(run), [stage_name])
@@ -182,7 +182,7 @@ def test_a_complete_and_a_partial_array_request_the_same_resources(
     assert (
         directives(theirs)
         - directives(script.text)
-        - {f"#SBATCH --output=/lustre/runs/big/{stage_name}-%j_0.log"}
+        - {f"#SBATCH --output=/absent/runs/big/{stage_name}-%j_0.log"}
         <= added
     )
     missed = directives(script.text) - directives(theirs)
