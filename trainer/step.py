@@ -102,10 +102,8 @@ def train_step(
         NonFiniteError: on all ranks, if the loss or the gradient norm is not finite. Nothing is updated.
     """
     seed_dropout(config.training.seed, state.iteration, groups)
-    for chunk in state.model:
-        chunk.zero_grad_buffer()
     optimizer = state.optimizer
-    optimizer.zero_grad()
+    _clear_gradients(state)
     batch = Batch(state.consumed_samples, batch_size_at(config.training, state.consumed_samples))
     biases = expert_biases(state.routers)
     previous_biases = [bias.clone() for bias in biases]
@@ -148,6 +146,12 @@ def train_step(
         vote=agreed.vote,
         experts=None if config.model.num_moe_experts is None else agreed.statistics,
     )
+
+
+def _clear_gradients(state: TrainingState) -> None:
+    for chunk in state.model:
+        chunk.zero_grad_buffer()
+    state.optimizer.zero_grad()
 
 
 def forward_backward(

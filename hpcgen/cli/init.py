@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from hpcgen.config.cluster import ClusterConfig
     from hpcgen.config.document import Document
     from hpcgen.config.node_type import NodeType
+    from hpcgen.config.presets import Preset
 
 
 def _complete_presets(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
@@ -120,16 +121,17 @@ def command(
     _write(path, text, run_dir)
     if migration is not None:
         _show_leftovers(script, migration)
-    steps = [f"{this_program()} validate -c {path}"]
-    if (
-        preset is not None
-        and PRESETS[preset].tokenizer_repository
-        and not (path.parent / "tokenizer.json").exists()
-    ):
-        steps.insert(0, PRESETS[preset].tokenizer_command(path.parent))
-    if hf_dir is not None:
-        steps.insert(0, f"{this_program()} checkpoint import {hf_dir} --to {path.parent / weights}")
+    steps = _next_steps(path, PRESETS.get(preset or ""), hf_dir, path.parent / weights)
     click.echo(f"wrote {path}; next: {' && '.join(steps)}", err=True)
+
+
+def _next_steps(path: Path, preset: Preset | None, hf_dir: Path | None, weights: Path) -> Iterator[str]:
+    """Yields the commands that follow: they fetch what the run file needs, and check it."""
+    if preset and preset.tokenizer_repository and not (path.parent / "tokenizer.json").exists():
+        yield preset.tokenizer_command(path.parent)
+    if hf_dir is not None:
+        yield f"{this_program()} checkpoint import {hf_dir} --to {weights}"
+    yield f"{this_program()} validate -c {path}"
 
 
 def _require_new_file(path: Path, force: bool) -> None:

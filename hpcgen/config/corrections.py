@@ -1,4 +1,4 @@
-"""What to write in place of a value of the wrong type."""
+"""Corrections of values of the wrong type."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MOST_LISTED = 256
 def correction(
     cls: type, path: str, names: Sequence[str], kind: str, value: Any, document: Mapping[str, Any]
 ) -> str:
-    """What to write in place of `value`, at a path of keys below `cls`; empty if unknown.
+    """The correction of `value`, at a path of keys below `cls`; empty if unknown.
 
     `kind` is pydantic's type of the error. `document` is the complete document.
     """
@@ -55,7 +55,7 @@ def correction(
 
 
 def _layers_with_experts(model: Mapping[str, Any]) -> str:
-    """What to write for a number or an expression in place of the list of layers with experts.
+    """The correction of a number or an expression in place of the list of layers with experts.
 
     Megatron-Core accepts a number, and Megatron-LM also a Python expression.
     """

@@ -59,7 +59,7 @@ STAND_INS = {
     "data": {"corpus": {"directory": "/any", "source": {"directory": "/any"}}},
     "program": {"command": ["any"]},
 }
-"""The same, with the required keys of optional sections."""
+"""ANY_RUN with the required keys of optional sections."""
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ _HINTS = {
     errno.EDQUOT: _FREE_SPACE,
     errno.EFBIG: "raise the limit of file sizes (ulimit -f), or use more and smaller outputs",
 }
-"""What to do about errors of storage."""
+"""Advice for errors of storage."""
 
 
 @dataclass(frozen=True)

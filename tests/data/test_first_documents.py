@@ -1,4 +1,4 @@
-"""What `hpcgen data plan` and `hpcgen submit` learn from the first documents of local files."""
+"""Mistakes that `hpcgen data plan` and `hpcgen submit` find in the first documents of local files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a config.json of transformers says about a model, and what is refused because the trainer lacks it."""
+"""A config.json of transformers becomes a model, or is refused if the trainer lacks something in it."""
 
 from __future__ import annotations
 
