@@ -314,6 +314,11 @@ REFUSED = {
         MLA | {TP: 2, SP: True, "parallelism__tp_comm_overlap": True},
         "parallelism.tp_comm_overlap has no effect with model.multi_latent_attention = true; use false",
     ),
+    "MTP with overlapped communication": (
+        MTP | {TP: 2, SP: True, "parallelism__tp_comm_overlap": True},
+        "parallelism.tp_comm_overlap is not supported with model.mtp_num_layers = 1, because Transformer Engine has no "
+        "buffer for the projection of an MTP layer; use false",
+    ),
     "YaRN of MLA over too many ranks": (
         MLA | {CP: 4, "model__rope_scaling": dataclasses.replace(YARN, original_max_position_embeddings=4)},
         "parallelism.context_parallel_size requires that model.rope_scaling.original_max_position_embeddings = 4 is a "
@@ -628,9 +633,9 @@ REFUSED = {
         "evaluation.tensor_model_parallel_size neither divides model.num_query_groups = 12 nor is a multiple of it "
         "(12 / 8); use 1, 2 or 4",
     ),
-    "PP of the evaluation does not divide layers": (
-        {EVALUATION_PP: 8},
-        "evaluation.pipeline_model_parallel_size does not divide model.num_layers = 12 (12 / 8); use 1, 2 or 4",
+    "stages of the evaluation without a layer": (
+        {EVALUATION_PP: 16, "evaluation_ranks": 16},
+        "evaluation.pipeline_model_parallel_size is more than model.num_layers = 12; use 12",
     ),
     "more model-parallel ranks than the evaluation job has": (
         {EVALUATION_TP: 16},
