@@ -374,6 +374,21 @@ def test_options_of_a_fork_are_not_mistakes() -> None:
     assert found.fix == "did you mean --num-layers?"
 
 
+@pytest.mark.parametrize(
+    ("key", "option"),
+    [
+        ("num-moe-experts", "num-experts"),
+        ("num-layers-in-first-pipeline-stage", "decoder-first-pipeline-num-layers"),
+        ("moe-token-dropping", "moe-expert-capacity-factor"),
+        ("gated-linear-unit", "swiglu"),
+    ],
+)
+def test_a_name_of_megatron_cores_configuration_is_no_option(key: str, option: str) -> None:
+    [found] = lint(f"{HEAD}srun python pretrain_gpt.py --{key} 8\n", rules=["megatron-option"])
+    assert found.why == f"Megatron-LM has no --{key}"
+    assert found.fix == f"use --{option}"
+
+
 def test_the_last_check_of_a_script_is_its_status() -> None:
     assert lint(f"{HEAD}srun dcgmi diag -r 3\ndcgmi diag -r 3\n", rules=["check-ignored"]) == []
     [found] = lint(f"{HEAD}dcgmi diag -r 3\nsrun python train.py\n", rules=["check-ignored"])

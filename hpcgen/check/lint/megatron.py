@@ -180,6 +180,16 @@ NOT_MEGATRON = {
     "cpu-offload": "it is an option of DeepSpeed; --optimizer-cpu-offload moves the optimizer to the CPU",
     "virtual-pipeline-model-parallel-size": "use --num-virtual-stages-per-pipeline-rank",
     "gradient-accumulation-steps": "it is derived from --global-batch-size",
+    # names of Megatron-Core's configuration
+    "num-moe-experts": "use --num-experts",
+    "moe-token-dropping": "use --moe-expert-capacity-factor",
+    "num-layers-in-first-pipeline-stage": "use --decoder-first-pipeline-num-layers",
+    "num-layers-in-last-pipeline-stage": "use --decoder-last-pipeline-num-layers",
+    "layernorm-zero-centered-gamma": "use --apply-layernorm-1p",
+    "gated-linear-unit": "use --swiglu",
+    "add-bias-linear": "use --disable-bias-linear for models without biases",
+    "params-dtype": "use --bf16 or --fp16",
+    "fp8": "use --fp8-format",
 }
 """Common options that Megatron-LM does not have -> advice."""
 
