@@ -494,7 +494,7 @@ def test_an_uneven_pipeline_is_converted() -> None:
 
 
 def test_documents_are_converted() -> None:
-    found, leftovers = migrated("--reset-attention-mask --reset-position-ids --eod-mask-loss")
+    found, leftovers = migrated("--dataloader-inter-document-masking --eod-mask-loss")
     assert "--calculate-per-token-loss" in leftovers["the mean of the loss"]
     assert found["data"] == {
         "mock": True,
@@ -502,6 +502,24 @@ def test_documents_are_converted() -> None:
         "reset_position_ids": True,
         "eod_mask_loss": True,
     } | {key: found["data"][key] for key in ("tokenizer",) if key in found["data"]}
+
+
+def test_a_mask_that_megatron_ignores_must_be_chosen() -> None:
+    script = f"{WHOLE} --bf16 --reset-attention-mask\n"
+    found = refused(init(script))
+    assert "issue 2357" in found["--reset-attention-mask"]
+    assert "--set 'data.reset_attention_mask=...'" in found["--reset-attention-mask"]
+    for chosen in (True, False):
+        ended = init(script, "--force", "--set", f"data.reset_attention_mask={str(chosen).lower()}")
+        assert ended.status == 0, ended.stderr
+        assert written()["data"]["reset_attention_mask"] is chosen
+
+
+def test_a_mask_that_megatron_reads_is_converted() -> None:
+    found, _ = migrated(
+        "--reset-attention-mask --transformer-impl local --no-masked-softmax-fusion --num-workers 3"
+    )
+    assert found["data"]["reset_attention_mask"] is True
 
 
 def test_documents_of_a_null_tokenizer_end_with_its_own_token() -> None:
@@ -663,7 +681,8 @@ OPTIONS = """\
 --recompute-activations; --transformer-impl local; --transformer-impl transformer_engine; --bf16;
 --disable-bias-linear; --load /x; --load /y; --profile; --lr-wsd-decay-samples 5; --qk-layernorm;
 --num-layers-per-virtual-pipeline-stage 5; --test-data-path /x; --lr-warmup-samples 5120; --sft;
---sequence-parallel; --reset-position-ids; --ckpt-format torch; --tiktoken-pattern v2; --walrus;
+--sequence-parallel; --reset-position-ids; --dataloader-inter-document-masking; --ckpt-format torch;
+--tiktoken-pattern v2; --walrus;
 --add-qkv-bias; --squared-relu; --openai-gelu; --no-bias-gelu-fusion; --window-size 7,0;
 --use-rope-scaling; --rope-scaling-factor 8; --rotary-seq-len-interpolation-factor 4
 """

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
-from hpcgen.check.lint.launch import Launch
+from hpcgen.check.lint.launch import Flag, Launch
 from hpcgen.check.lint.words import Word
 from hpcgen.text import nearest
 
@@ -203,6 +204,11 @@ OTHER_LAYERS = frozenset((
 """Options for layers of several kinds, which the rules for pipelines do not cover."""
 
 
+DOCUMENT_MASK = "reset-attention-mask"
+PACKED_DOCUMENTS = "dataloader-inter-document-masking"
+"""Core 0.19's option that separates documents by packed sequences."""
+
+
 @functools.cache
 def options() -> frozenset[str]:
     """All options of pretrain_gpt.py in any release, without dashes."""
@@ -262,6 +268,17 @@ def as_options(text: str) -> str:
         r"\b(?:model|parallelism|training|optimizer|data)\.[a-z]\w*|\b[a-z]+(?:_[a-z0-9]+)+\b", option, text
     )
     return re.sub(r"set (--[\w-]+) to true", r"add \1", text)
+
+
+def ignores_document_mask(flags: Mapping[str, Flag]) -> bool:
+    """True if tokens see other documents of their sample in spite of --reset-attention-mask.
+
+    The attention is causal. Transformer Engine's kernels then read no mask, and neither does the fused softmax of
+    Megatron-Core's local layers.
+    """
+    layers = flags.get("transformer-impl")
+    is_local = layers is not None and layers.value is not None and layers.value.text == "local"
+    return not (is_local and "no-masked-softmax-fusion" in flags)
 
 
 def knows_layers(launch: Launch) -> bool:
