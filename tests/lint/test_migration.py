@@ -576,7 +576,25 @@ def test_offloaded_activations_are_listed_with_what_to_use_instead() -> None:
     assert reason.startswith(
         "the trainer does not offload activations; if they do not fit, use training.recompute_modules"
     )
-    assert leftovers["--min-offloaded-tensor-size 4096"] == "a run file has no key for it"
+    assert "--min-offloaded-tensor-size 4096" not in leftovers  # nothing more to say
+
+
+def test_options_without_a_key_and_without_effect_share_a_line() -> None:
+    ended = init(f"{WHOLE} --manual-gc --log-params-norm --use-flash-attn\n")
+    assert (
+        "without a key, and without effect on the results: --manual-gc, --log-params-norm, --use-flash-attn\n"
+        in ended.stderr
+    )
+
+
+def test_recomputed_layers_of_experts_are_converted() -> None:
+    experts = f"{WHOLE} --num-experts 8 --moe-layer-recompute"
+    assert init(f"{experts}\n").status == 0
+    assert written()["training"]["recompute_granularity"] == "selective"
+    assert written()["training"]["recompute_modules"] == ["core_attn", "moe"]
+    ended = init(f"{experts} --recompute-granularity selective --recompute-modules mlp\n", "--force")
+    assert "without effect on the results: --moe-layer-recompute\n" in ended.stderr
+    assert written()["training"]["recompute_modules"] == ["mlp"]
 
 
 def test_a_branch_that_does_not_run_contributes_nothing() -> None:
@@ -703,6 +721,7 @@ def test_every_option_is_converted_listed_or_refused() -> None:
                 silent.append(option)
             continue
         listed = any(name in leftover.what.split() for leftover in found.leftovers)
+        listed |= any(name in what.split() for what in found.without_effect)
         if not (listed or name in found.usual) and found.sections == without.sections:
             silent.append(option)
     assert silent == []
@@ -712,7 +731,10 @@ def test_every_option_is_converted_listed_or_refused() -> None:
     ("option", "why"),
     [
         ("--num-experts $N", "only known in the job"),
-        ("--num-experts 8 --moe-router-load-balancing-type sinkhorn", "cannot have this value"),
+        (
+            "--num-experts 8 --moe-router-load-balancing-type sinkhorn",
+            "must be aux_loss, seq_aux_loss or none",
+        ),
         ("--num-experts 8 --moe-input-jitter-eps 0.1", "no key"),
         ("--num-experts 8 --moe-shared-expert-gate", "no key"),
         ("--num-experts 8 --moe-layer-freq '[2]*12'", "neither a number nor a list of zeros and ones"),
@@ -730,7 +752,7 @@ def test_every_option_is_converted_listed_or_refused() -> None:
         ("--tokenizer-type HuggingFaceTokenizer --tokenizer-model org/name", "downloads nothing"),
         ("--tokenizer-type NullTokenizer --vocab-size 131072", "131072 rows in newer releases"),
         ("--vocab-file $VOCAB --merge-file /x", "only known in the job"),
-        ("--lr-decay-style WSD --lr-wsd-decay-style sqrt", "cannot have this value"),
+        ("--lr-decay-style WSD --lr-wsd-decay-style sqrt", "must be "),
         ("--save '<PATH TO CHECKPOINTS>'", "placeholder"),
         ("--save A B", "it takes 1 value, and has 2"),
         ("--rotary-percent 0.5", "no key"),
@@ -827,7 +849,7 @@ def test_the_layout_of_experts_is_converted() -> None:
         "moe_grouped_gemm": True,
     }
     assert leftovers["--moe-token-dispatcher-type"] == "the trainer has alltoall and allgather"
-    assert "--moe-layer-recompute" in leftovers
+    assert found["training"]["recompute_modules"] == ["core_attn", "moe"]
     scripts = (
         ("--moe-router-pre-softmax", "--moe-router-score-function sigmoid"),
         ("--moe-aux-loss-coeff 1e-2", "--moe-router-load-balancing-type none"),
