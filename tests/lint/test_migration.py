@@ -579,6 +579,27 @@ def test_offloaded_activations_are_listed_with_what_to_use_instead() -> None:
     assert "--min-offloaded-tensor-size 4096" not in leftovers  # nothing more to say
 
 
+def test_a_command_that_eval_runs_is_converted() -> None:
+    ended = init(
+        f"""\
+        export LAYERS=12
+        options="--recompute-activations \\
+            --seed 7"
+        [ "$1" ] && options="$options --manual-gc"
+        run="{WHOLE} $options"
+        eval $run
+        """
+    )
+    assert ended.status == 0, ended.stderr
+    assert written()["training"]["seed"] == 7
+    assert written()["training"]["recompute_granularity"] == "selective"
+
+
+@pytest.mark.parametrize("command", ['eval "$(conda shell.bash hook)"', "eval `ssh-agent`", "eval $COMMAND"])
+def test_an_eval_of_unknown_text_is_not_read(command: str) -> None:
+    assert init(f"{command}\n{WHOLE}\n").status == 0
+
+
 def test_options_without_a_key_and_without_effect_share_a_line() -> None:
     ended = init(f"{WHOLE} --manual-gc --log-params-norm --use-flash-attn\n")
     assert (
@@ -823,6 +844,7 @@ LLAMA3 = {
         ("--moe-router-topk 4 --moe-grouped-gemm", {}),
         (f"{ROPE} --use-rope-scaling", {"position_embedding_type": "rope", "rope_scaling": LLAMA3}),
         ("--use-rope-scaling", {}),
+        (f"{ROPE} --rotary-seq-len-interpolation-factor 1", {"position_embedding_type": "rope"}),
     ],
 )
 def test_the_model_is_the_one_that_megatron_computes(options: str, model: dict[str, object]) -> None:

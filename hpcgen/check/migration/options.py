@@ -112,7 +112,7 @@ NO_EFFECT_ON_RESULTS = re.compile("|".join((
     r"tiktoken-.*|tokenizer-(hf|sentencepiece)-.*|legacy-tokenizer|null-tokenizer-.*|data-impl|.*-msc|trust-remote-code|local-rank|use-cpu-initialization|init-model-with-meta-device|inference-.*",
     # options of DeepSpeed and others that Megatron-LM lacks, which follow from carried options
     r"data-parallel-size|datacenter-id|gradient-accumulation-steps|virtual-pipeline-model-parallel-size",
-    r"zero-stage|cpu-offload|no-(load|save)-rng",
+    r"zero-stage|cpu-offload|no-load-rng|no-save-(rng|optim)",
 )))  # fmt: skip
 """Options without a key that change model, data and optimizer at most by rounding. They are only listed."""
 
