@@ -11,7 +11,7 @@ from hpcgen.planning import checkpointing
 from hpcgen.planning.allocation import Allocation
 from hpcgen.planning.deepspeed import batch
 from hpcgen.planning.deepspeed.fit import configured_fit
-from hpcgen.planning.memory import GIB, estimate_memory
+from hpcgen.planning.memory import GIB, Setup, estimate_memory
 from hpcgen.planning.model_size import active_parameter_count, checkpoint_bytes, parameter_count
 from hpcgen.planning.plan import Plan
 from hpcgen.text import counted, size_text
@@ -107,11 +107,13 @@ def _training(plan: Plan) -> dict[str, Any]:
         return {}
     tokens = trainer.training.global_batch_size * trainer.model.seq_length
     memory = estimate_memory(
-        trainer.model,
-        trainer.parallelism,
-        trainer.training,
-        layout,
-        separates_documents=trainer.data.reset_attention_mask,
+        Setup(
+            trainer.model,
+            trainer.parallelism,
+            trainer.training,
+            layout,
+            trainer.data.reset_attention_mask,
+        )
     )
     return {
         "layout": str(layout),

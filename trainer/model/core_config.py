@@ -100,6 +100,9 @@ def _layout(config: TrainerConfig, kernels: Kernels) -> dict[str, Any]:
         # In an interleaved schedule with 2 stages, batched point-to-point calls silently produce wrong gradients.
         "overlap_p2p_comm": interleaved,
         "batch_p2p_comm": not interleaved,
+        # Once a stage has sent its output, only the autograd graph needs it. An interleaved schedule sends while it
+        # computes, and megatron-core 0.16 would release outputs that are still being sent.
+        "deallocate_pipeline_outputs": layout.pipeline_model_parallel_size > 1 and not interleaved,
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from hpcgen.planning.memory import GIB, estimate_memory
+from hpcgen.planning.memory import GIB, Setup, estimate_memory
 from hpcgen.planning.rules import context_parallel
 from hpcgen.planning.rules.facts import Facts, Rule, Violation, divisors
 from hpcgen.planning.rules.parallelism import CP, PP, TP
@@ -82,11 +82,7 @@ def model_fits_device(facts: Facts) -> Iterator[Violation]:
     if layout is None or available is None or model.padded_vocab_size is None:
         return
     estimate = estimate_memory(
-        model,
-        facts.parallelism,
-        facts.training,
-        layout,
-        separates_documents=facts.data.reset_attention_mask,
+        Setup(model, facts.parallelism, facts.training, layout, facts.data.reset_attention_mask)
     )
     if estimate.total_gib > available:
         size = layout.tensor_model_parallel_size
