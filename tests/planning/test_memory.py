@@ -57,23 +57,23 @@ def estimate(
 
 
 @pytest.mark.parametrize(
-    ("model", "run", "peak_gib"),
+    ("model", "run", "peak_gib", "tolerance_gib"),
     [
-        (GPT, {"micro": 4}, 35.32),
-        (GPT, {"micro": 8}, 48.19),
-        (llama3_8b(8), {"micro": 1}, 53.96),
-        (llama3_8b(8), {"micro": 2}, 59.29),
-        (llama3_8b(16), {"micro": 1}, 87.47),
-        (GPT, {"micro": 4, "world_size": 4}, 24.29),
-        (GPT, {"micro": 2, "world_size": 4, "pp": 4, "num_microbatches": 16}, 13.56),
-        (GPT, TP2_PP2, 12.33),
-        (GPT, {"micro": 4, "world_size": 4, "cuda_graph_impl": "transformer_engine"}, 24.87),
-        (GPT, TP2_PP2 | {"cuda_graph_impl": "transformer_engine"}, 13.07),
-        (MIXTRAL_3_LAYERS, {"micro": 2}, 87.40),
-        (llama3_8b(8, 8192), {"micro": 2}, 69.7),
-        (llama3_8b(8, 8192), {"micro": 2, "world_size": 2}, 54.0),
-        (llama3_8b(8, 32768), {"micro": 1}, 91.0),
-        (GPT, {"micro": 4, "transformer_impl": "torch"}, 38.04),
+        (GPT, {"micro": 4}, 35.32, 0.02),
+        (GPT, {"micro": 8}, 48.19, 0.02),
+        (llama3_8b(8), {"micro": 1}, 53.96, 0.3),
+        (llama3_8b(8), {"micro": 2}, 59.29, 0.3),
+        (llama3_8b(16), {"micro": 1}, 87.47, 0.31),
+        (GPT, {"micro": 4, "world_size": 4}, 24.29, 0.02),
+        (GPT, {"micro": 2, "world_size": 4, "pp": 4, "num_microbatches": 16}, 13.56, 0.5),
+        (GPT, TP2_PP2, 12.33, 0.2),
+        (GPT, {"micro": 4, "world_size": 4, "cuda_graph_impl": "transformer_engine"}, 24.87, 0.3),
+        (GPT, TP2_PP2 | {"cuda_graph_impl": "transformer_engine"}, 13.07, 0.6),
+        (MIXTRAL_3_LAYERS, {"micro": 2}, 87.40, 0.02),
+        (llama3_8b(8, 8192), {"micro": 2}, 69.7, 0.1),
+        (llama3_8b(8, 8192), {"micro": 2, "world_size": 2}, 54.0, 0.1),
+        (llama3_8b(8, 32768), {"micro": 1}, 91.0, 0.1),
+        (GPT, {"micro": 4, "transformer_impl": "torch"}, 38.04, 0.02),
     ],
     ids=[
         *("GPT micro 4", "GPT micro 8", "Llama 8 layers", "Llama micro 2", "Llama 16 layers", "DP4", "PP4"),
@@ -81,8 +81,10 @@ def estimate(
         *("Llama 8k", "Llama 8k, DP2", "Llama 32k", "GPT, torch"),
     ],
 )
-def test_the_estimate_is_near_gpu_measurements(model, run, peak_gib):
-    assert estimate(model, **run).total_gib == pytest.approx(peak_gib, rel=0.06)
+def test_the_estimate_is_near_gpu_measurements(model, run, peak_gib, tolerance_gib):
+    """Layers recorded as CUDA graphs need more than the estimate. So did pipelines and Llama's shape with 4,096 tokens,
+    which are measurements of an early version."""
+    assert estimate(model, **run).total_gib == pytest.approx(peak_gib, abs=tolerance_gib)
 
 
 @pytest.mark.parametrize(

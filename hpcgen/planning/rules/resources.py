@@ -89,8 +89,9 @@ def model_fits_device(facts: Facts) -> Iterator[Violation]:
         yield Violation(
             path=TP,
             reason=f"results in about {estimate.total_gib:.1f} GiB on a device with {available:g} GiB: "
-            f"{estimate.parameter_bytes / GIB:.1f} GiB of weights, gradients and optimizer state, and "
-            f"{estimate.activation_bytes / GIB:.1f} GiB of activations",
+            f"{estimate.parameter_bytes / GIB:.1f} GiB of weights, gradients and optimizer state, "
+            f"{estimate.activation_bytes / GIB:.1f} GiB of activations, and "
+            f"{estimate.kernel_bytes / GIB:.1f} GiB of buffers for kernels",
             candidates=[tensor for tensor in divisors(model.num_attention_heads, near=size) if tensor > size],
             offers=1,
             advice=_ways_to_fit(facts, parameters_fit=estimate.parameter_bytes < available * GIB),
