@@ -21,6 +21,8 @@ from trainer.distributed import device
 device.prepare("cpu")
 
 import torch  # noqa: E402
+from megatron.core.distributed import DistributedDataParallel  # noqa: E402
+from megatron.core.optimizer import MegatronOptimizer  # noqa: E402
 from megatron.core.tensor_parallel import layers as core_layers  # noqa: E402
 from torch.profiler import ProfilerActivity, profile  # noqa: E402
 
@@ -30,7 +32,7 @@ from trainer.data.loader import MicroBatch  # noqa: E402
 from trainer.distributed import groups, rendezvous  # noqa: E402
 from trainer.faults.spikes import SpikeWatch  # noqa: E402
 from trainer.model import build, experts, kernels  # noqa: E402
-from trainer.optimizer.build import build_optimizer  # noqa: E402
+from trainer.optimizer.build import build_optimizer, optimizers_of  # noqa: E402
 from trainer.optimizer.schedule import Schedule  # noqa: E402
 from trainer.step import TrainingState, Vote, train_step  # noqa: E402
 
@@ -85,6 +87,16 @@ def largest_allocation(profiler: profile) -> int:
     return largest
 
 
+def persistent_bytes(model: list[DistributedDataParallel], optimizer: MegatronOptimizer) -> int:
+    """Size of the weights, their gradients and the state of the optimizer."""
+    tensors = [tensor for chunk in model for each in chunk.parameters() for tensor in (each, each.main_grad)]
+    for part in optimizers_of(optimizer):
+        states = part.optimizer.state.values()
+        tensors += [value for state in states for value in state.values() if torch.is_tensor(value)]
+    storages = [tensor.untyped_storage() for tensor in tensors]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
 def main(path: Path) -> None:
     use_kernels_like_those_of_gpus()
     config = resolve(configuration.read(path))
@@ -104,6 +116,7 @@ def main(path: Path) -> None:
         sizes.append(largest_allocation(profiler))
     found = {
         "stage": process_groups.pp.rank(),
+        "parameter_bytes": persistent_bytes(model, optimizer),
         "parameters": sum(parameter.numel() for chunk in model for parameter in chunk.parameters()),
         # Threads of gloo may release tensors later than the work that needs them ends.
         "activation_bytes": min(sizes),
