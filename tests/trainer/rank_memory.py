@@ -21,6 +21,7 @@ from trainer.distributed import device
 device.prepare("cpu")
 
 import torch  # noqa: E402
+from megatron.core import parallel_state  # noqa: E402
 from megatron.core.distributed import DistributedDataParallel  # noqa: E402
 from megatron.core.optimizer import MegatronOptimizer  # noqa: E402
 from megatron.core.tensor_parallel import layers as core_layers  # noqa: E402
@@ -110,13 +111,16 @@ def main(path: Path) -> None:
     batches = [microbatches(config) for _ in model]
     train_step(state, batches, config, process_groups, Vote)
     sizes = []
-    for _ in range(3):
+    for _ in range(4):
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
             train_step(state, batches, config, process_groups, Vote)
         sizes.append(largest_allocation(profiler))
     found = {
         "stage": process_groups.pp.rank(),
         "parameter_bytes": persistent_bytes(model, optimizer),
+        "gathered_bytes": sum(
+            buffer.nbytes for buffer in parallel_state.get_global_memory_buffer().buffer.values()
+        ),
         "parameters": sum(parameter.numel() for chunk in model for parameter in chunk.parameters()),
         # Threads of gloo may release tensors later than the work that needs them ends.
         "activation_bytes": min(sizes),

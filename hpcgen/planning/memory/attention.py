@@ -47,11 +47,10 @@ def attention_part(setup: Setup) -> Part:
     if setup.training.cuda_graph_impl != "none":
         # one mask byte per query and key (transformer_layer.py, get_layer_static_inputs)
         kept += model.seq_length
-    of_documents = _document_bytes(setup)
+    gathered = _gathered_bytes(setup)
     if setup.recomputes("core_attn"):
-        recomputed += of_documents
-    kept += of_documents - recomputed
-    return Part(kept, recomputed, hidden + _working_bytes(setup))
+        recomputed += gathered
+    return Part(kept + gathered - recomputed, recomputed, hidden + _working_bytes(setup))
 
 
 def _widths(setup: Setup) -> tuple[float, float, float]:
@@ -66,23 +65,26 @@ def _widths(setup: Setup) -> tuple[float, float, float]:
 
 
 def _exchange(setup: Setup) -> str:
-    """How context-parallel ranks exchange keys and values. Attention within documents and torch's kernels gather them
-    themselves (trainer/model/packing.py, layers.py)."""
-    if setup.separates_documents or not setup.uses_engine:
+    """How context-parallel ranks exchange keys and values."""
+    if _gathers(setup):
         return "all_gather"
     default = "p2p" if setup.model.window_size is None else "all_gather"
     return setup.parallelism.cp_comm_type or default
 
 
-def _document_bytes(setup: Setup) -> float:
-    """What attention outside of Transformer Engine's context parallelism keeps: keys and values of the other ranks.
+def _gathers(setup: Setup) -> bool:
+    """True if the trainer gathers keys and values itself: within documents, and with torch's kernels."""
+    return setup.separates_documents or not setup.uses_engine
+
+
+def _gathered_bytes(setup: Setup) -> float:
+    """Keys and values of other ranks that attention keeps if the trainer gathers them.
 
     Within documents, with several samples, the output is kept twice: packed by sample for the attention, and by
     position for other parts of the layer (trainer/model/packing.py).
     """
     _, keys_values, output = _widths(setup)
-    gathers = setup.separates_documents or not setup.uses_engine
-    size = (setup.layout.context_parallel_size - 1) * keys_values if gathers else 0
+    size = (setup.layout.context_parallel_size - 1) * keys_values if _gathers(setup) else 0
     if setup.separates_documents and setup.training.micro_batch_size > 1:
         size += output
     return size
@@ -94,8 +96,8 @@ def _working_bytes(setup: Setup) -> float:
     The backward pass has the gradients of the output, queries, keys and values. Context parallelism adds (Transformer
     Engine's dot_product_attention/context_parallel.py):
 
-    - p2p: the forward pass collects keys and values of all ranks, and an output for each. Later ranks have complete
-      outputs, and earlier ones halves, since half of their queries see no keys of later chunks.
+    - p2p: the forward pass collects keys and values of all ranks, and an output for each. Those of the last rank are
+      complete. On others, some are halves, since half of their queries do not see the keys of later ranks.
     - all_gather: the backward pass has gathered keys and values, their gradients, and these in the order of the ranks.
     - a2a: all tensors exist before and after their exchange.
     """

@@ -19,14 +19,17 @@ def kernel_bytes(setup: Setup, *, kinds: set[bool], has_output_layer: bool) -> i
     """Buffers on a stage with dense layers (False in `kinds`) or layers with experts (True).
 
     torch computes the output layer, and all products if Transformer Engine does not. Its threads for the forward and
-    the backward pass have a workspace each.
+    the backward pass have a workspace each. With sequence parallelism, these products share one buffer for their
+    gathered input (megatron/core/tensor_parallel/layers.py, get_global_memory_buffer).
     """
-    workspaces = 2 if has_output_layer or not setup.uses_engine else 0
-    size = 0
+    workspaces, size = 0, 0
+    if has_output_layer or not setup.uses_engine:
+        workspaces += 2
+        size += setup.tokens * setup.gathered_hidden_bytes
     if setup.uses_engine:
         workspaces += 1 + (GROUPED_STREAMS if True in kinds and _has_grouped_experts(setup) else 0)
         if setup.accumulates_in_products:
-            size = sum(setup.value_bytes * rows * columns for rows, columns in _weight_shapes(setup, kinds))
+            size += sum(setup.value_bytes * rows * columns for rows, columns in _weight_shapes(setup, kinds))
     return size + workspaces * CUBLAS_WORKSPACE_BYTES
 
 
