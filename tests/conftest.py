@@ -45,6 +45,7 @@ LONG_FILES = (
     "trainer/evaluate/test_tasks.py",
     "slurm/test_evaluation.py",
     "trainer/huggingface/test_exporting.py",
+    "trainer/test_rank_memory.py",
     "trainer/test_layouts.py",
     "trainer/test_experts.py",
     "cli/test_conversion.py",

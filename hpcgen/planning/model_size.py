@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trainer.contract.config import ModelConfig
 from trainer.contract.experts import num_moe_layers
-from trainer.contract.latent_attention import latent_width, projections
+from trainer.contract.latent_attention import down_projections, latent_width, projections
 
 CHECKPOINT_BYTES_PER_PARAMETER = {"bf16": 14, "fp16": 14, "fp32": 16}
 """Weights (2 or 4 bytes), and the optimizer's fp32 copy and two moments (4 bytes each)."""
@@ -18,7 +18,7 @@ def parameter_count(model: ModelConfig) -> int:
     positions = model.max_position_embeddings if model.position_embedding_type == "learned_absolute" else 0
     embedding = (num_tables * model.padded_vocab_size + positions) * model.hidden_size
     mtp = (model.mtp_num_layers or 0) * mtp_parameter_count(model)
-    return embedding + layers_parameter_count(model) + _norm_parameter_count(model) + mtp
+    return embedding + layers_parameter_count(model) + norm_parameter_count(model) + mtp
 
 
 def active_parameter_count(model: ModelConfig) -> int:
@@ -48,7 +48,7 @@ def last_layer_has_experts(model: ModelConfig) -> bool:
 def mtp_parameter_count(model: ModelConfig) -> int:
     """Number of parameters of an MTP layer: a layer like the last one, its projection and three norms."""
     has_experts = last_layer_has_experts(model)
-    own = 2 * model.hidden_size * model.hidden_size + 3 * _norm_parameter_count(model)
+    own = 2 * model.hidden_size * model.hidden_size + 3 * norm_parameter_count(model)
     layer = layer_parameter_count(model, has_experts=has_experts)
     experts = experts_parameter_count(model) if has_experts else 0
     return own + layer + experts
@@ -61,18 +61,26 @@ def layer_parameter_count(model: ModelConfig, *, has_experts: bool = False) -> i
     attention = sum(rows * columns for rows, columns in products)
     attention += model.hidden_size if model.add_bias_linear else 0
     attention += products[0][1] if model.add_qkv_bias else 0
-    norms = 2 * _norm_parameter_count(model)
-    if model.qk_layernorm:
-        normalized = latent_width(model) if model.multi_latent_attention else 2 * model.kv_channels
-        norms += normalized * len(_norm_parameters(model))
+    norms = _layer_norms_parameter_count(model)
     if not has_experts:
         assert model.ffn_hidden_size
         return attention + norms + _mlp_parameter_count(model, model.ffn_hidden_size)
-    assert model.num_moe_experts
-    router = model.num_moe_experts * (model.hidden_size + (1 if model.add_bias_linear else 0))
     shared_width = model.moe_shared_expert_intermediate_size
     shared = _mlp_parameter_count(model, shared_width) if shared_width else 0
-    return attention + norms + router + shared
+    return attention + norms + _router_parameter_count(model) + shared
+
+
+def replicated_parameter_count(model: ModelConfig, *, has_experts: bool = False) -> int:
+    """Number of those parameters of a layer that each tensor-parallel rank has complete.
+
+    These are norms, biases of the products that end the attention and the MLP, routers, and the down-projections of
+    latent attention.
+    """
+    count = _layer_norms_parameter_count(model)
+    count += sum(rows * columns for rows, columns in down_projections(model))
+    count += _router_parameter_count(model) if has_experts else 0
+    mlps = 0 if has_experts and model.moe_shared_expert_intermediate_size is None else 1
+    return count + (model.hidden_size * (1 + mlps) if model.add_bias_linear else 0)
 
 
 def experts_parameter_count(model: ModelConfig) -> int:
@@ -87,13 +95,28 @@ def expert_parameter_count(model: ModelConfig) -> int:
     return _mlp_parameter_count(model, model.moe_ffn_hidden_size)
 
 
+def _layer_norms_parameter_count(model: ModelConfig) -> int:
+    count = 2 * norm_parameter_count(model)
+    if model.qk_layernorm:
+        assert model.kv_channels
+        normalized = latent_width(model) if model.multi_latent_attention else 2 * model.kv_channels
+        count += normalized * len(_norm_parameters(model))
+    return count
+
+
+def _router_parameter_count(model: ModelConfig) -> int:
+    assert model.num_moe_experts
+    return model.num_moe_experts * (model.hidden_size + (1 if model.add_bias_linear else 0))
+
+
 def _mlp_parameter_count(model: ModelConfig, width: int) -> int:
     fc1_size = width * (2 if model.swiglu else 1)
     biases = fc1_size + model.hidden_size if model.add_bias_linear else 0
     return model.hidden_size * (fc1_size + width) + biases
 
 
-def _norm_parameter_count(model: ModelConfig) -> int:
+def norm_parameter_count(model: ModelConfig) -> int:
+    """Number of parameters of a norm of a hidden state."""
     return model.hidden_size * len(_norm_parameters(model))
 
 

@@ -11,7 +11,7 @@ from hpcgen.planning import checkpointing
 from hpcgen.planning.allocation import Allocation
 from hpcgen.planning.deepspeed import batch
 from hpcgen.planning.deepspeed.fit import configured_fit
-from hpcgen.planning.memory import GIB, estimate_memory
+from hpcgen.planning.memory import GIB, Setup, estimate_memory
 from hpcgen.planning.model_size import active_parameter_count, checkpoint_bytes, parameter_count
 from hpcgen.planning.plan import Plan
 from hpcgen.text import counted, size_text
@@ -107,11 +107,13 @@ def _training(plan: Plan) -> dict[str, Any]:
         return {}
     tokens = trainer.training.global_batch_size * trainer.model.seq_length
     memory = estimate_memory(
-        trainer.model,
-        trainer.parallelism,
-        trainer.training,
-        layout,
-        separates_documents=trainer.data.reset_attention_mask,
+        Setup(
+            trainer.model,
+            trainer.parallelism,
+            trainer.training,
+            layout,
+            trainer.data.reset_attention_mask,
+        )
     )
     return {
         "layout": str(layout),
@@ -138,6 +140,7 @@ def _training(plan: Plan) -> dict[str, Any]:
         "memory_gib_per_device": memory.total_gib,
         "parameter_gib_per_device": memory.parameter_bytes / GIB,
         "activation_gib_per_device": memory.activation_bytes / GIB,
+        "kernel_gib_per_device": memory.kernel_bytes / GIB,
         "checkpoint_bytes": checkpoint_bytes(trainer.model, trainer.training.precision),
         "storage_write_gb_s": plan.run.cluster.storage_write_gb_s or checkpointing.ASSUMED_WRITE_GB_S,
         "checks_nodes_first": stage.checks_nodes,
@@ -303,11 +306,11 @@ def _rate(summary: dict[str, Any]) -> str:
 
 
 def _memory(summary: dict[str, Any]) -> str:
-    total, parameters, activations = (
-        _gib(summary[f"{part}_gib_per_device"]) for part in ("memory", "parameter", "activation")
+    total, parameters, activations, kernels = (
+        _gib(summary[f"{part}_gib_per_device"]) for part in ("memory", "parameter", "activation", "kernel")
     )
-    parts = f"{parameters} of weights, gradients and optimizer state, and {activations} of activations"
-    return f"about {total} on the fullest device: {parts}"
+    parts = f"{parameters} of weights, gradients and optimizer state, {activations} of activations"
+    return f"about {total} on the fullest device: {parts}, and {kernels} of buffers for kernels"
 
 
 def _intervals(summary: dict[str, Any]) -> str:

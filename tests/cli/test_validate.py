@@ -34,8 +34,8 @@ def test_json_is_one_document(run_file):
     assert found["name"] == "big"
     assert found["layout"].startswith("TP4 PP8")
     assert found["mistakes"] == []
-    parts = found["parameter_gib_per_device"] + found["activation_gib_per_device"]
-    assert found["memory_gib_per_device"] == pytest.approx(parts)
+    parts = [found[f"{part}_gib_per_device"] for part in ("parameter", "activation", "kernel")]
+    assert found["memory_gib_per_device"] == pytest.approx(sum(parts))
     assert any("was not checked, because this machine has no" in warning for warning in found["warnings"])
 
 

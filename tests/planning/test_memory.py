@@ -7,8 +7,9 @@ import dataclasses
 import pytest
 
 from hpcgen.planning.layout import Layout
-from hpcgen.planning.memory import MemoryEstimate, bytes_per_parameter, estimate_memory
-from hpcgen.planning.model_size import parameter_count
+from hpcgen.planning.memory import MemoryEstimate, Setup, bytes_per_parameter, estimate_memory
+from hpcgen.planning.memory.stages import microbatches_in_flight
+from hpcgen.planning.model_size import layers_parameter_count, parameter_count
 from tests.planning.test_model_size import gpt3, llama3_8b
 from trainer.contract.config import ParallelismConfig, TrainingConfig
 
@@ -52,27 +53,27 @@ def estimate(
     config = TrainingConfig(micro_batch_size=micro, global_batch_size=batch, train_iters=1, **training)
     layout = Layout.make(model, parallelism, config, world_size)
     assert layout is not None
-    return estimate_memory(model, parallelism, config, layout)
+    return estimate_memory(Setup(model, parallelism, config, layout))
 
 
 @pytest.mark.parametrize(
-    ("model", "run", "peak_gib"),
+    ("model", "run", "peak_gib", "tolerance_gib"),
     [
-        (GPT, {"micro": 4}, 35.32),
-        (GPT, {"micro": 8}, 48.19),
-        (llama3_8b(8), {"micro": 1}, 53.96),
-        (llama3_8b(8), {"micro": 2}, 59.29),
-        (llama3_8b(16), {"micro": 1}, 87.47),
-        (GPT, {"micro": 4, "world_size": 4}, 24.29),
-        (GPT, {"micro": 2, "world_size": 4, "pp": 4, "num_microbatches": 16}, 13.56),
-        (GPT, TP2_PP2, 12.33),
-        (GPT, {"micro": 4, "world_size": 4, "cuda_graph_impl": "transformer_engine"}, 24.87),
-        (GPT, TP2_PP2 | {"cuda_graph_impl": "transformer_engine"}, 13.07),
-        (MIXTRAL_3_LAYERS, {"micro": 2}, 87.40),
-        (llama3_8b(8, 8192), {"micro": 2}, 69.7),
-        (llama3_8b(8, 8192), {"micro": 2, "world_size": 2}, 54.0),
-        (llama3_8b(8, 32768), {"micro": 1}, 91.0),
-        (GPT, {"micro": 4, "transformer_impl": "torch"}, 38.04),
+        (GPT, {"micro": 4}, 35.32, 0.02),
+        (GPT, {"micro": 8}, 48.19, 0.02),
+        (llama3_8b(8), {"micro": 1}, 53.96, 0.3),
+        (llama3_8b(8), {"micro": 2}, 59.29, 0.3),
+        (llama3_8b(16), {"micro": 1}, 87.47, 0.31),
+        (GPT, {"micro": 4, "world_size": 4}, 24.29, 0.02),
+        (GPT, {"micro": 2, "world_size": 4, "pp": 4, "num_microbatches": 16}, 13.56, 0.5),
+        (GPT, TP2_PP2, 12.33, 0.2),
+        (GPT, {"micro": 4, "world_size": 4, "cuda_graph_impl": "transformer_engine"}, 24.87, 0.3),
+        (GPT, TP2_PP2 | {"cuda_graph_impl": "transformer_engine"}, 13.07, 0.6),
+        (MIXTRAL_3_LAYERS, {"micro": 2}, 87.40, 0.02),
+        (llama3_8b(8, 8192), {"micro": 2}, 69.7, 0.1),
+        (llama3_8b(8, 8192), {"micro": 2, "world_size": 2}, 54.0, 0.1),
+        (llama3_8b(8, 32768), {"micro": 1}, 91.0, 0.1),
+        (GPT, {"micro": 4, "transformer_impl": "torch"}, 38.04, 0.02),
     ],
     ids=[
         *("GPT micro 4", "GPT micro 8", "Llama 8 layers", "Llama micro 2", "Llama 16 layers", "DP4", "PP4"),
@@ -80,8 +81,10 @@ def estimate(
         *("Llama 8k", "Llama 8k, DP2", "Llama 32k", "GPT, torch"),
     ],
 )
-def test_the_estimate_is_near_gpu_measurements(model, run, peak_gib):
-    assert estimate(model, **run).total_gib == pytest.approx(peak_gib, rel=0.06)
+def test_the_estimate_is_near_gpu_measurements(model, run, peak_gib, tolerance_gib):
+    """Layers recorded as CUDA graphs need more than the estimate. So did pipelines and Llama's shape with 4,096 tokens,
+    which are measurements of an early version."""
+    assert estimate(model, **run).total_gib == pytest.approx(peak_gib, abs=tolerance_gib)
 
 
 @pytest.mark.parametrize(
@@ -147,12 +150,15 @@ def test_each_instance_of_the_optimizer_has_the_whole_state():
 
 def test_fp8_keeps_its_weights_and_their_transposes():
     half, fp8 = estimate(GPT), estimate(GPT, fp8="hybrid")
-    assert fp8.parameter_bytes / half.parameter_bytes == pytest.approx(20 / 18)
+    assert fp8.parameter_bytes - half.parameter_bytes == 2 * layers_parameter_count(GPT)
     assert fp8.activation_bytes == half.activation_bytes
 
 
 def test_activations_match_the_paper():
-    """arXiv 2205.05198, with fused attention: 34 bytes, 10 + 24 / TP, and 34 / TP with sequence parallel."""
+    """arXiv 2205.05198, with fused attention: 34 bytes, 10 + 24 / TP, and 34 / TP with sequence parallel.
+
+    The attention keeps the sum of each row of scores in addition.
+    """
     model = dataclasses.replace(GPT, hidden_dropout=0.1)
     tokens_by_layers = 2048 * 2048 * 24
     logits = 2 * 2048 * 50304
@@ -162,7 +168,8 @@ def test_activations_match_the_paper():
         tp = axes.get("tp", 1)
         found = estimate(model, world_size=tp, **axes).activation_bytes
         layers = tokens_by_layers * coefficient + output // (tp if "sp" in axes else 1)
-        assert found == layers + (logits + of_weight) // tp + of_input
+        row_sums = 2048 * 24 * 4 * 16 // tp
+        assert found == layers + row_sums + (logits + of_weight) // tp + of_input
 
 
 def test_full_recompute_keeps_little():
@@ -176,8 +183,39 @@ def test_interleaving_keeps_more_microbatches():
     """By 1 + (PP - 1) / (PP x VPP), arXiv 2205.05198, section 4.2.3."""
     plain = estimate(GPT, world_size=4, pp=4, num_microbatches=16)
     interleaved = estimate(GPT, world_size=4, pp=4, vpp=3, num_microbatches=16)
-    assert interleaved.activation_bytes / plain.activation_bytes == pytest.approx(1 + 3 / 12)
     assert interleaved.parameter_bytes == plain.parameter_bytes
+    outputs = (15 + 3) * 2 * 2048 * 2048  # of the chunks in flight, and three buffers
+    moment = 2 * 2048 * (2048 + 4 * 2048)  # gradients before and after the activation function
+    kept = [each.activation_bytes - moment for each in (interleaved, plain)]
+    assert (kept[0] - outputs) / kept[1] == pytest.approx(1 + 3 / 12)
+
+
+@pytest.mark.parametrize(
+    ("stages", "chunks", "microbatches", "stage", "expected"),
+    [
+        (1, 1, 4, 0, [(1,)]),
+        (4, 1, 8, 0, [(4,)] * 4),
+        (4, 1, 8, 3, [(1,)] * 4),
+        (4, 1, 2, 0, [(2,)]),
+        # Forward passes of chunks 0011 0011, of which 4 + 1 are done before the first backward pass, of chunk 1.
+        (2, 2, 4, 0, [(3, 2), (4, 1), (4, 1), (3, 2)]),
+        (2, 2, 2, 0, [(2, 2)]),
+        (2, 2, 4, 1, [(2, 1), (2, 1), (3, 0), (3, 0)]),
+    ],
+)
+def test_microbatches_in_flight_follow_the_schedule(stages, chunks, microbatches, stage, expected):
+    layout = Layout(
+        world_size=stages,
+        tensor_model_parallel_size=1,
+        pipeline_model_parallel_size=stages,
+        virtual_pipeline_model_parallel_size=chunks,
+        context_parallel_size=1,
+        data_parallel_size=1,
+        num_distributed_optimizer_instances=1,
+        num_microbatches=microbatches,
+        chunk_layers=(1,) * stages * chunks,
+    )
+    assert microbatches_in_flight(layout, stage) == expected
 
 
 def test_the_stage_with_the_most_memory_counts():
@@ -186,7 +224,7 @@ def test_the_stage_with_the_most_memory_counts():
     last = estimate(GPT, world_size=2, pp=2, split="Et|t*23L")
     first = estimate(GPT, world_size=2, pp=2, split="Et*23|tL")
     assert even.total_gib < last.total_gib < first.total_gib
-    assert first.activation_bytes / even.activation_bytes == pytest.approx(23 / 12)
+    assert first.activation_bytes / even.activation_bytes == pytest.approx(23 / 12, rel=0.02)
     one_stage = estimate(GPT)
     assert last.parameter_bytes / one_stage.parameter_bytes == pytest.approx(23 / 24, abs=0.02)
 
@@ -198,7 +236,7 @@ def test_torchs_kernels_keep_one_mask_for_windows():
     full, engine = estimate(GPT, **of_torch), estimate(sliding)
     torch = estimate(sliding, **of_torch)
     assert torch.activation_bytes - full.activation_bytes == 2 * 2048 * 2048
-    assert engine == full
+    assert engine == estimate(GPT)
 
 
 def test_normalized_queries_and_keys_are_kept_before_and_after():
@@ -222,7 +260,7 @@ def test_normalized_queries_and_keys_are_kept_before_and_after():
 def test_experts_are_divided_by_their_own_ranks(axes, experts_per_rank, expert_data_parallel_size):
     """Weight and gradient (6 bytes) of the rank's experts, and a part of their optimizer state (12 bytes)."""
     tp = axes.get("tp", 1)
-    router = 8 * 8 * 4096 / tp * (6 + 12 / (8 // tp))
+    router = 8 * 8 * 4096 * (6 + 12 / (8 // tp))  # complete on each rank
     dense = estimate(llama3_8b(8), world_size=8, tp=tp, sp=tp > 1).parameter_bytes
     mlps = 8 * EXPERT / tp * (6 + 12 / (8 // tp))
     experts = 8 * experts_per_rank * EXPERT * (6 + 12 / expert_data_parallel_size)
@@ -230,21 +268,28 @@ def test_experts_are_divided_by_their_own_ranks(axes, experts_per_rank, expert_d
     assert found == pytest.approx(dense - mlps + router + experts, rel=1e-12)
 
 
+def layer_bytes(model, **run) -> int:
+    """Activations that eight layers keep."""
+    twice = dataclasses.replace(
+        model, num_layers=16, moe_layer_freq=None if model.num_moe_experts is None else (1,) * 16
+    )
+    return estimate(twice, **run).activation_bytes - estimate(model, **run).activation_bytes
+
+
 def test_activations_of_experts_follow_the_routed_tokens():
     """Each of two experts keeps its input, and its MLP before and after the activation function."""
-    dense, experts = estimate(llama3_8b(8), world_size=8), estimate(MIXTRAL, world_size=8, ep=8)
+    run = {"world_size": 8, "ep": 8}
+    dense, experts = layer_bytes(llama3_8b(8), world_size=8), layer_bytes(MIXTRAL, **run)
     tokens_by_layers = 4096 * 8
     mlp = 2 * 3 * 14336
-    per_token = 2 * (2 * 4096 + mlp) - mlp + 12 * 8
-    assert experts.activation_bytes - dense.activation_bytes == tokens_by_layers * per_token
+    router = (12 + 8) * 8
+    assert experts - dense == tokens_by_layers * (2 * (2 * 4096 + mlp) - mlp + router)
     half = dataclasses.replace(MIXTRAL, moe_expert_capacity_factor=0.5)
-    dropped = estimate(half, world_size=8, ep=8)
-    assert experts.activation_bytes - dropped.activation_bytes == tokens_by_layers * (2 * 4096 + mlp)
+    assert experts - layer_bytes(half, **run) == tokens_by_layers * (2 * 4096 + mlp)
     padded = dataclasses.replace(
         MIXTRAL, moe_expert_capacity_factor=2.0, moe_pad_expert_input_to_capacity=True
     )
-    more = estimate(padded, world_size=8, ep=8)
-    assert more.activation_bytes - experts.activation_bytes == tokens_by_layers * 2 * (2 * 4096 + mlp)
+    assert layer_bytes(padded, **run) - experts == tokens_by_layers * 2 * (2 * 4096 + mlp)
 
 
 def test_only_layers_with_experts_keep_routed_tokens():

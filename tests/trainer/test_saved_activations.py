@@ -14,8 +14,10 @@ from megatron.core.tensor_parallel import random
 from torch.autograd.graph import saved_tensors_hooks
 
 from hpcgen.planning.layout import Layout
-from hpcgen.planning.long_context import packed_bytes
-from hpcgen.planning.memory import estimate_memory
+from hpcgen.planning.memory import Setup, estimate_memory
+from hpcgen.planning.memory.attention import attention_part
+from hpcgen.planning.memory.output import loss_bytes, mtp_bytes
+from hpcgen.planning.memory.stages import Layer
 from tests.trainer.runs import GPT
 from tests.trainer.single_rank import ON_CPU, resolved
 from trainer.contract.config import ModelConfig, ParallelismConfig, TrainerConfig, TrainingConfig
@@ -104,10 +106,14 @@ def saved_by_model(config: TrainerConfig, process_groups: Any) -> int:
     return saved_bytes(lambda: chunk(tokens, tokens, None, labels=tokens, **arguments).sum(), known)
 
 
-def estimated(config: TrainerConfig) -> int:
+def setup_of(config: TrainerConfig) -> Setup:
     layout = Layout.make(config.model, config.parallelism, config.training, 1)
     assert layout is not None
-    return estimate_memory(config.model, config.parallelism, config.training, layout).activation_bytes
+    return Setup(config.model, config.parallelism, config.training, layout)
+
+
+def estimated(config: TrainerConfig) -> int:
+    return estimate_memory(setup_of(config)).activation_bytes
 
 
 def selective(*modules: str) -> dict[str, Any]:
@@ -167,7 +173,10 @@ def test_an_mtp_layer_saves_what_the_estimate_counts(
         batch_of_two(tmp_path, model | {"mtp_num_layers": count}, **training) for count in (None, 1)
     )
     measured = saved_by_model(mtp, process_groups) - saved_by_model(plain, process_groups)
-    assert estimated(mtp) - estimated(plain) == pytest.approx(measured, rel=0.03)
+    setup = setup_of(mtp)
+    layer = Layer.of(setup, has_experts=mtp.model.num_moe_experts is not None)
+    counted = setup.tokens * mtp_bytes(setup, layer.kept) + loss_bytes(setup) - loss_bytes(setup_of(plain))
+    assert counted == pytest.approx(measured, rel=0.03)
 
 
 def test_packed_attention_keeps_its_output_twice_with_several_samples() -> None:
@@ -198,5 +207,8 @@ def test_packed_attention_keeps_its_output_twice_with_several_samples() -> None:
         ModelConfig(num_layers=1, hidden_size=96, num_attention_heads=4, seq_length=64, vocab_size=9)
     )
     training = TrainingConfig(micro_batch_size=2, global_batch_size=2, train_iters=1)
-    bf16_bytes = packed_bytes(model, ParallelismConfig(), training, layers=1, separates_documents=True)
-    assert saved(2) - 2 * saved(1) == 2 * bf16_bytes
+    layout = Layout.make(model, ParallelismConfig(), training, 1)
+    assert layout is not None
+    setups = [Setup(model, ParallelismConfig(), training, layout, documents) for documents in (False, True)]
+    plain, documents = (attention_part(setup).kept * setup.tokens for setup in setups)
+    assert saved(2) - 2 * saved(1) == 2 * (documents - plain)

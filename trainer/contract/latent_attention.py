@@ -44,6 +44,14 @@ def projections(model: ModelConfig) -> list[tuple[int, int]]:
     ]
 
 
+def down_projections(model: ModelConfig) -> list[tuple[int, int]]:
+    """Those projections that each tensor-parallel rank has complete: from the hidden state to the latents of MLA."""
+    if not model.multi_latent_attention:
+        return []
+    widths = (model.q_lora_rank, (model.kv_lora_rank or 0) + (model.qk_pos_emb_head_dim or 0))
+    return [(model.hidden_size, width) for width in widths if width is not None]
+
+
 def value_width(model: ModelConfig) -> int:
     """Width of the values in a head of the resolved `model`."""
     width = model.v_head_dim if model.multi_latent_attention else model.kv_channels

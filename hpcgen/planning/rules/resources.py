@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 
 from hpcgen.planning.layout import Layout
-from hpcgen.planning.memory import GIB, MemoryEstimate, estimate_memory
+from hpcgen.planning.memory import GIB, MemoryEstimate, Setup, estimate_memory
 from hpcgen.planning.rules import context_parallel
 from hpcgen.planning.rules.facts import Facts, Rule, Violation, divisors
 from hpcgen.planning.rules.parallelism import CP, PP, TP
@@ -89,8 +89,9 @@ def model_fits_device(facts: Facts) -> Iterator[Violation]:
         yield Violation(
             path=TP,
             reason=f"results in about {estimate.total_gib:.1f} GiB on a device with {available:g} GiB: "
-            f"{estimate.parameter_bytes / GIB:.1f} GiB of weights, gradients and optimizer state, and "
-            f"{estimate.activation_bytes / GIB:.1f} GiB of activations",
+            f"{estimate.parameter_bytes / GIB:.1f} GiB of weights, gradients and optimizer state, "
+            f"{estimate.activation_bytes / GIB:.1f} GiB of activations, and "
+            f"{estimate.kernel_bytes / GIB:.1f} GiB of buffers for kernels",
             candidates=[tensor for tensor in divisors(model.num_attention_heads, near=size) if tensor > size],
             offers=1,
             advice=_ways_to_fit(
@@ -102,12 +103,9 @@ def model_fits_device(facts: Facts) -> Iterator[Violation]:
 
 
 def _estimate(facts: Facts, layout: Layout) -> MemoryEstimate:
+    separates_documents = facts.data.reset_attention_mask
     return estimate_memory(
-        facts.resolved_model,
-        facts.parallelism,
-        facts.training,
-        layout,
-        separates_documents=facts.data.reset_attention_mask,
+        Setup(facts.resolved_model, facts.parallelism, facts.training, layout, separates_documents)
     )
 
 

@@ -1,0 +1,18 @@
+"""Memory estimate of a device, term by term.
+
+| term | module |
+| --- | --- |
+| weights, gradients and optimizer state | `parameters` |
+| activations that a layer keeps for the backward pass, and what exists only while it is computed | `attention`, `mlp` |
+| logits and MTP layers | `output` |
+| microbatches in flight on a pipeline stage, and moments at which the most memory is in use | `stages` |
+| buffers that libraries keep for their kernels | `kernels` |
+
+Sizes of activations are bytes per token on a device, unless the name says otherwise.
+"""
+
+from hpcgen.planning.memory.parameters import bytes_per_parameter
+from hpcgen.planning.memory.setup import Setup
+from hpcgen.planning.memory.stages import GIB, MemoryEstimate, estimate_memory, estimate_stage
+
+__all__ = ["GIB", "MemoryEstimate", "Setup", "bytes_per_parameter", "estimate_memory", "estimate_stage"]

@@ -1,0 +1,115 @@
+"""Memory of the attention of a layer, with its norm and projections. Bytes per token on a device.
+
+The activations that are kept are those of Korthikanti et al., "Reducing activation recomputation in large transformer
+models", arXiv 2205.05198, section 4, with separate terms for grouped queries and latent attention. Attention is assumed
+to be fused, so its score matrix is never stored.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hpcgen.planning.memory.setup import Setup
+from trainer.contract.latent_attention import latent_width, value_width
+
+
+@dataclass(frozen=True)
+class Part:
+    """Memory of a part of a layer: the attention or the MLP."""
+
+    kept: float
+    """Activations from the forward to the backward pass."""
+    recomputed: float
+    """Activations that selective recomputation computes again, just before the backward pass of this part."""
+    working: float
+    """Most that exists in addition while this part is computed, such as gradients."""
+
+
+def attention_part(setup: Setup) -> Part:
+    """The attention with the norm before it."""
+    model, hidden = setup.model, setup.sharded_hidden_bytes
+    heads_per_device = model.num_attention_heads / setup.layout.tensor_model_parallel_size
+    queries, keys_values, output = _widths(setup)
+    # inputs of the norm and of the first projection, a one-byte mask for the residual dropout
+    kept = 2 * hidden + (setup.sharded(model.hidden_size) if model.hidden_dropout else 0)
+    # queries, keys, values and the output, and the logarithm of the sum of each row of scores in fp32
+    kept += queries + keys_values + output + 4 * heads_per_device
+    if model.qk_layernorm and not model.multi_latent_attention:  # queries and keys before their norms
+        kept += queries + keys_values / 2
+    recomputed = 0.0
+    if model.multi_latent_attention:
+        latents = setup.sharded(setup.value_bytes * latent_width(model))
+        kept += latents * (2 if model.qk_layernorm else 1)  # and the outputs of their norms
+        if setup.recomputes("mla_up_proj"):
+            recomputed += queries + keys_values + (latents if model.qk_layernorm else 0)
+        if setup.recomputes("layernorm"):
+            recomputed += hidden
+    if setup.training.cuda_graph_impl != "none":
+        # one mask byte per query and key (transformer_layer.py, get_layer_static_inputs)
+        kept += model.seq_length
+    gathered = _gathered_bytes(setup)
+    if setup.recomputes("core_attn"):
+        recomputed += gathered
+    return Part(kept + gathered - recomputed, recomputed, hidden + _working_bytes(setup))
+
+
+def _widths(setup: Setup) -> tuple[float, float, float]:
+    """Bytes of queries, of keys with values, and of the output."""
+    model, layout = setup.model, setup.layout
+    assert model.kv_channels
+    assert model.num_query_groups
+    heads = setup.value_bytes * model.num_attention_heads / layout.tensor_model_parallel_size
+    groups = setup.value_bytes * max(1, model.num_query_groups / layout.tensor_model_parallel_size)
+    values = value_width(model)
+    return heads * model.kv_channels, groups * (model.kv_channels + values), heads * values
+
+
+def _exchange(setup: Setup) -> str:
+    """How context-parallel ranks exchange keys and values."""
+    if _gathers(setup):
+        return "all_gather"
+    default = "p2p" if setup.model.window_size is None else "all_gather"
+    return setup.parallelism.cp_comm_type or default
+
+
+def _gathers(setup: Setup) -> bool:
+    """True if the trainer gathers keys and values itself: within documents, and with torch's kernels."""
+    return setup.separates_documents or not setup.uses_engine
+
+
+def _gathered_bytes(setup: Setup) -> float:
+    """Keys and values of other ranks that attention keeps if the trainer gathers them.
+
+    Within documents, with several samples, the output is kept twice: packed by sample for the attention, and by
+    position for other parts of the layer (trainer/model/packing.py).
+    """
+    _, keys_values, output = _widths(setup)
+    size = (setup.layout.context_parallel_size - 1) * keys_values if _gathers(setup) else 0
+    if setup.separates_documents and setup.training.micro_batch_size > 1:
+        size += output
+    return size
+
+
+def _working_bytes(setup: Setup) -> float:
+    """Tensors of the attention that exist only in its own forward or backward pass.
+
+    The backward pass has the gradients of the output, queries, keys and values. Context parallelism adds (Transformer
+    Engine's dot_product_attention/context_parallel.py):
+
+    - p2p: the forward pass collects keys and values of all ranks, and an output for each. Those of the last rank are
+      complete. On others, some are halves, since half of their queries do not see the keys of later ranks.
+    - all_gather: the backward pass has gathered keys and values, their gradients, and these in the order of the ranks.
+    - a2a: all tensors exist before and after their exchange.
+    """
+    queries, keys_values, output = _widths(setup)
+    gradients = queries + keys_values + output
+    size, exchange = setup.layout.context_parallel_size, _exchange(setup)
+    if size == 1:
+        return gradients
+    if exchange == "a2a":
+        return 2 * gradients
+    if exchange == "all_gather":
+        return queries + output + 3 * size * keys_values
+    hierarchy = setup.parallelism.hierarchical_context_parallel_sizes
+    steps = hierarchy[-1] if hierarchy else size
+    return max(gradients + 4 * keys_values, (steps - 1) * keys_values + steps * output)

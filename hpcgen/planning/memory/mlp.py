@@ -1,0 +1,113 @@
+"""Memory of the MLP or the experts of a layer, with their norm. Bytes per token on a device.
+
+See `attention` for the paper. Experts are assumed to have equal loads.
+"""
+
+from __future__ import annotations
+
+from hpcgen.planning.memory.attention import Part
+from hpcgen.planning.memory.setup import Setup
+
+ROUTER_BYTES = 12
+"""Logits, scores and weights of each expert in fp32."""
+
+ROW_MAP_BYTES = 8
+"""Two int32 numbers for each expert: Transformer Engine's map of the copies of a token (its triton/permutation.py)."""
+
+
+def mlp_part(setup: Setup, *, has_experts: bool) -> Part:
+    """The MLP or the experts, with the norm before them."""
+    model, hidden = setup.model, setup.sharded_hidden_bytes
+    # inputs of the norm and of the MLP, a one-byte mask for the residual dropout
+    outside = 2 * hidden + (setup.sharded(model.hidden_size) if model.hidden_dropout else 0)
+    inside = _experts_bytes(setup) if has_experts else sum(_dense_widths(setup))
+    recomputed = _recomputed_bytes(setup, inside, has_experts=has_experts)
+    working = _experts_working_bytes(setup) if has_experts else _dense_working_bytes(setup)
+    return Part(outside + inside - recomputed, recomputed, working)
+
+
+def _recomputed_bytes(setup: Setup, inside: float, *, has_experts: bool) -> float:
+    """What selective recomputation does not keep.
+
+    Sources: transformer_layer.py, moe/moe_layer.py and moe/experts.py in megatron/core/transformer.
+    """
+    hidden, size = setup.sharded_hidden_bytes, 0.0
+    if has_experts:
+        if setup.recomputes("moe"):  # it keeps its input
+            size += inside
+        elif setup.recomputes("moe_act"):
+            size += _received_copies(setup) * _expert_widths(setup)[1]
+        if setup.recomputes("layernorm"):  # the output of a norm that is not computed inside a projection
+            size += hidden
+    elif setup.recomputes("mlp"):
+        # Transformer Engine's MLP keeps the input of its norm, which the layer keeps anyway.
+        size += inside + (hidden if setup.uses_engine else 0)
+    return size
+
+
+def _widths(setup: Setup, width: float) -> tuple[float, float]:
+    """Bytes before and after the activation function of an MLP."""
+    return setup.value_bytes * width * (2 if setup.model.swiglu else 1), setup.value_bytes * width
+
+
+def _dense_widths(setup: Setup) -> tuple[float, float]:
+    assert setup.model.ffn_hidden_size
+    return _widths(setup, setup.model.ffn_hidden_size / setup.layout.tensor_model_parallel_size)
+
+
+def _expert_widths(setup: Setup) -> tuple[float, float]:
+    assert setup.model.moe_ffn_hidden_size
+    return _widths(setup, setup.model.moe_ffn_hidden_size / setup.layout.expert_tensor_parallel_size)
+
+
+def _dense_working_bytes(setup: Setup) -> float:
+    """Gradients of an MLP, less the activations that its backward pass has released: the most of three moments.
+
+    The gradient of the output exists in all of them, because it is also that of the residual.
+    """
+    before, after = _dense_widths(setup)
+    second_product = setup.gathered_hidden_bytes + after
+    activation_function = before  # its input is still kept, but not its output, whose gradient it has
+    first_product = setup.gathered_hidden_bytes + setup.hidden_bytes - after
+    return setup.sharded_hidden_bytes + max(second_product, activation_function, first_product)
+
+
+def _experts_bytes(setup: Setup) -> float:
+    """What the router, the routed and the shared experts keep."""
+    model = setup.model
+    assert model.num_moe_experts
+    row_map = ROW_MAP_BYTES if setup.uses_engine else 0
+    outside = float((ROUTER_BYTES + row_map) * model.num_moe_experts)
+    if model.moe_shared_expert_intermediate_size is not None:
+        outside += sum(_widths(setup, model.moe_shared_expert_intermediate_size))
+    routed = _received_copies(setup) * (setup.hidden_bytes + sum(_expert_widths(setup)))
+    return outside / setup.layout.tensor_model_parallel_size + routed
+
+
+def _experts_working_bytes(setup: Setup) -> float:
+    """Tensors of experts that exist only in their own forward or backward pass: the most of three moments.
+
+    At the end of the forward pass, megatron/core/transformer/moe/moe_layer.py still refers to the copies of tokens as
+    sent and as received. The outputs of the experts exist in the order of the experts, and in that of the ranks. In the
+    backward pass, the gradients of the MLP follow.
+    """
+    received = _received_copies(setup)
+    sent = received / setup.layout.expert_tensor_parallel_size
+    before, after = (received * width for width in _expert_widths(setup))
+    is_exchanged = setup.layout.expert_model_parallel_size * setup.layout.expert_tensor_parallel_size > 1
+    forward = (3 * received + (sent if is_exchanged else 0)) * setup.hidden_bytes
+    second_product = received * setup.hidden_bytes + after
+    return max(forward, setup.sharded_hidden_bytes + max(second_product, before))
+
+
+def _received_copies(setup: Setup) -> float:
+    """Copies of tokens that the experts of a device receive, per token of the sequence.
+
+    A tensor-parallel rank sends its share of the tokens to moe_router_topk experts each. The ranks of an expert
+    receive all its tokens (megatron/core/transformer/moe/token_dispatcher.py), and divide its width.
+    """
+    model, layout = setup.model, setup.layout
+    copies: float = model.moe_router_topk
+    if (capacity := model.moe_expert_capacity_factor) is not None:
+        copies *= capacity if model.moe_pad_expert_input_to_capacity else min(1.0, capacity)
+    return copies * layout.expert_tensor_parallel_size / layout.tensor_model_parallel_size

@@ -1,0 +1,58 @@
+"""Memory of what follows the layers on the last stage: the output layer with the loss, and MTP layers."""
+
+from __future__ import annotations
+
+from hpcgen.planning.memory.parameters import table_parameter_count
+from hpcgen.planning.memory.setup import Setup
+from trainer.contract.config import TrainingConfig
+
+
+def loss_bytes(setup: Setup) -> int:
+    """Bytes of the logits of a microbatch and what exists with them, at the most.
+
+    These are the inputs of the final norm and of the output layer, and the logits with their gradients. MTP layers have
+    all of them as well, but one set of gradients exists at a time. The most memory is in use in the backward pass of
+    the cross entropy or of the output layer. The latter also has the gradients of its input and of its weight
+    (LinearWithGradAccumulationAndAsyncCommunication in megatron/core/tensor_parallel/layers.py).
+    """
+    assert setup.model.padded_vocab_size
+    outputs, tokens = 1 + (setup.model.mtp_num_layers or 0), setup.tokens
+    logits = tokens * setup.model.padded_vocab_size / setup.layout.tensor_model_parallel_size
+    kept, more = _bytes_per_logit(setup.training)
+    gradients = setup.hidden_bytes * tokens + setup.value_bytes * table_parameter_count(setup)
+    inputs = 2 * setup.sharded_hidden_bytes * tokens
+    added = max(more * logits, (setup.value_bytes - kept) * logits + gradients)
+    return int(outputs * (inputs + kept * logits) + added)
+
+
+def mtp_bytes(setup: Setup, layer: float) -> float:
+    """Bytes per token that MTP layers keep, each with a `layer` of these bytes. 0 without MTP layers.
+
+    Each keeps the inputs of two norms and of its projection, which is twice as wide. With uniform recomputation it
+    keeps the embeddings instead (megatron/core/transformer/multi_token_prediction.py, _checkpointed_forward).
+    """
+    hidden = setup.sharded_hidden_bytes
+    own = hidden if recomputes_mtp(setup) else layer + 4 * hidden
+    return (setup.model.mtp_num_layers or 0) * own
+
+
+def recomputes_mtp(setup: Setup) -> bool:
+    """True if MTP layers are recomputed."""
+    return setup.recomputes_layers and setup.training.recompute_method == "uniform"
+
+
+def _bytes_per_logit(training: TrainingConfig) -> tuple[int, int]:
+    """Bytes that the cross entropy keeps for each logit, and those that its backward pass adds.
+
+    - Transformer Engine's replaces the logits by their gradient (its common/triton/cross_entropy.py).
+    - Megatron-Core's keeps the softmax in fp32. The fused one copies it before it rounds the gradient to bf16, because
+      torch.compile does not add to the softmax in place (megatron/core/fusions/fused_cross_entropy.py).
+    - In fp32 it is not fused, and replaces the logits.
+    """
+    if training.precision == "fp32":
+        return 4, 0
+    if training.deterministic_mode:
+        return 4, 2
+    has_engine = training.precision == "bf16" and training.transformer_impl != "torch"
+    chosen = training.cross_entropy_fusion_impl or ("te" if has_engine else "native")
+    return (2, 0) if chosen == "te" else (4, 6)

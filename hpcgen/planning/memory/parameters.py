@@ -1,0 +1,129 @@
+"""Memory of weights with their gradients and optimizer state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from hpcgen.planning.layout import Layout
+from hpcgen.planning.memory.setup import Setup
+from hpcgen.planning.model_size import (
+    experts_parameter_count,
+    last_layer_has_experts,
+    layer_parameter_count,
+    norm_parameter_count,
+    replicated_parameter_count,
+)
+from trainer.contract.config import TrainingConfig
+from trainer.contract.experts import num_moe_layers
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Numbers of parameters on a device."""
+
+    tables: float = 0.0
+    """Embeddings, output layer, and norms outside of layers."""
+    layers: float = 0.0
+    """Layers without their routed experts."""
+    experts: float = 0.0
+    """Routed experts."""
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(self.tables + other.tables, self.layers + other.layers, self.experts + other.experts)
+
+
+def bytes_per_parameter(training: TrainingConfig, layout: Layout, *, of_expert: bool = False) -> float:
+    """Bytes per parameter on a device. The distributed optimizer shards its state over DP x CP / instances, and that of
+    experts over the ranks that hold the same experts.
+
+    bf16 and fp16: weight 2, fp32 gradient 4, and fp32 copy and two moments 12 / shards (Megatron-Core's
+    docs/api-guide/dist_optimizer.md). fp32: weight 4, gradient 4, and two moments 8 / shards.
+    """
+    ranks = layout.data_parallel_size * layout.context_parallel_size
+    if of_expert:
+        assert layout.expert_data_parallel_size
+        ranks = layout.expert_data_parallel_size
+    shards = ranks // layout.num_distributed_optimizer_instances
+    return 8 + 8 / shards if training.precision == "fp32" else 6 + 12 / shards
+
+
+def parameter_bytes(setup: Setup, stage: int) -> int:
+    """Bytes of the weights of a pipeline stage with their gradients and optimizer state, on one device.
+
+    FP8 adds a byte for each weight of a layer and one for its transpose, which Transformer Engine caches between
+    microbatches.
+    """
+    counts = stage_parameter_counts(setup, stage)
+    training, layout = setup.training, setup.layout
+    in_fp8 = 2 if training.fp8 else 0
+    each = bytes_per_parameter(training, layout)
+    size = counts.tables * each + counts.layers * (each + in_fp8)
+    if counts.experts:
+        size += counts.experts * (bytes_per_parameter(training, layout, of_expert=True) + in_fp8)
+    return int(size)
+
+
+def stage_parameter_counts(setup: Setup, stage: int) -> Counts:
+    """Numbers of parameters of a pipeline stage on one device."""
+    model, layout = setup.model, setup.layout
+    total = Counts()
+    for layers in layout.layers_of_stage(stage):
+        moe_layers = num_moe_layers(model, layers)
+        for has_experts, count in ((False, len(layers) - moe_layers), (True, moe_layers)):
+            if count:
+                of_layer = _layer_counts(setup, has_experts=has_experts)
+                total += Counts(layers=count * of_layer.layers, experts=count * of_layer.experts)
+    return total + _end_counts(setup, stage)
+
+
+def _layer_counts(setup: Setup, *, has_experts: bool) -> Counts:
+    model, layout = setup.model, setup.layout
+    complete = replicated_parameter_count(model, has_experts=has_experts)
+    divided = layer_parameter_count(model, has_experts=has_experts) - complete
+    expert_ranks = layout.expert_model_parallel_size * layout.expert_tensor_parallel_size
+    return Counts(
+        layers=complete + divided / layout.tensor_model_parallel_size,
+        experts=experts_parameter_count(model) / expert_ranks if has_experts else 0.0,
+    )
+
+
+def _end_counts(setup: Setup, stage: int) -> Counts:
+    """Parameters before the first and after the last layer.
+
+    The first stage has the embeddings. The last stage has the final norm, the MTP layers and the output layer, which is
+    a copy of the embedding if they are tied. For MTP layers it has another copy of the embedding.
+    """
+    model, layout = setup.model, setup.layout
+    last = layout.pipeline_model_parallel_size - 1
+    table = table_parameter_count(setup)
+    total = Counts()
+    if stage == 0:
+        total += Counts(tables=table)
+        if model.position_embedding_type == "learned_absolute":
+            assert model.max_position_embeddings
+            total += Counts(tables=model.max_position_embeddings * model.hidden_size)
+    if stage == last:
+        total += Counts(tables=norm_parameter_count(model))
+        if last > 0 or model.untie_embeddings_and_output_weights:
+            total += Counts(tables=table)
+        total += _mtp_counts(setup)
+        if model.mtp_num_layers is not None and last > 0:
+            total += Counts(tables=table)
+    return total
+
+
+def _mtp_counts(setup: Setup) -> Counts:
+    """MTP layers: each has a layer like the last one, a projection and three norms."""
+    model, number = setup.model, setup.model.mtp_num_layers or 0
+    if not number:
+        return Counts()
+    layer = _layer_counts(setup, has_experts=last_layer_has_experts(model))
+    projection = 2 * model.hidden_size**2 / setup.layout.tensor_model_parallel_size
+    norms = 3 * norm_parameter_count(model)
+    return replace(layer, layers=number * (layer.layers + projection + norms), experts=number * layer.experts)
+
+
+def table_parameter_count(setup: Setup) -> float:
+    """Parameters of the embedding or of the output layer on a device."""
+    assert setup.model.padded_vocab_size
+    return setup.model.padded_vocab_size * setup.model.hidden_size / setup.layout.tensor_model_parallel_size

@@ -1,0 +1,71 @@
+"""What the memory of a device depends on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hpcgen.planning.layout import Layout
+from trainer.contract.config import ModelConfig, ParallelismConfig, TrainingConfig
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A resolved model, its layout, and how it is trained."""
+
+    model: ModelConfig
+    parallelism: ParallelismConfig
+    training: TrainingConfig
+    layout: Layout
+    separates_documents: bool = False
+    """The value of data.reset_attention_mask."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a microbatch on one device, between the layers."""
+        return self.training.micro_batch_size * self.model.seq_length // self.layout.context_parallel_size
+
+    @property
+    def value_bytes(self) -> int:
+        """Size of an activation. In FP8 some inputs take one byte; the estimate uses those of bf16."""
+        return 4 if self.training.precision == "fp32" else 2
+
+    @property
+    def uses_engine(self) -> bool:
+        """True if Transformer Engine computes the layers. The estimate assumes that it is installed."""
+        return self.training.transformer_impl != "torch"
+
+    @property
+    def accumulates_in_products(self) -> bool:
+        """True if matrix products add weight gradients to the fp32 buffer (trainer/model/kernels.py)."""
+        return self.training.precision != "fp32"
+
+    @property
+    def hidden_bytes(self) -> int:
+        """A hidden state."""
+        return self.value_bytes * self.model.hidden_size
+
+    @property
+    def sharded_hidden_bytes(self) -> float:
+        """A hidden state between the layers, where sequence parallelism divides it."""
+        return self.sharded(self.hidden_bytes)
+
+    @property
+    def gathered_hidden_bytes(self) -> int:
+        """A hidden state that sequence parallelism gathers for a matrix product."""
+        is_divided = self.parallelism.sequence_parallel and self.layout.tensor_model_parallel_size > 1
+        return self.hidden_bytes if is_divided else 0
+
+    def sharded(self, size: float) -> float:
+        """`size` on one tensor-parallel rank, if only sequence parallelism divides it."""
+        return size / self.layout.tensor_model_parallel_size if self.parallelism.sequence_parallel else size
+
+    def recomputes(self, module: str) -> bool:
+        """True if selective recomputation includes `module`. Its default is core_attn (transformer_config.py)."""
+        if self.training.recompute_granularity != "selective":
+            return False
+        return module in (self.training.recompute_modules or ("core_attn",))
+
+    @property
+    def recomputes_layers(self) -> bool:
+        """True with full recomputation."""
+        return self.training.recompute_granularity == "full"

@@ -1,0 +1,227 @@
+"""Memory of the devices of a pipeline stage: all terms, at the moment when the most memory is in use."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from hpcgen.planning.layout import Layout
+from hpcgen.planning.memory.attention import Part, attention_part
+from hpcgen.planning.memory.kernels import kernel_bytes
+from hpcgen.planning.memory.mlp import mlp_part
+from hpcgen.planning.memory.output import loss_bytes, mtp_bytes, recomputes_mtp
+from hpcgen.planning.memory.parameters import parameter_bytes, table_parameter_count
+from hpcgen.planning.memory.setup import Setup
+from hpcgen.planning.model_size import last_layer_has_experts
+from trainer.contract.experts import num_moe_layers
+
+GIB = 1024**3
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """Bytes on the device with the most memory in use, without fragmentation, NCCL and CUDA itself.
+
+    The counterpart on a GPU is torch.cuda.max_memory_allocated.
+    """
+
+    parameter_bytes: int
+    """Weights, gradients and optimizer state."""
+    activation_bytes: int
+    """Activations kept for the backward passes of the microbatches in flight, the logits, and gradients of both."""
+    kernel_bytes: int
+    """Buffers that libraries keep for their kernels."""
+
+    @property
+    def total_gib(self) -> float:
+        """Total in GiB."""
+        return (self.parameter_bytes + self.activation_bytes + self.kernel_bytes) / GIB
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Memory of a layer. Bytes per token."""
+
+    attention: Part
+    mlp: Part
+
+    @classmethod
+    def of(cls, setup: Setup, *, has_experts: bool) -> Layer:
+        """A dense layer, or one with experts."""
+        return cls(attention_part(setup), mlp_part(setup, has_experts=has_experts))
+
+    @property
+    def kept(self) -> float:
+        """Activations from the forward to the backward pass."""
+        return self.attention.kept + self.mlp.kept
+
+    @property
+    def computing(self) -> float:
+        """What its forward or backward pass adds at most. The MLP has released its activations before the attention."""
+        mlp, attention = (part.recomputed + part.working for part in (self.mlp, self.attention))
+        return max(mlp, attention - self.mlp.kept)
+
+
+def estimate_memory(setup: Setup) -> MemoryEstimate:
+    """The estimate for the stage that needs the most. Tests compare it with GPU measurements."""
+    stages = range(setup.layout.pipeline_model_parallel_size)
+    return max((estimate_stage(setup, stage) for stage in stages), key=lambda estimate: estimate.total_gib)
+
+
+def estimate_stage(setup: Setup, stage: int) -> MemoryEstimate:
+    """The estimate for the devices of one pipeline stage."""
+    layout = setup.layout
+    is_last = stage == layout.pipeline_model_parallel_size - 1
+    kinds = {has_experts for chunk in _kinds(setup, stage) for has_experts in chunk}
+    if is_last and setup.model.mtp_num_layers is not None:
+        kinds.add(last_layer_has_experts(setup.model))
+    layers = {has_experts: Layer.of(setup, has_experts=has_experts) for has_experts in kinds}
+    return MemoryEstimate(
+        parameter_bytes(setup, stage),
+        _activation_bytes(setup, stage, layers) + _mask_bytes(setup),
+        kernel_bytes(setup, kinds=kinds, has_output_layer=is_last),
+    )
+
+
+def _kinds(setup: Setup, stage: int) -> list[list[bool]]:
+    """The layers of each model chunk of a stage: True for those with experts."""
+    return [
+        [num_moe_layers(setup.model, range(number, number + 1)) > 0 for number in layers]
+        for layers in setup.layout.layers_of_stage(stage)
+    ]
+
+
+def _activation_bytes(setup: Setup, stage: int, layers: dict[bool, Layer]) -> int:
+    """Kept activations of the microbatches in flight, and what the most demanding moment of their passes adds."""
+    chunks = [
+        _kept_bytes(setup, [layers[has_experts] for has_experts in chunk]) for chunk in _kinds(setup, stage)
+    ]
+    in_flight = microbatches_in_flight(setup.layout, stage)
+    kept = max(
+        sum(number * size for number, size in zip(numbers, chunks, strict=True)) for numbers in in_flight
+    )
+    kept += _exchanged_bytes(setup, stage)
+    moments = [_layer_moment(setup, stage, layers)]
+    if stage == setup.layout.pipeline_model_parallel_size - 1:
+        moments += _output_moments(setup, layers)
+    if stage == 0:
+        moments.append(_embedding_moment(setup) - setup.tokens * chunks[0])
+    return int(setup.tokens * kept + max(moments))
+
+
+def _layer_moment(setup: Setup, stage: int, layers: dict[bool, Layer]) -> float:
+    """Bytes that are added while a layer is computed, or a group of layers with full recomputation."""
+    recomputed = _recomputed_at_once(setup, stage)
+    size = max((recomputed * layer.kept + layer.computing for layer in layers.values()), default=0.0)
+    return setup.tokens * size + (_waiting_gradient_bytes(setup) if stage == 0 else 0)
+
+
+def _output_moments(setup: Setup, layers: dict[bool, Layer]) -> list[float]:
+    """Bytes that are added while the loss is computed, and in the backward pass of the last MTP layer."""
+    if setup.model.mtp_num_layers is None:
+        return [loss_bytes(setup)]
+    layer = layers[last_layer_has_experts(setup.model)]
+    kept = setup.tokens * mtp_bytes(setup, layer.kept)
+    computing = setup.tokens * (layer.computing + (layer.kept if recomputes_mtp(setup) else 0))
+    return [kept + loss_bytes(setup), kept + computing + _table_gradient_bytes(setup)]
+
+
+def _embedding_moment(setup: Setup) -> float:
+    """Bytes that are added at the end of the backward pass of a microbatch, which has released its activations.
+
+    In addition to the gradient of the embedding, its output has one, by position and by sample. A pipeline still has
+    the gradient that it received.
+    """
+    is_pipeline = setup.layout.pipeline_model_parallel_size > 1
+    gradients = (3 if is_pipeline else 2) * setup.sharded_hidden_bytes * setup.tokens
+    return gradients + _table_gradient_bytes(setup) + _waiting_gradient_bytes(setup)
+
+
+def _table_gradient_bytes(setup: Setup) -> float:
+    """The gradient of the embedding, in the precision of the model, before it is added to the fp32 buffer."""
+    return setup.value_bytes * table_parameter_count(setup)
+
+
+def _waiting_gradient_bytes(setup: Setup) -> float:
+    """The gradient of an embedding that the output layer or MTP layers share without a copy, on a single stage.
+
+    Their part exists until the backward pass reaches the embedding itself, since autograd adds both.
+    """
+    model = setup.model
+    shares = not model.untie_embeddings_and_output_weights or model.mtp_num_layers is not None
+    is_single = setup.layout.pipeline_model_parallel_size == 1
+    return _table_gradient_bytes(setup) if shares and is_single else 0.0
+
+
+def _kept_bytes(setup: Setup, layers: list[Layer]) -> float:
+    """Bytes per token that the layers of a model chunk keep.
+
+    With full recomputation, groups of recompute_num_layers have one stored input each (uniform), or the first
+    recompute_num_layers of every chunk have a stored input per layer (block).
+    """
+    number = setup.training.recompute_num_layers or 1
+    if not setup.recomputes_layers:
+        return sum(layer.kept for layer in layers)
+    if setup.training.recompute_method == "uniform":
+        return math.ceil(len(layers) / number) * setup.sharded_hidden_bytes
+    first, rest = layers[:number], layers[number:]
+    return len(first) * setup.sharded_hidden_bytes + sum(layer.kept for layer in rest)
+
+
+def _recomputed_at_once(setup: Setup, stage: int) -> int:
+    """Layers that are complete only during their backward pass, when all layers of a microbatch are kept otherwise.
+
+    With block recomputation, the backward pass has released layers that are not recomputed before it reaches others.
+    """
+    if not setup.recomputes_layers:
+        return 0
+    number = setup.training.recompute_num_layers or 1
+    longest = max(map(len, setup.layout.layers_of_stage(stage)))
+    if setup.training.recompute_method == "uniform":
+        return min(number, longest)
+    return 1 if number >= longest else 0
+
+
+def _exchanged_bytes(setup: Setup, stage: int) -> float:
+    """Bytes per token of hidden states and gradients that a stage holds for its neighbors, in addition to the inputs of
+    its layers and to the gradient of the output that is being computed.
+
+    A stage refers to the gradient that it sent last, and releases outputs that are sent (trainer/model/core_config.py).
+    An interleaved schedule also receives the next input and gradient while it computes
+    (forward_backward_pipelining_with_interleaving in megatron/core/pipeline_parallel/schedules.py).
+    """
+    if setup.layout.virtual_pipeline_model_parallel_size > 1:
+        return 3 * setup.sharded_hidden_bytes
+    return setup.sharded_hidden_bytes if stage > 0 else 0.0
+
+
+def microbatches_in_flight(layout: Layout, stage: int) -> list[tuple[int, ...]]:
+    """Microbatches in flight in each model chunk of a stage, at the start of its backward passes.
+
+    Source: megatron/core/pipeline_parallel/schedules.py, get_pp_rank_microbatches (forward passes before the first
+    backward pass) and get_schedule_table. The numbers repeat once each chunk has had its turn.
+    """
+    stages, chunks = layout.pipeline_model_parallel_size, layout.virtual_pipeline_model_parallel_size
+    after = stages - 1 - stage
+    total = layout.num_microbatches * chunks
+    warmup = 2 * after + (chunks - 1) * stages if chunks > 1 else after
+    forward = [number // stages % chunks for number in range(total)]
+    numbers = [forward[:warmup].count(chunk) for chunk in range(chunks)]
+    found = []
+    for started, finished in zip(forward[warmup:], forward[: stages * chunks], strict=False):
+        numbers[started] += 1
+        found.append(tuple(numbers))
+        numbers[chunks - 1 - finished] -= 1
+    return found or [tuple(numbers)]
+
+
+def _mask_bytes(setup: Setup) -> int:
+    """The mask that all layers of torch's kernels share: a value per query and key (trainer/model/layers.py).
+
+    Transformer Engine's kernels know windows and context parallelism without a mask.
+    """
+    window, length = setup.model.window_size, setup.model.seq_length
+    has_mask = setup.layout.context_parallel_size > 1 or (window is not None and window < length)
+    if setup.uses_engine or not has_mask:
+        return 0
+    return setup.value_bytes * length * length // setup.layout.context_parallel_size
