@@ -169,9 +169,9 @@ def _kernels(config: TrainerConfig, kernels: Kernels) -> dict[str, Any]:
 def _fuses_cross_entropy(training: TrainingConfig, kernels: Kernels) -> bool:
     """False where the fused cross entropy is not deterministic (according to Megatron-LM) or not exact.
 
-    Core's own rounds the gradient to bf16, also in fp32 (fusions/fused_cross_entropy.py, calculate_gradients).
+    Core's own rounds the gradient to bf16 in every precision (fusions/fused_cross_entropy.py, calculate_gradients).
     """
-    rounds = kernels.cross_entropy == "native" and training.precision == "fp32"
+    rounds = kernels.cross_entropy == "native" and training.precision != "bf16"
     return not (training.deterministic_mode or rounds)
 
 
