@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hpcgen.planning.rules.facts import Facts, Rule, Violation, divisors
+from hpcgen.planning.rules.facts import Facts, Rule, Violation, divisors, unread
 from hpcgen.planning.rules.parallelism import PP, TP
 
 KEY = "model.mtp_num_layers"
+
+
+def mtp_weight_needs_mtp(facts: Facts) -> Iterator[Violation]:
+    """mtp_loss_scaling_factor needs mtp_num_layers (hpcgen's rule: it would have no effect)."""
+    if facts.model.mtp_num_layers is None:
+        reason = f"has no effect, because {KEY} is null"
+        yield from unread(facts, ["model.mtp_loss_scaling_factor"], reason, "set mtp_num_layers")
 
 
 def mtp_in_pipelines_needs_untied_embeddings(facts: Facts) -> Iterator[Violation]:
@@ -72,6 +79,7 @@ def mtp_is_after_a_layer_of_the_user(facts: Facts) -> Iterator[Violation]:
 
 
 RULES: tuple[Rule, ...] = (
+    mtp_weight_needs_mtp,
     mtp_in_pipelines_needs_untied_embeddings,
     tensor_parallel_divides_mtp_projection,
     mtp_is_recomputed_by_layer,
