@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.planning.cases import errors
+from tests.planning.cases import MTP, ROPE, errors
 from trainer.contract.config import RopeScaling
 
-ROPE = {"model__position_embedding_type": "rope"}
 FP16 = {"training__precision": "fp16"}
 
 
@@ -89,12 +88,7 @@ def test_a_key_without_effect_is_answered(changes, message):
 
 
 USED = {
-    "MTP": ROPE
-    | {
-        "model__mtp_num_layers": 1,
-        "model__untie_embeddings_and_output_weights": True,
-        "model__mtp_loss_scaling_factor": 0.3,
-    },
+    "MTP": MTP | {"model__mtp_loss_scaling_factor": 0.3},
     "rope": ROPE | {"model__rotary_base": 500_000},
     "YaRN's scales": yarn(mscale=1.0, mscale_all_dim=0.7),
     "an adaptive loss scale": FP16 | {"optimizer__loss_scale_window": 100},
