@@ -223,7 +223,8 @@ def _parameter_bytes(
     if stage == last and model.mtp_num_layers is not None:
         mtp_experts = experts_parameter_count(model) if last_layer_has_experts(model) else 0
         shared += model.mtp_num_layers * (mtp_parameter_count(model) - mtp_experts)
-        shared += table if last > 0 else 0  # the embedding's copy for the MTP layers
+        # the embedding's copy for the MTP layers, which is also the output layer if they are tied
+        shared += table if last > 0 and model.untie_embeddings_and_output_weights else 0
         moe_layers += model.mtp_num_layers if mtp_experts else 0
     experts = moe_layers * experts_parameter_count(model) if moe_layers else 0.0
     experts /= layout.expert_model_parallel_size * layout.expert_tensor_parallel_size

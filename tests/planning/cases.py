@@ -25,7 +25,7 @@ BATCH = "training__global_batch_size"
 RAMPUP = "training__rampup_batch_size"
 ROPE = {"model__position_embedding_type": "rope"}
 MLA = ROPE | {"model__multi_latent_attention": True}
-MTP = ROPE | {"model__mtp_num_layers": 1, "model__untie_embeddings_and_output_weights": True}
+MTP = ROPE | {"model__mtp_num_layers": 1}
 YARN = RopeScaling(rope_type="yarn", factor=4.0, original_max_position_embeddings=8192)
 
 

@@ -127,12 +127,6 @@ REFUSED = {
         "parallelism.pipeline_model_parallel_layout must have all MTP layers (m) directly before the L; use for "
         "example Et*6|t*6mL",
     ),
-    "MTP with tied embeddings in a pipeline": (
-        MTP | {PP: 2, "model__untie_embeddings_and_output_weights": False},
-        "model.untie_embeddings_and_output_weights does not work with model.mtp_num_layers = 1 and "
-        "parallelism.pipeline_model_parallel_size = 2, because Megatron-Core cannot save the shared matrix; use true, "
-        "or set parallelism.pipeline_model_parallel_size to 1",
-    ),
     "MTP that TP does not divide": (
         MLA | MTP | {"model__hidden_size": 1022, "model__num_attention_heads": 8, SP: True, TP: 4},
         "parallelism.tensor_model_parallel_size does not divide model.hidden_size = 1022 (1022 / 4), which "

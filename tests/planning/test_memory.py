@@ -282,5 +282,8 @@ def test_the_last_stage_has_the_mtp_layers():
     last = (
         estimate(mtp, **run).parameter_bytes - estimate(model, **run | {"split": "Et|t*7L"}).parameter_bytes
     )
-    assert last == 18 * (weights + 128256 * 4096)
+    table = 128256 * 4096
+    assert last == 18 * (weights + table)
+    tied = dataclasses.replace(mtp, untie_embeddings_and_output_weights=False)
+    assert estimate(mtp, **run).parameter_bytes - estimate(tied, **run).parameter_bytes == 18 * table
     assert estimate(mtp).activation_bytes - estimate(model).activation_bytes > 2 * 4096 * 128256
