@@ -6,7 +6,8 @@ CORPUS is the path of a .bin/.idx pair without its extension (hpcgen data prepar
 warm-up steps and some timed steps, with data, schedule, checks and metrics as for users. Then the same shape runs in a
 bare Megatron-Core loop (benchmarks.bare_loop), which has none of these, and with --megatron-lm in pretrain_gpt.py.
 Results are medians over the timed steps. Compare the ratios, which are from one run. Cases that need more GPUs than are
-available are left out. Exit status 1 if a run failed, 2 if there is nothing to run.
+available are left out. With --one-rank, one GPU does the work of rank 0 of every case, with its memory but without the
+transfers between GPUs (benchmarks.one_rank). Exit status 1 if a run failed, 2 if there is nothing to run.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def main() -> int:
     runs.end_like_ctrl_c()
     gpus = runs.count_gpus(options)
     chosen = [case for case in CASES if any(fnmatch.fnmatch(case.name, only) for only in arguments.only)]
-    cases = [case for case in chosen if case.gpus <= gpus]
+    cases = [case for case in chosen if arguments.one_rank or case.gpus <= gpus]
     if not cases:
         needs = ", ".join(f"{case.name} needs {case.gpus}" for case in chosen)
         options.exit(2, f"{options.prog}: no case for {gpus} GPUs: {needs or 'none has such a name'}\n")
@@ -78,6 +79,9 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--steps", type=int, default=20, help="number of timed steps per case")
     options.add_argument("--no-peers", action="store_true", help="measure only the trainer")
     options.add_argument("--megatron-lm", type=Path, metavar="CHECKOUT", help="compare with pretrain_gpt.py")
+    options.add_argument(
+        "--one-rank", action="store_true", help="run only rank 0 of each case, without transfers between GPUs"
+    )
     options.add_argument("--directory", type=Path, help="directory for the runs")
     options.add_argument("--json", action="store_true", help="print one JSON object per case")
     return options
@@ -87,19 +91,24 @@ def measure(case: Case, arguments: argparse.Namespace, scratch: Path) -> dict[st
     """Results of a case for the trainer and its peers. For a program that failed, its error."""
     config = configuration(case, arguments.corpus, scratch / "run")
     flops = flops_per_sample(resolve(from_dict(TrainerConfig, config, where=case.name)))
-    result: dict[str, Any] = {"case": case.name, "gpus": case.gpus, "goal_tflops": case.goal_tflops}
+    result: dict[str, Any] = {
+        "case": case.name,
+        "gpus": case.gpus,
+        "goal_tflops": case.goal_tflops,
+        "one_rank": arguments.one_rank,
+    }
 
     def tflops(step_s: float) -> float:
         return flops * case.global_batch_size / step_s / case.gpus / 1e12
 
     try:
-        result |= run_trainer(case, config, arguments.steps)
+        result |= run_trainer(case, config, arguments)
         result["tflops"] = tflops(result["step_s"])
     except FAILURES as error:
         return result | {"error": described(error)}
     peers: dict[str, Callable[[], float]] = {}
     if case.has_peers and not arguments.no_peers:
-        peers["bare"] = lambda: run_bare_loop(case, scratch, arguments.steps)
+        peers["bare"] = lambda: run_bare_loop(case, arguments, scratch)
     if case.has_peers and arguments.megatron_lm:
         peers["megatron_lm"] = lambda: run_megatron_lm(case, arguments, scratch)
     for name, run in peers.items():
@@ -148,12 +157,13 @@ def training_section(case: Case) -> dict[str, Any]:
     } | case.training
 
 
-def run_trainer(case: Case, config: dict[str, Any], steps: int) -> dict[str, Any]:
+def run_trainer(case: Case, config: dict[str, Any], arguments: argparse.Namespace) -> dict[str, Any]:
     """Medians of the timed steps, and how long the first one took to come."""
     started = time.time()
-    lines = run_until(config, lambda lines: is_measured(lines, case, WARM_STEPS + steps))
+    end = WARM_STEPS + arguments.steps
+    lines = run_until(config, lambda lines: is_measured(lines, case, end), case, arguments)
     all_steps = runs.steps(lines)
-    timed = all_steps[WARM_STEPS : WARM_STEPS + steps]
+    timed = all_steps[WARM_STEPS:end]
 
     def median(name: str) -> float:
         return statistics.median(each.get(name) or 0.0 for each in timed)
@@ -182,7 +192,10 @@ def is_measured(lines: list[dict[str, Any]], case: Case, steps: int) -> bool:
 
 
 def run_until(
-    config: dict[str, Any], is_enough: Callable[[list[dict[str, Any]]], bool]
+    config: dict[str, Any],
+    is_enough: Callable[[list[dict[str, Any]]], bool],
+    case: Case,
+    arguments: argparse.Namespace,
 ) -> list[dict[str, Any]]:
     """Run the trainer until its record is sufficient, then stop it. Returns the record.
 
@@ -191,14 +204,23 @@ def run_until(
     """
     file = runs.write_config(config)
     log = file.with_name("log")
-    command = ["-m", "trainer", "--config", str(file)]
-    with runs.started(command, log, config["world_size"], ENVIRONMENT) as ranks:
-        while (status := runs.status_of(ranks)) is None:
+    command, ranks, environment = launch(["trainer", "--config", str(file)], case, arguments)
+    with runs.started(command, log, ranks, environment) as processes:
+        while (status := runs.status_of(processes)) is None:
             lines = runs.read_record(file.parent)
             if is_enough(lines):
                 return lines
             time.sleep(0.2)
     raise runs.failure(log, status)
+
+
+def launch(
+    module: list[str], case: Case, arguments: argparse.Namespace
+) -> tuple[list[str], int, dict[str, str]]:
+    """Arguments for python, number of processes and environment with which a module runs a case."""
+    if not arguments.one_rank:
+        return ["-m", *module], case.gpus, ENVIRONMENT
+    return ["-m", "benchmarks.one_rank", *module], 1, ENVIRONMENT | {"WORLD_SIZE": str(case.gpus)}
 
 
 def background_saves(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -224,20 +246,22 @@ def save_cost(lines: list[dict[str, Any]], steps: list[dict[str, Any]], step_s: 
     }
 
 
-def run_bare_loop(case: Case, scratch: Path, steps: int) -> float:
+def run_bare_loop(case: Case, arguments: argparse.Namespace, scratch: Path) -> float:
     """Median step time of the bare loop with the trainer's configuration (seconds)."""
     config = scratch / "run" / "config.json"
-    command = ["-m", "benchmarks.bare_loop", str(config), str(WARM_STEPS), str(steps)]
-    output = runs.run(command, scratch / "bare.log", case.gpus, ENVIRONMENT)
+    module = ["benchmarks.bare_loop", str(config), str(WARM_STEPS), str(arguments.steps)]
+    command, ranks, environment = launch(module, case, arguments)
+    output = runs.run(command, scratch / "bare.log", ranks, environment)
     times: list[float] = json.loads(output.strip().rpartition("\n")[2])
     return statistics.median(times)
 
 
 def run_megatron_lm(case: Case, arguments: argparse.Namespace, scratch: Path) -> float:
     """Median step time of pretrain_gpt.py, from its log (seconds)."""
-    program = ["-m", "benchmarks.megatron_lm", str(arguments.megatron_lm.resolve())]
-    command = [*program, *megatron_lm_flags(case, arguments, scratch)]
-    log = runs.run(command, scratch / "megatron-lm.log", case.gpus, ENVIRONMENT)
+    module = ["benchmarks.megatron_lm", str(arguments.megatron_lm.resolve())]
+    module += megatron_lm_flags(case, arguments, scratch)
+    command, ranks, environment = launch(module, case, arguments)
+    log = runs.run(command, scratch / "megatron-lm.log", ranks, environment)
     times = [float(ms) / 1e3 for ms in re.findall(r"elapsed time per iteration \(ms\): ([\d.]+)", log)]
     return statistics.median(times[WARM_STEPS:])
 
@@ -328,6 +352,7 @@ def line(result: dict[str, Any]) -> str:
         f"{result['tokens_per_s']:9,.0f} tokens/s",
         f"{result['tflops']:5.0f} TFLOP/s per GPU ({result['tflops'] / PEAK_TFLOPS:.1%})",
         f"{result['peak_memory_gib']:5.1f} GiB",
+        *["only rank 0, no transfers"] * result["one_rank"],
         f"data wait {result['data_wait_share']:.2%}",
         f"first step after {result['first_step_s']:.0f} s",
     ]

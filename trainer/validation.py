@@ -22,7 +22,7 @@ def mean_loss(
     groups: ProcessGroupCollection,
     beat: Callable[[], None],
 ) -> float:
-    """Mean loss over the first eval_iters global batches of the dataset, the same samples each time.
+    """Mean loss of the tokens of the first eval_iters global batches of the dataset, the same samples each time.
 
     Calls `beat` before each batch.
     """
@@ -31,12 +31,13 @@ def mean_loss(
     iterators = data_iterators(model, dataset, config, groups, batches)
     for chunk in model:
         chunk.eval()
-    losses = []
+    found = []
     for batch in batches:
         beat()
         totals, _ = forward_backward(model, iterators, config, groups, batch.size, forward_only=True)
         torch.distributed.all_reduce(totals)
-        losses.append(totals[0] / totals[1])
+        found.append(totals)
     for chunk in model:
         chunk.train()
-    return float(sum(losses) / len(losses))
+    sums = torch.stack(found).sum(0)
+    return float(sums[0] / sums[1])

@@ -253,6 +253,9 @@ def other_names() -> str:
     lines += [
         f"| {code(name)} | nothing: the trainer always does this |" for name in sorted(spellings.ALWAYS)
     ]
+    lines += [
+        f"| {code(name)} | nothing: the trainer does not need it |" for name in sorted(spellings.UNREAD)
+    ]
     return "\n".join(lines) + "\n"
 
 

@@ -298,6 +298,9 @@ def _show_leftovers(script: Path | None, migration: Migration) -> None:
             f"{script}:{leftover.line}: not converted: {printable(leftover.what)}", fg="yellow", err=True
         )
         click.echo(f"    {printable(leftover.why)}", err=True)
+    if migration.without_effect:
+        options = ", ".join(map(printable, migration.without_effect))
+        click.echo(f"without a key, and without effect on the results: {options}", err=True)
     if migration.usual:
         click.echo(f"the trainer does this by default: {' '.join(migration.usual)}", err=True)
 

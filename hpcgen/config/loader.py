@@ -353,7 +353,9 @@ def _cluster_document(name: str, asked: Document, directory: Path) -> tuple[Docu
         path = _find_cluster(name, directory, base, seen)
         if path is None:
             known = _find_cluster(name, directory, base, ())
-            problem = cycle(names[_index(known, seen) :]) if known else unknown_cluster(key, name, base)
+            problem = (
+                cycle(names[_index(known, seen) :]) if known else unknown_cluster(key, name, base, directory)
+            )
             raise ConfigErrors([describe(problem, asked)])
         try:
             if not is_below(path, SHIPPED_CLUSTERS):
@@ -371,9 +373,12 @@ def _cluster_document(name: str, asked: Document, directory: Path) -> tuple[Docu
     return inherit(ClusterConfig, chain), tuple(origin(path, SHIPPED_CLUSTERS) for path in seen)
 
 
-def unknown_cluster(key: str, name: str, base: Path | None = None) -> Problem:
-    """The problem for an unknown profile name at `key`."""
+def unknown_cluster(key: str, name: str, base: Path | None = None, directory: Path | None = None) -> Problem:
+    """The problem for an unknown profile name, or a path below `directory` that does not exist, at `key`."""
     known = cluster_names(base)
+    if directory is not None and name.endswith((".yaml", ".yml")):
+        hint = f"use the path of a cluster profile, or one of {', '.join(known)}"
+        return Problem(key, f"does not exist ({(directory / name).absolute()})", hint)
     hint = did_you_mean(name, known) or f"use the path of a .yaml file, or one of {', '.join(known)}"
     return Problem(key, "is not a known cluster profile", hint)
 

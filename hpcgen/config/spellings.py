@@ -19,7 +19,7 @@ KEYS = {
     **dict.fromkeys(("n_embd", "dim", "d_model", "hidden_dim", "embed_dim"), "model.hidden_size"),
     **dict.fromkeys(("n_head", "n_heads", "num_heads"), "model.num_attention_heads"),
     **dict.fromkeys(("num_key_value_heads", "n_kv_heads", "num_kv_heads"), "model.num_query_groups"),
-    **dict.fromkeys(("intermediate_size", "n_inner", "ffn_dim"), "model.ffn_hidden_size"),
+    **dict.fromkeys(("intermediate_size", "n_inner", "ffn_dim", "inter_dim"), "model.ffn_hidden_size"),
     **dict.fromkeys(("head_dim", "d_head"), "model.kv_channels"),
     **dict.fromkeys(("n_positions", "n_ctx"), "model.max_position_embeddings"),
     **dict.fromkeys(
@@ -28,7 +28,10 @@ KEYS = {
     "rope_theta": "model.rotary_base",
     "qk_nope_head_dim": "model.qk_head_dim",
     "qk_rope_head_dim": "model.qk_pos_emb_head_dim",
-    **dict.fromkeys(("num_nextn_predict_layers", "num_mtp_layers"), "model.mtp_num_layers"),
+    **dict.fromkeys(
+        ("num_nextn_predict_layers", "num_mtp_layers", "num_mtp_modules", "mtp_depth"), "model.mtp_num_layers"
+    ),
+    **dict.fromkeys(("mtp_loss_weight", "mtp_loss_coeff"), "model.mtp_loss_scaling_factor"),
     **dict.fromkeys(("sliding_window", "use_sliding_window", "attention_window"), "model.window_size"),
     "eos_token_id": "data.eod_id",
     **dict.fromkeys(("hidden_act", "activation_function"), "model.activation_func, or model.swiglu for SiLU"),
@@ -42,16 +45,23 @@ KEYS = {
         (
             *("rope_scaling_factor", "use_rope_scaling", "rotary_seq_len_interpolation_factor"),
             *("rope_type", "rotary_scaling_factor", "mscale", "mscale_all_dim", "beta_fast", "beta_slow"),
+            *("rope_factor", "original_seq_len"),
         ),
         "model.rope_scaling",
     ),
+    "rope_parameters": "model.rope_scaling, and model.rotary_base for rope_theta",
     # Mixtures of experts: Hugging Face, torchtitan, DeepSeek and Megatron-LM
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), "model.num_moe_experts"),
     **dict.fromkeys(
-        ("num_experts_per_tok", "num_experts_per_token", "n_activated_experts", "moe_topk"),
+        (
+            *("num_experts_per_tok", "num_experts_per_token", "n_activated_experts"),
+            *("moe_topk", "router_topk", "topk", "top_k"),
+        ),
         "model.moe_router_topk",
     ),
-    **dict.fromkeys(("moe_intermediate_size", "moe_inter_dim"), "model.moe_ffn_hidden_size"),
+    **dict.fromkeys(
+        ("moe_intermediate_size", "moe_inter_dim", "expert_intermediate_size"), "model.moe_ffn_hidden_size"
+    ),
     "shared_expert_intermediate_size": "model.moe_shared_expert_intermediate_size",
     **dict.fromkeys(
         ("n_shared_experts", "num_shared_experts"),
@@ -62,7 +72,10 @@ KEYS = {
         "model.moe_layer_freq, which has a number for each layer",
     ),
     **dict.fromkeys(("scoring_func", "score_func"), "model.moe_router_score_function"),
-    "norm_topk_prob": "model.moe_router_pre_softmax, with the opposite value",
+    **dict.fromkeys(
+        ("norm_topk_prob", "route_norm"), "model.moe_router_pre_softmax, with the opposite value"
+    ),
+    "seq_aux": "model.moe_router_load_balancing_type, with the value seq_aux_loss",
     **dict.fromkeys(("routed_scaling_factor", "route_scale"), "model.moe_router_topk_scaling_factor"),
     **dict.fromkeys(("n_group", "n_expert_groups"), "model.moe_router_num_groups"),
     **dict.fromkeys(
@@ -73,7 +86,10 @@ KEYS = {
     "topk_method": "model.moe_router_enable_expert_bias for noaux_tc",
     "use_expert_bias": "model.moe_router_enable_expert_bias",
     "load_balance_coeff": "model.moe_router_bias_update_rate",
-    **dict.fromkeys(("capacity_factor", "expert_capacity_factor"), "model.moe_expert_capacity_factor"),
+    **dict.fromkeys(
+        ("capacity_factor", "expert_capacity_factor", "drop_tokens"), "model.moe_expert_capacity_factor"
+    ),
+    "moe_layer_recompute": "training.recompute_modules, with the module moe",
     "use_grouped_mm": "parallelism.moe_grouped_gemm",
     # Hugging Face: TrainingArguments
     "learning_rate": "optimizer.lr",
@@ -95,7 +111,7 @@ KEYS = {
         ("gradient_accumulation_steps", "train_batch_size"),
         "training.global_batch_size, which is micro_batch_size x accumulation steps x data-parallel size",
     ),
-    "gradient_checkpointing": "training.recompute_granularity",
+    **dict.fromkeys(("gradient_checkpointing", "activation_checkpointing"), "training.recompute_granularity"),
     **dict.fromkeys(("torch_dtype", "dtype", "mixed_precision", "bf16", "fp16"), "training.precision"),
     "eval_steps": "training.eval_interval",
     "save_steps": "checkpoint.save_interval",
@@ -117,6 +133,13 @@ KEYS = {
         "data.reset_attention_mask to separate the documents of a sample, because samples are always packed",
     ),
     "attn_mask_type": "data.reset_attention_mask for block_causal",
+    **dict.fromkeys(
+        (
+            *("document_mask", "document_masking", "intra_document_masking", "inter_document_masking"),
+            "dataloader_inter_document_masking",
+        ),
+        "data.reset_attention_mask",
+    ),
     "context_parallel_rotate_method": "parallelism.cp_comm_type",
     "async_mode": "checkpoint.async_save",
     "activation_checkpoint": "training.recompute_granularity",
@@ -133,8 +156,32 @@ KEYS = {
         ("vpp", "num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank"), VPP
     ),
     **dict.fromkeys(("cp", "cp_size", "context_parallel_degree"), CP),
-    **dict.fromkeys(("ep", "ep_size", "expert_parallel_size", "expert_parallel_degree"), EP),
-    **dict.fromkeys(("etp", "etp_size", "expert_tensor_parallel_degree", "moe_extended_tp"), ETP),
+    **dict.fromkeys(
+        ("sequence_parallel_size", "ulysses_degree", "ulysses_sequence_parallel_size"),
+        f"{CP}, with cp_comm_type: a2a",
+    ),
+    **dict.fromkeys(
+        ("ep", "ep_size", "expert_parallel", "expert_parallel_size", "expert_parallel_degree"), EP
+    ),
+    **dict.fromkeys(
+        ("etp", "etp_size", "expert_tensor_parallel", "expert_tensor_parallel_degree", "moe_extended_tp"), ETP
+    ),
+    "enable_async_tensor_parallel": "parallelism.tp_comm_overlap",
+    "pipeline_parallel_first_stage_less_layers": "parallelism.num_layers_in_first_pipeline_stage",
+    "pipeline_parallel_last_stage_less_layers": "parallelism.num_layers_in_last_pipeline_stage",
+    **dict.fromkeys(
+        ("pipeline_layout", "pp_layout", "module_fqns_per_model_part"),
+        "parallelism.pipeline_model_parallel_layout",
+    ),
+    **dict.fromkeys(
+        ("pipeline_parallel_schedule", "pipeline_parallel_layers_per_stage"),
+        f"{VPP}, the number of interleaved parts of a stage",
+    ),
+    "pipeline_parallel_microbatch_size": "training.micro_batch_size",
+    **dict.fromkeys(
+        ("hsdp", "hybrid_shard"),
+        "parallelism.num_distributed_optimizer_instances, the number of complete copies of the optimizer state",
+    ),
     **dict.fromkeys(("world_size", "num_nodes", "nnodes"), NODES),
     **dict.fromkeys(("gpus_per_node", "nproc_per_node"), "slurm.train.ntasks_per_node"),
     # Megatron-LM
@@ -197,9 +244,23 @@ ALWAYS = frozenset((
 ))  # fmt: skip
 """Names of what the trainer always does."""
 
+UNREAD = frozenset((
+    "architectures", "auto_map", "bos_token_id", "model_type", "output_router_logits", "pad_token_id", "pretraining_tp",
+    "transformers_version", "use_cache",
+))  # fmt: skip
+"""Names in config.json that make no difference to the training of a model."""
+
 FEATURES = {
-    "moe_": "this setting of mixtures of experts",
-    "expert_": "this setting of mixtures of experts",
+    **dict.fromkeys(("router_jitter_noise", "noisy_gate_policy"), "noise in the router"),
+    **dict.fromkeys(("max_window_layers", "layer_types"), "windows in a part of the layers"),
+    **dict.fromkeys(("partial_rotary_factor", "rotary_pct"), "rotary embeddings of a part of the channels"),
+    **dict.fromkeys(("index_topk", "index_n_heads", "index_head_dim"), "sparse attention"),
+    **dict.fromkeys(("quantization_config", "load_in_4bit", "load_in_8bit"), "quantized weights"),
+    **dict.fromkeys(("offload_optimizer", "offload_param"), "weights or optimizer state in host memory"),
+    **dict.fromkeys(
+        ("zero_stage", "zero_optimization"),
+        "DeepSpeed's ZeRO-2 and ZeRO-3. It always shards the optimizer state (ZeRO-1)",
+    ),
     "mamba_": "Mamba layers",
     **dict.fromkeys(
         (
@@ -214,12 +275,15 @@ FEATURES = {
 }
 """Name -> feature that hpcgen's trainer lacks. A name that ends in an underscore is a prefix of names."""
 
+EXPERTS = ("moe_", "expert_", "router_")
+"""Beginnings of names of settings of experts."""
+
 OTHER_PROGRAM = "remove the key, or run a program that has it with `program` (docs/program.md)"
 
 
 def is_known(name: str) -> bool:
     """Returns True for the name of an option of another program."""
-    return name in KEYS or name in ALWAYS or name in FEATURES or name in _owners()
+    return any(name in names for names in (KEYS, ALWAYS, UNREAD, FEATURES, _owners()))
 
 
 def key(name: str) -> str:
@@ -233,11 +297,14 @@ def answer(name: str) -> str:
         return f"use {KEYS[name]}"
     if name in ALWAYS:
         return "remove it, because the trainer always does this"
+    if name in UNREAD:
+        return "remove it, because the trainer does not need it"
     for beginning, feature in FEATURES.items():
         if name == beginning or (beginning.endswith("_") and name.startswith(beginning)):
             return f"hpcgen's trainer does not support {feature}; {OTHER_PROGRAM}"
-    owner = _owners().get(name)
-    return f"{owner} has it, but hpcgen's trainer does not; {OTHER_PROGRAM}" if owner else ""
+    if owner := _owners().get(name):
+        return f"{owner} has it, but hpcgen's trainer does not; {OTHER_PROGRAM}"
+    return "docs/moe.md lists the keys of mixtures of experts" if name.startswith(EXPERTS) else ""
 
 
 @functools.cache

@@ -170,7 +170,7 @@ def read_file(path: Path) -> bytes:
         )
         raise HpcgenError(
             f"cannot read the tokenizer file {path}: {error.strerror}",
-            hint or "use the path of an existing file",
+            hint or "use the path of a readable file",
         ) from error
     expected = _GPT2_SHA256.get(path)
     if expected and (found := hashlib.sha256(content).hexdigest()) != expected:

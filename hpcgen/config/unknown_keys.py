@@ -25,8 +25,9 @@ def unknown_key(cls: type, path: str, names: Sequence[str]) -> Problem:
     """The problem of a key that its section, of a document that describes `cls`, does not have.
 
     The hint is the first of these that exists: the key in other letters; the section that has the key; the key that
-    has this name in another program; keys of the section with a very similar spelling; the key of another level;
-    what another program means by names like this; keys with a similar spelling; all keys of the section.
+    has this name in another program; keys of the section with a very similar spelling; the key of another level; a key
+    of another section with a very similar spelling; keys of the section with a similar spelling; what other programs
+    mean by names that begin like this; all keys of the section.
     """
     *section, name = names
     known = sorted(field.name for field in dataclasses.fields(section_of(cls, section)))
@@ -43,10 +44,12 @@ def unknown_key(cls: type, path: str, names: Sequence[str]) -> Problem:
         return _problem(path, did_you_mean(plain, known), inside + near)
     if found := _deeper_places(cls, plain):
         return _elsewhere(path, plain, found)
-    if is_translated and (answer := spellings.answer(plain)):
-        return _problem(path, answer, "")
+    if is_translated and (elsewhere := _similar_elsewhere(cls, plain)):
+        return _problem(path, f"did you mean {elsewhere}?", elsewhere)
     if near := nearest(plain, known):
         return _problem(path, did_you_mean(plain, known), inside + near)
+    if is_translated and (answer := spellings.answer(plain)):
+        return _problem(path, answer, "")
     advice = (
         f"known keys are {', '.join(known)}" if len(known) <= MOST_LISTED else "hpcgen init lists all keys"
     )
@@ -71,6 +74,13 @@ def _places(cls: type, name: str) -> list[str]:
     if name in keys:
         return [name]
     return [key for key in keys if key.count(".") == 1 and key.partition(".")[0] in TRANSLATED_SECTIONS]
+
+
+def _similar_elsewhere(cls: type, name: str) -> str | None:
+    """The path of a key in the sections of the trainer with a very similar spelling."""
+    paths = {key.partition(".")[2]: key for key in key_paths(cls) if key.startswith(TRANSLATED_SECTIONS)}
+    near = nearest(name, paths, TYPO)
+    return paths[near] if near else None
 
 
 def _deeper_places(cls: type, name: str) -> list[str]:

@@ -136,6 +136,8 @@ def _training(plan: Plan) -> dict[str, Any]:
         "lr_warmup_iters": trainer.optimizer.lr_warmup_iters,
         "lr_decay_iters": trainer.optimizer.lr_decay_iters,
         "memory_gib_per_device": memory.total_gib,
+        "parameter_gib_per_device": memory.parameter_bytes / GIB,
+        "activation_gib_per_device": memory.activation_bytes / GIB,
         "checkpoint_bytes": checkpoint_bytes(trainer.model, trainer.training.precision),
         "storage_write_gb_s": plan.run.cluster.storage_write_gb_s or checkpointing.ASSUMED_WRITE_GB_S,
         "checks_nodes_first": stage.checks_nodes,
@@ -184,7 +186,7 @@ def for_people(summary: dict[str, Any]) -> list[tuple[str, str]]:
         ("precision", _precision(summary)),
         ("tokens", _tokens(summary)),
         ("learning rate", _rate(summary)),
-        ("memory", f"about {_gib(summary['memory_gib_per_device'])} on the fullest device"),
+        ("memory", _memory(summary)),
         ("checkpoint", checkpoint),
         *_evaluation(summary),
         ("stop", stop),
@@ -298,6 +300,14 @@ def _rate(summary: dict[str, Any]) -> str:
     end = summary["lr_decay_iters"]
     start = f" from step {end - summary['lr_wsd_decay_iters']}" if summary["lr_decay_style"] == "WSD" else ""
     return f"{peak}, {summary['lr_decay_style']} decay{start} to {summary['min_lr']:g} at step {end}"
+
+
+def _memory(summary: dict[str, Any]) -> str:
+    total, parameters, activations = (
+        _gib(summary[f"{part}_gib_per_device"]) for part in ("memory", "parameter", "activation")
+    )
+    parts = f"{parameters} of weights, gradients and optimizer state, and {activations} of activations"
+    return f"about {total} on the fullest device: {parts}"
 
 
 def _intervals(summary: dict[str, Any]) -> str:

@@ -160,14 +160,19 @@ def _with_vocabulary(config: RunConfig) -> tuple[ModelConfig, list[Problem]]:
     except HpcgenError as error:
         if asked is not None:
             return model, []
-        hint = "make the tokenizer's files readable on this machine, or set model.vocab_size"
-        reason = f"cannot be taken from data.tokenizer: {error}"
-        return model, [Problem("model.vocab_size", reason, hint)]
+        return model, [_unknown("model.vocab_size", error)]
     if asked is not None and asked < known:
         reason = f"is less than the {known} ids of data.tokenizer ({config.data.tokenizer.kind})"
         hint = f"set data.tokenizer to the model's tokenizer, or use at least {known}"
         return model, [Problem("model.vocab_size", reason, hint)]
     return dataclasses.replace(model, vocab_size=asked or known), []
+
+
+def _unknown(key: str, error: HpcgenError) -> Problem:
+    """The problem of a value that a tokenizer would have, if it could be read."""
+    parts = error.mistakes[0].parts
+    hint = ", or ".join(filter(None, (parts["hint"], f"set {key}")))
+    return Problem(key, f"cannot be taken from data.tokenizer: {parts['reason']}", hint)
 
 
 def _with_end_of_document(config: RunConfig) -> tuple[BlendConfig, list[Problem]]:
@@ -183,9 +188,7 @@ def _with_end_of_document(config: RunConfig) -> tuple[BlendConfig, list[Problem]
     except HpcgenError as error:
         if data.eod_id is not None:
             return data, []
-        reason = f"cannot be taken from data.tokenizer: {error}"
-        hint = "make the tokenizer's files readable on this machine, or set data.eod_id"
-        return data, [Problem("data.eod_id", reason, hint)]
+        return data, [_unknown("data.eod_id", error)]
     if data.eod_id not in (None, known):
         reason = (
             f"differs from the token {known} of data.tokenizer, with which the documents of data.corpus end"

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -21,6 +22,9 @@ def test_it_prints_a_summary_of_the_run(workplace, run_file):
     lines = dict(line.split("  ", 1) for line in found.stdout.splitlines())
     assert lines["layout"].strip() == "TP4 PP8 VPP6 CP1 DP4, 384 microbatches on 128 ranks"
     assert lines["parameters"].strip() == "174,604,836,864"
+    sizes = re.findall(r"[\d.]+(?= GiB)", lines["memory"])
+    total, parameters, activations = map(float, sizes)
+    assert total == pytest.approx(parameters + activations, abs=0.11)
     assert "was not checked, because this machine has no" in found.stderr
     assert listing(workplace) == before
 
@@ -30,6 +34,8 @@ def test_json_is_one_document(run_file):
     assert found["name"] == "big"
     assert found["layout"].startswith("TP4 PP8")
     assert found["mistakes"] == []
+    parts = found["parameter_gib_per_device"] + found["activation_gib_per_device"]
+    assert found["memory_gib_per_device"] == pytest.approx(parts)
     assert any("was not checked, because this machine has no" in warning for warning in found["warnings"])
 
 

@@ -158,7 +158,15 @@ def test_an_unknown_cluster_lists_the_known_ones(tmp_path):
     ]
 
 
-@pytest.mark.parametrize("name", ["./nothing.yaml", "x" * 200, "a/" * 300 + "b", "ü"])
+def test_a_path_of_a_profile_that_does_not_exist(tmp_path):
+    text = "name: a\ncluster: ./clusters/orion.yaml\npreset: tiny\npaths: {run_dir: /r}\n"
+    assert mistakes(tmp_path, text) == [
+        "run.yaml:2: cluster = ./clusters/orion.yaml does not exist (clusters/orion.yaml); "
+        "use the path of a cluster profile, or one of azure-ndv5, local"
+    ]
+
+
+@pytest.mark.parametrize("name", ["x" * 200, "a/" * 300 + "b", "ü"])
 def test_a_cluster_that_cannot_be_found(tmp_path, name):
     [mistake] = loaded(tmp_path, minimal_run(cluster=name)).mistakes
     assert mistake.parts["reason"] == "is not a known cluster profile"

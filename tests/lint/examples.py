@@ -793,6 +793,13 @@ EXAMPLES: dict[str, Example] = {
         at="--fine-grained-activation-offloading",
         passes=flag("--log-throughput", "--log-throughput --recompute-granularity selective"),
     ),
+    "document-mask-ignored": Example(
+        fails=flag("--log-throughput", "--log-throughput --reset-attention-mask"),
+        at="--reset-attention-mask",
+        passes=flag(
+            "--log-throughput", "--log-throughput --reset-attention-mask --dataloader-inter-document-masking"
+        ),
+    ),
     "fsdp-connections": Example(
         fails=flag("--log-throughput", "--log-throughput --use-torch-fsdp2"),
         at="CUDA_DEVICE_MAX_CONNECTIONS",

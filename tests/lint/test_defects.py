@@ -204,7 +204,7 @@ def test_directives_that_sbatch_refuses(option: str, said: str, tmp_path: Path) 
 def test_one_mistake_is_one_finding() -> None:
     training = "srun python pretrain_gpt.py --num-attention-heads 16 --hidden-size 1024"
     [found] = lint(f"{HEAD}{training} --tensor-model-parallel-size 6\n", rules=["parallel-sizes"])
-    assert found.fix == "use --tensor-model-parallel-size 4, 8, 2, 1 or 16"
+    assert found.fix == "use --tensor-model-parallel-size 1, 2, 4, 8 or 16"
     sizes = "--tensor-model-parallel-size 4 --context-parallel-size 3 --seq-length 6144"
     [found] = lint(f"{HEAD}{training} {sizes}\n", rules=["parallel-sizes"])
     assert "TP x PP x CP = 4 x 1 x 3 = 12 does not divide" in found.why
@@ -219,7 +219,7 @@ def test_layers_of_a_virtual_stage_divide_those_of_a_stage() -> None:
     option = "--num-layers-per-virtual-pipeline-stage"
     [found] = lint(f"{HEAD}{training} {option} 4\n", rules=["parallel-sizes"])
     assert "96 / 16 = 6 (6 / 4)" in found.why
-    assert found.fix == f"use {option} 3, 2, 6 or 1"
+    assert found.fix == f"use {option} 1, 2, 3 or 6"
     assert lint(f"{HEAD}{training} {option} 3\n", rules=["parallel-sizes"]) == []
 
 
@@ -372,6 +372,21 @@ def test_options_of_a_fork_are_not_mistakes() -> None:
     assert lint(f"{HEAD}srun python pretrain_gpt.py {fork}\n", rules=["megatron-option"]) == []
     [found] = lint(f"{HEAD}srun python pretrain_gpt.py --num_layers 12\n", rules=["megatron-option"])
     assert found.fix == "did you mean --num-layers?"
+
+
+@pytest.mark.parametrize(
+    ("key", "option"),
+    [
+        ("num-moe-experts", "num-experts"),
+        ("num-layers-in-first-pipeline-stage", "decoder-first-pipeline-num-layers"),
+        ("moe-token-dropping", "moe-expert-capacity-factor"),
+        ("gated-linear-unit", "swiglu"),
+    ],
+)
+def test_a_name_of_megatron_cores_configuration_is_no_option(key: str, option: str) -> None:
+    [found] = lint(f"{HEAD}srun python pretrain_gpt.py --{key} 8\n", rules=["megatron-option"])
+    assert found.why == f"Megatron-LM has no --{key}"
+    assert found.fix == f"use --{option}"
 
 
 def test_the_last_check_of_a_script_is_its_status() -> None:

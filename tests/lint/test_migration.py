@@ -131,7 +131,7 @@ def test_an_uneven_pipeline_is_converted() -> None:
 
 
 def test_documents_are_converted() -> None:
-    found, leftovers = migrated("--reset-attention-mask --reset-position-ids --eod-mask-loss")
+    found, leftovers = migrated("--dataloader-inter-document-masking --eod-mask-loss")
     assert "--calculate-per-token-loss" in leftovers["the mean of the loss"]
     assert found["data"] == {
         "mock": True,
@@ -139,6 +139,24 @@ def test_documents_are_converted() -> None:
         "reset_position_ids": True,
         "eod_mask_loss": True,
     } | {key: found["data"][key] for key in ("tokenizer",) if key in found["data"]}
+
+
+def test_a_mask_that_megatron_ignores_must_be_chosen() -> None:
+    script = f"{WHOLE} --bf16 --reset-attention-mask\n"
+    found = refused(init(script))
+    assert "issue 2357" in found["--reset-attention-mask"]
+    assert "--set 'data.reset_attention_mask=...'" in found["--reset-attention-mask"]
+    for chosen in (True, False):
+        ended = init(script, "--force", "--set", f"data.reset_attention_mask={str(chosen).lower()}")
+        assert ended.status == 0, ended.stderr
+        assert written()["data"]["reset_attention_mask"] is chosen
+
+
+def test_a_mask_that_megatron_reads_is_converted() -> None:
+    found, _ = migrated(
+        "--reset-attention-mask --transformer-impl local --no-masked-softmax-fusion --num-workers 3"
+    )
+    assert found["data"]["reset_attention_mask"] is True
 
 
 def test_documents_of_a_null_tokenizer_end_with_its_own_token() -> None:
@@ -195,7 +213,46 @@ def test_offloaded_activations_are_listed_with_what_to_use_instead() -> None:
     assert reason.startswith(
         "the trainer does not offload activations; if they do not fit, use training.recompute_modules"
     )
-    assert leftovers["--min-offloaded-tensor-size 4096"] == "a run file has no key for it"
+    assert "--min-offloaded-tensor-size 4096" not in leftovers  # nothing more to say
+
+
+def test_a_command_that_eval_runs_is_converted() -> None:
+    ended = init(
+        f"""\
+        export LAYERS=12
+        options="--recompute-activations \\
+            --seed 7"
+        [ "$1" ] && options="$options --manual-gc"
+        run="{WHOLE} $options"
+        eval $run
+        """
+    )
+    assert ended.status == 0, ended.stderr
+    assert written()["training"]["seed"] == 7
+    assert written()["training"]["recompute_granularity"] == "selective"
+
+
+@pytest.mark.parametrize("command", ['eval "$(conda shell.bash hook)"', "eval `ssh-agent`", "eval $COMMAND"])
+def test_an_eval_of_unknown_text_is_not_read(command: str) -> None:
+    assert init(f"{command}\n{WHOLE}\n").status == 0
+
+
+def test_options_without_a_key_and_without_effect_share_a_line() -> None:
+    ended = init(f"{WHOLE} --manual-gc --log-params-norm --use-flash-attn\n")
+    assert (
+        "without a key, and without effect on the results: --manual-gc, --log-params-norm, --use-flash-attn\n"
+        in ended.stderr
+    )
+
+
+def test_recomputed_layers_of_experts_are_converted() -> None:
+    experts = f"{WHOLE} --num-experts 8 --moe-layer-recompute"
+    assert init(f"{experts}\n").status == 0
+    assert written()["training"]["recompute_granularity"] == "selective"
+    assert written()["training"]["recompute_modules"] == ["core_attn", "moe"]
+    ended = init(f"{experts} --recompute-granularity selective --recompute-modules mlp\n", "--force")
+    assert "without effect on the results: --moe-layer-recompute\n" in ended.stderr
+    assert written()["training"]["recompute_modules"] == ["mlp"]
 
 
 OPTIONS = """\
@@ -210,7 +267,8 @@ OPTIONS = """\
 --recompute-activations; --transformer-impl local; --transformer-impl transformer_engine; --bf16;
 --disable-bias-linear; --load /x; --load /y; --profile; --lr-wsd-decay-samples 5; --qk-layernorm;
 --num-layers-per-virtual-pipeline-stage 5; --test-data-path /x; --lr-warmup-samples 5120; --sft;
---sequence-parallel; --reset-position-ids; --ckpt-format torch; --tiktoken-pattern v2; --walrus;
+--sequence-parallel; --reset-position-ids; --dataloader-inter-document-masking; --ckpt-format torch;
+--tiktoken-pattern v2; --walrus;
 --add-qkv-bias; --squared-relu; --openai-gelu; --no-bias-gelu-fusion; --window-size 7,0;
 --use-rope-scaling; --rope-scaling-factor 8; --rotary-seq-len-interpolation-factor 4
 """
@@ -231,6 +289,7 @@ def test_every_option_is_converted_listed_or_refused() -> None:
                 silent.append(option)
             continue
         listed = any(name in leftover.what.split() for leftover in found.leftovers)
+        listed |= any(name in what.split() for what in found.without_effect)
         if not (listed or name in found.usual) and found.sections == without.sections:
             silent.append(option)
     assert silent == []
@@ -240,7 +299,10 @@ def test_every_option_is_converted_listed_or_refused() -> None:
     ("option", "why"),
     [
         ("--num-experts $N", "only known in the job"),
-        ("--num-experts 8 --moe-router-load-balancing-type sinkhorn", "cannot have this value"),
+        (
+            "--num-experts 8 --moe-router-load-balancing-type sinkhorn",
+            "must be aux_loss, seq_aux_loss or none",
+        ),
         ("--num-experts 8 --moe-input-jitter-eps 0.1", "no key"),
         ("--num-experts 8 --moe-shared-expert-gate", "no key"),
         ("--num-experts 8 --moe-layer-freq '[2]*12'", "neither a number nor a list of zeros and ones"),
@@ -258,7 +320,7 @@ def test_every_option_is_converted_listed_or_refused() -> None:
         ("--tokenizer-type HuggingFaceTokenizer --tokenizer-model org/name", "downloads nothing"),
         ("--tokenizer-type NullTokenizer --vocab-size 131072", "131072 rows in newer releases"),
         ("--vocab-file $VOCAB --merge-file /x", "only known in the job"),
-        ("--lr-decay-style WSD --lr-wsd-decay-style sqrt", "cannot have this value"),
+        ("--lr-decay-style WSD --lr-wsd-decay-style sqrt", "must be "),
         ("--save '<PATH TO CHECKPOINTS>'", "placeholder"),
         ("--save A B", "it takes 1 value, and has 2"),
         ("--rotary-percent 0.5", "no key"),

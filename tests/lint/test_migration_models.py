@@ -65,6 +65,7 @@ LLAMA3 = {
         ("--moe-router-topk 4 --moe-grouped-gemm", {}),
         (f"{ROPE} --use-rope-scaling", {"position_embedding_type": "rope", "rope_scaling": LLAMA3}),
         ("--use-rope-scaling", {}),
+        (f"{ROPE} --rotary-seq-len-interpolation-factor 1", {"position_embedding_type": "rope"}),
     ],
 )
 def test_the_model_is_the_one_that_megatron_computes(options: str, model: dict[str, object]) -> None:
@@ -91,7 +92,7 @@ def test_the_layout_of_experts_is_converted() -> None:
         "moe_grouped_gemm": True,
     }
     assert leftovers["--moe-token-dispatcher-type"] == "the trainer has alltoall and allgather"
-    assert "--moe-layer-recompute" in leftovers
+    assert found["training"]["recompute_modules"] == ["core_attn", "moe"]
     scripts = (
         ("--moe-router-pre-softmax", "--moe-router-score-function sigmoid"),
         ("--moe-aux-loss-coeff 1e-2", "--moe-router-load-balancing-type none"),

@@ -184,3 +184,20 @@ def test_other_work_of_the_script_is_listed() -> None:
     )
     for what in left:
         assert f"not converted: {what}\n" in ended.stderr
+
+
+def test_arguments_that_depend_on_a_condition_are_kept_and_listed_once() -> None:
+    script = """\
+        #SBATCH --nodes=1
+        ARGS=(--lr 1)
+        if [ -n "$WANDB" ]; then
+            ARGS+=(--wandb-project p --wandb-name n)
+        fi
+        srun python train.py "${ARGS[@]}" --last
+        """
+    ended = init(script)
+    assert ended.status == 0, ended.stderr
+    command = ["python", "train.py", "--lr", "1", "--wandb-project", "p", "--wandb-name", "n", "--last"]
+    assert written()["program"]["command"] == command
+    assert ended.stderr.count("the condition of") == 1
+    assert "not converted: the condition of --wandb-project p --wandb-name n\n" in ended.stderr

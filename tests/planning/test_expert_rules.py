@@ -136,7 +136,7 @@ def test_valid_mixtures_of_experts(changes):
         ),
         (
             {"model__moe_router_pre_softmax": True, **SIGMOID},
-            "model.moe_router_pre_softmax has no effect with moe_router_score_function = sigmoid; remove it",
+            "model.moe_router_pre_softmax has no effect with moe_router_score_function = sigmoid; use false",
         ),
         (
             {FREQ: (1, 1)},
@@ -160,7 +160,7 @@ def test_valid_mixtures_of_experts(changes):
         (
             {"model__moe_router_bias_update_rate": 1e-2},
             "model.moe_router_bias_update_rate has no effect, because moe_router_enable_expert_bias is false; set "
-            "moe_router_enable_expert_bias to true or remove it",
+            "moe_router_enable_expert_bias to true, or use 0.001",
         ),
         (
             {BALANCE: "none"},
@@ -201,7 +201,7 @@ def test_valid_mixtures_of_experts(changes):
         (
             {"model__moe_token_drop_policy": "position"},
             "model.moe_token_drop_policy has no effect, because moe_expert_capacity_factor is null; set "
-            "moe_expert_capacity_factor or remove it",
+            "moe_expert_capacity_factor, or use probs",
         ),
         (
             {CAPACITY: 5.0},

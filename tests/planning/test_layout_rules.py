@@ -146,6 +146,11 @@ REFUSED = {
         MLA | {TP: 2, SP: True, "parallelism__tp_comm_overlap": True},
         "parallelism.tp_comm_overlap has no effect with model.multi_latent_attention = true; use false",
     ),
+    "MTP with overlapped communication": (
+        MTP | {TP: 2, SP: True, "parallelism__tp_comm_overlap": True},
+        "parallelism.tp_comm_overlap is not supported with model.mtp_num_layers = 1, because Transformer Engine has no "
+        "buffer for the projection of an MTP layer; use false",
+    ),
     "YaRN of MLA over too many ranks": (
         MLA | {CP: 4, "model__rope_scaling": dataclasses.replace(YARN, original_max_position_embeddings=4)},
         "parallelism.context_parallel_size requires that model.rope_scaling.original_max_position_embeddings = 4 is a "

@@ -103,11 +103,12 @@ REFUSED = {
     ),
     "MLA with query groups": (
         MLA | {GROUPS: 4},
-        "model.num_query_groups is not used by multi_latent_attention, which has a key for each of 16 heads; remove it",
+        "model.num_query_groups is not used by multi_latent_attention, in which each head has keys and values of its "
+        "own; use null",
     ),
     "MLA with another width of heads": (
         MLA | {"model__kv_channels": 128},
-        "model.kv_channels is not qk_head_dim + qk_pos_emb_head_dim = 192; remove it",
+        "model.kv_channels is not qk_head_dim + qk_pos_emb_head_dim = 192; use null",
     ),
     "latents without MLA": (
         {"model__q_lora_rank": 64, "model__v_head_dim": 32},
@@ -120,12 +121,12 @@ REFUSED = {
     ),
     "MLA with a bias of queries": (
         MLA | {"model__add_qkv_bias": True},
-        "model.add_qkv_bias is not supported by multi_latent_attention, which has no such bias; remove it",
+        "model.add_qkv_bias is not supported by multi_latent_attention, which has no such bias; use false",
     ),
     "MLA with a factor of YaRN": (
         MLA | {"model__rope_scaling": dataclasses.replace(YARN, attention_factor=1.2)},
         "model.rope_scaling.attention_factor is not supported with multi_latent_attention, which computes it from "
-        "mscale and mscale_all_dim; remove it",
+        "mscale and mscale_all_dim; use null",
     ),
     "MLA with half of YaRN's scales": (
         MLA | {"model__rope_scaling": dataclasses.replace(YARN, mscale=1.0)},
@@ -134,7 +135,7 @@ REFUSED = {
     ),
     "MLA with YaRN's exact bounds": (
         MLA | {"model__rope_scaling": dataclasses.replace(YARN, truncate=False)},
-        "model.rope_scaling.truncate is always true with multi_latent_attention; remove it",
+        "model.rope_scaling.truncate is always true with multi_latent_attention; use true",
     ),
     "layers that are no import path": (
         {"model__layer_spec": "my layers:spec"},

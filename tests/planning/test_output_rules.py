@@ -63,9 +63,9 @@ REFUSED = {
         "evaluation.tensor_model_parallel_size neither divides model.num_query_groups = 12 nor is a multiple of it "
         "(12 / 8); use 1, 2 or 4",
     ),
-    "PP of the evaluation does not divide layers": (
-        {EVALUATION_PP: 8},
-        "evaluation.pipeline_model_parallel_size does not divide model.num_layers = 12 (12 / 8); use 1, 2 or 4",
+    "stages of the evaluation without a layer": (
+        {EVALUATION_PP: 16, "evaluation_ranks": 16},
+        "evaluation.pipeline_model_parallel_size is more than model.num_layers = 12; use 12",
     ),
     "more model-parallel ranks than the evaluation job has": (
         {EVALUATION_TP: 16},

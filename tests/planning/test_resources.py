@@ -87,6 +87,23 @@ def test_a_model_that_does_not_fit_is_told_what_can_help(changes, ways):
     assert message.endswith(f"use more pipeline stages, {ways}")
 
 
+def test_nodes_are_advised_as_many_as_make_the_model_fit():
+    shape = {
+        "model__num_layers": 40,
+        "model__hidden_size": 5120,
+        HEADS: 40,
+        MICRO: 1,
+        TP: 2,
+        BATCH: 1024,
+        SP: True,
+    }
+    [message] = warnings(50, **shape)
+    assert "use 4, or use 2 times as many nodes (they share the optimizer state), more pipeline" in message
+    assert warnings(50, **shape, nodes=4) == []
+    [message] = warnings(40, **shape)
+    assert "nodes" not in message
+
+
 def test_a_warning_offers_nothing_that_would_be_an_error():
     shape = {"model__num_layers": 96, "model__hidden_size": 12288, HEADS: 96, TP: 8}
     [message] = warnings(**shape)

@@ -10,7 +10,7 @@ import numpy
 import pytest
 import torch
 
-from tests.trainer.runs import finished, gpt_config, run, write_corpus
+from tests.trainer.runs import EOD, finished, gpt_config, run, write_corpus
 from trainer.contract import config as configuration
 from trainer.contract.batch_size import Batch
 from trainer.contract.config import ConfigError, TrainerConfig
@@ -144,6 +144,23 @@ def test_mock_samples_and_loader_processes(config: dict[str, Any]) -> None:
     config["training"] |= {"train_iters": 2, "eval_iters": 1}
     result = finished(config)
     assert [(iteration, split) for iteration, split, _ in result.evaluations] == [(2, "valid"), (2, "test")]
+
+
+@pytest.mark.process
+def test_an_evaluation_does_not_depend_on_its_division_into_batches(
+    short_documents: str, tmp_path: Path
+) -> None:
+    """The batches have different numbers of tokens that count."""
+
+    def evaluation(global_batch_size: int, eval_iters: int) -> float:
+        config = gpt_config(short_documents, tmp_path / str(eval_iters))
+        config["training"] |= {"global_batch_size": global_batch_size, "eval_iters": eval_iters}
+        config["training"]["train_iters"] = 1
+        config["optimizer"] = {"lr": 1e-30, "lr_warmup_iters": 0}
+        config["data"] |= {"eod_mask_loss": True, "eod_id": EOD}
+        return finished(config).evaluations[0][2]
+
+    assert evaluation(1, 8) == pytest.approx(evaluation(8, 1), rel=1e-7)
 
 
 def test_the_ranks_of_a_step_read_its_samples_once_in_any_layout() -> None:

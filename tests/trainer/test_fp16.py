@@ -78,6 +78,18 @@ def test_experts_of_their_own_ranks_have_the_same_scale(corpus: str, tmp_path: P
 
 
 @pytest.mark.slow
+def test_a_fixed_scale_can_become_adaptive(corpus: str, tmp_path: Path) -> None:
+    config = fp16(corpus, tmp_path / "run", train_iters=2)
+    config["optimizer"]["loss_scale"] = 2.0**8
+    finished(config)
+    del config["optimizer"]["loss_scale"]
+    config["optimizer"]["initial_loss_scale"] = 2.0**10
+    config["checkpoint"] = {"changed": ["optimizer.loss_scale"]}
+    config["training"]["train_iters"] = 3
+    assert [scale for _, scale, *_ in scaling(finished(config))] == [2.0**8, 2.0**8, 2.0**10]
+
+
+@pytest.mark.slow
 def test_an_overflow_at_the_fixed_scale_ends_the_run(corpus: str, tmp_path: Path) -> None:
     config = fp16(corpus, tmp_path / "run")
     config["optimizer"]["loss_scale"] = 2.0**30

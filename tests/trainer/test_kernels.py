@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -65,6 +66,21 @@ def test_a_cross_entropy_that_rounds_to_bf16_is_only_used_in_bf16(
     chosen = kernels.Kernels(None, "torch", cross_entropy, None, on_gpu=True)
     core = transformer_config(on_a_gpu(tmp_path, "training", training), chosen)
     assert core.cross_entropy_loss_fusion == is_fused
+
+
+@pytest.mark.parametrize(
+    ("device", "chunks", "is_freed"),
+    [("cuda", None, True), ("cuda", 2, True), ("cpu", None, True), ("cpu", 2, False)],
+)
+@pytest.mark.filterwarnings("ignore")  # Megatron-Core warns about its own defaults
+def test_outputs_of_stages_are_freed_once_nothing_reads_them(
+    device: str, chunks: int | None, is_freed: bool, tmp_path: Path
+) -> None:
+    """NCCL keeps memory that it still sends from being used again, and gloo does not."""
+    layout = {"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": chunks}
+    config = dataclasses.replace(on_a_gpu(tmp_path, "parallelism", layout), device=device)
+    chosen = kernels.Kernels(None, "torch", "native", None, on_gpu=device == "cuda")
+    assert transformer_config(config, chosen).deallocate_pipeline_outputs == is_freed
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])

@@ -12,13 +12,7 @@ import pytest
 
 from hpcgen.planning.rules import Facts, check
 from tests.planning.cases import valid_facts
-from trainer.contract.config import (
-    ModelConfig,
-    ParallelismConfig,
-    RopeScaling,
-    TrainerConfig,
-    field_hints,
-)
+from trainer.contract.config import ModelConfig, ParallelismConfig, RopeScaling, TrainerConfig, field_hints
 from trainer.contract.resolve import resolve
 from trainer.model.core_config import transformer_config
 from trainer.model.kernels import Kernels

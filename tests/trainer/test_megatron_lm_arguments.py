@@ -353,3 +353,32 @@ def test_a_custom_schedule_is_stored_by_its_import_path(corpus: str) -> None:
     assert (
         megatron_lm.common_state(config, 5, 20)["opt_param_scheduler"]["lr_decay_style"] == "rates.py:decay"
     )
+
+
+@pytest.mark.parametrize(
+    ("args", "is_separated"),
+    [
+        ({"transformer_impl": "transformer_engine", "reset_attention_mask": True}, False),
+        (
+            {"transformer_impl": "local", "masked_softmax_fusion": True, "reset_attention_mask": True},
+            False,
+        ),
+        (
+            {"transformer_impl": "local", "masked_softmax_fusion": False, "reset_attention_mask": True},
+            True,
+        ),
+        (
+            {
+                "transformer_impl": "transformer_engine",
+                "reset_attention_mask": False,
+                "dataloader_inter_document_masking": True,
+            },
+            True,
+        ),
+    ],
+)
+def test_documents_are_separated_if_the_attention_of_megatron_lm_did_so(
+    args: dict[str, Any], is_separated: bool
+) -> None:
+    data = megatron_lm.resumed(common_state(**args), ParallelismConfig()).sections["data"]
+    assert data["reset_attention_mask"] is is_separated

@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy
 import pytest
+import torch
 from megatron.core import dist_checkpointing
 
-from tests.trainer.runs import Ranks, Run, finished, gpt_config, run, write_corpus
-from tests.trainer.tensors import assert_same_checkpoint
+from tests.trainer.runs import MOE, Ranks, Run, finished, gpt_config, run, write_corpus
+from tests.trainer.tensors import assert_same_checkpoint, load_all
 from trainer.contract.errors import Exit
 
 pytestmark = pytest.mark.process
@@ -239,6 +240,24 @@ def test_the_learning_rate_of_the_configuration_wins_over_the_checkpoints(
     config["optimizer"] |= {"lr": 1e-4, "lr_decay_style": "constant"}
     config["checkpoint"] = {"changed": ["optimizer.lr", "optimizer.min_lr", "optimizer.lr_decay_style"]}
     assert [lr for *_, lr in finished(config).steps[1:]] == [1e-4] * 5
+
+
+def test_a_run_of_half_precision_continues_in_fp32_with_its_fp32_weights(config: dict[str, Any]) -> None:
+    """In fp32, the model and the optimizer share their weights. The checkpoint has rounded ones for the model."""
+    config["model"] = MOE
+    config["training"] |= {"precision": "bf16", "train_iters": 2}
+    before = load_all(finished(config).checkpoints / "iter_0000002")
+    config["training"] |= {"precision": "fp32", "train_iters": 3}
+    config["optimizer"] |= {"lr": 1e-30, "min_lr": 0.0, "weight_decay": 0.0}
+    changed = ["training.precision", "optimizer.lr", "optimizer.min_lr", "optimizer.weight_decay"]
+    config |= {"world_size": 2, "checkpoint": {"changed": [*changed, "optimizer.lr_decay_iters"]}}
+    after = load_all(finished(config).checkpoints / "iter_0000003")
+    in_fp32 = {name: before.get(f"optimizer.state.param.{name}") for name in before}
+    assert any(
+        exact is not None and not torch.equal(exact, before[name].float()) for name, exact in in_fp32.items()
+    )
+    for name, exact in in_fp32.items():
+        assert exact is None or torch.equal(after[name], exact), name
 
 
 def test_checkpoints_load_as_core_describes_them(single_gpt: Run) -> None:

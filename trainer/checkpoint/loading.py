@@ -273,6 +273,10 @@ def load(source: Source, state: TrainingState, groups: ProcessGroupCollection) -
             loaded |= _position(source.foreign, state)
         if not absent:
             contents.fill(state, loaded, weights_only=source.weights_only)
+            if any(
+                change.name == "training.precision" and change.after == "fp32" for change in source.changes
+            ):
+                _restore_fp32_weights(source, state, optimizer, groups)
     # Pickle, zip, key and shape errors, and torch's CheckpointException, which is raised on all ranks and does not
     # derive from Exception.
     except (Exception, CheckpointException) as error:
@@ -288,6 +292,18 @@ def load(source: Source, state: TrainingState, groups: ProcessGroupCollection) -
             scope=Scope.ALL_RANKS,
         )
     contents.check_loaded(state, source.path)
+
+
+def _restore_fp32_weights(
+    source: Source, state: TrainingState, optimizer: dict[Any, Any], groups: ProcessGroupCollection
+) -> None:
+    """Continue a run of half precision in fp32 with the fp32 weights of its optimizer.
+
+    In fp32, the model and the optimizer share their weights, and the model's, which are rounded, have been loaded too.
+    """
+    _read(source.path, optimizer, groups)
+    for chunk in state.model:
+        chunk.start_param_sync(force_sync=True)
 
 
 def raise_environment_fault(error: BaseException, path: Path) -> None:

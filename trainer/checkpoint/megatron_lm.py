@@ -209,13 +209,26 @@ def _optimizer(args: Mapping[str, Any], schedule: Mapping[str, Any], iteration: 
 
 def _data(args: Mapping[str, Any]) -> dict[str, Any]:
     """The data of the training samples, as far as the flags specify it."""
-    documents = {name: args[name] for name in DOCUMENTS if args.get(name) is not None}
+    documents = _documents(args)
     if args.get("data_path"):
         split = str(args["split"]).replace(" ", "")
         return {"datasets": _blend(args["data_path"]), "split": split, **documents}
     if args.get("train_data_path"):
         return {"train": _blend(args["train_data_path"]), **documents}
     return documents
+
+
+def _documents(args: Mapping[str, Any]) -> dict[str, bool]:
+    """How the documents of a sample were trained.
+
+    The mask of --reset-attention-mask is read only by local layers without the fused softmax (NVIDIA/Megatron-LM, issue
+    2357). --dataloader-inter-document-masking of core 0.19 separates documents and their positions.
+    """
+    given = {name: args[name] for name in DOCUMENTS if args.get(name) is not None}
+    if args.get("dataloader_inter_document_masking"):
+        return {**given, "reset_attention_mask": True, "reset_position_ids": True}
+    is_local = args.get("transformer_impl", "local") == "local" and not args.get("masked_softmax_fusion")
+    return {**given, "reset_attention_mask": False} if given and not is_local else given
 
 
 def _blend(paths: list[str]) -> list[dict[str, Any]]:

@@ -155,6 +155,9 @@ def fill(state: TrainingState, loaded: dict[str, Any], *, weights_only: bool) ->
         return
     configured = [{name: group[name] for name in HYPERPARAMETERS} for group in state.optimizer.param_groups]
     saved = optimizer_state.saved_parts(loaded["optimizer"])
+    for part in saved:
+        if part.get("grad_scaler") == {}:  # that of a fixed loss scale, which an adaptive one cannot load
+            del part["grad_scaler"]
     sharding_type = saved[0].get("param_state_sharding_type") if saved else None
     if (parts := _sliceable(state, sharding_type)) is not None:
         optimizer_state.load_optimizer(parts, loaded["optimizer"])

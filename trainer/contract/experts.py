@@ -6,6 +6,7 @@ The sources are files of megatron/core/transformer.
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Iterator
 
 from trainer.contract.config import ModelConfig, ParallelismConfig
@@ -80,7 +81,7 @@ def _routing_problems(model: ModelConfig, experts: int) -> Iterator[Mistake]:
         yield "moe_router_topk", reason, "set moe_router_pre_softmax to true"
     if model.moe_router_pre_softmax and not is_softmax:
         reason = f"has no effect with moe_router_score_function = {model.moe_router_score_function}"
-        yield "moe_router_pre_softmax", reason, "remove it"
+        yield "moe_router_pre_softmax", reason, "use false"
 
 
 def _group_problems(model: ModelConfig, experts: int) -> Iterator[Mistake]:
@@ -146,8 +147,10 @@ def _capacity_problems(model: ModelConfig, experts: int) -> Iterator[Mistake]:
 def _unused(model: ModelConfig, keys: tuple[str, ...], why: str, needed: str) -> Iterator[Mistake]:
     """Yields one mistake for those of `keys` that are set, but have no effect without what is `needed`."""
     fields = (field for field in dataclasses.fields(ModelConfig) if field.name in keys)
-    given = [field.name for field in fields if getattr(model, field.name) != field.default]
+    given = {field.name: field.default for field in fields if getattr(model, field.name) != field.default}
     if given:
-        others = f". The same applies to {', '.join(given[1:])}" if given[1:] else ""
-        remove = "remove these keys" if others else "remove it"
-        yield given[0], f"has no effect, because {why}{others}", f"{needed} or {remove}"
+        first, *more = given
+        others = f". The same applies to {', '.join(more)}" if more else ""
+        defaults = {name: json.dumps(default).strip('"') for name, default in given.items()}
+        unset = ", ".join(f"{name}: {text}" for name, text in defaults.items()) if more else defaults[first]
+        yield first, f"has no effect, because {why}{others}", f"{needed}, or use {unset}"

@@ -69,18 +69,18 @@ def latent_attention_problems(model: ModelConfig) -> Iterator[tuple[str, str, st
         reason = f"requires position_embedding_type = rope, but it is {model.position_embedding_type}"
         yield "multi_latent_attention", reason, "set position_embedding_type to rope"
     if model.num_query_groups not in (None, model.num_attention_heads):
-        reason = f"is not used by multi_latent_attention, which has a key for each of {model.num_attention_heads} heads"
-        yield "num_query_groups", reason, "remove it"
+        reason = "is not used by multi_latent_attention, in which each head has keys and values of its own"
+        yield "num_query_groups", reason, "use null"
     width = _query_width(model)
     if model.kv_channels not in (None, width):
-        yield "kv_channels", f"is not qk_head_dim + qk_pos_emb_head_dim = {width}", "remove it"
+        yield "kv_channels", f"is not qk_head_dim + qk_pos_emb_head_dim = {width}", "use null"
     rotated = model.qk_pos_emb_head_dim or 0
     if rotated % 2:
         advice = f"use {rotated + 1}" if rotated == 1 else f"use {rotated - 1} or {rotated + 1}"
         yield "qk_pos_emb_head_dim", "is odd, but rope rotates channels in pairs", advice
     if model.add_qkv_bias:
         reason = "is not supported by multi_latent_attention, which has no such bias"
-        yield "add_qkv_bias", reason, "remove it"
+        yield "add_qkv_bias", reason, "use false"
     if model.rope_scaling is not None and model.rope_scaling.rope_type == "yarn":
         yield from _latent_yarn_problems(model.rope_scaling)
 
@@ -96,9 +96,9 @@ def _latent_yarn_problems(scaling: RopeScaling) -> Iterator[tuple[str, str, str]
         reason = (
             "is not supported with multi_latent_attention, which computes it from mscale and mscale_all_dim"
         )
-        yield "rope_scaling.attention_factor", reason, "remove it"
+        yield "rope_scaling.attention_factor", reason, "use null"
     if scaling.truncate is False:
-        yield "rope_scaling.truncate", "is always true with multi_latent_attention", "remove it"
+        yield "rope_scaling.truncate", "is always true with multi_latent_attention", "use true"
     given = (scaling.mscale, scaling.mscale_all_dim)
     if given != (None, None) and not all(given):
         reason = "requires mscale and mscale_all_dim together, both above 0, with multi_latent_attention"

@@ -93,6 +93,13 @@ def layout_rows(layout: str) -> list[str]:
     return text.split("|")
 
 
+def almost_even_layout(num_layers: int, chunks: int, mtp_num_layers: int = 0) -> str:
+    """A layout whose chunks have the same number of layers, or one more if they are among the first."""
+    each, more = divmod(num_layers, chunks)
+    rows = [f"t*{each + (index < more)}" for index in range(chunks)]
+    return f"E{'|'.join(rows)}{'m' * mtp_num_layers}L"
+
+
 def core_layout(chunks: Sequence[int], mtp_num_layers: int | None = None) -> list[list[str]]:
     """Megatron-Core's pipeline_model_parallel_layout for the numbers of layers of all chunks."""
     rows = [["decoder"] * layers for layers in chunks]
@@ -192,7 +199,5 @@ def _layout_problems(
 def _example(num_layers: int, parallelism: ParallelismConfig, mtp_num_layers: int) -> str:
     """A hint with a layout that is almost even."""
     parts = parallelism.pipeline_model_parallel_size * (parallelism.virtual_pipeline_model_parallel_size or 1)
-    each, more = divmod(num_layers, parts)
-    rows = [f"t*{each + (index < more)}" for index in range(parts)]
-    end = "m" * mtp_num_layers + "L"
-    return f"use for example E{'|'.join(rows)}{end}" if each and parts <= 16 else ""
+    is_short = parts <= min(num_layers, 16)
+    return f"use for example {almost_even_layout(num_layers, parts, mtp_num_layers)}" if is_short else ""

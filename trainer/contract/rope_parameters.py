@@ -46,10 +46,13 @@ def to_config(model: ModelConfig) -> dict[str, Any]:
 def from_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """The keys `rotary_base` and `rope_scaling` of ModelConfig.
 
+    `rope_scaling` overrides `rope_parameters`, as in transformers
+    (modeling_rope_utils.py, convert_rope_params_to_dict).
+
     Raises:
         ConfigError: a value that ModelConfig cannot express.
     """
-    key = next((key for key in ("rope_parameters", "rope_scaling") if config.get(key)), None)
+    key = next((key for key in ("rope_scaling", "rope_parameters") if config.get(key)), None)
     rope = config[key] if key else {}
     if not isinstance(rope, Mapping) or any(isinstance(value, Mapping) for value in rope.values()):
         raise ConfigError(f"{key} = {rope!r} is not supported; it must hold one set of parameters")

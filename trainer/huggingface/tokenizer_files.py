@@ -77,9 +77,8 @@ def check_size(tokenizer: Tokenizer, vocab_size: int | None) -> None:
         TrainerError: it has not.
     """
     if vocab_size is not None and tokenizer.size > vocab_size:
-        where = next(iter(tokenizer.files.values())).parent
         raise TrainerError(
-            f"{where}: the tokenizer has IDs up to {tokenizer.size - 1}, but the embedding has {vocab_size} rows. "
+            f"the tokenizer has IDs up to {tokenizer.size - 1}, but the embedding has {vocab_size} rows. "
             "Name the tokenizer that the model was trained with"
         )
 

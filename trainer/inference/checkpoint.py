@@ -18,6 +18,7 @@ from trainer.contract.config import (
     from_dict,
 )
 from trainer.contract.errors import TrainerError
+from trainer.contract.pipeline import almost_even_layout
 from trainer.contract.resolve import resolve
 from trainer.contract.run_directory import RunDirectory
 from trainer.distributed.layout import check_layout
@@ -135,7 +136,9 @@ def inference_config(
             world_size=tensor_parallel * pipeline_parallel * num_replicas,
             model=model,
             parallelism=ParallelismConfig(
-                tensor_model_parallel_size=tensor_parallel, pipeline_model_parallel_size=pipeline_parallel
+                tensor_model_parallel_size=tensor_parallel,
+                pipeline_model_parallel_size=pipeline_parallel,
+                pipeline_model_parallel_layout=_uneven_layout(model.num_layers, pipeline_parallel),
             ),
             training=training,
             optimizer=OptimizerConfig(lr=1.0, lr_warmup_iters=0),
@@ -149,6 +152,11 @@ def inference_config(
             f"TP = {tensor_parallel} does not divide the model's {groups} query groups. Use a divisor of {groups}"
         )
     return config
+
+
+def _uneven_layout(num_layers: int, stages: int) -> str | None:
+    """Layers of each pipeline stage, if they cannot all have the same number of layers."""
+    return almost_even_layout(num_layers, stages) if num_layers > stages and num_layers % stages else None
 
 
 def _record_of_megatron_lm(path: Path, vocab_size: int | None) -> dict[str, Any]:

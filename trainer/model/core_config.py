@@ -103,6 +103,8 @@ def _layout(config: TrainerConfig, kernels: Kernels) -> dict[str, Any]:
         # In an interleaved schedule with 2 stages, batched point-to-point calls silently produce wrong gradients.
         "overlap_p2p_comm": interleaved,
         "batch_p2p_comm": not interleaved,
+        # A stage's output is needed only until it is sent. gloo reads the memory of a tensor that it still sends.
+        "deallocate_pipeline_outputs": not interleaved or config.device == "cuda",
     }
 
 

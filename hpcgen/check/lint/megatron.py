@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
-from hpcgen.check.lint.launch import Launch
+from hpcgen.check.lint.launch import Flag, Launch
 from hpcgen.check.lint.words import Word
 from hpcgen.text import nearest
 
@@ -180,6 +181,16 @@ NOT_MEGATRON = {
     "cpu-offload": "it is an option of DeepSpeed; --optimizer-cpu-offload moves the optimizer to the CPU",
     "virtual-pipeline-model-parallel-size": "use --num-virtual-stages-per-pipeline-rank",
     "gradient-accumulation-steps": "it is derived from --global-batch-size",
+    # names of Megatron-Core's configuration
+    "num-moe-experts": "use --num-experts",
+    "moe-token-dropping": "use --moe-expert-capacity-factor",
+    "num-layers-in-first-pipeline-stage": "use --decoder-first-pipeline-num-layers",
+    "num-layers-in-last-pipeline-stage": "use --decoder-last-pipeline-num-layers",
+    "layernorm-zero-centered-gamma": "use --apply-layernorm-1p",
+    "gated-linear-unit": "use --swiglu",
+    "add-bias-linear": "use --disable-bias-linear for models without biases",
+    "params-dtype": "use --bf16 or --fp16",
+    "fp8": "use --fp8-format",
 }
 """Common options that Megatron-LM does not have -> advice."""
 
@@ -191,6 +202,11 @@ OTHER_LAYERS = frozenset((
     "pipeline-model-parallel-split-rank", "standalone-embedding-stage", "mtp-num-layers",
 ))  # fmt: skip
 """Options for layers of several kinds, which the rules for pipelines do not cover."""
+
+
+DOCUMENT_MASK = "reset-attention-mask"
+PACKED_DOCUMENTS = "dataloader-inter-document-masking"
+"""Core 0.19's option that separates documents by packed sequences."""
 
 
 @functools.cache
@@ -252,6 +268,17 @@ def as_options(text: str) -> str:
         r"\b(?:model|parallelism|training|optimizer|data)\.[a-z]\w*|\b[a-z]+(?:_[a-z0-9]+)+\b", option, text
     )
     return re.sub(r"set (--[\w-]+) to true", r"add \1", text)
+
+
+def ignores_document_mask(flags: Mapping[str, Flag]) -> bool:
+    """True if tokens see other documents of their sample in spite of --reset-attention-mask.
+
+    The attention is causal. Transformer Engine's kernels then read no mask, and neither does the fused softmax of
+    Megatron-Core's local layers.
+    """
+    layers = flags.get("transformer-impl")
+    is_local = layers is not None and layers.value is not None and layers.value.text == "local"
+    return not (is_local and "no-masked-softmax-fusion" in flags)
 
 
 def knows_layers(launch: Launch) -> bool:

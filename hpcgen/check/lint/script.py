@@ -13,7 +13,7 @@ from typing import Literal
 from hpcgen.check.lint import sbatch
 from hpcgen.check.lint.arithmetic import Interval
 from hpcgen.check.lint.syntax import ShellSyntaxError
-from hpcgen.check.lint.words import Word
+from hpcgen.check.lint.words import Word, joined
 
 SHELLS = frozenset(("bash", "sh", "dash", "ash", "ksh", "mksh", "zsh", "busybox"))
 """Interpreters whose scripts are read as bash."""
@@ -77,6 +77,14 @@ class Command:
     def name(self) -> str:
         """The program's name without its directory."""
         return self.words[0].text.rpartition("/")[2] if self.words else ""
+
+    @property
+    def evaluated_text(self) -> Word | None:
+        """The text that `eval` runs; None for another command, or if only the job knows which program it starts."""
+        words = self.words[1:]
+        if self.name != "eval" or not words or words[0].text.startswith(("$", "`")):
+            return None
+        return joined(words)
 
     @cached_property
     def shell_text(self) -> Word | None:

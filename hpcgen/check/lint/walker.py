@@ -349,12 +349,12 @@ class Walker:
         return command
 
     def _run(self, command: Command) -> None:
-        """Applies the command's effects on variables, and reads the text of a `bash -c`."""
+        """Applies the command's effects on variables, and reads the text of a `bash -c` or of `eval`."""
         self._variables.run(command)
         if command.name == "unset":
             self.collected.unset.update(word.text for word in command.words[1:])
-        if command.shell_text:
-            self._nested_script(command, command.shell_text)
+        if text := command.shell_text or command.evaluated_text:
+            self._nested_script(command, text)
 
     def _nested_script(self, command: Command, word: Word) -> None:
         if self._nested >= MAX_NESTED_SCRIPTS:

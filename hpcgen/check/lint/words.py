@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from hpcgen.check.lint.template import ANY
@@ -55,6 +55,26 @@ class Word:
         if self.known and self.certain and re.fullmatch(r"-?\d{1,15}", self.text, re.ASCII):
             return int(self.text)
         return None
+
+
+def joined(words: Sequence[Word]) -> Word:
+    """Words as one, with blanks between them."""
+    starts = itertools.accumulate((len(word.text) + 1 for word in words), initial=0)
+    doubts = tuple(
+        (start, start + len(word.text))
+        for start, word in zip(starts, words, strict=False)
+        if not word.certain
+    )
+    return replace(
+        words[0],
+        text=" ".join(word.text for word in words),
+        known=all(word.known for word in words),
+        source=" ".join(dict.fromkeys(word.source for word in words)),
+        variables=tuple(dict.fromkeys(name for word in words for name in word.variables)),
+        certain=not doubts,
+        assumed=any(word.assumed for word in words),
+        doubts=doubts,
+    )
 
 
 @dataclass(frozen=True)

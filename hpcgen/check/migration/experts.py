@@ -50,10 +50,19 @@ def carry_experts(flags: Flags, carried: Carried) -> None:
             carried.leave(flag.line, shown(flag), "a negative capacity is none")
         elif flag.name == "moe-token-dispatcher-type" and _text(flag) in OTHER_DISPATCHERS:
             carried.leave(flag.line, shown(flag), "the trainer has alltoall and allgather")
+        elif flag.name == "moe-layer-recompute" and _keeps_default_modules(flags, carried):
+            carried.put("training.recompute_granularity", "selective")
+            carried.put("training.recompute_modules", ["core_attn", "moe"])
         elif flag.name in KEYS:
             carry_as(KEYS[flag.name], flag, carried)
         else:
             carry_without_key(flag, carried)
+
+
+def _keeps_default_modules(flags: Flags, carried: Carried) -> bool:
+    """True if no option chooses other modules to recompute, or entire layers."""
+    is_selective = carried.get("training.recompute_granularity") in (None, "selective")
+    return is_selective and "recompute-modules" not in flags
 
 
 def _layer_freq(flag: Flag, carried: Carried) -> None:

@@ -37,6 +37,8 @@ class Carried:
     """Names of options that are carried over, listed or refused."""
     usual: list[str] = field(default_factory=list)
     """Names of options that request what the trainer does by default."""
+    without_effect: list[str] = field(default_factory=list)
+    """Options without a key that do not affect the results."""
 
     def put(self, path: str, value: object) -> None:
         """Sets the value at a dotted path."""

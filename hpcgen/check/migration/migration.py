@@ -56,6 +56,8 @@ class Migration:
     """Parts of the script that are not in the sections, in the order of the script."""
     usual: tuple[str, ...] = ()
     """Options that request what the trainer does by default."""
+    without_effect: tuple[str, ...] = ()
+    """Options without a key that do not affect the results."""
 
 
 def migrate(
@@ -130,6 +132,7 @@ def _migration(job: Job, carried: Carried) -> Migration:
         sections=carried.sections,
         leftovers=tuple(leftovers),
         usual=tuple(carried.usual),
+        without_effect=tuple(carried.without_effect),
     )
 
 
@@ -154,7 +157,7 @@ def _refusal(path: str, leftover: Leftover) -> Mistake:
     hint = (
         f"choose with --set '{EXAMPLES.get(leftover.keys[0], leftover.keys[0] + '=...')}'"
         if leftover.keys
-        else "remove it from a copy of the script, or use Megatron-LM"
+        else "remove it from a copy of the script, or keep Megatron-LM with --program"
     )
     reason = f"{printable(leftover.what)}: {printable(leftover.why)}"
     return Mistake.at(f"{path}:{leftover.line}", reason, hint)

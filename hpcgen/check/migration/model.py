@@ -99,7 +99,9 @@ def _rope_scaling(flags: Flags, carried: Carried) -> None:
         carried.leave(factor.line, shown(factor), "it only applies with --use-rope-scaling")
     if llama3 and not has_rope:
         carried.leave(llama3.line, shown(llama3), "it only applies with rotary embeddings")
-    if linear and has_rope:
+    if linear and linear.value and linear.value.text in ("1", "1.0"):
+        carried.usual.append(f"--{linear.name}")
+    elif linear and has_rope:
         why = (
             "pretrain_gpt.py of 0.16 ignores it, that of 0.19 computes with it; set null, or {rope_type: linear, "
             "factor: ...}"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from hpcgen.check.lint.megatron import DOCUMENT_MASK, PACKED_DOCUMENTS
+
 SPECIAL_KEYS = {
     "bf16": ("training.precision",),
     "fp16": ("training.precision",),
@@ -35,6 +37,7 @@ SPECIAL_KEYS = {
     "valid-data-path": ("data.valid", "data.datasets", "data.mock", "data.corpus"),
     "test-data-path": ("data.test", "data.datasets", "data.mock", "data.corpus"),
     "mock-data": ("data.mock",),
+    **dict.fromkeys((DOCUMENT_MASK, PACKED_DOCUMENTS), ("data.reset_attention_mask",)),
     "tokenizer-type": ("data.tokenizer",),
     "tokenizer-model": ("data.tokenizer",),
     "vocab-file": ("data.tokenizer",),
@@ -69,7 +72,7 @@ USUAL: dict[str, tuple[str, ...]] = {
 WITHOUT_VALUE = frozenset((
     "bf16", "fp16", "group-query-attention", "use-rotary-position-embeddings", "no-position-embedding", "mock-data",
     "disable-bias-linear", "squared-relu", "openai-gelu", "no-bias-gelu-fusion", "use-rope-scaling",
-    "recompute-activations", "profile", "use-pytorch-profiler",
+    "recompute-activations", "profile", "use-pytorch-profiler", PACKED_DOCUMENTS,
     *(name for name, values in USUAL.items() if not values),
 ))  # fmt: skip
 """Options without a value, in addition to those with a boolean key."""
@@ -109,7 +112,7 @@ NO_EFFECT_ON_RESULTS = re.compile("|".join((
     r"tiktoken-.*|tokenizer-(hf|sentencepiece)-.*|legacy-tokenizer|null-tokenizer-.*|data-impl|.*-msc|trust-remote-code|local-rank|use-cpu-initialization|init-model-with-meta-device|inference-.*",
     # options of DeepSpeed and others that Megatron-LM lacks, which follow from carried options
     r"data-parallel-size|datacenter-id|gradient-accumulation-steps|virtual-pipeline-model-parallel-size",
-    r"zero-stage|cpu-offload|no-(load|save)-rng",
+    r"zero-stage|cpu-offload|no-load-rng|no-save-(rng|optim)",
 )))  # fmt: skip
 """Options without a key that change model, data and optimizer at most by rounding. They are only listed."""
 

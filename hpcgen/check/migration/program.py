@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import replace
 
@@ -9,7 +10,7 @@ from hpcgen.check.lint.job import Job
 from hpcgen.check.lint.launch import Launch, Step, program_of
 from hpcgen.check.lint.words import Word
 from hpcgen.check.lint.wrappers import CONTAINERS
-from hpcgen.check.migration.leftover import Carried, is_sure, unknown
+from hpcgen.check.migration.leftover import Carried, is_sure
 from hpcgen.check.migration.resources import carry_container, carry_directives, carry_environment
 from hpcgen.config.cluster import ClusterConfig
 from hpcgen.config.node_type import NodeType
@@ -171,6 +172,12 @@ def _carry_command(launch: Launch, carried: Carried) -> None:
                 carried.leave(
                     option.word.line, f"{launch.launcher} --{text}", "the run file has no key for it"
                 )
+    for is_certain, group in itertools.groupby(words, key=lambda word: word.certain):
+        if not is_certain:
+            first, *more = group
+            text = " ".join(word.text for word in (first, *more))
+            why = "program.command has these arguments in any case; remove them if they are not wanted"
+            carried.leave(first.line, f"the condition of {text}", why)
     carried.put("program.command", [_argument(word, launch, carried) for word in words])
     relative = (
         not launch.is_module and "/" not in launch.program[:1] and carried.get("program.directory") is None
@@ -223,8 +230,6 @@ def _argument(word: Word, launch: Launch, carried: Carried) -> str:
         text = source  # with the names, although their values may be known
     else:
         text = word.text
-    if not word.certain:
-        carried.leave(word.line, text, unknown(word))
     left: list[str] = []
     unset: list[str] = []
     argument, end = "", 0

@@ -13,6 +13,7 @@ from hpcgen.check.lint.megatron import (
 )
 from hpcgen.check.lint.words import Word
 from hpcgen.check.migration.data import carry_checkpoints, carry_data, carry_tokenizer, list_relative_paths
+from hpcgen.check.migration.documents import carry_documents
 from hpcgen.check.migration.experts import COUNT, carry_experts
 from hpcgen.check.migration.leftover import Carried
 from hpcgen.check.migration.model import carry_model
@@ -98,6 +99,7 @@ def carry_training(job: Job, launch: Launch, carried: Carried) -> None:
     carry_experts(flags, carried)
     _layout(job, launch, flags, carried)
     carry_data(flags, carried)
+    carry_documents(flags, carried)
     carry_tokenizer(launch, flags, carried)
     carry_checkpoints(flags, carried)
     _profile(flags, carried)

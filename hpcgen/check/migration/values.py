@@ -16,6 +16,7 @@ from hpcgen.check.migration.options import ALIASES, PLACEHOLDER, decides
 from hpcgen.config.run import RunConfig
 from hpcgen.config.type_hints import inner_class
 from hpcgen.planning.secret import SECRET
+from hpcgen.text import one_of
 
 Flags = Mapping[str, Flag]
 """The certainly given options of a command line, by name without dashes."""
@@ -68,6 +69,9 @@ def why_not(path: str, flag: Flag) -> str:
     takes = num_values(path)
     if takes is not None and len(flag.values) != takes:
         return f"it takes {takes or 'no'} value{'s' * (not takes)}, and has {len(flag.values)}"
+    kind = _kind(path)
+    if typing.get_origin(kind) is Literal:
+        return f"{path} must be {one_of(typing.get_args(kind))}"
     return f"{path} cannot have this value"
 
 

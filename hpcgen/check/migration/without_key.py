@@ -17,13 +17,16 @@ def carry_without_key(flag: Flag, carried: Carried) -> None:
         carried.usual.append(f"--{name}")
     elif name in REPLACED:
         carried.refuse(flag.line, what, f"Megatron-LM stops at it; {REMOVED[name]}", REPLACED[name])
-    elif NO_EFFECT_ON_RESULTS.fullmatch(name):
-        carried.leave(flag.line, what, _why_no_key(name))
+    elif not NO_EFFECT_ON_RESULTS.fullmatch(name):
+        carried.refuse(flag.line, what, _why_no_key(name) or "a run file has no key for it")
+    elif why := _why_no_key(name):
+        carried.leave(flag.line, what, why)
     else:
-        carried.refuse(flag.line, what, _why_no_key(name))
+        carried.without_effect.append(what)
 
 
-def _why_no_key(name: str) -> str:
+def _why_no_key(name: str) -> str | None:
+    """What is special about an option without a key; None for an ordinary one."""
     if name in WHY_NOT:
         return WHY_NOT[name]
     if name in REMOVED:
@@ -33,4 +36,4 @@ def _why_no_key(name: str) -> str:
     if name not in options():
         meant = nearest_option(name)
         return f"no release of Megatron-LM has this option{f'; did you mean --{meant}?' if meant else ''}"
-    return "a run file has no key for it"
+    return None

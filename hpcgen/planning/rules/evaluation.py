@@ -18,7 +18,6 @@ LAYOUT_RULES: tuple[Rule, ...] = (
     parallelism.tensor_parallel_divides_projection,
     parallelism.tensor_parallel_divides_mlp,
     parallelism.tensor_parallel_divides_vocabulary,
-    parallelism.pipeline_divides_layers,
     experts.expert_tensor_parallel_divides_experts,
     experts.tensor_parallel_divides_shared_experts,
 )
@@ -26,11 +25,8 @@ LAYOUT_RULES: tuple[Rule, ...] = (
 
 
 def layout_fits_model(facts: Facts) -> Iterator[Violation]:
-    """TP and PP of the evaluation divide the model as those of training do (see the rules in LAYOUT_RULES)."""
-    layout = ParallelismConfig(
-        tensor_model_parallel_size=facts.evaluation.tensor_model_parallel_size,
-        pipeline_model_parallel_size=facts.evaluation.pipeline_model_parallel_size,
-    )
+    """TP of the evaluation divides the model as that of training does (see the rules in LAYOUT_RULES)."""
+    layout = ParallelismConfig(tensor_model_parallel_size=facts.evaluation.tensor_model_parallel_size)
     of_evaluation = dataclasses.replace(facts, parallelism=layout)
     seen = set()
     for rule in LAYOUT_RULES:
@@ -39,6 +35,14 @@ def layout_fits_model(facts: Facts) -> Iterator[Violation]:
             if path not in seen:
                 seen.add(path)
                 yield dataclasses.replace(violation, path=path, advice="")
+
+
+def each_stage_has_a_layer(facts: Facts) -> Iterator[Violation]:
+    """PP <= num_layers. The stages may have different numbers of layers (trainer/inference/checkpoint.py)."""
+    layers, stages = facts.model.num_layers, facts.evaluation.pipeline_model_parallel_size
+    if stages > layers:
+        reason = f"is more than model.num_layers = {layers}"
+        yield Violation(path=PP, reason=reason, candidates=[layers])
 
 
 def experts_with_biases_are_whole(facts: Facts) -> Iterator[Violation]:
@@ -149,6 +153,7 @@ def tasks_have_data(facts: Facts) -> Iterator[Violation]:
 
 RULES: tuple[Rule, ...] = (
     layout_fits_model,
+    each_stage_has_a_layer,
     experts_with_biases_are_whole,
     layout_divides_ranks,
     evaluated_checkpoints_are_written,

@@ -65,9 +65,10 @@ def optimizer_instances_divide_expert_ranks(facts: Facts) -> Iterator[Violation]
     """Expert DP % num_distributed_optimizer_instances == 0 (parallel_state.py, initialize_model_parallel)."""
     ranks, instances = facts.expert_data_parallel_size, facts.parallelism.num_distributed_optimizer_instances
     if ranks is not None and ranks % instances:
+        holders = "1 rank that holds" if ranks == 1 else f"{ranks} ranks that hold"
         yield Violation(
             path="parallelism.num_distributed_optimizer_instances",
-            reason=f"does not divide the {counted(ranks, 'rank')} that hold the same experts ({ranks} / {instances})",
+            reason=f"does not divide the {holders} the same experts ({ranks} / {instances})",
             candidates=divisors(ranks, near=instances),
         )
 

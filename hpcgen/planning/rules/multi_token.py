@@ -61,9 +61,26 @@ def mtp_is_after_a_layer_of_the_user(facts: Facts) -> Iterator[Violation]:
         )
 
 
+def mtp_has_no_communication_overlap(facts: Facts) -> Iterator[Violation]:
+    """No tp_comm_overlap with MTP.
+
+    Source: megatron/core/extensions/transformer_engine.py, TELinear. In megatron-core 0.16, the projection of an MTP
+    layer (eh_proj) has no name for its buffer, which ends in an AssertionError. In 0.19, it has one that Transformer
+    Engine does not know, which turns the overlap off for the layers that are built after it.
+    """
+    if facts.model.mtp_num_layers is not None and facts.parallelism.tp_comm_overlap:
+        yield Violation(
+            path="parallelism.tp_comm_overlap",
+            reason=f"is not supported with {KEY} = {facts.model.mtp_num_layers}, because Transformer Engine has no "
+            "buffer for the projection of an MTP layer",
+            candidates=[False],
+        )
+
+
 RULES: tuple[Rule, ...] = (
     mtp_weight_needs_mtp,
     tensor_parallel_divides_mtp_projection,
     mtp_is_recomputed_by_layer,
     mtp_is_after_a_layer_of_the_user,
+    mtp_has_no_communication_overlap,
 )

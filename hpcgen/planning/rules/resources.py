@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator
 
-from hpcgen.planning.memory import GIB, estimate_memory
+from hpcgen.planning.layout import Layout
+from hpcgen.planning.memory import GIB, MemoryEstimate, estimate_memory
 from hpcgen.planning.rules import context_parallel
 from hpcgen.planning.rules.facts import Facts, Rule, Violation, divisors
 from hpcgen.planning.rules.parallelism import CP, PP, TP
@@ -81,13 +83,7 @@ def model_fits_device(facts: Facts) -> Iterator[Violation]:
     layout, model, available = facts.layout, facts.resolved_model, facts.device_memory_gib
     if layout is None or available is None or model.padded_vocab_size is None:
         return
-    estimate = estimate_memory(
-        model,
-        facts.parallelism,
-        facts.training,
-        layout,
-        separates_documents=facts.data.reset_attention_mask,
-    )
+    estimate = _estimate(facts, layout)
     if estimate.total_gib > available:
         size = layout.tensor_model_parallel_size
         yield Violation(
@@ -97,14 +93,45 @@ def model_fits_device(facts: Facts) -> Iterator[Violation]:
             f"{estimate.activation_bytes / GIB:.1f} GiB of activations",
             candidates=[tensor for tensor in divisors(model.num_attention_heads, near=size) if tensor > size],
             offers=1,
-            advice=_ways_to_fit(facts, parameters_fit=estimate.parameter_bytes < available * GIB),
+            advice=_ways_to_fit(
+                facts,
+                parameters_fit=estimate.parameter_bytes < available * GIB,
+                times_nodes=_times_nodes_that_fit(facts, layout, available),
+            ),
         )
 
 
-def _ways_to_fit(facts: Facts, *, parameters_fit: bool) -> str:
+def _estimate(facts: Facts, layout: Layout) -> MemoryEstimate:
+    return estimate_memory(
+        facts.resolved_model,
+        facts.parallelism,
+        facts.training,
+        layout,
+        separates_documents=facts.data.reset_attention_mask,
+    )
+
+
+def _times_nodes_that_fit(facts: Facts, layout: Layout, available: float) -> int | None:
+    """The factor of nodes with which the model fits, because more ranks share the optimizer state; None if none does.
+
+    A rank needs at least one microbatch of the global batch.
+    """
+    for times in divisors(layout.num_microbatches, near=1):
+        larger = dataclasses.replace(
+            layout,
+            data_parallel_size=times * layout.data_parallel_size,
+            expert_data_parallel_size=times * (layout.expert_data_parallel_size or 1),
+        )
+        if _estimate(facts, larger).total_gib <= available:
+            return times
+    return None
+
+
+def _ways_to_fit(facts: Facts, *, parameters_fit: bool, times_nodes: int | None) -> str:
     """Advice for less memory per device, without what is in use already, or cannot be enough."""
     axes, training = facts.parallelism, facts.training
-    ways = ["more pipeline stages"]
+    ways = [f"{times_nodes} times as many nodes (they share the optimizer state)"] if times_nodes else []
+    ways.append("more pipeline stages")
     if parameters_fit:
         is_smallest = training.micro_batch_size == 1
         ways.append("more context-parallel ranks" if is_smallest else "a smaller micro_batch_size")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 
 from tests.trainer.huggingface.models import CASES, DEEPSEEK_EXPERTS, YARN
 from trainer.contract.config import ConfigError, ModelConfig
@@ -81,3 +84,17 @@ def test_a_config_is_read_as_transformers_reads_it(
 ) -> None:
     model = read(case, changes)
     assert {name: getattr(model, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize("scaling", [{"rope_type": "linear", "factor": 2.0}, {}])
+def test_rope_scaling_overrides_rope_parameters_as_in_transformers(
+    scaling: dict[str, Any], tmp_path: Path
+) -> None:
+    family, config = CASES["llama3.2"]
+    config = {"model_type": family, **config, "rope_scaling": scaling, "rope_theta": 5e5}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    theirs = transformers.AutoConfig.from_pretrained(tmp_path).rope_parameters
+    ours = model_of(config)[1]
+    assert ours.rope_scaling is not None
+    assert ours.rope_scaling.rope_type == theirs["rope_type"]
+    assert ours.rotary_base == theirs["rope_theta"]

@@ -36,7 +36,7 @@ OPTIONS = ("--tokenizer", "bytes", "--max-new-tokens", "8", "--device", "cpu")
 def run(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A run with one checkpoint, and prompts."""
     directory = tmp_path_factory.mktemp("run")
-    config = gpt_config(corpus, directory, LLAMA | {"num_layers": 2}) | {"world_size": 2}
+    config = gpt_config(corpus, directory, LLAMA | {"num_layers": 3}) | {"world_size": 2}
     config["parallelism"] = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
     config["training"]["train_iters"] = 2
     finished(config)

@@ -1,4 +1,4 @@
-"""Shell code that selects or renames data files."""
+"""The training data: files that shell code selects or renames, and documents of a sample."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from hpcgen.check.lint.job import Job
+from hpcgen.check.lint.megatron import DOCUMENT_MASK, PACKED_DOCUMENTS, ignores_document_mask
 from hpcgen.check.lint.rule import Hit, rule
 
 
@@ -57,6 +58,29 @@ def suffix_by_pattern(job: Job) -> Iterator[Hit]:
                     f"{word.text} deletes {found[2][1:]} and the character before it, anywhere in the path",
                     f"s/\\{found[2]}$//",
                 )
+
+
+@rule(
+    "document-mask-ignored",
+    "warning",
+    "--reset-attention-mask does not separate documents",
+    source="NVIDIA/Megatron-LM, issue 2357; Megatron-Core 0.16 and 0.19, transformer_engine.py and fused_softmax.py",
+)
+def document_mask_ignored(job: Job) -> Iterator[Hit]:
+    """Tokens attend to other documents of their sample, because causal attention does not read the document mask.
+
+    Neither Transformer Engine's kernels nor the fused softmax of Megatron-Core's local layers do. The dataset still
+    builds the mask for each sample.
+    """
+    for launch in job.megatron:
+        flag = launch.flags.get(DOCUMENT_MASK)
+        is_separated = PACKED_DOCUMENTS in launch.flags or not ignores_document_mask(launch.flags)
+        if flag and flag.word.certain and not is_separated:
+            yield Hit(
+                flag.line,
+                f"Megatron-LM's attention ignores the mask of --{DOCUMENT_MASK}",
+                f"use --{PACKED_DOCUMENTS} (from core 0.19), or remove --{DOCUMENT_MASK}",
+            )
 
 
 def _joined(words: Sequence[object]) -> str:

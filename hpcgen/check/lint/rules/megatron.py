@@ -127,8 +127,10 @@ def _fix(values: Sequence[object], option: str, violation: planning.Violation) -
         return f"add --{option}"
     if negated := NEGATED.get(violation.path):
         return f"add --{negated}, or {violation.advice}"
-    numbers = [str(value) for value in values if value is not None]
-    listed = one_of(numbers) if numbers else ""
+    found = [value for value in values if value is not None]
+    numbers = sorted(value for value in found if isinstance(value, int))
+    texts = list(map(str, numbers if len(numbers) == len(found) else found))
+    listed = one_of(texts) if texts else ""
     use = f"use --{option} {listed}" if option else f"use {listed} nodes"
     leave = f"remove --{option}" if None in values else ""
     return ", or ".join(filter(None, (use if listed else "", leave, violation.advice)))
@@ -211,7 +213,7 @@ def _uneven_virtual_stages(launch: Launch, known: planning.Facts) -> Iterator[Hi
     if min(per_stage, layers) < 1 or layers % stages or virtual_stages(layers, stages, per_stage):
         return
     each = layers // stages
-    candidates = one_of([str(divisor) for divisor in divisors(each, near=per_stage)])
+    candidates = one_of([str(divisor) for divisor in sorted(divisors(each, near=per_stage))])
     yield Hit(
         launch.flags[option].line,
         f"--{option} {per_stage} does not divide the layers of a stage, --num-layers / "
