@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.command import hpcgen
-from tests.cli.test_report import report
+from tests.cli.reports import report
 from tests.recorded_run import start, steps, write_run
 from trainer.contract.evaluation import (
     FORMAT,

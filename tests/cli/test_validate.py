@@ -24,7 +24,8 @@ def test_it_prints_a_summary_of_the_run(workplace, run_file):
     assert lines["parameters"].strip() == "174,604,836,864"
     sizes = re.findall(r"[\d.]+(?= GiB)", lines["memory"])
     total, *parts = map(float, sizes)
-    assert total == pytest.approx(sum(parts), abs=0.16) and len(parts) == 3
+    assert len(parts) == 3
+    assert total == pytest.approx(sum(parts), abs=0.16)
     assert "was not checked, because this machine has no" in found.stderr
     assert listing(workplace) == before
 

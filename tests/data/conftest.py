@@ -15,6 +15,9 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from hpcgen.config.tokenizer import TokenizerConfig, gpt2_files
+from hpcgen.data.http import Web
+from tests.data.downloads import CONTENT, PATH, QUICK
+from tests.http_server import Server, http_server
 
 HARD_TEXTS = [
     "",
@@ -170,3 +173,16 @@ def megatron_pair(megatron: ModuleType) -> Callable[..., tuple[bytes, bytes]]:
         return Path(f"{prefix}.bin").read_bytes(), Path(f"{prefix}.idx").read_bytes()
 
     return build
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with http_server() as running:
+        running.files[PATH] = CONTENT
+        yield running
+
+
+@pytest.fixture
+def web() -> Iterator[Web]:
+    with Web(QUICK) as clients:
+        yield clients

@@ -21,7 +21,7 @@ from hpcgen.data.sources.listing import Listing
 from hpcgen.data.task import run_task
 from hpcgen.data.unit import DataStage, Unit, units
 from hpcgen.errors import ConfigErrors, HpcgenError
-from tests.data.test_download import QUICK, TOKEN
+from tests.data.downloads import QUICK, TOKEN
 from tests.http_server import COMMIT, REPOSITORY, Hub, Server, fake_hub, http_server, status
 
 LINE = b'{"text": "a"}\n'

@@ -16,14 +16,7 @@ from hypothesis import strategies as st
 from tokenizers import models
 
 from hpcgen.config.corpus import CorpusConfig, CorpusJob
-from hpcgen.config.tokenizer import (
-    TokenizerConfig,
-    content_sha256,
-    eod_id,
-    gpt2_files,
-    problems,
-    vocab_size,
-)
+from hpcgen.config.tokenizer import TokenizerConfig, content_sha256, eod_id, gpt2_files, problems, vocab_size
 from hpcgen.data.settings import configuration
 from hpcgen.data.tokenizer import _GigatokenEncoder, load_tokenizer, read_definition
 from hpcgen.errors import HpcgenError

@@ -20,14 +20,7 @@ from hpcgen.data.settings import configuration, configuration_without_vocabulary
 from hpcgen.data.unit import units
 from hpcgen.data.unit_checker import done_record
 from hpcgen.data.verification import Expected, verify
-from tests.data.data_runs import (
-    documents,
-    json_lines,
-    make_units,
-    planned_corpus,
-    swapped_merges,
-    write_file,
-)
+from tests.data.data_runs import documents, json_lines, make_units, planned_corpus, swapped_merges, write_file
 from tests.data.pairs import write, write_sequences
 
 DOCUMENTS = [[1, 2, 9], [], [3, 9], [4, 5, 6, 9]]

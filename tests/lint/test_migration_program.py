@@ -11,13 +11,9 @@ import pytest
 from hpcgen.config import document
 from tests.cli.command import Ended, hpcgen
 
+pytestmark = pytest.mark.usefixtures("workplace")
+
 DIRECTIVES = "#SBATCH --nodes=4 --gpus-per-node=8 --time=12:00:00\n"
-
-
-@pytest.fixture(autouse=True)
-def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "xdg"))
 
 
 def init(text: str, *options: str) -> Ended:

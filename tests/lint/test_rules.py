@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from hpcgen.check.lint.check import RULES, Finding, lint
-from tests.lint.examples import EXAMPLES, MESSAGES, SOUND, Example, edited
+from tests.lint.examples import EXAMPLES, SOUND, Example, edited
 from tests.lint.further_examples import FURTHER
+from tests.lint.messages import MESSAGES
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = sorted(

@@ -10,8 +10,23 @@ from trainer.contract.config import (
     ModelConfig,
     OptimizerConfig,
     ParallelismConfig,
+    RopeScaling,
     TrainingConfig,
 )
+
+TP = "parallelism__tensor_model_parallel_size"
+PP = "parallelism__pipeline_model_parallel_size"
+VPP = "parallelism__virtual_pipeline_model_parallel_size"
+CP = "parallelism__context_parallel_size"
+SP = "parallelism__sequence_parallel"
+HEADS = "model__num_attention_heads"
+GROUPS = "model__num_query_groups"
+BATCH = "training__global_batch_size"
+RAMPUP = "training__rampup_batch_size"
+ROPE = {"model__position_embedding_type": "rope"}
+MLA = ROPE | {"model__multi_latent_attention": True}
+MTP = ROPE | {"model__mtp_num_layers": 1}
+YARN = RopeScaling(rope_type="yarn", factor=4.0, original_max_position_embeddings=8192)
 
 
 def valid_facts(device_memory_gib: float = 80, **changes: object) -> Facts:

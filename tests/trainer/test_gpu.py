@@ -30,8 +30,10 @@ GRAPHS = {"cuda_graph_impl": "transformer_engine"}
 EP2 = {"expert_model_parallel_size": 2}
 LATENT = DEEPSEEK | {"mtp_num_layers": None, "qk_head_dim": 24, "v_head_dim": 16}
 PREDICTING = LLAMA | {"mtp_num_layers": 1}
+TIED = PREDICTING | {"untie_embeddings_and_output_weights": False}
 SHAPES = {
     "predicting": PREDICTING,
+    "predicting-tied": TIED,
     "gpt": GPT,
     "llama": LLAMA,
     "qwen": QWEN,
@@ -124,6 +126,7 @@ def on(
         on(2, "moe", EP2 | {"moe_token_dispatcher_type": "allgather"}, "EP2-allgather"),
         on(2, "deepseek", TP2_SP, "TP2+SP"),
         on(2, "deepseek", PP2, "PP2"),
+        on(2, "predicting-tied", PP2, "PP2"),
         on(2, "latent", CP2, "CP2"),
         on(4, "moe", EP2 | PP2, "EP2xPP2"),
         on(4, "gpt", TP2_PP2_SP, "TP2xPP2+SP"),

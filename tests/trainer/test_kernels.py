@@ -53,13 +53,14 @@ def test_settings_that_other_layers_ignore_are_refused(
     ("training", "cross_entropy", "is_fused"),
     [
         ({"precision": "bf16"}, "native", True),
+        ({"precision": "fp16"}, "native", False),
         ({"precision": "fp32"}, "native", False),
         ({"precision": "fp32"}, "te", True),
         ({"precision": "bf16", "deterministic_mode": True}, "te", False),
     ],
 )
 @pytest.mark.filterwarnings("ignore")  # Megatron-Core warns about its own defaults
-def test_a_cross_entropy_that_rounds_is_not_used_in_fp32(
+def test_a_cross_entropy_that_rounds_to_bf16_is_only_used_in_bf16(
     training: dict[str, Any], cross_entropy: Literal["te", "native"], is_fused: bool, tmp_path: Path
 ) -> None:
     chosen = kernels.Kernels(None, "torch", cross_entropy, None, on_gpu=True)
@@ -82,9 +83,10 @@ def test_outputs_of_stages_are_freed_once_nothing_reads_them(
     assert transformer_config(config, chosen).deallocate_pipeline_outputs == is_freed
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 @pytest.mark.usefixtures("process_groups")
-def test_only_the_fused_cross_entropy_of_core_rounds_to_bf16() -> None:
-    logits, labels = torch.randn(8, 2, 64), torch.randint(64, (8, 2))
+def test_only_the_fused_cross_entropy_of_core_rounds_to_bf16(dtype: torch.dtype) -> None:
+    logits, labels = torch.randn(8, 2, 64, dtype=dtype), torch.randint(64, (8, 2))
 
     def gradient(compute: Callable[..., torch.Tensor], *arguments: Any) -> torch.Tensor:
         leaf = logits.clone().requires_grad_()
@@ -94,6 +96,6 @@ def test_only_the_fused_cross_entropy_of_core_rounds_to_bf16() -> None:
 
     fused = gradient(fused_vocab_parallel_cross_entropy, parallel_state.get_tensor_model_parallel_group())
     exact = gradient(vocab_parallel_cross_entropy)
-    assert torch.equal(fused, fused.bfloat16().float())
-    assert not torch.equal(exact, exact.bfloat16().float())
+    assert torch.equal(fused, fused.bfloat16().to(dtype))
+    assert not torch.equal(exact, exact.bfloat16().to(dtype))
     torch.testing.assert_close(fused, exact, rtol=2**-8, atol=0)

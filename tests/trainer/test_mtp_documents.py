@@ -12,9 +12,9 @@ import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer.multi_token_prediction import MTPLossAutoScaler, roll_tensor
 
+from tests.trainer.document_runs import CP2, LAYOUTS, PP2, documents_config, sample
 from tests.trainer.inference.models import ONE
 from tests.trainer.runs import DEEPSEEK_V3, EOD, LLAMA, Run, finished
-from tests.trainer.test_documents import CP2, LAYOUTS, PP2, documents_config, sample
 from trainer.contract import config as configuration
 from trainer.contract.config import TrainerConfig
 from trainer.contract.resolve import resolve

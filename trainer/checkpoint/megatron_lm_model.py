@@ -14,6 +14,7 @@ from trainer.checkpoint.megatron_lm_experts import expert_args, expert_section, 
 from trainer.contract import latent_attention
 from trainer.contract.config import ModelConfig, RopeScaling
 from trainer.contract.resolve import resolve_rope_scaling
+from trainer.contract.rope_parameters import USE_ROPE_SCALING
 
 MODEL = (
     *("num_layers", "hidden_size", "num_attention_heads", "ffn_hidden_size", "kv_channels", "seq_length"),
@@ -53,16 +54,6 @@ FIXED_MODEL = {
 LATENT_YARN: dict[str, Any] = {"original_max_position_embeddings": 4096, "beta_fast": 32.0, "beta_slow": 1.0}
 """YaRN of latent attention, of which Megatron-LM has no arguments: Megatron-Core's MLATransformerConfig."""
 
-LLAMA3 = RopeScaling(
-    rope_type="llama3",
-    factor=8.0,
-    original_max_position_embeddings=8192,
-    low_freq_factor=1.0,
-    high_freq_factor=4.0,
-)
-"""RoPE scaling of --use-rope-scaling. The constants are Megatron-Core's, and pretrain_gpt.py ignores
---rope-scaling-factor."""
-
 
 def model_args(model: ModelConfig) -> dict[str, Any]:
     """Arguments for the resolved `model`, without those that are None.
@@ -82,7 +73,7 @@ def model_args(model: ModelConfig) -> dict[str, Any]:
         "squared_relu": model.activation_func == "squared_relu",
         "openai_gelu": False,
         "bias_gelu_fusion": model.activation_func == "gelu_tanh" and model.add_bias_linear,
-        "use_rope_scaling": scaling == LLAMA3,
+        "use_rope_scaling": scaling == USE_ROPE_SCALING,
         "init_method_std": model.init_method_std,
         **expert_args(model),
     }
@@ -189,7 +180,7 @@ def _activation(args: Mapping[str, Any]) -> str | None:
 def _rope_scaling(args: Mapping[str, Any]) -> dict[str, Any] | None:
     factor = args.get("rotary_seq_len_interpolation_factor")
     if args.get("use_rope_scaling"):
-        return dataclasses.asdict(LLAMA3)
+        return dataclasses.asdict(USE_ROPE_SCALING)
     if factor is not None:
         return dataclasses.asdict(RopeScaling(rope_type="linear", factor=float(factor)))
     return None

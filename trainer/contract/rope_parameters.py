@@ -1,11 +1,11 @@
-"""Rotary position embeddings in Hugging Face's config.json, and as keys of ModelConfig."""
+"""Rotary position embeddings in Hugging Face's config.json and in Megatron-LM, and as keys of ModelConfig."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from trainer.contract.config import ConfigError, ModelConfig, to_dict
+from trainer.contract.config import ConfigError, ModelConfig, RopeScaling, to_dict
 
 THETA = 10000
 """transformers' default of rope_theta."""
@@ -19,6 +19,16 @@ SCALING = {
     ),
 }
 """Keys of each supported type of scaling."""
+
+USE_ROPE_SCALING = RopeScaling(
+    rope_type="llama3",
+    factor=8.0,
+    original_max_position_embeddings=8192,
+    low_freq_factor=1.0,
+    high_freq_factor=4.0,
+)
+"""Scaling of Megatron-LM's --use-rope-scaling: constants of Megatron-Core's rotary_pos_embedding.py. pretrain_gpt.py
+ignores --rope-scaling-factor."""
 
 
 def to_config(model: ModelConfig) -> dict[str, Any]:

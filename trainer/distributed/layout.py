@@ -104,18 +104,13 @@ def _check_experts(model: ModelConfig, config: TrainerConfig, trains: bool) -> N
 
 
 def _check_gradients(config: TrainerConfig) -> None:
-    """Check that Megatron-Core adds up all gradients, and can save the model."""
+    """Check that Megatron-Core adds up all gradients."""
     model, layout = config.model, config.parallelism
-    tp, pp = layout.tensor_model_parallel_size, layout.pipeline_model_parallel_size
+    tp = layout.tensor_model_parallel_size
     if model.multi_latent_attention and tp > 1 and not layout.sequence_parallel:
         raise ConfigError(
             f"multi_latent_attention with tensor_model_parallel_size = {tp} requires sequence_parallel = true. "
             "Otherwise, Megatron-Core does not add up the gradients of the key that all heads share"
-        )
-    if model.mtp_num_layers is not None and pp > 1 and not model.untie_embeddings_and_output_weights:
-        raise ConfigError(
-            f"mtp_num_layers = {model.mtp_num_layers} with pipeline_model_parallel_size = {pp} requires "
-            "untie_embeddings_and_output_weights = true. Megatron-Core cannot save the shared matrix otherwise"
         )
 
 

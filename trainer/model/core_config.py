@@ -25,6 +25,7 @@ def transformer_config(config: TrainerConfig, kernels: Kernels) -> TransformerCo
     return (MLATransformerConfig if model.multi_latent_attention else TransformerConfig)(
         **_shape(model),
         **(_latent_attention(model) if model.multi_latent_attention else {}),
+        **(_multi_token(model) if model.mtp_num_layers is not None else {}),
         **(_experts(model, config.parallelism, kernels) if model.num_moe_experts is not None else {}),
         **_layout(config, kernels),
         **_precision(config.training),
@@ -51,8 +52,6 @@ def _shape(model: ModelConfig) -> dict[str, Any]:
         "add_bias_linear": model.add_bias_linear,
         "add_qkv_bias": model.add_qkv_bias,
         "qk_layernorm": model.qk_layernorm,
-        "mtp_num_layers": model.mtp_num_layers,
-        "mtp_loss_scaling_factor": model.mtp_loss_scaling_factor,
         # Core counts the keys before the token itself and those after it.
         "window_size": None if model.window_size is None else (model.window_size - 1, 0),
         "softmax_scale": rotary.softmax_scale(model),
@@ -67,6 +66,10 @@ def _latent_attention(model: ModelConfig) -> dict[str, Any]:
         **{key: getattr(model, key) for key in latent_attention.KEYS},
         **rotary.latent_attention(model),
     }
+
+
+def _multi_token(model: ModelConfig) -> dict[str, Any]:
+    return {key: getattr(model, key) for key in ("mtp_num_layers", "mtp_loss_scaling_factor")}
 
 
 def _experts(model: ModelConfig, layout: ParallelismConfig, kernels: Kernels) -> dict[str, Any]:
@@ -172,9 +175,9 @@ def _kernels(config: TrainerConfig, kernels: Kernels) -> dict[str, Any]:
 def _fuses_cross_entropy(training: TrainingConfig, kernels: Kernels) -> bool:
     """False where the fused cross entropy is not deterministic (according to Megatron-LM) or not exact.
 
-    Core's own rounds the gradient to bf16, also in fp32 (fusions/fused_cross_entropy.py, calculate_gradients).
+    Core's own rounds the gradient to bf16 in every precision (fusions/fused_cross_entropy.py, calculate_gradients).
     """
-    rounds = kernels.cross_entropy == "native" and training.precision == "fp32"
+    rounds = kernels.cross_entropy == "native" and training.precision != "bf16"
     return not (training.deterministic_mode or rounds)
 
 

@@ -147,8 +147,10 @@ def _cross_entropy(training: TrainingConfig, version: str | None) -> Literal["te
     It rounds the gradient of each logit to the model's precision before it multiplies by the gradient of the loss.
     Megatron-LM found this unstable (its pull request 5115). In bf16 this factor is 1 here, since the loss is a sum that
     is scaled later in fp32, so nothing is rounded twice. In fp16 the factor is the loss scale, which is then applied
-    too late.
+    too late. Megatron-LM does not count it among the deterministic ones.
     """
+    if training.deterministic_mode:
+        return "native"
     if training.cross_entropy_fusion_impl is not None:
         return training.cross_entropy_fusion_impl
     return "te" if version is not None and training.precision == "bf16" else "native"

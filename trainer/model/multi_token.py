@@ -63,6 +63,15 @@ class PredictingModel(GPTModel):
     _tokens_after: torch.Tensor | None
     _losses: list[torch.Tensor]
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if self.share_embeddings_and_output_weights and self.post_process and not self.pre_process:
+            # The output layer multiplies by the copy of the embedding. Core refuses to save the matrix that it also
+            # allocates, which nothing reads.
+            self.output_layer.weight = None
+            # The gradients of both uses are added up, as on a single stage (setup_embeddings_and_output_layer).
+            self.embedding.word_embeddings.weight.zero_out_wgrad = True
+
     def forward(
         self,
         input_ids: torch.Tensor | None,

@@ -7,15 +7,8 @@ import re
 from hpcgen.check.migration.latent_attention import carry_latent_attention
 from hpcgen.check.migration.leftover import Carried, is_sure
 from hpcgen.check.migration.values import Flags, carry_as, integer, shown, why_not
-
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "original_max_position_embeddings": 8192,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-}
-"""RoPE scaling of --use-rope-scaling: constants of Megatron-Core's rotary_pos_embedding.py."""
+from trainer.contract.config import to_dict
+from trainer.contract.rope_parameters import USE_ROPE_SCALING
 
 
 def carry_model(flags: Flags, carried: Carried) -> None:
@@ -97,7 +90,8 @@ def _rope_scaling(flags: Flags, carried: Carried) -> None:
     llama3, factor, linear = (flags.get(name) for name in names)
     key, has_rope = "model.rope_scaling", carried.get("model.position_embedding_type") == "rope"
     if llama3 and has_rope:
-        carried.put(key, dict(LLAMA3))
+        scaling = to_dict(USE_ROPE_SCALING)
+        carried.put(key, {name: value for name, value in scaling.items() if value is not None})
         if factor and not (is_sure(factor.value) and factor.value and factor.value.text in ("8", "8.0")):
             why = "pretrain_gpt.py ignores it and computes with 8"
             carried.refuse(factor.line, shown(factor), why, key)

@@ -71,6 +71,8 @@ BELONGS_TO: dict[str, tuple[str, object]] = {
     "finetune": ("checkpoint.load", None),
     "recompute-modules": ("training.recompute_granularity", "selective"),
     "hierarchical-context-parallel-sizes": ("parallelism.cp_comm_type", "a2a+p2p"),
+    "mtp-loss-scaling-factor": ("model.mtp_num_layers", None),
+    "rotary-base": ("model.position_embedding_type", "rope"),
 }
 """Options that are only read, and only allowed in a run file, if another key has this value (None: any)."""
 

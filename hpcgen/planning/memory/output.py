@@ -47,12 +47,13 @@ def _bytes_per_logit(training: TrainingConfig) -> tuple[int, int]:
     - Transformer Engine's replaces the logits by their gradient (its common/triton/cross_entropy.py).
     - Megatron-Core's keeps the softmax in fp32. The fused one copies it before it rounds the gradient to bf16, because
       torch.compile does not add to the softmax in place (megatron/core/fusions/fused_cross_entropy.py).
-    - In fp32 it is not fused, and replaces the logits.
+    - In fp16 and fp32, Megatron-Core's is not fused. In fp32, it replaces the logits.
     """
     if training.precision == "fp32":
         return 4, 0
-    if training.deterministic_mode:
-        return 4, 2
-    has_engine = training.precision == "bf16" and training.transformer_impl != "torch"
-    chosen = training.cross_entropy_fusion_impl or ("te" if has_engine else "native")
-    return (2, 0) if chosen == "te" else (4, 6)
+    is_bf16 = training.precision == "bf16"
+    default = "te" if is_bf16 and training.transformer_impl != "torch" else "native"
+    chosen = training.cross_entropy_fusion_impl or default
+    if chosen == "te" and not training.deterministic_mode:
+        return 2, 0
+    return (4, 6) if is_bf16 and not training.deterministic_mode else (4, 2)

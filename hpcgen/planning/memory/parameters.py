@@ -107,7 +107,7 @@ def _end_counts(setup: Setup, stage: int) -> Counts:
         if last > 0 or model.untie_embeddings_and_output_weights:
             total += Counts(tables=table)
         total += _mtp_counts(setup)
-        if model.mtp_num_layers is not None and last > 0:
+        if model.mtp_num_layers is not None and last > 0 and model.untie_embeddings_and_output_weights:
             total += Counts(tables=table)
     return total
 

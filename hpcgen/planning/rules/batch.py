@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hpcgen.planning.layout import model_parallel_size
-from hpcgen.planning.rules.facts import Facts, Rule, Violation, divisors, multiples
+from hpcgen.planning.rules.facts import Facts, Rule, Violation, divisors, multiples, unread
 from hpcgen.planning.rules.parallelism import PP, VPP
 from hpcgen.text import counted
 from trainer.contract.batch_size import rampup_problem
@@ -128,9 +128,17 @@ def _rampups(facts: Facts) -> list[tuple[int, ...]]:
     return [(start, increment, rampup[2])]
 
 
+def skipped_batches_have_spikes(facts: Facts) -> Iterator[Violation]:
+    """skip_loss_spikes needs loss_spike_factor (hpcgen's rule: it would have no effect)."""
+    if facts.training.loss_spike_factor is None:
+        reason = "has no effect, because training.loss_spike_factor is null"
+        yield from unread(facts, ["training.skip_loss_spikes"], reason, "set loss_spike_factor")
+
+
 RULES: tuple[Rule, ...] = (
     batch_is_multiple_of_microbatches,
     interleaving_fills_pipeline,
     rampup_reaches_batch,
     rampup_is_multiple_of_microbatches,
+    skipped_batches_have_spikes,
 )

@@ -109,6 +109,21 @@ def documents_need_transformer_engine_on_gpus(facts: Facts) -> Iterator[Violatio
         )
 
 
+def positions_are_learned(facts: Facts) -> Iterator[Violation]:
+    """reset_position_ids alone needs learned positions (megatron/core/models/gpt/gpt_model.py, _preprocess).
+
+    Core computes rope from the number of tokens. With reset_attention_mask, its angles are those of positions that
+    begin with each document, because they only depend on distances. A custom model may read the positions.
+    """
+    model, data = facts.model, facts.data
+    is_rope = model.position_embedding_type == "rope" and model.model_provider is None
+    if is_rope and not data.reset_attention_mask:
+        reason = (
+            "has no effect with model.position_embedding_type = rope and without data.reset_attention_mask"
+        )
+        yield from unread(facts, ["data.reset_position_ids"], reason, "set reset_attention_mask to true")
+
+
 def end_of_document_is_used(facts: Facts) -> Iterator[Violation]:
     """eod_id needs a key that reads it (hpcgen's rule: it would have no effect)."""
     if not facts.data.needs_eod:
@@ -134,6 +149,7 @@ RULES: tuple[Rule, ...] = (
     split_is_valid,
     evaluation_has_samples,
     documents_need_transformer_engine_on_gpus,
+    positions_are_learned,
     end_of_document_is_used,
     end_of_document_has_row,
 )

@@ -155,6 +155,19 @@ def experts_are_not_recorded(facts: Facts) -> Iterator[Violation]:
         )
 
 
+def balancing_loss_has_a_coefficient(facts: Facts) -> Iterator[Violation]:
+    """seq_aux_loss needs moe_aux_loss_coeff (hpcgen's rule: it would have no effect)."""
+    model = facts.model
+    is_chosen = model.num_moe_experts is not None and model.moe_router_load_balancing_type == "seq_aux_loss"
+    if is_chosen and model.moe_aux_loss_coeff == 0:
+        yield Violation(
+            path="model.moe_router_load_balancing_type",
+            reason=f"has no effect, because {COEFFICIENT} is 0",
+            candidates=["none"],
+            advice="set moe_aux_loss_coeff",
+        )
+
+
 def experts_stay_in_node(facts: Facts) -> Iterator[Violation]:
     """EP x ETP <= the devices connected by NVLink (hpcgen's rule).
 
@@ -206,6 +219,7 @@ RULES: tuple[Rule, ...] = (
     expert_biases_need_undivided_experts,
     grouped_products_need_transformer_engine,
     experts_are_not_recorded,
+    balancing_loss_has_a_coefficient,
 )
 
 WARNINGS: tuple[Rule, ...] = (

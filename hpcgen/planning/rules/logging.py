@@ -12,7 +12,7 @@ def profile_ends_after_its_start(facts: Facts) -> Iterator[Violation]:
     start, end = facts.logging.profile_step_start, facts.logging.profile_step_end
     if start is None:
         reason = "has no effect, because logging.profile_step_start is null"
-        yield from unread(facts, ["logging.profile_step_end"], reason)
+        yield from unread(facts, ["logging.profile_step_end", "logging.profile_ranks"], reason)
     if start is not None and end is not None and end <= start:
         yield Violation(
             path="logging.profile_step_end",
@@ -47,8 +47,17 @@ def memory_history_needs_profile(facts: Facts) -> Iterator[Violation]:
         yield from unread(facts, ["logging.record_memory_history"], reason, "set logging.profile_step_start")
 
 
+def names_in_wandb_need_project(facts: Facts) -> Iterator[Violation]:
+    """wandb_entity and wandb_exp_name need wandb_project."""
+    if facts.logging.wandb_project is None:
+        reason = "has no effect, because logging.wandb_project is null"
+        keys = ["logging.wandb_entity", "logging.wandb_exp_name"]
+        yield from unread(facts, keys, reason, "set logging.wandb_project")
+
+
 RULES: tuple[Rule, ...] = (
     profile_ends_after_its_start,
     profiled_ranks_exist,
     memory_history_needs_profile,
+    names_in_wandb_need_project,
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hpcgen.config.invalid import decidable
-from hpcgen.planning.rules.facts import Facts, Rule, Violation, divisors
+from hpcgen.planning.rules.facts import Facts, Rule, Violation, divisors, unread
 from trainer.contract.imports import IMPORT_PATH
 from trainer.contract.resolve import model_checks, pad_vocab_size
 
@@ -76,6 +76,14 @@ def rotary_head_width_is_even(facts: Facts) -> Iterator[Violation]:
         )
 
 
+def rotary_base_needs_rope(facts: Facts) -> Iterator[Violation]:
+    """rotary_base needs rope (hpcgen's rule: it would have no effect)."""
+    kind = facts.model.position_embedding_type
+    if kind != "rope":
+        reason = f"has no effect, because model.position_embedding_type is {kind}"
+        yield from unread(facts, ["model.rotary_base"], reason, "set position_embedding_type to rope")
+
+
 def positions_cover_sequence(facts: Facts) -> Iterator[Violation]:
     """max_position_embeddings >= seq_length (megatron/training/arguments.py, validate_args)."""
     model = facts.model
@@ -105,6 +113,33 @@ def keys_fit_together(facts: Facts) -> Iterator[Violation]:
     for found in model_checks(facts.model):
         for key, reason, advice in decidable(found):
             yield Violation(path=f"model.{key}", reason=reason, advice=advice)
+
+
+def yarn_uses_its_scales(facts: Facts) -> Iterator[Violation]:
+    """mscale and mscale_all_dim are both above 0, without attention_factor (hpcgen's rule).
+
+    Otherwise they have no effect, as in transformers (modeling_rope_utils.py, _compute_yarn_parameters). The check of
+    MLA is in trainer/contract/latent_attention.py.
+    """
+    scaling = facts.model.rope_scaling
+    if scaling is None or scaling.rope_type != "yarn" or facts.model.multi_latent_attention:
+        return
+    scales = {"mscale": scaling.mscale, "mscale_all_dim": scaling.mscale_all_dim}
+    given = next((key for key, value in scales.items() if value is not None), None)
+    if given is None:
+        return
+    if scaling.attention_factor is not None:
+        yield Violation(
+            path=f"model.rope_scaling.{given}",
+            reason="has no effect, because model.rope_scaling.attention_factor is set",
+            advice="remove one of the two",
+        )
+    elif not all(scales.values()):
+        yield Violation(
+            path=f"model.rope_scaling.{given}",
+            reason="has no effect unless both mscale and mscale_all_dim are above 0",
+            advice="set both, or remove it",
+        )
 
 
 def yarn_reaches_sequence(facts: Facts) -> Iterator[Violation]:
@@ -145,9 +180,11 @@ RULES: tuple[Rule, ...] = (
     heads_divide_hidden_size,
     query_groups_divide_heads,
     rotary_head_width_is_even,
+    rotary_base_needs_rope,
     positions_cover_sequence,
     padded_vocabulary_covers_vocabulary,
     keys_fit_together,
+    yarn_uses_its_scales,
     architecture_is_an_import_path,
 )
 

@@ -4,27 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hpcgen.planning.rules.facts import Facts, Rule, Violation, divisors
-from hpcgen.planning.rules.parallelism import PP, TP
+from hpcgen.planning.rules.facts import Facts, Rule, Violation, divisors, unread
+from hpcgen.planning.rules.parallelism import TP
 
 KEY = "model.mtp_num_layers"
 
 
-def mtp_in_pipelines_needs_untied_embeddings(facts: Facts) -> Iterator[Violation]:
-    """MTP with PP > 1 needs untie_embeddings_and_output_weights.
-
-    Source: megatron/core/models/common/language_module/language_module.py,
-    tie_embeddings_and_output_weights_state_dict, which asserts this, although only when it saves.
-    """
-    model, stages = facts.model, facts.parallelism.pipeline_model_parallel_size
-    if model.mtp_num_layers is not None and stages > 1 and not model.untie_embeddings_and_output_weights:
-        yield Violation(
-            path="model.untie_embeddings_and_output_weights",
-            reason=f"does not work with {KEY} = {model.mtp_num_layers} and {PP} = {stages}, because Megatron-Core "
-            "cannot save the shared matrix",
-            candidates=[True],
-            advice=f"set {PP} to 1",
-        )
+def mtp_weight_needs_mtp(facts: Facts) -> Iterator[Violation]:
+    """mtp_loss_scaling_factor needs mtp_num_layers (hpcgen's rule: it would have no effect)."""
+    if facts.model.mtp_num_layers is None:
+        reason = f"has no effect, because {KEY} is null"
+        yield from unread(facts, ["model.mtp_loss_scaling_factor"], reason, "set mtp_num_layers")
 
 
 def tensor_parallel_divides_mtp_projection(facts: Facts) -> Iterator[Violation]:
@@ -88,7 +78,7 @@ def mtp_has_no_communication_overlap(facts: Facts) -> Iterator[Violation]:
 
 
 RULES: tuple[Rule, ...] = (
-    mtp_in_pipelines_needs_untied_embeddings,
+    mtp_weight_needs_mtp,
     tensor_parallel_divides_mtp_projection,
     mtp_is_recomputed_by_layer,
     mtp_is_after_a_layer_of_the_user,

@@ -13,8 +13,7 @@ FP8_WIDTH = 16
 """Required divisors for TE's FP8 matrix products (transformer_engine/pytorch/utils.py, assert_dim_for_fp8_exec)."""
 
 DELAYED_SCALING_KEYS = ("training.fp8_amax_history_len", "training.fp8_amax_compute_algo")
-LOSS_SCALING_KEYS = (
-    "optimizer.loss_scale",
+ADAPTIVE_SCALE_KEYS = (
     "optimizer.initial_loss_scale",
     "optimizer.min_loss_scale",
     "optimizer.loss_scale_window",
@@ -51,6 +50,18 @@ def transformer_engine_needs_gpus(facts: Facts) -> Iterator[Violation]:
                 reason="requires Transformer Engine, but the cluster's nodes have no GPUs",
                 candidates=[None],
             )
+
+
+def cross_entropy_is_deterministic(facts: Facts) -> Iterator[Violation]:
+    """No cross entropy of Transformer Engine with deterministic_mode, which the trainer would not use
+    (`trainer.model.kernels`)."""
+    if facts.training.deterministic_mode and facts.training.cross_entropy_fusion_impl == "te":
+        yield Violation(
+            path="training.cross_entropy_fusion_impl",
+            reason="has no effect, because training.deterministic_mode = true uses Megatron-Core's cross entropy",
+            candidates=[None],
+            advice="set deterministic_mode to false",
+        )
 
 
 def fp8_needs_half_precision(facts: Facts) -> Iterator[Violation]:
@@ -129,10 +140,18 @@ def fp8_details_need_their_recipe(facts: Facts) -> Iterator[Violation]:
 
 
 def loss_scale_needs_fp16(facts: Facts) -> Iterator[Violation]:
-    """The loss is scaled only for fp16 (megatron/core/optimizer, _get_megatron_optimizer_based_on_param_groups)."""
+    """The loss is scaled only for fp16, and a fixed scale does not change.
+
+    Source: megatron/core/optimizer, _get_megatron_optimizer_based_on_param_groups.
+    """
     if facts.training.precision != "fp16":
         reason = f"is used only with training.precision = fp16, not {facts.training.precision}"
-        yield from unread(facts, LOSS_SCALING_KEYS, reason)
+        yield from unread(facts, ["optimizer.loss_scale", *ADAPTIVE_SCALE_KEYS], reason)
+    elif facts.optimizer.loss_scale is not None:
+        reason = (
+            f"has no effect, because optimizer.loss_scale = {facts.optimizer.loss_scale:g} does not change"
+        )
+        yield from unread(facts, ADAPTIVE_SCALE_KEYS, reason, "set loss_scale to null")
 
 
 def loss_scale_starts_above_its_minimum(facts: Facts) -> Iterator[Violation]:
@@ -159,6 +178,7 @@ def bf16_is_as_fast(facts: Facts) -> Iterator[Violation]:
 RULES: tuple[Rule, ...] = (
     fp8_needs_transformer_engine,
     transformer_engine_needs_gpus,
+    cross_entropy_is_deterministic,
     fp8_needs_half_precision,
     fp8_fits_widths,
     fp8_details_need_their_recipe,

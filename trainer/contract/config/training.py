@@ -43,8 +43,8 @@ class TrainingConfig:
     transformer_impl: Literal["transformer_engine", "torch"] | None = None
     """Kernels of the transformer layers. Default: transformer_engine if it is installed, otherwise torch."""
     cross_entropy_fusion_impl: Literal["te", "native"] | None = None
-    """Fused cross entropy: Transformer Engine's (te) or Megatron-Core's (native). Default: te for bf16, otherwise
-    native."""
+    """Cross entropy: Transformer Engine's (te), or Megatron-Core's (native), which is fused in bf16 only, because it
+    rounds gradients to bf16. Default: te for bf16, otherwise native."""
     cuda_graph_impl: Literal["none", "transformer_engine"] = "none"
     """CUDA-graph backend for the transformer layers. Helps when kernel launches are the bottleneck. Requires bf16 and
     no dropout."""

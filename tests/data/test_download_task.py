@@ -1,0 +1,113 @@
+"""The tasks of the stage download: what is downloaded, kept and recorded."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from hpcgen.data.download import download
+from hpcgen.data.http import Web
+from hpcgen.data.manifest import Manifest, ManifestFile
+from hpcgen.data.progress import Step
+from hpcgen.data.record import read_record
+from hpcgen.data.task import Context, run_task
+from hpcgen.data.unit import units
+from hpcgen.errors import HpcgenError
+from tests.data.downloads import LINES, QUICK, TOKEN, corpus_job, manifest_of, names
+from tests.http_server import Server, cut, no_ranges
+
+
+@pytest.mark.process
+def test_a_task_downloads_what_is_missing_and_records_it(
+    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PLANTED", TOKEN)
+    job = corpus_job(tmp_path, server, "PLANTED")
+    files = {f"train/{number}.jsonl": LINES[: 1000 * number + 33] for number in range(9)}
+    manifest = manifest_of(server, files)
+    report = run_task("download", job, manifest)
+    assert (report.errors, len(report.records)) == ((), 9)
+    for name, content in files.items():
+        path = job.directory / "download" / name
+        assert path.read_bytes() == content
+        record = read_record(path)
+        assert record is not None
+        assert record.outputs[0].sha256 == hashlib.sha256(content).hexdigest()
+        assert record.inputs[0].name == name
+    written = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+    assert TOKEN.encode() not in written
+
+    server.requests.clear()
+    assert run_task("download", job, manifest).done_before == 9
+    assert server.requests == []
+
+    damaged = job.directory / "download" / "train/3.jsonl"
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    assert run_task("download", job, manifest).errors == ()
+    assert [request.path for request in server.requests] == ["/train/3.jsonl"]
+    assert damaged.read_bytes() == files["train/3.jsonl"]
+
+
+@pytest.mark.process
+def test_one_file_that_is_gone_does_not_keep_the_others_back(
+    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PLANTED", TOKEN)
+    job = corpus_job(tmp_path, server, "PLANTED")
+    manifest = manifest_of(server, {"a.jsonl": LINES, "b.jsonl": LINES, "c.jsonl": LINES})
+    del server.files["/b.jsonl"]
+    report = run_task("download", job, manifest)
+    [error] = report.errors
+    assert error.startswith("download/b.jsonl: http://127.0.0.1:")
+    assert "the server does not have this file (HTTP 404 Not Found)" in error
+    assert TOKEN not in error
+    assert names(job.directory / "download") == [
+        "a.jsonl",
+        "a.jsonl.record.json",
+        "c.jsonl",
+        "c.jsonl.record.json",
+    ]
+
+
+@pytest.mark.process
+def test_an_existing_file_with_the_right_hash_is_kept(tmp_path: Path, server: Server) -> None:
+    job = corpus_job(tmp_path, server)
+    manifest = manifest_of(server, {"a.jsonl": LINES, "b.jsonl": LINES})
+    place = job.directory / "download"
+    place.mkdir(parents=True)
+    (place / "a.jsonl").write_bytes(LINES)
+    (place / "b.jsonl").write_bytes(LINES[:-1] + b" ")
+    assert run_task("download", job, manifest).errors == ()
+    assert [request.path for request in server.requests] == ["/b.jsonl"]
+    assert (place / "b.jsonl").read_bytes() == LINES
+
+
+@pytest.mark.process
+def test_only_web_addresses_are_fetched(tmp_path: Path, server: Server) -> None:
+    job = corpus_job(tmp_path, server)
+    manifest = Manifest("test", [ManifestFile(name="p.jsonl", split="corpus", url="file:///etc/passwd")])
+    [error] = run_task("download", job, manifest).errors
+    assert "has no http or https URL" in error
+    assert names(job.directory / "download") == []
+
+
+def test_download_itself_says_what_could_not_be_written(tmp_path: Path, server: Server) -> None:
+    job = corpus_job(tmp_path, server)
+    job.directory.mkdir()
+    (job.directory / "download").write_text("a file in the way")
+    [unit] = units("download", job, manifest_of(server, {"a.jsonl": LINES}))
+    with pytest.raises(HpcgenError, match=r"cannot write .*download/a\.jsonl: "):
+        download(unit, job, Context(configuration="c"))
+
+
+def test_progress_never_exceeds_the_total(tmp_path: Path, server: Server) -> None:
+    job = corpus_job(tmp_path, server)
+    manifest = manifest_of(server, {"a.jsonl": LINES})
+    server.behaviours["/a.jsonl"] = [cut(100_000), no_ranges]
+    [unit] = units("download", job, manifest)
+    steps: list[Step] = []
+    with Web(QUICK) as web:
+        record = download(unit, job, Context(configuration="c", advance=steps.append), web)
+    assert sum(step.bytes for step in steps) == len(LINES) == record.outputs[0].size

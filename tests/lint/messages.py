@@ -1,0 +1,552 @@
+"""Complete scripts with the message of one rule, or without it where the rule has nothing to say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+HEAD = """\
+#!/bin/bash
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=4
+#SBATCH --gres=gpu:4
+#SBATCH --time=1:00:00
+"""
+TEMPLATE = """\
+#!/bin/bash
+{% if qos %}
+#SBATCH --qos={{ qos | default("normal # low") }}
+{% endif %}
+#SBATCH --nodes={{ nodes }}
+#SBATCH --time=1:00:00
+#SBATCH --output={{ root }}/%j.out
+LAUNCHER="torchrun --nproc_per_node={{ gpus }} --nnode={{ nodes }} --node_rank=$SLURM_NODEID {{ backend }}"
+CMD="train.py --config {{ config }}"
+srun -K1 -u $LAUNCHER $CMD
+"""
+TRAINING = "python pretrain_gpt.py --save /shared/run"
+TRACE = "set -xeuo pipefail\necho begin\nexport HF_TOKEN=$(cat ~/.token)\n"
+BRANCHES = """\
+if [ $N -eq 1 ]; then
+    header="torchrun --nnodes=1 --rdzv_endpoint=localhost:0 train.py"
+else
+    header="srun torchrun --nnodes=2 --rdzv_endpoint=$HOST:0 train.py"
+fi
+$header
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Message:
+    """The expected finding of one rule in a complete script."""
+
+    script: str
+    why: str = ""
+    """Part of the message; "" where the rule has nothing to say."""
+    fix: str = ""
+    severity: str = ""
+    slurm: str | None = None
+
+
+def _step(options: str, head: str = HEAD) -> str:
+    return f"{head}srun {options} {TRAINING}\n"
+
+
+def _mounts(flags: str) -> str:
+    return _step(f"--container-image=/a.sqsh --container-mounts=/a:/b{flags}")
+
+
+CPUS = HEAD.replace("--time", "--cpus-per-task=8\n#SBATCH --time")
+LOG = HEAD.replace("--time", "--output={}\n#SBATCH --time")
+IB_OFF = "export NCCL_IB_DISABLE=1\n"
+
+MESSAGES: dict[str, tuple[str, Message]] = {
+    # ---- templates ----
+    "a place of a directive is one value": (
+        "log-shared",
+        Message(script=LOG.format("{{ root }}/%j.out")),
+    ),
+    "an image that whoever uses the script names": (
+        "image-name",
+        Message(script=_step("--container-image='<YOUR REGISTRY>/pytorch:latest'")),
+    ),
+    "a tag is no command": ("directive-after-command", Message(script=TEMPLATE)),
+    "a # within a place is no comment": ("directive-cut", Message(script=TEMPLATE)),
+    "a time with a unit as a second word": (
+        "directive-unknown",
+        Message(
+            script="#!/bin/bash\n#SBATCH --time=5 days\nsrun hostname\n",
+            why="'days' belongs to no option",
+            fix="--time=5-00:00:00",
+        ),
+    ),
+    "a time with a unit": (
+        "directive-value",
+        Message(
+            script="#!/bin/bash\n#SBATCH --time=12hours\nsrun hostname\n",
+            why="--time=12hours is not a time",
+            fix="--time=12:00:00",
+        ),
+    ),
+    "a number in words": (
+        "directive-value",
+        Message(
+            script="#!/bin/bash\n#SBATCH --nodes=two\n#SBATCH --time=60\nsrun hostname\n",
+            why="--nodes=two is not a number of nodes",
+            fix="write a number, or MIN-MAX",
+        ),
+    ),
+    "a place of a directive is a value of any kind": (
+        "directive-value",
+        Message(script="#!/bin/bash\n#SBATCH --nodes={{ nodes }}\n#SBATCH --time=60\nsrun hostname\n"),
+    ),
+    "a place of a directive is no stray word": ("directive-unknown", Message(script=TEMPLATE)),
+    "a log that a template names": (
+        "log-shared",
+        Message(script=TEMPLATE.replace("{{ root }}/%j.out", "{{ log }}")),
+    ),
+    "a log without %j": (
+        "log-shared",
+        Message(script=TEMPLATE.replace("{{ root }}/%j.out", "a.out"), why="a.out"),
+    ),
+    "a launcher with its backend": (
+        "rank-of-batch-shell",
+        Message(script=TEMPLATE.replace("{{ backend }}", "--rdzv_backend c10d")),
+    ),
+    "a launcher alone on its nodes": (
+        "rank-of-batch-shell",
+        Message(script=TEMPLATE.replace("{{ backend }}", "--standalone")),
+    ),
+    "a launcher with the static backend": (
+        "rank-of-batch-shell",
+        Message(script=TEMPLATE.replace("{{ backend }}", "--rdzv-backend=static"), why="SLURM_NODEID"),
+    ),
+    "a place is no value": (
+        "world-size",
+        Message(script=f"{HEAD}export WORLD_SIZE={{{{ size }}}}\nsrun {TRAINING}\n"),
+    ),
+    "a brace expansion is no template": (
+        "no-kill-on-bad-exit",
+        Message(script=_step("").replace("srun", "mkdir {a,{b,c}}\nsrun"), why="one task fails"),
+    ),
+    # ---- directives ----
+    "a word that belongs to no option": (
+        "directive-unknown",
+        Message(
+            script=HEAD.replace("--time=", "-p { partition }\n#SBATCH --time="),
+            why="'partition'",
+            severity="error",
+        ),
+    ),
+    "a placeholder in a directive": (
+        "directive-unknown",
+        Message(
+            script=HEAD.replace("--time=", "<SLURM OPTIONS> --time="),
+            why="`<SLURM OPTIONS>` is a placeholder",
+            fix="replace it",
+        ),
+    ),
+    "a time limit that is turned off": (
+        "no-time-limit",
+        Message(script="#!/bin/bash\n###SBATCH -t 8:00:00\n#SBATCH -N1\n"),
+    ),
+    "another directive that is turned off": (
+        "no-time-limit",
+        Message(script="#!/bin/bash\n##SBATCH --ntasks=8\n#SBATCH -N1\n", why="no --time"),
+    ),
+    "a comment in a directive": (
+        "directive-unknown",
+        Message(script=HEAD.replace("--time=", "-p {partition} # yours\n#SBATCH --time=")),
+    ),
+    "no time limit": (
+        "no-time-limit",
+        Message(
+            script="#!/bin/bash\n#SBATCH -N1\n", why="no --time", fix="--time=<what the run needs>, e.g."
+        ),
+    ),
+    "a log's directory": (
+        "log-directory",
+        Message(
+            script=LOG.format("logs/%j.out"),
+            why="Slurm up to 22.05",
+            fix="mkdir -p logs before",
+            severity="note",
+        ),
+    ),
+    "a log's directory before Slurm 23.02": (
+        "log-directory",
+        Message(script=LOG.format("logs/%j.out"), why="Slurm up to 22.05", slurm="21.08"),
+    ),
+    "a log's directory since Slurm 23.02": (
+        "log-directory",
+        Message(script=LOG.format("logs/%j.out"), slurm="23.02"),
+    ),
+    "a log's directory with the job's number": (
+        "log-directory",
+        Message(
+            script=LOG.format("logs/%j/out"),
+            why="Slurm up to 22.05",
+            fix="use Slurm 23.02 or newer, or a directory without %",
+        ),
+    ),
+    "a log's directory that a comment makes": (
+        "log-directory",
+        Message(script=LOG.format("logs/%j.out") + "# first: mkdir -p logs && sbatch job.sh\n"),
+    ),
+    "another directory that a comment makes": (
+        "log-directory",
+        Message(script=LOG.format("logs/%j.out") + "mkdir -p logs2\n", why="Slurm up to 22.05"),
+    ),
+    "a log's directory of a newer Slurm": (
+        "log-directory",
+        Message(script=LOG.format("logs/%j.out") + "srun --gres-flags=allow-task-sharing hostname\n"),
+    ),
+    "one variable in two directives": (
+        "directive-variable",
+        Message(script=LOG.format("$HOME/a.%j\n#SBATCH --error=$HOME/b.%j"), why="$HOME in --output"),
+    ),
+    "a variable that the submitting shell expands": (
+        "directive-variable",
+        Message(script=f"{HEAD}sbatch <<EOF\n#!/bin/bash\n#SBATCH --output=$HOME/a\nsrun -K ./b\nEOF\n"),
+    ),
+    "a variable that no shell expands": (
+        "directive-variable",
+        Message(
+            script=f"{HEAD}sbatch <<'EOF'\n#!/bin/bash\n#SBATCH --output=$HOME/a\nsrun -K ./b\nEOF\n",
+            why="$HOME in --output",
+        ),
+    ),
+    "few CPUs for one task": (
+        "few-cpus",
+        Message(
+            script=_step(
+                "", HEAD.replace("per-node=4", "per-node=1").replace("--time", "-c4\n#SBATCH --time")
+            ),
+            why="1 task x 4 CPUs = 4 for the 4 GPUs",
+            fix="--cpus-per-task=16: 4 for each of the 4 GPUs",
+        ),
+    ),
+    # ---- steps ----
+    "CPUs on Slurm 22.05": (
+        "cpus-not-inherited",
+        Message(
+            script=_step("", CPUS),
+            why="(--cpu-bind=cores, --exact, --hint=nomultithread, Autobind)",
+            severity="note",
+            slurm="22.05",
+        ),
+    ),
+    "CPUs of an exact step": (
+        "cpus-not-inherited",
+        Message(script=_step("--exact", CPUS), why="each gets one CPU", severity="warning", slurm="22.05"),
+    ),
+    "CPUs of a bound step": (
+        "cpus-not-inherited",
+        Message(script=_step("--cpu-bind=v,cores", CPUS), why="each gets", severity="warning", slurm="23.02"),
+    ),
+    "CPUs without a version": (
+        "cpus-not-inherited",
+        Message(script=_step("--exact", CPUS), why="each gets one CPU", severity="note"),
+    ),
+    "CPUs of tasks that nothing binds": ("cpus-not-inherited", Message(script=_step("", CPUS))),
+    "CPUs with a hint": (
+        "cpus-not-inherited",
+        Message(script=_step("--hint=nomultithread", CPUS), why="each gets one CPU", severity="note"),
+    ),
+    "CPUs of a newer Slurm": (
+        "cpus-not-inherited",
+        Message(script=_step("--exact --gres-flags=allow-task-sharing", CPUS)),
+    ),
+    "a failure within a step": (
+        "failure-hidden",
+        Message(
+            script=f"{HEAD}srun bash -c '\ntorchrun --standalone /shared/train.py\nrsync a b\n'\n",
+            why="`train.py` (line 7) is not noticed: the step ends with the status of `rsync` (line 8)",
+        ),
+    ),
+    "tasks of ten minutes": ("no-kill-on-bad-exit", Message(script=_step("", HEAD.replace("1:00:00", "10")))),
+    "tasks of eleven minutes": (
+        "no-kill-on-bad-exit",
+        Message(script=_step("", HEAD.replace("1:00:00", "11:00")), why="one task fails"),
+    ),
+    "a step of one task": ("no-kill-on-bad-exit", Message(script=_step("-n1"))),
+    "localhost in one of two branches": ("localhost-master", Message(script=HEAD + BRANCHES)),
+    "a launch at localhost in one of two branches": (
+        "localhost-master",
+        Message(
+            script=HEAD
+            + "if [ $N -eq 1 ]; then\n    torchrun --rdzv_endpoint=localhost:0 train.py\nelse\n    srun x\nfi\n"
+        ),
+    ),
+    "localhost in all branches": (
+        "localhost-master",
+        Message(
+            script=f"{HEAD}srun torchrun --nnodes=2 --rdzv_endpoint=localhost:0 train.py\n",
+            why="cannot rendezvous at localhost:0",
+        ),
+    ),
+    "a long address": (
+        "localhost-master",
+        Message(script=f"{HEAD}MASTER_ADDR=localhost:{'1' * 99}\n", why=f"localhost:{'1' * 30}..."),
+    ),
+    "srun in one of two branches": ("step-outside-srun", Message(script=HEAD + BRANCHES)),
+    "srun in no branch": (
+        "step-outside-srun",
+        Message(script=f"{HEAD}run=torchrun\n$run train.py\n", why="without srun, torchrun"),
+    ),
+    # ---- containers ----
+    "docker's label": (
+        "mount-flags",
+        Message(
+            script=_mounts(":z"),
+            why=":z of /a is a Docker flag; pyxis ignores it",
+            fix="remove it",
+            severity="note",
+        ),
+    ),
+    "a flag that is not one": (
+        "mount-flags",
+        Message(script=_mounts(":readonly"), why="/a stays writable", fix=":ro", severity="warning"),
+    ),
+    "flags joined by a colon": (
+        "mount-flags",
+        Message(
+            script=_mounts(":ro:noexec"),
+            why=":ro:noexec of /a have no effect",
+            fix=":ro+noexec",
+            severity="error",
+        ),
+    ),
+    "flags joined by a comma": (
+        "mount-source",
+        Message(
+            script=_mounts(":ro,noexec"), why="'noexec' is not a path", fix=":ro+noexec", severity="error"
+        ),
+    ),
+    "a value that the step sets itself": (
+        "container-env-value",
+        Message(
+            script=f"{HEAD}srun --container-image=/a.sqsh --container-env=A=1 bash -c 'export A=1; ./x'\n",
+            why="A has a value here",
+            severity="warning",
+        ),
+    ),
+    "a value that the step does not set": (
+        "container-env-value",
+        Message(
+            script=f"{HEAD}srun --container-image=/a.sqsh --container-env=A=1 bash -c 'export B=1; ./x'\n",
+            why="A has a value here",
+            severity="error",
+        ),
+    ),
+    "a registry with a slash": (
+        "image-registry",
+        Message(
+            script=_step("--container-image=nvcr.io/nvidia/pytorch:25.03-py3"),
+            why="before 4.0, enroot looks for nvcr.io/nvidia/pytorch:25.03-py3 on Docker Hub, because",
+        ),
+    ),
+    # ---- environment ----
+    "InfiniBand turned off": (
+        "transport-off",
+        Message(
+            script=HEAD + IB_OFF + f"srun {TRAINING}\n",
+            why="over TCP instead of InfiniBand",
+            fix="remove NCCL_IB_DISABLE on nodes with InfiniBand or RoCE",
+        ),
+    ),
+    "InfiniBand turned off for libfabric": (
+        "transport-off",
+        Message(script=HEAD + IB_OFF + f"export FI_PROVIDER=efa\nsrun {TRAINING}\n"),
+    ),
+    "InfiniBand turned off for a plugin": (
+        "transport-off",
+        Message(script=HEAD + IB_OFF + f"NCCL_NET_PLUGIN=ofi srun {TRAINING}\n"),
+    ),
+    "a variable that some trainer may read": (
+        "misspelt-variable",
+        Message(
+            script=f"{HEAD}export NCCL_TIMEOUT=60\n{_step('-K')}",
+            why="NCCL has no timeout",
+            severity="warning",
+        ),
+    ),
+    "an unread name next to the right one": (
+        "misspelt-variable",
+        Message(
+            script=f"{HEAD}export NCCL_MIN_CHANNELS=4 NCCL_MIN_NCHANNELS=4\n",
+            why="NCCL_MIN_NCHANNELS is set too",
+            fix="remove it",
+            severity="warning",
+        ),
+    ),
+    "the script's directory outside of Slurm": (
+        "script-directory",
+        Message(
+            script=f'{HEAD}here="${{SLURM_SUBMIT_DIR:-$(cd "$(dirname "${{BASH_SOURCE[0]}}")" && pwd)}}"\n'
+            'srun -K python "$here/train.py"\n'
+        ),
+    ),
+    "the script's directory, unless the submit directory has the program": (
+        "script-directory",
+        Message(
+            script=f'{HEAD}here="$(cd "$(dirname "${{BASH_SOURCE[0]}}")" && pwd)"\nroot="$(cd "$here/.." && pwd)"\n'
+            '[ -f "$SLURM_SUBMIT_DIR/train.py" ] && root=$SLURM_SUBMIT_DIR\n'
+            'srun -K python "$root/train.py"\n'
+        ),
+    ),
+    "the script's directory, which nothing reads": (
+        "script-directory",
+        Message(
+            script=f'{HEAD}here="$(cd "$(dirname "$0")" && pwd)"\nroot="$(cd "$here/.." && pwd)"\n'
+            "srun -K python /shared/train.py\n"
+        ),
+    ),
+    "the directory above the script's": (
+        "script-directory",
+        Message(
+            script=f'{HEAD}here="$(cd "$(dirname "$0")" && pwd)"\nroot="$(cd "$here/.." && pwd)"\n'
+            'srun -K python "$root/train.py"\n',
+            why="which has no other files",
+        ),
+    ),
+    "a port of jobs that run one after the other": (
+        "fixed-port",
+        Message(
+            script=f"{HEAD.replace('gpu:4', 'gpu:1')}".replace(
+                "nodes=2", "nodes=1\n#SBATCH --dependency=singleton"
+            )
+            + "export MASTER_PORT=29500\nsrun -K python train.py\n"
+        ),
+    ),
+    "a number of GPUs that is only printed": (
+        "gpu-count",
+        Message(
+            script=f'{HEAD}echo "$SLURM_GPUS_PER_NODE GPUs"\n',
+            why="unset",
+            fix="use SLURM_GPUS_ON_NODE",
+            severity="note",
+        ),
+    ),
+    "a number of GPUs that is used as well": (
+        "gpu-count",
+        Message(
+            script=f'{HEAD}echo "$SLURM_GPUS_PER_NODE GPUs"; ./run $SLURM_GPUS_PER_NODE\n',
+            why="unset",
+            severity="warning",
+        ),
+    ),
+    "an old name": (
+        "renamed-variable",
+        Message(
+            script=f"{HEAD}export NCCL_BLOCKING_WAIT=1\n",
+            why="since PyTorch 2.2, NCCL_BLOCKING_WAIT is called TORCH_NCCL_BLOCKING_WAIT",
+            fix="export both",
+        ),
+    ),
+    "an old name whose effect is the default": (
+        "renamed-variable",
+        Message(script=f"{HEAD}export NCCL_ASYNC_ERROR_HANDLING=1\n"),
+    ),
+    "an old name next to the new one": (
+        "renamed-variable",
+        Message(script=f"{HEAD}export NCCL_BLOCKING_WAIT=1 TORCH_NCCL_BLOCKING_WAIT=1\n"),
+    ),
+    "NCCL's lines": (
+        "nccl-debug-flood",
+        Message(script=f"{HEAD}export NCCL_DEBUG=INFO\nsrun {TRAINING}\n", why="hundreds of NCCL lines"),
+    ),
+    "a trace among other options": (
+        "trace-with-secrets",
+        Message(
+            script=HEAD + TRACE,
+            why="set -x writes the value of HF_TOKEN into the log",
+            fix="remove the x from `set -xeuo pipefail` (line 6), or `set +x` before line 8",
+        ),
+    ),
+    "an image that the script asks for": (
+        "image-empty",
+        Message(
+            script=f'{HEAD}IMAGE=""\nif [ -z "$IMAGE" ]; then exit 1; fi\n'
+            'STEP="srun -K --container-image=$IMAGE"\n$STEP ./train\n'
+        ),
+    ),
+    "an image that nothing asks for": (
+        "image-empty",
+        Message(
+            script=f'{HEAD}IMAGE=""\nSTEP="srun -K --container-image=$IMAGE"\n$STEP ./train\n', why="is empty"
+        ),
+    ),
+    "an endpoint that argparse completes": (
+        "rdzv-endpoint",
+        Message(
+            script=f"{HEAD.replace('per-node=4', 'per-node=1')}srun -K torchrun --nnodes=2 --rdzv_backend c10d "
+            "--rdzv_endpoin $host:29500 train.py\n"
+        ),
+    ),
+    "a trace of another shell": (
+        "trace-with-secrets",
+        Message(script=f'{HEAD}srun -K bash -c "\nset -x\nhostname\n"\n[ -n "$HF_TOKEN" ] && ./upload\n'),
+    ),
+    "a trace of a step that has a secret": (
+        "trace-with-secrets",
+        Message(script=f'{HEAD}srun -K bash -c "\nset -x\n./upload $HF_TOKEN\n"\n', why="HF_TOKEN"),
+    ),
+    "a trace alone": (
+        "trace-with-secrets",
+        Message(
+            script=HEAD + TRACE.replace("-xeuo pipefail", "-x"),
+            why="HF_TOKEN",
+            fix="remove `set -x` (line 6), or `set +x` before line 8",
+        ),
+    ),
+    "a random port": (
+        "ephemeral-port",
+        Message(script=f"{HEAD}MASTER_PORT=$((1024 + RANDOM % 64511))\n", why="between 1024 and 33791"),
+    ),
+    "a random port that ends in time": (
+        "ephemeral-port",
+        Message(script=f"{HEAD}MASTER_PORT=$((RANDOM % 64511))\n"),
+    ),
+    "a training without a limit": (
+        "no-exit-handler",
+        Message(script=_step("", HEAD.replace("#SBATCH --time=1:00:00\n", ""))),
+    ),
+    "a training with a limit": ("no-exit-handler", Message(script=_step(""), why="at the time limit")),
+    # ---- shell ----
+    "a placeholder": (
+        "syntax",
+        Message(
+            script=f"{HEAD}export CACHE=<cache_dir>\nsrun {TRAINING}\n",
+            why="`<cache_dir>` is a placeholder that bash reads as a redirection",
+            fix="write the value",
+        ),
+    ),
+    "the rest of a script with a placeholder": (
+        "no-kill-on-bad-exit",
+        Message(script=f"{HEAD}export CACHE=<cache_dir>\nsrun {TRAINING}\n", why="one task fails"),
+    ),
+    "redirections": ("syntax", Message(script=f"{HEAD}sort <names>sorted\ncat <<EOF>all\n$A\nEOF\n")),
+    "a text of bash -c that bash rejects": (
+        "syntax",
+        Message(
+            script=f"{HEAD}layers='([0]*3+[1]*58)'\nsrun bash -c \"{TRAINING} --moe-layer-freq $layers\"\n",
+            why="the text of bash -c is not valid",
+            fix="quote the value within the text",
+        ),
+    ),
+    "a text of bash -c with quotes of its own": (
+        "syntax",
+        Message(
+            script=f"{HEAD}layers='([0]*3+[1]*58)'\nsrun bash -c \"{TRAINING} --moe-layer-freq '$layers'\"\n"
+        ),
+    ),
+    "a text of bash -c that may not run": (
+        "syntax",
+        Message(script=f"{HEAD}more=\n[ -e x ] && more='('\nsrun bash -c \"{TRAINING} $more\"\n"),
+    ),
+    "a block that is not closed": (
+        "syntax",
+        Message(script=f"{HEAD}if true; then\n", why="bash stops here", fix="is not closed"),
+    ),
+}
+"""Case -> the rule and its expected finding."""
