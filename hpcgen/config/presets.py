@@ -323,7 +323,7 @@ _ALL = (
     ),
     Preset(
         "deepseek-v3",
-        "DeepSeek-V3 671B with an MTP layer, on 128 GPUs per replica of its experts: 64 nodes of H100s, or 16 of H200s",
+        "DeepSeek-V3 671B with an MTP layer, on 128 GPUs per replica of its experts: 128 nodes of H100s or 16 of H200s",
         {
             "model": {
                 "num_layers": 61,

@@ -61,7 +61,7 @@ def test_a_preset_obeys_the_rules_on_its_fewest_ranks(preset):
         ("llama3-70b", 64),
         ("llama3-405b", 896),
         ("mixtral-8x7b", 64),
-        ("deepseek-v3", 512),
+        ("deepseek-v3", 1024),
     ],
 )
 def test_a_preset_fits_gpus_of_80_gb_without_a_warning(name, world_size):

@@ -203,9 +203,9 @@ def microbatches_in_flight(layout: Layout, stage: int) -> list[tuple[int, ...]]:
     """
     stages, chunks = layout.pipeline_model_parallel_size, layout.virtual_pipeline_model_parallel_size
     after = stages - 1 - stage
-    total = layout.num_microbatches * chunks
     warmup = 2 * after + (chunks - 1) * stages if chunks > 1 else after
-    forward = [number // stages % chunks for number in range(total)]
+    first = min(layout.num_microbatches * chunks, warmup + stages * chunks)
+    forward = [number // stages % chunks for number in range(first)]
     numbers = [forward[:warmup].count(chunk) for chunk in range(chunks)]
     found = []
     for started, finished in zip(forward[warmup:], forward[: stages * chunks], strict=False):

@@ -13,6 +13,10 @@ from hpcgen.planning.rules.facts import Facts, Rule, Violation, divisors
 from hpcgen.planning.rules.parallelism import CP, PP, TP
 from trainer.contract.wording import one_of
 
+CUDA_GIB = 0.9
+"""Memory that CUDA and its libraries take besides torch's tensors. The least that was seen on an H200, without NCCL
+(docs/training.md)."""
+
 MAX_BUBBLE_FRACTION = 0.1
 
 
@@ -84,11 +88,13 @@ def model_fits_device(facts: Facts) -> Iterator[Violation]:
     if layout is None or available is None or model.padded_vocab_size is None:
         return
     estimate = _estimate(facts, layout)
-    if estimate.total_gib > available:
+    usable = available - CUDA_GIB
+    if estimate.total_gib > usable:
         size = layout.tensor_model_parallel_size
         yield Violation(
             path=TP,
-            reason=f"results in about {estimate.total_gib:.1f} GiB on a device with {available:g} GiB: "
+            reason=f"results in about {estimate.total_gib:.1f} GiB on a device with {available:g} GiB, of which CUDA "
+            f"itself needs {CUDA_GIB:g} GiB: "
             f"{estimate.parameter_bytes / GIB:.1f} GiB of weights, gradients and optimizer state, "
             f"{estimate.activation_bytes / GIB:.1f} GiB of activations, and "
             f"{estimate.kernel_bytes / GIB:.1f} GiB of buffers for kernels",
@@ -96,8 +102,8 @@ def model_fits_device(facts: Facts) -> Iterator[Violation]:
             offers=1,
             advice=_ways_to_fit(
                 facts,
-                parameters_fit=estimate.parameter_bytes < available * GIB,
-                times_nodes=_times_nodes_that_fit(facts, layout, available),
+                parameters_fit=estimate.parameter_bytes < usable * GIB,
+                times_nodes=_times_nodes_that_fit(facts, layout, usable),
             ),
         )
 
@@ -109,7 +115,7 @@ def _estimate(facts: Facts, layout: Layout) -> MemoryEstimate:
     )
 
 
-def _times_nodes_that_fit(facts: Facts, layout: Layout, available: float) -> int | None:
+def _times_nodes_that_fit(facts: Facts, layout: Layout, usable: float) -> int | None:
     """The factor of nodes with which the model fits, because more ranks share the optimizer state; None if none does.
 
     A rank needs at least one microbatch of the global batch.
@@ -120,7 +126,7 @@ def _times_nodes_that_fit(facts: Facts, layout: Layout, available: float) -> int
             data_parallel_size=times * layout.data_parallel_size,
             expert_data_parallel_size=times * (layout.expert_data_parallel_size or 1),
         )
-        if _estimate(facts, larger).total_gib <= available:
+        if _estimate(facts, larger).total_gib <= usable:
             return times
     return None
 
