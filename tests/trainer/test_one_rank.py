@@ -1,4 +1,4 @@
-"""benchmarks.one_rank: rank 0 of a layout runs alone, with the work of the average rank."""
+"""One rank of a layout runs alone, with the work of the average rank."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.testing._internal.distributed.fake_pg import FakeStore
+from megatron.core import parallel_state
+from megatron.core.process_groups_config import ProcessGroupCollection
 
-from benchmarks import one_rank, runs, train
+from benchmarks import runs, train
 from benchmarks.train_cases import Case
 from tests.trainer.runs import LLAMA, MOE
+from trainer.distributed import one_rank
 
 RANKS = 4
 
@@ -45,23 +47,34 @@ def test_the_trainer_runs_as_rank_0_alone(
 
 
 @pytest.fixture
-def four_ranks() -> Iterator[None]:
-    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=RANKS)
-    yield
+def groups(request: pytest.FixtureRequest) -> Iterator[ProcessGroupCollection]:
+    """Process groups of RANKS ranks, in which this process is alone, as (rank, EP, ETP)."""
+    rank, expert_ranks, tensor_ranks = request.param
+    one_rank.connect(rank, RANKS)
+    parallel_state.initialize_model_parallel(
+        expert_model_parallel_size=expert_ranks,
+        expert_tensor_parallel_size=tensor_ranks,
+        create_gloo_process_groups=False,
+    )
+    yield ProcessGroupCollection.use_mpu_process_groups()
+    parallel_state.destroy_model_parallel()
     torch.distributed.destroy_process_group()
 
 
-@pytest.mark.usefixtures("four_ranks")
-def test_its_experts_get_the_average_number_of_tokens() -> None:
-    """Two experts per rank. Tokens go to their experts and return to their places."""
+@pytest.mark.parametrize("groups", [(0, 4, 1), (2, 4, 1), (3, 2, 2)], indirect=True)
+def test_its_experts_get_the_average_number_of_tokens(groups: ProcessGroupCollection) -> None:
+    """Tokens go to their experts and return to their places."""
     per_expert = torch.tensor([5, 0, 1, 7, 2, 2, 0, 3])
     counts = torch.empty(RANKS * 8, dtype=torch.int64)
-    one_rank.gather(counts, per_expert)
-    sent = per_expert.view(RANKS, 2).sum(1)
-    received = counts.view(RANKS, 8)[:, :2].sum(1)
+    one_rank.gather(counts, per_expert, groups.tp_ep)
+    expert_ranks, own = groups.ep.size(), groups.ep.rank()
+    sent = per_expert.view(expert_ranks, -1).sum(1)
+    by_rank = counts.view(expert_ranks, -1, expert_ranks, 8 // expert_ranks)
+    received = by_rank[:, 0, own].sum(1)
     assert received.sum() == sent.sum() == 20
+    assert (by_rank[:, :1] == by_rank).all()
 
     tokens, arrived, returned = torch.arange(20), torch.empty(20, dtype=torch.int64), torch.zeros(20)
-    one_rank.exchange(arrived, tokens, received, sent)
-    one_rank.exchange(returned, arrived, sent, received)
+    one_rank.exchange(arrived, tokens, received, sent, groups.ep)
+    one_rank.exchange(returned, arrived, sent, received, groups.ep)
     assert returned.tolist() == tokens.tolist()

@@ -73,19 +73,24 @@ def connect(
             world_size=ranks.world_size,
             timeout=timeout + datetime.timedelta(seconds=GROUP_TIMEOUT_MARGIN_S),
         )
-        parallel_state.initialize_model_parallel(
-            tensor_model_parallel_size=layout.tensor_model_parallel_size,
-            pipeline_model_parallel_size=layout.pipeline_model_parallel_size,
-            virtual_pipeline_model_parallel_size=layout.virtual_pipeline_model_parallel_size,
-            context_parallel_size=layout.context_parallel_size,
-            expert_model_parallel_size=layout.expert_model_parallel_size,
-            expert_tensor_parallel_size=layout.expert_tensor_parallel_size,
-            hierarchical_context_parallel_sizes=list(layout.hierarchical_context_parallel_sizes or ()),
-            num_distributed_optimizer_instances=layout.num_distributed_optimizer_instances,
-            distributed_timeout_minutes=timeout_minutes + GROUP_TIMEOUT_MARGIN_S // 60,
-            create_gloo_process_groups=False,
-            use_sharp=layout.use_sharp,
-        )
+        return build(layout, timeout_minutes=timeout_minutes)
+
+
+def build(layout: ParallelismConfig, *, timeout_minutes: int) -> ProcessGroupCollection:
+    """Build the process groups of a layout. Every rank of the default group must call this."""
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=layout.tensor_model_parallel_size,
+        pipeline_model_parallel_size=layout.pipeline_model_parallel_size,
+        virtual_pipeline_model_parallel_size=layout.virtual_pipeline_model_parallel_size,
+        context_parallel_size=layout.context_parallel_size,
+        expert_model_parallel_size=layout.expert_model_parallel_size,
+        expert_tensor_parallel_size=layout.expert_tensor_parallel_size,
+        hierarchical_context_parallel_sizes=list(layout.hierarchical_context_parallel_sizes or ()),
+        num_distributed_optimizer_instances=layout.num_distributed_optimizer_instances,
+        distributed_timeout_minutes=timeout_minutes + GROUP_TIMEOUT_MARGIN_S // 60,
+        create_gloo_process_groups=False,
+        use_sharp=layout.use_sharp,
+    )
     return ProcessGroupCollection.use_mpu_process_groups()
 
 
