@@ -110,7 +110,7 @@ def _train(
 
     source = checkpoint.find(run.checkpoints, config, log, lambda: watch.beat(Phase.START))
     origins = source.origins if source else at_rank_0(lambda: provenance.examine(config).origins, run.root)
-    state = _build_state(config, groups, log)
+    state = build_state(config, groups, log)
     if source is not None:
         watch.beat(Phase.LOAD)
         checkpoint.load(source, state, groups)
@@ -154,7 +154,7 @@ def _train(
     _mark_end(run, state.iteration, config)
 
 
-def _build_state(config: TrainerConfig, groups: ProcessGroupCollection, log: Log) -> TrainingState:
+def build_state(config: TrainerConfig, groups: ProcessGroupCollection, log: Log) -> TrainingState:
     """Build the model with random weights, and its optimizer."""
     chosen = kernels.choose(config)
     log.line(f"kernels: {chosen}")

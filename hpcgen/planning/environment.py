@@ -166,7 +166,7 @@ def _of_node_type(stage: Stage, run: Run, config: RunConfig) -> Iterator[Variabl
         facts += run.node_type.sharp.items()
     asked, torch = runtime(config, run.cluster), torch_version(config, run.cluster)
     for name, fact in facts:
-        for_stage = not fact.stages or stage.name in fact.stages
+        for_stage = not fact.stages or stage.environment_of in fact.stages
         for_runtime = not fact.runtimes or asked in fact.runtimes
         if for_stage and for_runtime and holds_for(fact.torch, torch):
             origin = f"{run.cluster.node_type}: {fact.source}"

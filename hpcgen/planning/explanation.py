@@ -77,7 +77,7 @@ class Explanation:
 
     def container_environment(self) -> tuple[str, ...]:
         """Names for pyxis's --container-env: the variables that a launch script must set or compute."""
-        rendezvous = RENDEZVOUS if STAGES[self.stage].uses_gpus else ()
+        rendezvous = RENDEZVOUS if STAGES[self.stage].has_ranks else ()
         return tuple(sorted({variable.name for variable in self.variables} | {*rendezvous, *self.secrets}))
 
     def only(self, patterns: Sequence[str]) -> Explanation:

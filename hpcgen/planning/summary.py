@@ -106,15 +106,7 @@ def _training(plan: Plan) -> dict[str, Any]:
     if trainer is None or layout is None or stage is None:
         return {}
     tokens = trainer.training.global_batch_size * trainer.model.seq_length
-    memory = estimate_memory(
-        Setup(
-            trainer.model,
-            trainer.parallelism,
-            trainer.training,
-            layout,
-            trainer.data.reset_attention_mask,
-        )
-    )
+    memory = estimate_memory(Setup.of(trainer, layout))
     return {
         "layout": str(layout),
         "bubble_fraction": layout.bubble_fraction,

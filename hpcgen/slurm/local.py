@@ -107,7 +107,7 @@ def _task(stage: StagePlan, job_dir: Path) -> ModuleTask | ShellTask:
     config = ("--config", str(job_dir / stage.kind.config_file)) if stage.kind.config_file else ()
     if stage.allocation.array is not None:
         return ModuleTask(("-m", "hpcgen", "data", stage.name, *config), environment)
-    if stage.kind.uses_gpus:
+    if stage.kind.has_ranks:
         environment |= {
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(_free_port()),

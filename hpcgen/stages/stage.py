@@ -93,7 +93,7 @@ class Stage(ABC):
     is_array: bool = False
     """The job is an array whose tasks share the work on the corpus."""
     uses_gpus: bool = False
-    """The job uses all GPUs of its nodes, and its tasks are ranks with a rendezvous."""
+    """The job uses all GPUs of its nodes. Unless it is a single task, its tasks are ranks with a rendezvous."""
     is_single_task: bool = False
     """The job, or each task of an array, is one process on one node."""
     one_node_by_default: bool = False
@@ -156,9 +156,19 @@ class Stage(ABC):
         return ArraySettings if self.is_array else StageSettings
 
     @property
+    def has_ranks(self) -> bool:
+        """The job's tasks are ranks with a rendezvous."""
+        return self.uses_gpus and not self.is_single_task
+
+    @property
+    def environment_of(self) -> str:
+        """Name of the stage whose variables the node type sets for this one."""
+        return self.name
+
+    @property
     def script_variables(self) -> Mapping[str, str]:
         """All variables that the script computes, including those for the rendezvous."""
-        return {**(RENDEZVOUS | RENDEZVOUS_ID if self.uses_gpus else {}), **self.own_variables}
+        return {**(RENDEZVOUS | RENDEZVOUS_ID if self.has_ranks else {}), **self.own_variables}
 
     @abstractmethod
     def work(

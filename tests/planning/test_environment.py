@@ -214,6 +214,7 @@ def test_one_switch_turns_sharp_on(tmp_path):
     assert added == {
         "evaluate": sharp,
         "generate": sharp,
+        "memory-test": sharp,
         "nccl-test": {**sharp, "NCCL_COLLNET_ENABLE": "1"},
         "node-health": sharp,
         "run": sharp,

@@ -1,4 +1,4 @@
-"""One rank of a few training steps. test_rank_memory.py runs it; it writes what a step allocates at most.
+"""One rank of a few training steps. Tests run it; it writes what a step allocates at most. With ALONE=1 it is alone.
 
 The kernels allocate what Transformer Engine's do, as far as torch's can: products add weight gradients to their buffer,
 and SwiGLU keeps its input only.
@@ -19,6 +19,11 @@ from trainer.contract import config as configuration
 from trainer.distributed import device
 
 device.prepare("cpu")
+
+from trainer.distributed import one_rank  # noqa: E402
+
+if "ALONE" in os.environ:
+    one_rank.replace_collectives()
 
 import torch  # noqa: E402
 from megatron.core import parallel_state  # noqa: E402
@@ -102,7 +107,11 @@ def main(path: Path) -> None:
     use_kernels_like_those_of_gpus()
     config = resolve(configuration.read(path))
     ranks = rendezvous.find_ranks(os.environ)
-    process_groups = groups.initialize(config, ranks, os.environ)
+    if "ALONE" in os.environ:
+        one_rank.connect(ranks.rank, ranks.world_size)
+        process_groups = groups.build(config.parallelism, timeout_minutes=1)
+    else:
+        process_groups = groups.initialize(config, ranks, os.environ)
     model = build.build_model(config, process_groups, kernels.choose(config))
     optimizer = build_optimizer(config, model)
     spikes = SpikeWatch(config.training.loss_spike_factor, config.training.skip_loss_spikes)

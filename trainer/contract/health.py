@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 
 from trainer.contract.config import (
-    ConfigError,
     Count,
     Fraction,
     NonNegative,
     PositiveFloat,
-    from_dict,
 )
 from trainer.contract.section import config_section
 
@@ -101,19 +97,3 @@ class NodeHealthConfig:
     """Known bandwidths of the node type; only those for one node are used."""
     timeout_s: Count = 180
     """Timeout of each step of the check (seconds)."""
-
-
-T = TypeVar("T")
-
-
-def read(cls: type[T], path: Path) -> T:
-    """Reads the configuration file of a health program.
-
-    Raises:
-        ConfigError: the file is missing, is not JSON, or does not fit `cls`.
-    """
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: {error}") from error
-    return from_dict(cls, document, where=str(path))

@@ -15,9 +15,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from trainer.contract.config import ConfigError
+from trainer.contract.config import ConfigError, read_as
 from trainer.contract.errors import TrainerError
-from trainer.contract.health import NcclTestConfig, read
+from trainer.contract.health import NcclTestConfig
 from trainer.contract.run_directory import publish
 from trainer.contract.wording import counted
 from trainer.distributed.rendezvous import Ranks, find_ranks
@@ -48,7 +48,7 @@ def main() -> int:
     arguments = _parser().parse_args()
     ranks = None
     try:
-        config = read(NcclTestConfig, arguments.config)
+        config = read_as(NcclTestConfig, arguments.config)
         ranks = find_ranks(os.environ)
         return run(
             config,

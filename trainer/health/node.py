@@ -20,8 +20,9 @@ from typing import Any
 
 import torch
 
+from trainer.contract.config import read_as
 from trainer.contract.errors import TrainerError
-from trainer.contract.health import NodeHealthConfig, read
+from trainer.contract.health import NodeHealthConfig
 from trainer.contract.run_directory import publish
 from trainer.contract.wording import counted
 from trainer.distributed.rendezvous import Ranks, find_ranks, select_gpu
@@ -74,7 +75,7 @@ def main() -> int:
     )
     arguments = parser.parse_args()
     try:
-        config = read(NodeHealthConfig, arguments.config)
+        config = read_as(NodeHealthConfig, arguments.config)
         return run(config, find_ranks(os.environ), os.environ, arguments.reports)
     except TrainerError as error:
         print(f"{PROGRAM}: ERROR: {error}", file=sys.stderr)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hpcgen.planning.layout import Layout
-from trainer.contract.config import ModelConfig, ParallelismConfig, TrainingConfig
+from trainer.contract.config import ModelConfig, ParallelismConfig, TrainerConfig, TrainingConfig
 
 
 @dataclass(frozen=True)
@@ -18,6 +18,12 @@ class Setup:
     layout: Layout
     separates_documents: bool = False
     """The value of data.reset_attention_mask."""
+
+    @classmethod
+    def of(cls, trainer: TrainerConfig, layout: Layout) -> Setup:
+        """The setup of a resolved training run."""
+        separates_documents = trainer.data.reset_attention_mask
+        return cls(trainer.model, trainer.parallelism, trainer.training, layout, separates_documents)
 
     @property
     def tokens(self) -> int:

@@ -45,7 +45,7 @@ def _names(stage: StagePlan, hooks: bool) -> Iterator[str]:
     if hooks:
         yield "hooks"
     yield "scratch"
-    if stage.kind.uses_gpus:
+    if stage.kind.has_ranks:
         yield "ranks"
     if stage.kind.config_file == TRAINER_FILE:
         yield "datasets"

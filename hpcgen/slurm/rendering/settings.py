@@ -40,7 +40,7 @@ def stage_settings(plan: Plan, stage: StagePlan) -> tuple[Setting, ...]:
         "check_memlock": int(stage.device == "cuda"),
         "secrets": stage.secrets,
         "nodes": stage.allocation.nodes,
-        **({"ntasks_per_node": stage.allocation.ranks_per_node} if stage.kind.uses_gpus else {}),
+        **({"ntasks_per_node": stage.allocation.ranks_per_node} if stage.kind.has_ranks else {}),
         **stage.values,  # type: ignore[dict-item]
         **_container(plan, stage),
         "step": stage.allocation.srun_options(),

@@ -13,6 +13,7 @@ from trainer.contract.config.document import (
     fingerprint,
     from_dict,
     read,
+    read_as,
     to_dict,
 )
 from trainer.contract.config.model import ModelConfig, RopeScaling
@@ -54,5 +55,6 @@ __all__ = [
     "fingerprint",
     "from_dict",
     "read",
+    "read_as",
     "to_dict",
 ]

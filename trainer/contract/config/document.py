@@ -60,11 +60,20 @@ def read(path: Path) -> TrainerConfig:
     Raises:
         ConfigError: the file is missing, is not JSON, or does not fit TrainerConfig.
     """
+    return read_as(TrainerConfig, path)
+
+
+def read_as(cls: type[T], path: Path) -> T:
+    """Reads a JSON file as the configuration class `cls`.
+
+    Raises:
+        ConfigError: the file is missing, is not JSON, or does not fit `cls`.
+    """
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: {error}") from error
-    return from_dict(TrainerConfig, document, where=str(path))
+    return from_dict(cls, document, where=str(path))
 
 
 def to_dict(config: Any) -> dict[str, Any]:
