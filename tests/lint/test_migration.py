@@ -104,6 +104,47 @@ def test_options_without_effect_are_omitted_with_the_reason() -> None:
     assert "logging" not in found
 
 
+@pytest.mark.parametrize(
+    ("options", "unread", "why"),
+    [
+        (
+            "--num-experts 8 --disable-bias-linear --bf16 --moe-router-load-balancing-type seq_aux_loss",
+            "--moe-router-load-balancing-type seq_aux_loss",
+            "it has no effect without --moe-aux-loss-coeff, whose default is 0",
+        ),
+        (
+            "--fp16 --loss-scale 1024 --loss-scale-window 500",
+            "--loss-scale-window 500",
+            "it has no effect with optimizer.loss_scale",
+        ),
+        (
+            "--bf16 --deterministic-mode --cross-entropy-fusion-impl te",
+            "--cross-entropy-fusion-impl te",
+            "it has no effect with training.deterministic_mode",
+        ),
+        (
+            f"--bf16 --reset-position-ids {ROPE}",
+            "--reset-position-ids",
+            "Megatron-Core computes rope from the number of tokens, and does not read the positions",
+        ),
+    ],
+)
+def test_an_option_that_another_makes_useless_is_omitted(options: str, unread: str, why: str) -> None:
+    """The run file is valid without it, and trains as the script does."""
+    found, leftovers = migrated(options)
+    assert leftovers[unread] == why
+    key = unread.split()[0].removeprefix("--").replace("-", "_")
+    assert not any(key in section for section in found.values() if isinstance(section, dict))
+
+
+def test_a_coefficient_keeps_its_balancing_loss() -> None:
+    found, _ = migrated(
+        "--num-experts 8 --disable-bias-linear --bf16 --moe-router-load-balancing-type seq_aux_loss "
+        "--moe-aux-loss-coeff 1e-2"
+    )
+    assert found["model"]["moe_router_load_balancing_type"] == "seq_aux_loss"
+
+
 @pytest.mark.parametrize("rampup", ["0 0 0", "64 64 0", "64", "64 64 $N", "999999999999999 1 1"])
 def test_a_ramp_up_without_effect_must_be_set_to_null(rampup: str) -> None:
     options = (

@@ -76,6 +76,14 @@ BELONGS_TO: dict[str, tuple[str, object]] = {
 }
 """Options that are only read, and only allowed in a run file, if another key has this value (None: any)."""
 
+EXCLUDED_BY = {
+    **dict.fromkeys(
+        ("initial-loss-scale", "min-loss-scale", "loss-scale-window", "hysteresis"), "optimizer.loss_scale"
+    ),
+    "cross-entropy-fusion-impl": "training.deterministic_mode",
+}
+"""Options without effect if another key is set. A run file would refuse both."""
+
 LISTS = frozenset(("data-path", "train-data-path", "valid-data-path", "test-data-path"))
 
 SPECIAL = frozenset(
@@ -178,6 +186,10 @@ def _belonging(flags: Flags, carried: Carried) -> None:
             carried.leave(
                 flag.line, shown(flag), f"it only applies with {path}{f' = {value}' if value else ''}"
             )
+    for name, path in EXCLUDED_BY.items():
+        if (flag := flags.get(name)) and carried.get(path):
+            carried.drop(KEYS[name])
+            carried.leave(flag.line, shown(flag), f"it has no effect with {path}")
 
 
 def _precision(flags: Flags, carried: Carried) -> None:
