@@ -137,6 +137,16 @@ def test_an_option_that_another_makes_useless_is_omitted(options: str, unread: s
     assert not any(key in section for section in found.values() if isinstance(section, dict))
 
 
+def test_a_constant_rate_has_no_end() -> None:
+    found, leftovers = migrated("--bf16 --lr-decay-style constant --min-lr 1e-5 --lr-decay-iters 500")
+    assert found["optimizer"].keys().isdisjoint({"min_lr", "lr_decay_iters"})
+    why = "it has no effect with optimizer.lr_decay_style = constant"
+    assert leftovers["--min-lr 1e-5"] == leftovers["--lr-decay-iters 500"] == why
+    fraction = "--lr-warmup-fraction 0.1 --lr-decay-iters 500"
+    found, _ = migrated(f"--bf16 --lr-decay-style constant {fraction}", "--force")
+    assert found["optimizer"]["lr_decay_iters"] == 500
+
+
 def test_a_coefficient_keeps_its_balancing_loss() -> None:
     found, _ = migrated(
         "--num-experts 8 --disable-bias-linear --bf16 --moe-router-load-balancing-type seq_aux_loss "

@@ -113,10 +113,14 @@ def carry_training(job: Job, launch: Launch, carried: Carried) -> None:
     _profile(flags, carried)
     _schedule(flags, carried)
     _belonging(flags, carried)
+    _constant_rate(flags, carried)
     _mean_loss(flags, carried)
     for path, value in DEFAULTS.items():
         is_given = carried.get(path) is not None or any(KEYS.get(name) == path for name in launch.flags)
-        if not is_given and not (path == "data.split" and not carried.get("data.datasets")):
+        is_unread = (path == "data.split" and not carried.get("data.datasets")) or (
+            path == "optimizer.min_lr" and carried.get("optimizer.lr_decay_style") == "constant"
+        )
+        if not is_given and not is_unread:
             carried.put(path, value)
     warmup = {"lr-warmup-iters", "lr-warmup-fraction", "lr-warmup-samples"} & launch.flags.keys()
     if not warmup and not any(
@@ -157,6 +161,17 @@ def _carry(flag: Flag, carried: Carried) -> None:
         carry_without_key(flag, carried)
     else:
         carry_as(path, flag, carried)
+
+
+def _constant_rate(flags: Flags, carried: Carried) -> None:
+    """The end of a decay, which a constant rate does not have."""
+    if carried.get("optimizer.lr_decay_style") != "constant":
+        return
+    has_fraction = carried.get("optimizer.lr_warmup_fraction") is not None
+    for name in ("min-lr", *(() if has_fraction else ("lr-decay-iters", "lr-decay-samples"))):
+        if flag := flags.get(name):
+            carried.drop(_keys(name)[0])
+            carried.leave(flag.line, shown(flag), "it has no effect with optimizer.lr_decay_style = constant")
 
 
 def _mean_loss(flags: Flags, carried: Carried) -> None:
