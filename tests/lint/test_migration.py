@@ -89,7 +89,8 @@ def test_a_growing_batch_counts_its_steps() -> None:
 def test_options_without_effect_are_omitted_with_the_reason() -> None:
     found, leftovers = migrated(
         "--bf16 --loss-scale 1024 --fp8-recipe delayed --lr-wsd-decay-iters 5 --wandb-exp-name first "
-        "--profile-ranks 0 1 --finetune --mtp-loss-scaling-factor 0.3 --rotary-base 500000"
+        "--profile-ranks 0 1 --finetune --mtp-loss-scaling-factor 0.3 --rotary-base 500000 --recompute-method block "
+        "--recompute-num-layers 2"
     )
     assert leftovers == leftovers | {
         "--loss-scale 1024": "it only applies with training.precision = fp16",
@@ -98,6 +99,8 @@ def test_options_without_effect_are_omitted_with_the_reason() -> None:
         "--wandb-exp-name first": "it only applies with logging.wandb_project",
         "--profile-ranks 0 1": "it only applies with logging.profile_step_start",
         "--finetune": "it only applies with checkpoint.load",
+        "--recompute-method block": "it only applies with training.recompute_granularity = full",
+        "--recompute-num-layers 2": "it only applies with training.recompute_granularity = full",
         "--mtp-loss-scaling-factor 0.3": "it only applies with model.mtp_num_layers",
         "--rotary-base 500000": "it only applies with model.position_embedding_type = rope",
     }

@@ -8,6 +8,7 @@ from hpcgen.check.lint.job import Job
 from hpcgen.check.lint.launch import Flag, Launch
 from hpcgen.check.lint.megatron import (
     KEYS,
+    LATENT_WIDTHS,
     counted_as_layers,
     virtual_stages,
 )
@@ -70,6 +71,7 @@ BELONGS_TO: dict[str, tuple[str, object]] = {
     ),
     "finetune": ("checkpoint.load", None),
     "recompute-modules": ("training.recompute_granularity", "selective"),
+    **dict.fromkeys(("recompute-method", "recompute-num-layers"), ("training.recompute_granularity", "full")),
     "hierarchical-context-parallel-sizes": ("parallelism.cp_comm_type", "a2a+p2p"),
     "mtp-loss-scaling-factor": ("model.mtp_num_layers", None),
     "rotary-base": ("model.position_embedding_type", "rope"),
@@ -86,9 +88,10 @@ EXCLUDED_BY = {
 
 LISTS = frozenset(("data-path", "train-data-path", "valid-data-path", "test-data-path"))
 
-SPECIAL = frozenset(
-    (*SPECIAL_KEYS, COUNT, "load", "cp-comm-type", "profile", "use-pytorch-profiler", "recompute-activations")
-)
+SPECIAL = frozenset((
+    *SPECIAL_KEYS, COUNT, *LATENT_WIDTHS, "load", "cp-comm-type", "profile", "use-pytorch-profiler",
+    "recompute-activations",
+))  # fmt: skip
 """Options that are converted by their own functions."""
 
 
