@@ -30,6 +30,8 @@ class MistakeParts(TypedDict):
 
     key: str | None
     """Dotted path of the value; None if the mistake is not about a single value."""
+    value: object
+    """The value; None if it is missing, a section, or must not be printed."""
     file: str | None
     """File that sets the value; None for --set, presets and defaults."""
     line: int | None
@@ -43,13 +45,16 @@ class Mistake(str):
     parts: MistakeParts
 
     @classmethod
-    def of(cls, line: str, where: str, key: str | None, reason: str, hint: str) -> Mistake:
+    def of(
+        cls, line: str, where: str, key: str | None, reason: str, hint: str, value: object = None
+    ) -> Mistake:
         """Makes a mistake. `where` is a place such as "run.yaml:14", or a source that is not a file."""
         mistake = cls(line)
         file, _, number = where.rpartition(":")
         in_file = number.isdigit() and not where.startswith("--")
         mistake.parts = {
             "key": key or None,
+            "value": value,
             "file": file if in_file else None,
             "line": int(number) if in_file else None,
             "reason": reason,

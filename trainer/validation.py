@@ -21,9 +21,10 @@ def mean_loss(
     config: TrainerConfig,
     groups: ProcessGroupCollection,
     beat: Callable[[], None],
-) -> float:
+) -> float | None:
     """Mean loss of the tokens of the first eval_iters global batches of the dataset, the same samples each time.
 
+    None if no token counts, because data.eod_mask_loss masks all of them.
     Calls `beat` before each batch.
     """
     size = config.training.global_batch_size
@@ -40,4 +41,4 @@ def mean_loss(
     for chunk in model:
         chunk.train()
     sums = torch.stack(found).sum(0)
-    return float(sums[0] / sums[1])
+    return float(sums[0] / sums[1]) if sums[1] else None

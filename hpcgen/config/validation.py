@@ -146,17 +146,27 @@ def describe(problem: Problem, document: Document, resolved: object = None) -> M
         value = _attribute(resolved, problem.path)
     is_silent = is_private(problem.path) or not _is_value(value) or (where == "default" and value is None)
     shown = "" if is_silent else f" = {show(value)}"
+    plain = None if is_silent else _in_json(value)
     hint = f"; {problem.hint}" if problem.hint else ""
     if where.startswith("--") and not where.startswith("--set"):  # an option that sets one key
         line = f"{where}{'' if is_silent else f' {show(value)}'} {problem.reason}{hint}"
-        return Mistake.of(line, where, problem.path, problem.reason, problem.hint)
+        return Mistake.of(line, where, problem.path, problem.reason, problem.hint, plain)
     path = problem.path if len(problem.path) <= 120 else problem.path[:117] + "..."
     path = path if path.isprintable() else ascii(path)
     if _is_not_the_users(where) and (chosen := _conflicting_origin(problem, document)):
         shown += "" if is_silent else f" ({where})"
         where = chosen
     line = f"{where}: {path or 'the file'}{shown} {problem.reason}{hint}"
-    return Mistake.of(line, where, problem.path, problem.reason, problem.hint)
+    return Mistake.of(line, where, problem.path, problem.reason, problem.hint, plain)
+
+
+def _in_json(value: object) -> object:
+    """The value itself, or as text if JSON cannot express it, such as an infinite number."""
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError):
+        return show(value)
+    return value
 
 
 def _is_not_the_users(origin: str) -> bool:

@@ -50,9 +50,10 @@ def test_json_of_a_run_with_mistakes(workplace):
     unknown, tp = document["mistakes"]
     assert unknown.pop("hint") == "did you mean training?"
     nowhere = {"file": None, "line": None}
-    assert unknown == {"key": "trainign", "reason": "is not a known key", **nowhere}
-    assert (tp["key"], tp["file"], tp["line"]) == (
+    assert unknown == {"key": "trainign", "value": None, "reason": "is not a known key", **nowhere}
+    assert (tp["key"], tp["value"], tp["file"], tp["line"]) == (
         "parallelism.tensor_model_parallel_size",
+        3,
         str(run_file),
         line,
     )
@@ -61,6 +62,22 @@ def test_json_of_a_run_with_mistakes(workplace):
         "trainign",
         "parallelism.tensor_model_parallel_size",
     ]
+
+
+def test_json_has_the_values_of_mistakes(workplace):
+    """A default is a value too. JSON has no infinite numbers, and a section is no single value."""
+    run_file = write_yaml(workplace / "run.yaml", minimal_run())
+    wrong = ("optimizer.lr=.inf", "training.seed=first", "logging.profile_ranks=[0, x]")
+    text = hpcgen(
+        "validate", "-c", run_file, "--json", *(part for each in wrong for part in ("--set", each))
+    ).stdout
+    found = {
+        mistake["key"]: mistake["value"]
+        for mistake in json.loads(text, parse_constant=pytest.fail)["mistakes"]
+    }
+    assert found["training.seed"] == "first"
+    assert found["optimizer.lr"] == "Infinity"
+    assert "x" in found.values()
 
 
 def test_json_of_a_file_that_cannot_be_read(workplace):
@@ -74,6 +91,7 @@ def test_json_of_a_file_that_cannot_be_read(workplace):
     [mistake] = json.loads(hpcgen("validate", "-c", "run.yaml", "--json").stdout)["mistakes"]
     assert mistake == {
         "key": None,
+        "value": None,
         "file": "run.yaml",
         "line": 2,
         "reason": "duplicate key name, first on line 1",

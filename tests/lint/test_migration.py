@@ -89,7 +89,8 @@ def test_a_growing_batch_counts_its_steps() -> None:
 def test_options_without_effect_are_omitted_with_the_reason() -> None:
     found, leftovers = migrated(
         "--bf16 --loss-scale 1024 --fp8-recipe delayed --lr-wsd-decay-iters 5 --wandb-exp-name first "
-        "--profile-ranks 0 1 --finetune --mtp-loss-scaling-factor 0.3 --rotary-base 500000"
+        "--profile-ranks 0 1 --finetune --mtp-loss-scaling-factor 0.3 --rotary-base 500000 --recompute-method block "
+        "--recompute-num-layers 2"
     )
     assert leftovers == leftovers | {
         "--loss-scale 1024": "it only applies with training.precision = fp16",
@@ -98,10 +99,63 @@ def test_options_without_effect_are_omitted_with_the_reason() -> None:
         "--wandb-exp-name first": "it only applies with logging.wandb_project",
         "--profile-ranks 0 1": "it only applies with logging.profile_step_start",
         "--finetune": "it only applies with checkpoint.load",
+        "--recompute-method block": "it only applies with training.recompute_granularity = full",
+        "--recompute-num-layers 2": "it only applies with training.recompute_granularity = full",
         "--mtp-loss-scaling-factor 0.3": "it only applies with model.mtp_num_layers",
         "--rotary-base 500000": "it only applies with model.position_embedding_type = rope",
     }
     assert "logging" not in found
+
+
+@pytest.mark.parametrize(
+    ("options", "unread", "why"),
+    [
+        (
+            "--num-experts 8 --disable-bias-linear --bf16 --moe-router-load-balancing-type seq_aux_loss",
+            "--moe-router-load-balancing-type seq_aux_loss",
+            "it has no effect without --moe-aux-loss-coeff, whose default is 0",
+        ),
+        (
+            "--fp16 --loss-scale 1024 --loss-scale-window 500",
+            "--loss-scale-window 500",
+            "it has no effect with optimizer.loss_scale",
+        ),
+        (
+            "--bf16 --deterministic-mode --cross-entropy-fusion-impl te",
+            "--cross-entropy-fusion-impl te",
+            "it has no effect with training.deterministic_mode",
+        ),
+        (
+            f"--bf16 --reset-position-ids {ROPE}",
+            "--reset-position-ids",
+            "Megatron-Core computes rope from the number of tokens, and does not read the positions",
+        ),
+    ],
+)
+def test_an_option_that_another_makes_useless_is_omitted(options: str, unread: str, why: str) -> None:
+    """The run file is valid without it, and trains as the script does."""
+    found, leftovers = migrated(options)
+    assert leftovers[unread] == why
+    key = unread.split()[0].removeprefix("--").replace("-", "_")
+    assert not any(key in section for section in found.values() if isinstance(section, dict))
+
+
+def test_a_constant_rate_has_no_end() -> None:
+    found, leftovers = migrated("--bf16 --lr-decay-style constant --min-lr 1e-5 --lr-decay-iters 500")
+    assert found["optimizer"].keys().isdisjoint({"min_lr", "lr_decay_iters"})
+    why = "it has no effect with optimizer.lr_decay_style = constant"
+    assert leftovers["--min-lr 1e-5"] == leftovers["--lr-decay-iters 500"] == why
+    fraction = "--lr-warmup-fraction 0.1 --lr-decay-iters 500"
+    found, _ = migrated(f"--bf16 --lr-decay-style constant {fraction}", "--force")
+    assert found["optimizer"]["lr_decay_iters"] == 500
+
+
+def test_a_coefficient_keeps_its_balancing_loss() -> None:
+    found, _ = migrated(
+        "--num-experts 8 --disable-bias-linear --bf16 --moe-router-load-balancing-type seq_aux_loss "
+        "--moe-aux-loss-coeff 1e-2"
+    )
+    assert found["model"]["moe_router_load_balancing_type"] == "seq_aux_loss"
 
 
 @pytest.mark.parametrize("rampup", ["0 0 0", "64 64 0", "64", "64 64 $N", "999999999999999 1 1"])

@@ -207,7 +207,8 @@ def test_a_factor_without_yarn_is_refused() -> None:
 
 
 def test_widths_without_latent_attention_are_left_out() -> None:
-    reasons = left(init(f"{WHOLE} --kv-lora-rank 64 --mscale 0.7"))
+    found, reasons = migrated("--kv-lora-rank 64 --mscale 0.7")
+    assert "kv_lora_rank" not in found["model"]
     for option in ("--kv-lora-rank 64", "--mscale 0.7"):
         assert reasons[option] == "it only applies with --multi-latent-attention"
 

@@ -127,6 +127,16 @@ REFUSED = {
         "parallelism.pipeline_model_parallel_layout must have all MTP layers (m) directly before the L; use for "
         "example Et*6|t*6mL",
     ),
+    "an MTP layer on the stage before the loss": (
+        MTP | {PP: 4, LAYOUT: "Et*3|t*4|t*5m|L"},
+        "parallelism.pipeline_model_parallel_layout must have all MTP layers (m) directly before the L; use for "
+        "example Et*3|t*4|t*5|mL",
+    ),
+    "a stage with nothing but an MTP layer": (
+        MTP | {PP: 4, LAYOUT: "Et*6|t*6|m|L"},
+        "parallelism.pipeline_model_parallel_layout must have all MTP layers (m) directly before the L; use for "
+        "example Et*3|t*3|t*3|t*3mL",
+    ),
     "MTP that TP does not divide": (
         MLA | MTP | {"model__hidden_size": 1022, "model__num_attention_heads": 8, SP: True, TP: 4},
         "parallelism.tensor_model_parallel_size does not divide model.hidden_size = 1022 (1022 / 4), which "

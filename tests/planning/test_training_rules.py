@@ -53,7 +53,22 @@ REFUSED = {
     "fp8 with odd tokens": (
         {"training__fp8": "hybrid", "model__seq_length": 2046},
         "model.seq_length x micro_batch_size results in 4092 tokens per rank, but training.fp8 = hybrid "
-        "requires a multiple of 8; use 2040 or 2048, or set training.fp8 to null",
+        "requires a multiple of 16; use 2032 or 2048, or set training.fp8 to null",
+    ),
+    "fp8 with tokens that only the forward pass accepts": (
+        {"training__fp8": "hybrid", "training__micro_batch_size": 1, "model__seq_length": 2040},
+        "model.seq_length x micro_batch_size results in 2040 tokens per rank, but training.fp8 = hybrid "
+        "requires a multiple of 16; use 2032 or 2048, or set training.fp8 to null",
+    ),
+    "fp8 with an odd part for positions": (
+        MLA | {"training__fp8": "hybrid", "model__qk_pos_emb_head_dim": 40},
+        "model.qk_pos_emb_head_dim + kv_lora_rank results in matrices 552 wide, but training.fp8 = hybrid requires "
+        "multiples of 16; use 32 or 48, or set training.fp8 to null",
+    ),
+    "fp8 with odd keys": (
+        MLA | {"training__fp8": "hybrid", "model__qk_head_dim": 65, TP: 4, SP: True},
+        "model.qk_head_dim + v_head_dim, times num_attention_heads over TP = 4, results in matrices 772 wide, but "
+        "training.fp8 = hybrid requires multiples of 16; use 64 or 80, or set training.fp8 to null",
     ),
     "graphs of torch's layers": (
         GRAPHS | {"training__transformer_impl": "torch"},

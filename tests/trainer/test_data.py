@@ -163,6 +163,19 @@ def test_an_evaluation_does_not_depend_on_its_division_into_batches(
     assert evaluation(1, 8) == pytest.approx(evaluation(8, 1), rel=1e-7)
 
 
+@pytest.mark.process
+def test_samples_of_which_no_token_counts_have_no_loss(short_documents: str, tmp_path: Path) -> None:
+    nothing = write_corpus(tmp_path / "nothing", documents=600, eod=EOD, lengths=(1, 2))
+    config = gpt_config(short_documents, tmp_path / "run")
+    blends = {"train": [{"prefix": short_documents}], "valid": [{"prefix": nothing}]}
+    config["data"] = {**blends, "eod_mask_loss": True, "eod_id": EOD}
+    config["training"] |= {"train_iters": 2, "eval_iters": 1}
+    done = finished(config)
+    assert done.evaluations == []
+    assert "iteration 2: no valid loss, because data.eod_mask_loss masks every token" in done.log
+    assert "nan" not in done.log.lower()
+
+
 def test_the_ranks_of_a_step_read_its_samples_once_in_any_layout() -> None:
     def samples(dp_size: int, micro_batch_size: int) -> list[int]:
         read = []

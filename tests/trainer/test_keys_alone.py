@@ -12,10 +12,18 @@ import pytest
 
 from hpcgen.planning.rules import Facts, check
 from tests.planning.cases import valid_facts
-from trainer.contract.config import ModelConfig, ParallelismConfig, RopeScaling, TrainerConfig, field_hints
+from trainer.contract.config import (
+    ModelConfig,
+    OptimizerConfig,
+    ParallelismConfig,
+    RopeScaling,
+    TrainerConfig,
+    field_hints,
+)
 from trainer.contract.resolve import resolve
 from trainer.model.core_config import transformer_config
 from trainer.model.kernels import Kernels
+from trainer.optimizer.schedule import Schedule
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Megatron-Core warns about its own defaults
 
@@ -92,3 +100,38 @@ def test_a_key_that_changes_nothing_alone_is_answered(path: str, tmp_path: Path)
 def test_two_equal_runs_have_the_same_effects(tmp_path: Path) -> None:
     base = valid_facts(**BASE)
     assert effects(base, tmp_path) == effects(base, tmp_path)
+
+
+SCHEDULE = {
+    "min_lr": 5e-5,
+    "lr_decay_iters": 40,
+    "lr_wsd_decay_style": "linear",
+    "lr_wsd_decay_iters": 7,
+    "lr_warmup_init": 1e-6,
+    "lr_warmup_iters": 3,
+    "lr_warmup_fraction": 0.25,
+}
+STYLES = typing.get_args(field_hints(OptimizerConfig)["lr_decay_style"])
+
+
+def rates(facts: Facts) -> list[float]:
+    """The learning rates of all steps of the run."""
+    optimizer: Any = types.SimpleNamespace(param_groups=[{}])
+    steps = facts.training.train_iters
+    schedule = Schedule(facts.resolved_optimizer, optimizer, steps)
+    found = []
+    for _ in range(steps):
+        found.append(schedule.rate())
+        schedule.step(1)
+    return found
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("key", SCHEDULE)
+def test_a_key_of_the_schedule_changes_rates_or_is_answered(key: str, style: str) -> None:
+    base = valid_facts(optimizer__lr=1e-4, optimizer__lr_decay_style=style, training__train_iters=50)
+    path = f"optimizer.{key}"
+    alone = dataclasses.replace(base.with_value(path, SCHEDULE[key]), set_by_user=(path,))
+    answers = [problem.path for problem in check(alone)[0]]
+    assert answers in ([], [path])
+    assert (rates(alone) == rates(base)) == bool(answers)

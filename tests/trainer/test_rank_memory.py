@@ -33,6 +33,12 @@ DENSE = GPT | {
 }
 LARGE_VOCABULARY = DENSE | {"num_layers": 2, "vocab_size": 20_000}
 MTP = DENSE | {"mtp_num_layers": 1}
+TIED_MTP = LARGE_VOCABULARY | {
+    "seq_length": 32,
+    "mtp_num_layers": 1,
+    "untie_embeddings_and_output_weights": False,
+}
+"""A table that is larger than the logits."""
 MOE = DENSE | {
     "swiglu": True,
     "num_moe_experts": 8,
@@ -82,6 +88,7 @@ SLOW = pytest.mark.slow
             DENSE, PP2 | {"num_layers_in_first_pipeline_stage": 3}, 2, {}, 0.04, id="PP2-uneven", marks=SLOW
         ),
         pytest.param(MTP, PP2, 2, {}, 0.04, id="PP2-MTP"),
+        pytest.param(TIED_MTP, PP2, 2, {"micro_batch_size": 1}, 0.04, id="PP2-tied-MTP"),
         pytest.param(DENSE, PP2 | VPP2, 2, {}, 0.04, id="VPP2"),
         pytest.param(DENSE | {"num_layers": 8}, PP4 | VPP2, 4, {}, 0.06, id="PP4xVPP2", marks=SLOW),
         pytest.param(LARGE_VOCABULARY, PP2, 2, UNIFORM, 0.04, id="PP2-embedding"),

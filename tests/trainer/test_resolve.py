@@ -243,10 +243,18 @@ def test_a_resolved_configuration_stays_unchanged(config: dict[str, Any]):
         (
             "model",
             {"swiglu": True, "activation_func": "gelu"},
-            "activation_func has no effect.*Set swiglu to",
+            'activation_func = "gelu" has no effect.*Set swiglu to',
         ),
-        ("model", {"add_qkv_bias": False}, "add_qkv_bias contradicts add_bias_linear = true"),
+        ("model", {"add_qkv_bias": False}, "add_qkv_bias = false contradicts add_bias_linear = true"),
         ("model", {"rope_scaling": {"rope_type": "linear", "factor": 2}}, "requires position_embedding_type"),
+        (
+            "model",
+            {
+                "position_embedding_type": "rope",
+                "rope_scaling": {"rope_type": "linear", "factor": 2, "beta_fast": 32},
+            },
+            "rope_scaling.beta_fast = 32(.0)? is not used by rope_type = linear",
+        ),
         (
             "model",
             {"position_embedding_type": "rope", "rope_scaling": {"rope_type": "yarn", "factor": 2}},

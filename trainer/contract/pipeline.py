@@ -186,7 +186,8 @@ def _layout_problems(
             hint,
         )
     elif not rows[-1].endswith("m" * mtp_num_layers + "L"):
-        yield LAYOUT, "must have all MTP layers (m) directly before the L", hint
+        reason = "must have all MTP layers (m) directly before the L"
+        yield LAYOUT, reason, (not rest and _with_mtp_before_loss(rows)) or hint
     elif rest:
         yield LAYOUT, f"has {len(rows)} parts between |, which PP = {stages} does not divide", hint
     elif not all(rows):
@@ -194,6 +195,14 @@ def _layout_problems(
     elif chunks != (parallelism.virtual_pipeline_model_parallel_size or 1):
         reason = f"does not fit parallelism.{LAYOUT}, which has {len(rows)} parts for {stages} stages"
         yield VPP, reason, f"set it to {chunks if chunks > 1 else 'null'}"
+
+
+def _with_mtp_before_loss(rows: Sequence[str]) -> str:
+    """A hint with the MTP layers of the same layout moved to the loss. Empty if that leaves a part without a layer."""
+    moved = [row.replace("m", "") for row in rows]
+    moved[-1] = moved[-1].replace("L", "m" * "".join(rows).count("m") + "L")
+    short = re.sub(r"(.)\1{2,}", lambda found: f"{found[1]}*{len(found[0])}", "|".join(moved))
+    return f"use for example {short}" if all(moved) else ""
 
 
 def _example(num_layers: int, parallelism: ParallelismConfig, mtp_num_layers: int) -> str:

@@ -152,8 +152,15 @@ class Metrics:
         self._draw("train", iteration, values)
         self._log.step(iteration, values)
 
-    def evaluation(self, iteration: int, split: str, loss: float) -> None:
-        """Record the mean loss over the evaluation batches of a split."""
+    def evaluation(self, iteration: int, split: str, loss: float | None) -> None:
+        """Record the mean loss over the evaluation batches of a split; None if none of their tokens counts."""
+        if loss is None:
+            self._log.line(
+                f"iteration {iteration}: no {split} loss, because data.eod_mask_loss masks every token of the first "
+                f"training.eval_iters = {self._config.training.eval_iters} batches. Check data.eod_id and the "
+                "samples, or raise eval_iters"
+            )
+            return
         self._write("evaluation", iteration, {"split": split, "loss": loss})
         self._draw(split, iteration, {"loss": loss})
         self._log.line(f"iteration {iteration}: {split} loss {loss:.4f}")

@@ -24,3 +24,13 @@ def carry_documents(flags: Flags, carried: Carried) -> None:
         carried.refuse(mask.line, shown(mask), why, KEY)
     elif mask:
         carry_as(KEY, mask, carried)
+    _drop_positions_of_rope(flags, carried)
+
+
+def _drop_positions_of_rope(flags: Flags, carried: Carried) -> None:
+    """Positions that Megatron-Core ignores (models/gpt/gpt_model.py, _preprocess)."""
+    positions = flags.get("reset-position-ids")
+    if positions and carried.get("model.position_embedding_type") == "rope" and not carried.get(KEY):
+        carried.drop("data.reset_position_ids")
+        why = "Megatron-Core computes rope from the number of tokens, and does not read the positions"
+        carried.leave(positions.line, shown(positions), why)

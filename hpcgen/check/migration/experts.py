@@ -57,6 +57,18 @@ def carry_experts(flags: Flags, carried: Carried) -> None:
             carry_as(KEYS[flag.name], flag, carried)
         else:
             carry_without_key(flag, carried)
+    _drop_loss_without_coefficient(flags, carried)
+
+
+def _drop_loss_without_coefficient(flags: Flags, carried: Carried) -> None:
+    """Megatron-LM's default coefficient is 0, which means no loss of any type (moe/router.py)."""
+    key, coefficient = "model.moe_router_load_balancing_type", "model.moe_aux_loss_coeff"
+    flag = flags.get("moe-router-load-balancing-type")
+    if flag and carried.get(key) == "seq_aux_loss" and not carried.get(coefficient):
+        carried.drop(key)
+        carried.leave(
+            flag.line, shown(flag), "it has no effect without --moe-aux-loss-coeff, whose default is 0"
+        )
 
 
 def _keeps_default_modules(flags: Flags, carried: Carried) -> bool:

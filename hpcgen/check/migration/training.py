@@ -8,6 +8,7 @@ from hpcgen.check.lint.job import Job
 from hpcgen.check.lint.launch import Flag, Launch
 from hpcgen.check.lint.megatron import (
     KEYS,
+    LATENT_WIDTHS,
     counted_as_layers,
     virtual_stages,
 )
@@ -70,17 +71,27 @@ BELONGS_TO: dict[str, tuple[str, object]] = {
     ),
     "finetune": ("checkpoint.load", None),
     "recompute-modules": ("training.recompute_granularity", "selective"),
+    **dict.fromkeys(("recompute-method", "recompute-num-layers"), ("training.recompute_granularity", "full")),
     "hierarchical-context-parallel-sizes": ("parallelism.cp_comm_type", "a2a+p2p"),
     "mtp-loss-scaling-factor": ("model.mtp_num_layers", None),
     "rotary-base": ("model.position_embedding_type", "rope"),
 }
 """Options that are only read, and only allowed in a run file, if another key has this value (None: any)."""
 
+EXCLUDED_BY = {
+    **dict.fromkeys(
+        ("initial-loss-scale", "min-loss-scale", "loss-scale-window", "hysteresis"), "optimizer.loss_scale"
+    ),
+    "cross-entropy-fusion-impl": "training.deterministic_mode",
+}
+"""Options without effect if another key is set. A run file would refuse both."""
+
 LISTS = frozenset(("data-path", "train-data-path", "valid-data-path", "test-data-path"))
 
-SPECIAL = frozenset(
-    (*SPECIAL_KEYS, COUNT, "load", "cp-comm-type", "profile", "use-pytorch-profiler", "recompute-activations")
-)
+SPECIAL = frozenset((
+    *SPECIAL_KEYS, COUNT, *LATENT_WIDTHS, "load", "cp-comm-type", "profile", "use-pytorch-profiler",
+    "recompute-activations",
+))  # fmt: skip
 """Options that are converted by their own functions."""
 
 
@@ -105,10 +116,14 @@ def carry_training(job: Job, launch: Launch, carried: Carried) -> None:
     _profile(flags, carried)
     _schedule(flags, carried)
     _belonging(flags, carried)
+    _constant_rate(flags, carried)
     _mean_loss(flags, carried)
     for path, value in DEFAULTS.items():
         is_given = carried.get(path) is not None or any(KEYS.get(name) == path for name in launch.flags)
-        if not is_given and not (path == "data.split" and not carried.get("data.datasets")):
+        is_unread = (path == "data.split" and not carried.get("data.datasets")) or (
+            path == "optimizer.min_lr" and carried.get("optimizer.lr_decay_style") == "constant"
+        )
+        if not is_given and not is_unread:
             carried.put(path, value)
     warmup = {"lr-warmup-iters", "lr-warmup-fraction", "lr-warmup-samples"} & launch.flags.keys()
     if not warmup and not any(
@@ -151,6 +166,17 @@ def _carry(flag: Flag, carried: Carried) -> None:
         carry_as(path, flag, carried)
 
 
+def _constant_rate(flags: Flags, carried: Carried) -> None:
+    """The end of a decay, which a constant rate does not have."""
+    if carried.get("optimizer.lr_decay_style") != "constant":
+        return
+    has_fraction = carried.get("optimizer.lr_warmup_fraction") is not None
+    for name in ("min-lr", *(() if has_fraction else ("lr-decay-iters", "lr-decay-samples"))):
+        if flag := flags.get(name):
+            carried.drop(_keys(name)[0])
+            carried.leave(flag.line, shown(flag), "it has no effect with optimizer.lr_decay_style = constant")
+
+
 def _mean_loss(flags: Flags, carried: Carried) -> None:
     """The weights of tokens in the loss, which differ if microbatches have different numbers of tokens that count."""
     masked = flags.get("eod-mask-loss")
@@ -178,6 +204,10 @@ def _belonging(flags: Flags, carried: Carried) -> None:
             carried.leave(
                 flag.line, shown(flag), f"it only applies with {path}{f' = {value}' if value else ''}"
             )
+    for name, path in EXCLUDED_BY.items():
+        if (flag := flags.get(name)) and carried.get(path):
+            carried.drop(KEYS[name])
+            carried.leave(flag.line, shown(flag), f"it has no effect with {path}")
 
 
 def _precision(flags: Flags, carried: Carried) -> None:

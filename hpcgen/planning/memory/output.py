@@ -13,16 +13,19 @@ def loss_bytes(setup: Setup) -> int:
     These are the inputs of the final norm and of the output layer, and the logits with their gradients. MTP layers have
     all of them as well, but one set of gradients exists at a time. The most memory is in use in the backward pass of
     the cross entropy or of the output layer. The latter also has the gradients of its input and of its weight
-    (LinearWithGradAccumulationAndAsyncCommunication in megatron/core/tensor_parallel/layers.py).
+    (LinearWithGradAccumulationAndAsyncCommunication in megatron/core/tensor_parallel/layers.py). The gradient of the
+    weight from one output waits for that of the next, which begins without the logits of the former.
     """
     assert setup.model.padded_vocab_size
     outputs, tokens = 1 + (setup.model.mtp_num_layers or 0), setup.tokens
     logits = tokens * setup.model.padded_vocab_size / setup.layout.tensor_model_parallel_size
     kept, more = _bytes_per_logit(setup.training)
-    gradients = setup.hidden_bytes * tokens + setup.value_bytes * table_parameter_count(setup)
-    inputs = 2 * setup.sharded_hidden_bytes * tokens
+    of_weight = setup.value_bytes * table_parameter_count(setup)
+    gradients = setup.hidden_bytes * tokens + of_weight
     added = max(more * logits, (setup.value_bytes - kept) * logits + gradients)
-    return int(outputs * (inputs + kept * logits) + added)
+    of_output = 2 * setup.sharded_hidden_bytes * tokens + kept * logits
+    last = max(of_output, of_weight) if outputs > 1 else of_output
+    return int((outputs - 1) * of_output + last + added)
 
 
 def mtp_bytes(setup: Setup, layer: float) -> float:

@@ -71,6 +71,15 @@ def split_is_valid(facts: Facts) -> Iterator[Violation]:
         )
 
 
+def split_divides_datasets(facts: Facts) -> Iterator[Violation]:
+    """split does not divide data.train (hpcgen's rule: nothing would be evaluated)."""
+    if facts.data.train:
+        reason = "has no effect with data.train, which is not divided"
+        yield from unread(
+            facts, ["data.split"], reason, "name the pairs in data.datasets in place of data.train"
+        )
+
+
 def split_weights(split: str) -> tuple[float, float, float] | None:
     """The weights of train, valid and test; None if `split` is invalid."""
     matches = [SPLIT.fullmatch(part) for part in split.split(",")]
@@ -147,6 +156,7 @@ RULES: tuple[Rule, ...] = (
     held_out_blends_need_train,
     weights_are_given_for_all_or_none,
     split_is_valid,
+    split_divides_datasets,
     evaluation_has_samples,
     documents_need_transformer_engine_on_gpus,
     positions_are_learned,

@@ -5,12 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hpcgen.planning.rules.facts import Facts, Rule, Violation, multiples, unread
+from trainer.contract.config import ModelConfig
 from trainer.contract.experts import expert_tensor_parallel_size
 from trainer.contract.latent_attention import value_width
 
-FP8_TOKENS = 8
-FP8_WIDTH = 16
-"""Required divisors for TE's FP8 matrix products (transformer_engine/pytorch/utils.py, assert_dim_for_fp8_exec)."""
+FP8_MULTIPLE = 16
+"""Required divisor of the widths of TE's FP8 matrix products, and of their tokens in the backward pass.
+
+Source: transformer_engine/common/gemm/cublaslt_gemm.cu, CanonicalizeGemmInput. In the backward pass, the output width
+and the number of tokens become leading dimensions on GPUs before Blackwell.
+"""
+FP8_SHARED_TOKENS = 8
+"""Required divisor of the tokens per rank that sequence parallelism gathers before each product.
+
+Source: transformer_engine/pytorch/utils.py, assert_dim_for_fp8_exec.
+"""
 
 DELAYED_SCALING_KEYS = ("training.fp8_amax_history_len", "training.fp8_amax_compute_algo")
 ADAPTIVE_SCALE_KEYS = (
@@ -76,17 +85,20 @@ def fp8_needs_half_precision(facts: Facts) -> Iterator[Violation]:
 
 
 def fp8_fits_widths(facts: Facts) -> Iterator[Violation]:
-    """Widths of each rank's matrices % 16 == 0, and its tokens % 8 == 0 (source: see FP8_WIDTH)."""
+    """Widths of each rank's matrices % 16 == 0, and its tokens (sources: FP8_MULTIPLE and FP8_SHARED_TOKENS).
+
+    The down-projections of MLA do not gather tokens.
+    """
     if facts.training.fp8 is None:
         return
     for key, width, what, unit in _matrix_widths(facts):
-        if width % FP8_WIDTH:
+        if width % FP8_MULTIPLE:
             near = getattr(facts.resolved_model, key)
             yield Violation(
                 path=f"model.{key}",
                 reason=f"{what.strip() + ' ' if what else ''}results in matrices {width} wide, but training.fp8 = "
-                f"{facts.training.fp8} requires multiples of {FP8_WIDTH}",
-                candidates=multiples(FP8_WIDTH * unit, near=near),
+                f"{facts.training.fp8} requires multiples of {FP8_MULTIPLE}",
+                candidates=multiples(FP8_MULTIPLE * unit, near=near),
                 offers=2,
                 advice="set training.fp8 to null",
             )
@@ -94,12 +106,14 @@ def fp8_fits_widths(facts: Facts) -> Iterator[Violation]:
     tensor = axes.tensor_model_parallel_size
     shares = axes.context_parallel_size * (tensor if axes.sequence_parallel else 1)
     tokens = facts.training.micro_batch_size * model.seq_length // shares
-    if tokens % FP8_TOKENS:
+    is_gathered = axes.sequence_parallel and not model.multi_latent_attention
+    unit = FP8_SHARED_TOKENS if is_gathered else FP8_MULTIPLE
+    if tokens % unit:
         yield Violation(
             path="model.seq_length",
             reason=f"x micro_batch_size results in {tokens} tokens per rank, but training.fp8 = "
-            f"{facts.training.fp8} requires a multiple of {FP8_TOKENS}",
-            candidates=multiples(FP8_TOKENS * shares, near=model.seq_length),
+            f"{facts.training.fp8} requires a multiple of {unit}",
+            candidates=multiples(unit * shares, near=model.seq_length),
             offers=2,
             advice="set training.fp8 to null",
         )
@@ -117,15 +131,27 @@ def _matrix_widths(facts: Facts) -> Iterator[tuple[str, int, str, int]]:
     heads = model.num_attention_heads // tensor
     of_head = "v_head_dim" if model.multi_latent_attention else "kv_channels"
     yield of_head, value_width(model) * heads, f" x num_attention_heads{over_tensor}", 1
-    for latent in ("q_lora_rank", "kv_lora_rank") if model.multi_latent_attention else ():
-        if (width := getattr(model, latent)) is not None:
-            yield latent, width, "", 1
+    if model.multi_latent_attention:
+        yield from _latent_widths(model, heads, over_tensor)
     if model.moe_ffn_hidden_size is not None:
         width = model.moe_ffn_hidden_size // of_expert
         yield "moe_ffn_hidden_size", width, f" over ETP = {of_expert}", of_expert
     if model.moe_shared_expert_intermediate_size is not None:
         width = model.moe_shared_expert_intermediate_size // tensor
         yield "moe_shared_expert_intermediate_size", width, over_tensor, tensor
+
+
+def _latent_widths(model: ModelConfig, heads: int, over_tensor: str) -> Iterator[tuple[str, int, str, int]]:
+    """Other widths of MLA, as in `_matrix_widths`. Those of its queries are multiples if all of these are."""
+    assert model.kv_lora_rank
+    assert model.qk_head_dim
+    assert model.qk_pos_emb_head_dim
+    if model.q_lora_rank is not None:
+        yield "q_lora_rank", model.q_lora_rank, "", 1
+    yield "kv_lora_rank", model.kv_lora_rank, "", 1
+    yield "qk_pos_emb_head_dim", model.kv_lora_rank + model.qk_pos_emb_head_dim, " + kv_lora_rank", 1
+    of_pairs = (model.qk_head_dim + value_width(model)) * heads
+    yield "qk_head_dim", of_pairs, f" + v_head_dim, times num_attention_heads{over_tensor},", 1
 
 
 def fp8_details_need_their_recipe(facts: Facts) -> Iterator[Violation]:

@@ -21,6 +21,21 @@ def min_lr_is_not_above_lr(facts: Facts) -> Iterator[Violation]:
         )
 
 
+def constant_rate_has_no_end(facts: Facts) -> Iterator[Violation]:
+    """min_lr and lr_decay_iters need a rate that falls (megatron/core/optimizer_param_scheduler.py, get_lr).
+
+    lr_warmup_fraction is a part of lr_decay_iters, and lr_schedule may read both. Those of a preset are no mistake.
+    """
+    optimizer = facts.optimizer
+    if optimizer.lr_decay_style == "constant" and optimizer.lr_schedule is None:
+        keys = ["optimizer.min_lr"]
+        if optimizer.lr_warmup_fraction is None:
+            keys.append("optimizer.lr_decay_iters")
+        reason = "has no effect with optimizer.lr_decay_style = constant"
+        given = [key for key in keys if key in facts.set_by_user]
+        yield from unread(facts, given, reason, "use another lr_decay_style")
+
+
 def warmup_is_given_once(facts: Facts) -> Iterator[Violation]:
     """lr_warmup_iters or lr_warmup_fraction, not both (megatron/training/arguments.py, validate_args)."""
     optimizer = facts.optimizer
@@ -92,6 +107,7 @@ def schedule_is_an_import_path(facts: Facts) -> Iterator[Violation]:
 
 RULES: tuple[Rule, ...] = (
     min_lr_is_not_above_lr,
+    constant_rate_has_no_end,
     warmup_is_given_once,
     warmup_ends_before_decay,
     warmup_starts_below_lr,
