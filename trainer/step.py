@@ -45,6 +45,8 @@ class TrainingState:
     """Number of completed steps."""
     consumed_samples: int = 0
     """Number of training samples that these steps have read."""
+    consumed_tokens: int = 0
+    """Number of tokens of these samples, whose length may have changed."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,8 @@ class StepResult:
     """Results of one step. They are equal on all ranks."""
 
     batch: Batch
+    consumed_tokens: int
+    """Number of tokens that this step and those before it have read."""
     loss: float
     """Mean over the tokens of the global batch (nats). It does not include the losses of MTP layers."""
     grad_norm: float | None
@@ -133,8 +137,10 @@ def train_step(
     state.scheduler.step(1)
     state.iteration += 1
     state.consumed_samples += batch.size
+    state.consumed_tokens += batch.size * config.model.seq_length
     return StepResult(
         batch=batch,
+        consumed_tokens=state.consumed_tokens,
         loss=loss,
         mtp_losses=agreed.mtp_losses,
         visible_pairs=agreed.visible_pairs if config.data.reset_attention_mask else None,

@@ -29,6 +29,7 @@ COLUMNS = (
     "loss_scale",
     "batch_size",
     "consumed_samples",
+    "consumed_tokens",
     "step_time_s",
     "tokens_per_s",
     "model_tflops_per_device",
@@ -212,9 +213,20 @@ class _Reader:
             self.columns[name] = array("d", [math.nan]) * len(self.iterations)
             self.mtp_layers += 1
         self.iterations.append(event["iteration"])
+        event = self._with_tokens(event)
         for name, column in self.columns.items():
             value = event.get(name)
             column.append(value if isinstance(value, int | float) and math.isfinite(value) else math.nan)
+
+    def _with_tokens(self, event: Event) -> Event:
+        """The event of a step with the number of tokens, which lines of earlier versions lack."""
+        start = self.attempts[-1].start if self.attempts else {}
+        samples, per_sample = (
+            number_or_none(found) for found in (event.get("consumed_samples"), start.get("tokens_per_sample"))
+        )
+        if "consumed_tokens" in event or samples is None or per_sample is None:
+            return event
+        return {**event, "consumed_tokens": samples * per_sample}
 
     def _forget_after(self, iteration: int) -> None:
         """Drops repeated steps. The trainer drops them when it resumes, but a copy of its file may predate that."""

@@ -169,8 +169,7 @@ def _loss_by_tokens(runs: Sequence[NamedHistory]) -> Chart | None:
     """Plots the loss by tokens consumed, which makes runs with different batch sizes comparable."""
     lines = []
     for number, run in enumerate(runs):
-        per_sample = number_or_none(run.history.start.get("tokens_per_sample")) or np.nan
-        tokens = run.history.columns["consumed_samples"] * per_sample
+        tokens = run.history.columns["consumed_tokens"]
         is_number = np.isfinite(tokens)
         if is_number.any():
             buckets = downsample(tokens[is_number], run.history.columns["loss"][is_number])

@@ -117,7 +117,7 @@ def summarize(run: Run) -> Summary:
     recent = {name: _median(column[-RECENT_LINES:]) for name, column in history.columns.items()}
     iteration = int(history.iteration[-1])
     samples = _last(history.columns["consumed_samples"])
-    per_sample = number_or_none(history.start.get("tokens_per_sample"))
+    tokens = _last(history.columns["consumed_tokens"])
     job_time_s = _job_time_s(history)
     seconds = float(np.nansum(history.columns["step_time_s"] * history.weights))
     step_time_s, left = recent["step_time_s"], (run.train_iters or iteration) - iteration
@@ -129,7 +129,7 @@ def summarize(run: Run) -> Summary:
         iteration=iteration,
         train_iters=run.train_iters,
         consumed_samples=int(samples) if samples is not None else None,
-        consumed_tokens=int(samples * per_sample) if samples is not None and per_sample else None,
+        consumed_tokens=int(tokens) if tokens is not None else None,
         loss=_last(history.columns["loss"]),
         lowest_loss=_extreme(history.columns["loss"], np.nanmin),
         evaluations={

@@ -326,6 +326,7 @@ def metrics(tmp_path: Path) -> Iterator[Metrics]:
 
 def step_result(first: int, loss: float, **changes: Any) -> StepResult:
     usual = StepResult(
+        consumed_tokens=0,
         batch=Batch(first, 4),
         loss=loss,
         grad_norm=1.0,

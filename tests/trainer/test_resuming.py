@@ -13,8 +13,10 @@ import pytest
 import torch
 from megatron.core import dist_checkpointing
 
-from tests.trainer.runs import MOE, Ranks, Run, finished, gpt_config, run, write_corpus
+from hpcgen.report.history import read_history
+from tests.trainer.runs import LLAMA, MOE, Ranks, Run, finished, gpt_config, run, write_corpus
 from tests.trainer.tensors import assert_same_checkpoint, load_all
+from trainer.contract import checkpoint_files
 from trainer.contract.errors import Exit
 
 pytestmark = pytest.mark.process
@@ -275,6 +277,20 @@ def test_a_changed_batch_would_read_other_samples_and_is_refused(
     assert result.statuses == (2,)
     assert "training.global_batch_size: 4 -> 8" in result.log
     assert "training.global_batch_size: 4 -> 8" in (result.directory / "FAILED").read_text()
+
+
+def test_tokens_are_counted_by_the_length_that_samples_had(
+    config: dict[str, Any], stopped_at_once: str
+) -> None:
+    config["model"] = LLAMA | {"max_position_embeddings": 64}
+    finished(config, "--stop-file", stopped_at_once)
+    config["model"]["seq_length"] = 32
+    config["checkpoint"] = {"changed": ["model.seq_length"]}
+    result = finished(config)
+    tokens = [4 * 64 + 4 * 32 * later for later in range(6)]
+    assert read_history(result.directory / "metrics.jsonl").columns["consumed_tokens"].tolist() == tokens
+    record = checkpoint_files.read_record(result.checkpoints / "iter_0000006")
+    assert checkpoint_files.consumed_tokens(record) == tokens[-1]
 
 
 def test_finetuning_loads_the_weights_and_starts_at_iteration_0(

@@ -58,6 +58,14 @@ class Source:
         """Directory of the checkpoint."""
         return self.checkpoint.path
 
+    @property
+    def consumed_tokens(self) -> int:
+        """Number of tokens that the run has read."""
+        if self.foreign is not None:
+            return self.foreign.consumed_samples * int(self.foreign.sections["model"]["seq_length"])
+        assert self.checkpoint.record is not None
+        return checkpoint_files.consumed_tokens(self.checkpoint.record)
+
 
 MAX_PROBLEMS = 5
 """Maximum number of problems in the log line of a broken checkpoint."""
@@ -273,6 +281,8 @@ def load(source: Source, state: TrainingState, groups: ProcessGroupCollection) -
             loaded |= _position(source.foreign, state)
         if not absent:
             contents.fill(state, loaded, weights_only=source.weights_only)
+            if not source.weights_only:
+                state.consumed_tokens = source.consumed_tokens
             if any(
                 change.name == "training.precision" and change.after == "fp32" for change in source.changes
             ):

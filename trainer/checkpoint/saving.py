@@ -346,6 +346,7 @@ def _record(
         "format": checkpoint_files.FORMAT,
         "iteration": state.iteration,
         "consumed_samples": state.consumed_samples,
+        "consumed_tokens": state.consumed_tokens,
         "time": time.time(),
         "world_size": config.world_size,
         "layout": to_dict(config.parallelism),

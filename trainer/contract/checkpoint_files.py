@@ -209,6 +209,13 @@ def tracked_iteration(directory: Path) -> int | None:
     return int(text) if text.isdigit() else None
 
 
+def consumed_tokens(record: Mapping[str, Any]) -> int:
+    """Number of tokens that the run had read. Earlier records do not have it, which matters if seq_length changed."""
+    product: int = record["consumed_samples"] * record["model"]["seq_length"]
+    found: int = record.get("consumed_tokens", product)
+    return found
+
+
 def read_record(path: Path) -> dict[str, Any]:
     """Contents of COMPLETE in the checkpoint `path`.
 

@@ -59,6 +59,7 @@ def _problems(record: Mapping[str, Any], known_format: int) -> Iterator[str]:
     for key, kind in KEYS.items():
         section, _, name = key.rpartition(".")
         yield from _not((record[section] if section else record).get(name), kind, key)
+    yield from _not(record.get("consumed_tokens", 0), int, "consumed_tokens")
     if (rampup := record["training"].get("rampup_batch_size")) is not None:
         yield from _not(rampup, list, "training.rampup_batch_size")
     for name, version in record["versions"].items():

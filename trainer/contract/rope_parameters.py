@@ -43,6 +43,28 @@ def to_config(model: ModelConfig) -> dict[str, Any]:
     }
 
 
+def older_transformers_problem(model: ModelConfig) -> str | None:
+    """How transformers before 4.56 computes the exported `model` differently; None if it does not.
+
+    With YaRN, it uses max_position_embeddings / original_max_position_embeddings in place of the factor
+    (huggingface/transformers, issue 38224).
+    """
+    scaling = model.rope_scaling
+    if scaling is None or scaling.rope_type != "yarn":
+        return None
+    original, length = scaling.original_max_position_embeddings, model.max_position_embeddings
+    assert original
+    assert length
+    if length == scaling.factor * original:
+        return None
+    return (
+        "transformers before 4.56 computes other logits: its factor of YaRN is max_position_embeddings / "
+        f"original_max_position_embeddings = {length} / {original} = {length / original:g}, but this model's is "
+        f"{scaling.factor:g}. For these versions, set max_position_embeddings = {round(scaling.factor * original)} in "
+        "config.json"
+    )
+
+
 def from_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """The keys `rotary_base` and `rope_scaling` of ModelConfig.
 

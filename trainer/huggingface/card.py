@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from trainer.contract.checkpoint_files import COMPLETE
+from trainer.contract.checkpoint_files import COMPLETE, consumed_tokens
 from trainer.contract.model_family import Family
 from trainer.huggingface.source import Source
 from trainer.huggingface.transforms import expected_shapes
@@ -40,10 +40,9 @@ def _facts(source: Source, family: Family, dtype: str) -> Iterator[tuple[str, st
         return
     yield "iteration", f"{source.iteration:,}"
     if samples := record.get("consumed_samples"):
-        yield (
-            "training tokens",
-            f"{samples * model.seq_length:,} ({samples:,} samples of {model.seq_length:,})",
-        )
+        tokens = consumed_tokens(record)
+        last = "" if tokens == samples * model.seq_length else ", the last ones"
+        yield "training tokens", f"{tokens:,} ({samples:,} samples{last} of {model.seq_length:,})"
     training, optimizer = record.get("training", {}), record.get("optimizer", {})
     if "global_batch_size" in training:
         yield "global batch", f"{training['global_batch_size']:,} samples"

@@ -15,6 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from trainer.contract import rope_parameters
 from trainer.contract.config import ConfigError
 from trainer.contract.errors import TrainerError
 from trainer.contract.huggingface import FAMILIES, config_of, family_for
@@ -94,6 +95,8 @@ def export(checkpoint: Path, destination: Path, options: Options, report: Report
         f"exported {checkpoint} as {family.architecture} to {destination}: {size / 1e9:,.2f} GB of weights in "
         f"{seconds:,.1f} s ({size / 1e6 / max(seconds, 1e-9):,.0f} MB/s)"
     )
+    if problem := rope_parameters.older_transformers_problem(source.model):
+        report(f"warning: {problem}")
     if tokenizer is None:
         report(f"{destination} has no tokenizer files. To add them, export with --tokenizer")
 

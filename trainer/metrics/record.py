@@ -308,6 +308,7 @@ class Window:
             "loss_scale": last.loss_scale,
             "batch_size": last.batch.size,
             "consumed_samples": last.batch.first + last.batch.size,
+            "consumed_tokens": last.consumed_tokens,
             "step_time_s": seconds / len(self._seconds),
             "tokens_per_s": tokens / seconds,
             "model_tflops_per_device": tflops,

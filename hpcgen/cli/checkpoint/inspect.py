@@ -120,7 +120,7 @@ def _inspection_json(
 def _lines(checkpoint: Checkpoint, num_bytes: int) -> Iterator[tuple[str, str]]:
     """Yields the title and text of each line about the checkpoint."""
     from hpcgen.report.words import moment
-    from trainer.contract.checkpoint_files import FORMAT
+    from trainer.contract.checkpoint_files import FORMAT, consumed_tokens
 
     pinned = ", pinned" if checkpoint.is_pinned else ""
     yield "checkpoint", f"{checkpoint.path}{pinned}"
@@ -148,7 +148,7 @@ def _lines(checkpoint: Checkpoint, num_bytes: int) -> Iterator[tuple[str, str]]:
         yield "model", _model(record["model"])
         return
     model, training, optimizer = record["model"], record["training"], record["optimizer"]
-    tokens = record["consumed_samples"] * model["seq_length"]
+    tokens = consumed_tokens(record)
     yield "iteration", f"{record['iteration']:,} of {training['train_iters']:,}"
     yield "complete", moment(record["time"])
     yield "consumed", f"{counted(record['consumed_samples'], 'sample')}, {counted(tokens, 'token')}"

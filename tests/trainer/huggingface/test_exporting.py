@@ -104,6 +104,20 @@ def test_weights_trained_at_any_layout_are_exported_without_padding(trained: Pat
     assert str(tmp_path.parent) not in card
 
 
+@pytest.mark.parametrize(("original", "is_reported"), [(16, True), (32, False)])
+def test_a_factor_that_older_transformers_would_ignore_is_reported(
+    original: int, is_reported: bool, copied: Path, tmp_path: Path
+) -> None:
+    """transformers 4.51.3 computes 128 / 16 in place of the factor 4, and 4.56.2 does not."""
+    scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": original}
+    rewrite_record(copied, lambda record: record["model"].update(rope_scaling=scaling))
+    lines: list[str] = []
+    export(copied, tmp_path / "exported", Options(), lines.append)
+    [warning] = [line for line in lines if line.startswith("warning:")] or [""]
+    assert ("= 128 / 16 = 8, but this model's is 4. For these versions, set" in warning) == is_reported
+    assert ("max_position_embeddings = 64 in config.json" in warning) == is_reported
+
+
 def test_a_checkpoint_of_megatron_lm_is_exported(trained: Path, tmp_path: Path) -> None:
     export(trained, tmp_path / "ours", Options(), ignore)
     theirs = as_megatron_lm(trained, tmp_path)
