@@ -124,8 +124,13 @@ REFUSED = {
     ),
     "an MTP layer in the middle of a layout": (
         MTP | {PP: 2, LAYOUT: "Et*6m|t*6L"},
-        "parallelism.pipeline_model_parallel_layout must have all MTP layers (m) directly before the L; use for "
-        "example Et*6|t*6mL",
+        "parallelism.pipeline_model_parallel_layout must have all MTP layers (m) directly before the L, in the last "
+        "part; use for example Et*6|t*6mL",
+    ),
+    "an MTP layer in a part of its own, in a layout too long for an example": (
+        MTP | {"model__num_layers": 32, PP: 16, VPP: 2, LAYOUT: "Et*3|(t|)*29m|L"},
+        "parallelism.pipeline_model_parallel_layout must have all MTP layers (m) directly before the L, in the last "
+        "part; write mL",
     ),
     "MTP that TP does not divide": (
         MLA | MTP | {"model__hidden_size": 1022, "model__num_attention_heads": 8, SP: True, TP: 4},

@@ -186,7 +186,11 @@ def _layout_problems(
             hint,
         )
     elif not rows[-1].endswith("m" * mtp_num_layers + "L"):
-        yield LAYOUT, "must have all MTP layers (m) directly before the L", hint
+        yield (
+            LAYOUT,
+            "must have all MTP layers (m) directly before the L, in the last part",
+            hint or "write mL",
+        )
     elif rest:
         yield LAYOUT, f"has {len(rows)} parts between |, which PP = {stages} does not divide", hint
     elif not all(rows):
