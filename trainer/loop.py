@@ -79,7 +79,7 @@ class TrainingLoop:
         self.metrics.step(iteration, result)
         self.metrics.stragglers(iteration, self.instruments.stragglers.step())
         if result.vote.stop:
-            reason = f"asked to stop ({self.stop.reason() or 'on another rank'})"
+            reason = f"asked to stop ({self.stop.reason() or 'by a signal to another rank'})"
             self.log.line(f"iteration {iteration}: {reason}")
             self.metrics.stop(iteration, reason)
 

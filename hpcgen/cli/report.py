@@ -94,9 +94,9 @@ def _show(label: str, run: Run, summary: Summary) -> None:
         f"{counted(summary.starts, 'attempt')}"
     )
     if summary.min_expert_load is not None and summary.max_expert_load is not None:
-        click.echo(
-            f"expert load {summary.min_expert_load:.2f} to {summary.max_expert_load:.2f} (1 is an even share)"
-        )
+        dropped = f", {percent(summary.dropped_share)} dropped" if summary.dropped_share is not None else ""
+        load = f"{summary.min_expert_load:.2f} to {summary.max_expert_load:.2f} (1 is an even share)"
+        click.echo(f"expert load {load}{dropped}")
     if summary.results:
         click.echo(harmless(line(summary.results[-1])))
     for problem in summary.unreadable_results:

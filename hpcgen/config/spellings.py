@@ -252,6 +252,7 @@ UNREAD = frozenset((
 
 FEATURES = {
     **dict.fromkeys(("router_jitter_noise", "noisy_gate_policy"), "noise in the router"),
+    "moe_router_dtype": "routers in any type but fp32",
     **dict.fromkeys(("max_window_layers", "layer_types"), "windows in a part of the layers"),
     **dict.fromkeys(("partial_rotary_factor", "rotary_pct"), "rotary embeddings of a part of the channels"),
     **dict.fromkeys(("index_topk", "index_n_heads", "index_head_dim"), "sparse attention"),

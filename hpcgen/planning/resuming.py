@@ -46,6 +46,8 @@ def no_checkpoints(load: str, exists: Callable[[str], bool]) -> Problem:
 
     if exists(f"{load}/checkpoints"):
         hint = f"did you mean {load}/checkpoints?"
+    elif exists(f"{load}/config.json"):
+        hint = f"to start from a Hugging Face model, run hpcgen checkpoint import {load} --to DIR and use DIR"
     else:
         hint = "use a directory with iter_... directories, or one of these"
     why = f"has neither {TRACKER} nor iter_.../{COMPLETE}" if exists(load) else "does not exist"

@@ -86,6 +86,8 @@ class Summary:
     max_expert_load: float | None
     min_expert_load: float | None
     """Load of the busiest and of the least busy expert, relative to an even share, as the median of recent lines."""
+    dropped_share: float | None
+    """Share of the choices of experts that were dropped, as the median of recent lines. None without a capacity."""
     shares: dict[str, float]
     """Shares of the step time over the run, on rank 0: data_wait, communication, update (the optimizer), idle."""
     wall_clock_s: float | None
@@ -146,6 +148,7 @@ def summarize(run: Run) -> Summary:
         peak_memory_gib=_extreme(history.columns["peak_memory_gib"], np.nanmax),
         max_expert_load=recent["moe_max_load"],
         min_expert_load=recent["moe_min_load"],
+        dropped_share=recent["moe_dropped"],
         shares=dict(_shares(history)),
         wall_clock_s=_wall_clock_s(history),
         job_time_s=job_time_s,

@@ -128,6 +128,9 @@ def test_the_terminal_shows_the_load_of_the_experts(tmp_path: Path) -> None:
     assert "\nexpert load 0.00 to 7.96 (1 is an even share)\n" in shown.stdout
     dense = hpcgen("report", write_run(tmp_path / "dense", [start(), *steps(1, 50)]))
     assert "expert" not in dense.stdout
+    loads = {"moe_max_load": 1.25, "moe_min_load": 0.5, "moe_dropped": 0.314}
+    capacity = hpcgen("report", write_run(tmp_path / "capacity", [start(), *steps(1, 50, **loads)]))
+    assert "\nexpert load 0.50 to 1.25 (1 is an even share), 31% dropped\n" in capacity.stdout
 
 
 @pytest.mark.parametrize(

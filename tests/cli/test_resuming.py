@@ -73,11 +73,14 @@ def test_one_checkpoint_can_be_loaded_instead_of_the_newest(workplace: Path, run
             "does not exist; use a directory with iter_... directories, or one of these",
         ),
         ("nowhere", "does not exist; use a directory with iter_... directories, or one of these"),
+        ("llama", "run hpcgen checkpoint import {}/llama --to DIR and use DIR"),
     ],
 )
 def test_a_directory_without_checkpoints_is_refused(
     workplace: Path, run_file: Path, load: str, hint: str
 ) -> None:
+    (workplace / "llama").mkdir()
+    (workplace / "llama/config.json").write_text('{"model_type": "llama"}')
     found = validated(run_file, f"checkpoint.load={load}", "paths.run_dir=new")
     assert (found.status, found.stdout) == (2, "")
     begin = f"--set checkpoint.load: checkpoint.load = {load} has no checkpoint for stage train: {workplace}/{load}"

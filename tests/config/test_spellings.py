@@ -38,6 +38,10 @@ KEYS = {key for section in SECTIONS.values() for key in section}
         ("model.top_k", "use model.moe_router_topk"),
         ("model.seq_aux", "use model.moe_router_load_balancing_type, with the value seq_aux_loss"),
         ("model.router_jitter_noise", "hpcgen's trainer does not support noise in the router"),
+        (
+            "model.moe_router_dtype",
+            "hpcgen's trainer does not support routers in any type but fp32; remove the key",
+        ),
         ("model.transformers_version", "remove it, because the trainer does not need it"),
         ("parallelism.expert_parallel", "use parallelism.expert_model_parallel_size"),
         ("parallelism.hsdp", "use parallelism.num_distributed_optimizer_instances"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -247,6 +248,11 @@ def test_missing_values_that_affect_results_are_refused() -> None:
     ("text", "options", "message"),
     [
         ("export A=1\necho $A\n", (), "starts no program that hpcgen finds"),
+        (
+            "A=1\nsbatch -N 2 <<EOF\n#!/bin/bash\nsrun python x.py $A\nEOF\n",
+            (),
+            "job.sh:2: submits another script",
+        ),
         (WHOLE, ("--set", "model.walrus=1"), "walrus"),
         (WHOLE, ("--set", "training.seed=x"), "training.seed"),
         (WHOLE, ("--set", "name=x"), "use --name"),
@@ -262,6 +268,17 @@ def test_mistakes_write_nothing(workplace, text, options, message) -> None:
     assert ended.status == 2
     assert message in ended.stderr
     assert listing(workplace).keys() == {"job.sh"}
+
+
+def test_a_submitted_script_is_converted_as_the_shell_prints_it(workplace) -> None:
+    training = WHOLE.partition("--num-layers 12")
+    wrapper = f"A='--num-layers 12'\nsbatch -N 2 <<EOF\n#!/bin/bash\n{training[0]}$A{training[2]}\nEOF\n"
+    assert "replace sbatch and its options by cat" in init(wrapper).stderr
+    printed = subprocess.run(
+        ["bash"], input=wrapper.replace("sbatch -N 2", "cat"), capture_output=True, text=True
+    )
+    assert init(printed.stdout).status == 0
+    assert written()["model"]["num_layers"] == 12
 
 
 def test_a_missing_script(workplace) -> None:

@@ -124,18 +124,23 @@ REFUSED = {
     ),
     "an MTP layer in the middle of a layout": (
         MTP | {PP: 2, LAYOUT: "Et*6m|t*6L"},
-        "parallelism.pipeline_model_parallel_layout must have all MTP layers (m) directly before the L; use for "
-        "example Et*6|t*6mL",
+        "parallelism.pipeline_model_parallel_layout must have all MTP layers (m) directly before the L, in the last "
+        "part; use for example Et*6|t*6mL",
+    ),
+    "an MTP layer in a part of its own, in a layout too long for an example": (
+        MTP | {"model__num_layers": 32, PP: 16, VPP: 2, LAYOUT: "Et*3|(t|)*29m|L"},
+        "parallelism.pipeline_model_parallel_layout must have all MTP layers (m) directly before the L, in the last "
+        "part; write mL",
     ),
     "an MTP layer on the stage before the loss": (
         MTP | {PP: 4, LAYOUT: "Et*3|t*4|t*5m|L"},
-        "parallelism.pipeline_model_parallel_layout must have all MTP layers (m) directly before the L; use for "
-        "example Et*3|t*4|t*5|mL",
+        "parallelism.pipeline_model_parallel_layout must have all MTP layers (m) directly before the L, in the last "
+        "part; use for example Et*3|t*4|t*5|mL",
     ),
     "a stage with nothing but an MTP layer": (
         MTP | {PP: 4, LAYOUT: "Et*6|t*6|m|L"},
-        "parallelism.pipeline_model_parallel_layout must have all MTP layers (m) directly before the L; use for "
-        "example Et*3|t*3|t*3|t*3mL",
+        "parallelism.pipeline_model_parallel_layout must have all MTP layers (m) directly before the L, in the last "
+        "part; use for example Et*3|t*3|t*3|t*3mL",
     ),
     "MTP that TP does not divide": (
         MLA | MTP | {"model__hidden_size": 1022, "model__num_attention_heads": 8, SP: True, TP: 4},

@@ -233,6 +233,8 @@ def test_tokens_above_the_capacity_are_dropped(corpus: str, tmp_path: Path) -> N
     assert dropped.steps[0] != dropless.steps[0]
     numpy.testing.assert_allclose(padded.steps, dropped.steps, rtol=5e-7)
     assert all(0 < line["moe_dropped"] < 0.5 for line in lines(dropped))
+    assert all(f", {line['moe_dropped']:.1%} dropped" in dropped.log for line in lines(dropped))
+    assert "dropped" not in dropless.log
     assert [line["moe_dropped"] for line in lines(padded)] == [line["moe_dropped"] for line in lines(dropped)]
 
 

@@ -186,8 +186,8 @@ def _layout_problems(
             hint,
         )
     elif not rows[-1].endswith("m" * mtp_num_layers + "L"):
-        reason = "must have all MTP layers (m) directly before the L"
-        yield LAYOUT, reason, (not rest and _with_mtp_before_loss(rows)) or hint
+        reason = "must have all MTP layers (m) directly before the L, in the last part"
+        yield LAYOUT, reason, (not rest and _with_mtp_before_loss(rows)) or hint or "write mL"
     elif rest:
         yield LAYOUT, f"has {len(rows)} parts between |, which PP = {stages} does not divide", hint
     elif not all(rows):

@@ -59,6 +59,8 @@ class Log:
             if "moe_max_load" in values
             else ""
         )
+        if "moe_dropped" in values:
+            load += f", {values['moe_dropped']:.1%} dropped"
         self.line(
             f"iteration {iteration}/{self._total}: loss {values['loss']:.6f}{mtp}, "
             f"grad norm {norm}, lr {values['lr']:.3e}, {values['step_time_s']:.3f} s, "

@@ -113,16 +113,27 @@ def _program(job: Job, path: str, carried: Carried, cluster: ClusterConfig, node
     """The migration of a script whose program becomes the section `program`."""
     launch = work_of(job)
     if launch is None:
-        raise HpcgenError(
-            f"{path}: starts no program that hpcgen finds",
-            "if it computes the command in the job, write that command to a file and convert the file; "
-            "otherwise, write a run file (hpcgen init --program)",
-        )
+        raise _no_program(job, path)
     carry_program(job, launch, carried, cluster, node_type)
     _other_commands(job, launch, carried)
     _time_limit(job, carried)
     _defaults(job, carried)
     return _migration(job, carried)
+
+
+def _no_program(job: Job, path: str) -> HpcgenError:
+    for command in job.script.commands:
+        if command.name == "sbatch" and command.here_document:
+            return HpcgenError(
+                "submits another script, which the shell completes first",
+                "in a copy, replace sbatch and its options by cat, run the copy, and convert what it prints",
+                where=f"{path}:{command.line}",
+            )
+    return HpcgenError(
+        f"{path}: starts no program that hpcgen finds",
+        "if it computes the command in the job, write that command to a file and convert the file; "
+        "otherwise, write a run file (hpcgen init --program)",
+    )
 
 
 def _migration(job: Job, carried: Carried) -> Migration:
