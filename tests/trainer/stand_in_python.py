@@ -1,4 +1,4 @@
-"""A program that takes the place of Python in job scripts, and runs as a fork of a process with the trainer imported.
+"""A program that takes the place of Python in job scripts, and runs as a fork of a process that has imported all.
 
 The program that a script starts only waits. It passes signals on, and when it is killed, so is the fork.
 """
@@ -6,9 +6,12 @@ The program that a script starts only waits. It passes signals on, and when it i
 from __future__ import annotations
 
 import contextlib
+import gc
+import importlib
 import json
 import multiprocessing
 import os
+import pkgutil
 import shutil
 import signal
 import socket
@@ -20,6 +23,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import NoReturn
 
+import hpcgen
 from tests.trainer.forked import CONTEXT, be_python
 
 PROGRAM = """\
@@ -67,6 +71,7 @@ def _serve(address: str) -> None:
     """Forks for each program that connects. Ends with the process of the tests."""
     tests = multiprocessing.parent_process()
     assert tests is not None
+    _import_hpcgen()
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(f"{address}.new")
         listener.listen(64)
@@ -80,6 +85,14 @@ def _serve(address: str) -> None:
             with contextlib.suppress(ChildProcessError):
                 while os.waitpid(-1, os.WNOHANG)[0]:
                     pass
+
+
+def _import_hpcgen() -> None:
+    """Imports every module of hpcgen. A command would import most of them, which takes longer than its work."""
+    for module in pkgutil.walk_packages(hpcgen.__path__, "hpcgen."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+    gc.freeze()
 
 
 def _supervise(connection: socket.socket) -> NoReturn:
@@ -108,6 +121,7 @@ def _run(
     for number, descriptor in enumerate(descriptors):
         os.dup2(descriptor, number)
         os.close(descriptor)
+    sys.stdin = os.fdopen(0, closefd=False)  # multiprocessing has opened /dev/null instead
     os.chdir(directory)
     os.umask(umask)
     sys.executable, *words = arguments

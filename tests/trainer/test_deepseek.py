@@ -47,6 +47,13 @@ def single_deepseek(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> Ru
     return finished(config)
 
 
+@pytest.fixture(scope="module")
+def single_deepseek_v3(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    config = gpt_config(corpus, tmp_path_factory.mktemp("deepseek-v3"), DEEPSEEK_V3)
+    config["optimizer"]["lr"] = LR
+    return finished(config)
+
+
 def numbers(result: Run) -> list[tuple[float, ...]]:
     """Main loss, losses of the MTP layers and gradient norm of each step."""
     names = ("loss", "mtp_1_loss", "mtp_2_loss", "grad_norm")
@@ -111,12 +118,10 @@ def test_latent_attention_without_a_latent_for_queries_or_without_norms(
     ],
 )
 def test_experts_in_all_kinds_of_layers(
-    layout: dict[str, Any], world_size: int, config: dict[str, Any]
+    layout: dict[str, Any], world_size: int, config: dict[str, Any], single_deepseek_v3: Run
 ) -> None:
-    config["model"] = DEEPSEEK_V3
-    alone = finished(config)
-    config |= {"world_size": world_size, "parallelism": layout, "run_dir": config["run_dir"] + "-2"}
-    numpy.testing.assert_allclose(numbers(finished(config)), numbers(alone), rtol=ROUNDING)
+    config |= {"model": DEEPSEEK_V3, "world_size": world_size, "parallelism": layout}
+    numpy.testing.assert_allclose(numbers(finished(config)), numbers(single_deepseek_v3), rtol=ROUNDING)
 
 
 def test_layers_without_weight_in_the_loss_change_nothing(config: dict[str, Any]) -> None:

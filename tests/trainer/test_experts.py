@@ -24,6 +24,7 @@ from trainer.model.experts import Router
 pytestmark = pytest.mark.process
 
 MIXTRAL = LLAMA | {"num_moe_experts": 4, "moe_ffn_hidden_size": 48}
+WITH_BIASES = GPT | {"num_moe_experts": 4, "moe_ffn_hidden_size": 48}
 EP2 = {"expert_model_parallel_size": 2}
 EP4 = {"expert_model_parallel_size": 4}
 ETP1, ETP2 = {"expert_tensor_parallel_size": 1}, {"expert_tensor_parallel_size": 2}
@@ -81,16 +82,20 @@ def test_experts_train_alike_at_every_layout(
     assert [loads(line) for line in lines(together)] == [loads(line) for line in lines(alone)]
 
 
+@pytest.fixture(scope="module")
+def alone_with_biases(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return finished(moe_config(corpus, tmp_path_factory.mktemp("biases"), WITH_BIASES))
+
+
 @pytest.mark.parametrize(
     "layout", [pytest.param(TP2 | ETP1, id="ETP1"), pytest.param(TP2 | EP2 | ETP1, id="EP2")]
 )
-def test_experts_with_biases_train_alike(layout: dict[str, Any], corpus: str, tmp_path: Path) -> None:
+def test_experts_with_biases_train_alike(
+    layout: dict[str, Any], corpus: str, tmp_path: Path, alone_with_biases: Run
+) -> None:
     """The biases of experts are not divided over tensor-parallel ranks, and these ranks do not share them either."""
-    model = GPT | {"num_moe_experts": 4, "moe_ffn_hidden_size": 48}
-    alone = finished(moe_config(corpus, tmp_path / "alone", model))
-    assert_same_curve(
-        finished(moe_config(corpus, tmp_path / "two", model, world_size=2, parallelism=layout)), alone
-    )
+    config = moe_config(corpus, tmp_path, WITH_BIASES, world_size=2, parallelism=layout)
+    assert_same_curve(finished(config), alone_with_biases)
 
 
 def lines(run: Run) -> list[dict[str, Any]]:

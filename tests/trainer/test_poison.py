@@ -19,6 +19,7 @@ from trainer.contract.checkpoint_files import COMPLETE, list_checkpoints
 from trainer.faults.spikes import MIN_LOSSES, WINDOW, SpikeWatch
 
 EP2 = {"expert_model_parallel_size": 2}
+TWO_LAYERS = {"num_layers": 2, "moe_layer_freq": [0, 1]}
 
 LAYERS = '''
 import dataclasses, os, torch
@@ -46,7 +47,8 @@ def layers(core, vp_stage, usual):
 @pytest.mark.parametrize(
     ("model", "parallelism", "precision"),
     [
-        pytest.param(GPT, {}, "fp32", id="DP2"),
+        # The experts below also have two data-parallel ranks, and a dense layer.
+        pytest.param(GPT, {}, "fp32", id="DP2", marks=pytest.mark.slow),
         pytest.param(GPT, {"tensor_model_parallel_size": 2}, "fp32", id="TP2", marks=pytest.mark.slow),
         pytest.param(GPT, {"pipeline_model_parallel_size": 2}, "fp32", id="PP2", marks=pytest.mark.slow),
         pytest.param(
@@ -58,8 +60,8 @@ def layers(core, vp_stage, usual):
         ),
         pytest.param(GPT, {}, "bf16", id="bf16", marks=pytest.mark.slow),
         pytest.param(GPT, {}, "fp16", id="fp16", marks=pytest.mark.slow),
-        pytest.param(MOE, EP2, "fp32", id="experts"),
-        pytest.param(MOE, EP2, "fp16", id="experts-fp16", marks=pytest.mark.slow),
+        pytest.param(MOE | TWO_LAYERS, EP2, "fp32", id="experts"),
+        pytest.param(MOE | TWO_LAYERS, EP2, "fp16", id="experts-fp16", marks=pytest.mark.slow),
         pytest.param(DEEPSEEK_V3, EP2, "fp32", id="experts-MTP", marks=pytest.mark.slow),
     ],
 )

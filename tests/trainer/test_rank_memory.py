@@ -115,7 +115,8 @@ def test_each_rank_allocates_what_the_estimate_counts(
 ) -> None:
     document = gpt_config("none", tmp_path / "run", model)
     document |= {"world_size": world_size, "parallelism": layout}
-    document["training"] |= {"micro_batch_size": 4, "global_batch_size": 32, "transformer_impl": "torch"}
+    document["training"] |= {"micro_batch_size": 4, "global_batch_size": 8 * world_size}
+    document["training"]["transformer_impl"] = "torch"
     document["training"] |= training
     setup = setup_of(document)
     for rank in ranks_of(document, tmp_path / "config.json"):

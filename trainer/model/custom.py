@@ -25,11 +25,12 @@ from trainer.model.experts import Router
 def block_submodules(
     path: str, core: TransformerConfig, vp_stage: int | None, usual: TransformerBlockSubmodules
 ) -> TransformerBlockSubmodules:
-    """The parts of this chunk of the decoder that the function at the import path `path` makes of the `usual` ones."""
-    spec = imports.load(path, "model.layer_spec")(core, vp_stage, usual)
+    """Calls the function at the import path `path` with the `usual` parts of this chunk of the decoder."""
+    function: imports.LayerSpec = imports.load(path, "model.layer_spec")
+    spec = function(core, vp_stage, usual)
     if isinstance(spec, ModuleSpec):  # one for all layers
         return dataclasses.replace(usual, layer_specs=[spec] * len(usual.layer_specs))
-    return spec  # type: ignore[no-any-return]
+    return spec
 
 
 def refuse_wrong_parts(chunk: torch.nn.Module, *, separate_documents: bool) -> None:
