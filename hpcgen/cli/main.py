@@ -47,7 +47,10 @@ SECTIONS = {
     },
 }
 """Heading of the help -> command -> module."""
-JOBS = ("download", "extract", "concat", "tokenize", "prepare", "index-cache", "train", "run", "evaluate")
+JOBS = (
+    *("download", "extract", "concat", "tokenize", "prepare"),
+    *("index-cache", "memory-test", "train", "run", "evaluate"),
+)
 ELSEWHERE = {
     "export": "hpcgen checkpoint export, or hpcgen submit export for a job",
     "import": "hpcgen checkpoint import",

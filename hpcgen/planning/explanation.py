@@ -220,7 +220,7 @@ def _absent(stage: Stage, run: Run, config: RunConfig, present: set[str]) -> Ite
 def _changes(stage: Stage, run: Run, config: RunConfig) -> Iterator[tuple[str, Stage, RunConfig]]:
     """Yields changes in order of size: one setting, another stage, then both."""
     settings = list(_settings(run, config))
-    others = [other for other in STAGES.values() if other is not stage]
+    others = [other for other in STAGES.values() if other is not stage and other.environment_of == other.name]
     yield from ((f"--set {setting}", stage, other) for setting, other in settings)
     yield from ((f"--stage {other.name}", other, config) for other in others)
     for other_stage in others:

@@ -59,7 +59,7 @@ STAGES = (
     MemoryTest(
         name="memory-test",
         order=78,
-        summary="measures on one node the memory that each pipeline stage of the training needs",
+        summary="measures on one node whether the training fits its GPUs",
         settings_doc="Resources for measuring the memory of training.",
         uses_gpus=True,
         is_single_task=True,

@@ -78,7 +78,7 @@ def test_the_exports_are_those_of_the_rendered_script(tmp_path, workplace, stage
 
 OF_THE_LAUNCH_LINE = {
     *("TRAINER_CONFIG", "TRAINER_STOP_FILE", "TRAINER_RENDEZVOUS_ID"),
-    *("CORPUS_JOB", "EVALUATION_CONFIG"),
+    *("CORPUS_JOB", "EVALUATION_CONFIG", "MEMORY_TEST_CONFIG"),
 }
 
 
@@ -125,7 +125,7 @@ def test_a_cluster_without_a_run_has_the_same_values(workplace, run_file):
     of_run = as_json("-c", run_file)["environment"]
     assert {**alone, "CUDA_DEVICE_MAX_CONNECTIONS": "1"} == of_run
     for stage in STAGES:
-        if stage == "train":
+        if STAGES[stage].environment_of == "train":
             continue
         alone, of_run = (
             as_json(stage, "--cluster", "azure-ndv5"),

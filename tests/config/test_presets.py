@@ -58,7 +58,7 @@ def test_a_preset_obeys_the_rules_on_its_fewest_ranks(preset):
         ("30b", 64),
         ("175b", 128),
         ("llama3-8b", 8),
-        ("llama3-70b", 64),
+        ("llama3-70b", 128),
         ("llama3-405b", 896),
         ("mixtral-8x7b", 64),
         ("deepseek-v3", 1024),

@@ -135,7 +135,7 @@ def build(model: dict[str, Any], groups: ProcessGroupCollection, tmp_path: Path)
 
 def step(chunk: torch.nn.Module) -> dict[str, torch.Tensor]:
     """The loss of two samples, and the gradient of each parameter by name."""
-    MoEAuxLossAutoScaler.set_loss_scale(torch.ones(1))
+    MoEAuxLossAutoScaler.set_loss_scale(torch.tensor(1.0))
     tokens = torch.randint(1000, (2, LENGTH + 1), generator=torch.Generator().manual_seed(3))
     mask = {"loss_mask": torch.ones(2, LENGTH)} if chunk.config.mtp_num_layers else {}
     loss = chunk(tokens[:, :-1], torch.arange(LENGTH)[None], None, labels=tokens[:, 1:], **mask).sum()
