@@ -45,6 +45,12 @@ class MemoryTest(Stage):
         )
         return Work(arguments=arguments, files={CONFIG_FILE: config_text(test)})
 
+    def results(self, config: RunConfig) -> str:
+        """The file with the figures of every stage."""
+        from trainer.contract.memory_test import RESULT
+
+        return f"{config.paths.run_dir}/{RESULT}"
+
     @property
     def environment_of(self) -> str:
         """Training, since its variables affect the memory of libraries."""

@@ -7,8 +7,7 @@ read_configuration() {
 
 conclude() {
     ((!terminated)) || exit 143
-    local result=$job_dir/memory-test.json
-    ((rc == 0)) || die "the memory test failed with status $rc ($details)$([[ ! -r $result ]] || echo "; figures: $result")"
-    say "passed; figures: $result"
+    ((rc == 0)) || die "the training does not fit, or the test came to no result (status $rc, $details)"
+    say "passed; figures: $run_dir/memory-test.json"
     exit 0
 }

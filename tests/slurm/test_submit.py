@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -95,10 +96,12 @@ def plan_corpus(run: Path, copies: int = 1) -> tuple[str, ...]:
     return options
 
 
-def test_training_waits_for_its_corpus_and_the_index_cache(on_cluster: SlurmCluster, tiny_run: Path) -> None:
+def test_training_waits_for_its_corpus_the_index_cache_and_the_memory_test(
+    on_cluster: SlurmCluster, tiny_run: Path
+) -> None:
     options = plan_corpus(tiny_run)
     short = ("--set", "training.train_iters=2", "--set", "optimizer.lr_decay_iters=3")
-    stages = ("prepare", "index-cache", "train")
+    stages = ("prepare", "index-cache", "memory-test", "train")
     lines = hpcgen("submit", *stages, *options, *short, cwd=tiny_run.parent).splitlines()
     jobs = {stage: job_id for job_id, stage, _ in map(str.split, lines)}
     assert tuple(jobs) == stages
@@ -106,6 +109,9 @@ def test_training_waits_for_its_corpus_and_the_index_cache(on_cluster: SlurmClus
     for job_id in jobs.values():
         assert on_cluster.wait(job_id, timeout_s=JOB_S) == "COMPLETED", log_of(tiny_run, job_id)
     assert len(curve(tiny_run)) == 2
+    memory_test = tiny_run.parent / "run" / "memory-test.json"
+    [stage] = json.loads(memory_test.read_text())["stages"]
+    assert (stage["rank"], stage["error"]) == (0, "")
 
 
 def test_only_the_owner_can_read_or_write_pickles(on_cluster: SlurmCluster, tiny_run: Path) -> None:

@@ -10,7 +10,7 @@ from trainer.contract.config import Count, PositiveFloat, TrainerConfig
 from trainer.contract.section import config_section
 
 RESULT = "memory-test.json"
-"""Name of the file with the result."""
+"""File with the result, in the run directory."""
 
 
 @config_section

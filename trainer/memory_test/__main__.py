@@ -1,6 +1,6 @@
 """`python -m trainer.memory_test`: measures a rank of each pipeline stage, as many at once as the node has devices.
 
-Prints a table and writes its figures to memory-test.json next to its configuration. Exit status: 0 if all stages fit, 1
+Prints a table and writes its figures to memory-test.json in the run directory. Exit status: 0 if all stages fit, 1
 if one does not or came to no result, 2 for an invalid configuration.
 """
 
@@ -39,7 +39,9 @@ def main() -> int:
         return error.exit_code
     stages = measure_all(config, arguments.config)
     print("\n".join(table(stages)), flush=True)
-    publish(arguments.config.with_name(RESULT), result_text(config.trainer.name, stages))
+    run_dir = Path(config.trainer.run_dir)
+    run_dir.mkdir(parents=True, exist_ok=True)
+    publish(run_dir / RESULT, result_text(config.trainer.name, stages))
     failed = [stage for stage in stages if stage.error]
     if failed:
         named = ", ".join(str(stage.stage) for stage in failed)
