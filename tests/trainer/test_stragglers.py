@@ -125,5 +125,6 @@ def test_ranks_that_wait_for_a_slow_one_in_tensor_parallelism_are_one_line_and_o
     assert (straggler["rank"], straggler["ranks"], straggler["local_rank"]) == (2, [2, 3], 2)
     [line] = [line for line in result.log.splitlines() if "SLOW: " in line]
     assert (
-        f"ranks 2-3 ({socket.gethostname()}), which wait for each other in tensor parallelism, compute" in line
+        f"ranks 2-3 ({socket.gethostname()}), which wait for each other in tensor parallelism, compute"
+        in line
     )
