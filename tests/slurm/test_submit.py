@@ -249,6 +249,8 @@ def test_a_failed_local_stage_shows_the_end_of_its_log_and_exits_1(tiny_run: Pat
             "--launcher=local",
             "--set",
             "data.datasets=[]",
+            "--set",
+            "data.split=99990,8,2",
             *datasets,
         ],
         capture_output=True,
