@@ -116,17 +116,22 @@ class Model:
         return self._to_logits(output)[0, :, : self.vocab_size].float()
 
     def log_probabilities(
-        self, tokens: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor, targets: torch.Tensor
+        self,
+        tokens: torch.Tensor,
+        rows: torch.Tensor,
+        positions: torch.Tensor,
+        targets: torch.Tensor,
+        position_ids: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Log-probabilities in fp32 [n], and whether each target is the most likely token [n].
 
         Element i is about token `targets[i]` after the token at `positions[i]` of row `rows[i]` of `tokens` [b, s].
-        Only the tokens of the vocabulary count: its padding has no probability. Returns None on stages that have no
-        logits.
+        Only the tokens of the vocabulary count: its padding has no probability. `position_ids` [b, s] are those of the
+        embedding; by default, they count the tokens of a row. Returns None on stages that have no logits.
         """
-        output = self._compute(
-            tokens, torch.arange(tokens.shape[1], device=self.device).expand_as(tokens), None
-        )
+        if position_ids is None:
+            position_ids = torch.arange(tokens.shape[1], device=self.device).expand_as(tokens)
+        output = self._compute(tokens, position_ids, None)
         if output is None:
             return None
         found, greedy = [], []
