@@ -58,6 +58,11 @@ class Model:
         return self.config.model.max_position_embeddings
 
     @property
+    def follows_documents(self) -> bool:
+        """True if the model was trained to begin a document after the end of another one, and to see this end."""
+        return not (self.config.data.reset_attention_mask or self.config.data.eod_mask_loss)
+
+    @property
     def has_cache(self) -> bool:
         """True if each layer has the trainer's attention. Otherwise, each step computes all tokens again."""
         return bool(self._attention)

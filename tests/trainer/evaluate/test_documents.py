@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,12 @@ import torch
 from tests.trainer.document_runs import LENGTH, SEPARATE, documents_config, sample
 from tests.trainer.evaluate import parts
 from tests.trainer.runs import DEEPSEEK_V3, EOD, GPT, QWEN, Run, finished
-from trainer.contract.evaluation import TextResult
+from trainer.contract.config import BlendConfig
+from trainer.contract.errors import TrainerError
+from trainer.contract.evaluation import EvaluationSettings, TextResult
 from trainer.distributed import groups
-from trainer.inference import load_model
+from trainer.inference import generate, load_model
+from trainer.metrics.console import Log
 
 pytestmark = [
     pytest.mark.process,
@@ -148,3 +152,65 @@ def losses_alone(model: Any, document: list[int]) -> list[float]:
             model.logits(window[:-1]), targets, reduction="none"
         ).tolist()
     return found
+
+
+def harness(model: Any, tokenizer: Any) -> Any:
+    pytest.importorskip("lm_eval", reason="lm-eval is not installed (pip install 'hpcgen[eval]')")
+    from trainer.evaluate.harness import HarnessModel
+    from trainer.evaluate.replicas import Replicas
+
+    replicas = Replicas(model, tokenizer, 4, Log(False, progress=False))
+    return HarnessModel(replicas, EvaluationSettings())
+
+
+def requests(kind: Any, *arguments: tuple[Any, ...]) -> list[Any]:
+    from lm_eval.api.instance import Instance
+
+    return [Instance(kind, {}, given, 0, metadata=("task", 0, 1)) for given in arguments]
+
+
+TEXTS = ["a", "in the beginning", "x = 1"]
+
+
+def log_likelihood(model: Any, context: list[int], tokens: list[int]) -> float:
+    return -math.fsum(losses_alone(model, [*context, *tokens])[len(context) - 1 :])
+
+
+@pytest.mark.usefixtures("finalized")
+def test_texts_without_context_begin_as_documents_did_in_training(separate: Run) -> None:
+    model, tokenizer = load_model(separate.directory, tokenizer="bytes", device="cpu")
+    texts = [list(text.encode()) for text in TEXTS]
+    end, rolling = [tokenizer.eod_id], requests("loglikelihood_rolling", *((text,) for text in TEXTS))
+
+    found = harness(model, tokenizer).loglikelihood_rolling(rolling)
+    assert found == pytest.approx([log_likelihood(model, each[:1], each[1:]) for each in texts], rel=1e-6)
+
+    model.config = replace(model.config, data=replace(model.config.data, eod_mask_loss=False))
+    found = harness(model, tokenizer).loglikelihood_rolling(rolling)
+    expected = [
+        log_likelihood(model, end, each[:1]) + log_likelihood(model, each[:1], each[1:]) for each in texts
+    ]
+    assert found == pytest.approx(expected, rel=1e-6)
+    choices = harness(model, tokenizer).loglikelihood(
+        requests("loglikelihood", *(("", text) for text in TEXTS[:2]))
+    )
+    assert [value for value, _ in choices] == pytest.approx(expected[:2], rel=1e-6)
+
+    model.config = replace(model.config, data=BlendConfig(mock=True))
+    found = harness(model, tokenizer).loglikelihood_rolling(rolling)
+    assert found == pytest.approx([log_likelihood(model, end, each) for each in texts], rel=1e-6)
+    spaces = requests("loglikelihood", (" ", "text"), ("", " text"))
+    one, other = harness(model, tokenizer).loglikelihood(spaces)
+    assert one == other
+
+
+@pytest.mark.usefixtures("finalized")
+def test_what_was_not_trained_is_refused(separate: Run) -> None:
+    model, tokenizer = load_model(separate.directory, tokenizer="bytes", device="cpu")
+    with pytest.raises(TrainerError, match=r"prompt 2 is empty, but .* data.reset_attention_mask = true"):
+        list(generate(model, tokenizer, ["a", ""]))
+    lm = harness(model, tokenizer)
+    with pytest.raises(TrainerError, match="has not learned how likely a first token is"):
+        lm.loglikelihood(requests("loglikelihood", ("", "text")))
+    with pytest.raises(TrainerError, match="a question of the task task is empty"):
+        lm.generate_until(requests("generate_until", ("", {"until": ["."], "max_gen_toks": 2})))
