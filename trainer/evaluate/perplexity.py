@@ -148,7 +148,7 @@ def measure(
             windows = [text.window(number) for number in numbers]
             _require_known(windows, data, model.vocab_size)
             totals += _batch_totals(model, windows)
-            progress.advance(num_replicas * int(text.lengths[numbers].sum()))
+            progress.advance(num_replicas * sum(len(window) - 1 for window in windows))
     if torch.distributed.get_world_size() > 1:
         torch.distributed.all_reduce(totals)
     log_probability, tokens = totals.tolist()
