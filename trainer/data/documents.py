@@ -25,7 +25,7 @@ def first_tokens(tokens: torch.Tensor, eod_id: int) -> torch.Tensor:
 
 def positions(is_first: torch.Tensor) -> torch.Tensor:
     """Position of each token in its document [b, s]."""
-    index = torch.arange(is_first.shape[1])
+    index = torch.arange(is_first.shape[1], device=is_first.device)
     return index - torch.where(is_first, index, 0).cummax(dim=1).values
 
 

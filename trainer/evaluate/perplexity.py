@@ -175,16 +175,10 @@ def _batch_totals(model: Model, windows: Sequence[numpy.ndarray]) -> torch.Tenso
     inputs, targets = rows[:, :-1], rows[:, 1:]
     lengths = torch.tensor([len(window) - 1 for window in windows])
     is_target = torch.arange(inputs.shape[1]) < lengths[:, None]
-    position_ids = None
     if training.eod_mask_loss:
         is_target &= inputs != training.eod_id
-    if training.reset_position_ids:
-        assert training.eod_id is not None
-        position_ids = documents.positions(documents.first_tokens(inputs, training.eod_id)).to(model.device)
-    on_device = (
-        each.to(model.device) for each in (inputs, *is_target.nonzero(as_tuple=True), targets[is_target])
-    )
-    found = model.log_probabilities(*on_device, position_ids=position_ids)
+    chosen = (inputs, *is_target.nonzero(as_tuple=True), targets[is_target])
+    found = model.log_probabilities(*(each.to(model.device) for each in chosen))
     totals = torch.zeros(2, dtype=torch.float64, device=model.device)
     if found is not None and model.reports:
         totals[0], totals[1] = found[0].double().sum(), is_target.sum()

@@ -12,6 +12,7 @@ from megatron.core.transformer.attention import SelfAttention
 
 from trainer.contract.config import TrainerConfig
 from trainer.contract.errors import TrainerError
+from trainer.data import documents
 from trainer.inference import latent_attention
 from trainer.inference.attention import Cache, CachedAttention, Rotary
 from trainer.inference.latent_attention import CachedLatentAttention
@@ -101,7 +102,7 @@ class Model:
             raise TrainerError(f"{len(tokens)} tokens: the model computes 1 to {self.max_length}")
         with torch.inference_mode():
             rows = torch.tensor([list(tokens)], device=self.device)
-            output = self._compute(rows, torch.arange(rows.shape[1], device=self.device)[None], None)
+            output = self._compute(rows, self._position_ids(rows), None)
             assert output is not None
             return self._to_logits(output)[:, 0, : self.vocab_size].float()
 
@@ -121,22 +122,15 @@ class Model:
         return self._to_logits(output)[0, :, : self.vocab_size].float()
 
     def log_probabilities(
-        self,
-        tokens: torch.Tensor,
-        rows: torch.Tensor,
-        positions: torch.Tensor,
-        targets: torch.Tensor,
-        position_ids: torch.Tensor | None = None,
+        self, tokens: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor, targets: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Log-probabilities in fp32 [n], and whether each target is the most likely token [n].
 
         Element i is about token `targets[i]` after the token at `positions[i]` of row `rows[i]` of `tokens` [b, s].
-        Only the tokens of the vocabulary count: its padding has no probability. `position_ids` [b, s] are those of the
-        embedding; by default, they count the tokens of a row. Returns None on stages that have no logits.
+        Only the tokens of the vocabulary count: its padding has no probability. Returns None on stages that have no
+        logits.
         """
-        if position_ids is None:
-            position_ids = torch.arange(tokens.shape[1], device=self.device).expand_as(tokens)
-        output = self._compute(tokens, position_ids, None)
+        output = self._compute(tokens, self._position_ids(tokens), None)
         if output is None:
             return None
         found, greedy = [], []
@@ -168,6 +162,14 @@ class Model:
     def reports(self) -> bool:
         """True on one rank of each replica, which is in the last pipeline stage."""
         return self._is_last and self._groups.tp.rank() == 0
+
+    def _position_ids(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Positions of tokens [b, s] in their rows, or in their documents as with data.reset_position_ids."""
+        data, is_first = self.config.data, torch.zeros_like(tokens, dtype=torch.bool)
+        if data.reset_position_ids and self._rotary is None:  # in training, rotary embeddings ignore the key
+            assert data.eod_id is not None
+            is_first = documents.first_tokens(tokens, data.eod_id)
+        return documents.positions(is_first)
 
     def _compute(
         self, tokens: torch.Tensor, positions: torch.Tensor, cache: Cache | None
