@@ -1,4 +1,4 @@
-"""Checks of the pairs that a training will read: what the trainer would refuse when the job starts.
+"""Checks of the pairs that a training and its evaluations will read: what their jobs would refuse when they start.
 
 Only complete pairs on this machine are checked, and only if the extra `data` is installed.
 """
@@ -39,20 +39,24 @@ def check_training_data(plan: Plan) -> None:
         return
     read = {path for stage in plan.stages.values() for path in stage.inputs}
     datasets = [dataset for field in BLENDS for dataset in getattr(trainer.data, field)]
-    prefixes = [dataset.prefix for dataset in datasets if f"{dataset.prefix}.idx" in read]
-    files = [Path(prefix + suffix) for prefix in prefixes for suffix in (".idx", ".bin")]
-    if not files or not all(file.is_file() for file in files):
-        return
+    pairs = _open_pairs([dataset.prefix for dataset in datasets if f"{dataset.prefix}.idx" in read])
+    evaluation = plan.config.evaluation
+    texts = _open_pairs([text.prefix for text in evaluation.data] if evaluation.every is not None else [])
+    ends = (_end_problem(trainer, pair) for pair in (*pairs, *texts) if trainer.data.needs_eod)
+    first = next(filter(None, ends), None)
+    documents = [len(pair.lengths) for pair in pairs]
+    _refuse(plan, [*([first] if first else []), *(_split_problems(trainer, documents) if pairs else [])])
+
+
+def _open_pairs(prefixes: Sequence[str]) -> list[Pair]:
+    """The pairs; none if a file is missing, or the extra `data`."""
+    if not all(Path(prefix + suffix).is_file() for prefix in prefixes for suffix in (".idx", ".bin")):
+        return []
     try:
         from hpcgen.data.pair import open_pair
     except ModuleNotFoundError:
-        return
-    pairs = [open_pair(Path(prefix)) for prefix in prefixes]
-    ends = (_end_problem(trainer, pair) for pair in pairs if trainer.data.needs_eod)
-    first = next(filter(None, ends), None)
-    _refuse(
-        plan, [*([first] if first else []), *_split_problems(trainer, [len(pair.lengths) for pair in pairs])]
-    )
+        return []
+    return [open_pair(Path(prefix)) for prefix in prefixes]
 
 
 def check_split(plan: Plan, documents: Sequence[int]) -> None:
@@ -120,6 +124,6 @@ def _end_problem(trainer: TrainerConfig, pair: Pair) -> Problem | None:
         f"data.{next(key for key in keys if getattr(data, key))}",
         f"needs documents that end with the token {data.eod_id}, but none of the first {len(ends):,} of {pair.prefix} "
         f"does. The first ends with {ends[0]}",
-        "set data.eod_id to the end-of-document token of the pair, or tokenize the corpus again with one (hpcgen "
+        "set data.eod_id to the end-of-document token of the pair, or tokenize it again with one (hpcgen "
         "always adds it; Megatron-LM's preprocess_data.py needs --append-eod)",
     )

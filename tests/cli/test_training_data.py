@@ -39,6 +39,20 @@ def test_documents_without_ends_are_refused(workplace: Path, words: tuple[str, .
     ) in found.stderr
 
 
+@pytest.mark.parametrize("words", TRAINING, ids=" ".join)
+def test_texts_without_ends_of_documents_are_refused(workplace: Path, words: tuple[str, ...]) -> None:
+    pairs.write(workplace / "pair", [[1, 2, EOD]] * 50)
+    pairs.write(workplace / "text", [[1, 2]] * 3)
+    run_file(workplace, datasets=[{"prefix": "pair"}], **SEPARATE)
+    text = ("--set", "evaluation.data=[{name: text, prefix: text}]")
+    every = ("--set", "checkpoint.save_interval=10", "--set", "evaluation.every=10")
+    assert ended(*words, *text).status == 0
+    found = ended(*words, *text, *every)
+    assert found.status == 2
+    assert f"none of the first 3 of {workplace}/text does. The first ends with 2" in found.stderr
+    assert ended(*words, *text, *every, "--set", "data.reset_attention_mask=false").status == 0
+
+
 @pytest.mark.parametrize(
     ("documents", "data"),
     [

@@ -105,6 +105,8 @@ class TextResult:
     """Number of windows that the text was cut into."""
     seq_length: int
     """Length of a window in tokens."""
+    separate_documents: bool = False
+    """True if each document was predicted from its own tokens only, as in a training with data.reset_attention_mask."""
     seconds: float
 
 

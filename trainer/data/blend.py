@@ -118,7 +118,8 @@ def plan_blends(config: TrainerConfig, rows: int, log: LogLine) -> dict[str, Ble
         _require_disjoint(sources)
     if data.needs_eod:
         for prefix, corpus in corpora.items():
-            require_ends(prefix, corpus, data.eod_id)
+            advice = "Set data.eod_id to the end-of-document token of the corpus, or tokenize it with one"
+            require_ends(prefix, corpus, data.eod_id, advice)
     blends = (_blend(source, corpora, config, log) for source in sources if num_samples(config)[source.split])
     return {blend.split: blend for blend in blends if blend is not None}
 

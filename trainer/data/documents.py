@@ -25,7 +25,7 @@ def first_tokens(tokens: torch.Tensor, eod_id: int) -> torch.Tensor:
 
 def positions(is_first: torch.Tensor) -> torch.Tensor:
     """Position of each token in its document [b, s]."""
-    index = torch.arange(is_first.shape[1])
+    index = torch.arange(is_first.shape[1], device=is_first.device)
     return index - torch.where(is_first, index, 0).cummax(dim=1).values
 
 
@@ -53,8 +53,8 @@ def document_numbers(boundaries: torch.Tensor, samples: int) -> torch.Tensor:
     return torch.arange(len(lengths)).repeat_interleave(lengths).view(samples, -1)
 
 
-def require_ends(prefix: str, corpus: IndexedDataset, eod_id: int) -> None:
-    """Refuse a corpus whose documents do not end with `eod_id`, judging by its beginning.
+def require_ends(prefix: str, corpus: IndexedDataset, eod_id: int, advice: str) -> None:
+    """Refuse a corpus whose documents do not end with `eod_id`, judging by its beginning. `advice` says what to do.
 
     Raises:
         ConfigError: no document ends with it, so no boundary would be found.
@@ -64,5 +64,5 @@ def require_ends(prefix: str, corpus: IndexedDataset, eod_id: int) -> None:
     if last and eod_id not in last:
         raise ConfigError(
             f"{prefix}: none of its first {len(last)} documents ends with the token {eod_id} (data.eod_id); the first "
-            f"ends with {last[0]}. Set data.eod_id to the end-of-document token of the corpus, or tokenize it with one"
+            f"ends with {last[0]}. {advice}"
         )

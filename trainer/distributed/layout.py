@@ -100,7 +100,8 @@ def _check_experts(model: ModelConfig, config: TrainerConfig, trains: bool) -> N
             f"parallelism.sequence_parallel = false does not work with experts and TP = {tp}. Set it to true"
         )
     if etp > 1 and model.add_bias_linear:
-        raise ConfigError(f"model.add_bias_linear = true does not work with ETP = {etp}. Set it to false")
+        advice = "Set it to false" if trains else "Use TP = 1, and pipeline stages to divide the model"
+        raise ConfigError(f"model.add_bias_linear = true does not work with ETP = {etp}. {advice}")
 
 
 def _check_gradients(config: TrainerConfig) -> None:

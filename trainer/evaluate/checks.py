@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from trainer.contract.checkpoint_files import Checkpoint, iteration_of
-from trainer.contract.config import ConfigError, TrainerConfig
+from trainer.contract.config import BlendConfig, ConfigError, TrainerConfig
 from trainer.contract.errors import TrainerError
 from trainer.contract.evaluation import EvaluationConfig, evaluated, is_due
 from trainer.contract.wording import counted
 from trainer.data.blend import LogLine
-from trainer.evaluate.perplexity import open_text
+from trainer.evaluate.perplexity import open_pair
 from trainer.evaluate.tasks import KEY, Tasks, load_tasks
 from trainer.inference.checkpoint import complete_checkpoints, find_checkpoint, inference_config
 from trainer.inference.tokenizer import load_tokenizer
@@ -98,7 +98,9 @@ def prepare(config: EvaluationConfig, log: LogLine) -> Work:
         for name in sorted({name for name in names if names.count(name) > 1})
     ]
     for index, data in enumerate(settings.data):
-        collect(open_text, data, f"evaluation.data[{index}]", 1, vocab_size, None)
+        collect(
+            open_pair, data, f"evaluation.data[{index}]", vocab_size, model.data if model else BlendConfig()
+        )
     tasks = None
     if settings.tasks and (checkpoints or problems):
         collect(_check_tokenizer, config, vocab_size)

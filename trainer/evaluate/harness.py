@@ -1,11 +1,12 @@
 """lm-eval's interface to a model of the trainer. Computes what lm-eval's own model `hf` computes on the exported model.
 
 Log-probabilities are computed in fp32 over the vocabulary without its padding. `hf` normalizes them in the data type of
-the model.
+the model. A text without context begins as documents did in the model's training (`HarnessModel._without_context`).
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -18,9 +19,9 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from trainer.contract.errors import TrainerError
 from trainer.contract.evaluation import EvaluationSettings, Metric, TaskResult
-from trainer.evaluate.replicas import Replicas
+from trainer.evaluate.replicas import Pair, Replicas
 from trainer.evaluate.tasks import Tasks
-from trainer.inference.generation import Options
+from trainer.inference.generation import Options, require_beginning
 
 MAX_NEW_TOKENS = 256
 """Maximum number of new tokens where a task sets none, as in lm-eval's `hf`."""
@@ -40,6 +41,7 @@ class HarnessModel(TemplateLM):
         self._replicas = replicas
         self._batch_size = options.batch_size
         self._max_length = replicas.model.max_length
+        self._training = replicas.model.config.data
         self._token_of_document_end = replicas.tokenizer.eod_id
 
     @property
@@ -58,29 +60,53 @@ class HarnessModel(TemplateLM):
         return found
 
     def _loglikelihood_tokens(self, requests: Sequence[Encoded], **kwargs: Any) -> list[tuple[float, bool]]:
-        for (_, text), _, continuation in requests:
+        parts = []
+        for (given, text), context, continuation in requests:
             if not 0 < len(continuation) <= self._max_length:
                 raise TrainerError(
                     f"the answer {text[:60]!r} of a task has {len(continuation)} tokens, but the model computes 1 to "
                     f"{self._max_length} (model.max_position_embeddings). Remove the task from evaluation.tasks"
                 )
-        return self._replicas.score([(context, continuation) for _, context, continuation in requests])
+            if given.strip():
+                parts.append([(context, continuation)])
+                continue
+            if self._training.eod_mask_loss:
+                raise TrainerError(
+                    f"a task compares {text[:60]!r} with other texts without a context, but the model was trained with "
+                    "data.eod_mask_loss and has not learned how likely a first token is. Remove the task from "
+                    "evaluation.tasks"
+                )
+            parts.append(self._without_context(continuation))
+        return self._score(parts)
 
     def loglikelihood_rolling(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[float]:
         """Log-likelihood of each text. Long texts are cut into windows, as lm-eval does."""
-        windows: list[tuple[list[int], list[int]]] = []
-        ends = []
-        for request in requests:
-            tokens = get_rolling_token_windows(
-                token_list=self.tok_encode(request.args[0]),
-                prefix_token=self.prefix_token_id,
-                max_seq_len=self._max_length,
-                context_len=1,
-            )
-            windows += map(make_disjoint_window, tokens)
-            ends.append(len(windows))
-        found = [log_likelihood for log_likelihood, _ in self._replicas.score(windows)]
-        return [math.fsum(found[first:end]) for first, end in zip([0, *ends], ends, strict=False)]
+        parts = [self._without_context(self.tok_encode(request.args[0])) for request in requests]
+        return [log_likelihood for log_likelihood, _ in self._score(parts)]
+
+    def _without_context(self, tokens: list[int]) -> list[Pair]:
+        """Contexts and continuations whose log-likelihoods add up to that of a text.
+
+        The text follows the end of a document. If the model was trained on separate documents, only its first token
+        sees this end. With eod_mask_loss, the first token is not predicted.
+        """
+        prefix, pairs = self.prefix_token_id, []
+        if tokens and not self._replicas.model.follows_documents:
+            if not self._training.eod_mask_loss:
+                pairs.append(([prefix], tokens[:1]))
+            prefix, tokens = tokens[0], tokens[1:]
+        windows = get_rolling_token_windows(
+            token_list=tokens, prefix_token=prefix, max_seq_len=self._max_length, context_len=1
+        )
+        return [*pairs, *map(make_disjoint_window, windows)]
+
+    def _score(self, parts: Sequence[Sequence[Pair]]) -> list[tuple[float, bool]]:
+        """Sum of the log-likelihoods of the parts of each text, and whether greedy decoding would produce it."""
+        found = iter(self._replicas.score([pair for each in parts for pair in each]))
+        by_text = (list(itertools.islice(found, len(each))) for each in parts)
+        return [
+            (math.fsum(value for value, _ in each), all(greedy for _, greedy in each)) for each in by_text
+        ]
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
         """New text for each context, up to the first stop string."""
@@ -95,7 +121,10 @@ class HarnessModel(TemplateLM):
                     f"{self._max_length} positions for the question and the answer (model.max_position_embeddings). "
                     "Lower max_gen_toks in generation_kwargs of the task"
                 )
-            tokens = self.tok_encode(context)[-room:] or [self.prefix_token_id]
+            tokens = self.tok_encode(context)[-room:]
+            if not tokens:
+                require_beginning(self._replicas.model, f"a question of the task {request.task_name}")
+                tokens = [self.prefix_token_id]
             prompts.append((tokens, options))
         return self._replicas.generate(prompts)
 

@@ -142,10 +142,9 @@ def _evaluate(
     log.line(f"iteration {found.iteration}: loaded {found.path} in {time.monotonic() - started:.1f} s")
     texts = []
     for index, data in enumerate(settings.data):
-        text = open_text(
-            data, f"evaluation.data[{index}]", chosen.model.seq_length, model.vocab_size, settings.limit
-        )
-        progress = Progress(log, data.name, text.num_windows, "sequence")
+        where = f"evaluation.data[{index}]"
+        text = open_text(data, where, chosen.model.seq_length, model.vocab_size, chosen.data, settings.limit)
+        progress = Progress(log, data.name, int(text.lengths.sum()), "token")
         texts.append(measure(model, data, text, settings.batch_size, progress))
     task_results, samples = _run_tasks(config, model, ranks, tasks, log)
     result = EvaluationResult(

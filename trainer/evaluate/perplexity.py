@@ -1,27 +1,42 @@
 """Loss and perplexity of a model on a tokenized text.
 
-The documents of the text are one stream of tokens, as in training. The stream is cut into consecutive windows of the
-model's seq_length, and the model predicts each token from the tokens before it in its window, end-of-document tokens
-included. So every token except the first of the stream is predicted once. These are the disjoint chunks in "Perplexity
-of fixed-length models" of transformers' documentation, and the samples of the training data without shuffling. The last
-window, which may be shorter, counts too.
+The text is cut into consecutive windows of the model's seq_length, and the model predicts each token of a window from
+those before it. These are the disjoint chunks in "Perplexity of fixed-length models" of transformers' documentation.
+Windows overlap by one token, which is the last target of one and the first input of the next. The last window of a
+text, which may be shorter, counts too.
+
+Documents are treated as in the model's training. If they see each other, the text is one stream of tokens,
+end-of-document tokens included, and its windows are the samples of the training data without shuffling. If they are
+separate (data.reset_attention_mask), each document is cut by itself. Its first token is then never predicted, since
+nothing that the model may read precedes it. A window is a row of a batch, padded at its end, so causal attention
+separates documents without a mask.
 """
 
 from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy
 import torch
+from megatron.core.datasets.indexed_dataset import IndexedDataset
 
+from trainer.contract.config import BlendConfig
 from trainer.contract.errors import TrainerError
 from trainer.contract.evaluation import EvaluationData, TextResult
+from trainer.data import documents
 from trainer.data.blend import open_corpus
 from trainer.evaluate.progress import Progress
 from trainer.inference.model import Model
+
+MAX_ROWS = 2**14
+"""Maximum number of windows that are computed together. GPU kernels refuse 2**16."""
+
+BLOCK = 2**24
+"""Number of tokens in which the ends of documents are searched at once."""
 
 
 @dataclass(frozen=True)
@@ -31,31 +46,95 @@ class Text:
     tokens: numpy.ndarray
     """The stream of tokens, mapped from the .bin file."""
     seq_length: int
-    num_windows: int
+    firsts: numpy.ndarray
+    """First token of each window."""
+    ends: numpy.ndarray
+    """End of each window. Its last token is only predicted."""
 
     def window(self, number: int) -> numpy.ndarray:
-        """The inputs of a window, and the token after them."""
-        first = number * self.seq_length
-        return self.tokens[first : first + self.seq_length + 1]
+        """The tokens of a window."""
+        return self.tokens[self.firsts[number] : self.ends[number]]
+
+    @property
+    def lengths(self) -> numpy.ndarray:
+        """Number of inputs of each window, which is that of its targets."""
+        return self.ends - self.firsts - 1
+
+    def batches(self, batch_size: int) -> list[numpy.ndarray]:
+        """Numbers of the windows of each batch, the longest first.
+
+        Padding included, a batch has at most as many tokens as `batch_size` windows of seq_length.
+        """
+        lengths = self.lengths
+        order = numpy.argsort(-lengths, kind="stable")
+        found, first = [], 0
+        while first < len(order):
+            rows = min(batch_size * self.seq_length // int(lengths[order[first]]), MAX_ROWS)
+            found.append(order[first : first + rows])
+            first += rows
+        return found
 
 
-def open_text(data: EvaluationData, where: str, seq_length: int, vocab_size: int, limit: int | None) -> Text:
-    """Map a .bin/.idx pair. `limit` is the maximum number of windows.
+def open_pair(data: EvaluationData, where: str, vocab_size: int, training: BlendConfig) -> IndexedDataset:
+    """Open the .bin/.idx pair of a text. `training` is the data of the model's training.
 
     Raises:
-        ConfigError: a file is missing or damaged, or its tokens do not fit the model.
+        ConfigError: a file is missing or damaged, its tokens do not fit the model, or its documents do not end with the
+            model's end-of-document token although the model was trained to tell documents apart.
     """
     corpus = open_corpus(where, data.prefix, vocab_size)
+    if training.needs_eod:
+        assert training.eod_id is not None
+        documents.require_ends(
+            f"{where}: {data.prefix}",
+            corpus,
+            training.eod_id,
+            "The model was trained to tell documents apart by this token. Tokenize the text with it",
+        )
+    return corpus
+
+
+def open_text(
+    data: EvaluationData,
+    where: str,
+    seq_length: int,
+    vocab_size: int,
+    training: BlendConfig,
+    limit: int | None,
+) -> Text:
+    """Map a text and cut it into windows. `limit` is the maximum number of windows.
+
+    Raises:
+        ConfigError: see `open_pair`.
+    """
+    corpus = open_pair(data, where, vocab_size, training)
     # Core's index describes a .bin without gaps, so its sequences are one stream.
     tokens = numpy.memmap(Path(f"{data.prefix}.bin"), dtype=corpus.index.dtype, mode="r")
-    num_windows = math.ceil((len(tokens) - 1) / seq_length)
-    return Text(tokens, seq_length, min(num_windows, limit or num_windows))
+    ends = numpy.array([len(tokens)])
+    if training.reset_attention_mask:
+        assert training.eod_id is not None
+        ends = _document_ends(tokens, training.eod_id)
+    starts = numpy.concatenate([[0], ends[:-1]])
+    num_windows = -(-(ends - starts - 1) // seq_length)  # none for a document of one token
+    document = numpy.arange(len(ends)).repeat(num_windows)
+    window = numpy.arange(len(document)) - (num_windows.cumsum() - num_windows)[document]
+    firsts = starts[document] + window * seq_length
+    lasts = numpy.minimum(firsts + seq_length + 1, ends[document])
+    return Text(tokens, seq_length, firsts[:limit], lasts[:limit])
+
+
+def _document_ends(tokens: numpy.ndarray, eod_id: int) -> numpy.ndarray:
+    found = [
+        numpy.flatnonzero(tokens[first : first + BLOCK] == eod_id) + first + 1
+        for first in range(0, len(tokens), BLOCK)
+    ]
+    return numpy.union1d(numpy.concatenate(found), [len(tokens)])
 
 
 def measure(
     model: Model, data: EvaluationData, text: Text, batch_size: int, progress: Progress
 ) -> TextResult:
-    """Compute the loss of a text. Every rank must call this; the replicas divide the windows among them.
+    """Compute the loss of a text. Every rank must call this; the replicas divide the batches among them.
 
     Raises:
         TrainerError: the text has a token that the model does not have.
@@ -64,48 +143,49 @@ def measure(
     replica, num_replicas = model.replica
     # Sum of log-probabilities and number of tokens; fp64 keeps the number exact.
     totals = torch.zeros(2, dtype=torch.float64, device=model.device)
-    firsts = range(replica * batch_size, text.num_windows, num_replicas * batch_size)
     with torch.inference_mode():
-        for first in firsts:
-            windows = [text.window(n) for n in range(first, min(first + batch_size, text.num_windows))]
+        for numbers in text.batches(batch_size)[replica::num_replicas]:
+            windows = [text.window(number) for number in numbers]
             _require_known(windows, data, model.vocab_size)
             totals += _batch_totals(model, windows)
-            progress.advance(num_replicas * len(windows))
+            progress.advance(num_replicas * sum(len(window) - 1 for window in windows))
     if torch.distributed.get_world_size() > 1:
         torch.distributed.all_reduce(totals)
     log_probability, tokens = totals.tolist()
-    loss = -log_probability / tokens
+    loss = -log_probability / tokens if tokens else math.nan
     return TextResult(
         name=data.name,
         prefix=data.prefix,
         loss=loss if math.isfinite(loss) else None,
         perplexity=math.exp(loss) if loss < 700 else None,  # exp(710) is not finite
         tokens=int(tokens),
-        sequences=text.num_windows,
+        sequences=len(text.firsts),
         seq_length=text.seq_length,
+        separate_documents=model.config.data.reset_attention_mask,
         seconds=time.monotonic() - started,
     )
 
 
-def _batch_totals(model: Model, windows: list[numpy.ndarray]) -> torch.Tensor:
+def _batch_totals(model: Model, windows: Sequence[numpy.ndarray]) -> torch.Tensor:
     """Sum of log-probabilities and number of tokens of some windows; zero on ranks that do not report."""
-    # Windows are as long as the first one, except that the last of the text may be shorter.
-    length = len(windows[0]) - 1
-    rows = numpy.zeros((len(windows), length), dtype=numpy.int64)
+    training = model.config.data
+    rows = torch.zeros(len(windows), max(map(len, windows)), dtype=torch.int64)
     for row, window in zip(rows, windows, strict=True):
-        row[: len(window) - 1] = window[:-1]
-    row_of = numpy.concatenate([numpy.full(len(each) - 1, n) for n, each in enumerate(windows)])
-    position_of = numpy.concatenate([numpy.arange(len(each) - 1) for each in windows])
-    targets = numpy.concatenate([each[1:] for each in windows]).astype(numpy.int64)
-    on_device = (torch.from_numpy(each).to(model.device) for each in (rows, row_of, position_of, targets))
-    found = model.log_probabilities(*on_device)
+        row[: len(window)] = torch.from_numpy(window.astype(numpy.int64))
+    inputs, targets = rows[:, :-1], rows[:, 1:]
+    lengths = torch.tensor([len(window) - 1 for window in windows])
+    is_target = torch.arange(inputs.shape[1]) < lengths[:, None]
+    if training.eod_mask_loss:
+        is_target &= inputs != training.eod_id
+    chosen = (inputs, *is_target.nonzero(as_tuple=True), targets[is_target])
+    found = model.log_probabilities(*(each.to(model.device) for each in chosen))
     totals = torch.zeros(2, dtype=torch.float64, device=model.device)
     if found is not None and model.reports:
-        totals[0], totals[1] = found[0].double().sum(), len(targets)
+        totals[0], totals[1] = found[0].double().sum(), is_target.sum()
     return totals
 
 
-def _require_known(windows: list[numpy.ndarray], data: EvaluationData, vocab_size: int) -> None:
+def _require_known(windows: Sequence[numpy.ndarray], data: EvaluationData, vocab_size: int) -> None:
     if (largest := max(int(window.max()) for window in windows)) >= vocab_size:
         raise TrainerError(
             f"{data.prefix}.bin contains the token ID {largest}, but the model has {vocab_size} tokens. Name a text "

@@ -86,9 +86,10 @@ def summary(result: EvaluationResult) -> Iterable[str]:
 
 
 def _text_line(text: TextResult) -> str:
+    tokens = f"{counted(text.tokens, 'token')}{', separate documents' if text.separate_documents else ''}"
     if text.loss is None or text.perplexity is None:
-        return f"{text.name}: the loss is not finite ({counted(text.tokens, 'token')})"
-    return f"{text.name}: loss {text.loss:.4f}, perplexity {text.perplexity:.3f} ({counted(text.tokens, 'token')})"
+        return f"{text.name}: the loss is not finite ({tokens})"
+    return f"{text.name}: loss {text.loss:.4f}, perplexity {text.perplexity:.3f} ({tokens})"
 
 
 def _task_line(task: TaskResult) -> str:

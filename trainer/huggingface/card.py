@@ -50,8 +50,11 @@ def _facts(source: Source, family: Family, dtype: str) -> Iterator[tuple[str, st
         yield "learning rate", f"{optimizer['lr']:g}, {optimizer.get('lr_decay_style')}"
     if precision := record.get("precision") or training.get("precision"):
         yield "precision", str(precision)
-    if names := _datasets(record.get("data") or {}):
+    data = record.get("data") or {}
+    if names := _datasets(data):
         yield "data", names
+    if data.get("reset_attention_mask"):
+        yield "documents", "separate: a text begins with its first token, without a special token before it"
     if versions := record.get("versions"):
         yield "trained with", ", ".join(f"{name} {version}" for name, version in versions.items())
 

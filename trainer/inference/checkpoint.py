@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -108,7 +109,7 @@ def inference_config(
 ) -> TrainerConfig:
     """Configuration of the trained model in another layout, without dropout and MTP layers.
 
-    Call `prepare_device` first.
+    Of the data, it has how documents were trained. Call `prepare_device` first.
 
     `vocab_size` is the number of tokens for a checkpoint of Megatron-LM that does not say how many rows are padding.
 
@@ -142,7 +143,7 @@ def inference_config(
             ),
             training=training,
             optimizer=OptimizerConfig(lr=1.0, lr_warmup_iters=0),
-            data=BlendConfig(mock=True),
+            data=_documents(record),
         )
     )
     check_layout(config, trains=False)
@@ -152,6 +153,13 @@ def inference_config(
             f"TP = {tensor_parallel} does not divide the model's {groups} query groups. Use a divisor of {groups}"
         )
     return config
+
+
+def _documents(record: Mapping[str, Any]) -> BlendConfig:
+    """How the model was trained on documents. The record of an imported model does not say it."""
+    names = ("reset_attention_mask", "reset_position_ids", "eod_mask_loss", "eod_id")
+    recorded = record.get("data", {})
+    return BlendConfig(mock=True, **{name: recorded[name] for name in names if name in recorded})
 
 
 def _uneven_layout(num_layers: int, stages: int) -> str | None:

@@ -136,8 +136,24 @@ def _continue_in_batches(
         yield from (row.completion() for row in batch)
 
 
+def require_beginning(model: Model, prompt: str) -> None:
+    """Refuse an empty prompt if the model was not trained to begin a document after the end of another one.
+
+    Raises:
+        TrainerError: it was not.
+    """
+    if not model.follows_documents:
+        key = "reset_attention_mask" if model.config.data.reset_attention_mask else "eod_mask_loss"
+        raise TrainerError(
+            f"{prompt} is empty, but the model was trained with data.{key} = true and has not learned to begin a text. "
+            "Begin it with a word"
+        )
+
+
 def _row(index: int, prompt: str, model: Model, tokenizer: Tokenizer, options: Options) -> _Row:
     ids = tokenizer.encode(prompt)
+    if not ids:
+        require_beginning(model, f"prompt {index + 1}")
     if not ids and tokenizer.eod_id is not None:
         ids = [tokenizer.eod_id]  # in training, a document follows the end of another one
     if not ids:

@@ -12,6 +12,7 @@ from megatron.core.transformer.attention import SelfAttention
 
 from trainer.contract.config import TrainerConfig
 from trainer.contract.errors import TrainerError
+from trainer.data import documents
 from trainer.inference import latent_attention
 from trainer.inference.attention import Cache, CachedAttention, Rotary
 from trainer.inference.latent_attention import CachedLatentAttention
@@ -58,6 +59,11 @@ class Model:
         return self.config.model.max_position_embeddings
 
     @property
+    def follows_documents(self) -> bool:
+        """True if the model was trained to begin a document after the end of another one, and to see this end."""
+        return not (self.config.data.reset_attention_mask or self.config.data.eod_mask_loss)
+
+    @property
     def has_cache(self) -> bool:
         """True if each layer has the trainer's attention. Otherwise, each step computes all tokens again."""
         return bool(self._attention)
@@ -96,7 +102,7 @@ class Model:
             raise TrainerError(f"{len(tokens)} tokens: the model computes 1 to {self.max_length}")
         with torch.inference_mode():
             rows = torch.tensor([list(tokens)], device=self.device)
-            output = self._compute(rows, torch.arange(rows.shape[1], device=self.device)[None], None)
+            output = self._compute(rows, self._position_ids(rows), None)
             assert output is not None
             return self._to_logits(output)[:, 0, : self.vocab_size].float()
 
@@ -124,9 +130,7 @@ class Model:
         Only the tokens of the vocabulary count: its padding has no probability. Returns None on stages that have no
         logits.
         """
-        output = self._compute(
-            tokens, torch.arange(tokens.shape[1], device=self.device).expand_as(tokens), None
-        )
+        output = self._compute(tokens, self._position_ids(tokens), None)
         if output is None:
             return None
         found, greedy = [], []
@@ -158,6 +162,14 @@ class Model:
     def reports(self) -> bool:
         """True on one rank of each replica, which is in the last pipeline stage."""
         return self._is_last and self._groups.tp.rank() == 0
+
+    def _position_ids(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Positions of tokens [b, s] in their rows, or in their documents as with data.reset_position_ids."""
+        data, is_first = self.config.data, torch.zeros_like(tokens, dtype=torch.bool)
+        if data.reset_position_ids and self._rotary is None:  # in training, rotary embeddings ignore the key
+            assert data.eod_id is not None
+            is_first = documents.first_tokens(tokens, data.eod_id)
+        return documents.positions(is_first)
 
     def _compute(
         self, tokens: torch.Tensor, positions: torch.Tensor, cache: Cache | None

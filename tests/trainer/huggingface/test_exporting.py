@@ -101,7 +101,16 @@ def test_weights_trained_at_any_layout_are_exported_without_padding(trained: Pat
     assert "| iteration | 2 |" in card
     assert "| training tokens | 512 (8 samples of 64) |" in card
     assert "| data | `low` |" in card
+    assert "| documents |" not in card
     assert str(tmp_path.parent) not in card
+
+
+def test_the_card_tells_how_a_text_begins_after_separate_documents(trained: Path, tmp_path: Path) -> None:
+    checkpoint = shutil.copytree(trained, tmp_path / trained.name)
+    rewrite_record(checkpoint, lambda record: record["data"].update(reset_attention_mask=True))
+    export(checkpoint, tmp_path / "exported", Options(), ignore)
+    card = (tmp_path / "exported" / "README.md").read_text()
+    assert "| documents | separate: a text begins with its first token, without a special token" in card
 
 
 @pytest.mark.parametrize(("original", "is_reported"), [(16, True), (32, False)])

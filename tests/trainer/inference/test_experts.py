@@ -10,9 +10,12 @@ import pytest
 import torch
 
 from tests.trainer.forked import run_ranks
-from tests.trainer.runs import MOE, environment, finished, free_port, gpt_config
+from tests.trainer.inference.models import checkpoint
+from tests.trainer.runs import GPT, MOE, environment, finished, free_port, gpt_config
+from trainer.contract.errors import TrainerError
 from trainer.distributed import groups
 from trainer.inference import Options, generate, load_model
+from trainer.inference.checkpoint import inference_config
 
 pytestmark = [
     pytest.mark.process,
@@ -46,6 +49,13 @@ def test_every_layout_generates_the_most_likely_tokens(run: Path) -> None:
         assert tokenizer.decode(tokens[-8:]) == completion.text
     for size in ("--tensor-model-parallel-size", "--pipeline-model-parallel-size"):
         assert texts(run, size, "2") == [completion.text for completion in completions]
+
+
+def test_experts_with_biases_are_not_divided() -> None:
+    """A trained model cannot lose its biases."""
+    record = checkpoint(GPT | {"num_moe_experts": 4})
+    with pytest.raises(TrainerError, match=r"does not work with ETP = 2\. Use TP = 1, and pipeline stages"):
+        inference_config(record, device="cpu", precision=None, tensor_parallel=2)
 
 
 def texts(run: Path, *arguments: str) -> list[str]:
