@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.trainer.runs import DEEPSEEK_V3, LLAMA, MOE, environment, gpt_config
 from tests.trainer.test_rank_memory import MOE as BALANCED
@@ -26,14 +27,24 @@ PP2, EP2, CP2 = ({f"{axis}_parallel_size": 2} for axis in ("pipeline_model", "ex
 TP2 = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
 
 
-def configuration(directory: Path, model: dict[str, Any], layout: dict[str, Any], **values: Any) -> Path:
+def configuration(
+    directory: Path,
+    model: dict[str, Any],
+    layout: dict[str, Any],
+    *,
+    training: dict[str, Any] | None = None,
+    **values: Any,
+) -> Path:
     """The configuration file for a training on 64 ranks."""
     document = gpt_config("none", directory / "run", model)
     document |= {"world_size": 64, "parallelism": layout, "data": {"mock": True}} | values
     document["training"] |= {"global_batch_size": 4096, "rampup_batch_size": [2048, 1024, 10_000]}
+    document["training"] |= training or {}
     stages = layout.get("pipeline_model_parallel_size", 1)
     trainer = from_dict(TrainerConfig, document, "test")
-    test = MemoryTestConfig(trainer=trainer, at_once=2, estimated_gib=(1.5,) * stages)
+    test = MemoryTestConfig(
+        trainer=trainer, at_once=torch.cuda.device_count() or 2, estimated_gib=(1.5,) * stages
+    )
     path = directory / "memory-test.config.json"
     path.write_text(json.dumps(dataclasses.asdict(test)))
     return path
