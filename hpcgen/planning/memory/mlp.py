@@ -36,7 +36,7 @@ def _recomputed_bytes(setup: Setup, inside: float, *, has_experts: bool) -> floa
         if setup.recomputes("moe"):  # it keeps its input
             size += inside
         elif setup.recomputes("moe_act"):
-            size += _received_copies(setup) * _expert_widths(setup)[1]
+            size += _received_copies(setup) * _activated_bytes(setup)
         if setup.recomputes("layernorm"):  # the output of a norm that is not computed inside a projection
             size += hidden
     elif setup.recomputes("mlp"):
@@ -60,6 +60,16 @@ def _expert_widths(setup: Setup) -> tuple[float, float]:
     return _widths(setup, setup.model.moe_ffn_hidden_size / setup.layout.expert_tensor_parallel_size)
 
 
+def _activated_bytes(setup: Setup) -> float:
+    """Bytes that experts keep after their activation function: its output weighted by the router.
+
+    The kernel for SwiGLU weights it. After other functions, the output is also kept without the weight
+    (bias_act_func in megatron/core/transformer/moe/experts.py).
+    """
+    _, after = _expert_widths(setup)
+    return after if setup.model.swiglu else 2 * after
+
+
 def _dense_working_bytes(setup: Setup) -> float:
     """Gradients of an MLP, less the activations that its backward pass has released: the most of three moments.
 
@@ -80,7 +90,8 @@ def _experts_bytes(setup: Setup) -> float:
     outside = float((ROUTER_BYTES + row_map) * model.num_moe_experts)
     if model.moe_shared_expert_intermediate_size is not None:
         outside += sum(_widths(setup, model.moe_shared_expert_intermediate_size))
-    routed = _received_copies(setup) * (setup.hidden_bytes + sum(_expert_widths(setup)))
+    before, _ = _expert_widths(setup)
+    routed = _received_copies(setup) * (setup.hidden_bytes + before + _activated_bytes(setup))
     return outside / setup.layout.tensor_model_parallel_size + routed
 
 
