@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from tests.trainer.runs import DEEPSEEK_V3, LLAMA, MOE, environment, gpt_config
+from tests.trainer.runs import DEEPSEEK_V3, LLAMA, MOE, gpt_config
 from tests.trainer.test_rank_memory import MOE as BALANCED
-from tests.trainer.test_rank_memory import ranks_of
+from tests.trainer.test_rank_memory import rank_alone, ranks_of
 from trainer.contract.config import TrainerConfig, from_dict
 from trainer.contract.memory_test import MemoryTestConfig, StageMemory
 from trainer.memory_test.__main__ import failure
@@ -166,12 +166,7 @@ def test_a_rank_alone_allocates_what_it_does_among_others(layout: dict[str, Any]
     among_others = ranks_of(document, path)
     for stage in range(2):
         rank = 2 * stage
-        subprocess.run(
-            [sys.executable, "-m", "tests.trainer.rank_memory", str(path)],
-            env=environment(rank, 4, "1") | {"ALONE": "1"},
-            check=True,
-        )
-        alone = json.loads(Path(f"{path}.{rank}").read_text())
+        alone = rank_alone(document, path, rank)
         assert alone["parameter_bytes"] == among_others[rank]["parameter_bytes"]
         # Threads of gloo release what they exchange late.
         assert alone["activation_bytes"] == pytest.approx(among_others[rank]["activation_bytes"], rel=0.12)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +132,31 @@ def test_each_rank_allocates_what_the_estimate_counts(
         assert activations == pytest.approx(rank["activation_bytes"], rel=tolerance)
 
 
+@pytest.mark.parametrize(
+    ("pipeline", "world_size", "training"),
+    [
+        pytest.param(PP2 | TP2 | {"pipeline_model_parallel_layout": "E|ttttL"}, 4, {}, id="embedding"),
+        pytest.param(
+            PP2 | VPP2 | {"pipeline_model_parallel_layout": "Ett|t|t|L"}, 2, BLOCK, id="short-chunk"
+        ),
+    ],
+)
+def test_the_first_stage_alone_allocates_what_the_estimate_counts(
+    pipeline: dict[str, Any], world_size: int, training: dict[str, Any], tmp_path: Path
+) -> None:
+    """Sequence parallelism gathers the gradients of the embedding. A chunk of one layer recomputes it while the longer
+    chunk of the stage keeps a layer that is not recomputed.
+    """
+    document = gpt_config("none", tmp_path / "run", DENSE)
+    document |= {"world_size": world_size, "parallelism": pipeline}
+    document["training"] |= {"micro_batch_size": 4, "global_batch_size": 32, "transformer_impl": "torch"}
+    document["training"] |= training
+    setup = setup_of(document)
+    activations = estimate_stage(setup, 0).activation_bytes + outputs_kept_on_cpus(setup, 0)
+    rank = rank_alone(document, tmp_path / "config.json", 0)
+    assert activations == pytest.approx(rank["activation_bytes"], rel=0.04)
+
+
 def outputs_kept_on_cpus(setup: Setup, stage: int) -> int:
     """Bytes of sent outputs, which an interleaved schedule only releases on GPUs (trainer/model/core_config.py)."""
     if setup.layout.virtual_pipeline_model_parallel_size == 1:
@@ -155,3 +182,15 @@ def ranks_of(document: dict[str, Any], path: Path) -> list[dict[str, Any]]:
     for each in done:
         assert each.returncode == 0, each.stderr
     return [json.loads(Path(f"{path}.{rank}").read_text()) for rank in range(size)]
+
+
+def rank_alone(document: dict[str, Any], path: Path, rank: int) -> dict[str, Any]:
+    """The figures of a rank without the other ranks."""
+    path.write_text(json.dumps(document))
+    subprocess.run(
+        [sys.executable, "-m", "tests.trainer.rank_memory", str(path)],
+        env=environment(rank, document["world_size"], "1") | {"ALONE": "1"},
+        check=True,
+    )
+    found: dict[str, Any] = json.loads(Path(f"{path}.{rank}").read_text())
+    return found

@@ -129,12 +129,13 @@ def _output_moments(setup: Setup, layers: dict[bool, Layer]) -> list[float]:
 def _embedding_moment(setup: Setup) -> float:
     """Bytes that are added at the end of the backward pass of a microbatch, which has released its activations.
 
-    In addition to the gradient of the embedding, its output has one, by position and by sample. A pipeline still has
-    the gradient that it received.
+    In addition to the gradient of the embedding, its output has one, by position and by sample. Sequence parallelism
+    does not divide them, since a rank has some rows of the embedding for all tokens. A pipeline still has the gradient
+    that it received.
     """
     is_pipeline = setup.layout.pipeline_model_parallel_size > 1
-    gradients = (3 if is_pipeline else 2) * setup.sharded_hidden_bytes * setup.tokens
-    return gradients + _table_gradient_bytes(setup) + _waiting_gradient_bytes(setup)
+    gradients = 2 * setup.hidden_bytes + (setup.sharded_hidden_bytes if is_pipeline else 0)
+    return setup.tokens * gradients + _table_gradient_bytes(setup) + _waiting_gradient_bytes(setup)
 
 
 def _table_gradient_bytes(setup: Setup) -> float:
@@ -171,15 +172,16 @@ def _kept_bytes(setup: Setup, layers: list[Layer]) -> float:
 def _recomputed_at_once(setup: Setup, stage: int) -> int:
     """Layers that are complete only during their backward pass, when all layers of a microbatch are kept otherwise.
 
-    With block recomputation, the backward pass has released layers that are not recomputed before it reaches others.
+    With block recomputation, the backward pass has released layers that are not recomputed before it reaches others,
+    unless a model chunk has no such layers.
     """
-    if not setup.recomputes_layers:
+    lengths = [len(layers) for layers in setup.layout.layers_of_stage(stage) if layers]
+    if not setup.recomputes_layers or not lengths:
         return 0
     number = setup.training.recompute_num_layers or 1
-    longest = max(map(len, setup.layout.layers_of_stage(stage)))
     if setup.training.recompute_method == "uniform":
-        return min(number, longest)
-    return 1 if number >= longest else 0
+        return min(number, max(lengths))
+    return 1 if number >= min(lengths) else 0
 
 
 def _exchanged_bytes(setup: Setup, stage: int) -> float:
