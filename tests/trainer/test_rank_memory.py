@@ -161,7 +161,7 @@ def outputs_kept_on_cpus(setup: Setup, stage: int) -> int:
     """Bytes of sent outputs, which an interleaved schedule only releases on GPUs (trainer/model/core_config.py)."""
     if setup.layout.virtual_pipeline_model_parallel_size == 1:
         return 0
-    in_flight = max(map(sum, microbatches_in_flight(setup.layout, stage)))
+    in_flight = max(sum(numbers) for _, numbers in microbatches_in_flight(setup.layout, stage))
     return int(in_flight * setup.sharded_hidden_bytes * setup.tokens)
 
 

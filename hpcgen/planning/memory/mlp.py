@@ -76,10 +76,22 @@ def _dense_working_bytes(setup: Setup) -> float:
     The gradient of the output exists in all of them, because it is also that of the residual.
     """
     before, after = _dense_widths(setup)
-    second_product = setup.gathered_hidden_bytes + after
+    second_product = setup.gathered_hidden_bytes + after + _weight_gradient_bytes(setup, after)
     activation_function = before  # its input is still kept, but not its output, whose gradient it has
-    first_product = setup.gathered_hidden_bytes + setup.hidden_bytes - after
+    first_product = (
+        setup.gathered_hidden_bytes + setup.hidden_bytes - after + _weight_gradient_bytes(setup, before)
+    )
     return setup.sharded_hidden_bytes + max(second_product, activation_function, first_product)
+
+
+def _weight_gradient_bytes(setup: Setup, width: float) -> float:
+    """The gradient of a weight between a hidden state and `width` bytes, until it is added to the fp32 buffer.
+
+    A product that adds it itself returns a tensor of its size instead. Transformer Engine keeps these (`kernels`).
+    """
+    if setup.uses_engine and setup.accumulates_in_products:
+        return 0.0
+    return width * setup.model.hidden_size / setup.tokens
 
 
 def _experts_bytes(setup: Setup) -> float:
