@@ -51,6 +51,7 @@ MOE = DENSE | {
 }
 """Experts with equal loads, as the estimate assumes."""
 
+DROPLESS = {key: value for key, value in MOE.items() if "capacity" not in key} | {"moe_router_topk": 4}
 SMALL_EXPERTS = MOE | {
     "num_moe_experts": 16,
     "moe_router_topk": 4,
@@ -70,7 +71,7 @@ MLA = DENSE | {
 PP2, PP4 = ({"pipeline_model_parallel_size": size} for size in (2, 4))
 VPP2 = {"virtual_pipeline_model_parallel_size": 2}
 INSTANCES = {"num_distributed_optimizer_instances": 2}
-TP2 = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
+TP2, TP4 = ({"tensor_model_parallel_size": size, "sequence_parallel": True} for size in (2, 4))
 UNIFORM = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
 BLOCK = UNIFORM | {"recompute_method": "block"}
 SLOW = pytest.mark.slow
@@ -133,22 +134,23 @@ def test_each_rank_allocates_what_the_estimate_counts(
 
 
 @pytest.mark.parametrize(
-    ("pipeline", "world_size", "training"),
+    ("model", "layout", "world_size", "training"),
     [
-        pytest.param(PP2 | TP2 | {"pipeline_model_parallel_layout": "E|ttttL"}, 4, {}, id="embedding"),
+        pytest.param(DENSE, PP2 | TP2 | {"pipeline_model_parallel_layout": "E|ttttL"}, 4, {}, id="embedding"),
         pytest.param(
-            PP2 | VPP2 | {"pipeline_model_parallel_layout": "Ett|t|t|L"}, 2, BLOCK, id="short-chunk"
+            DENSE, PP2 | VPP2 | {"pipeline_model_parallel_layout": "Ett|t|t|L"}, 2, BLOCK, id="short-chunk"
         ),
+        pytest.param(DROPLESS, TP4, 4, UNIFORM, id="ETP4"),
     ],
 )
 def test_the_first_stage_alone_allocates_what_the_estimate_counts(
-    pipeline: dict[str, Any], world_size: int, training: dict[str, Any], tmp_path: Path
+    model: dict[str, Any], layout: dict[str, Any], world_size: int, training: dict[str, Any], tmp_path: Path
 ) -> None:
     """Sequence parallelism gathers the gradients of the embedding. A chunk of one layer recomputes it while the longer
-    chunk of the stage keeps a layer that is not recomputed.
+    chunk of the stage keeps a layer that is not recomputed. ETP gathers tokens and scatters outputs.
     """
-    document = gpt_config("none", tmp_path / "run", DENSE)
-    document |= {"world_size": world_size, "parallelism": pipeline}
+    document = gpt_config("none", tmp_path / "run", model)
+    document |= {"world_size": world_size, "parallelism": layout}
     document["training"] |= {"micro_batch_size": 4, "global_batch_size": 32, "transformer_impl": "torch"}
     document["training"] |= training
     setup = setup_of(document)

@@ -111,14 +111,18 @@ def _experts_working_bytes(setup: Setup) -> float:
     """Tensors of experts that exist only in their own forward or backward pass: the most of three moments.
 
     At the end of the forward pass, megatron/core/transformer/moe/moe_layer.py still refers to the copies of tokens as
-    sent and as received. The outputs of the experts exist in the order of the experts, and in that of the ranks. In the
-    backward pass, the gradients of the MLP follow.
+    sent and as received. The outputs of the experts exist in the order of the experts, and in that of the ranks. Expert
+    tensor parallelism adds the copies before it gathers them, and the outputs after it scatters them: each has the size
+    of the copies that were sent. In the backward pass, the gradients of the MLP follow.
     """
-    received = _received_copies(setup)
-    sent = received / setup.layout.expert_tensor_parallel_size
+    received, tensor_ranks = _received_copies(setup), setup.layout.expert_tensor_parallel_size
     before, after = (received * width for width in _expert_widths(setup))
-    is_exchanged = setup.layout.expert_model_parallel_size * setup.layout.expert_tensor_parallel_size > 1
-    forward = (3 * received + (sent if is_exchanged else 0)) * setup.hidden_bytes
+    sent = 0.0
+    if tensor_ranks > 1:
+        sent = 3 * received / tensor_ranks
+    elif setup.layout.expert_model_parallel_size > 1:
+        sent = received
+    forward = (3 * received + sent) * setup.hidden_bytes
     second_product = received * setup.hidden_bytes + after
     return max(forward, setup.sharded_hidden_bytes + max(second_product, before))
 
