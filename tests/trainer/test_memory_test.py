@@ -18,7 +18,7 @@ from tests.trainer.test_rank_memory import MOE as BALANCED
 from tests.trainer.test_rank_memory import rank_alone, ranks_of
 from trainer.contract.config import TrainerConfig, from_dict
 from trainer.contract.memory_test import MemoryTestConfig, StageMemory
-from trainer.memory_test.__main__ import failure
+from trainer.memory_test.__main__ import failure, measure_all
 from trainer.memory_test.rank import prepared
 
 pytestmark = pytest.mark.process
@@ -102,6 +102,17 @@ def test_stages_that_do_not_fit_are_distinguished_from_those_that_failed() -> No
     )
 
 
+def test_the_signal_that_ended_a_rank_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = configuration(tmp_path, LLAMA, {})
+    config = from_dict(MemoryTestConfig, json.loads(path.read_text()), "test")
+    killed = tmp_path / "python"
+    killed.write_text("#!/bin/sh\nkill -KILL $$\n")
+    killed.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(killed))
+    [stage] = measure_all(config, path)
+    assert stage.error == "its process ended with signal SIGKILL (above)"
+
+
 def test_an_interrupted_test_leaves_no_result_of_another_configuration(tmp_path: Path) -> None:
     path = configuration(tmp_path, LLAMA, {})
     result = tmp_path / "run/memory-test.json"
@@ -123,7 +134,7 @@ def test_a_result_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("a file")
     done = run_test(path)
     assert done.returncode == 1
-    assert done.stderr.startswith("memory-test: ERROR: cannot write memory-test.json: ")
+    assert done.stderr.startswith("memory-test: ERROR: cannot write memory-test.json or temporary files: ")
     assert "Traceback" not in done.stderr
 
 

@@ -40,7 +40,7 @@ def main() -> int:
         print(f"{PROGRAM}: ERROR: {error}", file=sys.stderr)
         return error.exit_code
     except OSError as error:
-        print(f"{PROGRAM}: ERROR: cannot write {RESULT}: {error}", file=sys.stderr)
+        print(f"{PROGRAM}: ERROR: cannot write {RESULT} or temporary files: {error}", file=sys.stderr)
         return Exit.FAULT
     if any(stage.error for stage in stages):
         print(f"{PROGRAM}: ERROR: {failure(stages)}", file=sys.stderr)
@@ -72,8 +72,8 @@ def measure_all(config: MemoryTestConfig, path: Path) -> list[StageMemory]:
     for device in range(config.at_once):
         devices.put(device)
     print(
-        f"{PROGRAM}: {config.trainer.name}: one rank of each of {counted(number, 'pipeline stage')} of a training on "
-        f"{counted(config.trainer.world_size, 'rank')}",
+        f"{PROGRAM}: {config.trainer.name}: a training on {counted(config.trainer.world_size, 'rank')} with "
+        f"{counted(number, 'pipeline stage')}; one rank per stage is measured",
         flush=True,
     )
 
