@@ -123,8 +123,10 @@ def _experts_working_bytes(setup: Setup) -> float:
     elif setup.layout.expert_model_parallel_size > 1:
         sent = received
     forward = (3 * received + sent) * setup.hidden_bytes
-    second_product = received * setup.hidden_bytes + after
-    return max(forward, setup.sharded_hidden_bytes + max(second_product, before))
+    into, out_of = (_weight_gradient_bytes(setup, width) for width in _expert_widths(setup))
+    second_product = received * setup.hidden_bytes + after + out_of
+    first_product = received * setup.hidden_bytes - after + into
+    return max(forward, setup.sharded_hidden_bytes + max(second_product, before, first_product))
 
 
 def _received_copies(setup: Setup) -> float:
