@@ -207,14 +207,14 @@ def test_interleaving_keeps_more_microbatches():
 @pytest.mark.parametrize(
     ("stages", "chunks", "microbatches", "stage", "expected"),
     [
-        (1, 1, 4, 0, [(1,)]),
-        (4, 1, 8, 0, [(4,)] * 4),
-        (4, 1, 8, 3, [(1,)] * 4),
-        (4, 1, 2, 0, [(2,)]),
+        (1, 1, 4, 0, [(0, (1,))]),
+        (4, 1, 8, 0, [(0, (4,))] * 4),
+        (4, 1, 8, 3, [(0, (1,))] * 4),
+        (4, 1, 2, 0, [(0, (2,))]),
         # Forward passes of chunks 0011 0011, of which 4 + 1 are done before the first backward pass, of chunk 1.
-        (2, 2, 4, 0, [(3, 2), (4, 1), (4, 1), (3, 2)]),
-        (2, 2, 2, 0, [(2, 2)]),
-        (2, 2, 4, 1, [(2, 1), (2, 1), (3, 0), (3, 0)]),
+        (2, 2, 4, 0, [(1, (3, 2)), (1, (4, 1)), (0, (4, 1)), (0, (3, 2))]),
+        (2, 2, 2, 0, [(1, (2, 2))]),
+        (2, 2, 4, 1, [(1, (2, 1)), (1, (2, 1)), (0, (3, 0)), (0, (3, 0))]),
     ],
 )
 def test_microbatches_in_flight_follow_the_schedule(stages, chunks, microbatches, stage, expected):

@@ -104,6 +104,16 @@ def test_nodes_are_advised_as_many_as_make_the_model_fit():
     assert "nodes" not in message
 
 
+def test_nodes_are_advised_only_with_enough_microbatches_for_interleaved_stages():
+    """4 microbatches. 4 times as many nodes would leave one, but interleaved stages need a multiple of PP."""
+    shape = {"model__num_layers": 40, "model__hidden_size": 5120, HEADS: 40, MICRO: 1, TP: 2, SP: True}
+    shape |= {PP: 2, VPP: 2, BATCH: 16}
+    _, message = warnings(38, **shape)
+    assert "2 times as many nodes" in message
+    _, message = warnings(34, **shape)
+    assert "nodes" not in message
+
+
 def test_a_warning_offers_nothing_that_would_be_an_error():
     shape = {"model__num_layers": 96, "model__hidden_size": 12288, HEADS: 96, TP: 8}
     [message] = warnings(**shape)

@@ -64,8 +64,13 @@ def use_kernels_like_those_of_gpus() -> None:
 def microbatches(config: TrainerConfig) -> Iterator[MicroBatch]:
     length = config.model.seq_length // config.parallelism.context_parallel_size
     positions = torch.arange(length).expand(config.training.micro_batch_size, -1)
+    # A rank alone has no logits of tokens in other parts of the vocabulary.
+    rows = min(
+        config.model.vocab_size,
+        config.model.padded_vocab_size // config.parallelism.tensor_model_parallel_size,
+    )
     while True:
-        tokens = torch.randint(config.model.vocab_size, positions.shape)
+        tokens = torch.randint(rows, positions.shape)
         yield MicroBatch(tokens, tokens, torch.ones(tokens.shape), positions, None)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,12 +14,13 @@ from typing import Any
 import pytest
 import torch
 
-from tests.trainer.runs import DEEPSEEK_V3, LLAMA, MOE, environment, gpt_config
+from tests.trainer.runs import DEEPSEEK_V3, LLAMA, MOE, gpt_config
 from tests.trainer.test_rank_memory import MOE as BALANCED
-from tests.trainer.test_rank_memory import ranks_of
+from tests.trainer.test_rank_memory import rank_alone, ranks_of
 from trainer.contract.config import TrainerConfig, from_dict
-from trainer.contract.memory_test import MemoryTestConfig
-from trainer.memory_test.rank import prepared, rank_of_stage
+from trainer.contract.memory_test import MemoryTestConfig, StageMemory
+from trainer.memory_test.__main__ import failure, measure_all
+from trainer.memory_test.rank import prepared
 
 pytestmark = pytest.mark.process
 
@@ -77,10 +79,7 @@ def test_every_stage_trains_alone(model: dict[str, Any], layout: dict[str, Any],
     done = run_test(configuration(tmp_path, model, layout))
     assert done.returncode == 0, done.stderr
     result = json.loads((tmp_path / "run/memory-test.json").read_text())["stages"]
-    number = layout["pipeline_model_parallel_size"]
-    assert [(stage["stage"], stage["rank"]) for stage in result] == [
-        (stage, stage * 64 // number) for stage in range(number)
-    ]
+    assert [stage["stage"] for stage in result] == list(range(layout["pipeline_model_parallel_size"]))
     assert all(stage["in_use_gib"] > 0.1 and stage["microbatch_s"] > 0 for stage in result)
     assert not any(stage["error"] for stage in result)
     assert "memory-test: every stage ran; the fullest is stage" in done.stdout
@@ -91,11 +90,79 @@ def test_stages_without_a_result_are_named(tmp_path: Path) -> None:
     path = configuration(tmp_path, LLAMA, PP2 | {"context_parallel_size": 3})
     done = run_test(path)
     assert done.returncode == 1
-    assert "memory-test: ERROR: stages without a result: 0, 1." in done.stderr
-    result = json.loads((tmp_path / "run/memory-test.json").read_text())["stages"]
-    assert [(stage["in_use_gib"], stage["error"]) for stage in result] == [
+    assert "memory-test: ERROR: stages without a result: 0, 1\n" in done.stderr
+    result = json.loads((tmp_path / "run/memory-test.json").read_text())
+    assert result["config"] == str(path)
+    assert [(stage["in_use_gib"], stage["error"]) for stage in result["stages"]] == [
         (None, "its process ended with status 1 (above)")
     ] * 2
+
+
+def test_stages_that_do_not_fit_are_distinguished_from_those_that_failed() -> None:
+    full, lost, measured = (
+        StageMemory(stage=stage, rank=stage, estimated_gib=1.0, in_use_gib=size, error=error)
+        for stage, size, error in [
+            (0, 79.0, "does not fit: CUDA out of memory"),
+            (1, None, "x"),
+            (2, 3.0, ""),
+        ]
+    )
+    assert failure([full, lost, measured]) == (
+        "stages without a result: 1; "
+        "stages that do not fit: 0 (use more pipeline stages, a smaller micro_batch_size or recomputation)"
+    )
+
+
+def test_the_signal_that_ended_a_rank_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = configuration(tmp_path, LLAMA, {})
+    config = from_dict(MemoryTestConfig, json.loads(path.read_text()), "test")
+    killed = tmp_path / "python"
+    killed.write_text("#!/bin/sh\nkill -KILL $$\n")
+    killed.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(killed))
+    [stage] = measure_all(config, path)
+    assert stage.error == "its process ended with signal SIGKILL (above)"
+
+
+def test_an_interrupted_test_leaves_no_result_of_another_configuration(tmp_path: Path) -> None:
+    path = configuration(tmp_path, LLAMA, {})
+    result = tmp_path / "run/memory-test.json"
+    result.parent.mkdir()
+    result.write_text("{}")
+    with subprocess.Popen(
+        [sys.executable, "-m", "trainer.memory_test", "--config", str(path)],
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        os.killpg(process.pid, signal.SIGKILL)
+    assert not result.exists()
+
+
+def test_a_result_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    path = configuration(tmp_path, LLAMA, {})
+    (tmp_path / "run").write_text("a file")
+    done = run_test(path)
+    assert done.returncode == 1
+    assert done.stderr.startswith("memory-test: ERROR: cannot write memory-test.json or temporary files: ")
+    assert "Traceback" not in done.stderr
+
+
+def test_it_measures_the_rank_with_the_last_part_of_the_sequence(tmp_path: Path) -> None:
+    path = configuration(tmp_path, LLAMA, PP2 | TP2 | {"context_parallel_size": 4})
+    config = from_dict(MemoryTestConfig, json.loads(path.read_text()), "test")
+    assert [config.rank_of_stage(stage) for stage in range(2)] == [6, 32 + 6]
+
+
+def test_the_first_step_in_fp16_allocates_the_state_of_the_optimizer(tmp_path: Path) -> None:
+    """With the default loss scale of 2^32, the first steps would be skipped."""
+    path = configuration(tmp_path, LLAMA, {})
+    document = json.loads(path.read_text())
+    document["trainer"]["training"]["precision"] = "fp16"
+    path.write_text(json.dumps(document))
+    done = run_test(path)
+    assert done.returncode == 0, done.stderr
 
 
 def test_it_runs_no_more_microbatches_than_are_in_flight(tmp_path: Path) -> None:
@@ -120,13 +187,8 @@ def test_a_rank_alone_allocates_what_it_does_among_others(layout: dict[str, Any]
     path = tmp_path / "config.json"
     among_others = ranks_of(document, path)
     for stage in range(2):
-        rank = rank_of_stage(from_dict(TrainerConfig, document, "test"), stage)
-        subprocess.run(
-            [sys.executable, "-m", "tests.trainer.rank_memory", str(path)],
-            env=environment(rank, 4, "1") | {"ALONE": "1"},
-            check=True,
-        )
-        alone = json.loads(Path(f"{path}.{rank}").read_text())
+        rank = 2 * stage
+        alone = rank_alone(document, path, rank)
         assert alone["parameter_bytes"] == among_others[rank]["parameter_bytes"]
         # Threads of gloo release what they exchange late.
         assert alone["activation_bytes"] == pytest.approx(among_others[rank]["activation_bytes"], rel=0.12)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +51,8 @@ MOE = DENSE | {
 }
 """Experts with equal loads, as the estimate assumes."""
 
+WIDE_EXPERTS = MOE | {"num_layers": 2, "moe_ffn_hidden_size": 1280}
+DROPLESS = {key: value for key, value in MOE.items() if "capacity" not in key} | {"moe_router_topk": 4}
 SMALL_EXPERTS = MOE | {
     "num_moe_experts": 16,
     "moe_router_topk": 4,
@@ -68,7 +72,8 @@ MLA = DENSE | {
 PP2, PP4 = ({"pipeline_model_parallel_size": size} for size in (2, 4))
 VPP2 = {"virtual_pipeline_model_parallel_size": 2}
 INSTANCES = {"num_distributed_optimizer_instances": 2}
-TP2 = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
+TP2, TP4 = ({"tensor_model_parallel_size": size, "sequence_parallel": True} for size in (2, 4))
+EP4 = {"expert_model_parallel_size": 4, "expert_tensor_parallel_size": 1}
 UNIFORM = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
 BLOCK = UNIFORM | {"recompute_method": "block"}
 SLOW = pytest.mark.slow
@@ -130,11 +135,39 @@ def test_each_rank_allocates_what_the_estimate_counts(
         assert activations == pytest.approx(rank["activation_bytes"], rel=tolerance)
 
 
+@pytest.mark.parametrize(
+    ("model", "layout", "world_size", "training"),
+    [
+        pytest.param(DENSE, PP2 | TP2 | {"pipeline_model_parallel_layout": "E|ttttL"}, 4, {}, id="embedding"),
+        pytest.param(
+            DENSE, PP2 | VPP2 | {"pipeline_model_parallel_layout": "Ett|t|t|L"}, 2, BLOCK, id="short-chunk"
+        ),
+        pytest.param(DROPLESS, TP4, 4, UNIFORM, id="ETP4"),
+        pytest.param(WIDE_EXPERTS, TP4 | EP4, 4, {"micro_batch_size": 1}, id="wide-experts"),
+    ],
+)
+def test_the_first_stage_alone_allocates_what_the_estimate_counts(
+    model: dict[str, Any], layout: dict[str, Any], world_size: int, training: dict[str, Any], tmp_path: Path
+) -> None:
+    """Sequence parallelism gathers the gradients of the embedding. A chunk of one layer recomputes it while the longer
+    chunk of the stage keeps a layer that is not recomputed. ETP gathers tokens and scatters outputs. The gradient of an
+    expert's weight is larger than its activations if it has few tokens.
+    """
+    document = gpt_config("none", tmp_path / "run", model)
+    document |= {"world_size": world_size, "parallelism": layout}
+    document["training"] |= {"micro_batch_size": 4, "global_batch_size": 32, "transformer_impl": "torch"}
+    document["training"] |= training
+    setup = setup_of(document)
+    activations = estimate_stage(setup, 0).activation_bytes + outputs_kept_on_cpus(setup, 0)
+    rank = rank_alone(document, tmp_path / "config.json", 0)
+    assert activations == pytest.approx(rank["activation_bytes"], rel=0.05)
+
+
 def outputs_kept_on_cpus(setup: Setup, stage: int) -> int:
     """Bytes of sent outputs, which an interleaved schedule only releases on GPUs (trainer/model/core_config.py)."""
     if setup.layout.virtual_pipeline_model_parallel_size == 1:
         return 0
-    in_flight = max(map(sum, microbatches_in_flight(setup.layout, stage)))
+    in_flight = max(sum(numbers) for _, numbers in microbatches_in_flight(setup.layout, stage))
     return int(in_flight * setup.sharded_hidden_bytes * setup.tokens)
 
 
@@ -155,3 +188,15 @@ def ranks_of(document: dict[str, Any], path: Path) -> list[dict[str, Any]]:
     for each in done:
         assert each.returncode == 0, each.stderr
     return [json.loads(Path(f"{path}.{rank}").read_text()) for rank in range(size)]
+
+
+def rank_alone(document: dict[str, Any], path: Path, rank: int) -> dict[str, Any]:
+    """The figures of a rank without the other ranks."""
+    path.write_text(json.dumps(document))
+    subprocess.run(
+        [sys.executable, "-m", "tests.trainer.rank_memory", str(path)],
+        env=environment(rank, document["world_size"], "1") | {"ALONE": "1"},
+        check=True,
+    )
+    found: dict[str, Any] = json.loads(Path(f"{path}.{rank}").read_text())
+    return found

@@ -66,7 +66,7 @@ def fused_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def with_fusion(config: TrainerConfig, kernels: Kernels) -> Any:
         core = in_core(config, kernels)
-        core.bias_activation_fusion = True
+        core.bias_activation_fusion = config.model.swiglu
         return core
 
     monkeypatch.setattr(build, "transformer_config", with_fusion)
@@ -135,11 +135,15 @@ TORCH = {"transformer_impl": "torch"}
         pytest.param(WITH_NORMS | GROUPED | ROPE, {}, id="grouped-rope-norms"),
         pytest.param(MOE, {}, id="experts"),
         pytest.param(SHARED, {}, id="shared"),
+        pytest.param(SHARED | {"swiglu": False}, {}, id="shared-gelu"),
         pytest.param(MLA, {}, id="latent"),
         pytest.param(NORMALIZED, {}, id="latent-norms"),
         pytest.param(MLA_WITH_EXPERTS, {}, id="latent-experts"),
         pytest.param(DENSE, UNIFORM, id="dense-full"),
         pytest.param(MLA_WITH_EXPERTS, UNIFORM, id="latent-experts-full"),
+        pytest.param(DENSE, selective("core_attn"), id="dense-attention"),
+        pytest.param(DENSE | ROPE, selective("core_attn"), id="rope-attention"),
+        pytest.param(WITH_NORMS | GROUPED | ROPE, selective("core_attn"), id="grouped-rope-norms-attention"),
         pytest.param(DENSE, TORCH | selective("mlp"), id="dense-mlp"),
         pytest.param(SHARED, selective("moe"), id="shared-moe"),
         pytest.param(MLA, selective("mla_up_proj"), id="latent-up-proj"),

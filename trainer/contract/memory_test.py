@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass
+from pathlib import Path
 
 from trainer.contract.config import Count, PositiveFloat, TrainerConfig
 from trainer.contract.section import config_section
@@ -24,10 +25,20 @@ class MemoryTestConfig:
     estimated_gib: tuple[PositiveFloat, ...]
     """Estimate of hpcgen.planning.memory for each pipeline stage (GiB)."""
 
+    def rank_of_stage(self, stage: int) -> int:
+        """The rank to measure of a pipeline stage. PP is Megatron-Core's outermost axis of ranks, and TP its innermost.
+
+        This is the first rank with the last part of the sequence, which needs the most memory: only there, all queries
+        see the keys of the other parts (Transformer Engine's dot_product_attention/context_parallel.py, p2p).
+        """
+        axes = self.trainer.parallelism
+        first = stage * (self.trainer.world_size // axes.pipeline_model_parallel_size)
+        return first + (axes.context_parallel_size - 1) * axes.tensor_model_parallel_size
+
 
 @dataclass(frozen=True, kw_only=True)
 class StageMemory:
-    """What the first rank of a pipeline stage needed. Sizes in GiB."""
+    """What a rank of a pipeline stage needed. Sizes in GiB."""
 
     stage: int
     rank: int
@@ -51,7 +62,8 @@ class StageMemory:
             object.__setattr__(self, field, None if value is None else round(value, 4))
 
 
-def result_text(name: str, stages: list[StageMemory]) -> str:
-    """Content of the result file."""
-    document = {"name": name, "stages": [dataclasses.asdict(stage) for stage in stages]}
+def result_text(name: str, config: Path, stages: list[StageMemory]) -> str:
+    """Content of the result file. `config` is the file of the configuration that was measured."""
+    rows = [dataclasses.asdict(stage) for stage in stages]
+    document = {"name": name, "config": str(config), "stages": rows}
     return json.dumps(document, indent=1) + "\n"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import queue
+import signal
 import subprocess
 import sys
 import tempfile
@@ -34,22 +35,34 @@ def main() -> int:
     arguments = parser.parse_args()
     try:
         config = read_as(MemoryTestConfig, arguments.config)
+        stages = run(config, arguments.config)
     except TrainerError as error:
         print(f"{PROGRAM}: ERROR: {error}", file=sys.stderr)
         return error.exit_code
-    stages = measure_all(config, arguments.config)
-    print("\n".join(table(stages)), flush=True)
-    run_dir = Path(config.trainer.run_dir)
-    run_dir.mkdir(parents=True, exist_ok=True)
-    publish(run_dir / RESULT, result_text(config.trainer.name, stages))
-    failed = [stage for stage in stages if stage.error]
-    if failed:
-        named = ", ".join(str(stage.stage) for stage in failed)
-        hint = "For layouts that need less, see what `hpcgen validate` suggests"
-        print(f"{PROGRAM}: ERROR: stages without a result: {named}. {hint}", file=sys.stderr)
+    except OSError as error:
+        print(f"{PROGRAM}: ERROR: cannot write {RESULT} or temporary files: {error}", file=sys.stderr)
+        return Exit.FAULT
+    if any(stage.error for stage in stages):
+        print(f"{PROGRAM}: ERROR: {failure(stages)}", file=sys.stderr)
         return Exit.FAULT
     print(conclusion(stages), flush=True)
     return Exit.DONE
+
+
+def run(config: MemoryTestConfig, path: Path) -> list[StageMemory]:
+    """Measure every stage, print the table and write the result. An earlier result is deleted first: it may be that of
+    another configuration.
+
+    Raises:
+        OSError: the result cannot be written.
+    """
+    result = Path(config.trainer.run_dir) / RESULT
+    result.parent.mkdir(parents=True, exist_ok=True)
+    result.unlink(missing_ok=True)
+    stages = measure_all(config, path)
+    print("\n".join(table(stages)), flush=True)
+    publish(result, result_text(config.trainer.name, path, stages))
+    return stages
 
 
 def measure_all(config: MemoryTestConfig, path: Path) -> list[StageMemory]:
@@ -59,8 +72,8 @@ def measure_all(config: MemoryTestConfig, path: Path) -> list[StageMemory]:
     for device in range(config.at_once):
         devices.put(device)
     print(
-        f"{PROGRAM}: {config.trainer.name}: one rank of each of {counted(number, 'pipeline stage')} of a training on "
-        f"{counted(config.trainer.world_size, 'rank')}",
+        f"{PROGRAM}: {config.trainer.name}: a training on {counted(config.trainer.world_size, 'rank')} with "
+        f"{counted(number, 'pipeline stage')}; one rank per stage is measured",
         flush=True,
     )
 
@@ -85,10 +98,12 @@ def _measure(config: MemoryTestConfig, path: Path, stage: int, device: int) -> S
         status = subprocess.run(command, check=False).returncode
         if result.exists():
             return from_dict(StageMemory, json.loads(result.read_text()), where=f"stage {stage}")
-    ranks = config.trainer.world_size // config.trainer.parallelism.pipeline_model_parallel_size
-    error = f"its process ended with status {status} (above)"
+    ended = f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
     return StageMemory(
-        stage=stage, rank=stage * ranks, estimated_gib=config.estimated_gib[stage], error=error
+        stage=stage,
+        rank=config.rank_of_stage(stage),
+        estimated_gib=config.estimated_gib[stage],
+        error=f"its process ended with {ended} (above)",
     )
 
 
@@ -115,6 +130,17 @@ def table(stages: list[StageMemory]) -> list[str]:
 
 def _rounded(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
+
+
+def failure(stages: list[StageMemory]) -> str:
+    """The stages that do not fit, and those that came to no result."""
+    full = [str(stage.stage) for stage in stages if stage.error and stage.in_use_gib is not None]
+    lost = [str(stage.stage) for stage in stages if stage.in_use_gib is None]
+    reasons = [f"stages without a result: {', '.join(lost)}"] if lost else []
+    if full:
+        advice = "use more pipeline stages, a smaller micro_batch_size or recomputation"
+        reasons.append(f"stages that do not fit: {', '.join(full)} ({advice})")
+    return "; ".join(reasons)
 
 
 def conclusion(stages: list[StageMemory]) -> str:

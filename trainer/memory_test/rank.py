@@ -48,7 +48,7 @@ def main() -> int:
         device.prepare(trainer.device)
         if trainer.training.deterministic_mode:
             device.make_deterministic()
-        rank = rank_of_stage(trainer, arguments.stage)
+        rank = config.rank_of_stage(arguments.stage)
         measured = StageMemory(
             stage=arguments.stage, rank=rank, estimated_gib=config.estimated_gib[arguments.stage]
         )
@@ -63,7 +63,10 @@ def main() -> int:
 
 
 def prepared(config: TrainerConfig) -> TrainerConfig:
-    """The training to measure: a few steps without what needs other processes, and without needless microbatches."""
+    """The training to measure: a few steps without what needs other processes, and without needless microbatches.
+
+    The loss scale of fp16 starts at 1. With overflows, the optimizer would skip all steps and allocate no state.
+    """
     stages, training = config.parallelism.pipeline_model_parallel_size, config.training
     smallest = training.micro_batch_size * data_parallel_size(config)
     batch_size = training.global_batch_size
@@ -75,6 +78,7 @@ def prepared(config: TrainerConfig) -> TrainerConfig:
             training=dataclasses.replace(training, rampup_batch_size=None, global_batch_size=batch_size),
             parallelism=dataclasses.replace(config.parallelism, use_sharp=False, tp_comm_overlap=False),
             data=dataclasses.replace(config.data, num_workers=0),
+            optimizer=dataclasses.replace(config.optimizer, initial_loss_scale=1.0, min_loss_scale=1.0),
         )
     )
 
@@ -87,16 +91,11 @@ def data_parallel_size(config: TrainerConfig) -> int:
     )
 
 
-def rank_of_stage(config: TrainerConfig, stage: int) -> int:
-    """The first rank of a pipeline stage: the pipeline is Megatron-Core's outermost axis."""
-    return stage * (config.world_size // config.parallelism.pipeline_model_parallel_size)
-
-
 def measure(config: TrainerConfig, ranks: Ranks) -> dict[str, float | str | None]:
     """Train a few steps as one rank, alone. Returns fields of StageMemory.
 
     Raises:
-        TrainerError: the configuration does not fit this machine.
+        TrainerError: the configuration does not fit this machine, or gradients overflow.
     """
     one_rank.replace_collectives()
     # These import megatron.core, so they must come after `device.prepare` and the line above.
@@ -130,7 +129,10 @@ def measure(config: TrainerConfig, ranks: Ranks) -> dict[str, float | str | None
         for iteration in range(1, steps + 1):
             graphs.before(iteration)
             before = timers.totals()
-            train_step(state, batches, config, process_groups, Vote)
+            if train_step(state, batches, config, process_groups, Vote).skipped:
+                raise TrainerError(
+                    f"the gradients of step {iteration} overflow, so the optimizer has no state to measure"
+                )
             torch.cuda.synchronize()
         graphs.close()
     except torch.OutOfMemoryError as error:

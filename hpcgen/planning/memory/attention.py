@@ -50,6 +50,9 @@ def attention_part(setup: Setup) -> Part:
     gathered = _gathered_bytes(setup)
     if setup.recomputes("core_attn"):
         recomputed += gathered
+        if model.position_embedding_type == "rope" and not model.multi_latent_attention:
+            # Its values are a view of the projection's output, which has the queries and keys before their rotation.
+            kept += queries + keys_values / 2
     return Part(kept + gathered - recomputed, recomputed, hidden + _working_bytes(setup))
 
 

@@ -36,7 +36,7 @@ def _recomputed_bytes(setup: Setup, inside: float, *, has_experts: bool) -> floa
         if setup.recomputes("moe"):  # it keeps its input
             size += inside
         elif setup.recomputes("moe_act"):
-            size += _received_copies(setup) * _expert_widths(setup)[1]
+            size += _received_copies(setup) * _activated_bytes(setup)
         if setup.recomputes("layernorm"):  # the output of a norm that is not computed inside a projection
             size += hidden
     elif setup.recomputes("mlp"):
@@ -60,16 +60,38 @@ def _expert_widths(setup: Setup) -> tuple[float, float]:
     return _widths(setup, setup.model.moe_ffn_hidden_size / setup.layout.expert_tensor_parallel_size)
 
 
+def _activated_bytes(setup: Setup) -> float:
+    """Bytes that experts keep after their activation function: its output weighted by the router.
+
+    The kernel for SwiGLU weights it. After other functions, the output is also kept without the weight
+    (bias_act_func in megatron/core/transformer/moe/experts.py).
+    """
+    _, after = _expert_widths(setup)
+    return after if setup.model.swiglu else 2 * after
+
+
 def _dense_working_bytes(setup: Setup) -> float:
     """Gradients of an MLP, less the activations that its backward pass has released: the most of three moments.
 
     The gradient of the output exists in all of them, because it is also that of the residual.
     """
     before, after = _dense_widths(setup)
-    second_product = setup.gathered_hidden_bytes + after
+    second_product = setup.gathered_hidden_bytes + after + _weight_gradient_bytes(setup, after)
     activation_function = before  # its input is still kept, but not its output, whose gradient it has
-    first_product = setup.gathered_hidden_bytes + setup.hidden_bytes - after
+    first_product = (
+        setup.gathered_hidden_bytes + setup.hidden_bytes - after + _weight_gradient_bytes(setup, before)
+    )
     return setup.sharded_hidden_bytes + max(second_product, activation_function, first_product)
+
+
+def _weight_gradient_bytes(setup: Setup, width: float) -> float:
+    """The gradient of a weight between a hidden state and `width` bytes, until it is added to the fp32 buffer.
+
+    A product that adds it itself returns a tensor of its size instead. Transformer Engine keeps these (`kernels`).
+    """
+    if setup.uses_engine and setup.accumulates_in_products:
+        return 0.0
+    return width * setup.model.hidden_size / setup.tokens
 
 
 def _experts_bytes(setup: Setup) -> float:
@@ -80,7 +102,8 @@ def _experts_bytes(setup: Setup) -> float:
     outside = float((ROUTER_BYTES + row_map) * model.num_moe_experts)
     if model.moe_shared_expert_intermediate_size is not None:
         outside += sum(_widths(setup, model.moe_shared_expert_intermediate_size))
-    routed = _received_copies(setup) * (setup.hidden_bytes + sum(_expert_widths(setup)))
+    before, _ = _expert_widths(setup)
+    routed = _received_copies(setup) * (setup.hidden_bytes + before + _activated_bytes(setup))
     return outside / setup.layout.tensor_model_parallel_size + routed
 
 
@@ -88,16 +111,22 @@ def _experts_working_bytes(setup: Setup) -> float:
     """Tensors of experts that exist only in their own forward or backward pass: the most of three moments.
 
     At the end of the forward pass, megatron/core/transformer/moe/moe_layer.py still refers to the copies of tokens as
-    sent and as received. The outputs of the experts exist in the order of the experts, and in that of the ranks. In the
-    backward pass, the gradients of the MLP follow.
+    sent and as received. The outputs of the experts exist in the order of the experts, and in that of the ranks. Expert
+    tensor parallelism adds the copies before it gathers them, and the outputs after it scatters them: each has the size
+    of the copies that were sent. In the backward pass, the gradients of the MLP follow.
     """
-    received = _received_copies(setup)
-    sent = received / setup.layout.expert_tensor_parallel_size
+    received, tensor_ranks = _received_copies(setup), setup.layout.expert_tensor_parallel_size
     before, after = (received * width for width in _expert_widths(setup))
-    is_exchanged = setup.layout.expert_model_parallel_size * setup.layout.expert_tensor_parallel_size > 1
-    forward = (3 * received + (sent if is_exchanged else 0)) * setup.hidden_bytes
-    second_product = received * setup.hidden_bytes + after
-    return max(forward, setup.sharded_hidden_bytes + max(second_product, before))
+    sent = 0.0
+    if tensor_ranks > 1:
+        sent = 3 * received / tensor_ranks
+    elif setup.layout.expert_model_parallel_size > 1:
+        sent = received
+    forward = (3 * received + sent) * setup.hidden_bytes
+    into, out_of = (_weight_gradient_bytes(setup, width) for width in _expert_widths(setup))
+    second_product = received * setup.hidden_bytes + after + out_of
+    first_product = received * setup.hidden_bytes - after + into
+    return max(forward, setup.sharded_hidden_bytes + max(second_product, before, first_product))
 
 
 def _received_copies(setup: Setup) -> float:

@@ -96,22 +96,24 @@ def _activation_bytes(setup: Setup, stage: int, layers: dict[bool, Layer]) -> in
     chunks = [
         _kept_bytes(setup, [layers[has_experts] for has_experts in chunk]) for chunk in _kinds(setup, stage)
     ]
-    in_flight = microbatches_in_flight(setup.layout, stage)
-    kept = max(
-        sum(number * size for number, size in zip(numbers, chunks, strict=True)) for numbers in in_flight
-    )
-    kept += _exchanged_bytes(setup, stage)
-    moments = [_layer_moment(setup, stage, layers)]
-    if stage == setup.layout.pipeline_model_parallel_size - 1:
-        moments += _output_moments(setup, layers)
-    if stage == 0:
-        moments.append(_embedding_moment(setup) - setup.tokens * chunks[0])
-    return int(setup.tokens * kept + max(moments))
+    is_last = stage == setup.layout.pipeline_model_parallel_size - 1
+    sizes = []
+    for backward, numbers in microbatches_in_flight(setup.layout, stage):
+        kept = setup.tokens * sum(number * size for number, size in zip(numbers, chunks, strict=True))
+        moments = [_layer_moment(setup, stage, backward, layers)]
+        if is_last and backward == len(chunks) - 1:
+            moments += _output_moments(setup, layers)
+        if stage == 0 and backward == 0:
+            moments.append(_embedding_moment(setup) - setup.tokens * chunks[0])
+        sizes.append(kept + max(moments))
+    return int(max(sizes) + setup.tokens * _exchanged_bytes(setup, stage))
 
 
-def _layer_moment(setup: Setup, stage: int, layers: dict[bool, Layer]) -> float:
-    """Bytes that are added while a layer is computed, or a group of layers with full recomputation."""
-    recomputed = _recomputed_at_once(setup, stage)
+def _layer_moment(setup: Setup, stage: int, backward: int, layers: dict[bool, Layer]) -> float:
+    """Bytes that are added while a layer is computed, or a group of layers with full recomputation. `backward` is the
+    model chunk whose backward pass starts.
+    """
+    recomputed = _recomputed_at_once(setup, len(setup.layout.layers_of_stage(stage)[backward]))
     size = max((recomputed * layer.kept + layer.computing for layer in layers.values()), default=0.0)
     return setup.tokens * size + (_waiting_gradient_bytes(setup) if stage == 0 else 0)
 
@@ -129,12 +131,13 @@ def _output_moments(setup: Setup, layers: dict[bool, Layer]) -> list[float]:
 def _embedding_moment(setup: Setup) -> float:
     """Bytes that are added at the end of the backward pass of a microbatch, which has released its activations.
 
-    In addition to the gradient of the embedding, its output has one, by position and by sample. A pipeline still has
-    the gradient that it received.
+    In addition to the gradient of the embedding, its output has one, by position and by sample. Sequence parallelism
+    does not divide them, since a rank has some rows of the embedding for all tokens. A pipeline still has the gradient
+    that it received.
     """
     is_pipeline = setup.layout.pipeline_model_parallel_size > 1
-    gradients = (3 if is_pipeline else 2) * setup.sharded_hidden_bytes * setup.tokens
-    return gradients + _table_gradient_bytes(setup) + _waiting_gradient_bytes(setup)
+    gradients = 2 * setup.hidden_bytes + (setup.sharded_hidden_bytes if is_pipeline else 0)
+    return setup.tokens * gradients + _table_gradient_bytes(setup) + _waiting_gradient_bytes(setup)
 
 
 def _table_gradient_bytes(setup: Setup) -> float:
@@ -168,18 +171,18 @@ def _kept_bytes(setup: Setup, layers: list[Layer]) -> float:
     return len(first) * setup.sharded_hidden_bytes + sum(layer.kept for layer in rest)
 
 
-def _recomputed_at_once(setup: Setup, stage: int) -> int:
-    """Layers that are complete only during their backward pass, when all layers of a microbatch are kept otherwise.
+def _recomputed_at_once(setup: Setup, number: int) -> int:
+    """Layers of a model chunk of `number` layers that are complete only during their backward pass, while all others of
+    its microbatch are kept.
 
     With block recomputation, the backward pass has released layers that are not recomputed before it reaches others.
     """
     if not setup.recomputes_layers:
         return 0
-    number = setup.training.recompute_num_layers or 1
-    longest = max(map(len, setup.layout.layers_of_stage(stage)))
+    at_once = setup.training.recompute_num_layers or 1
     if setup.training.recompute_method == "uniform":
-        return min(number, longest)
-    return 1 if number >= longest else 0
+        return min(at_once, number)
+    return 1 if at_once >= number > 0 else 0
 
 
 def _exchanged_bytes(setup: Setup, stage: int) -> float:
@@ -195,8 +198,8 @@ def _exchanged_bytes(setup: Setup, stage: int) -> float:
     return setup.sharded_hidden_bytes if stage > 0 else 0.0
 
 
-def microbatches_in_flight(layout: Layout, stage: int) -> list[tuple[int, ...]]:
-    """Microbatches in flight in each model chunk of a stage, at the start of its backward passes.
+def microbatches_in_flight(layout: Layout, stage: int) -> list[tuple[int, tuple[int, ...]]]:
+    """The model chunk of a stage whose backward pass starts, with the microbatches in flight in each chunk.
 
     Source: megatron/core/pipeline_parallel/schedules.py, get_pp_rank_microbatches (forward passes before the first
     backward pass) and get_schedule_table. The numbers repeat once each chunk has had its turn.
@@ -210,9 +213,10 @@ def microbatches_in_flight(layout: Layout, stage: int) -> list[tuple[int, ...]]:
     found = []
     for started, finished in zip(forward[warmup:], forward[: stages * chunks], strict=False):
         numbers[started] += 1
-        found.append(tuple(numbers))
-        numbers[chunks - 1 - finished] -= 1
-    return found or [tuple(numbers)]
+        backward = chunks - 1 - finished
+        found.append((backward, tuple(numbers)))
+        numbers[backward] -= 1
+    return found or [(chunks - 1, tuple(numbers))]
 
 
 def _mask_bytes(setup: Setup) -> int:

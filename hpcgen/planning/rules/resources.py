@@ -118,9 +118,11 @@ def _estimate(facts: Facts, layout: Layout) -> MemoryEstimate:
 def _times_nodes_that_fit(facts: Facts, layout: Layout, usable: float) -> int | None:
     """The factor of nodes with which the model fits, because more ranks share the optimizer state; None if none does.
 
-    A rank needs at least one microbatch of the global batch.
+    A rank needs at least one microbatch of the global batch, or with interleaved stages one for each stage.
     """
-    for times in divisors(layout.num_microbatches, near=1):
+    is_interleaved = layout.virtual_pipeline_model_parallel_size > 1
+    unit = layout.pipeline_model_parallel_size if is_interleaved else 1
+    for times in divisors(layout.num_microbatches // unit, near=1):
         larger = dataclasses.replace(
             layout,
             data_parallel_size=times * layout.data_parallel_size,
