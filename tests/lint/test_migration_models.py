@@ -178,6 +178,24 @@ def test_latent_attention_has_megatron_lms_defaults() -> None:
     assert "kv_channels" not in model
 
 
+def test_latent_attention_ignores_options_of_standard_attention() -> None:
+    found, leftovers = migrated(f"{MLA} --add-qkv-bias --num-query-groups 4 --kv-channels 64")
+    assert found["model"].keys().isdisjoint({"add_qkv_bias", "num_query_groups", "kv_channels"})
+    assert leftovers["--add-qkv-bias"] == leftovers["--kv-channels 64"] == "latent attention does not use it"
+
+
+def test_models_that_megatron_or_the_trainer_refuses_with_latent_attention() -> None:
+    found = refused(init(f"{WHOLE} {MLA} --group-query-attention --num-query-groups 4"))
+    assert found["--group-query-attention"].startswith(
+        "Megatron-LM stops if it is combined with --multi-latent"
+    )
+    for positions in ("", "--position-embedding-type learned_absolute"):
+        [why] = refused(init(f"{WHOLE} --multi-latent-attention {positions}")).values()
+        assert "also adds learned positions" in why
+    rope = ("--set", "model.position_embedding_type=rope")
+    assert init(f"{WHOLE} --multi-latent-attention", *rope).status == 0
+
+
 @pytest.mark.parametrize(
     ("options", "expected"),
     [

@@ -186,3 +186,17 @@ def test_a_layout_with_incomplete_gradients_is_refused(config: dict[str, Any]) -
     assert 0 not in result.statuses
     message = "multi_latent_attention with tensor_model_parallel_size = 2 requires sequence_parallel = true"
     assert message in result.log
+
+
+def test_fine_tuning_without_the_mtp_layers_of_the_checkpoint(
+    config: dict[str, Any], single_deepseek: Run
+) -> None:
+    """Its first loss is that of fine-tuning with them, and its run has the weights of the other layers."""
+    config["checkpoint"] = {"load": str(single_deepseek.checkpoints), "finetune": True}
+    config["model"] = DEEPSEEK
+    with_mtp = finished(config)
+    config["model"] = DEEPSEEK | {"mtp_num_layers": None}
+    config["run_dir"] += "-2"
+    without = finished(config)
+    assert without.steps[0][1] == with_mtp.steps[0][1]
+    assert without.steps[0][1] < single_deepseek.steps[0][1]

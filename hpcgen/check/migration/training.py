@@ -125,11 +125,7 @@ def carry_training(job: Job, launch: Launch, carried: Carried) -> None:
         )
         if not is_given and not is_unread:
             carried.put(path, value)
-    warmup = {"lr-warmup-iters", "lr-warmup-fraction", "lr-warmup-samples"} & launch.flags.keys()
-    if not warmup and not any(
-        carried.is_chosen(f"optimizer.lr_warmup_{unit}") for unit in ("iters", "fraction")
-    ):
-        carried.put("optimizer.lr_warmup_iters", 0)
+    _warmup(launch, flags, carried)
     _holders(job, launch, carried)
     list_relative_paths(launch, carried)
     for flag in launch.flags.values():
@@ -164,6 +160,29 @@ def _carry(flag: Flag, carried: Carried) -> None:
         carry_without_key(flag, carried)
     else:
         carry_as(path, flag, carried)
+
+
+def _warmup(launch: Launch, flags: Flags, carried: Carried) -> None:
+    """Megatron-LM's default is no warm-up, in which case a run file has no value to begin with.
+
+    --lr-warmup-iters 0 is allowed next to --lr-warmup-fraction, which is then used.
+    """
+    key, fraction, init = (f"optimizer.lr_warmup_{name}" for name in ("iters", "fraction", "init"))
+    given = [name for name in ("lr-warmup-iters", "lr-warmup-samples") if name in launch.flags]
+    if not (
+        given or "lr-warmup-fraction" in launch.flags or carried.is_chosen(key) or carried.is_chosen(fraction)
+    ):
+        carried.put(key, 0)
+    if carried.get(key) != 0:
+        return
+    if carried.get(fraction) is not None:
+        carried.drop(key)
+        for name in given:
+            flag = launch.flags[name]
+            carried.leave(flag.line, shown(flag), "0 leaves the warm-up to --lr-warmup-fraction")
+    elif flag := flags.get("lr-warmup-init"):
+        carried.drop(init)
+        carried.leave(flag.line, shown(flag), "it has no effect without a warm-up")
 
 
 def _constant_rate(flags: Flags, carried: Carried) -> None:
