@@ -236,3 +236,32 @@ def test_mtp_layers_are_converted() -> None:
     assert init(f"{WHOLE} {ROPE} {untied} --mtp-num-layers 1 --mtp-loss-scaling-factor 0.3").status == 0
     model = written()["model"]
     assert (model["mtp_num_layers"], model["mtp_loss_scaling_factor"]) == (1, 0.3)
+
+
+PLAIN = "--bf16 --attention-dropout 0 --hidden-dropout 0 --cuda-graph-impl"
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (f"{PLAIN} transformer_engine", None),
+        (f"{PLAIN} local", "the trainer records graphs with transformer_engine"),
+        (f"{PLAIN} transformer_engine {EXPERTS}", "it cannot record layers with experts"),
+        (f"{PLAIN} transformer_engine {MLA} --mtp-num-layers 1", "it is not tested with model.multi_latent"),
+        ("--bf16 --cuda-graph-impl transformer_engine", "model.attention_dropout would not follow"),
+    ],
+)
+def test_graphs_that_the_trainer_does_not_record_are_left_out(options: str, reason: str | None) -> None:
+    found, leftovers = migrated(options, "--force")
+    assert found["training"].get("cuda_graph_impl") == (None if reason else "transformer_engine")
+    left_out = next((why for what, why in leftovers.items() if what.startswith("--cuda-graph-impl")), None)
+    assert (left_out is None) if reason is None else left_out.startswith(reason)
+
+
+def test_keys_of_an_uneven_pipeline_are_left_out_without_a_pipeline() -> None:
+    found, leftovers = migrated(
+        "--account-for-loss-in-pipeline-split --pipeline-model-parallel-layout Et*12L", "--force"
+    )
+    assert "parallelism" not in found
+    assert set(leftovers.values()) >= {"it has no effect without a pipeline"}
+    assert "--account-for-loss-in-pipeline-split" in leftovers
