@@ -21,15 +21,15 @@ from trainer.contract.config import (
 )
 
 S = TypeVar("S")
-OPTION = "cuda-graph-impl"
-KEY = KEYS[OPTION]
+CUDA_GRAPH_IMPL = "cuda-graph-impl"
+KEY = KEYS[CUDA_GRAPH_IMPL]
 
 
 def carry_graphs(flags: Flags, carried: Carried) -> None:
     """Converts the option after all others, since it depends on them."""
-    if (flag := flags.get(OPTION)) is None:
+    if (flag := flags.get(CUDA_GRAPH_IMPL)) is None:
         return
-    carried.seen.add(OPTION)
+    carried.seen.add(CUDA_GRAPH_IMPL)
     if is_sure(flag.value) and flag.value and flag.value.text == "local":
         carried.leave(flag.line, shown(flag), "the trainer records graphs with transformer_engine")
         return

@@ -16,7 +16,7 @@ from hpcgen.check.lint.words import Word
 from hpcgen.check.migration.data import carry_checkpoints, carry_data, carry_tokenizer, list_relative_paths
 from hpcgen.check.migration.documents import carry_documents
 from hpcgen.check.migration.experts import COUNT, carry_experts
-from hpcgen.check.migration.graphs import OPTION, carry_graphs
+from hpcgen.check.migration.graphs import CUDA_GRAPH_IMPL, carry_graphs
 from hpcgen.check.migration.leftover import Carried
 from hpcgen.check.migration.model import carry_model
 from hpcgen.check.migration.options import (
@@ -96,7 +96,7 @@ LISTS = frozenset(("data-path", "train-data-path", "valid-data-path", "test-data
 
 SPECIAL = frozenset((
     *SPECIAL_KEYS, COUNT, *LATENT_WIDTHS, "load", "cp-comm-type", "profile", "use-pytorch-profiler",
-    "recompute-activations", OPTION,
+    "recompute-activations", CUDA_GRAPH_IMPL,
 ))  # fmt: skip
 """Options that are converted by their own functions."""
 
