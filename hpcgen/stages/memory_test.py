@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from hpcgen.errors import Problem
 from hpcgen.stages.stage import Export, Stage, Work
 from hpcgen.stages.train import TRAIN
 
@@ -44,6 +45,15 @@ class MemoryTest(Stage):
             ),
         )
         return Work(arguments=arguments, files={CONFIG_FILE: config_text(test)})
+
+    def problems(self, run: Run, trainer: TrainerConfig | None) -> Iterator[Problem]:
+        """Yields a layout in which the shape of what a rank receives depends on its neighbors."""
+        from trainer.contract.pipeline import LAYOUT, mtp_chunk
+
+        if trainer is not None and mtp_chunk(trainer.parallelism) != -1:
+            reason = "has MTP layers before the last part. Ranks would have to learn the sizes of what they receive "
+            reason += "from each other, but memory-test runs each of them alone"
+            yield Problem(f"parallelism.{LAYOUT}", reason, "measure the layout with mL in place of m|L")
 
     def results(self, config: RunConfig) -> str:
         """The file with the figures of every stage."""

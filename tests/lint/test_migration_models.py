@@ -178,6 +178,24 @@ def test_latent_attention_has_megatron_lms_defaults() -> None:
     assert "kv_channels" not in model
 
 
+def test_latent_attention_ignores_options_of_standard_attention() -> None:
+    found, leftovers = migrated(f"{MLA} --add-qkv-bias --num-query-groups 4 --kv-channels 64")
+    assert found["model"].keys().isdisjoint({"add_qkv_bias", "num_query_groups", "kv_channels"})
+    assert leftovers["--add-qkv-bias"] == leftovers["--kv-channels 64"] == "latent attention does not use it"
+
+
+def test_models_that_megatron_or_the_trainer_refuses_with_latent_attention() -> None:
+    found = refused(init(f"{WHOLE} {MLA} --group-query-attention --num-query-groups 4"))
+    assert found["--group-query-attention"].startswith(
+        "Megatron-LM stops if it is combined with --multi-latent"
+    )
+    for positions in ("", "--position-embedding-type learned_absolute"):
+        [why] = refused(init(f"{WHOLE} --multi-latent-attention {positions}")).values()
+        assert "also adds learned positions" in why
+    rope = ("--set", "model.position_embedding_type=rope")
+    assert init(f"{WHOLE} --multi-latent-attention", *rope).status == 0
+
+
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
@@ -218,3 +236,32 @@ def test_mtp_layers_are_converted() -> None:
     assert init(f"{WHOLE} {ROPE} {untied} --mtp-num-layers 1 --mtp-loss-scaling-factor 0.3").status == 0
     model = written()["model"]
     assert (model["mtp_num_layers"], model["mtp_loss_scaling_factor"]) == (1, 0.3)
+
+
+PLAIN = "--bf16 --attention-dropout 0 --hidden-dropout 0 --cuda-graph-impl"
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (f"{PLAIN} transformer_engine", None),
+        (f"{PLAIN} local", "the trainer records graphs with transformer_engine"),
+        (f"{PLAIN} transformer_engine {EXPERTS}", "it cannot record layers with experts"),
+        (f"{PLAIN} transformer_engine {MLA} --mtp-num-layers 1", "it is not tested with model.multi_latent"),
+        ("--bf16 --cuda-graph-impl transformer_engine", "model.attention_dropout would not follow"),
+    ],
+)
+def test_graphs_that_the_trainer_does_not_record_are_left_out(options: str, reason: str | None) -> None:
+    found, leftovers = migrated(options, "--force")
+    assert found["training"].get("cuda_graph_impl") == (None if reason else "transformer_engine")
+    left_out = next((why for what, why in leftovers.items() if what.startswith("--cuda-graph-impl")), None)
+    assert (left_out is None) if reason is None else left_out.startswith(reason)
+
+
+def test_keys_of_an_uneven_pipeline_are_left_out_without_a_pipeline() -> None:
+    found, leftovers = migrated(
+        "--account-for-loss-in-pipeline-split --pipeline-model-parallel-layout Et*12L", "--force"
+    )
+    assert "parallelism" not in found
+    assert set(leftovers.values()) >= {"it has no effect without a pipeline"}
+    assert "--account-for-loss-in-pipeline-split" in leftovers

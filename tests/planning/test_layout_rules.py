@@ -122,25 +122,25 @@ REFUSED = {
         {PP: 2, LAYOUT: "Et*6|t*6mL"},
         "parallelism.pipeline_model_parallel_layout has 1 m, but model.mtp_num_layers = 0; use for example Et*6|t*6L",
     ),
-    "an MTP layer in the middle of a layout": (
+    "an MTP layer before another layer": (
         MTP | {PP: 2, LAYOUT: "Et*6m|t*6L"},
-        "parallelism.pipeline_model_parallel_layout must have all MTP layers (m) directly before the L, in the last "
-        "part; use for example Et*6|t*6mL",
+        "parallelism.pipeline_model_parallel_layout must have all MTP layers (m) after the last t, directly before L "
+        "or |L; use for example Et*6|t*6mL",
     ),
-    "an MTP layer in a part of its own, in a layout too long for an example": (
-        MTP | {"model__num_layers": 32, PP: 16, VPP: 2, LAYOUT: "Et*3|(t|)*29m|L"},
-        "parallelism.pipeline_model_parallel_layout must have all MTP layers (m) directly before the L, in the last "
-        "part; write mL",
+    "MTP layers on two stages": (
+        MTP | {"model__mtp_num_layers": 2, PP: 4, LAYOUT: "Et*6|t*6|m|mL"},
+        "parallelism.pipeline_model_parallel_layout must have all MTP layers (m) after the last t, directly before L "
+        "or |L; use for example Et*3|t*3|t*3|t*3mmL",
     ),
-    "an MTP layer on the stage before the loss": (
-        MTP | {PP: 4, LAYOUT: "Et*3|t*4|t*5m|L"},
-        "parallelism.pipeline_model_parallel_layout must have all MTP layers (m) directly before the L, in the last "
-        "part; use for example Et*3|t*4|t*5|mL",
+    "an MTP layer before another layer, in a layout too long for an example": (
+        MTP | {"model__num_layers": 32, PP: 16, VPP: 2, LAYOUT: "Et|(t|)*29m|ttL"},
+        "parallelism.pipeline_model_parallel_layout must have all MTP layers (m) after the last t, directly before L "
+        "or |L; write mL",
     ),
-    "a stage with nothing but an MTP layer": (
-        MTP | {PP: 4, LAYOUT: "Et*6|t*6|m|L"},
-        "parallelism.pipeline_model_parallel_layout must have all MTP layers (m) directly before the L, in the last "
-        "part; use for example Et*3|t*3|t*3|t*3mL",
+    "an MTP layer on the first stage": (
+        MTP | {PP: 2, VPP: 2, LAYOUT: "Et*6|t*4|ttm|L"},
+        "parallelism.pipeline_model_parallel_layout has MTP layers (m) on the first stage, where Megatron-Core does "
+        "not support them; use for example Et*6|t*4|tt|mL",
     ),
     "MTP that TP does not divide": (
         MLA | MTP | {"model__hidden_size": 1022, "model__num_attention_heads": 8, SP: True, TP: 4},
@@ -150,7 +150,7 @@ REFUSED = {
     "MTP without a layer of the user before it": (
         MTP | {PP: 2, LAYOUT: "Et*12|mL", "model__layer_spec": "my.layers:spec"},
         "model.layer_spec would not change the MTP layers, which have the parts of the last layer on their pipeline "
-        "stage, but there is none; move a layer to the last stage",
+        "stage, but there is none; move a layer to that stage",
     ),
     "MLA at TP without sequence parallelism": (
         MLA | {TP: 2},
@@ -302,7 +302,12 @@ ACCEPTED = {
     "MTP after a layer of a package": MTP
     | {PP: 2, LAYOUT: "Et*11|tmL", "model__layer_spec": "my.layers:spec"},
     "MLA": MLA | {TP: 2, SP: True, "model__hidden_size": 1000, "model__rope_scaling": YARN},
+    "MTP after a layer of a package, on the stage before the loss": MTP
+    | {PP: 4, LAYOUT: "Et*4|t*4|t*4m|L", "model__layer_spec": "my.layers:spec"},
     "MTP": MLA | MTP | {PP: 2, LAYOUT: "Et*7|t*5mL"},
+    "MTP on the stage before the loss": MTP | {PP: 4, LAYOUT: "Et*6|t*6|m|L"},
+    "MTP in the layout of NVIDIA's recipe for DeepSeek-V3": MTP
+    | {"model__num_layers": 61, PP: 16, VPP: 2, LAYOUT: "Et*3|(tt|)*29m|L"},
 }
 
 

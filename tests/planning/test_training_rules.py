@@ -178,6 +178,11 @@ REFUSED = {
         {"optimizer__lr_warmup_init": 1.0},
         "optimizer.lr_warmup_init is greater than optimizer.lr = 0.0003; use 0.0",
     ),
+    "the start of a warm-up without steps": (
+        {"optimizer__lr_warmup_init": 1e-7, "optimizer__lr_warmup_iters": 0},
+        "optimizer.lr_warmup_init has no effect without a warm-up: optimizer.lr_warmup_iters is 0; use 0.0, or set "
+        "lr_warmup_iters",
+    ),
     "WSD's tail without WSD": (
         {"optimizer__lr_wsd_decay_iters": 10},
         "optimizer.lr_wsd_decay_iters is used only with lr_decay_style = WSD, not cosine; use null, or set "

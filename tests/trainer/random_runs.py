@@ -328,10 +328,11 @@ def _draw_layout(source: random.Random, alone: Document, features: list[Choices]
 
 def _draw_rows(source: random.Random, model: Document, chunks: int) -> str:
     """A pipeline_model_parallel_layout with any number of layers in each chunk."""
-    layers = model["num_layers"]
-    cuts = sorted(source.randint(0, layers) for _ in range(chunks - 1))
+    layers, mtp = model["num_layers"], "m" * model.get("mtp_num_layers", 0)
+    loss_is_alone = bool(mtp) and source.random() < 0.5
+    cuts = sorted(source.randint(0, layers) for _ in range(chunks - 1 - loss_is_alone))
     rows = ["t" * (end - start) for start, end in itertools.pairwise([0, *cuts, layers])]
-    return "E" + "|".join(rows) + "m" * model.get("mtp_num_layers", 0) + "L"
+    return "E" + "|".join(rows) + mtp + "|" * loss_is_alone + "L"
 
 
 def _choose(source: random.Random, *features: Choices) -> Document:

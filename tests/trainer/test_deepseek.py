@@ -15,6 +15,7 @@ pytestmark = pytest.mark.process
 
 TP2 = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
 PP2 = {"pipeline_model_parallel_size": 2}
+PP3 = {"pipeline_model_parallel_size": 3}
 CP2 = {"context_parallel_size": 2}
 VPP2 = PP2 | {"virtual_pipeline_model_parallel_size": 2}
 EP2 = {"expert_model_parallel_size": 2, "expert_tensor_parallel_size": 1}
@@ -74,6 +75,7 @@ def numbers(result: Run) -> list[tuple[float, ...]]:
         pytest.param(
             PP2 | {"pipeline_model_parallel_layout": "Et*4|mmL"}, 2, id="PP2-layout", marks=pytest.mark.slow
         ),
+        pytest.param(PP3 | {"pipeline_model_parallel_layout": "Ett|ttmm|L"}, 3, id="PP3-before-loss"),
     ],
 )
 def test_all_losses_and_norms_are_those_of_a_single_process(
@@ -83,12 +85,30 @@ def test_all_losses_and_norms_are_those_of_a_single_process(
     numpy.testing.assert_allclose(numbers(finished(config)), numbers(single_deepseek), rtol=ROUNDING)
 
 
-def test_tied_embeddings_in_pipelines(config: dict[str, Any], tmp_path: Path) -> None:
-    """Core does not save these. The last stage has one matrix for the MTP layers and for the output layer."""
+@pytest.mark.parametrize(
+    ("layout", "world_size"),
+    [
+        pytest.param(PP2, 2, id="PP2"),
+        pytest.param(
+            PP3
+            | {
+                "virtual_pipeline_model_parallel_size": 2,
+                "pipeline_model_parallel_layout": "Et|t|t|t|mm|L",
+            },
+            3,
+            id="PP3xVPP2-before-loss",
+        ),
+    ],
+)
+def test_tied_embeddings_in_pipelines(
+    layout: dict[str, Any], world_size: int, config: dict[str, Any], tmp_path: Path
+) -> None:
+    """MTP layers and the output layer share a copy on the last stage, which Core does not save, or have one each."""
     config["model"] = LLAMA | {"mtp_num_layers": 2, "untie_embeddings_and_output_weights": False}
+    config["training"]["global_batch_size"] = 6
     alone = finished(config)
     (tmp_path / "stop").touch()
-    config |= {"world_size": 2, "parallelism": PP2, "run_dir": config["run_dir"] + "-2"}
+    config |= {"world_size": world_size, "parallelism": layout, "run_dir": config["run_dir"] + "-2"}
     finished(config, "--stop-file", str(tmp_path / "stop"))
     resumed = finished(config)
     numpy.testing.assert_allclose(numbers(resumed), numbers(alone), rtol=ROUNDING)
@@ -166,3 +186,17 @@ def test_a_layout_with_incomplete_gradients_is_refused(config: dict[str, Any]) -
     assert 0 not in result.statuses
     message = "multi_latent_attention with tensor_model_parallel_size = 2 requires sequence_parallel = true"
     assert message in result.log
+
+
+def test_fine_tuning_without_the_mtp_layers_of_the_checkpoint(
+    config: dict[str, Any], single_deepseek: Run
+) -> None:
+    """Its first loss is that of fine-tuning with them, and its run has the weights of the other layers."""
+    config["checkpoint"] = {"load": str(single_deepseek.checkpoints), "finetune": True}
+    config["model"] = DEEPSEEK
+    with_mtp = finished(config)
+    config["model"] = DEEPSEEK | {"mtp_num_layers": None}
+    config["run_dir"] += "-2"
+    without = finished(config)
+    assert without.steps[0][1] == with_mtp.steps[0][1]
+    assert without.steps[0][1] < single_deepseek.steps[0][1]

@@ -50,6 +50,12 @@ def single(short_documents: str, tmp_path_factory: pytest.TempPathFactory) -> Ru
         pytest.param(
             PP2 | {"pipeline_model_parallel_layout": "Et*4|mmL"}, 2, id="PP2-layout", marks=pytest.mark.slow
         ),
+        pytest.param(
+            {"pipeline_model_parallel_size": 3, "pipeline_model_parallel_layout": "Et*3|tmm|L"},
+            3,
+            id="PP3-before-loss",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_all_losses_and_norms_are_those_of_a_single_process(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from typing import Any
 
@@ -73,5 +74,13 @@ def test_a_layout_is_read_as_megatron_core_reads_it(layout: str, stages: int) ->
     assert chunk_layers(num_layers, parallelism) == core_chunks(num_layers, parallelism)
 
 
-def test_the_layout_for_megatron_core_has_embedding_and_loss_at_the_ends() -> None:
-    assert core_layout((1, 0, 2)) == [["embedding", "decoder"], [], ["decoder", "decoder", "loss"]]
+def test_the_layout_for_megatron_core_has_embedding_loss_and_mtp_layers() -> None:
+    even = ParallelismConfig(pipeline_model_parallel_size=3)
+    uneven = dataclasses.replace(
+        even, num_layers_in_first_pipeline_stage=2, num_layers_in_last_pipeline_stage=1
+    )
+    first = ["embedding", "decoder", "decoder"]
+    assert core_layout(3, even) is None
+    assert core_layout(4, uneven, 2) == [first, ["decoder"], ["decoder", "mtp", "mtp", "loss"]]
+    before_loss = dataclasses.replace(even, pipeline_model_parallel_layout="Ett|tm|L")
+    assert core_layout(3, before_loss, 1) == [first, ["decoder", "mtp"], ["loss"]]

@@ -69,7 +69,8 @@ MLA = DENSE | {
     "v_head_dim": 40,
     "qk_layernorm": True,
 }
-PP2, PP4 = ({"pipeline_model_parallel_size": size} for size in (2, 4))
+PP2, PP3, PP4 = ({"pipeline_model_parallel_size": size} for size in (2, 3, 4))
+LAYOUT = "pipeline_model_parallel_layout"
 VPP2 = {"virtual_pipeline_model_parallel_size": 2}
 INSTANCES = {"num_distributed_optimizer_instances": 2}
 TP2, TP4 = ({"tensor_model_parallel_size": size, "sequence_parallel": True} for size in (2, 4))
@@ -93,6 +94,19 @@ SLOW = pytest.mark.slow
             DENSE, PP2 | {"num_layers_in_first_pipeline_stage": 3}, 2, {}, 0.04, id="PP2-uneven", marks=SLOW
         ),
         pytest.param(MTP, PP2, 2, {}, 0.04, id="PP2-MTP"),
+        pytest.param(MTP, PP3 | {"pipeline_model_parallel_layout": "Ett|ttm|L"}, 3, {}, 0.04, id="PP3-MTP"),
+        pytest.param(MTP, PP3 | {LAYOUT: "Ett|ttm|L"}, 3, {}, 0.04, id="PP3-MTP"),
+        pytest.param(MTP, PP3 | {LAYOUT: "Et*4|m|L"}, 3, {}, 0.04, id="PP3-MTP-alone", marks=SLOW),
+        pytest.param(
+            TIED_MTP | {"mtp_num_layers": 2},
+            PP3 | {LAYOUT: "Et|tmm|L"},
+            3,
+            {"micro_batch_size": 1},
+            0.04,
+            id="PP3-tied-MTP",
+            marks=SLOW,
+        ),
+        pytest.param(MTP, PP3 | VPP2 | {LAYOUT: "E|t|t|t|tm|L"}, 3, {}, 0.06, id="PP3xVPP2-MTP", marks=SLOW),
         pytest.param(TIED_MTP, PP2, 2, {"micro_batch_size": 1}, 0.04, id="PP2-tied-MTP"),
         pytest.param(DENSE, PP2 | VPP2, 2, {}, 0.04, id="VPP2"),
         pytest.param(DENSE | {"num_layers": 8}, PP4 | VPP2, 4, {}, 0.06, id="PP4xVPP2", marks=SLOW),

@@ -171,20 +171,20 @@ def test_every_batch_of_a_ramp_up_must_fit(
 
 
 def test_mtp_layers_without_the_parts_of_the_user_are_refused(config: dict[str, Any]) -> None:
-    document = config | {"world_size": 2}
+    document = config | {"world_size": 3}
     document["model"] = config["model"] | {
         "layer_spec": "my.layers:spec",
         "mtp_num_layers": 1,
         "position_embedding_type": "rope",
         "untie_embeddings_and_output_weights": True,
     }
-    for layout in ("Et*3|tmL", "Et*4|mL"):
+    for layout in ("Et*3|tm|L", "Et*4|m|L"):
         document["parallelism"] = {
-            "pipeline_model_parallel_size": 2,
+            "pipeline_model_parallel_size": 3,
             "pipeline_model_parallel_layout": layout,
         }
         parsed = resolve(configuration.from_dict(TrainerConfig, document, "test"))
-        if layout == "Et*3|tmL":
+        if layout == "Et*3|tm|L":
             check_layout(parsed)
             continue
         with pytest.raises(ConfigError, match=r"layer_spec = my.layers:spec would not change the MTP layers"):

@@ -70,7 +70,7 @@ KINDS: list[dict[str, list[Any]]] = [
         "model__mtp_num_layers": [None, None, 1, 2],
     },
     {
-        "parallelism__pipeline_model_parallel_size": [2, 4],
+        "parallelism__pipeline_model_parallel_size": [2, 3, 4],
         "parallelism__pipeline_model_parallel_layout": [
             *(
                 "Ettt|tttttL",
@@ -78,6 +78,9 @@ KINDS: list[dict[str, list[Any]]] = [
                 "E|t*4|t*4|L",
                 "Et*4|t*4mL",
                 "Et*4|t*3|t|mmL",
+                "Et*4|t*4m|L",
+                "Et*4|t*3|tmm|L",
+                "Et*4|t|t|t|tm|L",
                 "Et*2|t*2m|t*2|t*2L",
             ),
         ],

@@ -146,8 +146,8 @@ def check_changes(
 
     `contents` are changed files, which must be named as well (`trainer.contract.provenance`). Keys that only one
     side has, because the versions differ, are not compared, except for those of `_in_older_records`. With
-    `weights_only`, for `checkpoint.finetune`, only the keys that must fit the weights are compared, and the result is
-    empty.
+    `weights_only`, for `checkpoint.finetune`, only the keys that must fit the weights are compared, the checkpoint may
+    have MTP layers that the model lacks, and the result is empty.
 
     Raises:
         ConfigError: checkpoint.changed names something that is not a hyperparameter.
@@ -155,6 +155,8 @@ def check_changes(
     """
     check_names(config.checkpoint.changed)
     differing = list(_differing(saved, config))
+    if weights_only:
+        differing = [change for change in differing if not _drops_mtp(change)]
     if misfits := [change for change in differing if change.name in _fixed(config)]:
         raise TrainerError(f"the checkpoint belongs to another model: {_list(misfits)}")
     if weights_only:
@@ -266,6 +268,11 @@ def _fixed(config: TrainerConfig) -> frozenset[str]:
     """Keys that must not change. A learned table of positions has one row per position; rope has no table."""
     learned = config.model.position_embedding_type == "learned_absolute"
     return FIXED | {"model.max_position_embeddings"} if learned else FIXED
+
+
+def _drops_mtp(change: Change) -> bool:
+    """True if the model has no MTP layers, but the checkpoint does. The other weights do not depend on them."""
+    return change.name == "model.mtp_num_layers" and change.after is None
 
 
 def _differing(saved: Mapping[str, Mapping[str, Any]], config: TrainerConfig) -> Iterator[Change]:

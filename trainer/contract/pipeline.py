@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from trainer.contract.config import ParallelismConfig
+from trainer.contract.config import ModelConfig, ParallelismConfig
 from trainer.contract.wording import counted
 
 UNEVEN_KEYS = (
@@ -100,11 +100,39 @@ def almost_even_layout(num_layers: int, chunks: int, mtp_num_layers: int = 0) ->
     return f"E{'|'.join(rows)}{'m' * mtp_num_layers}L"
 
 
-def core_layout(chunks: Sequence[int], mtp_num_layers: int | None = None) -> list[list[str]]:
-    """Megatron-Core's pipeline_model_parallel_layout for the numbers of layers of all chunks."""
+def mtp_chunk(parallelism: ParallelismConfig) -> int:
+    """Index of the model chunk with the MTP layers, from the last one: -1, or -2 for a layout such as Et|tm|L."""
+    layout = parallelism.pipeline_model_parallel_layout
+    rows = [] if layout is None else layout_rows(layout)
+    return next((index - len(rows) for index, row in enumerate(rows) if "m" in row), -1)
+
+
+def mtp_stage(parallelism: ParallelismConfig) -> int:
+    """Pipeline stage of the MTP layers."""
+    return parallelism.pipeline_model_parallel_size + mtp_chunk(parallelism)
+
+
+def embedding_stages(model: ModelConfig, parallelism: ParallelismConfig) -> list[int]:
+    """Pipeline stages with a copy of the embedding: the first, that of the MTP layers, and the last one if tied."""
+    stages = {0}
+    if model.mtp_num_layers is not None:
+        stages.add(mtp_stage(parallelism))
+    if not model.untie_embeddings_and_output_weights:
+        stages.add(parallelism.pipeline_model_parallel_size - 1)
+    return sorted(stages)
+
+
+def core_layout(
+    num_layers: int, parallelism: ParallelismConfig, mtp_num_layers: int | None = None
+) -> list[list[str]] | None:
+    """Megatron-Core's pipeline_model_parallel_layout for the keys of an uneven pipeline. None if it is even."""
+    chunks = chunk_layers(num_layers, parallelism, mtp_num_layers)
+    if chunks is None or not uneven_keys(parallelism):
+        return None
     rows = [["decoder"] * layers for layers in chunks]
     rows[0].insert(0, "embedding")
-    rows[-1] += ["mtp"] * (mtp_num_layers or 0) + ["loss"]
+    rows[mtp_chunk(parallelism)] += ["mtp"] * (mtp_num_layers or 0)
+    rows[-1].append("loss")
     return rows
 
 
@@ -185,8 +213,7 @@ def _layout_problems(
             f"has {counted(text.count('m'), 'm')}, but model.mtp_num_layers = {mtp_num_layers}",
             hint,
         )
-    elif not rows[-1].endswith("m" * mtp_num_layers + "L"):
-        reason = "must have all MTP layers (m) directly before the L, in the last part"
+    elif mtp_num_layers and (reason := _mtp_problem(rows, stages)):
         yield LAYOUT, reason, (not rest and _with_mtp_before_loss(rows)) or hint or "write mL"
     elif rest:
         yield LAYOUT, f"has {len(rows)} parts between |, which PP = {stages} does not divide", hint
@@ -195,6 +222,16 @@ def _layout_problems(
     elif chunks != (parallelism.virtual_pipeline_model_parallel_size or 1):
         reason = f"does not fit parallelism.{LAYOUT}, which has {len(rows)} parts for {stages} stages"
         yield VPP, reason, f"set it to {chunks if chunks > 1 else 'null'}"
+
+
+def _mtp_problem(rows: Sequence[str], stages: int) -> str | None:
+    """Why the MTP layers are in the wrong place; None if they are not."""
+    found = re.fullmatch(r"[^m]*m+(\|?)L", "|".join(rows))
+    if found is None:
+        return "must have all MTP layers (m) after the last t, directly before L or |L"
+    if found[1] and stages == 2:
+        return "has MTP layers (m) on the first stage, where Megatron-Core does not support them"
+    return None
 
 
 def _with_mtp_before_loss(rows: Sequence[str]) -> str:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.process_groups_config import ProcessGroupCollection
-from megatron.core.utils import get_attr_wrapped_model
+from megatron.core.utils import unwrap_model
 
 from trainer.contract.batch_size import Batch
 from trainer.contract.config import BlendConfig, TrainerConfig
@@ -69,10 +69,11 @@ def num_microbatches(batch_size: int, config: TrainerConfig, groups: ProcessGrou
 
 
 def reads_samples(chunk: DistributedDataParallel, data: BlendConfig) -> bool:
-    """True if the chunk embeds tokens or computes the loss, or if its attention must know the documents."""
+    """True if the chunk embeds tokens, has MTP layers or computes the loss, or if attention must know the documents."""
     if data.reset_attention_mask:
         return True
-    return any(get_attr_wrapped_model(chunk, name) for name in ("pre_process", "post_process"))
+    model = unwrap_model(chunk)
+    return bool(model.pre_process or model.post_process or getattr(model, "mtp_process", False))
 
 
 def data_iterators(

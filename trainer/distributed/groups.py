@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import torch
@@ -12,6 +12,7 @@ from megatron.core import parallel_state
 from megatron.core.process_groups_config import ProcessGroupCollection
 from torch.distributed import distributed_c10d
 
+from trainer.contract import pipeline
 from trainer.contract.config import ParallelismConfig, TrainerConfig
 from trainer.contract.errors import LostPeersError, ReportedByRank0Error, TrainerError
 from trainer.distributed.rendezvous import Ranks, open_store, select_gpu
@@ -39,6 +40,7 @@ def initialize(config: TrainerConfig, ranks: Ranks, environ: Mapping[str, str]) 
         world_size=config.world_size,
         device=config.device,
         timeout_minutes=config.training.distributed_timeout_minutes,
+        embedding_stages=pipeline.embedding_stages(config.model, config.parallelism),
     )
 
 
@@ -50,6 +52,7 @@ def connect(
     world_size: int,
     device: str,
     timeout_minutes: int,
+    embedding_stages: Sequence[int] = (0, -1),
 ) -> ProcessGroupCollection:
     """Connect `world_size` ranks and build the process groups of a layout.
 
@@ -73,11 +76,16 @@ def connect(
             world_size=ranks.world_size,
             timeout=timeout + datetime.timedelta(seconds=GROUP_TIMEOUT_MARGIN_S),
         )
-        return build(layout, timeout_minutes=timeout_minutes)
+        return build(layout, timeout_minutes=timeout_minutes, embedding_stages=embedding_stages)
 
 
-def build(layout: ParallelismConfig, *, timeout_minutes: int) -> ProcessGroupCollection:
-    """Build the process groups of a layout. Every rank of the default group must call this."""
+def build(
+    layout: ParallelismConfig, *, timeout_minutes: int, embedding_stages: Sequence[int] = (0, -1)
+) -> ProcessGroupCollection:
+    """Build the process groups of a layout. Every rank of the default group must call this.
+
+    `embedding_stages` are the pipeline stages that may have a copy of the embedding.
+    """
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=layout.tensor_model_parallel_size,
         pipeline_model_parallel_size=layout.pipeline_model_parallel_size,
@@ -89,6 +97,7 @@ def build(layout: ParallelismConfig, *, timeout_minutes: int) -> ProcessGroupCol
         num_distributed_optimizer_instances=layout.num_distributed_optimizer_instances,
         distributed_timeout_minutes=timeout_minutes + GROUP_TIMEOUT_MARGIN_S // 60,
         create_gloo_process_groups=False,
+        get_embedding_ranks=lambda ranks: sorted({ranks[stage] for stage in embedding_stages}),
         use_sharp=layout.use_sharp,
     )
     return ProcessGroupCollection.use_mpu_process_groups()

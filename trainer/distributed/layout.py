@@ -8,7 +8,7 @@ from __future__ import annotations
 from trainer.contract.batch_size import batch_sizes, rampup_problem
 from trainer.contract.config import ConfigError, ModelConfig, TrainerConfig
 from trainer.contract.experts import expert_tensor_parallel_size
-from trainer.contract.pipeline import chunk_layers, split_problems, uneven_keys
+from trainer.contract.pipeline import chunk_layers, mtp_chunk, split_problems, uneven_keys
 
 
 def check_layout(config: TrainerConfig, *, trains: bool = True) -> None:
@@ -65,10 +65,12 @@ def check_layout(config: TrainerConfig, *, trains: bool = True) -> None:
 def _check_own_layers(model: ModelConfig, config: TrainerConfig) -> None:
     """Check that the MTP layers, which have the parts of the layer before them, are not without the user's."""
     chunks = chunk_layers(model.num_layers, config.parallelism, model.mtp_num_layers)
-    if model.layer_spec is not None and model.mtp_num_layers is not None and chunks and not chunks[-1]:
+    if model.layer_spec is None or model.mtp_num_layers is None or chunks is None:
+        return
+    if not chunks[mtp_chunk(config.parallelism)]:
         raise ConfigError(
             f"model.layer_spec = {model.layer_spec} would not change the MTP layers, which have the parts of the last "
-            "layer on their pipeline stage, but there is none. Move a layer to the last stage"
+            "layer on their pipeline stage, but there is none. Move a layer to that stage"
         )
 
 

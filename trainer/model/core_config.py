@@ -10,7 +10,7 @@ from megatron.core.transformer.transformer_config import MLATransformerConfig, T
 from trainer.contract import latent_attention
 from trainer.contract.config import ModelConfig, ParallelismConfig, TrainerConfig, TrainingConfig
 from trainer.contract.experts import MODEL_KEYS, expert_tensor_parallel_size, num_moe_layers
-from trainer.contract.pipeline import chunk_layers, core_layout, uneven_keys
+from trainer.contract.pipeline import core_layout
 from trainer.model import experts, rotary
 from trainer.model.activation import activation
 from trainer.model.kernels import Kernels
@@ -88,13 +88,13 @@ def _experts(model: ModelConfig, layout: ParallelismConfig, kernels: Kernels) ->
 
 
 def _layout(config: TrainerConfig, kernels: Kernels) -> dict[str, Any]:
-    layout = config.parallelism
+    model, layout = config.model, config.parallelism
     interleaved = layout.virtual_pipeline_model_parallel_size is not None
     return {
         "tensor_model_parallel_size": layout.tensor_model_parallel_size,
         "pipeline_model_parallel_size": layout.pipeline_model_parallel_size,
         "virtual_pipeline_model_parallel_size": layout.virtual_pipeline_model_parallel_size,
-        "pipeline_model_parallel_layout": _pipeline_layout(config),
+        "pipeline_model_parallel_layout": core_layout(model.num_layers, layout, model.mtp_num_layers),
         "context_parallel_size": layout.context_parallel_size,
         "cp_comm_type": _cp_comm_type(config) if kernels.transformer_engine is not None else None,
         "hierarchical_context_parallel_sizes": list(layout.hierarchical_context_parallel_sizes or ()) or None,
@@ -116,13 +116,6 @@ def _cp_comm_type(config: TrainerConfig) -> str:
     """
     default = "p2p" if config.model.window_size is None else "all_gather"
     return config.parallelism.cp_comm_type or default
-
-
-def _pipeline_layout(config: TrainerConfig) -> list[list[str]] | None:
-    """Core's layout of an uneven pipeline, for any of the keys that divide the layers unevenly."""
-    num_mtp = config.model.mtp_num_layers
-    chunks = chunk_layers(config.model.num_layers, config.parallelism, num_mtp)
-    return core_layout(chunks, num_mtp) if chunks is not None and uneven_keys(config.parallelism) else None
 
 
 def _precision(training: TrainingConfig) -> dict[str, Any]:

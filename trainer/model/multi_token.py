@@ -65,7 +65,8 @@ class PredictingModel(GPTModel):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        if self.share_embeddings_and_output_weights and self.post_process and not self.pre_process:
+        is_shared = self.share_embeddings_and_output_weights and not self.pre_process
+        if is_shared and self.post_process and self.mtp_process:
             # The output layer multiplies by the copy of the embedding. Core refuses to save the matrix that it also
             # allocates, which nothing reads.
             self.output_layer.weight = None
@@ -86,7 +87,7 @@ class PredictingModel(GPTModel):
         `attention_mask` is the boundaries of documents (`trainer.data.documents`), or None.
         """
         self._mask, self._losses = loss_mask, []
-        if loss_mask is not None:
+        if loss_mask is not None and self.post_process:
             self._num_tokens = loss_mask.sum()
             self._tokens_after = self._tokens_after_each(loss_mask, attention_mask)
         output: torch.Tensor = super().forward(

@@ -11,6 +11,11 @@ SWITCH, KEY = "multi-latent-attention", "model.multi_latent_attention"
 KV_LORA_RANK = 32
 """Megatron-LM's default (arguments.py). Megatron-Core's is 512, as is that of a run file."""
 
+UNUSED = frozenset(("kv-channels", "add-qkv-bias"))
+"""Options of standard attention that latent attention ignores."""
+
+POSITIONS = "model.position_embedding_type"
+
 YARN = {"rope_type": "yarn", "original_max_position_embeddings": 4096, "beta_fast": 32.0, "beta_slow": 1.0}
 """Megatron-Core's defaults (MLATransformerConfig), for which Megatron-LM has no options."""
 
@@ -33,9 +38,16 @@ def carry_latent_attention(flags: Flags, carried: Carried) -> None:
             carry_as(path, flag, carried)
         elif name == "kv-lora-rank":
             carried.put(path, KV_LORA_RANK)
-    if flag := flags.get("kv-channels"):
-        carried.drop(KEYS[flag.name])
-        carried.leave(flag.line, shown(flag), "latent attention does not use it")
+    for name in UNUSED & flags.keys():
+        carried.drop(KEYS[name])
+        carried.leave(flags[name].line, shown(flags[name]), "latent attention does not use it")
+    if flag := flags.get("group-query-attention"):
+        carried.refuse(flag.line, shown(flag), f"Megatron-LM stops if it is combined with --{SWITCH}")
+    flag = flags.get("position-embedding-type")
+    if carried.get(POSITIONS) == "learned_absolute" or (flag is None and carried.get(POSITIONS) is None):
+        flag = flag or given[SWITCH]
+        why = "Megatron-LM also adds learned positions, and the trainer has only the rotary ones of latent attention"
+        carried.refuse(flag.line, shown(flag), why, POSITIONS)
     _rope_scaling(given, carried)
 
 

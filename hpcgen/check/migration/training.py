@@ -16,6 +16,7 @@ from hpcgen.check.lint.words import Word
 from hpcgen.check.migration.data import carry_checkpoints, carry_data, carry_tokenizer, list_relative_paths
 from hpcgen.check.migration.documents import carry_documents
 from hpcgen.check.migration.experts import COUNT, carry_experts
+from hpcgen.check.migration.graphs import CUDA_GRAPH_IMPL, carry_graphs
 from hpcgen.check.migration.leftover import Carried
 from hpcgen.check.migration.model import carry_model
 from hpcgen.check.migration.options import (
@@ -86,11 +87,16 @@ EXCLUDED_BY = {
 }
 """Options without effect if another key is set. A run file would refuse both."""
 
+UNREAD_WITHOUT_PIPELINE = frozenset((
+    "account-for-embedding-in-pipeline-split", "account-for-loss-in-pipeline-split", "pipeline-model-parallel-layout",
+))  # fmt: skip
+"""Options that Megatron-LM accepts with a single pipeline stage, where they have no effect."""
+
 LISTS = frozenset(("data-path", "train-data-path", "valid-data-path", "test-data-path"))
 
 SPECIAL = frozenset((
     *SPECIAL_KEYS, COUNT, *LATENT_WIDTHS, "load", "cp-comm-type", "profile", "use-pytorch-profiler",
-    "recompute-activations",
+    "recompute-activations", CUDA_GRAPH_IMPL,
 ))  # fmt: skip
 """Options that are converted by their own functions."""
 
@@ -125,11 +131,8 @@ def carry_training(job: Job, launch: Launch, carried: Carried) -> None:
         )
         if not is_given and not is_unread:
             carried.put(path, value)
-    warmup = {"lr-warmup-iters", "lr-warmup-fraction", "lr-warmup-samples"} & launch.flags.keys()
-    if not warmup and not any(
-        carried.is_chosen(f"optimizer.lr_warmup_{unit}") for unit in ("iters", "fraction")
-    ):
-        carried.put("optimizer.lr_warmup_iters", 0)
+    _warmup(launch, flags, carried)
+    carry_graphs(flags, carried)
     _holders(job, launch, carried)
     list_relative_paths(launch, carried)
     for flag in launch.flags.values():
@@ -164,6 +167,29 @@ def _carry(flag: Flag, carried: Carried) -> None:
         carry_without_key(flag, carried)
     else:
         carry_as(path, flag, carried)
+
+
+def _warmup(launch: Launch, flags: Flags, carried: Carried) -> None:
+    """Megatron-LM's default is no warm-up, in which case a run file has no value to begin with.
+
+    --lr-warmup-iters 0 is allowed next to --lr-warmup-fraction, which is then used.
+    """
+    key, fraction, init = (f"optimizer.lr_warmup_{name}" for name in ("iters", "fraction", "init"))
+    given = [name for name in ("lr-warmup-iters", "lr-warmup-samples") if name in launch.flags]
+    if not (
+        given or "lr-warmup-fraction" in launch.flags or carried.is_chosen(key) or carried.is_chosen(fraction)
+    ):
+        carried.put(key, 0)
+    if carried.get(key) != 0:
+        return
+    if carried.get(fraction) is not None:
+        carried.drop(key)
+        for name in given:
+            flag = launch.flags[name]
+            carried.leave(flag.line, shown(flag), "0 leaves the warm-up to --lr-warmup-fraction")
+    elif unused := flags.get("lr-warmup-init"):
+        carried.drop(init)
+        carried.leave(unused.line, shown(unused), "it has no effect without a warm-up")
 
 
 def _constant_rate(flags: Flags, carried: Carried) -> None:
@@ -229,7 +255,11 @@ def _layout(job: Job, launch: Launch, flags: Flags, carried: Carried) -> None:
         carried.drop("parallelism.sequence_parallel")
         carried.leave(flag.line, shown(flag), "Megatron-LM disables it if --tensor-model-parallel-size is 1")
     _exchange(flags, carried)
-    if layout := carried.get("parallelism.pipeline_model_parallel_layout"):
+    if stages == 1:
+        for name in UNREAD_WITHOUT_PIPELINE & flags.keys():
+            carried.drop(KEYS[name])
+            carried.leave(flags[name].line, shown(flags[name]), "it has no effect without a pipeline")
+    elif layout := carried.get("parallelism.pipeline_model_parallel_layout"):
         _virtual_stages_of(layout, stages, carried)
     if flag := flags.get("num-layers-per-virtual-pipeline-stage"):
         carried.seen.add(flag.name)

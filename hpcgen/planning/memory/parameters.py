@@ -15,6 +15,7 @@ from hpcgen.planning.model_size import (
 )
 from trainer.contract.config import TrainingConfig
 from trainer.contract.experts import num_moe_layers
+from trainer.contract.pipeline import embedding_stages, mtp_stage
 
 
 @dataclass(frozen=True)
@@ -90,26 +91,24 @@ def _layer_counts(setup: Setup, *, has_experts: bool) -> Counts:
 def _end_counts(setup: Setup, stage: int) -> Counts:
     """Parameters before the first and after the last layer.
 
-    The first stage has the embeddings. The last stage has the final norm, the MTP layers and the output layer, which is
-    a copy of the embedding if they are tied. For MTP layers it has another copy of the embedding.
+    The output layer is a copy of the embedding if they are tied. With MTP layers, the final norm follows the last layer
+    (megatron/core/transformer/transformer_block.py, has_final_layernorm_in_this_stage).
     """
     model, layout = setup.model, setup.layout
-    last = layout.pipeline_model_parallel_size - 1
     table = table_parameter_count(setup)
     total = Counts()
-    if stage == 0:
+    if stage in embedding_stages(model, setup.parallelism):
         total += Counts(tables=table)
-        if model.position_embedding_type == "learned_absolute":
-            assert model.max_position_embeddings
-            total += Counts(tables=model.max_position_embeddings * model.hidden_size)
-    if stage == last:
+    if stage == 0 and model.position_embedding_type == "learned_absolute":
+        assert model.max_position_embeddings
+        total += Counts(tables=model.max_position_embeddings * model.hidden_size)
+    is_last = stage == layout.pipeline_model_parallel_size - 1
+    if is_last and model.untie_embeddings_and_output_weights:
+        total += Counts(tables=table)
+    has_last_layer = any(model.num_layers - 1 in layers for layers in layout.layers_of_stage(stage))
+    if is_last if model.mtp_num_layers is None else has_last_layer:
         total += Counts(tables=norm_parameter_count(model))
-        if last > 0 or model.untie_embeddings_and_output_weights:
-            total += Counts(tables=table)
-        total += _mtp_counts(setup)
-        if model.mtp_num_layers is not None and last > 0 and model.untie_embeddings_and_output_weights:
-            total += Counts(tables=table)
-    return total
+    return total + _mtp_counts(setup) if stage == mtp_stage(setup.parallelism) else total
 
 
 def _mtp_counts(setup: Setup) -> Counts:

@@ -14,6 +14,7 @@ from hpcgen.planning.memory.parameters import parameter_bytes, table_parameter_c
 from hpcgen.planning.memory.setup import Setup
 from hpcgen.planning.model_size import last_layer_has_experts
 from trainer.contract.experts import num_moe_layers
+from trainer.contract.pipeline import mtp_chunk, mtp_stage
 
 GIB = 1024**3
 
@@ -73,7 +74,7 @@ def estimate_stage(setup: Setup, stage: int) -> MemoryEstimate:
     layout = setup.layout
     is_last = stage == layout.pipeline_model_parallel_size - 1
     kinds = {has_experts for chunk in _kinds(setup, stage) for has_experts in chunk}
-    if is_last and setup.model.mtp_num_layers is not None:
+    if _has_mtp(setup, stage):
         kinds.add(last_layer_has_experts(setup.model))
     layers = {has_experts: Layer.of(setup, has_experts=has_experts) for has_experts in kinds}
     return MemoryEstimate(
@@ -81,6 +82,15 @@ def estimate_stage(setup: Setup, stage: int) -> MemoryEstimate:
         _activation_bytes(setup, stage, layers) + _mask_bytes(setup),
         kernel_bytes(setup, kinds=kinds, has_output_layer=is_last),
     )
+
+
+def _num_mtp(setup: Setup) -> int:
+    return setup.model.mtp_num_layers or 0
+
+
+def _has_mtp(setup: Setup, stage: int) -> bool:
+    """True if the MTP layers are on this stage, in its last model chunk."""
+    return setup.model.mtp_num_layers is not None and stage == mtp_stage(setup.parallelism)
 
 
 def _kinds(setup: Setup, stage: int) -> list[list[bool]]:
@@ -97,12 +107,18 @@ def _activation_bytes(setup: Setup, stage: int, layers: dict[bool, Layer]) -> in
         _kept_bytes(setup, [layers[has_experts] for has_experts in chunk]) for chunk in _kinds(setup, stage)
     ]
     is_last = stage == setup.layout.pipeline_model_parallel_size - 1
+    of_mtp, after_layers = 0.0, [loss_bytes(setup)] if is_last else []
+    if _has_mtp(setup, stage):
+        layer = layers[last_layer_has_experts(setup.model)]
+        of_mtp = mtp_bytes(setup, layer.kept)
+        chunks[-1] += of_mtp + _final_norm_bytes(setup, stage)
+        after_layers.append(_mtp_moment(setup, layer))
     sizes = []
     for backward, numbers in microbatches_in_flight(setup.layout, stage):
         kept = setup.tokens * sum(number * size for number, size in zip(numbers, chunks, strict=True))
         moments = [_layer_moment(setup, stage, backward, layers)]
-        if is_last and backward == len(chunks) - 1:
-            moments += _output_moments(setup, layers)
+        if backward == len(chunks) - 1:
+            moments = [moments[0] - setup.tokens * of_mtp, *after_layers]
         if stage == 0 and backward == 0:
             moments.append(_embedding_moment(setup) - setup.tokens * chunks[0])
         sizes.append(kept + max(moments))
@@ -118,14 +134,22 @@ def _layer_moment(setup: Setup, stage: int, backward: int, layers: dict[bool, La
     return setup.tokens * size + (_waiting_gradient_bytes(setup) if stage == 0 else 0)
 
 
-def _output_moments(setup: Setup, layers: dict[bool, Layer]) -> list[float]:
-    """Bytes that are added while the loss is computed, and in the backward pass of the last MTP layer."""
-    if setup.model.mtp_num_layers is None:
-        return [loss_bytes(setup)]
-    layer = layers[last_layer_has_experts(setup.model)]
-    kept = setup.tokens * mtp_bytes(setup, layer.kept)
-    computing = setup.tokens * (layer.computing + (layer.kept if recomputes_mtp(setup) else 0))
-    return [kept + loss_bytes(setup), kept + computing + _table_gradient_bytes(setup)]
+def _mtp_moment(setup: Setup, layer: Layer) -> float:
+    """Bytes that are added in the backward pass of an MTP layer, which is like `layer`.
+
+    The gradient of the embedding from one MTP layer waits for that of the next.
+    """
+    computing = layer.computing + (layer.kept if recomputes_mtp(setup) else 0)
+    return setup.tokens * computing + min(_num_mtp(setup), 2) * _table_gradient_bytes(setup)
+
+
+def _final_norm_bytes(setup: Setup, stage: int) -> float:
+    """Bytes per token of the inputs of all final norms, for MTP layers on the stage before the loss.
+
+    Otherwise, `loss_bytes` counts them.
+    """
+    is_last = stage == setup.layout.pipeline_model_parallel_size - 1
+    return 0.0 if is_last else (1 + _num_mtp(setup)) * setup.sharded_hidden_bytes
 
 
 def _embedding_moment(setup: Setup) -> float:
@@ -191,11 +215,13 @@ def _exchanged_bytes(setup: Setup, stage: int) -> float:
 
     A stage refers to the gradient that it sent last, and releases outputs that are sent (trainer/model/core_config.py).
     An interleaved schedule also receives the next input and gradient while it computes
-    (forward_backward_pipelining_with_interleaving in megatron/core/pipeline_parallel/schedules.py).
+    (forward_backward_pipelining_with_interleaving in megatron/core/pipeline_parallel/schedules.py). If the loss is on
+    the stage after the MTP layers, these two stages exchange the outputs of all of them.
     """
-    if setup.layout.virtual_pipeline_model_parallel_size > 1:
-        return 3 * setup.sharded_hidden_bytes
-    return setup.sharded_hidden_bytes if stage > 0 else 0.0
+    number = 3 if setup.layout.virtual_pipeline_model_parallel_size > 1 else min(stage, 1)
+    if mtp_chunk(setup.parallelism) != -1 and stage >= mtp_stage(setup.parallelism):
+        number += _num_mtp(setup)
+    return number * setup.sharded_hidden_bytes
 
 
 def microbatches_in_flight(layout: Layout, stage: int) -> list[tuple[int, tuple[int, ...]]]:

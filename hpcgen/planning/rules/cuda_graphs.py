@@ -91,6 +91,19 @@ def cuda_graphs_need_tested_layers(facts: Facts) -> Iterator[Violation]:
             return
 
 
+def cuda_graphs_need_dense_layers(facts: Facts) -> Iterator[Violation]:
+    """No CUDA graphs of layers with experts (transformer_config.py, __post_init__).
+
+    Core records an MoE layer only if it drops and pads, and the trainer records complete layers.
+    """
+    if facts.model.num_moe_experts is not None and facts.training.cuda_graph_impl != "none":
+        yield Violation(
+            path=KEY,
+            reason="cannot record layers with experts, because the number of their tokens changes",
+            candidates=["none"],
+        )
+
+
 def cuda_graphs_need_one_document(facts: Facts) -> Iterator[Violation]:
     """No reset_attention_mask (hpcgen's rule: graphs have fixed shapes, but the number of documents varies)."""
     if facts.training.cuda_graph_impl != "none" and facts.data.reset_attention_mask:
@@ -109,5 +122,6 @@ RULES: tuple[Rule, ...] = (
     cuda_graphs_need_no_full_recompute,
     cuda_graphs_in_pipelines_need_constant_batch,
     cuda_graphs_need_tested_layers,
+    cuda_graphs_need_dense_layers,
     cuda_graphs_need_one_document,
 )

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 
 from hpcgen.planning.rules.facts import Facts, Rule, Violation, unread
+from trainer.contract.config import BlendConfig
 
 SPLIT = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*", re.ASCII)
 
@@ -73,10 +74,11 @@ def split_is_valid(facts: Facts) -> Iterator[Violation]:
 
 def split_divides_datasets(facts: Facts) -> Iterator[Violation]:
     """split does not divide data.train (hpcgen's rule: nothing would be evaluated)."""
-    if facts.data.train:
-        reason = "has no effect with data.train, which is not divided"
-        yield from unread(
-            facts, ["data.split"], reason, "name the pairs in data.datasets in place of data.train"
+    if facts.data.train and facts.data.split != BlendConfig.split:
+        yield Violation(
+            path="data.split",
+            reason="has no effect with data.train, which is not divided",
+            advice="remove it, or name the pairs in data.datasets in place of data.train",
         )
 
 

@@ -142,19 +142,6 @@ def grouped_products_need_transformer_engine(facts: Facts) -> Iterator[Violation
             return
 
 
-def experts_are_not_recorded(facts: Facts) -> Iterator[Violation]:
-    """No CUDA graphs of layers with experts (transformer/transformer_config.py, __post_init__).
-
-    Core records an MoE layer only if it drops and pads, and the trainer records complete layers.
-    """
-    if facts.model.num_moe_experts is not None and facts.training.cuda_graph_impl != "none":
-        yield Violation(
-            path="training.cuda_graph_impl",
-            reason="cannot record layers with experts, because the number of their tokens changes",
-            candidates=["none"],
-        )
-
-
 def balancing_loss_has_a_coefficient(facts: Facts) -> Iterator[Violation]:
     """seq_aux_loss needs moe_aux_loss_coeff (hpcgen's rule: it would have no effect)."""
     model = facts.model
@@ -218,7 +205,6 @@ RULES: tuple[Rule, ...] = (
     experts_with_tensor_parallel_need_sequence_parallel,
     expert_biases_need_undivided_experts,
     grouped_products_need_transformer_engine,
-    experts_are_not_recorded,
     balancing_loss_has_a_coefficient,
 )
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from hpcgen.planning.rules.facts import Facts, Rule, Violation, divisors, unread
 from hpcgen.planning.rules.parallelism import TP
+from trainer.contract.pipeline import mtp_chunk
 
 KEY = "model.mtp_num_layers"
 
@@ -50,14 +51,22 @@ def mtp_is_recomputed_by_layer(facts: Facts) -> Iterator[Violation]:
 
 
 def mtp_is_after_a_layer_of_the_user(facts: Facts) -> Iterator[Violation]:
-    """With layer_spec, the last chunk has a layer, whose parts the MTP layers have (trainer/model/multi_token.py)."""
+    """With layer_spec, the MTP layers follow a layer in their chunk, whose parts they have.
+
+    Source: trainer/model/multi_token.py.
+    """
     chunks, model = facts.chunk_layers, facts.model
-    if model.layer_spec is not None and model.mtp_num_layers is not None and chunks and not chunks[-1]:
+    if (
+        model.layer_spec is not None
+        and model.mtp_num_layers is not None
+        and chunks
+        and not chunks[mtp_chunk(facts.parallelism)]
+    ):
         yield Violation(
             path="model.layer_spec",
             reason="would not change the MTP layers, which have the parts of the last layer on their pipeline stage, "
             "but there is none",
-            advice="move a layer to the last stage",
+            advice="move a layer to that stage",
         )
 
 

@@ -76,6 +76,13 @@ def warmup_starts_below_lr(facts: Facts) -> Iterator[Violation]:
         )
 
 
+def warmup_has_a_start(facts: Facts) -> Iterator[Violation]:
+    """lr_warmup_init needs a warm-up (megatron/core/optimizer_param_scheduler.py, get_lr)."""
+    if facts.resolved_optimizer.lr_warmup_iters == 0:
+        reason = "has no effect without a warm-up: optimizer.lr_warmup_iters is 0"
+        yield from unread(facts, ["optimizer.lr_warmup_init"], reason, "set lr_warmup_iters")
+
+
 def wsd_details_need_wsd(facts: Facts) -> Iterator[Violation]:
     """lr_wsd_decay_iters and lr_wsd_decay_style need WSD (hpcgen's rule: unused keys are errors)."""
     style = facts.optimizer.lr_decay_style
@@ -111,6 +118,7 @@ RULES: tuple[Rule, ...] = (
     warmup_is_given_once,
     warmup_ends_before_decay,
     warmup_starts_below_lr,
+    warmup_has_a_start,
     wsd_details_need_wsd,
     wsd_decay_follows_warmup,
     schedule_is_an_import_path,
