@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from hpcgen.planning.layout import Layout, expert_data_parallel_size, model_parallel_size
+from hpcgen.planning.layout import Layout, expert_data_parallel_size
 from hpcgen.text import counted
 from trainer.contract.config import (
     BlendConfig,
@@ -23,6 +23,7 @@ from trainer.contract.config import (
 from trainer.contract.evaluation import EvaluationSettings
 from trainer.contract.experts import num_moe_layers
 from trainer.contract.pipeline import chunk_layers
+from trainer.contract.ranks import model_parallel_size
 from trainer.contract.resolve import resolve_model, resolve_optimizer
 
 

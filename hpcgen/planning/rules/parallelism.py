@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from hpcgen.planning.layout import model_parallel_size
 from hpcgen.planning.rules.facts import Facts, Rule, Violation, divisors, multiples
 from trainer.contract.pipeline import split_problems, uneven_keys
+from trainer.contract.ranks import model_parallel_size
 
 TP = "parallelism.tensor_model_parallel_size"
 PP = "parallelism.pipeline_model_parallel_size"
