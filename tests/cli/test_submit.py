@@ -69,12 +69,3 @@ def test_without_slurm_the_command_fails_with_one_line(workplace, run_file, monk
     assert (found.status, found.stdout) == (2, "")
     assert "stage train was not submitted" in found.stderr
     assert "Traceback" not in found.stderr
-
-
-def test_an_unknown_stage(run_file):
-    found = hpcgen("submit", "trian", "-c", run_file)
-    assert found.status == 2
-    assert (
-        "'trian' is not one of 'download', 'extract', 'concat', 'tokenize', 'prepare', 'index-cache', 'memory-test', "
-        "'train'" in found.stderr
-    )

@@ -47,7 +47,8 @@ def facts(job: Job, launch: Launch) -> Facts | None:
         training=TrainingConfig(
             micro_batch_size=micro_batch,
             global_batch_size=_or(
-                integer(launch, "global-batch-size"), micro_batch * data_parallel * layout.pipeline_model_parallel_size
+                integer(launch, "global-batch-size"),
+                micro_batch * data_parallel * layout.pipeline_model_parallel_size,
             ),
             train_iters=_or(integer(launch, "train-iters"), 1_000_000),
         ),
