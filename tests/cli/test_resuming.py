@@ -68,11 +68,12 @@ def test_one_checkpoint_can_be_loaded_instead_of_the_newest(workplace: Path, run
     ("load", "hint"),
     [
         ("run", "{}/run/checkpoints?"),
+        ("run/checkpoints/iter_0000099", "does not exist; did you mean {}/run/checkpoints/iter_0000010?"),
+        ("rnu/checkpoints", "does not exist; did you mean {}/run/checkpoints?"),
         (
-            "run/checkpoints/iter_0000099",
-            "does not exist; use a directory with iter_... directories, or one of these",
+            "nowhere",
+            "does not exist; use a directory that contains iter_... directories, or one iter_... directory",
         ),
-        ("nowhere", "does not exist; use a directory with iter_... directories, or one of these"),
         ("llama", "run hpcgen checkpoint import {}/llama --to DIR and use DIR"),
     ],
 )

@@ -217,6 +217,10 @@ def model_parallel_divides_world(facts: Facts) -> Iterator[Violation]:
     axes = facts.parallelism
     needed = model_parallel_size(axes)
     unit = needed // math.gcd(needed, facts.world.ranks_each)
+    more_tasks = ""
+    if facts.device == "cpu":
+        tasks = needed // math.gcd(needed, facts.world.count)
+        more_tasks = f"set {facts.world.path.replace('.nodes', '.ntasks_per_node')} to {tasks}, or "
     yield Violation(
         path=facts.world.path,
         reason=f"results in {facts.world}, which TP x PP x CP = {axes.tensor_model_parallel_size} x "
@@ -224,7 +228,7 @@ def model_parallel_divides_world(facts: Facts) -> Iterator[Violation]:
         f"({facts.world.size} / {needed})",
         candidates=multiples(unit, near=facts.world.count),
         offers=2,
-        advice=f"choose parallel sizes whose product divides {facts.world.size}",
+        advice=f"{more_tasks}choose parallel sizes whose product divides {facts.world.size}",
     )
 
 
