@@ -99,6 +99,8 @@ def test_version():
     [
         ("rendr", "did you mean render?"),
         ("preset", "did you mean presets?"),
+        ("eval", "use hpcgen submit evaluate"),
+        ("plan", "use hpcgen validate"),
         ("xyz", "commands are init, presets, "),
     ],
 )
