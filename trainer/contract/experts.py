@@ -29,14 +29,16 @@ def expert_tensor_parallel_size(parallelism: ParallelismConfig) -> int:
     return parallelism.expert_tensor_parallel_size or parallelism.tensor_model_parallel_size
 
 
-def num_moe_layers(model: ModelConfig, layers: range | None = None) -> int:
-    """Number of layers with experts, of all layers or of `layers`, which are numbered from 0."""
-    layers = range(model.num_layers) if layers is None else layers
-    if model.num_moe_experts is None:
-        return 0
-    return (
-        len(layers) if model.moe_layer_freq is None else sum(model.moe_layer_freq[layers.start : layers.stop])
-    )
+def moe_layer_pattern(model: ModelConfig) -> tuple[bool, ...]:
+    """For each layer, True if it has experts and False if it is dense. MTP layers are like the last layer."""
+    if model.num_moe_experts is None or model.moe_layer_freq is None:
+        return (model.num_moe_experts is not None,) * model.num_layers
+    return tuple(map(bool, model.moe_layer_freq))
+
+
+def num_moe_layers(model: ModelConfig) -> int:
+    """Number of layers with experts, without MTP layers."""
+    return sum(moe_layer_pattern(model))
 
 
 def expert_checks(model: ModelConfig) -> Iterator[Iterator[Mistake]]:

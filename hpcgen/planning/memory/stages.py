@@ -13,7 +13,7 @@ from hpcgen.planning.memory.output import loss_bytes, mtp_bytes, recomputes_mtp
 from hpcgen.planning.memory.parameters import parameter_bytes, table_parameter_count
 from hpcgen.planning.memory.setup import Setup
 from hpcgen.planning.model_size import last_layer_has_experts
-from trainer.contract.experts import num_moe_layers
+from trainer.contract.experts import moe_layer_pattern
 
 GIB = 1024**3
 
@@ -85,10 +85,8 @@ def estimate_stage(setup: Setup, stage: int) -> MemoryEstimate:
 
 def _kinds(setup: Setup, stage: int) -> list[list[bool]]:
     """The layers of each model chunk of a stage: True for those with experts."""
-    return [
-        [num_moe_layers(setup.model, range(number, number + 1)) > 0 for number in layers]
-        for layers in setup.layout.layers_of_stage(stage)
-    ]
+    pattern = moe_layer_pattern(setup.model)
+    return [[pattern[number] for number in layers] for layers in setup.layout.layers_of_stage(stage)]
 
 
 def _activation_bytes(setup: Setup, stage: int, layers: dict[bool, Layer]) -> int:
