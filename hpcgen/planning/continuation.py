@@ -111,7 +111,7 @@ class _Source:
 def _source(trainer: TrainerConfig) -> _Source | None:
     """The checkpoint that the trainer would load, judged by file names and sizes only.
 
-    Follows trainer/contract/finished.py and trainer/checkpoint/loading.py.
+    Follows trainer/contract/finished.py and trainer/checkpoint/finding.py.
 
     Raises:
         OSError: the directory cannot be read.

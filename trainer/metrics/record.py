@@ -33,7 +33,7 @@ from trainer.model.experts import moe_layers
 from trainer.step import StepResult
 
 if TYPE_CHECKING:
-    from trainer.checkpoint.loading import Source
+    from trainer.checkpoint.finding import Source
     from trainer.checkpoint.saving import SaveEvent
 
 GIB = 2**30
