@@ -164,6 +164,22 @@ def test_a_longer_context_with_the_same_frequencies_is_a_warning(workplace: Path
         assert str(path) not in found.stderr
 
 
+def test_keys_that_an_older_checkpoint_lacks_are_compared(workplace: Path, run_file: Path) -> None:
+    trainer = plan(load_run(run_file)).trainer
+    assert trainer is not None
+    saved = sections(trainer)
+    del saved["model"]["window_size"], saved["model"]["qk_layernorm"]
+    path = write_checkpoint(workplace / "run/checkpoints", 15, **saved)
+    assert validated(run_file).status == 0
+    assert (
+        f"model.window_size = 16 differs from null in the checkpoint {path}; if this is intended, set "
+        "checkpoint.changed: [model.window_size]"
+    ) in validated(run_file, "model.window_size=16").stderr
+    assert (
+        "this is a different model: set it to false" in validated(run_file, "model.qk_layernorm=true").stderr
+    )
+
+
 def test_the_newest_complete_checkpoint_counts(workplace: Path, run_file: Path) -> None:
     (workplace / "run/checkpoints/iter_0000010/__0_0.distcp").write_bytes(b"cut")
     assert "run/checkpoints/iter_0000005;" in validated(run_file, "optimizer.lr=2e-3").stderr
