@@ -105,7 +105,7 @@ def run_or_cluster_options(command: Command) -> Command:
 
 def complete_clusters(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     """Profile names for shell completion."""
-    from hpcgen.config.loader import cluster_names
+    from hpcgen.config.profiles import cluster_names
 
     return [name for name in cluster_names() if name.startswith(incomplete)]
 
