@@ -10,8 +10,11 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from trainer.checkpoint import unpickling
 from trainer.contract.errors import Scope, TrainerError
-from trainer.distributed.groups import GLOO_ERRORS
+from trainer.distributed.groups import is_transport_error
 from trainer.faults import storage
+
+GPU_ERRORS = ("CUDA error", "CUDA driver error", "NCCL error")
+"""Texts that identify the plain RuntimeErrors of a GPU that failed."""
 
 
 def raise_environment_fault(error: BaseException, path: Path) -> None:
@@ -48,9 +51,8 @@ def scope_of(error: BaseException) -> Scope:
 
 def _is_machine_failure(error: BaseException) -> bool:
     """True if a connection between ranks or a GPU failed."""
-    names = (*GLOO_ERRORS, "CUDA error", "CUDA driver error", "NCCL error")
-    return isinstance(error, torch.distributed.DistError) or (
-        isinstance(error, RuntimeError) and any(name in str(error) for name in names)
+    return isinstance(error, RuntimeError) and (
+        is_transport_error(error) or any(name in str(error) for name in GPU_ERRORS)
     )
 
 
