@@ -6,14 +6,11 @@ The sources are files of megatron/core/transformer.
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterator
 
 from trainer.contract.config import ModelConfig, ParallelismConfig
+from trainer.contract.unused_keys import Mistake, unused_keys
 from trainer.contract.wording import counted, one_of
-
-Mistake = tuple[str, str, str]
-"""Key of the section `model`, reason, and what to do."""
 
 MODEL_KEYS = tuple(field.name for field in dataclasses.fields(ModelConfig) if field.name.startswith("moe_"))
 """Keys of the section `model` that need num_moe_experts."""
@@ -44,7 +41,7 @@ def num_moe_layers(model: ModelConfig) -> int:
 def expert_checks(model: ModelConfig) -> Iterator[Iterator[Mistake]]:
     """The checks of the keys of experts, each with the keys that contradict another key. `model` may contain nulls."""
     if model.num_moe_experts is None:
-        yield _unused(model, MODEL_KEYS, "num_moe_experts is null", "set num_moe_experts")
+        yield unused_keys(model, MODEL_KEYS, "num_moe_experts is null", "set num_moe_experts")
         return
     yield _layer_problems(model)
     yield _shared_expert_problems(model)
@@ -123,7 +120,7 @@ def _balancing_problems(model: ModelConfig) -> Iterator[Mistake]:
     if not model.moe_router_enable_expert_bias:
         needed = "set moe_router_enable_expert_bias to true"
         why = "moe_router_enable_expert_bias is false"
-        yield from _unused(model, ("moe_router_bias_update_rate",), why, needed)
+        yield from unused_keys(model, ("moe_router_bias_update_rate",), why, needed)
     if model.moe_router_load_balancing_type == "none" and model.moe_aux_loss_coeff > 0:
         reason = "has no effect, because moe_router_load_balancing_type is none"
         yield "moe_aux_loss_coeff", reason, "set moe_router_load_balancing_type to aux_loss, or use 0"
@@ -137,22 +134,12 @@ def _capacity_problems(model: ModelConfig, experts: int) -> Iterator[Mistake]:
             advice = "set moe_expert_capacity_factor"
             yield "moe_pad_expert_input_to_capacity", "requires moe_expert_capacity_factor", advice
         needed = "set moe_expert_capacity_factor"
-        yield from _unused(model, ("moe_token_drop_policy",), "moe_expert_capacity_factor is null", needed)
+        yield from unused_keys(
+            model, ("moe_token_drop_policy",), "moe_expert_capacity_factor is null", needed
+        )
     elif topk <= experts < factor * topk:
         # Padding fails in Core above the number of tokens, and a capacity that is never reached drops nothing.
         reason = (
             f"results in a capacity of {factor * topk / experts:g} times the tokens, which is never reached"
         )
         yield "moe_expert_capacity_factor", reason, f"use at most {experts / topk:g}, or null"
-
-
-def _unused(model: ModelConfig, keys: tuple[str, ...], why: str, needed: str) -> Iterator[Mistake]:
-    """Yields one mistake for those of `keys` that are set, but have no effect without what is `needed`."""
-    fields = (field for field in dataclasses.fields(ModelConfig) if field.name in keys)
-    given = {field.name: field.default for field in fields if getattr(model, field.name) != field.default}
-    if given:
-        first, *more = given
-        others = f". The same applies to {', '.join(more)}" if more else ""
-        defaults = {name: json.dumps(default).strip('"') for name, default in given.items()}
-        unset = ", ".join(f"{name}: {text}" for name, text in defaults.items()) if more else defaults[first]
-        yield first, f"has no effect, because {why}{others}", f"{needed}, or use {unset}"
