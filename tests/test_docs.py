@@ -22,7 +22,7 @@ import pytest
 from hpcgen.config import document
 from hpcgen.config.cluster import ClusterConfig
 from hpcgen.config.inheritance import inherit
-from hpcgen.config.loader import SHIPPED_CLUSTERS
+from hpcgen.config.profiles import SHIPPED_CLUSTERS
 from hpcgen.config.validation import build
 from hpcgen.data.sample import write_sample
 from tests.recorded_run import write_recorded_runs

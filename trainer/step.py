@@ -28,7 +28,7 @@ from trainer.optimizer import gradients
 from trainer.optimizer.schedule import Schedule
 
 DataIterators = list[Iterator[MicroBatch] | None]
-"""One per model chunk; None where the chunk is neither the model's first nor its last."""
+"""One per model chunk; None for chunks that read no samples (`trainer.data.loader.reads_samples`)."""
 
 
 @dataclass

@@ -13,7 +13,7 @@ import click
 from hpcgen.cli.options import complete_clusters, json_option
 
 if TYPE_CHECKING:
-    from hpcgen.config.loader import Profile
+    from hpcgen.config.profiles import Profile
 
 _name_argument = click.argument("name", shell_complete=complete_clusters)
 
@@ -28,7 +28,7 @@ def command() -> None:
 def list_clusters(as_json: bool) -> None:
     """List the available profiles and their files."""
     from hpcgen.cli.found import list_found
-    from hpcgen.config.loader import cluster_names, find_cluster, load_cluster
+    from hpcgen.config.profiles import cluster_names, find_cluster, load_cluster
 
     list_found(
         cluster_names(),
@@ -105,7 +105,7 @@ def _read(name: str) -> tuple[Path, Profile]:
     Raises:
         HpcgenError: the profile does not exist, or the profile or one that it extends cannot be read.
     """
-    from hpcgen.config.loader import find_cluster, read_profile, unknown_cluster
+    from hpcgen.config.profiles import find_cluster, read_profile, unknown_cluster
     from hpcgen.errors import HpcgenError
 
     file = find_cluster(name)

@@ -83,8 +83,8 @@ def command(
 
     Also writes the JSON Schema of the run file next to it and creates the run directory. Default for PATH: run.yaml.
     """
-    from hpcgen.config.loader import load_cluster
     from hpcgen.config.presets import PRESETS
+    from hpcgen.config.profiles import load_cluster
     from hpcgen.config.run import RunConfig
     from hpcgen.config.starter import TIME, program_starter, run_file, starter
     from hpcgen.config.validation import check_text
@@ -161,8 +161,8 @@ def _require_compatible(
     Raises:
         HpcgenError: the preset is unknown, or an option needs or excludes another one.
     """
-    from hpcgen.config.loader import cluster_names
     from hpcgen.config.presets import PRESETS
+    from hpcgen.config.profiles import cluster_names
     from hpcgen.text import did_you_mean
 
     if preset is not None and preset not in PRESETS:

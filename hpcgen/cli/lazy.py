@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from hpcgen.text import did_you_mean
+from hpcgen.text import did_you_mean, nearest
 
 
 class CommandGroup(click.Group):
@@ -78,8 +78,12 @@ class LazyGroup(CommandGroup):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Finds the command; the error for an unknown name suggests the nearest one."""
         if args and args[0] not in self._modules and not args[0].startswith("-"):
-            hint = did_you_mean(args[0], self._modules) or f"commands are {', '.join(self._modules)}"
-            if args[0] in self._elsewhere:
-                hint = f"use {self._elsewhere[args[0]]}"
-            ctx.fail(f"no such command {args[0]!r}; {hint}")
+            ctx.fail(f"no such command {args[0]!r}; {self._hint(args[0])}")
         return super().resolve_command(ctx, args)
+
+    def _hint(self, name: str) -> str:
+        """What to use in place of the unknown command `name`."""
+        meant = name if name in self._elsewhere else nearest(name, [*self._modules, *self._elsewhere])
+        if meant is not None and meant in self._elsewhere:
+            return f"use {self._elsewhere[meant]}"
+        return did_you_mean(name, self._modules) or f"commands are {', '.join(self._modules)}"

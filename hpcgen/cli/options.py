@@ -24,7 +24,7 @@ RUN_FILE = Path("run.yaml")
 
 
 class StageChoice(click.Choice[str]):
-    """One of the stage names in `stages`. Errors suggest the nearest name, or the command for another stage."""
+    """One of the stage names in `stages`. Errors suggest the nearest name, or what to type instead."""
 
     def __init__(self, stages: Iterable[str] = STAGES) -> None:
         self._stages = tuple(stages)
@@ -32,17 +32,17 @@ class StageChoice(click.Choice[str]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Checks the stage's name."""
-        try:
-            return super().convert(value, param, ctx)
-        except click.BadParameter as error:
-            from hpcgen.text import did_you_mean
+        if value in self._stages:
+            return str(value)
+        from hpcgen.text import did_you_mean
 
-            hint = did_you_mean(str(value), self._stages)
-            if value in STAGES:
-                hint = f"use hpcgen render {value}"
-            raise click.BadParameter(
-                f"{error.message.rstrip('.')}{hint and f'; {hint}'}", ctx, param
-            ) from None
+        if value in STAGES and not STAGES[value].by_submitit:
+            hint = f"use hpcgen render {value}"
+        elif Path(value).suffix in (".yaml", ".yml"):
+            hint = f"to name the run file, use -c {value}"
+        else:
+            hint = did_you_mean(value, self._stages) or f"stages are {', '.join(self._stages)}"
+        raise click.BadParameter(f"{value!r} is not a stage of this command; {hint}", ctx, param)
 
 
 def stage_list(stages: Iterable[str] = STAGES) -> str:
@@ -105,7 +105,7 @@ def run_or_cluster_options(command: Command) -> Command:
 
 def complete_clusters(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     """Profile names for shell completion."""
-    from hpcgen.config.loader import cluster_names
+    from hpcgen.config.profiles import cluster_names
 
     return [name for name in cluster_names() if name.startswith(incomplete)]
 

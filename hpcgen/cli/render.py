@@ -18,7 +18,7 @@ from hpcgen.cli.options import (
 
 
 @click.command("render", epilog=stage_list())
-@click.argument("stage", type=StageChoice())
+@click.argument("stage", type=StageChoice(), metavar="STAGE")
 @run_or_cluster_options
 @templates_option
 @click.option(

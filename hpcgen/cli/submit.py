@@ -33,7 +33,7 @@ SUBMITTED = tuple(name for name, stage in STAGES.items() if stage.by_submitit)
 
 
 @click.command("submit", epilog=stage_list(SUBMITTED))
-@click.argument("stages", nargs=-1, required=True, type=StageChoice(SUBMITTED))
+@click.argument("stages", nargs=-1, required=True, type=StageChoice(SUBMITTED), metavar="STAGE...")
 @run_options
 @templates_option
 @click.option(

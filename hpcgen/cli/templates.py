@@ -72,7 +72,7 @@ def _environment(templates: Sequence[Path]) -> ShellEnvironment:
 
 def _trusted_groups() -> set[str]:
     """Groups trusted by any profile. These commands only read and write templates and never run them."""
-    from hpcgen.config.loader import cluster_names, load_cluster
+    from hpcgen.config.profiles import cluster_names, load_cluster
     from hpcgen.errors import HpcgenError
 
     trusted: set[str] = set()
@@ -268,7 +268,7 @@ def check_command(
     from hpcgen.check.scripts import read_scripts
     from hpcgen.check.shell_programs import has_shellcheck
     from hpcgen.check.site import check_site
-    from hpcgen.config.loader import cluster_names
+    from hpcgen.config.profiles import cluster_names
 
     find_shfmt()  # now rather than after all scripts are rendered
     directories = site_directories(templates)

@@ -7,18 +7,18 @@ from pathlib import Path
 
 import click
 
-from hpcgen.cli.options import StageChoice, run_options, warn
+from hpcgen.cli.options import StageChoice, run_options, stage_list, warn
 from hpcgen.errors import HpcgenError
 
 
-@click.command("validate")
-@click.argument("stages", nargs=-1, type=StageChoice())
+@click.command("validate", epilog=stage_list())
+@click.argument("stages", nargs=-1, type=StageChoice(), metavar="[STAGE]...")
 @run_options
 @click.option("--json", "as_json", is_flag=True, help="Print the summary or the mistakes as JSON.")
 def command(stages: tuple[str, ...], config: Path, overrides: tuple[str, ...], as_json: bool) -> None:
     """Check a run file and summarize what its stages would do.
 
-    Default for STAGES: train, or run for a run file with a program.
+    Default for STAGE: train, or run for a run file with a program.
     """
     from hpcgen import api
     from hpcgen.planning.summary import for_people, summarize

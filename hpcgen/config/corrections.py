@@ -38,6 +38,8 @@ def correction(
     """
     if path == "model.moe_layer_freq":
         return _layers_with_experts(document["model"])
+    if path == "model.window_size" and (window := _window(value)):
+        return f"write {window}, which includes the token itself"
     if kind == "tuple_type":
         yaml = _as_list(cls, path, names, value)
     elif kind in ("dataclass_type", "dataclass_exact_type", "dict_type"):
@@ -66,6 +68,15 @@ def _layers_with_experts(model: Mapping[str, Any]) -> str:
     return "remove it, because all layers have experts by default" if all(pattern) else f"write {pattern}"
 
 
+def _window(value: Any) -> int | None:
+    """The size of a window that is given as Megatron-LM's pair of numbers of tokens before and after a token.
+
+    None if `value` is no such pair, or if the window includes tokens after the token.
+    """
+    pair = re.findall(r"-?\d+", str(value))
+    return int(pair[0]) + 1 if len(pair) == 2 and pair[1] == "0" else None
+
+
 def _as_scalar(hint: Any, kind: str, text: str) -> str:
     if text.lower() in NULLS and type(None) in typing.get_args(hint):
         return "null"
@@ -86,7 +97,7 @@ def _as_scalar(hint: Any, kind: str, text: str) -> str:
 
 
 def _as_mapping(cls: type, path: str, names: Sequence[str], value: Any) -> str:
-    """The mapping for a value in place of a section. Empty unless the section has exactly one required key.
+    """The mapping for a value in place of a section: its required keys, with the value if there is only one.
 
     A weight in front of a path, as in Megatron-LM's --data-path, becomes a key.
     """
@@ -95,12 +106,14 @@ def _as_mapping(cls: type, path: str, names: Sequence[str], value: Any) -> str:
     is_weighted = "weight" in {field.name for field in fields}
     if is_weighted and isinstance(value, int | float):
         return f"{{weight: {value}, prefix: ...}} for each pair"
+    needed = [field.name for field in fields if field.default is field.default_factory is dataclasses.MISSING]
+    if len(needed) > 1:
+        return f"{{{', '.join(f'{name}: ...' for name in needed)}}}"
     if not isinstance(value, str):
         return ""
     if is_weighted and (found := WEIGHTED.fullmatch(value)):
         return f"{{weight: {found[1]}, prefix: {show(found[2])}}}"
-    needed = [field.name for field in fields if field.default is field.default_factory is dataclasses.MISSING]
-    if len(needed) != 1 or is_private(path):
+    if not needed or is_private(path):
         return ""
     [name] = needed
     is_list = typing.get_origin(hint_of(cls, [*names, name])) is tuple

@@ -113,9 +113,8 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         document = json.loads(path.read_bytes())
     except FileNotFoundError:
-        raise HpcgenError(
-            f"{path}: no such file", "name a local directory with a Hugging Face model"
-        ) from None
+        hint = "name a local directory with a Hugging Face model, from hf download MODEL --local-dir DIR"
+        raise HpcgenError(f"{path}: no such file", hint) from None
     except (OSError, ValueError, RecursionError) as error:
         raise HpcgenError(f"{path} cannot be read: {error}") from error
     if not isinstance(document, dict):

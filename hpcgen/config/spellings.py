@@ -84,7 +84,7 @@ KEYS = {
     **dict.fromkeys(("router_aux_loss_coef", "aux_loss_alpha"), "model.moe_aux_loss_coeff"),
     "router_z_loss_coef": "model.moe_z_loss_coeff",
     "topk_method": "model.moe_router_enable_expert_bias for noaux_tc",
-    "use_expert_bias": "model.moe_router_enable_expert_bias",
+    **dict.fromkeys(("use_expert_bias", "aux_loss_free"), "model.moe_router_enable_expert_bias"),
     "load_balance_coeff": "model.moe_router_bias_update_rate",
     **dict.fromkeys(
         ("capacity_factor", "expert_capacity_factor", "drop_tokens"), "model.moe_expert_capacity_factor"
@@ -196,7 +196,11 @@ KEYS = {
     "disable_bias_linear": "model.add_bias_linear, with the opposite value",
     "make_vocab_size_divisible_by": "model.padded_vocab_size",
     "spec": "model.layer_spec",
-    "train_samples": "training.train_iters",
+    "train_samples": "training.train_iters, which is the number of samples divided by global_batch_size",
+    **dict.fromkeys(
+        ("train_tokens", "max_tokens", "num_tokens"),
+        "training.train_iters, which is the number of tokens divided by global_batch_size x seq_length",
+    ),
     **dict.fromkeys(("lr_decay_samples", "lr_decay_steps"), "optimizer.lr_decay_iters"),
     **dict.fromkeys(("lr_warmup_samples", "lr_warmup_steps"), "optimizer.lr_warmup_iters"),
     **dict.fromkeys(("lr_wsd_decay_samples", "wsd_decay_steps"), "optimizer.lr_wsd_decay_iters"),
@@ -211,7 +215,8 @@ KEYS = {
     **dict.fromkeys(("merge_file", "merges_file"), "data.tokenizer.merges_file"),
     **dict.fromkeys(("save_retain_interval",), "checkpoint.keep_every"),
     "most_recent_k": "checkpoint.keep_last",
-    **dict.fromkeys(("ckpt_step", "pretrained_checkpoint"), "checkpoint.load"),
+    "ckpt_step": "checkpoint.load, with the path of the iter_... directory",
+    "pretrained_checkpoint": "checkpoint.load, with checkpoint.finetune: true",
     "exit_duration_in_mins": f"{NODES.replace('nodes', 'time')}; the trainer saves and stops before it",
     "tensorboard_dir": "logging.tensorboard",
     "cuda_graph_scope": "training.cuda_graph_impl",
@@ -235,6 +240,16 @@ KEYS = {
     ),
 }
 """Another program's name -> the key to use, with a remark if the value differs."""
+
+VALUES = {
+    **dict.fromkeys(("gpu", "gpus", "nvidia"), "cuda"),
+    **dict.fromkeys(("flex", "deepep", "hybridep"), "alltoall, which computes the same"),
+    **dict.fromkeys(
+        ("aux_loss_free", "noaux_tc"),
+        "none, and set moe_router_enable_expert_bias to true to balance without a loss",
+    ),
+}
+"""Another program's value of a key with choices -> the choice to use, with a remark after a comma."""
 
 ALWAYS = frozenset((
     "use_distributed_optimizer", "use_mcore_models", "exit_signal_handler", "log_throughput", "use_dist_ckpt",

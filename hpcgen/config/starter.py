@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import re
 import textwrap
 import typing
@@ -17,7 +16,7 @@ from hpcgen.config.presets import PRESETS, Preset
 from hpcgen.config.run import TRAINER_SECTIONS, RunConfig
 from hpcgen.config.type_hints import inner_class
 from trainer.contract.config import ParallelismConfig, field_hints
-from trainer.contract.experts import expert_tensor_parallel_size
+from trainer.contract.ranks import fewest_ranks, model_parallel_size
 
 WIDTH = 110
 SHAPE = {"num_layers": 12, "hidden_size": 768, "num_attention_heads": 12, "seq_length": 1024}
@@ -117,18 +116,6 @@ def _commands(chosen: Mapping[str, Any], file_name: str) -> Iterator[str]:
     yield f"#   hpcgen render train -c {file_name} -o train.sh"
 
 
-def _model_parallel_size(preset: Preset | None) -> int:
-    axes = _parallelism(preset)
-    return axes.tensor_model_parallel_size * axes.pipeline_model_parallel_size * axes.context_parallel_size
-
-
-def _fewest_ranks(preset: Preset | None) -> int:
-    """The fewest ranks that hold the model and its experts."""
-    axes = _parallelism(preset)
-    of_experts = axes.expert_model_parallel_size * expert_tensor_parallel_size(axes)
-    return math.lcm(_model_parallel_size(preset), axes.pipeline_model_parallel_size * of_experts)
-
-
 def _parallelism(preset: Preset | None) -> ParallelismConfig:
     return ParallelismConfig(**preset.sections.get("parallelism", {}) if preset else {})
 
@@ -142,7 +129,7 @@ def _tokenizer(preset: Preset | None) -> dict[str, str]:
 
 def _tasks(preset: Preset | None, gpus_per_node: int) -> dict[str, int]:
     """The smallest number of nodes for the preset's layout; without GPUs, one node with a task per rank."""
-    ranks = _fewest_ranks(preset)
+    ranks = fewest_ranks(_parallelism(preset))
     if gpus_per_node:
         return {"nodes": -(-ranks // gpus_per_node)}
     return {"nodes": 1, "ntasks_per_node": ranks} if ranks > 1 else {"nodes": 1}
@@ -153,7 +140,7 @@ def _micro_batch(preset: Preset, gpus_per_node: int) -> dict[str, int]:
     tasks = _tasks(preset, gpus_per_node)
     world_size = tasks["nodes"] * (gpus_per_node or tasks.get("ntasks_per_node", 1))
     training = preset.sections["training"]
-    data_parallel_size = world_size // _model_parallel_size(preset)
+    data_parallel_size = world_size // model_parallel_size(_parallelism(preset))
     fits = training["global_batch_size"] % (training["micro_batch_size"] * data_parallel_size) == 0
     return {} if fits else {"micro_batch_size": 1}
 

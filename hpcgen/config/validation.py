@@ -39,9 +39,6 @@ EXPECTED = {
 
 MISSING = "is missing"
 
-MEANT = {"gpu": "cuda", "gpus": "cuda", "nvidia": "cuda"}
-"""Common mistake -> intended value, where spelling alone would suggest another value (cpu)."""
-
 
 @dataclass(frozen=True)
 class Built(Generic[T]):
@@ -264,9 +261,11 @@ def _text_reason(hint: Any, value: float) -> str:
 
 
 def _meant(value: str, choices: list[str]) -> str:
-    """A hint with the value that was probably intended, by spelling or by MEANT."""
-    meant = MEANT.get(value.lower())
-    return did_you_mean(meant if meant in choices else value, choices)
+    """A hint with the choice for another program's value, or with the nearest choices."""
+    from hpcgen.config.spellings import VALUES
+
+    meant = VALUES.get(value.lower(), "")
+    return f"use {meant}" if meant.partition(",")[0] in choices else did_you_mean(value, choices)
 
 
 def check_text(cls: type, values: dict[str, Any], origin: str) -> None:

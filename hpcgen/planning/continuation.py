@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +19,14 @@ from hpcgen.errors import Problem
 from trainer.contract import checkpoint_files, evidence, provenance
 from trainer.contract.checkpoint_files import FORMAT, Checkpoint
 from trainer.contract.config import TrainerConfig
-from trainer.contract.errors import TrainerError
 from trainer.contract.finished import is_marked, last_checkpoint
-from trainer.contract.hyperparameters import FIXED_BY_OPTIMIZER_STATE, FREE, Change, check_changes, sections
+from trainer.contract.hyperparameters import (
+    FIXED_BY_OPTIMIZER_STATE,
+    FREE,
+    Change,
+    compare,
+    differences,
+)
 from trainer.contract.run_directory import RunDirectory
 
 
@@ -84,7 +90,7 @@ def unscaled_positions(trainer: TrainerConfig) -> list[Problem]:
     trained = saved.get("max_position_embeddings") or saved["seq_length"]
     of_checkpoint = f"{trained}, the sequence length of the checkpoint {source.path}"
     rotary = {"model.rotary_base", "model.rope_scaling"}
-    if length > trained and not rotary & {change.name for change in _differing(source.record, trainer)}:
+    if length > trained and not rotary & {change.name for change in differences(source.record, trainer)}:
         reason = f"is more than {of_checkpoint}, but the rotary frequencies are the same"
         hint = f"set model.rope_scaling, for example rope_type: yarn, factor: {length / trained:g} and "
         return [Problem("model.seq_length", reason, f"{hint}original_max_position_embeddings: {trained}")]
@@ -111,7 +117,7 @@ class _Source:
 def _source(trainer: TrainerConfig) -> _Source | None:
     """The checkpoint that the trainer would load, judged by file names and sizes only.
 
-    Follows trainer/contract/finished.py and trainer/checkpoint/loading.py.
+    Follows trainer/contract/finished.py and trainer/checkpoint/finding.py.
 
     Raises:
         OSError: the directory cannot be read.
@@ -199,14 +205,17 @@ def _early_end(source: _Source, trainer: TrainerConfig) -> Iterator[Problem]:
 
 
 def _problems(source: _Source, config: RunConfig, trainer: TrainerConfig) -> Iterator[Problem]:
-    refused = [
-        change for change in _differing(source.record, trainer) if _is_refused(change, trainer, source)
-    ]
-    misfits = [change for change in refused if _is_refused(change, trainer, source, weights_only=True)]
+    """Yields the changes that check_changes and check_finished of the trainer would refuse.
+
+    If some do not fit the weights, only these.
+    """
+    misfits, others = compare(source.record, trainer, weights_only=source.weights_only)
+    allowed = FREE if source.is_finished else FREE.union(trainer.checkpoint.changed)
+    refused = [*misfits, *(change for change in others if change.name not in allowed)]
     named = (change.name for change in refused if change.name not in FIXED_BY_OPTIMIZER_STATE)
     names = ", ".join(dict.fromkeys((*trainer.checkpoint.changed, *named)))
     for change in misfits or refused:
-        written = getattr(getattr(config, change.section), change.key)
+        written = operator.attrgetter(change.name)(config)
         here = "" if written not in (None, ()) else f"resolves to {show(change.after)}, which "
         back = f"set it to {show(change.before)}" if _is_short(change.before) else "set it back"
         if source.is_finished:
@@ -244,44 +253,3 @@ def _content_problems(
 def _is_short(value: Any) -> bool:
     """Returns True if the value is short enough to be shown in full."""
     return not show(value).endswith("...")
-
-
-@dataclass(frozen=True)
-class _Change:
-    """A key whose value differs from the checkpoint's."""
-
-    section: str
-    key: str
-    before: Any
-    after: Any
-
-    @property
-    def name(self) -> str:
-        return f"{self.section}.{self.key}"
-
-
-def _differing(record: dict[str, Any], trainer: TrainerConfig) -> Iterator[_Change]:
-    for section, keys in sections(trainer).items():
-        saved = record.get(section)
-        for key, value in keys.items():
-            if isinstance(saved, dict) and key in saved and saved[key] != value:
-                yield _Change(section, key, saved[key], value)
-
-
-def _is_refused(
-    change: _Change, trainer: TrainerConfig, source: _Source, *, weights_only: bool = False
-) -> bool:
-    """Returns True if the trainer would refuse this change."""
-    if source.is_finished and not weights_only:
-        return change.name not in FREE
-    # A record with all other keys, since check_changes knows what missing keys meant in earlier versions.
-    saved = {**sections(trainer)[change.section], change.key: change.before}
-    try:
-        check_changes(
-            {change.section: saved},
-            trainer,
-            weights_only=weights_only or source.weights_only,
-        )
-    except TrainerError:
-        return True
-    return False

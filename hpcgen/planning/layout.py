@@ -9,6 +9,7 @@ from hpcgen.text import counted
 from trainer.contract.config import ModelConfig, ParallelismConfig, TrainingConfig
 from trainer.contract.experts import expert_tensor_parallel_size
 from trainer.contract.pipeline import chunk_layers
+from trainer.contract.ranks import expert_parallel_size, model_parallel_size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,21 +110,11 @@ class Layout:
         return f"{axes}, {microbatches} on {counted(self.world_size, 'rank')}"
 
 
-def model_parallel_size(parallelism: ParallelismConfig) -> int:
-    """Number of ranks that a model replica needs: tensor x pipeline x context."""
-    return (
-        parallelism.tensor_model_parallel_size
-        * parallelism.pipeline_model_parallel_size
-        * parallelism.context_parallel_size
-    )
-
-
 def expert_data_parallel_size(
     model: ModelConfig, parallelism: ParallelismConfig, world_size: int
 ) -> int | None:
     """Number of ranks that hold the same experts; None for a dense model, or if the ranks cannot be divided."""
     if model.num_moe_experts is None:
         return None
-    experts = parallelism.expert_model_parallel_size * expert_tensor_parallel_size(parallelism)
-    size, ranks_left = divmod(world_size, experts * parallelism.pipeline_model_parallel_size)
+    size, ranks_left = divmod(world_size, expert_parallel_size(parallelism))
     return None if ranks_left or size == 0 else size

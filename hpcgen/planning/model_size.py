@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainer.contract.config import ModelConfig
-from trainer.contract.experts import num_moe_layers
+from trainer.contract.experts import moe_layer_pattern, num_moe_layers
 from trainer.contract.latent_attention import down_projections, latent_width, projections
 
 CHECKPOINT_BYTES_PER_PARAMETER = {"bf16": 14, "fp16": 14, "fp32": 16}
@@ -42,7 +42,7 @@ def layers_parameter_count(model: ModelConfig) -> int:
 
 def last_layer_has_experts(model: ModelConfig) -> bool:
     """True if the last layer is an MoE layer, and so every MTP layer."""
-    return num_moe_layers(model, range(model.num_layers - 1, model.num_layers)) > 0
+    return moe_layer_pattern(model)[-1]
 
 
 def mtp_parameter_count(model: ModelConfig) -> int:
@@ -138,8 +138,7 @@ def parameter_names(model: ModelConfig, *, transformer_engine: bool = False) -> 
     names = ["embedding.word_embeddings.weight"]
     if model.position_embedding_type == "learned_absolute":
         names.append("embedding.position_embeddings.weight")
-    for number in range(model.num_layers):
-        has_experts = num_moe_layers(model, range(number, number + 1)) > 0
+    for number, has_experts in enumerate(moe_layer_pattern(model)):
         names += _layer_names(model, f"decoder.layers.{number}.", has_experts, transformer_engine)
     names += [f"decoder.final_layernorm.{name}" for name in norm]
     for number in range(model.mtp_num_layers or 0):

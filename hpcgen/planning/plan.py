@@ -22,7 +22,7 @@ from hpcgen.planning.array import array_warnings
 from hpcgen.planning.container import container_problems, container_warnings, missing_file_warnings
 from hpcgen.planning.environment import all_environment_problems, environment_warnings
 from hpcgen.planning.layout import Layout
-from hpcgen.planning.paths import absolute_paths, manifest_of, plain_path_problems
+from hpcgen.planning.paths import absolute_paths, manifest_of, plain_path_problems, similar_path
 from hpcgen.planning.program import missing_script_warnings
 from hpcgen.planning.resuming import no_checkpoints, proof_of_checkpoints
 from hpcgen.planning.stage import StagePlan, make_stage
@@ -203,8 +203,11 @@ def _prefix_keys(config: RunConfig) -> dict[str, str]:
 
 def _missing_pair(key: str, path: str, stage: str) -> Problem:
     doubled = PurePosixPath(PurePosixPath(path).stem).suffix
-    is_file = doubled in (".bin", ".idx")
-    hint = f"remove {doubled} from it" if is_file else "use the path of a .bin/.idx pair without the suffix"
+    hint = "use the path of a .bin/.idx pair without the suffix"
+    if doubled in (".bin", ".idx"):
+        hint = f"remove {doubled} from it"
+    elif similar := similar_path(path):
+        hint = f"did you mean {similar.removesuffix(PurePosixPath(path).suffix)}?"
     return Problem(key, f"is not a .bin/.idx pair. Stage {stage} needs {path}, which does not exist", hint)
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from hpcgen.config import document as documents
 from hpcgen.config.invalid import decidable
-from hpcgen.config.loader import ANY_RUN, Profile, load_document
+from hpcgen.config.loader import ANY_RUN, load_document
+from hpcgen.config.profiles import Profile
 from hpcgen.config.run import RunConfig
 from hpcgen.config.validation import build, describe
 from hpcgen.errors import Problem

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from hpcgen.config.run import RunConfig
 from hpcgen.errors import Problem
+from hpcgen.planning.paths import similar_path
 from trainer.contract.config import TrainerConfig
 
 
@@ -48,8 +49,10 @@ def no_checkpoints(load: str, exists: Callable[[str], bool]) -> Problem:
         hint = f"did you mean {load}/checkpoints?"
     elif exists(f"{load}/config.json"):
         hint = f"to start from a Hugging Face model, run hpcgen checkpoint import {load} --to DIR and use DIR"
+    elif not exists(load) and (similar := similar_path(load)):
+        hint = f"did you mean {similar}?"
     else:
-        hint = "use a directory with iter_... directories, or one of these"
+        hint = "use a directory that contains iter_... directories, or one iter_... directory"
     why = f"has neither {TRACKER} nor iter_.../{COMPLETE}" if exists(load) else "does not exist"
     return Problem("checkpoint.load", f"has no checkpoint for stage train: {load} {why}", hint)
 

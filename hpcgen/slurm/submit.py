@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -102,12 +103,13 @@ def _submit(
         executor = SlurmExecutor(run_dir / "submitit", python=shell_word(stage.python))
         parameters = submitit_parameters(stage, script, after.job_id if after else None, tasks)
         executor.update_parameters(**parameters)
-        if tasks is None:
-            submitted: Any = executor.submit(_task(plan, stage))
-            job_id, of_task = submitted.job_id, ""
-        else:
-            submitted = executor.map_array(_task(plan, stage), [f"--task-id={task}" for task in tasks])
-            job_id, of_task = submitted[0].job_id.partition("_")[0], "_*"
+        with redirect_stderr(io.StringIO()):  # submitit prints the error that it raises
+            if tasks is None:
+                submitted: Any = executor.submit(_task(plan, stage))
+                job_id, of_task = submitted.job_id, ""
+            else:
+                submitted = executor.map_array(_task(plan, stage), [f"--task-id={task}" for task in tasks])
+                job_id, of_task = submitted[0].job_id.partition("_")[0], "_*"
     except (FailedJobError, FailedSubmissionError, RuntimeError, OSError) as error:
         raise HpcgenError(f"stage {stage.name} was not submitted: {error}") from error
     return Job(stage.name, job_id, run_dir / f"{stage.name}-{job_id}{of_task}.log", submitted, tasks)

@@ -134,7 +134,7 @@ def test_check_continues_with_an_invalid_node_type(profiles):
     (profiles / "none.yaml").write_text("node_type: mine\nslurm_version: '1.1'\n")
     write_yaml(profiles.parent / "topologies/mine.yaml", {"description": "x", "device": "gpu"})
     found = hpcgen("cluster", "check", "none").stderr
-    assert "topologies/mine.yaml:3: device = gpu must be cuda or cpu; did you mean cuda?" in found
+    assert "topologies/mine.yaml:3: device = gpu must be cuda or cpu; use cuda" in found
     assert "topologies/mine.yaml: gpus_per_node is missing" in found
     assert 'none.yaml:2: slurm_version = "1.1" must be' in found
 

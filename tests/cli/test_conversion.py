@@ -119,7 +119,10 @@ def test_errors_of_the_conversion_are_passed_on(hf_dir: Path, workplace: Path) -
     before = listing(workplace)
     ended = hpcgen("checkpoint", "import", "nowhere", "--to", "weights")
     assert (ended.status, ended.stdout) == (2, "")
-    assert ended.stderr == "nowhere is not a directory. Name a local copy of a Hugging Face model\n"
+    assert ended.stderr == (
+        "nowhere is not a directory. Name a local copy of a Hugging Face model, "
+        "from hf download MODEL --local-dir DIR\n"
+    )
     ended = hpcgen("checkpoint", "export", "nowhere", "--to", "exported")
     assert ended.status == 2
     assert listing(workplace) == before
@@ -128,7 +131,7 @@ def test_errors_of_the_conversion_are_passed_on(hf_dir: Path, workplace: Path) -
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--from-hf", "nowhere"), "nowhere/config.json: no such file"),
+        (("--from-hf", "nowhere"), "nowhere/config.json: no such file; name a local directory"),
         (
             ("--from-hf", "nowhere", "--preset", "tiny"),
             "--from-hf and --preset both set the shape of the model",

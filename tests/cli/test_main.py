@@ -99,6 +99,8 @@ def test_version():
     [
         ("rendr", "did you mean render?"),
         ("preset", "did you mean presets?"),
+        ("eval", "use hpcgen submit evaluate"),
+        ("plan", "use hpcgen validate"),
         ("xyz", "commands are init, presets, "),
     ],
 )
@@ -124,10 +126,13 @@ def test_a_command_that_is_an_option_of_another():
     ("arguments", "hint"),
     [
         (["submit", "trian"], "did you mean train?"),
+        (["render", "trian"], "did you mean train?"),
         (["submit", "nccl-test"], "use hpcgen render nccl-test"),
         (["data", "status", "tokenise"], "did you mean tokenize?"),
         (["data", "status", "--missing", "prepar"], "did you mean prepare?"),
         (["validate", "trian"], "did you mean train?"),
+        (["validate", "moe.yaml"], "to name the run file, use -c moe.yaml"),
+        (["data", "status", "train"], "stages are download, extract, concat, tokenize, prepare"),
     ],
 )
 def test_an_unknown_stage(arguments, hint, run_file):

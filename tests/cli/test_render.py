@@ -89,12 +89,6 @@ def test_a_full_device_is_reported_and_kept(run_file):
     assert Path("/dev/full").is_char_device()
 
 
-def test_a_misspelled_stage_gets_a_suggestion(run_file):
-    found = hpcgen("render", "trian", "-c", run_file)
-    assert (found.status, found.stdout) == (2, "")
-    assert found.stderr.endswith("; did you mean train?\n")
-
-
 def test_a_file_that_cannot_be_written(workplace, run_file):
     (workplace / "file").touch()
     found = hpcgen("render", "train", "-c", run_file, "-o", "file/job.sbatch")

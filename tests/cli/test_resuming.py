@@ -68,11 +68,12 @@ def test_one_checkpoint_can_be_loaded_instead_of_the_newest(workplace: Path, run
     ("load", "hint"),
     [
         ("run", "{}/run/checkpoints?"),
+        ("run/checkpoints/iter_0000099", "does not exist; did you mean {}/run/checkpoints/iter_0000010?"),
+        ("rnu/checkpoints", "does not exist; did you mean {}/run/checkpoints?"),
         (
-            "run/checkpoints/iter_0000099",
-            "does not exist; use a directory with iter_... directories, or one of these",
+            "nowhere",
+            "does not exist; use a directory that contains iter_... directories, or one iter_... directory",
         ),
-        ("nowhere", "does not exist; use a directory with iter_... directories, or one of these"),
         ("llama", "run hpcgen checkpoint import {}/llama --to DIR and use DIR"),
     ],
 )
@@ -161,6 +162,22 @@ def test_a_longer_context_with_the_same_frequencies_is_a_warning(workplace: Path
         found = validated(run_file, *load, scaled)
         assert found.status == 0
         assert str(path) not in found.stderr
+
+
+def test_keys_that_an_older_checkpoint_lacks_are_compared(workplace: Path, run_file: Path) -> None:
+    trainer = plan(load_run(run_file)).trainer
+    assert trainer is not None
+    saved = sections(trainer)
+    del saved["model"]["window_size"], saved["model"]["qk_layernorm"]
+    path = write_checkpoint(workplace / "run/checkpoints", 15, **saved)
+    assert validated(run_file).status == 0
+    assert (
+        f"model.window_size = 16 differs from null in the checkpoint {path}; if this is intended, set "
+        "checkpoint.changed: [model.window_size]"
+    ) in validated(run_file, "model.window_size=16").stderr
+    assert (
+        "this is a different model: set it to false" in validated(run_file, "model.qk_layernorm=true").stderr
+    )
 
 
 def test_the_newest_complete_checkpoint_counts(workplace: Path, run_file: Path) -> None:

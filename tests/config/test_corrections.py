@@ -37,6 +37,17 @@ CORRECTIONS = {
         "[0.3 /a]",
     ): '[0] = "0.3 /a" must be a mapping of keys to values; write {weight: 0.3, prefix: /a}',
     ("environment", "[{A: b}]"): ' must be a mapping of keys to values; remove the "-" before its keys',
+    ("model.rope_scaling", "true"): (
+        "= true must be a mapping of keys to values; write {rope_type: ..., factor: ...}"
+    ),
+    ("model.window_size", "[4095, 0]"): (
+        "= [4095, 0] must be a whole number; write 4096, which includes the token itself"
+    ),
+    ("model.window_size", "[-1, -1]"): "= [-1, -1] must be a whole number",
+    ("parallelism.moe_token_dispatcher_type", "flex"): (
+        "= flex must be alltoall or allgather; use alltoall, which computes the same"
+    ),
+    ("model.moe_router_load_balancing_type", "sinkhorn"): "= sinkhorn must be aux_loss, seq_aux_loss or none",
     ("image", "/i.sqsh"): "= /i.sqsh must be a mapping of keys to values; use container.image",
     (
         "model.moe_layer_freq",

@@ -192,7 +192,7 @@ def test_a_contradiction_names_the_line_of_the_sites_file_too():
 
 def test_gpu_does_not_suggest_cpu():
     [message] = mistakes("description: x\ndevice: gpu\ngpus_per_node: 4\n")
-    assert message == "mine.yaml:2: device = gpu must be cuda or cpu; did you mean cuda?"
+    assert message == "mine.yaml:2: device = gpu must be cuda or cpu; use cuda"
 
 
 def test_every_mistake_is_reported_at_once():

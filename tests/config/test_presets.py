@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 
 from hpcgen.config.presets import PRESETS, Preset
-from hpcgen.planning.layout import model_parallel_size
 from hpcgen.planning.model_size import parameter_count
 from hpcgen.planning.rules import Facts, World, check
 from trainer.contract.config import (
@@ -18,7 +15,7 @@ from trainer.contract.config import (
     TrainingConfig,
     from_dict,
 )
-from trainer.contract.experts import expert_tensor_parallel_size
+from trainer.contract.ranks import fewest_ranks
 
 
 def facts(preset: Preset, world_size: int | None = None, device_memory_gib: float | None = None) -> Facts:
@@ -35,12 +32,6 @@ def facts(preset: Preset, world_size: int | None = None, device_memory_gib: floa
         gpus_per_node=8,
         device_memory_gib=device_memory_gib,
     )
-
-
-def fewest_ranks(parallelism: ParallelismConfig) -> int:
-    """The fewest ranks that hold the model and its experts."""
-    experts = parallelism.expert_model_parallel_size * expert_tensor_parallel_size(parallelism)
-    return math.lcm(model_parallel_size(parallelism), experts * parallelism.pipeline_model_parallel_size)
 
 
 @pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcgen.config.loader import cluster_names, load_cluster, load_run
+from hpcgen.config.loader import load_run
+from hpcgen.config.profiles import cluster_names, load_cluster
 from hpcgen.errors import ConfigErrors, HpcgenError
 from tests.runs import loaded, minimal_run, write_yaml
 

@@ -11,7 +11,7 @@ from hpcgen.check.lint.check import lint
 from hpcgen.check.lint.reader import read
 from hpcgen.check.lint.words import MAX_EXPANDED, PIECE_COST
 from hpcgen.check.migration.migration import migrate
-from hpcgen.config.loader import load_cluster
+from hpcgen.config.profiles import load_cluster
 from hpcgen.errors import HpcgenError
 from tests.lint.examples import SOUND
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpcgen.check.migration.migration import migrate
-from hpcgen.config.loader import load_cluster
+from hpcgen.config.profiles import load_cluster
 from hpcgen.errors import ConfigErrors
 from tests.lint.migrations import ROPE, TRAINING, WHOLE, init, migrated, refused, written
 

@@ -146,6 +146,13 @@ def test_a_script_for_mixtral_becomes_the_preset() -> None:
     assert "disables it" in left(ended)["--sequence-parallel"]
 
 
+def test_missing_nodes_are_as_many_as_the_experts_need() -> None:
+    script = MIXTRAL.replace("--nodes=8 ", "")
+    ended = init(script, "--set", "data.tokenizer.kind=bytes", "--set", "model.vocab_size=32000")
+    assert written()["slurm"]["train"]["nodes"] == 4  # 4 stages of 8 expert-parallel ranks
+    assert left(ended)["the number of nodes"].endswith("its parallel sizes need 4")
+
+
 def test_values_that_megatron_derives_are_derived() -> None:
     found, leftovers = migrated(
         "--swiglu --group-query-attention --sequence-parallel --normalization rmsnorm --optimizer adam "

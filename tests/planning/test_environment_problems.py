@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcgen.config.loader import Run, load_cluster
+from hpcgen.config.loader import Run
+from hpcgen.config.profiles import load_cluster
 from hpcgen.errors import ConfigErrors
 from hpcgen.planning import known_variables
 from hpcgen.planning.environment import (

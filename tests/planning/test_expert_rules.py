@@ -73,6 +73,11 @@ def test_valid_mixtures_of_experts(changes):
             "16 ranks of a pipeline stage (16 / 32); use 1, 2, 4, 8 or 16",
         ),
         (
+            {TP: 2, SP: True, EP: 8, "parallelism__pipeline_model_parallel_size": 2},
+            "parallelism.expert_model_parallel_size results in ETP x EP = 2 x 8 = 16, which does not divide the "
+            "8 ranks of a pipeline stage (8 / 16); use 1, 2 or 4, or set parallelism.expert_tensor_parallel_size to 1",
+        ),
+        (
             {ETP: 3},
             "parallelism.expert_tensor_parallel_size does not divide model.moe_ffn_hidden_size = 4096 (4096 / 3); "
             "use 1, 2, 4, 8 or 16",

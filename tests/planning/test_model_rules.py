@@ -99,7 +99,8 @@ REFUSED = {
     ),
     "a latent without MLA": (
         {"model__kv_lora_rank": 512},
-        "model.kv_lora_rank requires multi_latent_attention = true; set it, or set kv_lora_rank to null",
+        "model.kv_lora_rank has no effect, because multi_latent_attention is false; set multi_latent_attention to "
+        "true, or use null",
     ),
     "MLA with query groups": (
         MLA | {GROUPS: 4},
@@ -112,8 +113,8 @@ REFUSED = {
     ),
     "latents without MLA": (
         {"model__q_lora_rank": 64, "model__v_head_dim": 32},
-        "model.q_lora_rank requires multi_latent_attention = true. The same applies to v_head_dim; set it, or set "
-        "q_lora_rank and v_head_dim to null",
+        "model.q_lora_rank has no effect, because multi_latent_attention is false. The same applies to v_head_dim; set "
+        "multi_latent_attention to true, or use q_lora_rank: null, v_head_dim: null",
     ),
     "MLA with an odd rotated width": (
         MLA | {"model__qk_pos_emb_head_dim": 33},

@@ -36,8 +36,7 @@ def test_one_wrong_size_does_not_cascade():
     ]
 
 
-def test_ranks_that_are_not_in_nodes():
-    """A local run counts ranks; the key is then another one."""
+def test_without_gpus_a_node_can_run_more_ranks():
     facts = valid_facts(**{TP: 2, BATCH: 24})
     facts = Facts(
         model=facts.model,
@@ -45,13 +44,19 @@ def test_ranks_that_are_not_in_nodes():
         training=facts.training,
         optimizer=facts.optimizer,
         data=facts.data,
-        world=World(path="slurm.train.ntasks_per_node", count=5, ranks_each=1),
+        world=World(path="slurm.train.nodes", count=1, ranks_each=5),
         gpus_per_node=5,
+        device="cpu",
     )
     [problem], _ = check(facts)
-    assert problem.path == "slurm.train.ntasks_per_node"
-    assert problem.reason == "results in 5 ranks, which TP x PP x CP = 2 x 1 x 1 = 2 does not divide (5 / 2)"
-    assert problem.hint == "use 4 or 6, or choose parallel sizes whose product divides 5"
+    assert problem.path == "slurm.train.nodes"
+    assert (
+        problem.reason
+        == "results in 1 x 5 = 5 ranks, which TP x PP x CP = 2 x 1 x 1 = 2 does not divide (5 / 2)"
+    )
+    assert problem.hint == (
+        "use 2 or 4, or set slurm.train.ntasks_per_node to 2, or choose parallel sizes whose product divides 5"
+    )
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from tests.trainer.small_run import HOOK, small_config
 from tests.trainer.tensors import assert_same_checkpoint
 from trainer import checkpoint
 from trainer.checkpoint import reading
-from trainer.checkpoint.loading import raise_environment_fault
+from trainer.checkpoint.loading_errors import raise_environment_fault
 from trainer.checkpoint.retention import prune
 from trainer.contract import checkpoint_files
 from trainer.contract import config as configuration

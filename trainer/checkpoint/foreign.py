@@ -1,14 +1,41 @@
-"""The model of a checkpoint that Megatron-LM wrote, for use without training."""
+"""Checkpoints that Megatron-LM wrote: their values that are not tensors, and their model for use without training."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint.loading import read_foreign
+import megatron.core
+from megatron.core import dist_checkpointing
+from torch.distributed.checkpoint.api import CheckpointException
+
+from trainer.checkpoint import megatron_lm
+from trainer.checkpoint.loading_errors import raise_environment_fault, refuse_code
 from trainer.checkpoint.megatron_lm import GPT2_VOCABULARY, Resumed
+from trainer.contract.checkpoint_files import COMMON
 from trainer.contract.config import ParallelismConfig
 from trainer.contract.errors import TrainerError
+
+
+def read_foreign(path: Path, layout: ParallelismConfig, *, weights_only: bool) -> Resumed:
+    """Read the values of Megatron-LM's checkpoint that are not in its tensors, for a run with this layout.
+
+    Raises:
+        TrainerError: these versions cannot read it, or the run cannot resume from it.
+        OSError: the storage fails.
+    """
+    try:
+        common = dist_checkpointing.load_common_state_dict(str(path))
+    except (Exception, CheckpointException) as error:
+        refuse_code(error, path)
+        if not (path / COMMON).exists():
+            raise TrainerError(
+                f"megatron-core {megatron.core.__version__} cannot read it, since it has no {COMMON}. Use the version "
+                "of megatron-core that wrote it, 0.19 or later"
+            ) from error
+        raise_environment_fault(error, path)
+        raise TrainerError(f"{COMMON} cannot be read ({type(error).__name__}: {error})") from error
+    return megatron_lm.resumed(common, layout, weights_only=weights_only)
 
 
 def read_model(path: Path) -> tuple[dict[str, Any], Resumed]:

@@ -1,18 +1,10 @@
-"""Finds the newest valid checkpoint and loads the state of all ranks from it.
-
-Broken checkpoints are skipped, with a line in the log for each. A run never discards saved training by itself: if none
-of its checkpoints is valid, it does not start (`trainer.contract.evidence`).
-"""
+"""Loads the state of all ranks from a checkpoint that was saved with any layout."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import megatron.core
 import torch
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.strategies.fully_parallel import FullyParallelLoadStrategyWrapper
@@ -21,240 +13,12 @@ from megatron.core.dist_checkpointing.validation import StrictHandling
 from megatron.core.process_groups_config import ProcessGroupCollection
 from torch.distributed.checkpoint.api import CheckpointException
 
-from trainer.checkpoint import megatron_lm, reading, unpickling
+from trainer.checkpoint import megatron_lm
 from trainer.checkpoint import state as contents
-from trainer.contract import checkpoint_files, evidence, hyperparameters, provenance
-from trainer.contract.checkpoint_files import COMMON, FORMAT, METADATA, STARTED, TRACKER, Checkpoint
-from trainer.contract.config import ParallelismConfig, TrainerConfig
+from trainer.checkpoint.finding import MAX_PROBLEMS, Source
+from trainer.checkpoint.loading_errors import raise_environment_fault, scope_of
 from trainer.contract.errors import Scope, TrainerError
-from trainer.contract.hyperparameters import Change
-from trainer.contract.run_directory import publish
-from trainer.contract.wording import counted
-from trainer.distributed.groups import GLOO_ERRORS
-from trainer.faults import lock, storage
-from trainer.faults.storage import at_rank_0
-from trainer.metrics.console import Log
 from trainer.step import TrainingState
-
-
-@dataclass(frozen=True)
-class Source:
-    """The checkpoint that an attempt starts from."""
-
-    checkpoint: Checkpoint
-    weights_only: bool
-    """True if only the weights are loaded and the run starts at iteration 0 (checkpoint.finetune)."""
-    changes: tuple[Change, ...]
-    """Hyperparameters that differ from the checkpoint's, as checkpoint.changed allows."""
-    passed_over: tuple[str, ...]
-    """Newer checkpoints that are broken, each with its problems and what was done with it."""
-    origins: dict[str, Any]
-    """Files that this attempt depends on, for the records of its own checkpoints (`trainer.contract.provenance`)."""
-    foreign: megatron_lm.Resumed | None = None
-    """Values from a checkpoint of Megatron-LM; None for one of this trainer."""
-
-    @property
-    def path(self) -> Path:
-        """Directory of the checkpoint."""
-        return self.checkpoint.path
-
-    @property
-    def consumed_tokens(self) -> int:
-        """Number of tokens that the run has read."""
-        if self.foreign is not None:
-            return self.foreign.consumed_samples * int(self.foreign.sections["model"]["seq_length"])
-        assert self.checkpoint.record is not None
-        return checkpoint_files.consumed_tokens(self.checkpoint.record)
-
-
-MAX_PROBLEMS = 5
-"""Maximum number of problems in the log line of a broken checkpoint."""
-
-
-def find(own: Path, config: TrainerConfig, log: Log, beat: Callable[[], None]) -> Source | None:
-    """The newest valid checkpoint in `own`, else of checkpoint.load; None to start from random weights.
-
-    Every rank must call this and reads a share of the files; `beat` is called while the reading makes progress. `own`
-    is the directory that this run writes to. It is locked until this process ends, leftovers of interrupted saves are
-    removed from it, and broken checkpoints in it are renamed. Nothing in checkpoint.load is changed.
-
-    Raises:
-        TrainerError: the run has saved training but no checkpoint is valid; the storage fails; or the newest checkpoint
-            has another model or other hyperparameters.
-        RunDirectoryBusyError: another process saves in `own`.
-    """
-    at_rank_0(lambda: _create_and_lock(own), own, "locked")
-    at_rank_0(lambda: checkpoint_files.sweep(own), own, "cleaned up")
-    own_paths = at_rank_0(lambda: checkpoint_files.list_paths(own), own)
-    found, passed_over = _newest_valid(own_paths, log, beat, is_own=True)
-    if found is not None:
-        if warning := at_rank_0(lambda: _correct_tracker(found), own):
-            log.line(warning)
-        return _source(found, config, passed_over, log, beat, weights_only=False)
-    if config.checkpoint.load is None:
-        _check_evidence(own, config, begins_at=0)
-        return None
-    load = Path(config.checkpoint.load)
-    paths = at_rank_0(lambda: checkpoint_files.paths_to_load(load), load)
-    found, passed_over = _newest_valid(paths, log, beat, is_own=False)
-    if found is None:
-        raise TrainerError(
-            f"checkpoint.load = {config.checkpoint.load!r} holds no valid checkpoint. Set it to a "
-            "directory of checkpoints or one iter_... directory, or remove the key to start from random weights",
-            scope=Scope.ALL_RANKS,
-        )
-    weights_only = config.checkpoint.finetune
-    _check_evidence(own, config, begins_at=0 if weights_only else found.iteration)
-    return _source(found, config, passed_over, log, beat, weights_only=weights_only)
-
-
-def _check_evidence(own: Path, config: TrainerConfig, *, begins_at: int) -> None:
-    """Raise TrainerError on all ranks if the run would discard saved training."""
-
-    def refusal() -> evidence.Refusal | None:
-        keys = config.checkpoint
-        return evidence.refusal(
-            Path(config.run_dir), own, keys.load, begins_at=begins_at, discard_up_to=keys.discard_up_to
-        )
-
-    if reason := at_rank_0(refusal, own):
-        raise TrainerError(str(reason), scope=Scope.ALL_RANKS)
-
-
-def _source(
-    found: Checkpoint,
-    config: TrainerConfig,
-    passed_over: tuple[str, ...],
-    log: Log,
-    beat: Callable[[], None],
-    *,
-    weights_only: bool,
-) -> Source:
-    """Check that `config` may resume from `found`. This comes before building the model, which can take minutes."""
-    record = found.record or {}
-    if record.get("format", FORMAT) > FORMAT:
-        raise TrainerError(
-            f"{found.path} was written by a later version of the trainer (format {record['format']}). Use that version",
-            scope=Scope.ALL_RANKS,
-        )
-    if record.get("weights_only") and not weights_only:
-        raise TrainerError(
-            f"{found.path} has only weights (hpcgen checkpoint import wrote it). Name it in checkpoint.load, set "
-            "checkpoint.finetune: true, and save elsewhere",
-            scope=Scope.ALL_RANKS,
-        )
-    files = _examine(found, config, log, beat, weights_only)
-
-    def compare() -> tuple[megatron_lm.Resumed | None, tuple[Change, ...]]:
-        try:
-            foreign = (
-                read_foreign(found.path, config.parallelism, weights_only=weights_only)
-                if found.is_foreign
-                else None
-            )
-            if not weights_only:
-                hyperparameters.check_iteration(found.iteration, config)
-            saved = foreign.sections if foreign else files.saved or record
-            return foreign, hyperparameters.check_changes(
-                saved, config, weights_only=weights_only, contents=files.changes
-            )
-        except TrainerError as error:
-            raise TrainerError(f"{found.path}: {error}") from error
-
-    foreign, changes = at_rank_0(compare, found.path)
-    return Source(found, weights_only, changes, passed_over, files.origins, foreign)
-
-
-def _examine(
-    found: Checkpoint, config: TrainerConfig, log: Log, beat: Callable[[], None], weights_only: bool
-) -> provenance.Examination:
-    """Compare the files of `config` with those that `found` was trained with. All ranks share the reading.
-
-    There is no comparison if only weights are loaded, or for a checkpoint of Megatron-LM, which does not record files.
-    """
-    record = None if weights_only or found.is_foreign else found.record
-    files = at_rank_0(lambda: provenance.examine(config, record), found.path)
-    if files.to_hash:
-        size = sum(file["bytes"] for file in files.to_hash.values())
-        log.line(
-            f"data: reading {counted(len(files.to_hash), 'pair')} ({size / 1e9:,.2f} GB) to compare SHA-256 hashes, "
-            f"since modification times differ from those that {found.path} was trained with"
-        )
-        differing = reading.file_problems(Path("/"), files.to_hash, beat)
-        files.add_changed_pairs(list(differing), provenance.pairs_key(config))
-    return files
-
-
-def read_foreign(path: Path, layout: ParallelismConfig, *, weights_only: bool) -> megatron_lm.Resumed:
-    """Read the values of Megatron-LM's checkpoint that are not in its tensors, for a run with this layout.
-
-    Raises:
-        TrainerError: these versions cannot read it, or the run cannot resume from it.
-        OSError: the storage fails.
-    """
-    try:
-        common = dist_checkpointing.load_common_state_dict(str(path))
-    except (Exception, CheckpointException) as error:
-        _refuse_code(error, path)
-        if not (path / COMMON).exists():
-            raise TrainerError(
-                f"megatron-core {megatron.core.__version__} cannot read it, since it has no {COMMON}. Use the version "
-                "of megatron-core that wrote it, 0.19 or later"
-            ) from error
-        raise_environment_fault(error, path)
-        raise TrainerError(f"{COMMON} cannot be read ({type(error).__name__}: {error})") from error
-    return megatron_lm.resumed(common, layout, weights_only=weights_only)
-
-
-def _create_and_lock(directory: Path) -> None:
-    directory.mkdir(parents=True, exist_ok=True)
-    busy = f"another process saves its checkpoints in {directory}. Wait for it to end, or use another checkpoint.save"
-    lock.hold(directory / lock.SAVING, busy)
-
-
-def _newest_valid(
-    paths: list[Path], log: Log, beat: Callable[[], None], *, is_own: bool
-) -> tuple[Checkpoint | None, tuple[str, ...]]:
-    """The first valid checkpoint of `paths`, which are newest first, and the problems of each before it."""
-    passed_over: list[str] = []
-    for path in paths:
-        beat()
-        # One at a time: every rank needs only one record, and all of them together would be megabytes.
-        checkpoint = at_rank_0(partial(checkpoint_files.describe, path), path)
-        problems = reading.problems(checkpoint, beat)
-        if not problems:
-            return checkpoint, tuple(passed_over)
-        done = at_rank_0(partial(_move_away, checkpoint), path, "renamed") if is_own else "It was skipped"
-        shown = "; ".join(problems[:MAX_PROBLEMS]) + (
-            f"; and {len(problems) - MAX_PROBLEMS} more" if problems[MAX_PROBLEMS:] else ""
-        )
-        passed_over.append(f"{checkpoint.path}: {shown}. {done}")
-        log.line(f"BROKEN CHECKPOINT {passed_over[-1]}")
-    return None, tuple(passed_over)
-
-
-def _move_away(checkpoint: Checkpoint) -> str:
-    """Remove or rename a broken checkpoint. Returns a sentence that says which."""
-    path = checkpoint.path
-    was_begun_here = (path / STARTED).exists() or not any(path.iterdir())
-    if checkpoint.is_cut_off and was_begun_here and not (path / METADATA).exists():
-        checkpoint_files.remove(path)
-        return "Its save was interrupted, so it was removed"
-    return f"It was renamed to {checkpoint_files.set_aside(path).name}"
-
-
-def _correct_tracker(checkpoint: Checkpoint) -> str | None:
-    """Make the tracker name the checkpoint that the run resumes from. Returns a warning if that fails.
-
-    A failure is not an error, since only Megatron-LM reads the tracker.
-    """
-    directory = checkpoint.path.parent
-    try:
-        if checkpoint_files.tracked_iteration(directory) != checkpoint.iteration:
-            publish(directory / TRACKER, str(checkpoint.iteration))
-    except OSError as error:
-        return f"{TRACKER} was not updated to {checkpoint.path.name}: {storage.reason(error, directory / TRACKER)}"
-    return None
 
 
 def load(source: Source, state: TrainingState, groups: ProcessGroupCollection) -> None:
@@ -294,7 +58,7 @@ def load(source: Source, state: TrainingState, groups: ProcessGroupCollection) -
         raise TrainerError(
             f"{source.path} cannot be loaded, although its files are unchanged ({type(error).__name__}: {error}). Use "
             f"the versions that wrote it ({_versions(source)}), or rename it to resume from the one before it",
-            scope=_scope(error),
+            scope=scope_of(error),
         ) from error
     if absent:
         raise TrainerError(
@@ -314,56 +78,6 @@ def _restore_fp32_weights(
     _read(source.path, optimizer, groups)
     for chunk in state.model:
         chunk.start_param_sync(force_sync=True)
-
-
-def raise_environment_fault(error: BaseException, path: Path) -> None:
-    """Raise the cause of a loading error, if the cause is not the content of the checkpoint `path`.
-
-    Raises:
-        TrainerError: the storage failed, which may be temporary; or a file names code, which was not run.
-        RuntimeError: the original error, if another rank is gone or the memory is full.
-    """
-    _refuse_code(error, path)
-    causes = list(_causes(error))
-    for cause in causes:
-        if isinstance(cause, MemoryError | torch.OutOfMemoryError) or _is_machine_failure(cause):
-            raise cause
-    for cause in causes:
-        if isinstance(cause, OSError):
-            raise storage.storage_error(cause, path, scope=_scope(error)) from error
-
-
-def _refuse_code(error: BaseException, path: Path) -> None:
-    """Raise a TrainerError for an error of loading the checkpoint `path`, if the cause is a file that names code."""
-    for cause in _causes(error):
-        if reason := unpickling.forbidden(cause):
-            raise TrainerError(
-                f"{path}: {reason}. The code was not run. Do not load this checkpoint; find out who wrote its files",
-                scope=_scope(error),
-            ) from error
-
-
-def _scope(error: BaseException) -> Scope:
-    """The ranks that raise a loading error. torch raises CheckpointException on all of them."""
-    return Scope.ALL_RANKS if isinstance(error, CheckpointException) else Scope.ONE_RANK
-
-
-def _is_machine_failure(error: BaseException) -> bool:
-    """True if a connection between ranks or a GPU failed."""
-    names = (*GLOO_ERRORS, "CUDA error", "CUDA driver error", "NCCL error")
-    return isinstance(error, torch.distributed.DistError) or (
-        isinstance(error, RuntimeError) and any(name in str(error) for name in names)
-    )
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    """An error, its causes, and the errors of all ranks in a CheckpointException."""
-    yield error
-    if isinstance(error, CheckpointException):
-        for failure, _ in error.failures.values():
-            yield from _causes(failure)
-    if error.__cause__ is not None:
-        yield from _causes(error.__cause__)
 
 
 def _position(foreign: megatron_lm.Resumed, state: TrainingState) -> dict[str, Any]:

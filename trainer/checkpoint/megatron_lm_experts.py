@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, get_args, get_type_hints
 
 from trainer.contract.config import ModelConfig, ParallelismConfig
-from trainer.contract.experts import MODEL_KEYS, expert_tensor_parallel_size, num_moe_layers
+from trainer.contract.experts import MODEL_KEYS, expert_tensor_parallel_size, moe_layer_pattern
 
 SAME_NAME = tuple(key for key in MODEL_KEYS if key != "moe_layer_freq")
 """Keys of the section `model` that are also arguments of the same name."""
@@ -30,7 +30,7 @@ def expert_args(model: ModelConfig) -> dict[str, Any]:
     """Arguments for the resolved `model`. Empty for a dense model."""
     if model.num_moe_experts is None:
         return {}
-    has_dense_layers = num_moe_layers(model) < model.num_layers
+    has_dense_layers = not all(moe_layer_pattern(model))
     return {
         "num_experts": model.num_moe_experts,
         **{name: getattr(model, name) for name in SAME_NAME},

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer.contract.config import ModelConfig
+from trainer.contract.experts import moe_layer_pattern
 from trainer.contract.llama_families import Llama, linear
 from trainer.contract.model_family import Place, Weight
 
@@ -84,11 +85,11 @@ class ExpertLlama(Llama):
         }
         if not self.has_dense_layers:
             return config | {"intermediate_size": model.moe_ffn_hidden_size}
-        layers = model.moe_layer_freq or (1,) * model.num_layers
+        dense = [layer for layer, has_experts in enumerate(moe_layer_pattern(model)) if not has_experts]
         return config | {
             "moe_intermediate_size": model.moe_ffn_hidden_size,
             "decoder_sparse_step": 1,
-            "mlp_only_layers": [layer for layer, has_experts in enumerate(layers) if not has_experts],
+            "mlp_only_layers": dense,
             "norm_topk_prob": not model.moe_router_pre_softmax,
         }
 

@@ -6,14 +6,11 @@ The sources are files of megatron/core/transformer.
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterator
 
 from trainer.contract.config import ModelConfig, ParallelismConfig
+from trainer.contract.unused_keys import Mistake, unused_keys
 from trainer.contract.wording import counted, one_of
-
-Mistake = tuple[str, str, str]
-"""Key of the section `model`, reason, and what to do."""
 
 MODEL_KEYS = tuple(field.name for field in dataclasses.fields(ModelConfig) if field.name.startswith("moe_"))
 """Keys of the section `model` that need num_moe_experts."""
@@ -29,20 +26,22 @@ def expert_tensor_parallel_size(parallelism: ParallelismConfig) -> int:
     return parallelism.expert_tensor_parallel_size or parallelism.tensor_model_parallel_size
 
 
-def num_moe_layers(model: ModelConfig, layers: range | None = None) -> int:
-    """Number of layers with experts, of all layers or of `layers`, which are numbered from 0."""
-    layers = range(model.num_layers) if layers is None else layers
-    if model.num_moe_experts is None:
-        return 0
-    return (
-        len(layers) if model.moe_layer_freq is None else sum(model.moe_layer_freq[layers.start : layers.stop])
-    )
+def moe_layer_pattern(model: ModelConfig) -> tuple[bool, ...]:
+    """For each layer, True if it has experts and False if it is dense. MTP layers are like the last layer."""
+    if model.num_moe_experts is None or model.moe_layer_freq is None:
+        return (model.num_moe_experts is not None,) * model.num_layers
+    return tuple(map(bool, model.moe_layer_freq))
+
+
+def num_moe_layers(model: ModelConfig) -> int:
+    """Number of layers with experts, without MTP layers."""
+    return sum(moe_layer_pattern(model))
 
 
 def expert_checks(model: ModelConfig) -> Iterator[Iterator[Mistake]]:
     """The checks of the keys of experts, each with the keys that contradict another key. `model` may contain nulls."""
     if model.num_moe_experts is None:
-        yield _unused(model, MODEL_KEYS, "num_moe_experts is null", "set num_moe_experts")
+        yield unused_keys(model, MODEL_KEYS, "num_moe_experts is null", "set num_moe_experts")
         return
     yield _layer_problems(model)
     yield _shared_expert_problems(model)
@@ -121,7 +120,7 @@ def _balancing_problems(model: ModelConfig) -> Iterator[Mistake]:
     if not model.moe_router_enable_expert_bias:
         needed = "set moe_router_enable_expert_bias to true"
         why = "moe_router_enable_expert_bias is false"
-        yield from _unused(model, ("moe_router_bias_update_rate",), why, needed)
+        yield from unused_keys(model, ("moe_router_bias_update_rate",), why, needed)
     if model.moe_router_load_balancing_type == "none" and model.moe_aux_loss_coeff > 0:
         reason = "has no effect, because moe_router_load_balancing_type is none"
         yield "moe_aux_loss_coeff", reason, "set moe_router_load_balancing_type to aux_loss, or use 0"
@@ -135,22 +134,12 @@ def _capacity_problems(model: ModelConfig, experts: int) -> Iterator[Mistake]:
             advice = "set moe_expert_capacity_factor"
             yield "moe_pad_expert_input_to_capacity", "requires moe_expert_capacity_factor", advice
         needed = "set moe_expert_capacity_factor"
-        yield from _unused(model, ("moe_token_drop_policy",), "moe_expert_capacity_factor is null", needed)
+        yield from unused_keys(
+            model, ("moe_token_drop_policy",), "moe_expert_capacity_factor is null", needed
+        )
     elif topk <= experts < factor * topk:
         # Padding fails in Core above the number of tokens, and a capacity that is never reached drops nothing.
         reason = (
             f"results in a capacity of {factor * topk / experts:g} times the tokens, which is never reached"
         )
         yield "moe_expert_capacity_factor", reason, f"use at most {experts / topk:g}, or null"
-
-
-def _unused(model: ModelConfig, keys: tuple[str, ...], why: str, needed: str) -> Iterator[Mistake]:
-    """Yields one mistake for those of `keys` that are set, but have no effect without what is `needed`."""
-    fields = (field for field in dataclasses.fields(ModelConfig) if field.name in keys)
-    given = {field.name: field.default for field in fields if getattr(model, field.name) != field.default}
-    if given:
-        first, *more = given
-        others = f". The same applies to {', '.join(more)}" if more else ""
-        defaults = {name: json.dumps(default).strip('"') for name, default in given.items()}
-        unset = ", ".join(f"{name}: {text}" for name, text in defaults.items()) if more else defaults[first]
-        yield first, f"has no effect, because {why}{others}", f"{needed}, or use {unset}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from trainer.contract.config import ModelConfig, TrainerConfig
-from trainer.contract.experts import num_moe_layers
+from trainer.contract.experts import moe_layer_pattern
 from trainer.contract.latent_attention import projections, value_width
 
 FORMULA = (
@@ -41,22 +41,18 @@ def flops(model: ModelConfig, tokens: int, pairs: float) -> float:
     scores_and_values = model.num_attention_heads * (model.kv_channels + value_width(model))
     matrices = 3 if model.swiglu else 2
     products = sum(rows * columns for rows, columns in projections(model))
-    layers = model.num_layers + mtp_layers
-    mlps = total_mlp_width(model) + mtp_layers * mlp_width(model, model.num_layers - 1)
+    pattern = moe_layer_pattern(model)
+    layers = (*pattern, *pattern[-1:] * mtp_layers)
+    mlps = sum(_mlp_width(model, has_experts) for has_experts in layers)
     logits = (1 + mtp_layers) * h * model.padded_vocab_size
-    per_token = layers * products + matrices * h * mlps + mtp_layers * 2 * h * h + logits
-    return 3.0 * 2 * (per_token * tokens + layers * scores_and_values * pairs)
+    per_token = len(layers) * products + matrices * h * mlps + mtp_layers * 2 * h * h + logits
+    return 3.0 * 2 * (per_token * tokens + len(layers) * scores_and_values * pairs)
 
 
-def total_mlp_width(model: ModelConfig) -> int:
-    """Width of the MLPs that process a token, over all layers of the resolved `model`."""
-    return sum(mlp_width(model, layer) for layer in range(model.num_layers))
-
-
-def mlp_width(model: ModelConfig, layer: int) -> int:
+def _mlp_width(model: ModelConfig, has_experts: bool) -> int:
     """Width of the MLPs of a layer that process a token."""
     assert model.ffn_hidden_size
-    if not num_moe_layers(model, range(layer, layer + 1)):
+    if not has_experts:
         return model.ffn_hidden_size
     experts = model.moe_router_topk * (model.moe_ffn_hidden_size or 0)
     return experts + (model.moe_shared_expert_intermediate_size or 0)

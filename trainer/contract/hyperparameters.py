@@ -144,26 +144,23 @@ def check_changes(
 ) -> tuple[Change, ...]:
     """Check that the resolved `config` may resume from the `saved` sections, and return the changed hyperparameters.
 
-    `contents` are changed files, which must be named as well (`trainer.contract.provenance`). Keys that only one
-    side has, because the versions differ, are not compared, except for those of `_in_older_records`. With
-    `weights_only`, for `checkpoint.finetune`, only the keys that must fit the weights are compared, the checkpoint may
-    have MTP layers that the model lacks, and the result is empty.
+    `contents` are changed files, which must be named as well (`trainer.contract.provenance`). With `weights_only`, for
+    `checkpoint.finetune`, only the keys that must fit the weights are compared, the checkpoint may have MTP layers that
+    the model lacks, and the result is empty.
 
     Raises:
         ConfigError: checkpoint.changed names something that is not a hyperparameter.
         TrainerError: a shape differs, or a hyperparameter that is not named. Lists all of them.
     """
     check_names(config.checkpoint.changed)
-    differing = list(_differing(saved, config))
-    if weights_only:
-        differing = [change for change in differing if not _drops_mtp(change)]
-    if misfits := [change for change in differing if change.name in _fixed(config)]:
+    misfits, differing = compare(saved, config, weights_only=weights_only)
+    if misfits:
         raise TrainerError(f"the checkpoint belongs to another model: {_list(misfits)}")
     if weights_only:
         return ()
-    if misfits := [change for change in differing if change.name in FIXED_BY_OPTIMIZER_STATE]:
+    if regrouped := [change for change in differing if change.name in FIXED_BY_OPTIMIZER_STATE]:
         raise TrainerError(
-            f"the checkpoint's optimizer state is grouped differently: {_list(misfits)}. Keep its groups, or load "
+            f"the checkpoint's optimizer state is grouped differently: {_list(regrouped)}. Keep its groups, or load "
             "only its weights with checkpoint.load and checkpoint.finetune: true"
         )
     changes = [*(change for change in differing if change.name not in FREE), *contents]
@@ -188,7 +185,7 @@ def check_finished(
     Raises:
         TrainerError: something differs. Lists all differences.
     """
-    differing = [change for change in _differing(saved, config) if change.name not in FREE]
+    differing = [change for change in differences(saved, config) if change.name not in FREE]
     differing += contents
     if not differing:
         return
@@ -275,7 +272,27 @@ def _drops_mtp(change: Change) -> bool:
     return change.name == "model.mtp_num_layers" and change.after is None
 
 
-def _differing(saved: Mapping[str, Mapping[str, Any]], config: TrainerConfig) -> Iterator[Change]:
+def compare(
+    saved: Mapping[str, Mapping[str, Any]], config: TrainerConfig, *, weights_only: bool
+) -> tuple[list[Change], list[Change]]:
+    """The `differences` that do not fit the weights of the checkpoint, and the others.
+
+    With `weights_only`, for `checkpoint.finetune`, the others do not matter and are left out, and the checkpoint may
+    have MTP layers that the model lacks.
+    """
+    differing, fixed = list(differences(saved, config)), _fixed(config)
+    if weights_only:
+        differing = [change for change in differing if not _drops_mtp(change)]
+    misfits = [change for change in differing if change.name in fixed]
+    return misfits, [] if weights_only else [change for change in differing if change.name not in fixed]
+
+
+def differences(saved: Mapping[str, Mapping[str, Any]], config: TrainerConfig) -> Iterator[Change]:
+    """Yields the keys whose values in the `saved` sections differ from those of the resolved `config`.
+
+    Keys that only one side has, because the versions differ, are not compared, except for those of
+    `_in_older_records`.
+    """
     for section, keys in sections(config).items():
         saved_keys = saved.get(section, {})
         if saved_keys:

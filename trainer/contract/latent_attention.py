@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from trainer.contract.config import ModelConfig, RopeScaling
+from trainer.contract.unused_keys import Mistake, unused_keys
 
 LATENT_WIDTHS = {"kv_lora_rank": 512, "qk_head_dim": 128, "qk_pos_emb_head_dim": 64, "v_head_dim": 128}
 """Megatron-Core's defaults of the widths of latents and heads."""
@@ -64,14 +65,11 @@ def latent_width(model: ModelConfig) -> int:
     return (model.q_lora_rank or 0) + (model.kv_lora_rank or 0) if model.multi_latent_attention else 0
 
 
-def latent_attention_problems(model: ModelConfig) -> Iterator[tuple[str, str, str]]:
-    """Keys that contradict multi_latent_attention, or that need it: the key, the reason, and what to do."""
+def latent_attention_problems(model: ModelConfig) -> Iterator[Mistake]:
+    """Keys that contradict multi_latent_attention, or that need it."""
     if not model.multi_latent_attention:
-        given = [key for key in KEYS if getattr(model, key) is not None]
-        if given:
-            others = f". The same applies to {', '.join(given[1:])}" if given[1:] else ""
-            advice = f"set it, or set {' and '.join(given)} to null"
-            yield given[0], f"requires multi_latent_attention = true{others}", advice
+        needed = "set multi_latent_attention to true"
+        yield from unused_keys(model, KEYS, "multi_latent_attention is false", needed)
         return
     if model.position_embedding_type != "rope":
         reason = f"requires position_embedding_type = rope, but it is {model.position_embedding_type}"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from trainer.contract.config import ModelConfig
-from trainer.contract.experts import num_moe_layers
+from trainer.contract.experts import moe_layer_pattern
 from trainer.contract.wording import one_of
 
 Form = Literal["same", "fp32", "vocabulary", "transposed", "gate_up", "qkv", "qkv_conv1d"]
@@ -71,12 +71,12 @@ def layer_places(model: ModelConfig) -> Iterator[tuple[Place, bool]]:
 
     Megatron-Core stacks layers only if all have the same tensors.
     """
-    has_experts = [num_moe_layers(model, range(n, n + 1)) > 0 for n in range(model.num_layers)]
-    if len(set(has_experts)) == 1:
-        yield STACKED, has_experts[0]
+    pattern = moe_layer_pattern(model)
+    if len(set(pattern)) == 1:
+        yield STACKED, pattern[0]
         return
-    for number, kind in enumerate(has_experts):
-        yield Place(f"{LAYERS}{number}.", f"model.layers.{number}."), kind
+    for number, has_experts in enumerate(pattern):
+        yield Place(f"{LAYERS}{number}.", f"model.layers.{number}."), has_experts
 
 
 def as_yaml(value: object) -> str:

@@ -24,8 +24,9 @@ from trainer.contract.config import (
     TrainerConfig,
     TrainingConfig,
 )
-from trainer.contract.experts import Mistake, default_width, expert_checks, expert_tensor_parallel_size
+from trainer.contract.experts import default_width, expert_checks, expert_tensor_parallel_size
 from trainer.contract.latent_attention import latent_attention_problems, resolve_latent_attention
+from trainer.contract.unused_keys import Mistake
 from trainer.contract.wording import counted
 
 WARMUP_TOKENS = 375_000_000

@@ -146,7 +146,7 @@ def reporting_lost_peers(ranks: Ranks, where: Callable[[], str]) -> Iterator[Non
     try:
         yield
     except RuntimeError as error:
-        if not _is_transport_error(error):
+        if not is_transport_error(error):
             raise
         reason = str(error).strip().splitlines()[0].split(". This is typically")[0]
         raise LostPeersError(
@@ -154,7 +154,8 @@ def reporting_lost_peers(ranks: Ranks, where: Callable[[], str]) -> Iterator[Non
         ) from error
 
 
-def _is_transport_error(error: RuntimeError) -> bool:
+def is_transport_error(error: RuntimeError) -> bool:
+    """True if a connection between ranks failed: an error of gloo, NCCL or the store."""
     return isinstance(error, torch.distributed.DistError) or any(name in str(error) for name in GLOO_ERRORS)
 
 

@@ -19,13 +19,26 @@ def check_layout(config: TrainerConfig, *, trains: bool = True) -> None:
     Raises:
         ConfigError: the first rule that is violated, with its numbers.
     """
-    model, layout, training = config.model, config.parallelism, config.training
+    _check_ranks_and_batches(config)
+    _check_pipeline(config)
+    _check_own_layers(config.model, config)
+    _check_tensors(config)
+    _check_experts(config, trains)
+    if trains:
+        _check_gradients(config)
+    _check_recomputation(config)
+    if config.training.cuda_graph_impl != "none":
+        _check_graphs(config)
+
+
+def _check_ranks_and_batches(config: TrainerConfig) -> None:
+    """Check that all data-parallel ranks get complete microbatches, and a multiple of PP if stages are interleaved."""
+    layout, training = config.parallelism, config.training
     tp, pp, cp = (
         layout.tensor_model_parallel_size,
         layout.pipeline_model_parallel_size,
         layout.context_parallel_size,
     )
-    vpp = layout.virtual_pipeline_model_parallel_size
     _require_multiple(config.world_size, "world_size", tp * pp * cp, f"TP x PP x CP = {tp} x {pp} x {cp}")
     dp = config.world_size // (tp * pp * cp)
     micro = training.micro_batch_size
@@ -33,33 +46,23 @@ def check_layout(config: TrainerConfig, *, trains: bool = True) -> None:
         raise ConfigError(f"training.rampup_batch_size = {list(training.rampup_batch_size)} {problem}")
     for size in batch_sizes(training):
         _require_multiple(size, "global_batch_size", micro * dp, f"micro_batch_size x DP = {micro} x {dp}")
-        if vpp is not None:
+        if layout.virtual_pipeline_model_parallel_size is not None:
             num_microbatches = size // (micro * dp)
             _require_multiple(num_microbatches, f"microbatches of a global_batch_size of {size}", pp, "PP")
+
+
+def _check_pipeline(config: TrainerConfig) -> None:
+    """Check that the pipeline stages, or their virtual stages, hold all layers."""
+    model, layout = config.model, config.parallelism
+    pp, vpp = layout.pipeline_model_parallel_size, layout.virtual_pipeline_model_parallel_size
     for key, reason, hint in split_problems(model.num_layers, layout, model.mtp_num_layers):
         raise ConfigError(f"parallelism.{key} = {getattr(layout, key)} {reason}{hint and f'; {hint}'}")
     if not uneven_keys(layout):
         _require_multiple(model.num_layers, "num_layers", pp * (vpp or 1), f"PP x VPP = {pp} x {vpp or 1}")
-    _check_own_layers(model, config)
-    _require_multiple(model.num_attention_heads, "num_attention_heads", tp, "TP")
-    _require_multiple(model.padded_vocab_size, "padded_vocab_size", tp, "TP")
-    if cp > 1:
-        _require_multiple(model.seq_length, "seq_length", 2 * cp, "2 x CP")
     if vpp is not None and pp == 1:
         raise ConfigError(
             f"virtual_pipeline_model_parallel_size = {vpp} needs pipeline_model_parallel_size > 1"
         )
-    _check_experts(model, config, trains)
-    if trains:
-        _check_gradients(config)
-    if "mlp" in (training.recompute_modules or ()) and model.add_bias_linear:
-        # Core's checkpoint of the MLP returns the bias, so its backward pass would never end.
-        raise ConfigError(
-            "training.recompute_modules contains mlp, but megatron-core cannot recompute an MLP with biases. Set "
-            "model.add_bias_linear to false or remove mlp"
-        )
-    if training.cuda_graph_impl != "none":
-        _check_graphs(config)
 
 
 def _check_own_layers(model: ModelConfig, config: TrainerConfig) -> None:
@@ -74,9 +77,19 @@ def _check_own_layers(model: ModelConfig, config: TrainerConfig) -> None:
         )
 
 
-def _check_experts(model: ModelConfig, config: TrainerConfig, trains: bool) -> None:
+def _check_tensors(config: TrainerConfig) -> None:
+    """Check that TP divides heads and embedding, and CP the sequence."""
+    model, layout = config.model, config.parallelism
+    tp, cp = layout.tensor_model_parallel_size, layout.context_parallel_size
+    _require_multiple(model.num_attention_heads, "num_attention_heads", tp, "TP")
+    _require_multiple(model.padded_vocab_size, "padded_vocab_size", tp, "TP")
+    if cp > 1:
+        _require_multiple(model.seq_length, "seq_length", 2 * cp, "2 x CP")
+
+
+def _check_experts(config: TrainerConfig, trains: bool) -> None:
     """Check the layout of experts: EP x ETP of the ranks of a pipeline stage, which are also TP x CP x DP."""
-    layout = config.parallelism
+    model, layout = config.model, config.parallelism
     tp, pp, ep = (
         layout.tensor_model_parallel_size,
         layout.pipeline_model_parallel_size,
@@ -114,6 +127,15 @@ def _check_gradients(config: TrainerConfig) -> None:
         raise ConfigError(
             f"multi_latent_attention with tensor_model_parallel_size = {tp} requires sequence_parallel = true. "
             "Otherwise, Megatron-Core does not add up the gradients of the key that all heads share"
+        )
+
+
+def _check_recomputation(config: TrainerConfig) -> None:
+    if "mlp" in (config.training.recompute_modules or ()) and config.model.add_bias_linear:
+        # Core's checkpoint of the MLP returns the bias, so its backward pass would never end.
+        raise ConfigError(
+            "training.recompute_modules contains mlp, but megatron-core cannot recompute an MLP with biases. Set "
+            "model.add_bias_linear to false or remove mlp"
         )
 
 

@@ -87,7 +87,10 @@ class HuggingFaceDirectory:
 def _read_config(path: Path) -> tuple[Family, ModelConfig]:
     file = path / "config.json"
     if not path.is_dir():
-        raise TrainerError(f"{path} is not a directory. Name a local copy of a Hugging Face model")
+        raise TrainerError(
+            f"{path} is not a directory. Name a local copy of a Hugging Face model, "
+            "from hf download MODEL --local-dir DIR"
+        )
     document = read_json(file)
     try:
         return model_of(document)

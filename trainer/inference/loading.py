@@ -14,8 +14,9 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from torch.distributed.checkpoint.api import CheckpointException
 
 from trainer.checkpoint import state as contents
+from trainer.checkpoint.finding import MAX_PROBLEMS
 from trainer.checkpoint.foreign import read_model
-from trainer.checkpoint.loading import MAX_PROBLEMS, raise_environment_fault
+from trainer.checkpoint.loading_errors import raise_environment_fault
 from trainer.contract.checkpoint_files import Checkpoint
 from trainer.contract.config import TrainerConfig
 from trainer.contract.errors import TrainerError

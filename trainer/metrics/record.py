@@ -19,6 +19,7 @@ import torch
 
 from trainer.contract.config import TrainerConfig, TrainingConfig
 from trainer.contract.flops import FORMULA, flops, flops_per_sample, visible_pairs
+from trainer.contract.ranks import model_parallel_size
 from trainer.contract.run_directory import RunDirectory
 from trainer.faults.stragglers import Place, Straggler
 from trainer.metrics import experts
@@ -32,7 +33,7 @@ from trainer.model.experts import moe_layers
 from trainer.step import StepResult
 
 if TYPE_CHECKING:
-    from trainer.checkpoint.loading import Source
+    from trainer.checkpoint.finding import Source
     from trainer.checkpoint.saving import SaveEvent
 
 GIB = 2**30
@@ -86,11 +87,6 @@ class Metrics:
         """Record configuration, hosts and checkpoint of this attempt, and log the basis of its FLOP numbers."""
         config, layout = self._config, self._config.parallelism
         precision, peak = precision_name(config.training), config.peak_tflops
-        model_ranks = (
-            layout.tensor_model_parallel_size
-            * layout.pipeline_model_parallel_size
-            * layout.context_parallel_size
-        )
         self._write(
             "start",
             iteration,
@@ -102,7 +98,7 @@ class Metrics:
                 "tp": layout.tensor_model_parallel_size,
                 "pp": layout.pipeline_model_parallel_size,
                 "cp": layout.context_parallel_size,
-                "dp": config.world_size // model_ranks,
+                "dp": config.world_size // model_parallel_size(layout),
                 **experts.layout(config),
                 "vpp": layout.virtual_pipeline_model_parallel_size or 1,
                 "flop_formula": FORMULA,

@@ -24,7 +24,7 @@ from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.transformer.spec_utils import ModuleSpec
 
 from trainer.contract.config import ModelConfig
-from trainer.contract.experts import num_moe_layers
+from trainer.contract.experts import moe_layer_pattern
 from trainer.model.kernels import Kernels
 
 LOSSES = 2
@@ -174,7 +174,7 @@ def take_statistics(routers: Sequence[Router], config: ModelConfig, device: torc
 
 def moe_layers(config: ModelConfig) -> list[int]:
     """Numbers of the MoE layers, from 0."""
-    return [layer for layer in range(config.num_layers) if num_moe_layers(config, range(layer, layer + 1))]
+    return [layer for layer, has_experts in enumerate(moe_layer_pattern(config)) if has_experts]
 
 
 def expert_biases(routers: Sequence[Router]) -> list[torch.Tensor]:

@@ -41,7 +41,7 @@ def block_submodules(
     With `separate_documents`, the attention takes the boundaries of documents in place of a mask. This module's always
     does.
     """
-    norm: type[torch.nn.Module] = LayerNorm if config.normalization == "LayerNorm" else RMSNorm
+    norm: type[torch.nn.Module] = _norm(config)
     if use_transformer_engine:
         from megatron.core.extensions.transformer_engine import TENorm
 
@@ -97,7 +97,7 @@ def layer_spec(
 
 def _use_torch(layer: ModuleSpec, config: TransformerConfig) -> None:
     """Replace norms and attention of Core's local `layer`."""
-    norm = LayerNorm if config.normalization == "LayerNorm" else RMSNorm
+    norm = _norm(config)
     layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = norm
     attention = layer.submodules.self_attention.submodules
     attention.core_attention = CoreAttention
@@ -107,34 +107,31 @@ def _use_torch(layer: ModuleSpec, config: TransformerConfig) -> None:
         attention.q_layernorm = attention.k_layernorm = norm
 
 
-class LayerNorm(torch.nn.LayerNorm):
-    """torch's LayerNorm with the constructor that Megatron-Core expects."""
+class _Norm(torch.nn.Module):
+    """What both norms add to torch's: the constructor that Megatron-Core expects, and the sum of gradients."""
 
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5) -> None:
         super().__init__(hidden_size, eps=eps)
-        _mark_sequence_parallel(self, config)
+        # Each tensor-parallel rank normalizes part of the sequence, so finalize_model_grads must sum their gradients.
+        for parameter in self.parameters():
+            parameter.sequence_parallel = config.sequence_parallel
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Normalize the last axis. Keeps no view of the QKV projection, as `CoreAttention`."""
-        return super().forward(x.contiguous())
+        normalized: torch.Tensor = super().forward(x.contiguous())
+        return normalized
 
 
-class RMSNorm(torch.nn.RMSNorm):
-    """torch's RMSNorm with the constructor that Megatron-Core expects."""
-
-    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5) -> None:
-        super().__init__(hidden_size, eps=eps)
-        _mark_sequence_parallel(self, config)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Normalize the last axis. Keeps no view of the QKV projection, as `CoreAttention`."""
-        return super().forward(x.contiguous())
+class LayerNorm(_Norm, torch.nn.LayerNorm):
+    """torch's LayerNorm as a part of Megatron-Core's layers."""
 
 
-def _mark_sequence_parallel(norm: torch.nn.Module, config: TransformerConfig) -> None:
-    # Each tensor-parallel rank normalizes part of the sequence, so finalize_model_grads must sum their gradients.
-    for parameter in norm.parameters():
-        parameter.sequence_parallel = config.sequence_parallel
+class RMSNorm(_Norm, torch.nn.RMSNorm):
+    """torch's RMSNorm as a part of Megatron-Core's layers."""
+
+
+def _norm(config: TransformerConfig) -> type[LayerNorm | RMSNorm]:
+    return LayerNorm if config.normalization == "LayerNorm" else RMSNorm
 
 
 class CoreAttention(MegatronModule):

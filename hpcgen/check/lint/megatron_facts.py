@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from typing import Any
 
 from hpcgen.check.lint.job import Job
@@ -28,6 +27,7 @@ from trainer.contract.config import (
 )
 from trainer.contract.experts import expert_tensor_parallel_size
 from trainer.contract.pipeline import layout_rows
+from trainer.contract.ranks import fewest_ranks, model_parallel_size
 
 
 def facts(job: Job, launch: Launch) -> Facts | None:
@@ -38,19 +38,17 @@ def facts(job: Job, launch: Launch) -> Facts | None:
     layout = _layout(launch)
     if layout is None:
         return None
-    tensor, pipeline = layout.tensor_model_parallel_size, layout.pipeline_model_parallel_size
-    model_parallel = tensor * pipeline * layout.context_parallel_size
-    of_experts = layout.expert_model_parallel_size * expert_tensor_parallel_size(layout)
-    nodes, ranks = job.world_size(launch) or (1, math.lcm(model_parallel, of_experts * pipeline))
+    nodes, ranks = job.world_size(launch) or (1, fewest_ranks(layout))
     micro_batch = _or(integer(launch, "micro-batch-size"), 1)
-    data_parallel = max(1, nodes * ranks // model_parallel)
+    data_parallel = max(1, nodes * ranks // model_parallel_size(layout))
     return Facts(
         model=_model(launch, layout),
         parallelism=layout,
         training=TrainingConfig(
             micro_batch_size=micro_batch,
             global_batch_size=_or(
-                integer(launch, "global-batch-size"), micro_batch * data_parallel * pipeline
+                integer(launch, "global-batch-size"),
+                micro_batch * data_parallel * layout.pipeline_model_parallel_size,
             ),
             train_iters=_or(integer(launch, "train-iters"), 1_000_000),
         ),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,6 +21,8 @@ from hpcgen.config.cluster import ClusterConfig
 from hpcgen.config.fields import Name, constraint_problems
 from hpcgen.config.node_type import NodeType
 from hpcgen.errors import ConfigErrors, HpcgenError, Mistake
+from trainer.contract.config import ParallelismConfig
+from trainer.contract.ranks import fewest_ranks
 
 NEEDED = (
     "model.num_layers", "model.hidden_size", "model.num_attention_heads", "model.seq_length",
@@ -38,6 +39,11 @@ EXAMPLES = {
     "data.tokenizer": "data.tokenizer={kind: huggingface, tokenizer_file: PATH}",
 }
 """Keys whose value is not a single word -> how to set one with --set."""
+
+PARALLEL_SIZES = (
+    "tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size",
+    "expert_model_parallel_size", "expert_tensor_parallel_size",
+)  # fmt: skip
 
 TIME = "1-00:00:00"
 
@@ -190,7 +196,7 @@ def _needed(job: Job, launch: Launch, carried: Carried, node_type: NodeType) -> 
     if carried.get("slurm.train.nodes") is None:
         nodes = _fewest_nodes(carried, node_type)
         carried.put("slurm.train.nodes", nodes)
-        why = f"the script does not set it; one replica of the model needs {nodes}"
+        why = f"the script does not set it; its parallel sizes need {nodes}"
         carried.leave(job.script.first_directive, "the number of nodes", why)
     _time_limit(job, carried)
 
@@ -215,10 +221,9 @@ def _defaults(job: Job, carried: Carried) -> None:
 
 
 def _fewest_nodes(carried: Carried, node_type: NodeType) -> int:
-    """Number of nodes that hold one replica of the model."""
-    sizes = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
-    ranks = math.prod(int(carried.get(f"parallelism.{name}") or 1) for name in sizes)
-    return -(-ranks // (node_type.gpus_per_node or 1))
+    """Number of nodes whose GPUs the parallel sizes divide."""
+    sizes = {key: size for key in PARALLEL_SIZES if (size := carried.get(f"parallelism.{key}"))}
+    return -(-fewest_ranks(ParallelismConfig(**sizes)) // (node_type.gpus_per_node or 1))
 
 
 def _name(text: str) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 
 from hpcgen.planning.layout import Layout
@@ -14,7 +15,7 @@ from hpcgen.planning.model_size import (
     replicated_parameter_count,
 )
 from trainer.contract.config import TrainingConfig
-from trainer.contract.experts import num_moe_layers
+from trainer.contract.experts import moe_layer_pattern
 from trainer.contract.pipeline import embedding_stages, mtp_stage
 
 
@@ -67,13 +68,11 @@ def parameter_bytes(setup: Setup, stage: int) -> int:
 def stage_parameter_counts(setup: Setup, stage: int) -> Counts:
     """Numbers of parameters of a pipeline stage on one device."""
     model, layout = setup.model, setup.layout
-    total = Counts()
-    for layers in layout.layers_of_stage(stage):
-        moe_layers = num_moe_layers(model, layers)
-        for has_experts, count in ((False, len(layers) - moe_layers), (True, moe_layers)):
-            if count:
-                of_layer = _layer_counts(setup, has_experts=has_experts)
-                total += Counts(layers=count * of_layer.layers, experts=count * of_layer.experts)
+    pattern, total = moe_layer_pattern(model), Counts()
+    kinds = Counter(pattern[number] for layers in layout.layers_of_stage(stage) for number in layers)
+    for has_experts, count in kinds.items():
+        of_layer = _layer_counts(setup, has_experts=has_experts)
+        total += Counts(layers=count * of_layer.layers, experts=count * of_layer.experts)
     return total + _end_counts(setup, stage)
 
 

@@ -13,7 +13,7 @@ from hpcgen.planning.memory.output import loss_bytes, mtp_bytes, recomputes_mtp
 from hpcgen.planning.memory.parameters import parameter_bytes, table_parameter_count
 from hpcgen.planning.memory.setup import Setup
 from hpcgen.planning.model_size import last_layer_has_experts
-from trainer.contract.experts import num_moe_layers
+from trainer.contract.experts import moe_layer_pattern
 from trainer.contract.pipeline import mtp_chunk, mtp_stage
 
 GIB = 1024**3
@@ -95,10 +95,8 @@ def _has_mtp(setup: Setup, stage: int) -> bool:
 
 def _kinds(setup: Setup, stage: int) -> list[list[bool]]:
     """The layers of each model chunk of a stage: True for those with experts."""
-    return [
-        [num_moe_layers(setup.model, range(number, number + 1)) > 0 for number in layers]
-        for layers in setup.layout.layers_of_stage(stage)
-    ]
+    pattern = moe_layer_pattern(setup.model)
+    return [[pattern[number] for number in layers] for layers in setup.layout.layers_of_stage(stage)]
 
 
 def _activation_bytes(setup: Setup, stage: int, layers: dict[bool, Layer]) -> int:
@@ -107,7 +105,8 @@ def _activation_bytes(setup: Setup, stage: int, layers: dict[bool, Layer]) -> in
         _kept_bytes(setup, [layers[has_experts] for has_experts in chunk]) for chunk in _kinds(setup, stage)
     ]
     is_last = stage == setup.layout.pipeline_model_parallel_size - 1
-    of_mtp, after_layers = 0.0, [loss_bytes(setup)] if is_last else []
+    of_mtp = 0.0
+    after_layers: list[float] = [loss_bytes(setup)] if is_last else []
     if _has_mtp(setup, stage):
         layer = layers[last_layer_has_experts(setup.model)]
         of_mtp = mtp_bytes(setup, layer.kept)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hpcgen.planning.layout import model_parallel_size
 from hpcgen.planning.rules.facts import Facts, Rule, Violation, divisors, multiples, unread
 from hpcgen.planning.rules.parallelism import PP, VPP
 from hpcgen.text import counted
 from trainer.contract.batch_size import rampup_problem
+from trainer.contract.ranks import model_parallel_size
 
 GLOBAL_BATCH = "training.global_batch_size"
 RAMPUP = "training.rampup_batch_size"

@@ -50,15 +50,20 @@ def expert_layout_divides_world(facts: Facts) -> Iterator[Violation]:
         return
     stage = facts.world.size // axes.pipeline_model_parallel_size
     tensor, size = expert_tensor_parallel_size(axes), axes.expert_model_parallel_size
-    if stage % (tensor * size):
-        yield Violation(
-            path=EP if stage % tensor == 0 else ETP,
-            reason=f"results in ETP x EP = {tensor} x {size} = {tensor * size}, which does not divide the "
-            f"{counted(stage, 'rank')} of a pipeline stage ({stage} / {tensor * size})",
-            candidates=[d for d in divisors(stage // tensor, near=size) if experts % d == 0]
-            if stage % tensor == 0
-            else [d for d in divisors(axes.tensor_model_parallel_size, near=tensor) if stage % d == 0],
-        )
+    if stage % (tensor * size) == 0:
+        return
+    if stage % tensor == 0:
+        path, candidates = EP, [d for d in divisors(stage // tensor, near=size) if experts % d == 0]
+    else:
+        path = ETP
+        candidates = [d for d in divisors(axes.tensor_model_parallel_size, near=tensor) if stage % d == 0]
+    yield Violation(
+        path=path,
+        reason=f"results in ETP x EP = {tensor} x {size} = {tensor * size}, which does not divide the "
+        f"{counted(stage, 'rank')} of a pipeline stage ({stage} / {tensor * size})",
+        candidates=candidates,
+        advice=f"set {ETP} to 1" if path == EP and tensor > 1 and stage % size == 0 else "",
+    )
 
 
 def optimizer_instances_divide_expert_ranks(facts: Facts) -> Iterator[Violation]:

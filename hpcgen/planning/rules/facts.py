@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from hpcgen.planning.layout import Layout, expert_data_parallel_size, model_parallel_size
+from hpcgen.planning.layout import Layout, expert_data_parallel_size
 from hpcgen.text import counted
 from trainer.contract.config import (
     BlendConfig,
@@ -21,8 +21,9 @@ from trainer.contract.config import (
     TrainingConfig,
 )
 from trainer.contract.evaluation import EvaluationSettings
-from trainer.contract.experts import num_moe_layers
+from trainer.contract.experts import moe_layer_pattern
 from trainer.contract.pipeline import chunk_layers
+from trainer.contract.ranks import model_parallel_size
 from trainer.contract.resolve import resolve_model, resolve_optimizer
 
 
@@ -110,7 +111,7 @@ class Facts:
     @property
     def has_dense_layers(self) -> bool:
         """True if a layer has an MLP in place of experts."""
-        return num_moe_layers(self.model) < self.model.num_layers
+        return not all(moe_layer_pattern(self.model))
 
     @property
     def num_chunks(self) -> int:

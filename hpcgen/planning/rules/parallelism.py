@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from hpcgen.planning.layout import model_parallel_size
 from hpcgen.planning.rules.facts import Facts, Rule, Violation, divisors, multiples
 from trainer.contract.pipeline import split_problems, uneven_keys
+from trainer.contract.ranks import model_parallel_size
 
 TP = "parallelism.tensor_model_parallel_size"
 PP = "parallelism.pipeline_model_parallel_size"
@@ -217,6 +217,10 @@ def model_parallel_divides_world(facts: Facts) -> Iterator[Violation]:
     axes = facts.parallelism
     needed = model_parallel_size(axes)
     unit = needed // math.gcd(needed, facts.world.ranks_each)
+    more_tasks = ""
+    if facts.device == "cpu":
+        tasks = needed // math.gcd(needed, facts.world.count)
+        more_tasks = f"set {facts.world.path.replace('.nodes', '.ntasks_per_node')} to {tasks}, or "
     yield Violation(
         path=facts.world.path,
         reason=f"results in {facts.world}, which TP x PP x CP = {axes.tensor_model_parallel_size} x "
@@ -224,7 +228,7 @@ def model_parallel_divides_world(facts: Facts) -> Iterator[Violation]:
         f"({facts.world.size} / {needed})",
         candidates=multiples(unit, near=facts.world.count),
         offers=2,
-        advice=f"choose parallel sizes whose product divides {facts.world.size}",
+        advice=f"{more_tasks}choose parallel sizes whose product divides {facts.world.size}",
     )
 
 

@@ -1,0 +1,66 @@
+"""Distinguishes why a checkpoint could not be loaded: its content, the machine, or code that a file names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch.distributed.checkpoint.api import CheckpointException
+
+from trainer.checkpoint import unpickling
+from trainer.contract.errors import Scope, TrainerError
+from trainer.distributed.groups import is_transport_error
+from trainer.faults import storage
+
+GPU_ERRORS = ("CUDA error", "CUDA driver error", "NCCL error")
+"""Texts that identify the plain RuntimeErrors of a GPU that failed."""
+
+
+def raise_environment_fault(error: BaseException, path: Path) -> None:
+    """Raise the cause of a loading error, if the cause is not the content of the checkpoint `path`.
+
+    Raises:
+        TrainerError: the storage failed, which may be temporary; or a file names code, which was not run.
+        RuntimeError: the original error, if another rank is gone or the memory is full.
+    """
+    refuse_code(error, path)
+    causes = list(_causes(error))
+    for cause in causes:
+        if isinstance(cause, MemoryError | torch.OutOfMemoryError) or _is_machine_failure(cause):
+            raise cause
+    for cause in causes:
+        if isinstance(cause, OSError):
+            raise storage.storage_error(cause, path, scope=scope_of(error)) from error
+
+
+def refuse_code(error: BaseException, path: Path) -> None:
+    """Raise a TrainerError for an error of loading the checkpoint `path`, if the cause is a file that names code."""
+    for cause in _causes(error):
+        if reason := unpickling.forbidden(cause):
+            raise TrainerError(
+                f"{path}: {reason}. The code was not run. Do not load this checkpoint; find out who wrote its files",
+                scope=scope_of(error),
+            ) from error
+
+
+def scope_of(error: BaseException) -> Scope:
+    """The ranks that raise a loading error. torch raises CheckpointException on all of them."""
+    return Scope.ALL_RANKS if isinstance(error, CheckpointException) else Scope.ONE_RANK
+
+
+def _is_machine_failure(error: BaseException) -> bool:
+    """True if a connection between ranks or a GPU failed."""
+    return isinstance(error, RuntimeError) and (
+        is_transport_error(error) or any(name in str(error) for name in GPU_ERRORS)
+    )
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """An error, its causes, and the errors of all ranks in a CheckpointException."""
+    yield error
+    if isinstance(error, CheckpointException):
+        for failure, _ in error.failures.values():
+            yield from _causes(failure)
+    if error.__cause__ is not None:
+        yield from _causes(error.__cause__)
