@@ -14,6 +14,7 @@ import torch
 from trainer.contract.config import TrainerConfig, read_as
 from trainer.contract.errors import TrainerError
 from trainer.contract.memory_test import MemoryTestConfig, StageMemory
+from trainer.contract.ranks import model_parallel_size
 from trainer.contract.resolve import resolve
 from trainer.contract.run_directory import publish
 from trainer.distributed import device, one_rank
@@ -68,7 +69,7 @@ def prepared(config: TrainerConfig) -> TrainerConfig:
     The loss scale of fp16 starts at 1. With overflows, the optimizer would skip all steps and allocate no state.
     """
     stages, training = config.parallelism.pipeline_model_parallel_size, config.training
-    smallest = training.micro_batch_size * data_parallel_size(config)
+    smallest = training.micro_batch_size * config.world_size // model_parallel_size(config.parallelism)
     batch_size = training.global_batch_size
     if training.cuda_graph_impl == "none":
         batch_size = min(batch_size, MICROBATCHES_PER_STAGE * stages * smallest)
@@ -80,14 +81,6 @@ def prepared(config: TrainerConfig) -> TrainerConfig:
             data=dataclasses.replace(config.data, num_workers=0),
             optimizer=dataclasses.replace(config.optimizer, initial_loss_scale=1.0, min_loss_scale=1.0),
         )
-    )
-
-
-def data_parallel_size(config: TrainerConfig) -> int:
-    """Number of ranks that read different samples."""
-    axes = config.parallelism
-    return config.world_size // (
-        axes.tensor_model_parallel_size * axes.pipeline_model_parallel_size * axes.context_parallel_size
     )
 
 
