@@ -49,8 +49,10 @@ def check_training_data(plan: Plan) -> None:
 
 
 def _open_pairs(prefixes: Sequence[str]) -> list[Pair]:
-    """The pairs; none if a file is missing, or the extra `data`."""
-    if not all(Path(prefix + suffix).is_file() for prefix in prefixes for suffix in (".idx", ".bin")):
+    """The pairs; none if a file is missing, or the extra `data`. Without prefixes, numpy is not imported."""
+    if not prefixes or not all(
+        Path(prefix + suffix).is_file() for prefix in prefixes for suffix in (".idx", ".bin")
+    ):
         return []
     try:
         from hpcgen.data.pair import open_pair

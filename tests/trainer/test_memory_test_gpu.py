@@ -26,7 +26,10 @@ def stages_of(path: Path) -> list[dict[str, Any]]:
 
 
 def test_one_rank_allocates_what_its_training_does(tmp_path: Path) -> None:
-    document = gpt_config(write_corpus(tmp_path / "corpus"), tmp_path / "training", LLAMA | LARGE) | ON_GPU
+    document = (
+        gpt_config(write_corpus(tmp_path / "corpus", documents=400), tmp_path / "training", LLAMA | LARGE)
+        | ON_GPU
+    )
     document["training"] |= {"precision": "bf16", "train_iters": 3}
     trained = finished(document)
     peak = max(event["peak_memory_gib"] for event in trained.events if event["event"] == "step")
