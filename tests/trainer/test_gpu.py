@@ -21,6 +21,8 @@ from tests.trainer.runs import DEEPSEEK, GPT, LLAMA, MOE, QWEN, Run, finished, g
 
 TP2_SP = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
 PP2 = {"pipeline_model_parallel_size": 2}
+PP3_BEFORE_LOSS = {"pipeline_model_parallel_size": 3, "pipeline_model_parallel_layout": "Ett|ttm|L"}
+PP3_TWO_BEFORE_LOSS = PP3_BEFORE_LOSS | {"pipeline_model_parallel_layout": "Ett|ttmm|L"}
 TP2_PP2_SP = TP2_SP | PP2
 TP_OVERLAP = {"tp_comm_overlap": True}
 OVERLAP = {"overlap_grad_reduce": True, "overlap_param_gather": True}
@@ -128,6 +130,8 @@ def on(
         on(2, "deepseek", PP2, "PP2"),
         on(2, "predicting-tied", PP2, "PP2"),
         on(2, "latent", CP2, "CP2"),
+        on(3, "deepseek", PP3_TWO_BEFORE_LOSS, "PP3-before-loss"),
+        on(3, "predicting-tied", PP3_BEFORE_LOSS, "PP3-before-loss"),
         on(4, "moe", EP2 | PP2, "EP2xPP2"),
         on(4, "gpt", TP2_PP2_SP, "TP2xPP2+SP"),
         on(4, "gpt", OVERLAP, "DP4+overlap"),
