@@ -55,6 +55,17 @@ def stage_list(stages: Iterable[str] = STAGES) -> str:
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
+def _check_assignments(
+    context: click.Context, parameter: click.Parameter, assignments: tuple[str, ...]
+) -> tuple[str, ...]:
+    """Refuses `--set KEY VALUE` for its missing =, before VALUE is refused as an unknown argument."""
+    for assignment in assignments:
+        if "=" not in assignment:
+            example = "for example --set slurm.train.nodes=4"
+            raise click.BadParameter(f"{assignment!r} has no =; expected KEY.KEY=VALUE, {example}")
+    return assignments
+
+
 def override_option(command: Command) -> Command:
     """Adds --set, which overrides values of the run file."""
     return click.option(
@@ -62,6 +73,7 @@ def override_option(command: Command) -> Command:
         "overrides",
         multiple=True,
         metavar="A.B=C",
+        callback=_check_assignments,
         help="Override a value of the run file; repeatable.",
     )(command)
 

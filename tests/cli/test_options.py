@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpcgen.cli.options import program, short_path
+from tests.cli.command import hpcgen
 
 
 def test_the_command_is_named_as_the_user_can_call_it(
@@ -27,3 +28,14 @@ def test_the_command_is_named_as_the_user_can_call_it(
 def test_a_path_below_the_working_directory_is_relative(workplace: Path) -> None:
     assert short_path(workplace / "examples/a b") == "'examples/a b'"
     assert short_path(Path("/elsewhere/run")) == "/elsewhere/run"
+
+
+@pytest.mark.parametrize(
+    "command", [("validate", "train"), ("render", "train"), ("submit", "train"), ("validate",)]
+)
+def test_an_assignment_without_an_equals_sign_is_named(command: tuple[str, ...]) -> None:
+    """Not the value behind it, which would be an unknown stage or argument."""
+    ended = hpcgen(*command, "--set", "slurm.train.nodes", "4")
+    assert ended.status == 2
+    assert "'slurm.train.nodes' has no =; expected KEY.KEY=VALUE" in ended.stderr
+    assert "'4'" not in ended.stderr
