@@ -111,7 +111,7 @@ def _activation_bytes(setup: Setup, stage: int, layers: dict[bool, Layer]) -> in
         layer = layers[last_layer_has_experts(setup.model)]
         of_mtp = mtp_bytes(setup, layer.kept)
         chunks[-1] += of_mtp + _final_norm_bytes(setup, stage)
-        after_layers.append(_mtp_moment(setup, layer))
+        after_layers += _mtp_moments(setup, stage, layer)
     sizes = []
     for backward, numbers in microbatches_in_flight(setup.layout, stage):
         kept = setup.tokens * sum(number * size for number, size in zip(numbers, chunks, strict=True))
@@ -133,13 +133,21 @@ def _layer_moment(setup: Setup, stage: int, backward: int, layers: dict[bool, La
     return setup.tokens * size + (_waiting_gradient_bytes(setup) if stage == 0 else 0)
 
 
-def _mtp_moment(setup: Setup, layer: Layer) -> float:
-    """Bytes that are added in the backward pass of an MTP layer, which is like `layer`.
+def _mtp_moments(setup: Setup, stage: int, layer: Layer) -> list[float]:
+    """Bytes that are added in the backward passes of the MTP layers, which are like `layer`, and when these have ended.
 
-    The gradient of the embedding from one MTP layer waits for that of the next.
+    The gradient of the embedding from one MTP layer, or that of an output layer that shares it, waits for that of the
+    next MTP layer. The last one comes when the activations of all MTP layers are released.
     """
+    is_last = stage == setup.layout.pipeline_model_parallel_size - 1
+    shares = is_last and not setup.model.untie_embeddings_and_output_weights
+    gradients, of_table = min(_num_mtp(setup) + shares, 2), _table_gradient_bytes(setup)
     computing = layer.computing + (layer.kept if recomputes_mtp(setup) else 0)
-    return setup.tokens * computing + min(_num_mtp(setup), 2) * _table_gradient_bytes(setup)
+    after = 2 * setup.hidden_bytes - mtp_bytes(setup, layer.kept)
+    return [
+        setup.tokens * computing + (gradients - 1) * of_table,
+        setup.tokens * after + gradients * of_table,
+    ]
 
 
 def _final_norm_bytes(setup: Setup, stage: int) -> float:
@@ -215,11 +223,13 @@ def _exchanged_bytes(setup: Setup, stage: int) -> float:
     A stage refers to the gradient that it sent last, and releases outputs that are sent (trainer/model/core_config.py).
     An interleaved schedule also receives the next input and gradient while it computes
     (forward_backward_pipelining_with_interleaving in megatron/core/pipeline_parallel/schedules.py). If the loss is on
-    the stage after the MTP layers, these two stages exchange the outputs of all of them.
+    the stage after the MTP layers, these two stages exchange the outputs of all of them. Interleaved, they were seen to
+    hold five such tensors while another chunk computes: two inputs with their gradients, and the next input.
     """
-    number = 3 if setup.layout.virtual_pipeline_model_parallel_size > 1 else min(stage, 1)
+    is_interleaved = setup.layout.virtual_pipeline_model_parallel_size > 1
+    number = 3 if is_interleaved else min(stage, 1)
     if mtp_chunk(setup.parallelism) != -1 and stage >= mtp_stage(setup.parallelism):
-        number += _num_mtp(setup)
+        number = 5 * (1 + _num_mtp(setup)) if is_interleaved else number + _num_mtp(setup)
     return number * setup.sharded_hidden_bytes
 
 
