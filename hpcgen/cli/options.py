@@ -59,10 +59,10 @@ def _check_assignments(
     context: click.Context, parameter: click.Parameter, assignments: tuple[str, ...]
 ) -> tuple[str, ...]:
     """Refuses `--set KEY VALUE` for its missing =, before VALUE is refused as an unknown argument."""
+    from hpcgen.config.document import split_assignment
+
     for assignment in assignments:
-        if "=" not in assignment:
-            example = "for example --set slurm.train.nodes=4"
-            raise click.BadParameter(f"{assignment!r} has no =; expected KEY.KEY=VALUE, {example}")
+        split_assignment(assignment)
     return assignments
 
 

@@ -129,13 +129,8 @@ def override(assignment: str, typed_texts: TypedTexts = "quoted") -> Document:
     Raises:
         HpcgenError: the assignment is malformed, or its value is not YAML.
     """
-    path, equals, text = assignment.partition("=")
-    where = f"--set {assignment}"
-    if not equals or not re.fullmatch(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", path):
-        raise HpcgenError(
-            f"{_printable(where)}: expected KEY.KEY=VALUE", "for example --set slurm.train.nodes=4"
-        )
-    walk = _Walk(_printable(where), text)
+    path, text = split_assignment(assignment)
+    walk = _Walk(_printable(f"--set {assignment}"), text)
     origin = _printable(f"--set {path}")
     values: Any = None if walk.root is None else walk.plain()
     is_scalar = walk.root is None or walk.root.id == "scalar"
@@ -147,6 +142,19 @@ def override(assignment: str, typed_texts: TypedTexts = "quoted") -> Document:
     document = constant(values, origin)
     own = {known: where for known, where in document.origins.items() if _inside(known, path)}
     return Document(document.values, own)
+
+
+def split_assignment(assignment: str) -> tuple[str, str]:
+    """The dotted path and the text of the value of one `--set a.b=c`.
+
+    Raises:
+        HpcgenError: the assignment has no =, or the path is malformed.
+    """
+    path, equals, text = assignment.partition("=")
+    if equals and re.fullmatch(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", path):
+        return path, text
+    where = _printable(f"--set {assignment}")
+    raise HpcgenError(f"{where}: expected KEY.KEY=VALUE", "for example --set slurm.train.nodes=4")
 
 
 def read(path: Path) -> Document:

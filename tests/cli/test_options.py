@@ -37,5 +37,5 @@ def test_an_assignment_without_an_equals_sign_is_named(command: tuple[str, ...])
     """Not the value behind it, which would be an unknown stage or argument."""
     ended = hpcgen(*command, "--set", "slurm.train.nodes", "4")
     assert ended.status == 2
-    assert "'slurm.train.nodes' has no =; expected KEY.KEY=VALUE" in ended.stderr
+    assert "--set slurm.train.nodes: expected KEY.KEY=VALUE" in ended.stderr
     assert "'4'" not in ended.stderr
