@@ -4,24 +4,34 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from trainer.contract import rope_parameters
 from trainer.contract.config import ModelConfig
 from trainer.contract.expert_families import ExpertNames, experts
 from trainer.contract.experts import num_moe_layers
-from trainer.contract.llama_families import gated_mlp
+from trainer.contract.llama_families import ROTARY_KEYS, gated_mlp
 from trainer.contract.model_family import Family, Place, Weight, head, layer_places
 
-WIDTHS = {
+KEYS = ROTARY_KEYS | {
     "q_lora_rank": "q_lora_rank",
     "kv_lora_rank": "kv_lora_rank",
     "qk_head_dim": "qk_nope_head_dim",
     "qk_pos_emb_head_dim": "qk_rope_head_dim",
     "v_head_dim": "v_head_dim",
 }
-"""Keys of ModelConfig -> of config.json."""
+"""Keys of ModelConfig -> of config.json, in every model."""
+
+EXPERT_KEYS = {
+    "num_moe_experts": "n_routed_experts",
+    "moe_router_topk": "num_experts_per_tok",
+    "moe_ffn_hidden_size": "moe_intermediate_size",
+    "moe_router_topk_scaling_factor": "routed_scaling_factor",
+    "moe_router_num_groups": "n_group",
+    "moe_router_group_topk": "topk_group",
+}
+"""The same for layers with experts."""
 
 NAMES = ExpertNames("mlp.gate", "mlp.experts", "gate_proj", "up_proj", "down_proj")
 
@@ -32,6 +42,9 @@ NORM_EPSILON = 1e-6
 @dataclass(frozen=True, kw_only=True)
 class DeepSeekV3(Family):
     """DeepSeek-V3: dense layers, followed by layers with experts that are chosen by sigmoid and a bias."""
+
+    keys: Mapping[str, str] = field(default_factory=lambda: KEYS)
+    expert_keys: Mapping[str, str] = field(default_factory=lambda: EXPERT_KEYS)
 
     def expresses(self, model: ModelConfig) -> dict[str, tuple[Any, ...]]:
         """Latent attention with norms, RMSNorm and SwiGLU, without biases."""
@@ -68,16 +81,9 @@ class DeepSeekV3(Family):
     def to_config(self, model: ModelConfig) -> dict[str, Any]:
         """The shape, and the number of dense layers before those with experts."""
         return {
-            "max_position_embeddings": model.max_position_embeddings,
-            "hidden_size": model.hidden_size,
-            "intermediate_size": model.ffn_hidden_size,
-            "num_hidden_layers": model.num_layers,
-            "num_attention_heads": model.num_attention_heads,
+            **super().to_config(model),
             "num_key_value_heads": model.num_attention_heads,
-            **{name: getattr(model, key) for key, name in WIDTHS.items()},
             "hidden_act": "silu",
-            "rms_norm_eps": model.layernorm_epsilon,
-            "attention_dropout": model.attention_dropout,
             "attention_bias": False,
             "rope_interleave": True,
             "first_k_dense_replace": model.num_layers - num_moe_layers(model),
@@ -88,28 +94,26 @@ class DeepSeekV3(Family):
 
     def from_config(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """The model section. Training sequences have the length before the rotary embedding was scaled."""
-        rope = rope_parameters.from_config(config)
-        length = config["max_position_embeddings"]
         return {
-            "num_layers": config["num_hidden_layers"],
-            "hidden_size": config["hidden_size"],
-            "num_attention_heads": config["num_attention_heads"],
-            "ffn_hidden_size": config["intermediate_size"],
-            "max_position_embeddings": length,
-            "seq_length": (rope["rope_scaling"] or {}).get("original_max_position_embeddings", length),
-            "position_embedding_type": "rope",
-            **rope,
+            **super().from_config(config),
+            **rope_parameters.from_config(config),
             "multi_latent_attention": True,
-            **{key: config[name] for key, name in WIDTHS.items()},
             "qk_layernorm": True,
             "normalization": "RMSNorm",
-            "layernorm_epsilon": config["rms_norm_eps"],
             "swiglu": True,
             "add_bias_linear": False,
-            "attention_dropout": config["attention_dropout"],
-            "mtp_num_layers": config.get("num_nextn_predict_layers") or None,
+            "mtp_num_layers": config["num_mtp_layers"] or None,
             **_expert_section(config),
         }
+
+    def contradictions(self, config: Mapping[str, Any]) -> Iterator[str]:
+        """Yields grouped queries and another width of the rotated part, which latent attention does not have."""
+        for key, same in (("num_key_value_heads", "num_attention_heads"), ("head_dim", "qk_rope_head_dim")):
+            if config[key] not in (None, config[same]):
+                yield f"{key} = {config[key]} differs from {same} = {config[same]}, which is not supported"
+        if config["qk_rope_head_dim"] % 2:
+            yield f"qk_rope_head_dim = {config['qk_rope_head_dim']} is odd, but the rotary embedding needs pairs"
+        yield from rope_parameters.contradictions(config)
 
     def stored(self, model: ModelConfig, names: Collection[str]) -> ModelConfig:
         """`model` without MTP layers if the files have none, as those that transformers saves."""
@@ -168,13 +172,8 @@ def _experts(model: ModelConfig) -> dict[str, tuple[Any, ...]]:
 def _expert_config(model: ModelConfig) -> dict[str, Any]:
     width, shared = model.moe_ffn_hidden_size or 1, model.moe_shared_expert_intermediate_size or 0
     return {
-        "n_routed_experts": model.num_moe_experts,
-        "num_experts_per_tok": model.moe_router_topk,
-        "moe_intermediate_size": width,
+        **{name: getattr(model, key) or 1 for key, name in EXPERT_KEYS.items()},
         "n_shared_experts": shared // width,
-        "routed_scaling_factor": model.moe_router_topk_scaling_factor or 1.0,
-        "n_group": model.moe_router_num_groups or 1,
-        "topk_group": model.moe_router_group_topk or 1,
         "norm_topk_prob": True,
         "scoring_func": "sigmoid",
         "topk_method": "noaux_tc",
@@ -186,17 +185,15 @@ def _expert_section(config: Mapping[str, Any]) -> dict[str, Any]:
     num_layers, dense = config["num_hidden_layers"], config["first_k_dense_replace"]
     if dense >= num_layers:
         return {}
-    groups = config["n_group"] if config["n_group"] != 1 else None
+    no_groups = (
+        dict.fromkeys(("moe_router_num_groups", "moe_router_group_topk")) if config["n_group"] == 1 else {}
+    )
     return {
-        "num_moe_experts": config["n_routed_experts"],
+        **{key: config[name] for key, name in EXPERT_KEYS.items()},
+        **no_groups,
         "moe_layer_freq": [0] * dense + [1] * (num_layers - dense) if dense else None,
-        "moe_ffn_hidden_size": config["moe_intermediate_size"],
         "moe_shared_expert_intermediate_size": config["n_shared_experts"] * config["moe_intermediate_size"],
-        "moe_router_topk": config["num_experts_per_tok"],
         "moe_router_score_function": "sigmoid",
-        "moe_router_topk_scaling_factor": config["routed_scaling_factor"],
-        "moe_router_num_groups": groups,
-        "moe_router_group_topk": groups and config["topk_group"],
         "moe_router_enable_expert_bias": True,
         "moe_router_load_balancing_type": "none",
     }

@@ -10,6 +10,7 @@ from trainer.contract.config import ModelConfig
 from trainer.contract.experts import moe_layer_pattern
 from trainer.contract.llama_families import Llama, linear
 from trainer.contract.model_family import Place, Weight
+from trainer.contract.wording import shown
 
 A_NUMBER = "a number"
 """Placeholder in a message for the values that a family can express."""
@@ -48,8 +49,6 @@ class ExpertLlama(Llama):
     """A family whose layers are Llama's with experts that softmax chooses, without shared experts."""
 
     names: ExpertNames
-    num_experts_keys: tuple[str, ...]
-    """Keys of config.json for the number of experts. transformers 5 renames some of them."""
     has_dense_layers: bool = False
     """Some layers may be dense. Then their width has a key of its own."""
     normalizes: tuple[bool, ...] = (True,)
@@ -78,16 +77,11 @@ class ExpertLlama(Llama):
 
     def to_config(self, model: ModelConfig) -> dict[str, Any]:
         """Llama's keys, and those of experts."""
-        config = super().to_config(model) | {
-            self.num_experts_keys[0]: model.num_moe_experts,
-            "num_experts_per_tok": model.moe_router_topk,
-            "router_aux_loss_coef": model.moe_aux_loss_coeff,
-        }
+        config = super().to_config(model)
         if not self.has_dense_layers:
-            return config | {"intermediate_size": model.moe_ffn_hidden_size}
+            return config
         dense = [layer for layer, has_experts in enumerate(moe_layer_pattern(model)) if not has_experts]
         return config | {
-            "moe_intermediate_size": model.moe_ffn_hidden_size,
             "decoder_sparse_step": 1,
             "mlp_only_layers": dense,
             "norm_topk_prob": not model.moe_router_pre_softmax,
@@ -95,20 +89,29 @@ class ExpertLlama(Llama):
 
     def from_config(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Llama's section, and the keys of experts."""
-        number = next((key for key in self.num_experts_keys if key in config), self.num_experts_keys[0])
-        section = super().from_config(config) | {
-            "num_moe_experts": config[number],
-            "moe_router_topk": config["num_experts_per_tok"],
-            "moe_aux_loss_coeff": config["router_aux_loss_coef"],
-        }
+        section = super().from_config(config)
         if not self.has_dense_layers:
-            return section | {"moe_ffn_hidden_size": config["intermediate_size"]}
-        dense, step = config["mlp_only_layers"] or (), config["decoder_sparse_step"]
-        layers = [
-            int(layer not in dense and (layer + 1) % step == 0) for layer in range(section["num_layers"])
-        ]
+            return section
+        layers = _layers_with_experts(config)
         return section | {
-            "moe_ffn_hidden_size": config["moe_intermediate_size"],
             "moe_layer_freq": None if all(layers) else layers,
             "moe_router_pre_softmax": not config["norm_topk_prob"],
         }
+
+    def contradictions(self, config: Mapping[str, Any]) -> Iterator[str]:
+        """Also yields a model without experts."""
+        yield from super().contradictions(config)
+        if self.has_dense_layers and not any(_layers_with_experts(config)):
+            yield (
+                f"mlp_only_layers = {shown(config['mlp_only_layers'])} and "
+                f"decoder_sparse_step = {config['decoder_sparse_step']} leave no layer with experts, which is not "
+                "supported"
+            )
+
+
+def _layers_with_experts(config: Mapping[str, Any]) -> list[int]:
+    """For each layer, 1 if it has experts and 0 if it is dense."""
+    dense, step = set(config["mlp_only_layers"] or ()), config["decoder_sparse_step"]
+    return [
+        int(layer not in dense and (layer + 1) % step == 0) for layer in range(config["num_hidden_layers"])
+    ]

@@ -6,22 +6,29 @@ A family is one object that export and import both use. It names tensors and how
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.contract.config import ConfigError, ModelConfig, from_dict
+from trainer.contract import rope_parameters
+from trainer.contract.config import ConfigError, ModelConfig, from_dict, typed_value
+from trainer.contract.config_json import TYPES, complete
 from trainer.contract.deepseek_family import DeepSeekV3
 from trainer.contract.expert_families import ExpertLlama, ExpertNames
-from trainer.contract.llama_families import Llama
-from trainer.contract.model_family import LAYERS, Family, Form, Weight, head
-from trainer.contract.resolve import model_problems, resolve_model
+from trainer.contract.llama_families import LLAMA_KEYS, Llama
+from trainer.contract.model_family import LAYERS, Family, Form, Weight, head, indivisible
+from trainer.contract.resolve import model_problems, resolve_model, shown_value
+from trainer.contract.wording import shown
 
 ACTIVATIONS = {"gelu_tanh": "gelu_new", "gelu": "gelu", "squared_relu": "relu2"}
 """Value of model.activation_func -> transformers' name."""
 
-ALIASES = {"gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh"}
-"""Other names in transformers of the same functions."""
+ACTIVATIONS_BY_NAME = {name: key for key, name in ACTIVATIONS.items()} | {
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+}
+"""transformers' names, with other names of the same functions -> value of model.activation_func."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,56 +75,65 @@ class Gpt2(Family):
         yield from head(model)
 
     def to_config(self, model: ModelConfig) -> dict[str, Any]:
-        """GPT-2's names of the shape, and one dropout for embedding and residual branches."""
+        """Also the activation function, and one dropout for embedding and residual branches."""
         return {
-            "n_positions": model.max_position_embeddings,
-            "n_embd": model.hidden_size,
-            "n_layer": model.num_layers,
-            "n_head": model.num_attention_heads,
-            "n_inner": model.ffn_hidden_size,
+            **super().to_config(model),
             "activation_function": ACTIVATIONS[model.activation_func or "gelu_tanh"],
-            "layer_norm_epsilon": model.layernorm_epsilon,
-            "resid_pdrop": model.hidden_dropout,
             "embd_pdrop": model.hidden_dropout,
-            "attn_pdrop": model.attention_dropout,
         }
 
     def from_config(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """The model section. Of the two dropouts that are one key here, that of the residual branches counts."""
-        activation = config["activation_function"]
-        names = {name: key for key, name in ACTIVATIONS.items()} | ALIASES
-        if activation not in names:
-            raise ConfigError(
-                f"activation_function = {activation!r} is not supported; only {', '.join(names)} are"
-            )
-        return {
-            "num_layers": config["n_layer"],
-            "hidden_size": config["n_embd"],
-            "num_attention_heads": config["n_head"],
-            "ffn_hidden_size": config["n_inner"],
-            "max_position_embeddings": config["n_positions"],
+        return super().from_config(config) | {
             "seq_length": config["n_positions"],
-            "layernorm_epsilon": config["layer_norm_epsilon"],
-            "activation_func": names[activation],
-            "hidden_dropout": config["resid_pdrop"],
-            "attention_dropout": config["attn_pdrop"],
+            "activation_func": ACTIVATIONS_BY_NAME[config["activation_function"]],
         }
 
+    def contradictions(self, config: Mapping[str, Any]) -> Iterator[str]:
+        """Yields an unknown activation function, and heads that do not divide the width."""
+        if (activation := config["activation_function"]) not in ACTIVATIONS_BY_NAME:
+            known = ", ".join(ACTIVATIONS_BY_NAME)
+            yield f"activation_function = {shown(activation)} is not supported; only {known} are"
+        yield from indivisible(config, "n_embd", "n_head")
 
+
+_ALWAYS_FIXED = {"per_layer_config": (None,)}
 _LLAMA_DEFAULTS = {
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
     "num_key_value_heads": None,
-    "hidden_act": "silu",
+    "head_dim": None,
+    "max_position_embeddings": 2048,
+    "initializer_range": 0.02,
     "rms_norm_eps": 1e-6,
     "attention_dropout": 0.0,
     "tie_word_embeddings": False,
+    **rope_parameters.DEFAULTS,
+}
+_MISTRAL_DEFAULTS = _LLAMA_DEFAULTS | {
+    "intermediate_size": 14336,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131072,
+    "sliding_window": 4096,
 }
 _QWEN_DEFAULTS = _LLAMA_DEFAULTS | {
+    "vocab_size": 151936,
+    "intermediate_size": 22016,
     "num_key_value_heads": 32,
+    "max_position_embeddings": 32768,
     "use_sliding_window": False,
-    "sliding_window": None,
+    "sliding_window": 4096,
     "max_window_layers": 28,
+    "layer_types": None,
 }
-_SILU = {"hidden_act": ("silu", "swish")}
+_EXPERT_KEYS = LLAMA_KEYS | {
+    "moe_router_topk": "num_experts_per_tok",
+    "moe_aux_loss_coeff": "router_aux_loss_coef",
+}
+_LLAMA_FIXED = _ALWAYS_FIXED | {"hidden_act": ("silu", "swish")}
 
 FAMILIES: dict[str, Family] = {
     family.name: family
@@ -125,39 +141,64 @@ FAMILIES: dict[str, Family] = {
         Gpt2(
             name="gpt2",
             architecture="GPT2LMHeadModel",
+            keys={
+                "vocab_size": "vocab_size",
+                "max_position_embeddings": "n_positions",
+                "hidden_size": "n_embd",
+                "num_layers": "n_layer",
+                "num_attention_heads": "n_head",
+                "ffn_hidden_size": "n_inner",
+                "layernorm_epsilon": "layer_norm_epsilon",
+                "hidden_dropout": "resid_pdrop",
+                "attention_dropout": "attn_pdrop",
+                "init_method_std": "initializer_range",
+            },
             defaults={
+                "vocab_size": 50257,
+                "n_positions": 1024,
+                "n_embd": 768,
+                "n_layer": 12,
+                "n_head": 12,
                 "n_inner": None,
                 "activation_function": "gelu_new",
                 "layer_norm_epsilon": 1e-5,
                 "resid_pdrop": 0.1,
                 "attn_pdrop": 0.1,
+                "initializer_range": 0.02,
                 "tie_word_embeddings": True,
             },
-            fixed={
+            fixed=_ALWAYS_FIXED
+            | {
                 "scale_attn_weights": (True,),
                 "scale_attn_by_inverse_layer_idx": (False,),
                 "add_cross_attention": (False,),
+            },
+            aliases={
+                "max_position_embeddings": "n_positions",
+                "hidden_size": "n_embd",
+                "num_hidden_layers": "n_layer",
+                "num_attention_heads": "n_head",
             },
         ),
         Llama(
             name="llama",
             architecture="LlamaForCausalLM",
             defaults=_LLAMA_DEFAULTS | {"attention_bias": False, "mlp_bias": False},
-            fixed=_SILU,
+            fixed=_LLAMA_FIXED,
             biases=((False, False), (True, True)),
         ),
         Llama(
             name="mistral",
             architecture="MistralForCausalLM",
-            defaults=_LLAMA_DEFAULTS | {"num_key_value_heads": 8, "sliding_window": 4096},
-            fixed=_SILU,
+            defaults=_MISTRAL_DEFAULTS,
+            fixed=_LLAMA_FIXED,
             window="always",
         ),
         Llama(
             name="qwen2",
             architecture="Qwen2ForCausalLM",
             defaults=_QWEN_DEFAULTS,
-            fixed=_SILU,
+            fixed=_LLAMA_FIXED,
             biases=((False, True),),
             window="by layer",
             head_dim=False,
@@ -165,35 +206,42 @@ FAMILIES: dict[str, Family] = {
         Llama(
             name="qwen3",
             architecture="Qwen3ForCausalLM",
-            defaults=_QWEN_DEFAULTS | {"head_dim": 128, "attention_bias": False},
-            fixed=_SILU | {"attention_bias": (False,)},
+            defaults=_QWEN_DEFAULTS | {"head_dim": 128},
+            fixed=_LLAMA_FIXED | {"attention_bias": (False,)},
             qk_layernorm=True,
             window="by layer",
         ),
         ExpertLlama(
             name="mixtral",
             architecture="MixtralForCausalLM",
-            defaults=_LLAMA_DEFAULTS
+            defaults=_MISTRAL_DEFAULTS
             | {
-                "num_key_value_heads": 8,
                 "rms_norm_eps": 1e-5,
                 "rope_theta": 1e6,
                 "sliding_window": None,
+                "num_local_experts": 8,
                 "num_experts_per_tok": 2,
                 "router_aux_loss_coef": 0.001,
             },
-            fixed=_SILU,
+            fixed=_LLAMA_FIXED,
+            aliases={"num_experts": "num_local_experts"},
             window="always",
+            keys=_EXPERT_KEYS
+            | {"num_moe_experts": "num_local_experts", "moe_ffn_hidden_size": "intermediate_size"},
             names=ExpertNames("block_sparse_moe.gate", "block_sparse_moe.experts", "w1", "w3", "w2"),
-            num_experts_keys=("num_local_experts",),
         ),
         ExpertLlama(
             name="qwen3_moe",
             architecture="Qwen3MoeForCausalLM",
             defaults=_LLAMA_DEFAULTS
             | {
+                "vocab_size": 151936,
+                "hidden_size": 2048,
+                "intermediate_size": 6144,
+                "num_hidden_layers": 24,
                 "num_key_value_heads": 4,
-                "attention_bias": False,
+                "max_position_embeddings": 32768,
+                "num_experts": 128,
                 "moe_intermediate_size": 768,
                 "num_experts_per_tok": 8,
                 "norm_topk_prob": False,
@@ -201,10 +249,16 @@ FAMILIES: dict[str, Family] = {
                 "mlp_only_layers": None,
                 "router_aux_loss_coef": 0.001,
             },
-            fixed=_SILU | {"attention_bias": (False,), "use_sliding_window": (False,)},
+            fixed=_LLAMA_FIXED | {"attention_bias": (False,), "use_sliding_window": (False,)},
+            aliases={"num_local_experts": "num_experts"},
             qk_layernorm=True,
+            keys=_EXPERT_KEYS
+            | {
+                "ffn_hidden_size": "intermediate_size",
+                "num_moe_experts": "num_experts",
+                "moe_ffn_hidden_size": "moe_intermediate_size",
+            },
             names=ExpertNames("mlp.gate", "mlp.experts", "gate_proj", "up_proj", "down_proj"),
-            num_experts_keys=("num_experts", "num_local_experts"),
             has_dense_layers=True,
             normalizes=(True, False),
         ),
@@ -213,6 +267,13 @@ FAMILIES: dict[str, Family] = {
             architecture="DeepseekV3ForCausalLM",
             defaults=_LLAMA_DEFAULTS
             | {
+                "vocab_size": 129280,
+                "hidden_size": 7168,
+                "intermediate_size": 18432,
+                "num_hidden_layers": 61,
+                "num_attention_heads": 128,
+                "num_key_value_heads": 128,
+                "max_position_embeddings": 4096,
                 "q_lora_rank": 1536,
                 "kv_lora_rank": 512,
                 "qk_nope_head_dim": 128,
@@ -226,8 +287,9 @@ FAMILIES: dict[str, Family] = {
                 "routed_scaling_factor": 2.5,
                 "n_group": 8,
                 "topk_group": 4,
+                "num_mtp_layers": 1,
             },
-            fixed=_SILU
+            fixed=_LLAMA_FIXED
             | {
                 "attention_bias": (False,),
                 "rope_interleave": (True,),
@@ -236,6 +298,7 @@ FAMILIES: dict[str, Family] = {
                 "topk_method": ("noaux_tc",),
                 "moe_layer_freq": (1,),
             },
+            aliases={"num_local_experts": "n_routed_experts", "num_nextn_predict_layers": "num_mtp_layers"},
         ),
     )
 }
@@ -274,33 +337,35 @@ def model_of(config: Any) -> tuple[Family, ModelConfig]:
     """
     if not isinstance(config, Mapping) or not isinstance(config.get("model_type"), str):
         raise ConfigError("it has no model_type, so it does not describe a model of transformers")
-    family = FAMILIES.get(config["model_type"])
-    architectures = config.get("architectures") or []
-    if family is None or (architectures and family.architecture not in architectures):
-        what = f"model_type = {config['model_type']!r}, architectures = {architectures!r}"
-        known = ", ".join(each.architecture for each in FAMILIES.values())
-        raise ConfigError(f"{what} is not supported; supported are {known}")
+    family = _family_of(config)
     if config.get("quantization_config"):
         raise ConfigError("quantization_config is set; only weights that are not quantized are supported")
-    for key, allowed in family.fixed.items():
-        if config.get(key, allowed[0]) not in allowed:
-            raise ConfigError(f"{key} = {config[key]!r} is not supported; only {allowed[0]!r} is")
-    complete = {**family.defaults, **config}
-    try:
-        section = family.from_config(complete)
-        section["vocab_size"] = complete["vocab_size"]
-    except KeyError as error:
-        raise ConfigError(f"{error.args[0]} is missing") from None
-    section["untie_embeddings_and_output_weights"] = not complete["tie_word_embeddings"]
-    if (std := config.get("initializer_range")) is not None:
-        section["init_method_std"] = std
-    given = from_dict(ModelConfig, section, "its model in hpcgen's terms")
-    for key, reason, _ in model_problems(given):
-        raise ConfigError(f"its model in hpcgen's terms: model.{key} {reason}")
+    values = complete(config, family.defaults, family.fixed, family.aliases)
+    if contradictions := list(family.contradictions(values)):
+        raise ConfigError("; ".join(contradictions))
+    given = from_dict(ModelConfig, family.from_config(values), "its model in hpcgen's terms")
+    if problems := [f"{key}{shown_value(given, key)} {reason}" for key, reason, _ in model_problems(given)]:
+        raise ConfigError(_in_terms_of(family, "; ".join(problems)))
     model = resolve_model(given)
     if misfits := family.misfits(model):
-        raise ConfigError(f"inconsistent shape: {'; '.join(map(str, misfits))}")
+        raise ConfigError(_in_terms_of(family, f"inconsistent shape: {'; '.join(map(str, misfits))}"))
     return family, model
+
+
+def _family_of(config: Mapping[str, Any]) -> Family:
+    family = FAMILIES.get(config["model_type"])
+    architectures = typed_value(TYPES["architectures"], config.get("architectures"), "architectures") or ()
+    if family is None or (architectures and family.architecture not in architectures):
+        what = f"model_type = {shown(config['model_type'])}, architectures = {shown(list(architectures))}"
+        known = ", ".join(each.architecture for each in FAMILIES.values())
+        raise ConfigError(f"{what} is not supported; supported are {known}")
+    return family
+
+
+def _in_terms_of(family: Family, text: str) -> str:
+    """`text` with the family's keys of config.json in place of those of ModelConfig."""
+    names = {**family.keys, **family.expert_keys}
+    return re.sub(r"\w+", lambda word: names.get(word[0], word[0]), text).replace("model.", "")
 
 
 def config_of(family: Family, model: ModelConfig, dtype: str) -> dict[str, Any]:
@@ -308,9 +373,7 @@ def config_of(family: Family, model: ModelConfig, dtype: str) -> dict[str, Any]:
     return {
         "architectures": [family.architecture],
         "model_type": family.name,
-        "vocab_size": model.vocab_size,
         **family.to_config(model),
-        "initializer_range": model.init_method_std,
         "tie_word_embeddings": not model.untie_embeddings_and_output_weights,
         "dtype": dtype,
         "torch_dtype": dtype,  # transformers before 4.56

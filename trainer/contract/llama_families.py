@@ -3,18 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from trainer.contract import rope_parameters
-from trainer.contract.config import ConfigError, ModelConfig
-from trainer.contract.model_family import Family, Form, Place, Weight, head, layer_places
+from trainer.contract.config import ModelConfig
+from trainer.contract.model_family import Family, Form, Place, Weight, head, indivisible, layer_places
+from trainer.contract.wording import shown
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+"""Values of layer_types."""
+
+
+ROTARY_KEYS = {
+    "vocab_size": "vocab_size",
+    "max_position_embeddings": "max_position_embeddings",
+    "hidden_size": "hidden_size",
+    "ffn_hidden_size": "intermediate_size",
+    "num_layers": "num_hidden_layers",
+    "num_attention_heads": "num_attention_heads",
+    "layernorm_epsilon": "rms_norm_eps",
+    "attention_dropout": "attention_dropout",
+    "init_method_std": "initializer_range",
+}
+"""Keys of ModelConfig -> of config.json, in all families with rotary embedding."""
+
+LLAMA_KEYS = ROTARY_KEYS | {"num_query_groups": "num_key_value_heads", "kv_channels": "head_dim"}
+"""The same in the families of this module."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Llama(Family):
     """Llama and the families that differ from it in biases, norms and windows."""
 
+    keys: Mapping[str, str] = field(default_factory=lambda: LLAMA_KEYS)
     biases: tuple[tuple[bool, bool], ...] = ((False, False),)
     """Possible values of (add_bias_linear, add_qkv_bias)."""
     qk_layernorm: bool = False
@@ -75,21 +97,10 @@ class Llama(Family):
 
     def to_config(self, model: ModelConfig) -> dict[str, Any]:
         """The keys that all these families share, and those of biases and windows."""
-        config: dict[str, Any] = {
-            "max_position_embeddings": model.max_position_embeddings,
-            "hidden_size": model.hidden_size,
-            "intermediate_size": model.ffn_hidden_size,
-            "num_hidden_layers": model.num_layers,
-            "num_attention_heads": model.num_attention_heads,
-            "num_key_value_heads": model.num_query_groups,
-            "hidden_act": "silu",
-            "rms_norm_eps": model.layernorm_epsilon,
-            "attention_dropout": model.attention_dropout,
-            **rope_parameters.to_config(model),
-        }
-        if self.head_dim:
-            config["head_dim"] = model.kv_channels
-        if "attention_bias" in self.defaults:
+        config = super().to_config(model) | {"hidden_act": "silu", **rope_parameters.to_config(model)}
+        if not self.head_dim:
+            del config["head_dim"]
+        if "attention_bias" in {*self.defaults, *self.fixed}:
             config["attention_bias"] = model.add_bias_linear
         if "mlp_bias" in self.defaults:
             config["mlp_bias"] = model.add_bias_linear
@@ -97,7 +108,7 @@ class Llama(Family):
             config["sliding_window"] = model.window_size
         if self.window == "by layer":
             windowed = model.window_size is not None
-            kind = "sliding_attention" if windowed else "full_attention"
+            kind = SLIDING if windowed else FULL
             config |= {
                 "use_sliding_window": windowed,
                 "max_window_layers": 0 if windowed else model.num_layers,
@@ -107,51 +118,64 @@ class Llama(Family):
 
     def from_config(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """The model section. Training sequences have the length before the rotary embedding was scaled."""
-        rope = rope_parameters.from_config(config)
-        length = config["max_position_embeddings"]
         linear_bias = bool(config.get("attention_bias"))
-        if "mlp_bias" in self.defaults and bool(config["mlp_bias"]) != linear_bias:
-            raise ConfigError(
-                f"attention_bias = {config['attention_bias']!r} and mlp_bias = {config['mlp_bias']!r} differ, which is "
-                "not supported"
-            )
         return {
-            "num_layers": config["num_hidden_layers"],
-            "hidden_size": config["hidden_size"],
-            "num_attention_heads": config["num_attention_heads"],
-            "num_query_groups": config["num_key_value_heads"],
-            "ffn_hidden_size": config["intermediate_size"],
-            "kv_channels": config.get("head_dim"),
-            "max_position_embeddings": length,
-            "seq_length": (rope["rope_scaling"] or {}).get("original_max_position_embeddings", length),
-            "position_embedding_type": "rope",
-            **rope,
+            **super().from_config(config),
+            **rope_parameters.from_config(config),
             "window_size": self._window_size(config),
             "qk_layernorm": self.qk_layernorm,
             "normalization": "RMSNorm",
-            "layernorm_epsilon": config["rms_norm_eps"],
             "swiglu": True,
             "add_bias_linear": linear_bias,
             "add_qkv_bias": next(qkv for linear, qkv in self.biases if linear == linear_bias),
-            "attention_dropout": config["attention_dropout"],
         }
 
-    def _window_size(self, config: Mapping[str, Any]) -> Any:
-        size = config.get("sliding_window")
-        if self.window != "by layer":
-            return size if self.window else None
-        num_layers, first = config["num_hidden_layers"], config["max_window_layers"]
-        if size is None or not config["use_sliding_window"]:
-            return None
-        types = config.get("layer_types") or [
-            "sliding_attention" if n >= first else "full_attention" for n in range(num_layers)
-        ]
-        if len(set(types)) > 1:
-            raise ConfigError(
-                f"sliding_window = {size!r} applies to a part of the layers (layer_types or max_window_layers), which "
-                "is not supported"
+    def contradictions(self, config: Mapping[str, Any]) -> Iterator[str]:
+        """Yields heads that do not fit, biases in a part of the layers, and windows in a part of the layers."""
+        if config["num_key_value_heads"] is not None:
+            yield from indivisible(config, "num_attention_heads", "num_key_value_heads")
+        if config["head_dim"] is None and self.defaults["head_dim"] is not None:
+            yield f"head_dim = None has no meaning in {self.architecture}"
+        elif config["head_dim"] is None:
+            yield from indivisible(config, "hidden_size", "num_attention_heads")
+        elif config["head_dim"] % 2:
+            yield f"head_dim = {config['head_dim']} is odd, but the rotary embedding needs pairs"
+        if "mlp_bias" in config and config["mlp_bias"] != config["attention_bias"]:
+            yield (
+                f"attention_bias = {config['attention_bias']!r} and mlp_bias = {config['mlp_bias']!r} differ, which is "
+                "not supported"
             )
-        return size if types[0] == "sliding_attention" else None
+        if self.window == "by layer":
+            yield from self._window_contradictions(config)
+        yield from rope_parameters.contradictions(config)
+
+    def _window_contradictions(self, config: Mapping[str, Any]) -> Iterator[str]:
+        types, num_layers, size = config["layer_types"], config["num_hidden_layers"], config["sliding_window"]
+        if types is not None and len(types) != num_layers:
+            yield f"layer_types has {len(types)} entries, but num_hidden_layers = {num_layers}"
+        elif unknown := sorted(set(types or ()) - {SLIDING, FULL}):
+            yield f"layer_types has {shown(unknown[0])}, which is not supported; only {SLIDING} and {FULL} are"
+        elif SLIDING in (types or ()) and not self._has_window(config):
+            used = f"use_sliding_window = {config['use_sliding_window']!r} and sliding_window = {size!r}"
+            yield f"layer_types has {SLIDING}, but {used}"
+        elif len(set(self._layer_types(config))) > 1:
+            cause = "layer_types" if types else f"max_window_layers = {config['max_window_layers']}"
+            yield f"sliding_window = {size!r} applies to a part of the layers ({cause}), which is not supported"
+
+    def _window_size(self, config: Mapping[str, Any]) -> int | None:
+        if self.window == "by layer" and SLIDING not in self._layer_types(config):
+            return None
+        size: int | None = config["sliding_window"] if self.window else None
+        return size
+
+    def _layer_types(self, config: Mapping[str, Any]) -> Sequence[str]:
+        """The type of each layer, as in transformers."""
+        first = config["max_window_layers"] if self._has_window(config) else config["num_hidden_layers"]
+        usual = [SLIDING if n >= first else FULL for n in range(config["num_hidden_layers"])]
+        return config["layer_types"] or usual
+
+    def _has_window(self, config: Mapping[str, Any]) -> bool:
+        return config["use_sliding_window"] and config["sliding_window"] is not None
 
 
 def linear(

@@ -6,7 +6,7 @@ import dataclasses
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from trainer.contract.config import ModelConfig
@@ -115,10 +115,16 @@ class Family(ABC):
     """`model_type` in config.json."""
     architecture: str
     """Class in `architectures`."""
+    keys: Mapping[str, str]
+    """Keys of ModelConfig -> keys of config.json with the same value."""
+    expert_keys: Mapping[str, str] = field(default_factory=dict)
+    """The same, for keys that only a model with experts has."""
     defaults: Mapping[str, Any]
-    """transformers' defaults of the keys that config.json may lack."""
+    """The keys of config.json that define a model, with transformers' defaults."""
     fixed: Mapping[str, tuple[Any, ...]]
-    """Keys of config.json that change the model, with the values that ModelConfig can express."""
+    """Further keys that change the model, with the values that ModelConfig can express. The first is the default."""
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """Other names of keys in config.json. transformers prefers them."""
 
     @abstractmethod
     def expresses(self, model: ModelConfig) -> dict[str, tuple[Any, ...]]:
@@ -128,13 +134,19 @@ class Family(ABC):
     def weights(self, model: ModelConfig) -> Iterator[Weight]:
         """Yields the tensors of a resolved `model`, in their usual order."""
 
-    @abstractmethod
     def to_config(self, model: ModelConfig) -> dict[str, Any]:
         """The keys of config.json that define the resolved `model`."""
+        return {name: getattr(model, key) for key, name in self.keys.items()}
+
+    def from_config(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """The model section, from a complete config.json without contradictions."""
+        return {key: config[name] for key, name in self.keys.items()} | {
+            "untie_embeddings_and_output_weights": not config["tie_word_embeddings"]
+        }
 
     @abstractmethod
-    def from_config(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """The model section, from a config.json with `defaults`."""
+    def contradictions(self, config: Mapping[str, Any]) -> Iterator[str]:
+        """Yields the keys of a complete config.json that contradict each other, or describe another kind of model."""
 
     def stored(self, model: ModelConfig, names: Collection[str]) -> ModelConfig:
         """`model` without parts that config.json names although no tensor in `names` belongs to them."""
@@ -170,6 +182,12 @@ def in_order(family: Family, model: ModelConfig) -> Iterator[tuple[Weight, int]]
     yield from ((weight, 0) for weight in weights[:first])
     yield from ((weight, layer) for layer in range(model.num_layers) for weight in in_layers)
     yield from ((weight, 0) for weight in weights[first + len(in_layers) :])
+
+
+def indivisible(config: Mapping[str, Any], key: str, by: str) -> Iterator[str]:
+    """Yields a contradiction if a key of config.json is not a multiple of another one."""
+    if config[key] % config[by]:
+        yield f"{key} = {config[key]} is not a multiple of {by} = {config[by]}"
 
 
 def head(model: ModelConfig) -> Iterator[Weight]:

@@ -57,14 +57,16 @@ def resolve(config: TrainerConfig) -> TrainerConfig:
         checkpoint=resolve_checkpoint(config.checkpoint),
     )
     for key, reason, advice in model_problems(config.model):
-        raise ConfigError(f"model.{key}{_shown(config.model, key)} {reason}. {advice[0].upper()}{advice[1:]}")
+        raise ConfigError(
+            f"model.{key}{shown_value(config.model, key)} {reason}. {advice[0].upper()}{advice[1:]}"
+        )
     _check_vocabulary(resolved.model)
     _check_end_of_document(resolved)
     _check_schedule(resolved.optimizer)
     return resolved
 
 
-def _shown(model: ModelConfig, key: str) -> str:
+def shown_value(model: ModelConfig, key: str) -> str:
     """The value of a key for a message: " = VALUE". Empty for a section."""
     value = operator.attrgetter(key)(model)
     return "" if dataclasses.is_dataclass(value) else f" = {json.dumps(value)}"

@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from trainer.contract.config import ConfigError, ModelConfig, RopeScaling, to_dict
+from trainer.contract import config_json
+from trainer.contract.config import ConfigError, ModelConfig, RopeScaling, from_dict, to_dict, typed_value
+from trainer.contract.wording import shown
 
-THETA = 10000
-"""transformers' default of rope_theta."""
+DEFAULTS = {
+    "rope_parameters": None,
+    "rope_scaling": None,
+    "rope_theta": 10000.0,
+    "partial_rotary_factor": None,
+    "original_max_position_embeddings": None,
+}
+"""Keys of config.json, with transformers' defaults."""
+
+TYPES: dict[str, Any] = {
+    "rope_type": str,
+    "type": str,
+    "rope_theta": config_json.TYPES["rope_theta"],
+    "partial_rotary_factor": config_json.TYPES["partial_rotary_factor"],
+}
+"""Types of the parameters that every type of scaling has."""
 
 SCALING = {
     "linear": ("factor",),
@@ -66,43 +82,78 @@ def older_transformers_problem(model: ModelConfig) -> str | None:
 
 
 def from_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys `rotary_base` and `rope_scaling` of ModelConfig.
+    """The keys of ModelConfig, from a complete config.json without contradictions.
 
-    `rope_scaling` overrides `rope_parameters`, as in transformers
-    (modeling_rope_utils.py, convert_rope_params_to_dict).
-
-    Raises:
-        ConfigError: a value that ModelConfig cannot express.
+    Training sequences have the length before the rotary embedding was scaled.
     """
-    key = next((key for key in ("rope_scaling", "rope_parameters") if config.get(key)), None)
-    rope = config[key] if key else {}
-    if not isinstance(rope, Mapping) or any(isinstance(value, Mapping) for value in rope.values()):
-        raise ConfigError(f"{key} = {rope!r} is not supported; it must hold one set of parameters")
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    theta = rope.get("rope_theta", config.get("rope_theta", THETA))
-    if not isinstance(theta, int | float) or theta != int(theta):
-        raise ConfigError(f"rope_theta = {theta!r} is not an integer")
-    rotary = {**config, **rope}.get("partial_rotary_factor", 1.0)
-    if rotary not in (None, 1.0):
-        raise ConfigError(f"partial_rotary_factor = {rotary!r} is not supported; only 1.0 is")
-    return {"rotary_base": int(theta), "rope_scaling": _scaling(kind, rope, config)}
+    _, given = _given(config)
+    scaling = _scaling(given, config)
+    length = config["max_position_embeddings"]
+    return {
+        "position_embedding_type": "rope",
+        "rotary_base": int(_theta(given, config)),
+        "rope_scaling": scaling,
+        "seq_length": (scaling or {}).get("original_max_position_embeddings", length),
+    }
 
 
-def _scaling(kind: Any, rope: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any] | None:
+def contradictions(config: Mapping[str, Any]) -> Iterator[str]:
+    """Yields what ModelConfig cannot express, from a complete config.json."""
+    key, given = _given(config)
+    try:
+        for name in given.keys() & TYPES.keys():
+            typed_value(TYPES[name], given[name], f"{key}: {name}")
+        if any(isinstance(value, Mapping) for value in given.values()):
+            raise ConfigError(f"{key} = {shown(given)} is not supported; it must hold one set of parameters")
+        scaling = _scaling(given, config)
+        if scaling is not None and scaling["rope_type"] in SCALING:
+            _check_scaling(key, scaling)
+    except ConfigError as error:
+        yield str(error)
+        return
+    if scaling is not None and scaling["rope_type"] not in SCALING:
+        known = ", ".join(("default", *SCALING))
+        yield f"rope_type = {shown(scaling['rope_type'])} is not supported; only {known} are"
+    if (theta := _theta(given, config)) != int(theta):
+        yield f"rope_theta = {theta!r} is not an integer"
+    if (rotary := {**config, **given}["partial_rotary_factor"]) not in (None, 1.0):
+        yield f"partial_rotary_factor = {rotary!r} is not supported; only 1.0 is"
+
+
+def _given(config: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    """The key with the parameters, and these. `rope_scaling` overrides `rope_parameters`, as in transformers
+    (modeling_rope_utils.py, convert_rope_params_to_dict)."""
+    key = "rope_scaling" if config["rope_scaling"] else "rope_parameters"
+    return key, config[key] or {}
+
+
+def _theta(given: Mapping[str, Any], config: Mapping[str, Any]) -> float:
+    theta: float = given.get("rope_theta", config["rope_theta"])
+    return theta
+
+
+def _scaling(given: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any] | None:
+    kind = given.get("rope_type", given.get("type", "default"))
     if kind == "default":
         return None
-    if kind not in SCALING:
-        raise ConfigError(
-            f"rope_type = {kind!r} is not supported; only {', '.join(('default', *SCALING))} are"
-        )
-    unread = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
-    given = {name: value for name, value in rope.items() if name not in unread and value is not None}
-    # transformers' default; its own key at the top level is Phi-3's.
-    length = config.get("original_max_position_embeddings") or config.get("max_position_embeddings")
-    if kind != "linear":
-        given.setdefault("original_max_position_embeddings", length)
-    else:
-        given.pop("original_max_position_embeddings", None)  # has no effect
-    if unknown := sorted(given.keys() - set(SCALING[kind])):
-        raise ConfigError(f"{unknown[0]} = {given[unknown[0]]!r} is not supported with rope_type = {kind!r}")
-    return {"rope_type": kind, **given}
+    scaling = {name: value for name, value in given.items() if name not in TYPES and value is not None}
+    if kind == "linear":
+        scaling.pop("original_max_position_embeddings", None)  # has no effect
+    elif "original_max_position_embeddings" not in given:
+        # transformers' default; its own key at the top level is Phi-3's.
+        length = config["original_max_position_embeddings"] or config["max_position_embeddings"]
+        scaling["original_max_position_embeddings"] = length
+    return {"rope_type": kind, **scaling}
+
+
+def _check_scaling(key: str, scaling: dict[str, Any]) -> None:
+    """Check the keys and types of a supported type of scaling.
+
+    Raises:
+        ConfigError: one is unknown or invalid.
+    """
+    kind = scaling["rope_type"]
+    if unknown := sorted(scaling.keys() - {"rope_type", *SCALING[kind]}):
+        value = shown(scaling[unknown[0]])
+        raise ConfigError(f"{key}: {unknown[0]} = {value} is not supported with rope_type = {kind!r}")
+    from_dict(RopeScaling, scaling, key)

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+_REPR = reprlib.Repr()
+_REPR.maxstring = _REPR.maxother = _REPR.maxlong = 200
+_REPR.maxdict = 20
 
 
 def counted(count: int, noun: str, plural: str = "") -> str:
@@ -45,6 +51,11 @@ def rank_list(ranks: Sequence[int]) -> str:
 def one_of(choices: Sequence[str]) -> str:
     """A list of alternatives: a, b or c."""
     return choices[0] if len(choices) == 1 else f"{', '.join(choices[:-1])} or {choices[-1]}"
+
+
+def shown(value: Any) -> str:
+    """A value as Python writes it, shortened if it is long or deeply nested."""
+    return _REPR.repr(value)
 
 
 def nearest(name: str, known: Collection[str], cutoff: float = 0.6) -> str | None:

@@ -45,7 +45,7 @@ def read(case: str, changes: dict[str, Any]) -> ModelConfig:
         ("deepseek", {"rope_interleave": False}, "rope_interleave = False is not supported"),
         ("deepseek-experts", {"norm_topk_prob": False}, "norm_topk_prob = False is not supported"),
         ("deepseek-experts", {"scoring_func": "softmax"}, "scoring_func = 'softmax' is not supported"),
-        ("deepseek-experts", {"n_group": 2, "topk_group": 2}, "moe_router_group_topk = 2"),
+        ("deepseek-experts", {"n_group": 2, "topk_group": 2}, "topk_group = 2 (it needs 1)"),
         ("deepseek-yarn", {"rope_parameters": YARN | {"mscale": 1.0}}, "requires mscale and mscale_all_dim"),
     ],
 )

@@ -109,7 +109,7 @@ def test_another_epsilon_is_refused(exported: Path, tmp_path: Path) -> None:
     directory.mkdir()
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
     (directory / "config.json").write_text(json.dumps(config))
-    with pytest.raises(TrainerError, match=r"layernorm_epsilon = 1e-05 \(it needs 1e-06\)"):
+    with pytest.raises(TrainerError, match=r"rms_norm_eps = 1e-05 \(it needs 1e-06\)"):
         import_model(directory, tmp_path / "imported", ignore)
 
 

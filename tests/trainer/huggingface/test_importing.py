@@ -215,7 +215,7 @@ WTE = "transformer.wte.weight"
         (change_config(quantization_config={"bits": 4}), "quantization_config is set"),
         (change_config(activation_function="silu"), "activation_function = 'silu' is not supported"),
         (change_config(scale_attn_by_inverse_layer_idx=True), "scale_attn_by_inverse_layer_idx = True"),
-        (change_config(n_embd="64"), "hidden_size = '64' must be of type int"),
+        (change_config(n_embd="64"), "n_embd = '64' must be of type int"),
         (change_config(n_layer=5), "has no tensor transformer.h.4.ln_1.weight, which GPT2LMHeadModel needs"),
         (change_config(n_layer=3), "has tensors that GPT2LMHeadModel does not: transformer.h.3."),
         (change_config(vocab_size=301), "has the shape [300, 64], but config.json gives [301, 64]"),

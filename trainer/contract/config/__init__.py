@@ -15,6 +15,7 @@ from trainer.contract.config.document import (
     read,
     read_as,
     to_dict,
+    typed_value,
 )
 from trainer.contract.config.model import ModelConfig, RopeScaling
 from trainer.contract.config.optimizer import OptimizerConfig, ParameterGroup
@@ -57,4 +58,5 @@ __all__ = [
     "read",
     "read_as",
     "to_dict",
+    "typed_value",
 ]

@@ -20,6 +20,7 @@ from trainer.contract.config.training import TrainingConfig
 from trainer.contract.config.values import Count, PositiveFloat, Range
 from trainer.contract.errors import TrainerError
 from trainer.contract.section import config_section
+from trainer.contract.wording import shown
 
 
 @config_section
@@ -119,7 +120,7 @@ def from_dict(cls: type[T], document: Any, where: str) -> T:
     values = {}
     for name, field in fields.items():
         if name in document:
-            values[name] = _value(hints[name], document[name], f"{where}: {name}")
+            values[name] = typed_value(hints[name], document[name], f"{where}: {name}")
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise ConfigError(f"{where}: {name} is missing")
     return cls(**values)
@@ -131,36 +132,41 @@ def field_hints(cls: type) -> dict[str, Any]:
     return typing.get_type_hints(cls, include_extras=True)
 
 
-def _value(hint: Any, value: Any, where: str) -> Any:
+def typed_value(hint: Any, value: Any, where: str) -> Any:
+    """`value` as the type `hint`.
+
+    Raises:
+        ConfigError: it has another type, or is out of range. The message begins with `where`.
+    """
     origin = typing.get_origin(hint)
     if origin is Annotated:
         inner, *metadata = typing.get_args(hint)
-        value = _value(inner, value, where)
+        value = typed_value(inner, value, where)
         for limits in metadata:
             if isinstance(limits, Range) and (reason := limits.reason(value)):
-                raise ConfigError(f"{where} = {value!r} {reason}")
+                raise ConfigError(f"{where} = {shown(value)} {reason}")
         return value
     if origin in (Union, types.UnionType):
         if value is None:
             return None
         [inner] = [arg for arg in typing.get_args(hint) if arg is not type(None)]
-        return _value(inner, value, where)
+        return typed_value(inner, value, where)
     if origin is tuple:
         if not isinstance(value, list | tuple):
-            raise ConfigError(f"{where} = {value!r} must be a list")
+            raise ConfigError(f"{where} = {shown(value)} must be a list")
         inner = typing.get_args(hint)[0]
-        return tuple(_value(inner, item, f"{where}[{i}]") for i, item in enumerate(value))
+        return tuple(typed_value(inner, item, f"{where}[{i}]") for i, item in enumerate(value))
     if origin is dict:
         if not isinstance(value, dict):
-            raise ConfigError(f"{where} = {value!r} must be a mapping")
+            raise ConfigError(f"{where} = {shown(value)} must be a mapping")
         of_key, of_value = typing.get_args(hint)
         return {
-            _value(of_key, key, where): _value(of_value, item, f"{where}.{key}")
+            typed_value(of_key, key, where): typed_value(of_value, item, f"{where}.{key}")
             for key, item in value.items()
         }
     if origin is Literal:
         if not isinstance(value, str) or value not in typing.get_args(hint):
-            raise ConfigError(f"{where} = {value!r} must be one of {typing.get_args(hint)}")
+            raise ConfigError(f"{where} = {shown(value)} must be one of {typing.get_args(hint)}")
         return value
     if dataclasses.is_dataclass(hint):
         return from_dict(typing.cast(type, hint), value, where)
@@ -168,5 +174,5 @@ def _value(hint: Any, value: Any, where: str) -> Any:
         return value
     accepted = (int, float) if hint is float else (hint,)
     if not isinstance(value, accepted) or (isinstance(value, bool) and hint is not bool):
-        raise ConfigError(f"{where} = {value!r} must be of type {hint.__name__}")
+        raise ConfigError(f"{where} = {shown(value)} must be of type {hint.__name__}")
     return float(value) if hint is float else value
