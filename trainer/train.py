@@ -6,21 +6,24 @@ import contextlib
 import dataclasses
 import datetime
 import gc
-import hashlib
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
 
 from trainer import checkpoint
-from trainer.contract import finished, hyperparameters, provenance
+from trainer.contract import code_loading, finished, hyperparameters, provenance
 from trainer.contract.batch_size import batch_size_at, covering
+from trainer.contract.code_record import SHA256_DIGITS
 from trainer.contract.config import TrainerConfig, fingerprint, to_dict
 from trainer.contract.errors import Scope, TrainerError
 from trainer.contract.resolve import resolve
 from trainer.contract.run_directory import RunDirectory, publish, set_aside
+from trainer.contract.user_code import UserCode, sha256
 from trainer.contract.wording import counted
 from trainer.data.datasets import build_datasets
 from trainer.data.loader import num_microbatches, reads_samples
@@ -37,6 +40,7 @@ from trainer.faults.storage import at_rank_0
 from trainer.faults.stragglers import StragglerWatch, gather_places
 from trainer.faults.watch import Phase, Watch
 from trainer.loop import TrainingLoop
+from trainer.metrics import repository
 from trainer.metrics.console import Log
 from trainer.metrics.instruments import Instruments
 from trainer.metrics.profiling import Profiler
@@ -103,13 +107,19 @@ def _train(
 ) -> None:
     """The part of `train` that follows once the ranks have met."""
     last = config.training.train_iters
-    if at_rank_0(lambda: _open_run_directory(run, config), run.root, "written"):
+    codes = at_rank_0(lambda: provenance.read_code(config), run.root)
+    code_loading.use(codes)
+    if at_rank_0(lambda: _open_run_directory(run, config, codes), run.root, "written"):
         log.line(f"{config.name}: iteration {last} is done, nothing to do")
         _mark_end(run, last, config)
         return
 
-    source = checkpoint.find(run.checkpoints, config, log, lambda: watch.beat(Phase.START))
-    origins = source.origins if source else at_rank_0(lambda: provenance.examine(config).origins, run.root)
+    source = checkpoint.find(run.checkpoints, config, codes, log, lambda: watch.beat(Phase.START))
+    origins = (
+        source.origins
+        if source
+        else at_rank_0(lambda: provenance.examine(config, codes=codes).origins, run.root)
+    )
     state = build_state(config, groups, log)
     if source is not None:
         watch.beat(Phase.LOAD)
@@ -121,10 +131,10 @@ def _train(
     timers = Timers(config.device)
     timers.attach(state.model, state.optimizer)
     places = gather_places(ranks, groups)
-    at_rank_0(lambda: _record_start(run, config), run.root, "written")
+    code = at_rank_0(lambda: _record_start(run, config, codes), run.root, "written")
     stragglers = StragglerWatch(timers, places, ranks.rank, config.device)
     metrics = Metrics(config, run, log, timers, state.iteration, ranks.rank == 0)
-    metrics.start(state.iteration, places, source)
+    metrics.start(state.iteration, places, source, code)
     log.start(state.iteration, last)
     checkpoints = checkpoint.Checkpoints(
         run.checkpoints, config, groups, log, metrics.checkpoint, lambda: watch.beat(Phase.SAVE), origins
@@ -188,7 +198,7 @@ def _finish_save(checkpoints: checkpoint.Checkpoints, log: Log) -> None:
         log.line(str(error))
 
 
-def _open_run_directory(run: RunDirectory, config: TrainerConfig) -> bool:
+def _open_run_directory(run: RunDirectory, config: TrainerConfig, codes: Mapping[str, UserCode]) -> bool:
     """Create the run directory and remove the markers of earlier attempts except DONE. Returns whether the run is done.
 
     Raises:
@@ -200,23 +210,42 @@ def _open_run_directory(run: RunDirectory, config: TrainerConfig) -> bool:
     lock.hold(run.root / lock.RUN, busy)
     for marker in (run.stopped, run.failed):
         marker.unlink(missing_ok=True)
-    is_done = finished.is_done(run, config)
+    is_done = finished.is_done(run, config, codes)
     set_aside(run.stacks)
     return is_done
 
 
-def _record_start(run: RunDirectory, config: TrainerConfig) -> None:
-    """Record the configuration and code of this attempt, once all checks have passed."""
+def _record_start(
+    run: RunDirectory, config: TrainerConfig, codes: Mapping[str, UserCode]
+) -> list[dict[str, Any]]:
+    """Record the configuration and code of this attempt, once all checks have passed.
+
+    Returns the directories of the code for the metrics.
+    """
     run.done.unlink(missing_ok=True)
     publish(run.trained_with, json.dumps(to_dict(config), indent=1) + "\n")
-    for file in provenance.code_files(config).values():
-        run.code.mkdir(exist_ok=True)
-        content = file.read_bytes()
-        sha256 = hashlib.sha256(content).hexdigest()
-        publish(
-            run.code / f"{sha256[: provenance.SHA256_DIGITS]}-{file.name}",
-            content.decode("utf-8", errors="replace"),
-        )
+    return [_copy_code(run, each) for each in repository.directories(codes.values())]
+
+
+def _copy_code(run: RunDirectory, directory: repository.CodeDirectory) -> dict[str, Any]:
+    run.code.mkdir(exist_ok=True)
+    for name, content in directory.sources.items():
+        publish(run.code / _copy_name(content, name), content)
+    diff = _copy_name(directory.diff, f"{directory.path.name}.diff") if directory.diff else None
+    if diff:
+        # It shows what was removed, such as a password, so it is only for the owner.
+        publish(run.code / diff, directory.diff, mode=0o600)
+    return {
+        "directory": str(directory.path),
+        "files": directory.hashes,
+        "commit": directory.commit,
+        "dirty": None if directory.commit is None else diff is not None,
+        "diff": diff,
+    }
+
+
+def _copy_name(content: bytes, name: str) -> str:
+    return f"{sha256(content)[:SHA256_DIGITS]}-{name.replace('/', '.')}"
 
 
 def _mark_end(run: RunDirectory, iteration: int, config: TrainerConfig) -> None:

@@ -274,9 +274,12 @@ def test_a_finished_run_whose_checkpoints_are_gone_is_refused(workplace: Path, r
     assert validated(run_file, "checkpoint.load=archived").status == 0  # trains on from the archive
 
 
-def test_edited_code_is_refused_before_the_job_queues(workplace: Path, run_file: Path) -> None:
+@pytest.mark.parametrize("edited", ["rates.py", "parts/high.py"])
+def test_edited_code_is_refused_before_the_job_queues(workplace: Path, run_file: Path, edited: str) -> None:
     mine = workplace / "rates.py"
-    mine.write_text("def rate(iteration, optimizer):\n    return 1e-3\n")
+    mine.write_text("def rate(iteration, optimizer):\n    from parts.high import HIGH\n    return HIGH\n")
+    (workplace / "parts").mkdir()
+    (workplace / "parts/high.py").write_text("HIGH = 1e-3\n")
     schedule = "optimizer.lr_schedule=rates.py:rate"
     trainer = plan(load_run(run_file, [schedule, "paths.run_dir=new"])).trainer
     assert trainer is not None
@@ -285,10 +288,10 @@ def test_edited_code_is_refused_before_the_job_queues(workplace: Path, run_file:
     assert validated(run_file, schedule).status == 0
     shutil.copy(mine, workplace / "moved.py")  # another file with the same content is not a change
     assert validated(run_file, "optimizer.lr_schedule=moved.py:rate").status == 0
-    mine.write_text("def rate(iteration, optimizer):\n    return 5e-2\n")
+    (workplace / edited).write_text("def rate(iteration, optimizer):\n    return 5e-2\n")
     found = validated(run_file, schedule)
     assert found.status == 2
-    assert f"{mine} (SHA-256 " in found.stderr
+    assert f"{workplace / edited} (SHA-256 " in found.stderr
     assert "if this is intended, set checkpoint.changed: [optimizer.lr_schedule]" in found.stderr
     assert validated(run_file, schedule, "checkpoint.changed=[optimizer.lr_schedule]").status == 0
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import py_compile
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -67,6 +69,56 @@ def test_edited_code_is_refused_until_it_is_named(stopped: dict[str, Any], tmp_p
 
 
 @pytest.mark.process
+def test_an_edited_import_is_refused_until_it_is_named(stopped: dict[str, Any], tmp_path: Path) -> None:
+    """With the size and time of before, and with a bytecode cache of it that Python would not compare."""
+    (tmp_path / "rates.py").write_text(
+        "def rate(iteration, optimizer):\n    from high import HIGH\n    return HIGH\n"
+    )
+    high = tmp_path / "high.py"
+    high.write_text("HIGH = 2e-2\n")
+    status = high.stat()
+    stopped["checkpoint"] = {"changed": ["optimizer.lr_schedule"]}
+    stopped["world_size"] = 2
+    assert [lr for *_, lr in finished(stopped, "--stop-file", str(tmp_path / "stop")).steps] == [1e-3, 2e-2]
+    py_compile.compile(str(high), invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
+    high.write_text("HIGH = 3e-2\n")
+    os.utime(high, ns=(status.st_atime_ns, status.st_mtime_ns))
+    del stopped["checkpoint"]
+    log = refused_by_all(stopped)
+    assert f"optimizer.lr_schedule: {high} (SHA-256 " in log
+    assert "set checkpoint.changed: [optimizer.lr_schedule]" in log
+    stopped["checkpoint"] = {"changed": ["optimizer.lr_schedule"]}
+    ended = finished(stopped)
+    assert [lr for *_, lr in ended.steps] == [1e-3, 2e-2, 3e-2]
+    digests = {
+        name: hashlib.sha256((tmp_path / name).read_bytes()).hexdigest() for name in ("high.py", "rates.py")
+    }
+    copies = {path.name for path in (tmp_path / "run" / "code").iterdir()}
+    assert {f"{digest[:12]}-{name}" for name, digest in digests.items()} < copies
+    [code] = [event for event in ended.events if event["event"] == "start"][-1]["code"]
+    assert (code["files"], code["commit"], code["dirty"]) == (digests, None, None)
+
+
+@pytest.mark.process
+def test_the_commit_of_the_code_is_recorded(tmp_path: Path, corpus: str) -> None:
+    git = ("git", "-C", str(tmp_path), "-c", "user.name=me", "-c", "user.email=me@example.com")
+    (tmp_path / "rates.py").write_text(SCHEDULE.format(rate="1e-3"))
+    for command in (("init", "--quiet"), ("add", "rates.py"), ("commit", "--quiet", "--message=rates")):
+        subprocess.run((*git, *command), check=True)
+    (tmp_path / "rates.py").write_text(SCHEDULE.format(rate="2e-3"))
+    config = gpt_config(corpus, tmp_path / "run")
+    config["optimizer"] |= {"lr_schedule": f"{tmp_path}/rates.py:rate", "lr_warmup_iters": 0}
+    config["training"]["train_iters"] = 1
+    ended = finished(config)
+    [code] = ended.events[0]["code"]
+    head = subprocess.run((*git, "rev-parse", "HEAD"), check=True, capture_output=True, text=True).stdout
+    assert (code["directory"], code["commit"], code["dirty"]) == (str(tmp_path), head.strip(), True)
+    diff = ended.directory / "code" / code["diff"]
+    assert "-    return 1e-3\n+    return 2e-3\n" in diff.read_text()
+    assert diff.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.process
 def test_an_overwritten_pair_is_refused_until_it_is_named(stopped: dict[str, Any], tmp_path: Path) -> None:
     overwrite(f"{tmp_path}/own")
     log = refused(stopped)
@@ -82,6 +134,23 @@ def test_a_rebuilt_pair_is_refused(stopped: dict[str, Any], tmp_path: Path) -> N
     """The pair has the documents in reverse order, so the sizes of .bin and .idx are unchanged."""
     rebuild_backwards(tmp_path / "own")
     assert f"data.datasets: {tmp_path}/own.idx (" in refused(stopped)
+
+
+@pytest.mark.process
+def test_an_index_of_the_same_size_and_time_is_read(stopped: dict[str, Any], tmp_path: Path) -> None:
+    """Its index files in the cache were made from the old one."""
+    index = tmp_path / "own.idx"
+    status, content = index.stat(), (tmp_path / "own.bin").read_bytes()
+    rebuild_backwards(tmp_path / "own")
+    data = (tmp_path / "own.bin").stat()
+    (tmp_path / "own.bin").write_bytes(content)
+    os.utime(tmp_path / "own.bin", ns=(data.st_atime_ns, data.st_mtime_ns))
+    os.utime(index, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert index.stat().st_size == status.st_size
+    log = refused(stopped)
+    assert f"data.datasets: {index} (" in log
+    stopped["checkpoint"] = {"changed": ["data.datasets"]}
+    assert f"was made from another version of {index}. Building it again" in finished(stopped).log
 
 
 def rebuild_backwards(prefix: Path) -> None:
@@ -230,6 +299,17 @@ def test_a_module_is_compared_by_its_file(
     record = recorded(own)
     assert accepted(own, record)
     (tmp_path / "rates_of_mine" / "flat.py").write_text(SCHEDULE.format(rate="1"))
+    assert not accepted(own, record)
+
+
+def test_a_checkpoint_of_version_0_2_0_has_no_imports_to_compare(own: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "rates.py").write_text("import parts\ndef rate(iteration, optimizer): return parts.RATE\n")
+    (tmp_path / "parts.py").write_text("RATE = 1\n")
+    record = recorded(own)
+    assert list(record["origins"]["code"]["optimizer.lr_schedule"].pop("modules")) == ["parts.py"]
+    (tmp_path / "parts.py").write_text("RATE = 2\n")
+    assert accepted(own, record)
+    (tmp_path / "rates.py").write_text(SCHEDULE.format(rate="1"))
     assert not accepted(own, record)
 
 

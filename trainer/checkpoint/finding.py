@@ -6,7 +6,7 @@ of its checkpoints is valid, it does not start (`trainer.contract.evidence`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from trainer.contract.config import TrainerConfig
 from trainer.contract.errors import Scope, TrainerError
 from trainer.contract.hyperparameters import Change
 from trainer.contract.run_directory import publish
+from trainer.contract.user_code import UserCode
 from trainer.contract.wording import counted
 from trainer.faults import lock, storage
 from trainer.faults.storage import at_rank_0
@@ -59,12 +60,15 @@ class Source:
         return checkpoint_files.consumed_tokens(self.checkpoint.record)
 
 
-def find(own: Path, config: TrainerConfig, log: Log, beat: Callable[[], None]) -> Source | None:
+def find(
+    own: Path, config: TrainerConfig, codes: Mapping[str, UserCode], log: Log, beat: Callable[[], None]
+) -> Source | None:
     """The newest valid checkpoint in `own`, else of checkpoint.load; None to start from random weights.
 
-    Every rank must call this and reads a share of the files; `beat` is called while the reading makes progress. `own`
-    is the directory that this run writes to. It is locked until this process ends, leftovers of interrupted saves are
-    removed from it, and broken checkpoints in it are renamed. Nothing in checkpoint.load is changed.
+    Every rank must call this and reads a share of the files; `beat` is called while the reading makes progress.
+    `codes` is the user's code, which is compared with the checkpoint's. `own` is the directory that this run writes
+    to. It is locked until this process ends, leftovers of interrupted saves are removed from it, and broken checkpoints
+    in it are renamed. Nothing in checkpoint.load is changed.
 
     Raises:
         TrainerError: the run has saved training but no checkpoint is valid; the storage fails; or the newest checkpoint
@@ -78,7 +82,7 @@ def find(own: Path, config: TrainerConfig, log: Log, beat: Callable[[], None]) -
     if found is not None:
         if warning := at_rank_0(lambda: _correct_tracker(found), own):
             log.line(warning)
-        return _source(found, config, passed_over, log, beat, weights_only=False)
+        return _source(found, config, codes, passed_over, log, beat, weights_only=False)
     if config.checkpoint.load is None:
         _check_evidence(own, config, begins_at=0)
         return None
@@ -93,7 +97,7 @@ def find(own: Path, config: TrainerConfig, log: Log, beat: Callable[[], None]) -
         )
     weights_only = config.checkpoint.finetune
     _check_evidence(own, config, begins_at=0 if weights_only else found.iteration)
-    return _source(found, config, passed_over, log, beat, weights_only=weights_only)
+    return _source(found, config, codes, passed_over, log, beat, weights_only=weights_only)
 
 
 def _check_evidence(own: Path, config: TrainerConfig, *, begins_at: int) -> None:
@@ -112,6 +116,7 @@ def _check_evidence(own: Path, config: TrainerConfig, *, begins_at: int) -> None
 def _source(
     found: Checkpoint,
     config: TrainerConfig,
+    codes: Mapping[str, UserCode],
     passed_over: tuple[str, ...],
     log: Log,
     beat: Callable[[], None],
@@ -131,7 +136,7 @@ def _source(
             "checkpoint.finetune: true, and save elsewhere",
             scope=Scope.ALL_RANKS,
         )
-    files = _examine(found, config, log, beat, weights_only)
+    files = _examine(found, config, codes, log, beat, weights_only)
 
     def compare() -> tuple[megatron_lm.Resumed | None, tuple[Change, ...]]:
         try:
@@ -154,14 +159,19 @@ def _source(
 
 
 def _examine(
-    found: Checkpoint, config: TrainerConfig, log: Log, beat: Callable[[], None], weights_only: bool
+    found: Checkpoint,
+    config: TrainerConfig,
+    codes: Mapping[str, UserCode],
+    log: Log,
+    beat: Callable[[], None],
+    weights_only: bool,
 ) -> provenance.Examination:
     """Compare the files of `config` with those that `found` was trained with. All ranks share the reading.
 
     There is no comparison if only weights are loaded, or for a checkpoint of Megatron-LM, which does not record files.
     """
     record = None if weights_only or found.is_foreign else found.record
-    files = at_rank_0(lambda: provenance.examine(config, record), found.path)
+    files = at_rank_0(lambda: provenance.examine(config, record, codes=codes), found.path)
     if files.to_hash:
         size = sum(file["bytes"] for file in files.to_hash.values())
         log.line(

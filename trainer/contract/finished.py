@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from trainer.contract import checkpoint_files, hyperparameters, provenance
 from trainer.contract.checkpoint_files import Checkpoint
 from trainer.contract.config import TrainerConfig, fingerprint
 from trainer.contract.run_directory import RunDirectory
+from trainer.contract.user_code import UserCode
 
 
-def is_done(run: RunDirectory, config: TrainerConfig) -> bool:
-    """True if `run` is finished and the resolved `config` asks for nothing else.
+def is_done(run: RunDirectory, config: TrainerConfig, codes: Mapping[str, UserCode]) -> bool:
+    """True if `run` is finished and the resolved `config`, with the user's `codes`, asks for nothing else.
 
     False if there are steps left: train_iters is larger now, or only an older checkpoint is left.
 
@@ -21,7 +24,7 @@ def is_done(run: RunDirectory, config: TrainerConfig) -> bool:
     if newest is None:
         return is_marked(run, config) and checkpoint_files.newest_complete(run.checkpoints) is None
     assert newest.record is not None
-    files = provenance.examine(config, newest.record)
+    files = provenance.examine(config, newest.record, codes=codes)
     where = f"{run.root} (iteration {newest.iteration})"
     hyperparameters.check_finished(files.saved, config, where=where, contents=files.changes)
     return True

@@ -3,27 +3,33 @@
 Each checkpoint records them (`origins`), so that the next attempt notices a file that was edited, overwritten or
 rebuilt in between. hpcgen compares them too, before it queues a job.
 
-A pair is unchanged if its .idx is unchanged and its .bin has the same size and modification time. After a copy, a
+A pair is unchanged if its .idx has the same hash and its .bin has the same size and modification time. After a copy, a
 restore or a rebuild, the time differs, and only a hash can tell whether the content differs. Reading every .bin at
-every start would take too long, so the hash comes from the record that hpcgen wrote next to the pair.
+every start would take too long, so the hash comes from the record that hpcgen wrote next to the pair. On a login node,
+the .idx is not read either.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import hashlib
-import importlib.util
 import json
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from trainer.contract import user_code
+from trainer.contract.code_record import SHA256_DIGITS, CodeRecord
 from trainer.contract.config import TrainerConfig
 from trainer.contract.hyperparameters import SECTIONS, Change
-from trainer.contract.imports import FUNCTION_KEYS, IMPORT_PATH, file_of
+from trainer.contract.imports import named
+from trainer.contract.user_code import UserCode
 
 PAIRS = ("data.datasets", "data.train")
 """Keys that name training pairs. The pairs of data.valid and data.test may change freely."""
@@ -31,8 +37,8 @@ PAIRS = ("data.datasets", "data.train")
 RECORD_FILE = ".record.json"
 """Suffix of the record that hpcgen writes next to the pairs that it makes (hpcgen/data/record.py)."""
 
-SHA256_DIGITS = 12
-"""Digits of a SHA-256 in messages."""
+MAX_THREADS = 16
+"""Maximum number of threads that hash files."""
 
 _CHUNK = 2**23
 _SECOND = 1_000_000_000
@@ -65,7 +71,11 @@ class Examination:
 
 
 def examine(
-    config: TrainerConfig, record: Mapping[str, Any] | None = None, *, thorough: bool = True
+    config: TrainerConfig,
+    record: Mapping[str, Any] | None = None,
+    *,
+    thorough: bool = True,
+    codes: Mapping[str, UserCode] | None = None,
 ) -> Examination:
     """Examine the files of the resolved `config`, and compare them with those in a checkpoint's `record` if given.
 
@@ -78,14 +88,21 @@ def examine(
     earlier = (record or {}).get("origins") or {}
     saved = {name: copy.deepcopy(record[name]) for name in SECTIONS if name in record} if record else {}
     found = Examination({"code": {}, "pairs": {}}, saved)
-    for name, file in code_files(config, modules=thorough).items():
-        _examine_code(name, file, config, earlier.get("code", {}).get(name), found)
+    codes = read_code(config) if thorough and codes is None else codes or {}
+    for name, path in named(config).items():
+        before = earlier.get("code", {}).get(name)
+        code = codes.get(path)
+        now = CodeRecord.of(code) if code else None if thorough else CodeRecord.found(path, before)
+        if now is not None:
+            _examine_code(name, path, now, before, found)
     recorded = functools.cache(_recorded)
     for name in PAIRS:
         prefixes = [dataset.prefix for dataset in _value(config, name)]
         before = earlier.get("pairs", {}).get(name, [])
         comparable = bool(before) and len(before) == len(prefixes) == len(_saved_pairs(name, found))
         known = before if comparable else [None] * len(prefixes)
+        if thorough:
+            _read_indices(prefixes)
         pairs = [
             _identify_pair(prefix, earlier_pair, recorded, reads=thorough)
             for prefix, earlier_pair in zip(prefixes, known, strict=True)
@@ -104,50 +121,48 @@ def pairs_key(config: TrainerConfig) -> str:
     return "data.datasets" if config.data.datasets else "data.train"
 
 
-def code_files(config: TrainerConfig, *, modules: bool = True) -> dict[str, Path]:
-    """Files of the user's functions, by the key that names each. Files that are not found are left out.
+def read_code(config: TrainerConfig) -> dict[str, UserCode]:
+    """Read the code of the user's functions, by import path.
 
-    With `modules`, includes those of `package.module:function`. To find one, Python imports its package.
+    Raises:
+        OSError: a file cannot be read.
     """
-    found = {}
-    for name in FUNCTION_KEYS:
-        path = _value(config, name)
-        file = _source_file(path, modules) if path is not None else None
-        if file is not None and file.is_file():
-            found[name] = file
-    return found
+    return user_code.read(named(config).values())
 
 
-def identify(path: Path, known: Any = None, *, reads: bool = True) -> Identity:
-    """Identity of a file. If its size and time are as in `known`, the hash comes from there.
-
-    Otherwise the file is read or, without `reads`, the hash is None.
+def identify(path: Path) -> Identity:
+    """Identity of a file, which is read.
 
     Raises:
         OSError: the file is missing or cannot be read.
     """
     status = path.stat()
+    # Another content may have the same size and time, but not the same inode and time of change.
+    sha256 = _sha256(path, status.st_size, status.st_mtime_ns, status.st_ino, status.st_ctime_ns)
+    return {"size": status.st_size, "sha256": sha256, "modified_ns": status.st_mtime_ns}
+
+
+def _identify_unread(path: Path, known: Any) -> Identity:
+    """Identity of a file, with the hash in `known` if size and time are the same."""
+    status = path.stat()
     now = {"size": status.st_size, "sha256": None, "modified_ns": status.st_mtime_ns}
-    if isinstance(known, dict) and _same_age(now, known):
-        return known
-    return {**now, "sha256": _sha256(path, status.st_size, status.st_mtime_ns) if reads else None}
+    return known if isinstance(known, dict) and _same_age(now, known) else now
 
 
 def _examine_code(
-    name: str, file: Path, config: TrainerConfig, before: Identity | None, found: Examination
+    name: str, path: str, now: CodeRecord, before: Mapping[str, Any] | None, found: Examination
 ) -> None:
-    path, sha256 = _value(config, name), hashlib.sha256(file.read_bytes()).hexdigest()
-    found.origins["code"][name] = {"file": str(file), "sha256": sha256}
+    found.origins["code"][name] = now.entry()
     section, _, key = name.partition(".")
     saved = before and found.saved[section].get(key)
     if not before or not saved:
         return
-    if before["sha256"] == sha256:
+    difference = now.difference(before)
+    if difference is None:
         if saved.rpartition(":")[2] == path.rpartition(":")[2]:
             found.saved[section][key] = path
     elif saved == path:
-        was, now = (f"{file} (SHA-256 {digest[:SHA256_DIGITS]})" for digest in (before["sha256"], sha256))
-        found.changes.append(Change(name, was, now, is_content=True))
+        found.changes.append(Change(name, *difference, is_content=True))
 
 
 def _compare_pairs(
@@ -180,21 +195,33 @@ def _saved_pairs(name: str, found: Examination) -> list[dict[str, Any]]:
     return pairs
 
 
+def _read_indices(prefixes: Sequence[str]) -> None:
+    """Hash the .idx files in threads. `identify` then finds the hashes in its cache."""
+
+    def read(prefix: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            identify(Path(f"{prefix}.idx"))
+
+    with ThreadPoolExecutor(min(MAX_THREADS, len(os.sched_getaffinity(0)))) as threads:
+        list(threads.map(read, prefixes))
+
+
 def _identify_pair(
     prefix: str, known: Any, recorded: Callable[[Path], Mapping[str, Identity]], *, reads: bool
 ) -> dict[str, Any] | None:
     """Identities of a pair's files; None if a file is missing."""
     known = known or {}
     try:
-        index = identify(Path(f"{prefix}.idx"), known.get("idx"), reads=reads)
-        data = identify(Path(f"{prefix}.bin"), known.get("bin"), reads=False)
+        index = Path(f"{prefix}.idx")
+        index_now = identify(index) if reads else _identify_unread(index, known.get("idx"))
+        data = _identify_unread(Path(f"{prefix}.bin"), known.get("bin"))
     except FileNotFoundError:
         return None
     if data["sha256"] is None:
         made = recorded(Path(prefix).parent).get(f"{Path(prefix).name}.bin")
         if made is not None and _same_age(data, made):  # otherwise the file was rewritten after the record
             data = {**data, "sha256": made["sha256"]}
-    return {"prefix": prefix, "idx": index, "bin": dict(data)}
+    return {"prefix": prefix, "idx": index_now, "bin": dict(data)}
 
 
 def _compare(before: Mapping[str, Identity], now: Mapping[str, Identity]) -> str:
@@ -232,9 +259,9 @@ def _same_age(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     return first == second or in_seconds
 
 
-@functools.lru_cache(maxsize=4096)
-def _sha256(path: Path, size: int, modified_ns: int) -> str:
-    """SHA-256 of a file. Cached, so that a process reads each file of a given size and time only once."""
+@functools.cache
+def _sha256(path: Path, *status: int) -> str:
+    """SHA-256 of a file. Cached, so that a process reads each file of a given `status` only once."""
     sha256 = hashlib.sha256()
     with path.open("rb", buffering=0) as file:
         while chunk := file.read(_CHUNK):
@@ -256,19 +283,6 @@ def _recorded(directory: Path) -> dict[str, Identity]:
         except (OSError, ValueError, KeyError, TypeError):
             continue  # as if the pair had no record
     return found
-
-
-def _source_file(path: str, modules: bool) -> Path | None:
-    """File of an import path; None if there is no such module."""
-    file = file_of(path)
-    if file is not None:
-        return Path(file).absolute()
-    match = IMPORT_PATH.fullmatch(path) if modules else None
-    try:
-        spec = importlib.util.find_spec(match["source"]) if match else None
-    except Exception:  # its package fails to import, which `imports.load` reports
-        return None
-    return Path(spec.origin) if spec and spec.origin and spec.has_location else None
 
 
 def _value(config: TrainerConfig, name: str) -> Any:

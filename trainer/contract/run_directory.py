@@ -108,16 +108,18 @@ def next_number(path: Path) -> Path:
     return path.with_name(f"{path.name}.{last + 1}")
 
 
-def publish(path: Path, text: str) -> None:
+def publish(path: Path, content: str | bytes, mode: int = 0o666) -> None:
     """Write a file atomically: readers see the old or the new content, even after a power failure.
+
+    The umask reduces `mode`.
 
     Raises:
         OSError: the file cannot be written. The old content is still there.
     """
-    private, file = _create_private(path)
+    private, file = _create_private(path, mode)
     try:
         with file:
-            file.write(text.encode())
+            file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         private.replace(path)
@@ -127,12 +129,12 @@ def publish(path: Path, text: str) -> None:
     sync_directory(path.parent)
 
 
-def _create_private(path: Path) -> tuple[Path, BinaryIO]:
+def _create_private(path: Path, mode: int) -> tuple[Path, BinaryIO]:
     """Create a new file next to `path`. Mode "x" follows no link; if the random name exists, another is tried."""
     while True:
         private = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
         with contextlib.suppress(FileExistsError):
-            return private, private.open("xb")
+            return private, open(private, "xb", opener=lambda name, flags: os.open(name, flags, mode))
 
 
 def open_nofollow(path: str, flags: int) -> int:

@@ -24,16 +24,13 @@ from typing import Any, BinaryIO
 import numpy
 
 from trainer.contract.errors import TrainerError
-from trainer.contract.provenance import identify
+from trainer.contract.provenance import MAX_THREADS, identify
 from trainer.contract.run_directory import sync_directory
 from trainer.contract.wording import counted
 from trainer.data.blend import LogLine
 
 FORMAT = 1
 """Format of the record. Changes if the same key would result in different indices."""
-
-MAX_THREADS = 16
-"""Maximum number of threads that hash files."""
 
 LINE_INTERVAL_S = 10
 """Interval between log lines during a build (seconds)."""
@@ -100,7 +97,7 @@ def complete(indices: Sequence[Index], directory: Path, log: LogLine) -> None:
 def fault(index: Index, directory: Path) -> str | None:
     """Reason why the index in `directory` cannot be used, phrased to follow its name. None if it is valid.
 
-    Reads all of its files, and also the .idx file if its size or modification time has changed.
+    Reads all of its files, and the .idx file that it was made from.
     """
     try:
         record = _read_record(directory / index.record)
@@ -110,9 +107,7 @@ def fault(index: Index, directory: Path) -> str | None:
         return _MISSING
     if record is None:
         return "has a record that cannot be read"
-    if index.source is not None and not _same_content(
-        identify(index.source, record["source"]), record["source"]
-    ):
+    if index.source is not None and not _same_content(identify(index.source), record["source"]):
         return f"was made from another version of {index.source}"
     for name in index.names:
         try:
@@ -159,7 +154,7 @@ def _build(index: Index, directory: Path) -> None:
         for name in index.names:
             _sync(private / name)
             files[name] = _identity(private / name)
-        if index.source is not None and not _same_content(identify(index.source, source), source):
+        if index.source is not None and not _same_content(identify(index.source), source):
             raise TrainerError(
                 f"{index.source} changed while its index was built. Start the run again once the file no longer changes"
             )

@@ -83,8 +83,10 @@ class Metrics:
         )
         self._boards = [board for board in boards if board is not None]
 
-    def start(self, iteration: int, places: Sequence[Place], source: Source | None) -> None:
-        """Record configuration, hosts and checkpoint of this attempt, and log the basis of its FLOP numbers."""
+    def start(
+        self, iteration: int, places: Sequence[Place], source: Source | None, code: list[dict[str, Any]]
+    ) -> None:
+        """Record configuration, hosts, checkpoint and code of this attempt, and log the basis of its FLOP numbers."""
         config, layout = self._config, self._config.parallelism
         precision, peak = precision_name(config.training), config.peak_tflops
         self._write(
@@ -109,6 +111,7 @@ class Metrics:
                 "versions": versions(),
                 "train_iters": config.training.train_iters,
                 "checkpoint": None if source is None else str(source.path),
+                "code": code,
                 "changed": [[c.name, c.before, c.after] for c in source.changes] if source else [],
                 "passed_over": list(source.passed_over) if source else [],
                 "lost": self._lost and {name: self._lost.get(name) for name in ("iteration", "time")},

@@ -16,7 +16,7 @@ from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from trainer.contract import imports
+from trainer.contract import code_loading, imports
 from trainer.contract.config import ParallelismConfig, TrainerConfig
 from trainer.model import cuda_graphs, custom, experts, layers, multi_token, rotary
 from trainer.model.core_config import HALF, transformer_config
@@ -94,7 +94,7 @@ def _build_chunk(
         provider = multi_token.PredictingModel
         mtp = multi_token.block_spec(core, spec, vp_stage, kernels, config.data.reset_attention_mask)
     if model.model_provider is not None:
-        provider = imports.load(model.model_provider, "model.model_provider")
+        provider = code_loading.load(model.model_provider, "model.model_provider")
     chunk = provider(
         config=core,
         transformer_layer_spec=spec,

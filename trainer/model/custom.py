@@ -17,7 +17,7 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlock, TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from trainer.contract import imports
+from trainer.contract import code_loading, imports
 from trainer.contract.errors import TrainerError
 from trainer.model.experts import Router
 
@@ -26,7 +26,7 @@ def block_submodules(
     path: str, core: TransformerConfig, vp_stage: int | None, usual: TransformerBlockSubmodules
 ) -> TransformerBlockSubmodules:
     """Calls the function at the import path `path` with the `usual` parts of this chunk of the decoder."""
-    function: imports.LayerSpec = imports.load(path, "model.layer_spec")
+    function: imports.LayerSpec = code_loading.load(path, "model.layer_spec")
     spec = function(core, vp_stage, usual)
     if isinstance(spec, ModuleSpec):  # one for all layers
         return dataclasses.replace(usual, layer_specs=[spec] * len(usual.layer_specs))

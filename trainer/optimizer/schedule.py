@@ -9,7 +9,7 @@ from typing import Any
 from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
-from trainer.contract import imports
+from trainer.contract import code_loading, imports
 from trainer.contract.config import OptimizerConfig
 from trainer.contract.errors import TrainerError
 
@@ -34,7 +34,7 @@ class Schedule(OptimizerParamScheduler):
         self._config, self._last = config, train_iters - 1
         self._function: imports.Rate | None = None
         if config.lr_schedule is not None:
-            self._function = imports.load(config.lr_schedule, "optimizer.lr_schedule")
+            self._function = code_loading.load(config.lr_schedule, "optimizer.lr_schedule")
         super().__init__(
             optimizer,
             init_lr=config.lr_warmup_init,
