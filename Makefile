@@ -13,11 +13,11 @@ TORCH := $(shell sed -n 's/^torch==\([0-9.]*\).*/\1/p' constraints.txt)
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install setup quickstart quick test check pytest test-slow test-random test-containers test-exchange test-guests test-deepspeed test-gpu test-gpu-shared layouts bench bench-data bench-train bench-deepspeed bench-precision bench-generation golden docs clean
+.PHONY: help install setup quickstart quick test check pytest test-slow test-random test-pythons test-containers test-exchange test-guests test-deepspeed test-gpu test-gpu-shared layouts bench bench-data bench-train bench-deepspeed bench-precision bench-generation golden docs clean
 
 help:
 	@sed -n '1,/^$$/s/^# \(make .*\)/\1/p' Makefile
-	@echo "others: install test check pytest test-slow test-random test-gpu test-gpu-shared layouts bench bench-data bench-train bench-deepspeed bench-precision bench-generation golden docs clean"
+	@echo "others: install test check pytest test-slow test-random test-pythons test-gpu test-gpu-shared layouts bench bench-data bench-train bench-deepspeed bench-precision bench-generation golden docs clean"
 
 install: $(READY)
 
@@ -69,6 +69,12 @@ test-slow: $(READY)
 # Random models and layouts compared with a single process, with exact resumption: make test-random SEEDS="17 18"
 test-random: $(READY)
 	SEEDS="$(SEEDS)" $(BIN)/pytest -m slow tests/trainer/test_random_runs.py
+
+# Training stops on other Pythons and resumes there and here. Each has the packages of hpcgen's extra `train`, for example
+# from `python3.12 -m venv DIR; DIR/bin/pip install -c constraints.txt '.[train]'`:
+# make test-pythons PYTHONS="/path/of/python3.12 /path/of/python3.13"
+test-pythons: $(READY)
+	PYTHONS="$(PYTHONS)" $(BIN)/pytest -m slow tests/trainer/test_pythons.py
 
 # Every stage in real containers on a real Slurm. Needs enroot, mksquashfs (squashfs-tools) and user namespaces, and
 # pyxis's plugin built against this Slurm's headers (libslurm-dev; make in a clone of NVIDIA/pyxis):
@@ -139,19 +145,26 @@ docs: $(READY)
 
 # Tests that need one of these programs are skipped without it. Fails only where apt-get may install them and cannot.
 SYSTEM_PACKAGES := slurm-wlm munge shellcheck environment-modules
+# Debian 12's Python, 3.11.2, pickles in another way than later ones. Other systems have another version.
+DEBIAN_PYTHON := python3.11
 
 setup:
 	@missing=; for program in sbatch slurmctld slurmd munged shellcheck; do \
 	    PATH="$$PATH:/usr/sbin:/sbin" command -v $$program >/dev/null || missing="$$missing $$program"; \
 	done; \
 	[ -e /usr/share/modules/init/bash ] || missing="$$missing environment-modules"; \
+	packages="$(SYSTEM_PACKAGES)"; \
+	if grep -qs 'VERSION_CODENAME=bookworm' /etc/os-release; then \
+	    packages="$$packages $(DEBIAN_PYTHON)"; \
+	    [ -x /usr/bin/$(DEBIAN_PYTHON) ] || missing="$$missing $(DEBIAN_PYTHON)"; \
+	fi; \
 	[ -z "$$missing" ] && exit 0; \
 	sudo=; [ "$$(id -u)" = 0 ] || sudo="sudo -n"; \
 	if command -v apt-get >/dev/null && $$sudo true 2>/dev/null; then \
 	    $$sudo apt-get update -qq && \
-	    $$sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $(SYSTEM_PACKAGES) >/dev/null; \
+	    $$sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $$packages >/dev/null; \
 	else \
-	    echo "not installed:$$missing; the tests that need them are skipped (Debian: apt-get install $(SYSTEM_PACKAGES))"; \
+	    echo "not installed:$$missing; the tests that need them are skipped (Debian: apt-get install $$packages)"; \
 	fi
 
 # Resolves pyproject.toml for every supported Python again; needs uv. Add UPGRADE=--upgrade for newer versions.

@@ -10,8 +10,9 @@ from typing import Any
 
 from hpcgen.checkpoints.run_config import read_run_config
 from hpcgen.errors import HpcgenError
-from trainer.contract import checkpoint_files
+from trainer.contract import checkpoint_files, checkpoint_index
 from trainer.contract.checkpoint_files import Checkpoint
+from trainer.contract.checkpoint_index import INDEX
 
 SET_ASIDE = re.compile(r"iter_(\d+)\.broken(?:-\d+)?")
 """Name of a broken checkpoint that the trainer has set aside."""
@@ -93,7 +94,7 @@ def read_directory(directory: Path) -> list[Checkpoint]:
 def find_problems(
     checkpoint: Checkpoint, *, hashes: bool, on_bytes: Callable[[int], None] = lambda count: None
 ) -> list[str]:
-    """Lists the files of a checkpoint that are missing or differ from its record.
+    """Lists the files of a checkpoint that are missing or differ from its record, and an index that cannot be read.
 
     Calls `on_bytes` with the size of each batch of checked files.
 
@@ -102,28 +103,40 @@ def find_problems(
     """
     try:
         if checkpoint.record is None:
-            return checkpoint_files.problems(checkpoint, hashes=hashes)
+            return checkpoint_files.problems(checkpoint, hashes=hashes) or _index_problems(checkpoint)
         files: dict[str, dict[str, Any]] = checkpoint.record["files"]
         problems: list[str] = []
         for names in _batches(list(files)):
             batch = {name: files[name] for name in names}
             problems += checkpoint_files.file_problems(checkpoint.path, batch, hashes=hashes).values()
             on_bytes(sum(file["bytes"] for file in batch.values()))
-        return problems
+        return problems or _index_problems(checkpoint)
     except OSError as error:
         raise file_error(error, checkpoint.path, "read") from error
 
 
 def demote_incomplete(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
-    """Demotes checkpoints with missing or truncated files to incomplete.
+    """Demotes checkpoints with missing or truncated files, or an index that cannot be read, to incomplete.
 
     Raises:
         HpcgenError: a file cannot be accessed.
     """
     try:
-        return checkpoint_files.demote_incomplete(checkpoints)
+        return list(map(_demote_unreadable, checkpoint_files.demote_incomplete(checkpoints)))
     except OSError as error:
         raise file_error(error, checkpoints[0].path.parent, "read") from error
+
+
+def _demote_unreadable(checkpoint: Checkpoint) -> Checkpoint:
+    if checkpoint.flaw is None and (problems := _index_problems(checkpoint)):
+        return dataclasses.replace(checkpoint, record=None, flaw=problems[0])
+    return checkpoint
+
+
+def _index_problems(checkpoint: Checkpoint) -> list[str]:
+    """The reason why the trainer cannot read the index, which would also stop a run that resumes from it."""
+    reason = checkpoint_index.problem(checkpoint.path) if (checkpoint.path / INDEX).exists() else None
+    return [] if reason is None else [reason]
 
 
 def file_error(error: OSError, path: Path, operation: str) -> HpcgenError:

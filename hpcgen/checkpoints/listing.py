@@ -78,10 +78,8 @@ def _directory_size(path: Path) -> int:
 
 
 def _state(checkpoint: Checkpoint, seen: Checkpoint) -> State:
-    if checkpoint.is_foreign:
-        return "Megatron-LM's"
-    if seen.is_complete:
-        return "complete"
+    if seen.flaw is None:
+        return "Megatron-LM's" if checkpoint.is_foreign else "complete"
     return "incomplete" if checkpoint.is_cut_off else "damaged"
 
 

@@ -254,6 +254,38 @@ def test_an_index_from_anywhere_runs_nothing(run: Path) -> None:
     assert not Path("planted").exists()
 
 
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (pickle.dumps(_Planted()), ".metadata names posix.system, which no checkpoint's index needs."),
+        (b"not a pickle", ".metadata cannot be read: not a torch_dist index (UnpicklingError:"),
+        (b"", ".metadata cannot be read: not a torch_dist index (EOFError:"),
+    ],
+)
+@pytest.mark.parametrize("is_foreign", [False, True], ids=["own", "foreign"])
+def test_a_checkpoint_is_not_ok_if_the_trainer_cannot_read_its_index(
+    content: bytes, problem: str, is_foreign: bool, tmp_path: Path
+) -> None:
+    checkpoint = write_checkpoint(tmp_path, 700)
+    newest = write_checkpoint(tmp_path, 800)
+    if is_foreign:
+        (newest / COMPLETE).unlink()
+        (newest / STARTED).unlink()
+    (newest / ".metadata").write_bytes(content)
+    kept_by = "written by Megatron-LM" if is_foreign else "not complete"
+    assert states(tmp_path) == {800: ("damaged", kept_by), 700: ("complete", "the newest")}
+    shown = hpcgen("checkpoint", "list", tmp_path)
+    assert f"\n    {problem}" in shown.stdout
+    assert f"checkpoint.load: {checkpoint}\n" in shown.stderr
+    for options in ((), ("--json",), ("--verify",)):
+        ended = hpcgen("checkpoint", "inspect", newest, *options)
+        assert ended.status == 1
+        assert problem in ended.stdout
+        assert "ok" not in ended.stderr
+    hpcgen("checkpoint", "prune", tmp_path, "--keep-last", "1")
+    assert names(tmp_path) == ["iter_0000700", "iter_0000800"]
+
+
 def test_prune_keeps_what_the_run_keeps(run: Path) -> None:
     before = listing(run)
     would = hpcgen("checkpoint", "prune", run, "--dry-run")

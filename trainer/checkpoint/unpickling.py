@@ -8,6 +8,10 @@ with weights_only, which is safe. Three other pickles are not safe in torch 2.13
   DefaultLoadPlanner.load_bytes loads with weights_only=False;
 - the bytes of an extra state, which Transformer Engine unpickles: FP8's scales.
 
+What is data depends on the Python that wrote it. Python 3.11.0 to 3.11.3 pickles a member of an enum as getattr(class,
+name), Pythons before 3.11.4 name signals one by one, and Python 3.13 names the classes of pathlib differently. All are
+read here, whatever Python runs. `enum_member` takes the place of getattr.
+
 Importing this module replaces the first two functions in this process, however Core reaches them.
 `checked_extra_state` handles the third. In each case torch receives the checked values themselves, or bytes made from
 them; nothing is read twice.
@@ -17,14 +21,18 @@ from __future__ import annotations
 
 import io
 import os
+import pathlib
 import pickle
 import re
+import signal
+from enum import Enum
 from typing import Any
 
 import torch
 from torch.distributed.checkpoint import DefaultLoadPlanner, FileSystemReader
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
+    _MEM_FORMAT_ENCODING,
     BytesStorageMetadata,
     ChunkStorageMetadata,
     Metadata,
@@ -36,7 +44,13 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import ReadItem
 
 from trainer.contract import checkpoint_index
-from trainer.contract.checkpoint_index import INDEX, CheckpointIndex, ForbiddenError, StoredTensor
+from trainer.contract.checkpoint_index import (
+    INDEX,
+    CheckpointIndex,
+    ForbiddenError,
+    StoredTensor,
+    pickle_by_value,
+)
 
 RECIPES = "transformer_engine.common.recipe"
 """Module of Transformer Engine's FP8 recipes. An extra state contains one of them."""
@@ -55,6 +69,27 @@ REBUILDERS = frozenset({("torch._utils", "_rebuild_tensor_v2"), ("collections", 
 
 ALLOW_CHECKED = "NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE"
 """Variable without which Transformer Engine 2.18 and later refuse every pickled extra state."""
+
+
+def enum_member(*arguments: Any) -> Enum:
+    """The member of an enum, for a pickle that names getattr for it.
+
+    Raises:
+        ForbiddenError: the arguments are not an enum and the name of one of its members.
+    """
+    if len(arguments) == 2:
+        cls, name = arguments
+        if isinstance(cls, type) and issubclass(cls, Enum) and type(name) is str and name in cls.__members__:
+            return cls.__members__[name]
+    raise _forbidden("the checkpoint", "builtins.getattr")
+
+
+SAME_DATA = (
+    (enum_member, "builtins.getattr"),
+    *((pathlib.PosixPath, f"{module}.PosixPath") for module in ("pathlib", "pathlib._local")),
+    *((number, f"signal.{number.name}") for number in signal.Signals),
+)
+"""Names that other Pythons write for values that Megatron-Core allows in `common.pt`, with what they stand for."""
 
 
 def checked_extra_state(value: Any) -> Any:
@@ -83,16 +118,21 @@ class _ExtraState(pickle.Unpickler):
     def find_class(self, module_name: str, global_name: str, /) -> Any:
         if (module_name, global_name) in STORAGES:
             return _storage
+        if (module_name, global_name) == ("builtins", "getattr"):
+            return enum_member
         if (module_name, global_name) in REBUILDERS | CORE_RECIPES:
             return super().find_class(module_name, global_name)
         if module_name == RECIPES and global_name.isidentifier():
             found = super().find_class(module_name, global_name)
             if isinstance(found, type) and found.__module__ == RECIPES:
                 return found
-        raise ForbiddenError(
-            f"an extra state names {module_name}.{global_name}, which no extra state needs. It may have been put "
-            "there to run code on load"
-        )
+        raise _forbidden("an extra state", f"{module_name}.{global_name}")
+
+
+def _forbidden(what: str, name: str) -> ForbiddenError:
+    return ForbiddenError(
+        f"{what} names {name}, which no checkpoint needs. It may have been put there to run code on load"
+    )
 
 
 def _storage(data: bytes) -> Any:
@@ -160,5 +200,7 @@ def _load_bytes(planner: DefaultLoadPlanner, read_item: ReadItem, value: io.Byte
 
 FileSystemReader.read_metadata = _read_metadata
 DefaultLoadPlanner.load_bytes = _load_bytes
+torch.serialization.add_safe_globals(list(SAME_DATA))
+pickle_by_value(_MEM_FORMAT_ENCODING)
 # With this variable, torch.load would run code that common.pt names.
 os.environ.pop("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", None)

@@ -7,10 +7,13 @@ below.
 
 from __future__ import annotations
 
+import copyreg
 import io
 import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
 from typing import Any
 
 INDEX = ".metadata"
@@ -20,9 +23,21 @@ PACKAGES = ("torch.", "megatron.core.dist_checkpointing.")
 """Prefixes of the modules whose classes an index may contain: the format's own, and those of older Megatron-Core."""
 
 PLAIN = frozenset(
-    {("collections", "OrderedDict"), ("pathlib", "Path"), ("pathlib", "PosixPath"), ("builtins", "set")}
+    {
+        ("collections", "OrderedDict"),
+        ("builtins", "set"),
+        *((module, name) for module in ("pathlib", "pathlib._local") for name in ("Path", "PosixPath")),
+    }
 )
-"""Other classes that torch's writers put into an index."""
+"""Other classes that torch's writers put into an index. Python 3.13 names those of pathlib differently."""
+
+ENUMS = frozenset(
+    {
+        ("torch.distributed.checkpoint.metadata", "_MEM_FORMAT_ENCODING"),
+        ("torch.distributed.checkpoint.planner", "WriteItemType"),
+    }
+)
+"""torch's enums in an index. Python 3.11.0 to 3.11.3 pickles their members as getattr(class, name)."""
 
 Sizes = tuple[int, ...]
 
@@ -84,6 +99,29 @@ def parse(data: bytes) -> CheckpointIndex:
         raise
     except Exception as error:  # a damaged pickle can fail in any way
         raise ValueError(f"not a torch_dist index ({type(error).__name__}: {error})") from error
+
+
+def problem(checkpoint: Path) -> str | None:
+    """Reason why the index of a checkpoint's directory cannot be read; None if it can.
+
+    Raises:
+        OSError: the storage fails, or there is no index.
+    """
+    try:
+        parse((checkpoint / INDEX).read_bytes())
+    except ForbiddenError as error:
+        return f"{error}. The code was not run. Do not load this checkpoint; find out who wrote its files"
+    except ValueError as error:
+        return f"{INDEX} cannot be read: {error}"
+    return None
+
+
+def pickle_by_value(enum: type[Enum]) -> None:
+    """Makes this process pickle the members of `enum` by value, as all Pythons but 3.11.0 to 3.11.3 do.
+
+    The form of those, getattr(class, name), is refused by readers that take it for an attack, such as hpcgen 0.2.0's.
+    """
+    copyreg.pickle(enum, lambda member: (type(member), (member.value,)))
 
 
 def _index(root: Any) -> CheckpointIndex:
@@ -149,6 +187,15 @@ class _Unpickler(pickle.Unpickler):
         # New classes for each file, since a pickle can set attributes of the classes that it names.
         self._record = type("Record", (), {"__new__": _new, "__init__": _ignore})
         self._sequence = type("Sequence", (self._record,), {"__setstate__": _keep})
+        self._enum = enum = type("Enum", (self._record,), {})
+
+        def member(cls: type, *arguments: Any) -> Any:
+            """__new__ of the stand-in for getattr: accepts a class of ENUMS and a name, and looks nothing up."""
+            if len(arguments) != 2 or arguments[0] is not enum or type(arguments[1]) is not str:
+                raise _forbidden("builtins.getattr")
+            return object.__new__(enum)
+
+        self._getattr = type("Getattr", (), {"__new__": member})
 
     def find_class(self, module_name: str, global_name: str, /) -> Any:
         if (module_name, global_name) == ("torch", "Size"):
@@ -157,12 +204,19 @@ class _Unpickler(pickle.Unpickler):
             return global_name
         if global_name == "TensorProperties":
             return self._sequence
+        if (module_name, global_name) in ENUMS:
+            return self._enum
+        if (module_name, global_name) == ("builtins", "getattr"):
+            return self._getattr
         if module_name.startswith(PACKAGES) or (module_name, global_name) in PLAIN:
             return self._record
-        raise ForbiddenError(
-            f"{INDEX} names {module_name}.{global_name}, which no checkpoint's index needs. It may have been put "
-            "there to run code on load"
-        )
+        raise _forbidden(f"{module_name}.{global_name}")
+
+
+def _forbidden(name: str) -> ForbiddenError:
+    return ForbiddenError(
+        f"{INDEX} names {name}, which no checkpoint's index needs. It may have been put there to run code on load"
+    )
 
 
 def _new(cls: type, *arguments: Any) -> Any:

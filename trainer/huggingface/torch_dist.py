@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
+    _MEM_FORMAT_ENCODING,
     ChunkStorageMetadata,
     Metadata,
     MetadataIndex,
@@ -31,6 +32,7 @@ FILE_BYTES = 4 * 2**30
 
 # With this variable, torch.load would run code that a file names.
 os.environ.pop("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", None)
+checkpoint_index.pickle_by_value(_MEM_FORMAT_ENCODING)
 
 Chunk = tuple[tuple[int, ...], tuple[int, ...]]
 """Offsets and sizes of a piece of a tensor."""

@@ -16,6 +16,7 @@ import torch
 from megatron.core.tensor_parallel import layers as core_layers
 from megatron.core.transformer import attention as core_attention
 
+from trainer.contract.checkpoint_index import pickle_by_value
 from trainer.contract.config import DISCARDS_OUTPUT, TrainerConfig, TrainingConfig
 from trainer.contract.errors import TrainerError
 
@@ -78,6 +79,7 @@ def choose(config: TrainerConfig) -> Kernels:
     has_layers = version is not None and wanted != "torch"
     if has_layers:
         _split_without_copies()
+        _pickle_formats_by_value()
     missing = () if version or wanted == "torch" else ("Transformer Engine (about 5% faster, and FP8)",)
     adamw = "torch" if core_optimizer.USING_PYTORCH_OPTIMIZER else "Transformer Engine" if version else "apex"
     return Kernels(
@@ -175,6 +177,13 @@ def _split_without_copies() -> None:
         from transformer_engine.pytorch.utils import SplitAlongDim
 
         core_attention.SplitAlongDim = SplitAlongDim.apply
+
+
+def _pickle_formats_by_value() -> None:
+    """Transformer Engine pickles the scales of FP8 with their format, which every Python must be able to read."""
+    from transformer_engine.common.recipe import Format
+
+    pickle_by_value(Format)
 
 
 def weight_gradient_kernel() -> str | None:
