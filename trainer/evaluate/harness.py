@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lm_eval import evaluate
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
-from lm_eval.models.utils import normalize_gen_kwargs
+from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from trainer.contract.errors import TrainerError
@@ -28,6 +28,17 @@ MAX_NEW_TOKENS = 256
 
 GREEDY = 0.0
 """Temperature at which the most likely token is always chosen."""
+
+GENERATION_KWARGS = {
+    "do_sample",
+    "max_gen_toks",
+    "repetition_penalty",
+    "temperature",
+    "top_k",
+    "top_p",
+    "until",
+}
+"""Names in generation_kwargs of a task, after lm-eval has replaced other names of max_gen_toks."""
 
 Encoded = tuple[tuple[str, str], list[int], list[int]]
 """Context and continuation as text, and their tokens."""
@@ -43,6 +54,7 @@ class HarnessModel(TemplateLM):
         self._max_length = replicas.model.max_length
         self._training = replicas.model.config.data
         self._token_of_document_end = replicas.tokenizer.eod_id
+        self._text_of_document_end = replicas.tokenizer.spell([self.eot_token_id]) or None
 
     @property
     def eot_token_id(self) -> int:
@@ -113,11 +125,12 @@ class HarnessModel(TemplateLM):
         prompts = []
         for request in requests:
             context, arguments = request.args
-            options = self._generation_options(arguments)
-            room = self._max_length - options.max_new_tokens
+            given = normalize_gen_kwargs(arguments, MAX_NEW_TOKENS)
+            options = self._generation_options(given, request.task_name)
+            room = self._max_length - given["max_gen_toks"]
             if room < 1:
                 raise TrainerError(
-                    f"the task {request.task_name} generates up to {options.max_new_tokens} tokens, but the model has "
+                    f"the task {request.task_name} generates up to {given['max_gen_toks']} tokens, but the model has "
                     f"{self._max_length} positions for the question and the answer (model.max_position_embeddings). "
                     "Lower max_gen_toks in generation_kwargs of the task"
                 )
@@ -128,17 +141,27 @@ class HarnessModel(TemplateLM):
             prompts.append((tokens, options))
         return self._replicas.generate(prompts)
 
-    def _generation_options(self, arguments: dict[str, Any]) -> Options:
-        given = normalize_gen_kwargs(arguments, MAX_NEW_TOKENS)
+    def _generation_options(self, given: Mapping[str, Any], task: str | None) -> Options:
+        """The options of a task, with the defaults of `hf`."""
+        unknown = sorted(
+            given.keys() - GENERATION_KWARGS - ({"num_beams"} if given.get("num_beams") == 1 else set())
+        )
+        if unknown:
+            raise TrainerError(
+                f"the task {task} sets {unknown[0]} = {given[unknown[0]]!r} in generation_kwargs, which the trainer "
+                f"does not have. Use {', '.join(sorted(GENERATION_KWARGS))}, or remove the task from evaluation.tasks"
+            )
         temperature = float(given.get("temperature", GREEDY)) if given["do_sample"] else GREEDY
         draws = temperature > GREEDY
+        until = handle_stop_sequences(given["until"], self._text_of_document_end)
         return Options(
-            max_new_tokens=given["max_gen_toks"],
+            # The empty string is in each text, so it ends one after the first token.
+            max_new_tokens=1 if "" in until else given["max_gen_toks"],
             temperature=temperature,
             top_k=(given.get("top_k") or None) if draws else None,
             top_p=given.get("top_p") if draws else None,
             repetition_penalty=given.get("repetition_penalty", 1.0),
-            stop=tuple(string for string in given["until"] if string),
+            stop=tuple(string for string in until if string),
             batch_size=self._batch_size,
         )
 

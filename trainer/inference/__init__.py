@@ -7,8 +7,8 @@
         print(completion.text)
 
 `loading` builds the model and reads its weights, `model` computes logits, `attention` has the key-value cache and
-`latent_attention` that of latents, `batch` is a step of several rows, `sampling` chooses tokens and `generation` is the
-loop around them.
+`latent_attention` that of latents, `batch` is a step of several rows, `sampling` chooses tokens, `ending` finds
+where a text ends, and `generation` is the loop around them.
 """
 
 from __future__ import annotations

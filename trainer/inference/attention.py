@@ -14,6 +14,7 @@ import math
 from typing import Any
 
 import torch
+from megatron.core.transformer.attention import SelfAttention
 
 from trainer.model.layers import CoreAttention
 
@@ -88,24 +89,36 @@ class Rotary:
         return torch.addcmul(x * self._cos, x.roll(x.shape[-1] // 2, dims=-1), self._sin)
 
 
+def rotate(layer: SelfAttention, rotary: Rotary) -> None:
+    """Make a layer rotate its queries and keys before its attention, where Core's layers do.
+
+    So a hook on the attention sees them as in training.
+    """
+    project = layer.get_query_key_value_tensors
+
+    def project_and_rotate(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+        query, key, *others = project(*args, **kwargs)
+        return rotary.rotate(query), rotary.rotate(key), *others
+
+    layer.get_query_key_value_tensors = project_and_rotate
+
+
 class CachedAttention(torch.nn.Module):
     """Computes a layer's attention over the tokens of earlier steps and of this one."""
 
-    def __init__(self, attention: CoreAttention, layer: int, rotary: Rotary | None) -> None:
+    def __init__(self, attention: CoreAttention, layer: int) -> None:
         super().__init__()
         self.attention = attention
         self.layer = layer
+        self.scale = attention.scale
         self.window = attention.window
         self.cache: Cache | None = None
         """The cache of this step; None to attend only to the tokens of the step."""
-        self._rotary = rotary
 
     def forward(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any
     ) -> torch.Tensor:
         """Query [s, b, n, d], key and value [s, b, g, d] -> [s, b, n*d]."""
-        if self._rotary is not None:
-            query, key = self._rotary.rotate(query), self._rotary.rotate(key)
         if self.cache is None:
             return self.attention(query, key, value)
         keys, values = self.cache.store(self.layer, key, value)
@@ -115,6 +128,6 @@ class CachedAttention(torch.nn.Module):
         # The heads of a group take the place of queries: they share keys, values and mask.
         by_group = query[0].reshape(rows, keys.shape[1], -1, width)  # [b, g, n/g, d]
         context = torch.nn.functional.scaled_dot_product_attention(
-            by_group, keys, values, attn_mask=self.cache.mask, scale=self.attention.scale
+            by_group, keys, values, attn_mask=self.cache.mask, scale=self.scale
         )
         return context.reshape(1, rows, -1)

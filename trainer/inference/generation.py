@@ -14,13 +14,11 @@ import torch
 from trainer.contract.errors import TrainerError
 from trainer.contract.generation import Choice
 from trainer.inference import sampling
+from trainer.inference.ending import Ending
 from trainer.inference.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from trainer.inference.model import Model
-
-INCOMPLETE = "\ufffd"
-"""Text of the first bytes of a character."""
 
 FinishReason = Literal["eod", "stop", "length"]
 
@@ -59,13 +57,21 @@ class _Row:
     ids: list[int]
     """Token IDs of the prompt."""
     generator: random.Random
+    context: list[int]
+    """Token of the prompt that new tokens are decoded after (`Tokenizer.context`)."""
     tokens: list[int] = field(default_factory=list)
     text: str = ""
     """The final part of the new text: later tokens do not change it."""
     finish_reason: FinishReason | None = None
 
     def add(
-        self, token: int, tokenizer: Tokenizer, options: Options, max_length: int, is_shown: bool
+        self,
+        token: int,
+        tokenizer: Tokenizer,
+        options: Options,
+        ending: Ending,
+        max_length: int,
+        is_shown: bool,
     ) -> None:
         """Add a token and set `finish_reason` if it is the last one. `text` is only kept up to date if `is_shown`."""
         self.tokens.append(token)
@@ -73,15 +79,14 @@ class _Row:
         is_full = len(self.tokens) == options.max_new_tokens or len(self.ids) + len(self.tokens) == max_length
         if not (is_end or is_full or is_shown or options.stop):
             return
-        text = tokenizer.decode(self.tokens[:-1] if is_end else self.tokens)
-        if (cut := _first_stop(text, options.stop)) is not None:
-            self.text, self.finish_reason = text[:cut], "stop"
-        elif is_end:
-            self.text, self.finish_reason = text, "eod"
-        elif is_full:
-            self.text, self.finish_reason = text, "length"
-        else:
-            self.text = text[: len(text) - _held_back(text, options.stop)]
+        is_stopped = ending.is_spelled(self.tokens)
+        if not (is_end or is_full or is_stopped):
+            self.text, is_stopped = ending.settled(self.tokens, self.context)
+        if is_end or is_full or is_stopped:
+            text = ending.text(self.tokens[:-1] if is_end else self.tokens, self.context)
+            self.text = ending.cut(text)
+            is_stopped = self.text != text or (is_stopped and not is_end)
+            self.finish_reason = "stop" if is_stopped else "eod" if is_end else "length"
 
     def completion(self) -> Completion:
         assert self.finish_reason is not None
@@ -114,10 +119,11 @@ def generate_from_tokens(
 ) -> Iterator[Completion]:
     """Continue token IDs. The number of a prompt seeds its draws. Every rank of a replica must call this.
 
-    Each prompt has at least one token and fewer than the model has positions.
+    Each prompt has at least one token and fewer than the model has positions. A text is that of its new tokens alone,
+    which begins without a space with tokenizers of the kind of Llama's.
     """
     rows = [
-        _Row(tokenizer.decode(ids), list(ids), random.Random(f"{options.seed}/{number}"))
+        _Row(tokenizer.decode(ids), list(ids), random.Random(f"{options.seed}/{number}"), context=[])
         for number, ids in prompts.items()
     ]
     return _continue_in_batches(rows, model, tokenizer, options, None)
@@ -166,7 +172,7 @@ def _row(index: int, prompt: str, model: Model, tokenizer: Tokenizer, options: O
             f"prompt {index + 1} has {len(ids)} tokens, but the model has {model.max_length} positions for prompt and "
             f"new text (model.max_position_embeddings). Shorten the prompt to at most {model.max_length - 1} tokens"
         )
-    return _Row(prompt, ids, random.Random(f"{options.seed}/{index}"))
+    return _Row(prompt, ids, random.Random(f"{options.seed}/{index}"), tokenizer.context(ids))
 
 
 def _continue(
@@ -184,12 +190,13 @@ def _continue(
         draws = [_draws(row, options) for row in rows]
         choose = functools.partial(_choose, options=options)
         batch = Batch(model, [row.ids for row in rows], draws, choose, num_slots)
+        ending = Ending(tokenizer, options.stop)
         running, num_shown = list(rows), 0
         while running:
             for row, token in zip(running, batch.next_tokens(), strict=True):
                 if row.finish_reason is None:
                     is_shown = on_text is not None and row is rows[0]
-                    row.add(token, tokenizer, options, model.max_length, is_shown)
+                    row.add(token, tokenizer, options, ending, model.max_length, is_shown)
             if on_text is not None and len(rows[0].text) > num_shown:
                 on_text(rows[0].text[num_shown:])
                 num_shown = len(rows[0].text)
@@ -231,22 +238,3 @@ def _explain_memory(model: Model, num_rows: int, num_slots: int) -> Iterator[Non
             f"{cache:.1f} GiB in addition to the weights, and {free:.1f} of {total:.1f} GiB are free. "
             "Use a smaller batch_size or max_new_tokens, or more GPUs"
         ) from error
-
-
-def _first_stop(text: str, stop: Sequence[str]) -> int | None:
-    """Offset of the first stop string in `text`; None if there is none."""
-    found = [offset for string in stop if (offset := text.find(string)) >= 0]
-    return min(found, default=None)
-
-
-def _held_back(text: str, stop: Sequence[str]) -> int:
-    """Length of the end of `text` that later tokens may change: part of a character, or the start of a stop string."""
-    if text.endswith(INCOMPLETE):
-        return len(text) - len(text.rstrip(INCOMPLETE))
-    beginnings = (
-        size
-        for string in stop
-        for size in range(min(len(string) - 1, len(text)), 0, -1)
-        if text.endswith(string[:size])
-    )
-    return max(beginnings, default=0)

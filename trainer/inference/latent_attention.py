@@ -17,6 +17,7 @@ import torch
 from trainer.contract.config import ModelConfig
 from trainer.inference.attention import Cache, Rotary
 from trainer.model.latent_attention import LatentAttention
+from trainer.model.layers import CoreAttention
 from trainer.model.rotary import attention_factor, inverse_frequencies
 
 
@@ -45,6 +46,12 @@ class CachedLatentAttention(torch.nn.Module):
             -1, config.qk_head_dim + config.v_head_dim, config.kv_lora_rank
         )
         self._key_up, self._value_up = up.split([config.qk_head_dim, config.v_head_dim], dim=1)  # [n, d, r]
+
+    @property
+    def core_attention(self) -> CoreAttention:
+        """The attention over queries, keys and values, where hooks expect it. Steps with the cache do not call it."""
+        attention: CoreAttention = self.attention.core_attention
+        return attention
 
     def forward(
         self, hidden: torch.Tensor, *args: Any, **kwargs: Any

@@ -14,7 +14,7 @@ from trainer.contract.config import TrainerConfig
 from trainer.contract.errors import TrainerError
 from trainer.data import documents
 from trainer.inference import latent_attention
-from trainer.inference.attention import Cache, CachedAttention, Rotary
+from trainer.inference.attention import Cache, CachedAttention, Rotary, rotate
 from trainer.inference.latent_attention import CachedLatentAttention
 from trainer.model.latent_attention import LatentAttention
 from trainer.model.layers import CoreAttention
@@ -219,7 +219,9 @@ class Model:
             # Core's layers would compute the cosines and sines again, and count positions from 0 in each step.
             chunk.position_embedding_type = "none"
         for layer in layers:
-            layer.core_attention = CachedAttention(layer.core_attention, layer.layer_number, self._rotary)
+            layer.core_attention = CachedAttention(layer.core_attention, layer.layer_number)
+            if self._rotary is not None:
+                rotate(layer, self._rotary)
             self._attention.append(layer.core_attention)
 
     def _cache_latents(self, chunk: GPTModel) -> None:

@@ -20,6 +20,12 @@ NAMES = ("gpt2", "bytes")
 GPT2_EOD = "<|endoftext|>"
 BYTES_EOD = 256
 
+INCOMPLETE = "\ufffd"
+"""Text of the first bytes of a character."""
+
+FIRST_BYTE = "<0xF0>"
+"""Token of byte fallback whose byte begins a character of four bytes."""
+
 
 @dataclass(frozen=True)
 class Tokenizer:
@@ -34,6 +40,27 @@ class Tokenizer:
     """Largest ID plus one."""
     eod_id: int | None
     """ID at the end of a document; None if unknown."""
+    decode_all: Callable[[Sequence[int]], str] | None = None
+    """Text of IDs with special tokens. Default: `decode`."""
+    first_byte_id: int | None = None
+    """ID of a first byte of a character, if bytes are tokens that the library decodes together: until the character is
+    complete, the bytes before it have no text either."""
+
+    def spell(self, ids: Sequence[int]) -> str:
+        """Text of IDs with special tokens."""
+        return (self.decode_all or self.decode)(ids)
+
+    def context(self, prompt: Sequence[int]) -> list[int]:
+        """The token after which to decode new tokens: the last one of `prompt` that is a complete text. May be empty.
+
+        Tokenizers of the kind of Llama's drop the space at the beginning of a text, and new tokens are not the
+        beginning. Special tokens do not count: they have no text.
+        """
+        for token in reversed(prompt):
+            text = self.decode([token])
+            if INCOMPLETE not in text and text == self.spell([token]):
+                return [token]
+        return []
 
     def check_fits(self, vocab_size: int) -> None:
         """Check that the model has a row for each ID.
@@ -67,12 +94,16 @@ def load_tokenizer(name: str | Path, eod_token: str | None = None) -> Tokenizer:
     eod_id = None if eod_token is None else library.token_to_id(eod_token)
     if eod_token is not None and eod_id is None:
         raise TrainerError(f"{files[0]} has no token {eod_token!r}. Name the token at the end of a document")
+    first_byte_id = library.token_to_id(FIRST_BYTE)
+    has_bytes = first_byte_id is not None and library.decode([first_byte_id]) == INCOMPLETE
     return Tokenizer(
         name=str(name),
         encode=lambda text: library.encode(text, add_special_tokens=False).ids,
         decode=lambda ids: library.decode(list(ids)),
         size=max(library.get_vocab(with_added_tokens=True).values(), default=-1) + 1,
         eod_id=eod_id,
+        decode_all=lambda ids: library.decode(list(ids), skip_special_tokens=False),
+        first_byte_id=first_byte_id if has_bytes else None,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 import torch
 import transformers
 
-from tests.trainer.families import FAMILIES, LENGTH
+from tests.trainer.families import FAMILIES, LENGTH, VOCAB
 from tests.trainer.inference.models import ONE, TOKENIZER, build_chunk, family, random_prompts
 from tests.trainer.runs import ROOT
 from trainer.contract.errors import TrainerError
@@ -239,3 +240,23 @@ def test_logits_of_a_notebook_are_those_of_transformers() -> None:
     torch.testing.assert_close(model.logits(tokens), expected, rtol=1e-4, atol=1e-4)
     with pytest.raises(TrainerError, match=f"{LENGTH + 1} tokens: the model computes 1 to {LENGTH}"):
         model.logits([0] * (LENGTH + 1))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "llama with yarn", "mistral", "qwen3", "deepseek"])
+def test_attention_maps_of_the_guide_are_those_of_transformers(name: str) -> None:
+    """Those of the program in docs/generation.md, also after text was generated."""
+    model, reference = family(name)
+    guide = (ROOT / "docs/generation.md").read_text(encoding="utf-8")
+    [program] = re.findall(r"```python\n(import torch\n.*?)\nmaps = ", guide, re.DOTALL)
+    namespace: dict[str, Any] = {}
+    exec(program, namespace)
+    continued(model, ["\u0101\u0102"], max_new_tokens=4)
+    tokens = torch.randint(VOCAB, (20,), generator=torch.Generator().manual_seed(2))
+    maps = namespace["attention_maps"](model, tokens.tolist())
+    expected = reference(tokens[None], output_attentions=True).attentions
+    assert len(maps) == len(expected)
+    for found, weights in zip(maps, expected, strict=True):
+        torch.testing.assert_close(found, weights[0], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        model.logits(tokens.tolist()), reference(tokens[None]).logits[0], rtol=1e-4, atol=1e-4
+    )
