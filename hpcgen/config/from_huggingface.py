@@ -11,6 +11,7 @@ from hpcgen.config import tokenizer as tokenizers
 from hpcgen.config.tokenizer import GPT2_EOD, TokenizerConfig
 from hpcgen.errors import HpcgenError
 from trainer.contract.config import ConfigError, ModelConfig, from_dict, to_dict
+from trainer.contract.git_lfs import pointer_problem
 from trainer.contract.huggingface import model_of
 from trainer.contract.resolve import resolve_model
 
@@ -116,7 +117,7 @@ def _read(path: Path) -> dict[str, Any]:
         hint = "name a local directory with a Hugging Face model, from hf download MODEL --local-dir DIR"
         raise HpcgenError(f"{path}: no such file", hint) from None
     except (OSError, ValueError, RecursionError) as error:
-        raise HpcgenError(f"{path} cannot be read: {error}") from error
+        raise HpcgenError(pointer_problem(path) or f"{path} cannot be read: {error}") from error
     if not isinstance(document, dict):
         raise HpcgenError(f"{path} is not a JSON object", "name a local directory with a Hugging Face model")
     return document

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from hpcgen.config.fields import FilePath
 from hpcgen.errors import HpcgenError, Problem
+from trainer.contract.git_lfs import pointer_problem
 from trainer.contract.section import config_section
 
 GPT2_EOD = "<|endoftext|>"
@@ -152,7 +153,9 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(read_file(path))
     except (ValueError, RecursionError) as error:
-        raise HpcgenError(f"cannot read the tokenizer file {path}: {error}") from error
+        raise HpcgenError(
+            pointer_problem(path) or f"cannot read the tokenizer file {path}: {error}"
+        ) from error
 
 
 def read_file(path: Path) -> bytes:

@@ -17,6 +17,9 @@ Form = Literal["same", "fp32", "vocabulary", "transposed", "gate_up", "qkv", "qk
 """How Hugging Face stores a tensor of Megatron-Core: the same; always in fp32; without padding rows; transposed
 (Conv1D); as gate and up; as query, key and value; or as one [query | key | value], which Conv1D transposes."""
 
+HEAD = "lm_head.weight"
+"""Name of the output matrix in safetensors."""
+
 LAYERS = "decoder.layers."
 """Prefix of the tensors that every layer has. In names of Hugging Face, {n} is the number of the layer."""
 
@@ -154,7 +157,7 @@ class Family(ABC):
 
     def copies(self, model: ModelConfig) -> dict[str, str]:
         """Names of tensors that files may have although they are copies -> names of their originals."""
-        return {} if model.untie_embeddings_and_output_weights else {"lm_head.weight": self.output(model)}
+        return {} if model.untie_embeddings_and_output_weights else {HEAD: self.output(model)}
 
     def output(self, model: ModelConfig) -> str:
         """Name of the tensor that computes the logits: the head, or the embedding of a tied model."""
@@ -194,4 +197,4 @@ def head(model: ModelConfig) -> Iterator[Weight]:
     """The output matrix, which tied models do not store."""
     if model.untie_embeddings_and_output_weights:
         shape = (model.padded_vocab_size or 0, model.hidden_size)
-        yield Weight("output_layer.weight", ("lm_head.weight",), shape, "vocabulary")
+        yield Weight("output_layer.weight", (HEAD,), shape, "vocabulary")

@@ -22,6 +22,11 @@ def main() -> int:
     except TrainerError as error:
         print(error, file=sys.stderr)
         return Exit.REFUSED
+    except OSError as error:
+        if error.filename is None:
+            raise  # a bug
+        print(f"{error.filename} cannot be used ({error.strerror})", file=sys.stderr)
+        return Exit.REFUSED
     except KeyboardInterrupt:
         return 130
     return Exit.DONE

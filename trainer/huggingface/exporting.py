@@ -110,7 +110,7 @@ def _imported_family(source: Source) -> str | None:
 def _find_tokenizer(options: Options) -> Tokenizer | None:
     if options.tokenizer is None:
         return None
-    found = tokenizer_files.find_tokenizer(options.tokenizer, options.eos_token)
+    found = tokenizer_files.named_tokenizer(options.tokenizer, options.eos_token)
     if found is None:
         raise TrainerError(f"{options.tokenizer} has no tokenizer.json, vocab.json or tokenizer.model")
     return found

@@ -12,14 +12,19 @@ from safetensors import SafetensorError, safe_open
 
 from trainer.contract.config import ConfigError, ModelConfig
 from trainer.contract.errors import TrainerError
+from trainer.contract.git_lfs import pointer_problem
 from trainer.contract.huggingface import model_of
-from trainer.contract.model_family import Family
+from trainer.contract.model_family import HEAD, Family
+from trainer.contract.wording import shown
+from trainer.huggingface import layouts
+from trainer.huggingface.places import Place, places
 from trainer.huggingface.transforms import expected_shapes
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 
 MAX_INDEX_BYTES = 100 * 2**20
+MAX_NAME_LENGTH = 255
 
 BUFFERS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
 """Endings of tensors that older versions of transformers stored although they follow from config.json."""
@@ -44,44 +49,66 @@ class HuggingFaceDirectory:
         self._open: tuple[Path, Any] | None = None
         shapes: dict[str, tuple[int, ...]] = {}
         for file in self.files:
-            try:
-                with safe_open(file, framework="pt") as tensors:
-                    for name in tensors.keys():  # noqa: SIM118  # not a dictionary
-                        part = tensors.get_slice(name)
-                        shapes[name] = tuple(part.get_shape())
-                        if part.get_dtype() not in FLOATS and not name.endswith(BUFFERS):
-                            raise TrainerError(
-                                f"{file}: {name} has the type {part.get_dtype()}; supported are {', '.join(FLOATS)}"
-                            )
-                        self._file_of[name] = file
-            except (SafetensorError, OSError) as error:
-                raise TrainerError(f"{file} is not a valid safetensors file: {error}") from error
+            for name, shape in _header(file).items():
+                shapes[name] = shape
+                self._file_of[name] = file
         self.model = self.family.stored(self.model, shapes)
-        self._renamed = _check_tensors(path, self.family, self.model, shapes)
+        self._places = _find_tensors(path, self.family, self.model, shapes)
         self._check_copies()
 
     def read(self, name: str) -> torch.Tensor:
-        """A tensor by its name in the family. It is a view of the file.
+        """A tensor by its name in the family.
 
         Raises:
             TrainerError: the file cannot be read.
         """
-        return self._load(self._renamed.get(name, name))
+        place, shape = self._places[name]
+        return self._load(place.stored, place.index(shape))
 
-    def _load(self, stored: str) -> torch.Tensor:
+    def _load(self, stored: str, index: tuple[int | slice, ...] = ()) -> torch.Tensor:
+        """A tensor of a file, or the part of it at `index`."""
         file = self._file_of[stored]
         try:
             if self._open is None or self._open[0] != file:
                 self._open = (file, safe_open(file, framework="pt"))
-            tensor: torch.Tensor = self._open[1].get_tensor(stored)
+            tensors = self._open[1]
+            tensor: torch.Tensor = tensors.get_slice(stored)[index] if index else tensors.get_tensor(stored)
         except (SafetensorError, OSError) as error:
             raise TrainerError(f"{file} cannot be read: {error}") from error
         return tensor
 
     def _check_copies(self) -> None:
         for name, original in self.family.copies(self.model).items():
-            if name in self._file_of and not torch.equal(self._load(name), self.read(original)):
-                raise TrainerError(f"{self.path}: {name} differs from {original}, which is not supported")
+            if name not in self._file_of or torch.equal(self._load(name), self.read(original)):
+                continue
+            hint = ". If both are right, set tie_word_embeddings to false in config.json"
+            raise TrainerError(
+                f"{self.path}: {name} differs from {original}, although config.json ties them"
+                f"{hint if name == HEAD else ''}"
+            )
+
+
+def _header(file: Path) -> dict[str, tuple[int, ...]]:
+    """Shape of each tensor in a safetensors file.
+
+    Raises:
+        TrainerError: the file is damaged, or has a tensor of a type that a checkpoint cannot contain.
+    """
+    shapes = {}
+    try:
+        with safe_open(file, framework="pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118  # not a dictionary
+                part = tensors.get_slice(name)
+                shapes[name] = tuple(part.get_shape())
+                if part.get_dtype() not in FLOATS and not name.endswith(BUFFERS):
+                    raise TrainerError(
+                        f"{file}: {name} has the type {part.get_dtype()}; supported are {', '.join(FLOATS)}"
+                    )
+    except (SafetensorError, OSError) as error:
+        raise TrainerError(
+            pointer_problem(file) or f"{file} is not a valid safetensors file: {error}"
+        ) from error
+    return shapes
 
 
 def _read_config(path: Path) -> tuple[Family, ModelConfig]:
@@ -90,6 +117,10 @@ def _read_config(path: Path) -> tuple[Family, ModelConfig]:
         raise TrainerError(
             f"{path} is not a directory. Name a local copy of a Hugging Face model, "
             "from hf download MODEL --local-dir DIR"
+        )
+    if not file.exists():
+        raise TrainerError(
+            f"{path} has no config.json, so it is not a Hugging Face model.{layouts.found(path, layouts.NO_CONFIG)}"
         )
     document = read_json(file)
     try:
@@ -102,16 +133,14 @@ def read_json(file: Path) -> Any:
     """The content of a JSON file.
 
     Raises:
-        TrainerError: it is missing or invalid.
+        TrainerError: it cannot be read, or is invalid.
     """
     try:
         if file.stat().st_size > MAX_INDEX_BYTES:
             raise TrainerError(f"{file} is larger than {MAX_INDEX_BYTES // 2**20} MiB")
         return json.loads(file.read_bytes())
-    except FileNotFoundError:
-        raise TrainerError(f"{file.parent} has no {file.name}, so it is not a Hugging Face model") from None
     except (OSError, ValueError, RecursionError) as error:
-        raise TrainerError(f"{file} cannot be read ({error})") from error
+        raise TrainerError(pointer_problem(file) or f"{file} cannot be read ({error})") from error
 
 
 def _weight_files(path: Path) -> list[Path]:
@@ -123,47 +152,60 @@ def _weight_files(path: Path) -> list[Path]:
     if (path / SINGLE).exists():
         return [path / SINGLE]
     if not (path / INDEX).exists():
-        others = (
-            " It has weights in PyTorch's format; save it with safetensors" if any(path.glob("*.bin")) else ""
+        raise TrainerError(
+            f"{path} has neither {SINGLE} nor {INDEX}.{layouts.found(path, layouts.NO_WEIGHTS)}"
         )
-        raise TrainerError(f"{path} has neither {SINGLE} nor {INDEX}.{others}")
-    weight_map = read_json(path / INDEX).get("weight_map")
+    index = read_json(path / INDEX)
+    weight_map = index.get("weight_map") if isinstance(index, Mapping) else None
     if not isinstance(weight_map, Mapping) or not all(isinstance(name, str) for name in weight_map.values()):
         raise TrainerError(f"{path / INDEX} has no weight_map")
     names = sorted(set(weight_map.values()))
     for name in names:
-        if "/" in name or name in ("", ".", ".."):
-            raise TrainerError(f"{path / INDEX} names {name!r}, which is not a file in its directory")
+        if not _is_file_name(name):
+            raise TrainerError(f"{path / INDEX} names {shown(name)}, which is not a file in its directory")
         if not (path / name).is_file():
             raise TrainerError(f"{path / name} is missing, but {INDEX} names it")
     return [path / name for name in names]
 
 
-def _check_tensors(
+def _is_file_name(name: str) -> bool:
+    is_short = len(name.encode(errors="replace")) <= MAX_NAME_LENGTH
+    return is_short and name.isprintable() and "/" not in name and name not in ("", ".", "..")
+
+
+def _find_tensors(
     path: Path, family: Family, model: ModelConfig, shapes: Mapping[str, tuple[int, ...]]
-) -> dict[str, str]:
-    """Names in the files, by the names of the family, where they differ: models without a head omit a prefix.
+) -> dict[str, tuple[Place, tuple[int, ...]]]:
+    """Where the files have each tensor of the family, and its shape.
 
     Raises:
         TrainerError: a tensor is missing, has another shape, or is unknown.
     """
-    renamed = {}
+    found = {}
+    tied = None if model.untie_embeddings_and_output_weights else family.output(model)
     unused = {name for name in shapes if not name.endswith(BUFFERS)} - family.copies(model).keys()
     for weight in family.weights(model):
         for pattern, shape in expected_shapes(weight, model).items():
             for layer in range(model.num_layers if weight.in_layers else 1):
                 name = pattern.format(n=layer)
-                stored = name if name in shapes else name.partition(".")[2]
-                if stored not in shapes:
-                    raise TrainerError(f"{path} has no tensor {name}, which {family.architecture} needs")
-                if shapes[stored] != shape:
+                possible = places(name, tied, model.num_moe_experts or 1)
+                place = next((place for place in possible if place.stored in shapes), None)
+                if place is None:
+                    hint = layouts.unusual_names(name, shapes)
                     raise TrainerError(
-                        f"{path}: {stored} has the shape {list(shapes[stored])}, but config.json gives {list(shape)}"
+                        f"{path} has no tensor {name}, which {family.architecture} needs.{hint}"
                     )
-                renamed[name] = stored
-                unused.discard(stored)
+                expected = place.stored_shape(shape)
+                if shapes[place.stored] != expected:
+                    hint = layouts.unusual_shapes(shapes)
+                    raise TrainerError(
+                        f"{path}: {place.stored} has the shape {list(shapes[place.stored])}, but config.json gives "
+                        f"{list(expected)}.{hint}"
+                    )
+                found[name] = place, shape
+                unused.discard(place.stored)
     if unused:
         raise TrainerError(
             f"{path} has tensors that {family.architecture} does not: {', '.join(sorted(unused)[:5])}"
         )
-    return renamed
+    return found

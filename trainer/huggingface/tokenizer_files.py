@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.contract.errors import TrainerError
+from trainer.contract.git_lfs import pointer_problem
 from trainer.huggingface.destination import copy_file, write_json
 from trainer.inference.tokenizer import GPT2_EOD, gpt2_files
 
@@ -41,18 +42,23 @@ class Tokenizer:
         return None if token is None else self.tokens.get(token)
 
 
+def named_tokenizer(name: Path, eos_token: str | None = None) -> Tokenizer | None:
+    """The tokenizer that a user names: GPT-2's as gpt2, or as in `find_tokenizer`."""
+    if str(name) != "gpt2":
+        return find_tokenizer(name, eos_token)
+    files = dict(zip(("vocab.json", "merges.txt"), gpt2_files(), strict=True))
+    return _tokenizer(name, files, eos_token or GPT2_EOD)
+
+
 def find_tokenizer(path: Path, eos_token: str | None = None) -> Tokenizer | None:
-    """The tokenizer in a directory, or in the file tokenizer.json, or GPT-2's. None if the directory has none.
+    """The tokenizer in a directory, or in the file tokenizer.json. None if the directory has none.
 
     `eos_token` is the end of a document, if tokenizer_config.json does not name one.
 
     Raises:
         TrainerError: a file is missing or invalid, or there is no such token.
     """
-    if str(path) == "gpt2":
-        files = dict(zip(("vocab.json", "merges.txt"), gpt2_files(), strict=True))
-        eos_token = eos_token or GPT2_EOD
-    elif path.is_dir():
+    if path.is_dir():
         files = {name: path / name for name in FILES if (path / name).is_file()}
     elif path.is_file():
         files = {"tokenizer.json": path}
@@ -62,6 +68,10 @@ def find_tokenizer(path: Path, eos_token: str | None = None) -> Tokenizer | None
         )
     if not files.keys() & {"tokenizer.json", "vocab.json", "tokenizer.model"}:
         return None
+    return _tokenizer(path, files, eos_token)
+
+
+def _tokenizer(path: Path, files: dict[str, Path], eos_token: str | None) -> Tokenizer:
     tokens = _tokens(files)
     settings = _object(files[SETTINGS]) if SETTINGS in files else {}
     eos = eos_token or _text(settings.get("eos_token"))
@@ -126,7 +136,7 @@ def _object(path: Path) -> dict[str, Any]:
     try:
         document = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
-        raise TrainerError(f"{path} cannot be read ({error})") from error
+        raise TrainerError(pointer_problem(path) or f"{path} cannot be read ({error})") from error
     if not isinstance(document, dict):
         raise TrainerError(f"{path} is not a JSON object")
     return document

@@ -137,9 +137,14 @@ def transformers_process() -> ProcessPoolExecutor:
     return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
 
 
-def save_model(case: str, directory: Path, dtype: torch.dtype = torch.float32) -> Path:
-    """Writes a model whose weights are far from their usual initial values, biases and norms included."""
-    return transformers_process().submit(_save_model, case, directory, dtype).result()
+def save_model(
+    case: str, directory: Path, dtype: torch.dtype = torch.float32, *, original_format: bool = True
+) -> Path:
+    """Writes a model whose weights are far from their usual initial values, biases and norms included.
+
+    Without `original_format`, tensors have the names of transformers 5, which stacks experts.
+    """
+    return transformers_process().submit(_save_model, case, directory, dtype, original_format).result()
 
 
 def huggingface_logits(directory: Path) -> torch.Tensor:
@@ -167,7 +172,7 @@ def _huggingface_tokens(directory: Path, prompts: list[list[int]], count: int) -
     return continued
 
 
-def _save_model(case: str, directory: Path, dtype: torch.dtype) -> Path:
+def _save_model(case: str, directory: Path, dtype: torch.dtype, original_format: bool) -> Path:
     import transformers
 
     family, config = CASES[case]
@@ -180,7 +185,7 @@ def _save_model(case: str, directory: Path, dtype: torch.dtype) -> Path:
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 buffer.normal_(std=0.2)
-    model.to(dtype).save_pretrained(directory)
+    model.to(dtype).save_pretrained(directory, save_original_format=original_format)
     return directory
 
 

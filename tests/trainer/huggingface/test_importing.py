@@ -12,12 +12,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.trainer.huggingface.models import VOCAB_SIZE, save_model, save_tokenizer
+from tests.trainer.huggingface.models import VOCAB_SIZE, huggingface_logits, save_model, save_tokenizer
 from tests.trainer.runs import finished, gpt_config, run
 from tests.trainer.tensors import load_all
 from trainer.contract import checkpoint_files
 from trainer.contract.errors import TrainerError
 from trainer.huggingface.importing import import_model
+from trainer.huggingface.reading import SINGLE
 
 pytestmark = pytest.mark.process
 
@@ -120,6 +121,57 @@ def test_the_record_says_where_the_weights_are_from(originals: dict[str, Path], 
     assert lines[-1] == f'checkpoint: {{load: "{tmp_path}/imported", finetune: true}}'
 
 
+def imported_tensors(source: Path, destination: Path) -> dict[str, torch.Tensor]:
+    """The tensors of the checkpoint that an import writes."""
+    import_model(source, destination, ignore)
+    return load_all(destination / "iter_0000000")
+
+
+def assert_same_import(one: Path, other: Path, tmp_path: Path) -> None:
+    """Both directories have the same model, bit for bit."""
+    found, expected = (
+        imported_tensors(one, tmp_path / "found"),
+        imported_tensors(other, tmp_path / "expected"),
+    )
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(found[name], tensor), name
+
+
+@pytest.mark.parametrize("is_base", [False, True], ids=["with-head", "base-model"])
+@pytest.mark.parametrize("case", ["mixtral", "qwen3-moe-with-dense-layers", "deepseek-experts"])
+def test_stacked_experts_are_imported_like_single_ones(case: str, is_base: bool, tmp_path: Path) -> None:
+    """transformers 5 writes them with save_original_format=False, and from state dicts of FSDP."""
+    single = save_model(case, tmp_path / "single")
+    stacked = save_model(case, tmp_path / "stacked", original_format=False)
+    assert any(name.endswith(".mlp.experts.gate_up_proj") for name in load_file(stacked / SINGLE))
+    assert torch.equal(huggingface_logits(stacked), huggingface_logits(single))
+    if is_base:
+        change_tensors(without_prefix)(stacked)
+    assert_same_import(stacked, single, tmp_path)
+
+
+@pytest.mark.parametrize("case", ["gpt2", "llama3.2"])
+def test_the_embedding_of_a_tied_model_may_have_the_name_of_the_head(
+    case: str, originals: dict[str, Path], tmp_path: Path
+) -> None:
+    """safetensors keeps one of the names of a shared tensor."""
+    directory = Path(shutil.copytree(originals[case], tmp_path / "original"))
+    name = {"gpt2": WTE, "llama3.2": "model.embed_tokens.weight"}[case]
+    change_tensors(lambda tensors: tensors.update({"lm_head.weight": tensors.pop(name)}))(directory)
+    assert torch.equal(huggingface_logits(directory), huggingface_logits(originals[case]))
+    assert_same_import(directory, originals[case], tmp_path)
+
+
+def test_a_directory_named_gpt2_is_not_the_tokenizer_gpt2(
+    originals: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(originals["gpt2"], tmp_path / "gpt2")
+    monkeypatch.chdir(tmp_path)
+    import_model(Path("gpt2"), Path("imported"), ignore)
+    assert (tmp_path / "imported" / "iter_0000000" / "COMPLETE").is_file()
+
+
 @pytest.mark.parametrize("is_same", [True, False], ids=["same", "other"])
 def test_the_head_of_a_tied_model_is_ignored_if_it_is_the_embedding(
     is_same: bool, originals: dict[str, Path], tmp_path: Path
@@ -133,23 +185,17 @@ def test_the_head_of_a_tied_model_is_ignored_if_it_is_the_embedding(
     if is_same:
         import_model(directory, tmp_path / "imported", ignore)
         return
-    with pytest.raises(TrainerError, match=r"lm_head\.weight differs from model\.embed_tokens\.weight"):
+    with pytest.raises(TrainerError, match=r"If both are right, set tie_word_embeddings to false"):
         import_model(directory, tmp_path / "imported", ignore)
 
 
 def test_names_without_the_prefix_and_old_buffers_are_read(original: Path, tmp_path: Path) -> None:
     """As in the first files of GPT-2 on the Hub."""
-    tensors = {
-        name.removeprefix("transformer."): tensor
-        for name, tensor in load_file(original / "model.safetensors").items()
-    }
-    tensors["h.0.attn.bias"] = torch.ones(1, 1, 8, 8, dtype=torch.uint8)
-    import_model(original, tmp_path / "expected", ignore)
-    save_file(tensors, original / "model.safetensors")
-    import_model(original, tmp_path / "imported", ignore)
-    expected, found = (load_all(tmp_path / name / "iter_0000000") for name in ("expected", "imported"))
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    changed = Path(shutil.copytree(original, tmp_path / "changed"))
+    change_tensors(without_prefix)(changed)
+    mask = torch.ones(1, 1, 8, 8, dtype=torch.uint8)
+    change_tensors(lambda tensors: tensors.update({"h.0.attn.bias": mask}))(changed)
+    assert_same_import(changed, original, tmp_path)
 
 
 def change_config(**values: Any) -> Callable[[Path], None]:
@@ -167,6 +213,48 @@ def change_tensors(change: Callable[[dict[str, torch.Tensor]], Any]) -> Callable
         save_file(tensors, path / "model.safetensors")
 
     return rewrite
+
+
+def without_prefix(tensors: dict[str, torch.Tensor]) -> None:
+    """The names of a base model, which has no head."""
+    for name in [name for name in tensors if name != "lm_head.weight"]:
+        tensors[name.partition(".")[2]] = tensors.pop(name)
+
+
+def wrap(tensors: dict[str, torch.Tensor]) -> None:
+    for name in list(tensors):
+        tensors[f"module.{name}"] = tensors.pop(name)
+
+
+def empty(tensors: dict[str, torch.Tensor]) -> None:
+    for name in tensors:
+        tensors[name] = torch.empty(0)
+
+
+def replaced_by(name: str, content: str = "") -> Callable[[Path], None]:
+    """Replaces the weights by another file."""
+
+    def change(path: Path) -> None:
+        (path / SINGLE).unlink()
+        (path / name).write_text(content)
+
+    return change
+
+
+def index_of(content: Any) -> Callable[[Path], None]:
+    return replaced_by("model.safetensors.index.json", json.dumps(content))
+
+
+def another_format(name: str) -> Callable[[Path], None]:
+    """Replaces config.json by a file of another program."""
+
+    def change(path: Path) -> None:
+        (path / "config.json").rename(path / name)
+
+    return change
+
+
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
 
 
 def cut(path: Path) -> None:
@@ -227,6 +315,36 @@ WTE = "transformer.wte.weight"
             announce_a_huge_header,
             "is not a valid safetensors file: Error while deserializing header: header too large",
         ),
+        (
+            another_format("adapter_config.json"),
+            "It is an adapter, not a model. Merge it into its base model",
+        ),
+        (another_format("params.json"), "It has Meta's or Mistral's own format"),
+        (another_format("model.gguf"), "It has llama.cpp's format"),
+        (
+            lambda path: (path / "config.json").rename(path / "checkpoint-500"),
+            "The models are in its directories checkpoint-*. Name one of them (found checkpoint-500)",
+        ),
+        (replaced_by(SINGLE, POINTER), "model.safetensors is a pointer of git-lfs, not the file itself"),
+        (lambda path: (path / "config.json").write_text(POINTER), "config.json is a pointer of git-lfs"),
+        (
+            lambda path: (path / "tokenizer.json").write_text(POINTER),
+            "tokenizer.json is a pointer of git-lfs",
+        ),
+        (replaced_by("model.safetensors.index.json", POINTER), "index.json is a pointer of git-lfs"),
+        (replaced_by("model-00001-of-00002.safetensors"), "The index is missing. Download it again"),
+        (replaced_by("consolidated.safetensors"), "It has Meta's or Mistral's own format"),
+        (change_tensors(empty), "Empty tensors are what DeepSpeed's ZeRO-3 leaves"),
+        (change_tensors(wrap), "Its names begin with module., as of a wrapped model"),
+        (index_of([]), "has no weight_map"),
+        (index_of(None), "has no weight_map"),
+        (index_of("a"), "has no weight_map"),
+        (index_of({"weight_map": ["a"]}), "has no weight_map"),
+        (index_of({"weight_map": {"a": 3}}), "has no weight_map"),
+        (index_of({"weight_map": {"a": "b" * 5000}}), "bbb', which is not a file in its directory"),
+        (index_of({"weight_map": {"a": "\ud800"}}), "which is not a file in its directory"),
+        (index_of({"weight_map": {"a": "b\0"}}), "which is not a file in its directory"),
+        (change_config(n_head=3), "n_embd = 64 is not a multiple of n_head = 3"),
         (use_pytorch_format, "It has weights in PyTorch's format; save it with safetensors"),
         (name_a_missing_shard, "model-00001-of-00002.safetensors is missing"),
         (name_a_file_elsewhere, "names '../other.safetensors', which is not a file in its directory"),

@@ -1,0 +1,19 @@
+"""Pointers of git-lfs: small texts in the place of large files that were not fetched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+START = b"version https://git-lfs.github.com/spec/"
+
+
+def pointer_problem(path: Path) -> str | None:
+    """A message if the file is a pointer. None if it is not, or cannot be read."""
+    try:
+        with path.open("rb") as file:
+            is_pointer = file.read(len(START)) == START
+    except OSError:
+        return None
+    return (
+        f"{path} is a pointer of git-lfs, not the file itself. Fetch it: git lfs pull" if is_pointer else None
+    )
