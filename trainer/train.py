@@ -8,7 +8,7 @@ import datetime
 import gc
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +115,7 @@ def _train(
         return
 
     source = checkpoint.find(run.checkpoints, config, codes, log, lambda: watch.beat(Phase.START))
+    at_rank_0(lambda: run.stopped.unlink(missing_ok=True), run.stopped, "removed")
     origins = (
         source.origins
         if source
@@ -131,10 +132,15 @@ def _train(
     timers = Timers(config.device)
     timers.attach(state.model, state.optimizer)
     places = gather_places(ranks, groups)
-    code = at_rank_0(lambda: _record_start(run, config, codes), run.root, "written")
     stragglers = StragglerWatch(timers, places, ranks.rank, config.device)
     metrics = Metrics(config, run, log, timers, state.iteration, ranks.rank == 0)
-    metrics.start(state.iteration, places, source, code)
+
+    def record_start() -> None:
+        directories = list(repository.directories(codes.values()))
+        metrics.start(state.iteration, places, source, [_code_entry(each) for each in directories])
+        _record_start(run, config, directories)
+
+    at_rank_0(record_start, run.root, "written")
     log.start(state.iteration, last)
     checkpoints = checkpoint.Checkpoints(
         run.checkpoints, config, groups, log, metrics.checkpoint, lambda: watch.beat(Phase.SAVE), origins
@@ -199,7 +205,9 @@ def _finish_save(checkpoints: checkpoint.Checkpoints, log: Log) -> None:
 
 
 def _open_run_directory(run: RunDirectory, config: TrainerConfig, codes: Mapping[str, UserCode]) -> bool:
-    """Create the run directory and remove the markers of earlier attempts except DONE. Returns whether the run is done.
+    """Create the run directory and remove FAILED of an earlier attempt. Returns whether the run is done.
+
+    DONE and STOPPED stay until it is certain that the run does not start over, since they show that it was saved.
 
     Raises:
         TrainerError: the run is finished, and `config` differs from it.
@@ -208,40 +216,40 @@ def _open_run_directory(run: RunDirectory, config: TrainerConfig, codes: Mapping
     run.root.mkdir(parents=True, exist_ok=True)
     busy = f"another process is training in {run.root}. Wait for it to end, or use another paths.run_dir"
     lock.hold(run.root / lock.RUN, busy)
-    for marker in (run.stopped, run.failed):
-        marker.unlink(missing_ok=True)
+    run.failed.unlink(missing_ok=True)
     is_done = finished.is_done(run, config, codes)
     set_aside(run.stacks)
     return is_done
 
 
 def _record_start(
-    run: RunDirectory, config: TrainerConfig, codes: Mapping[str, UserCode]
-) -> list[dict[str, Any]]:
-    """Record the configuration and code of this attempt, once all checks have passed.
-
-    Returns the directories of the code for the metrics.
-    """
+    run: RunDirectory, config: TrainerConfig, directories: Sequence[repository.CodeDirectory]
+) -> None:
+    """Record the configuration and code of this attempt, once all checks have passed."""
     run.done.unlink(missing_ok=True)
     publish(run.trained_with, json.dumps(to_dict(config), indent=1) + "\n")
-    return [_copy_code(run, each) for each in repository.directories(codes.values())]
+    for directory in directories:
+        run.code.mkdir(exist_ok=True)
+        for name, content in directory.sources.items():
+            publish(run.code / _copy_name(content, name), content)
+        if directory.diff:
+            # It shows what was removed, such as a password, so it is only for the owner.
+            publish(run.code / _diff_name(directory), directory.diff, mode=0o600)
 
 
-def _copy_code(run: RunDirectory, directory: repository.CodeDirectory) -> dict[str, Any]:
-    run.code.mkdir(exist_ok=True)
-    for name, content in directory.sources.items():
-        publish(run.code / _copy_name(content, name), content)
-    diff = _copy_name(directory.diff, f"{directory.path.name}.diff") if directory.diff else None
-    if diff:
-        # It shows what was removed, such as a password, so it is only for the owner.
-        publish(run.code / diff, directory.diff, mode=0o600)
+def _code_entry(directory: repository.CodeDirectory) -> dict[str, Any]:
+    """A directory of the code in the metrics."""
     return {
         "directory": str(directory.path),
         "files": directory.hashes,
         "commit": directory.commit,
-        "dirty": None if directory.commit is None else diff is not None,
-        "diff": diff,
+        "dirty": None if directory.commit is None else bool(directory.diff),
+        "diff": _diff_name(directory) if directory.diff else None,
     }
+
+
+def _diff_name(directory: repository.CodeDirectory) -> str:
+    return _copy_name(directory.diff, f"{directory.path.name}.diff")
 
 
 def _copy_name(content: bytes, name: str) -> str:

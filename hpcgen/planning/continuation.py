@@ -159,8 +159,7 @@ def discarded_training(trainer: TrainerConfig) -> list[Problem]:
             return []
         found = _newest_to_load(keys.load) if keys.load and not keys.finetune else None
         refusal = evidence.refusal(
-            Path(trainer.run_dir),
-            own,
+            RunDirectory.of(trainer),
             keys.load,
             begins_at=found.iteration if found else 0,
             discard_up_to=keys.discard_up_to,

@@ -19,7 +19,7 @@ from trainer.contract.checkpoint_files import FORMAT, METADATA, STARTED, TRACKER
 from trainer.contract.config import TrainerConfig
 from trainer.contract.errors import Scope, TrainerError
 from trainer.contract.hyperparameters import Change
-from trainer.contract.run_directory import publish
+from trainer.contract.run_directory import RunDirectory, publish
 from trainer.contract.user_code import UserCode
 from trainer.contract.wording import counted
 from trainer.faults import lock, storage
@@ -106,7 +106,7 @@ def _check_evidence(own: Path, config: TrainerConfig, *, begins_at: int) -> None
     def refusal() -> evidence.Refusal | None:
         keys = config.checkpoint
         return evidence.refusal(
-            Path(config.run_dir), own, keys.load, begins_at=begins_at, discard_up_to=keys.discard_up_to
+            RunDirectory.of(config), keys.load, begins_at=begins_at, discard_up_to=keys.discard_up_to
         )
 
     if reason := at_rank_0(refusal, own):

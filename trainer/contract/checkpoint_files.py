@@ -201,10 +201,10 @@ def newest_complete(directory: Path) -> Checkpoint | None:
 
 
 def tracked_iteration(directory: Path) -> int | None:
-    """The iteration in the tracker file; None when the file is missing or incomplete."""
+    """The iteration in the tracker file; None when the file is missing or damaged."""
     try:
         text = (directory / TRACKER).read_bytes()[:32].strip()
-    except FileNotFoundError:
+    except (FileNotFoundError, IsADirectoryError):
         return None
     return int(text) if text.isdigit() else None
 

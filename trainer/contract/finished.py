@@ -53,6 +53,6 @@ def is_marked(run: RunDirectory, config: TrainerConfig) -> bool:
     """
     try:
         text = run.done.read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
+    except (FileNotFoundError, IsADirectoryError):
         return False
     return text.splitlines()[1:] == [fingerprint(config)]

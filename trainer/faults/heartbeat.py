@@ -10,8 +10,9 @@ import threading
 from pathlib import Path
 from types import TracebackType
 
+from trainer.contract.evidence import reached_iteration
 from trainer.contract.run_directory import publish
-from trainer.faults.watch import Beat, Watch
+from trainer.faults.watch import Beat, Phase, Watch
 
 AT_MOST_EVERY_S = 10.0
 """Minimum time between two writes in the same phase (seconds)."""
@@ -23,11 +24,14 @@ LAST_WRITE_S = 5.0
 class Heartbeat:
     """Context manager that writes the last beat of `watch` to a file: `time`, `iteration`, `phase`, `host`, `pid`.
 
-    A separate thread writes the file, so that neither the loop nor the watch waits for a hanging file system.
+    A separate thread writes the file, so that neither the loop nor the watch waits for a hanging file system. Until the
+    attempt has found a checkpoint, the iteration is that of the previous attempt: if it finds none, this is evidence of
+    earlier training (`trainer.contract.evidence`).
     """
 
     def __init__(self, path: Path, watch: Watch) -> None:
         self._path, self._watch = path, watch
+        self._earlier = reached_iteration(path) if path.exists() else 0
         self._written: Beat | None = None
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._write_periodically, daemon=True)
@@ -57,7 +61,7 @@ class Heartbeat:
     def _write(self, beat: Beat) -> None:
         content = {
             "time": round(beat.time, 3),
-            "iteration": beat.iteration,
+            "iteration": self._earlier if beat.phase in (Phase.START, Phase.LOAD) else beat.iteration,
             "phase": beat.phase.value,
             "host": socket.gethostname(),
             "pid": os.getpid(),

@@ -39,7 +39,7 @@ class JsonLines:
             raise storage_error(error, path, "written") from error
         self._is_torn = self._has_warned = False
         # Unbounded: at a kilobyte per step, it stays small until the watch ends a run whose storage hangs.
-        self._waiting: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[bytes | threading.Event | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._write_all, name=path.name, daemon=True)
         self._thread.start()
 
@@ -47,6 +47,12 @@ class JsonLines:
         """Queue a line. Numbers that JSON cannot represent become null."""
         text = json.dumps({name: _finite(value) for name, value in line.items()}) + "\n"
         self._waiting.put(text.encode())
+
+    def sync(self) -> None:
+        """Wait until all lines are on disk, as far as they can be written."""
+        synced = threading.Event()
+        self._waiting.put(synced)
+        synced.wait()
 
     def close(self) -> None:
         """Wait for at most CLOSE_S until all lines are in the file."""
@@ -59,8 +65,13 @@ class JsonLines:
 
     def _write_all(self) -> None:
         with self._file:
-            while (line := self._waiting.get()) is not None:
-                self._append(line)
+            while (item := self._waiting.get()) is not None:
+                if isinstance(item, bytes):
+                    self._append(item)
+                    continue
+                with contextlib.suppress(OSError):
+                    os.fsync(self._file.fileno())
+                item.set()
 
     def _append(self, line: bytes) -> None:
         data = (b"\n" if self._is_torn else b"") + line

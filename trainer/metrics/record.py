@@ -65,23 +65,15 @@ class Metrics:
         self._lines: JsonLines | None = None
         self._lost: dict[str, Any] | None = None
         self._boards: list[Board] = []
+        self._run = run
         if is_rank_0:
-            self._open(run, iteration)
+            self._lost = drop_after(run.metrics, iteration)
+            self._lines = JsonLines(run.metrics, log.line)
         self._window = Window(config)
         self._experts_due = 0
         self._latest_load: tuple[int, experts.ExpertLoad] | None = None
         self._times = timers.totals()
         self._last_time = time.perf_counter()
-
-    def _open(self, run: RunDirectory, iteration: int) -> None:
-        self._lost = drop_after(run.metrics, iteration)
-        self._lines = JsonLines(run.metrics, self._log.line)
-        logging = self._config.logging
-        boards = (
-            open_tensorboard(run.tensorboard, iteration, self._log) if logging.tensorboard else None,
-            open_experiment(self._config, run, self._log) if logging.wandb_project else None,
-        )
-        self._boards = [board for board in boards if board is not None]
 
     def start(
         self, iteration: int, places: Sequence[Place], source: Source | None, code: list[dict[str, Any]]
@@ -123,6 +115,18 @@ class Metrics:
             else f"MFU relative to {peak:g} TFLOP/s ({precision})"
         )
         self._log.line(f"TFLOP/s as in Megatron-LM (metrics.jsonl has the formula), {against}")
+        if self._lines is not None:
+            # Other files that show training come later: if they exist and this line does not, lines were lost.
+            self._lines.sync()
+            self._open_boards(iteration)
+
+    def _open_boards(self, iteration: int) -> None:
+        logging = self._config.logging
+        boards = (
+            open_tensorboard(self._run.tensorboard, iteration, self._log) if logging.tensorboard else None,
+            open_experiment(self._config, self._run, self._log) if logging.wandb_project else None,
+        )
+        self._boards = [board for board in boards if board is not None]
 
     def step(self, iteration: int, result: StepResult) -> None:
         """Add a step. At each log_interval, record the means since the last line."""
