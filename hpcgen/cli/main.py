@@ -105,6 +105,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except click.Abort:
         click.echo("interrupted", err=True)
         sys.exit(130)
+    except MemoryError:
+        click.secho(
+            "out of memory; run it where it has more (a job's --mem, ulimit -v)",
+            fg="red",
+            err=True,
+            color=color,
+        )
+        sys.exit(1)
     except BrokenPipeError:
         sys.stderr.close()  # the reader closed the pipe, which is not an error
         sys.exit(141)

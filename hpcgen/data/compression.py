@@ -18,8 +18,11 @@ from hpcgen.errors import HpcgenError
 _READ_BYTES = 256 * 1024
 _ZSTD_BYTES = 2 * 1024
 """Input bytes per call of zstandard. A call's output is not limited: at worst, 128 KiB for every four bytes."""
-_ZSTD_HEADER_BYTES = 18
-"""Maximum length of a frame header."""
+_HEADER_BYTES = 18
+"""Maximum length of the header of a zstd frame."""
+_MAGIC_BYTES = 4
+_FIRST_BYTES = b"\x1f\x28" + bytes(range(0x50, 0x60))
+"""First bytes of gzip members, zstd frames and skippable frames."""
 _ZSTD_LARGEST_WINDOW = 1 << 31
 """Largest window that zstd produces; a header with a larger window is damaged."""
 _GZIP_PIECE_BYTES = 1024 * 1024
@@ -61,13 +64,14 @@ def _plain(path: Path, source: Readable) -> Iterator[bytes]:
 def _frames(path: Path, source: Readable, frame_type: Any) -> Iterator[bytes]:
     """Decompresses all frames. The libraries accept a truncated frame, so this function checks that each one ends."""
     frame: Any = None
-    position = 0
+    position = begin = 0
     while data := source.read(_READ_BYTES):
         if not position and (found := _unexpected_content(path, data)):
             raise HpcgenError(f"{path}: {found}", "download it again")
         position += len(data)
         while data:
-            frame = frame or frame_type()
+            if frame is None:
+                frame, begin = frame_type(), position - len(data)
             try:
                 yield from frame.pieces(data)
             except (zstandard.ZstdError, isal_zlib.error) as error:  # type: ignore[misc]  # its stub names no type
@@ -75,14 +79,26 @@ def _frames(path: Path, source: Readable, frame_type: Any) -> Iterator[bytes]:
                     long = f"--long={(window - 1).bit_length()} (a window of {window >> 20:,} MiB)"
                     reason = f"compressed with {long}, which needs too much memory to decompress"
                     raise HpcgenError(f"{path}: {reason}", "compress it again without --long") from error
+                _require_frame(path, frame, begin)
                 where = f"{path}: damaged {path.suffix} data before byte {position:,}"
                 raise HpcgenError(f"{where}: {error}", "download it again") from error
             data = frame.rest
             if frame.is_complete:
                 frame = None
     if frame is not None:
+        _require_frame(path, frame, begin)
         raise HpcgenError(
             f"{path}: the {path.suffix} data is truncated at byte {position:,}", "download it again"
+        )
+
+
+def _require_frame(path: Path, frame: Any, begin: int) -> None:
+    """Refuses other data after a complete frame, which the libraries take for a damaged or truncated frame."""
+    is_cut = len(frame.header) < _MAGIC_BYTES and frame.header[:1] in _FIRST_BYTES
+    if begin and not is_cut and binary_suffix(frame.header) != path.suffix:
+        raise HpcgenError(
+            f"{path}: the {path.suffix} data ends at byte {begin:,}, and other data follows it",
+            "remove that data, or download the file again",
         )
 
 
@@ -99,7 +115,7 @@ class _ZstdFrame:
     def pieces(self, data: bytes) -> Iterator[bytes]:
         """Yields the content of `data` up to the end of the frame; `rest` belongs to the next one."""
         view = memoryview(data)
-        self.header += data[: _ZSTD_HEADER_BYTES - len(self.header)]
+        self.header += data[: _HEADER_BYTES - len(self.header)]
         for begin in range(0, len(data), _ZSTD_BYTES):
             piece = self._decompressor.decompress(view[begin : begin + _ZSTD_BYTES])
             if piece:
@@ -117,11 +133,14 @@ class _GzipFrame:
 
     def __init__(self) -> None:
         self._decompressor = isal_zlib.decompressobj(wbits=31)
+        self.header = b""
+        """First bytes of the member."""
         self.rest = b""
         self.is_complete = False
 
     def pieces(self, data: bytes) -> Iterator[bytes]:
         """Yields the content of `data` up to the end of the member; `rest` belongs to the next one."""
+        self.header += data[: _MAGIC_BYTES - len(self.header)]
         while data and not self._decompressor.eof:
             piece = self._decompressor.decompress(data, _GZIP_PIECE_BYTES)
             data = self._decompressor.unconsumed_tail

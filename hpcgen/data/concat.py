@@ -85,21 +85,17 @@ class _Dealer:
     def __init__(self, outputs: Sequence[OutputFile]) -> None:
         self._outputs = outputs
         self._next = 0
-        """Index of the output for the next line."""
-        self._begun: list[bytes] = []
-        """Pieces of a line that has not ended yet."""
+        """Index of the output for the next line, or for the rest of a line that has begun."""
 
     def write(self, data: bytes) -> int:
         """Writes the lines that end in `data` and returns their number."""
         end = data.rfind(b"\n") + 1
-        if not end:
-            self._begun.append(data)
-            return 0
-        lines = b"".join((*self._begun, data[:end])).split(b"\n")[:-1]
-        self._begun = [data[end:]] if end < len(data) else []
+        lines = data[:end].split(b"\n")[:-1]
         num_outputs = len(self._outputs)
         for turn in range(min(num_outputs, len(lines))):
             mine = lines[turn::num_outputs]
             self._outputs[(self._next + turn) % num_outputs].write(b"\n".join(mine) + b"\n")
         self._next = (self._next + len(lines)) % num_outputs
+        if end < len(data):
+            self._outputs[self._next].write(data[end:])
         return len(lines)

@@ -17,12 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcgen.errors import HpcgenError
+from hpcgen.text import few
 
 LONGEST_LINE = 24 * 1024 * 1024
-"""Maximum bytes of a line, without its "\\n". Tokenizing needs up to thirty times that, and a worker has 1 GiB."""
+"""Maximum bytes of a line, without its "\\n". gigatoken needs up to thirty times that, and a worker has 1 GiB."""
 _BLOCK_BYTES = 4 * 1024 * 1024
 _SHOWN_BYTES = 200
 """Bytes of an overlong line that are kept for messages."""
+_MAX_LINES = 65536
+"""Maximum number of lines in a block. Each bad line needs a few hundred bytes, even if it is empty."""
 _LONG_LINE = 1024
 _PIECE_BYTES = 64 * 1024
 """Bytes per UTF-8 check: small enough for the decoded text to stay in the core's cache. Also the number of bytes at the
@@ -155,19 +158,32 @@ def _blocks(path: Path, first_line: int, data: bytes) -> Iterator[Block]:
     """Yields the complete lines of `data` in one block, or in several if some of the lines are overlong."""
     newlines = _newlines(data)
     if len(data) <= LONGEST_LINE:
-        yield Block(path, first_line, data, newlines)
+        yield from _split(Block(path, first_line, data, newlines))
         return
     begins = np.concatenate([[0], newlines + 1])
     done = 0
     for number in [*np.flatnonzero(newlines - begins[:-1] > LONGEST_LINE).tolist(), len(newlines)]:
         begin, end = int(begins[done]), int(begins[number])
         if begin < end:
-            yield Block(path, first_line + done, data[begin:end], newlines[done:number] - begin)
+            yield from _split(Block(path, first_line + done, data[begin:end], newlines[done:number] - begin))
         if number < len(newlines):
             yield _long_line(
                 path, first_line + number, data[end : end + _SHOWN_BYTES], int(newlines[number]) - end
             )
         done = number + 1
+
+
+def _split(block: Block) -> Iterator[Block]:
+    """Yields the lines of a block in blocks of at most _MAX_LINES."""
+    if block.num_lines <= _MAX_LINES:
+        yield block
+        return
+    begin = 0
+    for done in range(0, block.num_lines, _MAX_LINES):
+        newlines = block.newlines[done : done + _MAX_LINES]
+        end = int(newlines[-1]) + 1
+        yield Block(block.path, block.first_line + done, block.data[begin:end], newlines - begin)
+        begin = end
 
 
 def _blocks_around_long_line(
@@ -270,14 +286,16 @@ def _reason(line: bytes, json_key: str, error: Exception) -> str:
         return "the line is empty"
     if line.startswith(codecs.BOM_UTF8):
         return "the line starts with a byte order mark; save the file as UTF-8 without it"
+    if b"\0" in line:
+        return f"byte {line.index(0) + 1} of the line is NUL: the file is damaged, or it is not UTF-8"
     try:
-        document: Any = json.loads(line)
+        document: Any = json.loads(str(line, "utf-8"))
     except (ValueError, RecursionError) as fault:
         return f"not valid JSON: {fault}"
     if not isinstance(document, dict):
         return f"expected a JSON object, got {_shown(document)}"
     if json_key not in document:
-        keys = ", ".join(map(repr, document)) or "none"
+        keys = few([repr(key[:60]) for key in document], 8) or "none"
         return f"missing key {json_key!r} (the keys are {keys}); set json_key to the one with the text"
     if not isinstance(document[json_key], str):
         return f"{json_key!r} must be a string, got {_shown(document[json_key])}"

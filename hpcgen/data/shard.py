@@ -32,6 +32,8 @@ COLUMN = "input_ids"
 """The only column, named as the models of transformers name their input."""
 _GROUP_TOKENS = 4 * 1024 * 1024
 """Maximum tokens of a row group or record batch, except for a longer document."""
+_LONGEST_ROW = 32 * 1024 * 1024
+"""Maximum tokens of a row, which is in memory several times while it is compressed."""
 _CHUNK = 1024 * 1024
 """Documents or bytes to process at once."""
 
@@ -121,6 +123,7 @@ def write_shard(shard: Shard, report: Callable[[Step], None]) -> Record:
         rows = tokens = 0
         with _writer(shard.format, output, pair.dtype) as writer:
             for ends in row_groups(pair, shard.sequence_length):
+                _require_size(shard.prefix, int(ends[1] - ends[0]))
                 ids = source.read(int(ends[-1] - ends[0]))
                 writer.write_batch(_batch(ids, ends - ends[0]))
                 rows, tokens = rows + len(ends) - 1, tokens + len(ids)
@@ -171,6 +174,15 @@ def row_groups(pair: Pair, sequence_length: int | None) -> Iterator[NDArray[np.i
             last = max(last, at + 1)
             yield ends[at : last + 1]
             at = last
+
+
+def _require_size(prefix: Path, num_ids: int) -> None:
+    """Refuses a row that would not fit in a worker's memory."""
+    if num_ids > _LONGEST_ROW:
+        raise HpcgenError(
+            f"{prefix}: a row would have {num_ids:,} tokens, more than the maximum of {_LONGEST_ROW:,}",
+            "use --sequence-length with a smaller number",
+        )
 
 
 def num_tokens(pair: Pair) -> int:

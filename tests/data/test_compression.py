@@ -129,10 +129,10 @@ def test_a_window_that_needs_too_much_memory_is_not_reported_as_damage(before):
         ("a.jsonl.zst", b"\x28\xb5", r"the \.zst data is truncated at byte 2"),
         ("a.jsonl", zstd(b"{}"), r"the content is \.zst data, but the name does not end in \.zst"),
         ("a.jsonl", gz(b"{}"), r"the content is \.gz data, but the name does not end in \.gz"),
-        ("a.jsonl.zst", zstd(b"{}") + b"tail of something", r"damaged \.zst data"),
-        ("a.jsonl.gz", gz(b"{}") + b"tail of something", r"damaged \.gz data"),
-        ("a.jsonl.zst", zstd(b"{}") + b"\n", r"damaged \.zst data"),
-        ("a.jsonl.gz", gz(b"{}") + b"\n", r"the \.gz data is truncated"),
+        ("a.jsonl.zst", zstd(b"{}") + b"tail of something", r"the \.zst data ends at byte 15, and other"),
+        ("a.jsonl.gz", gz(b"{}") + b"tail of something", r"the \.gz data ends at byte 22, and other data"),
+        ("a.jsonl.zst", zstd(b"{}") + b"\n", r"the \.zst data ends at byte 15, and other data follows it"),
+        ("a.jsonl.gz", gz(b"{}") + b"\n", r"the \.gz data ends at byte 22, and other data follows it"),
     ],
 )
 def test_content_of_another_type_is_named(name, data, reason):

@@ -100,6 +100,7 @@ def test_a_download_is_read_once_it_is_complete(tmp_path: Path) -> None:
     check_first_documents(job, changed)  # the file will be downloaded again
 
 
+@pytest.mark.process
 def test_parquet_rows(tmp_path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq

@@ -109,6 +109,12 @@ BAD_LINES = [
     (b'{"text": "a", "n": NaN}', "not valid JSON: JSON is malformed: invalid character (byte 19)"),
     (b'{"text": "a", "n": ' + b"[" * 100_000, "not valid JSON: maximum recursion depth exceeded"),
     (b'{"text": "a", "n": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "not valid JSON: maximum recursion"),
+    (b"\0" * 9, "byte 1 of the line is NUL: the file is damaged, or it is not UTF-8"),
+    (b'{"text": "a", \0}', "byte 15 of the line is NUL: the file is damaged, or it is not UTF-8"),
+    (
+        json.dumps({str(key): 0 for key in range(1000)}).encode(),
+        "missing key 'text' (the keys are '0', '1', '2', '3', '4', '5', '6', '7' and 992 more)",
+    ),
     (b'{"text": "a\xff"}', "byte 12 of the line (0xff) is not UTF-8"),
     (b'{"text": "a", "n": "\xed\xa0\x80"}', "byte 21 of the line (0xed) is not UTF-8"),
     (b'{"text": "a", "n": "\xc3"}', "byte 21 of the line (0xc3) is not UTF-8"),
@@ -137,6 +143,18 @@ def test_a_bad_line_is_named_with_its_reason_and_the_others_are_read(line, reaso
     (reject,) = found.rejects
     assert (reject.line, reject.data) == (1, line)
     assert str(reject).startswith(f"d/x.jsonl:2: {reason}")
+
+
+def test_many_short_lines_are_spread_over_blocks():
+    """A bad line needs hundreds of bytes of memory, so a block of 4 MiB of empty lines would need gigabytes."""
+    lines = [b'{"text": "a"}', *[b""] * 200_000, b'{"text": "b"}', b""]
+    blocks = blocks_of(b"\n".join(lines), 1 << 20)
+    counts = [block.num_lines for block in blocks]
+    assert counts == [65_536, 65_536, 65_536, 3394]
+    assert [block.first_line for block in blocks] == [0, *itertools.accumulate(counts[:-1])]
+    assert b"".join(block.data for block in blocks) == b"\n".join(lines)
+    last = text_reader("text")(blocks[-1])
+    assert (last.texts, last.lines.tolist(), len(last.rejects)) == (["b"], [200_001], counts[-1] - 1)
 
 
 def test_bad_bytes_are_found_wherever_they_are():

@@ -26,6 +26,8 @@ from hpcgen.errors import HpcgenError
 from .conftest import HARD_TEXTS
 from .data_runs import documents, json_lines, make_units, one_unit, pairs, planned_corpus, write_file
 
+pytestmark = pytest.mark.process
+
 TEXTS = [*HARD_TEXTS, *documents(120)]
 
 
@@ -69,6 +71,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, bytes]:
     [
         pa.string(),
         pa.large_string(),
+        pa.binary(),
         pa.dictionary(pa.int32(), pa.string()),
         pa.dictionary(pa.int8(), pa.large_string()),
     ],

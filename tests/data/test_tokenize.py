@@ -345,6 +345,26 @@ def test_bad_lines_go_to_a_side_file(tmp_path, megatron_pair, num_outputs, drop_
     assert counts.sequences == 600 - num_bad - num_empty
 
 
+def test_long_documents_are_not_verified(tmp_path):
+    """The library tokenizers would need 190 bytes for each byte of the text."""
+    texts = ["long " * 300_000, "short"]
+    write_file(tmp_path / "a.jsonl", json_lines(texts))
+    tokenizer = load_tokenizer(TokenizerConfig())
+    verified = []
+
+    def reference(texts):
+        verified.extend(texts)
+        return tokenizer.encode(texts)
+
+    report = tokenize_files(
+        [tmp_path / "a.jsonl"],
+        tmp_path / "out",
+        dataclasses.replace(tokenizer, reference=reference),
+        verify_fraction=1,
+    )
+    assert (report.documents, report.verified_documents, verified) == (2, 1, ["short"])
+
+
 def test_a_line_that_is_too_long_is_a_bad_document_like_others(tmp_path, megatron_pair):
     too_long = b'{"text": "' + b"x" * LONGEST_LINE + b'"}'
     lines = [b'{"text": "a"}', too_long, b'{"text": "b"}', b'{"text": "c"}', too_long]
