@@ -121,11 +121,15 @@ def command(
     """
     from hpcgen.checkpoints.finding import find_checkpoint
     from hpcgen.checkpoints.generation import prompt_file, run_generation
+    from trainer.contract.generation import mistake_in_text
 
     if prompt is not None and prompts is not None:
         raise HpcgenError("--prompt and --prompts both give prompts", "use only one of them")
     if prompt is None and prompts is None and not sys.stdin.isatty():
         raise HpcgenError("no prompt, and standard input is not a terminal", "use --prompt or --prompts")
+    for option, text in (("--prompt", prompt), *(("--stop", string) for string in stop)):
+        if text is not None and (mistake := mistake_in_text(text)):
+            raise HpcgenError(f"{option} {mistake}")
     run = _read_run(config, overrides)
     where = checkpoint or _checkpoints_of(run)
     found = find_checkpoint(where)

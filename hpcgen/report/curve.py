@@ -24,7 +24,7 @@ def read_curve(metrics: Path) -> Curve:
     """Reads the curve from a metrics.jsonl and ignores an incomplete last line."""
     train: dict[int, float] = {}
     evaluations: dict[str, dict[int, float]] = {}
-    for line in metrics.read_text(encoding="utf-8").splitlines():
+    for line in metrics.read_text(encoding="utf-8").split("\n"):
         try:
             entry = json.loads(line)
         except ValueError:

@@ -58,6 +58,8 @@ def test_a_prompt_is_passed_in_a_file(run: Path, passed_on: list[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (("--prompt", "a\udcff"), "--prompt has U+DCFF at character 2, which is half of a surrogate pair"),
+        (("--prompt", "a", "--stop", "\udcff"), "--stop has U+DCFF at character 1"),
         (("--prompt", "x", "--tokenizer", "gpt2"), "no checkpoint is named; use --checkpoint PATH, or -c"),
         (("--checkpoint", "run", "--prompt", "x"), "a checkpoint does not record its tokenizer; use -c"),
         (("--checkpoint", "run", "--tokenizer", "gpt2"), "no prompt, and standard input is not a terminal"),

@@ -11,6 +11,19 @@ DIRECTORY = "generation"
 """Directory of the results in the run directory."""
 
 
+def mistake_in_text(text: str) -> str | None:
+    """Why a string is not text that a tokenizer can encode; None if it is."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        code = ord(text[error.start])
+        return (
+            f"has U+{code:04X} at character {error.start + 1}, which is half of a surrogate pair or a byte that is not "
+            "UTF-8. Remove it"
+        )
+    return None
+
+
 @config_section
 class Choice:
     """How to continue a prompt."""
@@ -46,6 +59,9 @@ class Choice:
         ):
             if not is_valid:
                 return f"{name} = {getattr(self, name)!r} must be {valid}"
+        for string in self.stop:
+            if mistake := mistake_in_text(string):
+                return f"stop: {string!r} {mistake}"
         for name in ("top_k", "top_p"):
             if getattr(self, name) is not None and self.temperature == 0:
                 return (

@@ -71,7 +71,7 @@ class Peers:
         )
         if messages is None:
             return None
-        lines = (line.partition(" ") for line in messages.splitlines())
+        lines = (line.partition(" ") for line in messages.split("\n") if line)
         return {int(rank): text for rank, _, text in lines}
 
     def _request(self, function: Callable[[], T]) -> T | None:

@@ -34,7 +34,7 @@ def nccl_settings(environ: Mapping[str, str], files: Sequence[tuple[str, str]]) 
         if name.startswith("NCCL_") or name == "CUDA_LAUNCH_BLOCKING"
     }
     for origin, text in files:
-        for line in text.splitlines():
+        for line in text.split("\n"):
             name, equals, value = line.partition("=")
             if equals and not line.startswith("#"):
                 found.setdefault(name.strip(), Setting(name.strip(), value.strip(), origin))

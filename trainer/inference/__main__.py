@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from trainer.contract.errors import Exit, ReportedByRank0Error, TrainerError
+from trainer.contract.generation import mistake_in_text
 from trainer.contract.run_directory import publish
 from trainer.contract.wording import counted
 from trainer.distributed.rendezvous import Ranks, find_ranks
@@ -36,6 +37,9 @@ T = TypeVar("T")
 
 WAIT_S = 24 * 3600
 """Time that replicas wait for each other."""
+
+MAX_MISTAKES = 10
+"""Number of wrong lines of a file that are listed."""
 
 BROKEN_PIPE = 141
 """Exit status if the reader of the results has gone, as of a process that SIGPIPE ends."""
@@ -225,31 +229,48 @@ def _read_prompts(path: str) -> list[str]:
     """The prompts of a JSON Lines file; "-" is standard input.
 
     Raises:
-        TrainerError: the file cannot be read, or a line has no prompt.
+        TrainerError: the file cannot be read, or lines have no prompt.
     """
     try:
         data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
-        lines = data.decode().splitlines()
     except OSError as error:
         raise TrainerError(f"{path}: {error.strerror}. Name a JSON Lines file with prompts") from error
-    except UnicodeDecodeError as error:
-        raise TrainerError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start})") from error
-    prompts = [_prompt(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
+    prompts, mistakes = [], []
+    for number, line in enumerate(data.split(b"\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            prompts.append(_prompt(line))
+        except ValueError as error:
+            mistakes.append(f"{path}:{number}: {error}")
+    if mistakes:
+        left_out = len(mistakes) - MAX_MISTAKES
+        rest = [f"and {counted(left_out, 'line')} more"] if left_out > 0 else []
+        raise TrainerError("\n".join([*mistakes[:MAX_MISTAKES], *rest]))
     if not prompts:
         raise TrainerError(f'{path} has no prompts. Write lines such as {{"prompt": "Once upon a time"}}')
     return prompts
 
 
-def _prompt(line: str, where: str) -> str:
+def _prompt(line: bytes) -> str:
+    """The prompt in a line of JSON.
+
+    Raises:
+        ValueError: there is none.
+    """
     try:
-        document = json.loads(line)
+        text = line.decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"not UTF-8 text ({error.reason} at byte {error.start} of the line)") from error
+    try:
+        document = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise TrainerError(f"{where}: not JSON ({error})") from error
+        raise ValueError(f"not JSON ({error})") from error
     prompt = document.get("prompt") if isinstance(document, dict) else None
     if not isinstance(prompt, str):
-        raise TrainerError(
-            f'{where}: expected a line such as {{"prompt": "Once upon a time"}}, got {line:.60}'
-        )
+        raise ValueError(f'expected a line such as {{"prompt": "Once upon a time"}}, got {text:.60}')
+    if mistake := mistake_in_text(prompt):
+        raise ValueError(f"the prompt {mistake}")
     return prompt
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from trainer.contract.errors import TrainerError
-from trainer.contract.generation import Choice
+from trainer.contract.generation import Choice, mistake_in_text
 from trainer.inference import sampling
 from trainer.inference.ending import Ending
 from trainer.inference.tokenizer import Tokenizer
@@ -157,6 +157,8 @@ def require_beginning(model: Model, prompt: str) -> None:
 
 
 def _row(index: int, prompt: str, model: Model, tokenizer: Tokenizer, options: Options) -> _Row:
+    if mistake := mistake_in_text(prompt):
+        raise TrainerError(f"prompt {index + 1} {mistake}")
     ids = tokenizer.encode(prompt)
     if not ids:
         require_beginning(model, f"prompt {index + 1}")

@@ -46,14 +46,17 @@ class Script:
 
     def definitions(self) -> list[str]:
         """The lines between the directives and the call of `main`, which submitit's launch line replaces."""
-        lines = self.text.splitlines()
+        lines = self._lines()
         assert lines[-1] == CALL
         last = max(index for index, line in enumerate(self._head()) if line.startswith("#SBATCH "))
         return lines[last + 1 : -1]
 
     def _head(self) -> list[str]:
         """The lines before the first command, where sbatch reads directives. A job file may be a script, too."""
-        return list(itertools.takewhile(lambda line: line[:1] in ("", "#"), self.text.splitlines()))
+        return list(itertools.takewhile(lambda line: line[:1] in ("", "#"), self._lines()))
+
+    def _lines(self) -> list[str]:
+        return self.text.removesuffix("\n").split("\n")
 
 
 def render_stage(plan: Plan, stage: str, site_directories: Sequence[Path] = ()) -> Script:

@@ -6,6 +6,7 @@ other shell code reads shell variables, so that values are quoted in few places.
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Iterable
 from typing import NoReturn
@@ -158,7 +159,7 @@ class _TemplateCheck:
             self._refuse("an assignment must be at the start of its line", node)
 
     def _text(self, text: str) -> None:
-        for line in text.splitlines(keepends=True):
+        for line in io.StringIO(text):  # only a newline ends a comment
             is_comment = not self._quote and (self._before + line).lstrip().startswith("#")
             self._before = "" if line.endswith("\n") else self._before + line
             if is_comment:

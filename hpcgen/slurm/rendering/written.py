@@ -29,7 +29,7 @@ class TemplateLines:
                 text_of_file = path.read_text(encoding="utf-8")
                 # comments write no lines
                 code = _COMMENT.sub(lambda found: "\n" * found[0].count("\n"), text_of_file)
-                self._lines[path] = code.splitlines()
+                self._lines[path] = code.split("\n")
             for number, line in enumerate(self._lines[path], 1):
                 literal = _literal(line.strip(), text)
                 if literal > most:

@@ -213,7 +213,12 @@ def test_a_layout_that_cannot_split_the_model_is_refused(run: Path) -> None:
         (b"", "has no prompts"),
         (b'{"prompt": "a"}\n{"text": "b"}\n', 'prompts:2: expected a line such as {"prompt"'),
         (b'{"prompt": "a"}\n\n{"prompt": \n', "prompts:3: not JSON"),
-        (b"\xff", "is not UTF-8 text"),
+        (b'{"prompt": "a"}\n\xff', r"prompts:2: not UTF-8 text \(invalid start byte at byte 0 of the line\)"),
+        (
+            b'{"prompt": "a\\udc80"}',
+            r"prompts:1: the prompt has U\+DC80 at character 2, which is half of a",
+        ),
+        (b"{}\n[]\n" + b"{}\n" * 12, r"(?s)prompts:1: .*prompts:2: .*prompts:10: [^\n]*\nand 4 lines more"),
     ],
 )
 def test_a_file_without_prompts_is_refused(content: bytes, message: str, tmp_path: Path) -> None:
@@ -222,3 +227,18 @@ def test_a_file_without_prompts_is_refused(content: bytes, message: str, tmp_pat
         _read_prompts(str(tmp_path / "prompts"))
     with pytest.raises(TrainerError, match="missing: No such file or directory"):
         _read_prompts(str(tmp_path / "missing"))
+
+
+def test_only_a_newline_ends_a_line_of_a_file_with_prompts(tmp_path: Path) -> None:
+    """JSON strings may have other line separators as they are."""
+    prompts = [
+        "a\u2028b",
+        "a\u2029b",
+        "a\x85b",
+        "a\x7fb",
+        "\ufeffa",
+        "a\ud83d\ude00".encode("utf-16", "surrogatepass").decode("utf-16"),
+    ]
+    lines = [json.dumps({"prompt": prompt}, ensure_ascii=False) for prompt in prompts]
+    (tmp_path / "prompts").write_bytes("\r\n".join(lines).encode())
+    assert _read_prompts(str(tmp_path / "prompts")) == prompts
