@@ -8,7 +8,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -28,6 +28,7 @@ from hpcgen.data.workers import cores as cores
 from hpcgen.errors import HpcgenError
 from hpcgen.files import private_file, sweep
 from hpcgen.text import counted, size_text
+from trainer.contract.shared_files import refuse_foreign_link
 
 _WORK = {
     "download": ("hpcgen.data.download", "download"),
@@ -181,6 +182,7 @@ class _Task:
     ) -> None:
         self._job = job
         self._configuration = configuration(stage, job)
+        self._progress_file = progress_path(job.directory, stage, progress.task_id, progress.num_tasks)
         self.progress = progress
         self._on_progress = on_progress
         self._reported_at = self._written_at = 0.0
@@ -203,6 +205,8 @@ class _Task:
 
     def make_all(self, workers: int) -> None:
         """Makes the units that are not done."""
+        directories = _output_directories(self._pending, self._job)
+        refuse_foreign_links(self._job, {self._progress_file.parent, *directories})
         if self._pending:
             # A missing package is found here, before anything is written.
             _work_of(self.progress.stage)
@@ -279,7 +283,7 @@ class _Task:
             errors=[*self.errors, *([f"ended by {interrupted}"] if interrupted else [])] if ended else [],
             ended=ended,
         )
-        target = progress_path(self._job.directory, progress.stage, progress.task_id, progress.num_tasks)
+        target = self._progress_file
         try:
             with private_file(target, swept=bool(self._written_at)) as file:  # sweep only the first time
                 file.write(json.dumps(dataclasses.asdict(status), indent=1).encode() + b"\n")
@@ -298,7 +302,12 @@ def make_unit(
     job: CorpusJob,
     settings_hash: str,
 ) -> Record:
-    """Makes one unit in a worker process. `report` sends its progress to the parent."""
+    """Makes one unit in a worker process. `report` sends its progress to the parent.
+
+    Raises:
+        HpcgenError: another user placed a link where the unit reads or writes, or the work fails.
+    """
+    refuse_foreign_links(job, {*_output_directories([unit], job), *(item.path for item in unit.inputs)})
     if unit.stage != "download":
         UnitChecker(job).require_inputs(unit)
     meter = _Meter(report)
@@ -306,6 +315,24 @@ def make_unit(
     record = _work_of(unit.stage)(unit, job, context)
     meter.flush()
     return record
+
+
+def refuse_foreign_links(job: CorpusJob, paths: Iterable[Path]) -> None:
+    """Refuses paths in a shared corpus with a symbolic link that another user placed.
+
+    Raises:
+        HpcgenError: there is one. Its target may be a file that only this user can read or write.
+    """
+    for path in paths if job.share == "group" else ():
+        if path.is_relative_to(job.directory):
+            try:
+                refuse_foreign_link(path, job.directory)
+            except OSError as error:
+                raise HpcgenError(f"{error.filename} {error.strerror}") from error
+
+
+def _output_directories(units: Iterable[Unit], job: CorpusJob) -> set[Path]:
+    return {(job.directory / name).parent for unit in units for name in unit.files}
 
 
 def _reads_parquet(pending: Sequence[Unit]) -> bool:

@@ -27,7 +27,7 @@ from hpcgen.planning.stage import StagePlan
 from hpcgen.slurm.corpus import check_corpus, missing_tasks
 from hpcgen.slurm.job import Job, Progress
 from hpcgen.slurm.processes import kill_tree, term_exits
-from hpcgen.slurm.run_directory import Followed, make_run_directory, sharing
+from hpcgen.slurm.run_directory import Followed, make_job_directory, make_run_directory, sharing
 from hpcgen.slurm.tasks import ModuleTask, ShellTask
 from hpcgen.stages import Stage
 
@@ -77,10 +77,10 @@ def _beyond_this_machine(stage: StagePlan) -> str:
 
 
 def _run(plan: Plan, stage: StagePlan, run_dir: Path, on_progress: Callable[[Progress], None] | None) -> Job:
-    jobs = run_dir / "jobs"
-    jobs.mkdir(exist_ok=True)
-    job_dir = Path(tempfile.mkdtemp(prefix="local-", dir=jobs))
-    executor = LocalExecutor(run_dir / "submitit")
+    named, job_dir = make_job_directory(plan, "local-")
+    is_private = plan.config.share == "private"
+    folder = run_dir / "submitit" if is_private else named
+    executor = LocalExecutor(folder if is_private else job_dir)
     # only Slurm enforces time limits; submitit's default here is two minutes
     executor.update_parameters(
         tasks_per_node=stage.allocation.num_tasks,
@@ -93,7 +93,7 @@ def _run(plan: Plan, stage: StagePlan, run_dir: Path, on_progress: Callable[[Pro
         stack.enter_context(_announce_save(run_dir, stage.kind, started))
         with _children_ignore_ctrl_c(), _children_ignore_local_modules():
             submitted: Any = executor.submit(_task(stage, job_dir))
-            job = Job(stage.name, submitted.job_id, Path(submitted.paths.stdout), submitted)
+            job = Job(stage.name, submitted.job_id, folder / Path(submitted.paths.stdout).name, submitted)
             stack.enter_context(_ended(job))
         _wait(job, stage, plan, job_dir / "stop", on_progress, started)
     return job

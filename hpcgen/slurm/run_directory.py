@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import tempfile
 from collections import deque
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from hpcgen.errors import HpcgenError
-from hpcgen.files import shared_as
+from hpcgen.files import ACCESS, make_directory, shared_as
 from hpcgen.planning.plan import Plan
+from trainer.contract.shared_files import refuse_foreign_link, require_own
 
 MEAN_OF = 10
 """Number of recent steps whose mean loss is shown. The loss of a single step varies with its batch."""
@@ -23,21 +26,66 @@ def sharing(plan: Plan) -> AbstractContextManager[None]:
 
 
 def make_run_directory(plan: Plan) -> Path:
-    """Creates the run directory and submitit's folder in it. The folder has pickles, so only the user may write there.
+    """Creates the run directory, and in a private run submitit's folder in it.
+
+    Jobs unpickle what is in the folder, so only the user may write there. In a shared run, others could replace it.
 
     Raises:
         HpcgenError: it cannot be created, or submitit's folder belongs to another user.
     """
     run_dir = Path(plan.config.paths.run_dir)
-    folder = run_dir / "submitit"
+    share, folder = plan.config.share, run_dir / "submitit"
+    make_directory(run_dir, share)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        folder.chmod(0o700)
+        if share == "private":
+            folder.mkdir(exist_ok=True)
+            folder.chmod(0o700)
+        elif run_dir.stat().st_uid == os.geteuid():
+            run_dir.chmod(ACCESS[share].directory_mode)
     except OSError as error:
         raise HpcgenError(
-            f"{folder}: cannot be created ({error.strerror})", "correct paths.run_dir"
+            f"{error.filename}: cannot be created ({error.strerror})", "correct paths.run_dir"
         ) from error
     return run_dir
+
+
+def make_job_directory(plan: Plan, prefix: str) -> tuple[Path, Path]:
+    """Creates a new directory in RUN_DIR/jobs that only this user can write to. Returns its path, and one to use it by.
+
+    In a shared run, others can rename it and put another in its place. The second path names it nevertheless, as long
+    as this process runs.
+
+    Raises:
+        HpcgenError: another user placed a link, or it cannot be created.
+    """
+    run_dir = Path(plan.config.paths.run_dir)
+    jobs = run_dir / "jobs"
+    try:
+        if plan.config.share == "private":
+            jobs.mkdir(exist_ok=True)
+            job_dir = Path(tempfile.mkdtemp(prefix=prefix, dir=jobs))
+            return job_dir, job_dir
+        refuse_foreign_link(jobs, run_dir)
+        jobs.mkdir(exist_ok=True)
+        job_dir = Path(tempfile.mkdtemp(prefix=prefix, dir=jobs))
+        held = hold(job_dir, run_dir)
+        held.chmod(0o2750)  # the group can read the logs
+    except OSError as error:
+        raise HpcgenError(f"{error.filename or jobs}: {error.strerror}", "correct paths.run_dir") from error
+    return job_dir, held
+
+
+def hold(directory: Path, root: Path) -> Path:
+    """Opens a directory below `root` for as long as this process runs. Returns a path by which its children reach it.
+
+    Raises:
+        OSError: another user owns it or can write to it, or its path has a link below `root`.
+    """
+    held = Path(f"/proc/{os.getpid()}/fd/{os.open(directory, os.O_RDONLY | os.O_DIRECTORY)}")
+    require_own(held.stat(), directory)
+    if held.readlink() != root.resolve() / directory.relative_to(root):
+        raise OSError(errno.ELOOP, "its path has a link", str(directory))
+    return held
 
 
 class Followed:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import io
 import os
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, redirect_stderr
+from contextlib import ExitStack, contextmanager, redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,8 @@ SRUN_STARTS_THE_JOB = (
     "}",
 )
 
-SRUN_STARTS_THE_PROGRAM = (
-    "# submitit calls srun. The job then runs its own command, because submitit's needs Python in the image.",
+SRUN_STARTS_MAIN = (
+    "# submitit calls srun. The job then runs its own command.",
     "srun() { unset -f srun; main; }",
 )
 
@@ -99,11 +100,17 @@ def _submit(
     tasks: tuple[int, ...] | None,
 ) -> Job:
     """Queues a stage. For an array, queues `tasks`."""
+    own_command = _runs_own_command(plan, stage)
     try:
-        executor = SlurmExecutor(run_dir / "submitit", python=shell_word(stage.python))
-        parameters = submitit_parameters(stage, script, after.job_id if after else None, tasks)
-        executor.update_parameters(**parameters)
-        with redirect_stderr(io.StringIO()):  # submitit prints the error that it raises
+        with ExitStack() as stack:
+            # nothing in the folder is needed once such a job is queued
+            temporary = stack.enter_context(tempfile.TemporaryDirectory()) if own_command else None
+            executor = SlurmExecutor(temporary or run_dir / "submitit", python=shell_word(stage.python))
+            parameters = submitit_parameters(
+                stage, script, after.job_id if after else None, tasks, own_command=own_command
+            )
+            executor.update_parameters(**parameters)
+            stack.enter_context(redirect_stderr(io.StringIO()))  # submitit prints the error that it raises
             if tasks is None:
                 submitted: Any = executor.submit(_task(plan, stage))
                 job_id, of_task = submitted.job_id, ""
@@ -115,10 +122,22 @@ def _submit(
     return Job(stage.name, job_id, run_dir / f"{stage.name}-{job_id}{of_task}.log", submitted, tasks)
 
 
+def _runs_own_command(plan: Plan, stage: StagePlan) -> bool:
+    """True if the job runs the script's command. submitit's needs Python in the image, and unpickles a file, which
+    others could replace in a shared run."""
+    return stage.kind.runs_user_program or plan.config.share == "group"
+
+
 def submitit_parameters(
-    stage: StagePlan, script: Script, after: str | None, tasks: tuple[int, ...] | None = None
+    stage: StagePlan,
+    script: Script,
+    after: str | None,
+    tasks: tuple[int, ...] | None = None,
+    *,
+    own_command: bool = False,
 ) -> dict[str, Any]:
-    """submitit's public parameters, with the script's directives and definitions. Its main starts submitit's command.
+    """submitit's public parameters, with the script's directives and definitions. Its main starts submitit's command,
+    or with `own_command` the script's.
 
     `tasks` are the tasks of the stage's array. submitit numbers them from 0.
     """
@@ -135,9 +154,8 @@ def submitit_parameters(
         setup = [*(SINGLE_TASK if len(tasks) == 1 else ()), *setup, task_ids]
     if tasks is not None and len(tasks) == 1:
         options["output"] = options["output"].replace("%A_%a", "%j_0")
-    own_program = stage.kind.runs_user_program
-    if own_program:
-        # submitit always asks for a signal, and its USR2 would kill the program. CONT does nothing.
+    if own_command:
+        # submitit always asks for a signal, and its USR2 would kill the tasks. CONT does nothing.
         options.setdefault("signal", "B:CONT@1")
     dependency = {"dependency": f"afterok:{after}", "kill-on-invalid-dep": "yes"} if after else {}
     return {
@@ -149,7 +167,7 @@ def submitit_parameters(
         "additional_parameters": options | dependency,
         "setup": [
             *setup,
-            *(SRUN_STARTS_THE_PROGRAM if own_program else (_task_logs(tasks), *SRUN_STARTS_THE_JOB)),
+            *(SRUN_STARTS_MAIN if own_command else (_task_logs(tasks), *SRUN_STARTS_THE_JOB)),
         ],
         "srun_args": [MARK],
         **_parallelism(stage, tasks),

@@ -4,7 +4,7 @@ claim() {
     local other; read_number other "$run_dir/RUNNING"
     ((other == 0 || other == SLURM_JOB_ID)) || ! is_running "$other" || die "job $other is running in $run_dir: two jobs would overwrite each other's checkpoints"
     write_file "$run_dir/RUNNING" <<<"$SLURM_JOB_ID"
-    rm -f -- "$run_dir/STOPPED" "$run_dir/FAILED" "$job_dir/stop-$restart"
+    rm -f -- "$run_dir/STOPPED" "$run_dir/FAILED" "$held/stop-$restart"
 }
 # JOB: succeeds if the job is running. squeue also fails if the controller does not answer: only an answer with this job counts.
 is_running() {
@@ -21,15 +21,15 @@ is_running() {
 is_out_of_time() { ((terminated)) && retry scontrol show job -o "$SLURM_JOB_ID" | grep ' Reason=TimeLimit ' >/dev/null; }
 # AT BEYOND: requeues after a failure. Gives up after three in a row without progress; attempts after a warning do not count.
 retry_or_give_up() {
-    local stalled failed="failed with status $rc${task_logs:+ (see $task_logs)}"; read_number stalled "$job_dir/stalled"
+    local stalled failed="failed with status $rc${task_logs:+ (see $task_logs)}"; read_number stalled "$held/stalled"
     ((after > before || warned)) || stalled=$((stalled + 1))
-    write_file "$job_dir/stalled" <<<"$stalled"
+    write_file "$held/stalled" <<<"$stalled"
     ((stalled < 3)) || die "$failed: three attempts without progress $2; not requeued"
     requeue "$failed$1"
 }
 # REASON: requeues the job unless max_restarts is reached. Restarts that exclude bad nodes are counted separately.
 requeue() {
-    local exclusions restarts; read_number exclusions "$job_dir/exclusions"
+    local exclusions restarts; read_number exclusions "$held/exclusions"
     restarts=$((restart - exclusions))
     ((restarts < max_restarts)) || die "$1, and this was restart $restarts of at most $max_restarts: giving up"
     say "$1: back into the queue (restart $((restarts + 1)) of at most $max_restarts)"

@@ -2,11 +2,13 @@
 say() { printf '%(%Y-%m-%dT%H:%M:%S%z)T hpcgen: %s\n' -1 "$*"; }
 die() { say "ERROR: $*" >&2; exit 1; }
 # Slurm ends the job with TERM, and warns the batch shell of a training job with USR2 before the time limit.
-interrupted=0 terminated=0 requeued=0 warned=0 stop_file=/dev/null stop_command=(:)
+interrupted=0 terminated=0 requeued=0 warned=0 stop_file='' stop_command=(:)
 set_traps() {
     trap 'interrupted=1 terminated=1; ((requeued)) || say "SIGTERM: canceled, preempted, out of time, or a node failed"' TERM
-    trap 'interrupted=1 warned=1; : >"$stop_file"; "${stop_command[@]}"; say "USR2: the time limit is near, or a user asks to stop; requesting a checkpoint"' USR2
+    trap 'interrupted=1 warned=1; make_stop_file; "${stop_command[@]}"; say "USR2: the time limit is near, or a user asks to stop; requesting a checkpoint"' USR2
 }
+# In a subshell, so that an error does not end the job.
+make_stop_file() { [[ ! $stop_file ]] || (write_file "$stop_file" </dev/null); }
 rc=0
 # COMMAND...: runs it in the background, so that traps run at once, and sets rc to its status. Does nothing after TERM.
 run_step() {
@@ -29,22 +31,26 @@ read_number() {
     printf -v "$1" %d "$((10#$text))"
 }
 # OPTION...: adds options that are known only at run time to the tasks' command, unless submitit supplies it.
-submitted=0 task_logs='' details=above job=$SLURM_JOB_ID
+held='' submitted=0 task_logs='' details=above job=$SLURM_JOB_ID
 add_options() { ((submitted)) || task+=("$@"); }
+# $held is the job's directory for this shell; with `share: group` it stays so if others rename the directory.
 # A requeued job keeps its job ID, so files that belong to one attempt carry the restart count in their names.
 begin() {
     local mode=700 log_mode=600 directory
     set_traps
     umask 077
-    [[ $share != group ]] || { umask 007; mode=2770 log_mode=660; } # setgid keeps the group of the run directory
+    [[ $share != group ]] || { umask 007; mode=2770 log_mode=660; } # setgid: what is made in it gets the directory's group
     job_dir=$run_dir/jobs/$job restart=${SLURM_RESTART_COUNT:-0}
     [[ ! $run_dir -ef ~ ]] || die "paths.run_dir is your home directory: give the run a directory of its own"
+    mkdir -p -- "$run_dir" || die "cannot make the run directory (above)"
+    [[ ! -O $run_dir ]] || chmod "$mode" -- "$run_dir" || say "cannot change the mode of $run_dir"
     mkdir -p -- "$run_dir/jobs" "${directories[@]}" || die "cannot make the directories that the job writes to (above)"
+    (umask go-w && mkdir -p -- "$job_dir") || die "cannot make $job_dir"
+    [[ -O $job_dir && ! -L $job_dir ]] || die "$job_dir was not made by this job: it is a link or belongs to someone else; remove it and submit again"
+    held=$job_dir
+    [[ $share != group ]] || guard_files
     # Slurm created the log with the submitting shell's umask.
     chmod "$log_mode" -- "$run_dir/$stage-$job.log" || say "cannot change the mode of the log"
-    chmod "$mode" -- "$run_dir" "$run_dir/jobs" || say "cannot change the mode of $run_dir"
-    (umask g-w && mkdir -p -- "$job_dir") || die "cannot make $job_dir"
-    [[ -O $job_dir && ! -L $job_dir ]] || die "$job_dir was not made by this job: it is a link or belongs to someone else; remove it and submit again"
     for directory in "${striped_directories[@]}"; do # Lustre spreads large files over all storage targets
         [[ ! -d $directory ]] || continue # keeps its layout
         mkdir -p -- "$directory" || die "cannot make $directory"

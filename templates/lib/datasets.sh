@@ -3,5 +3,5 @@ check_datasets() {
     local file
     while IFS= read -r file; do
         [[ -r $file ]] || die "$file is missing or not readable on ${SLURMD_NODENAME:-$HOSTNAME}"
-    done < <(sed -n 's/.*"prefix": "\([^"\\]*\)".*/\1.idx\n\1.bin/p' "$job_dir/trainer.json")
+    done < <(sed -n 's/.*"prefix": "\([^"\\]*\)".*/\1.idx\n\1.bin/p' "$held/trainer.json")
 }

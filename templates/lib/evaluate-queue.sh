@@ -53,8 +53,8 @@ queue_evaluations() {
 }
 # NAME: queues a job for the checkpoint. As a singleton, it starts after the run's other evaluation jobs have ended.
 queue_evaluation() {
-    local answer problem errors=$job_dir/sbatch.log
-    if answer=$(timeout --kill-after=5 30 sbatch --parsable --dependency=singleton "$job_dir/evaluate.sh" </dev/null 2>"$errors"); then
+    local answer problem errors=$held/sbatch.log
+    if answer=$(queued_script | timeout --kill-after=5 30 sbatch --parsable --dependency=singleton 2>"$errors"); then
         queued+=" $1"
         mkdir -p -- "${evaluation_queue%/*}" && echo "$1 ${answer%%;*}" >>"$evaluation_queue"
         say "queued job ${answer%%;*} to evaluate $1"

@@ -5,18 +5,18 @@ task_environment+=(TORCH_CPP_LOG_LEVEL=FATAL)
 
 # If the program succeeds, the test evaluates its figures. A step looks for the program first: it may be in an image.
 measure_with_all_reduce_perf() {
-    local perf=$job_dir/all_reduce_perf.log
+    local perf=all_reduce_perf.log
     [[ $nccl_tests ]] && ((!terminated)) || return 0
     if ! run_step srun --nodelist="${step_nodes[0]}" --nodes=1 --ntasks=1 --ntasks-per-node=1 --export=ALL "${container[@]}" test -x "$nccl_tests"; then
         ((terminated)) || say "the tasks do not have $nccl_tests; measuring with torch.distributed instead"
         return 0
     fi
-    if run_step all_reduce_perf "$perf"; then
-        add_options --all-reduce-perf-output="$perf"
+    if run_step all_reduce_perf "$held/$perf"; then
+        add_options --all-reduce-perf-output="$job_dir/$perf"
     else
         ((terminated)) || say "all_reduce_perf failed (below); measuring with torch.distributed instead"
     fi
-    cat -- "$perf"
+    cat -- "$held/$perf"
 }
 all_reduce_perf() {
     srun "${step[@]}" --mpi=pmix "${container[@]}" env "${task_environment[@]}" "$nccl_tests" \

@@ -132,8 +132,10 @@ check_scratch() {
 
 # REPORTS NAME=VALUE... [-- COMMAND...]: writes NODE-host.json to REPORTS, and NODE.ok if the node is good.
 check_host() {
-    local node=${SLURMD_NODENAME:-$(hostname)} reports=$1 findings=() newline=$'\n' root='' gpus=0 patience=40 ok=true output status report
+    local node=${SLURMD_NODENAME:-$(hostname)} reports=$1 held='' findings=() newline=$'\n' root='' gpus=0 patience=40 ok=true output status report
     local -x LC_ALL=C
+    [[ ${share-} != group ]] || hold "$reports" || { echo "$node: cannot write to $reports: its path has a link, or others made it or can write to it"; exit 1; }
+    reports=${held:-$reports}
     rm -f -- "$reports/$node.ok"
     shift
     while (($#)) && [[ $1 != -- ]]; do
@@ -164,7 +166,7 @@ check_host() {
     report="$(printf ',\n  %s' "${findings[@]}")"
     [[ $ok == false ]] || report=,
     printf '{\n "node": %s,\n "part": "host",\n "ok": %s,\n "findings": [%s\n ]\n}\n' "$(json_text "$node")" "$ok" "${report:1}" >"$reports/.$node-host.json" &&
-        mv -f -- "$reports/.$node-host.json" "$reports/$node-host.json" || echo "$node: cannot write to $reports"
+        mv -f -- "$reports/.$node-host.json" "$reports/$node-host.json" || echo "$node: cannot write its report"
     [[ $ok == true ]] || exit 1
     : >"$reports/$node.ok"
 }
@@ -199,8 +201,8 @@ ask_nodes() {
     local node silent=()
     reports=$job_dir/nodes-$restart
     read_functions
-    rm -rf -- "$reports"
-    (umask g-w && mkdir -p -- "$reports") || die "cannot write $reports"
+    rm -rf -- "$held/nodes-$restart"
+    (umask g-w && mkdir -- "$held/nodes-$restart") || die "cannot write $reports"
     run_step check_on 300 "$@"
     for node; do [[ -e $reports/$node-host.json ]] || silent+=("$node"); done
     [[ -z ${silent[*]-} ]] || ((terminated)) || run_step check_each "${silent[@]}"

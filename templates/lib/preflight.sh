@@ -40,7 +40,7 @@ check_nodes() {
     ask_nodes "${job_nodes[@]}"
     good=() bad=()
     for node in "${job_nodes[@]}"; do
-        if [[ -e $reports/$node.ok && ! -e $job_dir/unfit-$node ]]; then good+=("$node"); else bad+=("$node"); fi
+        if [[ -e $reports/$node.ok && ! -e $held/unfit-$node ]]; then good+=("$node"); else bad+=("$node"); fi
     done
     [[ -z ${bad[*]-} ]] || say "bad nodes: ${bad[*]} (reports: $reports)"
 }
@@ -72,14 +72,14 @@ job_field() { sed -n "s/.* $1=\([^ ]*\).*/\1/p" <<<"$job_text" | sed 's/(null)//
 
 # Requeues the job with the bad nodes excluded.
 exclude_and_requeue() {
-    local count list left try changes asked=$job_dir/excluded_by_user
+    local count list left try changes asked=$held/excluded_by_user
     [[ ${good[*]-} || -z ${bad[1]-} ]] || die "no node is fit: that is a mistake in the run rather than in its nodes (reports: $reports)"
     if [[ -z ${good[*]-} ]] && grep -q '"check": "file"' "$reports"/*-host.json 2>/dev/null; then
         die "${bad[*]} lacks a file that the run needs (above)"
     fi
-    read_number count "$job_dir/exclusions"
+    read_number count "$held/exclusions"
     ((count < max_exclusions)) || die "bad nodes: ${bad[*]}; the job excluded nodes $count times already: giving up"
-    write_file "$job_dir/exclusions" <<<"$((count + 1))"
+    write_file "$held/exclusions" <<<"$((count + 1))"
     show_job
     # Keeps the nodes that the user excluded at submission.
     [[ -e $asked ]] || write_file "$asked" < <(job_field ExcNodeList)
@@ -96,13 +96,13 @@ exclude_and_requeue() {
     requeue_job || die "scontrol requeue failed; submit again with --exclude=$list"
     # Slurm accepts the list only after the job is pending again.
     for try in {1..100}; do
-        if (trap '' TERM; exec scontrol update JobId="$SLURM_JOB_ID" "${changes[@]}") >"$reports/said" 2>&1; then
+        if (trap '' TERM; exec scontrol update JobId="$SLURM_JOB_ID" "${changes[@]}") >"$held/said" 2>&1; then
             say "back into the queue without $list (exclusion $((count + 1)) of at most $max_exclusions)"
             exit 0
         fi
         sleep 0.2
     done
-    cat "$reports/said" >&2
+    cat "$held/said" >&2
     die "back in the queue, but Slurm did not accept the list of bad nodes $list (above)"
 }
 
@@ -123,9 +123,9 @@ drop_excluded_requests() {
 nodes_without() {
     local name state left=0 without
     without=" $(scontrol show hostnames "$1" | tr '\n' ' ') "
-    sinfo --noheader --Node --partition="$SLURM_JOB_PARTITION" --format='%N %t' >"$reports/partition" || { echo "$num_job_nodes"; return; }
+    sinfo --noheader --Node --partition="$SLURM_JOB_PARTITION" --format='%N %t' >"$held/partition" || { echo "$num_job_nodes"; return; }
     while read -r name state; do
         [[ $state =~ down|drain|drng|fail|maint|inval|futr || $without == *" $name "* ]] || left=$((left + 1))
-    done <"$reports/partition"
+    done <"$held/partition"
     echo "$left"
 }

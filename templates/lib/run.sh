@@ -1,4 +1,7 @@
 # A program of the user: its progress, and the decision whether the job is requeued.
+# For sh in the image: runs FILE if this user made it and nobody else can write to it. Others can rename its directory.
+# shellcheck disable=SC2016 # the task expands it
+run_own_file='[ -f "$0" ] && exec 9<"$0" && case $(stat -Lc %u:%A /dev/fd/9) in "$(id -u)":-????-??-?) program=$(cat <&9) && exec 9<&- && eval "$program"; exit ;; esac; echo "$0: not run, since it is missing, or others made it or can write to it" >&2; exit 1'
 log=$run_dir/$stage-$job.log log_start=0 before=0 found=0
 claim_run_directory() {
     ! is_done || { say "done already: $done_file exists"; exit 0; }
@@ -6,8 +9,9 @@ claim_run_directory() {
     [[ ! -r $log ]] || log_start=$(stat -c %s -- "$log")
     read_progress before
     [[ -z $progress_kind ]] || say "from progress $before"
-    [[ -z $stop_path ]] || { rm -f -- "$stop_path"; stop_file=$stop_path; ((!warned)) || : >"$stop_file"; }
+    [[ -z $stop_path ]] || { rm -f -- "$stop_path"; stop_file=$stop_path; ((!warned)) || make_stop_file; }
     [[ -z $stop_signal ]] || stop_command=(scancel --signal="$stop_signal" "$SLURM_JOB_ID") # every step, not this shell
+    [[ $share != group ]] || add_options -c "$run_own_file"
     add_options "$job_dir/program.sh"
 }
 is_done() { [[ $done_file && -e $done_file ]]; }
@@ -33,7 +37,7 @@ progress_numbers() {
             done
             ;;
         log) # what earlier attempts reached, and the last matching line of this one
-            [[ ! -r $job_dir/progress ]] || cat -- "$job_dir/progress"
+            [[ ! -r $job_dir/progress ]] || cat -- "$held/progress"
             [[ -r $log ]] || return # sbatch --output
             size=$(stat -c %s -- "$log")
             from=$((size - log_start > most ? size - most : log_start))
@@ -54,7 +58,7 @@ warn_without_progress() {
 }
 # Ends the job if every node lacks the command. If only some do, node checks exclude these from the next attempt.
 end_if_unfit() {
-    local unfit=("$job_dir"/unfit-*)
+    local unfit=("$held"/unfit-*)
     if [[ ! -e ${unfit[0]} ]] || ((${#unfit[@]} < nodes)); then return; fi
     write_file "$run_dir/FAILED" <"${unfit[0]}"
     die "not requeued, since it would fail again: $(<"$run_dir/FAILED")"
@@ -63,8 +67,8 @@ conclude() {
     local after at='' timed_out=0
     read_progress after
     [[ -z $progress_kind ]] || at=" at progress $after"
-    [[ $progress_kind != log ]] || ((!found)) || write_file "$job_dir/progress" <<<"$after"
-    ((after <= before)) || rm -f -- "$job_dir/stalled" # progress resets the count of failures
+    [[ $progress_kind != log ]] || ((!found)) || write_file "$held/progress" <<<"$after"
+    ((after <= before)) || rm -f -- "$held/stalled" # progress resets the count of failures
     ! is_out_of_time || timed_out=1
     # A program that was asked to stop may exit with status 0 before it is done.
     if is_done || { [[ ! $done_file ]] && ((rc == 0 && !warned && !terminated)); }; then say "done$at"; exit 0; fi

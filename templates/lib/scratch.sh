@@ -12,7 +12,7 @@ each_node() {
 # The functions of this script as text: `bash -c "$functions" NAME ARGUMENT...` runs one of them on another node.
 functions=''
 # shellcheck disable=SC2016 # the other shell expands it
-read_functions() { functions="$(unset -f main environment write_job_files; declare -f)"$'\n''"$0" "$@"'; }
+read_functions() { functions="share=$share; $(unset -f main environment write_job_files queued_script; declare -f)"$'\n''"$0" "$@"'; }
 # MESSAGE: prints the message with the node's name and ends the shell. For functions that run on a node.
 node_fails() { echo "${SLURMD_NODENAME:-$HOSTNAME}: $*"; exit 1; }
 job_states=RUNNING,SUSPENDED,STOPPED,CONFIGURING,COMPLETING,RESIZING,SIGNALING,STAGE_OUT

@@ -5,8 +5,8 @@ claim_run_directory() {
     claim # the trainer's own lock decides between jobs that start together
     read_newest before
     say "from iteration $before of $train_iters"
-    stop_file=$job_dir/stop-$restart; ((!warned)) || : >"$stop_file"
-    export TRAINER_STOP_FILE=$stop_file TRAINER_CONFIG=$job_dir/trainer.json
+    stop_file=$held/stop-$restart; ((!warned)) || make_stop_file
+    export TRAINER_STOP_FILE=$job_dir/stop-$restart TRAINER_CONFIG=$job_dir/trainer.json
     add_options --config "$TRAINER_CONFIG" --stop-file "$TRAINER_STOP_FILE"
 }
 # NAME: sets the variable NAME to the newest checkpoint's iteration, or to 0. The one in the tracker may have been moved away.
@@ -29,17 +29,17 @@ check_trainer() {
     local status=$rc after; read_newest after
     if ((rc == 0 || num_rendezvous == 0 || terminated || warned || after > before)) || [[ -e $run_dir/FAILED ]]; then return; fi
     if run_step import_trainer || ((terminated)); then :
-    elif ((rc != 124 && rc != 137)) && grep -qx started "$job_dir/versions" && ! grep -q '^trainer ' "$job_dir/versions"; then
+    elif ((rc != 124 && rc != 137)) && grep -qx started "$held/versions" && ! grep -q '^trainer ' "$held/versions"; then
         write_file "$run_dir/FAILED" <<<"${import_check[0]} cannot run the trainer (above): install it there${container[0]:+, in the image}, or set the cluster's code_dir (hpcgen install-code)"
     else
         say "WARNING: not every node could import the trainer (above)" >&2
     fi
     rc=$status
 }
-import_trainer() { timeout --kill-after=30 1800 srun "${on_nodes[@]}" --kill-on-bad-exit=0 "${container[@]}" env "${task_environment[@]}" sh -c "echo started; exec \"\$@\"" sh "${import_check[@]}" >"$job_dir/versions"; }
+import_trainer() { timeout --kill-after=30 1800 srun "${on_nodes[@]}" --kill-on-bad-exit=0 "${container[@]}" env "${task_environment[@]}" sh -c "echo started; exec \"\$@\"" sh "${import_check[@]}" >"$held/versions"; }
 conclude() {
     local after timed_out=0 invalid="not requeued, since it would fail again"; read_newest after
-    ((after <= before)) || rm -f -- "$job_dir/stalled" # progress resets the count of failures
+    ((after <= before)) || rm -f -- "$held/stalled" # progress resets the count of failures
     ! is_out_of_time || timed_out=1
     if is_done; then say "done: $train_iters iterations"; exit 0; fi
     if ((terminated && !timed_out)); then say "ended by Slurm (canceled, preempted, or a node failed); the newest checkpoint is of iteration $after; requeueing is Slurm's decision"; exit 143; fi

@@ -10,8 +10,8 @@ verify_image() {
     [[ $(grep -E '^(size|mtime) ' -- "$record" | sort) != "$now" ]] || return 0
     say "the size or time of $image differs from its record: hashing it"
     run_step hash_image || { ((!terminated)) || exit 143; die "cannot read $image (above)"; }
-    [[ $(<"$job_dir/image.sha256") == "$sha256 "* ]] || die "$image is not the image that $record names (sha256 $sha256): build it again"
+    [[ $(<"$held/image.sha256") == "$sha256 "* ]] || die "$image is not the image that $record names (sha256 $sha256): build it again"
     # Records the new time and size, so that the next job does not hash it:
     [[ ! -w ${record%/*} || ! -w $record ]] || sed -i "s/^mtime .*/${now%%$'\n'*}/; s/^size .*/${now##*$'\n'}/" -- "$record"
 }
-hash_image() { sha256sum <"$image" >"$job_dir/image.sha256"; }
+hash_image() { sha256sum <"$image" >"$held/image.sha256"; }

@@ -61,7 +61,9 @@ def test_a_script_carries_a_library_in_full_and_names_its_hash() -> None:
 def test_every_library_is_carried_by_some_stage() -> None:
     cases = ("azure-ndv5-pyxis", "azure-ndv5-enroot", "site-group")
     stages = [stage for case in cases for stage in planned_case(case).stages.values()]
-    found = {library.path for stage in stages for library in stage_libraries(stage, hooks=True)}
+    found = {
+        library.path for stage in stages for library in stage_libraries(stage, hooks=True, share="group")
+    }
     assert found == set(LIBRARIES)
 
 
@@ -89,7 +91,7 @@ SLURM_JOB_ID=7 num_rendezvous=1
 def with_libraries(*names: str, then: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     """Runs bash code after these libraries."""
     texts = [(shipped("templates") / "lib" / f"{name}.sh").read_text(encoding="utf-8") for name in names]
-    script = "\n".join([FIRST, *texts, then])
+    script = "\n".join([FIRST, *texts, "held=$PWD", then])
     return subprocess.run(["bash", "-c", script], cwd=cwd, capture_output=True, text=True, check=False)
 
 
@@ -259,7 +261,7 @@ def test_the_progress_of_a_program_is_read_from_each_source(
     (tmp_path / "newest.txt").write_text("1000")
     (tmp_path / "words.txt").write_text("release\n")
     then = f"""
-log=a.log job_dir=.
+log=a.log held=.
 echo "0: step 99/100 epoch 3" >"$log"
 log_start=$(stat -c %s "$log")
 printf '%s\\n' "0: step   36/100 loss 2.5" "1: step   37/100 loss 2.4" "0: evaluating" >>"$log"

@@ -123,6 +123,20 @@ def test_only_the_owner_can_read_or_write_pickles(on_cluster: SlurmCluster, tiny
     assert {path.stat().st_mode & 0o077 for path in folder.iterdir()} == {0}
 
 
+def test_a_shared_run_has_no_pickles(on_cluster: SlurmCluster, tiny_run: Path) -> None:
+    """Another user could replace them. The jobs run the commands of their scripts."""
+    short = ("share=group", "training.train_iters=1", "optimizer.lr_decay_iters=3")
+    options = plan_corpus(tiny_run)
+    lines = hpcgen(
+        "submit", "prepare", "train", *options, *(f"--set={value}" for value in short), cwd=tiny_run.parent
+    )
+    for job_id in (line.split()[0] for line in lines.splitlines()):
+        assert on_cluster.wait(job_id, timeout_s=JOB_S) == "COMPLETED", log_of(tiny_run, job_id)
+    run_dir = tiny_run.parent / "run"
+    assert len(curve(tiny_run)) == 1
+    assert not [*run_dir.glob("submitit*"), *run_dir.rglob("*.pkl")]
+
+
 AZURE = """\
 name: big
 cluster: azure-ndv5

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import os
 import sys
 import traceback
 from pathlib import Path
 
-from trainer.contract.config import ConfigError, from_dict
+from trainer.contract.config import ConfigError
+from trainer.contract.config.document import read_as
 from trainer.contract.errors import Exit, ReportedByRank0Error, TrainerError
 from trainer.contract.evaluation import EvaluationConfig
 from trainer.distributed.rendezvous import find_ranks
@@ -52,11 +52,7 @@ def main() -> int:
 
 
 def _read(path: Path) -> EvaluationConfig:
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: {error}") from error
-    return from_dict(EvaluationConfig, document, where=str(path))
+    return read_as(EvaluationConfig, path)
 
 
 def _download(names: list[str]) -> int:

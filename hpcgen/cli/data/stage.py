@@ -108,13 +108,14 @@ def read_job_to_plan(config: Path, overrides: tuple[str, ...]) -> CorpusJob:
 def _read_job_file(config: Path, overrides: tuple[str, ...]) -> CorpusJob:
     from hpcgen.config.corpus import CorpusJob
     from trainer.contract.config import ConfigError, from_dict
+    from trainer.contract.shared_files import read_configuration
 
     if overrides:
         raise HpcgenError(
             f"--set cannot change {config}, which is a job's input", "use --set with the run file"
         )
     try:
-        document = json.loads(config.read_text(encoding="utf-8"))
+        document = json.loads(read_configuration(config))
         return from_dict(CorpusJob, document, where=str(config))
     except OSError as error:
         raise HpcgenError(f"cannot read {config}: {error.strerror}") from error

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpcgen.files import Share
 from hpcgen.planning.stage import StagePlan
 from hpcgen.resources import shipped
 from hpcgen.slurm.rendering.settings import has_preflight
@@ -31,17 +32,19 @@ class Library:
         return hashlib.sha256(self.text.encode()).hexdigest()
 
 
-def stage_libraries(stage: StagePlan, *, hooks: bool) -> tuple[Library, ...]:
+def stage_libraries(stage: StagePlan, *, hooks: bool, share: Share = "private") -> tuple[Library, ...]:
     """The libraries that the script of a stage includes, in order. `hooks`: the site defines a prologue or epilogue."""
     directory = shipped("templates") / "lib"
     # a stage with few functions defines them in its template
-    paths = [path for name in _names(stage, hooks) if (path := directory / f"{name}.sh").exists()]
+    paths = [path for name in _names(stage, hooks, share) if (path := directory / f"{name}.sh").exists()]
     return tuple(Library(path, path.read_text(encoding="utf-8")) for path in paths)
 
 
-def _names(stage: StagePlan, hooks: bool) -> Iterator[str]:
+def _names(stage: StagePlan, hooks: bool, share: Share) -> Iterator[str]:
     container = stage.container
     yield "base"
+    if share == "group":
+        yield "share"
     if hooks:
         yield "hooks"
     yield "scratch"

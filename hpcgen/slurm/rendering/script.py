@@ -7,7 +7,7 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,6 +95,7 @@ def script_text(environment: ShellEnvironment, name: str, context: Mapping[str, 
     parts = [
         _without_replaced_defaults(render_template(environment, name, context)),
         _write_job_files(context["job_files"], context["job_files_directory"]),
+        *_queued_script_function(context["queued_script"]),
         *(f"# ==== {library.name} ====\n{library.text}" for library in context["libraries"]),
         f"{CALL}\n",
     ]
@@ -149,9 +150,6 @@ def template_context(
     """The plain values that a template can use. templates/README.md documents each."""
     stage = plan.stages[stage_name]
     container, settings = stage.container, stage_settings(plan, stage)
-    files = dict(stage.files)
-    if stage.queued is not None and queued is not None:
-        files[f"{stage.queued.name}.sh"] = queued.text
     context: dict[str, Any] = {
         **{setting.name: setting.value for setting in settings},
         "settings": settings,
@@ -166,14 +164,17 @@ def template_context(
         "copy_image": container is not None and container.copy_image,
         "preflight": has_preflight(stage),
         "spare_nodes": stage.allocation.spare_nodes,
-        "job_files": [{"name": name, "text": text} for name, text in files.items()],
+        "job_files": [{"name": name, "text": text} for name, text in stage.files.items()],
+        "queued_script": queued.text if queued else "",
         # the image stage runs its job files, so no other user may have write access to their directory
-        "job_files_directory": "scratch" if stage.kind.runs_own_files else "job_dir",
+        "job_files_directory": "scratch" if stage.kind.runs_own_files else "held",
         "hooks": hooks,
-        "libraries": stage_libraries(stage, hooks=hooks),
+        "libraries": stage_libraries(stage, hooks=hooks, share=plan.config.share),
     }
     context["header"] = _header(plan, stage, context, sources, replaced)
-    context["queues_jobs"] = queued is not None  # follows from job_files, which the hash in the header covers
+    context["queues_jobs"] = (
+        queued is not None
+    )  # follows from queued_script, which the hash in the header covers
     return context
 
 
@@ -185,6 +186,12 @@ def _write_job_files(files: Sequence[Mapping[str, str]], directory: str) -> str:
         f'    write_file "${directory}"/{shell_word(file["name"])} {heredoc(file["text"])}' for file in files
     )
     return f"# ==== the job's files ====\nwrite_job_files() {{\n{commands}\n}}\n"
+
+
+def _queued_script_function(text: str) -> Iterator[str]:
+    """The shell function that prints the script of the jobs that the job queues. A file could be replaced by others."""
+    if text:
+        yield f"# ==== the jobs that this job queues ====\nqueued_script() {{\n    cat {heredoc(text)}\n}}\n"
 
 
 def _option(directive: str) -> dict[str, str]:

@@ -20,6 +20,7 @@ from trainer.contract.config.training import TrainingConfig
 from trainer.contract.config.values import Count, PositiveFloat, Range
 from trainer.contract.errors import TrainerError
 from trainer.contract.section import config_section
+from trainer.contract.shared_files import read_configuration
 from trainer.contract.wording import shown
 
 
@@ -71,7 +72,7 @@ def read_as(cls: type[T], path: Path) -> T:
         ConfigError: the file is missing, is not JSON, or does not fit `cls`.
     """
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(read_configuration(path))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: {error}") from error
     return from_dict(cls, document, where=str(path))

@@ -1,0 +1,152 @@
+"""Two users of a group share a run on a real Slurm: both submit, and neither can run code as the other."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from hpcgen import load_run, plan, render
+from tests.runs import write_yaml
+from tests.slurm.cluster import SlurmCluster
+
+OWNER, MEMBER = "games", "man"
+
+
+def wait_for(is_true: Callable[[], bool], timeout_s: float = 60) -> None:
+    """Waits until the condition holds."""
+    end = time.monotonic() + timeout_s
+    while not is_true():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+def users_exist() -> bool:
+    """True if this machine has both users."""
+    return {OWNER, MEMBER} <= {entry.pw_name for entry in pwd.getpwall()}
+
+
+pytestmark = pytest.mark.skipif(
+    os.geteuid() != 0 or not users_exist() or shutil.which("setpriv") is None,
+    reason=f"needs root, setpriv and the users {OWNER} and {MEMBER}",
+)
+
+PROGRAM = 'echo "ran as $(id -un)"; while [ ! -e {RUN_DIR}/go ]; do sleep 0.2; done'
+
+
+class SharedRun:
+    """A run of OWNER in a directory that MEMBER can write to."""
+
+    def __init__(self, cluster: SlurmCluster, directory: Path) -> None:
+        self._cluster, self._env = cluster, {**cluster.env, "HOME": "/nonexistent"}
+        self.directory, self.run_dir = directory, directory / "run"
+        self.victim = directory / "private" / "victim"
+        self.victim.parent.mkdir(mode=0o700)
+        self.victim.write_text("precious")
+        for path in (self.victim.parent, self.victim):
+            shutil.chown(path, OWNER, OWNER)
+        self.run_dir.mkdir()
+        shutil.chown(self.run_dir, OWNER, OWNER)
+        self.run_dir.chmod(0o2770)
+        values = {
+            "name": "shared",
+            "cluster": "local",
+            "share": "group",
+            "paths": {"run_dir": str(self.run_dir)},
+            "slurm": {"run": {"nodes": 1, "ntasks_per_node": 1, "time": "10:00", "signal_lead_s": 60}},
+            "program": {"command": ["sh", "-c", PROGRAM], "stop": {"file": "{RUN_DIR}/stop"}},
+        }
+        self.script = render(plan(load_run(write_yaml(directory / "run.yaml", values)), ["run"]), "run")
+
+    def sh(self, user: str, command: str, text: str = "") -> str:
+        """Runs shell code as a user of the group."""
+        words = ("setpriv", f"--reuid={user}", f"--regid={OWNER}", "--clear-groups", "sh", "-ec", command)
+        return subprocess.run(
+            words, cwd=self.run_dir, env=self._env, input=text, text=True, capture_output=True, check=True
+        ).stdout.strip()
+
+    def submit(self, user: str, *options: str) -> str:
+        """Submits the script. Returns the job's ID."""
+        return self.sh(user, f"sbatch --parsable {' '.join(options)}", self.script)
+
+    def log(self, job: str) -> str:
+        """The job's log."""
+        return (self.run_dir / f"run-{job}.log").read_text()
+
+
+@pytest.fixture
+def shared(slurm_cluster: SlurmCluster) -> Iterator[SharedRun]:
+    directory = Path(tempfile.mkdtemp(prefix="hpcgen-share-"))  # pytest's own are root's
+    directory.chmod(0o755)
+    yield SharedRun(slurm_cluster, directory)
+    shutil.rmtree(directory)
+
+
+PLANTS = {
+    "jobs": "mv jobs aside; mkdir -p jobs/$J; echo id >jobs/$J/program.sh",
+    "link to a directory": "mv jobs aside; mkdir -p jobs; ln -s ../../private jobs/$J",
+    "jobs is a link": "mv jobs aside; ln -s ../private jobs",
+    "directory that others can write to": "mv jobs aside; mkdir jobs; mv aside/1 jobs/$J",
+}
+
+
+@pytest.mark.parametrize("plant", PLANTS)
+def test_a_member_replaces_the_directory_of_a_pending_job(
+    shared: SharedRun, slurm_cluster: SlurmCluster, plant: str
+) -> None:
+    job = shared.submit(OWNER, "--hold")
+    shared.sh(OWNER, "mkdir -p jobs/1; chmod 2770 jobs jobs/1")
+    shared.sh(MEMBER, f"J={job}; {PLANTS[plant]}")
+    slurm_cluster.run("scontrol", "release", job)
+    assert slurm_cluster.wait(job, timeout_s=60) == "FAILED"
+    assert f"{shared.run_dir}/jobs/{job} was not made by this job" in shared.log(job)
+    assert shared.victim.read_text() == "precious"
+    assert [path.name for path in shared.victim.parent.iterdir() if path.is_file()] == ["victim"]
+
+
+def test_a_member_puts_a_link_in_place_of_the_log(shared: SharedRun, slurm_cluster: SlurmCluster) -> None:
+    job = shared.submit(OWNER, "--hold")
+    shared.sh(MEMBER, f"ln -s ../private/victim run-{job}.log")
+    slurm_cluster.run("scontrol", "release", job)
+    assert slurm_cluster.wait(job, timeout_s=60) == "FAILED"
+    assert shared.victim.read_text() == "precious"
+    assert f"run-{job}.log is a link" in (shared.run_dir / f"jobs/{job}/log").read_text()
+
+
+def test_a_member_replaces_files_while_the_job_runs(shared: SharedRun, slurm_cluster: SlurmCluster) -> None:
+    """The stop file, and every file that the job writes to its own directory at its end."""
+    job = shared.submit(OWNER)
+    wait_for(lambda: (shared.run_dir / f"run-{job}.log").exists() and "ran as" in shared.log(job))
+    links = "; ".join(
+        f"ln -s ../../../private/victim {name}" for name in ("stalled", "progress", "exclusions")
+    )
+    shared.sh(
+        MEMBER, f"ln -sf ../private/victim stop; mv jobs aside; mkdir -p jobs/{job}; cd jobs/{job}; {links}"
+    )
+    slurm_cluster.run("scancel", "--batch", "--signal=USR2", job)
+    wait_for(lambda: not (shared.run_dir / "stop").is_symlink())
+    slurm_cluster.run("scontrol", "update", f"JobId={job}", "Requeue=0")
+    (shared.run_dir / "go").touch()
+    slurm_cluster.wait(job, timeout_s=60)
+    assert shared.victim.read_text() == "precious"
+
+
+def test_a_second_member_runs_the_script_in_the_owners_directory(
+    shared: SharedRun, slurm_cluster: SlurmCluster
+) -> None:
+    shared.sh(OWNER, "touch go")
+    for user in (OWNER, MEMBER):
+        job = shared.submit(user)
+        assert slurm_cluster.wait(job, timeout_s=60) == "COMPLETED", shared.log(job)
+        assert f"ran as {user}" in shared.log(job)
+        assert "not permitted" not in shared.log(job)
+    group = pwd.getpwnam(OWNER).pw_gid
+    assert {path.stat().st_gid for path in shared.run_dir.rglob("*")} == {group}
+    assert (shared.run_dir / "jobs").stat().st_mode & 0o7777 == 0o2770
