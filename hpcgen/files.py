@@ -10,13 +10,16 @@ import fcntl
 import hashlib
 import os
 import re
+import stat
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import BinaryIO, Literal, NamedTuple
 
 from hpcgen.errors import HpcgenError
+from trainer.contract.shared_files import refuse_foreign_link
 
 _PRIVATE_NAME = re.compile(r"\.(?P<target>.+)\.(?P<host>[0-9a-f]{8})[0-9a-f]{8}\.tmp")
 _IDLE_S = 86400.0
@@ -48,6 +51,16 @@ def shared_as(share: Share) -> Iterator[None]:
         yield
     finally:
         os.umask(before)
+
+
+def shared_as_directory(directory: Path) -> AbstractContextManager[None]:
+    """Sets the umask of `share: group` if the directory is one that a group shares."""
+    shares = stat.S_ISGID | stat.S_IWGRP
+    try:
+        is_shared = directory.stat().st_mode & shares == shares
+    except OSError:  # whoever writes there reports it
+        is_shared = False
+    return shared_as("group") if is_shared else contextlib.nullcontext()
 
 
 def make_directory(directory: Path, share: Share) -> None:
@@ -173,13 +186,17 @@ def write_text(target: Path, text: str, mode: int) -> None:
 def write_output(target: Path, text: str, mode: int) -> None:
     """Writes an output to the path that the user named, without creating its directory.
 
-    A regular file is replaced atomically. A symbolic link is kept, and its target is replaced. Devices and pipes are
-    written directly.
+    A regular file is replaced atomically. A symbolic link of this user is kept, and its target is replaced. Devices and
+    pipes are written directly.
 
     Raises:
-        HpcgenError: the directory does not exist, or the file cannot be written.
+        HpcgenError: the directory does not exist, the path is a link of another user, or the file cannot be written.
     """
     require_directory(target)
+    try:
+        refuse_foreign_link(target, target.parent)
+    except OSError as error:
+        raise HpcgenError(f"{target} {error.strerror}") from error
     if not is_special(target):
         file = Path(os.path.realpath(target))
         if file.is_symlink():

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpcgen.errors import HpcgenError
-from hpcgen.files import write_output, write_text
+from hpcgen.files import shared_as_directory, write_output, write_text
 
 
 def test_a_file_is_replaced_not_written_over(tmp_path):
@@ -77,3 +77,26 @@ def test_paths_that_cannot_be_files(tmp_path):
 def test_hpcgens_own_files_create_their_directory(tmp_path):
     write_text(tmp_path / "jobs/1/trainer.json", "{}", 0o660)
     assert (tmp_path / "jobs/1/trainer.json").read_text() == "{}"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make links of another user")
+@pytest.mark.parametrize("exists", [True, False])
+def test_an_output_does_not_replace_the_target_of_another_users_link(tmp_path: Path, exists: bool) -> None:
+    """As of a report.html that a member of the run's group placed."""
+    link, victim = tmp_path / "report.html", tmp_path / "victim"
+    if exists:
+        victim.write_text("precious")
+    link.symlink_to(victim)
+    os.lchown(link, 65534, 65534)
+    with pytest.raises(HpcgenError, match=r"report\.html is a symbolic link that user nobody placed"):
+        write_output(link, "new", 0o644)
+    assert victim.exists() == exists
+    assert not exists or victim.read_text() == "precious"
+
+
+def test_a_file_in_a_shared_directory_is_the_groups_as_well(tmp_path: Path) -> None:
+    for mode, expected in ((0o2770, 0o660), (0o770, 0o644), (0o700, 0o644)):
+        tmp_path.chmod(mode)
+        with shared_as_directory(tmp_path):
+            write_text(tmp_path / "report.html", "x", 0o666)
+        assert (tmp_path / "report.html").stat().st_mode & 0o777 == expected

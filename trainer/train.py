@@ -214,6 +214,7 @@ def _open_run_directory(run: RunDirectory, config: TrainerConfig, codes: Mapping
         RunDirectoryBusyError: another process is training in the run directory.
     """
     run.root.mkdir(parents=True, exist_ok=True)
+    run.refuse_foreign_links()
     busy = f"another process is training in {run.root}. Wait for it to end, or use another paths.run_dir"
     lock.hold(run.root / lock.RUN, busy)
     run.failed.unlink(missing_ok=True)

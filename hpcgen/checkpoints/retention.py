@@ -14,6 +14,7 @@ from hpcgen.errors import HpcgenError
 from trainer.contract import checkpoint_files
 from trainer.contract.checkpoint_files import Checkpoint
 from trainer.contract.evaluation import evaluated
+from trainer.contract.shared_files import refuse_foreign_link, require_own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +81,28 @@ def _saves_into(config: dict[str, Any], path: Path) -> bool:
     if not isinstance(saved, str):
         saved = str(Path(run_dir) / "checkpoints") if isinstance(run_dir, str) else None
     return saved is not None and Path(saved).resolve() == path.resolve()
+
+
+def require_named_by_user(checkpoints: Path, directory: Path) -> None:
+    """Refuses to remove checkpoints elsewhere than in `directory`, which the user named, if others chose the place.
+
+    Members of a group that shares a run can write its configuration, and put links into its directory.
+
+    Raises:
+        HpcgenError: the place is from the configuration of another user, or behind a link of another user.
+    """
+    try:
+        if checkpoints.is_relative_to(directory):
+            refuse_foreign_link(checkpoints, directory)
+            return
+        source = read_run_config(directory)[1]
+        if source is not None:
+            require_own(source.stat(), source)
+    except OSError as error:
+        raise HpcgenError(
+            f"{error.filename} {error.strerror}, and it leads to {checkpoints.resolve()}",
+            f"if these are the checkpoints, run hpcgen checkpoint prune {checkpoints.resolve()}",
+        ) from error
 
 
 def prunable(directory: Path, retention: Retention) -> list[Checkpoint]:

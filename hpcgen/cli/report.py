@@ -54,10 +54,13 @@ def command(run_dirs: tuple[Path, ...], output: Path | None, as_json: bool) -> N
         for label, run, summary in zip(labels(runs), runs, summaries, strict=True):
             _show(label, run, summary)
     if output is not None or not as_json:
+        from hpcgen.files import shared_as_directory
         from hpcgen.report.page import render_page
 
         default = Path("report.html") if len(runs) > 1 else run_dirs[0] / "report.html"
-        write_output(output or default, render_page(runs), mode=0o666)
+        target = output or default
+        with shared_as_directory(target.parent):
+            write_output(target, render_page(runs), mode=0o666)
 
 
 def _show(label: str, run: Run, summary: Summary) -> None:

@@ -103,9 +103,12 @@ def _submit(
     own_command = _runs_own_command(plan, stage)
     try:
         with ExitStack() as stack:
-            # nothing in the folder is needed once such a job is queued
-            temporary = stack.enter_context(tempfile.TemporaryDirectory()) if own_command else None
-            executor = SlurmExecutor(temporary or run_dir / "submitit", python=shell_word(stage.python))
+            folder = run_dir / "submitit"
+            if (
+                plan.config.share == "group"
+            ):  # others could replace the folder, and the job needs nothing in it
+                folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            executor = SlurmExecutor(folder, python=shell_word(stage.python))
             parameters = submitit_parameters(
                 stage, script, after.job_id if after else None, tasks, own_command=own_command
             )

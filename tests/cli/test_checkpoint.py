@@ -479,3 +479,27 @@ def test_text_from_a_checkpoint_cannot_control_the_terminal(tmp_path: Path) -> N
         assert SPELLED in ended.stdout
         assert not set("\x1b\x07\u202e\u2028") & set(ended.stdout + ended.stderr)
         assert "\nsize        1 B" not in ended.stdout
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of another user")
+@pytest.mark.parametrize("by", ["link", "configuration"])
+def test_prune_goes_nowhere_that_another_member_of_the_group_chose(
+    run: Path, tmp_path: Path, by: str
+) -> None:
+    """A member can put a link in place of the checkpoints, and a configuration next to the run's."""
+    other = tmp_path / "other"
+    (run / "checkpoints").rename(other)
+    if by == "link":
+        planted = run / "checkpoints"
+        planted.symlink_to(other)
+    else:
+        planted = run / "a.json"
+        rules = {"model": {}, "training": {}, "checkpoint": {"save": str(other), "keep_last": 1}}
+        planted.write_text(json.dumps(rules))
+        os.utime(planted, (2e9, 2e9))
+    os.lchown(planted, 65534, 65534)
+    ended = hpcgen("checkpoint", "prune", run)
+    assert (ended.status, ended.stdout) == (2, "")
+    assert str(planted) in ended.stderr
+    assert f"run hpcgen checkpoint prune {other}" in ended.stderr
+    assert len(names(other)) == 6

@@ -9,6 +9,7 @@ from pathlib import Path
 from trainer.contract import checkpoint_files
 from trainer.contract.config import TrainerConfig
 from trainer.contract.evaluation import evaluated
+from trainer.contract.run_directory import RunDirectory
 from trainer.metrics.console import Log
 
 
@@ -36,6 +37,7 @@ class Retention:
         keep, every = self._config.checkpoint, self._config.evaluation_every
         with self._lock:
             try:
+                RunDirectory.of(self._config).refuse_foreign_links()
                 results = evaluated(Path(self._config.run_dir)) if every is not None else ()
                 for path in prune(self._directory, keep.keep_last, keep.keep_every, every, results):
                     self._log.line(f"removed {path}: keep_last = {keep.keep_last}")

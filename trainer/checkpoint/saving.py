@@ -29,7 +29,7 @@ from trainer.contract import checkpoint_files, hyperparameters
 from trainer.contract.checkpoint_files import COMMON, COMPLETE, METADATA, STARTED, TRACKER
 from trainer.contract.config import CheckpointConfig, TrainerConfig, to_dict
 from trainer.contract.errors import NotSavedError, Scope, TrainerError
-from trainer.contract.run_directory import publish, sync_directory
+from trainer.contract.run_directory import RunDirectory, publish, sync_directory
 from trainer.contract.wording import counted
 from trainer.distributed.groups import from_rank_0
 from trainer.faults import storage
@@ -164,7 +164,9 @@ class Checkpoints:
         started = time.perf_counter()
         self._last_start = time.monotonic()
         path = checkpoint_files.iteration_directory(self._directory, state.iteration)
-        if not from_rank_0(lambda: _with_not_saved(lambda: _make_directory(path))):
+        if not from_rank_0(
+            lambda: _with_not_saved(lambda: _make_directory(path, RunDirectory.of(self._config)))
+        ):
             return  # this attempt started from this checkpoint
         self._save = self._start(state, path, started)
         if wait or not self._config.checkpoint.async_save:
@@ -271,8 +273,9 @@ def interval_s(config: CheckpointConfig) -> float | None:
     return None if config.save_interval_minutes is None else 60 * config.save_interval_minutes
 
 
-def _make_directory(path: Path) -> bool:
+def _make_directory(path: Path, run: RunDirectory) -> bool:
     """Create the directory of a checkpoint. Returns False if it exists and is complete."""
+    run.refuse_foreign_links()
     if path.exists():
         if checkpoint_files.describe(path).flaw is None:
             return False

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import BinaryIO, ClassVar
 
 from trainer.contract.config import TrainerConfig
+from trainer.contract.shared_files import refuse_foreign_link
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,17 @@ class RunDirectory:
         The exit status is not enough: when one rank ends, srun kills the other ranks and reports their status.
         """
         return self.root / "FAILED"
+
+    def refuse_foreign_links(self) -> None:
+        """Refuses links of other users in place of its directories: the run would write, and remove checkpoints, there.
+
+        Raises:
+            OSError: ELOOP, with the link as its file name.
+        """
+        directories = (self.tensorboard, self.stacks, self.profile, self.code, self.root / "evaluation")
+        for path in (self.checkpoints, self.index_cache, *directories):
+            if path.is_relative_to(self.root):
+                refuse_foreign_link(path, self.root)
 
 
 def set_aside(directory: Path) -> None:

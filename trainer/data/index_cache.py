@@ -42,10 +42,10 @@ def _build(config: configuration.TrainerConfig) -> None:
     # This imports megatron.core, so it must come after `device.prepare`.
     from trainer.data.datasets import build_index, log_to_stdout
 
+    run = RunDirectory.of(config)
+    run.refuse_foreign_links()
     with single_process_group():
-        build_index(
-            config, RunDirectory.of(config).index_cache, config.model.padded_vocab_size, log_to_stdout
-        )
+        build_index(config, run.index_cache, config.model.padded_vocab_size, log_to_stdout)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from pathlib import Path
 from trainer.contract.config import to_dict
 from trainer.contract.evaluation import EvaluationConfig, EvaluationResult
 from trainer.contract.run_directory import RunDirectory
+from trainer.contract.shared_files import refuse_foreign_link
 from trainer.evaluate.results import all_results, numbers
 from trainer.metrics.console import Log
 from trainer.metrics.tensorboard import open_tensorboard
@@ -27,6 +28,7 @@ def draw(config: EvaluationConfig, result: EvaluationResult, log: Log) -> None:
     run = RunDirectory(root=run_dir, checkpoints=run_dir / "checkpoints", index_cache=run_dir / "index-cache")
     try:
         if config.tensorboard:
+            refuse_foreign_link(run.tensorboard / TENSORBOARD_RUN, run_dir)
             _draw_tensorboard(run.tensorboard / TENSORBOARD_RUN, all_results(run_dir, log), log)
         if config.wandb_project is not None:
             _draw_wandb(config, run, result, log)

@@ -21,6 +21,7 @@ from trainer.contract.evaluation import (
     samples_file,
 )
 from trainer.contract.run_directory import publish
+from trainer.contract.shared_files import refuse_foreign_link
 from trainer.contract.wording import counted, duration
 from trainer.metrics.console import Log
 
@@ -41,6 +42,7 @@ def write_result(run_dir: Path, result: EvaluationResult, samples: Sequence[dict
         OSError: a file cannot be written.
     """
     path = result_file(run_dir, result.iteration)
+    refuse_foreign_link(path.parent, run_dir)
     path.parent.mkdir(exist_ok=True)
     if result.samples is not None:
         lines = (json.dumps(sample, ensure_ascii=False, default=str) for sample in samples)

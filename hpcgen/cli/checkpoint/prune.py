@@ -51,11 +51,12 @@ def command(
     and those of Megatron-LM are never removed.
     """
     from hpcgen.checkpoints.finding import find_directory
-    from hpcgen.checkpoints.retention import remove
+    from hpcgen.checkpoints.retention import remove, require_named_by_user
 
     if broken and (keep_last is not None or keep_every is not None):
         raise click.UsageError("--broken cannot be used with --keep-last or --keep-every")
     where = find_directory(directory)
+    require_named_by_user(where, directory)
     removable, rule = _broken(where) if broken else _outdated(where, directory, keep_last, keep_every)
     click.echo(f"{where}: {rule}", err=True)
     verb = "would remove" if dry_run else "removed"
