@@ -1,8 +1,8 @@
 """Fine-tune a chat model with TRL and DeepSpeed on conversations in JSON Lines, fully or with LoRA (PEFT).
 
-Each line of the data is {"messages": [{"role": "user", "content": "..."}, ...]}. The program saves checkpoints, stops
-after SIGUSR1, resumes, and writes the model, or with LoRA its adapter, to DIRECTORY/model at the end. One process per
-GPU; see README.md.
+Each line of the data is {"messages": [{"role": "user", "content": "..."}, ...]}. The model is trained on the answers of
+the role assistant only. The program saves checkpoints, stops after SIGUSR1, resumes, and writes the model, or with LoRA
+its adapter, to DIRECTORY/model at the end. One process per GPU; see README.md.
 """
 
 from __future__ import annotations
@@ -13,10 +13,20 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from datasets import load_dataset
+from datasets import Dataset, load_dataset
 from peft import LoraConfig
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import (
+    AutoTokenizer,
+    PreTrainedTokenizerBase,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 from trl import SFTConfig, SFTTrainer
+
+IGNORED = -100
+"""Label of a token that the model is not trained to predict."""
 
 
 def main() -> None:
@@ -46,7 +56,7 @@ def main() -> None:
     trainer = SFTTrainer(
         model=str(options.model),
         args=config,
-        train_dataset=load_dataset("json", data_files=str(options.data), split="train"),
+        train_dataset=load_answers(options, config),
         peft_config=lora(options.lora_rank) if options.lora_rank else None,
         callbacks=[stop],
     )
@@ -89,6 +99,55 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--fp32", action="store_true", help="train in fp32, for CPUs")
     parser.add_argument("--seed", type=int, default=1234)
     return parser.parse_args()
+
+
+def load_answers(options: argparse.Namespace, config: SFTConfig) -> Dataset:
+    """The conversations as tokens and labels, without those that have no answer in the first --max-length tokens."""
+    tokenizer = AutoTokenizer.from_pretrained(options.model)
+    conversations = load_dataset("json", data_files=str(options.data), split="train")
+
+    def label(example: dict, index: int) -> dict[str, list[int]]:
+        try:
+            return label_answers(tokenizer, example["messages"], options.max_length)
+        except ValueError as error:
+            raise SystemExit(f"conversation {index + 1} of {options.data}: {error}") from error
+
+    with config.main_process_first():  # the other processes read its cache
+        labeled = conversations.map(label, with_indices=True, remove_columns=conversations.column_names)
+        answers = labeled.filter(lambda example: any(label != IGNORED for label in example["labels"]))
+    if config.process_index == 0:
+        print(f"{len(answers)} of {len(conversations)} conversations have an answer to train on", flush=True)
+    if not len(answers):
+        raise SystemExit("there is nothing to train on; check the roles and --max-length")
+    return answers
+
+
+def label_answers(
+    tokenizer: PreTrainedTokenizerBase, messages: list[dict], max_length: int
+) -> dict[str, list[int]]:
+    """Tokens of a conversation, with labels for the answers.
+
+    An answer is what the chat template writes after the prompt for it. So the token at its end counts, and the role in
+    front does not. TRL's assistant_only_loss needs a template with {% generation %}, which published models lack.
+    """
+    tokens = tokenizer.apply_chat_template(messages, return_dict=False)
+    labels = [IGNORED] * len(tokens)
+    for number, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        if number == 0:
+            raise ValueError("it begins with an answer. Put a question in front")
+        prompt = tokenizer.apply_chat_template(
+            messages[:number], add_generation_prompt=True, return_dict=False
+        )
+        answered = tokenizer.apply_chat_template(messages[: number + 1], return_dict=False)
+        if answered[: len(prompt)] != prompt or tokens[: len(answered)] != answered:
+            raise ValueError(
+                f"the chat template writes message {number + 1} in another way if others follow, so its tokens are "
+                "unknown. Use conversations that end with their first answer, or another template"
+            )
+        labels[len(prompt) : len(answered)] = answered[len(prompt) :]
+    return {"input_ids": tokens[:max_length], "labels": labels[:max_length]}
 
 
 def lora(rank: int) -> LoraConfig:
