@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Literal
@@ -223,6 +223,38 @@ def missing_file_warnings(
     if cluster.code_dir and is_missing(cluster.code_dir):
         hint = "set it to the directory that hpcgen install-code prints"
         yield Problem("code_dir", "does not exist", hint, "cluster")
+
+
+def missing_package_warnings(
+    packages: Mapping[str, str], config: RunConfig, cluster: ClusterConfig, exists: Callable[[str], bool]
+) -> Iterator[Problem]:
+    """Yields a warning for each module (with the key that needs it) that the jobs' Python cannot import.
+
+    Known are NVIDIA's PyTorch image, which has none of them, and a virtual environment on this machine without a
+    container. Modules in code_dir count.
+    """
+    image = config.container.image or cluster.container.image or ""
+    folders: list[str] = []
+    if runtime(config, cluster) == "none":
+        where, folders = f"python = {cluster.python}", _site_packages(cluster.python, exists)
+        is_known = bool(folders)
+    else:
+        where, is_known = f"the image {image}", "nvidia/pytorch" in image
+    if cluster.code_dir:
+        where, folders = f"{where} or code_dir", [cluster.code_dir, *folders]
+        is_known &= exists(cluster.code_dir)  # another warning says so, or another machine has it
+    for module, key in packages.items() if is_known else ():
+        if not any(exists(f"{folder}/{module}") for folder in folders):
+            reason = f"needs the package {module}, which is not in {where}"
+            hint = f"use an image or environment with it (pip install {module.replace('_', '-')}), or remove the key"
+            yield Problem(key, reason, hint)
+
+
+def _site_packages(python: str, exists: Callable[[str], bool]) -> list[str]:
+    """The directories with the packages of an interpreter that is named by its path, if this machine has them."""
+    prefix = PurePosixPath(python).parent.parent
+    folders = (f"{prefix}/lib/python3.{minor}/site-packages" for minor in range(10, 20))
+    return [folder for folder in folders if exists(folder)] if python.startswith("/") else []
 
 
 def container_problems(config: RunConfig, cluster: ClusterConfig) -> Iterator[Problem]:

@@ -19,8 +19,14 @@ from hpcgen.config.validation import describe
 from hpcgen.errors import ConfigErrors, HpcgenError, Problem
 from hpcgen.planning.allocation import allocation_problems, cluster_problems
 from hpcgen.planning.array import array_warnings
-from hpcgen.planning.container import container_problems, container_warnings, missing_file_warnings
+from hpcgen.planning.container import (
+    container_problems,
+    container_warnings,
+    missing_file_warnings,
+    missing_package_warnings,
+)
 from hpcgen.planning.environment import all_environment_problems, environment_warnings
+from hpcgen.planning.held_out import trained_texts
 from hpcgen.planning.layout import Layout
 from hpcgen.planning.paths import absolute_paths, manifest_of, plain_path_problems, similar_path
 from hpcgen.planning.program import missing_script_warnings
@@ -87,6 +93,10 @@ def plan(run: Run, stages: Collection[str] = (), *, exists: Callable[[str], bool
     if errors:
         raise ConfigErrors(list(dict.fromkeys(errors)))
     warnings = [*_stage_warnings(run, config, planned, exists), *(training.warnings if training else ())]
+    for stage in checked:
+        warnings += missing_package_warnings(stage.packages(config), run.config, run.cluster, exists)
+    if trainer is not None:
+        warnings += trained_texts(config, trainer, exists)
     for stage in ordered:
         warnings += stage.warnings(run, trainer)
     return Plan(

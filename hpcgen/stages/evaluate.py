@@ -72,6 +72,10 @@ class Evaluate(Stage):
         if config.evaluation.tasks:
             yield from tokenizer_problems(config.data.tokenizer, "evaluation.tasks")
 
+    def packages(self, config: RunConfig) -> dict[str, str]:
+        """lm-eval, for tasks."""
+        return {"lm_eval": "evaluation.tasks"} if config.evaluation.tasks else {}
+
     def results(self, config: RunConfig) -> str:
         """The directory with a file per checkpoint."""
         from trainer.contract.evaluation import DIRECTORY

@@ -191,6 +191,10 @@ class Stage(ABC):
         """Yields warnings specific to this stage."""
         yield from ()
 
+    def packages(self, config: RunConfig) -> dict[str, str]:
+        """Modules that the job imports in addition to those of the trainer, with the key that needs them."""
+        return {}
+
     def queued_stage(self, config: RunConfig) -> Stage | None:
         """The stage whose jobs this stage's job queues while it runs. Its script is one of the job's files."""
         return None

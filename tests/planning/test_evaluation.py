@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ import pytest
 from hpcgen import plan
 from hpcgen.errors import ConfigErrors
 from hpcgen.planning.summary import for_people, summarize
-from tests.runs import loaded, minimal_run, planned
+from tests.data import pairs
+from tests.runs import loaded, minimal_run, planned, write_yaml
 from trainer.contract.config import fingerprint
 
 TEXT = {"name": "wikitext", "prefix": "texts/wikitext"}
@@ -130,3 +132,85 @@ def test_the_job_that_training_queues_follows_the_rules_of_its_stage(tmp_path):
         tmp_path, evaluated_run(EVERY), "slurm.evaluate.extra_directives=[--time=1]", stages=["train"]
     )
     assert "sets --time, which hpcgen sets itself" in message
+
+
+def warned(tmp_path, run, key, *overrides, stages=("evaluate",), **options):
+    found = plan(loaded(tmp_path, run, overrides), stages, **options).warnings
+    return [message.replace(f"{tmp_path}/", "") for message in found if key in message]
+
+
+@pytest.mark.parametrize("stage", ["train", "evaluate"])
+def test_a_text_that_the_model_is_trained_on_is_a_warning(tmp_path, stage):
+    """By its path, a link, a hard link, or a copy."""
+    pairs.write(tmp_path / "corpus", [[1, 2, 3], [4, 5]])
+    pairs.write(tmp_path / "other", [[1, 2], [3, 4, 5]])
+    (tmp_path / "by-folder").symlink_to(tmp_path)
+    for suffix in (".bin", ".idx"):
+        source = tmp_path / f"corpus{suffix}"
+        (tmp_path / f"link{suffix}").symlink_to(source)
+        (tmp_path / f"hard{suffix}").hardlink_to(source)
+        shutil.copy(source, tmp_path / f"copy{suffix}")
+    names = ["./corpus", "by-folder/corpus", "link", "hard", "copy", "other"]
+    texts = [{"name": f"text{number}", "prefix": name} for number, name in enumerate(names)]
+    data = {"datasets": [{"prefix": "corpus"}], "split": "50,50,0"}
+    found = warned(tmp_path, evaluated_run({"data": texts}, data=data), "unseen text", stages=[stage])
+    assert [int(message.partition("data[")[2][0]) for message in found] == [0, 1, 2, 3, 4]
+    assert found[0].endswith(
+        "is a pair that the model is trained on (data.datasets[0]), so its loss is not that of unseen text; name a "
+        "pair that is held out"
+    )
+    held_out = {"train": [{"prefix": "other"}], "valid": [{"prefix": "corpus"}]}
+    run = evaluated_run({"data": texts}, data=held_out)
+    assert [message.partition("data[")[2][0] for message in warned(tmp_path, run, "unseen text")] == ["5"]
+
+
+IMAGE = {"container": {"runtime": "pyxis", "image": "nvcr.io#nvidia/pytorch:25.03-py3"}}
+
+
+@pytest.mark.parametrize(
+    ("profile", "files", "where"),
+    [
+        (IMAGE, (), "the image nvcr.io#nvidia/pytorch:25.03-py3;"),
+        (
+            IMAGE | {"code_dir": "/code"},
+            ("/code",),
+            "the image nvcr.io#nvidia/pytorch:25.03-py3 or code_dir;",
+        ),
+        (IMAGE | {"code_dir": "/code"}, ("/code", "/code/lm_eval"), None),
+        (IMAGE | {"code_dir": "/elsewhere"}, (), None),
+        ({"container": {"runtime": "pyxis", "image": "/images/own.sqsh"}}, (), None),
+        (
+            {"python": "/venv/bin/python"},
+            ("/venv/lib/python3.11/site-packages",),
+            "python = /venv/bin/python;",
+        ),
+        (
+            {"python": "/venv/bin/python"},
+            ("/venv/lib/python3.11/site-packages", "/venv/lib/python3.11/site-packages/lm_eval"),
+            None,
+        ),
+        ({"python": "/elsewhere/bin/python"}, (), None),
+        ({}, (), None),
+    ],
+)
+@pytest.mark.parametrize("stage", ["train", "evaluate"])
+def test_tasks_without_lm_eval_are_a_warning(tmp_path, profile, files, where, stage):
+    write_yaml(tmp_path / "site.yaml", {"extends": "local", **profile})
+    own = str(tmp_path)
+
+    def exists(path):
+        return path in files or path.startswith(own) or path.endswith((".yaml", ".idx", ".bin"))
+
+    run = evaluated_run({"tasks": ["own.yaml"], "every": 4}, cluster="./site.yaml", model=MODEL)
+    found = warned(tmp_path, run, "needs the package", stages=[stage], exists=exists)
+    assert len(found) == (where is not None)
+    assert where is None or f"needs the package lm_eval, which is not in {where}" in found[0]
+    assert not warned(
+        tmp_path,
+        run,
+        "needs the package",
+        "evaluation.tasks=[]",
+        "evaluation.every=null",
+        stages=["train"],
+        exists=exists,
+    )
