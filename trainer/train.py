@@ -20,7 +20,9 @@ from trainer.contract import code_loading, finished, hyperparameters, provenance
 from trainer.contract.batch_size import batch_size_at, covering
 from trainer.contract.code_record import SHA256_DIGITS
 from trainer.contract.config import TrainerConfig, fingerprint, to_dict
+from trainer.contract.confirmations import Confirmations
 from trainer.contract.errors import Scope, TrainerError
+from trainer.contract.record_shape import CONFIRMED
 from trainer.contract.resolve import resolve
 from trainer.contract.run_directory import RunDirectory, publish, set_aside
 from trainer.contract.user_code import UserCode, sha256
@@ -121,6 +123,8 @@ def _train(
         if source
         else at_rank_0(lambda: provenance.examine(config, codes=codes).origins, run.root)
     )
+    confirmed = source.confirmed if source else Confirmations(config.checkpoint.changed).after(())
+    attempt = {"origins": origins, CONFIRMED: confirmed}
     state = build_state(config, groups, log)
     if source is not None:
         watch.beat(Phase.LOAD)
@@ -143,7 +147,7 @@ def _train(
     at_rank_0(record_start, run.root, "written")
     log.start(state.iteration, last)
     checkpoints = checkpoint.Checkpoints(
-        run.checkpoints, config, groups, log, metrics.checkpoint, lambda: watch.beat(Phase.SAVE), origins
+        run.checkpoints, config, groups, log, metrics.checkpoint, lambda: watch.beat(Phase.SAVE), attempt
     )
     checkpoints.prepare(state)
     graphs = cuda_graphs.LayerGraphs(config, state, groups, log)

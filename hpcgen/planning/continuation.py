@@ -17,13 +17,14 @@ from hpcgen.config.run import RunConfig
 from hpcgen.config.shown import show
 from hpcgen.errors import Problem
 from trainer.contract import checkpoint_files, evidence, provenance
+from trainer.contract.change import Change
 from trainer.contract.checkpoint_files import FORMAT, Checkpoint
 from trainer.contract.config import TrainerConfig
+from trainer.contract.confirmations import Confirmations
 from trainer.contract.finished import is_marked, last_checkpoint
 from trainer.contract.hyperparameters import (
     FIXED_BY_OPTIMIZER_STATE,
     FREE,
-    Change,
     compare,
     differences,
 )
@@ -42,21 +43,56 @@ def changed_hyperparameters(config: RunConfig, trainer: TrainerConfig) -> list[P
         return []
     if source is None:
         return []
-    contents: list[Change] = []
-    if not source.weights_only:
-        with contextlib.suppress(OSError):
-            files = provenance.examine(trainer, source.record, thorough=False)
-            source, contents = (
-                dataclasses.replace(source, record={**source.record, **files.saved}),
-                files.changes,
-            )
+    source, contents = _with_files(source, trainer)
     if source.record.get("weights_only") and not source.weights_only:
         return [_only_weights(source)]
     return [
         *_early_end(source, trainer),
-        *_problems(source, config, trainer),
-        *_content_problems(source, trainer, contents),
+        *_problems(source, config, trainer, contents),
     ]
+
+
+def continuation(trainer: TrainerConfig) -> Continuation | None:
+    """The checkpoint that the trainer would start from; None if there is none or it cannot be read here.
+
+    The configuration must have passed `changed_hyperparameters`. Files that only the trainer reads are not compared.
+    """
+    try:
+        source = _source(trainer)
+    except OSError:
+        return None
+    if source is None:
+        return None
+    source, contents = _with_files(source, trainer)
+    changes = () if source.weights_only else tuple(_changes(source, trainer, contents))
+    return Continuation(
+        source.path, source.record["iteration"], source.weights_only, source.is_finished, changes
+    )
+
+
+def leftover_confirmations(trainer: TrainerConfig) -> list[Problem]:
+    """Warnings about entries of checkpoint.changed that confirm nothing, since earlier attempts have used them."""
+    try:
+        source = _source(trainer)
+    except OSError:
+        return []
+    spent = [] if source is None else source.confirmations(trainer).spent()
+    return [Problem("checkpoint.changed", f"has {entry}", "remove it") for entry in spent]
+
+
+def _with_files(source: _Source, trainer: TrainerConfig) -> tuple[_Source, list[Change]]:
+    """`source` with the current paths of files that only moved, and the files whose content has changed."""
+    if not source.weights_only:
+        with contextlib.suppress(OSError):
+            files = provenance.examine(trainer, source.record, thorough=False)
+            return dataclasses.replace(source, record={**source.record, **files.saved}), files.changes
+    return source, []
+
+
+def _changes(source: _Source, trainer: TrainerConfig, contents: Sequence[Change]) -> list[Change]:
+    """Hyperparameters and files that differ from the checkpoint's and must be confirmed."""
+    _, others = compare(source.record, trainer, weights_only=source.weights_only)
+    return [*(change for change in others if change.name not in FREE), *contents]
 
 
 def nothing_to_do(trainer: TrainerConfig) -> list[Problem]:
@@ -102,6 +138,20 @@ def unscaled_positions(trainer: TrainerConfig) -> list[Problem]:
 
 
 @dataclass(frozen=True)
+class Continuation:
+    """The checkpoint that an attempt starts from."""
+
+    path: Path
+    iteration: int
+    weights_only: bool
+    """True if only its weights are loaded, and the run starts at iteration 0."""
+    is_finished: bool
+    """True if it is the last one of a finished run."""
+    changes: tuple[Change, ...]
+    """Hyperparameters and files that differ, which checkpoint.changed confirms."""
+
+
+@dataclass(frozen=True)
 class _Source:
     """The checkpoint that the trainer would start from."""
 
@@ -112,6 +162,10 @@ class _Source:
     weights_only: bool
     is_finished: bool = False
     """The run ended with this checkpoint, and `trainer` has nothing left to train."""
+
+    def confirmations(self, trainer: TrainerConfig) -> Confirmations:
+        """What checkpoint.changed confirms for this checkpoint."""
+        return Confirmations.of(trainer.checkpoint.changed, None if self.weights_only else self.record)
 
 
 def _source(trainer: TrainerConfig) -> _Source | None:
@@ -203,50 +257,51 @@ def _early_end(source: _Source, trainer: TrainerConfig) -> Iterator[Problem]:
         yield Problem("training.train_iters", reason, hint)
 
 
-def _problems(source: _Source, config: RunConfig, trainer: TrainerConfig) -> Iterator[Problem]:
+def _problems(
+    source: _Source, config: RunConfig, trainer: TrainerConfig, contents: Sequence[Change]
+) -> Iterator[Problem]:
     """Yields the changes that check_changes and check_finished of the trainer would refuse.
 
-    If some do not fit the weights, only these.
+    If some do not fit the weights, only these, and files whose content has changed.
     """
-    misfits, others = compare(source.record, trainer, weights_only=source.weights_only)
-    allowed = FREE if source.is_finished else FREE.union(trainer.checkpoint.changed)
-    refused = [*misfits, *(change for change in others if change.name not in allowed)]
-    named = (change.name for change in refused if change.name not in FIXED_BY_OPTIMIZER_STATE)
-    names = ", ".join(dict.fromkeys((*trainer.checkpoint.changed, *named)))
-    for change in misfits or refused:
-        written = operator.attrgetter(change.name)(config)
-        here = "" if written not in (None, ()) else f"resolves to {show(change.after)}, which "
-        back = f"set it to {show(change.before)}" if _is_short(change.before) else "set it back"
+    misfits, _ = compare(source.record, trainer, weights_only=source.weights_only)
+    changes = [] if source.weights_only else _changes(source, trainer, contents)
+    confirmations = source.confirmations(trainer)
+    confirmed = frozenset() if source.is_finished else confirmations.names
+    refused = [change for change in changes if change.name not in confirmed]
+    listed = confirmations.list_for(
+        change for change in changes if change.name not in FIXED_BY_OPTIMIZER_STATE
+    )
+    is_regrouped = any(change.name in FIXED_BY_OPTIMIZER_STATE for change in refused)
+    for change in (*misfits, *(each for each in refused if each.is_content or not misfits)):
+        back = _back(change)
         if source.is_finished:
             hint = f"the run is finished: {back}, or use another paths.run_dir"
-            if not misfits and not any(each.name in FIXED_BY_OPTIMIZER_STATE for each in refused):
-                hint += f". To continue with it, increase training.train_iters and set checkpoint.changed: [{names}]"
-        elif misfits:
+            if not misfits and not is_regrouped:
+                hint += f". To continue with it, increase training.train_iters and set checkpoint.changed: {listed}"
+        elif change in misfits:
             hint = f"this is a different model: {back}, or use another {source.key}"
         elif change.name in FIXED_BY_OPTIMIZER_STATE:
             hint = f"{back}, or load only the weights with checkpoint.load and checkpoint.finetune: true"
         else:
-            hint = f"if this is intended, set checkpoint.changed: [{names}]; otherwise {back}"
-        reason = f"{here}differs from {show(change.before)} in the checkpoint {source.path}"
-        yield Problem(change.name, reason, hint)
+            hint = f"if this is intended, set checkpoint.changed: {listed}; otherwise {back}"
+        spent = "".join(f". checkpoint.changed has {entry}" for entry in confirmations.spent([change]))
+        yield Problem(change.name, _reason(change, source, config) + spent, hint)
 
 
-def _content_problems(
-    source: _Source, trainer: TrainerConfig, contents: Sequence[Change]
-) -> Iterator[Problem]:
-    """Yields files whose content has changed since the checkpoint was trained with them."""
-    for change in contents:
-        if source.is_finished:
-            hint = "the run is finished: restore the file, or use another paths.run_dir"
-        elif change.name in trainer.checkpoint.changed:
-            continue
-        else:
-            names = ", ".join((*trainer.checkpoint.changed, change.name))
-            hint = f"if this is intended, set checkpoint.changed: [{names}]; otherwise restore the file"
-        reason = (
-            f"has changed since the checkpoint {source.path} was saved: {change.before} is now {change.after}"
-        )
-        yield Problem(change.name, reason, hint)
+def _reason(change: Change, source: _Source, config: RunConfig) -> str:
+    if change.is_content:
+        files = f"{change.before} is now {change.after}"
+        return f"has changed since the checkpoint {source.path} was saved: {files}"
+    written = operator.attrgetter(change.name)(config)
+    here = "" if written not in (None, ()) else f"resolves to {show(change.after)}, which "
+    return f"{here}differs from {show(change.before)} in the checkpoint {source.path}"
+
+
+def _back(change: Change) -> str:
+    if change.is_content:
+        return "restore the file"
+    return f"set it to {show(change.before)}" if _is_short(change.before) else "set it back"
 
 
 def _is_short(value: Any) -> bool:

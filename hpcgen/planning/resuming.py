@@ -10,11 +10,15 @@ import contextlib
 import os.path
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hpcgen.config.run import RunConfig
 from hpcgen.errors import Problem
 from hpcgen.planning.paths import similar_path
 from trainer.contract.config import TrainerConfig
+
+if TYPE_CHECKING:
+    from hpcgen.planning.continuation import Continuation
 
 
 def proof_of_checkpoints(load: str) -> str:
@@ -98,6 +102,24 @@ def unscaled_positions(trainer: TrainerConfig) -> list[Problem]:
     from hpcgen.planning import continuation
 
     return continuation.unscaled_positions(trainer)
+
+
+def leftover_confirmations(trainer: TrainerConfig) -> list[Problem]:
+    """Warnings about entries of checkpoint.changed that earlier attempts have used."""
+    if _is_first_job(trainer):
+        return []
+    from hpcgen.planning import continuation
+
+    return continuation.leftover_confirmations(trainer)
+
+
+def continuation_of(trainer: TrainerConfig) -> Continuation | None:
+    """The checkpoint that the trainer would start from, and what changes; None if this machine sees none."""
+    if _is_first_job(trainer):
+        return None
+    from hpcgen.planning import continuation
+
+    return continuation.continuation(trainer)
 
 
 def _is_first_job(trainer: TrainerConfig) -> bool:

@@ -14,8 +14,11 @@ from hpcgen.planning.deepspeed.fit import configured_fit
 from hpcgen.planning.memory import GIB, Setup, estimate_memory
 from hpcgen.planning.model_size import active_parameter_count, checkpoint_bytes, parameter_count
 from hpcgen.planning.plan import Plan
+from hpcgen.planning.resuming import continuation_of
 from hpcgen.text import counted, size_text
 from trainer.contract.batch_size import total_samples
+from trainer.contract.change import Change
+from trainer.contract.config import TrainerConfig
 from trainer.contract.experts import num_moe_layers
 
 
@@ -144,7 +147,32 @@ def _training(plan: Plan) -> dict[str, Any]:
         "slow_step_s": checkpointing.slow_step_s(trainer),
         "signal_lead_s": stage.signal_lead_s,
         "evaluation_every": trainer.evaluation_every,
+        "start": _start(trainer),
     }
+
+
+def _start(trainer: TrainerConfig) -> dict[str, Any] | None:
+    """The checkpoint that training starts from, if this machine can read it."""
+    found = continuation_of(trainer)
+    if found is None:
+        return None
+    return {
+        "checkpoint": str(found.path),
+        "iteration": found.iteration,
+        "weights_only": found.weights_only,
+        "is_finished": found.is_finished,
+        "changes": [[change.name, change.before, change.after] for change in found.changes],
+    }
+
+
+def _start_for_people(start: dict[str, Any] | None) -> list[tuple[str, str]]:
+    if start is None or start["is_finished"]:
+        return []
+    if start["weights_only"]:
+        return [("starts from", f"the weights of {start['checkpoint']} (iteration {start['iteration']:,})")]
+    changes = "; ".join(str(Change(*change)) for change in start["changes"])
+    text = f"iteration {start['iteration']:,} ({start['checkpoint']})"
+    return [("continues from", f"{text}; changes: {changes}" if changes else f"{text}; no changes")]
 
 
 def for_people(summary: dict[str, Any]) -> list[tuple[str, str]]:
@@ -174,6 +202,7 @@ def for_people(summary: dict[str, Any]) -> list[tuple[str, str]]:
     )
     return [
         *lines,
+        *_start_for_people(summary["start"]),
         ("layout", summary["layout"]),
         ("pipeline bubble", f"{summary['bubble_fraction']:.1%}"),
         ("parameters", _parameters(summary)),

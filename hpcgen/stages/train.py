@@ -61,12 +61,13 @@ class Train(Stage):
             yield from discarded_training(trainer)
 
     def warnings(self, run: Run, trainer: TrainerConfig | None) -> Iterator[Problem]:
-        """Yields warnings about a run that has already finished, and about rotary frequencies."""
-        from hpcgen.planning.resuming import nothing_to_do, unscaled_positions
+        """Yields warnings about a run that has already finished, rotary frequencies, and names that are left over."""
+        from hpcgen.planning.resuming import leftover_confirmations, nothing_to_do, unscaled_positions
 
         if trainer is not None:
             yield from nothing_to_do(trainer)
             yield from unscaled_positions(trainer)
+            yield from leftover_confirmations(trainer)
 
     def queued_stage(self, config: RunConfig) -> Stage | None:
         """The stage evaluate with `evaluation.every`."""

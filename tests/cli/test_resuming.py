@@ -112,6 +112,63 @@ def test_named_and_unrestricted_keys_may_change(run_file: Path) -> None:
     assert validated(run_file, "training.eval_iters=3").status == 0
 
 
+def test_validate_says_where_the_run_continues_and_what_changes(workplace: Path, run_file: Path) -> None:
+    checkpoint = f"{workplace}/run/checkpoints/iter_0000010"
+    unchanged = validated(run_file).stdout
+    assert f"\ncontinues from   iteration 10 ({checkpoint}); no changes\n" in unchanged
+    values = ("optimizer.lr=2e-3", "checkpoint.changed=[optimizer.lr, optimizer.min_lr]")
+    lines = validated(run_file, *values).stdout
+    changes = "optimizer.lr: 0.001 -> 0.002; optimizer.min_lr: 0.0001 -> 0.0002"
+    assert f"\ncontinues from   iteration 10 ({checkpoint}); changes: {changes}\n" in lines
+    words = [word for value in values for word in ("--set", value)]
+    start = json.loads(hpcgen("validate", "-c", run_file, *words, "--json").stdout)["start"]
+    assert start == {
+        "checkpoint": checkpoint,
+        "iteration": 10,
+        "weights_only": False,
+        "is_finished": False,
+        "changes": [["optimizer.lr", 0.001, 0.002], ["optimizer.min_lr", 0.0001, 0.0002]],
+    }
+    new = hpcgen("validate", "-c", run_file, "--set", "paths.run_dir=new", "--json")
+    assert json.loads(new.stdout)["start"] is None
+    weights = validated(run_file, archived(workplace), "paths.run_dir=new", "checkpoint.finetune=true").stdout
+    assert f"\nstarts from      the weights of {workplace}/archive/iter_0000005 (iteration 5)\n" in weights
+
+
+def test_a_name_that_is_left_over_is_reported_and_confirms_nothing(workplace: Path, run_file: Path) -> None:
+    trainer = plan(load_run(run_file)).trainer
+    assert trainer is not None
+    used = {"optimizer.lr": {"iteration": 10, "before": 0.002, "after": 0.001}}
+    path = write_checkpoint(workplace / "run/checkpoints", 15, **sections(trainer), confirmed=used)
+    left = "checkpoint.changed=[optimizer.lr]"
+    spent = "has optimizer.lr, which was used at iteration 10 for 0.002 -> 0.001 and confirms nothing more"
+    found = validated(run_file, left)
+    assert found.status == 0
+    assert (
+        f'--set checkpoint.changed: checkpoint.changed = ["optimizer.lr"] {spent}; remove it' in found.stderr
+    )
+    accident = ("optimizer.lr=0.1", "optimizer.min_lr=1e-4")
+    found = validated(run_file, *accident, left)
+    again = "checkpoint.changed: [optimizer.lr@15]"
+    assert (found.status, found.stderr.splitlines()[0]) == (
+        2,
+        f"--set optimizer.lr: optimizer.lr = 0.1 differs from 0.001 in the checkpoint {path}. "
+        f"checkpoint.changed {spent}; if this is intended, set {again}; otherwise set it to 0.001",
+    )
+    assert validated(run_file, *accident, again.replace(": ", "=")).status == 0
+
+
+@pytest.mark.parametrize(
+    "entry", ["optimizer.lr@", "optimizer.lr@soon", "optimizer.lr@-1", "optimizer.lr@1.5"]
+)
+def test_a_confirmation_has_the_iteration_as_a_number(run_file: Path, entry: str) -> None:
+    found = validated(run_file, f"checkpoint.changed=[{entry}]")
+    assert found.status == 2
+    assert (
+        "has no iteration after @; write the iteration of the checkpoint, optimizer.lr@1000" in found.stderr
+    )
+
+
 def test_a_longer_run_names_the_schedule_that_it_moves(run_file: Path) -> None:
     found = validated(run_file, "training.train_iters=40")
     assert [line.split()[1] for line in found.stderr.splitlines()[:-1]] == [

@@ -86,8 +86,8 @@ def test_an_edited_import_is_refused_until_it_is_named(stopped: dict[str, Any], 
     del stopped["checkpoint"]
     log = refused_by_all(stopped)
     assert f"optimizer.lr_schedule: {high} (SHA-256 " in log
-    assert "set checkpoint.changed: [optimizer.lr_schedule]" in log
-    stopped["checkpoint"] = {"changed": ["optimizer.lr_schedule"]}
+    assert "set checkpoint.changed: [optimizer.lr_schedule@2]" in log
+    stopped["checkpoint"] = {"changed": ["optimizer.lr_schedule@2"]}
     ended = finished(stopped)
     assert [lr for *_, lr in ended.steps] == [1e-3, 2e-2, 3e-2]
     digests = {

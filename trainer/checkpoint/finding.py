@@ -15,10 +15,11 @@ from typing import Any
 from trainer.checkpoint import megatron_lm, reading
 from trainer.checkpoint.foreign import read_foreign
 from trainer.contract import checkpoint_files, evidence, hyperparameters, provenance
+from trainer.contract.change import Change
 from trainer.contract.checkpoint_files import FORMAT, METADATA, STARTED, TRACKER, Checkpoint
 from trainer.contract.config import TrainerConfig
+from trainer.contract.confirmations import Confirmations
 from trainer.contract.errors import Scope, TrainerError
-from trainer.contract.hyperparameters import Change
 from trainer.contract.run_directory import RunDirectory, publish
 from trainer.contract.user_code import UserCode
 from trainer.contract.wording import counted
@@ -39,6 +40,8 @@ class Source:
     """True if only the weights are loaded and the run starts at iteration 0 (checkpoint.finetune)."""
     changes: tuple[Change, ...]
     """Hyperparameters that differ from the checkpoint's, as checkpoint.changed allows."""
+    confirmed: dict[str, Any]
+    """Names in checkpoint.changed that are used once this attempt saves (`trainer.contract.confirmations`)."""
     passed_over: tuple[str, ...]
     """Newer checkpoints that are broken, each with its problems and what was done with it."""
     origins: dict[str, Any]
@@ -137,6 +140,10 @@ def _source(
             scope=Scope.ALL_RANKS,
         )
     files = _examine(found, config, codes, log, beat, weights_only)
+    confirmations = Confirmations.of(
+        config.checkpoint.changed,
+        None if weights_only else found.record or {"iteration": found.iteration},
+    )
 
     def compare() -> tuple[megatron_lm.Resumed | None, tuple[Change, ...]]:
         try:
@@ -149,13 +156,20 @@ def _source(
                 hyperparameters.check_iteration(found.iteration, config)
             saved = foreign.sections if foreign else files.saved or record
             return foreign, hyperparameters.check_changes(
-                saved, config, weights_only=weights_only, contents=files.changes
+                saved,
+                config,
+                weights_only=weights_only,
+                contents=files.changes,
+                confirmations=confirmations,
             )
         except TrainerError as error:
             raise TrainerError(f"{found.path}: {error}") from error
 
     foreign, changes = at_rank_0(compare, found.path)
-    return Source(found, weights_only, changes, passed_over, files.origins, foreign)
+    for entry in confirmations.spent():
+        log.line(f"checkpoint.changed has {entry}. Remove it")
+    confirmed = confirmations.after(changes)
+    return Source(found, weights_only, changes, confirmed, passed_over, files.origins, foreign)
 
 
 def _examine(

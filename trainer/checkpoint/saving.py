@@ -84,19 +84,20 @@ class Checkpoints:
         log: Log,
         on_complete: Callable[[int, SaveEvent], None],
         beat: Callable[[], None],
-        origins: dict[str, Any],
+        attempt: dict[str, Any],
     ) -> None:
         """Nothing is written before the first `save`. `directory` is the one that `find` has locked.
 
         `on_complete` is called on rank 0 with the iteration of each checkpoint that became complete. `beat` is called
-        while training waits for the storage. `origins` are the files that this attempt depends on, for the records
-        (`trainer.contract.provenance`).
+        while training waits for the storage. `attempt` is what all records of this attempt have: the files that it
+        depends on (`trainer.contract.provenance`), and the names of checkpoint.changed that it uses
+        (`trainer.contract.confirmations`).
         """
         self._directory, self._config, self._groups, self._log = directory, config, groups, log
         self._on_complete, self._beat = on_complete, beat
         self._interval_s = interval_s(config.checkpoint)
         self._versions = versions()
-        self._origins = origins
+        self._attempt = attempt
         self._last_start = time.monotonic()
         self._buffer = HostBuffer()
         self._save: _Save | None = None
@@ -207,7 +208,7 @@ class Checkpoints:
         return _Save(
             path,
             state.iteration,
-            _record(state, self._config, self._versions, self._origins),
+            _record(state, self._config, self._versions) | self._attempt,
             plan,
             writing,
             stall_s,
@@ -341,10 +342,8 @@ def _sync(path: Path) -> dict[str, Any]:
     return checkpoint_files.describe_file(path)
 
 
-def _record(
-    state: TrainingState, config: TrainerConfig, versions: dict[str, str], origins: dict[str, Any]
-) -> dict[str, Any]:
-    """Content of COMPLETE, without the files."""
+def _record(state: TrainingState, config: TrainerConfig, versions: dict[str, str]) -> dict[str, Any]:
+    """Content of COMPLETE, without the files and what all records of an attempt have."""
     return {
         "format": checkpoint_files.FORMAT,
         "iteration": state.iteration,
@@ -356,7 +355,6 @@ def _record(
         "precision": config.training.precision,
         **hyperparameters.sections(config),
         "versions": versions,
-        "origins": origins,
     }
 
 

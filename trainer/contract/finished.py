@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from trainer.contract import checkpoint_files, hyperparameters, provenance
 from trainer.contract.checkpoint_files import Checkpoint
 from trainer.contract.config import TrainerConfig, fingerprint
+from trainer.contract.confirmations import Confirmations
 from trainer.contract.run_directory import RunDirectory
 from trainer.contract.user_code import UserCode
 
@@ -26,7 +27,10 @@ def is_done(run: RunDirectory, config: TrainerConfig, codes: Mapping[str, UserCo
     assert newest.record is not None
     files = provenance.examine(config, newest.record, codes=codes)
     where = f"{run.root} (iteration {newest.iteration})"
-    hyperparameters.check_finished(files.saved, config, where=where, contents=files.changes)
+    confirmations = Confirmations.of(config.checkpoint.changed, newest.record)
+    hyperparameters.check_finished(
+        files.saved, config, where=where, contents=files.changes, confirmations=confirmations
+    )
     return True
 
 

@@ -2,7 +2,8 @@
 
 A checkpoint records the resolved sections model, training, optimizer and data of its configuration. Each key in them
 belongs to one of three classes. It may change freely; it may change if `checkpoint.changed` names it, which confirms
-the intent; or it must not change, since the weights or the optimizer state would not fit.
+the intent (`trainer.contract.confirmations`); or it must not change, since the weights or the optimizer state would not
+fit.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from trainer.contract.batch_size import covering
+from trainer.contract.change import Change, show
 from trainer.contract.config import (
     BlendConfig,
     ConfigError,
@@ -22,6 +23,7 @@ from trainer.contract.config import (
     TrainerConfig,
     TrainingConfig,
 )
+from trainer.contract.confirmations import SEPARATOR, Confirmations
 from trainer.contract.errors import TrainerError
 from trainer.contract.wording import did_you_mean, one_of
 
@@ -112,22 +114,6 @@ ANOTHER_RUN = "Use another paths.run_dir for another experiment"
 """Hint for the case that a finished run already uses the run directory."""
 
 
-@dataclass(frozen=True)
-class Change:
-    """A hyperparameter that differs from the checkpoint's."""
-
-    name: str
-    """Section and key, such as "optimizer.lr"."""
-    before: Any
-    """Value in the checkpoint, as in JSON."""
-    after: Any
-    is_content: bool = False
-    """True if only the content of a file differs. `before` and `after` then describe the file."""
-
-    def __str__(self) -> str:
-        return f"{self.name}: {_show(self.before)} -> {_show(self.after)}"
-
-
 def sections(config: TrainerConfig) -> dict[str, dict[str, Any]]:
     """Sections of the resolved `config` that a checkpoint records, as plain data that survives a JSON round trip."""
     plain = {name: dataclasses.asdict(getattr(config, name)) for name in SECTIONS}
@@ -141,12 +127,14 @@ def check_changes(
     *,
     weights_only: bool = False,
     contents: Sequence[Change] = (),
+    confirmations: Confirmations | None = None,
 ) -> tuple[Change, ...]:
     """Check that the resolved `config` may resume from the `saved` sections, and return the changed hyperparameters.
 
-    `contents` are changed files, which must be named as well (`trainer.contract.provenance`). With `weights_only`, for
-    `checkpoint.finetune`, only the keys that must fit the weights are compared, the checkpoint may have MTP layers that
-    the model lacks, and the result is empty.
+    `contents` are changed files, which must be named as well (`trainer.contract.provenance`). `confirmations` is what
+    checkpoint.changed still confirms. Default: all of its names, as if the checkpoint recorded none. With
+    `weights_only`, for `checkpoint.finetune`, only the keys that must fit the weights are compared, the checkpoint may
+    have MTP layers that the model lacks, and the result is empty.
 
     Raises:
         ConfigError: checkpoint.changed names something that is not a hyperparameter.
@@ -164,9 +152,9 @@ def check_changes(
             "only its weights with checkpoint.load and checkpoint.finetune: true"
         )
     changes = [*(change for change in differing if change.name not in FREE), *contents]
-    unnamed = [change for change in changes if change.name not in config.checkpoint.changed]
-    if unnamed:
-        raise TrainerError(_unnamed_message(unnamed, config))
+    confirmations = confirmations or Confirmations(config.checkpoint.changed)
+    if any(change.name not in confirmations.names for change in changes):
+        raise TrainerError(_unconfirmed_message(changes, confirmations))
     return tuple(changes)
 
 
@@ -176,6 +164,7 @@ def check_finished(
     *,
     where: str,
     contents: Sequence[Change] = (),
+    confirmations: Confirmations | None = None,
 ) -> None:
     """Check that the resolved `config` describes the run that is finished at `where`.
 
@@ -193,10 +182,10 @@ def check_finished(
         f"{where} is finished, but this configuration differs from it: {_list(differing)}. {ANOTHER_RUN}"
     )
     if not any(change.name in _fixed(config) | FIXED_BY_OPTIMIZER_STATE for change in differing):
-        changed = dict.fromkeys(change.name for change in differing)
+        confirmations = confirmations or Confirmations(config.checkpoint.changed)
         message += (
             "; or, to continue training with this configuration, set a larger training.train_iters and "
-            f"checkpoint.changed: [{', '.join(changed)}]"
+            f"checkpoint.changed: {confirmations.list_for(differing)}"
         )
     raise TrainerError(message)
 
@@ -243,8 +232,14 @@ def check_names(changed: Sequence[str]) -> None:
             raise ConfigError(f"checkpoint.changed: {name!r} {reason[0]}; {reason[1]}")
 
 
-def name_problem(name: str) -> tuple[str, str] | None:
-    """Reason why `checkpoint.changed` may not name `name`, and what to do about it. None if it may."""
+def name_problem(entry: str) -> tuple[str, str] | None:
+    """Reason why `checkpoint.changed` may not have `entry`, and what to do about it. None if it may."""
+    name, separator, iteration = entry.partition(SEPARATOR)
+    if separator and not (iteration.isascii() and iteration.isdigit()):
+        return (
+            f"has no iteration after {SEPARATOR}",
+            f"write the iteration of the checkpoint, {name}{SEPARATOR}1000",
+        )
     if name in NAMES:
         return None
     if name in FREE:
@@ -329,23 +324,18 @@ def _model_in_older_records(model: Mapping[str, Any], device: str) -> dict[str, 
     }
 
 
-def _unnamed_message(unnamed: Sequence[Change], config: TrainerConfig) -> str:
-    names = list(dict.fromkeys((*config.checkpoint.changed, *(change.name for change in unnamed))))
-    values = [f"{change.name} = {_show(change.before)}" for change in unnamed if not change.is_content]
+def _unconfirmed_message(changes: Sequence[Change], confirmations: Confirmations) -> str:
+    unconfirmed = [change for change in changes if change.name not in confirmations.names]
+    values = [f"{change.name} = {show(change.before)}" for change in unconfirmed if not change.is_content]
     instead = [f"set {', '.join(values)}"] if values else []
-    if len(values) < len(unnamed):
+    if len(values) < len(unconfirmed):
         instead.append("restore the original files (pairs with their modification times: cp -p, rsync -t)")
+    spent = "".join(f". checkpoint.changed has {entry}" for entry in confirmations.spent(unconfirmed))
     return (
-        f"these hyperparameters differ from the checkpoint: {_list(unnamed)}. If this is intended, set "
-        f"checkpoint.changed: [{', '.join(names)}]; otherwise {' and '.join(instead)}"
+        f"these hyperparameters differ from the checkpoint: {_list(unconfirmed)}. If this is intended, set "
+        f"checkpoint.changed: {confirmations.list_for(changes)}; otherwise {' and '.join(instead)}{spent}"
     )
 
 
 def _list(changes: Sequence[Change]) -> str:
     return "; ".join(map(str, changes))
-
-
-def _show(value: Any) -> str:
-    if isinstance(value, Mapping):
-        value = {key: each for key, each in value.items() if each is not None}
-    return value if isinstance(value, str) else json.dumps(value)

@@ -25,9 +25,11 @@ from pathlib import Path
 from typing import Any
 
 from trainer.contract import user_code
+from trainer.contract.change import Change
 from trainer.contract.code_record import SHA256_DIGITS, CodeRecord
 from trainer.contract.config import TrainerConfig
-from trainer.contract.hyperparameters import SECTIONS, Change
+from trainer.contract.confirmations import Confirmations
+from trainer.contract.hyperparameters import SECTIONS
 from trainer.contract.imports import named
 from trainer.contract.user_code import UserCode
 
@@ -96,6 +98,7 @@ def examine(
         if now is not None:
             _examine_code(name, path, now, before, found)
     recorded = functools.cache(_recorded)
+    confirmed = Confirmations.of(config.checkpoint.changed, record).names
     for name in PAIRS:
         prefixes = [dataset.prefix for dataset in _value(config, name)]
         before = earlier.get("pairs", {}).get(name, [])
@@ -110,9 +113,7 @@ def examine(
         if pairs:
             found.origins["pairs"][name] = pairs
         if comparable:
-            _compare_pairs(
-                name, known, pairs, found, hashes=thorough and name not in config.checkpoint.changed
-            )
+            _compare_pairs(name, known, pairs, found, hashes=thorough and name not in confirmed)
     return found
 
 

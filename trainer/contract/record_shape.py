@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+CONFIRMED = "confirmed"
+"""Key of the names in checkpoint.changed that are used (`trainer.contract.confirmations`)."""
+
 LAST_TIME = 253402300799
 """Unix time of the last second of the year 9999, the last that `datetime` can represent."""
 
@@ -65,6 +68,10 @@ def _problems(record: Mapping[str, Any], known_format: int) -> Iterator[str]:
     for name, version in record["versions"].items():
         yield from _not(version, str, f"versions.{name}")
     yield from _data_problems(record.get("data") or {})
+    yield from _not(record.get(CONFIRMED, {}), dict, CONFIRMED)
+    for name, use in record.get(CONFIRMED, {}).items():
+        yield from _not(use, dict, f"{CONFIRMED}[{name!r}]")
+        yield from _not(use.get("iteration"), int, f"{CONFIRMED}[{name!r}].iteration")
 
 
 def _data_problems(data: Any) -> Iterator[str]:

@@ -29,8 +29,8 @@ class CheckpointConfig:
     keep_every: Count | None = None
     """Always keep checkpoints whose iteration is a multiple of this number."""
     changed: tuple[str, ...] = ()
-    """Names of hyperparameters, such as optimizer.lr, that may differ from the checkpoint's. The files that they name
-    may differ as well."""
+    """Names of hyperparameters, such as optimizer.lr, that may differ from the checkpoint's, and so may the files that
+    they name. A name counts once in a run. Later changes need the checkpoint's iteration: optimizer.lr@12000."""
     discard_up_to: NonNegative | None = None
     """Start over if all checkpoints are gone and the last one was at this iteration or earlier. Default: refuse to
     start over."""
