@@ -55,7 +55,7 @@ class Saved:
     def find(self, directory: Path) -> checkpoint.Source | None:
         """The checkpoint that a run with these checkpoints resumes from."""
         config = dataclasses.replace(self.config, run_dir=str(directory.parent))
-        return checkpoint.find(directory, config, Log(is_rank_0=False, progress=False), no_beat)
+        return checkpoint.find(directory, config, {}, Log(is_rank_0=False, progress=False), no_beat)
 
     def assert_whole(self, path: Path) -> None:
         """All files of a checkpoint are as the run wrote them."""
@@ -131,7 +131,7 @@ def test_the_search_goes_back_as_far_as_it_must(
     directory = saved.copy(tmp_path / "checkpoints")
     shutil.rmtree(directory / "iter_0000006")
     (directory / "iter_0000004" / "common.pt").unlink()
-    source = checkpoint.find(directory, saved.config, Log(is_rank_0=True, progress=False), no_beat)
+    source = checkpoint.find(directory, saved.config, {}, Log(is_rank_0=True, progress=False), no_beat)
     assert source is not None
     assert source.path == directory / "iter_0000002"
     broken = f"{directory}/iter_0000004: common.pt is missing. It was renamed to iter_0000004.broken"
@@ -181,7 +181,7 @@ def test_the_directory_to_start_from_is_left_as_it_is(saved: Saved, tmp_path: Pa
         "run_dir": str(tmp_path / "run"),
     }
     config = configuration.from_dict(TrainerConfig, plain, "test")
-    source = checkpoint.find(tmp_path / "own", config, Log(is_rank_0=False, progress=False), no_beat)
+    source = checkpoint.find(tmp_path / "own", config, {}, Log(is_rank_0=False, progress=False), no_beat)
     assert source is not None
     assert source.path == directory / "iter_0000004"
     assert sorted(directory.rglob("*")) == before
@@ -203,7 +203,7 @@ def test_another_model_is_refused_not_called_broken(saved: Saved, tmp_path: Path
     directory = saved.copy(tmp_path / "checkpoints")
     wider = dataclasses.replace(saved.config, model=dataclasses.replace(saved.config.model, hidden_size=32))
     with pytest.raises(TrainerError, match=r"iter_0000006: .*hidden_size: 16 -> 32"):
-        checkpoint.find(directory, wider, Log(is_rank_0=False, progress=False), no_beat)
+        checkpoint.find(directory, wider, {}, Log(is_rank_0=False, progress=False), no_beat)
     assert (directory / "iter_0000006").is_dir()
 
 
@@ -343,7 +343,7 @@ def test_a_run_does_not_depend_on_the_tracker(
     directory = saved.copy(tmp_path / "checkpoints")
     (directory / TRACKER).unlink()
     (directory / TRACKER).mkdir()
-    source = checkpoint.find(directory, saved.config, Log(is_rank_0=True, progress=False), no_beat)
+    source = checkpoint.find(directory, saved.config, {}, Log(is_rank_0=True, progress=False), no_beat)
     assert source is not None
     assert source.path == directory / "iter_0000006"
     assert f"{TRACKER} was not updated to iter_0000006" in capsys.readouterr().out
@@ -359,5 +359,5 @@ def test_reading_a_large_checkpoint_reports_progress(
     cut(directory / "iter_0000006" / "__0_0.distcp", random.Random(0))
     beats: list[None] = []
     log = Log(is_rank_0=False, progress=False)
-    assert checkpoint.find(directory, saved.config, log, lambda: beats.append(None))
+    assert checkpoint.find(directory, saved.config, {}, log, lambda: beats.append(None))
     assert len(beats) >= 5  # two candidates, two looks at sizes, and at least one while bytes were read

@@ -77,7 +77,7 @@ def test_an_unreadable_checkpoint_is_reported_with_a_remedy(ours: Run, corpus: s
 
     (path / "common.pt").unlink()  # as megatron-core 0.19 leaves it out
     with pytest.raises(TrainerError, match=r"cannot read it, .* 0\.19 or later"):
-        checkpoint.find(tmp_path / "own", config, Log(is_rank_0=False, progress=False), lambda: None)
+        checkpoint.find(tmp_path / "own", config, {}, Log(is_rank_0=False, progress=False), lambda: None)
 
     (path / "metadata.json").unlink()
     (path / "mp_rank_00").mkdir()
@@ -85,7 +85,7 @@ def test_an_unreadable_checkpoint_is_reported_with_a_remedy(ours: Run, corpus: s
     assert old.flaw is not None
     assert "--ckpt-convert-format torch_dist" in old.flaw
     with pytest.raises(TrainerError, match="holds no valid checkpoint"):
-        checkpoint.find(tmp_path / "own", config, Log(is_rank_0=False, progress=False), lambda: None)
+        checkpoint.find(tmp_path / "own", config, {}, Log(is_rank_0=False, progress=False), lambda: None)
 
 
 @pytest.mark.process
@@ -99,7 +99,7 @@ def test_without_optimizer_state_only_the_weights_are_loaded(ours: Run, corpus: 
 
     config = resolve(configuration.from_dict(TrainerConfig, plain, "test"))
     with pytest.raises(TrainerError, match=r"iter_0000003: .*--no-save-optim.*checkpoint.finetune: true"):
-        checkpoint.find(tmp_path / "own", config, Log(is_rank_0=False, progress=False), lambda: None)
+        checkpoint.find(tmp_path / "own", config, {}, Log(is_rank_0=False, progress=False), lambda: None)
 
     plain["checkpoint"]["finetune"] = True
     plain["training"]["train_iters"] = 1
