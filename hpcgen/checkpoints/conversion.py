@@ -17,6 +17,7 @@ from hpcgen.config import tokenizer as tokenizers
 from hpcgen.config.tokenizer import TokenizerConfig
 from hpcgen.errors import HpcgenError
 from hpcgen.slurm.processes import term_exits
+from trainer.contract.checkpoint_files import Checkpoint
 
 MODULE = "trainer.huggingface"
 
@@ -52,6 +53,33 @@ def convert(arguments: list[str], on_line: Callable[[str], None]) -> int:
             process.terminate()  # it removes what is half-written
             raise
     return process.returncode
+
+
+def require_tokenizer(checkpoint: Checkpoint, tokenizer: TokenizerConfig) -> None:
+    """Checks that the pairs that a checkpoint was trained with were made with `tokenizer`, where they are still there.
+
+    Without the extra `data`, nothing is checked.
+
+    Raises:
+        HpcgenError: another tokenizer made one of them.
+    """
+    try:
+        from hpcgen.data.pair_tokenizers import other_tokenizers
+    except ModuleNotFoundError:
+        return
+    data = (checkpoint.record or {}).get("data") or {}
+    prefixes = [Path(each["prefix"]) for name in ("datasets", "train") for each in data.get(name) or ()]
+    there = [
+        prefix
+        for prefix in prefixes
+        if all(Path(f"{prefix}{suffix}").is_file() for suffix in (".idx", ".bin"))
+    ]
+    for prefix, difference in other_tokenizers(tokenizer, there, data.get("eod_id")).items():
+        raise HpcgenError(
+            f"{checkpoint.path} was trained with {prefix}, which was made with another tokenizer: "
+            + difference.replace("data.tokenizer", "the one to export"),
+            "name the tokenizer that made the pair",
+        )
 
 
 @contextlib.contextmanager

@@ -95,6 +95,18 @@ class Counts:
         return self.documents_in == self.documents_out + self.skipped + self.rejected
 
 
+@dataclass(frozen=True)
+class TokenizerIdentity:
+    """Identity of the tokenizer that made a pair."""
+
+    kind: str
+    eod_id: int
+    """The ID that ends each document."""
+    vocab_size: int
+    files: tuple[str, ...]
+    """SHA-256 of each file of the tokenizer."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Record:
     """Record of a unit that is done."""
@@ -109,14 +121,16 @@ class Record:
     counts: Counts = field(default_factory=Counts)
     seconds: float = 0.0
     """Wall-clock time in seconds."""
+    tokenizer: TokenizerIdentity | None = None
+    """The tokenizer of a pair; its hash is also part of `configuration`. Version 0.2.0 did not record it."""
 
     def same_work(self, other: Record) -> bool:
-        """Returns whether both records agree on everything except modification times and duration."""
+        """Returns whether both records agree on everything except modification times, duration and `tokenizer`."""
         return self._without_times() == other._without_times()
 
     def _without_times(self) -> Record:
         outputs = tuple(output.without_time() for output in self.outputs)
-        return dataclasses.replace(self, seconds=0.0, outputs=outputs)
+        return dataclasses.replace(self, seconds=0.0, outputs=outputs, tokenizer=None)
 
     def has_valid_outputs(self, directory: Path, files: Sequence[str]) -> bool:
         """Returns whether the record covers exactly `files` below `directory` and all recorded outputs are unchanged.

@@ -7,7 +7,8 @@ from typing import Any
 
 from hpcgen.config import tokenizer as tokenizers
 from hpcgen.config.corpus import CorpusJob
-from hpcgen.data.record import configuration_hash
+from hpcgen.config.tokenizer import TokenizerConfig
+from hpcgen.data.record import TokenizerIdentity, configuration_hash
 from hpcgen.data.unit import DataStage
 
 
@@ -29,18 +30,32 @@ def configuration_without_vocabulary(stage: DataStage, job: CorpusJob) -> str | 
     return configuration_hash({**settings, "tokenizer": settings["tokenizer"] | {"files": []}})
 
 
+def tokenizer_identity(tokenizer: TokenizerConfig) -> TokenizerIdentity:
+    """Identity of a tokenizer, from its files as they are now.
+
+    Raises:
+        HpcgenError: a file of the tokenizer is missing or invalid.
+    """
+    return TokenizerIdentity(
+        kind=tokenizer.kind,
+        eod_id=tokenizers.eod_id(tokenizer),
+        vocab_size=tokenizers.vocab_size(tokenizer),
+        files=tuple(tokenizers.content_sha256(tokenizer)),
+    )
+
+
 def _no_settings(job: CorpusJob) -> Mapping[str, Any]:
     return {}
 
 
 def _tokenize_settings(job: CorpusJob) -> Mapping[str, Any]:
-    corpus, tokenizer = job.corpus, job.tokenizer
+    corpus, tokenizer = job.corpus, tokenizer_identity(job.tokenizer)
     return {
         "tokenizer": {
             "kind": tokenizer.kind,
-            "eod": tokenizers.eod_id(tokenizer),
-            "vocab_size": tokenizers.vocab_size(tokenizer),
-            "files": tokenizers.content_sha256(tokenizer),
+            "eod": tokenizer.eod_id,
+            "vocab_size": tokenizer.vocab_size,
+            "files": list(tokenizer.files),
         },
         "json_key": corpus.json_key,
         "drop_empty": corpus.drop_empty,

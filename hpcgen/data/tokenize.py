@@ -25,8 +25,16 @@ from hpcgen.data.indexed_dataset import IndexedDatasetWriter, bin_path, idx_path
 from hpcgen.data.jsonl import Block, Reject, read_blocks, text_reader
 from hpcgen.data.listed_files import PARQUET
 from hpcgen.data.progress import Step
-from hpcgen.data.record import SIDE_FILE, Counts, FileIdentity, Record, publish_unit, record_path
-from hpcgen.data.settings import configuration
+from hpcgen.data.record import (
+    SIDE_FILE,
+    Counts,
+    FileIdentity,
+    Record,
+    TokenizerIdentity,
+    publish_unit,
+    record_path,
+)
+from hpcgen.data.settings import configuration, tokenizer_identity
 from hpcgen.data.task import Context
 from hpcgen.data.tokenizer import Tokenizer, load_tokenizer
 from hpcgen.data.unit import Input, Unit
@@ -81,6 +89,11 @@ def _loaded_tokenizer(config: TokenizerConfig) -> Tokenizer:
     return load_tokenizer(config)
 
 
+@functools.lru_cache(maxsize=1)
+def _identity(config: TokenizerConfig) -> TokenizerIdentity:
+    return tokenizer_identity(config)
+
+
 def make_pairs(unit: Unit, corpus: CorpusConfig, tokenizer: Tokenizer, context: Context) -> Record:
     """Does the work of `tokenize_unit` with a loaded tokenizer. Does not sweep files of killed runs."""
     started = time.monotonic()
@@ -106,6 +119,7 @@ def make_pairs(unit: Unit, corpus: CorpusConfig, tokenizer: Tokenizer, context: 
             outputs=tuple(file.identity() for output in outputs for file in output.files),
             counts=counts.total,
             seconds=time.monotonic() - started,
+            tokenizer=_identity(tokenizer.config),
         )
         _publish(outputs, record, directory / unit.name)
     return record

@@ -10,7 +10,7 @@ from hpcgen.config.corpus import blend
 from hpcgen.errors import HpcgenError
 from hpcgen.planning.paths import corpus_job, manifest_of
 from hpcgen.planning.plan import Plan
-from hpcgen.slurm.training_data import check_split, check_training_data
+from hpcgen.slurm.training_data import check_split, check_tokenizers, check_training_data
 from hpcgen.text import counted
 from trainer.contract.config import Dataset
 
@@ -132,6 +132,7 @@ def check_pairs(plan: Plan) -> None:
         HpcgenError: pairs are stale, damaged, or do not suit the run's configuration.
     """
     _check_records(plan)
+    check_tokenizers(plan)
     check_training_data(plan)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from hpcgen.config.validation import describe
 from hpcgen.errors import ConfigErrors, Problem
-from hpcgen.planning.paths import BLENDS
+from hpcgen.planning.paths import BLENDS, trainer_data
 from hpcgen.planning.plan import Plan
 from hpcgen.planning.rules.data import split_weights
 from hpcgen.text import counted
@@ -48,11 +48,63 @@ def check_training_data(plan: Plan) -> None:
     _refuse(plan, [*([first] if first else []), *(_split_problems(trainer, documents) if pairs else [])])
 
 
+def check_tokenizers(plan: Plan) -> None:
+    """Refuses pairs that another tokenizer made than the run's, as far as their records and their ids show it.
+
+    Raises:
+        ConfigErrors: there are such pairs.
+        HpcgenError: a pair is damaged.
+    """
+    if any(stage.kind.makes_pairs for stage in plan.stages.values()):
+        return
+    if not (prefixes := {key: prefix for key, prefix in _prefixes(plan).items() if _is_complete(prefix)}):
+        return
+    try:
+        from hpcgen.data.pair_tokenizers import other_tokenizers
+    except ModuleNotFoundError:
+        return
+    data, unique = plan.config.data, [Path(prefix) for prefix in dict.fromkeys(prefixes.values())]
+    found = other_tokenizers(data.tokenizer, unique, data.eod_id)
+    _refuse(
+        plan,
+        [
+            Problem(
+                key,
+                f"was made with another tokenizer than data.tokenizer: {found[Path(prefix)]}",
+                "name the tokenizer that made the pair in data.tokenizer, or tokenize the text again",
+            )
+            for key, prefix in prefixes.items()
+            if Path(prefix) in found
+        ],
+    )
+
+
+def _prefixes(plan: Plan) -> dict[str, str]:
+    """Prefixes of the pairs that the planned stages read, or that their tokenizer must fit, by key."""
+    read = {path for stage in plan.stages.values() for path in stage.inputs}
+    fits = any(stage.kind.uses_tokenizer for stage in plan.stages.values())
+    data, evaluation = trainer_data(plan.config), plan.config.evaluation
+    named = {
+        f"data.{field}[{number}].prefix": dataset.prefix
+        for field in BLENDS
+        for number, dataset in enumerate(getattr(data, field))
+        if fits or f"{dataset.prefix}.idx" in read
+    }
+    texts = {
+        f"evaluation.data[{number}].prefix": text.prefix
+        for number, text in enumerate(evaluation.data)
+        if f"{text.prefix}.idx" in read or (evaluation.every is not None and named)
+    }
+    return named | texts
+
+
+def _is_complete(prefix: str) -> bool:
+    return all(Path(prefix + suffix).is_file() for suffix in (".idx", ".bin"))
+
+
 def _open_pairs(prefixes: Sequence[str]) -> list[Pair]:
     """The pairs; none if a file is missing, or the extra `data`. Without prefixes, numpy is not imported."""
-    if not prefixes or not all(
-        Path(prefix + suffix).is_file() for prefix in prefixes for suffix in (".idx", ".bin")
-    ):
+    if not prefixes or not all(map(_is_complete, prefixes)):
         return []
     try:
         from hpcgen.data.pair import open_pair

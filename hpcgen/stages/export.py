@@ -80,6 +80,7 @@ STAGES = (
         settings_doc="Resources for exporting a checkpoint.",
         is_single_task=True,
         by_submitit=True,
+        uses_tokenizer=True,
         time_limit="4:00:00",
     ),
 )

@@ -124,6 +124,7 @@ STAGES = (
         uses_gpus=True,
         one_node_by_default=True,
         by_submitit=True,
+        uses_tokenizer=True,
         time_limit="4:00:00",
     ),
 )

@@ -127,6 +127,8 @@ class Stage(ABC):
     """The job reads the trainer's resolved configuration, so the rules for training are checked."""
     makes_pairs: bool = False
     """The job produces the corpus's .bin/.idx pairs."""
+    uses_tokenizer: bool = False
+    """The job uses the tokenizer with the trained model, so it must be the one that made the training pairs."""
 
     own_variables: Mapping[str, str] = field(default_factory=dict)
     """Variables that the stage's script computes when the job runs, with a description. RUN_DIR stands for the run

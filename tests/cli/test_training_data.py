@@ -10,6 +10,7 @@ import pytest
 
 from tests.cli.command import Ended, hpcgen
 from tests.data import pairs
+from tests.recorded_run import write_checkpoint
 from tests.runs import minimal_run, write_yaml
 
 EOD = 256
@@ -125,3 +126,78 @@ def test_the_corpus_s_own_end_of_document_cannot_differ(workplace: Path) -> None
         in found.stderr
     )
     assert hpcgen("validate", "-c", "run.yaml", "--set", "data.eod_id=256").status == 0
+
+
+def made_with(folder: Path, prefix: str, tokenizer: str, *, by_0_2_0: bool = False) -> None:
+    """A pair of 60 documents, with the record of this version or of an earlier one."""
+    (folder / "text.jsonl").write_text('{"text": "Hello world"}\n' * 60)
+    made = hpcgen("data", "tokenize", "text.jsonl", "--output-prefix", prefix, "--tokenizer", tokenizer)
+    assert made.status == 0, made.stderr
+    if by_0_2_0:
+        record = folder / f"{prefix}.record.json"
+        content = json.loads(record.read_text())
+        del content["tokenizer"]
+        record.write_text(json.dumps(content))
+
+
+DIFFERENCES = {
+    False: "its tokenizer has 50,257 ids, and data.tokenizer has 257",
+    True: "its documents end with the id 50256, and those of data.tokenizer with 256",
+}
+
+
+@pytest.mark.parametrize("words", [*TRAINING, ("validate", "evaluate"), ("validate", "export")], ids=" ".join)
+@pytest.mark.parametrize("by_0_2_0", [False, True])
+def test_pairs_of_another_tokenizer_are_refused(
+    workplace: Path, words: tuple[str, ...], by_0_2_0: bool
+) -> None:
+    made_with(workplace, "own", "bytes", by_0_2_0=by_0_2_0)
+    made_with(workplace, "other", "gpt2", by_0_2_0=by_0_2_0)
+    pairs.write(workplace / "unknown", [[1, 2]] * 50)  # of Megatron-LM, for example
+    options = ("--set", "evaluation.data=[{name: text, prefix: own}]", "--set", "export.directory=out")
+    run_file(workplace, datasets=[{"prefix": "own"}, {"prefix": "unknown"}])
+    assert ended(*words, *options).status == 0, ended(*words, *options).stderr
+    if words[-1] == "evaluate":
+        options = ("--set", "evaluation.data=[{name: text, prefix: other}]")
+        key = "evaluation.data[0].prefix"
+    else:
+        run_file(workplace, datasets=[{"prefix": "unknown"}, {"prefix": "other"}])
+        key = "data.datasets[1].prefix"
+    found = ended(*words, *options)
+    assert found.status == 2
+    assert (
+        f"{key} = other was made with another tokenizer than data.tokenizer: {DIFFERENCES[by_0_2_0]}"
+        in found.stderr
+    )
+
+
+def test_each_blend_is_compared(workplace: Path) -> None:
+    """All mistakes at once."""
+    made_with(workplace, "own", "bytes")
+    made_with(workplace, "other", "gpt2")
+    run_file(
+        workplace,
+        train=[{"prefix": "own"}],
+        valid=[{"prefix": "other"}],
+        test=[{"prefix": "other"}],
+        split="99990,8,2",
+    )
+    found = ended("validate")
+    assert "data.valid[0].prefix = other was made" in found.stderr
+    assert "data.test[0].prefix = other was made" in found.stderr
+    made_with(workplace, "tiny", "bytes")
+    pairs.write(workplace / "tiny", [[1, 2, 3]])  # made again by another program, next to the old record
+    run_file(workplace, datasets=[{"prefix": "tiny"}], split="1,0,0")
+    assert ended("validate", "--set", "training.eval_iters=0").status == 0
+
+
+def test_a_checkpoint_is_not_exported_with_another_tokenizer(workplace: Path) -> None:
+    made_with(workplace, "own", "gpt2")
+    write_checkpoint(
+        workplace / "run/checkpoints", 5, data={"datasets": [{"prefix": str(workplace / "own")}]}
+    )
+    run_file(workplace, datasets=[{"prefix": "own"}])
+    found = hpcgen("checkpoint", "export", "run", "--to", "out", "-c", "run.yaml")
+    assert found.status == 2
+    assert f"was trained with {workplace}/own, which was made with another tokenizer: its" in found.stderr
+    assert not (workplace / "out").exists()

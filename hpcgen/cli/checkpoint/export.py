@@ -15,6 +15,7 @@ from hpcgen.text import harmless
 
 if TYPE_CHECKING:
     from hpcgen.config.tokenizer import TokenizerConfig
+    from trainer.contract.checkpoint_files import Checkpoint
 
 GPT2 = "gpt2"
 
@@ -91,7 +92,7 @@ def command(
     found = find_checkpoint(checkpoint)
     options = {"--dtype": dtype, "--family": family, "--vocab-size": vocab_size}
     given = [str(part) for name, value in options.items() if value is not None for part in (name, value)]
-    with _tokenizer_arguments(tokenizer, eod_token, config) as tokenizer_options:
+    with _tokenizer_arguments(found, tokenizer, eod_token, config) as tokenizer_options:
         arguments = [str(found.path), "--to", str(destination), *given, *tokenizer_options]
         ctx.exit(convert(["export", *arguments, *(["--check"] if check else [])], _echo))
 
@@ -102,18 +103,21 @@ def _echo(line: str) -> None:
 
 @contextlib.contextmanager
 def _tokenizer_arguments(
-    tokenizer: str | None, eod_token: str | None, config: Path | None
+    found: Checkpoint, tokenizer: str | None, eod_token: str | None, config: Path | None
 ) -> Iterator[list[str]]:
-    from hpcgen.checkpoints.conversion import tokenizer_arguments
+    from hpcgen.checkpoints.conversion import require_tokenizer, tokenizer_arguments
     from hpcgen.config.tokenizer import TokenizerConfig
     from hpcgen.errors import HpcgenError
 
     if config is not None:
         if tokenizer is not None or eod_token is not None:
             raise HpcgenError("--config and --tokenizer both name a tokenizer", "use only one of them")
-        with tokenizer_arguments(_tokenizer_of(config)) as arguments:
+        of_run = _tokenizer_of(config)
+        require_tokenizer(found, of_run)
+        with tokenizer_arguments(of_run) as arguments:
             yield arguments
     elif tokenizer == GPT2:
+        require_tokenizer(found, TokenizerConfig())
         with tokenizer_arguments(TokenizerConfig()) as arguments:
             yield arguments
     elif tokenizer is not None:
