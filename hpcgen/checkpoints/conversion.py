@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import subprocess
@@ -16,6 +15,7 @@ from pathlib import Path
 from hpcgen.config import tokenizer as tokenizers
 from hpcgen.config.tokenizer import TokenizerConfig
 from hpcgen.errors import HpcgenError
+from hpcgen.planning.trainer_tokenizer import GPT2_FILES, tokenizer_name, tokenizer_problems
 from hpcgen.slurm.processes import term_exits
 from trainer.contract.checkpoint_files import Checkpoint
 
@@ -95,15 +95,18 @@ def tokenizer_arguments(config: TokenizerConfig) -> Iterator[list[str]]:
             "leave out -c and --tokenizer to export only the model",
         )
     eod = tokenizers.eod_token(config)
+    end = ("--eos-token", eod) if eod else ()
     if config.kind == "huggingface":
         tokenizers.tokens(config)
-        yield ["--tokenizer", str(config.tokenizer_file), *(("--eos-token", eod) if eod else ())]
+        yield ["--tokenizer", str(config.tokenizer_file), *end]
+        return
+    files = tokenizers.gpt2_files(config)
+    for file in files:
+        tokenizers.read_file(file)  # checks the hash of the shipped files
+    if config.vocab_file is None or not any(tokenizer_problems(config, "")):
+        yield ["--tokenizer", tokenizer_name(config), *end]
         return
     with tempfile.TemporaryDirectory(prefix="hpcgen-tokenizer-") as directory:
-        for source, name in zip(tokenizers.gpt2_files(config), ("vocab.json", "merges.txt"), strict=True):
-            tokenizers.read_file(source)  # checks the hash of the shipped files
-            shutil.copyfile(source, Path(directory, name))
-        special = dict.fromkeys(("bos_token", "eos_token", "unk_token"), eod)
-        settings = {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": False, **special}
-        Path(directory, "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
-        yield ["--tokenizer", directory]
+        for file, name in zip(files, GPT2_FILES, strict=True):
+            shutil.copyfile(file, Path(directory, name))
+        yield ["--tokenizer", directory, *end]

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from hpcgen.config.loader import load_run
 from tests.cli.command import hpcgen, listing
-from tests.trainer.huggingface.models import assert_same_weights, save_tokenizer, weights
+from tests.trainer.huggingface.models import assert_same_weights, save_model, save_tokenizer, weights
+from tests.trainer.huggingface.tokenizers_of_models import KINDS
 from tests.trainer.runs import ROOT
 
 pytestmark = pytest.mark.process
@@ -43,7 +46,8 @@ def hf_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
         model = GPT2LMHeadModel(GPT2Config(n_embd=64, n_layer=2, n_head=4, vocab_size=SIZE, n_positions=128))
     model.save_pretrained(directory)
     save_tokenizer(directory, SIZE)
-    (directory / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "<eod>"}}))
+    settings = {"eos_token": {"content": "<eod>"}, "bos_token": "t1", "chat_template": "{{ bos_token }}"}
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings))
     return directory
 
 
@@ -109,10 +113,76 @@ def test_the_example_of_continued_pretraining_runs(hf_dir: Path, workplace: Path
     assert before.keys() == after.keys()
     changed = (after["transformer.wte.weight"] - before["transformer.wte.weight"]).abs().max()
     assert 0 < changed < 1e-3  # 4 steps at the learning rate of the run file
+    settings = "tokenizer_config.json"
+    assert (workplace / "work/exported" / settings).read_bytes() == (hf_dir / settings).read_bytes()
     losses = [
         json.loads(line) for line in (workplace / "work/runs/run/metrics.jsonl").read_text().splitlines()
     ]
     assert [event["iteration"] for event in losses if event["event"] == "step"] == [1, 2, 3, 4]
+
+
+def as_transformers_reads(directory: Path) -> dict[str, Any]:
+    """Special tokens, chat templates, IDs of a text, and what ends, begins and pads a generated text."""
+    from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    config = AutoConfig.from_pretrained(directory)
+    generation = (
+        GenerationConfig.from_pretrained(directory)
+        if (directory / "generation_config.json").exists()
+        else GenerationConfig.from_model_config(config)
+    )
+    messages = [{"role": "user", "content": "the fox"}]
+    ids = ("bos_token_id", "eos_token_id", "pad_token_id")
+    return {
+        "special": tokenizer.special_tokens_map,
+        "all special": tokenizer.all_special_tokens,
+        "templates": tokenizer.chat_template,
+        "chat": tokenizer.chat_template and tokenizer.apply_chat_template(messages, tokenize=False),
+        "tokens": tokenizer("the quick <|tool|> fox")["input_ids"],
+        "config": {name: getattr(config, name) for name in ids},
+        "generation": {name: getattr(generation, name) for name in (*ids, "temperature", "do_sample")},
+    }
+
+
+@pytest.mark.parametrize("case", KINDS)
+def test_an_export_has_the_special_tokens_and_the_chat_template_of_its_origin(
+    case: str, workplace: Path
+) -> None:
+    """As the guide continues the pretraining of a model, without the training."""
+    source = save_model(case, workplace / "source")
+    KINDS[case](source)
+    for arguments in (
+        ("init", "run.yaml", "--from-hf", source, "--cluster", "local"),
+        ("checkpoint", "import", source, "--to", "weights"),
+        ("checkpoint", "export", "weights", "--to", "by-run-file", "-c", "run.yaml"),
+        ("checkpoint", "export", "weights", "--to", "by-directory", "--tokenizer", source),
+    ):
+        ended = hpcgen(*arguments)
+        assert ended.status == 0, ended.stderr
+        assert "warning" not in ended.stderr
+        assert "added" not in ended.stderr
+    expected = as_transformers_reads(source)
+    assert expected["special"].keys() >= {"bos_token", "eos_token"}
+    for exported in ("by-run-file", "by-directory"):
+        assert as_transformers_reads(workplace / exported) == expected
+
+
+def test_what_an_export_cannot_keep_is_said(hf_dir: Path, workplace: Path) -> None:
+    """A tokenizer without settings, an end of documents that ends no text in the source, and IDs without a row."""
+    source = Path(shutil.copytree(hf_dir, workplace / "source"))
+    (source / "generation_config.json").write_text(json.dumps({"eos_token_id": [5, 7], "pad_token_id": SIZE}))
+    assert hpcgen("checkpoint", "import", source, "--to", "weights").status == 0
+    (source / "tokenizer_config.json").unlink()
+    tokenizer = ("--tokenizer", source / "tokenizer.json", "--eod-token", "<eod>")
+    ended = hpcgen("checkpoint", "export", "weights", "--to", "exported", *tokenizer)
+    assert ended.status == 0, ended.stderr
+    assert f"left out eos_token_id = 50256 of {source}/config.json: not an ID below {SIZE}" in ended.stderr
+    assert f"left out pad_token_id = {SIZE} of {source}/generation_config.json" in ended.stderr
+    assert f"added {SIZE - 1} (<eod>), the end of a document, to eos_token_id = [5, 7]" in ended.stderr
+    assert f"warning: {source} has no tokenizer_config.json" in ended.stderr
+    generation = json.loads((workplace / "exported/generation_config.json").read_bytes())
+    assert generation == {"eos_token_id": [SIZE - 1, 5, 7]}
 
 
 def test_errors_of_the_conversion_are_passed_on(hf_dir: Path, workplace: Path) -> None:

@@ -20,7 +20,7 @@ from trainer.contract.config import ConfigError
 from trainer.contract.errors import TrainerError
 from trainer.contract.huggingface import FAMILIES, config_of, family_for
 from trainer.contract.model_family import LAYERS, Family, Weight, in_order
-from trainer.huggingface import card, tokenizer_files
+from trainer.huggingface import card, generation, tokenizer_files
 from trainer.huggingface.destination import new_directory, sync_file, umask, write_json, write_text
 from trainer.huggingface.source import Source, read_source, with_vocabulary
 from trainer.huggingface.tokenizer_files import Tokenizer
@@ -86,7 +86,7 @@ def export(checkpoint: Path, destination: Path, options: Options, report: Report
         started = time.monotonic()
         size = _write_weights(source, family, stored, dtype, directory, options.shard_bytes, report)
         seconds = time.monotonic() - started
-        _write_texts(source, family, dtype, tokenizer, directory)
+        _write_texts(source, family, dtype, tokenizer, directory, report)
         if options.check:
             from trainer.huggingface import check  # needs Megatron-Core and transformers
 
@@ -99,6 +99,8 @@ def export(checkpoint: Path, destination: Path, options: Options, report: Report
         report(f"warning: {problem}")
     if tokenizer is None:
         report(f"{destination} has no tokenizer files. To add them, export with --tokenizer")
+    elif lost := tokenizer_files.lost(tokenizer):
+        report(f"warning: {lost}")
 
 
 def _imported_family(source: Source) -> str | None:
@@ -240,15 +242,20 @@ def _name_shards(shards: list[list[str]], directory: Path, total: int) -> None:
 
 
 def _write_texts(
-    source: Source, family: Family, dtype: torch.dtype, tokenizer: Tokenizer | None, directory: Path
+    source: Source,
+    family: Family,
+    dtype: torch.dtype,
+    tokenizer: Tokenizer | None,
+    directory: Path,
+    report: Report,
 ) -> None:
     """Write configurations, tokenizer files and the model card."""
     dtype_name = str(dtype).removeprefix("torch.")
-    eos = tokenizer.id_of(tokenizer.eos_token) if tokenizer else None
-    bos = tokenizer.id_of(tokenizer.bos_token) if tokenizer else None
-    ids = {"bos_token_id": bos, "eos_token_id": eos}
-    write_json(directory / "config.json", {**config_of(family, source.model, dtype_name), **ids})
-    write_json(directory / "generation_config.json", {"_from_model_config": True, **ids})
+    vocab_size = source.model.vocab_size or 0
+    ids = generation.token_ids(tokenizer, vocab_size, report)
+    settings = generation.generation_config(tokenizer, ids, vocab_size, report)
+    write_json(directory / generation.CONFIG, {**config_of(family, source.model, dtype_name), **ids})
+    write_json(directory / generation.GENERATION, settings)
     if tokenizer is not None:
         tokenizer_files.copy_tokenizer(tokenizer, directory, source.model.max_position_embeddings)
     write_text(directory / "README.md", card.model_card(source, family, dtype_name))

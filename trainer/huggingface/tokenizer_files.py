@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trainer.contract.errors import TrainerError
 from trainer.contract.git_lfs import pointer_problem
+from trainer.contract.run_directory import sync_directory
 from trainer.huggingface.destination import copy_file, write_json
 from trainer.inference.tokenizer import GPT2_EOD, gpt2_files
 
@@ -18,7 +20,10 @@ FILES = (
 )
 """Names of tokenizer files in transformers."""
 
-SETTINGS = "tokenizer_config.json"
+TEMPLATES = "additional_chat_templates"
+"""Directory of further chat templates."""
+
+SETTINGS, SPECIAL_TOKENS = "tokenizer_config.json", "special_tokens_map.json"
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,10 @@ class Tokenizer:
     """ID of each token. Empty if only a SentencePiece model (tokenizer.model) has them."""
     eos_token: str | None
     bos_token: str | None
+    directory: Path | None = None
+    """Directory that the files are from. None for GPT-2's own."""
+    end_of_document: str | None = None
+    """Token at the end of a document, if the user names one."""
 
     @property
     def size(self) -> int:
@@ -47,37 +56,55 @@ def named_tokenizer(name: Path, eos_token: str | None = None) -> Tokenizer | Non
     if str(name) != "gpt2":
         return find_tokenizer(name, eos_token)
     files = dict(zip(("vocab.json", "merges.txt"), gpt2_files(), strict=True))
-    return _tokenizer(name, files, eos_token or GPT2_EOD)
+    return _tokenizer(name, files, None, eos_token or GPT2_EOD)
 
 
 def find_tokenizer(path: Path, eos_token: str | None = None) -> Tokenizer | None:
-    """The tokenizer in a directory, or in the file tokenizer.json. None if the directory has none.
+    """The tokenizer in a directory, or in a file. None if the directory has none.
 
-    `eos_token` is the end of a document, if tokenizer_config.json does not name one.
+    A file with the name tokenizer.json belongs to the other files in its directory, such as chat templates.
+    `eos_token` is the end of a document.
 
     Raises:
         TrainerError: a file is missing or invalid, or there is no such token.
     """
     if path.is_dir():
-        files = {name: path / name for name in FILES if (path / name).is_file()}
+        directory, files = path, _files(path)
+    elif path.is_file() and path.name == "tokenizer.json":
+        directory, files = path.parent, _files(path.parent)
     elif path.is_file():
-        files = {"tokenizer.json": path}
+        directory, files = None, {"tokenizer.json": path}
     else:
         raise TrainerError(
             f"{path}: no such tokenizer. Name a tokenizer.json, or a directory with tokenizer files"
         )
     if not files.keys() & {"tokenizer.json", "vocab.json", "tokenizer.model"}:
         return None
-    return _tokenizer(path, files, eos_token)
+    return _tokenizer(path, files, directory, eos_token)
 
 
-def _tokenizer(path: Path, files: dict[str, Path], eos_token: str | None) -> Tokenizer:
+def _files(directory: Path) -> dict[str, Path]:
+    """The tokenizer files of a directory, by name."""
+    names = [*FILES, *(f"{TEMPLATES}/{path.name}" for path in sorted(directory.glob(f"{TEMPLATES}/*.jinja")))]
+    return {name: directory / name for name in names if (directory / name).is_file()}
+
+
+def _tokenizer(
+    path: Path, files: dict[str, Path], directory: Path | None, eos_token: str | None
+) -> Tokenizer:
     tokens = _tokens(files)
-    settings = _object(files[SETTINGS]) if SETTINGS in files else {}
-    eos = eos_token or _text(settings.get("eos_token"))
+    named = {"bos_token": eos_token} if _is_gpt2(files) and SETTINGS not in files else {}
+    for name in (SPECIAL_TOKENS, SETTINGS):  # the second overrides the first
+        named |= json_object(files[name]) if name in files else {}
     if eos_token is not None and tokens and eos_token not in tokens:
         raise TrainerError(f"{path}: the tokenizer has no token {eos_token!r}, the end of a document")
-    return Tokenizer(files, tokens, eos, _text(settings.get("bos_token")))
+    eos, bos = (_text(named.get(key)) for key in ("eos_token", "bos_token"))
+    return Tokenizer(files, tokens, eos or eos_token, bos, directory, eos_token)
+
+
+def _is_gpt2(files: Collection[str]) -> bool:
+    """True if the tokenizer is GPT-2's kind: vocab.json with merges.txt."""
+    return "tokenizer.json" not in files and "vocab.json" in files
 
 
 def check_size(tokenizer: Tokenizer, vocab_size: int | None) -> None:
@@ -96,32 +123,52 @@ def check_size(tokenizer: Tokenizer, vocab_size: int | None) -> None:
 def copy_tokenizer(tokenizer: Tokenizer, directory: Path, max_length: int | None) -> None:
     """Copy the files to `directory`. Adds a tokenizer_config.json if there is none."""
     for name, path in tokenizer.files.items():
+        if name.startswith(f"{TEMPLATES}/"):
+            (directory / TEMPLATES).mkdir(exist_ok=True)
         copy_file(path, directory / name)
+    if (directory / TEMPLATES).is_dir():
+        sync_directory(directory / TEMPLATES)
     if SETTINGS not in tokenizer.files:
-        is_gpt2 = "tokenizer.json" not in tokenizer.files
+        is_gpt2 = _is_gpt2(tokenizer.files)
         settings = {
             "tokenizer_class": "GPT2Tokenizer" if is_gpt2 else "PreTrainedTokenizerFast",
             "model_max_length": max_length,
             "clean_up_tokenization_spaces": False,
         }
-        if tokenizer.eos_token is not None:
-            settings |= {"eos_token": tokenizer.eos_token}
+        special = {"eos_token": tokenizer.eos_token, "bos_token": tokenizer.bos_token}
+        if is_gpt2:
+            special |= {"unk_token": tokenizer.eos_token}
+        settings |= {key: token for key, token in special.items() if token is not None}
         write_json(directory / SETTINGS, settings)
+
+
+def lost(tokenizer: Tokenizer) -> str | None:
+    """What an export cannot keep of the tokenizer. None if it keeps everything."""
+    if SETTINGS in tokenizer.files:
+        has_code = "auto_map" in json_object(tokenizer.files[SETTINGS])
+        return f"{SETTINGS} names Python code (auto_map), which is not copied" if has_code else None
+    if _is_gpt2(tokenizer.files):
+        return None
+    path = next(iter(tokenizer.files.values()))
+    return (
+        f"{path.parent} has no {SETTINGS}, so the exported tokenizer has no special tokens except the end of a "
+        "document, and no chat template"
+    )
 
 
 def _tokens(files: dict[str, Path]) -> dict[str, int]:
     try:
         if "tokenizer.json" in files:
             path = files["tokenizer.json"]
-            document = _object(path)
+            document = json_object(path)
             vocabulary = document["model"]["vocab"]
             if isinstance(vocabulary, list):  # Unigram: [token, score] in the order of the IDs
                 vocabulary = {token: index for index, (token, _) in enumerate(vocabulary)}
             added = {token["content"]: token["id"] for token in document.get("added_tokens", [])}
         elif "vocab.json" in files:
             path = files["vocab.json"]
-            vocabulary = _object(path)
-            added = _object(files["added_tokens.json"]) if "added_tokens.json" in files else {}
+            vocabulary = json_object(path)
+            added = json_object(files["added_tokens.json"]) if "added_tokens.json" in files else {}
         else:
             return {}
         tokens: dict[str, int] = {**vocabulary, **added}
@@ -132,7 +179,12 @@ def _tokens(files: dict[str, Path]) -> dict[str, int]:
     return tokens
 
 
-def _object(path: Path) -> dict[str, Any]:
+def json_object(path: Path) -> dict[str, Any]:
+    """The content of a file, which must be a JSON object.
+
+    Raises:
+        TrainerError: it is not, or cannot be read.
+    """
     try:
         document = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
