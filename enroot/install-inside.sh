@@ -88,24 +88,31 @@ install_code() {
 # A directory made by `hpcgen install-code` has all modules that NVIDIA's image lacks, for one version of Python.
 copy_code_directory() {
     local source=$1
-    python3 - "$source" <<'END' || die "the code directory does not fit this image (above)"
+    rm -rf -- "$prefix/python"
+    # Copies only what the manifest names, as it was hashed: no bytecode caches, and nothing that was added later.
+    python3 - "$source" "$prefix/python" <<'END' || die "the code directory does not fit this image (above)"
 import hashlib, json, pathlib, sys
 
-source = pathlib.Path(sys.argv[1])
-manifest = json.loads((source / "manifest.json").read_text())
+source, target = map(pathlib.Path, sys.argv[1:])
+text = (source / "manifest.json").read_bytes()
+manifest = json.loads(text)
 running = "{}.{}".format(*sys.version_info)
 if manifest["python_version"] != running:
     sys.exit(
         f"it is for Python {manifest['python_version']}, and the image has {running}: "
         f"make it with hpcgen install-code --python-version {running}"
     )
+target.mkdir()
+(target / "manifest.json").write_bytes(text)
 for name, digest in manifest["files"].items():
-    file = source / name
-    if not file.is_file() or hashlib.sha256(file.read_bytes()).hexdigest() != digest:
+    file, copy = source / name, target / name
+    content = file.read_bytes() if file.is_file() else b""
+    if not file.is_file() or hashlib.sha256(content).hexdigest() != digest:
         sys.exit(f"{name} is missing or was changed since the directory was made")
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    copy.write_bytes(content)
+    copy.chmod(0o755 if file.stat().st_mode & 0o100 else 0o644)
 END
-    rm -rf -- "$prefix/python"
-    cp -R -- "$source" "$prefix/python"
     # enroot reads a container's environment from this file. A job overrides PYTHONPATH by passing it to the container.
     sed -i '/^PYTHONPATH=/d' /etc/environment
     printf 'PYTHONPATH=%s\n' "$prefix/python" >>/etc/environment

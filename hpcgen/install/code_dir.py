@@ -220,20 +220,46 @@ def megatron_core_version(target: Path) -> str:
 
 
 def content(tree: Path) -> dict[str, str]:
-    """SHA-256 of every file of a code directory by relative path, without Python's caches."""
+    """SHA-256 of every file of a code directory by relative path, and what else it contains that is not a directory."""
     return {
-        path.relative_to(tree).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        path.relative_to(tree).as_posix(): _identity(path)
         for path in sorted(tree.rglob("*"))
-        if path.is_file() and "__pycache__" not in path.parts and path != tree / MANIFEST
+        if (path.is_symlink() or not path.is_dir()) and path != tree / MANIFEST
     }
 
 
+def _identity(path: Path) -> str:
+    """SHA-256 of a file. Python would also import a module through a link, which is not followed here."""
+    if path.is_symlink() or not path.is_file():
+        return "not a file"
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def remove_caches(tree: Path) -> None:
+    """Removes Python's bytecode caches. Their content cannot be verified, and jobs make them again.
+
+    Raises:
+        HpcgenError: a cache belongs to someone else.
+    """
+    for cache in [path for path in tree.rglob("__pycache__") if path.is_dir() and not path.is_symlink()]:
+        try:
+            shutil.rmtree(cache)
+        except FileNotFoundError:
+            continue  # another process removes it, too
+        except OSError as error:
+            raise HpcgenError(
+                f"{cache} cannot be removed ({error.strerror}), and jobs would run what it contains",
+                "have its owner remove it, or install into another directory",
+            ) from error
+
+
 def verify(target: Path, files: dict[str, str]) -> None:
-    """Checks that an existing directory has exactly `files`.
+    """Checks that an existing directory has exactly `files`, after removing Python's caches.
 
     Raises:
         HpcgenError: files were added, removed or changed.
     """
+    remove_caches(target)
     there = content(target)
     changed = sorted(path for path in files.keys() | there.keys() if files.get(path) != there.get(path))
     if changed:

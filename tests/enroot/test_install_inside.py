@@ -98,6 +98,20 @@ def test_a_changed_file_is_refused(image: Path) -> None:
     assert (done.returncode, "hello/__init__.py is missing or was changed" in done.stderr) == (1, True)
 
 
+def test_only_what_the_manifest_names_is_installed(image: Path) -> None:
+    """Python would import these, too."""
+    code = code_directory(image / "mnt")
+    for name in ("torch.py", "hello/__pycache__/__init__.cpython-312.pyc"):
+        (code / name).parent.mkdir(exist_ok=True)
+        (code / name).write_text("planted")
+    done = inside(image, "code", "directory", f"/mnt/{code.name}", "0.16.1")
+    assert done.returncode == 0, done.stderr
+    installed = image / "opt/hpcgen/python"
+    files = {path.relative_to(installed).as_posix() for path in installed.rglob("*") if path.is_file()}
+    manifest = json.loads((code / "manifest.json").read_text())
+    assert files == {"manifest.json", *manifest["files"]}
+
+
 # ==== pip ====
 
 

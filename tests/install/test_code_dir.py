@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
+import py_compile
 import re
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -248,24 +249,69 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 
 
 def test_an_existing_directory_is_kept_and_verified(tmp_path: Path, tree: Path) -> None:
+    """What a planted cache contains would run in place of the source, so caches are removed."""
     copy = tmp_path / "copy"
     subprocess.run(("cp", "-a", tree, copy), check=True)
     first = code_dir.publish(tree, tmp_path, "3.12")
-    inode = first.stat().st_ino
-    (first / "trainer" / "__pycache__").mkdir()
-    (first / "trainer" / "__pycache__" / "__init__.pyc").write_text("cached by a job")
+    inode, source = first.stat().st_ino, first / "trainer" / "__init__.py"
+    content = source.read_text()
+    source.write_text("print('planted')")
+    py_compile.compile(str(source), invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
+    source.write_text(content)
+    assert run_isolated("import trainer", first) == "planted\n"
     assert code_dir.publish(copy, tmp_path, "3.12") == first
     assert first.stat().st_ino == inode
+    assert run_isolated("import trainer", first) == ""
 
 
-@pytest.mark.parametrize("change", ["edit", "remove", "add"])
-def test_a_changed_directory_is_refused(tmp_path: Path, tree: Path, change: str) -> None:
+def planted_module(trainer: Path) -> str:
+    (trainer / "torch.py").write_text("import os")
+    return "torch.py"
+
+
+def planted_bytecode(trainer: Path) -> str:
+    (trainer / "torch.pyc").write_bytes(b"import os")
+    return "torch.pyc"
+
+
+def planted_package(trainer: Path) -> str:
+    (trainer.parents[1] / "torch").mkdir()
+    (trainer / "torch").symlink_to(trainer.parents[1] / "torch")
+    return "torch"
+
+
+def planted_link(trainer: Path) -> str:
+    """With the same content, which its owner may change later."""
+    (trainer / "__init__.py").rename(trainer.parents[1] / "elsewhere.py")
+    (trainer / "__init__.py").symlink_to(trainer.parents[1] / "elsewhere.py")
+    return "__init__.py"
+
+
+def planted_cache(trainer: Path) -> str:
+    (trainer.parents[1] / "cache").mkdir()
+    (trainer / "__pycache__").symlink_to(trainer.parents[1] / "cache")
+    return "__pycache__"
+
+
+def edited(trainer: Path) -> str:
+    (trainer / "__init__.py").write_text("import os")
+    return "__init__.py"
+
+
+def removed(trainer: Path) -> str:
+    (trainer / "__init__.py").unlink()
+    return "__init__.py"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [planted_module, planted_bytecode, planted_package, planted_link, planted_cache, edited, removed],
+)
+def test_a_changed_directory_is_refused(tmp_path: Path, tree: Path, change: Callable[[Path], str]) -> None:
     copy = tmp_path / "copy"
     subprocess.run(("cp", "-a", tree, copy), check=True)
-    published = code_dir.publish(tree, tmp_path, "3.12")
-    changed = published / "trainer" / ("torch.py" if change == "add" else "__init__.py")
-    changed.unlink() if change == "remove" else changed.write_text("import os")
-    with pytest.raises(HpcgenError, match=rf"1 file changed since .* \(trainer/{changed.name}\)"):
+    name = change(code_dir.publish(tree, tmp_path, "3.12") / "trainer")
+    with pytest.raises(HpcgenError, match=rf"1 file changed since .* \(trainer/{name}\)"):
         code_dir.publish(copy, tmp_path, "3.12")
 
 
