@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,7 @@ def _shortest(model: ModelConfig) -> dict[str, Any]:
 
 def _tokenizer(directory: Path, document: Any) -> dict[str, Any]:
     """The section data.tokenizer for the files in `directory`, with absolute paths."""
-    absolute = directory.absolute()
+    absolute = Path(os.path.normpath(directory.absolute()))
     if (absolute / "tokenizer.json").is_file():
         config = TokenizerConfig(kind="huggingface", tokenizer_file=str(absolute / "tokenizer.json"))
     elif (absolute / "vocab.json").is_file() and (absolute / "merges.txt").is_file():

@@ -92,6 +92,22 @@ def test_a_model_goes_in_and_out_of_a_run(hf_dir: Path, workplace: Path) -> None
     assert json.loads((workplace / "exported/config.json").read_bytes())["eos_token_id"] == SIZE - 1
 
 
+def test_paths_to_paste_are_valid_in_a_run_file(
+    hf_dir: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run file refuses paths with `..`."""
+    shutil.copytree(hf_dir, workplace / "model")
+    (workplace / "inside").mkdir()
+    monkeypatch.chdir(workplace / "inside")
+    assert hpcgen("init", "--from-hf", "../model", "--cluster", "local").status == 0
+    tokenizer = load_run(workplace / "inside/run.yaml").config.data.tokenizer
+    assert tokenizer.tokenizer_file == str(workplace / "model/tokenizer.json")
+    imported = hpcgen("checkpoint", "import", "../model", "--to", "../weights")
+    assert f'load: "{workplace}/weights"' in imported.stderr
+    listed = hpcgen("checkpoint", "list", "../weights")
+    assert f"checkpoint.load: {workplace}/weights/iter_0000000" in listed.stderr
+
+
 def test_the_example_of_continued_pretraining_runs(hf_dir: Path, workplace: Path, stand_in: str) -> None:
     programs = workplace / "programs"
     programs.mkdir()

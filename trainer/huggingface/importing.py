@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -68,7 +69,8 @@ def import_model(source: Path, destination: Path, report: Report) -> None:
         f"({size / 1e6 / max(seconds, 1e-9):,.0f} MB/s)"
     )
     report("to start from it, write into the run file:")
-    report(f"checkpoint: {{load: {json.dumps(str(destination.absolute()))}, finetune: true}}")
+    load = json.dumps(os.path.normpath(destination.absolute()))
+    report(f"checkpoint: {{load: {load}, finetune: true}}")
 
 
 def _write_weights(source: HuggingFaceDirectory, writer: WeightsWriter) -> torch.dtype:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,7 +46,10 @@ def command(directory: Path, as_json: bool) -> None:
     _print_entries(entries)
     newest = next((entry.path for entry in entries if entry.state in ("complete", "Megatron-LM's")), None)
     if newest is not None:
-        click.echo(f"to start a run from {newest.name}: checkpoint.load: {newest.absolute()}", err=True)
+        click.echo(
+            f"to start a run from {newest.name}: checkpoint.load: {os.path.normpath(newest.absolute())}",
+            err=True,
+        )
     click.echo(f"{where}: {size_text(sum(entry.bytes for entry in entries))}; {retention}", err=True)
 
 

@@ -6,15 +6,20 @@ import copy
 import json
 import math
 from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from hpcgen.config.from_huggingface import sections
+from hpcgen.errors import HpcgenError
 from tests.trainer.huggingface.models import LLAMA3, YARN
 from trainer.contract.config import ConfigError
+from trainer.contract.errors import TrainerError
 from trainer.contract.huggingface import FAMILIES, config_of, model_of
 from trainer.contract.wording import shown
+from trainer.huggingface.reading import HuggingFaceDirectory
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 300,
@@ -203,6 +208,19 @@ def test_all_wrong_values_are_named_at_once(family: str) -> None:
     assert all(
         f"{key} = 'x' " in str(error.value) for key in keys if key not in ("hidden_act", "scoring_func")
     )
+
+
+def test_both_commands_name_the_file(tmp_path: Path) -> None:
+    document = {"model_type": "llama", **SHAPE, "num_hidden_layers": None, "num_attention_heads": "4"}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(document))
+    reason = "num_hidden_layers = None must be of type int; num_attention_heads = '4' must be of type int"
+    with pytest.raises(TrainerError) as error:
+        HuggingFaceDirectory(tmp_path)
+    assert str(error.value) == f"{path}: {reason}"
+    with pytest.raises(HpcgenError) as refused:
+        sections(tmp_path, "weights")
+    assert str(refused.value) == f"{path}: {reason}"
 
 
 @pytest.mark.parametrize(
