@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import datetime
 import gc
 import json
@@ -16,8 +15,8 @@ import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
 
 from trainer import checkpoint
-from trainer.contract import code_loading, finished, hyperparameters, provenance
-from trainer.contract.batch_size import batch_size_at, covering
+from trainer.contract import code_loading, finished, provenance
+from trainer.contract.batch_size import batch_size_at
 from trainer.contract.code_record import SHA256_DIGITS
 from trainer.contract.config import TrainerConfig, fingerprint, to_dict
 from trainer.contract.confirmations import Confirmations
@@ -27,8 +26,9 @@ from trainer.contract.resolve import resolve
 from trainer.contract.run_directory import RunDirectory, publish, set_aside
 from trainer.contract.user_code import UserCode, sha256
 from trainer.contract.wording import counted
-from trainer.data.datasets import build_datasets
+from trainer.data.datasets import Reading, open_datasets, plan
 from trainer.data.loader import num_microbatches, reads_samples
+from trainer.data.progress import fresh, resumed
 from trainer.distributed import groups, rendezvous
 from trainer.distributed.layout import check_layout
 from trainer.distributed.peers import Peers
@@ -131,7 +131,7 @@ def _train(
         checkpoint.load(source, state, groups)
     log.line(_summary(config, groups, source, state))
     watch.beat(Phase.DATA, state.iteration)
-    datasets = _open_datasets(config, run, state, source)
+    datasets, reading = _open_datasets(config, run, state, source, origins)
 
     timers = Timers(config.device)
     timers.attach(state.model, state.optimizer)
@@ -147,7 +147,14 @@ def _train(
     at_rank_0(record_start, run.root, "written")
     log.start(state.iteration, last)
     checkpoints = checkpoint.Checkpoints(
-        run.checkpoints, config, groups, log, metrics.checkpoint, lambda: watch.beat(Phase.SAVE), attempt
+        run.checkpoints,
+        config,
+        groups,
+        log,
+        metrics.checkpoint,
+        lambda: watch.beat(Phase.SAVE),
+        attempt,
+        reading,
     )
     checkpoints.prepare(state)
     graphs = cuda_graphs.LayerGraphs(config, state, groups, log)
@@ -186,18 +193,21 @@ def build_state(config: TrainerConfig, groups: ProcessGroupCollection, log: Log)
 
 
 def _open_datasets(
-    config: TrainerConfig, run: RunDirectory, state: TrainingState, source: checkpoint.Source | None
-) -> dict[str, torch.utils.data.Dataset | None]:
-    """Open the datasets of all splits. The training set covers the samples already read and those still to be read."""
-    training = covering(config.training, state.iteration, state.consumed_samples)
-    resumes = source is not None and not source.weights_only
-    return build_datasets(
-        dataclasses.replace(config, training=training),
-        run.index_cache,
-        config.model.padded_vocab_size,
-        is_needed=any(reads_samples(chunk, config.data) for chunk in state.model),
-        earlier=hyperparameters.planned_training(source.checkpoint.record) if resumes else None,
-    )
+    config: TrainerConfig,
+    run: RunDirectory,
+    state: TrainingState,
+    source: checkpoint.Source | None,
+    origins: dict[str, Any],
+) -> tuple[dict[str, torch.utils.data.Dataset | None], Reading]:
+    """Open the datasets of all splits. The reading counts what the run reads of each training pair, on rank 0."""
+    progress = fresh(config, origins)
+    if source is not None and not source.weights_only:
+        progress = resumed(config, origins, source.sections, state.iteration, state.consumed_samples)
+    rows = config.model.padded_vocab_size
+    blends = plan(config, run.index_cache, rows, progress=progress)
+    is_needed = any(reads_samples(chunk, config.data) for chunk in state.model)
+    datasets = open_datasets(blends, config, run.index_cache, rows, is_needed)
+    return datasets, Reading(blends["train"], datasets["train"], state.consumed_samples)
 
 
 def _finish_save(checkpoints: checkpoint.Checkpoints, log: Log) -> None:

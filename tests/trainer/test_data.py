@@ -15,7 +15,7 @@ from trainer.contract import config as configuration
 from trainer.contract.batch_size import Batch
 from trainer.contract.config import ConfigError, TrainerConfig
 from trainer.contract.errors import Exit
-from trainer.data import blend
+from trainer.data.corpora import CHECKED_TOKENS
 from trainer.data.datasets import build_datasets
 from trainer.data.loader import MicroBatchSampler
 from trainer.distributed.sequence import zigzag_positions
@@ -200,7 +200,7 @@ def test_an_id_without_a_row_beyond_the_beginning_of_a_corpus_ends_the_run_in_a_
 
     builder = IndexedDatasetBuilder(f"{tmp_path}/c.bin", dtype=numpy.uint16)
     for token in (7, 60_000):
-        builder.add_document(numpy.full(blend.CHECKED_TOKENS, token), [blend.CHECKED_TOKENS])
+        builder.add_document(numpy.full(CHECKED_TOKENS, token), [CHECKED_TOKENS])
     builder.finalize(f"{tmp_path}/c.idx")
     config = gpt_config(f"{tmp_path}/c", tmp_path / "run")
     config["data"]["split"] = "1,0,0"

@@ -14,7 +14,7 @@ import torch
 from megatron.core import dist_checkpointing
 
 from hpcgen.report.history import read_history
-from tests.trainer.runs import LLAMA, MOE, Ranks, Run, finished, gpt_config, run, write_corpus
+from tests.trainer.runs import LLAMA, MOE, Ranks, Run, finished, gpt_config, run
 from tests.trainer.tensors import assert_same_checkpoint, load_all
 from trainer.contract import checkpoint_files
 from trainer.contract.errors import Exit
@@ -359,17 +359,3 @@ def test_two_runs_that_save_into_one_directory_are_refused(config: dict[str, Any
     assert second.statuses == (Exit.FAULT,)
     assert f"another process saves its checkpoints in {tmp_path / 'shared'}" in second.log
     assert not (second.directory / "FAILED").exists()
-
-
-def test_a_longer_run_that_reshuffles_is_logged(
-    config: dict[str, Any], tmp_path: Path, stopped_at_once: str
-) -> None:
-    config["data"]["datasets"] = [{"prefix": write_corpus(tmp_path / "small", documents=10)}]
-    config["optimizer"]["lr_decay_iters"] = 6
-    for _ in range(2):
-        assert "ANOTHER ORDER" not in finished(config, "--stop-file", stopped_at_once).log
-    config["training"]["train_iters"] = 60
-    assert (
-        "NEW SAMPLE ORDER: this attempt plans 240 samples, the previous one 24"
-        in finished(config, "--stop-file", stopped_at_once).log
-    )

@@ -29,6 +29,8 @@ from trainer.contract import checkpoint_files
 from trainer.contract.checkpoint_files import list_checkpoints
 from trainer.contract.config import CheckpointConfig
 from trainer.contract.errors import Exit
+from trainer.data.blend import Blend
+from trainer.data.datasets import Reading
 from trainer.metrics.console import Log
 
 
@@ -175,7 +177,10 @@ def test_a_save_is_due_when_its_interval_is_over(minutes: float, is_time: bool, 
     keys = CheckpointConfig(save_interval_minutes=minutes)
     config = dataclasses.replace(resolved(tmp_path, GPT), checkpoint=keys)
     log = Log(is_rank_0=False, progress=False)
-    checkpoints = checkpoint.Checkpoints(tmp_path, config, None, log, lambda *_: None, lambda: None, {})
+    reading = Reading(Blend("train", 0, ()), None, 0)
+    checkpoints = checkpoint.Checkpoints(
+        tmp_path, config, None, log, lambda *_: None, lambda: None, {}, reading
+    )
     assert checkpoints.vote().save == is_time
 
 

@@ -20,7 +20,9 @@ from hpcgen.slurm.training_data import empty_split
 from tests.trainer.runs import write_corpus
 from trainer.contract import config as configuration
 from trainer.contract.config import ConfigError, TrainerConfig
-from trainer.data.blend import Blend, cut, draws, plan_blends, shuffle_key, split_shares
+from trainer.contract.sampling import draws
+from trainer.data.blend import Blend, plan_blends
+from trainer.data.corpora import cut, split_shares
 from trainer.data.datasets import Vocabulary, build_datasets
 
 SPLITS = ("99990,8,2", "949,50,1", "8,1,1", "1,1,1", "0.7,0.2,0.1", "1,0,0", "9,0,1", "98,2,0")
@@ -219,7 +221,7 @@ def test_no_blend_draws_more_from_a_pair_than_requested() -> None:
         dataset_index, sample_index = numpy.zeros(size, numpy.int16), numpy.zeros(size, numpy.int64)
         helpers.build_blending_indices(dataset_index, sample_index, weights, len(weights), size, False)
         drawn = numpy.bincount(dataset_index, minlength=len(weights))
-        assert (drawn <= draws(weights, size)).all()
+        assert (drawn <= [draws(weight, size) for weight in weights]).all()
 
 
 def test_many_small_pairs_and_a_large_one_make_a_blend(config: dict[str, Any], tmp_path: Path) -> None:
@@ -263,49 +265,3 @@ def test_tokens_that_would_be_read_for_ever_are_refused(config: dict[str, Any], 
 def test_a_split_that_is_not_three_weights_is_refused(split: str) -> None:
     with pytest.raises(ConfigError, match="three weights"):
         split_shares(split)
-
-
-def num_tokens(prefix: str) -> int:
-    pair = IndexedDataset(prefix)
-    return int(pair.sequence_lengths.sum())  # of a map that ends with the pair
-
-
-def test_a_longer_run_keeps_the_order_exactly_as_predicted(config: dict[str, Any], tmp_path: Path) -> None:
-    """The first samples of Core's own datasets, for every length up to three epochs."""
-    [pair] = pairs(tmp_path, 24)
-    data = {"train": [pair]}
-    tokens = num_tokens(pair["prefix"])
-    seq_length = config["model"]["seq_length"]
-    lengths = range(1, 3 * tokens // seq_length)
-    orders, firsts = [], []
-    for train_iters in lengths:
-        lengthened = trainer_config(config, data, train_iters=train_iters, global_batch_size=1, eval_iters=0)
-        dataset = build_datasets(lengthened, tmp_path / "cache", 1000, True, lambda line: None)["train"]
-        assert isinstance(dataset, GPTDataset)
-        orders.append(shuffle_key(train_iters, tokens, seq_length))
-        firsts.append((dataset.document_index.tolist(), dataset.shuffle_index.tolist()))
-    assert {1, 2, 3} == {epochs for epochs, _ in orders}
-    assert {False, True} == {is_apart for _, is_apart in orders}
-    for (order, first), (next_order, next_first) in itertools.pairwise(zip(orders, firsts, strict=True)):
-        assert (order == next_order) == (first == next_first)
-
-
-def test_the_log_names_the_corpora_with_a_new_order(config: dict[str, Any], tmp_path: Path) -> None:
-    data = {"train": [pair | {"weight": 1.0} for pair in pairs(tmp_path, 24, 400)]}
-    said: list[str] = []
-
-    def build(train_iters: int, earlier: int) -> list[str]:
-        said.clear()
-        now, before = (
-            trainer_config(config, data, train_iters=iters, global_batch_size=1, eval_iters=0)
-            for iters in (train_iters, earlier)
-        )
-        build_datasets(now, tmp_path / "cache", 1000, True, said.append, before.training)
-        return [line for line in said if "NEW SAMPLE ORDER" in line]
-
-    once = num_tokens(data["train"][0]["prefix"]) // config["model"]["seq_length"]
-    assert build(once, once) == []
-    assert build(once, once + 2) == []  # half of it comes from either pair
-    [line] = build(4 * once, once)
-    assert f"this attempt plans {4 * once:,} samples, the previous one {once:,}" in line
-    assert f"reshuffles {data['train'][0]['prefix']}." in line

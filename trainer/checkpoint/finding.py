@@ -55,12 +55,19 @@ class Source:
         return self.checkpoint.path
 
     @property
+    def sections(self) -> Mapping[str, Any]:
+        """The record of the checkpoint or, for one of Megatron-LM, the sections that are known."""
+        if self.foreign is not None:
+            return self.foreign.sections
+        assert self.checkpoint.record is not None
+        return self.checkpoint.record
+
+    @property
     def consumed_tokens(self) -> int:
         """Number of tokens that the run has read."""
         if self.foreign is not None:
             return self.foreign.consumed_samples * int(self.foreign.sections["model"]["seq_length"])
-        assert self.checkpoint.record is not None
-        return checkpoint_files.consumed_tokens(self.checkpoint.record)
+        return checkpoint_files.consumed_tokens(self.sections)
 
 
 def find(

@@ -31,6 +31,7 @@ from trainer.contract.config import CheckpointConfig, TrainerConfig, to_dict
 from trainer.contract.errors import NotSavedError, Scope, TrainerError
 from trainer.contract.run_directory import RunDirectory, publish, sync_directory
 from trainer.contract.wording import counted
+from trainer.data.datasets import Reading
 from trainer.distributed.groups import from_rank_0
 from trainer.faults import storage
 from trainer.metrics.console import Log
@@ -85,19 +86,20 @@ class Checkpoints:
         on_complete: Callable[[int, SaveEvent], None],
         beat: Callable[[], None],
         attempt: dict[str, Any],
+        reading: Reading,
     ) -> None:
         """Nothing is written before the first `save`. `directory` is the one that `find` has locked.
 
         `on_complete` is called on rank 0 with the iteration of each checkpoint that became complete. `beat` is called
         while training waits for the storage. `attempt` is what all records of this attempt have: the files that it
         depends on (`trainer.contract.provenance`), and the names of checkpoint.changed that it uses
-        (`trainer.contract.confirmations`).
+        (`trainer.contract.confirmations`). `reading` counts what the run reads of each pair, on rank 0.
         """
         self._directory, self._config, self._groups, self._log = directory, config, groups, log
         self._on_complete, self._beat = on_complete, beat
         self._interval_s = interval_s(config.checkpoint)
         self._versions = versions()
-        self._attempt = attempt
+        self._attempt, self._reading = attempt, reading
         self._last_start = time.monotonic()
         self._buffer = HostBuffer()
         self._save: _Save | None = None
@@ -208,11 +210,29 @@ class Checkpoints:
         return _Save(
             path,
             state.iteration,
-            _record(state, self._config, self._versions) | self._attempt,
+            self._record(state) if torch.distributed.get_rank() == 0 else {},
             plan,
             writing,
             stall_s,
         )
+
+    def _record(self, state: TrainingState) -> dict[str, Any]:
+        """Content of COMPLETE, without the files. Only rank 0 writes it."""
+        config, sampling = self._config, self._reading.at(state.consumed_samples)
+        return {
+            "format": checkpoint_files.FORMAT,
+            "iteration": state.iteration,
+            "consumed_samples": state.consumed_samples,
+            "consumed_tokens": state.consumed_tokens,
+            "time": time.time(),
+            "world_size": config.world_size,
+            "layout": to_dict(config.parallelism),
+            "precision": config.training.precision,
+            **hyperparameters.sections(config),
+            "versions": self._versions,
+            "sampling": sampling and sampling.to_dict(),
+            **self._attempt,
+        }
 
     def _wait(self, save: _Save) -> float:
         """Wait until all ranks have written, and complete the save. Returns the waiting time in seconds."""
@@ -340,22 +360,6 @@ def _sync(path: Path) -> dict[str, Any]:
     with path.open("rb") as file:
         os.fsync(file.fileno())
     return checkpoint_files.describe_file(path)
-
-
-def _record(state: TrainingState, config: TrainerConfig, versions: dict[str, str]) -> dict[str, Any]:
-    """Content of COMPLETE, without the files and what all records of an attempt have."""
-    return {
-        "format": checkpoint_files.FORMAT,
-        "iteration": state.iteration,
-        "consumed_samples": state.consumed_samples,
-        "consumed_tokens": state.consumed_tokens,
-        "time": time.time(),
-        "world_size": config.world_size,
-        "layout": to_dict(config.parallelism),
-        "precision": config.training.precision,
-        **hyperparameters.sections(config),
-        "versions": versions,
-    }
 
 
 def _with_not_saved(function: Callable[[], T]) -> T:

@@ -94,9 +94,14 @@ def steps_within(training: TrainingConfig, samples: int, limit: int) -> int:
 
 def total_samples(training: TrainingConfig) -> int:
     """Number of samples that the complete run reads."""
+    return end_of_run(training, 0, 0)
+
+
+def end_of_run(training: TrainingConfig, iteration: int, consumed_samples: int) -> int:
+    """Number of samples that a run will have read at its end, after `iteration` steps with `consumed_samples`."""
     if training.rampup_batch_size is None:
-        return training.train_iters * training.global_batch_size
-    return sum(batch.size for batch in Batches(training))
+        return consumed_samples + max(0, training.train_iters - iteration) * training.global_batch_size
+    return consumed_samples + sum(batch.size for batch in Batches(training, iteration, consumed_samples))
 
 
 def covering(training: TrainingConfig, iteration: int, consumed_samples: int) -> TrainingConfig:
@@ -105,10 +110,9 @@ def covering(training: TrainingConfig, iteration: int, consumed_samples: int) ->
     `iteration` steps have read `consumed_samples` already. train_iters changes only if some of those steps had
     another batch size.
     """
+    end = end_of_run(training, iteration, consumed_samples)
     if training.rampup_batch_size is None:
-        end = consumed_samples + (training.train_iters - iteration) * training.global_batch_size
         return dataclasses.replace(training, train_iters=max(1, -(-end // training.global_batch_size)))
-    end = consumed_samples + sum(batch.size for batch in Batches(training, iteration, consumed_samples))
     from_start = Batches(dataclasses.replace(training, train_iters=max(end, 1)))
     steps = next((n for n, batch in enumerate(from_start, start=1) if batch.first + batch.size >= end), 1)
     return dataclasses.replace(training, train_iters=steps)

@@ -204,13 +204,11 @@ def check_iteration(iteration: int, config: TrainerConfig) -> None:
         )
 
 
-def planned_training(record: Mapping[str, Any] | None) -> TrainingConfig | None:
+def planned_training(record: Mapping[str, Any]) -> TrainingConfig:
     """Batch sizes of the attempt that saved `record`, and the train_iters that a run from the first sample would need.
 
-    None for checkpoints of Megatron-LM.
+    The trainer of hpcgen 0.2.0 planned its blend for this run.
     """
-    if record is None or "training" not in record:
-        return None
     saved = record["training"]
     training = TrainingConfig(
         micro_batch_size=saved["micro_batch_size"],

@@ -28,7 +28,6 @@ from trainer.contract import user_code
 from trainer.contract.change import Change
 from trainer.contract.code_record import SHA256_DIGITS, CodeRecord
 from trainer.contract.config import TrainerConfig
-from trainer.contract.confirmations import Confirmations
 from trainer.contract.hyperparameters import SECTIONS
 from trainer.contract.imports import named
 from trainer.contract.user_code import UserCode
@@ -64,6 +63,9 @@ class Examination:
 
     def add_changed_pairs(self, paths: list[str], name: str) -> None:
         """Add the files of `to_hash` that turned out to differ. `name` is the key that names the pairs."""
+        for pair in self.origins["pairs"].get(name, []):
+            if pair and f"{pair['prefix']}.bin" in paths:
+                pair["bin"]["sha256"] = None
         if paths:
             sha256 = self.to_hash[paths[0]]["sha256"]
             after = f"different content{_and_more(len(paths))}"
@@ -98,7 +100,6 @@ def examine(
         if now is not None:
             _examine_code(name, path, now, before, found)
     recorded = functools.cache(_recorded)
-    confirmed = Confirmations.of(config.checkpoint.changed, record).names
     for name in PAIRS:
         prefixes = [dataset.prefix for dataset in _value(config, name)]
         before = earlier.get("pairs", {}).get(name, [])
@@ -113,8 +114,34 @@ def examine(
         if pairs:
             found.origins["pairs"][name] = pairs
         if comparable:
-            _compare_pairs(name, known, pairs, found, hashes=thorough and name not in confirmed)
+            _compare_pairs(name, known, pairs, found, hashes=thorough)
+        if thorough and record:
+            _recognize_pairs(_pairs_read(record), pairs, found)
     return found
+
+
+def is_same_pair(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """True if two identities are known to be those of the same documents. `examine` has hashed what this depends on.
+
+    Pairs of documents of one length have the same .idx, so the .bin must be known too, by its hash or its time.
+    """
+    return _compare(one, other) == "same"
+
+
+def likeness(one: Mapping[str, Any], other: Mapping[str, Any]) -> int:
+    """0 if two identities, which need not have hashes, are those of other documents, 1 if they may be the same, 2 if
+    they are."""
+    verdict = _compare(one, other)
+    return 0 if verdict == "other" else 2 if verdict == "same" else 1
+
+
+def identify_pair(prefix: str) -> dict[str, Any] | None:
+    """Identities of a pair's files; None if a file is missing.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    return _identify_pair(prefix, None, _recorded, reads=True)
 
 
 def pairs_key(config: TrainerConfig) -> str:
@@ -176,9 +203,7 @@ def _compare_pairs(
             continue
         verdict = _compare(known, pair)
         if verdict == "hash" and hashes:
-            sha256 = known["bin"]["sha256"]
-            found.to_hash[f"{pair['prefix']}.bin"] = {"bytes": pair["bin"]["size"], "sha256": sha256}
-            pair["bin"]["sha256"] = sha256  # the ranks verify this before training starts
+            _expect(known, pair, found)
         if verdict in ("same", "hash"):
             dataset["prefix"] = pair["prefix"]
         elif dataset["prefix"] == pair["prefix"]:
@@ -188,6 +213,29 @@ def _compare_pairs(
     if differing:
         was, now = differing[0]
         found.changes.append(Change(name, was, now + _and_more(len(differing)), is_content=True))
+
+
+def _pairs_read(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Identities of all pairs that a checkpoint's run has read."""
+    latest = (record.get("origins") or {}).get("pairs", {}).values()
+    streams = (record.get("sampling") or {}).get("streams", [])
+    return [*(pair for pairs in latest for pair in pairs if pair), *(stream["pair"] for stream in streams)]
+
+
+def _recognize_pairs(read: Sequence[Mapping[str, Any]], pairs: Sequence[Any], found: Examination) -> None:
+    """Add pairs that may be among those in `read`, but must be hashed to tell, to `found.to_hash`."""
+    for pair in filter(None, pairs):
+        if not any(is_same_pair(known, pair) for known in read):
+            alike = [known for known in read if _compare(known, pair) == "hash"]
+            if alike:
+                _expect(max(alike, key=lambda known: known["prefix"] == pair["prefix"]), pair, found)
+
+
+def _expect(known: Mapping[str, Any], pair: dict[str, Any], found: Examination) -> None:
+    """Assume that a .bin has its earlier hash. The ranks verify this before training starts."""
+    sha256 = known["bin"]["sha256"]
+    found.to_hash[f"{pair['prefix']}.bin"] = {"bytes": pair["bin"]["size"], "sha256": sha256}
+    pair["bin"]["sha256"] = sha256
 
 
 def _saved_pairs(name: str, found: Examination) -> list[dict[str, Any]]:

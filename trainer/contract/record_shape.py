@@ -32,7 +32,19 @@ KEYS: Mapping[str, type] = {
 }
 """Keys that every record of this format has."""
 
-NAMES = {int: "a non-negative integer", str: "a string", dict: "an object", list: "a list"}
+NAMES = {
+    int: "a non-negative integer",
+    float: "a number",
+    str: "a string",
+    dict: "an object",
+    list: "a list",
+    type(None): "null",
+}
+
+DOCUMENTS = {"first": int, "end": int, "tokens": int}
+STREAM = {"pair": dict, "documents": dict, "seq_length": int, "orders": list, "read": int}
+PORTION = {"stream": int, "weight": float, "start": int}
+PHASES = "sampling.phases[...]"
 
 
 def problem(record: Mapping[str, Any], known_format: int) -> str | None:
@@ -72,6 +84,50 @@ def _problems(record: Mapping[str, Any], known_format: int) -> Iterator[str]:
     for name, use in record.get(CONFIRMED, {}).items():
         yield from _not(use, dict, f"{CONFIRMED}[{name!r}]")
         yield from _not(use.get("iteration"), int, f"{CONFIRMED}[{name!r}].iteration")
+    yield from _sampling_problems(record.get("sampling"))
+
+
+def _sampling_problems(sampling: Any) -> Iterator[str]:
+    """Checks what `trainer.contract.sampling.from_dict` reads."""
+    if sampling is None:
+        return
+    yield from _is(sampling, {"streams": list, "phases": list}, "sampling")
+    for stream in sampling["streams"]:
+        yield from _is(stream, STREAM, "sampling.streams[...]")
+        yield from _not(stream["pair"].get("prefix"), str, "sampling.streams[...].pair.prefix")
+        for suffix in ("idx", "bin"):
+            yield from _identity_problems(stream["pair"].get(suffix), f"sampling.streams[...].pair.{suffix}")
+        yield from _is(stream["documents"], DOCUMENTS, "sampling.streams[...].documents")
+        if stream["documents"]["tokens"] == 0 or stream["seq_length"] == 0:
+            yield "sampling.streams[...] has no samples"
+        for order in stream["orders"]:
+            yield from _is(order, {"seed": int, "num_samples": int}, "sampling.streams[...].orders[...]")
+    for phase in sampling["phases"]:
+        split = isinstance(phase, dict) and phase.get("split")
+        yield from _is(phase, {"first": int, "split": str if split else type(None), "portions": list}, PHASES)
+        for portion in phase["portions"]:
+            yield from _is(portion, PORTION, f"{PHASES}.portions[...]")
+            if portion["stream"] >= len(sampling["streams"]):
+                yield f"{PHASES}.portions[...].stream is {portion['stream']}, which is not the number of a stream"
+            if not 0 < portion["weight"] <= 1:
+                yield f"{PHASES}.portions[...].weight is {portion['weight']}, not a fraction"
+
+
+def _identity_problems(identity: Any, key: str) -> Iterator[str]:
+    yield from _not(identity, dict, key)
+    yield from _not(identity.get("size"), int, f"{key}.size")
+    yield from _not(identity.get("modified_ns"), int, f"{key}.modified_ns")
+    if identity.get("sha256") is not None:
+        yield from _not(identity["sha256"], str, f"{key}.sha256")
+
+
+def _is(value: Any, kinds: Mapping[str, type], key: str) -> Iterator[str]:
+    """Yields a problem unless `value` is an object with exactly these keys and types."""
+    yield from _not(value, dict, key)
+    if value.keys() != kinds.keys():
+        yield f"{key} has the keys {_show(sorted(value))}, not {_show(sorted(kinds))}"
+    for name, kind in kinds.items():
+        yield from _not(value[name], kind, f"{key}.{name}")
 
 
 def _data_problems(data: Any) -> Iterator[str]:

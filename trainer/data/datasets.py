@@ -7,9 +7,10 @@ same corpora for every split of a blend.
 
 from __future__ import annotations
 
+import bisect
 import functools
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,10 +20,13 @@ from megatron.core.datasets.blended_dataset import BlendedDataset
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig, MockGPTDataset
 from megatron.core.datasets.utils import Split
 
-from trainer.contract.batch_size import total_samples
-from trainer.contract.config import BlendConfig, Dataset, TrainerConfig, TrainingConfig
-from trainer.data.blend import SPLITS, Blend, LogLine, Part, plan_blends, reordered
+from trainer.contract.config import BlendConfig, Dataset, TrainerConfig
+from trainer.contract.sampling import Order, Sampling, Stream
+from trainer.data.blend import Blend, LogLine, Part, plan_blends
+from trainer.data.corpora import SPLITS
 from trainer.data.index_files import Index, complete
+from trainer.data.progress import Progress
+from trainer.data.replay import counts
 from trainer.faults.storage import at_rank_0
 
 PART_FILES = ("description.txt", "document_index.npy", "sample_index.npy", "shuffle_index.npy")
@@ -57,73 +61,174 @@ class Vocabulary:
         return OrderedDict({"class": "Vocabulary"})
 
 
+class Continuation(torch.utils.data.Dataset):
+    """The samples of a stream from `start` on, as a dataset for Core's blends."""
+
+    def __init__(self, orders: Sequence[GPTDataset], stream: Stream, start: int) -> None:
+        """`orders` are the datasets of the stream's orders."""
+        self._orders, self._start, self._ends = orders, start, stream.ends
+        self.index_split = orders[0].index_split
+        self.unique_identifiers = OrderedDict(
+            {
+                "class": type(self).__name__,
+                "orders": [order.unique_identifiers for order in orders],
+                "start": start,
+            }
+        )
+
+    def __len__(self) -> int:
+        return self._ends[-1] - self._start
+
+    def __getitem__(self, sample: int) -> dict[str, torch.Tensor]:
+        dataset, number = self.locate(sample)
+        return dataset[number]
+
+    def locate(self, sample: int) -> tuple[GPTDataset, int]:
+        """The order that has a sample, and its number there."""
+        position = self._start + int(sample)
+        order = bisect.bisect_right(self._ends, position)
+        return self._orders[order], position - (self._ends[order - 1] if order else 0)
+
+
+class Numbered(torch.utils.data.Dataset):
+    """A phase of the run, whose samples have the numbers from `first` on."""
+
+    def __init__(self, dataset: torch.utils.data.Dataset, first: int) -> None:
+        self.dataset, self.first = dataset, first
+
+    def __len__(self) -> int:
+        return self.first + len(self.dataset)
+
+    def __getitem__(self, sample: int) -> dict[str, torch.Tensor]:
+        return self.dataset[sample - self.first]
+
+
+def located(dataset: torch.utils.data.Dataset, sample: int) -> tuple[GPTDataset, int]:
+    """Core's dataset that a sample of a training set comes from, and its number there."""
+    while not isinstance(dataset, GPTDataset):
+        if isinstance(dataset, Numbered):
+            dataset, sample = dataset.dataset, sample - dataset.first
+        elif isinstance(dataset, BlendedDataset):
+            part = dataset.datasets[dataset.dataset_index[sample]]
+            dataset, sample = part, int(dataset.dataset_sample_index[sample])
+        else:
+            assert isinstance(dataset, Continuation)
+            dataset, sample = dataset.locate(sample)
+    return dataset, sample
+
+
+class Reading:
+    """Counts what the run has read of each pair, for its checkpoints."""
+
+    def __init__(self, blend: Blend, dataset: torch.utils.data.Dataset | None, consumed: int) -> None:
+        """`dataset` is that of the training `blend`, of which `consumed` samples of the run have been read."""
+        inner = dataset.dataset if isinstance(dataset, Numbered) else dataset
+        self._index = inner.dataset_index if isinstance(inner, BlendedDataset) else None
+        self._first, self._consumed, self._sampling = blend.first, consumed, blend.sampling
+
+    def at(self, consumed: int) -> Sampling | None:
+        """The state after `consumed` samples, which do not become fewer from call to call. None for mock data."""
+        if self._sampling is not None:
+            read = [consumed - self._consumed]
+            if self._index is not None:
+                index = self._index[self._consumed - self._first : consumed - self._first]
+                read = counts(index, len(self._sampling.phases[-1].portions))
+            self._sampling = self._sampling.advanced(read)
+            self._consumed = consumed
+        return self._sampling
+
+
 def build_datasets(
     config: TrainerConfig,
     cache_dir: Path,
     vocab_size: int,
     is_needed: bool,
     log: LogLine = log_to_stdout,
-    earlier: TrainingConfig | None = None,
+    progress: Progress | None = None,
 ) -> dict[str, torch.utils.data.Dataset | None]:
-    """Datasets of the splits that have data, by name. Every rank must call this.
+    """Datasets of the splits that have data, by name. Every rank must call this. See `plan` and `open_datasets`."""
+    return open_datasets(
+        plan(config, cache_dir, vocab_size, log, progress), config, cache_dir, vocab_size, is_needed
+    )
 
-    Rank 0 examines the data, checks the index files and builds missing ones. Then each rank maps them. `is_needed` is
-    false on ranks of middle pipeline stages: they read no samples and get None for each split. `log` logs on rank 0.
-    It also warns if the samples have a different order than in the previous attempt, whose plan was `earlier`.
+
+def plan(
+    config: TrainerConfig,
+    cache_dir: Path,
+    vocab_size: int,
+    log: LogLine = log_to_stdout,
+    progress: Progress | None = None,
+) -> dict[str, Blend]:
+    """Blends of the splits that have data, by name. Every rank must call this, and rank 0 builds the index files.
+
+    `log` logs on rank 0.
 
     Raises:
         ConfigError: see `plan_blends`.
         TrainerError: the index files cannot be written.
     """
+    return at_rank_0(lambda: build_index(config, cache_dir, vocab_size, log, progress), cache_dir, "written")
 
-    def build() -> dict[str, Blend]:
-        blends = build_index(config, cache_dir, vocab_size, log)
-        if earlier is not None:
-            _warn_new_order(blends["train"], total_samples(earlier), config.model.seq_length, log)
-        return blends
 
-    blends = at_rank_0(build, cache_dir, "written")
+def open_datasets(
+    blends: dict[str, Blend], config: TrainerConfig, cache_dir: Path, vocab_size: int, is_needed: bool
+) -> dict[str, torch.utils.data.Dataset | None]:
+    """Map the index files of the blends. `is_needed` is false on ranks of middle pipeline stages: they read no samples
+    and get None for each split."""
     if not is_needed:
         return dict.fromkeys(blends)
-    dataset_config = _dataset_config(config, vocab_size, cache_dir)
-    return {split: _open(blend, dataset_config) for split, blend in blends.items()}
+    at = functools.partial(_dataset_config, config, vocab_size, cache_dir)
+    return {split: _open(blend, at) for split, blend in blends.items()}
 
 
-def build_index(config: TrainerConfig, cache_dir: Path, vocab_size: int, log: LogLine) -> dict[str, Blend]:
+def build_index(
+    config: TrainerConfig,
+    cache_dir: Path,
+    vocab_size: int,
+    log: LogLine,
+    progress: Progress | None = None,
+) -> dict[str, Blend]:
     """Check every index file that the run needs in `cache_dir`, and build missing ones. Returns the blends by split.
 
-    Only one process calls this. Parts are built before blends, since building a blend reads its parts.
+    Only one process calls this.
 
     Raises:
         ConfigError: see `plan_blends`.
         OSError: the index files cannot be written.
     """
-    blends = plan_blends(config, vocab_size, log)
-    at = functools.partial(_dataset_config, config, vocab_size)
-    parts = [(blend.split, part) for blend in blends.values() for part in blend.parts]
-    indices = [_part_index(split, part, at, cache_dir) for split, part in parts]
-    indices += [_blend_index(blend, at, cache_dir) for blend in blends.values() if len(blend.parts) > 1]
-    complete(indices, cache_dir, log)
+    blends = plan_blends(config, vocab_size, log, progress)
+    complete_indices(blends.values(), config, cache_dir, vocab_size, log)
     return blends
 
 
-def _warn_new_order(blend: Blend, earlier: int, seq_length: int, log: LogLine) -> None:
-    if parts := reordered(blend, earlier, seq_length):
-        others = f" and {len(parts) - 1} more" if len(parts) > 1 else ""
-        log(
-            f"data: warning: NEW SAMPLE ORDER: this attempt plans {blend.num_samples:,} samples, the previous one "
-            f"{earlier:,}, so Megatron-Core reshuffles {parts[0].prefix}{others}. Some samples of the current epoch "
-            "are read twice, and as many are never read. The order stays the same if train_iters and the batch sizes "
-            "result in the same number of epochs"
-        )
+def complete_indices(
+    blends: Iterable[Blend], config: TrainerConfig, cache_dir: Path, vocab_size: int, log: LogLine
+) -> None:
+    """Check every index file of the blends in `cache_dir`, and build missing ones.
+
+    Parts are built before blends, since building a blend reads its parts.
+    """
+    blends = list(blends)
+    at = functools.partial(_dataset_config, config, vocab_size)
+    indices = [
+        _order_index(blend.split, part, order, at, cache_dir)
+        for blend in blends
+        for part in blend.parts
+        for order in part.stream.orders
+    ]
+    indices += [_blend_index(blend, at, cache_dir) for blend in blends if len(blend.parts) > 1]
+    complete(indices, cache_dir, log)
 
 
-def _part_index(split: str, part: Part, at: Callable[..., GPTDatasetConfig], cache_dir: Path) -> Index:
+def _order_index(
+    split: str, part: Part, order: Order, at: Callable[..., GPTDatasetConfig], cache_dir: Path
+) -> Index:
     def build(directory: Path) -> None:
         documents = numpy.arange(part.documents.first, part.documents.end, dtype=numpy.int32)
-        _part_dataset(split, part, at(directory), documents)
+        _order_dataset(split, part, order, functools.partial(at, directory), documents)
 
-    named = _part_dataset(split, part, at(cache_dir, defer_npy_index_mmap=True))  # reads nothing yet
+    unread = functools.partial(at, cache_dir, defer_npy_index_mmap=True)
+    named = _order_dataset(split, part, order, unread)
     return Index(
         title=f"{split} of {part.prefix or 'mock samples'}",
         key=f"{named.unique_description_hash}-{type(named).__name__}-{split}",
@@ -135,10 +240,11 @@ def _part_index(split: str, part: Part, at: Callable[..., GPTDatasetConfig], cac
 
 def _blend_index(blend: Blend, at: Callable[..., GPTDatasetConfig], cache_dir: Path) -> Index:
     def build(directory: Path) -> None:
-        _blended_dataset(blend, _part_datasets(blend, at(cache_dir)), at(directory))
+        parts = _part_datasets(blend, functools.partial(at, cache_dir))
+        _blended_dataset(blend, parts, at(directory))
 
-    unread = at(cache_dir, defer_npy_index_mmap=True)
-    named = _blended_dataset(blend, _part_datasets(blend, unread), unread)
+    unread = functools.partial(at, cache_dir, defer_npy_index_mmap=True)
+    named = _blended_dataset(blend, _part_datasets(blend, unread), unread())
     return Index(
         title=f"the blend of {blend.split}",
         key=f"{named.unique_description_hash}-{type(named).__name__}-{blend.split}",
@@ -148,36 +254,59 @@ def _blend_index(blend: Blend, at: Callable[..., GPTDatasetConfig], cache_dir: P
     )
 
 
-def _open(blend: Blend, dataset_config: GPTDatasetConfig) -> torch.utils.data.Dataset:
-    parts = _part_datasets(blend, dataset_config)
-    return parts[0] if len(parts) == 1 else _blended_dataset(blend, parts, dataset_config)
+def _open(blend: Blend, at: Callable[..., GPTDatasetConfig]) -> torch.utils.data.Dataset:
+    parts = _part_datasets(blend, at)
+    dataset = parts[0] if len(parts) == 1 else _blended_dataset(blend, parts, at())
+    return Numbered(dataset, blend.first) if blend.first else dataset
 
 
-def _part_datasets(blend: Blend, dataset_config: GPTDatasetConfig) -> list[GPTDataset]:
-    return [_part_dataset(blend.split, part, dataset_config) for part in blend.parts]
+def _part_datasets(
+    blend: Blend, at: Callable[..., GPTDatasetConfig]
+) -> list[GPTDataset] | list[Continuation]:
+    """Datasets of the parts, all of one class. They are Core's own if each reads one order from its beginning."""
+    orders = [
+        [_order_dataset(blend.split, part, order, at) for order in part.stream.orders] for part in blend.parts
+    ]
+    if all(part.start == 0 and len(part.stream.orders) == 1 for part in blend.parts):
+        return [first for (first,) in orders]
+    return [
+        Continuation(datasets, part.stream, part.start)
+        for datasets, part in zip(orders, blend.parts, strict=True)
+    ]
 
 
-def _part_dataset(
-    split: str, part: Part, dataset_config: GPTDatasetConfig, documents: numpy.ndarray | None = None
+def _order_dataset(
+    split: str,
+    part: Part,
+    order: Order,
+    at: Callable[..., GPTDatasetConfig],
+    documents: numpy.ndarray | None = None,
 ) -> GPTDataset:
-    """Core's dataset for one corpus. Core reads `documents` only to build the index."""
+    """Core's dataset for one order of a corpus. Core reads `documents` only to build the index."""
+    dataset_config = at(seed=order.seed)
     kind = MockGPTDataset if dataset_config.mock else GPTDataset
     corpus = kind.build_low_level_dataset(part.prefix, dataset_config)
-    return kind(corpus, part.prefix, documents, part.num_samples, Split[split], dataset_config)
+    return kind(corpus, part.prefix, documents, order.num_samples, Split[split], dataset_config)
 
 
 def _blended_dataset(
-    blend: Blend, parts: list[GPTDataset], dataset_config: GPTDatasetConfig
+    blend: Blend, parts: Sequence[torch.utils.data.Dataset], dataset_config: GPTDatasetConfig
 ) -> BlendedDataset:
     weights = [part.weight for part in blend.parts]
     return BlendedDataset(parts, weights, blend.num_samples, dataset_config)
 
 
 def _dataset_config(
-    config: TrainerConfig, vocab_size: int, directory: Path, defer_npy_index_mmap: bool = False
+    config: TrainerConfig,
+    vocab_size: int,
+    directory: Path,
+    *,
+    seed: int | None = None,
+    defer_npy_index_mmap: bool = False,
 ) -> GPTDatasetConfig:
+    """Configuration of a dataset. `seed` shuffles its samples; a blend has none."""
     return GPTDatasetConfig(
-        random_seed=config.training.seed,
+        random_seed=config.training.seed if seed is None else seed,
         sequence_length=config.model.seq_length,
         path_to_cache=str(directory),
         tokenizer=Vocabulary(vocab_size, config.data.eod_id),

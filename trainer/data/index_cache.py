@@ -1,7 +1,8 @@
 """`python -m trainer.data.index_cache`: builds the sample indices of a training run without a GPU.
 
 It reads the configuration of the training run and writes all index files to its cache directory (`data.cache_dir`, else
-`index-cache` in the run directory), so that no GPU waits for them.
+`index-cache` in the run directory), so that no GPU waits for them. If the run has checkpoints, it builds those for the
+rest of the run.
 """
 
 from __future__ import annotations
@@ -41,11 +42,13 @@ def main() -> int:
 def _build(config: configuration.TrainerConfig) -> None:
     # This imports megatron.core, so it must come after `device.prepare`.
     from trainer.data.datasets import build_index, log_to_stdout
+    from trainer.data.progress import of_next_attempt
 
     run = RunDirectory.of(config)
     run.refuse_foreign_links()
+    progress = of_next_attempt(config)
     with single_process_group():
-        build_index(config, run.index_cache, config.model.padded_vocab_size, log_to_stdout)
+        build_index(config, run.index_cache, config.model.padded_vocab_size, log_to_stdout, progress)
 
 
 if __name__ == "__main__":

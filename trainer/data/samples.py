@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from pathlib import Path
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from trainer.contract import checkpoint_files
 from trainer.contract import config as configuration
-from trainer.contract.batch_size import covering, total_samples
+from trainer.contract.config import BlendConfig, Dataset, TrainerConfig
 from trainer.contract.errors import TrainerError
 from trainer.contract.resolve import resolve
 from trainer.contract.run_directory import RunDirectory
+from trainer.contract.sampling import Phase, Sampling
+from trainer.data.progress import Progress, newest_checkpoint, of_next_attempt
 from trainer.data.single_process import config_parser, single_process_group
 from trainer.distributed import device
 from trainer.metrics.console import quiet_libraries
 
 if TYPE_CHECKING:
-    import torch
+    from trainer.data.blend import Blend
 
 
 def main() -> int:
@@ -29,74 +30,92 @@ def main() -> int:
     arguments = parser.parse_args()
     quiet_libraries()
     try:
-        config = _with_resumed_samples(resolve(configuration.read(arguments.config)))
+        config = resolve(configuration.read(arguments.config))
+        progress = _progress(config)
+        last = arguments.first if arguments.last is None else arguments.last
+        if not 0 <= arguments.first <= last < progress.end:
+            raise TrainerError(
+                f"{arguments.first} to {last} is outside of the run's samples, 0 to {progress.end - 1}"
+            )
         device.prepare("cpu")  # independent of the run's device
-        dataset = _training_set(config)
+        with single_process_group():
+            for line in _lines(config, progress, arguments.first, last):
+                print(line)
     except (TrainerError, OSError) as error:
         print(f"samples: {error}", file=sys.stderr)
         return 2
-    last = arguments.first if arguments.last is None else arguments.last
-    end = total_samples(config.training)
-    if not 0 <= arguments.first <= last < end:
-        print(
-            f"samples: {arguments.first} to {last} is outside of the run's samples, 0 to {end - 1}",
-            file=sys.stderr,
-        )
-        return 2
-    for sample in range(arguments.first, last + 1):
-        prefix, documents = documents_of(dataset, sample)
-        print(f"{sample}: {prefix}: {' '.join(map(str, documents))}")
     return 0
 
 
-def documents_of(dataset: torch.utils.data.Dataset, sample: int) -> tuple[str, list[int]]:
-    """The prefix of the pair that a sample is cut from, and the numbers of its documents in this pair, in order."""
-    while hasattr(dataset, "dataset_index"):  # a blend
-        dataset, sample = (
-            dataset.datasets[dataset.dataset_index[sample]],
-            int(dataset.dataset_sample_index[sample]),
-        )
-    shuffled = dataset.shuffle_index[sample]
-    first, last = dataset.sample_index[shuffled][0], dataset.sample_index[shuffled + 1][0]
-    return str(dataset.dataset_path), [int(document) for document in dataset.document_index[first : last + 1]]
-
-
-def _with_resumed_samples(config: configuration.TrainerConfig) -> configuration.TrainerConfig:
-    """`config` with train_iters adjusted to the samples that the run reads if it resumes from its newest checkpoint.
+def _progress(config: TrainerConfig) -> Progress:
+    """The progress of the run's next attempt.
 
     Raises:
-        TrainerError: the newest checkpoint is Megatron-LM's, which does not say this.
-        OSError: the checkpoints cannot be read.
+        TrainerError: the newest checkpoint is Megatron-LM's.
+        OSError: the checkpoints or the pairs cannot be read.
     """
-    checkpoints = checkpoint_files.list_checkpoints(RunDirectory.of(config).checkpoints)
-    if not checkpoints and config.checkpoint.load and not config.checkpoint.finetune:
-        checkpoints = [
-            checkpoint_files.describe(path)
-            for path in checkpoint_files.paths_to_load(Path(config.checkpoint.load))
-        ]
-    newest = next((each for each in checkpoints if each.is_complete or each.is_foreign), None)
-    if newest is None:
-        return config
-    if newest.record is None:
-        raise TrainerError(
-            f"{newest.path} is Megatron-LM's and does not say how many samples it has read. Wait for this run's first "
-            "checkpoint"
-        )
-    record = newest.record
-    training = covering(config.training, record["iteration"], record["consumed_samples"])
-    return dataclasses.replace(config, training=training)
+    if progress := of_next_attempt(config):
+        return progress
+    newest = newest_checkpoint(config)
+    raise TrainerError(
+        f"{newest and newest.path} is Megatron-LM's and does not say how many samples it has read. Wait for this run's "
+        "first checkpoint"
+    )
 
 
-def _training_set(config: configuration.TrainerConfig) -> torch.utils.data.Dataset:
-    # This imports megatron.core, so it must come after `device.prepare`.
-    from trainer.data.datasets import build_datasets
-
-    def log(line: str) -> None:
-        print(line, file=sys.stderr)
+def _lines(config: TrainerConfig, progress: Progress, first: int, last: int) -> Iterator[str]:
+    """Yields a line for each sample: the prefix of the pair that it is cut from, and its documents in this pair."""
+    # These import megatron.core, so they must come after `device.prepare`.
+    from trainer.data.blend import plan_blends
+    from trainer.data.datasets import complete_indices, located, open_datasets
 
     cache, rows = RunDirectory.of(config).index_cache, config.model.padded_vocab_size
-    with single_process_group():
-        return build_datasets(config, cache, rows, True, log)["train"]
+    planned = plan_blends(config, rows, _log, progress)["train"]
+    phases = [*_phases(config, planned)]
+    if first < (earliest := phases[0][0].first):
+        raise TrainerError(f"which samples were read before sample {earliest} is not recorded")
+    for blend, as_of in phases:
+        wanted = range(max(first, blend.first), min(last + 1, blend.first + blend.num_samples))
+        if not wanted:
+            continue
+        complete_indices([blend], as_of, cache, rows, _log)
+        dataset = open_datasets({"train": blend}, as_of, cache, rows, is_needed=True)["train"]
+        for sample in wanted:
+            order, number = located(dataset, sample)
+            shuffled = order.shuffle_index[number]
+            begin, end = order.sample_index[shuffled][0], order.sample_index[shuffled + 1][0]
+            documents = order.document_index[begin : end + 1]
+            yield f"{sample}: {order.dataset_path}: {' '.join(map(str, documents))}"
+
+
+def _phases(config: TrainerConfig, last: Blend) -> Iterator[tuple[Blend, TrainerConfig]]:
+    """Yields the blend of each phase, the last of which is planned, and the configuration of its data."""
+    from trainer.data.blend import training_blend
+
+    planned = last.sampling
+    phases = planned.phases if planned is not None else ()
+    for number, phase in enumerate(phases[:-1]):
+        assert planned is not None
+        blend = training_blend(planned, number, phases[number + 1].first)
+        yield blend, _as_of(config, planned, phase)
+    yield last, config
+
+
+def _as_of(config: TrainerConfig, planned: Sampling, phase: Phase) -> TrainerConfig:
+    """The configuration with the data of an earlier phase."""
+    streams = [planned.streams[portion.stream] for portion in phase.portions]
+    datasets = tuple(Dataset(prefix=stream.prefix) for stream in streams)
+    data = (
+        BlendConfig(train=datasets)
+        if phase.split is None
+        else BlendConfig(datasets=datasets, split=phase.split)
+    )
+    model = dataclasses.replace(config.model, seq_length=streams[0].seq_length)
+    return dataclasses.replace(config, data=data, model=model)
+
+
+def _log(line: str) -> None:
+    print(line, file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from trainer.contract.config import BlendConfig
 from trainer.contract.errors import TrainerError
 from trainer.contract.evaluation import EvaluationData, TextResult
 from trainer.data import documents
-from trainer.data.blend import open_corpus
+from trainer.data.corpora import open_corpus
 from trainer.evaluate.progress import Progress
 from trainer.inference.model import Model
 

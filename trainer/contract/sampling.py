@@ -1,0 +1,251 @@
+"""The order of a run's training samples: what each pair has given, and which of its samples come next.
+
+A run is a sequence of phases, each with one mixture. A phase begins when the mixture changes. Within a phase,
+Megatron-Core's blend decides which pair a sample comes from. The pair then gives its next sample, wherever the phases
+before left it. So a change of the mixture neither repeats nor skips samples. Checkpoints record all of this.
+
+The first phase of a run is Megatron-Core's own order.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+SEEDS = 2**32
+"""Number of seeds that numpy accepts."""
+
+
+@dataclass(frozen=True)
+class Documents:
+    """A range of documents of one pair, numbered by sequence as in Core. GPT pairs have one sequence per document."""
+
+    first: int
+    """First sequence."""
+    end: int
+    """Last sequence + 1."""
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Order:
+    """One shuffle of a pair's samples by Megatron-Core."""
+
+    seed: int
+    num_samples: int
+    """Number of samples that Core was asked for. It determines how many epochs Core shuffles together."""
+
+
+def order_seed(seed: int, number: int) -> int:
+    """Seed of the order with this number in a stream. The first order of a run is that of Core alone."""
+    return (seed + number) % SEEDS if number else seed
+
+
+@dataclass(frozen=True)
+class Stream:
+    """The samples of one pair in the order in which a run reads them.
+
+    An order is read to its end before the next one begins. Other documents or another sequence length make other
+    samples, and so another stream of the same pair.
+    """
+
+    pair: Mapping[str, Any]
+    """Prefix and identity of the files (`trainer.contract.provenance`)."""
+    documents: Documents
+    seq_length: int
+    orders: tuple[Order, ...] = ()
+    read: int = 0
+    """Number of samples that the run has read."""
+
+    @property
+    def prefix(self) -> str:
+        """Path of the pair without suffix."""
+        return str(self.pair["prefix"])
+
+    def epochs(self, samples: int) -> float:
+        """`samples` as a number of epochs."""
+        return samples * self.seq_length / self.documents.tokens
+
+    def length(self, order: Order) -> int:
+        """Number of samples in an order. Core completes its last epoch, so this is at least what it was asked for."""
+        epochs = max(1, -(-(order.num_samples * self.seq_length + 1) // self.documents.tokens))
+        return (epochs * self.documents.tokens - 1) // self.seq_length
+
+    @property
+    def ends(self) -> list[int]:
+        """For each order, the number of samples in it and the orders before."""
+        return list(itertools.accumulate(map(self.length, self.orders)))
+
+    def begun(self) -> Stream:
+        """This stream without orders of which nothing was read, which may still be planned in another way."""
+        starts = [0, *self.ends]
+        orders = [order for order, start in zip(self.orders, starts, strict=False) if start < self.read]
+        return dataclasses.replace(self, orders=tuple(orders))
+
+    def extended(self, end: int, seed: int) -> Stream:
+        """This stream with at least `end` samples. A further order has a seed of its own."""
+        missing = end - (self.ends[-1] if self.orders else 0)
+        if missing <= 0:
+            return self
+        order = Order(order_seed(seed, len(self.orders)), missing)
+        return dataclasses.replace(self, orders=(*self.orders, order))
+
+
+@dataclass(frozen=True)
+class Portion:
+    """What a phase reads from one stream."""
+
+    stream: int
+    """Number of the stream."""
+    weight: float
+    """Fraction of the samples of the phase."""
+    start: int
+    """Number of samples of the stream that were read before the phase."""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """The samples of a run with one mixture."""
+
+    first: int
+    """Number of its first sample."""
+    split: str | None
+    """Value of data.split; None for pairs of data.train, which are not divided."""
+    portions: tuple[Portion, ...]
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A pair in the configuration's mixture."""
+
+    stream: Stream
+    """The stream of a run that has read nothing."""
+    weight: float
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """The streams and phases of a run up to one of its samples."""
+
+    streams: tuple[Stream, ...] = ()
+    phases: tuple[Phase, ...] = ()
+
+    @property
+    def current(self) -> list[Stream]:
+        """The streams of the last phase, in the order of its portions."""
+        return [self.streams[portion.stream] for portion in self.phases[-1].portions]
+
+    def advanced(self, counts: Sequence[int]) -> Sampling:
+        """The state after the last phase has read `counts` more samples of its streams."""
+        streams = list(self.streams)
+        for portion, count in zip(self.phases[-1].portions, counts, strict=True):
+            stream = streams[portion.stream]
+            streams[portion.stream] = dataclasses.replace(stream, read=stream.read + count)
+        return dataclasses.replace(self, streams=tuple(streams))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Content of the record of a checkpoint."""
+        return dataclasses.asdict(self)
+
+
+def from_dict(content: Mapping[str, Any]) -> Sampling:
+    """Read what `Sampling.to_dict` wrote. `trainer.contract.record_shape` has checked its types."""
+    streams = tuple(
+        Stream(
+            **{
+                **stream,
+                "documents": Documents(**stream["documents"]),
+                "orders": tuple(Order(**order) for order in stream["orders"]),
+            }
+        )
+        for stream in content["streams"]
+    )
+    phases = tuple(
+        Phase(**{**phase, "portions": tuple(Portion(**portion) for portion in phase["portions"])})
+        for phase in content["phases"]
+    )
+    return Sampling(streams, phases)
+
+
+IsSamePair = Callable[[Mapping[str, Any], Mapping[str, Any]], bool]
+"""Function that tells whether two identities are those of one pair."""
+
+
+def draws(weight: float, size: int) -> int:
+    """Maximum number of samples that a blend of `size` samples draws from a portion.
+
+    Core takes each sample from the pair that is furthest behind its weight, so none gets more than weight x size,
+    rounded up. (Core's builder requests 0.5% more, and then makes the blend longer than requested: small splits with
+    unequal corpora end in its error "oversamples".)
+    """
+    return math.ceil(weight * size)
+
+
+def plan(
+    earlier: Sampling,
+    mixture: Sequence[Listed],
+    split: str | None,
+    is_same_pair: IsSamePair,
+    *,
+    consumed: int,
+    end: int,
+    seed: int,
+) -> Sampling:
+    """Plan a run that has read `consumed` samples as `earlier` says, and reads on with `mixture` to sample `end`.
+
+    If the mixture is that of the last phase, this phase continues. Otherwise a new one begins, in which every pair
+    continues where it was left. Orders that have begun are kept, even if another seed or number of samples would result
+    in others.
+    """
+
+    def is_same(one: Stream, other: Stream) -> bool:
+        makes_same_samples = (one.documents, one.seq_length) == (other.documents, other.seq_length)
+        return makes_same_samples and is_same_pair(one.pair, other.pair)
+
+    streams = [stream.begun() for stream in earlier.streams]
+    phases = earlier.phases
+    if not phases or not _continues(phases[-1], streams, mixture, is_same):
+        numbers = list[int]()
+        for listed in mixture:
+            # A pair that is listed twice is two streams, as in Core.
+            free = [number for number in range(len(streams)) if number not in numbers]
+            same = [number for number in free if is_same(streams[number], listed.stream)]
+            if not same:
+                streams.append(listed.stream)
+            numbers.append(_best(same, streams, listed.stream.prefix) if same else len(streams) - 1)
+        portions = (
+            Portion(number, listed.weight, streams[number].read)
+            for number, listed in zip(numbers, mixture, strict=True)
+        )
+        phases = (
+            *(phase for phase in phases if phase.first < consumed),
+            Phase(consumed, split, tuple(portions)),
+        )
+    phase = phases[-1]
+    for portion, listed in zip(phase.portions, mixture, strict=True):
+        stream = dataclasses.replace(streams[portion.stream], pair=listed.stream.pair)
+        last = portion.start + draws(portion.weight, end - phase.first)
+        streams[portion.stream] = stream.extended(last, seed)
+    return Sampling(tuple(streams), phases)
+
+
+def _best(numbers: Sequence[int], streams: Sequence[Stream], prefix: str) -> int:
+    """The stream at the same path or, for several, the one that was read furthest."""
+    return max(numbers, key=lambda number: (streams[number].prefix == prefix, streams[number].read))
+
+
+def _continues(
+    phase: Phase,
+    streams: Sequence[Stream],
+    mixture: Sequence[Listed],
+    is_same: Callable[[Stream, Stream], bool],
+) -> bool:
+    """True if `mixture` is the mixture of `phase`."""
+    return len(phase.portions) == len(mixture) and all(
+        portion.weight == listed.weight and is_same(streams[portion.stream], listed.stream)
+        for portion, listed in zip(phase.portions, mixture, strict=True)
+    )

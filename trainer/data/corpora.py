@@ -1,0 +1,135 @@
+"""Opens the pairs of a blend, checks them, and cuts each into the ranges of documents of the splits.
+
+data.split divides each corpus into contiguous ranges of documents: with n documents, a split with the share [a, b) gets
+documents round(a x n) to round(b x n), as in Megatron-Core.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy
+from megatron.core.datasets.blended_megatron_dataset_config import convert_split_vector_to_split_matrix
+from megatron.core.datasets.indexed_dataset import DType, IndexedDataset
+from megatron.core.datasets.utils import normalize
+
+from trainer.contract.config import ConfigError, Dataset
+from trainer.contract.sampling import Documents
+
+SPLITS = ("train", "valid", "test")
+
+CHECKED_TOKENS = 2**20
+"""Number of tokens of each corpus that are compared with the size of the vocabulary."""
+
+_MAGIC = b"MMIDIDX\x00\x00"
+_HEADER = struct.Struct("<9sQBQQ")
+"""Header of an .idx file: magic, version, code of the token type, number of sequences, number of documents."""
+
+Share = tuple[float, float]
+"""Range [a, b) of each corpus's documents that a split gets, as fractions."""
+
+
+def split_shares(split: str) -> dict[str, Share | None]:
+    """Share of each split by data.split; None for a split with weight 0.
+
+    Raises:
+        ConfigError: it is not three weights with the first above 0. Core would accept any text with digits.
+    """
+    try:
+        weights = [float(weight) for weight in split.split(",")]
+    except ValueError:
+        weights = []
+    if len(weights) != 3 or min(weights) < 0 or weights[0] == 0 or not math.isfinite(sum(weights)):
+        raise ConfigError(
+            f"data.split = {split!r} must be three weights, for train, valid and test, with train's above 0"
+        )
+    return dict(zip(SPLITS, convert_split_vector_to_split_matrix(normalize(weights)), strict=True))
+
+
+def cut(num_documents: int, share: Share) -> tuple[int, int]:
+    """The first document of a share and the one after its last, rounded as in Core."""
+    first, end = (round(bound * float(num_documents)) for bound in share)
+    return first, end
+
+
+def documents_of_share(corpus: IndexedDataset, share: Share) -> Documents:
+    """The documents of a share. Documents with several sequences, such as Megatron-LM's sentences, are not divided."""
+    # The array is unaligned, so numpy would copy all of it. bisect reads only a few elements.
+    starts = corpus.document_indices
+    first, end = (int(starts[bisect.bisect_right(starts, bound) - 1]) for bound in cut(len(corpus), share))
+    return Documents(first, end, _tokens(corpus, first, end))
+
+
+def _tokens(corpus: IndexedDataset, first: int, end: int) -> int:
+    return int(corpus.sequence_lengths[first:end].sum(dtype=numpy.int64))
+
+
+def open_corpora(where: str, datasets: Sequence[Dataset], rows: int) -> dict[str, IndexedDataset]:
+    """Open the pairs of a blend, by prefix. `where` is the key that lists them. See `open_corpus`."""
+    weights = sum(dataset.weight is not None for dataset in datasets)
+    if weights not in (0, len(datasets)):
+        raise ConfigError(
+            f"{where}: {weights} of {len(datasets)} datasets have a weight. Give a weight to all of them or to none"
+        )
+    return {dataset.prefix: open_corpus(where, dataset.prefix, rows) for dataset in datasets}
+
+
+def open_corpus(where: str, prefix: str, rows: int) -> IndexedDataset:
+    """Open a pair, and check that its .bin matches its .idx."""
+    for extension in (".bin", ".idx"):
+        if not Path(prefix + extension).is_file():
+            raise ConfigError(f"{where}: {prefix}{extension} is not a file (prefix = {prefix!r})")
+    size = Path(f"{prefix}.bin").stat().st_size
+    if not size:
+        raise ConfigError(f"{where}: {prefix}.bin is empty")
+    _require_index(where, prefix)
+    try:
+        corpus = IndexedDataset(prefix)
+    except AssertionError as error:
+        raise ConfigError(
+            f"{where}: {prefix}.idx is damaged: its documents do not end where its sequences do"
+        ) from error
+    tokens = _tokens(corpus, 0, len(corpus))
+    if size != (expected := tokens * corpus.index.dtype_size):
+        raise ConfigError(
+            f"{where}: {prefix}.bin has {size:,} bytes, but its .idx describes {expected:,}. The two do not belong "
+            "together, or one is truncated; make the pair again"
+        )
+    if tokens < 2:
+        raise ConfigError(f"{where}: {prefix}.bin has only one token; at least two are needed")
+    _require_rows(where, prefix, corpus, rows)
+    return corpus
+
+
+def _require_index(where: str, prefix: str) -> None:
+    """Refuse an invalid or truncated .idx. Core would fail with a traceback, and with another one in its cleanup."""
+    index = Path(f"{prefix}.idx")
+    with index.open("rb") as file:
+        header = file.read(_HEADER.size)
+    try:
+        magic, version, dtype_code, sequences, documents = _HEADER.unpack(header)
+        DType.dtype_from_code(dtype_code)
+    except (struct.error, KeyError, ValueError):
+        magic, version, sequences, documents = b"", 0, 0, 0
+    if (magic, version) != (_MAGIC, 1):
+        raise ConfigError(f"{where}: {index} is not a Megatron index")
+    # 12 bytes for length and offset of each sequence, 8 bytes for the end of each document
+    expected = _HEADER.size + 12 * sequences + 8 * documents
+    if (size := index.stat().st_size) < expected:
+        raise ConfigError(
+            f"{where}: {index} is truncated: {size:,} of {expected:,} bytes. Make the pair again"
+        )
+
+
+def _require_rows(where: str, prefix: str, corpus: IndexedDataset, rows: int) -> None:
+    """Refuse a corpus made with another tokenizer, judging by its beginning. Core would embed unknown IDs as zeros."""
+    beginning = numpy.fromfile(f"{prefix}.bin", dtype=corpus.index.dtype, count=CHECKED_TOKENS)
+    if (largest := int(beginning.max())) >= rows:
+        raise ConfigError(
+            f"{where}: {prefix} contains the token ID {largest}, but the embedding has {rows} rows. "
+            "Name the tokenizer that made it (data.tokenizer), or correct model.vocab_size"
+        )
