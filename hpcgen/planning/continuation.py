@@ -137,6 +137,16 @@ def unscaled_positions(trainer: TrainerConfig) -> list[Problem]:
     return []
 
 
+def resumed_record(trainer: TrainerConfig) -> dict[str, Any] | None:
+    """Record of the checkpoint whose position in the data the training continues; None if it begins at sample 0.
+
+    Raises:
+        OSError: the directory cannot be read.
+    """
+    source = _source(trainer)
+    return None if source is None or source.weights_only else source.record
+
+
 @dataclass(frozen=True)
 class Continuation:
     """The checkpoint that an attempt starts from."""

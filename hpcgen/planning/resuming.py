@@ -19,6 +19,7 @@ from trainer.contract.config import TrainerConfig
 
 if TYPE_CHECKING:
     from hpcgen.planning.continuation import Continuation
+    from hpcgen.planning.mixture import Reading
 
 
 def proof_of_checkpoints(load: str) -> str:
@@ -72,6 +73,20 @@ def changed_hyperparameters(config: RunConfig, trainer: TrainerConfig) -> list[P
     from hpcgen.planning import continuation
 
     return continuation.changed_hyperparameters(config, trainer)
+
+
+def pair_readings(trainer: TrainerConfig) -> list[Reading]:
+    """What the training has read of each pair and will read. Empty if this machine does not see all pairs."""
+    from hpcgen.planning import mixture
+
+    try:
+        if _is_first_job(trainer):
+            return mixture.readings(trainer, None)
+        from hpcgen.planning import continuation
+
+        return mixture.readings(trainer, continuation.resumed_record(trainer))
+    except OSError:
+        return []
 
 
 def discarded_training(trainer: TrainerConfig) -> list[Problem]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import shlex
 from typing import Any
@@ -14,12 +15,15 @@ from hpcgen.planning.deepspeed.fit import configured_fit
 from hpcgen.planning.memory import GIB, Setup, estimate_memory
 from hpcgen.planning.model_size import active_parameter_count, checkpoint_bytes, parameter_count
 from hpcgen.planning.plan import Plan
-from hpcgen.planning.resuming import continuation_of
+from hpcgen.planning.resuming import continuation_of, pair_readings
 from hpcgen.text import counted, size_text
 from trainer.contract.batch_size import total_samples
 from trainer.contract.change import Change
 from trainer.contract.config import TrainerConfig
 from trainer.contract.experts import num_moe_layers
+
+MAX_PAIRS = 20
+"""Maximum number of pairs in the lines for people."""
 
 
 def summarize(plan: Plan) -> dict[str, Any]:
@@ -120,6 +124,7 @@ def _training(plan: Plan) -> dict[str, Any]:
         "tokens_per_step": tokens,
         "tokens_of_the_run": total_samples(trainer.training) * trainer.model.seq_length,
         "rampup_batch_size": trainer.training.rampup_batch_size,
+        "pairs": [dataclasses.asdict(reading) for reading in pair_readings(trainer)],
         "precision": trainer.training.precision,
         "fp8": trainer.training.fp8,
         "fp8_recipe": trainer.training.fp8_recipe if trainer.training.fp8 else None,
@@ -209,6 +214,7 @@ def for_people(summary: dict[str, Any]) -> list[tuple[str, str]]:
         *_experts_for_people(summary["experts"]),
         ("precision", _precision(summary)),
         ("tokens", _tokens(summary)),
+        *_pairs(summary["pairs"]),
         ("learning rate", _rate(summary)),
         ("memory", _memory(summary)),
         ("checkpoint", checkpoint),
@@ -313,6 +319,20 @@ def _tokens(summary: dict[str, Any]) -> str:
         return tokens
     start, increment, samples = summary["rampup_batch_size"]
     return f"{tokens}; batch size grows from {start} in increments of {increment} over {samples:,} samples"
+
+
+def _pairs(pairs: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """A line for each pair, unless there is only one and nothing was read of it."""
+    if len(pairs) == 1 and pairs[0]["read"] == 0:
+        return []
+    shown = [("pair", _pair(pair)) for pair in pairs[:MAX_PAIRS]]
+    more = len(pairs) - MAX_PAIRS
+    return [*shown, ("pair", f"and {counted(more, 'more pair')}")] if more > 0 else shown
+
+
+def _pair(pair: dict[str, Any]) -> str:
+    read = "?" if pair["read"] is None else f"{pair['read']:,}"
+    return f"{pair['prefix']}: {read} samples read, {pair['remaining']:,} to read (about {pair['epochs']:.2f} epochs)"
 
 
 def _rate(summary: dict[str, Any]) -> str:

@@ -1,0 +1,70 @@
+"""What `validate` says about the pairs of a training: samples read so far and samples to read."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcgen.planning.mixture import Reading, readings
+from tests.recorded_run import CONFIG, write_checkpoint
+from trainer.contract import checkpoint_files, provenance
+from trainer.contract import config as configuration
+from trainer.contract.config import TrainerConfig
+
+TOKENS = 2048 * 256 * 100
+"""Tokens of each pair, which are as many as 100 steps read."""
+
+
+@pytest.fixture
+def prefixes(tmp_path: Path) -> list[str]:
+    for name in ("code", "docs"):
+        with (tmp_path / f"{name}.bin").open("wb") as file:
+            file.truncate(2 * TOKENS)  # a sparse file
+        (tmp_path / f"{name}.idx").write_bytes(
+            struct.pack("<9sQBQQ", b"MMIDIDX\0\0", 1, 8, 0, 0) + name.encode()
+        )
+    return [str(tmp_path / name) for name in ("code", "docs")]
+
+
+def trainer(prefixes: list[str], *weights: float | None) -> TrainerConfig:
+    pairs = [{"prefix": prefix, "weight": weight} for prefix, weight in zip(prefixes, weights, strict=True)]
+    document: dict[str, Any] = {**CONFIG, "name": "gpt", "run_dir": "/runs/gpt", "data": {"train": pairs}}
+    return configuration.from_dict(TrainerConfig, document, "test")
+
+
+def test_a_new_run_reads_its_pairs_by_weight(prefixes: list[str]) -> None:
+    assert readings(trainer(prefixes, 0.7, 0.3), None) == [
+        Reading(prefixes[0], 0, 179_200, 7.0),
+        Reading(prefixes[1], 0, 76_800, 3.0),
+    ]
+    assert [reading.epochs for reading in readings(trainer(prefixes, None, None), None)] == [5.0, 5.0]
+
+
+def test_the_rest_of_a_run_is_what_its_checkpoint_has_not_read(prefixes: list[str], tmp_path: Path) -> None:
+    config = trainer(prefixes, 0.3, 0.7)
+    streams = [
+        {
+            "pair": provenance.identify_pair(prefix),
+            "documents": {"first": 0, "end": 1, "tokens": TOKENS},
+            "seq_length": 2048,
+            "orders": [],
+            "read": read,
+        }
+        for prefix, read in zip(prefixes, (143_360, 61_440), strict=True)
+    ]
+    path = write_checkpoint(tmp_path, 800, sampling={"streams": streams, "phases": []})
+    record = checkpoint_files.read_record(path)
+    found = readings(config, record)
+    assert [(each.read, each.remaining) for each in found] == [(143_360, 15_360), (61_440, 35_840)]
+    swapped = readings(trainer(prefixes[::-1], 0.7, 0.3), record)
+    assert [each.read for each in swapped] == [61_440, 143_360]
+    del record["sampling"]  # as in checkpoints of hpcgen 0.2.0
+    assert [each.read for each in readings(config, record)] == [None, None]
+
+
+def test_nothing_is_said_without_the_pairs(prefixes: list[str]) -> None:
+    Path(f"{prefixes[0]}.idx").unlink()
+    assert readings(trainer(prefixes, 0.7, 0.3), None) == []
