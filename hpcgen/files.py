@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import BinaryIO, Literal, NamedTuple
 
 from hpcgen.errors import HpcgenError
-from trainer.contract.shared_files import refuse_foreign_link
+from trainer.contract.shared_files import refuse_foreign_link, user
 
 _PRIVATE_NAME = re.compile(r"\.(?P<target>.+)\.(?P<host>[0-9a-f]{8})[0-9a-f]{8}\.tmp")
 _IDLE_S = 86400.0
@@ -221,6 +221,18 @@ def require_directory(target: Path) -> None:
         raise HpcgenError(
             f"{target}: cannot be written, because {missing[-1]} does not exist", "create it first"
         )
+
+
+def without_access(error: PermissionError) -> str:
+    """What a user without access to a path reads: the path, and whose directory keeps it closed."""
+    path = Path(os.fsdecode(error.filename)).absolute()
+    # the topmost directory that cannot be searched, or else the path itself
+    closed = next((place for place in reversed(path.parents) if not os.access(place, os.X_OK)), path)
+    try:
+        owner = user(closed.stat().st_uid)
+    except OSError:
+        return f"{path}: {error.strerror}"
+    return f"{path}: {error.strerror}: ask {owner}, who owns {closed}, for access (share: group)"
 
 
 def is_special(target: Path) -> bool:

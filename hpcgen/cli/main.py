@@ -96,6 +96,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if len(messages) > 1:
             click.echo(f"{len(messages)} mistakes; nothing was written or submitted", err=True)
         sys.exit(2)
+    except PermissionError as error:
+        if error.filename is None:
+            raise
+        from hpcgen.files import without_access
+
+        click.secho(harmless(without_access(error)), fg="red", err=True, color=color)
+        sys.exit(2)
     except JobFailed as failure:
         click.secho(str(failure), fg="red", err=True, color=color)
         sys.exit(1)

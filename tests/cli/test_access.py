@@ -1,0 +1,72 @@
+"""Commands of a user who has no access to a corpus: one line with the path and its owner, and no traceback."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpcgen.cli.main import main
+from tests.cli.command import hpcgen
+from tests.runs import minimal_run, write_yaml
+
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user"),
+]
+
+NOBODY = 65534
+
+
+@pytest.mark.parametrize("command", ["validate", "render train", "data plan", "data verify", "data status"])
+def test_a_private_corpus_of_another_user_is_named(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for directory in (tmp_path, *tmp_path.parents[:2]):  # pytest's own are closed to others
+        directory.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    for name in ("HOME", "XDG_CONFIG_HOME"):
+        monkeypatch.setenv(name, str(tmp_path))
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text/a.jsonl").write_text('{"text": "some words"}\n')
+    corpus = tmp_path / "corpus"
+    data = {
+        "corpus": {"directory": str(corpus), "source": {"directory": "text"}},
+        "tokenizer": {"kind": "bytes"},
+    }
+    run = write_yaml(tmp_path / "run.yaml", minimal_run(data=data, paths={"run_dir": "run"}))
+    assert hpcgen("data", "plan", "-c", run).status == 0
+    hpcgen(
+        *command.split(), "-c", run
+    )  # imports what the command needs: the other user may not see Python's library
+    assert corpus.stat().st_mode & 0o777 == 0o700
+    status, printed = as_nobody([*command.split(), "-c", str(run)], tmp_path / "printed")
+    assert status == 2
+    assert f"{corpus}/manifest.jsonl" in printed
+    assert "Permission denied" in printed
+    assert "Traceback" not in printed
+
+
+def as_nobody(arguments: list[str], output: Path) -> tuple[int, str]:
+    """Runs hpcgen in a fork of this process that is another user. Returns the status and what it printed."""
+    output.touch()
+    if (child := os.fork()) == 0:
+        with output.open("w") as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+        sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
+        os.setgroups([])
+        os.setgid(NOBODY)
+        os.setuid(NOBODY)
+        status = 1
+        try:
+            main(arguments)
+        except SystemExit as end:
+            status = end.code if isinstance(end.code, int) else 1
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), output.read_text()
