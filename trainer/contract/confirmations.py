@@ -75,7 +75,9 @@ class Confirmations:
         if _since(entry) > self.iteration:
             return f"confirms no change before iteration {_since(entry)}"
         use = self.used[_name(entry)]
-        values = f" for {show(use['before'])} -> {show(use['after'])}" if "after" in use else ""
+        values = (
+            f" for {show(use['before'])} -> {show(use['after'])}" if {"before", "after"} <= use.keys() else ""
+        )
         return f"was used at iteration {use['iteration']}{values} and confirms nothing more"
 
 
