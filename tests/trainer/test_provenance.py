@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.trainer.forked import run_python
 from tests.trainer.runs import Run, finished, gpt_config, run, write_corpus
 from trainer.contract import checkpoint_files, provenance
 from trainer.contract import config as configuration
@@ -97,6 +98,32 @@ def test_an_edited_import_is_refused_until_it_is_named(stopped: dict[str, Any], 
     assert {f"{digest[:12]}-{name}" for name, digest in digests.items()} < copies
     [code] = [event for event in ended.events if event["event"] == "start"][-1]["code"]
     assert (code["files"], code["commit"], code["dirty"]) == (digests, None, None)
+
+
+@pytest.mark.process
+def test_generation_with_other_code_than_in_training_warns(tmp_path: Path, corpus: str) -> None:
+    (tmp_path / "layers_of_mine.py").write_text(
+        "import size_of_mine\ndef layers(core, vp_stage, usual): return usual\n"
+    )
+    (tmp_path / "size_of_mine.py").write_text("SIZE = 1\n")
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "ab"}\n')
+    config = gpt_config(corpus, tmp_path / "run")
+    config["model"] |= {"vocab_size": 1000, "layer_spec": f"{tmp_path}/layers_of_mine.py:layers"}
+    config["training"]["train_iters"] = 2
+    finished(config)
+    generate = (
+        "-m",
+        "trainer.inference",
+        str(tmp_path / "run"),
+        f"--prompts={tmp_path}/prompts.jsonl",
+        "--tokenizer=bytes",
+        "--device=cpu",
+    )
+    assert "warning: model.layer_spec" not in run_python(*generate).stderr
+    (tmp_path / "size_of_mine.py").write_text("SIZE = 2\n")
+    ended = run_python(*generate)
+    assert ended.returncode == 0, ended.stderr
+    assert f"was trained with {tmp_path}/size_of_mine.py (SHA-256 " in ended.stderr
 
 
 @pytest.mark.process

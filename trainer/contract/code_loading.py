@@ -13,7 +13,7 @@ import io
 import linecache
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
@@ -35,6 +35,17 @@ def use(codes: Mapping[str, UserCode]) -> None:
     _FINDER.codes.update(codes)
 
 
+def read(paths: Iterable[str]) -> dict[str, UserCode]:
+    """The code behind each import path: what this process uses already, else what is in the files now.
+
+    Raises:
+        OSError: a file exists but cannot be read.
+    """
+    paths = list(paths)
+    in_use = {path: _FINDER.codes[path] for path in paths if path in _FINDER.codes}
+    return in_use | user_code.read(path for path in paths if path not in in_use)
+
+
 def load(path: str, what: str) -> Callable[..., Any]:
     """Load the function at an import path. `what` is the key of the configuration that names it.
 
@@ -45,8 +56,7 @@ def load(path: str, what: str) -> Callable[..., Any]:
     where = f"{what} = {path!r}"
     if match is None:
         raise ConfigError(f"{where} is not an import path. Use package.module:function or file.py:function")
-    if path not in _FINDER.codes:
-        use(user_code.read([path]))
+    use(read([path]))
     source, name = match["source"], match["name"]
     module = _run_file(Path(source), where) if source.endswith(".py") else _import(source, where)
     function = getattr(module, name, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from typing import Any, Literal
 
 import torch
@@ -17,10 +18,13 @@ from trainer.checkpoint import state as contents
 from trainer.checkpoint.finding import MAX_PROBLEMS
 from trainer.checkpoint.foreign import read_model
 from trainer.checkpoint.loading_errors import raise_environment_fault
+from trainer.contract import code_loading, imports
 from trainer.contract.checkpoint_files import Checkpoint
+from trainer.contract.code_record import CodeRecord
 from trainer.contract.config import TrainerConfig
 from trainer.contract.errors import TrainerError
 from trainer.distributed.rendezvous import Ranks
+from trainer.faults.storage import at_rank_0
 from trainer.inference.checkpoint import inference_config
 from trainer.inference.model import Model
 from trainer.inference.start import open_groups
@@ -71,6 +75,7 @@ def load_part(found: Checkpoint, config: TrainerConfig, groups: ProcessGroupColl
     Raises:
         TrainerError: the checkpoint cannot be loaded.
     """
+    _use_code(found, config)
     core = dataclasses.replace(
         transformer_config(config, TORCH),
         # With initialization on a CPU, Core would allocate complete matrices and cut out the rank's part.
@@ -86,6 +91,25 @@ def load_part(found: Checkpoint, config: TrainerConfig, groups: ProcessGroupColl
         sharding |= read_model(found.path)[1].content_metadata
     _load_weights(chunk, found, sharding)
     return Model(config, chunk, groups)
+
+
+def _use_code(found: Checkpoint, config: TrainerConfig) -> None:
+    """Let all ranks execute the user's code as rank 0 reads it. Warn if the checkpoint was trained with other code."""
+    paths = imports.named(config)
+    codes = at_rank_0(lambda: code_loading.read(paths.values()), found.path)
+    code_loading.use(codes)
+    saved = (found.record or {}).get("origins", {}).get("code", {})
+    for key, path in paths.items():
+        difference = (
+            CodeRecord.of(codes[path]).difference(saved[key]) if path in codes and key in saved else None
+        )
+        if difference is not None and torch.distributed.get_rank() == 0:
+            print(
+                f"warning: {key}: {found.path} was trained with {difference[0]}, which is now {difference[1]}. Its "
+                "results may differ from those of the trained model",
+                file=sys.stderr,
+                flush=True,
+            )
 
 
 def _load_weights(chunk: GPTModel, found: Checkpoint, sharding: dict[str, Any]) -> None:
