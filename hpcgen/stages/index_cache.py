@@ -22,14 +22,17 @@ class IndexCache(Stage):
     ) -> Work:
         """Runs the index builder with the training configuration, on which the names of the indices depend."""
         from hpcgen.planning.paths import trainer_data
+        from hpcgen.planning.resuming import checkpoints_read
 
-        data = trainer_data(config)
+        data, load = trainer_data(config), config.checkpoint.load
         datasets = (*data.datasets, *data.train, *data.valid, *data.test)
         files = tuple(f"{dataset.prefix}{suffix}" for dataset in datasets for suffix in (".idx", ".bin"))
         return Work(
             arguments=("-m", "trainer.data.index_cache"),
             inputs=files,
             datasets=files,
+            # what the run has read decides which indices it needs
+            reads=(checkpoints_read(load),) if load else (),
             writes=(data.cache_dir,) if data.cache_dir else (),
             files=trainer_files(trainer),
         )

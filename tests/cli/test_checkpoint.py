@@ -158,6 +158,33 @@ def test_inspect_shows_the_record(run: Path) -> None:
     assert found["record"]["files"]["__0_0.distcp"]["bytes"] == 7
 
 
+def test_inspect_shows_what_was_read_of_each_pair(tmp_path: Path) -> None:
+    file = {"size": 10, "sha256": None, "modified_ns": 1}
+    stream = {
+        "pair": {"prefix": "/data/code", "idx": file, "bin": file},
+        "documents": {"first": 0, "end": 9, "tokens": 409_600},
+        "seq_length": 2048,
+        "orders": [{"seed": 1234, "num_samples": 300}],
+        "read": 150,
+    }
+    phase = {"first": 0, "split": None, "portions": [{"stream": 0, "weight": 1.0, "start": 0}]}
+    path = write_checkpoint(tmp_path, 100, sampling={"streams": [stream], "phases": [phase]})
+    line = "pair        /data/code: 150 samples of 2,048 tokens (0.75 epochs)"
+    assert line in hpcgen("checkpoint", "inspect", path).stdout.splitlines()
+    for number, damaged in enumerate(
+        (
+            {"streams": [stream | {"read": -1}], "phases": []},
+            {"streams": [stream | {"orders": [{"seed": 1}]}], "phases": []},
+            {"streams": [], "phases": [phase]},
+            {"streams": [stream]},
+        )
+    ):
+        path = write_checkpoint(tmp_path, 200 + number, sampling=damaged)
+        ended = hpcgen("checkpoint", "inspect", path)
+        assert ended.status == 1
+        assert "COMPLETE is not a record of this trainer: sampling" in ended.stdout
+
+
 def test_verify_reads_every_byte(run: Path) -> None:
     checkpoint = run / "checkpoints/iter_0000800"
     ended = hpcgen("checkpoint", "inspect", checkpoint, "--verify")

@@ -235,21 +235,21 @@ def _documents_by_prefix(source: _Source, corpora: Mapping[str, IndexedDataset])
 
 def _log_epochs(blend: Blend, log: LogLine) -> None:
     split, parts, wanted = blend.split, blend.parts, blend.num_samples
-    epochs = [part.stream.epochs(draws(part.weight, wanted)) for part in parts]
-    largest = max(epochs)
-    if largest > MAX_EPOCHS:
+    shuffled = [max(part.stream.epochs(order.num_samples) for order in part.stream.orders) for part in parts]
+    if (most := max(shuffled)) > MAX_EPOCHS:
         raise ConfigError(
-            f"{split} would read {parts[epochs.index(largest)].prefix} for {largest:,.0f} epochs, since the run needs "
+            f"{split} would read {parts[shuffled.index(most)].prefix} for {most:,.0f} epochs, since the run needs "
             f"{wanted:,} samples of {parts[0].stream.seq_length} tokens. Give it more documents or a smaller weight"
         )
+    largest = max(part.stream.epochs(draws(part.weight, wanted)) for part in parts)
     documents = sum(part.documents.end - part.documents.first for part in parts)
     tokens = sum(part.documents.tokens for part in parts)
     corpora = counted(len(parts), "corpus", "corpora")
     phase = f" from sample {blend.first:,} on" if blend.first else ""
-    most = f"{'at most ' if len(parts) > 1 else ''}{largest:,.2f}"
+    at_most = "at most " if len(parts) > 1 else ""
     log(
         f"data: {split}: {counted(documents, 'document')} with {tokens:,} tokens in {corpora}; "
-        f"{counted(wanted, 'sample')}{phase}, {most} epochs{' of each' if len(parts) > 1 else ''}"
+        f"{counted(wanted, 'sample')}{phase}, {at_most}{largest:,.2f} epochs{' of each' if len(parts) > 1 else ''}"
     )
 
 
