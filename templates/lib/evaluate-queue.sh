@@ -34,13 +34,15 @@ stop_evaluation_queue() {
 }
 queue_last_evaluations() { restore_environment; queue_evaluations; }
 # Removes what Slurm, submitit and this job added to the environment of the submitting shell: sbatch reads it as options.
+# The shell's defaults (SBATCH_ACCOUNT) stay, except for options that the script sets.
 restore_environment() {
-    local name
+    local name option
     for name in $(compgen -e); do
+        option=${name#SBATCH_}
         case $name in
-            SLURM_CONF) ;;
-            SLURM_* | SLURMD_* | SBATCH_* | SRUN_* | SUBMITIT_* | PYXIS_* | PMI_* | PMIX_* | TRAINER_*) unset -v "$name" ;;
-            CUDA_VISIBLE_DEVICES | GPU_DEVICE_ORDINAL | ROCR_VISIBLE_DEVICES | ZE_AFFINITY_MASK) unset -v "$name" ;;
+            SLURM_CONF | SLURM_CONF_SERVER | SLURM_JWT | SLURM_SACK_*) ;;
+            SLURM_* | SLURMD_* | SUBMITIT_* | TRAINER_*) unset -v "$name" ;;
+            SBATCH_*) ! queued_script | grep "^#SBATCH --${option,,}=" >/dev/null || unset -v "$name" ;;
         esac
     done
 }
@@ -53,8 +55,9 @@ queue_evaluations() {
 }
 # NAME: queues a job for the checkpoint. As a singleton, it starts after the run's other evaluation jobs have ended.
 queue_evaluation() {
-    local answer problem errors=$held/sbatch.log
-    if answer=$(queued_script | timeout --kill-after=5 30 sbatch --parsable --dependency=singleton 2>"$errors"); then
+    local answer='' problem errors=$held/sbatch.log
+    if find_evaluation "$1" 2>"$errors" && { [[ $answer ]] ||
+        answer=$(queued_script | timeout --kill-after=5 30 sbatch --parsable --dependency=singleton /dev/stdin "$run_dir/$1" 2>"$errors"); }; then
         queued+=" $1"
         mkdir -p -- "${evaluation_queue%/*}" && echo "$1 ${answer%%;*}" >>"$evaluation_queue"
         say "queued job ${answer%%;*} to evaluate $1"
@@ -62,7 +65,14 @@ queue_evaluation() {
     fi
     problem=$(tail -n 1 -- "$errors")
     [[ $problem == "$queue_problem" ]] ||
-        say "WARNING: no job queued to evaluate $1: ${problem:-sbatch does not answer}; trying again every $evaluation_poll_s s while training (by hand: hpcgen submit evaluate)" >&2
+        say "WARNING: no job queued to evaluate $1: ${problem:-Slurm does not answer}; trying again every $evaluation_poll_s s while training (by hand: hpcgen submit evaluate)" >&2
     queue_problem=$problem
     return 1
+}
+# NAME: sets answer to the checkpoint's job, or to nothing. sbatch can fail although Slurm accepted the job (a timeout). Slurm
+# keeps the script's argument, RUN_DIR/NAME. Fails if squeue does: without its answer, no other job may be queued.
+find_evaluation() {
+    local jobs id command
+    jobs=$(timeout --kill-after=5 30 squeue --noheader --user="$UID" --states=all --format='%A %o') || return
+    while read -r id command; do [[ $command != *" $run_dir/$1" ]] || answer=$id; done <<<"$jobs"
 }

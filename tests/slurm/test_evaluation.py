@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -178,3 +179,41 @@ def test_the_newest_checkpoint_is_evaluated_on_this_machine(
     out = hpcgen(*arguments, cwd=single_process_run.parent)
     assert out == f"evaluate: results are in {run_dir}/evaluation\n"
     assert evaluated(run_dir) == {8}
+
+
+def test_an_evaluation_that_slurm_accepted_in_silence_is_not_queued_again(
+    slurm_cluster: SlurmCluster, evaluated_run: Path
+) -> None:
+    """Each sbatch fails after Slurm accepted the job. squeue fails at first, and training is requeued once."""
+    run_dir = evaluated_run.parent / "run"
+    programs = evaluated_run.parent / "late"
+    path = slurm_cluster.env["PATH"]
+    sbatch = f"""\
+{shutil.which("sbatch", path=path)} --begin=now+1hour "$@" >>{run_dir}/accepted
+echo "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation" >&2; exit 1
+"""
+    squeue = f"""\
+[[ "$*" != *--states=all* || -e {programs}/asked ]] || {{ : >{programs}/asked; exit 1; }}
+exec {shutil.which("squeue", path=path)} "$@"
+"""
+    for name, text in (("squeue", squeue), ("sleep", "exec /bin/sleep 0.2\n"), ("sbatch", sbatch)):
+        late = program_first(slurm_cluster, programs, name, f"#!/bin/bash\n{text}")
+    trainer = f"""\
+mkdir -p {run_dir}/checkpoints/iter_0000004; : >{run_dir}/checkpoints/iter_0000004/COMPLETE
+echo 4 >{run_dir}/checkpoints/latest_checkpointed_iteration.txt
+/bin/sleep 3
+if [[ ! ${{SLURM_RESTART_COUNT-}} ]]; then rm {run_dir}/evaluation/queued; exit 7; fi
+printf '8\\n%s\\n' $(sed -n 's/^fingerprint=//p' {run_dir}/script) >{run_dir}/DONE
+"""
+    be_evaluator(evaluated_run, trainer)
+    script = render(evaluated_run)
+    (run_dir / "script").write_text(script)
+    job_id = slurm_cluster.sbatch(script, late, cwd=run_dir)
+    log = completed(slurm_cluster, evaluated_run, job_id)
+    [accepted] = (run_dir / "accepted").read_text().split()
+    assert queued(evaluated_run) == {"iter_0000004": accepted}
+    assert log.count(f"queued job {accepted} to evaluate iter_0000004") == 2
+    assert (
+        "WARNING: no job queued to evaluate iter_0000004: sbatch: error: Batch job submission failed" in log
+    )
+    slurm_cluster.run("scancel", accepted)
