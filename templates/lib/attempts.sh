@@ -38,5 +38,3 @@ requeue() {
 }
 # A requeue ends the job, perhaps before scontrol gets the controller's answer. scontrol therefore ignores TERM.
 requeue_job() { requeued=1; (trap '' TERM; retry scontrol requeue "$SLURM_JOB_ID"); }
-# COMMAND...: runs it until it succeeds, at most ten times.
-retry() { for _ in {1..10}; do "$@" && return; sleep 2; done; return 1; }

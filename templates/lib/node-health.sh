@@ -5,7 +5,7 @@ task_environment+=(TORCH_CPP_LOG_LEVEL=FATAL)
 
 check_hosts() {
     local node
-    list_nodes
+    list_nodes || conclude
     ask_nodes "${job_nodes[@]}"
     ((!terminated)) || exit 143
     step_nodes=()

@@ -1,7 +1,7 @@
 # Preflight: keeps bad nodes out of a training job. Spare nodes take over, or the job requeues itself without the bad ones.
 
 choose_good_nodes() {
-    list_nodes
+    list_nodes || conclude
     check_nodes
     ((!terminated)) || exit 143
     choose_nodes || exclude_and_requeue
@@ -30,7 +30,7 @@ run_until_good() {
             return "$rc"
         fi
         say "continuing in this job, on ${step_nodes[*]}"
-        rendezvous
+        rendezvous || return
     done
 }
 
@@ -72,7 +72,7 @@ job_field() { sed -n "s/.* $1=\([^ ]*\).*/\1/p" <<<"$job_text" | sed 's/(null)//
 
 # Requeues the job with the bad nodes excluded.
 exclude_and_requeue() {
-    local count list left try changes asked=$held/excluded_by_user
+    local count list left try changes name by_user=() asked=$held/excluded_by_user
     [[ ${good[*]-} || -z ${bad[1]-} ]] || die "no node is fit: that is a mistake in the run rather than in its nodes (reports: $reports)"
     if [[ -z ${good[*]-} ]] && grep -q '"check": "file"' "$reports"/*-host.json 2>/dev/null; then
         die "${bad[*]} lacks a file that the run needs (above)"
@@ -84,9 +84,10 @@ exclude_and_requeue() {
     # Keeps the nodes that the user excluded at submission.
     [[ -e $asked ]] || write_file "$asked" < <(job_field ExcNodeList)
     note_nodes
-    list=$(join_by , "${excluded[@]}" "$(<"$asked")")
-    list=${list%,}
-    left=$(nodes_without "$list")
+    [[ ! -s $asked || ! $(<"$asked") ]] || host_names by_user "$(<"$asked")" || die "scontrol cannot list the nodes that --exclude names: $(<"$asked") (above)"
+    for name in "${by_user[@]}"; do ! is_node "$name" || [[ " ${excluded[*]} " == *" $name "* ]] || excluded+=("$name"); done
+    list=$(join_by , "${excluded[@]}")
+    left=$(nodes_left)
     ((left >= num_job_nodes)) || die "without $list partition $SLURM_JOB_PARTITION has $left nodes, and the job needs $num_job_nodes"
     changes=(ExcNodeList="$list")
     drop_excluded_requests
@@ -100,6 +101,7 @@ exclude_and_requeue() {
             say "back into the queue without $list (exclusion $((count + 1)) of at most $max_exclusions)"
             exit 0
         fi
+        ((try != 10)) || cat -- "$held/said" >&2 # Slurm may end this shell before the last try
         sleep 0.2
     done
     cat "$held/said" >&2
@@ -108,24 +110,24 @@ exclude_and_requeue() {
 
 # Slurm never starts a job that both requires a node (--nodelist) and excludes it: drops these nodes from --nodelist.
 drop_excluded_requests() {
-    local node required kept=() dropped=()
+    local node required names=() kept=() dropped=()
     required=$(job_field ReqNodeList)
     [[ $required ]] || return 0
-    while read -r node; do
+    host_names names "$required" || die "scontrol cannot list the nodes that --nodelist names: $required (above)"
+    for node in "${names[@]}"; do
         if [[ " ${excluded[*]} " == *" $node "* ]]; then dropped+=("$node"); else kept+=("$node"); fi
-    done < <(scontrol show hostnames "$required")
+    done
     [[ ${dropped[*]-} ]] || return 0
     say "the job was submitted with --nodelist=$required: dropping the request for ${dropped[*]}, which it now excludes"
     changes+=(ReqNodeList="$(join_by , "${kept[@]}")")
 }
 
-# LIST: prints the number of usable nodes of the partition that are not in LIST. If sinfo does not answer, assumes enough.
-nodes_without() {
-    local name state left=0 without
-    without=" $(scontrol show hostnames "$1" | tr '\n' ' ') "
+# Prints the number of usable nodes of the partition that are not excluded. If sinfo does not answer, assumes enough.
+nodes_left() {
+    local name state left=0
     sinfo --noheader --Node --partition="$SLURM_JOB_PARTITION" --format='%N %t' >"$held/partition" || { echo "$num_job_nodes"; return; }
     while read -r name state; do
-        [[ $state =~ down|drain|drng|fail|maint|inval|futr || $without == *" $name "* ]] || left=$((left + 1))
+        [[ $state =~ down|drain|drng|fail|maint|inval|futr || " ${excluded[*]} " == *" $name "* ]] || left=$((left + 1))
     done <"$held/partition"
     echo "$left"
 }

@@ -1,15 +1,19 @@
 # Jobs with ranks: the nodes of the job (job_nodes), those that the step runs on (step_nodes), and the ranks' rendezvous.
 job_nodes=() step_nodes=() num_rendezvous=0
+# NAME LIST: sets the array NAME to the nodes in one of Slurm's lists. Fails if scontrol does.
+host_names() { local names; names=$(retry scontrol show hostnames "$2") && [[ $names ]] && mapfile -t "$1" <<<"$names"; }
 list_nodes() {
-    mapfile -t job_nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+    host_names job_nodes "$SLURM_JOB_NODELIST" || { say "ERROR: scontrol cannot list the nodes of this job (above)" >&2; rc=1; return 1; }
     step_nodes=("${job_nodes[@]}")
 }
 rendezvous() {
-    ((${#step_nodes[@]})) || list_nodes
+    local node
+    ((${#step_nodes[@]})) || list_nodes || return
     # The address that Slurm knows: names need not resolve on compute nodes.
-    MASTER_ADDR=$(scontrol show node -o "${step_nodes[0]-}" | sed -n 's/.* NodeAddr=\([^ ]*\).*/\1/p')
-    [[ $MASTER_ADDR ]] || { say "ERROR: scontrol has no address for ${step_nodes[0]-}" >&2; rc=1; return 1; }
-    [[ ! $MASTER_ADDR =~ ^(localhost|127\..*|::1)$ ]] || (($(num_hosts) < 2)) ||
+    node=$(retry scontrol show node -o "${step_nodes[0]}")
+    MASTER_ADDR=$(sed -n 's/.* NodeAddr=\([^ ]*\).*/\1/p' <<<"$node")
+    [[ $MASTER_ADDR ]] || { MASTER_ADDR=${step_nodes[0]}; say "scontrol does not show node $MASTER_ADDR (above; PrivateData=nodes?): the ranks look up its name"; }
+    [[ ! $MASTER_ADDR =~ ^(localhost|127\..*|::1)$ ]] || (($(num_hosts) == 1)) ||
         die "the address of ${step_nodes[0]} is $MASTER_ADDR, which several hosts cannot share; correct NodeAddr in slurm.conf"
     # Below the ephemeral range, and rarely the same for two jobs or steps on a node. If the port is taken, the ranks try
     # later ones, and recognize each other by TRAINER_RENDEZVOUS_ID.
@@ -19,4 +23,4 @@ rendezvous() {
     export MASTER_ADDR MASTER_PORT WORLD_SIZE TRAINER_RENDEZVOUS_ID
     say "rendezvous at $MASTER_ADDR:$MASTER_PORT, world size $WORLD_SIZE"
 }
-num_hosts() { scontrol show node -o "$SLURM_JOB_NODELIST" | grep -o ' NodeHostName=[^ ]*' | sort -u | wc -l; }
+num_hosts() { retry scontrol show node -o "$SLURM_JOB_NODELIST" | grep -o ' NodeHostName=[^ ]*' | sort -u | wc -l; }

@@ -229,6 +229,62 @@ echo "excluded: $(job_field ExcNodeList), required: $(job_field ReqNodeList)."
     assert "scontrol cannot show this job" in done.stdout
 
 
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("scontrol", "expected"),
+    [
+        ("[[ -e asked ]] || { : >asked; return 1; }; echo good; echo bad", "0 good bad"),
+        ("return 1", "1 "),
+        ("return 0", "1 "),
+    ],
+    ids=["once", "always", "nothing"],
+)
+def test_the_nodes_of_a_job_are_known_or_the_attempt_fails(
+    scontrol: str, expected: str, tmp_path: Path
+) -> None:
+    then = f"""
+SLURM_JOB_NODELIST=x
+sleep() {{ :; }}
+scontrol() {{ {scontrol}; }}
+list_nodes; echo "$rc ${{job_nodes[*]}}"
+"""
+    done = with_libraries("base", "ranks", then=then, cwd=tmp_path)
+    assert done.stdout == f"{expected}\n"
+    assert ("scontrol cannot list the nodes of this job" in done.stderr) == (expected == "1 ")
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("answer", "kept"), [("Node sick not found", False), ("Unable to contact slurm controller", True)]
+)
+def test_a_bad_node_is_forgotten_only_if_slurm_does_not_know_it(
+    answer: str, kept: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "excluded_nodes").write_text("sick 99999999999\n")
+    then = f"""
+good=() bad=() excluded_s=60
+scontrol() {{ echo "{answer}" >&2; return 1; }}
+note_nodes
+"""
+    done = with_libraries("base", "node-check", then=then, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert ("sick" in (tmp_path / "excluded_nodes").read_text()) == kept
+
+
+@pytest.mark.process
+def test_ranks_look_up_the_name_of_a_node_that_slurm_does_not_show(tmp_path: Path) -> None:
+    """As with PrivateData=nodes in slurm.conf."""
+    then = """
+restart=0 ntasks_per_node=8 step_nodes=(uni1 uni2)
+sleep() { :; }
+scontrol() { echo "slurm_load_node error: Access/permission denied" >&2; return 1; }
+rendezvous && echo "$MASTER_ADDR"
+"""
+    done = with_libraries("base", "ranks", then=then, cwd=tmp_path)
+    assert done.stdout.endswith("\nuni1\n"), done.stderr
+    assert "PrivateData=nodes" in done.stdout
+
+
 def hash_of_inputs(script: str) -> str:
     """The last line of the header."""
     found = re.search(r"^# inputs: sha256 ([0-9a-f]{64})$", script, re.MULTILINE)

@@ -69,8 +69,13 @@ def test_a_node_that_fails_its_check_is_excluded_and_the_job_continues(
     (checked_run.parent / "sick").write_text("ndv5-2")
     # a node that is known as bad and has left the cluster since: Slurm would refuse a list with its name
     (checked_run.parent / "run" / "excluded_nodes").write_text(f"ghost-7 {int(time.time()) + 3600}\n")
-    options = (slow_requeue(three_nodes, checked_run.parent), "--nodelist=ndv5-2")
+    options = (slow_requeue(three_nodes, checked_run.parent), "--nodelist=ndv5-2", "--hold")
     job_id = submit(three_nodes, checked_run, "preflight.node_health=true", options=options)
+    jobs = checked_run.parent / "run" / "jobs"
+    for directory in (jobs, jobs / job_id):
+        directory.mkdir(mode=0o700)
+    (jobs / job_id / "excluded_by_user").write_text("ghost-[8-9]\n")  # also left the cluster since
+    three_nodes.run("scontrol", "release", job_id)
     state = three_nodes.wait(job_id, timeout_s=JOB_S)
     log = log_of(checked_run, job_id)
     assert state == "COMPLETED", log
