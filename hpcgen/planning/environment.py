@@ -54,33 +54,20 @@ RESERVED = frozenset(
 
 RESERVED_PREFIXES = ("TORCHELASTIC_", "SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "BASH")
 
+# fmt: off
 LEAKED = (
-    "NCCL_*",
-    "UCX_*",
-    "SHARP_*",
-    "NVTE_*",
-    "TORCH_*",
-    "TORCHINDUCTOR_*",
-    "PYTORCH_*",
-    "GLOO_*",
-    "OMPI_MCA_*",
-    "MELLANOX_*",
-    "NVIDIA_*",
-    "PYXIS_CONTAINER_*",
-    "CUDA_DEVICE_*",
-    "CUDA_LAUNCH_BLOCKING",
-    "CUBLAS_*",
-    "LD_PRELOAD",
-    "OMP_*",
-    "TORCHELASTIC_*",
-    "PYTHONPATH",
-    "PYTHONHOME",
-    "RANK",
-    "LOCAL_RANK",
-    "WORLD_SIZE",
-    "MASTER_ADDR",
-    "MASTER_PORT",
+    "SLURM_*", "SLURMD_*", "SBATCH_*", "SRUN_*", "SALLOC_*", "SACCT_*", "SCANCEL_*", "SCONTROL_*", "SINFO_*",
+    "SQUEUE_*", "SUBMITIT_*", "TRAINER_*", "NCCL_*", "RCCL_*", "UCX_*", "UCC_*", "HCOLL_*", "SHARP_*",
+    "MELLANOX_*", "FI_*", "OFI_*", "RDMA_*", "RDMAV_*", "IBV_*", "MLX5_*", "PSM2_*", "PSM3_*", "NVSHMEM_*",
+    "GLOO_*", "MPICH_*", "OMPI_*", "PRTE_*", "PMI_*", "PMI2_*", "PMIX_*", "I_MPI_*", "MV2_*", "HYDRA_*",
+    "RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "ROLE_RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE",
+    "MASTER_ADDR", "MASTER_PORT", "ENROOT_*", "PYXIS_*", "NVIDIA_*", "CUDA_*", "CUBLAS*", "CUDNN_*",
+    "NVTE_*", "TORCH*", "PYTORCH_*", "TRITON_*", "XLA_*", "HF_*", "HUGGINGFACE_*", "TRANSFORMERS_*",
+    "ACCELERATE_*", "OMP_*", "KMP_*", "GOMP_*", "MKL_*", "OPENBLAS_*", "BLIS_*", "GOTO_*", "NUMEXPR_*",
+    "VECLIB_*", "RAYON_*", "TOKENIZERS_*", "PYTHON*", "LD_*", "MALLOC_*", "GLIBC_TUNABLES", "BASH_*", "ENV",
+    "CDPATH", "EXECIGNORE", "FUNCNEST", "GLOBIGNORE", "POSIXLY_CORRECT", "TMOUT",
 )
+# fmt: on
 """Patterns of variables that would leak from the submitting shell into the job. The script unsets them first."""
 
 

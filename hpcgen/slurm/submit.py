@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from hpcgen.slurm.job import Job
 from hpcgen.slurm.rendering.filters import shell_word
 from hpcgen.slurm.rendering.script import Script
 from hpcgen.slurm.run_directory import make_run_directory, sharing
+from hpcgen.slurm.shell import reach_job, shell_settings, without
 from hpcgen.slurm.tasks import ModuleTask
 
 MARK = "--hpcgen-task"
@@ -47,8 +49,8 @@ SINGLE_TASK = ("SLURM_ARRAY_JOB_ID=$SLURM_JOB_ID SLURM_ARRAY_TASK_ID=0",)
 without an array. The variables are not exported, since submitit reads them in the job."""
 
 
-LEAKS_INTO_SBATCH = "PYXIS_CONTAINER_"
-"""Prefix of variables that pyxis reads as options of sbatch: the batch script itself would run in the container."""
+ACCEPTED = re.compile(r"timed out|Unable to contact|Zero Bytes|sense of sbatch output")
+"""Errors of sbatch, or of submitit, that also occur after Slurm accepted the job."""
 
 
 def submit_stages(plan: Plan, scripts: Mapping[str, Script]) -> list[Job]:
@@ -62,33 +64,48 @@ def submit_stages(plan: Plan, scripts: Mapping[str, Script]) -> list[Job]:
     missing = missing_tasks(plan)
     for warning in check_corpus(plan, missing):
         print(f"warning: {warning}", file=sys.stderr)
-    with sharing(plan), _without_leaks():
+    _warn_of_leaks({name for script in scripts.values() for name in reach_job(script.directives())})
+    with sharing(plan):
         run_dir = make_run_directory(plan)
         jobs: list[Job] = []
         for stage in plan.stages.values():
             tasks = missing.get(stage.name)
             if tasks != ():
                 after = jobs[-1] if jobs else None
-                jobs.append(_submit(plan, stage, scripts[stage.name], run_dir, after, tasks))
+                with _queued_jobs_are_named(jobs, stage):
+                    jobs.append(_submit(plan, stage, scripts[stage.name], run_dir, after, tasks))
     return jobs
 
 
 @contextmanager
-def _without_leaks() -> Iterator[None]:
-    """Removes pyxis's variables from the environment that sbatch inherits, with a warning."""
-    leaks = {name: value for name, value in os.environ.items() if name.startswith(LEAKS_INTO_SBATCH)}
-    if leaks:
-        names = ", ".join(sorted(leaks))
-        print(
-            f"warning: not passed to the jobs, which set their own container: {names}",
-            file=sys.stderr,
-        )
-    for name in leaks:
-        del os.environ[name]
+def _queued_jobs_are_named(jobs: Sequence[Job], stage: StagePlan) -> Iterator[None]:
+    """If the stage is not submitted, or Ctrl-C interrupts it, prints the jobs that are in the queue."""
     try:
         yield
-    finally:
-        os.environ.update(leaks)
+    except (HpcgenError, KeyboardInterrupt) as error:
+        if jobs:
+            queued = ", ".join(f"{job.job_id} ({job.stage})" for job in jobs)
+            ids = " ".join(job.job_id for job in jobs)
+            print(f"already queued: {queued}; to cancel them: scancel {ids}", file=sys.stderr)
+        if isinstance(error, KeyboardInterrupt) or ACCEPTED.search(str(error)):
+            name = next(option[11:] for option in stage.directives if option.startswith("--job-name="))
+            print(
+                f"Slurm may have accepted {stage.name} before: look for {name} in squeue --me before you submit again",
+                file=sys.stderr,
+            )
+        raise
+
+
+def _warn_of_leaks(names: Collection[str]) -> None:
+    """Prints the variables that are not passed to sbatch. An outer job has dozens: its ID stands for them."""
+    outer_job = os.environ.get("SLURM_JOB_ID")
+    shown = sorted(name for name in names if not (outer_job and name.startswith(("SLURM_", "SLURMD_"))))
+    if outer_job:
+        shown.append(f"the SLURM_* variables of job {outer_job}")
+    if shown:
+        print(
+            f"warning: not passed to the new jobs, which set their own: {', '.join(shown)}", file=sys.stderr
+        )
 
 
 def _submit(
@@ -114,6 +131,7 @@ def _submit(
             )
             executor.update_parameters(**parameters)
             stack.enter_context(redirect_stderr(io.StringIO()))  # submitit prints the error that it raises
+            stack.enter_context(without((*reach_job(script.directives()), *shell_settings())))
             if tasks is None:
                 submitted: Any = executor.submit(_task(plan, stage))
                 job_id, of_task = submitted.job_id, ""

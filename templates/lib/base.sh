@@ -23,6 +23,8 @@ write_file() {
     local part=$1.$SLURM_JOB_ID.$RANDOM$RANDOM
     { (umask g-w && set -C && cat >"$part") && sync -- "$part" && mv -fT -- "$part" "$1"; } || die "cannot write $1"
 }
+# COMMAND...: runs it until it succeeds, at most ten times.
+retry() { for _ in {1..10}; do "$@" && return; sleep 2; done; return 1; }
 # NAME FILE: sets the variable NAME to the integer in FILE, or to 0.
 read_number() {
     local text=''
@@ -38,9 +40,12 @@ add_options() { ((submitted)) || task+=("$@"); }
 begin() {
     local mode=700 log_mode=600 directory
     set_traps
+    drop_leaks
     umask 077
     [[ $share != group ]] || { umask 007; mode=2770 log_mode=660; } # setgid: what is made in it gets the directory's group
-    job_dir=$run_dir/jobs/$job restart=${SLURM_RESTART_COUNT:-0}
+    job_dir=$run_dir/jobs/$job
+    [[ -d $job_dir ]] || unset -v SLURM_RESTART_COUNT # Slurm sets it only for restarts: it is that of an outer job
+    restart=${SLURM_RESTART_COUNT:-0}
     [[ ! $run_dir -ef ~ ]] || die "paths.run_dir is your home directory: give the run a directory of its own"
     mkdir -p -- "$run_dir" || die "cannot make the run directory (above)"
     [[ ! -O $run_dir ]] || chmod "$mode" -- "$run_dir" || say "cannot change the mode of $run_dir"
@@ -59,15 +64,37 @@ begin() {
     say "$run_name: $stage job $job, restart $restart, on $SLURM_JOB_NODELIST"
     ((!submitted)) || { details="in $task_logs" && say "the tasks' own logs: $task_logs"; }
 }
-# Variables of the submitting shell that could change the job. The log shows only names, because values may be secret.
-leaks='^(NCCL|UCX|SHARP|NVTE|TORCH|TORCHELASTIC|TORCHINDUCTOR|PYTORCH|GLOO|OMPI_MCA|MELLANOX|NVIDIA|PYXIS_CONTAINER|CUDA_DEVICE|CUBLAS|OMP)_'
-leaks+='|^(CUDA_LAUNCH_BLOCKING|LD_PRELOAD|PYTHONPATH|PYTHONHOME|RANK|LOCAL_RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT)$'
-set_environment() {
-    local name leaked=()
+# Variables of the submitting shell that could change the job, as patterns: of Slurm, networks and launchers, ...
+leaks='SLURM_* SLURMD_* SBATCH_* SRUN_* SALLOC_* SACCT_* SCANCEL_* SCONTROL_* SINFO_* SQUEUE_* SUBMITIT_* TRAINER_* NCCL_* RCCL_* UCX_* UCC_* HCOLL_* SHARP_* MELLANOX_*'
+leaks+=' FI_* OFI_* RDMA_* RDMAV_* IBV_* MLX5_* PSM2_* PSM3_* NVSHMEM_* GLOO_* MPICH_* OMPI_* PRTE_* PMI_* PMI2_* PMIX_* I_MPI_* MV2_* HYDRA_* RANK LOCAL_RANK NODE_RANK GROUP_RANK'
+leaks+=' ROLE_RANK LOCAL_WORLD_SIZE WORLD_SIZE MASTER_ADDR MASTER_PORT'
+# ... of containers, GPUs, PyTorch and numerical libraries, of Python, the dynamic linker and shells.
+leaks+=' ENROOT_* PYXIS_* NVIDIA_* CUDA_* CUBLAS* CUDNN_* NVTE_* TORCH* PYTORCH_* TRITON_* XLA_* HF_* HUGGINGFACE_* TRANSFORMERS_* ACCELERATE_* OMP_* KMP_* GOMP_* MKL_* OPENBLAS_*'
+leaks+=' BLIS_* GOTO_* NUMEXPR_* VECLIB_* RAYON_* TOKENIZERS_* PYTHON* LD_* MALLOC_* GLIBC_TUNABLES BASH_* ENV CDPATH EXECIGNORE FUNCNEST GLOBIGNORE POSIXLY_CORRECT TMOUT'
+# Exceptions: what Slurm or submitit sets for every job, how to reach Slurm and the Hugging Face Hub, and what changes no job.
+own_variables='SLURM_CLUSTER_NAME SLURM_CPUS_ON_NODE SLURM_GTIDS SLURM_JOBID SLURM_JOB_ACCOUNT SLURM_JOB_CPUS_PER_NODE SLURM_JOB_END_TIME SLURM_JOB_GID SLURM_JOB_GROUP SLURM_JOB_ID'
+own_variables+=' SLURM_JOB_NAME SLURM_JOB_NODELIST SLURM_JOB_NUM_NODES SLURM_JOB_PARTITION SLURM_JOB_QOS SLURM_JOB_START_TIME SLURM_JOB_UID SLURM_JOB_USER SLURM_LOCALID SLURM_NNODES'
+own_variables+=' SLURM_NODEID SLURM_NODELIST SLURM_NODE_ALIASES SLURM_NPROCS SLURM_NTASKS SLURM_PRIO_PROCESS SLURM_PROCID SLURM_RESTART_COUNT SLURM_SUBMIT_DIR SLURM_SUBMIT_HOST SLURM_TASK_PID'
+own_variables+=' SLURM_TOPOLOGY_ADDR SLURM_TOPOLOGY_ADDR_PATTERN SLURM_WORKING_CLUSTER SLURMD_NODENAME SUBMITIT_EXECUTOR'
+own_variables+=' SLURM_CONF SLURM_CONF_SERVER SLURM_JWT SLURM_SACK_JWKS SLURM_SACK_KEY SLURM_SACK_SOCKET HF_ENDPOINT HF_TOKEN PYTHONDONTWRITEBYTECODE PYTHONUNBUFFERED'
+# Unsets the variables in leaks that neither Slurm nor the plan set. Prints only names, because values may be secret.
+drop_leaks() {
+    local name leak="@(${leaks// /|})" own=" $own_variables $option_variables ${secrets[*]} " leaked=() overriding=()
+    # Slurm sets them for the tasks of each step. In this shell, those of an outer job can have replaced the job's own.
+    unset -v SLURM_MEM_PER_NODE SLURM_TASKS_PER_NODE CUDA_VISIBLE_DEVICES GPU_DEVICE_ORDINAL ROCR_VISIBLE_DEVICES ZE_AFFINITY_MASK
     for name in $(compgen -e); do
-        [[ ! $name =~ $leaks || " ${secrets[*]} " == *" $name "* ]] || { leaked+=("$name") && unset -v "$name"; }
+        # shellcheck disable=SC2053 # a pattern
+        [[ $name == $leak && $own != *" $name "* ]] || continue
+        unset -v "$name"
+        if [[ $name == SBATCH_* ]]; then overriding+=("$name"); else leaked+=("$name"); fi
     done
     [[ -z ${leaked[*]-} ]] || say "unset these variables of the submitting shell: ${leaked[*]}"
+    [[ -z ${overriding[*]-} ]] || say "sbatch read ${overriding[*]} in the submitting shell, which override what hpcgen planned: unset them before sbatch, or use hpcgen submit" >&2
+    # With --no-requeue, the job could not put itself back into the queue.
+    [[ " ${overriding[*]-} " != *" SBATCH_NO_REQUEUE "* ]] || scontrol update JobId="$SLURM_JOB_ID" Requeue=1
+}
+set_environment() {
+    local name
     environment
     for name in "${secrets[@]}"; do printenv "$name" >/dev/null || die "$name is not set: export it where you submit"; done
 }

@@ -8,7 +8,7 @@ copy_images() {
     image_id=$(stat --format='%n %s %Y' -- "$shared_image" | sha256sum)
     image=$scratch_root/hpcgen-images-$UID/${image_id:0:16}-${shared_image##*/}
     [[ ${container[0]} != --container-image=* ]] || container[0]=--container-image=$image
-    each_node 1800 bash -c "$functions" copy_node_image "$shared_image" "$image"
+    each_node 1800 bash -p -c "$functions" copy_node_image "$shared_image" "$image"
 }
 # On a node, IMAGE COPY: copies IMAGE to COPY, unless COPY exists.
 copy_node_image() {

@@ -2,12 +2,23 @@
 # Runs site_prologue in this shell, so that its variables stay. If it exits, the job concludes as after a failed attempt.
 in_prologue=0
 run_prologue() {
+    inherit_functions
     in_prologue=1
     trap 'prologue_ended $?' EXIT
     site_prologue
     in_prologue=0
     set +e -uo pipefail
     set_traps
+}
+# Defines the functions that the submitting shell exports (module), which bash -p ignores. One that has the name of a command
+# or of a function of this script is left out.
+inherit_functions() {
+    local text name
+    while IFS= read -r -d '' text; do
+        [[ $text == BASH_FUNC_*'%%=() {'* ]] || continue
+        name=${text#BASH_FUNC_} name=${name%%'%%='*}
+        [[ ! $name =~ ^[A-Za-z_][A-Za-z0-9_]*$ ]] || command -v "$name" >/dev/null || eval "$name ${text#*=}"
+    done <"/proc/$$/environ"
 }
 prologue_ended() {
     ((in_prologue)) || return "$1"

@@ -181,7 +181,7 @@ join_by() {
 # SECONDS NODE...: checks these nodes in one step.
 check_on() {
     timeout "$1" srun --overlap --nodelist="$(join_by , "${@:2}")" --nodes="$(($# - 1))" --ntasks="$(($# - 1))" --ntasks-per-node=1 \
-        --export=ALL --kill-on-bad-exit=0 bash -c "$functions" check_host "$reports" "${node_expectations[@]}" \
+        --export=ALL --kill-on-bad-exit=0 bash -p -c "$functions" check_host "$reports" "${node_expectations[@]}" \
         "${required[@]/#/file=}" -- "${health_command[@]}"
 }
 
@@ -208,6 +208,9 @@ ask_nodes() {
     [[ -z ${silent[*]-} ]] || ((terminated)) || run_step check_each "${silent[@]}"
 }
 
+# NAME: fails if Slurm has no such node. Slurm refuses an entire list because of a name that it no longer knows.
+is_node() { local answer; answer=$(scontrol show node "$1" 2>&1) || [[ $answer != *"not found"* ]]; }
+
 # Records the nodes of good and bad in the run directory, and sets excluded to all nodes that count as bad. A node counts as
 # bad for excluded_s seconds, because a virtual machine that was replaced keeps its old name.
 note_nodes() {
@@ -218,8 +221,7 @@ note_nodes() {
         while read -r name until; do
             [[ $name =~ ^[A-Za-z0-9._-]+$ && $until =~ ^[0-9]{1,12}$ ]] || continue
             ((until > now)) || continue
-            # Slurm would refuse the entire list because of a name that it no longer knows.
-            if scontrol show node "$name" >/dev/null 2>&1; then noted[$name]=$until; fi
+            if is_node "$name"; then noted[$name]=$until; fi
         done <"$known"
     fi
     for name in "${good[@]}"; do unset -v 'noted[$name]'; done

@@ -1,7 +1,7 @@
 # Jobs with ranks: the nodes of the job (job_nodes), those that the step runs on (step_nodes), and the ranks' rendezvous.
 job_nodes=() step_nodes=() num_rendezvous=0
 # NAME LIST: sets the array NAME to the nodes in one of Slurm's lists. Fails if scontrol does.
-host_names() { local names; names=$(retry scontrol show hostnames "$2") && [[ $names ]] && mapfile -t "$1" <<<"$names"; }
+host_names() { local printed; printed=$(retry scontrol show hostnames "$2") && [[ $printed ]] && mapfile -t "$1" <<<"$printed"; }
 list_nodes() {
     host_names job_nodes "$SLURM_JOB_NODELIST" || { say "ERROR: scontrol cannot list the nodes of this job (above)" >&2; rc=1; return 1; }
     step_nodes=("${job_nodes[@]}")

@@ -9,7 +9,7 @@ each_node() {
     run_step timeout --kill-after=30 "$1" srun "${on_nodes[@]}" "${@:2}" || ((rc != 124 && rc != 137)) || say "ERROR: a node took longer than $1 s" >&2
     return "$rc"
 }
-# The functions of this script as text: `bash -c "$functions" NAME ARGUMENT...` runs one of them on another node.
+# The functions of this script as text: `bash -p -c "$functions" NAME ARGUMENT...` runs one of them on another node.
 functions=''
 # shellcheck disable=SC2016 # the other shell expands it
 read_functions() { functions="share=$share; $(unset -f main environment write_job_files queued_script; declare -f)"$'\n''"$0" "$@"'; }
@@ -19,8 +19,8 @@ job_states=RUNNING,SUSPENDED,STOPPED,CONFIGURING,COMPLETING,RESIZING,SIGNALING,S
 my_jobs() { squeue --noheader --user="$UID" --format=%A --states="$job_states" 2>/dev/null; }
 make_scratch() {
     read_functions
-    srun "${on_nodes[@]}" --overlap --no-kill bash -c "$functions" guard_scratch "$scratch" >/dev/null 2>&1 &
-    each_node 300 bash -c "$functions" make_node_scratch "$scratch" "$(my_jobs)" "$check_memlock" "${required[@]}"
+    srun "${on_nodes[@]}" --overlap --no-kill bash -p -c "$functions" guard_scratch "$scratch" >/dev/null 2>&1 &
+    each_node 300 bash -p -c "$functions" make_node_scratch "$scratch" "$(my_jobs)" "$check_memlock" "${required[@]}"
 }
 # On a node, SCRATCH JOBS CHECK_MEMLOCK PATH...: makes SCRATCH, removes those of killed jobs, and checks that it can read PATHs.
 make_node_scratch() {

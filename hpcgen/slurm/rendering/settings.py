@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from hpcgen.planning.container import CONTAINER_NAME
 from hpcgen.planning.environment import library_path
 from hpcgen.planning.plan import Plan
+from hpcgen.planning.slurm_variables import option_variables
 from hpcgen.planning.stage import StagePlan
 
 LIBRARY_PATH = 'export LD_LIBRARY_PATH="$1${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"; shift; exec "$@"'
@@ -39,6 +40,7 @@ def stage_settings(plan: Plan, stage: StagePlan) -> tuple[Setting, ...]:
         "required": stage.required_everywhere(),
         "check_memlock": int(stage.device == "cuda"),
         "secrets": stage.secrets,
+        "option_variables": " ".join(option_variables(stage.directives)),
         "nodes": stage.allocation.nodes,
         **({"ntasks_per_node": stage.allocation.ranks_per_node} if stage.kind.has_ranks else {}),
         **stage.values,  # type: ignore[dict-item]
