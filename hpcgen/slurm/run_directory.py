@@ -50,7 +50,7 @@ def make_run_directory(plan: Plan) -> Path:
 
 
 def make_job_directory(plan: Plan, prefix: str) -> tuple[Path, Path]:
-    """Creates a new directory in RUN_DIR/jobs that only this user can write to. Returns its path, and one to use it by.
+    """Creates a new directory in RUN_DIR/jobs that only this user can enter. Returns its path, and one to use it by.
 
     In a shared run, others can rename it and put another in its place. The second path names it nevertheless, as long
     as this process runs.
@@ -69,7 +69,6 @@ def make_job_directory(plan: Plan, prefix: str) -> tuple[Path, Path]:
         jobs.mkdir(exist_ok=True)
         job_dir = Path(tempfile.mkdtemp(prefix=prefix, dir=jobs))
         held = hold(job_dir, run_dir)
-        held.chmod(0o2750)  # the group can read the logs
     except OSError as error:
         raise HpcgenError(f"{error.filename or jobs}: {error.strerror}", "correct paths.run_dir") from error
     return job_dir, held
