@@ -15,7 +15,7 @@ from tests.trainer.huggingface.models import transformers_process
 
 VOCAB_SIZE = 400
 MAX_LENGTH = 256
-EOD, TURN = "<|endoftext|>", "<|im_end|>"
+EOD, TURN = "<eod>", "<|im_end|>"
 TEXTS = ["the cat sat on the mat\n\nQuestion: naïve 👩‍🚀 café?\n  answer \t the end. 東京 stop </s>"] * 5
 
 
