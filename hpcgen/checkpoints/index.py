@@ -9,6 +9,7 @@ from pathlib import Path
 from hpcgen.errors import HpcgenError
 from trainer.contract import checkpoint_index
 from trainer.contract.checkpoint_index import INDEX
+from trainer.contract.regular_file import read_bytes
 
 _BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "bfloat16": 2, "float16": 2, "int16": 2}
 
@@ -48,7 +49,7 @@ def read_tensors(checkpoint: Path) -> list[Tensor]:
     """
     path = checkpoint / INDEX
     try:
-        index = checkpoint_index.parse(path.read_bytes())
+        index = checkpoint_index.parse(read_bytes(path))
     except FileNotFoundError:
         raise HpcgenError(f"{path}: no such file", "only torch_dist checkpoints have this index") from None
     except OSError as error:

@@ -12,6 +12,7 @@ from hpcgen.checkpoints.retention import Retention
 from trainer.contract import checkpoint_files
 from trainer.contract.checkpoint_files import Checkpoint
 from trainer.contract.evaluation import is_due
+from trainer.contract.regular_file import read_text
 
 State = Literal["complete", "damaged", "incomplete", "Megatron-LM's", "set aside"]
 
@@ -95,9 +96,7 @@ def _evaluation(
 def _unfinished_save(checkpoint: Checkpoint) -> str:
     """Describes a save that has not finished."""
     try:
-        started = (
-            (checkpoint.path / checkpoint_files.STARTED).read_text(encoding="utf-8", errors="replace").strip()
-        )
+        started = read_text(checkpoint.path / checkpoint_files.STARTED, errors="replace").strip()
     except OSError:
         return str(checkpoint.flaw)
     return f"the save started {started} was interrupted or is still running"

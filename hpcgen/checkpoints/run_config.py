@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from trainer.contract.regular_file import read_text
 from trainer.contract.run_directory import RunDirectory
 
 
@@ -33,7 +34,7 @@ def read_trained_config(run_dir: Path) -> dict[str, Any]:
 def _read(path: Path) -> dict[str, Any]:
     """Reads a trainer configuration; empty if `path` is missing or is not a trainer configuration."""
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = json.loads(read_text(path))
     except (OSError, ValueError, RecursionError):
         return {}
     is_config = isinstance(config, dict) and all(

@@ -14,6 +14,7 @@ from hpcgen.cli.lazy import LazyGroup
 from hpcgen.errors import HpcgenError, JobFailed
 from hpcgen.text import harmless
 from hpcgen.version import __version__
+from trainer.contract.regular_file import IrregularFileError
 
 SECTIONS = {
     "Start": {
@@ -123,6 +124,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except BrokenPipeError:
         sys.stderr.close()  # the reader closed the pipe, which is not an error
         sys.exit(141)
+    except IrregularFileError as error:
+        click.secho(harmless(str(error)), fg="red", err=True, color=color)
+        sys.exit(2)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EIO, errno.EDQUOT):
             raise  # a bug in hpcgen: keep the traceback

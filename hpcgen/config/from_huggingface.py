@@ -14,6 +14,7 @@ from hpcgen.errors import HpcgenError
 from trainer.contract.config import ConfigError, ModelConfig, from_dict, to_dict
 from trainer.contract.git_lfs import pointer_problem
 from trainer.contract.huggingface import model_of
+from trainer.contract.regular_file import read_bytes
 from trainer.contract.resolve import resolve_model
 
 BATCH = {"micro_batch_size": 1, "global_batch_size": 256, "train_iters": 1000}
@@ -113,7 +114,7 @@ def _end_token(directory: Path, config: TokenizerConfig, document: Any) -> str |
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        document = json.loads(path.read_bytes())
+        document = json.loads(read_bytes(path))
     except FileNotFoundError:
         hint = "name a local directory with a Hugging Face model, from hf download MODEL --local-dir DIR"
         raise HpcgenError(f"{path}: no such file", hint) from None

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from hpcgen.config.fields import FilePath
 from hpcgen.errors import HpcgenError, Problem
 from trainer.contract.git_lfs import pointer_problem
+from trainer.contract.regular_file import read_bytes
 from trainer.contract.section import config_section
 
 GPT2_EOD = "<|endoftext|>"
@@ -165,7 +166,7 @@ def read_file(path: Path) -> bytes:
         HpcgenError: the file cannot be read, or is a shipped file that differs from the original.
     """
     try:
-        content = path.read_bytes()
+        content = read_bytes(path)
     except OSError as error:
         is_name = path.suffix not in (".json", ".txt", ".bpe")
         hint = (

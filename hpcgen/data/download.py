@@ -33,6 +33,7 @@ from hpcgen.data.task import Context
 from hpcgen.data.unit import Unit
 from hpcgen.errors import HpcgenError
 from hpcgen.text import counted, size_text
+from trainer.contract.regular_file import open_regular
 
 _BLOCK = 1 << 20
 _MEANINGFUL_BYTES, _MEANINGFUL_SHARE = 16 << 10, 1000
@@ -365,7 +366,7 @@ def _size_when_present(target: Path, wanted: Wanted, advance: Callable[[int], No
         return None
     digest, size = hashlib.sha256(), 0
     try:
-        with target.open("rb", buffering=0) as file:
+        with open_regular(target, buffering=0) as file:
             if wanted.size not in (None, os.fstat(file.fileno()).st_size):
                 return None
             while block := file.read(_BLOCK):

@@ -31,6 +31,7 @@ from hpcgen.data.workers import Failed, Finished, Update, cores, run_all
 from hpcgen.errors import HpcgenError
 from hpcgen.files import private_file, publish, sweep
 from hpcgen.text import counted, few
+from trainer.contract.regular_file import read_bytes
 
 MANIFEST = "export.json"
 DATASET = "dataset_dict.json"
@@ -153,7 +154,7 @@ def read_manifest(directory: Path) -> Manifest:
     """
     path = directory / MANIFEST
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Manifest)
+        return msgspec.json.decode(read_bytes(path), type=Manifest)
     except (OSError, msgspec.MsgspecError) as error:
         reason = f"cannot read {path.name}: {getattr(error, 'strerror', None) or error}"
         raise HpcgenError(

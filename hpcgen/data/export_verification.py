@@ -20,6 +20,7 @@ from hpcgen.data.record import Record, read_record
 from hpcgen.data.shard import COLUMN, Shard, has_sources, row_groups, source_identities
 from hpcgen.data.verification import Meter, OnProgress, PairReport, VerifyReport, difference, hash_file
 from hpcgen.errors import HpcgenError
+from trainer.contract.regular_file import read_bytes
 
 _AGAIN = "run the export again"
 
@@ -69,7 +70,7 @@ def _description_findings(shards: Sequence[Shard]) -> Iterator[str]:
     for path, content in description(shards, records).items():
         if not path.exists():
             yield f"{path} is missing; {_AGAIN}"
-        elif path.read_bytes() != content:
+        elif read_bytes(path) != content:
             yield f"{path} does not describe these shards; run the export again"
 
 

@@ -11,6 +11,7 @@ from typing import Any, BinaryIO
 from hpcgen.data.record import FileIdentity
 from hpcgen.data.unit import Input
 from hpcgen.errors import HpcgenError
+from trainer.contract.regular_file import opener
 
 
 class CheckedFile:
@@ -30,7 +31,7 @@ class CheckedFile:
 
     def __enter__(self) -> CheckedFile:
         try:
-            self._file = FileIO(self.path)
+            self._file = FileIO(self.path, opener=opener)
         except OSError as error:
             raise HpcgenError(f"cannot read {self.path}: {error.strerror}") from error
         try:

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from hpcgen.errors import HpcgenError
 from hpcgen.text import counted
+from trainer.contract.regular_file import open_regular, require_regular
 
 _MAGIC = b"MMIDIDX\x00\x00"
 _HEADER = struct.Struct("<9sQBQQ")
@@ -151,7 +152,8 @@ def read_counts(prefix: Path) -> DatasetCounts:
     """
     index, data = idx_path(prefix), bin_path(prefix)
     try:
-        with index.open("rb") as file:
+        require_regular(data)
+        with open_regular(index) as file:
             header = file.read(_HEADER.size)
         index_size, data_size = index.stat().st_size, data.stat().st_size
     except OSError as error:
@@ -182,7 +184,7 @@ def _end(index: Path, sequences: int, itemsize: int) -> int:
     """End of the last sequence in the .bin file in bytes: its offset plus its length."""
     if not sequences:
         return 0
-    with index.open("rb") as file:
+    with open_regular(index) as file:
         file.seek(_HEADER.size + 4 * (sequences - 1))
         length = int.from_bytes(file.read(4), "little")
         file.seek(_HEADER.size + 12 * sequences - 8)

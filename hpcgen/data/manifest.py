@@ -20,6 +20,7 @@ from hpcgen.data.listed_files import problems
 from hpcgen.errors import HpcgenError
 from hpcgen.files import Share, private_file, publish
 from hpcgen.text import counted
+from trainer.contract.regular_file import open_regular, read_bytes
 
 VERSION = 1
 
@@ -100,7 +101,7 @@ def read_manifest(path: Path) -> Manifest:
             reject, such as a name that leads out of the corpus's directory.
     """
     try:
-        content = path.read_bytes()
+        content = read_bytes(path)
     except FileNotFoundError as error:
         raise HpcgenError(f"{path}: the corpus has no manifest", "run hpcgen data plan first") from error
     except OSError as error:
@@ -139,7 +140,7 @@ def require_selection(job: CorpusJob) -> None:
     """
     path = manifest_path(job.directory)
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             planned = msgspec.json.decode(file.readline(), type=_Header).selection
     except (OSError, msgspec.MsgspecError):
         return  # read_manifest reports the error

@@ -14,6 +14,7 @@ from hpcgen.data.indexed_dataset import bin_path, idx_path, read_counts
 from hpcgen.data.record import RECORD_FILE, SIDE_FILE
 from hpcgen.errors import HpcgenError
 from hpcgen.text import counted
+from trainer.contract.regular_file import open_regular
 
 HEADER_BYTES = 34
 """Header size of an .idx file: magic, version, dtype, number of sequences, number of documents + 1."""
@@ -60,7 +61,7 @@ class Pair:
                 f"the pair has {counted(self.num_documents, 'document')}",
             )
         sequences = range(int(self.bounds[number]), int(self.bounds[number + 1]))
-        with bin_path(self.prefix).open("rb") as file:
+        with open_regular(bin_path(self.prefix)) as file:
             parts = [self._sequence(file, index) for index in sequences]
         return np.concatenate([np.empty(0, self.dtype), *parts])
 
@@ -74,7 +75,7 @@ class Pair:
         if not filled:
             return None
         end = int(self.offsets[filled[-1]]) + int(self.lengths[filled[-1]]) * self.dtype.itemsize
-        with bin_path(self.prefix).open("rb") as file:
+        with open_regular(bin_path(self.prefix)) as file:
             file.seek(end - self.dtype.itemsize)
             return int(np.frombuffer(file.read(self.dtype.itemsize), self.dtype)[0])
 

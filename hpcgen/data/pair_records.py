@@ -14,6 +14,7 @@ from hpcgen.data.record import RECORD_FILE, Record
 from hpcgen.data.settings import configuration_without_vocabulary
 from hpcgen.data.unit import DataStage, Unit, units
 from hpcgen.data.unit_checker import UnitChecker
+from trainer.contract.regular_file import read_bytes
 
 PAIR_STAGES: tuple[DataStage, ...] = ("tokenize", "prepare")
 """Stages that produce pairs."""
@@ -68,7 +69,7 @@ def pairs_without_vocabulary_hash(job: CorpusJob, records: Mapping[Path, Record]
 def _records(directory: Path) -> Iterator[Record]:
     for path in sorted(directory.glob(f"*{RECORD_FILE}")):
         try:
-            yield msgspec.json.decode(path.read_bytes(), type=Record)
+            yield msgspec.json.decode(read_bytes(path), type=Record)
         except (OSError, msgspec.MsgspecError):
             continue  # the pair then counts as one without a record
 

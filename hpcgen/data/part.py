@@ -22,6 +22,7 @@ from typing import BinaryIO
 import msgspec
 
 from hpcgen.files import host_tag, is_abandoned, sync
+from trainer.contract.regular_file import open_regular, read_bytes
 
 SYNC_INTERVAL = 32 << 20
 """Bytes between two syncs of a part: the most that a kill can lose."""
@@ -120,7 +121,7 @@ class PartialFile:
         """Copies the `state.size` bytes of the part at `path`. Returns False if they are no longer there."""
         left = state.size
         try:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 while left and (block := file.read(min(_BLOCK, left))):
                     self.write(block)
                     left -= len(block)
@@ -219,7 +220,7 @@ def _remove(part: Path) -> None:
 
 def _read_state(part: Path) -> _State | None:
     try:
-        return msgspec.json.decode(_state_path(part).read_bytes(), type=_State)
+        return msgspec.json.decode(read_bytes(_state_path(part)), type=_State)
     except (OSError, msgspec.MsgspecError):
         return None
 

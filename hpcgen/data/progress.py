@@ -9,6 +9,8 @@ from pathlib import Path
 
 import msgspec
 
+from trainer.contract.regular_file import read_bytes
+
 
 @dataclass(frozen=True)
 class Step:
@@ -79,5 +81,5 @@ def read_progress(directory: Path) -> list[TaskProgress]:
     reports = []
     for path in (directory / "progress").glob("*.json"):
         with contextlib.suppress(OSError, msgspec.MsgspecError):  # skips files that are not progress files
-            reports.append(decoder.decode(path.read_bytes()))
+            reports.append(decoder.decode(read_bytes(path)))
     return sorted(reports, key=lambda task: task.updated)

@@ -9,13 +9,13 @@ import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from io import FileIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgspec
 
 from hpcgen.files import private_file, publish, sync, sync_path
+from trainer.contract.regular_file import open_regular
 
 FORMAT = 1
 """Version of the outputs. Increase it when the same inputs and settings produce different bytes: all outputs are then
@@ -242,7 +242,7 @@ def read_record(output: Path) -> Record | None:
     """Reads the record of `output`; None if it is missing or unreadable, which means that the unit is not done."""
     try:
         # Plain strings and a prepared decoder: there may be a hundred thousand records to read.
-        with open(f"{output}{RECORD_FILE}", "rb", buffering=0) as file:  # noqa: PTH123
+        with open_regular(f"{output}{RECORD_FILE}", buffering=0) as file:
             return _DECODER.decode(file.read())
     except (OSError, msgspec.MsgspecError):
         return None
@@ -260,7 +260,7 @@ def _is_unchanged(path: Path | str, recorded: FileIdentity) -> bool:
             return False
         if recorded.modified_ns is None or _same_time(status.st_mtime_ns, recorded.modified_ns):
             return True
-        with open(path, "rb", buffering=0) as file:  # noqa: PTH123
+        with open_regular(path, buffering=0) as file:
             if _hash(file) != recorded.sha256:
                 return False
             # By descriptor: the path may name another file by now. This fails in another user's corpus.
@@ -276,7 +276,7 @@ def _same_time(one: int, other: int) -> bool:
     return one == other or (one // _SECOND == other // _SECOND and 0 in (one % _SECOND, other % _SECOND))
 
 
-def _hash(file: FileIO) -> str:
+def _hash(file: BinaryIO) -> str:
     digest = hashlib.sha256()
     while block := file.read(_BLOCK_BYTES):
         digest.update(block)

@@ -24,6 +24,7 @@ from hpcgen.data.record import Counts, FileIdentity, Record, configuration_hash,
 from hpcgen.errors import HpcgenError
 from hpcgen.files import private_file
 from hpcgen.text import counted
+from trainer.contract.regular_file import open_regular
 
 Format = Literal["parquet", "arrow"]
 STAGE = "export"
@@ -119,7 +120,7 @@ def write_shard(shard: Shard, report: Callable[[Step], None]) -> Record:
     with ExitStack() as stack:
         file = stack.enter_context(private_file(target, swept=True))
         output = HashedFile(file, shard.file)
-        source = _Source(stack.enter_context(bin_path(shard.prefix).open("rb")), pair, report)
+        source = _Source(stack.enter_context(open_regular(bin_path(shard.prefix))), pair, report)
         rows = tokens = 0
         with _writer(shard.format, output, pair.dtype) as writer:
             for ends in row_groups(pair, shard.sequence_length):
@@ -270,7 +271,7 @@ class _Source:
 
 
 def _sha256(file: FileIdentity) -> str:
-    with Path(file.name).open("rb") as content:
+    with open_regular(Path(file.name)) as content:
         digest = hashlib.sha256()
         while data := content.read(_CHUNK):
             digest.update(data)

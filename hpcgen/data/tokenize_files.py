@@ -23,6 +23,7 @@ from hpcgen.data.workers import cores
 from hpcgen.errors import HpcgenError
 from hpcgen.files import sweep
 from hpcgen.text import counted, one_of
+from trainer.contract.regular_file import open_regular
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,7 @@ def _input_size(path: Path) -> int:
     if not path.name.endswith(SUFFIXES):
         raise HpcgenError(f"{path}: the name must end in {one_of(SUFFIXES)}")
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return file.seek(0, os.SEEK_END)
     except OSError as error:
         raise HpcgenError(f"cannot read {path}: {error.strerror}") from error

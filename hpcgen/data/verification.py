@@ -23,6 +23,7 @@ from hpcgen.data.pair_records import pair_names
 from hpcgen.data.record import FileIdentity, Record
 from hpcgen.data.reencoding import Reencoder
 from hpcgen.errors import HpcgenError
+from trainer.contract.regular_file import open_regular
 
 _CHUNK_BYTES = 8 * 1024 * 1024
 _CANNOT_IMPORT = 3
@@ -268,7 +269,7 @@ def _megatron_findings(pair: PairReport, found: Mapping[str, Any]) -> Iterator[s
 def hash_file(path: Path, on_chunk: Callable[[bytes], None], advance: Callable[[int], None]) -> FileIdentity:
     """Computes the size and SHA-256 of a file, and calls `on_chunk` with every chunk."""
     digest, size = hashlib.sha256(), 0
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         for chunk in _chunks(file):
             digest.update(chunk)
             on_chunk(chunk)

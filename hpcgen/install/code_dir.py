@@ -26,6 +26,7 @@ from hpcgen.files import sync_path
 from hpcgen.install.extras import project_name, requirements
 from hpcgen.resources import SHIPPED_FOLDERS, shipped
 from hpcgen.text import counted, few
+from trainer.contract.regular_file import read_bytes, read_text
 
 LEFT_TO_IMAGE = frozenset(
     (
@@ -215,7 +216,7 @@ def publish(tree: Path, parent: Path, python_version: str) -> Path:
 
 def megatron_core_version(target: Path) -> str:
     """Version of megatron-core in a code directory. pip chooses it for the Python of the jobs."""
-    versions: dict[str, str] = json.loads((target / MANIFEST).read_text(encoding="utf-8"))["versions"]
+    versions: dict[str, str] = json.loads(read_text(target / MANIFEST))["versions"]
     return next(version for name, version in versions.items() if project_name(name) == "megatron-core")
 
 
@@ -232,7 +233,7 @@ def _identity(path: Path) -> str:
     """SHA-256 of a file. Python would also import a module through a link, which is not followed here."""
     if path.is_symlink() or not path.is_file():
         return "not a file"
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    return hashlib.sha256(read_bytes(path)).hexdigest()
 
 
 def remove_caches(tree: Path) -> None:

@@ -10,6 +10,7 @@ from hpcgen.config.run import RunConfig
 from hpcgen.errors import Problem
 from hpcgen.text import did_you_mean
 from trainer.contract.imports import FUNCTION_KEYS, IMPORT_PATH, file_of
+from trainer.contract.regular_file import read_bytes
 
 
 def function_problems(config: RunConfig) -> tuple[list[Problem], list[Problem]]:
@@ -27,7 +28,7 @@ def function_problems(config: RunConfig) -> tuple[list[Problem], list[Problem]]:
         if file is None or match is None:
             continue
         try:
-            defined = names_defined(Path(file).read_bytes())
+            defined = names_defined(read_bytes(Path(file)))
         except OSError:
             continue
         except (SyntaxError, ValueError, RecursionError) as error:

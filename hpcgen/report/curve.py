@@ -8,6 +8,7 @@ from pathlib import Path
 
 from hpcgen.files import private_file, publish
 from hpcgen.text import counted
+from trainer.contract.regular_file import read_text
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 
@@ -24,7 +25,7 @@ def read_curve(metrics: Path) -> Curve:
     """Reads the curve from a metrics.jsonl and ignores an incomplete last line."""
     train: dict[int, float] = {}
     evaluations: dict[str, dict[int, float]] = {}
-    for line in metrics.read_text(encoding="utf-8").split("\n"):
+    for line in read_text(metrics).split("\n"):
         try:
             entry = json.loads(line)
         except ValueError:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from hpcgen.errors import HpcgenError
 from hpcgen.text import counted
+from trainer.contract.regular_file import open_regular
 
 Event = dict[str, Any]
 Column = NDArray[np.float64]
@@ -128,7 +129,7 @@ def read_history(metrics: Path) -> History:
     """
     reader = _Reader()
     try:
-        with metrics.open("rb") as file:
+        with open_regular(metrics) as file:
             reader.read(file)
     except FileNotFoundError:
         hint = "the run has not started yet, or this is not the directory of a training run (paths.run_dir)"

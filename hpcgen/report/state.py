@@ -14,6 +14,7 @@ import numpy as np
 from hpcgen.report.history import History, number_or_none
 from hpcgen.report.words import duration
 from trainer.contract.hang_report import describe_hang, read_reports, report_files
+from trainer.contract.regular_file import read_text
 
 State = Literal["done", "stopped", "failed", "hung", "died", "running", "silent"]
 
@@ -29,7 +30,7 @@ def state_of(directory: Path, history: History, now: float) -> tuple[State, str]
     """Determines the state at the time `now`, with the reason for a failure or the last sign of activity."""
     for marker, state in _MARKERS.items():
         with contextlib.suppress(OSError):
-            text = (directory / marker).read_text(encoding="utf-8", errors="replace").strip()
+            text = read_text(directory / marker, errors="replace").strip()
             return state, text if state == "failed" else ""
     if _has_hung(directory / "stacks", history):
         return "hung", _hang(directory / "stacks", history.start.get("world_size"))
@@ -90,7 +91,7 @@ def _is_gone(beat: dict[str, Any]) -> bool:
 def _heartbeat(directory: Path) -> dict[str, Any]:
     """Last heartbeat of rank 0; empty if there is none."""
     try:
-        beat = json.loads((directory / "heartbeat").read_text(encoding="utf-8"))
+        beat = json.loads(read_text(directory / "heartbeat"))
     except (OSError, ValueError):
         return {}
     return beat if isinstance(beat, dict) else {}

@@ -31,6 +31,7 @@ from hpcgen.slurm.run_directory import Followed, make_job_directory, make_run_di
 from hpcgen.slurm.shell import of_outer_launcher, without
 from hpcgen.slurm.tasks import ModuleTask, ShellTask
 from hpcgen.stages import Stage
+from trainer.contract.regular_file import read_bytes, read_text
 
 POLL_S = 0.3
 TERMINATION_TIMEOUT_S = 30.0
@@ -180,7 +181,7 @@ def _stopped_at(run_dir: Path, stage: Stage, started: float) -> int | None:
         return None
     marker = run_dir / stage.stopped_marker
     try:
-        return int(marker.read_text()) if marker.stat().st_mtime >= started else None
+        return int(read_text(marker)) if marker.stat().st_mtime >= started else None
     except (OSError, ValueError):
         return None
 
@@ -191,7 +192,7 @@ def _files_done(plan: Plan, stage: str, since: float) -> Progress:
 
     path = progress_path(corpus_job(plan.config).directory, stage, 0, 1)
     try:
-        progress = json.loads(path.read_bytes()) if path.stat().st_mtime >= since else {}
+        progress = json.loads(read_bytes(path)) if path.stat().st_mtime >= since else {}
     except (OSError, ValueError):
         progress = {}
     return Progress(stage, progress.get("units_done", 0), progress.get("units", 0), {})
@@ -216,7 +217,7 @@ def _stage_output(log: Path) -> list[str]:
 
     submitit's traceback is left out, because it only shows the status.
     """
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
+    lines = read_text(log, errors="replace").splitlines() if log.exists() else []
     error = next((i for i, line in enumerate(lines) if line.startswith("submitit ERROR")), len(lines))
     output = [line for line in lines[:error] if not line.startswith("submitit ")]
     return output or lines[-1:]

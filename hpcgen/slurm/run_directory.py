@@ -14,6 +14,7 @@ from typing import Any
 from hpcgen.errors import HpcgenError
 from hpcgen.files import ACCESS, make_directory, shared_as
 from hpcgen.planning.plan import Plan
+from trainer.contract.regular_file import open_regular
 from trainer.contract.shared_files import refuse_foreign_link, require_own
 
 MEAN_OF = 10
@@ -106,7 +107,7 @@ class Followed:
     def last_step(self) -> dict[str, Any]:
         """The metrics of this attempt's last step, with the mean loss of MEAN_OF steps; empty before the first."""
         try:
-            with self._path.open("rb") as file:
+            with open_regular(self._path) as file:
                 self._reopen(os.fstat(file.fileno()))
                 file.seek(self._offset)
                 for line in file:

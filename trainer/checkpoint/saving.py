@@ -29,6 +29,7 @@ from trainer.contract import checkpoint_files, hyperparameters
 from trainer.contract.checkpoint_files import COMMON, COMPLETE, METADATA, STARTED, TRACKER
 from trainer.contract.config import CheckpointConfig, TrainerConfig, to_dict
 from trainer.contract.errors import NotSavedError, Scope, TrainerError
+from trainer.contract.regular_file import open_regular
 from trainer.contract.run_directory import RunDirectory, publish, sync_directory
 from trainer.contract.wording import counted
 from trainer.data.datasets import Reading
@@ -357,7 +358,7 @@ def _publish(save: _Save, written: list[Written]) -> str | None:
 
 
 def _sync(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         os.fsync(file.fileno())
     return checkpoint_files.describe_file(path)
 

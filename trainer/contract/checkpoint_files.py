@@ -18,6 +18,7 @@ from typing import Any
 
 from trainer.contract import record_shape
 from trainer.contract.evaluation import is_due
+from trainer.contract.regular_file import open_regular, read_bytes, read_text
 from trainer.contract.wording import counted
 
 TRACKER = "latest_checkpointed_iteration.txt"
@@ -185,7 +186,7 @@ def _is_tracked(directory: Path, iteration: int) -> bool:
 def _is_marked(common: Path) -> bool:
     """True if this trainer wrote the COMMON file. Searches its bytes, since unpickling could run untrusted code."""
     try:
-        return TRAINER_MARK.encode() in common.read_bytes()
+        return TRAINER_MARK.encode() in read_bytes(common)
     except FileNotFoundError:
         return False
 
@@ -203,7 +204,7 @@ def newest_complete(directory: Path) -> Checkpoint | None:
 def tracked_iteration(directory: Path) -> int | None:
     """The iteration in the tracker file; None when the file is missing or damaged."""
     try:
-        text = (directory / TRACKER).read_bytes()[:32].strip()
+        text = read_bytes(directory / TRACKER)[:32].strip()
     except (FileNotFoundError, IsADirectoryError):
         return None
     return int(text) if text.isdigit() else None
@@ -224,7 +225,7 @@ def read_record(path: Path) -> dict[str, Any]:
         OSError: it cannot be read.
     """
     try:
-        text = (path / COMPLETE).read_text(encoding="utf-8")
+        text = read_text(path / COMPLETE)
     except FileNotFoundError:
         raise RecordError(f"{COMPLETE} is missing") from None
     except UnicodeDecodeError:
@@ -253,7 +254,7 @@ def _checksum(record: Mapping[str, Any]) -> str:
 def describe_file(path: Path, on_bytes: Callable[[int], None] = lambda count: None) -> dict[str, Any]:
     """Size and SHA-256 of a file, as in the record. Calls `on_bytes` with the number of bytes of each read."""
     sha256, size = hashlib.sha256(), 0
-    with path.open("rb", buffering=0) as file:
+    with open_regular(path, buffering=0) as file:
         while block := file.read(_BLOCK):
             sha256.update(block)
             size += len(block)

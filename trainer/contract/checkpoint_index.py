@@ -16,6 +16,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from trainer.contract.regular_file import read_bytes
+
 INDEX = ".metadata"
 """Name of the index file, a pickle of torch.distributed.checkpoint's Metadata."""
 
@@ -108,7 +110,7 @@ def problem(checkpoint: Path) -> str | None:
         OSError: the storage fails, or there is no index.
     """
     try:
-        parse((checkpoint / INDEX).read_bytes())
+        parse(read_bytes(checkpoint / INDEX))
     except ForbiddenError as error:
         return f"{error}. The code was not run. Do not load this checkpoint; find out who wrote its files"
     except ValueError as error:

@@ -23,6 +23,7 @@ from typing import Any
 from trainer.contract import user_code
 from trainer.contract.config import ConfigError
 from trainer.contract.imports import IMPORT_PATH
+from trainer.contract.regular_file import read_bytes
 from trainer.contract.user_code import UserCode
 from trainer.contract.wording import did_you_mean
 
@@ -143,7 +144,7 @@ def _recorded(name: str, spec: ModuleSpec, codes: Sequence[UserCode]) -> ModuleS
             assert found is not None
             return found
         if file in each.compiled:
-            if user_code.sha256(origin.read_bytes()) != each.compiled[file]:
+            if user_code.sha256(read_bytes(origin)) != each.compiled[file]:
                 raise ConfigError(f"{origin} has changed since the run began. Start the run again")
             return spec
     if not user_code.is_source(file) and not user_code.is_compiled(file):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from trainer.contract.config import ConfigError, Count, NonNegative, from_dict
+from trainer.contract.regular_file import read_bytes
 from trainer.contract.section import config_section
 
 DIRECTORY = "evaluation"
@@ -178,7 +179,7 @@ def read_result(path: Path) -> EvaluationResult:
         ConfigError: it is not JSON, or not a result file of this version or an earlier one.
     """
     try:
-        document = json.loads(path.read_bytes())
+        document = json.loads(read_bytes(path))
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not JSON ({error})") from error
     written = document.get("format") if isinstance(document, dict) else None

@@ -20,6 +20,7 @@ from typing import Any
 from trainer.contract import checkpoint_files
 from trainer.contract.checkpoint_files import COMPLETE, METADATA, STARTED, TRACKER
 from trainer.contract.evaluation import evaluated, result_file
+from trainer.contract.regular_file import open_regular, read_text
 from trainer.contract.run_directory import RunDirectory
 
 DISCARD_KEY = "checkpoint.discard_up_to"
@@ -153,7 +154,7 @@ def _evaluated_checkpoints(run: RunDirectory) -> Iterator[Evidence]:
 
 def _text(path: Path) -> str:
     """Content of a file; empty if it is not a file."""
-    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    return read_text(path, errors="replace") if path.is_file() else ""
 
 
 @dataclass(frozen=True)
@@ -170,7 +171,7 @@ class _Story:
 def _read_metrics(metrics: Path, load: str | None) -> _Story:
     if not metrics.is_file():
         return _Story(is_damaged=metrics.exists())
-    with metrics.open("rb") as lines:
+    with open_regular(metrics) as lines:
         reader = _MetricsReader(load)
         last = max(reader.saved(lines), key=lambda found: found[0] or 0, default=None)
     return _Story(last, reader.has_start, reader.is_damaged)

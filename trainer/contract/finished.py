@@ -8,6 +8,7 @@ from trainer.contract import checkpoint_files, hyperparameters, provenance
 from trainer.contract.checkpoint_files import Checkpoint
 from trainer.contract.config import TrainerConfig, fingerprint
 from trainer.contract.confirmations import Confirmations
+from trainer.contract.regular_file import read_text
 from trainer.contract.run_directory import RunDirectory
 from trainer.contract.user_code import UserCode
 
@@ -56,7 +57,7 @@ def is_marked(run: RunDirectory, config: TrainerConfig) -> bool:
         OSError: DONE cannot be read.
     """
     try:
-        text = run.done.read_text(encoding="utf-8", errors="replace")
+        text = read_text(run.done, errors="replace")
     except (FileNotFoundError, IsADirectoryError):
         return False
     return text.splitlines()[1:] == [fingerprint(config)]

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from trainer.contract.regular_file import open_regular
+
 START = b"version https://git-lfs.github.com/spec/"
 
 
 def pointer_problem(path: Path) -> str | None:
     """A message if the file is a pointer. None if it is not, or cannot be read."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             is_pointer = file.read(len(START)) == START
     except OSError:
         return None

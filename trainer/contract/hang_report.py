@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainer.contract.regular_file import opener
 from trainer.contract.wording import counted, rank_list
 
 MAX_PLACES = 3
@@ -75,7 +76,7 @@ def read_reports(stacks: Path) -> dict[int, HangReport]:
 
 def _read(path: Path) -> HangReport | None:
     try:
-        with path.open(encoding="utf-8", errors="replace") as file:
+        with open(path, encoding="utf-8", errors="replace", opener=opener) as file:
             values: dict[str, Any] = json.loads(file.readline())
         if values.keys() != TYPES.keys() or any(type(values[name]) not in TYPES[name] for name in TYPES):
             return None

@@ -30,6 +30,7 @@ from trainer.contract.code_record import SHA256_DIGITS, CodeRecord
 from trainer.contract.config import TrainerConfig
 from trainer.contract.hyperparameters import SECTIONS
 from trainer.contract.imports import named
+from trainer.contract.regular_file import open_regular, read_bytes
 from trainer.contract.user_code import UserCode
 
 PAIRS = ("data.datasets", "data.train")
@@ -312,7 +313,7 @@ def _same_age(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 def _sha256(path: Path, *status: int) -> str:
     """SHA-256 of a file. Cached, so that a process reads each file of a given `status` only once."""
     sha256 = hashlib.sha256()
-    with path.open("rb", buffering=0) as file:
+    with open_regular(path, buffering=0) as file:
         while chunk := file.read(_CHUNK):
             sha256.update(chunk)
     return sha256.hexdigest()
@@ -323,7 +324,7 @@ def _recorded(directory: Path) -> dict[str, Identity]:
     found = {}
     for path in directory.glob(f"*{RECORD_FILE}"):
         try:
-            for output in json.loads(path.read_bytes())["outputs"]:
+            for output in json.loads(read_bytes(path))["outputs"]:
                 found[Path(output["name"]).name] = {
                     "size": output["size"],
                     "sha256": output["sha256"],

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import BinaryIO, ClassVar
 
 from trainer.contract.config import TrainerConfig
+from trainer.contract.regular_file import opener
 from trainer.contract.shared_files import refuse_foreign_link
 
 
@@ -153,9 +154,10 @@ def open_nofollow(path: str, flags: int) -> int:
     """Opener for `open(opener=...)` that refuses symbolic links, for files with a well-known name.
 
     Raises:
-        OSError: ELOOP for a link. Another user may have put it there to have its target overwritten.
+        OSError: ELOOP for a link. Another user may have put it there to have its target overwritten. An
+            IrregularFileError for what is not a file.
     """
-    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+    return opener(path, flags | os.O_NOFOLLOW)
 
 
 def sync_directory(path: Path) -> None:

@@ -12,6 +12,8 @@ import pwd
 import stat
 from pathlib import Path
 
+from trainer.contract.regular_file import open_regular
+
 JOB_DIRECTORY = "HPCGEN_JOB_DIR"
 """Variable with the directory of the job's own files. The script of a job sets it if a group shares the run."""
 
@@ -25,7 +27,7 @@ def read_configuration(path: Path) -> str:
         OSError: it cannot be read, or others made it or can write to it.
         UnicodeDecodeError: it is not UTF-8.
     """
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         if os.environ.get(JOB_DIRECTORY) == str(path.parent):
             require_own(os.fstat(file.fileno()), path)
         return file.read().decode()

@@ -20,6 +20,7 @@ from pathlib import Path
 from types import ModuleType
 
 from trainer.contract.imports import IMPORT_PATH, file_of
+from trainer.contract.regular_file import read_bytes
 
 LOADED_HERE = "code of the user"
 """`loader_state` of the modules that `trainer.contract.code_loading` executes."""
@@ -172,7 +173,7 @@ class _Reading:
             return ()
         content = self._contents.get(directory / file)
         if content is None:
-            content = self._contents[directory / file] = (directory / file).read_bytes()
+            content = self._contents[directory / file] = read_bytes(directory / file)
         if is_compiled(file):
             self.code.compiled[file] = sha256(content)
             return ()

@@ -25,6 +25,7 @@ import numpy
 
 from trainer.contract.errors import TrainerError
 from trainer.contract.provenance import MAX_THREADS, identify
+from trainer.contract.regular_file import open_regular, read_text
 from trainer.contract.run_directory import sync_directory
 from trainer.contract.wording import counted
 from trainer.data.blend import LogLine
@@ -177,7 +178,7 @@ def _read_record(path: Path) -> dict[str, Any] | None:
         FileNotFoundError: there is no record.
     """
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = json.loads(read_text(path))
     except ValueError:
         return None
     is_record = isinstance(record, dict) and record.keys() == {"format", "source", "files"}
@@ -191,7 +192,7 @@ def _same_content(one: dict[str, Any], other: Any) -> bool:
 
 def _identity(path: Path) -> dict[str, Any]:
     digest, size = hashlib.sha256(), 0
-    with path.open("rb", buffering=0) as file:
+    with open_regular(path, buffering=0) as file:
         while chunk := file.read(_CHUNK):
             digest.update(chunk)
             size += len(chunk)
@@ -203,7 +204,7 @@ def _size(indices: Sequence[Index], directory: Path) -> int:
 
 
 def _sync(path: Path) -> None:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         os.fsync(file.fileno())
 
 

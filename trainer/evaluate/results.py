@@ -20,6 +20,7 @@ from trainer.contract.evaluation import (
     result_file,
     samples_file,
 )
+from trainer.contract.regular_file import read_bytes
 from trainer.contract.run_directory import publish
 from trainer.contract.shared_files import refuse_foreign_link
 from trainer.contract.wording import counted, duration
@@ -32,7 +33,7 @@ def record_sha256(checkpoint: Checkpoint) -> str:
     Raises:
         OSError: the record cannot be read.
     """
-    return hashlib.sha256((checkpoint.path / COMPLETE).read_bytes()).hexdigest()
+    return hashlib.sha256(read_bytes(checkpoint.path / COMPLETE)).hexdigest()
 
 
 def write_result(run_dir: Path, result: EvaluationResult, samples: Sequence[dict[str, Any]]) -> None:

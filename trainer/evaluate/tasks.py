@@ -15,6 +15,7 @@ import numpy
 
 from trainer.contract.errors import TrainerError
 from trainer.contract.evaluation import is_task_file
+from trainer.contract.regular_file import read_text
 from trainer.contract.wording import did_you_mean
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def _prepare_library() -> None:
 
 def _group_in(file: Path) -> str | None:
     """Name of the group of tasks that a file defines; None if it defines a task."""
-    match = _GROUP.search(file.read_text(encoding="utf-8", errors="replace"))
+    match = _GROUP.search(read_text(file, errors="replace"))
     return match and match[1]
 
 

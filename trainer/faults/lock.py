@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.contract.errors import Exit, RunDirectoryBusyError
+from trainer.contract.regular_file import read_text
 from trainer.contract.run_directory import open_nofollow, publish
 from trainer.faults.stopping import leave
 
@@ -198,7 +199,7 @@ def _read(file: Path) -> _Owner | None:
         OSError: the file cannot be read.
     """
     try:
-        return _Owner(**json.loads(file.read_text(encoding="utf-8")))
+        return _Owner(**json.loads(read_text(file)))
     except (FileNotFoundError, ValueError, TypeError):
         return None
 

@@ -10,6 +10,7 @@ from typing import Literal
 
 from trainer.contract.config import ConfigError, from_dict
 from trainer.contract.health import NcclTestConfig, Threshold
+from trainer.contract.regular_file import read_text
 from trainer.contract.run_directory import publish
 from trainer.contract.wording import counted
 from trainer.health.settings import Setting
@@ -92,7 +93,7 @@ def read_baseline(path: Path) -> dict[str, Entry]:
         ConfigError: the file cannot be read or is not a baseline.
     """
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(read_text(path))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:

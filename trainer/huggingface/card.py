@@ -10,6 +10,7 @@ from typing import Any
 
 from trainer.contract.checkpoint_files import COMPLETE, consumed_tokens
 from trainer.contract.model_family import Family
+from trainer.contract.regular_file import read_bytes
 from trainer.huggingface.source import Source
 from trainer.huggingface.transforms import expected_shapes
 
@@ -70,7 +71,7 @@ def num_parameters(source: Source, family: Family) -> int:
 
 def _digest(source: Source) -> str:
     record = source.path / COMPLETE
-    return f", record SHA-256 {hashlib.sha256(record.read_bytes()).hexdigest()}" if record.exists() else ""
+    return f", record SHA-256 {hashlib.sha256(read_bytes(record)).hexdigest()}" if record.exists() else ""
 
 
 def _datasets(data: dict[str, Any]) -> str:

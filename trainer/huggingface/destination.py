@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.contract.errors import NotSavedError, TrainerError
+from trainer.contract.regular_file import open_regular
 from trainer.contract.run_directory import sync_directory
 
 
@@ -67,7 +68,7 @@ def copy_file(source: Path, target: Path) -> None:
 
 def sync_file(path: Path) -> None:
     """Make a file's content durable."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         os.fsync(file.fileno())
 
 

@@ -15,6 +15,7 @@ from trainer.contract.errors import TrainerError
 from trainer.contract.git_lfs import pointer_problem
 from trainer.contract.huggingface import model_of
 from trainer.contract.model_family import HEAD, Family
+from trainer.contract.regular_file import read_bytes, require_regular
 from trainer.contract.wording import shown
 from trainer.huggingface import layouts
 from trainer.huggingface.places import Place, places
@@ -96,6 +97,7 @@ def _header(file: Path) -> dict[str, tuple[int, ...]]:
     """
     shapes = {}
     try:
+        require_regular(file)
         with safe_open(file, framework="pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118  # not a dictionary
                 part = tensors.get_slice(name)
@@ -138,7 +140,7 @@ def read_json(file: Path) -> Any:
     try:
         if file.stat().st_size > MAX_INDEX_BYTES:
             raise TrainerError(f"{file} is larger than {MAX_INDEX_BYTES // 2**20} MiB")
-        return json.loads(file.read_bytes())
+        return json.loads(read_bytes(file))
     except (OSError, ValueError, RecursionError) as error:
         raise TrainerError(pointer_problem(file) or f"{file} cannot be read ({error})") from error
 

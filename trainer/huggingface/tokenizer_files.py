@@ -10,6 +10,7 @@ from typing import Any
 
 from trainer.contract.errors import TrainerError
 from trainer.contract.git_lfs import pointer_problem
+from trainer.contract.regular_file import read_bytes
 from trainer.contract.run_directory import sync_directory
 from trainer.huggingface.destination import copy_file, write_json
 from trainer.inference.tokenizer import GPT2_EOD, gpt2_files
@@ -186,7 +187,7 @@ def json_object(path: Path) -> dict[str, Any]:
         TrainerError: it is not, or cannot be read.
     """
     try:
-        document = json.loads(path.read_bytes())
+        document = json.loads(read_bytes(path))
     except (OSError, ValueError, RecursionError) as error:
         raise TrainerError(pointer_problem(path) or f"{path} cannot be read ({error})") from error
     if not isinstance(document, dict):

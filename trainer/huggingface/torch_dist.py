@@ -26,6 +26,7 @@ from trainer.contract.checkpoint_index import INDEX, Place, StoredTensor
 from trainer.contract.errors import TrainerError
 from trainer.contract.hashed_file import HashedFile
 from trainer.contract.model_family import LAYERS, Weight
+from trainer.contract.regular_file import open_regular, read_bytes
 
 FILE_BYTES = 4 * 2**30
 """Size at which a new file is begun, so that the ranks of a run share the reading."""
@@ -49,7 +50,7 @@ class StoredWeights:
         """
         self._path = path
         try:
-            index = checkpoint_index.parse((path / INDEX).read_bytes())
+            index = checkpoint_index.parse(read_bytes(path / INDEX))
         except FileNotFoundError:
             raise TrainerError(f"{path} has no {INDEX}, so it is not a torch_dist checkpoint") from None
         except (OSError, ValueError) as error:
@@ -114,7 +115,7 @@ class StoredWeights:
             raise TrainerError(f"{self._path}: {name} is incomplete in its index")
         file = self._path / place.file
         try:
-            with file.open("rb") as stream:
+            with open_regular(file) as stream:
                 stream.seek(place.first)
                 data = stream.read(place.length)
         except OSError as error:

@@ -20,6 +20,7 @@ from trainer.contract.config import (
 )
 from trainer.contract.errors import TrainerError
 from trainer.contract.pipeline import almost_even_layout
+from trainer.contract.regular_file import read_bytes
 from trainer.contract.resolve import resolve
 from trainer.contract.run_directory import RunDirectory
 from trainer.distributed.layout import check_layout
@@ -74,7 +75,7 @@ def _directory_of_checkpoints(path: Path) -> Path:
     if checkpoint_files.list_paths(path):
         return path
     try:
-        saved = json.loads((path / RunDirectory.TRAINED_WITH).read_bytes())["checkpoint"]["save"]
+        saved = json.loads(read_bytes(path / RunDirectory.TRAINED_WITH))["checkpoint"]["save"]
     except (OSError, ValueError, KeyError, TypeError):
         saved = None
     return Path(saved) if isinstance(saved, str) else path / "checkpoints"

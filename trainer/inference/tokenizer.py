@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.contract.errors import TrainerError
+from trainer.contract.regular_file import read_bytes
 
 NAMES = ("gpt2", "bytes")
 """Tokenizers with a name: GPT-2's, whose files come with hpcgen, and one ID per byte."""
@@ -164,7 +165,7 @@ def _read(files: tuple[Path, ...]) -> Any:
 def _eos_token(settings: Path) -> str | None:
     """The end token in a tokenizer_config.json; None if there is none."""
     try:
-        token = json.loads(settings.read_bytes()).get("eos_token")
+        token = json.loads(read_bytes(settings)).get("eos_token")
     except (OSError, ValueError, AttributeError):
         return None
     text = token.get("content") if isinstance(token, dict) else token

@@ -19,6 +19,7 @@ from pathlib import Path
 from trainer.contract.config import from_dict, read_as
 from trainer.contract.errors import Exit, TrainerError
 from trainer.contract.memory_test import RESULT, MemoryTestConfig, StageMemory, result_text
+from trainer.contract.regular_file import read_text
 from trainer.contract.run_directory import publish
 from trainer.contract.wording import counted
 
@@ -97,7 +98,7 @@ def _measure(config: MemoryTestConfig, path: Path, stage: int, device: int) -> S
         command = [sys.executable, "-m", "trainer.memory_test.rank", *arguments, "--result", str(result)]
         status = subprocess.run(command, check=False).returncode
         if result.exists():
-            return from_dict(StageMemory, json.loads(result.read_text()), where=f"stage {stage}")
+            return from_dict(StageMemory, json.loads(read_text(result)), where=f"stage {stage}")
     ended = f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
     return StageMemory(
         stage=stage,

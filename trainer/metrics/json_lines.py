@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from trainer.contract.regular_file import opener
 from trainer.contract.run_directory import next_number, open_nofollow, publish
 from trainer.faults.storage import storage_error
 
@@ -107,7 +108,7 @@ def drop_after(path: Path, iteration: int) -> dict[str, Any] | None:
         if not path.exists():
             return None
         kept, lost = [], None
-        with path.open(encoding="utf-8", errors="replace") as lines:
+        with open(path, encoding="utf-8", errors="replace", opener=opener) as lines:
             for line in lines:
                 if (entry := _entry(line)) is None:
                     continue

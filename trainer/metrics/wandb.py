@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.contract.config import TrainerConfig, to_dict
+from trainer.contract.regular_file import read_text
 from trainer.contract.run_directory import RunDirectory, publish
 from trainer.metrics.console import Log
 
@@ -104,7 +105,7 @@ def open_run(directory: Path, identity: dict[str, Any], log: Log) -> Experiment 
 def run_id(run: RunDirectory) -> str:
     """W&B ID of this run. The first attempt chooses it at random, and all later ones reuse it."""
     try:
-        known = run.wandb_id.read_text(encoding="utf-8").strip()
+        known = read_text(run.wandb_id).strip()
     except FileNotFoundError:
         known = ""
     if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", known):

@@ -15,6 +15,7 @@ from hpcgen.data.sources.listing import UNSPLIT, Listing
 from hpcgen.data.workers import cores
 from hpcgen.errors import HpcgenError, Problem
 from hpcgen.text import few
+from trainer.contract.regular_file import open_regular
 
 _BLOCK = 1 << 20
 
@@ -94,7 +95,7 @@ def _with_hash(file: ManifestFile) -> ManifestFile:
         return file
     digest = hashlib.sha256()
     try:
-        with Path(file.path).open("rb", buffering=0) as content:
+        with open_regular(Path(file.path), buffering=0) as content:
             while block := content.read(_BLOCK):
                 digest.update(block)
             status = os.fstat(content.fileno())

@@ -15,6 +15,7 @@ from hpcgen.data.manifest import ManifestFile
 from hpcgen.data.sources.listing import UNSPLIT, Listing
 from hpcgen.errors import ConfigErrors, HpcgenError, Mistake
 from hpcgen.text import counted, few
+from trainer.contract.regular_file import read_bytes
 
 _KEYS = "name, url or path, size, sha256"
 _MAX_MESSAGES = 20
@@ -42,7 +43,7 @@ def read_file_list(path: Path, *, has_token: bool = False) -> Listing:
         HpcgenError: the list is unreadable or empty, or the token would go to several servers.
     """
     try:
-        lines = path.read_bytes().splitlines()
+        lines = read_bytes(path).splitlines()
     except OSError as error:
         raise HpcgenError(f"cannot read data.corpus.source.manifest = {path}: {error.strerror}") from error
     files, messages = [], []
