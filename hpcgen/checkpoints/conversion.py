@@ -16,7 +16,7 @@ from hpcgen.config import tokenizer as tokenizers
 from hpcgen.config.tokenizer import TokenizerConfig
 from hpcgen.errors import HpcgenError
 from hpcgen.planning.trainer_tokenizer import GPT2_FILES, tokenizer_name, tokenizer_problems
-from hpcgen.slurm.processes import term_exits
+from hpcgen.slurm.processes import end_with_parent, term_exits
 from trainer.contract.checkpoint_files import Checkpoint
 
 MODULE = "trainer.huggingface"
@@ -39,6 +39,7 @@ def convert(arguments: list[str], on_line: Callable[[str], None]) -> int:
         subprocess.Popen(
             command,
             env=environment,
+            preexec_fn=end_with_parent,
             text=True,
             errors="replace",
             stdout=subprocess.PIPE,

@@ -15,7 +15,7 @@ from pathlib import Path
 from hpcgen.config import tokenizer as tokenizers
 from hpcgen.config.tokenizer import TokenizerConfig
 from hpcgen.errors import HpcgenError
-from hpcgen.slurm.processes import term_exits
+from hpcgen.slurm.processes import end_with_parent, term_exits
 
 MODULE = "trainer.inference"
 PACKAGES = {"torch": "torch", "megatron": "megatron-core", "tokenizers": "tokenizers"}
@@ -34,7 +34,7 @@ def run_generation(arguments: Sequence[str]) -> int:
     # A local folder named trainer must not be imported.
     environment = {**os.environ, "PYTHONSAFEPATH": "1"}
     command = [sys.executable, "-m", MODULE, *arguments]
-    with term_exits(), subprocess.Popen(command, env=environment) as process:
+    with term_exits(), subprocess.Popen(command, env=environment, preexec_fn=end_with_parent) as process:
         try:
             return process.wait()
         except BaseException:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import subprocess
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
+
+_PR_SET_PDEATHSIG = 1
 
 
 @contextlib.contextmanager
@@ -26,6 +29,12 @@ def term_exits() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def end_with_parent() -> None:
+    """Asks Linux to send this process SIGTERM when its parent is gone, even by SIGKILL. For `preexec_fn`."""
+    with contextlib.suppress(AttributeError):  # another system
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def kill_tree(root: int) -> None:

@@ -76,6 +76,25 @@ class Evaluate(Stage):
         """lm-eval, for tasks."""
         return {"lm_eval": "evaluation.tasks"} if config.evaluation.tasks else {}
 
+    def warnings(self, run: Run, trainer: TrainerConfig | None) -> Iterator[Problem]:
+        """Yields a warning for each task file that runs code."""
+        from pathlib import Path
+
+        from hpcgen.errors import Problem
+        from trainer.contract.evaluation import is_task_file
+        from trainer.contract.task_files import code_of
+
+        for index, task in enumerate(run.config.evaluation.tasks):
+            if not is_task_file(task):
+                continue
+            try:
+                code = code_of(Path(task))
+            except OSError:  # a missing file is reported as an input
+                continue
+            if code:
+                reason = f"runs the code of {', '.join(map(str, code))} (!function) as you"
+                yield Problem(f"evaluation.tasks[{index}]", reason, "name only task files that you trust")
+
     def results(self, config: RunConfig) -> str:
         """The directory with a file per checkpoint."""
         from trainer.contract.evaluation import DIRECTORY

@@ -28,7 +28,7 @@ retry() { for _ in {1..10}; do "$@" && return; sleep 2; done; return 1; }
 # NAME FILE: sets the variable NAME to the integer in FILE, or to 0.
 read_number() {
     local text=''
-    [[ ! -r $2 ]] || read -r text <"$2"
+    [[ ! -f $2 || ! -r $2 ]] || read -r text <"$2"
     [[ $text =~ ^[0-9]{1,15}$ ]] || text=0
     printf -v "$1" %d "$((10#$text))"
 }

@@ -23,7 +23,7 @@ use_nodes() {
 }
 
 # PART NODE: succeeds if the node's report of this part says that the node is good.
-part_is_good() { [[ -r $reports/$2-$1.json && $(<"$reports/$2-$1.json") == *'"ok": true'* ]]; }
+part_is_good() { [[ -f $reports/$2-$1.json && $(<"$reports/$2-$1.json") == *'"ok": true'* ]]; }
 
 # Prints a table of the nodes, writes the lists for the next job, and exits with the status.
 conclude() {

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -242,3 +243,21 @@ def test_init_refuses_a_tokenizer_that_does_not_fit(hf_dir: Path, workplace: Pat
     ended = hpcgen("init", "--from-hf", "model")
     assert (ended.status, (workplace / "run.yaml").exists()) == (2, False)
     assert "the tokenizer has IDs up to 300, but the embedding has 300 rows" in ended.stderr
+
+
+def test_a_conversion_ends_with_its_killed_parent(tmp_path):
+    start = (
+        "import os, signal, subprocess, sys\n"
+        "from hpcgen.slurm.processes import end_with_parent\n"
+        "child = subprocess.Popen(['sleep', '300'], preexec_fn=end_with_parent)\n"
+        "print(child.pid, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", start], capture_output=True, text=True, check=False, timeout=60
+    )
+    child = Path("/proc", done.stdout.strip(), "stat")
+    until = time.monotonic() + 30
+    while child.exists() and child.read_text().rpartition(")")[2].split()[0] != "Z":
+        assert time.monotonic() < until
+        time.sleep(0.05)

@@ -35,6 +35,12 @@ def trainer_reads(run):
     drop_after(run / "metrics.jsonl", 10)
     JsonLines(run / "metrics.jsonl", lambda reason: None).close()
 
+def trainer_imports(directory):
+    from trainer.huggingface.importing import import_model
+    import_model(Path(directory), Path("imported"), print)
+
+others = {"trainer": trainer_reads, "import": trainer_imports}
+
 def late(number, frame):
     raise SystemError("hangs")
 
@@ -51,7 +57,7 @@ for path, put in replaced:
         signal.alarm(SECONDS)
         try:
             with redirect_stderr(output), redirect_stdout(output):
-                trainer_reads(command[1]) if command[0] == "trainer" else main(command)
+                others[command[0]](command[1]) if command[0] in others else main(command)
         except SystemExit as end:
             status = end.code
         except TrainerError as error:
@@ -129,6 +135,28 @@ def test_a_corpus(tmp_path, monkeypatch):
         ],
         spare=tmp_path / "spare",
     )
+
+
+def test_a_hugging_face_directory(tmp_path, monkeypatch):
+    pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text(
+        json.dumps(
+            {
+                "model_type": "gpt2",
+                "n_layer": 1,
+                "n_head": 2,
+                "n_embd": 8,
+                "n_positions": 16,
+                "vocab_size": 32,
+            }
+            | {"architectures": ["GPT2LMHeadModel"]}
+        )
+    )
+    (model / "model.safetensors").write_bytes(b"")
+    check(files_below(model), ["import", "model"], spare=tmp_path / "spare")
 
 
 def test_a_run(tmp_path, monkeypatch):

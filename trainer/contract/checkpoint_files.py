@@ -18,7 +18,7 @@ from typing import Any
 
 from trainer.contract import record_shape
 from trainer.contract.evaluation import is_due
-from trainer.contract.regular_file import open_regular, read_bytes, read_text
+from trainer.contract.regular_file import IrregularFileError, open_regular, read_bytes, read_text
 from trainer.contract.wording import counted
 
 TRACKER = "latest_checkpointed_iteration.txt"
@@ -205,7 +205,7 @@ def tracked_iteration(directory: Path) -> int | None:
     """The iteration in the tracker file; None when the file is missing or damaged."""
     try:
         text = read_bytes(directory / TRACKER)[:32].strip()
-    except (FileNotFoundError, IsADirectoryError):
+    except (FileNotFoundError, IrregularFileError):
         return None
     return int(text) if text.isdigit() else None
 
@@ -228,6 +228,8 @@ def read_record(path: Path) -> dict[str, Any]:
         text = read_text(path / COMPLETE)
     except FileNotFoundError:
         raise RecordError(f"{COMPLETE} is missing") from None
+    except IrregularFileError as error:
+        raise RecordError(f"{COMPLETE} cannot be used: {error.strerror}") from None
     except UnicodeDecodeError:
         raise RecordError(f"{COMPLETE} is not text") from None
     try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -167,6 +167,8 @@ class EvaluationResult:
     """Version of each library."""
     data: tuple[TextResult, ...] = ()
     tasks: tuple[TaskResult, ...] = ()
+    task_files: dict[str, str] = field(default_factory=dict)
+    """SHA-256 of each task file and of what it includes and runs, by path."""
     samples: str | None = None
     """Name of the file with the answers to each question, next to the result file; None without tasks."""
 

@@ -8,7 +8,7 @@ from trainer.contract import checkpoint_files, hyperparameters, provenance
 from trainer.contract.checkpoint_files import Checkpoint
 from trainer.contract.config import TrainerConfig, fingerprint
 from trainer.contract.confirmations import Confirmations
-from trainer.contract.regular_file import read_text
+from trainer.contract.regular_file import IrregularFileError, read_text
 from trainer.contract.run_directory import RunDirectory
 from trainer.contract.user_code import UserCode
 
@@ -58,6 +58,6 @@ def is_marked(run: RunDirectory, config: TrainerConfig) -> bool:
     """
     try:
         text = read_text(run.done, errors="replace")
-    except (FileNotFoundError, IsADirectoryError):
+    except (FileNotFoundError, IrregularFileError):
         return False
     return text.splitlines()[1:] == [fingerprint(config)]

@@ -163,6 +163,7 @@ def _evaluate(
         versions=versions() | ({"lm-eval": distribution_version("lm-eval")} if settings.tasks else {}),
         data=tuple(texts),
         tasks=tuple(task_results),
+        task_files=tasks.files if tasks is not None else {},
         samples=samples_file(Path(config.run_dir), found.iteration).name if settings.tasks else None,
     )
     return result, samples

@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import random
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ import numpy
 
 from trainer.contract.errors import TrainerError
 from trainer.contract.evaluation import is_task_file
-from trainer.contract.regular_file import read_text
+from trainer.contract.task_files import group_in, hashes
 from trainer.contract.wording import did_you_mean
 
 if TYPE_CHECKING:
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
 
 KEY = "evaluation.tasks"
 """Key of the run file."""
-
-_GROUP = re.compile(r"""^group:\s*['"]?([^\s'"#]+)""", re.MULTILINE)
 
 FEWSHOT_SEED, NUMPY_SEED, PYTHON_SEED = 1234, 1234, 0
 """Seeds of lm-eval's own command: the choice of examples, and draws in the code of tasks."""
@@ -36,6 +33,8 @@ class Tasks:
 
     tasks: dict[str, Any]
     groups: dict[str, Any]
+    files: dict[str, str] = field(default_factory=dict)
+    """SHA-256 of each task file and of what it includes and runs, by path."""
 
     def reset(self, num_fewshot: int | None) -> None:
         """Set the number of examples and the seed of their choice, as lm-eval's own command does.
@@ -62,7 +61,8 @@ def load_tasks(names: Sequence[str]) -> tuple[Tasks, list[str]]:
     missing = [name for name in names if is_task_file(name) and not Path(name).is_file()]
     problems = [f"{KEY}: {name}: no such file" for name in missing]
     files = [name for name in names if is_task_file(name) and name not in missing]
-    groups = {name: group for name in files if (group := _group_in(Path(name))) is not None}
+    tasks.files.update(hashes(map(Path, files)))
+    groups = {name: group for name in files if (group := group_in(Path(name))) is not None}
     manager = _manager(list(groups), include_defaults=not all(map(is_task_file, names)))
     problems += [
         _unknown(name, manager) for name in names if not is_task_file(name) and name not in manager.task_index
@@ -101,12 +101,6 @@ def _prepare_library() -> None:
         raise TrainerError(
             f"{KEY} needs lm-eval, but {error.name} is not installed. Install it with: pip install 'hpcgen[eval]'"
         ) from error
-
-
-def _group_in(file: Path) -> str | None:
-    """Name of the group of tasks that a file defines; None if it defines a task."""
-    match = _GROUP.search(read_text(file, errors="replace"))
-    return match and match[1]
 
 
 def _manager(group_files: Sequence[str], *, include_defaults: bool) -> TaskManager:
