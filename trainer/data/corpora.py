@@ -18,6 +18,7 @@ from megatron.core.datasets.indexed_dataset import DType, IndexedDataset
 from megatron.core.datasets.utils import normalize
 
 from trainer.contract.config import ConfigError, Dataset
+from trainer.contract.regular_file import open_regular
 from trainer.contract.sampling import Documents
 
 SPLITS = ("train", "valid", "test")
@@ -108,7 +109,7 @@ def open_corpus(where: str, prefix: str, rows: int) -> IndexedDataset:
 def _require_index(where: str, prefix: str) -> None:
     """Refuse an invalid or truncated .idx. Core would fail with a traceback, and with another one in its cleanup."""
     index = Path(f"{prefix}.idx")
-    with index.open("rb") as file:
+    with open_regular(index) as file:
         header = file.read(_HEADER.size)
     try:
         magic, version, dtype_code, sequences, documents = _HEADER.unpack(header)
