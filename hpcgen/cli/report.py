@@ -41,18 +41,22 @@ def command(run_dirs: tuple[Path, ...], output: Path | None, as_json: bool) -> N
     Shows loss, throughput, memory, restarts and checkpoints, with several runs side by side. The file is
     self-contained. A run that is still training is shown up to its latest step.
     """
+    from hpcgen.report.comparability import differences_of_meaning
+    from hpcgen.report.labels import labels
     from hpcgen.report.run import read_run
     from hpcgen.report.summary import summarize
 
     runs = [read_run(directory, time.time()) for directory in run_dirs]
     summaries = [summarize(run) for run in runs]
+    notes = differences_of_meaning(labels(runs), runs)
     if as_json:
-        click.echo(json.dumps([dataclasses.asdict(summary) for summary in summaries], indent=1))
+        found = [{**dataclasses.asdict(summary), "not_comparable": notes} for summary in summaries]
+        click.echo(json.dumps(found, indent=1))
     elif str(output) != "-":
-        from hpcgen.report.labels import labels
-
         for label, run, summary in zip(labels(runs), runs, summaries, strict=True):
             _show(label, run, summary)
+        for note in notes:
+            click.echo(harmless(note))
     if output is not None or not as_json:
         from hpcgen.files import shared_as_directory
         from hpcgen.report.page import render_page

@@ -11,6 +11,7 @@ import numpy as np
 from hpcgen.report.chart import Chart, Series, Style, draw
 from hpcgen.report.scale import Scale
 from hpcgen.report.words import figure, short
+from hpcgen.text import counted
 from trainer.contract.config import ConfigError
 from trainer.contract.evaluation import (
     EvaluationResult,
@@ -65,11 +66,16 @@ def main_metrics(result: EvaluationResult) -> dict[str, Metric]:
 
 def line(result: EvaluationResult) -> str:
     """The result in one line."""
+    limit = result.settings.limit
     texts = (
-        f"{text.name} loss {figure(text.loss)} (perplexity {figure(text.perplexity)})" for text in result.data
+        f"{text.name} loss {figure(text.loss)} (perplexity {figure(text.perplexity)}"
+        + (f"; {counted(text.sequences, 'window')}, {counted(text.tokens, 'token')}" if limit else "")
+        + ")"
+        for text in result.data
     )
     tasks = (f"{name} {with_error(metric)}" for name, metric in main_metrics(result).items())
-    return f"evaluation of iteration {result.iteration:,}: {', '.join((*texts, *tasks))}"
+    part = f", of a part (evaluation.limit = {limit})" if limit else ""
+    return f"evaluation of iteration {result.iteration:,}{part}: {', '.join((*texts, *tasks))}"
 
 
 def with_error(metric: Metric) -> str:

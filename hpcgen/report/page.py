@@ -12,6 +12,7 @@ import jinja2
 
 from hpcgen.report import words
 from hpcgen.report.chart import Chart
+from hpcgen.report.comparability import differences_of_meaning
 from hpcgen.report.essentials import differences, essentials
 from hpcgen.report.evaluations import with_error
 from hpcgen.report.history import Event, number_or_none
@@ -82,7 +83,7 @@ def render_page(runs: Sequence[Run]) -> str:
         created=words.moment(runs[0].now),
         version=__version__,
         tiles=list(_tiles(summaries[0])) if is_one else [],
-        comparison=None if is_one else _comparison(names, summaries),
+        comparison=None if is_one else _comparison(names, summaries, runs),
         charts=charts,
         data=_hover_data(charts),
         tables=list(_tables(runs[0], summaries[0])) if is_one else list(_comparison_tables(names, runs)),
@@ -259,12 +260,13 @@ def _checkpoints(events: Sequence[Event]) -> Table:
 
 
 def _newest_result(result: EvaluationResult) -> Table:
+    limit = result.settings.limit
     texts = [
         (
             text.name,
             "loss",
             f"{words.figure(text.loss)} (perplexity {words.figure(text.perplexity)})",
-            f"{text.tokens:,} tokens",
+            f"{text.tokens:,} tokens" + (f" in {counted(text.sequences, 'window')}" if limit else ""),
         )
         for text in result.data
     ]
@@ -280,7 +282,8 @@ def _newest_result(result: EvaluationResult) -> Table:
     ]
     rows = (*texts, *tasks)
     return Table(
-        title=f"Evaluation of iteration {result.iteration:,}",
+        title=f"Evaluation of iteration {result.iteration:,}"
+        + (f", of a part (evaluation.limit = {limit})" if limit else ""),
         heads=("text or task", "metric", "value ± standard error", "size"),
         rows=rows[:MAX_ROWS],
         note=_rest(len(rows), "metrics", "first"),
@@ -307,14 +310,19 @@ def _spikes(events: Sequence[Event]) -> Table:
     )
 
 
-def _comparison(names: Sequence[str], summaries: Sequence[Summary]) -> Table:
+def _comparison(names: Sequence[str], summaries: Sequence[Summary], runs: Sequence[Run]) -> Table:
+    notes = differences_of_meaning(names, runs)
+    is_valid_marked = any(note.startswith("The validation") for note in notes)
     figures: list[tuple[str, list[str]]] = [
         ("state", [_ended_how(each) for each in summaries]),
         ("iteration", [f"{each.iteration:,}" for each in summaries]),
         ("tokens consumed", [words.count_in_short(each.consumed_tokens) for each in summaries]),
         ("last loss", [words.figure(each.loss) for each in summaries]),
         ("lowest loss", [words.figure(each.lowest_loss) for each in summaries]),
-        ("validation loss", [words.figure(each.evaluations.get("valid")) for each in summaries]),
+        (
+            "validation loss" + (" (not comparable)" if is_valid_marked else ""),
+            [words.figure(each.evaluations.get("valid")) for each in summaries],
+        ),
         ("tokens/s", [words.count_in_short(each.tokens_per_s) for each in summaries]),
         ("TFLOP/s per device", [words.figure(each.tflops_per_device, 3) for each in summaries]),
         ("MFU", [words.percent(each.mfu) for each in summaries]),
@@ -324,7 +332,10 @@ def _comparison(names: Sequence[str], summaries: Sequence[Summary]) -> Table:
         ("directory", [each.directory for each in summaries]),
     ]
     return Table(
-        title="Side by side", heads=("", *names), rows=tuple((title, *values) for title, values in figures)
+        title="Side by side",
+        heads=("", *names),
+        rows=tuple((title, *values) for title, values in figures),
+        note=" ".join(f"{note}." for note in notes),
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from hpcgen.report.comparability import validation_facts
 from hpcgen.report.history import Attempt, Column, Event, History, number_or_none
 from hpcgen.report.run import Run
 from hpcgen.report.state import State
@@ -72,6 +73,8 @@ class Summary:
     lowest_loss: float | None
     evaluations: dict[str, float | None]
     """Last loss of each split."""
+    validation_data: dict[str, Any]
+    """What the loss of the split valid depends on, by key of the configuration."""
     results: tuple[EvaluationResult, ...]
     """Results of the stage evaluate, oldest first."""
     unreadable_results: tuple[str, ...]
@@ -137,6 +140,7 @@ def summarize(run: Run) -> Summary:
         evaluations={
             str(event.get("split")): number_or_none(event.get("loss")) for event in history.evaluations
         },
+        validation_data=validation_facts(run.config),
         results=run.results,
         unreadable_results=run.unreadable_results,
         step_time_s=step_time_s,

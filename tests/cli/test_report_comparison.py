@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
 
 from tests.cli.command import hpcgen
 from tests.cli.reports import Page, report
-from tests.recorded_run import start, step, steps, write_run
+from tests.recorded_run import CONFIG, START, start, step, steps, write_run
 
 
 def test_runs_side_by_side(eventful: Path, tmp_path: Path) -> None:
@@ -75,3 +76,68 @@ def test_values_of_the_configuration_can_be_pasted(tmp_path: Path) -> None:
     for words in ("seed 1234", "train_iters 1000000", "lr 1.25e-05", "hidden_size 2048"):
         assert words in page.text
     assert "training.seed 1234 12345678" in report(one, other).text
+
+
+def validated(directory: Path, name: str, data: dict[str, Any], **model: Any) -> Path:
+    """A run with a validation loss."""
+    loss = {
+        "event": "evaluation",
+        "iteration": 3,
+        "time": START + 7,
+        "split": "valid",
+        "loss": 2.5,
+        "samples": 8,
+    }
+    shape = {**CONFIG["model"], **model}
+    return write_run(directory / name, [start(name=name), *steps(1, 3), loss], name, data=data, model=shape)
+
+
+def notes(*runs: Path) -> list[str]:
+    """The sentences in the terminal, which are also on the page and in JSON."""
+    ended = hpcgen("report", *runs, "-o", "r.html")
+    found = [line for line in ended.stdout.splitlines() if "cannot be compared" in line]
+    page = Page(Path("r.html").read_text(encoding="utf-8")).text
+    assert all(f"{note}." in page for note in found)
+    is_marked = any(note.startswith("The validation losses") for note in found)
+    assert ("validation loss (not comparable)" in page) == is_marked
+    assert [each["not_comparable"] for each in json.loads(hpcgen("report", *runs, "--json").stdout)] == [
+        found for _ in runs
+    ]
+    return found
+
+
+def test_validation_losses_of_different_data_are_marked(tmp_path: Path) -> None:
+    def blend(*names: str) -> list[dict[str, Any]]:
+        return [{"prefix": f"{tmp_path}/{name}", "weight": None} for name in names]
+
+    (tmp_path / "link").symlink_to(tmp_path)
+    base = validated(tmp_path, "base", {"datasets": blend("a", "b"), "split": "98,1,1"})
+    same = validated(tmp_path, "same", {"datasets": blend("link/a", "b"), "split": "98,1,1"})
+    assert notes(base, same) == []
+    other = validated(tmp_path, "other", {"datasets": blend("a", "c"), "split": "90,5,5"})
+    assert notes(base, other) == [
+        f"The validation losses cannot be compared: data.datasets is {tmp_path}/b in base, {tmp_path}/c in other; "
+        "data.split is 98,1,1 in base, 90,5,5 in other"
+    ]
+    valid = validated(tmp_path, "valid", {"train": blend("a"), "valid": blend("v")}, seq_length=1024)
+    [note] = notes(base, same, valid)
+    assert f"data.valid is null in base, null in same, {tmp_path}/v in valid" in note
+    assert "model.seq_length is 2048 in base, 2048 in same, 1024 in valid" in note
+    unvalidated = write_run(
+        tmp_path / "none", [start(name="none"), *steps(1, 3)], "none", data={"mock": True}
+    )
+    assert notes(base, unvalidated) == []
+
+
+def test_losses_of_different_vocabularies_are_marked(tmp_path: Path) -> None:
+    runs = [
+        write_run(
+            tmp_path / name,
+            [start(name=name), *steps(1, 3)],
+            name,
+            model={**CONFIG["model"], "vocab_size": size, "padded_vocab_size": 512},
+        )
+        for name, size in (("one", 257), ("other", 300), ("same", 300))
+    ]
+    assert notes(*runs[1:]) == []
+    assert notes(*runs[:2]) == ["The losses cannot be compared: model.vocab_size is 257 in one, 300 in other"]

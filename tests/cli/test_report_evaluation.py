@@ -33,13 +33,20 @@ def task(name: str, *metrics: Metric, is_group: bool = False) -> TaskResult:
     )
 
 
-def write_result(run: Path, iteration: int, loss: float | None, *tasks: TaskResult) -> None:
+def write_result(
+    run: Path,
+    iteration: int,
+    loss: float | None,
+    *tasks: TaskResult,
+    limit: int | None = None,
+    prefix: str = "/text",
+) -> None:
     settings = EvaluationSettings(
-        data=(EvaluationData(name="wikitext", prefix="/text"),), tasks=("hellaswag", "mmlu")
+        data=(EvaluationData(name="wikitext", prefix=prefix),), tasks=("hellaswag", "mmlu"), limit=limit
     )
     text = TextResult(
         name="wikitext",
-        prefix="/text",
+        prefix=prefix,
         loss=loss,
         perplexity=None if loss is None else 2.718281828**loss,
         tokens=20480,
@@ -145,3 +152,28 @@ def test_runs_are_compared_by_text_and_task(run: Path, tmp_path: Path) -> None:
     lines = [page.series("evaluation-0", number) for number in (0, 1)]
     assert [(line["label"], line["x"]) for line in lines] == [("gpt", [40, 80, 100]), ("other", [60])]
     assert "piqa acc" in page.text
+
+
+def test_a_limit_is_shown(run: Path) -> None:
+    write_result(run, 100, 2.0, HELLASWAG, limit=10)
+    assert hpcgen("report", run, "-o", "r.html").stdout.splitlines()[-1] == (
+        "evaluation of iteration 100, of a part (evaluation.limit = 10): wikitext loss 2 (perplexity 7.389; 10 "
+        "windows, 20,480 tokens), hellaswag acc_norm 0.5123 ± 0.005"
+    )
+    page = report(run).text
+    assert "Evaluation of iteration 100, of a part (evaluation.limit = 10)" in page
+    assert "20,480 tokens in 10 windows" in page
+
+
+def test_results_of_different_texts_and_tasks_are_marked(run: Path, tmp_path: Path) -> None:
+    other = write_run(tmp_path / "other", [start(name="other"), *steps(1, 90)], name="other")
+    for options, differing in (
+        ({}, None),
+        ({"prefix": "/other"}, "pair is /text in gpt, /other in other"),
+        ({"limit": 10}, "evaluation.limit is null in gpt, 10 in other"),
+    ):
+        write_result(other, 60, 2.75, HELLASWAG, **options)
+        stdout = hpcgen("report", run, other, "-o", "r.html").stdout
+        assert ("The losses on the text wikitext cannot be compared" in stdout) == (differing is not None)
+        assert ("The metrics of the task hellaswag cannot be compared" in stdout) == ("limit" in options)
+        assert differing is None or differing in stdout

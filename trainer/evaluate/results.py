@@ -81,7 +81,9 @@ def numbers(result: EvaluationResult) -> dict[str, float]:
 
 def summary(result: EvaluationResult) -> Iterable[str]:
     """Lines for the log."""
-    yield f"iteration {result.iteration}: evaluated in {duration(result.seconds)}"
+    limit = result.settings.limit
+    part = f" on a part (evaluation.limit = {limit})" if limit else ""
+    yield f"iteration {result.iteration}: evaluated{part} in {duration(result.seconds)}"
     for text in result.data:
         yield f"  {_text_line(text)}"
     for task in result.tasks:
