@@ -133,9 +133,18 @@ def test_a_record_that_cannot_be_rewritten_ends_the_attempt_with_a_line(tmp_path
     assert path.read_text()
 
 
-def test_a_full_disk_costs_lines_and_not_the_training() -> None:
+def opened_over(storage: Path, path: Path, complaints: list[str]) -> JsonLines:
+    """Lines whose open file is then on other storage, which a path of its own could not name: only files are opened."""
+    lines = JsonLines(path, complaints.append)
+    other = os.open(storage, os.O_WRONLY)
+    os.dup2(other, lines._file.fileno())
+    os.close(other)
+    return lines
+
+
+def test_a_full_disk_costs_lines_and_not_the_training(tmp_path: Path) -> None:
     complaints: list[str] = []
-    lines = JsonLines(Path("/dev/full"), complaints.append)
+    lines = opened_over(Path("/dev/full"), tmp_path / "lines", complaints)
     for iteration in range(3):
         lines.write({"event": "step", "iteration": iteration})
     lines.close()
@@ -159,8 +168,8 @@ def test_hanging_storage_delays_no_step_and_the_end_only_briefly(
 ) -> None:
     monkeypatch.setattr(json_lines, "CLOSE_S", 0.5)
     complaints: list[str] = []
-    reader = hanging_file(tmp_path / "lines")
-    lines = JsonLines(tmp_path / "lines", complaints.append)
+    reader = hanging_file(tmp_path / "storage")
+    lines = opened_over(tmp_path / "storage", tmp_path / "lines", complaints)
     entries = [{"event": "step", "iteration": iteration} for iteration in range(1000, 2000)]
     call_with_timeout(10, lambda: [lines.write(entry) for entry in entries])
     call_with_timeout(10, lines.close)
