@@ -152,9 +152,9 @@ def read_counts(prefix: Path) -> DatasetCounts:
     """
     index, data = idx_path(prefix), bin_path(prefix)
     try:
-        require_regular(data)
         with open_regular(index) as file:
             header = file.read(_HEADER.size)
+        require_regular(data)
         index_size, data_size = index.stat().st_size, data.stat().st_size
     except OSError as error:
         raise HpcgenError(
