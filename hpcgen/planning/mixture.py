@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from hpcgen.planning.rules.data import split_weights
-from trainer.contract import provenance
 from trainer.contract.batch_size import end_of_run, total_samples
 from trainer.contract.config import TrainerConfig
 from trainer.contract.sampling import draws
@@ -66,6 +65,8 @@ def readings(trainer: TrainerConfig, record: Mapping[str, Any] | None) -> list[R
 
 def _read(trainer: TrainerConfig, record: Mapping[str, Any]) -> Sequence[int | None]:
     """Number of samples read of each pair, as the record says."""
+    from trainer.contract import provenance  # a run's first job has nothing to compare
+
     found = provenance.examine(trainer, record, thorough=False).origins["pairs"]
     pairs = found.get(provenance.pairs_key(trainer), [])
     sampling = record.get("sampling")
