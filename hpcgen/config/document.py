@@ -163,6 +163,15 @@ def read(path: Path) -> Document:
     Raises:
         HpcgenError: the file cannot be read, is too large, or is not a YAML mapping of plain values.
     """
+    return parse(read_text(path), str(path))
+
+
+def read_text(path: Path) -> str:
+    """Reads the text of a YAML file.
+
+    Raises:
+        HpcgenError: the file cannot be read, is too large, or is not UTF-8.
+    """
     try:
         if not path.is_file():
             raise HpcgenError(f"{path}: {'not a regular file' if path.exists() else 'no such file'}")
@@ -170,12 +179,11 @@ def read(path: Path) -> Document:
             raise HpcgenError(
                 f"{path}: {size} bytes is more than the maximum of {MAX_BYTES} for a configuration file"
             )
-        text = path.read_bytes().decode("utf-8")
+        return path.read_bytes().decode("utf-8")
     except UnicodeDecodeError as error:
         raise HpcgenError(f"{path}: not UTF-8 text (byte {error.start})") from error
     except (OSError, ValueError) as error:
         raise HpcgenError(f"{path}: cannot be read ({error})") from error
-    return parse(text, str(path))
 
 
 def parse(text: str, name: str) -> Document:

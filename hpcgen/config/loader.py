@@ -100,10 +100,9 @@ def load_run(path: str | Path, overrides: Sequence[str] = ()) -> Run:
         raise HpcgenError(
             f"{path}: no such file", "write a run file with hpcgen init, or name another with -c"
         )
-    run = load_document(documents.read(path), path.absolute().parent, overrides)
-    return dataclasses.replace(
-        run, file=path.absolute(), sha256=hashlib.sha256(path.read_bytes()).hexdigest()
-    )
+    text = documents.read_text(path)
+    run = load_document(documents.parse(text, str(path)), path.absolute().parent, overrides)
+    return dataclasses.replace(run, file=path.absolute(), sha256=hashlib.sha256(text.encode()).hexdigest())
 
 
 def load_valid_run(path: str | Path, overrides: Sequence[str] = ()) -> Run:

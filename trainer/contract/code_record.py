@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.contract.imports import file_of
+from trainer.contract.regular_file import read_bytes
 from trainer.contract.user_code import UserCode, sha256
 
 SHA256_DIGITS = 12
@@ -41,7 +42,7 @@ class CodeRecord:
             return None
         names = (file.name, *((saved or {}).get("modules") or ()))
         there = {name: file.parent / name for name in names if (file.parent / name).is_file()}
-        return cls(file.parent, file.name, {name: sha256(each.read_bytes()) for name, each in there.items()})
+        return cls(file.parent, file.name, {name: sha256(read_bytes(each)) for name, each in there.items()})
 
     def entry(self) -> dict[str, Any]:
         """The record as plain data. Version 0.2.0 recorded no `modules`."""
