@@ -147,6 +147,18 @@ def resumed_record(trainer: TrainerConfig) -> dict[str, Any] | None:
     return None if source is None or source.weights_only else source.record
 
 
+def continues_from_unknown(trainer: TrainerConfig) -> bool:
+    """True if the training continues from a checkpoint whose position in the data only the trainer can read: one of
+    Megatron-LM, or one in a newer format.
+
+    Raises:
+        OSError: the directory cannot be read.
+    """
+    key, found = _newest(trainer)
+    is_only_loaded = key == "checkpoint.load" and trainer.checkpoint.finetune
+    return found is not None and _source(trainer) is None and not is_only_loaded
+
+
 @dataclass(frozen=True)
 class Continuation:
     """The checkpoint that an attempt starts from."""
@@ -189,16 +201,19 @@ def _source(trainer: TrainerConfig) -> _Source | None:
     if (last := last_checkpoint(RunDirectory.of(trainer), trainer)) is not None:
         assert last.record is not None
         return _Source(last.path, last.record, "paths.run_dir", weights_only=False, is_finished=True)
-    load = trainer.checkpoint.load
-    key, own = _own(trainer)
-    directory, found = own, _newest_valid(own)
-    if found is None and load is not None:
-        key, directory = "checkpoint.load", Path(load)
-        found = _newest_to_load(load)
+    key, found = _newest(trainer)
     if found is None or found.record is None or found.record.get("format", FORMAT) > FORMAT:
         return None
-    is_loaded = directory is not own
-    return _Source(found.path, found.record, key, is_loaded and trainer.checkpoint.finetune)
+    return _Source(found.path, found.record, key, key == "checkpoint.load" and trainer.checkpoint.finetune)
+
+
+def _newest(trainer: TrainerConfig) -> tuple[str, Checkpoint | None]:
+    """The newest checkpoint that the trainer could load, and the key that names its directory."""
+    key, own = _own(trainer)
+    found = _newest_valid(own)
+    if found is None and trainer.checkpoint.load is not None:
+        return "checkpoint.load", _newest_to_load(trainer.checkpoint.load)
+    return key, found
 
 
 def _own(trainer: TrainerConfig) -> tuple[str, Path]:

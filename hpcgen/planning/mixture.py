@@ -1,10 +1,13 @@
 """What a training has read of each pair, according to its newest checkpoint, and what it will read.
 
-Only the sizes of the pairs are read, so the number of tokens that data.split gives to training is estimated.
+The lengths of documents are not read. So the number of tokens that data.split gives to training is estimated, unless
+the checkpoint records it.
 """
 
 from __future__ import annotations
 
+import bisect
+import mmap
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,12 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from hpcgen.planning.rules.data import split_weights
+from trainer.contract import sampling
 from trainer.contract.batch_size import end_of_run, total_samples
 from trainer.contract.config import TrainerConfig
-from trainer.contract.sampling import draws
+from trainer.contract.regular_file import open_regular
+from trainer.contract.sampling import Documents, Listed, Sampling, Stream, draws
 
-_HEADER = struct.Struct("<9sQB")
-"""Beginning of an .idx file: magic, version, code of the token type."""
+_HEADER = struct.Struct("<9sQBQQ")
+"""Beginning of an .idx file: magic, version, code of the token type, number of sequences, number of documents + 1."""
 _TOKEN_BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 8, 7: 4, 8: 2}
 """Bytes of a token by the code of its type."""
 
@@ -28,11 +33,20 @@ class Reading:
 
     prefix: str
     read: int | None
-    """Number of samples read so far; None if the checkpoint does not say."""
+    """Number of samples read so far; None if this cannot be told without reading the pair, or at all."""
     remaining: int
     """Number of samples to read."""
     epochs: float
     """Number of epochs that `remaining` is."""
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """The sizes of a pair."""
+
+    tokens: int
+    end: int
+    """Number of sequences in training, which are the first ones (`trainer.contract.sampling.Documents`)."""
 
 
 def readings(trainer: TrainerConfig, record: Mapping[str, Any] | None) -> list[Reading]:
@@ -46,51 +60,89 @@ def readings(trainer: TrainerConfig, record: Mapping[str, Any] | None) -> list[R
     data = trainer.data
     datasets = data.datasets or data.train
     shares = split_weights(data.split) if data.datasets else [1.0]
-    tokens = [_tokens(dataset.prefix) for dataset in datasets]
-    if not tokens or None in tokens or not shares:
+    if not datasets or not shares:
         return []
-    in_training = [(count or 0) * shares[0] / sum(shares) for count in tokens]
-    weights = [dataset.weight or count for dataset, count in zip(datasets, in_training, strict=True)]
-    read = [0] * len(datasets) if record is None else _read(trainer, record)
-    remaining = total_samples(trainer.training)
+    share = shares[0] / sum(shares)
+    pairs = [pair for dataset in datasets if (pair := _read_sizes(dataset.prefix, share))]
+    if len(pairs) < len(datasets):
+        return []
+    identities: Sequence[Mapping[str, Any]] = [{"prefix": dataset.prefix} for dataset in datasets]
+    consumed, end, earlier = 0, total_samples(trainer.training), Sampling()
+    is_known = True
     if record is not None:
+        from trainer.contract import provenance  # a run's first job has nothing to compare
+
+        identities = provenance.examine(trainer, record, thorough=False).origins["pairs"][
+            provenance.pairs_key(trainer)
+        ]
         consumed = record["consumed_samples"]
-        remaining = end_of_run(trainer.training, record["iteration"], consumed) - consumed
+        end = end_of_run(trainer.training, record["iteration"], consumed)
+        is_known = record.get("sampling") is not None
+        earlier = sampling.from_dict(record["sampling"]) if is_known else earlier
+    streams = [
+        Stream(identity, _documents(pair, share, identity, earlier), trainer.model.seq_length)
+        for pair, identity in zip(pairs, identities, strict=True)
+    ]
+    weights = [
+        dataset.weight or stream.documents.tokens for dataset, stream in zip(datasets, streams, strict=True)
+    ]
+    listed = [Listed(stream, weight / sum(weights)) for stream, weight in zip(streams, weights, strict=True)]
+    split = data.split if data.datasets else None
+    seed = trainer.training.seed
+    planned = sampling.plan(earlier, listed, split, _is_same_pair, consumed=consumed, end=end, seed=seed)
+    phase = planned.phases[-1]
     return [
-        Reading(dataset.prefix, so_far, number, number * trainer.model.seq_length / count)
-        for dataset, so_far, count, weight in zip(datasets, read, in_training, weights, strict=True)
-        for number in [draws(weight / sum(weights), remaining)]
+        Reading(
+            prefix=stream.prefix,
+            read=stream.read if is_known and (stream.read or not _may_have_read(stream, earlier)) else None,
+            remaining=(remaining := portion.start + draws(portion.weight, end - phase.first) - stream.read),
+            epochs=stream.epochs(remaining),
+        )
+        for portion, stream in zip(phase.portions, planned.current, strict=True)
     ]
 
 
-def _read(trainer: TrainerConfig, record: Mapping[str, Any]) -> Sequence[int | None]:
-    """Number of samples read of each pair, as the record says."""
-    from trainer.contract import provenance  # a run's first job has nothing to compare
-
-    found = provenance.examine(trainer, record, thorough=False).origins["pairs"]
-    pairs = found.get(provenance.pairs_key(trainer), [])
-    sampling = record.get("sampling")
-    if sampling is None:
-        return [None] * len(pairs)
-    streams = [stream for stream in sampling["streams"] if stream["seq_length"] == trainer.model.seq_length]
-    read = []
-    for pair in pairs:
-        likeness = {
-            number: (provenance.likeness(stream["pair"], pair), stream["pair"]["prefix"] == pair["prefix"])
-            for number, stream in enumerate(streams)
-            if pair and provenance.likeness(stream["pair"], pair)
-        }
-        best = max(likeness, key=lambda number: (*likeness[number], streams[number]["read"]), default=None)
-        read.append(0 if best is None else streams.pop(best)["read"])
-    return read
+def _documents(pair: _Pair, share: float, identity: Mapping[str, Any], earlier: Sampling) -> Documents:
+    """The documents of a pair in training, with the number of tokens that a stream records or else an estimate."""
+    estimate = Documents(0, pair.end, max(1, round(pair.tokens * share)))
+    return next(
+        (stream.documents for stream in earlier.streams if _may_be(stream, identity, estimate)), estimate
+    )
 
 
-def _tokens(prefix: str) -> int | None:
-    """Number of tokens of a pair; None if it does not exist or is not one."""
+def _may_have_read(stream: Stream, earlier: Sampling) -> bool:
+    """True if the pair of an unread stream may be one that the run has read, which only its hash can tell."""
+    return any(
+        each.read and each.seq_length == stream.seq_length and _may_be(each, stream.pair, stream.documents)
+        for each in earlier.streams
+    )
+
+
+def _may_be(stream: Stream, identity: Mapping[str, Any], documents: Documents) -> bool:
+    from trainer.contract import provenance
+
+    has_same = (stream.documents.first, stream.documents.end) == (documents.first, documents.end)
+    return has_same and provenance.likeness(stream.pair, identity) > 0
+
+
+def _is_same_pair(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    from trainer.contract import provenance
+
+    return provenance.is_same_pair(one, other)
+
+
+def _read_sizes(prefix: str, share: float) -> _Pair | None:
+    """The sizes of a pair of which training gets a share; None if it does not exist or is not one."""
     index, data = Path(f"{prefix}.idx"), Path(f"{prefix}.bin")
-    if not (index.is_file() and data.is_file()):
+    if not (index.is_file() and data.is_file()) or index.stat().st_size < _HEADER.size:
         return None
-    with index.open("rb") as file:
-        header = file.read(_HEADER.size)
-    size = _TOKEN_BYTES.get(_HEADER.unpack(header)[2]) if len(header) == _HEADER.size else None
-    return data.stat().st_size // size or None if size else None
+    with open_regular(index) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        *_, code, sequences, documents = _HEADER.unpack_from(content)
+        # 12 bytes for length and offset of each sequence, 8 bytes for the first sequence of each document
+        starts_at = _HEADER.size + 12 * sequences
+        if code not in _TOKEN_BYTES or not documents or len(content) < starts_at + 8 * documents:
+            return None
+        with memoryview(content) as view, view[starts_at : starts_at + 8 * documents].cast("q") as starts:
+            end = starts[bisect.bisect_right(starts, round(share * sequences)) - 1]
+    tokens = data.stat().st_size // _TOKEN_BYTES[code]
+    return _Pair(tokens, end) if tokens else None

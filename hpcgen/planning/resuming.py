@@ -76,7 +76,8 @@ def changed_hyperparameters(config: RunConfig, trainer: TrainerConfig) -> list[P
 
 
 def pair_readings(trainer: TrainerConfig) -> list[Reading]:
-    """What the training has read of each pair and will read. Empty if this machine does not see all pairs."""
+    """What the training has read of each pair and will read. Empty if this machine does not see all pairs, or cannot
+    tell where the training continues."""
     from hpcgen.planning import mixture
 
     try:
@@ -84,6 +85,8 @@ def pair_readings(trainer: TrainerConfig) -> list[Reading]:
             return mixture.readings(trainer, None)
         from hpcgen.planning import continuation
 
+        if continuation.continues_from_unknown(trainer):
+            return []
         return mixture.readings(trainer, continuation.resumed_record(trainer))
     except OSError:
         return []

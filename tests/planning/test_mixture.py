@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
 import struct
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import pytest
 
 from hpcgen.planning.mixture import Reading, readings
+from hpcgen.planning.resuming import pair_readings
 from tests.recorded_run import CONFIG, write_checkpoint
 from trainer.contract import checkpoint_files, provenance
 from trainer.contract import config as configuration
@@ -24,7 +27,8 @@ def prefixes(tmp_path: Path) -> list[str]:
         with (tmp_path / f"{name}.bin").open("wb") as file:
             file.truncate(2 * TOKENS)  # a sparse file
         (tmp_path / f"{name}.idx").write_bytes(
-            struct.pack("<9sQBQQ", b"MMIDIDX\0\0", 1, 8, 0, 0) + name.encode()
+            struct.pack("<9sQBQQ", b"MMIDIDX\0\0", 1, 8, 2, 3)
+            + struct.pack("<2i2q3q", TOKENS - ord(name[0]), ord(name[0]), 0, 2 * TOKENS - 2, 0, 1, 2)
         )
     return [str(tmp_path / name) for name in ("code", "docs")]
 
@@ -48,7 +52,7 @@ def test_the_rest_of_a_run_is_what_its_checkpoint_has_not_read(prefixes: list[st
     streams = [
         {
             "pair": provenance.identify_pair(prefix),
-            "documents": {"first": 0, "end": 1, "tokens": TOKENS},
+            "documents": {"first": 0, "end": 2, "tokens": TOKENS},
             "seq_length": 2048,
             "orders": [],
             "read": read,
@@ -63,6 +67,33 @@ def test_the_rest_of_a_run_is_what_its_checkpoint_has_not_read(prefixes: list[st
     assert [each.read for each in swapped] == [61_440, 143_360]
     del record["sampling"]  # as in checkpoints of hpcgen 0.2.0
     assert [each.read for each in readings(config, record)] == [None, None]
+
+
+def test_a_pair_that_was_overwritten_may_have_been_read(prefixes: list[str], tmp_path: Path) -> None:
+    """Only its hash could tell whether it is another one."""
+    config = trainer(prefixes, 0.3, 0.7)
+    stream = {
+        "pair": provenance.identify_pair(prefixes[0]),
+        "documents": {"first": 0, "end": 2, "tokens": TOKENS},
+        "seq_length": 2048,
+        "orders": [],
+        "read": 1000,
+    }
+    path = write_checkpoint(tmp_path, 800, sampling={"streams": [stream], "phases": []})
+    os.utime(f"{prefixes[0]}.bin", (1, 1))
+    assert readings(config, checkpoint_files.read_record(path))[0].read is None
+
+
+def test_nothing_is_said_before_a_checkpoint_of_megatron_lm(prefixes: list[str], tmp_path: Path) -> None:
+    """It does not say here how many samples it has read."""
+    run = tmp_path / "run"
+    config = dataclasses.replace(trainer(prefixes, 0.7, 0.3), run_dir=str(run))
+    assert pair_readings(config)
+    (run / "checkpoints/iter_0000010").mkdir(parents=True)
+    for name in (checkpoint_files.METADATA, checkpoint_files.COMMON):
+        (run / "checkpoints/iter_0000010" / name).touch()
+    (run / "checkpoints/latest_checkpointed_iteration.txt").write_text("10")
+    assert pair_readings(config) == []
 
 
 def test_nothing_is_said_without_the_pairs(prefixes: list[str]) -> None:

@@ -18,6 +18,7 @@ import torch
 from megatron.core.datasets.blended_dataset import BlendedDataset
 from megatron.core.datasets.gpt_dataset import GPTDataset
 
+from hpcgen.planning.mixture import readings
 from tests.trainer.runs import write_corpus
 from trainer.contract import config as configuration
 from trainer.contract import provenance, record_shape
@@ -25,6 +26,7 @@ from trainer.contract.batch_size import Batches
 from trainer.contract.config import ConfigError, TrainerConfig
 from trainer.contract.hyperparameters import sections
 from trainer.contract.sampling import draws
+from trainer.data.blend import Blend
 from trainer.data.datasets import Reading, located, open_datasets, plan
 from trainer.data.progress import fresh, resumed
 
@@ -84,6 +86,7 @@ class History:
         self.said = []
         cache = self.directory / "cache"
         blends = plan(config, cache, ROWS, self.said.append, progress)
+        self.check_readings(config, blends["train"])
         dataset = open_datasets(blends, config, cache, ROWS, is_needed=True)["train"]
         assert dataset is not None
         assert len(dataset) >= progress.end
@@ -104,6 +107,17 @@ class History:
         found = [_sample(dataset, number) for number in range(first, self.consumed)]
         self.samples += found
         return found
+
+    def check_readings(self, config: TrainerConfig, blend: Blend) -> None:
+        """What `hpcgen validate` says before an attempt is what the attempt then reads."""
+        is_exact = all(dataset.weight for dataset in config.data.datasets or config.data.train)
+        assert blend.sampling is not None
+        for part, stream, said in zip(
+            blend.parts, blend.sampling.current, readings(config, self.record), strict=True
+        ):
+            assert said.read in (stream.read, None)
+            if is_exact and said.read is not None:
+                assert said.remaining == part.start + draws(part.weight, blend.num_samples) - stream.read
 
     def forget_streams(self) -> None:
         """Make the record one of the trainer of hpcgen 0.2.0."""
