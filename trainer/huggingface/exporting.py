@@ -115,6 +115,7 @@ def _find_tokenizer(options: Options) -> Tokenizer | None:
     found = tokenizer_files.named_tokenizer(options.tokenizer, options.eos_token)
     if found is None:
         raise TrainerError(f"{options.tokenizer} has no tokenizer.json, vocab.json or tokenizer.model")
+    tokenizer_files.check_links(found, options.tokenizer)
     return found
 
 

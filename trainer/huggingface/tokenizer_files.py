@@ -121,6 +121,34 @@ def check_size(tokenizer: Tokenizer, vocab_size: int | None) -> None:
         )
 
 
+def check_links(tokenizer: Tokenizer, named: Path) -> None:
+    """Check that an export would only copy files of the tokenizer's directory, or of the Hub's cache.
+
+    A link in a downloaded directory could lead to a private file, which whoever gets the export could read. The user
+    has chosen where the path `named` leads.
+
+    Raises:
+        TrainerError: a link leads elsewhere. Names all of them.
+    """
+    if tokenizer.directory is None:
+        return
+    directory = tokenizer.directory.resolve()
+    allowed = [directory]
+    if directory.parent.name == "snapshots":
+        allowed.append(directory.parent.parent / "blobs")
+    targets = {path: path.resolve() for path in tokenizer.files.values() if path != named}
+    outside = [
+        f"{path} leads to {target}"
+        for path, target in targets.items()
+        if not any(target.is_relative_to(each) for each in allowed)
+    ]
+    if outside:
+        raise TrainerError(
+            f"{'; '.join(outside)}: outside of {tokenizer.directory}, and the export would have a copy. If the content "
+            "may be shared, replace the link with a copy of the file. Otherwise, remove the link"
+        )
+
+
 def copy_tokenizer(tokenizer: Tokenizer, directory: Path, max_length: int | None) -> None:
     """Copy the files to `directory`. Adds a tokenizer_config.json if there is none."""
     for name, path in tokenizer.files.items():

@@ -219,6 +219,35 @@ def test_the_tokenizer_is_included_with_its_end_of_document(imported: Path, tmp_
     assert tokenizer.eos_token_id == VOCAB_SIZE - 1
 
 
+def test_links_to_files_elsewhere_are_not_exported(imported: Path, tmp_path: Path) -> None:
+    """A downloaded directory could name a private file, which would be published with the export."""
+    secret, elsewhere = tmp_path / "id_rsa", tmp_path / "elsewhere"
+    secret.write_text("private")
+    (directory := tmp_path / "tokenizer").mkdir()
+    (elsewhere / "more").mkdir(parents=True)
+    (elsewhere / "more/tool.jinja").write_text("private")
+    tokenizer = save_tokenizer(directory).rename(directory / "tokenizer.json")
+    (directory / "chat_template.jinja").symlink_to(secret)
+    (directory / "additional_chat_templates").symlink_to(elsewhere / "more")
+    for named in (directory, tokenizer):
+        message = refused(imported, tmp_path / "exported", Options(tokenizer=named, eos_token="<eod>"))
+        assert f"{directory}/chat_template.jinja leads to {secret}" in message
+        assert f"tool.jinja leads to {elsewhere}/more/tool.jinja" in message
+
+
+def test_links_of_the_hubs_cache_are_followed(imported: Path, tmp_path: Path) -> None:
+    (snapshot := tmp_path / "models--gpt/snapshots/5f91").mkdir(parents=True)
+    (blobs := tmp_path / "models--gpt/blobs").mkdir()
+    save_tokenizer(tmp_path).rename(blobs / "0a1b")
+    (snapshot / "tokenizer.json").symlink_to("../../blobs/0a1b")
+    (blobs / "2c3d").write_text("{{ messages }}")
+    (snapshot / "chat_template.jinja").symlink_to("../../blobs/2c3d")
+    (tmp_path / "latest").symlink_to(snapshot)
+    for number, named in enumerate((snapshot, tmp_path / "latest", snapshot / "tokenizer.json")):
+        export(imported, tmp_path / str(number), Options(tokenizer=named, eos_token="<eod>"), ignore)
+        assert (tmp_path / str(number) / "chat_template.jinja").read_text() == "{{ messages }}"
+
+
 def test_a_tokenizer_larger_than_the_embedding_is_refused(imported: Path, tmp_path: Path) -> None:
     path = save_tokenizer(tmp_path, VOCAB_SIZE + 1)
     message = refused(imported, tmp_path / "exported", Options(tokenizer=path))
