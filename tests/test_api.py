@@ -20,7 +20,7 @@ def run(tmp_path: Path) -> hpcgen.api.Run:
 def test_load_plan_render(run: hpcgen.api.Run) -> None:
     planned = hpcgen.plan(run)
     assert planned.layout is not None
-    assert hpcgen.render(planned, "train").startswith("#!/bin/bash\n#SBATCH --job-name=mini\n")
+    assert hpcgen.render(planned, "train").startswith("#!/bin/bash -p\n#SBATCH --job-name=mini\n")
 
 
 def test_one_stage_and_one_override_may_be_plain_text(tmp_path: Path) -> None:

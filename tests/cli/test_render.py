@@ -18,7 +18,7 @@ def run_file(workplace: Path) -> Path:
 def test_standard_output_is_the_script_and_nothing_else(run_file):
     found = hpcgen("render", "train", "-c", run_file)
     assert found.status == 0
-    assert found.stdout.startswith("#!/bin/bash\n#SBATCH --job-name=big\n")
+    assert found.stdout.startswith("#!/bin/bash -p\n#SBATCH --job-name=big\n")
     assert found.stdout.endswith("\n")
     assert [line for line in found.stderr.splitlines() if "storage_write_gb_s" not in line] == [
         "warning: /shared/data/pile.idx was not checked, because this machine has no /shared",

@@ -138,6 +138,7 @@ def test_a_manifest_that_cannot_be_read_is_not_replaced_unasked(run: Path) -> No
     assert len(planned(run)) == 5
 
 
+@pytest.mark.process
 def test_parquet_files_are_planned_but_not_next_to_json_lines(run: Path) -> None:
     (run.parent / "pq").mkdir()
     for name in ("a.parquet", "b.parquet", "a.jsonl"):
