@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import py_compile
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -242,19 +242,109 @@ def test_what_runs_is_what_was_hashed(
             "import os, sys\nsys.path.insert(0, os.path.dirname(__file__) + '/lib')\n"
             "import u_helper\ndef number(): ...",
             {"lib/u_helper.py": ""},
-            r"u_main\.py added .*/lib to sys\.path and imports u_helper from it, .* add .*/lib to PYTHONPATH",
+            r'u_main\.py executes .*/lib/u_helper\.py, whose content was not recorded.*\("lib/u_helper\.py"\)',
         ),
         ("import u_helper\ndef number(): ...", {"u_helper.pyc": ""}, r"u_helper\.pyc has no source code"),
+        (
+            "import u_pkg.u_helper\ndef number(): ...",
+            {
+                "u_pkg/__init__.py": "import os\n__path__.append(os.path.dirname(__file__) + '/deep')",
+                "u_pkg/deep/u_helper.py": "",
+            },
+            r"executes .*/u_pkg/deep/u_helper\.py, whose content was not recorded",
+        ),
+        (
+            "import u_pkg\ndef number(): ...",
+            {
+                "u_pkg/__init__.py": "import pkgutil\nfor each in pkgutil.iter_modules(__path__):\n"
+                "    loader = each.module_finder.find_spec(f'u_pkg.{each.name}').loader\n"
+                "    exec(loader.get_code(f'u_pkg.{each.name}'))",
+                "u_pkg/u_helper.py": "",
+            },
+            r"executes .*/u_pkg/u_helper\.py, whose content was not recorded",
+        ),
+        (
+            "from importlib.machinery import SourceFileLoader\nimport os\ndef number():\n"
+            "    file = os.path.join(os.path.dirname(__file__), 'lib', 'u_helper.py')\n"
+            "    SourceFileLoader('os', file).exec_module(os)",
+            {"lib/u_helper.py": ""},
+            r"executes .*/lib/u_helper\.py, whose content was not recorded",
+        ),
     ],
 )
 def test_code_that_nobody_hashed_is_refused(
     main: str, others: dict[str, str], reason: str, tmp_path: Path
 ) -> None:
     for name, text in {"u_main.py": main, **others}.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
         write(tmp_path / name, text)
     with pytest.raises(ConfigError, match=reason):
         code_loading.load(f"{tmp_path}/u_main.py:number", "model.layer_spec")()
+
+
+EXECUTIONS = {
+    "spec_from_file_location": "import importlib.util, os\n"
+    "spec = importlib.util.spec_from_file_location('u', os.path.join(os.path.dirname(__file__), 'u_pkg/helper.py'))\n"
+    "found = importlib.util.module_from_spec(spec)\nspec.loader.exec_module(found)\ndef number(): return found.NUMBER",
+    "SourceFileLoader": "import types\nfrom importlib.machinery import SourceFileLoader\nfrom pathlib import Path\n"
+    "def number():\n    file = Path(__file__).parent / 'u_pkg/helper.py'\n"
+    "    found = types.ModuleType('u')\n    SourceFileLoader('u', str(file)).exec_module(found)\n"
+    "    return found.NUMBER",
+    "run_path": "import os, runpy\n"
+    "def number(): return runpy.run_path(f'{os.path.dirname(__file__)}/u_pkg/helper.py')['NUMBER']",
+    "run_module": "import runpy\ndef number(): return runpy.run_module('u_pkg.helper')['NUMBER']",
+    "compile": "from pathlib import Path\nFILE = Path(__file__).parent / 'u_pkg/helper.py'\ndef number():\n"
+    "    found = {}\n    exec(compile(FILE.read_text(), str(FILE), 'exec'), found)\n    return found['NUMBER']",
+}
+"""Ways to execute a file that are not an import."""
+
+
+def plant_cache(helper: Path) -> None:
+    source = helper.read_bytes()
+    helper.write_text("NUMBER = 9\n")
+    py_compile.compile(str(helper), invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
+    helper.write_bytes(source)
+
+
+@pytest.mark.parametrize("harm", [plant_cache, lambda helper: helper.write_text("NUMBER = 9\n")])
+@pytest.mark.parametrize("way", EXECUTIONS.values(), ids=EXECUTIONS.keys())
+def test_what_is_executed_without_an_import(way: str, harm: Callable[[Path], object], tmp_path: Path) -> None:
+    (tmp_path / "u_pkg").mkdir()
+    helper, main = write(tmp_path / "u_pkg/helper.py", "NUMBER = 1\n"), write(tmp_path / "u_main.py", way)
+    path = f"{main}:number"
+    codes = user_code.read([path])
+    assert CodeRecord.of(codes[path]).entry()["modules"]["u_pkg/helper.py"] == user_code.sha256(
+        b"NUMBER = 1\n"
+    )
+    code_loading.use(codes)
+    assert code_loading.load(path, "model.layer_spec")() == 1
+    for name in ("u_main", "u_pkg.helper", "u"):
+        sys.modules.pop(name, None)
+    harm(helper)
+    try:
+        assert code_loading.load(path, "model.layer_spec")() == 1
+    except ConfigError as error:
+        assert "helper.py: what Python would execute is not what the file contained" in str(error)  # noqa: PT017
+
+
+def test_what_other_software_executes_is_its_own_matter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also below the directory of the user's code, such as a virtual environment or a cache of compiled kernels."""
+    for folder in ("site", "cache"):
+        (tmp_path / folder).mkdir()
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    write(tmp_path / "cache/kernel.py", "NUMBER = 1\n")
+    write(
+        tmp_path / "site/u_software.py",
+        "import runpy\ndef run(file): return runpy.run_path(file)['NUMBER']\n",
+    )
+    main = write(
+        tmp_path / "u_main.py",
+        "import os\ndef number():\n    import u_software\n"
+        "    return u_software.run(os.path.join(os.path.dirname(__file__), 'cache', 'kernel.py'))\n",
+    )
+    assert code_loading.load(f"{main}:number", "model.layer_spec")() == 1
 
 
 def test_an_extension_module_is_hashed_before_it_is_loaded(tmp_path: Path) -> None:

@@ -2,11 +2,16 @@
 
 Modules of the user never come from Python's bytecode caches, and none are written for them: a cache can be stale, or
 made from other source code. All ranks execute the bytes that rank 0 has read, whatever happens to the files meanwhile.
+
+Imports find these bytes. Python can also execute a file without importing it, or import it from a place that is not
+searched here: with loaders of importlib, runpy, compile, a longer `__path__` or `sys.path`. An audit hook sees the code
+before Python executes it, and refuses what is not recorded.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import importlib.util
 import io
@@ -17,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import CodeType, FrameType, ModuleType
 from typing import Any
 
 from trainer.contract import user_code
@@ -33,7 +38,8 @@ def use(codes: Mapping[str, UserCode]) -> None:
     if codes and _FINDER not in sys.meta_path:
         _FINDER.searched_before = frozenset(os.path.realpath(entry) for entry in sys.path)
         sys.meta_path.insert(0, _FINDER)
-    _FINDER.codes.update(codes)
+        _add_audit_hook()
+    _FINDER.add(codes)
 
 
 def read(paths: Iterable[str]) -> dict[str, UserCode]:
@@ -78,6 +84,60 @@ class _Finder(MetaPathFinder):
         self.searched_before: frozenset[str] = frozenset()
         """Directories of sys.path that the user's code has not added."""
         self._packages: set[str] = set()
+        self._sources: dict[str, bytes] = {}
+        self._compiled: dict[str, str] = {}
+
+    def add(self, codes: Mapping[str, UserCode]) -> None:
+        """Use more code, by import path."""
+        self.codes.update(codes)
+        for code in codes.values():
+            for name, content in code.sources.items():
+                self._sources[os.path.realpath(code.directory / name)] = content
+            for name, digest in code.compiled.items():
+                self._compiled[os.path.realpath(code.directory / name)] = digest
+
+    def check(self, file: str, code: CodeType | None, frame: FrameType) -> None:
+        """Check the code of a file that `frame` is about to execute; None for an extension module.
+
+        Raises:
+            ConfigError: it is not what was recorded, or the user's code executes it and nothing was recorded.
+        """
+        path = os.path.realpath(file)
+        if path in self._sources:
+            if code is not None and code != _compiled(self._sources[path], file):
+                raise ConfigError(
+                    f"{file}: what Python would execute is not what the file contained when the run began. The file "
+                    "has changed, or its cache in __pycache__ is stale. Remove the cache and start the run again"
+                )
+        elif path in self._compiled:
+            if user_code.sha256(read_bytes(Path(file))) != self._compiled[path]:
+                raise ConfigError(f"{file} has changed since the run began. Start the run again")
+        elif (user := self._owner(path)) is not None and self._is_users(frame):
+            relative = os.path.relpath(path, os.path.realpath(user.directory))
+            raise ConfigError(
+                f"{user.path} executes {file}, whose content was not recorded. Import it as a module of "
+                f'{user.directory}, or write its path in one string ("{relative}"). If it is software, add its '
+                "directory to PYTHONPATH"
+            )
+
+    def _owner(self, path: str) -> UserCode | None:
+        """The code whose directory contains a file, unless the file belongs to software below this directory."""
+        for code in self.codes.values():
+            root = os.path.realpath(code.directory / (code.only or ""))
+            below = (entry for entry in self.searched_before if entry != root and _is_inside(entry, root))
+            if _is_inside(path, root) and not any(_is_inside(path, entry) for entry in below):
+                return code
+        return None
+
+    def _is_users(self, frame: FrameType) -> bool:
+        """True if the user's code executes or imports a file in `frame`, which may be one of importlib's."""
+        caller: FrameType | None = frame
+        while caller is not None and str(caller.f_globals.get("__name__")).partition(".")[0] in _IMPORTERS:
+            caller = caller.f_back
+        if caller is None:
+            return False
+        state = getattr(caller.f_globals.get("__spec__"), "loader_state", None)
+        return state == user_code.LOADED_HERE or os.path.realpath(caller.f_code.co_filename) in self._sources
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -92,7 +152,6 @@ class _Finder(MetaPathFinder):
             return None
         codes = list(self._codes_with(fullname, spec))
         if not codes:
-            self._refuse_hidden(fullname, spec)
             return None
         if spec.submodule_search_locations is not None:
             self._packages.add(fullname)
@@ -108,24 +167,12 @@ class _Finder(MetaPathFinder):
             if is_inside and user_code.is_below(spec, name, code.directory):
                 yield code
 
-    def _refuse_hidden(self, name: str, spec: ModuleSpec) -> None:
-        """Refuse a module in a folder below the user's code that the code itself has added to sys.path."""
-        entry = next((os.path.realpath(place.parent) for place in user_code.places(spec)), None)
-        if "." in name or entry is None or entry in self.searched_before:
-            return
-        for code in self.codes.values():
-            if Path(entry).is_relative_to(os.path.realpath(code.directory)):
-                raise ConfigError(
-                    f"{code.path} added {entry} to sys.path and imports {name} from it, so its content would not be "
-                    f"recorded. Import it as a part of {code.directory}, or add {entry} to PYTHONPATH"
-                )
-
 
 def _recorded(name: str, spec: ModuleSpec, codes: Sequence[UserCode]) -> ModuleSpec:
     """`spec` with a loader that executes the recorded content.
 
     Raises:
-        ConfigError: the content of the file was not recorded, or it is compiled and has changed.
+        ConfigError: the content of the file was not recorded.
     """
     assert spec.origin is not None
     origin, code = Path(spec.origin), codes[0]
@@ -144,8 +191,6 @@ def _recorded(name: str, spec: ModuleSpec, codes: Sequence[UserCode]) -> ModuleS
             assert found is not None
             return found
         if file in each.compiled:
-            if user_code.sha256(read_bytes(origin)) != each.compiled[file]:
-                raise ConfigError(f"{origin} has changed since the run began. Start the run again")
             return spec
     if not user_code.is_source(file) and not user_code.is_compiled(file):
         raise ConfigError(
@@ -170,7 +215,7 @@ class _Loader(SourceFileLoader):
 
     def get_code(self, fullname: str) -> CodeType:
         """Compile the source code."""
-        return self.source_to_code(self._content, self.path)
+        return _compiled(self._content, self.path)
 
     def exec_module(self, module: ModuleType) -> None:
         """Execute the module. Tracebacks, torch.jit and Triton, which read the source again, get the same source."""
@@ -181,8 +226,40 @@ class _Loader(SourceFileLoader):
         super().exec_module(module)
 
 
+@functools.cache
+def _compiled(content: bytes, path: str) -> CodeType:
+    """Compile the source code of a module."""
+    code: CodeType = compile(content, path, "exec", dont_inherit=True)
+    return code
+
+
+def _is_inside(path: str, directory: str) -> bool:
+    return path.startswith(os.path.join(directory, ""))  # noqa: PTH118 - called for each import
+
+
 _FINDER = _Finder()
 """One per process, since there is one sys.meta_path."""
+
+_IMPORTERS = frozenset(
+    ("importlib", "_frozen_importlib", "_frozen_importlib_external", "pkgutil", "runpy", "zipimport")
+)
+"""Modules that execute a file for their caller."""
+
+
+@functools.cache
+def _add_audit_hook() -> None:
+    """Check everything that this process executes from now on. A hook cannot be removed, so it is added once."""
+    sys.addaudithook(_audit)
+
+
+def _audit(event: str, arguments: tuple[Any, ...]) -> None:
+    """Check code before it is executed. Python calls this very often, but seldom with one of these events."""
+    if event == "exec":
+        code = arguments[0]
+        if isinstance(code, CodeType) and code.co_name == "<module>" and not code.co_filename.startswith("<"):
+            _FINDER.check(code.co_filename, code, sys._getframe(1))
+    elif event == "import" and arguments[1]:
+        _FINDER.check(arguments[1], None, sys._getframe(1))
 
 
 def _import(name: str, where: str) -> ModuleType:

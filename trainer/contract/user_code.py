@@ -26,7 +26,8 @@ LOADED_HERE = "code of the user"
 """`loader_state` of the modules that `trainer.contract.code_loading` executes."""
 
 _MODULE_NAME = re.compile(r"\.*[^\W\d]\w*(\.[^\W\d]\w*)*")
-_IMPORTING = (b"import_module", b"__import__")
+_FILE_NAME = re.compile(r"(\./|/)?(?P<stem>([^/.\0\n]+/)*[^/.\0\n]+)\.py")
+_IMPORTING = (b"import_module", b"__import__", b"run_module", b"find_spec")
 
 
 @dataclass(frozen=True)
@@ -214,7 +215,7 @@ def _imported(source: bytes, package: str) -> Iterator[str]:
     """Names that may be modules, from the import statements of a file in `package` ("" at the top level).
 
     In a file that imports modules by strings, every string that could be a module's name counts, and in any file those
-    of __all__, whose modules `from package import *` imports.
+    of __all__, whose modules `from package import *` imports, and names of files such as "parts/layers.py".
     """
     try:
         tree = ast.parse(source)
@@ -228,8 +229,9 @@ def _imported(source: bytes, package: str) -> Iterator[str]:
             module = _absolute("." * node.level + (node.module or ""), package)
             yield from (f"{module}.{alias.name}".strip(".") for alias in node.names if module is not None)
             yield from [module] if module else []
-        elif by_string and isinstance(node, ast.Constant):
-            yield from _named_by(node, package)
+        elif isinstance(node, ast.Constant):
+            yield from _file_named_by(node, package)
+            yield from _named_by(node, package) if by_string else ()
         elif isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign) and _binds_all(node):
             for constant in ast.walk(node):
                 yield from _named_by(constant, package)
@@ -254,6 +256,14 @@ def _named_by(constant: ast.AST, package: str) -> Iterator[str]:
         return
     names = {_absolute(value, package), f"{package}.{value}" if package else None}
     yield from (name for name in names if name)
+
+
+def _file_named_by(constant: ast.Constant, package: str) -> Iterator[str]:
+    """Modules in the file that a string may name, relative to the directory of the code or of `package`."""
+    value = constant.value
+    if isinstance(value, str) and (match := _FILE_NAME.fullmatch(value)):
+        name = match["stem"].replace("/", ".")
+        yield from (name, f"{package}.{name}") if package else (name,)
 
 
 def _binds_all(node: ast.Assign | ast.AnnAssign | ast.AugAssign) -> bool:
