@@ -84,8 +84,12 @@ def test_a_name_that_is_left_over_confirms_nothing(name: str, is_content: bool) 
     assert history.start(f"{name}@300", saves_at=500) == ()
     history.change()
     assert history.refused(name, f"{name}@300") == f"{name}@500"
-    assert history.refused(f"{name}@600") == f"{name}@500"  # not yet
     assert len(history.start(f"{name}@450", saves_at=700)) == 1  # any iteration after the last change
+    history.change()
+    assert len(history.start(f"{name}@9000", saves_at=800)) == 1
+    history.change()
+    assert history.refused(name, f"{name}@450", f"{name}@9000") == f"{name}@9001"  # it is left over, too
+    assert len(history.start(f"{name}@9001")) == 1
 
 
 @pytest.mark.parametrize("iteration", [0, 100], ids=["from the start", "left from 0.2.0"])
@@ -106,6 +110,28 @@ def test_going_back_to_a_checkpoint_goes_back_to_what_it_records() -> None:
     history.start("optimizer.lr", saves_at=200)
     history.record = older
     assert len(history.start("optimizer.lr")) == 1
+
+
+def test_an_older_checkpoint_does_not_need_another_entry() -> None:
+    """The requeue of a job whose newest checkpoint turned out to be damaged, with the same trainer.json."""
+    history = History("optimizer.lr", is_content=False)
+    history.start("optimizer.lr", saves_at=100)
+    history.change()
+    older = {**history.record, "content": 0}
+    history.record = older | {"iteration": 200}
+    assert len(history.start("optimizer.lr@200")) == 1
+    history.record = older
+    assert len(history.start("optimizer.lr@200", saves_at=150)) == 1
+    history.change()
+    assert history.refused("optimizer.lr@200") == "optimizer.lr@201"
+
+
+def test_entries_of_another_run_are_left_over() -> None:
+    """A run file that was copied, with entries for iterations that the new run has yet to reach."""
+    history = History("optimizer.lr", is_content=False)
+    history.start("optimizer.lr@300", saves_at=500)
+    history.change()
+    assert history.refused("optimizer.lr@300") == "optimizer.lr@500"
 
 
 def test_entries_of_other_names_stay_as_they_are_in_the_list() -> None:

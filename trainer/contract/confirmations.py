@@ -3,7 +3,8 @@
 An entry is the name of a hyperparameter, which may be followed by an iteration: `optimizer.lr`, `optimizer.lr@12000`.
 The checkpoints of an attempt record the names that it started with (`confirmed`), and from then on they are used. A
 name without an iteration confirms only the first change of a hyperparameter in a run. With an iteration, it confirms
-the first change from that iteration on. An attempt that was killed before its first checkpoint has used nothing.
+one more change if the iteration is higher than that of the last use. So it still does if an attempt falls back to an
+older checkpoint. An attempt that was killed before its first checkpoint has used nothing.
 """
 
 from __future__ import annotations
@@ -61,19 +62,23 @@ class Confirmations:
     def after(self, changes: Iterable[Change]) -> dict[str, dict[str, Any]]:
         """Names that are used in the checkpoints of this attempt, which starts with `changes`."""
         values = {change.name: {"before": change.before, "after": change.after} for change in changes}
-        now = {name: {"iteration": self.iteration, **values.get(name, {})} for name in sorted(self.names)}
+        now = {name: {"iteration": self._use(name), **values.get(name, {})} for name in sorted(self.names)}
         return {**{name: dict(use) for name, use in self.used.items()}, **now}
 
+    def _use(self, name: str) -> int:
+        """Iteration that a use has now: no entry with this iteration or a lower one is open afterwards."""
+        return max(self.iteration, *(_since(entry) for entry in self.entries if _name(entry) == name))
+
     def _is_open(self, entry: str) -> bool:
-        name, since = _name(entry), _since(entry)
-        return since <= self.iteration and (name not in self.used or self.used[name]["iteration"] < since)
+        name = _name(entry)
+        return name not in self.used or self.used[name]["iteration"] < _since(entry)
 
     def _new_entry(self, name: str) -> str:
-        return f"{name}{SEPARATOR}{self.iteration}" if name in self.used else name
+        if name not in self.used:
+            return name
+        return f"{name}{SEPARATOR}{max(self.iteration, self.used[name]['iteration'] + 1)}"
 
     def _reason(self, entry: str) -> str:
-        if _since(entry) > self.iteration:
-            return f"confirms no change before iteration {_since(entry)}"
         use = self.used[_name(entry)]
         values = (
             f" for {show(use['before'])} -> {show(use['after'])}" if {"before", "after"} <= use.keys() else ""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -109,6 +110,8 @@ NAMES = tuple(
 )
 """Hyperparameters: the keys that `checkpoint.changed` may name."""
 
+
+_ITERATION = re.compile(r"[0-9]{1,15}")
 
 ANOTHER_RUN = "Use another paths.run_dir for another experiment"
 """Hint for the case that a finished run already uses the run directory."""
@@ -233,7 +236,7 @@ def check_names(changed: Sequence[str]) -> None:
 def name_problem(entry: str) -> tuple[str, str] | None:
     """Reason why `checkpoint.changed` may not have `entry`, and what to do about it. None if it may."""
     name, separator, iteration = entry.partition(SEPARATOR)
-    if separator and not (iteration.isascii() and iteration.isdigit()):
+    if separator and not _ITERATION.fullmatch(iteration):
         return (
             f"has no iteration after {SEPARATOR}",
             f"write the iteration of the checkpoint, {name}{SEPARATOR}1000",
