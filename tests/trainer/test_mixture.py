@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import random
 import shutil
 from collections import defaultdict
@@ -346,6 +347,17 @@ def test_pairs_with_the_same_lengths_are_told_apart(history: History, tmp_path: 
         shutil.copy(tmp_path / f"bb{suffix}", tmp_path / f"copied{suffix}")  # with another time
     copied = history.train(5, mixture(tmp_path, copied=None))
     assert history.numbers("copied", copied) == list(range(40))
+
+
+def test_a_pair_at_its_path_continues_before_one_that_looks_like_it(history: History, tmp_path: Path) -> None:
+    """An archive has set the times of both pairs to the same second, and no hash is known."""
+    for name, first in (("a", 0), ("bb", 300)):
+        write_corpus(tmp_path / name, documents=60, first_token=first, lengths=(100, 101))
+        os.utime(tmp_path / f"{name}.bin", (1_700_000_000, 1_700_000_000))
+    history.train(10, mixture(tmp_path, a=None))
+    history.train(10, mixture(tmp_path, bb=0.5, a=0.5))
+    assert history.numbers("a") == list(range(80 + 40))
+    assert history.numbers("bb") == list(range(40))
 
 
 def test_a_pair_that_is_listed_twice_is_read_twice_as_in_megatron(history: History, tmp_path: Path) -> None:

@@ -209,14 +209,11 @@ def plan(
     streams = [stream.begun() for stream in earlier.streams]
     phases = earlier.phases
     if not phases or not _continues(phases[-1], streams, mixture, is_same):
-        numbers = list[int]()
-        for listed in mixture:
-            # A pair that is listed twice is two streams, as in Core.
-            free = [number for number in range(len(streams)) if number not in numbers]
-            same = [number for number in free if is_same(streams[number], listed.stream)]
-            if not same:
+        numbers = []
+        for number, listed in zip(_matches(streams, mixture, is_same), mixture, strict=True):
+            if number is None:
                 streams.append(listed.stream)
-            numbers.append(_best(same, streams, listed.stream.prefix) if same else len(streams) - 1)
+            numbers.append(len(streams) - 1 if number is None else number)
         portions = (
             Portion(number, listed.weight, streams[number].read)
             for number, listed in zip(numbers, mixture, strict=True)
@@ -233,9 +230,31 @@ def plan(
     return Sampling(tuple(streams), phases)
 
 
-def _best(numbers: Sequence[int], streams: Sequence[Stream], prefix: str) -> int:
-    """The stream at the same path or, for several, the one that was read furthest."""
-    return max(numbers, key=lambda number: (streams[number].prefix == prefix, streams[number].read))
+def _matches(
+    streams: Sequence[Stream], mixture: Sequence[Listed], is_same: Callable[[Stream, Stream], bool]
+) -> list[int | None]:
+    """For each pair of the mixture, the number of the stream that it continues; None if it begins.
+
+    Pairs at the path of their stream come first, since others may only look like it: files without a known hash, or
+    copies. Of several streams, a pair continues the one that was read furthest.
+    """
+    found: dict[int, int] = {}
+    for is_moved in (False, True):
+        for position, listed in enumerate(mixture):
+            if position in found:
+                continue
+            taken = set(found.values())
+            same = [
+                number
+                for number, stream in enumerate(streams)
+                if number not in taken
+                and (is_moved or stream.prefix == listed.stream.prefix)
+                and is_same(stream, listed.stream)
+            ]
+            if same:
+                # A pair that is listed twice is two streams, as in Core.
+                found[position] = max(same, key=lambda number: streams[number].read)
+    return [found.get(position) for position in range(len(mixture))]
 
 
 def _continues(
