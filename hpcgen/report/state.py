@@ -15,6 +15,7 @@ from hpcgen.report.history import History, number_or_none
 from hpcgen.report.words import duration
 from trainer.contract.hang_report import describe_hang, read_reports, report_files
 from trainer.contract.regular_file import read_text
+from trainer.contract.shared_files import foreign_link
 
 State = Literal["done", "stopped", "failed", "hung", "died", "running", "silent"]
 
@@ -29,6 +30,9 @@ _MARKERS: dict[str, State] = {"DONE": "done", "FAILED": "failed", "STOPPED": "st
 def state_of(directory: Path, history: History, now: float) -> tuple[State, str]:
     """Determines the state at the time `now`, with the reason for a failure or the last sign of activity."""
     for marker, state in _MARKERS.items():
+        link = foreign_link(directory / marker, directory)
+        if link is not None:  # its target may be private, and others can read the report
+            return state, f"{link} is a symbolic link that another user placed, and was not followed"
         with contextlib.suppress(OSError):
             text = read_text(directory / marker, errors="replace").strip()
             return state, text if state == "failed" else ""

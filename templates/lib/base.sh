@@ -18,10 +18,12 @@ run_step() {
     while interrupted=0; wait "$pid"; rc=$?; ((interrupted)); do :; done # a trap ends wait: wait again
     return "$rc"
 }
-# FILE: replaces it atomically with standard input. set -C refuses a file or link that somebody else put there.
+# FILE: replaces it atomically with standard input. install makes a new file, with this mode even if the directory has a
+# default ACL, which takes the place of the umask.
+file_mode=600 job_directory_mode=700
 write_file() {
-    local part=$1.$SLURM_JOB_ID.$RANDOM$RANDOM
-    { (umask g-w && set -C && cat >"$part") && sync -- "$part" && mv -fT -- "$part" "$1"; } || die "cannot write $1"
+    local part=$1.$job.$RANDOM$RANDOM
+    { install -T -m "$file_mode" -- /dev/stdin "$part" && sync -- "$part" && mv -fT -- "$part" "$1"; } || die "cannot write $1"
 }
 # COMMAND...: runs it until it succeeds, at most ten times.
 retry() { for _ in {1..10}; do "$@" && return; sleep 2; done; return 1; }
@@ -33,29 +35,32 @@ read_number() {
     printf -v "$1" %d "$((10#$text))"
 }
 # OPTION...: adds options that are known only at run time to the tasks' command, unless submitit supplies it.
-held='' submitted=0 task_logs='' details=above job=$SLURM_JOB_ID
+held='' submitted=0 task_logs='' details=above job=$SLURM_JOB_ID job_log=''
 add_options() { ((submitted)) || task+=("$@"); }
 # $held is the job's directory for this shell; with `share: group` it stays so if others rename the directory.
 # A requeued job keeps its job ID, so files that belong to one attempt carry the restart count in their names.
 begin() {
     local mode=700 log_mode=600 directory
     set_traps
+    job_log=$run_dir/$stage-$job.log
+    [[ $share != group ]] || guard_log
     drop_leaks
     umask 077
     [[ $share != group ]] || { umask 007; mode=2770 log_mode=660; } # setgid: what is made in it gets the directory's group
-    job_dir=$run_dir/jobs/$job
+    job_dir=$run_dir/jobs/$job held=$run_dir/jobs
     [[ -d $job_dir ]] || unset -v SLURM_RESTART_COUNT # Slurm sets it only for restarts: it is that of an outer job
     restart=${SLURM_RESTART_COUNT:-0}
     [[ ! $run_dir -ef ~ ]] || die "paths.run_dir is your home directory: give the run a directory of its own"
     mkdir -p -- "$run_dir" || die "cannot make the run directory (above)"
     [[ ! -O $run_dir ]] || chmod "$mode" -- "$run_dir" || say "cannot change the mode of $run_dir"
     mkdir -p -- "$run_dir/jobs" "${directories[@]}" || die "cannot make the directories that the job writes to (above)"
-    (umask go-w && mkdir -p -- "$job_dir") || die "cannot make $job_dir"
-    [[ -O $job_dir && ! -L $job_dir ]] || die "$job_dir was not made by this job: it is a link or belongs to someone else; remove it and submit again"
+    [[ $share != group ]] || hold_jobs
+    [[ -d $held/$job ]] || mkdir -m "$job_directory_mode" -- "$held/$job" || die "cannot make $job_dir"
+    [[ -O $held/$job && ! -L $held/$job ]] || die "$job_dir was not made by this job: it is a link or belongs to someone else; remove it and submit again"
     held=$job_dir
-    [[ $share != group ]] || guard_files
+    [[ $share != group ]] || hold_job
     # Slurm created the log with the submitting shell's umask.
-    chmod "$log_mode" -- "$run_dir/$stage-$job.log" || say "cannot change the mode of the log"
+    [[ ! $job_log ]] || chmod "$log_mode" -- "$job_log" || say "cannot change the mode of the log"
     for directory in "${striped_directories[@]}"; do # Lustre spreads large files over all storage targets
         [[ ! -d $directory ]] || continue # keeps its layout
         mkdir -p -- "$directory" || die "cannot make $directory"
@@ -63,6 +68,13 @@ begin() {
     done
     say "$run_name: $stage job $job, restart $restart, on $SLURM_JOB_NODELIST"
     ((!submitted)) || { details="in $task_logs" && say "the tasks' own logs: $task_logs"; }
+}
+# FILE: prints it. In a shared run, only if this user made it: the group reads the log, and a link could lead to a private file.
+print_own() {
+    local self=$BASHPID descriptor
+    exec {descriptor}<"$1" || return
+    if [[ $share == group ]] && ! is_own_file "/proc/$self/fd/$descriptor" "$1"; then echo "$1 is a link, or others made it"; return; fi
+    cat <&"$descriptor"
 }
 # Variables of the submitting shell that could change the job, as patterns: of Slurm, networks and launchers, ...
 leaks='SLURM_* SLURMD_* SBATCH_* SRUN_* SALLOC_* SACCT_* SCANCEL_* SCONTROL_* SINFO_* SQUEUE_* SUBMITIT_* TRAINER_* NCCL_* RCCL_* UCX_* UCC_* HCOLL_* SHARP_* MELLANOX_*'

@@ -59,7 +59,7 @@ queue_evaluation() {
     if find_evaluation "$1" 2>"$errors" && { [[ $answer ]] ||
         answer=$(queued_script | timeout --kill-after=5 30 sbatch --parsable --dependency=singleton /dev/stdin "$run_dir/$1" 2>"$errors"); }; then
         queued+=" $1"
-        mkdir -p -- "${evaluation_queue%/*}" && echo "$1 ${answer%%;*}" >>"$evaluation_queue"
+        mkdir -p -- "${evaluation_queue%/*}" && { list_queued; echo "$1 ${answer%%;*}"; } | write_file "$evaluation_queue"
         say "queued job ${answer%%;*} to evaluate $1"
         return 0
     fi
@@ -69,10 +69,16 @@ queue_evaluation() {
     queue_problem=$problem
     return 1
 }
+# The lines of evaluation_queue. What else it has is of a link that another user of the run placed.
+list_queued() { [[ ! -f $evaluation_queue ]] || grep -E '^iter_[0-9]{7,15} [0-9]+$' -- "$evaluation_queue"; }
 # NAME: sets answer to the checkpoint's job, or to nothing. sbatch can fail although Slurm accepted the job (a timeout). Slurm
-# keeps the script's argument, RUN_DIR/NAME. Fails if squeue does: without its answer, no other job may be queued.
+# keeps the script's argument, RUN_DIR/NAME. Fails if squeue does, or shows nothing: no answer without this job counts.
 find_evaluation() {
-    local jobs id command
+    local jobs id command seen=''
     jobs=$(timeout --kill-after=5 30 squeue --noheader --user="$UID" --states=all --format='%A %o') || return
-    while read -r id command; do [[ $command != *" $run_dir/$1" ]] || answer=$id; done <<<"$jobs"
+    while read -r id command; do
+        [[ $id != "$job" ]] || seen=1
+        [[ $command != *" $run_dir/$1" ]] || answer=$id
+    done <<<"$jobs"
+    [[ $seen ]] || { echo "squeue does not show this job"; return 1; } >&2
 }

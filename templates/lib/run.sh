@@ -61,7 +61,7 @@ end_if_unfit() {
     local unfit=("$held"/unfit-*)
     if [[ ! -e ${unfit[0]} ]] || ((${#unfit[@]} < nodes)); then return; fi
     write_file "$run_dir/FAILED" <"${unfit[0]}"
-    die "not requeued, since it would fail again: $(<"$run_dir/FAILED")"
+    die "not requeued, since it would fail again: $(<"${unfit[0]}")"
 }
 conclude() {
     local after at='' timed_out=0

@@ -1,19 +1,40 @@
 # A run that a group shares. Each member can rename what is in the run directory and put a link or a file in its place.
 
+file_mode=640 job_directory_mode=750
+# OPEN PATH ROOT: succeeds if OPEN, an open file in /proc, is at PATH. With a link below ROOT, it is elsewhere.
+is_at() { [[ $(readlink -- "$1") == "$(cd -P -- "$3" && pwd -P)${2#"$3"}" ]]; }
+# OPEN PATH: succeeds if OPEN is a file of this user, and PATH in the run directory is its only name.
+is_own_file() { [[ $(stat -Lc %u:%h -- "$1") == "$UID:1" ]] && is_at "$1" "$2" "$run_dir"; }
 # DIRECTORY: holds it open as $held, which names it whatever happens to its path. Fails if its path has a link in the run
 # directory, or if others made it or can write to it.
 hold() {
-    local descriptor root=${1%/jobs/*}
+    local descriptor
     exec {descriptor}<"$1/." || return
     held=/proc/$$/fd/$descriptor
-    [[ $(stat -Lc %u:%A -- "$held") == "$UID":d????-??-? && $(readlink -- "$held") == "$(cd -P -- "$root" && pwd -P)${1#"$root"}" ]]
+    [[ $(stat -Lc %u:%A -- "$held") == "$UID":d????-??-? ]] && is_at "$held" "$1" "${1%/jobs/*}"
 }
-guard_files() {
-    local log=$run_dir/$stage-$job.log
+hold_jobs() {
+    local descriptor
+    exec {descriptor}<"$run_dir/jobs/." || die "cannot open $run_dir/jobs"
+    held=/proc/$$/fd/$descriptor
+    is_at "$held" "$run_dir/jobs" "$run_dir" || die "$job_dir was not made by this job: $run_dir/jobs is a link; remove it and submit again"
+}
+hold_job() {
     hold "$job_dir" || die "$job_dir was not made by this job: it or $run_dir/jobs is a link, or others can write to it; remove it and submit again"
+    [[ ! $log_problem ]] || { exec >>"$held/log" 2>&1; die "$log_problem"; }
     export HPCGEN_JOB_DIR=$job_dir # tasks read a configuration in it only if it is this user's own
-    if [[ ! -e $log ]]; then return; fi # sbatch --output
-    # Slurm opens the log before the job begins, and follows a link there. No more lines may get into the link's target.
-    [[ $(stat -c %A:%u:%h -- "$log") == -*":$UID:1" ]] || { exec >>"$held/log" 2>&1; die "$log is a link, so the job would write into another file; remove the link and submit again"; }
-    chgrp --reference="$run_dir" -- "$log" || say "cannot change the group of the log"
+    [[ ! $job_log ]] || chgrp --reference="$run_dir" -- "$job_log" || say "cannot change the group of the log"
+}
+# Slurm opens the log before the job begins, and follows a link there. No line may get into the link's target. From here on,
+# job_log is the open file, because others can replace its name. It is empty with sbatch --output.
+log_problem=''
+guard_log() {
+    local path=$job_log output
+    job_log=/proc/$$/fd/1
+    ! is_own_file "$job_log" "$path" || return 0
+    job_log=''
+    [[ -f /proc/$$/fd/1 ]] || return 0
+    ! output=$(retry scontrol show job "$SLURM_JOB_ID" 2>/dev/null) || [[ $output == *"StdOut=$run_dir/$stage-"* ]] || return 0
+    log_problem="$path is a link, so the job would write into another file; remove the link and submit again"
+    exec >/dev/null 2>&1 # until the job's directory exists
 }

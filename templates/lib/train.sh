@@ -44,7 +44,7 @@ conclude() {
     if is_done; then say "done: $train_iters iterations"; exit 0; fi
     if ((terminated && !timed_out)); then say "ended by Slurm (canceled, preempted, or a node failed); the newest checkpoint is of iteration $after; requeueing is Slurm's decision"; exit 143; fi
     # srun's status cannot tell: after the first rank exits, srun ends the others and reports their status.
-    if [[ -f $run_dir/FAILED && -r $run_dir/FAILED ]]; then die "$invalid: $(<"$run_dir/FAILED"); $after iterations are saved"; fi
+    if [[ -f $run_dir/FAILED && -r $run_dir/FAILED ]]; then die "$invalid: $(print_own "$run_dir/FAILED"); $after iterations are saved"; fi
     if ((rc == 0)) && [[ -e $run_dir/STOPPED ]]; then requeue "stopped at iteration $after of $train_iters"; fi
     if ((timed_out)); then requeue "out of time at iteration $after of $train_iters"; fi
     if ((rc == 0)); then die "the trainer ended without writing DONE or STOPPED at iteration $after of $train_iters; this is a bug in the trainer"; fi

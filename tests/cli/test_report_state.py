@@ -33,6 +33,17 @@ def test_a_silent_run_shows_its_last_heartbeat(tmp_path: Path) -> None:
     assert "no recent output" in page.text
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make links of another user")
+def test_the_file_behind_a_link_of_another_user_is_not_in_the_report(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [start(), *steps(1, 3)])
+    (tmp_path / "private").write_text("my password")
+    (run / "FAILED").symlink_to(tmp_path / "private")
+    os.lchown(run / "FAILED", 65534, 65534)
+    page = report(run)
+    assert "FAILED is a symbolic link that another user placed, and was not followed" in page.text
+    assert "my password" not in page.source
+
+
 def write_heartbeat(run: Path, pid: int, host: str | None = None, phase: str = "train") -> None:
     beat = {
         "time": time.time(),

@@ -327,3 +327,38 @@ echo "$value $found"
 """
     done = with_libraries("base", "scratch", "attempts", "run", then=then, cwd=tmp_path)
     assert done.stdout.splitlines()[-1] == expected, done.stderr
+
+
+@pytest.mark.process
+def test_the_log_does_not_get_a_private_file_to_which_a_marker_leads(tmp_path: Path) -> None:
+    """The group reads the log of a shared run, and can replace FAILED."""
+    (tmp_path / "private").write_text("secret\n")
+    (tmp_path / "link").symlink_to("private")
+    (tmp_path / "FAILED").write_text("no such corpus\n")
+    then = 'for share in private group; do print_own "$run_dir/link"; print_own "$run_dir/FAILED"; done'
+    done = with_libraries("base", "share", then=then, cwd=tmp_path)
+    assert done.stdout.splitlines() == [
+        "secret",
+        "no such corpus",
+        f"{tmp_path}/link is a link, or others made it",
+        "no such corpus",
+    ]
+
+
+@pytest.mark.process
+def test_queueing_an_evaluation_keeps_its_lines_and_replaces_a_link(tmp_path: Path) -> None:
+    (tmp_path / "evaluation").mkdir()
+    victim = tmp_path / "victim"
+    victim.write_text("precious\niter_0000002 5\n")
+    (tmp_path / "evaluation/queued").symlink_to(victim)
+    then = """
+job=7 submitted=0
+squeue() { echo "7 /var/job"; }
+queued_script() { :; }
+timeout() { shift 2; if [[ $1 == sbatch ]]; then echo 6; else "$@"; fi; }
+queue_evaluation iter_0000004
+"""
+    done = with_libraries("base", "evaluate-queue", then=then, cwd=tmp_path)
+    assert "queued job 6 to evaluate iter_0000004" in done.stdout, done.stderr
+    assert victim.read_text() == "precious\niter_0000002 5\n"
+    assert (tmp_path / "evaluation/queued").read_text() == "iter_0000002 5\niter_0000004 6\n"

@@ -184,7 +184,7 @@ def test_the_newest_checkpoint_is_evaluated_on_this_machine(
 def test_an_evaluation_that_slurm_accepted_in_silence_is_not_queued_again(
     slurm_cluster: SlurmCluster, evaluated_run: Path
 ) -> None:
-    """Each sbatch fails after Slurm accepted the job. squeue fails at first, and training is requeued once."""
+    """Each sbatch fails after Slurm accepted the job. squeue fails, then shows nothing. Training is requeued once."""
     run_dir = evaluated_run.parent / "run"
     programs = evaluated_run.parent / "late"
     path = slurm_cluster.env["PATH"]
@@ -194,6 +194,7 @@ echo "sbatch: error: Batch job submission failed: Socket timed out on send/recv 
 """
     squeue = f"""\
 [[ "$*" != *--states=all* || -e {programs}/asked ]] || {{ : >{programs}/asked; exit 1; }}
+[[ "$*" != *--states=all* || ! -e {run_dir}/accepted || -e {programs}/silent ]] || {{ : >{programs}/silent; exit 0; }}
 exec {shutil.which("squeue", path=path)} "$@"
 """
     for name, text in (("squeue", squeue), ("sleep", "exec /bin/sleep 0.2\n"), ("sbatch", sbatch)):
@@ -213,7 +214,7 @@ printf '8\\n%s\\n' $(sed -n 's/^fingerprint=//p' {run_dir}/script) >{run_dir}/DO
     [accepted] = (run_dir / "accepted").read_text().split()
     assert queued(evaluated_run) == {"iter_0000004": accepted}
     assert log.count(f"queued job {accepted} to evaluate iter_0000004") == 2
-    assert (
-        "WARNING: no job queued to evaluate iter_0000004: sbatch: error: Batch job submission failed" in log
-    )
+    warning = "WARNING: no job queued to evaluate iter_0000004: "
+    assert f"{warning}sbatch: error: Batch job submission failed" in log
+    assert f"{warning}squeue does not show this job" in log
     slurm_cluster.run("scancel", accepted)

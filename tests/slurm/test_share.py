@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
+import struct
 import subprocess
 import tempfile
 import time
@@ -38,6 +39,9 @@ pytestmark = pytest.mark.skipif(
     reason=f"needs root, setpriv and the users {OWNER} and {MEMBER}",
 )
 
+NOBODY = 0xFFFFFFFF
+"""Of an entry of an ACL that names no user."""
+
 PROGRAM = 'echo "ran as $(id -un)"; while [ ! -e {RUN_DIR}/go ]; do sleep 0.2; done'
 
 
@@ -45,7 +49,7 @@ class SharedRun:
     """A run of OWNER in a directory that MEMBER can write to."""
 
     def __init__(self, cluster: SlurmCluster, directory: Path) -> None:
-        self._cluster, self._env = cluster, {**cluster.env, "HOME": "/nonexistent"}
+        self._cluster, self._env = cluster, {**cluster.env, "HOME": "/nonexistent", "NCCL_DEBUG": "INFO"}
         self.directory, self.run_dir = directory, directory / "run"
         self.victim = directory / "private" / "victim"
         self.victim.parent.mkdir(mode=0o700)
@@ -108,7 +112,7 @@ def test_a_member_replaces_the_directory_of_a_pending_job(
     assert slurm_cluster.wait(job, timeout_s=60) == "FAILED"
     assert f"{shared.run_dir}/jobs/{job} was not made by this job" in shared.log(job)
     assert shared.victim.read_text() == "precious"
-    assert [path.name for path in shared.victim.parent.iterdir() if path.is_file()] == ["victim"]
+    assert [path.name for path in shared.victim.parent.iterdir()] == ["victim"]
 
 
 def test_a_member_puts_a_link_in_place_of_the_log(shared: SharedRun, slurm_cluster: SlurmCluster) -> None:
@@ -118,6 +122,48 @@ def test_a_member_puts_a_link_in_place_of_the_log(shared: SharedRun, slurm_clust
     assert slurm_cluster.wait(job, timeout_s=60) == "FAILED"
     assert shared.victim.read_text() == "precious"
     assert f"run-{job}.log is a link" in (shared.run_dir / f"jobs/{job}/log").read_text()
+
+
+def test_a_member_removes_the_link_that_slurm_followed(
+    shared: SharedRun, slurm_cluster: SlurmCluster
+) -> None:
+    started = shared.directory / "started"
+    wait = f"touch {started}; while [ -L {shared.run_dir}/run-$SLURM_JOB_ID.log ]; do sleep 0.1; done"
+    shared.script = shared.script.replace("set -uo pipefail", f"{wait}; set -uo pipefail", 1)
+    shared.directory.chmod(0o777)
+    job = shared.submit(OWNER, "--hold")
+    shared.sh(MEMBER, f"ln -s ../private/victim run-{job}.log")
+    slurm_cluster.run("scontrol", "release", job)
+    wait_for(started.exists)
+    shared.sh(MEMBER, f"rm run-{job}.log")
+    assert slurm_cluster.wait(job, timeout_s=60) == "FAILED"
+    assert shared.victim.read_text() == "precious"
+    assert shared.victim.stat().st_mode & 0o777 == 0o644
+
+
+def test_a_job_runs_in_a_directory_with_a_default_acl(shared: SharedRun, slurm_cluster: SlurmCluster) -> None:
+    """Sites give a project's group access so. It takes the place of the umask."""
+    entries = (
+        (1, 7, NOBODY),
+        (2, 7, pwd.getpwnam(MEMBER).pw_uid),
+        (4, 7, NOBODY),
+        (16, 7, NOBODY),
+        (32, 0, NOBODY),
+    )
+    acl = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
+    os.setxattr(shared.run_dir, "system.posix_acl_default", acl)
+    shared.sh(OWNER, "touch go")
+    job = shared.submit(OWNER)
+    assert slurm_cluster.wait(job, timeout_s=60) == "COMPLETED", shared.log(job)
+
+
+def test_sbatch_may_name_another_log(shared: SharedRun, slurm_cluster: SlurmCluster) -> None:
+    shared.sh(OWNER, "touch go")
+    log = shared.victim.parent / "log"
+    job = shared.submit(OWNER, f"--output={log}")
+    assert slurm_cluster.wait(job, timeout_s=60) == "COMPLETED"
+    assert "ran as games" in log.read_text()
+    assert log.stat().st_mode & 0o070 == 0o040
 
 
 def test_a_member_replaces_files_while_the_job_runs(shared: SharedRun, slurm_cluster: SlurmCluster) -> None:
