@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import sys
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -19,10 +22,11 @@ from trainer.checkpoint.finding import MAX_PROBLEMS
 from trainer.checkpoint.foreign import read_model
 from trainer.checkpoint.loading_errors import raise_environment_fault
 from trainer.contract import code_loading, imports
-from trainer.contract.checkpoint_files import Checkpoint
+from trainer.contract.checkpoint_files import COMPLETE, Checkpoint
 from trainer.contract.code_record import CodeRecord
 from trainer.contract.config import TrainerConfig
 from trainer.contract.errors import TrainerError
+from trainer.contract.shared_files import require_own
 from trainer.distributed.rendezvous import Ranks
 from trainer.faults.storage import at_rank_0
 from trainer.inference.checkpoint import inference_config
@@ -93,9 +97,33 @@ def load_part(found: Checkpoint, config: TrainerConfig, groups: ProcessGroupColl
     return Model(config, chunk, groups)
 
 
+def _require_trusted(record: Path, paths: Mapping[str, str]) -> None:
+    """Refuse code that the record of a checkpoint names if others could have chosen it.
+
+    Whoever can write the record could name any file. If that is not only this user, the code must be this user's own.
+    """
+    if not paths:
+        return
+    with contextlib.suppress(PermissionError):
+        require_own(record.stat(), record)
+        return
+    for key, path in paths.items():
+        if file := imports.file_of(path):
+            try:
+                for place in (Path(file), Path(file).absolute().parent):
+                    require_own(place.stat(), place)
+            except OSError as error:
+                raise TrainerError(
+                    f"{record} can be written by others, and names code, which was not run: {key} = {path}. "
+                    f"{error.filename} {error.strerror}. If you trust the code, copy the checkpoint to a directory "
+                    "of your own (cp -r, chmod -R go-w) and name the copy"
+                ) from error
+
+
 def _use_code(found: Checkpoint, config: TrainerConfig) -> None:
     """Let all ranks execute the user's code as rank 0 reads it. Warn if the checkpoint was trained with other code."""
     paths = imports.named(config)
+    at_rank_0(lambda: _require_trusted(found.path / COMPLETE, paths), found.path)
     codes = at_rank_0(lambda: code_loading.read(paths.values()), found.path)
     code_loading.use(codes)
     saved = (found.record or {}).get("origins", {}).get("code", {})

@@ -16,7 +16,7 @@ import torch
 from tests.trainer.foreign import as_megatron_lm
 from tests.trainer.forked import run_ranks
 from tests.trainer.runs import LLAMA, ROOT, environment, finished, free_port, gpt_config
-from trainer.contract.checkpoint_files import COMMON, COMPLETE, METADATA
+from trainer.contract.checkpoint_files import COMMON, COMPLETE, METADATA, record_text
 from trainer.contract.errors import TrainerError
 from trainer.distributed import groups
 from trainer.inference import Options, generate, load_model
@@ -192,6 +192,30 @@ def test_an_incomplete_checkpoint_is_refused(copy: Path) -> None:
         TrainerError, match=r"has no complete checkpoint. iter_0000003 is incomplete: COMPLETE"
     ):
         find_checkpoint(copy)
+
+
+def test_a_record_that_others_can_write_names_only_code_of_this_user(copy: Path, tmp_path: Path) -> None:
+    """In a run that a group shares, any member can replace the record."""
+    code = tmp_path / "planted.py"
+    code.write_text("raise SystemExit('the code ran')\n")
+    record = copy / "iter_0000002" / COMPLETE
+    content = json.loads(record.read_text())
+    content["model"]["layer_spec"] = f"{code}:layers"
+    del content["checksum"]
+    record.write_text(record_text(content))
+    record.chmod(0o660)
+    for place, mode in ((code, 0o664), (tmp_path, 0o2770)):
+        before = place.stat().st_mode
+        place.chmod(mode)
+        with pytest.raises(TrainerError, match=rf"not run: .* = {code}:layers. {place} has"):
+            load_model(copy, tokenizer="bytes", device="cpu")
+        place.chmod(before)
+    with pytest.raises((TrainerError, SystemExit), match="the code ran"):
+        load_model(copy, tokenizer="bytes", device="cpu")
+    record.chmod(0o640)
+    tmp_path.chmod(0o2770)
+    with pytest.raises((TrainerError, SystemExit), match="the code ran"):
+        load_model(copy, tokenizer="bytes", device="cpu")
 
 
 def test_damaged_tensors_are_refused(copy: Path) -> None:
