@@ -123,6 +123,7 @@ LEFT = (
     "trained-with.json",
     "code",
     "tensorboard",
+    "profile",
     "DONE",
     "STOPPED",
     "checkpoints",
@@ -144,7 +145,7 @@ def leave(saved: Run, directory: Path, names: Collection[str]) -> Path:
     """A run directory with only these files of `saved`. Its checkpoints are gone except for the tracker."""
     directory.mkdir(exist_ok=True)
     for name in names:
-        if name in ("code", "tensorboard"):
+        if name in ("code", "tensorboard", "profile"):
             (directory / name).mkdir()
             (directory / name / "file").touch()
         elif name == "checkpoints":
@@ -204,7 +205,7 @@ def test_a_damaged_file_is_evidence_as_well(
     assert refusal(directory, load="/archive", begins_at=1)
 
 
-@pytest.mark.parametrize("name", ["heartbeat", "trained-with.json", "code", "tensorboard"])
+@pytest.mark.parametrize("name", ["heartbeat", "trained-with.json", "code", "tensorboard", "profile"])
 def test_what_a_run_leaves_before_its_first_save_is_no_evidence(
     name: str, saved: Run, tmp_path: Path
 ) -> None:

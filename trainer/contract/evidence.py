@@ -126,7 +126,7 @@ def _traces(run: RunDirectory) -> Iterator[tuple[int | None, str]]:
             yield iteration, f"{run.heartbeat} says that iteration {iteration} was reached"
     if run.trained_with.exists():
         yield None, f"{run.trained_with} shows that the run has trained"
-    for directory in (run.code, run.tensorboard):
+    for directory in (run.code, run.tensorboard, run.profile):
         if directory.is_dir() and any(path.is_file() for path in directory.iterdir()):
             yield None, f"{directory} shows that the run has trained"
 
