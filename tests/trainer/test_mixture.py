@@ -313,6 +313,9 @@ def test_a_moved_pair_continues(history: History, tmp_path: Path) -> None:
     ]
     history.train(5, {"train": pairs})
     assert history.numbers("a") == list(range(40 + 32))
+    assert any(
+        f"moved/a: continues {tmp_path}/a, 40 samples of 64 tokens read" in line for line in history.said
+    )
 
 
 def test_a_pair_with_other_content_begins_again(history: History, tmp_path: Path) -> None:

@@ -268,8 +268,11 @@ def _pair_lines(earlier: Sampling, blend: Blend, progress: Progress, seed: int) 
                 yield f"{stream.prefix}: no longer read, {_so_far(stream)}"
     if not progress.consumed and len(blend.parts) == 1:
         return
-    for part in blend.parts[:MAX_PAIRS_SHOWN]:
-        yield _pair_line(part, blend.num_samples)
+    for part, portion in zip(blend.parts[:MAX_PAIRS_SHOWN], planned.phases[-1].portions, strict=False):
+        moved = ""
+        if portion.stream < len(earlier.streams) and earlier.streams[portion.stream].prefix != part.prefix:
+            moved = f"continues {earlier.streams[portion.stream].prefix}, "
+        yield f"{part.prefix}: {moved}{_pair_text(part, blend.num_samples)}"
     if (more := len(blend.parts) - MAX_PAIRS_SHOWN) > 0:
         yield f"and {counted(more, 'more pair')}"
     orders = (pair for part in blend.parts for pair in enumerate(part.stream.orders))
@@ -277,12 +280,12 @@ def _pair_lines(earlier: Sampling, blend: Blend, progress: Progress, seed: int) 
         yield f"training.seed = {seed} shuffles no order of samples again that has begun with another seed"
 
 
-def _pair_line(part: Part, size: int) -> str:
+def _pair_text(part: Part, size: int) -> str:
     stream, end = part.stream, part.start + draws(part.weight, size)
     will = f"{end - stream.read:,} to read, {stream.epochs(end):,.2f} epochs in total"
     further = [start for start in stream.ends[:-1] if start >= stream.read]
     order = f"; shuffled again from its sample {further[0]:,} on" if further else ""
-    return f"{stream.prefix}: {_so_far(stream)}, {will}{order}"
+    return f"{_so_far(stream)}, {will}{order}"
 
 
 def _so_far(stream: Stream) -> str:
