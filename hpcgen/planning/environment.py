@@ -60,10 +60,12 @@ LEAKED = (
     "SQUEUE_*", "SUBMITIT_*", "TRAINER_*", "NCCL_*", "RCCL_*", "UCX_*", "UCC_*", "HCOLL_*", "SHARP_*",
     "MELLANOX_*", "FI_*", "OFI_*", "RDMA_*", "RDMAV_*", "IBV_*", "MLX5_*", "PSM2_*", "PSM3_*", "NVSHMEM_*",
     "GLOO_*", "MPICH_*", "OMPI_*", "PRTE_*", "PMI_*", "PMI2_*", "PMIX_*", "I_MPI_*", "MV2_*", "HYDRA_*",
+    "ORTE_*", "OPAL_*", "HWLOC_*",
     "RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "ROLE_RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE",
     "MASTER_ADDR", "MASTER_PORT", "ENROOT_*", "PYXIS_*", "NVIDIA_*", "CUDA_*", "CUBLAS*", "CUDNN_*",
     "NVTE_*", "TORCH*", "PYTORCH_*", "TRITON_*", "XLA_*", "HF_*", "HUGGINGFACE_*", "TRANSFORMERS_*",
-    "ACCELERATE_*", "OMP_*", "KMP_*", "GOMP_*", "MKL_*", "OPENBLAS_*", "BLIS_*", "GOTO_*", "NUMEXPR_*",
+    "ACCELERATE_*", "FSDP_*", "PARALLELISM_CONFIG_*", "DS_*", "DEEPSPEED_*", "FLASH_*", "LMEVAL_*",
+    "LM_HARNESS_*", "TRUST_REMOTE_CODE", "OMP_*", "KMP_*", "GOMP_*", "MKL_*", "OPENBLAS_*", "BLIS_*", "GOTO_*", "NUMEXPR_*",
     "VECLIB_*", "RAYON_*", "TOKENIZERS_*", "PYTHON*", "LD_*", "MALLOC_*", "GLIBC_TUNABLES", "BASH_*", "ENV",
     "CDPATH", "EXECIGNORE", "FUNCNEST", "GLOBIGNORE", "POSIXLY_CORRECT", "TMOUT",
 )
