@@ -65,9 +65,9 @@ LEAKED = (
     "MASTER_ADDR", "MASTER_PORT", "ENROOT_*", "PYXIS_*", "NVIDIA_*", "CUDA_*", "CUBLAS*", "CUDNN_*",
     "NVTE_*", "TORCH*", "PYTORCH_*", "TRITON_*", "XLA_*", "HF_*", "HUGGINGFACE_*", "TRANSFORMERS_*",
     "ACCELERATE_*", "FSDP_*", "PARALLELISM_CONFIG_*", "DS_*", "DEEPSPEED_*", "FLASH_*", "LMEVAL_*",
-    "LM_HARNESS_*", "TRUST_REMOTE_CODE", "OMP_*", "KMP_*", "GOMP_*", "MKL_*", "OPENBLAS_*", "BLIS_*", "GOTO_*", "NUMEXPR_*",
-    "VECLIB_*", "RAYON_*", "TOKENIZERS_*", "PYTHON*", "LD_*", "MALLOC_*", "GLIBC_TUNABLES", "BASH_*", "ENV",
-    "CDPATH", "EXECIGNORE", "FUNCNEST", "GLOBIGNORE", "POSIXLY_CORRECT", "TMOUT",
+    "LM_HARNESS_*", "TRUST_REMOTE_CODE", "OMP_*", "KMP_*", "GOMP_*", "MKL_*", "OPENBLAS_*", "BLIS_*", "GOTO_*",
+    "NUMEXPR_*", "VECLIB_*", "RAYON_*", "TOKENIZERS_*", "PYTHON*", "LD_*", "MALLOC_*", "GLIBC_TUNABLES", "BASH_*",
+    "ENV", "CDPATH", "EXECIGNORE", "FUNCNEST", "GLOBIGNORE", "POSIXLY_CORRECT", "TMOUT",
 )
 # fmt: on
 """Patterns of variables that would leak from the submitting shell into the job. The script unsets them first."""
