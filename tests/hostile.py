@@ -174,7 +174,7 @@ def run_script(script: str, directory: Path, run_dir: str, secrets: Sequence[str
     if Path(run_dir).is_relative_to(directory):
         for job in ("77", "77_0"):
             Path(run_dir, "jobs", job, "nodes-0").mkdir(parents=True, exist_ok=True)
-    for left in (*directory.glob("calls*"), *directory.rglob("*.77.*")):
+    for left in (*directory.glob("calls*"), *directory.rglob("*.77.*"), *directory.rglob("*.77_0.*")):
         left.unlink()
     (directory / "job.sh").write_text(script, encoding="utf-8")
     environment = {

@@ -240,7 +240,7 @@ def require_carried(found: Plan, stage: str, ran: Recording) -> None:
     assert made[4:] == planned_stage.directories
     jobs, scratch = Path(config.paths.run_dir, "jobs", job), Path(cluster.scratch, "hpcgen-slurm-77")
     for name, text in planned_stage.files.items():
-        [written] = (scratch if stage == "image" else jobs).glob(f"{name}.77.*")
+        [written] = (scratch if stage == "image" else jobs).glob(f"{name}.{job}.*")
         assert written.read_text(encoding="utf-8").removesuffix("\n") == text.removesuffix("\n")
     for variable in planned_stage.environment:
         assert ran.environment[variable.name] == variable.value
