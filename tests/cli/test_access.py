@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -20,29 +22,36 @@ pytestmark = [
 NOBODY = 65534
 
 
+@pytest.fixture
+def open_path() -> Generator[Path]:
+    """A directory that other users can enter. They cannot enter pytest's own."""
+    with tempfile.TemporaryDirectory(prefix="hpcgen-access-") as name:
+        path = Path(name)
+        path.chmod(0o755)
+        yield path
+
+
 @pytest.mark.parametrize("command", ["validate", "render train", "data plan", "data verify", "data status"])
 def test_a_private_corpus_of_another_user_is_named(
-    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: str, open_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for directory in (tmp_path, *tmp_path.parents[:2]):  # pytest's own are closed to others
-        directory.chmod(0o755)
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(open_path)
     for name in ("HOME", "XDG_CONFIG_HOME"):
-        monkeypatch.setenv(name, str(tmp_path))
-    (tmp_path / "text").mkdir()
-    (tmp_path / "text/a.jsonl").write_text('{"text": "some words"}\n')
-    corpus = tmp_path / "corpus"
+        monkeypatch.setenv(name, str(open_path))
+    (open_path / "text").mkdir()
+    (open_path / "text/a.jsonl").write_text('{"text": "some words"}\n')
+    corpus = open_path / "corpus"
     data = {
         "corpus": {"directory": str(corpus), "source": {"directory": "text"}},
         "tokenizer": {"kind": "bytes"},
     }
-    run = write_yaml(tmp_path / "run.yaml", minimal_run(data=data, paths={"run_dir": "run"}))
+    run = write_yaml(open_path / "run.yaml", minimal_run(data=data, paths={"run_dir": "run"}))
     assert hpcgen("data", "plan", "-c", run).status == 0
     hpcgen(
         *command.split(), "-c", run
     )  # imports what the command needs: the other user may not see Python's library
     assert corpus.stat().st_mode & 0o777 == 0o700
-    status, printed = as_nobody([*command.split(), "-c", str(run)], tmp_path / "printed")
+    status, printed = as_nobody([*command.split(), "-c", str(run)], open_path / "printed")
     assert status == 2
     assert f"{corpus}/manifest.jsonl" in printed
     assert "Permission denied" in printed
