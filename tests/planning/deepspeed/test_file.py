@@ -85,7 +85,8 @@ def test_torchrun_gets_the_path_too(tmp_path: Path) -> None:
 
 
 def test_the_script_of_a_program_without_deepspeed_has_none_of_it(tmp_path: Path) -> None:
-    assert "DEEPSPEED" not in render(planned(tmp_path, program_run()), "run")
+    script = render(planned(tmp_path, program_run()), "run")
+    assert "DEEPSPEED" not in script.replace(" DEEPSPEED_*", "")  # a pattern of variables to unset
 
 
 @pytest.mark.parametrize(
