@@ -19,7 +19,6 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -247,6 +246,7 @@ def _saved_pairs(name: str, found: Examination) -> list[dict[str, Any]]:
 
 def _read_indices(prefixes: Sequence[str]) -> None:
     """Hash the .idx files in threads. `identify` then finds the hashes in its cache."""
+    from concurrent.futures import ThreadPoolExecutor  # imports logging, which hpcgen does not need
 
     def read(prefix: str) -> None:
         with contextlib.suppress(FileNotFoundError):
