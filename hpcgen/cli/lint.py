@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+import traceback
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hpcgen.errors import HpcgenError
-from hpcgen.text import counted
+from hpcgen.text import counted, harmless
 
 if TYPE_CHECKING:
     from hpcgen.check.lint.check import Finding
@@ -99,20 +100,35 @@ def command(
     """Check batch scripts for mistakes without running them.
 
     Use - as SCRIPT for standard input. Exits with status 1 if there is an error or a warning, and with 0 if there
-    are only notes.
+    are only notes. A bug in hpcgen is reported with its traceback after the findings, and also means status 1.
     """
     from hpcgen.check.lint.check import lint, release_of, selection
 
     rules = selection(chosen, ignore)
     release = None if slurm_version is None else release_of(slurm_version)
-    findings = [finding for path in scripts for finding in lint(_read(path), path, rules, release)]
+    texts = [_read(path) for path in scripts]
+    bugs: dict[tuple[str, int | None], str] = {}
+
+    def on_bug(where: str, bug: Exception) -> None:
+        frame = traceback.extract_tb(bug.__traceback__)[-1]
+        report = "".join(traceback.format_exception(bug))
+        message = f"{harmless(where)}: this is a bug in hpcgen; findings may be missing\n{report}"
+        bugs.setdefault((frame.filename, frame.lineno), message)
+
+    findings = [
+        finding
+        for path, text in zip(scripts, texts, strict=True)
+        for finding in lint(text, path, rules, release, on_bug)
+    ]
     if as_json:
         click.echo(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=1))
     else:
         for finding in findings:
             _show(finding)
     _summarize(findings, len(scripts))
-    if any(finding.severity != "note" for finding in findings):
+    for message in bugs.values():
+        click.echo(message, err=True)
+    if bugs or any(finding.severity != "note" for finding in findings):
         sys.exit(1)
 
 

@@ -4,9 +4,11 @@ import io
 import json
 import sys
 import types
+from dataclasses import replace
 
 import pytest
 
+from hpcgen.check.lint.check import RULES
 from tests.cli.command import hpcgen
 from tests.lint.examples import SOUND, edited
 
@@ -225,3 +227,15 @@ def test_nothing_of_a_script_runs(script, tmp_path) -> None:
     text = f"#!/bin/bash\n#SBATCH --time=1:00\n{planted}\nx=$({planted})\nif $({planted}); then\nbash -c '{planted}'\n"
     hpcgen("lint", script(text), script(text + "fi\n", "whole.sh"))
     assert not (tmp_path / "planted").exists()
+
+
+def test_a_bug_in_one_rule_loses_no_other_finding(script, monkeypatch) -> None:
+    """The traceback follows the findings of all scripts, once for all scripts with the bug."""
+    broken = replace(RULES["no-wait"], check=lambda job: iter([job.nonexistent]))
+    monkeypatch.setitem(RULES, "no-wait", broken)
+    path = script(edited((("--time=1-00:00:00", "--nodes=2"),)))
+    done = hpcgen("lint", path, path)
+    assert done.status == 1
+    assert done.stdout.count("[no-time-limit]") == 2
+    assert f"{path}, rule no-wait: this is a bug in hpcgen; findings may be missing" in done.stderr
+    assert done.stderr.count("Traceback") == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,10 @@ from hpcgen.check.lint.words import MAX_EXPANDED, PIECE_COST
 from hpcgen.check.migration.migration import migrate
 from hpcgen.config.profiles import load_cluster
 from hpcgen.errors import HpcgenError
-from tests.lint.examples import SOUND
+from tests.lint.examples import EXAMPLES, SOUND, edited
+from tests.lint.further_examples import FURTHER
+from tests.lint.messages import MESSAGES
+from tests.lint.odd_commands import ODD_COMMANDS
 
 DEFECTS = Path(__file__).with_name("scripts") / "defects.sh"
 PIECES = [
@@ -51,6 +55,75 @@ def test_no_change_breaks_lint(seed: int) -> None:
         for finding in _outcome(lambda text=text: lint(text)) or ():
             assert 1 <= finding.line <= text.count("\n") + 1
         _outcome(lambda text=text: migrate(text, "x", cluster, node_type))
+
+
+def test_unusual_commands_do_not_break_lint() -> None:
+    for statement in ODD_COMMANDS:
+        _outcome(
+            lambda statement=statement: lint(
+                f"#!/bin/bash\n#SBATCH --nodes=2\n{statement}\nsrun python train.py\n"
+            )
+        )
+
+
+def changed_words(text: str, seed: int) -> str:
+    """A script with words dropped, emptied or replaced, and with unusual commands between its own."""
+    chance = random.Random(seed)
+    lines = text.split("\n")
+    for _ in range(chance.randint(1, 8)):
+        number = chance.randrange(len(lines))
+        words = lines[number].split(" ")
+        place = chance.randrange(len(words))
+        match chance.randrange(6):
+            case 0:
+                words[place : place + chance.randint(1, 9)] = []
+            case 1:
+                words[place] = chance.choice(
+                    ["''", '""', "$X", "--", "-", "\\", "# x", "\x80", "$'\\x01'", "{a,b}", "*"]
+                )
+            case 2:
+                words[place:] = [chance.choice(ODD_COMMANDS)]
+            case 3:
+                words = ["bash", "-c", "'" + lines[number].replace("'", '"') + "'"]
+            case 4:
+                words = [chance.choice(ODD_COMMANDS) + "\n" + lines[number]]
+            case _:
+                words = [lines[number], "|", chance.choice(ODD_COMMANDS)]
+        lines[number] = " ".join(words)
+    return "\n".join(lines)
+
+
+def _sources() -> list[str]:
+    """Every script and example of these tests."""
+    examples = [example for _, example in (*EXAMPLES.items(), *FURTHER.values())]
+    scripts = [path.read_text() for path in sorted(DEFECTS.parent.iterdir()) if path.is_file()]
+    return [
+        *scripts,
+        *(edited(example.fails) for example in examples),
+        *(m.script for _, m in MESSAGES.values()),
+    ]
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2, 3])
+def test_no_change_of_words_breaks_lint(seed: int) -> None:
+    _read_changed(seed, _sources()[seed::8])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(100, 200))
+def test_no_change_of_words_in_any_example_breaks_lint(seed: int) -> None:
+    _read_changed(seed, _sources())
+
+
+def _read_changed(seed: int, sources: list[str]) -> None:
+    cluster, node_type = load_cluster("azure-ndv5")
+    for number, source in enumerate(sources):
+        text = changed_words(source, 1000 * seed + number)
+        start = time.process_time()
+        for finding in _outcome(lambda text=text: lint(text)) or ():
+            assert 1 <= finding.line <= text.count("\n") + 1
+        _outcome(lambda text=text: migrate(text, "x", cluster, node_type))
+        assert time.process_time() - start < 2, text
 
 
 @pytest.mark.slow

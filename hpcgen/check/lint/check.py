@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from hpcgen.check.lint.job import Job
@@ -59,8 +59,20 @@ class Finding:
     """Other lines with the same mistake."""
 
 
+OnBug = Callable[[str, Exception], None]
+"""Called with the script or rule at which hpcgen itself failed, and the exception."""
+
+
+def _raise(where: str, bug: Exception) -> None:
+    raise bug
+
+
 def lint(
-    text: str, path: str = "-", rules: Collection[str] | None = None, slurm_version: str | None = None
+    text: str,
+    path: str = "-",
+    rules: Collection[str] | None = None,
+    slurm_version: str | None = None,
+    on_bug: OnBug = _raise,
 ) -> list[Finding]:
     """Checks a script and returns the findings in the order of its lines.
 
@@ -69,42 +81,60 @@ def lint(
         path: the name of the script in findings.
         rules: IDs of the rules to check. None: all rules.
         slurm_version: release of the cluster, such as "22.05". None: unknown.
+        on_bug: called when hpcgen itself fails at a rule, whose findings are then missing. Default: raises.
 
     Raises:
         HpcgenError: the text is not a script.
     """
-    script = read(text, path)
-    found = list(_findings(script, rules, slurm_version))
+    try:
+        script = read(text, path)
+    except HpcgenError:
+        raise
+    except Exception as bug:
+        on_bug(path, bug)
+        return []
+    found = list(_findings(script, rules, slurm_version, on_bug))
     for command in script.commands:
         # a here-document of sbatch is a separate script
         if command.name == "sbatch" and command.here_document.startswith("#!"):
             above = command.here_line - 1
             submitted = replace(read(command.here_document, path), is_expanded=command.here_expands)
-            for inner in _findings(submitted, rules, slurm_version):
+            for inner in _findings(submitted, rules, slurm_version, on_bug):
                 also = tuple(line + above for line in inner.also)
                 found.append(replace(inner, line=inner.line + above, also=also))
     return sorted(found, key=lambda finding: (finding.line, finding.rule, finding.why))
 
 
-def _findings(script: Script, rules: Collection[str] | None, slurm_version: str | None) -> Iterator[Finding]:
+def _findings(
+    script: Script, rules: Collection[str] | None, slurm_version: str | None, on_bug: OnBug
+) -> Iterator[Finding]:
     job = Job(script)
     chosen = [
         rule
         for rule in RULES.values()
         if rule.applies_to(slurm_version, job.oldest_slurm) and (rules is None or rule.id in rules)
     ]
-    return apply(chosen, job, script, slurm_version)
+    return apply(chosen, job, script, slurm_version, on_bug)
 
 
 def apply(
-    rules: Iterable[Rule], subject: object, script: Script, slurm_version: str | None = None
+    rules: Iterable[Rule],
+    subject: object,
+    script: Script,
+    slurm_version: str | None = None,
+    on_bug: OnBug = _raise,
 ) -> Iterator[Finding]:
     """Applies rules to `subject`. Findings that comments of the script disable are left out."""
     ignored = _ignored(script)
     for rule in rules:
+        try:
+            found = list(rule.check(subject))
+        except Exception as bug:
+            on_bug(f"{script.path}, rule {rule.id}", bug)
+            continue
         hits = [
             hit
-            for hit in rule.check(subject)
+            for hit in found
             if rule.id not in ignored.get(hit.line, ()) and not (hit.needs_release and slurm_version is None)
         ]
         for first, *others in _grouped(hits):

@@ -6,6 +6,7 @@ Words are unknown unless the script itself determines them. `hpcgen.check.lint.w
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
@@ -18,9 +19,28 @@ from hpcgen.check.lint.words import Word, joined
 SHELLS = frozenset(("bash", "sh", "dash", "ash", "ksh", "mksh", "zsh", "busybox"))
 """Interpreters whose scripts are read as bash."""
 
+_LETTERS = {"a": "allexport", "e": "errexit", "u": "nounset", "v": "verbose", "x": "xtrace"}
+"""Short names of shell options -> their long names."""
+
 Status = Literal["plain", "tested", "ignored", "piped", "substituted"]
 """The use of a command's exit status: nothing reads it, something does, `|| true` discards it, the next command of a
 pipe hides it, or the command is within $( )."""
+
+
+def switched(arguments: Iterable[str]) -> Iterator[tuple[str, bool]]:
+    """The shell options that arguments of `set` or of a shell turn on (True) or off."""
+    rest = iter(arguments)
+    for text in rest:
+        if text == "-":
+            yield from (("xtrace", False), ("verbose", False))
+        if re.match(r"--\w", text):
+            continue  # bash --login
+        if not re.fullmatch(r"[-+]\w+", text):
+            return
+        for letter in text[1:]:
+            name = next(rest, "") if letter == "o" else _LETTERS.get(letter, "")
+            if name:
+                yield name, text[0] == "-"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,18 +218,13 @@ class Script:
 
     @cached_property
     def shell_options(self) -> frozenset[str]:
-        """Names of shell options that `set` or the shebang line enable ("errexit", "pipefail", "xtrace")."""
-        short = {"e": "errexit", "x": "xtrace", "u": "nounset", "a": "allexport"}
-        found = set()
-        if self.lines and (shebang := re.match(r"#!\s*\S*sh\b.*?\s-(\w+)", self.lines[0])):
-            found |= {short[letter] for letter in shebang[1] if letter in short}
+        """Names of shell options that `set` or the shebang line enable ("errexit", "pipefail", "xtrace").
+
+        Those of a `bash -c` text apply to that shell only.
+        """
+        shebang = re.match(r"#!\s*\S*sh\b(.*)", self.lines[0]) if self.lines else None
+        switches = [*switched(shebang[1].split() if shebang else ())]
         for command in self.commands:
-            if command.name != "set":
-                continue
-            texts = [word.text for word in command.words[1:]]
-            for text, following in zip(texts, [*texts[1:], ""], strict=True):
-                if text.startswith("-") and not text.startswith("--"):
-                    found |= {short[letter] for letter in text[1:] if letter in short}
-                    if text.endswith("o"):
-                        found.add(following)
-        return frozenset(found)
+            if command.name == "set" and command.outer is None:
+                switches += switched([word.text for word in command.words[1:]])
+        return frozenset(name for name, is_on in switches if is_on)

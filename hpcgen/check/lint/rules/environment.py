@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from hpcgen.check.lint.job import ALL_ARGUMENTS, Job
 from hpcgen.check.lint.rule import Hit, rule
-from hpcgen.check.lint.script import Assignment
+from hpcgen.check.lint.script import Assignment, switched
 from hpcgen.check.lint.words import PLACEHOLDER
 from hpcgen.planning import known_variables as variables
 from hpcgen.planning.secret import SECRET, SECRET_VALUE
@@ -345,10 +345,9 @@ def _trace_switches(job: Job) -> Iterator[tuple[int, bool, str, int]]:
     for command in job.script.commands:
         end = last if command.outer is None else job.script.commands[command.outer].end
         texts = [word.text for word in command.words]
-        if command.name == "set":
-            for text, following in zip(texts[1:], [*texts[2:], ""], strict=True):
-                if re.fullmatch(r"[-+]\w*x\w*", text) or (text in ("-o", "+o") and following == "xtrace"):
-                    yield command.line, text.startswith("-"), " ".join(texts), end
+        for name, is_on in switched(texts[1:]) if command.name == "set" else ():
+            if name == "xtrace":
+                yield command.line, is_on, " ".join(texts), end
 
 
 @rule("environment-in-log", "note", "the log shows all environment variables", source="man env")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Iterator, Sequence
 
 from hpcgen.check.lint.job import Job
 from hpcgen.check.lint.rule import Hit, rule
-from hpcgen.check.lint.script import Command
+from hpcgen.check.lint.script import Command, switched
 from hpcgen.check.lint.words import Word
 
 _AT_ONCE = frozenset((
@@ -239,6 +238,8 @@ def _stops_at_failure(outer: Command, inner: Sequence[Command]) -> bool:
     """True if the shell of a `bash -c` ends at the first failure."""
     texts = [word.text for word in outer.words]
     shell = next(index for index, text in enumerate(texts) if re.search(r"(^|/)\w*sh$", text))
-    options = itertools.takewhile(lambda text: text.startswith("-"), texts[shell + 1 :])
-    sets = [word.text for item in inner if item.name == "set" for word in item.words[1:]]
-    return any(text == "errexit" or re.fullmatch(r"-[a-z]*e[a-z]*", text) for text in (*options, *sets))
+    switches = [*switched(texts[shell + 1 :])]
+    for item in inner:
+        if item.name == "set":
+            switches += switched([word.text for word in item.words[1:]])
+    return ("errexit", True) in switches

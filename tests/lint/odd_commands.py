@@ -1,0 +1,36 @@
+"""Commands without the arguments that they usually have, and unusual syntax, for the tests of changed scripts."""
+
+from __future__ import annotations
+
+ODD_COMMANDS = [
+    "set", "set > env.log", "set | grep SLURM", "set -", "set +", "set --", "set -o", "set +o", "set -- -x",
+    "set -eo", "export", "export -p", "export -n", "export A", "export A=(b c)", "export ''", "declare",
+    "declare -A a", "declare -x", "local", "readonly", "typeset", "trap", "trap ''", "trap - ", "trap x",
+    "trap -- '' TERM", "shift", "shift x", "shift 9", "srun", "srun ''", "srun -", "srun --", "srun --export",
+    "srun -n", "srun $X", "srun bash", "srun bash -c", "srun bash -c ''", "srun bash -c '\"$@\"' a",
+    "srun -K bash -c '$@'", "exec", "exec 3>&1", "exec -a", "source", ".", "source ''", "read", "read -r",
+    "read <<< x", "getopts", "getopts a", "case in in in) ;; esac", "case x in esac", "case '' in *) ;; esac",
+    "unset", "unset ''", "unset -f f", "printf", "printf -v", "printf -v x", "mapfile", "wait", "wait -n",
+    "exit", "exit ''", "return", "kill", "kill -", "kill -0", "kill -TERM", "cd", "cd ''", "eval", "eval ''",
+    "eval $X", 'eval "$CMD"', "env", "env -i", "env A=b", "timeout", "timeout 5", "nice -n", "sudo", "xargs",
+    "xargs bash -c", "set() { :; }\nset", 'srun() { command srun "$@"; }\nsrun python train.py',
+    "export() { :; }", "f() { f; }; f", "function python { :; }\npython train.py", "python", "python -m",
+    "python -", "python ''", "torchrun", "torchrun -m", "torchrun --nproc_per_node", "mpirun", "mpirun -np",
+    "mpirun -np 2 :", "mpirun : : :", "mpiexec -x", "mpirun --mca a", "mpirun -genv A", "mpirun -x",
+    "mpirun -np 4 -x A=b bash -c 'python train.py'", "deepspeed", "accelerate launch", "accelerate",
+    "cat <<EOF\nEOF", "cat <<-'E F'\n	x\n	E F", "cat <<\\EOF\n$(\nEOF", "cat <<'' \nx\n",
+    "sbatch <<EOF\n#!/bin/bash\nset\nEOF", "sbatch <<EOF\nEOF", "sbatch", "sbatch ''",
+    "cat > a.sh <<EOF\n#!/bin/sh\nset\nEOF\nsbatch a.sh",
+    "cat > a.sh <<'EOF'\n#!/bin/bash\nexit 0\nEOF\nsrun bash a.sh", "cat > '' <<EOF\n#!\nEOF\nsbatch ''",
+    "$'\\x00\\u12\\'' a", "a=$'\\n'; $a", "diff <(set) >(tee)", "coproc set", "coproc X { read; }",
+    "select x in a; do break; done", "select x; do :; done", "for ((;;)); do break; done",
+    "for ((i=0; i<2; i++)); do set; done", "for x; do shift; done", "for x in; do :; done",
+    "while read; do :; done < <(set)", "until :; do set; done", "((x++))", "let x", "let x=1+", "[ ]",
+    "[ -z ]", "[", "test", "[[ -z $x ]]", "[[ $x =~ (a|b) ]]", "x=", "x+=", "x=()", "x[0]=", "x[]=1",
+    "x=([a]=)", "! set", "time", "time set", "{ set; }", "( set )", "$(set)", "`set`", '"$(set)"', "$", "''",
+    '""', "$@", '"$@"', "$*", "${@}", "${x[@]}", "${!x}", "${#x}", "${x:1:2}", "${x//a/}", "${x^^}", "${x@Q}",
+    "set | tee", "srun | tee", "| tee", "tee", "env -S", "bash", "bash -c", "bash -", "bash -c ''",
+    "bash -c '' '' ''", "bash -lc \"'\"", "sh -c '#'", "bash <<EOF\nset\nEOF", "module", "module load",
+    "ulimit", "umask", "hash", "alias", "alias a", "command", "builtin", "builtin set", "enable", "pushd",
+    "popd", "let", "times", "type", "true", "false", ":", "break", "continue", "scontrol", "scontrol requeue",
+]  # fmt: skip
