@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from hpcgen.check.lint.job import Job
@@ -16,6 +18,50 @@ def job(text: str) -> Job:
 
 STEP = "srun -n 16 --kill-on-bad-exit=1"
 TRAINING = "python -u pretrain_gpt.py --num-layers 12 --bf16"
+
+
+@pytest.mark.parametrize(
+    ("call", "world"),
+    [
+        ("mpirun -np 16", (2, 8)),
+        ("mpirun -n 16 --npernode 8 -x PATH -x A=b --bind-to none --mca pml ob1", (2, 8)),
+        ("mpiexec --np 16 --map-by ppr:8:node:PE=4 -x A=$X", (2, 8)),
+        ("mpirun --hostfile=hosts -N 8 --mca btl ^openib --tag-output -x A=1", (2, 8)),
+        ("prterun -n 4 --prtemca a b -x A=1", (2, 2)),
+        ("/opt/mpich/bin/mpiexec.hydra -genv A b -ppn 4 -np 8 -f hosts -bootstrap slurm", (2, 4)),
+        ("mpiexec -genvall -genv A=b -perhost 8 -l -iface ib0", (2, 8)),
+        ("mpirun -env A b -n 4 -wdir /x", (2, 2)),
+        ("mpirun -envlist A,B -np 16", (2, 8)),
+        ("mpirun_rsh -np 16 -hostfile hosts A=b", (2, 8)),
+        ("mpirun -np $SLURM_NTASKS $MPI_OPTIONS -x A", (2, 8)),
+        ("mpirun -np $N -x A", None),
+        ("mpirun -x A -np 3", None),
+        ("timeout -k 5 300 singularity exec --nv image.sif mpirun -np 16 -x A", (2, 8)),
+        ("srun -N1 -n1 mpirun -np 16 -x A numactl -m 0", (2, 8)),
+        ("mpirun -np 16 -x A singularity exec --nv image.sif ./launch.sh", (2, 8)),
+        ("ibrun -n 16 -o 0", (2, 8)),
+    ],
+)
+def test_programs_that_mpirun_starts(call: str, world: tuple[int, int] | None) -> None:
+    for text in (
+        f"{call} {TRAINING}",
+        f"{call} bash -lc 'cd /x && {TRAINING}'",
+        f"srun -n1 bash -c '{call} {TRAINING}'",
+    ):
+        script = job(text)
+        [launch] = script.megatron
+        assert {name: flag.values[0].text for name, flag in launch.flags.items() if flag.values} == {
+            "num-layers": "12"
+        }
+        assert script.world_size(launch) == world
+        assert ("A" in launch.environment) == bool(re.search(r"\bA\b", call))
+
+
+def test_the_first_of_several_programs_of_mpirun() -> None:
+    script = job(f"mpirun -np 1 {TRAINING} : -np 15 python other.py")
+    [launch] = script.launches
+    assert [word.text for word in launch.arguments] == ["--num-layers", "12", "--bf16"]
+    assert script.world_size(launch) is None
 
 
 @pytest.mark.parametrize(

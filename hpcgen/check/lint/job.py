@@ -7,7 +7,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from hpcgen.check.lint.launch import Launch, Option, Step, launch_of, program_of, step_of, unwrapped
+from hpcgen.check.lint.launch import (
+    Launch,
+    Option,
+    Step,
+    launch_of,
+    mpi_call_of,
+    program_of,
+    step_of,
+    unwrapped,
+)
+from hpcgen.check.lint.mpi import MpiCall
 from hpcgen.check.lint.sbatch import release_with
 from hpcgen.check.lint.script import Assignment, Command, Script
 from hpcgen.check.lint.words import Word
@@ -55,9 +65,31 @@ class Job:
         return tuple(step for step in found if step and not _is_passed_on(step.program))
 
     @cached_property
+    def mpi_calls(self) -> tuple[tuple[Command, MpiCall], ...]:
+        """Every call of mpirun, directly, within a step or through a function, with its command."""
+        found = []
+        for command in self.script.commands:
+            for words, background in _resolved(self.script, command):
+                step = step_of(command, words, background)
+                if call := mpi_call_of(step.program if step else words):
+                    found.append((command, call))
+        return tuple(found)
+
+    @cached_property
+    def mpi_settings(self) -> tuple[Assignment, ...]:
+        """Variables that calls of mpirun set for their ranks."""
+        return tuple(
+            Assignment(name=name, line=value.line, value=value, conditional=command.conditional)
+            for command, call in self.mpi_calls
+            for name, value in call.environment
+            if value is not None and not command.dead
+        )
+
+    @cached_property
     def launches(self) -> tuple[Launch, ...]:
         """Every Python program that is started, inside or outside of steps."""
-        by_command = {id(step.command): step for step in self.steps}
+        steps = {id(step.command): step for step in self.steps}
+        calls = {id(command): call for command, call in self.mpi_calls}
         found: list[Launch] = []
         for command in self.script.commands:
             outer = None if command.outer is None else self.script.commands[command.outer]
@@ -66,9 +98,10 @@ class Job:
             for words, background in _resolved(self.script, command):
                 step = step_of(command, words, background)
                 program = step.program if step else words
-                if outer is not None:
-                    step = by_command.get(id(outer), step)
-                if launch := launch_of(command, step, program):
+                around = [id(one) for one in self._enclosing(command)]
+                step = next((steps[one] for one in around if one in steps), step)
+                mpi = next((calls[one] for one in around if one in calls), None)
+                if launch := launch_of(command, step, program, mpi):
                     found.append(launch)
         return tuple(found)
 
@@ -132,9 +165,13 @@ class Job:
 
     def outermost(self, command: Command) -> Command:
         """The top-level command that runs a command in the text of a `bash -c`."""
+        return [command, *self._enclosing(command)][-1]
+
+    def _enclosing(self, command: Command) -> Iterator[Command]:
+        """The commands whose `bash -c` texts contain a command, from the inside out."""
         while command.outer is not None:
             command = self.script.commands[command.outer]
-        return command
+            yield command
 
     def _has_gpus(self, step: Step) -> bool:
         return self.uses_gpus or step.option("gpus", "gpus-per-node", "gpus-per-task") is not None
@@ -283,12 +320,23 @@ class Job:
             num_nodes = _number(nodes, self.nodes, "SLURM_")
             per_node = _number(ranks, self.gpus_per_node, "SLURM_GPUS")
             return (num_nodes, per_node) if num_nodes and per_node else None
+        if launch.mpi is not None:
+            return self._mpi_world(launch.mpi)
         if launch.step is None:
             return None
         tasks, nodes_ = self.num_tasks(launch.step), self.nodes
         if tasks and nodes_ and tasks % nodes_ == 0:
             return nodes_, tasks // nodes_
         return None
+
+    def _mpi_world(self, call: MpiCall) -> tuple[int, int] | None:
+        """Number of nodes, and of ranks per node, of a call of mpirun; None if unknown."""
+        ranks, per_node, nodes = call.num_ranks, call.ranks_per_node, self.nodes
+        if ranks and per_node and ranks % per_node == 0:
+            return ranks // per_node, per_node
+        if per_node and nodes and not ranks:
+            return nodes, per_node
+        return (nodes, ranks // nodes) if ranks and nodes and ranks % nodes == 0 else None
 
     def exported(self, name: str) -> Assignment | None:
         """The last unconditional export of a variable that is never unset."""

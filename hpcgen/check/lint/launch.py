@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from hpcgen.check.lint.mpi import MpiCall, mpi_call
 from hpcgen.check.lint.sbatch import num_option_words, parse_options
 from hpcgen.check.lint.script import Command
 from hpcgen.check.lint.words import UNKNOWN, Word
@@ -117,6 +118,8 @@ class Launch:
     command: Command
     step: Step | None
     """The step that it runs in."""
+    mpi: MpiCall | None = None
+    """The call of mpirun that starts it."""
     launcher: str
     """torchrun, accelerate, deepspeed, composer, tune, axolotl, or python."""
     options: tuple[Option, ...]
@@ -126,7 +129,7 @@ class Launch:
     is_module: bool
     arguments: tuple[Word, ...]
     environment: frozenset[str]
-    """Variables that `env` or an assignment before the command sets for it."""
+    """Variables that `env`, mpirun or an assignment before the command sets for it."""
 
     def option(self, *names: str) -> Option | None:
         """The last of the launcher's options with one of these names (dashes, not underscores)."""
@@ -191,6 +194,17 @@ def program_of(words: tuple[Word, ...]) -> tuple[Word, ...]:
     return words
 
 
+def mpi_call_of(words: tuple[Word, ...]) -> MpiCall | None:
+    """The call of mpirun in a command, behind wrappers, containers and environments."""
+    while words:
+        words = unwrapped(words)
+        inner = wrapped(words)
+        if (call := mpi_call(words)) or inner == words:
+            return call
+        words = inner
+    return None
+
+
 def step_of(command: Command, words: tuple[Word, ...], background: bool) -> Step | None:
     """The step that a command starts; None if it is not srun."""
     if not words or words[0].text.rpartition("/")[2] != "srun":
@@ -235,12 +249,19 @@ def _value_word(value: str | None, word: Word, rest: Sequence[Word], index: int)
     return rest[index + 1]
 
 
-def launch_of(command: Command, step: Step | None, program: tuple[Word, ...]) -> Launch | None:
-    """The Python program that a command starts; None for other programs."""
+def launch_of(
+    command: Command, step: Step | None, program: tuple[Word, ...], outer_mpi: MpiCall | None = None
+) -> Launch | None:
+    """The Python program that a command starts; None for other programs.
+
+    `outer_mpi` is the call of mpirun whose `bash -c` text contains the command.
+    """
+    mpi = mpi_call_of(program) or outer_mpi
     names = {item.name for item in command.environment}
+    names |= {name for name, _ in mpi.environment} if mpi else set()
     names |= {found[1] for word in program if (found := re.match(r"([A-Za-z_]\w*)=", word.text))}
     words = program_of(program)
-    if step is not None:
+    if step is not None or mpi is not None:
         words = program_of(_without_script(words))
     if words and words[0].text.rpartition("/")[2] in _PROFILERS:
         python = [index for index, word in enumerate(words) if _PYTHON.search(word.text)]
@@ -258,6 +279,7 @@ def launch_of(command: Command, step: Step | None, program: tuple[Word, ...]) ->
     return Launch(
         command=command,
         step=step,
+        mpi=mpi,
         launcher=launcher,
         options=options,
         program=rest[0].text,

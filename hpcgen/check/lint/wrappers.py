@@ -1,10 +1,11 @@
-"""Programs that run another one in a container or environment, such as apptainer, shifter, enroot and uv."""
+"""Programs that run another one in a container, in an environment or on other nodes: apptainer, enroot, uv, mpirun."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
 
+from hpcgen.check.lint.mpi import MPI_LAUNCHERS, mpi_call
 from hpcgen.check.lint.words import Word
 
 
@@ -77,12 +78,15 @@ WRAPPERS = {
 """CONTAINERS, and programs that start an environment. Sources: `uv run --help`, `conda run --help`, `poetry run`."""
 
 _LIKELY_PROGRAM = re.compile(
-    r"(^|/)(python[\d.]*|torchrun|accelerate|deepspeed|composer|conda|uv|env|numactl|nsys|bash|sh)$|\.(sh|py)$"
+    r"(^|/)(python[\d.]*|torchrun|accelerate|deepspeed|composer|conda|uv|env|numactl|nsys|bash|sh|"
+    rf"{'|'.join(map(re.escape, sorted(MPI_LAUNCHERS)))})$|\.(sh|py)$"
 )
 
 
 def wrapped(words: tuple[Word, ...]) -> tuple[Word, ...]:
     """The program that a wrapper such as `apptainer exec [options] IMAGE program` runs, or the words themselves."""
+    if call := mpi_call(words):
+        return call.program
     wrapper = WRAPPERS.get(words[0].text.rpartition("/")[2]) if words else None
     if wrapper is None:
         return words

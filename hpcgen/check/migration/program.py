@@ -7,7 +7,7 @@ import re
 from dataclasses import replace
 
 from hpcgen.check.lint.job import Job
-from hpcgen.check.lint.launch import Launch, Step, program_of
+from hpcgen.check.lint.launch import Launch, Step, mpi_call_of, program_of
 from hpcgen.check.lint.words import Word
 from hpcgen.check.lint.wrappers import CONTAINERS
 from hpcgen.check.migration.leftover import Carried, is_sure
@@ -51,6 +51,10 @@ SET_FOR_STEP = re.compile(
     r"output|error|job-name|jobid|mem|exclusive|partition|account|time|exact|export|nodelist|container-.*"
 )
 """Options of srun that hpcgen sets, or that have a key of the run file."""
+SET_FOR_RANKS = re.compile(
+    r"np|n|c|npernode|pernode|N|ppn|perhost|grr|x|genv|env|H|host|hosts|hostfile|machinefile|f"
+)
+"""Options of mpirun that hpcgen sets, or that have a key of the run file."""
 SIGNAL = re.compile(r"(?P<to>[BR]{1,2}:)?(SIG)?(?P<name>USR1|USR2|TERM|INT|10|12|15|2)(@(?P<lead>\d{1,5}))?")
 SIGNAL_NAMES = {"10": "USR1", "12": "USR2", "15": "TERM", "2": "INT"}
 QUIET = frozenset((
@@ -110,6 +114,14 @@ def carry_program(
         if not SET_FOR_STEP.fullmatch(option.name):
             text = f"--{option.name}" + (f"={option.text}" if option.value else "")
             carried.leave(option.word.line, f"srun {text}", "hpcgen starts the step with its own options")
+    for mpi_option in launch.mpi.options if launch.mpi else ():
+        if not SET_FOR_RANKS.fullmatch(mpi_option.name):
+            text = " ".join((mpi_option.name, *(word.text for word in mpi_option.values)))
+            carried.leave(
+                mpi_option.word.line,
+                f"mpirun -{text}",
+                "hpcgen starts the tasks with srun and its own options",
+            )
     _other_work(job, launch, carried)
 
 
@@ -123,7 +135,7 @@ def _carry_ranks(launch: Launch, carried: Carried) -> None:
             section["ntasks_per_node"] = ranks.value.number
         if nodes and nodes.value and nodes.value.number:
             section["nodes"] = nodes.value.number
-    elif launch.launcher != "torchrun" and launch.step is None:
+    elif launch.launcher != "torchrun" and launch.step is None and launch.mpi is None:
         section["ntasks_per_node"] = 1
         if section.get("nodes", 1) > 1:
             why = "the script starts it on the first node only, and the run file on every node"
@@ -191,6 +203,8 @@ def _words(launch: Launch) -> tuple[Word, ...]:
     """The complete command of a task, without the container that it runs in."""
     step = launch.step
     words = step.program if step and launch.command is step.command else launch.command.words
+    if (call := mpi_call_of(words)) is not None:
+        words = call.program
     if any(word.text.rpartition("/")[2] in CONTAINERS for word in words[:1]):
         return program_of(words)
     return words

@@ -105,7 +105,7 @@ def carry_environment(
     usual = {name: variable.value for name, variable in facts.items()} | cluster.environment
     secrets: set[str] = set()
     environment: dict[str, str] = {}
-    for assignment in job.script.exports:
+    for assignment in (*job.script.exports, *job.mpi_settings):
         name, word = assignment.name, assignment.value
         if assignment.dead:
             continue

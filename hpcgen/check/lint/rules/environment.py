@@ -15,10 +15,11 @@ from hpcgen.text import counted
 
 
 def _environment(job: Job) -> Iterator[Assignment]:
-    """Every variable that commands get: exports, and NAME=value before a command."""
+    """Every variable that commands get: exports, NAME=value before a command, and options of mpirun."""
     yield from job.script.exports
     for command in job.script.commands:
         yield from command.environment
+    yield from job.mpi_settings
 
 
 def _is_on(assignment: Assignment) -> bool:

@@ -120,10 +120,15 @@ def step_outside_srun(job: Job) -> Iterator[Hit]:
     """
     nodes = job.nodes or 0
     through = {
-        "srun", "mpirun", "mpiexec", "orterun", "prun", "horovodrun", "pdsh", "clush", "ssh", "ray", "parallel-ssh",
-        "parallel", "jsrun", "aprun", "ibrun", "source", ".",
+        "srun", "horovodrun", "pdsh", "clush", "ssh", "ray", "parallel-ssh", "parallel", "jsrun", "aprun", "source",
+        ".",
     }  # fmt: skip
-    if nodes < 2 or any(command.name in through for command in job.script.commands) or job.steps:
+    if (
+        nodes < 2
+        or job.mpi_calls
+        or any(command.name in through for command in job.script.commands)
+        or job.steps
+    ):
         return
     for launch in job.trainings:
         is_certain = launch.command.words[0].certain and not launch.command.conditional
