@@ -834,6 +834,16 @@ EXAMPLES: dict[str, Example] = {
         at="srun",
         passes=flag("--exit-signal-handler", "--exit-interval 1000"),
     ),
+    "save-interval": Example(
+        fails=flag("--save-interval 500", ""),
+        at="--save",
+        passes=(*flag("--save-interval 500", ""), *flag("--save /shared/checkpoints/gpt3-13b", "")),
+    ),
+    "exit-after-limit": Example(
+        fails=flag("--exit-signal-handler", "--exit-duration-in-mins 1440"),
+        at="--exit-duration-in-mins",
+        passes=flag("--exit-signal-handler", "--exit-duration-in-mins 1439"),
+    ),
     "no-save": Example(
         fails=flag("--save /shared/checkpoints/gpt3-13b", ""),
         at="srun",

@@ -40,6 +40,7 @@ ssh login rsync /shared/code/out /archive
 "
 """
 PP4 = "--pipeline-model-parallel-size 4"
+SAVING = "python pretrain_gpt.py --save /shared/run --load /shared/run --save-interval 500"
 PLACES = f"""{AGENTS}\
 options="--vocab-file <PATH TO vocab.json> --save <PATH TO RUN> --load <PATH TO RUN> --split 98,2,0"
 srun -K sh -c "python pretrain_gpt.py ${{options}}"
@@ -196,6 +197,22 @@ FURTHER: dict[str, tuple[str, Example]] = {
     "a placeholder of several words": (
         "save-without-load",
         _script(PLACES.replace("--load <PATH TO RUN> ", ""), PLACES, "python"),
+    ),
+    "a handler that no signal reaches": (
+        "no-exit-handler",
+        _script(
+            f"{HEAD}srun -K {SAVING} --exit-signal-handler\n",
+            f"{HEAD}srun -K timeout --signal=TERM 50m {SAVING} --exit-signal-handler\n",
+            "srun",
+        ),
+    ),
+    "a time after which a signal has ended the training": (
+        "exit-after-limit",
+        _script(
+            f"{HEAD}srun -K {SAVING} --exit-duration-in-mins 60 --exit-signal-handler\n",
+            f"{HEAD}#SBATCH --signal=TERM@300\nsrun -K {SAVING} --exit-duration-in-mins 60 --exit-signal-handler\n",
+            "srun",
+        ),
     ),
     "the path outside the container": (
         "path-not-mounted",

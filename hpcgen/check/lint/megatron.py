@@ -226,10 +226,20 @@ def nearest_option(option: str) -> str | None:
     return nearest(option, options(), SIMILARITY)
 
 
+def unknown_options(launch: Launch) -> frozenset[str]:
+    """The options of a command line that Megatron-LM never had."""
+    return frozenset(launch.flags) - options() - REMOVED.keys() - NOT_MEGATRON.keys()
+
+
 def word_of(launch: Launch, option: str) -> Word | None:
     """The value of an option that is certainly given; None otherwise."""
     flag = launch.flags.get(option)
     return flag.value if flag and flag.value and flag.value.certain else None
+
+
+def is_of_a_fork(launch: Launch) -> bool:
+    """True if a command line may be for a program that is not Megatron-LM's own."""
+    return bool(unknown_options(launch)) or launch.is_open
 
 
 def integer(launch: Launch, option: str) -> int | None:

@@ -17,7 +17,7 @@ from hpcgen.check.lint.megatron import (
     integer,
     knows_layers,
     nearest_option,
-    options,
+    unknown_options,
     virtual_stages,
     word_of,
 )
@@ -47,8 +47,7 @@ def megatron_option(job: Job) -> Iterator[Hit]:
     Not reported if more than two options are unknown: the script is then for a fork of Megatron-LM.
     """
     for launch in job.megatron:
-        unknown = launch.flags.keys() - options() - REMOVED.keys() - NOT_MEGATRON.keys()
-        if len(unknown) > MAX_MISTAKES or not launch.program.endswith("pretrain_gpt.py"):
+        if len(unknown_options(launch)) > MAX_MISTAKES or not launch.program.endswith("pretrain_gpt.py"):
             continue
         for name, flag in launch.flags.items():
             if advice := NOT_MEGATRON.get(name):

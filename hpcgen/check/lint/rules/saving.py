@@ -7,9 +7,10 @@ from collections.abc import Iterator
 
 from hpcgen.check.lint.job import Job
 from hpcgen.check.lint.launch import Launch
-from hpcgen.check.lint.megatron import integer
+from hpcgen.check.lint.megatron import integer, is_of_a_fork
 from hpcgen.check.lint.rule import Hit, rule
 from hpcgen.check.lint.rules.megatron import ARGUMENTS
+from hpcgen.text import counted
 
 MIN_RUN_ITERS, MIN_RUN_SAMPLES = 5000, 1_000_000
 """Minimum length of a run that is not a benchmark."""
@@ -97,6 +98,28 @@ def resume_without_optimizer(job: Job) -> Iterator[Hit]:
 
 
 @rule(
+    "save-interval",
+    "error",
+    "Megatron-LM does not start",
+    source=f"{ARGUMENTS}, validate_args, v2.0 to core 0.19: assert args.save_interval is not None",
+)
+def save_interval(job: Job) -> Iterator[Hit]:
+    """With --save, Megatron-LM requires --save-interval. Without it, every rank stops with an AssertionError.
+
+    A warning if the script has options of a fork, which may have a default.
+    """
+    for launch in job.megatron:
+        flag = launch.flags.get("save")
+        if flag and not {"save-interval", "yaml-cfg"} & launch.flags.keys() and not launch.is_open:
+            yield Hit(
+                flag.line,
+                "with --save and without --save-interval, Megatron-LM stops at the start (AssertionError)",
+                "add --save-interval",
+                severity="warning" if is_of_a_fork(launch) or not flag.word.certain else None,
+            )
+
+
+@rule(
     "no-exit-handler",
     "note",
     "no checkpoint at the time limit",
@@ -105,21 +128,64 @@ def resume_without_optimizer(job: Job) -> Iterator[Hit]:
 def no_exit_handler(job: Job) -> Iterator[Hit]:
     """At its time limit, a job gets SIGTERM and, 30 seconds later, SIGKILL: too late for a checkpoint.
 
-    --exit-duration-in-mins saves before the limit, and --exit-signal-handler at a signal. Only reported if the script
-    has --time.
+    --exit-duration-in-mins saves before the limit, and --exit-signal-handler at a signal. A warning if the script has
+    --exit-signal-handler, but nothing in it sends an earlier signal. Only reported if the script has --time.
     """
-    handlers = {"exit-signal-handler", "exit-duration-in-mins", "exit-interval"}
     for launch in job.megatron:
-        if (
-            "save" in launch.flags
-            and not handlers & launch.flags.keys()
-            and {"time", "time-min"} & job.script.options.keys()
-            and not launch.is_open
-        ):
+        flags = launch.flags
+        has_limit = job.time_limit_s or "time-min" in job.script.options
+        if "save" not in flags or launch.is_open or not has_limit:
+            continue
+        handler = flags.get("exit-signal-handler")
+        if {"exit-duration-in-mins", "exit-interval"} & flags.keys() or (handler and _sends_signals(job)):
+            continue
+        yield Hit(
+            handler.line if handler else launch.line,
+            "nothing sends a signal before the time limit: SIGTERM comes 30 s before SIGKILL, too late for a checkpoint"
+            if handler
+            else "at the time limit, the training since the last checkpoint is lost",
+            f"add --exit-duration-in-mins {_minutes_before(job.time_limit_s)}"
+            if job.time_limit_s
+            else "add --exit-duration-in-mins, a few minutes below --time",
+            severity="warning" if handler else None,
+        )
+
+
+def _sends_signals(job: Job) -> bool:
+    """True if a directive or a command of the script can send a signal before the time limit."""
+    senders = {"kill", "pkill", "killall", "scancel", "timeout"}
+    own = [command.name for command in job.script.commands]
+    own += [word.text.rpartition("/")[2] for step in job.steps for word in step.program]
+    asked = "signal" in job.script.options or any(step.option("signal") for step in job.steps)
+    return asked or not senders.isdisjoint(own)
+
+
+def _minutes_before(limit_s: int) -> int:
+    """The minutes after which a training should end to save a checkpoint before the limit."""
+    minutes = limit_s // 60
+    return max(1, minutes - min(10, 1 + minutes // 10))
+
+
+@rule(
+    "exit-after-limit",
+    "warning",
+    "Slurm ends the training before it saves",
+    source=f"{ARGUMENTS}, --exit-duration-in-mins; Slurm, man sbatch, --time",
+)
+def exit_after_limit(job: Job) -> Iterator[Hit]:
+    """--exit-duration-in-mins saves a checkpoint and exits. Beyond --time, Slurm ends the job before that.
+
+    Not reported if the training also exits at a signal.
+    """
+    limit_s = job.time_limit_s
+    for launch in job.megatron:
+        minutes = integer(launch, "exit-duration-in-mins")
+        by_signal = "exit-signal-handler" in launch.flags and _sends_signals(job)
+        if limit_s and minutes and 60 * minutes >= limit_s and not by_signal:
             yield Hit(
-                launch.line,
-                "at the time limit, the training since the last checkpoint is lost",
-                "add --exit-duration-in-mins, a few minutes below --time",
+                launch.flags["exit-duration-in-mins"].line,
+                f"Slurm ends the job after {counted(limit_s // 60, 'minute')}, before --exit-duration-in-mins {minutes}",
+                f"use --exit-duration-in-mins {_minutes_before(limit_s)}, or raise --time",
             )
 
 
