@@ -358,6 +358,11 @@ EXAMPLES: dict[str, Example] = {
         at="MASTER_PORT=",
         passes=(("10000 + SLURM_JOB_ID % 20000", "12000 + SLURM_JOB_ID % 20000"),),
     ),
+    "port-range": Example(
+        fails=(("$((10000 + SLURM_JOB_ID % 20000))", "$((10000 + ${SLURM_JOB_ID: -4}))"),),
+        at="MASTER_PORT=",
+        passes=(("$((10000 + SLURM_JOB_ID % 20000))", "$((10000 + 10#${SLURM_JOB_ID: -4}))"),),
+    ),
     "localhost-master": Example(
         fails=((ADDRESS, "MASTER_ADDR=127.0.0.1"),),
         at="MASTER_ADDR=",

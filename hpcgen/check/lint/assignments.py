@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from hpcgen.check.lint.arithmetic import Interval, interval_of
 from hpcgen.check.lint.expander import Expander
 from hpcgen.check.lint.place import Place
 from hpcgen.check.lint.script import Assignment
@@ -26,7 +25,6 @@ def assignment_of(item: Node, place: Place, expander: Expander) -> Assignment:
         conditional=place.conditional,
         function=place.function,
         outer=place.outer,
-        interval=_interval(item.get("Value"), expander),
         dead=place.dead,
         loop=place.loop,
     )
@@ -43,12 +41,3 @@ def variable_after(item: Node, assignment: Assignment, expander: Expander) -> Va
     else:
         variable = variable_of("")
     return appended(expander.variables.get(assignment.name), variable) if assignment.append else variable
-
-
-def _interval(value: Node, expander: Expander) -> Interval | None:
-    parts = (value or {}).get("Parts", [])
-    if len(parts) == 1 and parts[0]["Type"] == "DblQuoted":
-        parts = parts[0].get("Parts", [])
-    if len(parts) != 1 or parts[0]["Type"] != "ArithmExp":
-        return None
-    return interval_of(parts[0].get("X"), expander.arithmetic)

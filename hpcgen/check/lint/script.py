@@ -12,7 +12,6 @@ from functools import cached_property
 from typing import Literal
 
 from hpcgen.check.lint import sbatch
-from hpcgen.check.lint.arithmetic import Interval
 from hpcgen.check.lint.syntax import ShellSyntaxError
 from hpcgen.check.lint.words import Word, joined
 
@@ -57,8 +56,6 @@ class Assignment:
     function: str = ""
     outer: int | None = None
     """Index in `Script.commands` of the command whose `bash -c` text contains the assignment."""
-    interval: Interval | None = None
-    """The range of an arithmetic value."""
     dead: bool = False
     """True if it is in a branch that certainly does not run."""
     loop: str = ""

@@ -6,15 +6,24 @@ import itertools
 import re
 from collections.abc import Iterator
 
-from hpcgen.check.lint.arithmetic import Interval, interval_of_source
+from hpcgen.check.lint.filters import Refused, Unknown
 from hpcgen.check.lint.job import Job
 from hpcgen.check.lint.launch import Step
 from hpcgen.check.lint.rule import Hit, rule
+from hpcgen.check.lint.sample import Sample
 from hpcgen.check.lint.script import Assignment
 from hpcgen.check.lint.words import Word
 
 FIRST_EPHEMERAL_PORT, LAST_EPHEMERAL_PORT = 32768, 60999
 """Linux, net.ipv4.ip_local_port_range: ports for outgoing connections."""
+
+
+MIN_PORT, MAX_PORT = 1024, 65535
+"""Ports that a program may use without being root."""
+MIN_JOB_ID, MAX_JOB_ID = 10_000, 67_108_863
+"""The job IDs of a cluster (slurm.conf, FirstJobId and MaxJobId). The first few thousand are soon behind it."""
+DEFAULT_MAX_TASK_ID = 1000
+GOOD_PORT = "MASTER_PORT=$((10000 + SLURM_JOB_ID % 20000))"
 
 
 def _ports(job: Job) -> Iterator[tuple[int, Word | None, Assignment | None]]:
@@ -71,7 +80,7 @@ def fixed_port(job: Job) -> Iterator[Hit]:
             yield Hit(
                 line,
                 f"every job of this script uses port {port}, and two jobs can share a node",
-                "MASTER_PORT=$((10000 + SLURM_JOB_ID % 20000))",
+                GOOD_PORT,
             )
 
 
@@ -112,7 +121,7 @@ def port_of_each_task(job: Job) -> Iterator[Hit]:
             yield Hit(
                 item.line,
                 "every task of the step picks a different MASTER_PORT, so the ranks never connect",
-                "export MASTER_PORT=$((10000 + SLURM_JOB_ID % 20000)) before srun",
+                f"export {GOOD_PORT} before srun",
             )
 
 
@@ -157,22 +166,24 @@ def _runs_always(job: Job, item: Assignment) -> bool:
 def ephemeral_port(job: Job) -> Iterator[Hit]:
     """The kernel uses ports 32768 to 60999 for outgoing connections, so the job's port may be in use.
 
-    The rule computes the range of ports from $RANDOM, remainders and `shuf -i`, also through another variable.
+    The rule computes the ports of sample jobs from job IDs and $RANDOM: arithmetic, expr, cut, tail, awk, shuf and
+    others, also through variables.
     """
     for line, word, assignment in _ports(job):
-        least = greatest = _port(word) if word and not word.assumed else None
-        origin = assignment or _origin(job, word)
-        interval = _drawn(job, origin, word)
-        if interval and not _looks_for_free_ports(job):
-            least, greatest = interval.least, interval.greatest
-        if least is None or greatest is None:
+        outcomes = _outcomes(job, word, is_endpoint=assignment is None)
+        ports = [found for _, found in outcomes if isinstance(found, int)]
+        is_fixed = len(set(ports)) == 1
+        if not all(map(_is_valid, ports)):
+            continue  # port-range reports it
+        if not ports or (word and word.assumed and is_fixed) or (not is_fixed and _looks_for_free_ports(job)):
             continue
+        least, greatest = min(ports), max(ports)
         if greatest >= FIRST_EPHEMERAL_PORT and least <= LAST_EPHEMERAL_PORT:
-            ports = f"the port {least}" if least == greatest else f"a port between {least} and {greatest}"
+            which = f"the port {least}" if is_fixed else f"a port between {least} and {greatest}"
             yield Hit(
                 line,
-                f"{ports} may be in use: the kernel assigns {FIRST_EPHEMERAL_PORT} to {LAST_EPHEMERAL_PORT} to clients",
-                f"a port below {FIRST_EPHEMERAL_PORT}",
+                f"{which} may be in use: the kernel assigns {FIRST_EPHEMERAL_PORT} to {LAST_EPHEMERAL_PORT} to clients",
+                f"a port below {FIRST_EPHEMERAL_PORT}: {GOOD_PORT}",
             )
 
 
@@ -181,18 +192,92 @@ def _looks_for_free_ports(job: Job) -> bool:
     return any(looks.search(line) for line in job.script.lines if not line.lstrip().startswith("#"))
 
 
-def _origin(job: Job, word: Word | None) -> Assignment | None:
-    """The only assignment of the variable that a word consists of, or of the port in host:$PORT."""
-    found = re.search(r"(?:^|:)\"?\$\{?(\w+)\}?\"?$", word.source) if word else None
-    settings = [item for item in job.script.assignments if found and item.name == found[1]]
-    return settings[0] if len(settings) == 1 and found and found[1] != "MASTER_PORT" else None
+@rule("port-range", "error", "some jobs get no valid port", source="man bash, ARITHMETIC EVALUATION; ip(7)")
+def port_range(job: Job) -> Iterator[Hit]:
+    """Ports end at 65535, and those below 1024 need root. A number with a leading zero is octal for bash.
+
+    The rule computes the ports of sample jobs, as in ephemeral-port. A warning if some job IDs yield a valid port.
+    """
+    for line, word, assignment in _ports(job):
+        outcomes = _outcomes(job, word, is_endpoint=assignment is None)
+        bad = [(job_id, found) for job_id, found in outcomes if not _is_valid(found)]
+        if not bad:
+            continue
+        # the job of a cluster that has been in use for some time
+        job_id, found = max(bad, key=lambda outcome: (outcome[0] < MAX_JOB_ID // 10, outcome[0]))
+        is_fixed = len({str(outcome) for _, outcome in outcomes}) == 1
+        who = "every job" if is_fixed else f"job {job_id}, for example,"
+        yield Hit(
+            line,
+            f"{who} gets no port: {found}"
+            if isinstance(found, Refused)
+            else f"{who} gets port {found}, and ports are {MIN_PORT} to {MAX_PORT}",
+            GOOD_PORT,
+            severity="warning" if len(bad) < len(outcomes) else None,
+        )
 
 
-def _drawn(job: Job, assignment: Assignment | None, word: Word | None) -> Interval | None:
-    """The interval of a computed or random port, from its assignment, the variable behind it, or the word."""
-    for item in (assignment, _origin(job, assignment.value) if assignment else None):
-        if item and item.interval:
-            return item.interval
-        if item and item.value and (interval := interval_of_source(item.value.source.strip('"'))):
-            return interval
-    return interval_of_source(word.source.strip('"').rpartition(":")[2]) if word else None
+def _is_valid(found: int | Refused) -> bool:
+    return isinstance(found, int) and MIN_PORT <= found <= MAX_PORT
+
+
+def _outcomes(job: Job, word: Word | None, *, is_endpoint: bool) -> list[tuple[int, int | Refused]]:
+    """IDs of sample jobs, and the port of each, or why there is none; empty if only a run can tell."""
+    if word is None or not word.certain:
+        return []
+    outcomes: list[tuple[int, int | Refused]] = []
+    try:
+        job_ids = _job_ids(job, word)
+        ends = [
+            _outcome(job, word, job_ids[0], is_endpoint=is_endpoint, greatest=end) for end in (False, True)
+        ]
+        for job_id in job_ids:
+            # the last draw differs from the first only if the port is random
+            for greatest in (False, True)[: len(set(map(str, ends)))]:
+                outcome = _outcome(job, word, job_id, is_endpoint=is_endpoint, greatest=greatest)
+                outcomes.append((job_id, outcome))
+    except Unknown:
+        return []
+    return [] if {str(outcome) for _, outcome in outcomes} == {"0"} else outcomes  # 0: any free port
+
+
+def _outcome(job: Job, word: Word, job_id: int, *, is_endpoint: bool, greatest: bool) -> int | Refused:
+    sample = _sample(job, job_id, greatest=greatest)
+    try:
+        text = sample.text_after_colon(word.text) if is_endpoint else sample.text(word.text)
+    except Refused as refused:
+        return refused
+    if not re.fullmatch(r"-?\d{1,20}", text, re.ASCII):
+        raise Unknown
+    return int(text)
+
+
+def _sample(job: Job, job_id: int, *, greatest: bool) -> Sample:
+    environment = dict.fromkeys(("SLURM_JOB_ID", "SLURM_JOBID", "SLURM_ARRAY_JOB_ID"), str(job_id))
+    if (array := job.script.options.get("array")) is not None:
+        indices = [int(number) for number in re.findall(r"\d{1,9}", re.split("[:%]", array)[0])]
+        task_id = (max if greatest else min)(indices or [0, DEFAULT_MAX_TASK_ID])
+        environment |= {"SLURM_ARRAY_TASK_ID": str(task_id)}
+    return Sample(job.script, environment, greatest=greatest)
+
+
+_ENDS = (
+    "0000", "0001", "0008", "0009", "0010", "0089", "0123", "0777", "0800", "0999", "1000", "1023", "1024", "5000",
+    "9000", "9999", "00000", "00009", "00080", "01023", "08999", "32767", "32768", "61000", "65535", "65536", "99999",
+)  # fmt: skip
+"""The last digits of job IDs where a computation can go wrong."""
+
+
+def _job_ids(job: Job, word: Word) -> list[int]:
+    """Job IDs with extreme digits, and with extreme remainders for the numbers of a computation."""
+    texts = [word.text, *(item.value.text for item in job.script.assignments if item.value)]
+    if not any("SLURM_" in text for text in texts):
+        return [MIN_JOB_ID]
+    found = {MIN_JOB_ID, 12_345, 65_535, 65_536, 99_999, 100_000, 999_999, MAX_JOB_ID}
+    found |= {int(start + end) for start in ("1", "9", "123", "481") for end in _ENDS}
+    for number in {int(digits) for text in texts for digits in re.findall(r"\b\d{2,8}\b", text)}:
+        for multiple in {
+            number * (job_id // number) for job_id in (2 * number, 1_234_567, MAX_JOB_ID) if number
+        }:
+            found |= {multiple - 1, multiple, multiple + 1}
+    return sorted(job_id for job_id in found if MIN_JOB_ID <= job_id <= MAX_JOB_ID)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from hpcgen.check.lint.filters import Refused, Unknown
 from hpcgen.check.lint.job import Job
 from hpcgen.check.lint.launch import Step
 from hpcgen.check.lint.rule import Hit, Severity, rule
+from hpcgen.check.lint.sample import Sample
 from hpcgen.check.lint.words import Word
 
 MAX_SHOWN = 40
@@ -170,14 +172,60 @@ def localhost_master(job: Job) -> Iterator[Hit]:
     source="Slurm, man scontrol, show hostnames",
 )
 def nodelist_as_host(job: Job) -> Iterator[Hit]:
-    """SLURM_JOB_NODELIST is compressed (gpu-[1-4]). scontrol show hostnames prints the names."""
-    for line, word in addresses_of(job) if job.may_be_multi_node else ():
-        if re.match(r'"?\$\{?SLURM_(JOB_|STEP_)?NODELIST\}?"?(:|$)', word.source):
+    """SLURM_JOB_NODELIST is compressed (gpu-[1-4]), so it is no host, and no list to split at commas or blanks.
+
+    scontrol show hostnames prints the names. The rule computes the address of sample jobs. A warning if the script
+    yields a host for some lists of nodes.
+    """
+    for line, word in (*addresses_of(job), *_hosts_elsewhere(job)) if job.may_be_multi_node else ():
+        wrong = [address for address in _addresses(job, word) if not _is_host(address)]
+        if wrong:
             yield Hit(
                 line,
-                "the list of nodes is compressed (gpu-[1-4]) and is not a host name",
+                f"the list of nodes is compressed (gpu-[1-4]) and is not a host name: this yields {wrong[0]}",
                 '$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+                severity="warning" if len(wrong) < len(_NODE_LISTS) else None,
             )
+
+
+_NODE_LISTS = ("gpu-[1-4]", "gpu-[1,3]", "node[01-04]", "node[01,03]")
+"""Lists of nodes as Slurm writes them."""
+_HOSTS = frozenset(f"{prefix}{number}" for prefix in ("gpu-", "node0") for number in range(1, 5))
+
+
+def _is_host(address: str) -> bool:
+    return address.rpartition("//")[2] in _HOSTS
+
+
+def _addresses(job: Job, word: Word) -> list[str]:
+    """The address for each of the sample lists; empty if it does not come from the list, or only a run can tell.
+
+    A script that works for one site's names is not judged by others: it may count on their length or characters.
+    """
+    found = []
+    for nodes in _NODE_LISTS:
+        names = ("SLURM_JOB_NODELIST", "SLURM_NODELIST", "SLURM_STEP_NODELIST")
+        sample = Sample(job.script, dict.fromkeys(names, nodes), is_cut_by_position=False)
+        try:
+            found.append(sample.text_before_colon(word.text))
+        except (Unknown, Refused):
+            return []
+    if len(set(found)) == 1:
+        return []
+    sites = (found[:2], found[2:])
+    return [] if any(all(map(_is_host, addresses)) for addresses in sites) else found
+
+
+def _hosts_elsewhere(job: Job) -> Iterator[tuple[int, Word]]:
+    """Hosts to which the script connects: those of ssh, and nodes of srun that are not the entire list."""
+    for command in job.script.commands:
+        if command.name == "ssh":
+            operands = [word for word in command.words[1:] if not word.text.startswith("-")]
+            yield from ((word.line, word) for word in operands[:1])
+    for step in job.steps:
+        option = step.option("nodelist")
+        if option and option.value and not re.fullmatch(r'"?\$\{?SLURM_\w*NODELIST\}?"?', option.value.text):
+            yield option.value.line, option.value
 
 
 @rule("nodes-array", "error", "an array has only one node", source="man bash, Arrays")

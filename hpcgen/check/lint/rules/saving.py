@@ -184,7 +184,7 @@ def exit_after_limit(job: Job) -> Iterator[Hit]:
         if limit_s and minutes and 60 * minutes >= limit_s and not by_signal:
             yield Hit(
                 launch.flags["exit-duration-in-mins"].line,
-                f"Slurm ends the job after {counted(limit_s // 60, 'minute')}, before --exit-duration-in-mins {minutes}",
+                f"--exit-duration-in-mins {minutes} is not below the time limit of {counted(limit_s // 60, 'minute')}",
                 f"use --exit-duration-in-mins {_minutes_before(limit_s)}, or raise --time",
             )
 

@@ -1,0 +1,167 @@
+"""Ports that scripts compute, and hosts that they take from lists of nodes."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+
+import pytest
+
+from hpcgen.check.lint.check import Finding, lint
+from hpcgen.check.lint.filters import Refused, Unknown
+from hpcgen.check.lint.reader import read
+from hpcgen.check.lint.sample import Sample
+
+HEAD = "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --exclusive\n#SBATCH --time=60\n"
+LEADING_ZERO = "for an octal number"
+TOO_HIGH = "and ports are 1024 to 65535"
+TAKEN = "may be in use"
+JOB = "SLURM_JOB_ID"
+
+PORTS = [
+    # the computation, and part of the finding; "" for a port that every job can use
+    (f"$((10000 + {JOB} % 20000))", ""),
+    (f"$((1024 + {JOB} % 30000))", ""),
+    (f"$(( ( ${{{JOB}}} + 7 ) % 10000 + 11000 ))", ""),
+    (f"$((0x4000 + {JOB} % 0x3000))", ""),
+    (f"$((10000 + 10#${{{JOB}: -4}}))", ""),
+    ("$(expr 10000 + $(echo -n $SLURM_JOBID | tail -c 4))", ""),  # decimal for expr
+    (f"$(expr 10000 + ${{{JOB}: -4}})", ""),
+    (f"1${{{JOB}: -4}}", ""),
+    (f'$(printf "1%04d" $(({JOB} % 10000)))', ""),
+    (f'$(echo "10000 + ${JOB} % 20000" | bc)', ""),
+    (f'$(python3 -c "print(10000 + ${JOB} % 20000)")', ""),
+    (f"$(echo ${JOB} | awk '{{print $1 % 20000 + 10000}}')", ""),
+    ("$((20000 + UID % 1000))", ""),
+    ("$((RANDOM % 1000 + 20000))", ""),
+    ("$(shuf -i 20000-30000 -n 1)", ""),
+    ("${MASTER_PORT:-29500}", ""),
+    ("$(find_port)", ""),
+    (f"$((10000 + ${{{JOB}: -4}}))", LEADING_ZERO),
+    (f"$((10000 + ${{{JOB}:(-4)}}))", LEADING_ZERO),
+    ("$((10000 + $(echo -n $SLURM_JOBID | tail -c 4)))", LEADING_ZERO),
+    ("$(( 10000 + `echo $SLURM_JOBID | tail -c 5` ))", LEADING_ZERO),
+    (f"$((10000 + $(echo ${JOB} | cut -c 4-)))", LEADING_ZERO),
+    (f"$((10000 + $(rev <<< ${JOB} | cut -c1-4)))", LEADING_ZERO),
+    (f"${{MASTER_PORT:-$((10000 + ${{{JOB}: -4}}))}}", LEADING_ZERO),
+    (f'$(python3 -c "print(10000 + ${{{JOB}: -4}})")', "Python refuses the number"),
+    (f"${{{JOB}: -4}}", TOO_HIGH),
+    (f"6${{{JOB}: -4}}", TOO_HIGH),
+    (f"${{{JOB}:0:5}}", TOO_HIGH),
+    (f"${JOB}", TOO_HIGH),
+    (f"$(({JOB} + 10000))", TOO_HIGH),
+    (f"$(({JOB} / 1000))", TOO_HIGH),
+    (f"$(({JOB} % 60000))", TOO_HIGH),
+    (f"$((50000 + {JOB} % 16000))", TOO_HIGH),
+    (f"$(( ({JOB} % 1000) * 100 + 10000 ))", TOO_HIGH),
+    (f"$(expr ${JOB} % 60000)", TOO_HIGH),
+    (f'$(echo "30000 + ${JOB} % 40000" | bc)', TOO_HIGH),
+    (f"$(echo ${JOB} | awk '{{print $1 % 60000 + 10000}}')", TOO_HIGH),
+    (f"$(python3 -c \"print(10000 + int('${JOB}') % 60000)\")", TOO_HIGH),
+    ("70000", "every job gets port 70000"),
+    ("80", "every job gets port 80"),
+    (f"$((15000 + {JOB} % 50000))", TAKEN),
+    (f'$(printf "3%04d" $(({JOB} % 10000)))', TAKEN),
+    ("$((RANDOM + 10000))", TAKEN),
+    ("$(seq 49152 65535 | shuf -n 1)", TAKEN),
+    ("$(comm -23 <(seq 49152 65535 | sort) <(sort used) | shuf | head -n 1)", TAKEN),
+]
+
+
+def found(text: str, *rules: str) -> list[Finding]:
+    return lint(f"{HEAD}{text}\n", rules=rules)
+
+
+@pytest.mark.parametrize(("port", "message"), PORTS, ids=[port for port, _ in PORTS])
+def test_a_port_of_every_job(port: str, message: str) -> None:
+    for text in (f"export MASTER_PORT={port}", f"P={port}; export MASTER_PORT=$P"):
+        findings = found(text, "port-range", "ephemeral-port")
+        assert len(findings) == bool(message), findings
+        assert all(message in finding.why for finding in findings)
+
+
+def test_the_ports_of_launchers_and_of_arrays() -> None:
+    launch = "srun torchrun --nnodes=2 --rdzv_backend=c10d --rdzv_endpoint=$HOST:{} train.py"
+    [octal] = found(launch.format("$((10000+${SLURM_JOB_ID: -4}))"), "port-range")
+    assert LEADING_ZERO in octal.why
+    assert octal.severity == "warning"
+    [fixed] = found(launch.format("70000"), "port-range")
+    assert fixed.severity == "error"
+    assert found(launch.format("0"), "port-range") == []  # any free port
+    task = "export MASTER_PORT=$((64000 + SLURM_ARRAY_TASK_ID))"
+    assert found(f"#SBATCH --array=0-1000%4\n{task}", "port-range") == []
+    assert TOO_HIGH in found(f"#SBATCH --array=0-2000\n{task}", "port-range")[0].why
+
+
+@pytest.mark.parametrize("port", [port for port, _ in PORTS if JOB[:9] in port])
+def test_the_port_of_a_sample_is_that_of_bash(port: str) -> None:
+    sample_ids = [4_460_089, random.Random(port).randrange(10_000, 67_108_864)]
+    for job_id in sample_ids:
+        names = {"SLURM_JOB_ID": str(job_id), "SLURM_JOBID": str(job_id)}
+        done = subprocess.run(
+            ["bash", "-c", f'echo "{port}"'],
+            env={"PATH": "/usr/bin:/bin", **names},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if "command not found" in done.stderr:
+            pytest.skip(done.stderr)
+        [item] = read(f"x={port}\n").assignments
+        assert item.value is not None
+        try:
+            assert Sample(read("true\n"), names).text(item.value.text) == done.stdout.strip()
+        except Refused:
+            assert done.stderr
+
+
+HOSTS = [
+    # how MASTER_ADDR is set, and whether it is a host
+    ("MASTER_ADDR=$SLURM_JOB_NODELIST", False),
+    ("MASTER_ADDR=$(echo $SLURM_JOB_NODELIST | cut -d, -f1)", False),
+    ("MASTER_ADDR=$(echo \"$SLURM_JOB_NODELIST\" | tr ',' '\\n' | head -n 1)", False),
+    ("MASTER_ADDR=$(echo $SLURM_NODELIST | sed 's/,.*//')", False),
+    ("MASTER_ADDR=$(awk -F'[,-]' '{print $1}' <<< $SLURM_NODELIST)", False),
+    ("MASTER_ADDR=${SLURM_NODELIST%%,*}", False),
+    ("MASTER_ADDR=${SLURM_NODELIST/,*/}", False),
+    ("nodes=($SLURM_JOB_NODELIST); MASTER_ADDR=${nodes[0]}", False),
+    ("nodes=(${SLURM_JOB_NODELIST//,/ }); MASTER_ADDR=$nodes", False),
+    ('IFS=, read -ra nodes <<< "$SLURM_JOB_NODELIST"; MASTER_ADDR=${nodes[0]}', False),
+    ("list=$SLURM_JOB_NODELIST; head=${list%%,*}; MASTER_ADDR=$head", False),
+    ("for node in ${SLURM_JOB_NODELIST//,/ }; do ssh $node hostname; done", False),
+    ("srun -w ${SLURM_JOB_NODELIST%%,*} hostname", False),
+    ("srun torchrun --nnodes=2 --rdzv_endpoint=${SLURM_JOB_NODELIST%%,*}:29500 train.py", False),
+    ("srun -w $SLURM_JOB_NODELIST hostname", True),
+    ("MASTER_ADDR=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1)", True),
+    ("nodes=($(scontrol show hostnames $SLURM_JOB_NODELIST)); MASTER_ADDR=${nodes[0]}", True),
+    ("MASTER_ADDR=$(nodeset -e $SLURM_JOB_NODELIST | cut -d' ' -f1)", True),
+    ("MASTER_ADDR=$(echo $SLURM_NODELIST | sed 's/\\[\\([0-9]*\\).*/\\1/')", True),
+    (
+        "MASTER_ADDR=$(echo $SLURM_NODELIST | sed -e 's/\\[//' -e 's/[-,].*//')",
+        True,
+    ),  # for names without a hyphen
+    ("MASTER_ADDR=$(echo $SLURM_NODELIST | cut -c1-8)", True),  # may be right for one site's names
+    ("MASTER_ADDR=${SLURM_NODELIST:0:9}${SLURM_NODELIST:10:4}", True),
+    ("for node in $(scontrol show hostnames); do ssh $node hostname; done", True),
+    ("MASTER_ADDR=$SLURMD_NODENAME", True),
+]
+
+
+@pytest.mark.parametrize(("text", "is_host"), HOSTS, ids=[text for text, _ in HOSTS])
+def test_a_list_of_nodes_is_no_host(text: str, is_host: bool) -> None:
+    findings = found(text, "nodelist-as-host")
+    assert bool(findings) != is_host
+    assert all(finding.severity == "error" for finding in findings)
+
+
+def test_what_only_a_run_can_tell() -> None:
+    for text in (
+        "$(date +%s)",
+        "$X",
+        "$(cut -c1 file; echo)",
+        "$(expr a + b)",
+        "${X:-$(hostname)}",
+        "$((X))",
+    ):
+        with pytest.raises(Unknown):
+            Sample(read("true\n"), {}).text(text)
