@@ -48,7 +48,7 @@ def command(
 
     For example: eval "$(hpcgen env train --cluster azure-ndv5)"
 
-    Default for STAGE: train, or run for a run file with a program.
+    Default for STAGE: as for hpcgen validate.
 
     The exports are the ones in the script that hpcgen renders. HPCGEN_CONTAINER_ENV, which is not exported, holds
     the names for srun --container-env="$HPCGEN_CONTAINER_ENV". For variables not named there, values set in the

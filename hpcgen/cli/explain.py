@@ -33,7 +33,7 @@ GIVEN = ("cluster", "run file", "override")
     "--stage",
     type=StageChoice(),
     metavar="STAGE",
-    help="Stage; see hpcgen render --help.  [default: train, or run for a run file with a program]",
+    help="Stage; see hpcgen render --help.  [default: as for hpcgen validate]",
 )
 @click.option(
     "--diff",

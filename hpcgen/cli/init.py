@@ -259,16 +259,14 @@ def _complete(carried: Mapping[str, Any], chosen: Document, script: str) -> dict
         ConfigErrors: values are not valid in a run file.
     """
     from hpcgen.config.document import constant, merge
-    from hpcgen.config.loader import UNUSED_MODEL
-    from hpcgen.config.presets import PRESETS
+    from hpcgen.config.loader import OMITTED_SECTIONS
     from hpcgen.config.run import RunConfig
     from hpcgen.config.validation import build, describe
 
     document = merge(constant(carried, script), chosen)
     checked = document
     if "program" in document.values:  # which needs no model
-        unused = {**PRESETS[str(UNUSED_MODEL["preset"])].sections, **UNUSED_MODEL}
-        checked = merge(constant(unused, "program"), document)
+        checked = merge(constant(OMITTED_SECTIONS, "program"), document)
     if problems := build(RunConfig, checked).problems:
         raise ConfigErrors([describe(problem, document) for problem in problems])
     return document.values

@@ -93,7 +93,7 @@ def run_options(command: Command, help: str = "The run file.") -> Command:
 
 
 def run_or_cluster_options(command: Command) -> Command:
-    """Adds --config, --set, and for stages that need no model --cluster with --run-dir."""
+    """Adds --config, --set, and for stages that need no run file --cluster with --run-dir."""
     command = click.option(
         "-c",
         "--config",
@@ -111,7 +111,7 @@ def run_or_cluster_options(command: Command) -> Command:
         "--cluster",
         metavar="PROFILE",
         shell_complete=complete_clusters,
-        help="Cluster profile, in place of a run file for stages that need no model.",
+        help="Cluster profile, in place of a run file for stages that need none.",
     )(command)
 
 
@@ -130,8 +130,8 @@ def read_run(
     Raises:
         HpcgenError: the options conflict, or the run file or profile is invalid.
     """
-    if config is None and cluster is not None and STAGES[stage].needs_model:
-        others = ", ".join(name for name, other in STAGES.items() if not other.needs_model)
+    if config is None and cluster is not None and STAGES[stage].needs:
+        others = ", ".join(name for name, other in STAGES.items() if not other.needs)
         hint = f"use -c run.yaml. --cluster alone works for {others}"
         raise HpcgenError(f"stage {stage} needs a run file", hint)
     return read_run_or_cluster(config, cluster, run_dir, overrides)

@@ -43,7 +43,7 @@ def command(
     hpcgen render train -c run.yaml | sbatch
     hpcgen render nccl-test --cluster azure-ndv5 | sbatch
 
-    Stages that need no model, such as nccl-test, need only a cluster profile.
+    Stages that need no run file, such as nccl-test, need only a cluster profile.
     """
     from hpcgen import api
 

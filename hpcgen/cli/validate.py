@@ -18,7 +18,7 @@ from hpcgen.errors import HpcgenError
 def command(stages: tuple[str, ...], config: Path, overrides: tuple[str, ...], as_json: bool) -> None:
     """Check a run file and summarize what its stages would do.
 
-    Default for STAGE: train, or run for a run file with a program.
+    Default for STAGE: train, run for a run file with a program, or prepare for a run file with only a corpus.
     """
     from hpcgen import api
     from hpcgen.planning.summary import for_people, summarize

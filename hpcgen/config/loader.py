@@ -25,15 +25,18 @@ from hpcgen.errors import ConfigErrors, HpcgenError, Problem
 from hpcgen.text import did_you_mean
 from trainer.contract.config import BlendConfig
 
-UNUSED_MODEL = {"preset": "tiny", "data": {"mock": True}}
-"""Values for the required keys about the model, for runs whose stages do not use them."""
+OMITTED_SECTIONS: dict[str, Any] = {
+    "model": {"num_layers": 1, "hidden_size": 1, "num_attention_heads": 1, "seq_length": 1},
+    "training": {"micro_batch_size": 1, "global_batch_size": 1, "train_iters": 1},
+    "optimizer": {"lr": 1},
+}
+"""The sections that a run file may omit if none of its stages needs them (`Stage.needs`), with values that stand in for
+them."""
 ANY_RUN: dict[str, Any] = {
     "name": "any",
     "cluster": "any",
     "paths": {"run_dir": "/any"},
-    "model": {"num_layers": 1, "hidden_size": 1, "num_attention_heads": 1, "seq_length": 1},
-    "training": {"micro_batch_size": 1, "global_batch_size": 1, "train_iters": 1},
-    "optimizer": {"lr": 1},
+    **OMITTED_SECTIONS,
 }
 """The required keys of a run, with values that stand in for missing and invalid ones."""
 STAND_INS = {
@@ -77,11 +80,16 @@ class Run:
     sha256: str = ""
     """Hash of the run file."""
 
+    @property
+    def omitted(self) -> tuple[str, ...]:
+        """The sections that the run file omits (OMITTED_SECTIONS). `config` has stand-ins for them."""
+        return tuple(name for name in OMITTED_SECTIONS if name not in self.document.values)
+
     def with_invalid(self) -> Run:
-        """A copy for checks, with INVALID in place of missing and invalid values."""
+        """A copy for checks, with INVALID in place of omitted, missing and invalid values."""
         return dataclasses.replace(
             self,
-            config=with_invalid(self.config, self.invalid),
+            config=with_invalid(self.config, (*self.invalid, *self.omitted)),
             cluster=with_invalid(self.cluster, self.invalid_in_profile),
             node_type=self.node_type if self.has_valid_node_type else INVALID,
         )
@@ -121,8 +129,6 @@ def load_valid_run(path: str | Path, overrides: Sequence[str] = ()) -> Run:
 def load_cluster_run(cluster: str, run_dir: str, overrides: Sequence[str] = ()) -> Run:
     """A run for stages such as nccl-test and node-health, which need only a cluster profile and a run directory.
 
-    The other required keys of a run file get values that these stages do not use.
-
     Raises:
         ConfigErrors, HpcgenError: see `load_run`.
     """
@@ -130,7 +136,6 @@ def load_cluster_run(cluster: str, run_dir: str, overrides: Sequence[str] = ()) 
         "name": Path(cluster).name.removesuffix(".yaml"),
         "cluster": cluster,
         "paths": {"run_dir": run_dir},
-        **UNUSED_MODEL,
     }
     document = documents.constant(values, "the command line")
     options = {"name": "--cluster", "cluster": "--cluster", "paths.run_dir": "--run-dir"}
@@ -149,18 +154,19 @@ def load_document(document: Document, directory: Path, overrides: Sequence[str] 
     messages: list[str] = []
     if document.get("program") is not None:
         messages += [describe(problem, document) for problem in _trainer_keys(document)]
-        document = documents.merge(documents.constant(UNUSED_MODEL, "program"), _without_trainer(document))
+        document = _without_trainer(document)
     preset = _preset(document, messages)
     if preset is not None:
         document = documents.merge(documents.constant(preset.sections, f"preset {preset.name}"), document)
     has_unknown_preset = preset is None and isinstance(document.get("preset"), str)
     if has_unknown_preset:
         document = documents.without(document, "preset")
-    built = build(RunConfig, document, STAND_INS)
+    omitted = {name: values for name, values in OMITTED_SECTIONS.items() if name not in document.values}
+    built = build(RunConfig, documents.merge(documents.constant(omitted, ""), document), STAND_INS)
     problems, invalid = built.problems, built.invalid
     if has_unknown_preset:  # keys may be missing only because of it
         problems = tuple(problem for problem in problems if problem.reason != MISSING)
-        invalid += tuple(_unset_preset_keys(document))
+        invalid += (*_unset_preset_keys(document), *omitted)
     messages += [describe(problem, document) for problem in problems]
     assert built.config is not None
     profile = UNKNOWN_PROFILE

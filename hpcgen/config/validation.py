@@ -138,10 +138,12 @@ def describe(problem: Problem, document: Document, resolved: object = None) -> M
     """
     value = document.get(problem.path)
     where = document.origin(problem.path)
+    is_default = where is None
     if where is None:
-        where = "default" if resolved is not None else document.nearest_origin(problem.path)
+        has_default = resolved is not None and not problem.reason.startswith(MISSING)
+        where = "default" if has_default else document.nearest_origin(problem.path)
         value = _attribute(resolved, problem.path)
-    is_silent = is_private(problem.path) or not _is_value(value) or (where == "default" and value is None)
+    is_silent = is_private(problem.path) or not _is_value(value) or (is_default and value is None)
     shown = "" if is_silent else f" = {show(value)}"
     plain = None if is_silent else _in_json(value)
     hint = f"; {problem.hint}" if problem.hint else ""

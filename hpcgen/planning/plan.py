@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 import os.path
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,8 +15,8 @@ from hpcgen.config import tokenizer as tokenizers
 from hpcgen.config.invalid import decidable, is_invalid, with_invalid
 from hpcgen.config.loader import Run
 from hpcgen.config.presets import missing_tokenizer
-from hpcgen.config.run import RunConfig
-from hpcgen.config.validation import describe
+from hpcgen.config.run import TRAINER_SECTIONS, RunConfig
+from hpcgen.config.validation import MISSING, describe
 from hpcgen.errors import ConfigErrors, HpcgenError, Problem
 from hpcgen.planning.allocation import allocation_problems, cluster_problems
 from hpcgen.planning.array import array_warnings
@@ -34,6 +35,7 @@ from hpcgen.planning.resuming import no_checkpoints, proof_of_checkpoints
 from hpcgen.planning.stage import StagePlan, make_stage
 from hpcgen.planning.training import Training, plan_training
 from hpcgen.stages import STAGES, Stage
+from hpcgen.stages.data import PREPARE
 from hpcgen.stages.run import RUN
 from hpcgen.stages.train import TRAIN
 from hpcgen.text import counted
@@ -60,7 +62,7 @@ class Plan:
 
 
 def plan(run: Run, stages: Collection[str] = (), *, exists: Callable[[str], bool] = os.path.exists) -> Plan:
-    """Plans `stages` of a run, given by their names. Default: train, or run for a run file with a program.
+    """Plans `stages` of a run, given by their names. Default: see `main_stage`.
 
     `exists` checks for data files on the login node.
 
@@ -79,7 +81,8 @@ def plan(run: Run, stages: Collection[str] = (), *, exists: Callable[[str], bool
     reads_trainer_config = any(stage.reads_trainer_config for stage in ordered) and not _has_program(run)
     training, problems = _check(run, config, checked, with_training=reads_trainer_config)
     trainer = training.trainer if training else None
-    errors = [*run.mistakes, *(_describe(run, problem) for problem in problems)]
+    found = (_describe(run, problem) for problem in (*_missing_keys(run, checked), *problems))
+    errors = [*run.mistakes, *found]
     planned: dict[str, StagePlan] = {}
     for stage in ordered:
         lead_s = training.signal_lead_s if training and stage.trains else 0
@@ -117,7 +120,7 @@ def _check(
     run: Run, config: RunConfig, stages: Sequence[Stage], *, with_training: bool
 ) -> tuple[Training | None, list[Problem]]:
     """The training, if the stages need it, and the problems of the run that depend on no invalid value."""
-    run, config = run.with_invalid(), with_invalid(config, run.invalid)
+    run, config = run.with_invalid(), with_invalid(config, (*run.invalid, *run.omitted))
     problems = list(_section_problems(run, stages))
     training = plan_training(run, config) if with_training else None
     problems += training.errors if training else ()
@@ -176,14 +179,29 @@ def _section_problems(run: Run, stages: Sequence[Stage]) -> Iterator[Problem]:
     yield from cluster_problems(cluster, node_type)
     for stage in stages:
         yield from allocation_problems(stage, config, cluster, node_type)
-        if stage.reads_trainer_config and _has_program(run):
-            reason = f"replaces hpcgen's trainer, so there is no model for stage {stage.name}"
-            yield Problem("program", reason, f"use stage {RUN.name}, or remove program")
     if config.data.corpus is not None:
         yield from decidable(corpora.problems(config.data.corpus))
-    elif needing := [stage.name for stage in stages if stage.is_array]:
-        hint = "set at least its directory and source"
-        yield Problem("data.corpus", f"is missing, but stage {needing[0]} needs it", hint)
+
+
+def _missing_keys(run: Run, stages: Sequence[Stage]) -> Iterator[Problem]:
+    """Yields the keys that the run file lacks, each with the first stage that needs it."""
+    invalid = with_invalid(run.config, run.invalid)
+    found = set[str]()
+    for stage in stages:
+        lacking = (
+            key for key in stage.needs if key in run.omitted or operator.attrgetter(key)(run.config) is None
+        )
+        missing = [
+            key for key in lacking if not is_invalid(invalid, key)
+        ]  # reported as a mistake of the file
+        if _has_program(run) and any(key.partition(".")[0] in TRAINER_SECTIONS for key in missing):
+            reason = f"replaces hpcgen's trainer, so there is no model for stage {stage.name}"
+            yield Problem("program", reason, f"use stage {RUN.name}, or remove program")
+            continue
+        for key in missing:
+            if key not in found:
+                yield Problem(key, f"{MISSING}, but stage {stage.name} needs it", stage.needs[key])
+        found.update(missing)
 
 
 def _has_program(run: Run) -> bool:
@@ -192,8 +210,12 @@ def _has_program(run: Run) -> bool:
 
 
 def main_stage(run: Run) -> str:
-    """The stage that a run file is for: train, or run if it describes a program."""
-    return RUN.name if _has_program(run) else TRAIN.name
+    """The stage that a run file is for: run if it describes a program, prepare if it describes only a corpus, or else
+    train."""
+    if _has_program(run):
+        return RUN.name
+    trains = any(run.document.get(section) is not None for section in TRAINER_SECTIONS)
+    return PREPARE.name if run.document.get("data.corpus") is not None and not trains else TRAIN.name
 
 
 def _prefix_keys(config: RunConfig) -> dict[str, str]:

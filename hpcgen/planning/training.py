@@ -78,7 +78,7 @@ def plan_training(run: Run, config: RunConfig) -> Training:
     errors = [_in_file(problem, nodes) for problem in errors] + vocabulary_problems + eod_problems
     errors += function_errors
     warnings = [_in_file(problem, nodes) for problem in warnings] + function_warnings
-    if errors or run.mistakes:
+    if errors or run.mistakes or run.omitted:
         return Training(errors=tuple(errors), warnings=tuple(warnings))
     return _planned(run, config, facts, allocation, warnings)
 

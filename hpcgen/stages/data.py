@@ -38,6 +38,9 @@ class CorpusStage(Stage):
     asks_hub: bool = False
     """The tasks download files, which may need a token."""
 
+    needs: Mapping[str, str] = dataclasses.field(
+        default_factory=lambda: {"data.corpus": "set at least its directory and source"}
+    )
     is_array: bool = True
     frame: str = "data"
     is_single_task: bool = True
@@ -100,6 +103,17 @@ class CorpusStage(Stage):
                 )
 
 
+PREPARE = CorpusStage(
+    name="prepare",
+    order=60,
+    summary="makes the .bin/.idx pairs directly from the compressed files",
+    settings_doc="Resources for making the .bin/.idx pairs directly from the compressed files, in one pass.",
+    folder="tokens",
+    makes_output_files=True,
+    reads_source=True,
+    makes_pairs=True,
+    time_limit="12:00:00",
+)
 STAGES = (
     CorpusStage(
         name="download",
@@ -140,15 +154,5 @@ STAGES = (
         makes_pairs=True,
         time_limit="8:00:00",
     ),
-    CorpusStage(
-        name="prepare",
-        order=60,
-        summary="makes the .bin/.idx pairs directly from the compressed files",
-        settings_doc="Resources for making the .bin/.idx pairs directly from the compressed files, in one pass.",
-        folder="tokens",
-        makes_output_files=True,
-        reads_source=True,
-        makes_pairs=True,
-        time_limit="12:00:00",
-    ),
+    PREPARE,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from hpcgen.stages.stage import Export, Stage, Work
+from hpcgen.stages.stage import TRAINING, Export, Stage, Work
 
 if TYPE_CHECKING:
     from hpcgen.config.loader import Run
@@ -119,6 +119,7 @@ EVALUATE = Evaluate(
     by_submitit=True,
     time_limit="4:00:00",
     reads_trainer_config=True,
+    needs=TRAINING,
     own_variables={"EVALUATION_CONFIG": "RUN_DIR/jobs/JOBID/evaluation.json"},
     config_file=CONFIG_FILE,
     config_variable="EVALUATION_CONFIG",

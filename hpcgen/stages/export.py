@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from hpcgen.errors import ConfigErrors, Problem
-from hpcgen.stages.stage import Stage, Work
+from hpcgen.stages.stage import TRAINING, Stage, Work
 
 if TYPE_CHECKING:
     from hpcgen.config.loader import Run
@@ -32,7 +32,7 @@ class Export(Stage):
 
         settings, tokenizer = config.export, config.data.tokenizer
         if settings.directory is None:
-            raise ConfigErrors([])  # `problems` reports it
+            raise ConfigErrors([])  # `needs` reports it
         checkpoints, directory = checkpoint_directory(config), settings.directory
         options = {
             "--dtype": settings.dtype,
@@ -52,13 +52,11 @@ class Export(Stage):
         )
 
     def problems(self, run: Run, trainer: TrainerConfig | None) -> Iterator[Problem]:
-        """Yields a missing directory, and each key of the model that its family in transformers cannot express."""
+        """Yields each key of the model that its family in transformers cannot express."""
         from hpcgen.planning.trainer_tokenizer import tokenizer_problems
         from trainer.contract.huggingface import nearest_family
         from trainer.contract.resolve import resolve_model
 
-        if run.config.export.directory is None:
-            yield Problem("export.directory", "is missing", "name a new directory for the exported model")
         yield from tokenizer_problems(run.config.data.tokenizer, "export.directory")
         model = resolve_model(run.config.model)
         family = nearest_family(model, run.config.export.family)
@@ -81,6 +79,7 @@ STAGES = (
         is_single_task=True,
         by_submitit=True,
         uses_tokenizer=True,
+        needs={"model": TRAINING["model"], "export.directory": "name a new directory for the exported model"},
         time_limit="4:00:00",
     ),
 )

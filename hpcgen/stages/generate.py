@@ -34,7 +34,7 @@ class Generate(Stage):
 
         settings, tokenizer = config.generation, config.data.tokenizer
         if settings.prompts is None:
-            raise ConfigErrors([])  # `problems` reports it
+            raise ConfigErrors([])  # `needs` reports it
         checkpoints, output = checkpoint_directory(config), _output(config)
         end = () if tokenizer.eod_token is None else (f"--eod-token={tokenizer.eod_token}",)
         return Work(
@@ -52,13 +52,11 @@ class Generate(Stage):
         )
 
     def problems(self, run: Run, trainer: TrainerConfig | None) -> Iterator[Problem]:
-        """Yields missing prompts, options that the trainer would refuse, and ranks that TP x PP does not divide."""
+        """Yields options that the trainer would refuse, and ranks that TP x PP does not divide."""
         from hpcgen.planning.allocation import make_allocation
         from hpcgen.planning.trainer_tokenizer import tokenizer_problems
 
         settings = run.config.generation
-        if settings.prompts is None:
-            yield Problem("generation.prompts", "is missing", "name a JSON Lines file with prompts")
         if mistake := settings.mistake():
             name, _, reason = mistake.partition(" ")
             yield Problem(f"generation.{name}", reason)
@@ -125,6 +123,7 @@ STAGES = (
         one_node_by_default=True,
         by_submitit=True,
         uses_tokenizer=True,
+        needs={"generation.prompts": "name a JSON Lines file with prompts"},
         time_limit="4:00:00",
     ),
 )

@@ -113,7 +113,6 @@ STAGES = (
         is_single_task=True,
         runs_own_files=True,
         in_container=False,
-        needs_model=False,
         time_limit="2:00:00",
     ),
 )

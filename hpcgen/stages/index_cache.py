@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hpcgen.stages.stage import TRAINER_CONFIG, TRAINER_FILE, Stage, Work
+from hpcgen.stages.stage import TRAINER_CONFIG, TRAINER_FILE, TRAINING, Stage, Work
 from hpcgen.stages.train import trainer_files
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ STAGES = (
         by_submitit=True,
         time_limit="4:00:00",
         reads_trainer_config=True,
+        needs=TRAINING,
         own_variables=TRAINER_CONFIG,
         config_file=TRAINER_FILE,
         config_variable="TRAINER_CONFIG",

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from hpcgen.errors import Problem
-from hpcgen.stages.stage import Export, Stage, Work
+from hpcgen.stages.stage import TRAINING, Export, Stage, Work
 from hpcgen.stages.train import TRAIN
 
 if TYPE_CHECKING:
@@ -82,6 +82,7 @@ STAGES = (
         by_submitit=True,
         time_limit="30:00",
         reads_trainer_config=True,
+        needs=TRAINING,
         own_variables={"MEMORY_TEST_CONFIG": f"RUN_DIR/jobs/JOBID/{CONFIG_FILE}"},
         config_file=CONFIG_FILE,
         config_variable="MEMORY_TEST_CONFIG",

@@ -91,7 +91,6 @@ STAGES = (
         summary="measures the bandwidth between the GPUs of the job",
         settings_doc="Resources for measuring the bandwidth between GPUs.",
         uses_gpus=True,
-        needs_model=False,
         time_limit="30:00",
     ),
 )

@@ -52,7 +52,6 @@ STAGES = (
         settings_doc="Resources for checking nodes.",
         uses_gpus=True,
         no_kill=True,
-        needs_model=False,
         time_limit="30:00",
     ),
 )

@@ -34,7 +34,7 @@ class RunProgram(Stage):
 
         program = config.program
         if program is None or not program.command:
-            raise ConfigErrors([])  # `problems` reports it
+            raise ConfigErrors([])  # `needs` reports it
         lead_s = allocation.settings.signal_lead_s or SIGNAL_LEAD_S
         deepspeed = ds_config(run, config, program, allocation)
         return Work(
@@ -54,12 +54,9 @@ class RunProgram(Stage):
 
     def problems(self, run: Run, trainer: TrainerConfig | None) -> Iterator[Problem]:
         """Yields mistakes in the section `program`."""
-        from hpcgen.errors import Problem
         from hpcgen.planning.program import program_problems
 
-        if run.config.program is None:
-            yield Problem("program", "is missing, but stage run needs it", "set at least program.command")
-        else:
+        if run.config.program is not None:
             yield from program_problems(self, run, run.config.program)
 
     def warnings(self, run: Run, trainer: TrainerConfig | None) -> Iterator[Problem]:
@@ -102,6 +99,7 @@ RUN = RunProgram(
     settings_doc="Resources for a training program of your own.",
     uses_gpus=True,
     runs_user_program=True,
+    needs={"program": "set at least program.command"},
     by_submitit=True,
     has_attempts=True,
     config_file="program.sh",

@@ -27,6 +27,9 @@ RENDEZVOUS_ID = {
 }
 """Computed together with RENDEZVOUS."""
 
+TRAINING = dict.fromkeys(("model", "training", "optimizer"), "add it, or a preset (see hpcgen presets)")
+"""The needs of stages that read the trainer's configuration."""
+
 TRAINER_FILE = "trainer.json"
 TRAINER_CONFIG = {"TRAINER_CONFIG": f"RUN_DIR/jobs/JOBID/{TRAINER_FILE}"}
 
@@ -109,8 +112,9 @@ class Stage(ABC):
     """The job runs a program of the user, in place of Python with hpcgen's code."""
     no_kill: bool = False
     """The job continues when one of its nodes fails."""
-    needs_model: bool = True
-    """The job needs a run file. If False, a cluster profile is enough."""
+    needs: Mapping[str, str] = field(default_factory=dict)
+    """Keys of the run file that the job needs, and what to do if one is missing. Without any, a cluster profile is
+    enough."""
     by_submitit: bool = False
     """`hpcgen submit` can run the stage. All stages can be rendered."""
 

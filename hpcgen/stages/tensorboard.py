@@ -41,7 +41,6 @@ STAGES = (
         settings_doc="Resources for serving TensorBoard.",
         is_single_task=True,
         shares_node=True,
-        needs_model=False,
         time_limit="8:00:00",
     ),
 )

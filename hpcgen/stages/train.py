@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from hpcgen.stages.stage import TRAINER_CONFIG, TRAINER_FILE, Advice, Export, Stage, Work
+from hpcgen.stages.stage import TRAINER_CONFIG, TRAINER_FILE, TRAINING, Advice, Export, Stage, Work
 
 if TYPE_CHECKING:
     from hpcgen.config.loader import Run
@@ -144,6 +144,7 @@ TRAIN = Train(
     trains=True,
     has_attempts=True,
     reads_trainer_config=True,
+    needs=TRAINING,
     own_variables={**TRAINER_CONFIG, "TRAINER_STOP_FILE": "RUN_DIR/jobs/JOBID/stop-RESTART"},
     config_file=TRAINER_FILE,
     config_variable="TRAINER_CONFIG",

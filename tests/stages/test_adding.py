@@ -35,7 +35,6 @@ STAGES = (
         summary="greets from one node",
         settings_doc="For the greeting.",
         is_single_task=True,
-        needs_model=False,
         time_limit="5:00",
     ),
 )

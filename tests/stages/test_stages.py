@@ -75,7 +75,7 @@ def row(stage: Stage) -> str:
     elif stage.uses_gpus:
         runs_on = "every GPU of its nodes"
     starts = "`render`, `submit`" if stage.by_submitit else "`render`"
-    needs = "run file" if stage.needs_model else "run file or cluster"
+    needs = "run file" if stage.needs else "run file or cluster"
     return f"| `{stage.name}` | {stage.summary} | {runs_on} | {stage.time_limit or 'none'} | {starts} | {needs} |"
 
 
