@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from hpcgen.config.document import Document
     from hpcgen.config.node_type import NodeType
     from hpcgen.config.presets import Preset
+    from hpcgen.config.slurm import StageSettings
 
 
 def _complete_presets(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
@@ -100,23 +101,32 @@ def command(
     name = name or (migration and migration.name) or path.stem
     run_dir = run_dir or f"runs/{name}"
     check_text(RunConfig, {"name": name, "paths": {"run_dir": run_dir}}, "hpcgen init")
-    time = within_limit(TIME, profile.slurm.partition, profile)
+    time = within_limit(profile.slurm.time or TIME, profile.slurm.partition, profile)
     weights = f"{name}-weights"
     own = {"name": name, "cluster": cluster, "paths": {"run_dir": run_dir}}
     editor = f"./{_schema_of(path).name}"
-    gpus = node_type.gpus_per_node
     if migration is not None:
         values = _complete({**own, **migration.sections}, chosen, str(script))
         text = run_file(values, editor, file_name=path.name, notes=_notes(script, migration))
     elif program:
-        text = program_starter(name, cluster, run_dir, editor, time=time, file_name=path.name)
+        text = program_starter(
+            name, cluster, run_dir, editor, of_cluster=profile.slurm, time=time, file_name=path.name
+        )
     elif hf_dir is not None:
-        values = _from_huggingface(own, hf_dir, weights, gpus, time)
+        values = _from_huggingface(own, hf_dir, weights, node_type, profile.slurm, time)
         text = run_file(values, editor, file_name=path.name)
     else:
         defaults = PRESETS.get(preset or "")
         text = starter(
-            name, cluster, run_dir, defaults, editor, gpus_per_node=gpus, time=time, file_name=path.name
+            name,
+            cluster,
+            run_dir,
+            defaults,
+            editor,
+            gpus_per_node=node_type.gpus_per_node,
+            of_cluster=profile.slurm,
+            time=time,
+            file_name=path.name,
         )
     _write(path, text, run_dir)
     if migration is not None:
@@ -240,15 +250,15 @@ def _chosen(overrides: tuple[str, ...]) -> Document:
 
 
 def _from_huggingface(
-    own: dict[str, Any], hf_dir: Path, weights: str, gpus_per_node: int, time: str
+    own: dict[str, Any], hf_dir: Path, weights: str, node_type: NodeType, of_cluster: StageSettings, time: str
 ) -> dict[str, Any]:
     """The values of a run file that starts from the model in `hf_dir`, imported to `weights`."""
     from hpcgen.config import from_huggingface
-    from hpcgen.config.starter import starter_corpus
+    from hpcgen.config.starter import slurm_section, starter_corpus
 
-    slurm = {"defaults": {"time": time}, "train": {"nodes": 1}}
+    slurm = slurm_section(of_cluster, time, {"nodes": of_cluster.nodes or 1})
     sections = from_huggingface.sections(hf_dir, weights)
-    sections["data"] |= starter_corpus(own["name"], gpus_per_node)
+    sections["data"] |= starter_corpus(own["name"], node_type.gpus_per_node)
     return {**own, "slurm": slurm, **sections}
 
 

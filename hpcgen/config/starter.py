@@ -14,6 +14,7 @@ from typing import Any
 from hpcgen.config.field_docs import field_docs
 from hpcgen.config.presets import PRESETS, Preset
 from hpcgen.config.run import TRAINER_SECTIONS, RunConfig
+from hpcgen.config.slurm import StageSettings
 from hpcgen.config.type_hints import inner_class
 from trainer.contract.config import ParallelismConfig, field_hints
 from trainer.contract.ranks import fewest_ranks, model_parallel_size
@@ -24,6 +25,7 @@ NOT_WORDS = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}
 """Strings that some YAML readers parse as another type."""
 TIME = "1-00:00:00"
 """Time limit of a job if the partition allows it."""
+NO_SETTINGS = StageSettings()
 BATCH = {"micro_batch_size": 4, "global_batch_size": 256, "train_iters": 1000}
 
 
@@ -35,20 +37,28 @@ def starter(
     schema: str,
     *,
     gpus_per_node: int = 0,
+    of_cluster: StageSettings = NO_SETTINGS,
     time: str = TIME,
     file_name: str = "run.yaml",
 ) -> str:
-    """The text of a new run file; `schema` is the path of its JSON Schema, for editors."""
+    """The text of a new run file; `schema` is the path of its JSON Schema, for editors.
+
+    It leaves out what `of_cluster`, the profile's Slurm settings, already says.
+    """
+    per_node = of_cluster.ntasks_per_node or gpus_per_node
+    tasks = _tasks(preset, per_node, of_cluster.nodes or 1)
     chosen: dict[str, Any] = {
         "name": name,
         "cluster": cluster,
         "paths": {"run_dir": run_dir},
-        "slurm": {"defaults": {"time": time}, "train": _tasks(preset, gpus_per_node)},
+        "slurm": slurm_section(of_cluster, time, tasks),
         "data": {**starter_corpus(name, gpus_per_node), "tokenizer": _tokenizer(preset)},
     }
     if preset is not None:
         chosen["preset"] = preset.name
-        chosen["training"] = _micro_batch(preset, gpus_per_node)
+        chosen["training"] = _micro_batch(
+            preset, tasks["nodes"] * (per_node or tasks.get("ntasks_per_node", 1))
+        )
     else:
         chosen["model"] = SHAPE
         chosen["training"] = BATCH
@@ -56,15 +66,35 @@ def starter(
     return run_file(chosen, schema, preset=preset, file_name=file_name)
 
 
+def slurm_section(of_cluster: StageSettings, time: str, tasks: Mapping[str, int]) -> dict[str, Any]:
+    """The section slurm of a new run file: the time limit and the tasks of train, without what the profile sets."""
+    return {"defaults": _without(of_cluster, {"time": time}), "train": _without(of_cluster, tasks)}
+
+
+def _without(of_cluster: StageSettings, settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in settings.items() if value != getattr(of_cluster, key)}
+
+
 def program_starter(
-    name: str, cluster: str, run_dir: str, schema: str, *, time: str = TIME, file_name: str = "run.yaml"
+    name: str,
+    cluster: str,
+    run_dir: str,
+    schema: str,
+    *,
+    of_cluster: StageSettings = NO_SETTINGS,
+    time: str = TIME,
+    file_name: str = "run.yaml",
 ) -> str:
-    """The text of a new run file for a program of the user, without the keys of hpcgen's trainer."""
+    """The text of a new run file for a program of the user, without the keys of hpcgen's trainer.
+
+    It leaves out what `of_cluster`, the profile's Slurm settings, already says.
+    """
+    settings = {"nodes": of_cluster.nodes or 1, "time": time}
     chosen = {
         "name": name,
         "cluster": cluster,
         "paths": {"run_dir": run_dir},
-        "slurm": {"run": {"nodes": 1, "time": time}},
+        "slurm": {"run": _without(of_cluster, settings)},
         "program": {"command": ["python", "train.py"]},
     }
     return run_file(chosen, schema, file_name=file_name)
@@ -127,18 +157,20 @@ def _tokenizer(preset: Preset | None) -> dict[str, str]:
     return {"kind": "huggingface", "tokenizer_file": "tokenizer.json", "eod_token": preset.eod_token}
 
 
-def _tasks(preset: Preset | None, gpus_per_node: int) -> dict[str, int]:
-    """The smallest number of nodes for the preset's layout; without GPUs, one node with a task per rank."""
+def _tasks(preset: Preset | None, ranks_per_node: int, nodes: int) -> dict[str, int]:
+    """The smallest number of nodes for the preset's layout, and at least `nodes`.
+
+    If `ranks_per_node` is 0, because nodes have no GPUs, one node with a task per rank.
+    """
     ranks = fewest_ranks(_parallelism(preset))
-    if gpus_per_node:
-        return {"nodes": -(-ranks // gpus_per_node)}
-    return {"nodes": 1, "ntasks_per_node": ranks} if ranks > 1 else {"nodes": 1}
+    if ranks_per_node:
+        return {"nodes": max(nodes, -(-ranks // ranks_per_node))}
+    tasks = -(-ranks // nodes)
+    return {"nodes": nodes, "ntasks_per_node": tasks} if tasks > 1 else {"nodes": nodes}
 
 
-def _micro_batch(preset: Preset, gpus_per_node: int) -> dict[str, int]:
-    """A microbatch size of 1 if the preset's does not divide the global batch over the GPUs of the run's nodes."""
-    tasks = _tasks(preset, gpus_per_node)
-    world_size = tasks["nodes"] * (gpus_per_node or tasks.get("ntasks_per_node", 1))
+def _micro_batch(preset: Preset, world_size: int) -> dict[str, int]:
+    """A microbatch size of 1 if the preset's does not divide the global batch over the run's ranks."""
     training = preset.sections["training"]
     data_parallel_size = world_size // model_parallel_size(_parallelism(preset))
     fits = training["global_batch_size"] % (training["micro_batch_size"] * data_parallel_size) == 0

@@ -5,8 +5,12 @@ import os
 
 import pytest
 
+from hpcgen.config.loader import load_run
 from hpcgen.config.presets import PRESETS
+from hpcgen.planning.allocation import stage_settings
+from hpcgen.stages import STAGES
 from tests.cli.command import hpcgen, listing
+from tests.runs import write_yaml
 
 
 def test_the_first_run(workplace):
@@ -31,6 +35,52 @@ def test_the_time_limit_fits_the_partition(workplace):
     (workplace / "short.yaml").write_text(profile)
     assert hpcgen("init", "--cluster", "./short.yaml", "--preset", "tiny").status == 0
     assert 'time: "4:00:00"' in (workplace / "run.yaml").read_text()
+
+
+SETTINGS = {
+    "nodes": 3,
+    "ntasks_per_node": 2,
+    "cpus_per_task": 5,
+    "mem": "7G",
+    "time": "10:00:00",
+    "partition": "long",
+    "account": "a",
+    "qos": "q",
+    "reservation": "r",
+    "constraint": "c",
+    "signal_lead_s": 900,
+    "max_restarts": 6,
+    "extra_directives": ("--mail-type=FAIL",),
+}
+"""A value for each Slurm setting of a profile."""
+
+
+@pytest.mark.parametrize(
+    "options", [(), ("--preset", "tiny"), ("--preset", "llama3-8b"), ("--program",)], ids=str
+)
+def test_a_new_run_hides_no_slurm_setting_of_the_profile(workplace, options):
+    profile = {
+        "node_type": "ndv5",
+        "partitions": {"long": {"max_time": "2-00:00:00"}},
+        "slurm": {**SETTINGS, "extra_directives": list(SETTINGS["extra_directives"])},
+    }
+    write_yaml(workplace / "site.yaml", profile)
+    found = hpcgen("init", "--cluster", "./site.yaml", *options)
+    assert found.status == 0, found.stderr
+    run = load_run(workplace / "run.yaml")
+    stage = STAGES["run" if "--program" in options else "train"]
+    assert vars(stage_settings(stage, run.config, run.cluster)) == SETTINGS
+
+
+def test_a_time_limit_of_the_profile_that_the_partition_refuses_is_shortened(workplace):
+    profile = {
+        "node_type": "ndv5",
+        "partitions": {"short": {"max_time": "4:00:00"}},
+        "slurm": {"partition": "short", "time": "8:00:00"},
+    }
+    write_yaml(workplace / "site.yaml", profile)
+    assert hpcgen("init", "--cluster", "./site.yaml").status == 0
+    assert load_run(workplace / "run.yaml").config.slurm.defaults.time == "4:00:00"
 
 
 def test_a_tiny_run_renders_for_the_local_cluster():
