@@ -59,6 +59,11 @@ class Document:
         return value
 
 
+def is_preset(origin: str) -> bool:
+    """True for the origin "preset NAME", and not for a line of a file whose name begins so."""
+    return origin.startswith("preset ") and re.search(r":\d+$", origin) is None
+
+
 def constant(values: Mapping[str, Any], origin: str) -> Document:
     """`values` as a document in which all values have the same origin."""
     origins = {"": origin}

@@ -163,6 +163,12 @@ def _cluster_document(name: str, asked: Document, directory: Path) -> tuple[Docu
     return inherit(ClusterConfig, chain), tuple(origin(path, SHIPPED_CLUSTERS) for path in seen)
 
 
+def is_set_by_site(profile: Document, path: str) -> bool:
+    """True if the value at `path` of a profile comes from a file that hpcgen does not ship."""
+    where = profile.origin(path)
+    return where is not None and not is_below(Path(where.rpartition(":")[0]), SHIPPED_CLUSTERS)
+
+
 def unknown_cluster(key: str, name: str, base: Path | None = None, directory: Path | None = None) -> Problem:
     """The problem for an unknown profile name, or a path below `directory` that does not exist, at `key`."""
     known = cluster_names(base)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from hpcgen.config.fields import Directive, SlurmWord, TimeLimit
-from trainer.contract.config import Count, NonNegative
+from trainer.contract.config import Count, NonNegative, Range
 from trainer.contract.section import config_section
+
+LONGEST_LEAD_S = 65535
+"""The largest number of seconds that sbatch --signal accepts."""
 
 
 @config_section
@@ -31,7 +36,7 @@ class StageSettings:
     """Reservation to use."""
     constraint: SlurmWord | None = None
     """Required node features."""
-    signal_lead_s: Count | None = None
+    signal_lead_s: Annotated[int, Range(at_least=1, at_most=LONGEST_LEAD_S)] | None = None
     """Seconds before the time limit at which the job is asked to save a last checkpoint and stop. Default: for train,
     computed from the checkpoint's size; for run, 300."""
     max_restarts: NonNegative | None = None

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast
 
-from hpcgen.config.document import Document, constant
+from hpcgen.config.document import Document, constant, is_preset
 from hpcgen.config.fields import constraint_problems
 from hpcgen.config.shown import is_private, show
 from hpcgen.config.type_hints import hint_of
@@ -169,7 +169,7 @@ def _in_json(value: object) -> object:
 
 
 def _is_not_the_users(origin: str) -> bool:
-    return origin == "default" or origin.startswith("preset ")
+    return origin == "default" or is_preset(origin)
 
 
 def _conflicting_origin(problem: Problem, document: Document) -> str | None:

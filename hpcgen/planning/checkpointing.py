@@ -23,14 +23,28 @@ LEAD_MARGIN_S = 60
 """Safety margin (seconds). Slurm delivers the signal up to 10 s early, and kills the job 30 s after the limit."""
 
 
-def save_time_s(trainer: TrainerConfig, write_gb_s: float | None) -> float:
-    """Seconds to write one checkpoint at the bandwidth of the storage (GB/s) or of all ranks, whichever is lower.
+def save_gb_s(trainer: TrainerConfig, write_gb_s: float | None) -> float:
+    """The bandwidth of the storage (GB/s) or of all ranks, whichever is lower.
 
     Every rank writes an equal part, so with few ranks the ranks are the limit.
     """
-    ranks_gb_s = trainer.world_size * ASSUMED_RANK_WRITE_GB_S
-    gb_s = min(write_gb_s or ASSUMED_WRITE_GB_S, ranks_gb_s)
-    return checkpoint_bytes(trainer.model, trainer.training.precision) / (gb_s * 1e9)
+    return min(write_gb_s or ASSUMED_WRITE_GB_S, trainer.world_size * ASSUMED_RANK_WRITE_GB_S)
+
+
+def save_time_s(trainer: TrainerConfig, write_gb_s: float | None) -> float:
+    """Seconds to write one checkpoint."""
+    size = checkpoint_bytes(trainer.model, trainer.training.precision)
+    return size / (save_gb_s(trainer, write_gb_s) * 1e9)
+
+
+def save_limit(gb_s: float, write_gb_s: float | None) -> str:
+    """`save_gb_s`, and what decides it: the storage, an assumption about it, or one about the processes."""
+    if gb_s < (write_gb_s or ASSUMED_WRITE_GB_S):
+        more = f"storage_write_gb_s = {write_gb_s:g} of the profile allows more"
+        return f"{gb_s:g} GB/s (assumed {ASSUMED_RANK_WRITE_GB_S:g} GB/s per process; {more})"
+    if write_gb_s is None:
+        return f"{gb_s:g} GB/s (assumed; set storage_write_gb_s in the profile)"
+    return f"{gb_s:g} GB/s (storage_write_gb_s of the profile)"
 
 
 def staged_bytes(trainer: TrainerConfig) -> int:

@@ -28,6 +28,7 @@ from hpcgen.planning.deepspeed.mounts import swap_problems
 from hpcgen.planning.software import runtime
 from hpcgen.stages import Stage
 from hpcgen.stages.run import SIGNAL_LEAD_S
+from hpcgen.text import duration
 
 IN_THE_JOB = {
     "RANK": "$SLURM_PROCID",
@@ -146,7 +147,9 @@ def program_problems(stage: Stage, run: Run, program: ProgramConfig) -> Iterator
     settings = stage_settings(stage, run.config, run.cluster)
     lead_s = settings.signal_lead_s or SIGNAL_LEAD_S
     if program.stop is not None and settings.time and 0 < seconds(settings.time) <= lead_s:
-        reason = f"leaves no time to run, because the program is asked to stop {lead_s} s before the limit"
+        reason = (
+            f"leaves no time to run, because the program is asked to stop {duration(lead_s)} before the limit"
+        )
         hint = f"use a longer limit, or set slurm.{stage.section}.signal_lead_s"
         yield place_of(stage, "time", run.config, run.cluster).problem(reason, hint)
 

@@ -16,7 +16,8 @@ from hpcgen.planning.memory import GIB, Setup, estimate_memory
 from hpcgen.planning.model_size import active_parameter_count, checkpoint_bytes, parameter_count
 from hpcgen.planning.plan import Plan
 from hpcgen.planning.resuming import continuation_of, pair_readings
-from hpcgen.text import counted, size_text
+from hpcgen.stages.train import TRAIN
+from hpcgen.text import counted, duration, size_text
 from trainer.contract.batch_size import total_samples
 from trainer.contract.change import Change
 from trainer.contract.config import TrainerConfig
@@ -114,6 +115,7 @@ def _training(plan: Plan) -> dict[str, Any]:
         return {}
     tokens = trainer.training.global_batch_size * trainer.model.seq_length
     memory = estimate_memory(Setup.of(trainer, layout))
+    write_gb_s = plan.run.cluster.storage_write_gb_s
     return {
         "layout": str(layout),
         "bubble_fraction": layout.bubble_fraction,
@@ -142,9 +144,10 @@ def _training(plan: Plan) -> dict[str, Any]:
         "activation_gib_per_device": memory.activation_bytes / GIB,
         "kernel_gib_per_device": memory.kernel_bytes / GIB,
         "checkpoint_bytes": checkpoint_bytes(trainer.model, trainer.training.precision),
-        "storage_write_gb_s": plan.run.cluster.storage_write_gb_s or checkpointing.ASSUMED_WRITE_GB_S,
+        "storage_write_gb_s": write_gb_s or checkpointing.ASSUMED_WRITE_GB_S,
         "checks_nodes_first": stage.checks_nodes,
-        "save_time_s": checkpointing.save_time_s(trainer, plan.run.cluster.storage_write_gb_s),
+        "save_time_s": checkpointing.save_time_s(trainer, write_gb_s),
+        "save_limit": checkpointing.save_limit(checkpointing.save_gb_s(trainer, write_gb_s), write_gb_s),
         "save_interval": trainer.checkpoint.save_interval,
         "save_interval_minutes": trainer.checkpoint.save_interval_minutes,
         "async_save": trainer.checkpoint.async_save,
@@ -198,12 +201,7 @@ def for_people(summary: dict[str, Any]) -> list[tuple[str, str]]:
         return lines
     checkpoint = (
         f"{size_text(summary['checkpoint_bytes'])} {_intervals(summary)}, {_while_saving(summary)}, "
-        f"about {math.ceil(summary['save_time_s'])} s to write at {summary['storage_write_gb_s']:g} GB/s "
-        "(storage_write_gb_s of the profile)"
-    )
-    stop = (
-        f"asked to save a last checkpoint {summary['signal_lead_s']} s before the time limit "
-        f"(assumes steps of at most {math.ceil(summary['slow_step_s'])} s)"
+        f"about {duration(math.ceil(summary['save_time_s']))} to write at {summary['save_limit']}"
     )
     return [
         *lines,
@@ -219,14 +217,24 @@ def for_people(summary: dict[str, Any]) -> list[tuple[str, str]]:
         ("memory", _memory(summary)),
         ("checkpoint", checkpoint),
         *_evaluation(summary),
-        ("stop", stop),
+        ("stop", _stop(summary)),
         ("nodes checked", _nodes_checked(summary)),
     ]
 
 
+def _stop(summary: dict[str, Any]) -> str:
+    """When training is asked to stop. On a machine without Slurm, its steps may be longer than a time limit."""
+    lead_s, step = summary["signal_lead_s"], duration(math.ceil(summary["slow_step_s"]))
+    if lead_s >= summary["stages"][TRAIN.name]["time_s"]:
+        return (
+            f"Ctrl-C asks to save a checkpoint (assumes steps of at most {step}, too long for a job of Slurm)"
+        )
+    return f"asked to save a last checkpoint {duration(lead_s)} before the time limit (assumes steps of at most {step})"
+
+
 def _program_for_people(summary: dict[str, Any]) -> list[tuple[str, str]]:
     progress, stop = (" ".join((summary[key] or {}).values()) for key in ("progress", "stop"))
-    asked = f"{stop}, {summary['signal_lead_s']} s before the time limit"
+    asked = f"{stop}, {duration(summary['signal_lead_s'])} before the time limit"
     return [
         (
             "program",

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hpcgen.config import tokenizer as tokenizers
-from hpcgen.config.document import Document
-from hpcgen.config.fields import slurm_time
+from hpcgen.config.document import Document, is_preset
 from hpcgen.config.invalid import if_valid
 from hpcgen.config.loader import Run
 from hpcgen.config.presets import PRESETS
+from hpcgen.config.profiles import is_set_by_site
 from hpcgen.config.run import RunConfig
 from hpcgen.errors import HpcgenError, Problem
 from hpcgen.planning import checkpointing
@@ -23,9 +22,10 @@ from hpcgen.planning.model_size import checkpoint_bytes
 from hpcgen.planning.paths import trainer_data
 from hpcgen.planning.rules.check import check
 from hpcgen.planning.rules.facts import Facts, World
+from hpcgen.planning.time_limit import time_problems, timing
 from hpcgen.stages.evaluate import EVALUATE
 from hpcgen.stages.train import TRAIN
-from hpcgen.text import counted
+from hpcgen.text import counted, duration
 from trainer.contract.config import BlendConfig, ModelConfig, TrainerConfig
 from trainer.contract.resolve import resolve
 
@@ -34,7 +34,6 @@ MUCH_LARGER = 1.25
 """Maximum ratio of model.vocab_size to the tokenizer's ids without a warning."""
 LARGE_CHECKPOINT_GB = 100
 WANDB_KEY = "WANDB_API_KEY"
-SHIPPED_PROFILES = "/hpcgen/clusters/"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,14 +91,16 @@ def _planned(
     if layout is None or facts.resolved_model.padded_vocab_size is None:
         return Training(warnings=tuple(warnings))
     trainer = _trainer(run, config, facts, allocation)
-    lead_s, time_problems = _signal_lead(run, config, trainer, allocation)
+    times = timing(run, trainer, allocation)
+    time_errors, time_warnings = time_problems(times, run, config, allocation)
     return Training(
         trainer=trainer,
         layout=layout,
-        signal_lead_s=lead_s,
-        errors=tuple(time_problems),
+        signal_lead_s=times.lead_s,
+        errors=tuple(time_errors),
         warnings=(
             *warnings,
+            *time_warnings,
             *_batch_warning(config),
             *_vocabulary_warning(config, facts.model),
             *_fp8_warning(run, trainer),
@@ -118,7 +119,7 @@ def _evaluation_world(run: Run, config: RunConfig) -> World:
 
 def _set_by_user(document: Document) -> tuple[str, ...]:
     """The keys that --set sets, then those that the run file sets."""
-    own = [(path, where) for path, where in document.origins.items() if not where.startswith("preset ")]
+    own = [(path, where) for path, where in document.origins.items() if not is_preset(where)]
     return tuple(path for path, _ in sorted(own, key=lambda item: not item[1].startswith("--set")))
 
 
@@ -260,46 +261,14 @@ def _wandb_warning(config: RunConfig) -> list[Problem]:
 def _storage_warning(run: Run, trainer: TrainerConfig) -> list[Problem]:
     """Warns about a large checkpoint if the storage bandwidth, on which its timing depends, was not measured."""
     size_gb = checkpoint_bytes(trainer.model, trainer.training.precision) / 1e9
-    origin = run.cluster_document.origin("storage_write_gb_s")
-    if size_gb < LARGE_CHECKPOINT_GB or (origin is not None and SHIPPED_PROFILES not in origin):
+    write_gb_s = run.cluster.storage_write_gb_s
+    is_measured = write_gb_s is not None and is_set_by_site(run.cluster_document, "storage_write_gb_s")
+    if size_gb < LARGE_CHECKPOINT_GB or is_measured:
         return []
-    save_s = checkpointing.save_time_s(trainer, run.cluster.storage_write_gb_s)
+    takes = duration(math.ceil(checkpointing.save_time_s(trainer, write_gb_s)))
     reason = (
-        f"was not measured on your storage. It is assumed that saving {size_gb:,.0f} GB takes {save_s:.0f} s"
+        f"was not measured on your storage. It is assumed that saving {size_gb:,.0f} GB takes {takes}, "
+        f"at {checkpointing.save_gb_s(trainer, write_gb_s):g} GB/s"
     )
     hint = "set the measured bandwidth in your profile. If it is lower, the time limit cuts off the last checkpoint"
     return [Problem("storage_write_gb_s", reason, hint, "cluster")]
-
-
-def _signal_lead(
-    run: Run, config: RunConfig, trainer: TrainerConfig, allocation: Allocation
-) -> tuple[int, list[Problem]]:
-    """The lead of the signal before the time limit in seconds, and problems with times that are too short to save."""
-    save_s = checkpointing.save_time_s(trainer, run.cluster.storage_write_gb_s)
-    step_s = checkpointing.slow_step_s(trainer)
-    evaluation_s = checkpointing.evaluation_s(trainer, step_s)
-    needed_s = checkpointing.signal_lead_s(step_s, save_s, evaluation_s)
-    lead_s = max(allocation.settings.signal_lead_s or 0, needed_s)
-    parts = (
-        f"60 s + 2 x (a step of {math.ceil(step_s)} s + a save of {math.ceil(save_s)} s) "
-        f"+ an evaluation of {math.ceil(evaluation_s)} s"
-    )
-
-    def problems() -> Iterator[Problem]:
-        asked_s = allocation.settings.signal_lead_s
-        if asked_s is not None and asked_s < needed_s:
-            where = place_of(TRAIN, "signal_lead_s", config, run.cluster)
-            yield where.problem(
-                f"is too short to save a checkpoint, which takes {parts}", f"use at least {needed_s}"
-            )
-        startup_s = run.cluster.startup_time_s
-        shortest_s = checkpointing.shortest_time_s(lead_s, startup_s, step_s, save_s)
-        if 0 < allocation.time_s < shortest_s:
-            reason = (
-                f"leaves no time to train. Start-up takes {startup_s} s, and the last checkpoint must start "
-                f"{lead_s} s before the limit ({parts})"
-            )
-            where = place_of(TRAIN, "time", config, run.cluster)
-            yield where.problem(reason, f"use at least {slurm_time(shortest_s)}")
-
-    return lead_s, list(problems())

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import pytest
 
 from hpcgen.errors import ConfigErrors
 from hpcgen.planning import checkpointing
-from tests.runs import big_run, minimal_run, planned
+from hpcgen.planning.summary import for_people, summarize
+from tests.runs import big_run, minimal_run, planned, write_yaml
 
 
 @pytest.fixture
@@ -101,8 +103,8 @@ def test_a_configured_lead_replaces_the_computed_one(tmp_path):
     with pytest.raises(
         ConfigErrors,
         match=r"--set slurm.train.signal_lead_s: slurm.train.signal_lead_s = 400 is too short "
-        r"to save a checkpoint, which takes 60 s \+ 2 x \(a step of \d+ s \+ a save of 39 s\) "
-        r"\+ an evaluation of 0 s; use at least 410$",
+        r"to save a checkpoint, which takes 6 min 50 s \(1 min \+ 2 x \(a step of .* \+ a save of 39 s\)\); "
+        r"use at least 410$",
     ):
         planned(tmp_path, run, overrides=["slurm.train.signal_lead_s=400"])
 
@@ -116,6 +118,67 @@ def test_a_time_limit_that_leaves_no_time_to_train(tmp_path):
     planned(tmp_path, run, overrides=["slurm.train.time=00:20:00"])
     with pytest.raises(ConfigErrors, match="use at least 00:20:00"):
         planned(tmp_path, run, overrides=["slurm.train.time=00:19:59"])
+
+
+def refused(tmp_path, run, *overrides):
+    with pytest.raises(ConfigErrors) as found:
+        planned(tmp_path, run, overrides=overrides)
+    [message] = found.value.messages
+    return message
+
+
+def test_a_configured_lead_that_leaves_no_time_is_named(tmp_path):
+    message = refused(tmp_path, big_run(), "slurm.train.signal_lead_s=60000", "slurm.train.time=10:00:00")
+    assert (
+        "slurm.train.time = 10:00:00 leaves no time to train. Start-up takes 10 min, and the last checkpoint must "
+        "start 16 h 40 min before the limit (slurm.train.signal_lead_s = 60000); use at least 16:5" in message
+    )
+    assert message.endswith(", or set slurm.train.signal_lead_s to 410 or more")
+
+
+def test_no_limit_is_proposed_that_the_partition_refuses(tmp_path):
+    write_yaml(
+        tmp_path / "site.yaml", {"extends": "azure-ndv5", "partitions": {"hpc": {"max_time": "10:00:00"}}}
+    )
+    run = big_run(cluster="./site.yaml")
+    message = refused(tmp_path, run, "slurm.train.signal_lead_s=60000", "slurm.train.time=10:00:00")
+    assert "; set slurm.train.signal_lead_s to 410 or more; the limit would have to be 16:5" in message
+    assert message.endswith(", and partition hpc allows 10:00:00")
+
+
+def test_slurm_announces_a_limit_at_most_18_hours_before(tmp_path):
+    assert "must be at most 65535" in refused(tmp_path, big_run(), "slurm.train.signal_lead_s=65536")
+    huge = ["training.global_batch_size=3072000", "training.train_iters=10", "slurm.train.time=90-00:00:00"]
+    message = refused(tmp_path, big_run(), *huge)
+    assert "and Slurm announces the limit at most 18 h 12 min before it; use more nodes" in message
+
+
+def test_a_machine_without_slurm_has_no_limit(tmp_path):
+    """Nobody chose the limit of profile local. One in the run file is Slurm's."""
+    run = minimal_run(preset="llama3-8b", model={}, training={}, optimizer={})
+    del run["model"], run["training"], run["optimizer"]
+    layout = ["slurm.train.ntasks_per_node=2"]
+    found = planned(tmp_path, run, overrides=layout)
+    [warning] = [text for text in found.warnings if "global_batch_size" in text]
+    assert re.search(r"results in steps of about \d+ d \d+ h on this machine", warning)
+    [stop] = [text for heading, text in for_people(summarize(found)) if heading == "stop"]
+    assert stop.startswith("Ctrl-C asks to save a checkpoint")
+    assert "leaves no time to save" in refused(tmp_path, run, *layout, "slurm.defaults.time=1-00:00:00")
+    assert planned(tmp_path, minimal_run()).warnings == ()
+
+
+def test_the_limit_that_decides_a_save_is_named(tmp_path):
+    def saving(*overrides, **profile):
+        write_yaml(tmp_path / "site.yaml", {"extends": "azure-ndv5", **profile})
+        found = planned(tmp_path, big_run(cluster="./site.yaml"), overrides=overrides)
+        return next(text for heading, text in for_people(summarize(found)) if heading == "checkpoint")
+
+    assert "39 s to write at 64 GB/s (storage_write_gb_s of the profile)" in saving(storage_write_gb_s=64)
+    assert (
+        "20 s to write at 128 GB/s (assumed 1 GB/s per process; storage_write_gb_s = 200 of the profile allows more)"
+    ) in saving(storage_write_gb_s=200)
+    unset = saving(storage_write_gb_s=None)
+    assert "40 min 45 s to write at 1 GB/s (assumed; set storage_write_gb_s in the profile)" in unset
 
 
 def test_a_small_run_is_warned_early_enough_too(tmp_path):

@@ -338,7 +338,19 @@ def test_an_unmeasured_bandwidth_is_a_warning_for_large_checkpoints(tmp_path):
     [warning] = [w for w in planned(tmp_path, big_run()).warnings if "storage_write_gb_s" in w]
     assert "azure-ndv5.yaml:" in warning
     assert "storage_write_gb_s = 64 was not measured on your storage" in warning
-    write_yaml(tmp_path / "site.yaml", {"extends": "azure-ndv5", "storage_write_gb_s": 64})
-    assert planned(tmp_path, big_run(cluster="./site.yaml")).warnings == ()
+    assert "saving 2,444 GB takes 39 s, at 64 GB/s" in warning
     small = big_run(preset="125m", slurm={"train": {"nodes": 1, "time": "1-00:00:00"}})
     assert planned(tmp_path, small).warnings == ()
+
+
+@pytest.mark.parametrize("directory", ["site", "xdg/hpcgen/clusters", "opt/hpcgen/clusters"])
+def test_a_profile_in_any_directory_measures_its_bandwidth(tmp_path, monkeypatch, directory):
+    """Wherever it is, a profile of the site is not one that hpcgen ships."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "xdg"))
+    profile = {"extends": "azure-ndv5", "storage_write_gb_s": 64}
+    path = write_yaml(tmp_path / directory / "mine.yaml", profile)
+    run = big_run(cluster="mine" if directory.startswith("xdg") else str(path))
+    assert planned(tmp_path, run).warnings == ()
+    write_yaml(path, {**profile, "storage_write_gb_s": None})
+    [warning] = planned(tmp_path, run).warnings
+    assert "was not measured on your storage" in warning
