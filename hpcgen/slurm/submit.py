@@ -7,6 +7,7 @@ import os
 import re
 import sys
 import tempfile
+import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr
 from pathlib import Path
@@ -20,6 +21,7 @@ from hpcgen.planning.plan import Plan
 from hpcgen.planning.stage import StagePlan
 from hpcgen.slurm.corpus import check_corpus, missing_tasks
 from hpcgen.slurm.job import Job
+from hpcgen.slurm.refusal import advice
 from hpcgen.slurm.rendering.filters import shell_word
 from hpcgen.slurm.rendering.script import Script
 from hpcgen.slurm.run_directory import make_run_directory, sharing
@@ -48,6 +50,9 @@ SINGLE_TASK = ("SLURM_ARRAY_JOB_ID=$SLURM_JOB_ID SLURM_ARRAY_TASK_ID=0",)
 """Makes a job without an array look like an array with one task, because submitit queues a single task
 without an array. The variables are not exported, since submitit reads them in the job."""
 
+
+PATIENCE_S = 5.0
+"""Time after which a message says that sbatch has not answered."""
 
 ACCEPTED = re.compile(r"timed out|Unable to contact|Zero Bytes|sense of sbatch output")
 """Errors of sbatch, or of submitit, that also occur after Slurm accepted the job."""
@@ -130,6 +135,7 @@ def _submit(
                 stage, script, after.job_id if after else None, tasks, own_command=own_command
             )
             executor.update_parameters(**parameters)
+            stack.enter_context(_waiting_is_said(stage.name))
             stack.enter_context(redirect_stderr(io.StringIO()))  # submitit prints the error that it raises
             stack.enter_context(without((*reach_job(script.directives()), *shell_settings())))
             if tasks is None:
@@ -139,8 +145,25 @@ def _submit(
                 submitted = executor.map_array(_task(plan, stage), [f"--task-id={task}" for task in tasks])
                 job_id, of_task = submitted[0].job_id.partition("_")[0], "_*"
     except (FailedJobError, FailedSubmissionError, RuntimeError, OSError) as error:
-        raise HpcgenError(f"stage {stage.name} was not submitted: {error}") from error
+        hint = advice(str(error), plan, stage)
+        raise HpcgenError(f"stage {stage.name} was not submitted: {error}", hint) from error
     return Job(stage.name, job_id, run_dir / f"{stage.name}-{job_id}{of_task}.log", submitted, tasks)
+
+
+@contextmanager
+def _waiting_is_said(stage: str) -> Iterator[None]:
+    """If sbatch does not answer soon, prints why that may be. submitit keeps sbatch's own messages until it ends."""
+    message = (
+        f"waiting for sbatch to submit {stage}. It tries for some minutes if Slurm has no place for more jobs "
+        "(MaxJobCount of `scontrol show config`) or does not answer (`scontrol ping`)"
+    )
+    timer = threading.Timer(PATIENCE_S, print, (message,), {"file": sys.stderr, "flush": True})
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _runs_own_command(plan: Plan, stage: StagePlan) -> bool:

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,8 @@ import zstandard
 from submitit.slurm.slurm import _make_sbatch_string
 
 import hpcgen as interface
+from hpcgen.slurm import submit as submission
+from hpcgen.slurm.refusal import advice
 from hpcgen.slurm.rendering.script import CALL, Script, render_stage
 from hpcgen.slurm.submit import submitit_parameters
 from tests.slurm.cluster import SlurmCluster
@@ -355,3 +357,56 @@ def wait_for(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [
+        ("slurm.train.partition=nope", "slurm.train.partition = nope (--set slurm.train.partition)"),
+        (
+            "slurm.defaults.reservation=r1",
+            "slurm.defaults.reservation = r1 (--set slurm.defaults.reservation)",
+        ),
+        ("slurm.train.constraint=a100", "slurm.train.constraint = a100 (--set slurm.train.constraint)"),
+        ("slurm.train.mem=9000G", "slurm.train.mem = 9000G (--set slurm.train.mem)"),
+        (
+            "slurm.train.extra_directives=[--segment=16]",
+            "slurm.train.extra_directives = --segment=16 (--set slurm.train.extra_directives)",
+        ),
+    ],
+)
+def test_the_answer_of_slurm_comes_with_the_key_that_decides_it(
+    on_cluster: SlurmCluster, tiny_run: Path, override: str, key: str
+) -> None:
+    run = interface.load_run(tiny_run, [override])
+    with pytest.raises(interface.HpcgenError, match=r"stage train was not submitted: sbatch: ") as found:
+        interface.submit(interface.plan(run))
+    assert re.search(f"; this depends on .*{re.escape(key)}", str(found.value)), str(found.value)
+
+
+def test_an_array_that_slurm_finds_too_large_names_the_profile(tiny_run: Path) -> None:
+    plan = interface.plan(interface.load_run(tiny_run))
+    answer = "sbatch: error: Batch job submission failed: Invalid job array specification"
+    assert advice(answer, plan, plan.stages["train"]) == (
+        f"set max_array_size in the cluster profile (1001 now, {tiny_run.parent}/cluster.yaml) to MaxArraySize of "
+        "`scontrol show config`"
+    )
+
+
+def test_a_silent_sbatch_is_said_to_be_waited_for(
+    tiny_run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As one that retries because Slurm has no place for more jobs. It waits until the message is there."""
+    programs, shown = tmp_path / "programs", tmp_path / "shown"
+    programs.mkdir()
+    (programs / "sbatch").write_text(
+        f"#!/bin/bash\nuntil grep -q MaxJobCount {shown}; do sleep 0.1; done\necho Submitted batch job 7\n"
+    )
+    (programs / "sbatch").chmod(0o700)
+    (programs / "srun").symlink_to("sbatch")  # submitit looks for it
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    monkeypatch.setattr(submission, "PATIENCE_S", 0.0)
+    with shown.open("w") as stream, redirect_stderr(stream):
+        [job] = interface.submit(interface.plan(interface.load_run(tiny_run)))
+    assert job.job_id == "7"
+    assert "waiting for sbatch to submit train." in shown.read_text()

@@ -1,0 +1,63 @@
+"""Slurm's refusals of a job, and the keys that decide them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from hpcgen.planning.allocation import Place, place_of
+from hpcgen.planning.plan import Plan
+from hpcgen.planning.stage import StagePlan
+from hpcgen.text import one_of
+
+# fmt: off
+REFUSALS = (
+    ("unrecognized option|invalid option|Invalid --|license|node name|wckey", ("extra_directives",)),
+    ("accounting/QOS policy", ("nodes", "time", "num_tasks", "qos", "account")),
+    ("Invalid account", ("account", "partition")),
+    ("Invalid qos", ("qos",)),
+    ("reservation", ("reservation",)),
+    ("node configuration", ("nodes", "ntasks_per_node", "cpus_per_task", "mem", "constraint", "gres")),
+    ("partition", ("partition", "nodes", "time")),
+    ("time", ("time",)),
+    ("node count", ("nodes",)),
+    ("memory", ("mem",)),
+    ("processors|CPU count", ("ntasks_per_node", "cpus_per_task")),
+    ("feature", ("constraint",)),
+    ("gres", ("gres",)),
+)
+# fmt: on
+"""Patterns of Slurm's messages (slurm_errno.c and sbatch's options), each with the settings that decide the answer.
+The first that matches counts."""
+
+
+def advice(answer: str, plan: Plan, stage: StagePlan) -> str:
+    """What to change after sbatch answered this: the keys that decide it, with their values; "" if none does."""
+    if "job array" in answer:
+        where = plan.run.cluster_document.origin("max_array_size") or plan.run.cluster_files[0]
+        return (
+            f"set max_array_size in the cluster profile ({plan.run.cluster.max_array_size} now, {where}) to "
+            "MaxArraySize of `scontrol show config`"
+        )
+    if re.search("temporarily|queue full", answer):
+        return "try again later: Slurm keeps at most MaxJobCount jobs (see `scontrol show config`)"
+    names = next((names for pattern, names in REFUSALS if re.search(pattern, answer, re.IGNORECASE)), ())
+    keys = tuple(_keys(names, plan, stage))
+    return f"this depends on {one_of(keys)}" if keys else ""
+
+
+def _keys(names: tuple[str, ...], plan: Plan, stage: StagePlan) -> Iterator[str]:
+    """Yields the settings that are set, each with its value and its place; if none is, the first setting."""
+    settings, run = stage.allocation.settings, plan.run
+    given = [name for name in names if name == "gres" or getattr(settings, name, None) is not None]
+    for name in given or names[:1]:
+        place = (
+            Place("gres", "cluster")
+            if name == "gres"
+            else place_of(stage.kind, name, run.config, run.cluster)
+        )
+        value = run.cluster.gres if name == "gres" else getattr(settings, name)
+        document = run.document if place.file == "run" else run.cluster_document
+        where = document.origin(place.path)
+        shown = " ".join(value) if isinstance(value, tuple) else value
+        yield f"{place.path} (not set)" if value is None else f"{place.path} = {shown} ({where or 'default'})"
