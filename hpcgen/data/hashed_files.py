@@ -8,6 +8,7 @@ from io import FileIO
 from types import TracebackType
 from typing import Any, BinaryIO
 
+from hpcgen.data.first_bytes import HEAD_BYTES, stand_in
 from hpcgen.data.record import FileIdentity
 from hpcgen.data.unit import Input
 from hpcgen.errors import HpcgenError
@@ -18,8 +19,9 @@ class CheckedFile:
     """An input of a unit, to be read once from start to end.
 
     Raises:
-        HpcgenError: on entering, if it is missing or has another size or modification time than expected; on reading,
-            if it is unreadable; on `finish`, if its content is not the expected one or has changed meanwhile.
+        HpcgenError: on entering, if it is missing, has another size or modification time than expected, or is a web
+            page or a pointer of git-lfs; on reading, if it is unreadable; on `finish`, if its content is not the
+            expected one or has changed meanwhile.
     """
 
     def __init__(self, item: Input) -> None:
@@ -39,6 +41,7 @@ class CheckedFile:
             self._compare("size", self._wanted.size, self._status.st_size)
             if self._wanted.sha256 is None:
                 self._compare("modification time (ns)", self._wanted.modified_ns, self._status.st_mtime_ns)
+            self._refuse_stand_in()
         except BaseException:
             self._file.close()
             raise
@@ -82,6 +85,11 @@ class CheckedFile:
         digest = self._hash.hexdigest()
         self._compare("SHA-256", self._wanted.sha256, digest)
         return FileIdentity(self._wanted.name, self._size, digest, self._wanted.modified_ns)
+
+    def _refuse_stand_in(self) -> None:
+        if found := stand_in(os.pread(self._file.fileno(), HEAD_BYTES, 0)):
+            content, hint = found
+            raise HpcgenError(f"{self.path}: the content is {content}", hint)
 
     def _compare(self, what: str, wanted: object, found: object) -> None:
         if wanted not in (None, found):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,12 @@ from hpcgen.text import few
 
 LONGEST_LINE = 24 * 1024 * 1024
 """Maximum bytes of a line, without its "\\n". gigatoken needs up to thirty times that, and a worker has 1 GiB."""
+TOO_LONG = "too long"
+NOT_UTF8 = "not UTF-8"
+NOT_JSON = "not JSON"
+"""Kinds of rejects."""
+_LONGEST_INTEGER = 640
+"""Digits of an integer that Python converts whatever its limit (sys.set_int_max_str_digits)."""
 _BLOCK_BYTES = 4 * 1024 * 1024
 _SHOWN_BYTES = 200
 """Bytes of an overlong line that are kept for messages."""
@@ -66,6 +73,8 @@ class Reject:
     path: Path
     line: int
     """Line number, counted from 0."""
+    kind: str
+    """The reason in a few words, which all lines with the same mistake share."""
     reason: str
     data: bytes
     """The line, without its "\\n"."""
@@ -129,7 +138,8 @@ def read_blocks(path: Path, content: Iterable[bytes]) -> Iterator[Block]:
 def text_reader(json_key: str) -> Callable[[Block], Texts]:
     """Returns a thread-safe function that extracts the texts under `json_key` from a block's lines.
 
-    It rejects lines that are too long, are not UTF-8 or not JSON, or have no string under the key.
+    It rejects lines that are too long, are not UTF-8 or not JSON, or have no string under the key. JSON is what
+    Megatron-LM's json.loads accepts: NaN, Infinity and unpaired surrogates are allowed, except in the text.
     """
     record: Any = msgspec.defstruct("Record", [("text", str)], rename={"text": json_key}, gc=False)
     decoder: Any = msgspec.json.Decoder(record)
@@ -208,7 +218,7 @@ def _long_line(path: Path, number: int, begin: bytes, size: int) -> Block:
     """Block of one overlong line of `size` bytes, which starts with `begin`."""
     begin = begin[: codecs.utf_8_decode(begin, "replace", False)[1]]  # drops a cut character at the end
     reason = f"the line has {size:,} bytes, more than the maximum of {LONGEST_LINE:,}; it starts with {_begin(begin)}"
-    reject = Reject(path, number, reason, begin, is_complete=False)
+    reject = Reject(path, number, TOO_LONG, reason, begin, is_complete=False)
     return Block(path, number, b"", np.empty(0, np.int64), reject, size + 1)
 
 
@@ -253,13 +263,87 @@ def _good_texts(block: Block, decode: Callable[[bytes], Any], json_key: str) -> 
     rejects: list[Reject] = []
     for number, line in enumerate(block.data[:-1].split(b"\n"), block.first_line):
         try:
-            if not line.isascii():  # msgspec does not check the UTF-8 of strings that it skips
-                str(line, "utf-8")
-            texts.append(decode(line).text)
+            texts.append(_text(line, decode, json_key))
             numbers.append(number)
-        except (ValueError, RecursionError) as error:
-            rejects.append(Reject(block.path, number, _reason(line, json_key, error), line))
+        except _UnreadableError as error:
+            rejects.append(Reject(block.path, number, error.kind, error.reason, line))
     return Texts(texts, np.asarray(numbers, np.int64), rejects)
+
+
+class _UnreadableError(Exception):
+    """A line has no readable text. See `Reject`."""
+
+    def __init__(self, kind: str, reason: str) -> None:
+        super().__init__(reason)
+        self.kind = kind
+        self.reason = reason
+
+
+def _text(line: bytes, decode: Callable[[bytes], Any], json_key: str) -> str:
+    """The text of a line.
+
+    Raises:
+        _UnreadableError: the line has none.
+    """
+    try:
+        whole = str(line, "utf-8")  # msgspec does not check the UTF-8 of strings that it skips
+    except UnicodeDecodeError as error:
+        if reason := _foreign(line):
+            raise _UnreadableError(NOT_JSON, reason) from error
+        reason = f"byte {error.start + 1} of the line (0x{line[error.start]:02x}) is not UTF-8"
+        raise _UnreadableError(NOT_UTF8, reason) from error
+    try:
+        text: str = decode(line).text
+        return text
+    except (ValueError, RecursionError):
+        return _text_by_python(line, whole, json_key)
+
+
+def _text_by_python(line: bytes, whole: str, json_key: str) -> str:
+    """The text of a line that msgspec refuses, read as by Megatron-LM, with json.loads.
+
+    Raises:
+        _UnreadableError: the line has no readable text.
+    """
+    try:
+        document: Any = json.loads(whole, parse_int=_integer)
+    except (ValueError, RecursionError) as fault:
+        if not line.strip():
+            raise _UnreadableError("empty line", "the line is empty") from fault
+        raise _UnreadableError(NOT_JSON, _foreign(line) or f"not valid JSON: {fault}") from fault
+    if not isinstance(document, dict):
+        raise _UnreadableError("not a JSON object", f"expected a JSON object, got {_shown(document)}")
+    if json_key not in document:
+        raise _UnreadableError(f"missing key {json_key!r}", _missing_key(document, json_key))
+    text = document[json_key]
+    if not isinstance(text, str):
+        raise _UnreadableError(
+            f"{json_key!r} is not a string", f"{json_key!r} must be a string, got {_shown(text)}"
+        )
+    try:
+        text.encode()
+    except UnicodeEncodeError as fault:
+        character = f"\\u{ord(text[fault.start]):04x}"
+        reason = f"{json_key!r} contains {character}, an unpaired surrogate, which is not a character"
+        raise _UnreadableError("unpaired surrogate in the text", reason) from fault
+    return text
+
+
+def _missing_key(document: dict[str, Any], json_key: str) -> str:
+    keys = few([repr(key[:60]) for key in document], 8) or "none"
+    reason = f"missing key {json_key!r} (the keys are {keys})"
+    outer = json_key.partition(".")[0]
+    if outer != json_key and isinstance(document.get(outer), dict):
+        return (
+            f"{reason}; keys inside {outer!r} are not read: copy the text to a key of the record itself, for example "
+            f"with jq -c '.text = .{json_key}'"
+        )
+    return f"{reason}; set json_key to the one with the text"
+
+
+def _integer(digits: str) -> float:
+    """The value of an integer; infinite if it is so long that Python refuses to convert it."""
+    return int(digits) if len(digits) <= _LONGEST_INTEGER else math.inf
 
 
 def _is_utf8(data: bytes) -> bool:
@@ -276,34 +360,15 @@ def _is_utf8(data: bytes) -> bool:
     return True
 
 
-def _reason(line: bytes, json_key: str, error: Exception) -> str:
-    """Explains why a line was rejected, more clearly than the parser's message."""
+def _foreign(line: bytes) -> str:
+    """Explains why a line is not JSON, more clearly than the parser's message; empty if nothing is known."""
     if line.lstrip().startswith(b"<"):
         return f"this looks like HTML, not JSON: {_begin(line)}"
-    if isinstance(error, UnicodeDecodeError):
-        return f"byte {error.start + 1} of the line (0x{line[error.start]:02x}) is not UTF-8"
-    if not line.strip():
-        return "the line is empty"
     if line.startswith(codecs.BOM_UTF8):
         return "the line starts with a byte order mark; save the file as UTF-8 without it"
     if b"\0" in line:
         return f"byte {line.index(0) + 1} of the line is NUL: the file is damaged, or it is not UTF-8"
-    try:
-        document: Any = json.loads(str(line, "utf-8"))
-    except (ValueError, RecursionError) as fault:
-        return f"not valid JSON: {fault}"
-    if not isinstance(document, dict):
-        return f"expected a JSON object, got {_shown(document)}"
-    if json_key not in document:
-        keys = few([repr(key[:60]) for key in document], 8) or "none"
-        return f"missing key {json_key!r} (the keys are {keys}); set json_key to the one with the text"
-    if not isinstance(document[json_key], str):
-        return f"{json_key!r} must be a string, got {_shown(document[json_key])}"
-    try:
-        json.dumps(document, ensure_ascii=False).encode()
-    except UnicodeEncodeError as fault:
-        return f"\\u{ord(fault.object[fault.start]):04x} is an unpaired surrogate, which is not a character"
-    return f"not valid JSON: {error}"
+    return ""
 
 
 def _begin(line: bytes) -> str:

@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from hpcgen.data.confined import confined, is_out_of_memory
-from hpcgen.data.jsonl import LONGEST_LINE, Reject, Texts
+from hpcgen.data.jsonl import LONGEST_LINE, NOT_UTF8, TOO_LONG, Reject, Texts
 from hpcgen.errors import HpcgenError
 from hpcgen.text import few
 
@@ -82,7 +82,7 @@ class Rows:
         texts, numbers, rejects = list[str](), list[int](), list[Reject]()
         for number, value in enumerate(self.texts, self.first_line):
             if not value.is_valid:
-                rejects.append(Reject(self.path, number, "the text is null", b""))
+                rejects.append(Reject(self.path, number, "null", "the text is null", b""))
                 continue
             try:
                 texts.append(str(value.as_buffer(), "utf-8"))
@@ -91,7 +91,7 @@ class Rows:
                 reason = (
                     f"byte {error.start + 1} of the text (0x{error.object[error.start]:02x}) is not UTF-8"
                 )
-                rejects.append(Reject(self.path, number, reason, value.as_py()))
+                rejects.append(Reject(self.path, number, NOT_UTF8, reason, value.as_py()))
         return Texts(texts, np.asarray(numbers, np.int64), rejects)
 
 
@@ -144,7 +144,7 @@ def json_lines(path: Path, source: CheckedFile) -> Iterator[bytes]:
 def _too_long(path: Path, number: int, piece: _Piece) -> Reject:
     begin = str(piece.begin, "utf-8", "ignore").encode()  # drops a cut character at the end
     reason = f"the text has {piece.size:,} bytes, more than the maximum of {LONGEST_LINE:,}"
-    return Reject(path, number, reason, begin, is_complete=False)
+    return Reject(path, number, TOO_LONG, reason, begin, is_complete=False)
 
 
 def _hash_to(source: CheckedFile, end: int) -> None:

@@ -7,6 +7,7 @@ import dataclasses
 import hashlib
 import json
 import os
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from hpcgen.files import private_file, publish, sync, sync_path
+from hpcgen.text import counted, harmless
 from trainer.contract.regular_file import open_regular
 
 FORMAT = 1
@@ -70,6 +72,10 @@ class Counts:
     sequences: int = 0
     """Documents with tokens."""
     tokens: int = 0
+    unknown: int = 0
+    """Tokens for unknown text."""
+    lost: int = 0
+    """Characters that the tokenizer left out because it has no token for them."""
     eod_in_text: int = 0
     """End-of-document ids that the text itself spells out."""
     verified: int = 0
@@ -93,6 +99,22 @@ class Counts:
     def balanced(self) -> bool:
         """True if every document is accounted for."""
         return self.documents_in == self.documents_out + self.skipped + self.rejected
+
+    @property
+    def warnings(self) -> list[str]:
+        """What the tokenizer could not express."""
+        found = []
+        if self.unknown:
+            share = f"{self.unknown / self.tokens:.2g}" if self.tokens else "1"
+            found.append(
+                f"{counted(self.unknown, 'token')} ({share} of all) replace text that the tokenizer does not know"
+            )
+        if self.lost:
+            verb = "was" if self.lost == 1 else "were"
+            found.append(
+                f"{counted(self.lost, 'character')} {verb} left out: the tokenizer has no token for them"
+            )
+        return found
 
 
 @dataclass(frozen=True)
@@ -121,6 +143,8 @@ class Record:
     counts: Counts = field(default_factory=Counts)
     seconds: float = 0.0
     """Wall-clock time in seconds."""
+    reject_kinds: dict[str, int] = field(default_factory=dict)
+    """Number of rejected lines of each kind. Version 0.2.0 did not record it."""
     tokenizer: TokenizerIdentity | None = None
     """The tokenizer of a pair; its hash is also part of `configuration`. Version 0.2.0 did not record it."""
 
@@ -148,6 +172,14 @@ class Record:
     def _outputs_are_at(self, paths: Iterable[Path | str]) -> bool:
         """Returns whether the unchanged outputs are at `paths`, in this order."""
         return all(map(_is_unchanged, paths, self.outputs))
+
+
+def rejects_text(records: Iterable[Record]) -> str:
+    """The number of rejected lines of each kind, the largest first; empty if there are none."""
+    kinds = Counter[str]()
+    for record in records:
+        kinds.update(record.reject_kinds)
+    return ", ".join(f"{count:,} {harmless(kind)}" for kind, count in kinds.most_common())
 
 
 def configuration_hash(settings: Mapping[str, Any]) -> str:

@@ -14,7 +14,7 @@ from hpcgen.config.corpus import CorpusJob
 from hpcgen.data.concurrent_map import concurrent_map
 from hpcgen.data.manifest import Manifest
 from hpcgen.data.progress import TaskProgress, read_progress
-from hpcgen.data.record import Counts, Record
+from hpcgen.data.record import Counts, Record, rejects_text
 from hpcgen.data.unit import DATA_STAGES, DataStage, Unit, units
 from hpcgen.data.unit_checker import UnitChecker
 
@@ -63,6 +63,8 @@ class StageStatus:
     tokens: int
     counts: Counts
     """Sum over the units that are done."""
+    rejects: str
+    """The number of rejected lines of each kind."""
     bytes_per_second: float
     """Combined rate of the running tasks."""
     remaining_s: float | None
@@ -186,6 +188,7 @@ def _stage_status(
         documents=done.documents,
         tokens=done.tokens,
         counts=_sum([unit.record.counts for unit in all_units if unit.record]),
+        rejects=rejects_text(unit.record for unit in all_units if unit.record),
         bytes_per_second=rate,
         remaining_s=max(0, total - done.bytes) / rate if rate and total else None,
         tasks=tuple(sorted(tasks, key=lambda task: (task.num_tasks, task.task_id))),

@@ -19,7 +19,7 @@ from hpcgen.config.corpus import CorpusJob
 from hpcgen.data.listed_files import PARQUET
 from hpcgen.data.manifest import Manifest
 from hpcgen.data.progress import Progress, Step, TaskProgress, progress_path
-from hpcgen.data.record import SIDE_FILE, Counts, Record, record_path
+from hpcgen.data.record import SIDE_FILE, Counts, Record, record_path, rejects_text
 from hpcgen.data.settings import configuration
 from hpcgen.data.unit import DataStage, Unit, bytes_to_read, units, units_of_task
 from hpcgen.data.unit_checker import UnitChecker, done_records
@@ -27,7 +27,7 @@ from hpcgen.data.workers import Failed, Finished, Update, run_all
 from hpcgen.data.workers import cores as cores
 from hpcgen.errors import HpcgenError
 from hpcgen.files import private_file, sweep
-from hpcgen.text import counted, size_text
+from hpcgen.text import counted, few, size_text
 from trainer.contract.shared_files import refuse_foreign_link
 
 _WORK = {
@@ -115,10 +115,11 @@ class TaskReport:
                 f" + {counts.skipped:,} skipped + {counts.rejected:,} rejected"
             )
         if side_files := self.side_files:
-            more = f" and {len(side_files) - 1:,} more" if len(side_files) > 1 else ""
-            lines.append(f"rejects    {side_files[0]}{more}")
+            kinds = rejects_text(self.records)
+            lines.append(f"rejects    {f'{kinds}; see ' if kinds else ''}{few(side_files, 1)}")
         if counts.tokens:
             lines.append(f"tokens     {counts.tokens:,} in {counted(counts.sequences, 'sequence')}")
+        lines += [f"warning    {warning}" for warning in counts.warnings]
         if counts.eod_in_text:
             lines.append(
                 f"note       the text spells out {counted(counts.eod_in_text, 'end-of-document token')}"

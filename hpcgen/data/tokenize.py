@@ -6,7 +6,7 @@ import base64
 import functools
 import json
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
@@ -111,13 +111,14 @@ def make_pairs(unit: Unit, corpus: CorpusConfig, tokenizer: Tokenizer, context: 
             context.advance(Step(documents=len(part.lengths), tokens=len(part.tokens)))
         counts.finish()
         for output in outputs:
-            output.finish(counts.total.documents_in, len(outputs))
+            output.finish(counts.total, len(outputs))
         record = Record(
             stage=unit.stage,
             configuration=context.configuration,
             inputs=tuple(inputs),
             outputs=tuple(file.identity() for output in outputs for file in output.files),
             counts=counts.total,
+            reject_kinds=dict(counts.reject_kinds),
             seconds=time.monotonic() - started,
             tokenizer=_identity(tokenizer.config),
         )
@@ -172,6 +173,7 @@ def _encoder(tokenizer: Tokenizer, corpus: CorpusConfig, num_outputs: int) -> Ca
         num_full = int(np.count_nonzero(is_full))
         tokens = _ended(tokens, lengths[is_full], tokenizer.eod_id, dtype)
         num_eod = int(np.count_nonzero(tokens == tokenizer.eod_id))
+        has_unknown = tokenizer.unknown_id not in (None, tokenizer.eod_id)
         if corpus.drop_empty:
             full_before = np.concatenate([[0], np.cumsum(is_full)])
             ends = full_before[ends].tolist()
@@ -185,6 +187,8 @@ def _encoder(tokenizer: Tokenizer, corpus: CorpusConfig, num_outputs: int) -> Ca
             empty=len(texts) - num_full,
             sequences=num_full,
             tokens=len(tokens),
+            unknown=int(np.count_nonzero(tokens == tokenizer.unknown_id)) if has_unknown else 0,
+            lost=tokenizer.lost(texts) if tokenizer.lost else 0,
             eod_in_text=num_eod - num_full,
             verified=verified,
             text_bytes=block.num_bytes,
@@ -265,11 +269,13 @@ class _RunningCounts:
     def __init__(self, corpus: CorpusConfig) -> None:
         self._max_bad_fraction = corpus.max_bad_fraction
         self._first: Reject | None = None
+        self.reject_kinds = Counter[str]()
         self.total = Counts()
 
     def add(self, part: _Encoded) -> None:
         """Adds the counts of a block."""
         self.total += part.counts
+        self.reject_kinds.update(reject.kind for reject, _ in part.rejects)
         if part.rejects and self._first is None:
             self._first = min((reject for reject, _ in part.rejects), key=lambda reject: reject.line)
         if self.total.rejected >= _EARLY_STOP_REJECTS:
@@ -340,20 +346,29 @@ class _Output:
             line[f"{key}_base64"] = base64.b64encode(reject.data).decode()
         self._rejects.write(json.dumps(line).encode() + b"\n")
 
-    def finish(self, documents_in: int, num_outputs: int) -> None:
+    def finish(self, counts: Counts, num_outputs: int) -> None:
         """Writes the index.
 
         Raises:
             HpcgenError: the pair has no tokens. Megatron-Core cannot read such a pair.
         """
         if not self.writer.num_tokens:
-            split = f"{counted(documents_in, 'line')} for {counted(num_outputs, 'output')}"
-            raise HpcgenError(
-                f"{self._prefix}: none of its documents has a token ({split})",
-                "use a smaller data.corpus.num_output_files"
-                if num_outputs > 1
-                else "leave out files without text",
-            )
+            split = f"{counted(counts.documents_in, 'line')} for {counted(num_outputs, 'output')}"
+            if not counts.tokens and counts.warnings:
+                reason, hint = (
+                    "; ".join(counts.warnings),
+                    "use a tokenizer that knows the text, or every byte",
+                )
+            elif not counts.tokens and counts.rejected == counts.documents_in:
+                reason, hint = f"all {split} are bad", "correct the files"
+            else:
+                reason = split
+                hint = (
+                    "use a smaller data.corpus.num_output_files"
+                    if num_outputs > 1
+                    else "leave out files without text"
+                )
+            raise HpcgenError(f"{self._prefix}: none of its documents has a token ({reason})", hint)
         self.writer.write_index(self._idx)
 
     def _open(self, target: Path, swept: bool = False) -> _PairFile:

@@ -13,7 +13,7 @@ from hpcgen.config.corpus import CorpusConfig, CorpusJob
 from hpcgen.data.indexed_dataset import bin_path, idx_path, token_dtype
 from hpcgen.data.listed_files import SUFFIXES
 from hpcgen.data.progress import Progress, Step
-from hpcgen.data.record import Record, record_path
+from hpcgen.data.record import Record, record_path, rejects_text
 from hpcgen.data.settings import configuration
 from hpcgen.data.task import Context
 from hpcgen.data.tokenize import make_pairs
@@ -44,6 +44,14 @@ class TokenizeReport:
     """Token ids in the pair, including end-of-document tokens."""
     eod_in_text: int
     """End-of-document ids that come from text that spells the token out."""
+    unknown_tokens: int
+    """Tokens for text that the tokenizer does not know."""
+    lost_characters: int
+    """Characters that the tokenizer left out."""
+    warnings: tuple[str, ...]
+    """The two numbers in words; empty if both are 0."""
+    rejects: str
+    """Number of rejected documents of each kind."""
     verified_documents: int
     """Documents whose ids were compared with those of the library `tokenizers`."""
     input_bytes: int
@@ -74,7 +82,8 @@ class TokenizeReport:
                 f"verified   {counted(self.verified_documents, 'document')} against the library tokenizers"
             )
         if self.rejected_documents:
-            lines.append(f"rejects    {self.output_prefix}.rejects.jsonl")
+            lines.append(f"rejects    {self.rejects}; see {self.output_prefix}.rejects.jsonl")
+        lines += [f"warning    {warning}" for warning in self.warnings]
         if self.eod_in_text:
             lines.append(
                 f"note       the text spells out {counted(self.eod_in_text, 'end-of-document token')}"
@@ -164,6 +173,10 @@ def _report(record: Record, output_prefix: Path, tokenizer: Tokenizer) -> Tokeni
         sequences=counts.sequences,
         tokens=counts.tokens,
         eod_in_text=counts.eod_in_text,
+        unknown_tokens=counts.unknown,
+        lost_characters=counts.lost,
+        warnings=tuple(counts.warnings),
+        rejects=rejects_text([record]),
         verified_documents=counts.verified,
         input_bytes=counts.text_bytes,
         output_bytes=sum(file.size or 0 for file in record.outputs if not file.name.endswith(".jsonl")),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import itertools
 import json
 import os
@@ -32,6 +33,7 @@ from hpcgen.config.tokenizer import (
     tokens,
     vocab_size,
 )
+from hpcgen.data.unknown import lost_characters, unknown_id
 from hpcgen.errors import HpcgenError
 
 Backend = Literal["auto", "gigatoken", "tokenizers"]
@@ -73,6 +75,10 @@ class Tokenizer:
     """Reason why gigatoken is not used; empty if it is, or if it was not considered."""
     reference: Encode | None = None
     """Encoder of the library `tokenizers`, if `encode` is another one."""
+    unknown_id: int | None = None
+    """ID of the token for unknown text; None if there is none."""
+    lost: Callable[[list[str]], int] | None = None
+    """Counts the characters that `encode` leaves out; None if it keeps all."""
 
 
 def load_tokenizer(config: TokenizerConfig, backend: Backend = "auto") -> Tokenizer:
@@ -95,18 +101,27 @@ def load_tokenizer(config: TokenizerConfig, backend: Backend = "auto") -> Tokeni
     definition = read_definition(config)
     source = json.dumps(definition)
     reference = _load_tokenizers(config, source)
+    loaded = Tokenizer(
+        config,
+        reference,
+        size,
+        eod,
+        "tokenizers",
+        unknown_id=unknown_id(definition),
+        lost=lost_characters(definition, source),
+    )
     if backend == "tokenizers":
-        return Tokenizer(config, reference, size, eod, "tokenizers")
+        return loaded
     if backend == "auto" and (missing := missing_gigatoken()):
-        return Tokenizer(config, reference, size, eod, "tokenizers", missing)
+        return dataclasses.replace(loaded, note=missing)
     fast, reason = _load_gigatoken(definition, source, reference)
     if fast is not None:
-        return Tokenizer(config, fast, size, eod, "gigatoken", reference=reference)
+        return dataclasses.replace(loaded, encode=fast, backend="gigatoken", reference=reference)
     if backend == "gigatoken":
         raise HpcgenError(
             f"gigatoken does not support this tokenizer: {reason}", "use the backend tokenizers"
         )
-    return Tokenizer(config, reference, size, eod, "tokenizers", reason)
+    return dataclasses.replace(loaded, note=reason)
 
 
 def missing_gigatoken() -> str:
@@ -175,14 +190,20 @@ def _gpt2_definition(config: TokenizerConfig) -> dict[str, Any]:
 
 
 def _load_tokenizers(config: TokenizerConfig, source: str) -> Encode:
+    path = config.tokenizer_file or gpt2_files(config)[0]
     try:
         tokenizer = tokenizers.Tokenizer.from_str(source)
     except Exception as error:  # the library raises bare Exception for every error in the file
-        path = config.tokenizer_file or gpt2_files(config)[0]
         raise HpcgenError(f"{path}: the library tokenizers cannot load this file: {error}") from error
 
     def encode(texts: list[str]) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        rows = [encoding.ids for encoding in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+        try:
+            rows = [encoding.ids for encoding in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+        except Exception as error:  # such as a text with an unknown word, and no token for those
+            raise HpcgenError(
+                f"{path}: the library tokenizers cannot encode a text: {error}",
+                "add the token for unknown text to the vocabulary, or use a tokenizer that knows every byte",
+            ) from error
         lengths = np.fromiter(map(len, rows), np.int64, len(rows))
         return np.fromiter(itertools.chain.from_iterable(rows), np.int32, int(lengths.sum())), lengths
 

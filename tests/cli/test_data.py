@@ -129,7 +129,7 @@ def test_a_task_names_the_file_of_its_rejected_documents(planned_corpus: Path) -
     assert hpcgen("data", "plan", "--replan", *skipping).status == 0
     done = hpcgen("data", "prepare", *skipping)
     assert done.status == 0
-    assert "rejects    tokens/corpus-00001-of-00002.rejects.jsonl\n" in done.stdout
+    assert "rejects    1 not JSON; see tokens/corpus-00001-of-00002.rejects.jsonl\n" in done.stdout
     assert (planned_corpus / "tokens/corpus-00001-of-00002.rejects.jsonl").exists()
 
 

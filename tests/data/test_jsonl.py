@@ -106,7 +106,9 @@ BAD_LINES = [
     (b'{"text": "a"', "not valid JSON: Expecting ',' delimiter: line 1 column 13 (char 12)"),
     (b'{"text": "a"} {"text": "b"}', "not valid JSON: Extra data: line 1 column 15 (char 14)"),
     (b'{"text": "a\tb"}', "not valid JSON: Invalid control character at: line 1 column 12 (char 11)"),
-    (b'{"text": "a", "n": NaN}', "not valid JSON: JSON is malformed: invalid character (byte 19)"),
+    (b'{"text": "a", "n": nan}', "not valid JSON: Expecting value: line 1 column 20 (char 19)"),
+    (b'{"text": NaN}', "'text' must be a string, got NaN"),
+    (b'{"text": "a", "text": 1}', "'text' must be a string, got 1"),
     (b'{"text": "a", "n": ' + b"[" * 100_000, "not valid JSON: maximum recursion depth exceeded"),
     (b'{"text": "a", "n": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "not valid JSON: maximum recursion"),
     (b"\0" * 9, "byte 1 of the line is NUL: the file is damaged, or it is not UTF-8"),
@@ -118,9 +120,9 @@ BAD_LINES = [
     (b'{"text": "a\xff"}', "byte 12 of the line (0xff) is not UTF-8"),
     (b'{"text": "a", "n": "\xed\xa0\x80"}', "byte 21 of the line (0xed) is not UTF-8"),
     (b'{"text": "a", "n": "\xc3"}', "byte 21 of the line (0xc3) is not UTF-8"),
-    (b'{"text": "\\ud800"}', r"\ud800 is an unpaired surrogate, which is not a character"),
-    (b'{"text": "a\\ud83d\\u0041"}', r"\ud83d is an unpaired surrogate"),
-    (b'{"text": "a", "n": "\\udfff b"}', r"\udfff is an unpaired surrogate"),
+    (b'{"text": "\\ud800"}', r"'text' contains \ud800, an unpaired surrogate, which is not a character"),
+    (b'{"text": "a\\ud83d\\u0041"}', r"'text' contains \ud83d, an unpaired surrogate"),
+    (b'{"text": "\\udc00", "n": NaN}', r"'text' contains \udc00, an unpaired surrogate"),
     (b'["text"]', 'expected a JSON object, got ["text"]'),
     (b'"text"', 'expected a JSON object, got "text"'),
     (
@@ -132,6 +134,45 @@ BAD_LINES = [
     (b'{"text": ["a", "b"]}', """'text' must be a string, got ["a", "b"]"""),
     (b"<!DOCTYPE html><html>503", "this looks like HTML, not JSON: '<!DOCTYPE html><html>503'"),
 ]
+
+
+ODD_VALUES = [
+    *(b"NaN", b"Infinity", b"-Infinity", b"1e999", b"-0", b"9" * 400, b"1" * 5000, b"[" * 500 + b"]" * 500),
+    *(rb'"\ud800"', rb'"\udc00\ud800"', rb'{"\ud800": NaN}', rb'"\u0000"', rb'{"text": 1}', b'""', b"null"),
+]
+"""Values that Python's json accepts, of which some are not JSON."""
+
+
+@pytest.mark.parametrize("value", ODD_VALUES, ids=lambda value: value[:20].decode())
+def test_a_line_that_megatron_lm_reads_has_the_same_text_whatever_its_other_fields_hold(value):
+    text = rb'"g\u00f6\ud83d\ude00d \u2028"'
+    lines = [
+        b'{"n": ' + value + b', "text": ' + text + b"}",
+        b'{"text": ' + text + b', "n": {"m": [' + value + b"]}} ",
+        b'{"text": ' + value + b', "n": ' + value + b', "text": ' + text + b"}",
+        b'{"text": 1, "te\\u0078t": ' + text + b', "n": ' + value + b"}",
+        rb'{"\ud800": ' + value + b', "text": ' + text + b"}",
+    ]
+    found = text_reader("text")(block_of(b"\n".join(lines)))
+    assert found.rejects == []
+    assert found.texts == [json.loads(line, parse_int=str)["text"] for line in lines]
+
+
+def test_rejects_have_kinds():
+    lines = [line for line, _ in BAD_LINES if not line.startswith(b"[")]
+    rejects = text_reader("text")(block_of(b"\n".join(lines) + b"\n")).rejects
+    assert {reject.kind for reject in rejects} == {
+        *("empty line", "not JSON", "not UTF-8", "not a JSON object", "missing key 'text'"),
+        *("'text' is not a string", "unpaired surrogate in the text"),
+    }
+
+
+def test_a_nested_key_is_not_read():
+    (reject,) = text_reader("data.text")(block_of(b'{"data": {"text": "a"}, "id": 1}')).rejects
+    assert reject.reason == (
+        "missing key 'data.text' (the keys are 'data', 'id'); keys inside 'data' are not read: copy the text to a key "
+        "of the record itself, for example with jq -c '.text = .data.text'"
+    )
 
 
 @pytest.mark.parametrize(("line", "reason"), BAD_LINES)

@@ -167,6 +167,10 @@ def _print_counts(stage: StageStatus) -> None:
             f"{stage.stage}: {counted(counts.documents_in, 'document')} in = {counts.documents_out:,} out"
             f" + {counts.skipped:,} skipped + {counts.rejected:,} rejected"
         )
+    if stage.rejects:
+        click.echo(f"{stage.stage}: rejected: {stage.rejects}")
+    for warning in counts.warnings:
+        click.secho(f"{stage.stage}: warning: {warning}", fg="yellow")
     if stage.tokens_of_split:
         splits = ", ".join(f"{split} {tokens:,}" for split, tokens in stage.tokens_of_split.items())
         click.echo(f"{stage.stage}: tokens in complete pairs: {splits}")
