@@ -437,7 +437,7 @@ def test_hopelessly_many_bad_documents_are_noticed_long_before_the_end(tmp_path)
         ),
         (b'{"text": "a"}\n', {"num_output_files": 2}, "00001-of-00002: none of its documents has a token"),
         (b"", {}, "the file is empty"),
-        (b"<html>\n<body>", {}, "a.jsonl:1: this looks like HTML"),
+        (b"<html>\n<body>", {}, "a.jsonl: the content is a web page"),
     ],
 )
 def test_a_faulty_input_publishes_nothing(tmp_path, content, settings, message):
