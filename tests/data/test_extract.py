@@ -110,7 +110,7 @@ def test_truncated_and_changed_files_are_found(corpus, suffix):
     ("packed", "message"),
     [
         (b"", "the file is empty"),
-        (b"<!DOCTYPE html><html><body>404 Not Found</body></html>" * 9, "HTML"),
+        (b"<!DOCTYPE html><html><body>404 Not Found</body></html>" * 9, "a web page"),
         (zstandard.compress(b""), "the file is empty"),
         (zstandard.compress(CONTENT) + b"trailing", "other data follows it"),
     ],
