@@ -46,11 +46,12 @@ UNREAD = {
 """Name that nothing reads -> explanation."""
 
 RENAMED = {
+    "NCCL_ASYNC_ERROR_HANDLING": "TORCH_NCCL_ASYNC_ERROR_HANDLING",
     "NCCL_BLOCKING_WAIT": "TORCH_NCCL_BLOCKING_WAIT",
     "NCCL_DESYNC_DEBUG": "TORCH_NCCL_DESYNC_DEBUG",
     "NCCL_ENABLE_TIMING": "TORCH_NCCL_ENABLE_TIMING",
 }
-"""PyTorch variables that got a prefix in 2.2, except NCCL_ASYNC_ERROR_HANDLING, whose effect became the default."""
+"""PyTorch variables that got a prefix in 2.2 -> their new names."""
 
 PLUGIN_PREFIXES = (
     "NCCL_OFI_", "NCCL_FASTRAK_", "NCCL_GPUDIRECT", "NCCL_IBEXT_", "NCCL_SHARP_", "NCCL_UCX_", "NCCL_TESTS",

@@ -167,6 +167,11 @@ EXAMPLES: dict[str, Example] = {
         at="--time=24h",
         passes=(("#SBATCH --time=1-00:00:00", "#SBATCH --time=UNLIMITED"),),
     ),
+    "exclusive-options": Example(
+        fails=(_in("#SBATCH --mem=0", "#SBATCH --mem-per-cpu=4G"),),
+        at="--mem-per-cpu",
+        passes=(("#SBATCH --mem=0", "#SBATCH --mem-per-cpu=4G"),),
+    ),
     "directive-cut": Example(
         fails=(_in("#SBATCH --mem=0", "#SBATCH --comment=nvcr.io#nvidia/pytorch"),),
         at="nvcr.io",
@@ -216,6 +221,12 @@ EXAMPLES: dict[str, Example] = {
                 "srun --kill-on-bad-exit=1 bash -c 'OMP_NUM_THREADS=4 numactl -l python pretrain_gpt.py --bf16'\n",
             ),
         ),
+        also=frozenset({"signal-not-to-script"}),
+    ),
+    "signal-not-to-script": Example(
+        fails=(("B:USR2@300", "USR2@300"),),
+        at="--signal",
+        passes=(("B:USR2@300", "USR2@300"), ("' USR2\n", "' EXIT\n")),
     ),
     "signal-not-trapped": Example(
         fails=(("trap 'kill -USR2 \"$pid\"' USR2\n", ""),),
@@ -460,6 +471,14 @@ EXAMPLES: dict[str, Example] = {
         fails=(_in(LAUNCH, 'HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)\nsource "$HERE/common.sh"'),),
         at="HERE=",
         passes=(_in(LAUNCH, 'HERE=${SLURM_SUBMIT_DIR:-$(dirname "$0")}\nmkdir -p "$HERE/logs"'),),
+    ),
+    "local-rank": Example(
+        fails=(
+            ("--gpus-per-node=8", "--gpus-per-task=1"),
+            (SRUN, "srun -n32 -K bash -c 'LOCAL_RANK=$SLURM_LOCALID exec python train.py'"),
+        ),
+        at="--gpus-per-task",
+        passes=((SRUN, "srun -n32 -K bash -c 'LOCAL_RANK=$SLURM_LOCALID exec python train.py'"),),
     ),
     "launch-twice": Example(
         fails=(_in(LAUNCH, "srun --ntasks=1 bash -c 'srun --ntasks=1 hostname'"),),

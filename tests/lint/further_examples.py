@@ -40,6 +40,8 @@ ssh login rsync /shared/code/out /archive
 "
 """
 PP4 = "--pipeline-model-parallel-size 4"
+LOCAL = "bash -c 'export LOCAL_RANK=$SLURM_LOCALID; exec python train.py'\n"
+ALONE = f"{HEAD}#SBATCH --signal=B:USR1@300\n".replace("nodes=2", "nodes=1")
 SAVING = "python pretrain_gpt.py --save /shared/run --load /shared/run --save-interval 500"
 PLACES = f"""{AGENTS}\
 options="--vocab-file <PATH TO vocab.json> --save <PATH TO RUN> --load <PATH TO RUN> --split 98,2,0"
@@ -197,6 +199,62 @@ FURTHER: dict[str, tuple[str, Example]] = {
     "a placeholder of several words": (
         "save-without-load",
         _script(PLACES.replace("--load <PATH TO RUN> ", ""), PLACES, "python"),
+    ),
+    "tasks of srun that are bound to one GPU each": (
+        "local-rank",
+        _script(
+            f"{HEAD}srun -K --gpu-bind=single:1 {LOCAL}",
+            f"{HEAD}srun -K --gpu-bind=closest {LOCAL}",
+            "--gpu-bind",
+        ),
+    ),
+    "one task per node with one GPU": (
+        "local-rank",
+        _script(
+            f"{HEAD}srun -K --ntasks=16 --gpus-per-task=1 {LOCAL}",
+            f"{HEAD}srun -K --ntasks=2 --nodes=2 --gpus-per-task=1 {LOCAL}",
+            "--gpus-per-task",
+        ),
+    ),
+    "an option of srun and a directive": (
+        "exclusive-options",
+        _script(
+            f"{HEAD}srun -K --ntasks-per-gpu=1 python train.py\n",
+            f"{HEAD}#SBATCH --mem=0\nsrun -K --mem-per-cpu=1G python train.py\n",
+            "srun",
+        ),
+    ),
+    "memory of the environment": (
+        "exclusive-options",
+        _script(
+            f"{HEAD}#SBATCH --mem=0\nexport SLURM_MEM_PER_CPU=1024\nsrun -K python train.py\n",
+            f"{HEAD}#SBATCH --mem=0\nexport SLURM_MEM_PER_CPU=1024\nsrun -K --mem=0 python train.py\n",
+            "export",
+        ),
+    ),
+    "options of srun": (
+        "exclusive-options",
+        _script(
+            f"{HEAD}srun -K --exact --whole python train.py\n",
+            f"{HEAD}srun -K --exact --overlap python train.py\n",
+            "srun",
+        ),
+    ),
+    "a training without srun in the foreground": (
+        "foreground-step",
+        _script(
+            f"{ALONE}trap 'touch stop' USR1\ntorchrun --standalone train.py\n",
+            f"{ALONE}trap 'touch stop' USR1\ntorchrun --standalone train.py & wait $!\n",
+            "torchrun",
+        ),
+    ),
+    "a signal that the script sends to itself": (
+        "signal-not-to-script",
+        _script(
+            f"{ALONE.replace('B:', '')}trap 'touch stop' USR1\n./watch.sh\n",
+            f"{ALONE.replace('B:', '')}trap 'touch stop' USR1\n./watch.sh && kill -USR1 $$\n",
+            "--signal",
+        ),
     ),
     "a handler that no signal reaches": (
         "no-exit-handler",

@@ -445,7 +445,11 @@ MESSAGES: dict[str, tuple[str, Message]] = {
     ),
     "an old name whose effect is the default": (
         "renamed-variable",
-        Message(script=f"{HEAD}export NCCL_ASYNC_ERROR_HANDLING=1\n"),
+        Message(
+            script=f"{HEAD}export NCCL_ASYNC_ERROR_HANDLING=1\n",
+            why="since PyTorch 2.2, NCCL_ASYNC_ERROR_HANDLING is called TORCH_NCCL_ASYNC_ERROR_HANDLING",
+            severity="note",
+        ),
     ),
     "an old name next to the new one": (
         "renamed-variable",

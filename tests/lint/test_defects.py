@@ -13,6 +13,7 @@ import pytest
 from hpcgen.check.lint.check import lint
 from hpcgen.check.lint.job import Job
 from hpcgen.check.lint.reader import read
+from hpcgen.check.lint.rules.exclusive_options import REFUSED, REFUSED_BY_SRUN
 
 DEFECTS = Path(__file__).with_name("scripts") / "defects.sh"
 
@@ -192,13 +193,45 @@ def test_directives_that_sbatch_refuses(option: str, said: str, tmp_path: Path) 
     assert (said in fixes[0]) if said else fixes == []
     if shutil.which("sbatch") is None:
         return
-    conf = tmp_path / "slurm.conf"
-    conf.write_text("ClusterName=x\nSlurmctldHost=localhost\nSlurmctldPort=1\nAuthType=auth/none\n")
+    complaint = answer_of_slurm(tmp_path, "sbatch", "--test-only", "--parsable", str(script))
+    refused = re.search(r"unrecognized option|invalid option|is ambiguous", complaint)
+    assert bool(refused) == bool(said), complaint
+
+
+def answer_of_slurm(directory: Path, *command: str) -> str:
+    """What a program of Slurm prints about its options, before it looks for the controller."""
+    conf = directory / "slurm.conf"
+    conf.write_text(
+        "ClusterName=x\nSlurmctldHost=localhost\nSlurmctldPort=1\nAuthType=auth/none\nSelectType=select/cons_tres\nGresTypes=gpu\n"
+    )
     environment = {"PATH": os.environ["PATH"], "SLURM_CONF": str(conf)}
-    command = ["timeout", "2", "sbatch", "--test-only", "--parsable", str(script)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    refused = re.search(r"unrecognized option|invalid option|is ambiguous", done.stderr)
-    assert bool(refused) == bool(said), done.stderr
+    done = subprocess.run(
+        ["timeout", "2", *command], env=environment, capture_output=True, text=True, check=False
+    )
+    return done.stderr
+
+
+NOT_IN_22_05 = {"tres-per-task"}
+VALUES = {"exact": "", "whole": "", "exclusive": "", "overlap": ""}
+PAIRS = [
+    (program, *pair)
+    for program, pairs in (("sbatch", REFUSED), ("srun", REFUSED), ("srun", REFUSED_BY_SRUN))
+    for pair in pairs
+    if not NOT_IN_22_05.intersection(pair)
+]
+
+
+@pytest.mark.parametrize(("program", "first", "second"), PAIRS)
+def test_options_that_exclude_each_other(program: str, first: str, second: str, tmp_path: Path) -> None:
+    given = [f"--{name}{VALUES.get(name, '=1')}" for name in (first, second)]
+    text = f"#!/bin/bash\nsrun {' '.join(given)} true\n"
+    if program == "sbatch":
+        text = "#!/bin/bash\n#SBATCH {}\n#SBATCH {}\ntrue\n".format(*given)
+    findings = lint(text, rules=["exclusive-options"])
+    assert [finding.severity for finding in findings] == ["error"]
+    if shutil.which(program):
+        script = ["--wrap", "true"] if program == "sbatch" else ["true"]
+        assert "mutually exclusive" in answer_of_slurm(tmp_path, program, *given, *script)
 
 
 def test_one_mistake_is_one_finding() -> None:

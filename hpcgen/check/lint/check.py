@@ -17,8 +17,10 @@ from hpcgen.check.lint.rules import (
     directives,
     directories,
     environment,
+    exclusive_options,
     failures,
     images,
+    local_ranks,
     logs,
     megatron,
     mounts,
@@ -37,8 +39,8 @@ from hpcgen.text import did_you_mean
 __all__ = ["RULES", "Finding", "apply", "lint", "release_of", "require_known", "selection"]
 
 GROUPS = (
-    addresses, containers, images, mounts, directives, directive_values, logs, signals, directories, environment,
-    failures, megatron, saving, data_files, rendezvous, ports, shell, starts, steps,
+    addresses, containers, images, mounts, directives, directive_values, exclusive_options, logs, signals, directories,
+    environment, failures, megatron, saving, data_files, rendezvous, local_ranks, ports, shell, starts, steps,
 )  # fmt: skip
 """The modules of rules. Importing them fills RULES in this order."""
 

@@ -62,8 +62,8 @@ def misspelt_variable(job: Job) -> Iterator[Hit]:
 def renamed_variable(job: Job) -> Iterator[Hit]:
     """Since 2.2, PyTorch's settings for NCCL begin with TORCH_NCCL_. The old names still work, with a warning.
 
-    Older releases read only the old names. Not reported: a script that exports both names, and
-    NCCL_ASYNC_ERROR_HANDLING, because its effect is the default since 2.2.
+    Older releases read only the old names. Not reported: a script that exports both names. The effect of
+    NCCL_ASYNC_ERROR_HANDLING is the default since 2.2.
     """
     for assignment in _environment(job):
         new = variables.RENAMED.get(assignment.name)

@@ -259,6 +259,47 @@ def _trapped(job: Job) -> set[str]:
 
 
 @rule(
+    "signal-not-to-script",
+    "warning",
+    "the trap of the script does not run",
+    source="Slurm, man sbatch, --signal; measured on 22.05",
+)
+def signal_not_to_script(job: Job) -> Iterator[Hit]:
+    """Without B:, Slurm sends the signal to the steps. The batch shell does not get it, so its trap does not run."""
+    signal = signal_of(job)
+    if signal is None or "B" in signal[0]:
+        return
+    own = {
+        word.text.upper().removeprefix("SIG")
+        for command in job.script.commands
+        if command.name == "trap" and command.outer is None
+        for word in command.words[2:]
+    }
+    elsewhere = any(
+        command.name in ("kill", "scancel") and any(word.source in _OWN_PROCESSES for word in command.words)
+        for command in job.script.commands
+    )
+    if signal[1] in own and not elsewhere:
+        yield Hit(
+            job.script.option_line("signal"),
+            f"the trap for {signal[1]} does not run: without B:, Slurm signals the steps, not the batch shell",
+            f"--signal=B:{signal[1]}@{signal[2]}, with srun in the background and a wait after it",
+        )
+
+
+_OWN_PROCESSES = (
+    "$$",
+    '"$$"',
+    "0",
+    "$SLURM_JOB_ID",
+    '"$SLURM_JOB_ID"',
+    "${SLURM_JOB_ID}",
+    '"${SLURM_JOB_ID}"',
+)
+"""What a script signals to reach its own shell."""
+
+
+@rule(
     "signal-too-late",
     "warning",
     "the signal leaves no time for a checkpoint",
@@ -282,15 +323,18 @@ def signal_too_late(job: Job) -> Iterator[Hit]:
 def foreground_step(job: Job) -> Iterator[Hit]:
     """bash runs a trap only after the foreground command ends. If that command is srun, this is too late.
 
-    With srun in the background and `wait`, the trap runs at once.
+    With srun in the background and `wait`, the trap runs at once. The same holds for a training without srun.
     """
     signal = signal_of(job)
     if not signal or "B" not in signal[0] or signal[1] not in _trapped(job):
         return
-    for step in job.work_steps:
-        if not step.background and step.command.outer is None and step.command.words[0].text != "exec":
+    commands = [step.command for step in job.work_steps if not step.background]
+    commands += [launch.command for launch in job.trainings if launch.step is None]
+    for command in commands:
+        if not command.background and command.outer is None and command.words[0].text != "exec":
+            name = command.name
             yield Hit(
-                step.line,
-                f"srun runs in the foreground, so bash runs the trap for {signal[1]} only after srun ends",
-                'srun ... & pid=$!, then: while kill -0 "$pid" 2>/dev/null; do wait "$pid"; done',
+                command.line,
+                f"{name} runs in the foreground, so bash runs the trap for {signal[1]} only after {name} ends",
+                f'{name} ... & pid=$!, then: while kill -0 "$pid" 2>/dev/null; do wait "$pid"; done',
             )
