@@ -39,7 +39,10 @@ WRONG_NAMES = {
 """Name that nothing reads -> intended name."""
 
 UNREAD = {
-    "NCCL_TIMEOUT": "NCCL has no timeout; Megatron-LM's is --distributed-timeout-minutes",
+    **dict.fromkeys(
+        ("NCCL_TIMEOUT", "NCCL_TIMEOUT_WAIT_SEC", "NCCL_SOCKET_TIMEOUT", "TORCH_NCCL_TIMEOUT"),
+        "NCCL has no timeout; PyTorch's is an argument of init_process_group",
+    ),
     "NCCL_CROSS_DC": "NCCL has no such setting",
     "MEGATRON_NUM_MICROBATCHES": "the number follows from --global-batch-size, --micro-batch-size and the layout",
 }
@@ -66,6 +69,11 @@ BUILD_NAMES = frozenset((
 """Variables for compilers and scripts with NCCL's location or version."""
 
 
+SUBSYSTEMS = frozenset((
+    "INIT", "COLL", "P2P", "SHM", "NET", "GRAPH", "TUNING", "ENV", "ALLOC", "CALL", "PROXY", "NVLS", "BOOTSTRAP", "REG",
+    "PROFILE", "RAS", "DESTROY", "ALL",
+))  # fmt: skip
+"""Valid names in NCCL_DEBUG_SUBSYS (NCCL user guide, NCCL_DEBUG_SUBSYS)."""
 DEBUG_LEVELS = ("VERSION", "WARN", "INFO", "ABORT", "TRACE")
 """Valid values of NCCL_DEBUG."""
 
@@ -84,6 +92,12 @@ def right_name(name: str) -> str | None:
     if not is_checked(name) or name in UNREAD or name in known():
         return None
     return nearest(name, known(), SIMILARITY)
+
+
+def unread(name: str) -> str | None:
+    """Advice, possibly "", for a name that nothing reads and that resembles no other; None for other names."""
+    is_unknown = is_checked(name) and name not in known()
+    return UNREAD.get(name, "" if is_unknown and right_name(name) is None else None)
 
 
 def is_checked(name: str) -> bool:

@@ -133,7 +133,11 @@ IMAGE = "--container-image=/shared/images/pytorch-25.03.sqsh"
 MOUNTS = "--container-mounts=/shared:/shared,/opt/microsoft:/opt/microsoft:ro"
 SRUN = 'srun "${step[@]}" "${container[@]}" python -u /shared/Megatron-LM/pretrain_gpt.py "${arguments[@]}"'
 AFTER_SRUN = SOUND[SOUND.index("pid=$!\n") :]
-FOREGROUND = ((f"{SRUN} &\n{AFTER_SRUN}", f"{SRUN}\n"), ("#SBATCH --signal=B:USR2@300\n", ""))
+NO_SIGNAL = (
+    ("#SBATCH --signal=B:USR2@300\n", ""),
+    ("    --exit-signal-handler\n", "    --exit-duration-in-mins 1430\n"),
+)
+FOREGROUND = ((f"{SRUN} &\n{AFTER_SRUN}", f"{SRUN}\n"), *NO_SIGNAL)
 TORCHRUN = SRUN.replace(
     "python -u", "torchrun --nproc-per-node=8 --nnodes=4 --rdzv-endpoint=$MASTER_ADDR:$MASTER_PORT"
 )
@@ -166,6 +170,11 @@ EXAMPLES: dict[str, Example] = {
         fails=(("#SBATCH --time=1-00:00:00", "#SBATCH --time=24h"),),
         at="--time=24h",
         passes=(("#SBATCH --time=1-00:00:00", "#SBATCH --time=UNLIMITED"),),
+    ),
+    "directive-placeholder": Example(
+        fails=(_in("#SBATCH --mem=0", "#SBATCH --account=<project_id>"),),
+        at="--account",
+        passes=(_in("#SBATCH --mem=0", "#SBATCH --account=yourte --partition=young --comment=<project_id>"),),
     ),
     "exclusive-options": Example(
         fails=(_in("#SBATCH --mem=0", "#SBATCH --mem-per-cpu=4G"),),
@@ -454,6 +463,24 @@ EXAMPLES: dict[str, Example] = {
         at="--",
         passes=(("/shared/checkpoints/gpt3-13b", "/shared/runs/$SLURM_JOB_ID"),),
     ),
+    "requeue-overwrites": Example(
+        fails=(
+            _in(LAUNCH, "srun -n1 python train.py --output_dir /shared/run --overwrite_output_dir || exit"),
+        ),
+        at="--overwrite_output_dir",
+        passes=(
+            _in(
+                LAUNCH,
+                "srun -n1 python train.py --output_dir /shared/run --overwrite_output_dir --resume_from_checkpoint a",
+            ),
+        ),
+        also=frozenset({"foreground-step"}),
+    ),
+    "hosts-appended": Example(
+        fails=(_in(LAUNCH, "echo n1 >> hosts-$SLURM_JOB_ID\n./check --hostfile hosts-$SLURM_JOB_ID"),),
+        at=">> hosts",
+        passes=(_in(LAUNCH, "rm -f hosts\necho n1 >> hosts\n./check --hostfile hosts\necho n1 >> names"),),
+    ),
     "few-gpus": Example(
         fails=(
             _in(ENVIRONMENT, "export CUDA_VISIBLE_DEVICES=0,1"),
@@ -512,7 +539,7 @@ EXAMPLES: dict[str, Example] = {
         passes=(_in(LAUNCH, "srun --ntasks=4 bash -c 'mkdir -p \"$@\"' bash /tmp/cache"),),
     ),
     "wait-without-status": Example(
-        fails=((f"{SRUN} &\n{AFTER_SRUN}", f"{SRUN} &\nwait\n"), ("#SBATCH --signal=B:USR2@300\n", "")),
+        fails=((f"{SRUN} &\n{AFTER_SRUN}", f"{SRUN} &\nwait\n"), *NO_SIGNAL),
         at="wait",
         passes=((f"{SRUN} &\n{AFTER_SRUN}", f"{SRUN} &\nwait $!\n"), ("#SBATCH --signal=B:USR2@300\n", "")),
     ),
@@ -660,6 +687,17 @@ EXAMPLES: dict[str, Example] = {
         fails=(("=WARN", "=INFO"),),
         at="NCCL_DEBUG",
         passes=(("=WARN", "=INFO\nexport NCCL_DEBUG_FILE=/shared/logs/nccl.%h.%p"),),
+    ),
+    "debugging-left-on": Example(
+        fails=(
+            _in(ENVIRONMENT, "export CUDA_LAUNCH_BLOCKING=1"),
+            ("NCCL_DEBUG,", "NCCL_DEBUG,CUDA_LAUNCH_BLOCKING,"),
+        ),
+        at="CUDA_LAUNCH_BLOCKING",
+        passes=(
+            _in(ENVIRONMENT, "export CUDA_LAUNCH_BLOCKING=0"),
+            _in(LAUNCH, "if [[ -n ${DEBUG:-} ]]; then export CUDA_LAUNCH_BLOCKING=1; fi"),
+        ),
     ),
     "few-nics": Example(
         fails=(
@@ -904,6 +942,32 @@ EXAMPLES: dict[str, Example] = {
         fails=(_in(LAUNCH, "exitcode=0\n[[ $exit_code -eq 0 ]] || exit 1"),),
         at="$exit_code",
         passes=(_in(LAUNCH, "exitcode=${exit_code:-0}"),),
+    ),
+    "not-set-by-slurm": Example(
+        fails=(_in(LAUNCH, 'cd "$PBS_O_WORKDIR" || exit'),),
+        at="PBS_O_WORKDIR",
+        passes=(_in(LAUNCH, 'cd "${PBS_O_WORKDIR:-$SLURM_SUBMIT_DIR}" || exit\necho "$SBATCH_SCRIPTS"'),),
+    ),
+    "unset-stops": Example(
+        fails=(_in(LAUNCH, '[[ -z "$WANDB_ID" ]] && WANDB_ID=1'),),
+        at="WANDB_ID",
+        passes=(
+            _in(LAUNCH, 'for NODE in 1 2; do [ -z "$NODE" ]; done\n[[ -z "${WANDB_ID:-}" ]] && WANDB_ID=1'),
+            _in(TASKS, 'read -r TAG < /shared/tag\n[ -z "$TAG" ]\nset +u\n[ -z "$GROUP_ID" ]\nset -u'),
+        ),
+    ),
+    "never-set": Example(
+        fails=(_in(LAUNCH, 'hostname > "$run_dir/hosts"'),),
+        at="$run_dir/hosts",
+        passes=(
+            _in(LAUNCH, '# run_dir comes from submit.sh\nhostname > "$run_dir/hosts" > "$SCRATCH/a"'),
+            _in(TASKS, 'for one in a b; do echo "$one" "$https_proxy" "$PHASE"; done'),
+        ),
+    ),
+    "terminal": Example(
+        fails=(("set -uo pipefail", "set -euo pipefail\nclear"),),
+        at="clear",
+        passes=(("set -uo pipefail", "set -euo pipefail\nclear || true"),),
     ),
     "setting-overwritten": Example(
         fails=(_in(TASKS, "IMAGE=${IMAGE:-/shared/a.sqsh}\nIMAGE=/shared/images/b.sqsh"),),

@@ -42,9 +42,11 @@ ssh login rsync /shared/code/out /archive
 PP4 = "--pipeline-model-parallel-size 4"
 LOCAL = "bash -c 'export LOCAL_RANK=$SLURM_LOCALID; exec python train.py'\n"
 ALONE = f"{HEAD}#SBATCH --signal=B:USR1@300\n".replace("nodes=2", "nodes=1")
+REQUEUED = f"{HEAD}#SBATCH --requeue --open-mode=append\n"
+ALONE_4 = "#!/bin/bash\n#SBATCH --gres=gpu:4\n#SBATCH --time=60\n"
 SAVING = "python pretrain_gpt.py --save /shared/run --load /shared/run --save-interval 500"
 PLACES = f"""{AGENTS}\
-options="--vocab-file <PATH TO vocab.json> --save <PATH TO RUN> --load <PATH TO RUN> --split 98,2,0"
+options="--vocab-file <PATH TO vocab.json> --save <PATH TO RUN> --save-interval 9 --load <PATH TO RUN> --split 98,2,0"
 srun -K sh -c "python pretrain_gpt.py ${{options}}"
 """
 
@@ -254,6 +256,106 @@ FURTHER: dict[str, tuple[str, Example]] = {
             f"{ALONE.replace('B:', '')}trap 'touch stop' USR1\n./watch.sh\n",
             f"{ALONE.replace('B:', '')}trap 'touch stop' USR1\n./watch.sh && kill -USR1 $$\n",
             "--signal",
+        ),
+    ),
+    "a choice that a comment promises": (
+        "setting-overwritten",
+        _script(
+            f"{HEAD}# usage: SIZE=7b CLUSTER=jupiter sbatch job.sh\nCLUSTER=juwels\n",
+            f"{HEAD}# usage: SIZE=7b CLUSTER=jupiter sbatch job.sh\nCLUSTER=${{CLUSTER:-juwels}}\n",
+            "CLUSTER=juwels",
+        ),
+    ),
+    "the log of a step": (
+        "log-shared",
+        _script(
+            f"{HEAD}LOG=/shared/logs\nsrun -K --output=$LOG/train.log python train.py\n",
+            f"{HEAD}srun -K --output=$LOG/train.log python a.py\nsrun -K --output=/logs/%j.log python a.py\n",
+            "--output",
+        ),
+    ),
+    "a directory that the job makes": (
+        "log-directory",
+        _script(
+            f"{HEAD}#SBATCH --output=logs/%j.out\nmkdir -p logs\n",
+            f"{HEAD}#SBATCH --output=logs/%j.out\n# mkdir -p logs\n",
+            "--output",
+        ),
+    ),
+    "a level among the subsystems": (
+        "nccl-debug-level",
+        _script(
+            f"{HEAD}export NCCL_DEBUG_SUBSYS=WARN\nsrun -K python train.py\n",
+            f"{HEAD}export NCCL_DEBUG_SUBSYS=^init,Net\nsrun -K python train.py\n",
+            "SUBSYS",
+        ),
+    ),
+    "subsystems that only print at the start": (
+        "nccl-debug-flood",
+        _script(
+            f"{HEAD}export NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,COLL\nsrun -K python train.py\n",
+            f"{HEAD}export NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,ENV\nsrun -K python train.py\n",
+            "NCCL_DEBUG",
+        ),
+    ),
+    "a variable that nothing reads": (
+        "misspelt-variable",
+        _script(
+            f"{HEAD}export NCCL_SOCKET_TIMEOUT=60000\nsrun -K python train.py\n",
+            f"{HEAD}export NCCL_LOGBOOK=/shared NCCL_OFI_X=1 NCCL_HOME=/opt NCCL_PROTO=Simple\necho $NCCL_LOGBOOK\n",
+            "NCCL_SOCKET_TIMEOUT",
+        ),
+    ),
+    "any other variable of NCCL": (
+        "misspelt-variable",
+        _script(
+            f"{HEAD}export TORCH_NCCL_QUACK=1\nsrun -K python train.py\n",
+            f"{HEAD}export TORCH_QUACK=1\nsrun -K python train.py\n",
+            "TORCH_NCCL_QUACK",
+        ),
+    ),
+    "an input of sbatch": (
+        "not-set-by-slurm",
+        _script(
+            f"{AGENTS}srun -K torchrun --nproc_per_node $SBATCH_GPUS_PER_NODE train.py\n",
+            f"{AGENTS}export SBATCH_GPUS_PER_NODE=8\necho $SBATCH_GPUS_PER_NODE\n",
+            "SBATCH_GPUS_PER_NODE",
+        ),
+    ),
+    "a directory that every attempt deletes": (
+        "requeue-overwrites",
+        _script(
+            f"{REQUEUED}rm -rf /shared/run\nsrun -K python train.py --save-dir /shared/run\n",
+            f"{REQUEUED}rm -rf /tmp/run\nsrun -K python train.py --save-dir /shared/run\n",
+            "rm -rf",
+        ),
+    ),
+    "hosts of the job before": (
+        "hosts-appended",
+        _script(
+            f"{AGENTS}F=hosts\nscontrol show hostnames >> $F\nmpirun --hostfile $F python train.py\n",
+            f"{AGENTS}F=hosts-$SLURM_JOB_ID\nscontrol show hostnames >> $F\nmpirun --hostfile $F python train.py\n",
+            ">> $F",
+        ),
+    ),
+    "a name that the user replaces": (
+        "directive-placeholder",
+        _script(
+            f"{HEAD}#SBATCH --partition=YOUR_PARTITION\n", f"{HEAD}#SBATCH --partition=a100\n", "--partition"
+        ),
+    ),
+    "a placeholder with blanks": (
+        "directive-unknown",
+        _script(
+            f"{HEAD}#SBATCH --partition=<your partition>\n", f"{HEAD}#SBATCH --partition=a100\n", "<your"
+        ),
+    ),
+    "two GPUs of a node": (
+        "fixed-port",
+        _script(
+            f"{ALONE_4.replace('4', '2', 1)}export MASTER_PORT=29500\n",
+            f"{ALONE_4.replace('gpu:4', 'gpu:8')}export MASTER_PORT=29500\n",
+            "29500",
         ),
     ),
     "a handler that no signal reaches": (

@@ -60,6 +60,14 @@ LOG = HEAD.replace("--time", "--output={}\n#SBATCH --time")
 IB_OFF = "export NCCL_IB_DISABLE=1\n"
 
 MESSAGES: dict[str, tuple[str, Message]] = {
+    "four GPUs, which may be all of a node": (
+        "fixed-port",
+        Message(
+            script="#!/bin/bash\n#SBATCH --gres=gpu:4\n#SBATCH --time=60\nexport MASTER_PORT=29500\n",
+            why="port 29500",
+            severity="note",
+        ),
+    ),
     # ---- templates ----
     "a place of a directive is one value": (
         "log-shared",
@@ -129,11 +137,12 @@ MESSAGES: dict[str, tuple[str, Message]] = {
         Message(script=_step("").replace("srun", "mkdir {a,{b,c}}\nsrun"), why="one task fails"),
     ),
     # ---- directives ----
-    "a word that belongs to no option": (
+    "a placeholder in braces": (
         "directive-unknown",
         Message(
             script=HEAD.replace("--time=", "-p { partition }\n#SBATCH --time="),
-            why="'partition'",
+            why="`{ partition }` is a placeholder",
+            fix="replace it",
             severity="error",
         ),
     ),

@@ -31,6 +31,7 @@ from hpcgen.check.lint.rules import (
     signals,
     starts,
     steps,
+    unset_variables,
 )
 from hpcgen.check.lint.script import Script
 from hpcgen.errors import HpcgenError
@@ -40,7 +41,8 @@ __all__ = ["RULES", "Finding", "apply", "lint", "release_of", "require_known", "
 
 GROUPS = (
     addresses, containers, images, mounts, directives, directive_values, exclusive_options, logs, signals, directories,
-    environment, failures, megatron, saving, data_files, rendezvous, local_ranks, ports, shell, starts, steps,
+    environment, failures, megatron, saving, data_files, rendezvous, local_ranks, ports, shell, unset_variables,
+    starts, steps,
 )  # fmt: skip
 """The modules of rules. Importing them fills RULES in this order."""
 

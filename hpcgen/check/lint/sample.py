@@ -87,7 +87,7 @@ class Sample:
 
     def _parameter(self, part: Node) -> str:
         name = part["Param"]["Value"] if part.get("Param") else ""
-        if part.keys() & {"Excl", "Width", "Names"} or not name:
+        if part.keys() & {"Excl", "Width", "Names"} or not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
             raise Unknown
         if "Exp" in part and part["Exp"]["Op"] in (":-", "-", ":=", "="):
             if name not in self.environment:

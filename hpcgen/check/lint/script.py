@@ -21,6 +21,14 @@ SHELLS = frozenset(("bash", "sh", "dash", "ash", "ksh", "mksh", "zsh", "busybox"
 _LETTERS = {"a": "allexport", "e": "errexit", "u": "nounset", "v": "verbose", "x": "xtrace"}
 """Short names of shell options -> their long names."""
 
+_SETTERS = frozenset((
+    "read", "mapfile", "readarray", "getopts", "local", "declare", "typeset", "readonly", "export", "printf", "let",
+    "unset",
+))  # fmt: skip
+"""Builtins that name variables in their arguments."""
+_OTHER_ASSIGNMENTS = re.compile(r"(?:\b(?:for|select|coproc)\s+|\bfor\s*\(\(\s*|\(\(\s*)([A-Za-z_]\w*)")
+"""Variables of loops and of (( NAME = 1 ))."""
+
 Status = Literal["plain", "tested", "ignored", "piped", "substituted"]
 """The use of a command's exit status: nothing reads it, something does, `|| true` discards it, the next command of a
 pipe hides it, or the command is within $( )."""
@@ -178,6 +186,22 @@ class Script:
     def options(self) -> dict[str, str]:
         """Long names and values of the effective directives. The last one wins."""
         return {item.name: item.value or "" for item in self.directives if item.effective}
+
+    @cached_property
+    def names_set(self) -> frozenset[str]:
+        """Every variable that the script sets or exports anywhere: by assignments, loops, `read` and arithmetic."""
+        found = {item.name for item in self.assignments}
+        for command in self.commands:
+            found |= {item.name for item in command.environment}
+            if command.name in _SETTERS:
+                found |= {re.split(r"[=\[+]", word.text)[0] for word in command.words[1:]}
+        text = "\n".join(line for line in self.lines if not line.lstrip().startswith("#"))
+        return frozenset(found | set(_OTHER_ASSIGNMENTS.findall(text)))
+
+    @cached_property
+    def arithmetic_names(self) -> frozenset[str]:
+        """Variables within $(( )) and (( )), where an unset one is 0."""
+        return frozenset(use.name for use in self.arithmetic)
 
     @cached_property
     def interpreter(self) -> str:

@@ -47,3 +47,42 @@ def directive_value(job: Job) -> Iterator[Hit]:
 
 def _is_filled_in_later(value: str) -> bool:
     return "$" in value or bool(BRACES.search(value) or ANGLES.search(value))
+
+
+_NAMED_BY_THE_SITE = (
+    "account",
+    "partition",
+    "qos",
+    "reservation",
+    "constraint",
+    "clusters",
+    "nodelist",
+    "licenses",
+)
+_YOURS = re.compile(
+    r"(?i)(^|[_-])your?[_-]|change_?me|^xxx+$|^todo$|^fixme$|\bplaceholder\b|^(?-i:(PARTITION|ACCOUNT|PROJECT|QOS)(_?NAME)?)$"
+)
+
+
+@rule(
+    "directive-placeholder",
+    "error",
+    "a placeholder is left in a directive",
+    source="Slurm, src/slurmctld/job_mgr.c, invalid account or partition",
+)
+def directive_placeholder(job: Job) -> Iterator[Hit]:
+    """Slurm has no account or partition called <project_id>, and refuses the job. Replace the placeholder.
+
+    A warning for names such as YOUR_PARTITION, which a cluster could have.
+    """
+    for directive in job.script.directives:
+        value = directive.value or ""
+        is_angled = ANGLES.fullmatch(value) and directive.name in (*_NAMED_BY_THE_SITE, *VALUES)
+        is_yours = directive.name in _NAMED_BY_THE_SITE and _YOURS.search(value)
+        if directive.effective and (is_angled or is_yours):
+            yield Hit(
+                directive.line,
+                f"--{directive.name}={value} is a placeholder",
+                "replace it",
+                severity=None if is_angled else "warning",
+            )

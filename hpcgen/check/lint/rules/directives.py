@@ -18,7 +18,6 @@ from hpcgen.check.lint.sbatch import (
     matching_options,
     stray_words,
 )
-from hpcgen.check.lint.template import ANGLES
 from hpcgen.text import counted, nearest
 
 STRAY_FIX = "quote a value that contains blanks, and put # before a comment"
@@ -64,9 +63,7 @@ def directive_unknown(job: Job) -> Iterator[Hit]:
     "Invalid directive found in batch script".
     """
     for line, word, before in stray_words(job.script.lines):
-        place = next(
-            (name for name in ANGLES.findall(job.script.lines[line - 1]) if name.startswith(word)), ""
-        )
+        place = next((name for name in _PLACES.findall(job.script.lines[line - 1]) if word in name), "")
         why, fix = f"{word!r} belongs to no option: sbatch refuses the directive", STRAY_FIX
         if place:
             why, fix = f"`{place}` is a placeholder: sbatch refuses the directive", "replace it"
@@ -92,6 +89,10 @@ def directive_unknown(job: Job) -> Iterator[Hit]:
             )
         elif len(name) == 1:
             yield Hit(directive.line, f"sbatch has no {written}", "see man sbatch")
+
+
+_PLACES = re.compile(r"<[^<>]*>|\{[^{}]*\}")
+"""Placeholders, which contain blanks: <your partition>, { partition }."""
 
 
 def _unknown(job: Job) -> Iterator[Directive]:

@@ -117,3 +117,72 @@ def directory_by_date(job: Job) -> Iterator[Hit]:
                     "use $SLURM_JOB_ID instead of the date",
                     cause="date",
                 )
+
+
+@rule(
+    "requeue-overwrites",
+    "warning",
+    "a requeued job deletes its checkpoints",
+    source="Slurm, man sbatch, --requeue",
+)
+def requeue_overwrites(job: Job) -> Iterator[Hit]:
+    """A requeued job runs the script again: with --save_overwrite or rm -rf of its directory, it starts from zero.
+
+    Not reported: programs with an option to resume.
+    """
+    for launch in job.trainings if job.requeues else ():
+        names = {name.replace("_", "-"): flag for name, flag in launch.flags.items()}
+        if any(re.match(r"(auto-)?(resume|load)", name) for name in names) or launch.is_open:
+            continue
+        for name, flag in names.items():
+            is_off = flag.value is not None and flag.value.text.lower() in ("0", "false", "no")
+            if (
+                re.fullmatch(r"(save-)?overwrite(-(output-dir|existing|ckpt|checkpoints?))?", name)
+                and not is_off
+            ):
+                why = f"--{flag.name} makes a requeued job start from zero and overwrite its checkpoints"
+                yield Hit(flag.line, why, "remove it, and resume from the newest checkpoint")
+        own = {flag.value.text for name, flag in names.items() if name in _DIRECTORIES and flag.value}
+        for command in job.script.commands:
+            deletes = command.name == "rm" and any(
+                re.match(r"-\w*[rR]", word.text) for word in command.words[1:2]
+            )
+            if deletes and not command.conditional and not command.function and command.line < launch.line:
+                for word in command.words[2:]:
+                    if word.text.rstrip("/") in {text.rstrip("/") for text in own}:
+                        why = "a requeued job deletes the directory of its checkpoints here"
+                        yield Hit(command.line, why, "delete it before submitting the job")
+
+
+@rule(
+    "hosts-appended",
+    "warning",
+    "a file of hosts grows with every attempt",
+    source="Slurm, man sbatch, --requeue; man bash, Appending Redirected Output",
+)
+def hosts_appended(job: Job) -> Iterator[Hit]:
+    """Lines that >> adds to a host file stay for the next attempt or job, which may have other nodes.
+
+    SLURM_JOB_ID stays the same across requeues. Not reported: a script that removes or empties the file first.
+    """
+    text = "\n".join("" if line.lstrip().startswith("#") else line for line in job.script.lines)
+    used = set(re.findall(r"-(?:-?host-?file|-?machinefile)[=\s]+[\"']?([^\s\"']+)", text))
+    for found in re.finditer(r">>\s*[\"']?([^\s\"';&|]+)", text):
+        path = found[1]
+        empties = rf"(\brm\s[^\n]*|\btruncate\s[^\n]*|\bmktemp\b[^\n]*|(?<!>)>\|?\s*[\"']?){re.escape(path)}"
+        if path not in used or re.search(empties, text[: found.start()]):
+            continue
+        full = path + "".join(
+            item.value.source
+            for item in job.script.assignments
+            if item.value and re.search(rf"\$\{{?{item.name}\b", path)
+        )
+        is_own = re.search(r"SLURM_JOB_?ID|SLURM_ARRAY", full)
+        if re.search(r"mktemp|RANDOM|\bdate\b|\$\$", full) or (is_own and not job.requeues):
+            continue
+        who = "a requeued job" if is_own else "the next job"
+        yield Hit(
+            text.count("\n", 0, found.start()) + 1,
+            f"{who} appends its nodes to those that are already in {path}",
+            f"rm -f {path} before",
+        )

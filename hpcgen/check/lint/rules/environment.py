@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from hpcgen.check.lint.job import ALL_ARGUMENTS, Job
 from hpcgen.check.lint.rule import Hit, rule
+from hpcgen.check.lint.rules.steps import SHORT_JOB_S
 from hpcgen.check.lint.script import Assignment, switched
 from hpcgen.check.lint.words import PLACEHOLDER
 from hpcgen.planning import known_variables as variables
@@ -39,8 +40,10 @@ def _is_on(assignment: Assignment) -> bool:
 def misspelt_variable(job: Job) -> Iterator[Hit]:
     """Nothing reports a misspelled variable: NCCL never reads it, and the job runs without the setting.
 
-    Only a warning if the correct name is also set, or if there is none: another program may read the variable.
+    Only a warning if the correct name is also set, or if there is none: another program may read the variable. Not
+    reported: a variable that the script itself reads.
     """
+    own = {use.name for use in job.script.uses}
     for assignment in _environment(job):
         name, right = assignment.name, variables.right_name(assignment.name)
         if right and not job.script.settings(right):
@@ -48,8 +51,8 @@ def misspelt_variable(job: Job) -> Iterator[Hit]:
         elif right:
             why = f"neither NCCL nor PyTorch reads {name}; {right} is set too"
             yield Hit(assignment.line, why, "remove it", severity="warning")
-        elif advice := variables.UNREAD.get(name):
-            why = f"neither NCCL nor PyTorch reads {name}: {advice}"
+        elif (advice := variables.unread(name)) is not None and name not in own:
+            why = f"neither NCCL nor PyTorch reads {name}{advice and f': {advice}'}"
             yield Hit(assignment.line, why, "remove it, unless your program reads it", severity="warning")
 
 
@@ -82,9 +85,25 @@ def renamed_variable(job: Job) -> Iterator[Hit]:
     source="NCCL user guide, NCCL_DEBUG; NCCL, src/debug.cc",
 )
 def nccl_debug_level(job: Job) -> Iterator[Hit]:
-    """The levels are VERSION, WARN, INFO and TRACE. Any other value, such as ERROR, disables all messages."""
+    """The levels are VERSION, WARN, INFO and TRACE. Any other value, such as ERROR, disables all messages.
+
+    A warning for NCCL_DEBUG_SUBSYS, which takes subsystems such as INIT and NET, and ignores other names.
+    """
     for assignment in _environment(job):
         word = assignment.value
+        if assignment.name == "NCCL_DEBUG_SUBSYS" and word is not None and word.known:
+            names = [
+                name for name in word.text.lstrip("^").split(",") if name.upper() not in variables.SUBSYSTEMS
+            ]
+            for name in filter(None, names):
+                yield Hit(
+                    assignment.line,
+                    f"NCCL has no subsystem {name}, so it ignores this",
+                    "use NCCL_DEBUG for the level"
+                    if name.upper() in variables.DEBUG_LEVELS
+                    else "INIT,ENV,NET",
+                    severity="warning",
+                )
         is_word = assignment.name == "NCCL_DEBUG" and word is not None and word.known and word.text != ""
         if is_word and word is not None and word.text.upper() not in variables.DEBUG_LEVELS:
             yield Hit(assignment.line, f"NCCL_DEBUG has no level {word.text}, so NCCL prints nothing", "WARN")
@@ -99,8 +118,11 @@ def nccl_debug_level(job: Job) -> Iterator[Hit]:
 def nccl_debug_flood(job: Job) -> Iterator[Hit]:
     """With INFO, each rank writes hundreds of lines, which hide other messages and load the log's file system.
 
-    NCCL_DEBUG_FILE writes them to other files.
+    NCCL_DEBUG_FILE writes them to other files. Not reported: NCCL_DEBUG_SUBSYS with only INIT, ENV or BOOTSTRAP.
     """
+    subsystems = [item.value for item in _environment(job) if item.name == "NCCL_DEBUG_SUBSYS"]
+    if subsystems and all(word and _QUIET.issuperset(word.text.upper().split(",")) for word in subsystems):
+        return
     has_ranks = job.trainings or job.parallel_steps or any(map(job.has_many_tasks, job.work_steps))
     if not has_ranks or not job.script.is_batch or job.nodes == 1 or job.script.settings("NCCL_DEBUG_FILE"):
         return
@@ -113,6 +135,10 @@ def nccl_debug_flood(job: Job) -> Iterator[Hit]:
                 "every rank writes hundreds of NCCL lines into the job's log",
                 "NCCL_DEBUG=WARN, or NCCL_DEBUG_FILE=/shared/nccl/%h.%p.log",
             )
+
+
+_QUIET = frozenset(("INIT", "ENV", "BOOTSTRAP"))
+"""Subsystems of NCCL that only print at the start."""
 
 
 @rule("few-nics", "warning", "most InfiniBand devices stay idle", source="NCCL user guide, NCCL_IB_HCA")
@@ -157,6 +183,42 @@ def transport_off(job: Job) -> Iterator[Hit]:
                 continue
             why, hardware = reasons[assignment.name]
             yield Hit(assignment.line, why, f"remove {assignment.name} on nodes with {hardware}")
+
+
+_DEBUGGING = {
+    "CUDA_LAUNCH_BLOCKING": (r"[1-9]\d*", "every launch of a kernel waits for its end"),
+    "HIP_LAUNCH_BLOCKING": (r"[1-9]\d*", "every launch of a kernel waits for its end"),
+    "AMD_SERIALIZE_KERNEL": (r"[1-9]\d*", "every launch of a kernel waits for its end"),
+    "TORCH_DISTRIBUTED_DEBUG": (r"(?i)detail", "another collective checks every collective"),
+    "PYTORCH_NO_CUDA_MEMORY_CACHING": (r".+", "every tensor is allocated by the driver"),
+}
+"""Variable for debugging -> its harmful values, and their effect."""
+
+
+@rule(
+    "debugging-left-on",
+    "warning",
+    "a setting for debugging slows the training",
+    source="CUDA, Environment Variables; PyTorch, torch.distributed, TORCH_DISTRIBUTED_DEBUG",
+)
+def debugging_left_on(job: Job) -> Iterator[Hit]:
+    """CUDA_LAUNCH_BLOCKING=1 and similar settings find the place of an error, and cost much of the speed.
+
+    Not reported: jobs with a --time of at most ten minutes, and jobs that are called debug or test.
+    """
+    limit_s = job.time_limit_s
+    is_trial = any(re.search("debug|test", job.script.options.get(name, "")) for name in _NAMES_OF_JOBS)
+    if not (job.trainings or job.parallel_steps) or is_trial or (limit_s and limit_s <= SHORT_JOB_S):
+        return
+    for assignment in _environment(job):
+        pattern, effect = _DEBUGGING.get(assignment.name, ("", ""))
+        word = assignment.value
+        if effect and word and word.known and re.fullmatch(pattern, word.text) and not assignment.conditional:
+            why = f"{assignment.name}={word.text} is for debugging: {effect}"
+            yield Hit(assignment.line, why, "remove it")
+
+
+_NAMES_OF_JOBS = ("job-name", "partition", "qos")
 
 
 @rule(

@@ -35,20 +35,40 @@ def log_truncated(job: Job) -> Iterator[Hit]:
 def log_shared(job: Job) -> Iterator[Hit]:
     """An output file without %j (%A for arrays) is the same for every job of the script: the next job truncates it.
 
-    %x, %u and %N do not differ between jobs with the same name, user or node.
+    %x, %u and %N do not differ between jobs with the same name, user or node. The same holds for --output of srun.
     """
+    if job.script.options.get("open-mode") == "append":
+        return
     for name in ("output", "error"):
         value = job.script.options.get(name, "")
-        appends = job.script.options.get("open-mode") == "append"
-        has_job = re.search(r"%\d*[AJj]", value.replace("%%", ""))
-        is_named = value and not value.startswith("/dev/") and not PLACEHOLDER.search(value)
-        if is_named and not has_job and not appends:
+        if value and _is_shared(value):
             yield Hit(
-                job.script.option_line(name),
-                f"every job of this script truncates {value} and writes to it",
-                "put %j into the name",
-                cause="log",
+                job.script.option_line(name), _TRUNCATES.format(value), "put %j into the name", cause="log"
             )
+    for step in job.steps:
+        mode = step.option("open-mode")
+        for name in ("output", "error"):
+            option = step.option(name)
+            word = option.value if option else None
+            is_own = (
+                word is not None and word.known and word.certain and not word.assumed and "/" in word.text
+            )
+            if word and is_own and _is_shared(word.text) and not (mode and mode.text.startswith("a")):
+                yield Hit(
+                    word.line,
+                    _TRUNCATES.format(word.text),
+                    "put %j into the name",
+                    cause=f"log of {step.line}",
+                )
+
+
+_TRUNCATES = "every job of this script truncates {} and writes to it"
+
+
+def _is_shared(path: str) -> bool:
+    """True if an output file is the same for every job."""
+    has_job = re.search(r"%\d*[AJj]", path.replace("%%", ""))
+    return not (has_job or path.startswith("/dev/") or PLACEHOLDER.search(path))
 
 
 @rule(
@@ -82,6 +102,7 @@ def log_directory(job: Job) -> Iterator[Hit]:
 
 
 def _is_made(job: Job, directory: str) -> bool:
-    """True if a command or a comment of the script creates a directory."""
+    """True if a comment, or a script that submits itself, shows how to create a directory before the job."""
     path = rf"\bmkdir\b.*[\s/\"']{re.escape(directory)}(?![\w.-])"
-    return any(re.search(path, line) for line in job.script.lines)
+    submits = any(command.name == "sbatch" for command in job.script.commands)
+    return any(re.search(path, line) for line in job.script.lines if submits or line.lstrip().startswith("#"))

@@ -22,6 +22,8 @@ MIN_PORT, MAX_PORT = 1024, 65535
 """Ports that a program may use without being root."""
 MIN_JOB_ID, MAX_JOB_ID = 10_000, 67_108_863
 """The job IDs of a cluster (slurm.conf, FirstJobId and MaxJobId). The first few thousand are soon behind it."""
+MIN_GPUS_OF_A_NODE = 4
+"""Minimum number of GPUs that nodes for training usually have."""
 DEFAULT_MAX_TASK_ID = 1000
 GOOD_PORT = "MASTER_PORT=$((10000 + SLURM_JOB_ID % 20000))"
 
@@ -60,8 +62,8 @@ def _has_no_port(word: Word | None) -> bool:
 def fixed_port(job: Job) -> Iterator[Hit]:
     """With a fixed port, two jobs on one node collide: one fails to start, or joins the other.
 
-    A port computed from the job ID differs between jobs. Jobs with exclusive nodes are not reported. torchrun uses
-    port 29400 if --rdzv_endpoint has none.
+    A port computed from the job ID differs between jobs. Jobs with exclusive nodes are not reported, and only as a note
+    those with four to seven GPUs of a node, which may be all. torchrun uses port 29400 if --rdzv_endpoint has none.
     """
     if not job.script.is_batch or _has_exclusive_nodes(job):
         return
@@ -81,15 +83,23 @@ def fixed_port(job: Job) -> Iterator[Hit]:
                 line,
                 f"every job of this script uses port {port}, and two jobs can share a node",
                 GOOD_PORT,
+                severity="note" if _num_gpus(job) >= MIN_GPUS_OF_A_NODE else None,
             )
 
 
 def _has_exclusive_nodes(job: Job) -> bool:
     """True if the directives keep other jobs of this script off the nodes."""
-    gpus = job.gpus_per_node or 0
+    gpus = _num_gpus(job)
     if job.script.options.get("dependency") == "singleton":
         return True
-    return "exclusive" in job.script.options or gpus >= 8 or (job.is_multi_node and gpus >= 4)
+    return (
+        "exclusive" in job.script.options or gpus >= 8 or (job.is_multi_node and gpus >= MIN_GPUS_OF_A_NODE)
+    )
+
+
+def _num_gpus(job: Job) -> int:
+    """GPUs that the job requests on a node, as far as known."""
+    return job.gpus_per_node or job.number("gpus") or 0
 
 
 @rule(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from hpcgen.check.lint.job import Job
 from hpcgen.check.lint.rule import Hit, rule
-from hpcgen.check.lint.script import Command
+from hpcgen.check.lint.script import Command, Script
 
 
 @rule("syntax", "error", "bash rejects the script", source="man bash")
@@ -77,10 +77,7 @@ def export_words(job: Job) -> Iterator[Hit]:
 )
 def similar_name(job: Job) -> Iterator[Hit]:
     """$exit_code is empty if exitcode was set: a missing underscore can hide a failure."""
-    set_here = {item.name for item in job.script.assignments}
-    for command in job.script.commands:
-        if command.name in ("read", "mapfile", "readarray", "getopts", "local", "declare", "printf"):
-            set_here |= {re.split(r"[=\[]", word.text)[0] for word in command.words[1:]}
+    set_here = job.script.names_set
     alike = {name.replace("_", ""): name for name in set_here if name}
     reported = set()
     for use in job.script.uses:
@@ -103,8 +100,11 @@ def similar_name(job: Job) -> Iterator[Hit]:
     source="man bash, Parameter Expansion",
 )
 def setting_overwritten(job: Job) -> Iterator[Hit]:
-    """IMAGE=${IMAGE:-default} allows a choice at submission. A later IMAGE=... overrides it."""
-    choices: dict[str, int] = {}
+    """IMAGE=${IMAGE:-default} allows a choice at submission. A later IMAGE=... overrides it.
+
+    A comment such as `IMAGE=a.sqsh sbatch job.sh` promises the same choice.
+    """
+    choices = _documented(job.script)
     for assignment in job.script.assignments:
         word = assignment.value
         if word is None or assignment.append or assignment.outer is not None:
@@ -119,7 +119,30 @@ def setting_overwritten(job: Job) -> Iterator[Hit]:
             yield Hit(
                 assignment.line,
                 f"line {choices[assignment.name]} takes {assignment.name} from the environment, and this overwrites it",
-                "use another name, or keep only the default",
+                f"{assignment.name}=${{{assignment.name}:-...}}, or another name",
+            )
+
+
+def _documented(script: Script) -> dict[str, int]:
+    """Variables that comments set before sbatch -> the first line of such a comment."""
+    found: dict[str, int] = {}
+    for number, line in enumerate(script.lines, start=1):
+        if command := re.match(r"\s*#(?!SBATCH)[^#]*?((?:\b[A-Za-z_]\w*=\S+\s+)+)sbatch\b", line):
+            for name in re.findall(r"(\w+)=", command[1]):
+                found.setdefault(name, number)
+    return found
+
+
+@rule("terminal", "note", "the command needs a terminal", source="clear(1), tput(1), stty(1)")
+def terminal(job: Job) -> Iterator[Hit]:
+    """A job has no terminal. `clear` and `tput` fail without TERM, and `stty` always: set -e then ends the script."""
+    for command in job.script.commands:
+        is_terminal = command.name in ("clear", "reset", "stty", "tput") and command.status == "plain"
+        if is_terminal and "errexit" in job.script.shell_options and job.script.is_batch:
+            yield Hit(
+                command.line,
+                f"a job has no terminal: `{command.name}` can fail, which ends the script (set -e)",
+                "remove it",
             )
 
 
