@@ -441,6 +441,16 @@ EXAMPLES: dict[str, Example] = {
         at="node_health",
         passes=(_in(LAUNCH, "dcgmi profile --pause\nbash /shared/tools/node_health.sh || exit 1"),),
     ),
+    "continuation-lost": Example(
+        fails=(_in(LAUNCH, "rsync -a /shared/code \\\n    # --quiet \\\n    /scratch/code"),),
+        at="/scratch/code",
+        passes=(
+            _in(
+                LAUNCH,
+                "rsync -a /shared/code /a && \\\n    # then\n    rsync -a /a /b \\\n    # --quiet\nsync",
+            ),
+        ),
+    ),
     "failure-in-pipe": Example(
         fails=(*FOREGROUND, (f"{SRUN}\n", f"{SRUN} | tee /shared/log\n"), ("set -uo pipefail\n", "set -u\n")),
         at="srun",

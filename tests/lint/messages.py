@@ -526,6 +526,42 @@ MESSAGES: dict[str, tuple[str, Message]] = {
     ),
     "a training with a limit": ("no-exit-handler", Message(script=_step(""), why="at the time limit")),
     # ---- shell ----
+    "a comment within a command": (
+        "continuation-lost",
+        Message(
+            script=f"{HEAD}srun {TRAINING} \\\n  # --lr 1 \\\n  --bf16\n",
+            why="the comment on line 7 ends the command of line 6: `--bf16` is a command of its own",
+            fix="move it above line 6",
+        ),
+    ),
+    "an empty line within a command": (
+        "continuation-lost",
+        Message(script=f"{HEAD}srun {TRAINING} \\\n\n--bf16\n", why="the empty line 7", fix="remove it"),
+    ),
+    "a blank after the backslash": (
+        "continuation-lost",
+        Message(
+            script=f"{HEAD}srun {TRAINING} \\ \n  --bf16\n", why="the blank after", fix="remove the blank"
+        ),
+    ),
+    "a comment in the text of a step": (
+        "continuation-lost",
+        Message(script=f"{HEAD}srun bash -c '\n{TRAINING} \\\n  # --lr 1\n  --bf16'\n", why="line 8"),
+    ),
+    "a comment that ends a command": (
+        "continuation-lost",
+        Message(script=f"{HEAD}srun {TRAINING} \\\n    --lr 1 \\\n    # --bf16\necho done\n"),
+    ),
+    "a comment in an array": (
+        "continuation-lost",
+        Message(
+            script=f"{HEAD}a=( \\\n  --lr 1 \\\n  # --bf16 \\\n  --fp16 \\\n)\nsrun {TRAINING} ${{a[@]}}\n"
+        ),
+    ),
+    "a comment after a list": (
+        "continuation-lost",
+        Message(script=f"{HEAD}make && \\\n  # now\n  srun {TRAINING} | \\\n  # log\n  tee x\n"),
+    ),
     "a placeholder": (
         "syntax",
         Message(

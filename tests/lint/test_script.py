@@ -71,6 +71,10 @@ SCRIPTS = [
     'args="-a 1"; if [ -e /nowhere ]; then args="$args -b"; else args="$args -c"; fi; bash -c "show 0 $args"',
     "if [ -e /nowhere ]; then x=1; else x=2; fi; if [ $x = 1 ]; then y=1; else y=2; fi; show $y",
     "warned=0; trap 'warned=1' USR1; kill -USR1 $$; if ((warned)); then y=1; else y=2; fi; show $y",
+    "show a \\\n  # b \\\n  --c d\nshow e",
+    "show a # b \\\n  show c",
+    "show a; if true; then # b \\\n show c # d \\\nfi # e \\\nshow f",
+    "show \"# a \\\n b\" '# c \\\n d' # \u00e9 \\\nshow e",
 ]
 
 

@@ -115,6 +115,11 @@ def test_a_function_that_the_step_does_not_have(text: str, is_missing: bool) -> 
         ("srun -K bash -c 'run() { python \"$@\"; }; run train.py'\n", ""),
         ('CMD="python train.py $@"\nsrun -K bash -c "$CMD"\n', ""),
         ('srun -K python train.py "$@"\n', ""),
+        ("srun -K bash -c 'cd /x\nexec '\"$L train.py $@\"\n", "warning"),
+        ("srun -K bash -c 'python '\"$X\"' train.py \"$@\"'\n", "error"),
+        ('srun -K bash -c "python train.py \\$@"\n', "error"),
+        ("srun -K bash -c \"echo '\\$@'\"\n", ""),
+        ("srun -K bash -c 'python train.py '\"$*\"\n", ""),
         ("ls | xargs -n1 bash -c 'gzip \"$@\"'\n", ""),
     ],
 )
@@ -122,6 +127,26 @@ def test_arguments_that_bash_c_does_not_get(text: str, severity: str) -> None:
     assert [finding.severity for finding in found(HEAD + text, "arguments-lost")] == [severity] * bool(
         severity
     )
+
+
+QUOTED = "export HF_TOKEN='${HF_TOKEN}' NCCL_DEBUG='$LEVEL'"
+
+
+@pytest.mark.parametrize(
+    ("text", "is_known"),
+    [
+        (f'srun -K bash -c "\n{QUOTED}\npython eval.py"\n', False),
+        (f'TEXT="{QUOTED}"\nsrun -K bash -c "$TEXT; python eval.py"\n', False),
+        (f'eval "{QUOTED}"\n', False),
+        (f"sbatch <<EOF\n#!/bin/bash\n#SBATCH --time=60\n{QUOTED}\nEOF\n", False),
+        (f"sbatch <<'EOF'\n#!/bin/bash\n#SBATCH --time=60\n{QUOTED}\nEOF\n", True),
+        (f'srun -K bash -c "{QUOTED.replace("$", chr(92) + "$")}"\n', True),
+    ],
+)
+def test_what_the_outer_shell_has_expanded_is_unknown(text: str, is_known: bool) -> None:
+    """'$LEVEL' in a text in double quotes has a value, although it is in single quotes."""
+    rules = ["secret-in-script", "nccl-debug-level"]
+    assert {finding.rule for finding in lint(HEAD + text, rules=rules)} == (set(rules) if is_known else set())
 
 
 @pytest.mark.parametrize(

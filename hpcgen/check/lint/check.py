@@ -12,6 +12,7 @@ from hpcgen.check.lint.rule import RULES, Hit, Rule, Severity
 from hpcgen.check.lint.rules import (
     addresses,
     containers,
+    continuations,
     data_files,
     directive_values,
     directives,
@@ -42,7 +43,7 @@ __all__ = ["RULES", "Finding", "apply", "lint", "release_of", "require_known", "
 GROUPS = (
     addresses, containers, images, mounts, directives, directive_values, exclusive_options, logs, signals, directories,
     environment, failures, megatron, saving, data_files, rendezvous, local_ranks, ports, shell, unset_variables,
-    starts, steps,
+    continuations, starts, steps,
 )  # fmt: skip
 """The modules of rules. Importing them fills RULES in this order."""
 
@@ -102,7 +103,8 @@ def lint(
         # a here-document of sbatch is a separate script
         if command.name == "sbatch" and command.here_document.startswith("#!"):
             above = command.here_line - 1
-            submitted = replace(read(command.here_document, path), is_expanded=command.here_expands)
+            expanded = command.here_expanded if command.here_expands else None
+            submitted = read(command.here_document, path, expanded=expanded)
             for inner in _findings(submitted, rules, slurm_version, on_bug):
                 also = tuple(line + above for line in inner.also)
                 found.append(replace(inner, line=inner.line + above, also=also))

@@ -16,6 +16,7 @@ from hpcgen.check.lint.words import (
     UNKNOWN,
     Budget,
     Piece,
+    Ranges,
     Variable,
     Word,
     bounded,
@@ -50,8 +51,10 @@ class Expander:
     """Called with the statements of each command substitution."""
     on_default: Callable[[str, Variable], None] = lambda name, variable: None
     """Called for ${NAME:=value}."""
-    doubts: tuple[tuple[int, int], ...] = ()
+    doubts: Ranges = ()
     """Ranges of bytes in `source` that come from code that may not run."""
+    expanded: Ranges = ()
+    """Ranges of bytes in `source` whose expansions another shell has made: "$x" in `bash -c "echo $x"`."""
     trusts_defaults: bool = False
     """True if conditions use the default in ${NAME:-value}, which the job's environment can override."""
     places: re.Pattern[str] = BRACES
@@ -90,14 +93,14 @@ class Expander:
         """The word of an assignment or redirection, which is not split."""
         return self._word(node, self._begin(node, splits=False))
 
-    def here_document(self, redirection: Node) -> tuple[str, bool]:
-        """The text of a <<EOF as written, and whether bash expands it."""
+    def here_document(self, redirection: Node) -> tuple[str, Ranges | None]:
+        """The text of a <<EOF as written, and where bash expands it; None if its delimiter is quoted."""
         body = redirection["Hdoc"]
         self._begin(body)  # visits the command substitutions
         text = self.text_of(body).rpartition("\n")[0]
         delimiter = redirection["Word"].get("Parts", [])
         is_quoted = any(part["Type"] != "Lit" or "\\" in part["Value"] for part in delimiter)
-        return (text, False) if is_quoted else (_unescape(text, quoted=True), True)
+        return (text, None) if is_quoted else _unescaped_here(text)
 
     def scalar(self, node: Node) -> Variable:
         """The value of a variable after an assignment of this word."""
@@ -130,6 +133,7 @@ class Expander:
     def _word(self, node: Node, pieces: Iterable[Piece]) -> Word:
         pieces = list(pieces)
         ends = list(itertools.accumulate((len(piece.text) for piece in pieces), initial=0))
+        placed = list(zip(pieces, itertools.pairwise(ends), strict=True))
         return Word(
             text="".join(piece.text for piece in pieces),
             known=all(piece.known for piece in pieces),
@@ -138,11 +142,8 @@ class Expander:
             variables=tuple(dict.fromkeys(self._used)),
             certain=all(piece.certain for piece in pieces),
             assumed=self._assumed,
-            doubts=tuple(
-                (start, end)
-                for piece, start, end in zip(pieces, ends[:-1], ends[1:], strict=True)
-                if not piece.certain
-            ),
+            doubts=tuple(place for piece, place in placed if not piece.certain),
+            unknowns=tuple(place for piece, place in placed if not piece.known),
         )
 
     def _array_words(self, node: Node) -> tuple[Word, ...] | None:
@@ -174,11 +175,15 @@ class Expander:
                     yield Piece(text, known=is_plain and is_text, quoted=quoted or "\\" in literal)
             elif kind == "SglQuoted":
                 for text, is_text in self._unmasked(part):
+                    is_text = is_text and not self._was_expanded(part)
                     known = is_text and not (part.get("Dollar") and re.search(r"\\[xuUc0-7]", text))
                     yield Piece(_ansi_c(text) if part.get("Dollar") else text, known=known, quoted=True)
             elif kind == "DblQuoted":
                 yield Piece("", quoted=True)
                 yield from self._parts(part.get("Parts", []), quoted=True)
+            elif self._was_expanded(part):
+                self._used += names_in(part)
+                yield Piece(self.text_of(part), known=False, quoted=quoted)
             elif kind == "ParamExp":
                 yield from self._parameter(part, quoted=quoted)
             elif kind == "ArithmExp" and (value := self._arithmetic(part.get("X"))) is not None:
@@ -190,6 +195,14 @@ class Expander:
                     self._used, self._assumed, self._splits = state
                 self._used += names_in(part)
                 yield Piece(self.text_of(part), known=False, quoted=quoted)
+
+    def _was_expanded(self, part: Node) -> bool:
+        """True if another shell has expanded something in a part, so that only a run can tell its text."""
+        start, end = part["Pos"]["Offset"], part["End"]["Offset"]
+        return any(
+            re.search(rb"[$`]", self.source[max(first, start) : min(last, end)])
+            for first, last in self.expanded
+        )
 
     def _unmasked(self, part: Node) -> list[tuple[str, bool]]:
         """The pieces of a part's text, each with True if it is known. Placeholders are unknown."""
@@ -338,6 +351,17 @@ def _unescape(text: str, *, quoted: bool) -> str:
         return text
     text = text.replace("\\\n", "")
     return re.sub(r'\\([$`"\\])' if quoted else r"\\(.)", r"\1", text, flags=re.DOTALL)
+
+
+def _unescaped_here(text: str) -> tuple[str, Ranges]:
+    """The text of a here-document without the backslashes that bash removes, and where bash expands it."""
+    found = ""
+    expanded: list[tuple[int, int]] = []
+    for part in re.findall(r"\\[$`\\\n]|[$`]|[^\\$`]+|\\", text):
+        if part in ("$", "`"):
+            expanded.append((len(found), len(found) + 1))
+        found += part[1:] if len(part) == 2 and part[0] == "\\" else part
+    return found, tuple(expanded)
 
 
 _ANSI_C = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "e": "\x1b", "f": "\f", "v": "\v"}

@@ -6,14 +6,17 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from hpcgen.check.lint.script import Status
+from hpcgen.check.lint.words import Ranges, Word
 
 
-class HereDocument(NamedTuple):
-    """A here-document, as the fields of `Command`."""
+class Redirected(NamedTuple):
+    """The redirections of a command, as the fields of `Command`."""
 
     here_document: str = ""
     here_line: int = 0
     here_expands: bool = False
+    here_expanded: Ranges = ()
+    writes_to: Word | None = None
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,17 @@ from hpcgen.check.lint import sbatch
 from hpcgen.check.lint.script import Script
 from hpcgen.check.lint.syntax import MAX_BYTES, ShellSyntaxError
 from hpcgen.check.lint.walker import Walker
+from hpcgen.check.lint.words import Ranges
 from hpcgen.errors import HpcgenError
 
 
-def read(text: str, path: str = "-", *, trusts_defaults: bool = False) -> Script:
+def read(
+    text: str, path: str = "-", *, trusts_defaults: bool = False, expanded: Ranges | None = None
+) -> Script:
     """Reads a script. If it has a syntax error or its interpreter is not a shell, only the directives are read.
 
     With `trusts_defaults`, conditions on ${NAME:-value} are resolved as if NAME were not in the environment.
+    `expanded` are the parts that another script's shell has expanded, as in sbatch <<EOF, with variables as written.
 
     Raises:
         HpcgenError: the text is too long or contains NUL characters.
@@ -24,12 +28,14 @@ def read(text: str, path: str = "-", *, trusts_defaults: bool = False) -> Script
     if len(text) > MAX_BYTES:
         raise HpcgenError(f"{path}: is longer than {MAX_BYTES // 1024} KiB", "give a shell script")
     lines = tuple(text.split("\n"))
-    script = Script(path=path, lines=lines, directives=sbatch.directives(lines))
+    script = Script(
+        path=path, lines=lines, directives=sbatch.directives(lines), is_expanded=expanded is not None
+    )
     if not script.is_shell:
         return script
     try:
         walker = Walker(script.options, trusts_defaults=trusts_defaults)
-        walker.walk(text)
+        walker.walk(text, expanded=expanded or ())
         return walker.collected.added_to(script)
     except ShellSyntaxError as found:
         error = found

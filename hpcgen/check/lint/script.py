@@ -13,7 +13,7 @@ from typing import Literal
 
 from hpcgen.check.lint import sbatch
 from hpcgen.check.lint.syntax import ShellSyntaxError
-from hpcgen.check.lint.words import Word, joined
+from hpcgen.check.lint.words import Ranges, Word, joined
 
 SHELLS = frozenset(("bash", "sh", "dash", "ash", "ksh", "mksh", "zsh", "busybox"))
 """Interpreters whose scripts are read as bash."""
@@ -91,6 +91,10 @@ class Command:
     """First line of the here-document."""
     here_expands: bool = False
     """True if the shell expands variables in the here-document, because its delimiter has no quotes."""
+    here_expanded: Ranges = ()
+    """Where it expands something."""
+    writes_to: Word | None = None
+    """The file that its output replaces."""
     outer: int | None = None
     """Index in `Script.commands` of the command whose `bash -c` text contains this one."""
     statement: int = 0

@@ -23,6 +23,9 @@ TIME_LIMIT_S = 20.0
 MAX_BRACKETS = 40
 """Maximum number of words with brackets in arrays that are escaped for shfmt."""
 
+_COMMENT = re.compile(rb"^((?:[^'\"\n]*[ \t])?#[^\n]*)\\$", re.MULTILINE)
+"""A line that ends with a comment and a backslash."""
+
 Node = Any
 """A node of the tree: a dict with "Type" and "Pos", as shfmt --to-json writes it."""
 
@@ -57,11 +60,37 @@ def parse(text: str) -> tuple[Node, bytes]:
         source = _escaped(source, int(found[1]), int(found[2]))
         output, complaint = _run(source)
     if complaint:
-        raise _error(complaint, text)
+        ended = _COMMENT.sub(rb"\1 ", source).decode(errors="replace")
+        if ended == text:
+            raise _error(complaint, text)
+        try:
+            return parse(ended)
+        except ShellSyntaxError:
+            raise _error(complaint, text) from None
     try:
-        return json.loads(output, object_hook=_position), source
+        tree = json.loads(output, object_hook=_position)
+        ends = [*_continued_comments(tree)] if re.search(rb"#[^\n]*\\\n", source) else []
     except (ValueError, RecursionError):
         raise ShellSyntaxError(1, "it is nested too deeply to be read", is_ours=True) from None
+    if not ends:
+        return tree, source
+    # bash ends a comment at the end of the line, but shfmt reads on after a backslash there
+    changed = bytearray(source)
+    for end in ends:
+        changed[end] = ord(" ")
+    return parse(changed.decode(errors="replace"))
+
+
+def _continued_comments(node: Node) -> Iterator[int]:
+    """The offsets of the backslashes at the end of comments."""
+    if isinstance(node, dict):
+        if "Hash" in node and node["Text"].endswith("\\\n"):
+            yield node["Hash"]["Offset"] + len(node["Text"].encode()) - 1
+        for inner in node.values():
+            yield from _continued_comments(inner)
+    elif isinstance(node, list):
+        for inner in node:
+            yield from _continued_comments(inner)
 
 
 def _position(found: Node) -> Node:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from hpcgen.check.lint.assignments import assignment_of, variable_after
@@ -10,7 +10,7 @@ from hpcgen.check.lint.branches import merged
 from hpcgen.check.lint.collected import Collected
 from hpcgen.check.lint.conditions import holds, leaves, matches
 from hpcgen.check.lint.expander import Expander
-from hpcgen.check.lint.place import HereDocument, Place
+from hpcgen.check.lint.place import Place, Redirected
 from hpcgen.check.lint.script import Branch, Command, Status, Use
 from hpcgen.check.lint.syntax import Node, ShellSyntaxError, names_in
 from hpcgen.check.lint.template import parse_template
@@ -24,7 +24,7 @@ from hpcgen.check.lint.tree import (
     words_of_test,
 )
 from hpcgen.check.lint.variables import Variables
-from hpcgen.check.lint.words import Budget, Variable, Word
+from hpcgen.check.lint.words import Budget, Ranges, Variable, Word
 
 MAX_NESTED_SCRIPTS = 8
 """Maximum number of `bash -c` texts that are read as well."""
@@ -54,7 +54,8 @@ class Walker:
         line_offset: int = 0,
         on_one_line: bool = False,
         place: Place | None = None,
-        doubts: tuple[tuple[int, int], ...] = (),
+        doubts: Ranges = (),
+        expanded: Ranges = (),
     ) -> None:
         """Collects what is in a script, or in the text of a `bash -c`.
 
@@ -63,7 +64,8 @@ class Walker:
             line_offset: lines above the text in the file.
             on_one_line: True if everything in the text counts as its first line.
             place: context of the `bash -c`. None: the text is the script itself.
-            doubts: bytes of the text, as start and end, that come from code that may not run.
+            doubts: parts of the text that come from code that may not run.
+            expanded: parts of the text that another shell has expanded, with variables as written.
         """
         parsed = parse_template(text, is_script=place is None)
         self.collected.error = self.collected.error or parsed.error
@@ -79,9 +81,8 @@ class Walker:
             on_default=self._variables.__setitem__,
             trusts_defaults=self._trusts_defaults,
             places=parsed.places,
-            doubts=doubts
-            if len(parsed.source) == len(text.encode(errors="replace"))
-            else ((0, len(parsed.source)),) * bool(doubts),
+            doubts=_in_bytes(doubts, text, parsed.source),
+            expanded=_in_bytes(expanded, text, parsed.source),
         )
         line_at = self._expander.line_at
         self.collected.uses += [replace(use, line=line_at(use.line)) for use in uses(parsed.tree)]
@@ -121,22 +122,29 @@ class Walker:
         elif visit:
             visit(command, place)
 
-    def _redirections(self, statement: Node, place: Place) -> HereDocument:
-        """Reads the redirections of a command; returns its here-document."""
+    def _redirections(self, statement: Node, place: Place) -> Redirected:
+        """Reads the redirections of a command."""
         self._place = place
-        here = HereDocument()
+        found = Redirected()
         for redirection in statement.get("Redirs", []):
             if "Hdoc" in redirection:
-                text, expands = self._expander.here_document(redirection)
+                text, expanded = self._expander.here_document(redirection)
                 line = self._expander.line_of(redirection["Hdoc"])
                 if self._expander.on_one_line:
                     text = ""  # findings in it would have no line in the file
                 else:
                     self.collected.here_lines.update(range(line, line + text.count("\n") + 1))
-                here = HereDocument(here_document=text, here_line=line, here_expands=expands)
+                found = found._replace(
+                    here_document=text,
+                    here_line=line,
+                    here_expands=expanded is not None,
+                    here_expanded=expanded or (),
+                )
             elif "Word" in redirection:
-                self._expander.single(redirection["Word"])
-        return here
+                word = self._expander.single(redirection["Word"])
+                if redirection["Op"] in (">", ">|") and redirection.get("N", {}).get("Value", "1") == "1":
+                    found = found._replace(writes_to=word)
+        return found
 
     # ---- compound commands, each named after its type in the tree ----
 
@@ -310,7 +318,7 @@ class Walker:
                 words += self._expander.fields(item["Value"])
         self._add(command, words, place)
 
-    def _call(self, statement: Node, command: Node, place: Place, here: HereDocument) -> None:
+    def _call(self, statement: Node, command: Node, place: Place, here: Redirected) -> None:
         arguments = command.get("Args", [])
         if not arguments:
             for item in command.get("Assigns", []):
@@ -376,7 +384,8 @@ class Walker:
                 line_offset=word.line - 1,
                 on_one_line=on_one_line,
                 place=place,
-                doubts=tuple(_doubtful_bytes(word)),
+                doubts=word.doubts or (() if word.certain else ((0, len(word.text)),)),
+                expanded=word.unknowns,
             )
         except ShellSyntaxError as error:
             if word.certain and not (command.dead or error.is_ours):
@@ -395,7 +404,11 @@ def _as_written(expander: Expander, item: Node) -> Word:
     return Word(text=text, known=False, line=expander.line_of(item), source=text)
 
 
-def _doubtful_bytes(word: Word) -> Iterator[tuple[int, int]]:
-    """Ranges of bytes of a word that come from code that may not run."""
-    for start, end in word.doubts or (() if word.certain else ((0, len(word.text)),)):
-        yield len(word.text[:start].encode(errors="replace")), len(word.text[:end].encode(errors="replace"))
+def _in_bytes(ranges: Ranges, text: str, source: bytes) -> Ranges:
+    """Parts of a text as parts of its bytes; all of them if parsing has changed their number."""
+    if len(source) != len(text.encode(errors="replace")):
+        return ((0, len(source)),) * bool(ranges)
+    return tuple(
+        (len(text[:start].encode(errors="replace")), len(text[:end].encode(errors="replace")))
+        for start, end in ranges
+    )

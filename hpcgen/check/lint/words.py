@@ -17,6 +17,9 @@ MAX_EXPANDED = 2_000_000
 and word. Beyond that, variables are unknown. Hand-written scripts need a hundredth of it."""
 PIECE_COST = 20
 
+Ranges = tuple[tuple[int, int], ...]
+"""Parts of a text, as start and end."""
+
 PLACEHOLDER = re.compile(
     r"your|xxx|<|\.\.\.|change[_-]?(me|this|it)|replace|example|dummy|none|null|todo|fixme|insert|enter[_-]|fill[_-]?in"
     r"|put[_-]|[_-]here|placeholder|disabled|offline|__\w+__|\{\{|\{%",
@@ -46,8 +49,11 @@ class Word:
     """False if the word comes from code that may not run, such as `args+=(--x)` within an `if`."""
     assumed: bool = False
     """True if the job's environment can override the text, as with ${NODES:-4}."""
-    doubts: tuple[tuple[int, int], ...] = ()
+    doubts: Ranges = ()
     """Ranges of `text`, as start and end, that come from code that may not run."""
+    unknowns: Ranges = ()
+    """Ranges of `text` that are as written because their values are unknown. A shell has expanded them when the text
+    is read again, by `bash -c` or `eval`."""
 
     @property
     def number(self) -> int | None:
@@ -59,12 +65,9 @@ class Word:
 
 def joined(words: Sequence[Word]) -> Word:
     """Words as one, with blanks between them."""
-    starts = itertools.accumulate((len(word.text) + 1 for word in words), initial=0)
-    doubts = tuple(
-        (start, start + len(word.text))
-        for start, word in zip(starts, words, strict=False)
-        if not word.certain
-    )
+    starts = list(itertools.accumulate((len(word.text) + 1 for word in words), initial=0))
+    placed = list(zip(starts, words, strict=False))
+    doubts = tuple((start, start + len(word.text)) for start, word in placed if not word.certain)
     return replace(
         words[0],
         text=" ".join(word.text for word in words),
@@ -74,6 +77,7 @@ def joined(words: Sequence[Word]) -> Word:
         certain=not doubts,
         assumed=any(word.assumed for word in words),
         doubts=doubts,
+        unknowns=tuple((start + low, start + high) for start, word in placed for low, high in word.unknowns),
     )
 
 
@@ -149,6 +153,7 @@ def _joined_word(word: Word, pieces: tuple[Piece, ...]) -> Word:
         known=all(piece.known for piece in pieces),
         certain=all(piece.certain for piece in pieces),
         doubts=(),
+        unknowns=(),
     )
 
 

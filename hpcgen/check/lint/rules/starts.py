@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from hpcgen.check.lint.job import Job
 from hpcgen.check.lint.rule import Hit, rule
+from hpcgen.check.lint.words import Word
 
 
 @rule(
@@ -105,14 +106,14 @@ def arguments_lost(job: Job) -> Iterator[Hit]:
         text = command.shell_text
         if text is None or command.words[-1] is not text or command.dead or command.name in _ADD_ARGUMENTS:
             continue
-        if text.source.startswith('"') and re.search(r"(?<!\\)\$(@|\{@\})", text.source):
+        if re.search(r"(?<!\\)\$(@|\{@\})", _without_single_quotes(text.source)):
             yield Hit(
                 text.line,
                 "$@ in double quotes becomes several words, and bash -c takes only the first as its text",
                 'bash -c \'... "$@"\' bash "$@", or $* in place of $@',
                 severity="warning",
             )
-        elif text.source.startswith("'") and _reads_arguments(text.text):
+        elif text.certain and _reads_arguments(_without_single_quotes(_known_part(text))):
             yield Hit(
                 text.line,
                 '"$@" is empty in this text, because nothing follows it',
@@ -122,6 +123,19 @@ def arguments_lost(job: Job) -> Iterator[Hit]:
 
 _ADD_ARGUMENTS = ("xargs", "parallel", "find", "env_parallel")
 """Programs that append words to the command they run."""
+
+
+def _without_single_quotes(source: str) -> str:
+    """A word as written, without its single-quoted parts. The shell expands the rest."""
+    parts = re.findall(r"'[^']*'|\"(?:[^\"\\]|\\.)*\"?|\\.|[^'\"\\]+", source, re.DOTALL)
+    return "".join(part for part in parts if not part.startswith("'"))
+
+
+def _known_part(word: Word) -> str:
+    """The text of a word without what its shell has expanded."""
+    starts = (0, *(end for _, end in word.unknowns))
+    ends = (*(start for start, _ in word.unknowns), len(word.text))
+    return " ".join(word.text[start:end] for start, end in zip(starts, ends, strict=True))
 
 
 def _reads_arguments(text: str) -> bool:
