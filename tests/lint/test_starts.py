@@ -150,6 +150,47 @@ def test_what_the_outer_shell_has_expanded_is_unknown(text: str, is_known: bool)
 
 
 @pytest.mark.parametrize(
+    ("text", "advice"),
+    [
+        ("srun -K python train.py | tee log\n", "set -o pipefail"),
+        ("srun -K python train.py | tee log\nrm -f tmp\n", "set -eo pipefail"),
+        ("set -o pipefail\nsrun -K python train.py | tee log\nrm -f tmp\n", "set -e"),
+        ("srun -K python train.py\nrm -f tmp\n", "srun ... || exit, or set -e"),
+        (
+            "for lr in 1 2; do\n  srun -K python train.py --lr $lr\ndone\n",
+            "srun ... || failed=1, and exit ${failed:-0}",
+        ),
+        ("srun -K bash -c 'python train.py | tee log'\n", "set -eo pipefail at the start of the text"),
+        (
+            "mpirun bash -c 'set -o pipefail; python train.py | tee log; date'\n",
+            "set -e at the start of the text",
+        ),
+        ("srun -K bash -c 'set -eo pipefail; python train.py | tee log; date'\n", ""),
+        ("set -o pipefail\nsrun -K python train.py | tee $(date).log\n", ""),
+        ("set -o pipefail\nsrun -K python train.py |\n  tee log\n", ""),
+        ("set -eo pipefail\nsrun -K python train.py | tee log\nrm -f tmp\n", ""),
+        (
+            "set -o pipefail\nsrun -K python train.py | tee log\nif [ $? != 0 ]; then exit 1; fi\nrm -f tmp\n",
+            "",
+        ),
+        ("srun -K python train.py | tee log\nexit ${PIPESTATUS[0]}\n", ""),
+        ("for lr in 1 2; do\n  srun -K python train.py --lr $lr || failed=1\ndone\nexit ${failed:-0}\n", ""),
+        ("for lr in 1 2; do\n  srun -K python train.py --lr $lr &\ndone\nwait\n", ""),
+        ("for lr in 1 2; do\n  srun -K python train.py && break\ndone\n", ""),
+        ("for lr in 1 2; do\n  if [ $lr = $N ]; then\n    srun -K python train.py\n  fi\ndone\n", ""),
+    ],
+)
+def test_the_advice_for_a_failure_that_is_not_noticed_repairs_it(text: str, advice: str) -> None:
+    hidden = found(HEAD + text, "failure-hidden") + found(HEAD + text, "failure-in-pipe")
+    assert [finding.fix.removesuffix(" at the end") for finding in hidden] == [advice] * bool(advice)
+    if advice.startswith("set"):
+        command = advice.removesuffix(" at the start of the text")
+        repaired = text.replace(" -c '", f" -c '{command}; ") if "text" in advice else f"{command}\n{text}"
+        repaired = HEAD + repaired
+        assert found(repaired, "failure-hidden") + found(repaired, "failure-in-pipe") == []
+
+
+@pytest.mark.parametrize(
     ("end", "is_hidden"),
     [
         ("wait\n", True),

@@ -30,6 +30,7 @@ class Place:
     outer: int | None = None
     dead: bool = False
     loop: str = ""
+    statement: int = 0
 
     def within(self, *, loop: bool = False) -> Place:
         """The place of a statement in the body of a compound command, which may not run."""

@@ -85,6 +85,8 @@ class Command:
     """The function whose body contains it; "" if there is none."""
     conditional: bool = False
     in_loop: bool = False
+    loop: str = ""
+    """Variable of the `for` that runs it in every iteration; "" if there is none."""
     here_document: str = ""
     """Text of its <<EOF, with variables as written."""
     here_line: int = 0

@@ -100,7 +100,7 @@ class Walker:
             reads = following is not None and not {"?", "PIPESTATUS"}.isdisjoint(names_in(following))
             is_last = following is None
             status: Status = "tested" if reads else place.status if is_last else "plain"
-            self._one(statement, replace(place, status=status))
+            self._one(statement, replace(place, status=status, statement=self._statement))
 
     def _substituted(self, statements: list[Node]) -> None:
         place = self._place
@@ -348,8 +348,9 @@ class Walker:
             function=place.function,
             conditional=place.conditional,
             in_loop=place.in_loop,
+            loop=place.loop,
             outer=place.outer,
-            statement=self._statement,
+            statement=place.statement,
             dead=place.dead,
         )
         command = replace(command, **more)  # type: ignore[arg-type]

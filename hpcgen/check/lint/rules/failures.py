@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from hpcgen.check.lint.job import Job
+from hpcgen.check.lint.launch import Launch
+from hpcgen.check.lint.mpi import MPI_LAUNCHERS
 from hpcgen.check.lint.rule import Hit, rule
 from hpcgen.check.lint.script import Command, switched
 from hpcgen.check.lint.words import Word
@@ -144,7 +146,18 @@ def _check(command: Command) -> str:
 
 @rule("failure-in-pipe", "warning", "a failed training looks like a success", source="man bash, Pipelines")
 def failure_in_pipe(job: Job) -> Iterator[Hit]:
-    """The status of `srun ... | tee log` is that of tee: the job ends as COMPLETED even if the training fails."""
+    """The status of `srun ... | tee log` is that of tee: the job ends as COMPLETED even if the training fails.
+
+    So is the status of a step with such a pipe in the text of its `bash -c`.
+    """
+    for launch in job.trainings:
+        outer = _step_around(job, launch)
+        if outer and launch.command.status == "piped" and not _has_switch(job, outer, "pipefail"):
+            yield Hit(
+                launch.line,
+                "the step succeeds even if this fails: a pipe has the status of its last command",
+                "set -eo pipefail at the start of the text",
+            )
     if "pipefail" in job.script.shell_options:
         return
     # a pipe into another program than tee may collect answers of the nodes
@@ -158,8 +171,26 @@ def failure_in_pipe(job: Job) -> Iterator[Hit]:
             yield Hit(
                 command.line,
                 "the job succeeds even if this fails: a pipe has the status of its last command",
-                "set -o pipefail",
+                "set -eo pipefail" if _replaced_by(job, command) else "set -o pipefail",
             )
+
+
+def _step_around(job: Job, launch: Launch) -> Command | None:
+    """The srun or mpirun whose `bash -c` text contains a launch."""
+    number = launch.command.outer
+    outer = None if number is None else job.script.commands[number]
+    return outer if outer and (outer.name == "srun" or outer.name in MPI_LAUNCHERS) else None
+
+
+def _has_switch(job: Job, outer: Command, option: str) -> bool:
+    """True if the shell of a `bash -c` has this option."""
+    texts = [word.text for word in outer.words]
+    shell = next((index for index, text in enumerate(texts) if re.search(r"(^|/)\w*sh$", text)), len(texts))
+    switches = [*switched(texts[shell + 1 :])]
+    for item in job.script.commands:
+        if item.name == "set" and item.outer is not None and job.script.commands[item.outer] is outer:
+            switches += switched([word.text for word in item.words[1:]])
+    return (option, True) in switches
 
 
 @rule(
@@ -177,46 +208,69 @@ def failure_hidden(job: Job) -> Iterator[Hit]:
     yield from _hidden_in_step(job)
     if not job.script.is_batch or {"errexit"} & job.script.shell_options or not job.work:
         return
+    for command in job.work:
+        if command.loop and command.status == "plain" and not _is_background(job, command):
+            yield Hit(
+                command.line,
+                f"the loop over {command.loop} goes on after a failure, which only the last iteration reports",
+                f"{command.name} ... || failed=1, and exit ${{failed:-0}} at the end",
+            )
     command = job.work[-1]
-    later = [item for item in job.script.commands if item.line > command.end and not item.function]
-    exits = [item for item in later if item.name == "exit" and len(item.words) > 1]
-    if command.status != "plain" or command.function or command.background:
-        return
-    if any(step.background for step in job.steps if step.command is command):
-        return
-    if command.conditional or not later or any(word.variables for item in exits for word in item.words):
-        return
-    if later[0].name == "exit" and later[0] not in exits:
-        return  # a bare exit has the status of the command before it
-    if any(item.name == "trap" and item.words[-1].text == "ERR" for item in job.script.commands):
-        return
-    yield Hit(
-        command.line,
-        f"the job ends with the status of line {later[-1].line}, so a failure here is not noticed",
-        f"{command.name} ... || exit, or set -e",
+    in_pipe = command.status == "piped" and "pipefail" in job.script.shell_options
+    in_pipe = in_pipe and not any(
+        use.name in ("?", "PIPESTATUS") and use.line > command.line for use in job.script.uses
     )
+    last = _replaced_by(job, command)
+    if last and (command.status == "plain" or in_pipe) and not _is_background(job, command):
+        yield Hit(
+            command.line,
+            f"the job ends with the status of line {last.line}, so a failure here is not noticed",
+            "set -e" if in_pipe else f"{command.name} ... || exit, or set -e",
+        )
+
+
+def _is_background(job: Job, command: Command) -> bool:
+    return command.background or any(step.background for step in job.steps if step.command is command)
+
+
+def _replaced_by(job: Job, command: Command) -> Command | None:
+    """The last command of the job, if its status replaces that of an earlier command; None otherwise."""
+    at = next(index for index, item in enumerate(job.script.commands) if item is command)
+    later = [
+        item
+        for item in job.script.commands[at + 1 :]
+        if item.statement != command.statement
+        and item.status != "substituted"
+        and not item.function
+        and item.outer is None
+    ]
+    exits = [item for item in later if item.name == "exit" and len(item.words) > 1]
+    if command.conditional or command.function or not later:
+        return None
+    if any(word.variables for item in exits for word in item.words):
+        return None
+    if later[0].name == "exit" and later[0] not in exits:
+        return None  # a bare exit has the status of the command before it
+    if any(item.name == "trap" and item.words[-1].text == "ERR" for item in job.script.commands):
+        return None
+    return later[-1]
 
 
 def _hidden_in_step(job: Job) -> Iterator[Hit]:
-    """Trainings in the text of `srun bash -c` that are followed by the command whose status the step has."""
-    commands = job.script.commands
-    for launch in job.launches:
-        number = launch.command.outer
-        outer = None if number is None or not launch.trains else commands[number]
-        if (
-            outer is None
-            or outer.name != "srun"
-            or launch.command.status != "plain"
-            or launch.command.background
-        ):
+    """Trainings in the text of a step's `bash -c` that are followed by the command whose status the step has."""
+    for launch in job.trainings:
+        outer, command = _step_around(job, launch), launch.command
+        in_pipe = command.status == "piped"
+        if not outer or not (in_pipe or command.status == "plain") or command.background:
             continue
-        inner = [item for item in commands if item.outer == number]
-        if launch.command.conditional != outer.conditional or _stops_at_failure(outer, inner):
+        if command.conditional != outer.conditional or _has_switch(job, outer, "errexit"):
             continue
+        if in_pipe and not _has_switch(job, outer, "pipefail"):
+            continue
+        inner = [item for item in job.script.commands if item.outer == command.outer]
         at = next(index for index, item in enumerate(inner) if item is launch.command)
         later = [item for item in inner[at + 1 :] if item.statement != launch.command.statement]
-        exits = [item for item in later if item.name in ("exit", "exec", "wait", "trap")]
-        if later and not exits:
+        if later and not any(map(_may_report, later)):
             program, last = launch.program.rpartition("/")[2], later[-1]
             program = program if re.fullmatch(r"[\w.-]+", program) else launch.launcher
             # in a text with variables or continued lines, all commands have the same line
@@ -230,16 +284,11 @@ def _hidden_in_step(job: Job) -> Iterator[Hit]:
                 f"a failure of `{program}`{lines[0]} is not noticed: the step ends with the status of "
                 f"`{last.name}`{lines[1]}",
                 "set -e at the start of the text",
-                cause=f"step {number}",
+                cause=f"step {command.outer}",
             )
 
 
-def _stops_at_failure(outer: Command, inner: Sequence[Command]) -> bool:
-    """True if the shell of a `bash -c` ends at the first failure."""
-    texts = [word.text for word in outer.words]
-    shell = next(index for index, text in enumerate(texts) if re.search(r"(^|/)\w*sh$", text))
-    switches = [*switched(texts[shell + 1 :])]
-    for item in inner:
-        if item.name == "set":
-            switches += switched([word.text for word in item.words[1:]])
-    return ("errexit", True) in switches
+def _may_report(command: Command) -> bool:
+    """True if a command can end its shell with another status than its own."""
+    succeeds = not command.conditional and [word.text for word in command.words] == ["exit", "0"]
+    return command.name in ("exit", "exec", "wait", "trap") and not succeeds
