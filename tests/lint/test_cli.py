@@ -239,3 +239,12 @@ def test_a_bug_in_one_rule_loses_no_other_finding(script, monkeypatch) -> None:
     assert done.stdout.count("[no-time-limit]") == 2
     assert f"{path}, rule no-wait: this is a bug in hpcgen; findings may be missing" in done.stderr
     assert done.stderr.count("Traceback") == 1
+
+
+@pytest.mark.parametrize(
+    "submit", ["sbatch --time=60 <<EOF\n{}EOF\n", "cat >job.sh <<EOF\n{}EOF\nsbatch -t60 job.sh\n"]
+)
+def test_options_of_sbatch_override_the_directives_of_a_here_document(script, submit) -> None:
+    text = "#!/bin/bash\n#SBATCH --nodes=2\nexport NCCL_MIN_CHANNELS=32\nsrun -K python train.py\n"
+    found = json.loads(hpcgen("lint", "--json", script("#!/bin/bash\n" + submit.format(text))).stdout)
+    assert [(finding["rule"], finding["line"]) for finding in found] == [("misspelt-variable", 5)]

@@ -57,6 +57,26 @@ def test_programs_that_mpirun_starts(call: str, world: tuple[int, int] | None) -
         assert ("A" in launch.environment) == bool(re.search(r"\bA\b", call))
 
 
+WRITTEN = f"#!/bin/bash\n{TRAINING}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "in_step"),
+    [
+        (f"cat >run.sh <<'E'\n{WRITTEN}E\nchmod +x run.sh\n{STEP} ./run.sh\n", True),
+        (f"cat <<E >$X/run.sh\n{WRITTEN}E\n{STEP} bash -x $X/run.sh a\n", True),
+        (f"tee run.sh <<E >/dev/null\n{WRITTEN}E\n{STEP} singularity exec --nv image bash run.sh\n", True),
+        (f"cat >run.sh <<E\n{TRAINING}\nE\nbash run.sh\n", False),
+        (f"cat >run.sh <<E\n{WRITTEN}E\nsed -i s/12/13/ run.sh\n{STEP} bash run.sh\n", None),
+        (f"cat >run.sh <<E\n{WRITTEN}E\necho exit >>run.sh\n{STEP} bash run.sh\n", None),
+        (f"cat >run.sh <<E\n{TRAINING}\nE\n{STEP} ./check run.sh\n", None),
+    ],
+)
+def test_scripts_that_here_documents_write(text: str, in_step: bool | None) -> None:
+    launches = job(text).megatron
+    assert [launch.step is not None for launch in launches] == [in_step] * (in_step is not None)
+
+
 def test_the_first_of_several_programs_of_mpirun() -> None:
     script = job(f"mpirun -np 1 {TRAINING} : -np 15 python other.py")
     [launch] = script.launches

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar
 
 from hpcgen.check.lint.job import Job
 from hpcgen.check.lint.reader import read
@@ -34,7 +36,8 @@ from hpcgen.check.lint.rules import (
     steps,
     unset_variables,
 )
-from hpcgen.check.lint.script import Script
+from hpcgen.check.lint.sbatch import matching_options, parse_options
+from hpcgen.check.lint.script import Command, Script
 from hpcgen.errors import HpcgenError
 from hpcgen.text import did_you_mean
 
@@ -64,12 +67,24 @@ class Finding:
     """Other lines with the same mistake."""
 
 
+_Result = TypeVar("_Result")
 OnBug = Callable[[str, Exception], None]
 """Called with the script or rule at which hpcgen itself failed, and the exception."""
 
 
 def _raise(where: str, bug: Exception) -> None:
     raise bug
+
+
+def _attempt(action: Callable[[], _Result], where: str, on_bug: OnBug) -> _Result | None:
+    """The result of an action; None if hpcgen itself fails in it."""
+    try:
+        return action()
+    except HpcgenError:
+        raise
+    except Exception as bug:
+        on_bug(where, bug)
+        return None
 
 
 def lint(
@@ -91,24 +106,36 @@ def lint(
     Raises:
         HpcgenError: the text is not a script.
     """
-    try:
-        script = read(text, path)
-    except HpcgenError:
-        raise
-    except Exception as bug:
-        on_bug(path, bug)
+    script = _attempt(lambda: read(text, path), path, on_bug)
+    if script is None:
         return []
     found = list(_findings(script, rules, slurm_version, on_bug))
-    for command in script.commands:
+    submissions = {
+        command.here_line: command
+        for command in script.commands
+        if command.name == "sbatch" and command.here_document.startswith("#!")
+    }
+    for line, command in submissions.items():
         # a here-document of sbatch is a separate script
-        if command.name == "sbatch" and command.here_document.startswith("#!"):
-            above = command.here_line - 1
-            expanded = command.here_expanded if command.here_expands else None
-            submitted = read(command.here_document, path, expanded=expanded)
-            for inner in _findings(submitted, rules, slurm_version, on_bug):
-                also = tuple(line + above for line in inner.also)
-                found.append(replace(inner, line=inner.line + above, also=also))
+        above = line - 1
+        submitted = _attempt(partial(_submitted, command, path), path, on_bug)
+        for inner in _findings(submitted, rules, slurm_version, on_bug) if submitted else ():
+            also = tuple(number + above for number in inner.also)
+            found.append(replace(inner, line=inner.line + above, also=also))
     return sorted(found, key=lambda finding: (finding.line, finding.rule, finding.why))
+
+
+def _submitted(command: Command, path: str) -> Script:
+    """The script that sbatch gets from a here-document. Options of sbatch override its directives."""
+    words = command.words[1:]
+    arguments = parse_options([word.text for word in words])
+    is_expanded = command.here_expands or not all(word.known for word in words)
+    return read(
+        command.here_document,
+        path,
+        expanded=command.here_expanded if is_expanded else None,
+        options={name: argument.value for argument in arguments for name in matching_options(argument.name)},
+    )
 
 
 def _findings(
@@ -133,14 +160,10 @@ def apply(
     """Applies rules to `subject`. Findings that comments of the script disable are left out."""
     ignored = _ignored(script)
     for rule in rules:
-        try:
-            found = list(rule.check(subject))
-        except Exception as bug:
-            on_bug(f"{script.path}, rule {rule.id}", bug)
-            continue
+        found = _attempt(partial(_hits, rule, subject), f"{script.path}, rule {rule.id}", on_bug)
         hits = [
             hit
-            for hit in found
+            for hit in found or ()
             if rule.id not in ignored.get(hit.line, ()) and not (hit.needs_release and slurm_version is None)
         ]
         for first, *others in _grouped(hits):
@@ -153,6 +176,10 @@ def apply(
                 fix=first.fix,
                 also=tuple(dict.fromkeys(hit.line for hit in others if hit.line != first.line)),
             )
+
+
+def _hits(rule: Rule, subject: object) -> list[Hit]:
+    return list(rule.check(subject))
 
 
 def _grouped(hits: Iterable[Hit]) -> Iterable[list[Hit]]:

@@ -407,10 +407,15 @@ def _shift(command: Command) -> int:
 
 
 def _with_positional(script: Script, command: Command) -> tuple[Word, ...]:
-    """The words of a command. In the text of `bash -c TEXT NAME ARGUMENTS`, "$@" is replaced by ARGUMENTS."""
+    """The words of a command, with "$@" replaced.
+
+    It has the ARGUMENTS of `bash -c TEXT NAME ARGUMENTS`, or those of the script that a here-document has written.
+    """
     outer = None if command.outer is None else script.commands[command.outer]
     if outer is None or not any(word.source in ALL_ARGUMENTS for word in command.words):
         return command.words
+    if outer.file_text is not None:
+        return _inlined(command.words, outer.file_arguments)
     texts = [word.text for word in outer.words]
     start = next(
         (i for i, text in enumerate(texts) if re.fullmatch(r"-\w*c", text) and "sh" in texts[i - 1]), None

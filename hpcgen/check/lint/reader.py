@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 from hpcgen.check.lint import sbatch
 from hpcgen.check.lint.script import Script
@@ -13,12 +15,18 @@ from hpcgen.errors import HpcgenError
 
 
 def read(
-    text: str, path: str = "-", *, trusts_defaults: bool = False, expanded: Ranges | None = None
+    text: str,
+    path: str = "-",
+    *,
+    trusts_defaults: bool = False,
+    expanded: Ranges | None = None,
+    options: Mapping[str, str | None] = MappingProxyType({}),
 ) -> Script:
     """Reads a script. If it has a syntax error or its interpreter is not a shell, only the directives are read.
 
     With `trusts_defaults`, conditions on ${NAME:-value} are resolved as if NAME were not in the environment.
     `expanded` are the parts that another script's shell has expanded, as in sbatch <<EOF, with variables as written.
+    `options` are those of the call of sbatch, which override directives.
 
     Raises:
         HpcgenError: the text is too long or contains NUL characters.
@@ -28,9 +36,8 @@ def read(
     if len(text) > MAX_BYTES:
         raise HpcgenError(f"{path}: is longer than {MAX_BYTES // 1024} KiB", "give a shell script")
     lines = tuple(text.split("\n"))
-    script = Script(
-        path=path, lines=lines, directives=sbatch.directives(lines), is_expanded=expanded is not None
-    )
+    directives = sbatch.overridden(sbatch.directives(lines), options)
+    script = Script(path=path, lines=lines, directives=directives, is_expanded=expanded is not None)
     if not script.is_shell:
         return script
     try:

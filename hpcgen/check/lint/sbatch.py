@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from hpcgen.check.lint.template import BRACES, is_tag
 from hpcgen.config.fields import slurm_time
@@ -135,6 +135,18 @@ def directives(lines: Sequence[str]) -> tuple[Directive, ...]:
                 )
             )
     return tuple(found)
+
+
+def overridden(directives: Sequence[Directive], options: Mapping[str, str | None]) -> tuple[Directive, ...]:
+    """Directives with the options of a call of sbatch in their place. Further options are on the first line."""
+    own = [replace(item, value=options[item.name]) if item.name in options else item for item in directives]
+    names = {item.name for item in own}
+    more = [
+        Directive(name=name, value=value, line=1, effective=True)
+        for name, value in options.items()
+        if name not in names
+    ]
+    return (*more, *own)
 
 
 def duration_as_time(text: str) -> str:

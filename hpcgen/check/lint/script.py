@@ -50,6 +50,12 @@ def switched(arguments: Iterable[str]) -> Iterator[tuple[str, bool]]:
                 yield name, text[0] == "-"
 
 
+def shebang_switches(line: str) -> Iterator[tuple[str, bool]]:
+    """The shell options that the first line of a script turns on."""
+    shebang = re.match(r"#!\s*\S*sh\b(.*)", line)
+    return switched(shebang[1].split() if shebang else ())
+
+
 @dataclass(frozen=True, kw_only=True)
 class Assignment:
     """name=value or name=(items)."""
@@ -97,6 +103,10 @@ class Command:
     """Where it expands something."""
     writes_to: Word | None = None
     """The file that its output replaces."""
+    file_text: Word | None = None
+    """The text of the shell script that it runs, if a here-document of the script has written the file."""
+    file_arguments: tuple[Word, ...] = ()
+    """The arguments of that script."""
     outer: int | None = None
     """Index in `Script.commands` of the command whose `bash -c` text contains this one."""
     statement: int = 0
@@ -249,8 +259,7 @@ class Script:
 
         Those of a `bash -c` text apply to that shell only.
         """
-        shebang = re.match(r"#!\s*\S*sh\b(.*)", self.lines[0]) if self.lines else None
-        switches = [*switched(shebang[1].split() if shebang else ())]
+        switches = [*shebang_switches(self.lines[0])]
         for command in self.commands:
             if command.name == "set" and command.outer is None:
                 switches += switched([word.text for word in command.words[1:]])

@@ -84,7 +84,7 @@ def parse(text: str) -> tuple[Node, bytes]:
 def _continued_comments(node: Node) -> Iterator[int]:
     """The offsets of the backslashes at the end of comments."""
     if isinstance(node, dict):
-        if "Hash" in node and node["Text"].endswith("\\\n"):
+        if "Hash" in node and node.get("Text", "").endswith("\\\n"):
             yield node["Hash"]["Offset"] + len(node["Text"].encode()) - 1
         for inner in node.values():
             yield from _continued_comments(inner)

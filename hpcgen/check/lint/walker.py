@@ -25,6 +25,7 @@ from hpcgen.check.lint.tree import (
 )
 from hpcgen.check.lint.variables import Variables
 from hpcgen.check.lint.words import Budget, Ranges, Variable, Word
+from hpcgen.check.lint.written import WrittenFiles
 
 MAX_NESTED_SCRIPTS = 8
 """Maximum number of `bash -c` texts that are read as well."""
@@ -46,6 +47,7 @@ class Walker:
         self._statement = 0
         self._nested = 0
         self._assignments_of_tree: list[tuple[int, str]] = []
+        self._written = WrittenFiles()
 
     def walk(
         self,
@@ -142,6 +144,8 @@ class Walker:
                 )
             elif "Word" in redirection:
                 word = self._expander.single(redirection["Word"])
+                if redirection["Op"] in (">", ">|", ">>", "&>", "&>>"):
+                    self._written.change(word)
                 if redirection["Op"] in (">", ">|") and redirection.get("N", {}).get("Value", "1") == "1":
                     found = found._replace(writes_to=word)
         return found
@@ -337,6 +341,7 @@ class Walker:
             background=bool(statement.get("Background")),
             **here._asdict(),
         )
+        found = self.collected.commands[-1] = self._written.read_by(found)
         self._run(found)
 
     def _add(self, node: Node, words: list[Word], place: Place, **more: object) -> Command:
@@ -360,9 +365,10 @@ class Walker:
     def _run(self, command: Command) -> None:
         """Applies the command's effects on variables, and reads the text of a `bash -c` or of `eval`."""
         self._variables.run(command)
+        self._written.run(command)
         if command.name == "unset":
             self.collected.unset.update(word.text for word in command.words[1:])
-        if text := command.shell_text or command.evaluated_text:
+        if text := command.shell_text or command.evaluated_text or command.file_text:
             self._nested_script(command, text)
 
     def _nested_script(self, command: Command, word: Word) -> None:
@@ -389,7 +395,7 @@ class Walker:
                 expanded=word.unknowns,
             )
         except ShellSyntaxError as error:
-            if word.certain and not (command.dead or error.is_ours):
+            if word.certain and word is not command.file_text and not (command.dead or error.is_ours):
                 self.collected.text_errors.append(ShellSyntaxError(word.line, error.reason))
         self._variables.restore(saved)
 

@@ -9,7 +9,7 @@ from hpcgen.check.lint.job import Job
 from hpcgen.check.lint.launch import Launch
 from hpcgen.check.lint.mpi import MPI_LAUNCHERS
 from hpcgen.check.lint.rule import Hit, rule
-from hpcgen.check.lint.script import Command, switched
+from hpcgen.check.lint.script import Command, shebang_switches, switched
 from hpcgen.check.lint.words import Word
 
 _AT_ONCE = frozenset((
@@ -187,6 +187,8 @@ def _has_switch(job: Job, outer: Command, option: str) -> bool:
     texts = [word.text for word in outer.words]
     shell = next((index for index, text in enumerate(texts) if re.search(r"(^|/)\w*sh$", text)), len(texts))
     switches = [*switched(texts[shell + 1 :])]
+    if outer.file_text is not None:
+        switches += shebang_switches(outer.file_text.text.partition("\n")[0])
     for item in job.script.commands:
         if item.name == "set" and item.outer is not None and job.script.commands[item.outer] is outer:
             switches += switched([word.text for word in item.words[1:]])
