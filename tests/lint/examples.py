@@ -441,6 +441,16 @@ EXAMPLES: dict[str, Example] = {
         at="node_health",
         passes=(_in(LAUNCH, "dcgmi profile --pause\nbash /shared/tools/node_health.sh || exit 1"),),
     ),
+    "array-exported": Example(
+        fails=(_in(LAUNCH, "export HOSTS=(a b)\nsrun -K bash -c './serve ${HOSTS[0]}'"),),
+        at="HOSTS[0]",
+        passes=(_in(LAUNCH, 'export HOSTS=(a b)\nsrun -K bash -c "./serve ${HOSTS[0]}"'),),
+    ),
+    "array-in-sh": Example(
+        fails=(("#!/bin/bash\n", "#!/bin/sh\n"),),
+        at="container=(",
+        passes=(("#!/bin/bash\n", "#!/usr/bin/env bash\n"),),
+    ),
     "continuation-lost": Example(
         fails=(_in(LAUNCH, "rsync -a /shared/code \\\n    # --quiet \\\n    /scratch/code"),),
         at="/scratch/code",

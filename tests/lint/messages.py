@@ -525,6 +525,50 @@ MESSAGES: dict[str, tuple[str, Message]] = {
         Message(script=_step("", HEAD.replace("#SBATCH --time=1:00:00\n", ""))),
     ),
     "a training with a limit": ("no-exit-handler", Message(script=_step(""), why="at the time limit")),
+    "a shell that TERM ends": (
+        "signal-to-steps",
+        Message(
+            script=f"{HEAD}#SBATCH --signal=TERM@300\nsrun bash -c '{TRAINING}; date'\n",
+            why="kills the shell that starts the training",
+            fix="trap : TERM at the start",
+        ),
+    ),
+    "a written script that TERM ends": (
+        "signal-to-steps",
+        Message(
+            script=f"{HEAD}#SBATCH --signal=TERM@300\ncat >a.sh <<'E'\n{TRAINING}\nE\nsrun bash a.sh\n",
+            why="kills the shell that starts the training",
+        ),
+    ),
+    "a shell that traps TERM": (
+        "signal-to-steps",
+        Message(script=f"{HEAD}#SBATCH --signal=TERM@300\nsrun bash -c 'trap : TERM; {TRAINING}; date'\n"),
+    ),
+    "a shell that TERM replaces": (
+        "signal-to-steps",
+        Message(script=f"{HEAD}#SBATCH --signal=TERM@300\nsrun bash -c 'date; {TRAINING}'\n"),
+    ),
+    "a file in the script's directory": (
+        "script-directory",
+        Message(
+            script=f'{HEAD}here=$(dirname "$0")\nhosts="$here/hosts-$SLURM_JOB_ID"\nscontrol show hostnames > "$hosts"\n',
+            why="which has no other files",
+        ),
+    ),
+    "a relative of Megatron-LM": (
+        "decay-beyond-run",
+        Message(
+            script=f"{HEAD}srun deepspeed finetune.py --num-layers 2 --hidden-size 8 --num-attention-heads 2 "
+            "--seq-length 8 --micro-batch-size 1 --train-iters 10 --lr-decay-iters 90\n",
+            why="over 90 iterations",
+        ),
+    ),
+    "a program with some options of Megatron-LM": (
+        "decay-beyond-run",
+        Message(
+            script=f"{HEAD}srun python train.py --num-layers 2 --hidden-size 8 --train-iters 10 --lr-decay-iters 90\n"
+        ),
+    ),
     # ---- shell ----
     "a comment within a command": (
         "continuation-lost",

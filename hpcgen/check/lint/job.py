@@ -116,6 +116,11 @@ class Job:
         return tuple(launch for launch in self.launches if launch.is_megatron)
 
     @cached_property
+    def like_megatron(self) -> tuple[Launch, ...]:
+        """Launches of Megatron-LM and its relatives, for rules about options that all of them have."""
+        return tuple(launch for launch in self.launches if launch.is_like_megatron)
+
+    @cached_property
     def work_steps(self) -> tuple[Step, ...]:
         """Steps that do the work of the job, as opposed to checks, copies and queries of versions."""
         working = {

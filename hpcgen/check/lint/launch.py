@@ -44,6 +44,13 @@ _OTHER_WORK = re.compile(
 """Names of programs that do not train."""
 _TRAINING_LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "composer", "tune", "axolotl")
 """Launchers of training programs, unless the program's name indicates other work."""
+_MEGATRON_OPTIONS = frozenset((
+    "tensor-model-parallel-size", "pipeline-model-parallel-size", "num-layers", "hidden-size", "num-attention-heads",
+    "max-position-embeddings", "seq-length", "micro-batch-size", "global-batch-size", "train-iters", "lr-decay-iters",
+    "lr-decay-style",
+))
+MIN_MEGATRON_OPTIONS = 6
+"""Number of these options that only Megatron-LM and its relatives have together."""
 # fmt: on
 
 
@@ -168,6 +175,11 @@ class Launch:
         """True if it is one of Megatron-LM's pretrain programs. Megatron-DeepSpeed has other options."""
         is_deepspeed = self.launcher == "deepspeed" or {"deepspeed", "deepspeed_config"} & self.flags.keys()
         return not is_deepspeed and bool(re.search(r"(^|/)pretrain_\w+\.py$", self.program))
+
+    @cached_property
+    def is_like_megatron(self) -> bool:
+        """True if it is Megatron-LM, or a relative with its options: Megatron-DeepSpeed, a fork, a finetuning."""
+        return self.is_megatron or len(_MEGATRON_OPTIONS & self.flags.keys()) >= MIN_MEGATRON_OPTIONS
 
 
 def unwrapped(words: tuple[Word, ...]) -> tuple[Word, ...]:

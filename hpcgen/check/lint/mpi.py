@@ -19,6 +19,9 @@ MPI_LAUNCHERS = frozenset((
 ))  # fmt: skip
 """Programs that start ranks on the nodes of the job, without a call of srun in the script."""
 
+STEP_PROGRAMS = MPI_LAUNCHERS | {"srun"}
+"""Programs that start a command on the nodes of the job."""
+
 _NUM_RANKS = ("np", "n", "c")
 _RANKS_PER_NODE = ("npernode", "N", "ppn", "perhost", "grr")
 _VARIABLES = ("x", "genv", "env")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hpcgen.check.lint.mpi import MPI_LAUNCHERS
+from hpcgen.check.lint.mpi import STEP_PROGRAMS
 from hpcgen.check.lint.script import SHELLS, Command
 from hpcgen.check.lint.words import Word
 
@@ -76,4 +76,4 @@ def _runs(command: Command, index: int, text: str) -> bool:
         return True
     shebang = text.partition("\n")[0].removeprefix("#!").split() if text.startswith("#!") else []
     is_shell = any(word.rpartition("/")[2] in SHELLS for word in shebang)
-    return is_shell and (index == 0 or names[0] in ("srun", *MPI_LAUNCHERS))
+    return is_shell and (index == 0 or names[0] in STEP_PROGRAMS)

@@ -34,7 +34,7 @@ def script_directory(job: Job) -> Iterator[Hit]:
             continue  # NAME=$(cd ... && pwd): reported where NAME is used
         if _OTHER_WAY.search(job.script.lines[command.line - 1]):
             continue
-        for word in command.words:
+        for word in (*command.words, *([command.writes_to] if command.writes_to else [])):
             name = next((name for name in word.variables if name in holders), "")
             if name or _is_own_directory(word):
                 yield Hit(
@@ -54,7 +54,7 @@ def _own_directories(job: Job) -> dict[str, int]:
             continue
         if _is_own_directory(item.value):
             holders[item.name] = item.line
-        elif not _OTHER_WAY.search(item.value.source):
+        elif not re.search(r"\$\{\w+:?-|SLURM_SUBMIT_DIR|\$\([^)]*SLURM_|`", item.value.source):
             for name in re.findall(r"\$\{?(\w+)\}?", item.value.source):
                 if name in holders:
                     holders[item.name] = holders[name]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from hpcgen.check.lint.job import Job
 from hpcgen.check.lint.launch import Launch
-from hpcgen.check.lint.mpi import MPI_LAUNCHERS
+from hpcgen.check.lint.mpi import STEP_PROGRAMS
 from hpcgen.check.lint.rule import Hit, rule
 from hpcgen.check.lint.script import Command, shebang_switches, switched
 from hpcgen.check.lint.words import Word
@@ -179,7 +179,7 @@ def _step_around(job: Job, launch: Launch) -> Command | None:
     """The srun or mpirun whose `bash -c` text contains a launch."""
     number = launch.command.outer
     outer = None if number is None else job.script.commands[number]
-    return outer if outer and (outer.name == "srun" or outer.name in MPI_LAUNCHERS) else None
+    return outer if outer and outer.name in STEP_PROGRAMS else None
 
 
 def _has_switch(job: Job, outer: Command, option: str) -> bool:

@@ -277,7 +277,7 @@ def learning_rate(job: Job) -> Iterator[Hit]:
 )
 def decay_beyond_run(job: Job) -> Iterator[Hit]:
     """The learning rate reaches its minimum at --lr-decay-iters. Far beyond the end of the run, it hardly decays."""
-    for launch in job.megatron:
+    for launch in job.like_megatron:
         decay, iterations = integer(launch, "lr-decay-iters"), integer(launch, "train-iters")
         if decay and iterations and decay > iterations:
             yield Hit(

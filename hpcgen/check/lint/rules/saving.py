@@ -40,7 +40,7 @@ def save_without_load(job: Job) -> Iterator[Hit]:
 
     With --finetune and another directory in --load, a requeued job starts again from the weights in that directory.
     """
-    for launch in job.megatron:
+    for launch in job.like_megatron:
         flag = launch.flags.get("save")
         if flag and "load" not in launch.flags and not launch.is_open and job.script.is_batch:
             yield Hit(

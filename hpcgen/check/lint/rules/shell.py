@@ -56,6 +56,14 @@ def not_a_shell_script(job: Job) -> Iterator[Hit]:
         )
 
 
+@rule("array-in-sh", "note", "sh may have no arrays", source="POSIX, Shell Command Language; dash(1)")
+def array_in_sh(job: Job) -> Iterator[Hit]:
+    """#!/bin/sh is dash on Debian and Ubuntu, which refuses arrays and ends the job. On RHEL and SLES it is bash."""
+    arrays = [item.line for item in job.script.assignments if item.items is not None and item.outer is None]
+    if job.script.interpreter in ("sh", "dash", "ash") and arrays:
+        yield Hit(arrays[0], f"{job.script.interpreter} may have no arrays", "#!/bin/bash in the first line")
+
+
 @rule("export-words", "error", "export of an unquoted value with blanks", source="man bash, export")
 def export_words(job: Job) -> Iterator[Hit]:
     """export OPTS=--a --b sets OPTS to --a and fails on --b. export K=a b also exports b."""

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from hpcgen.check.lint.job import Job
+from hpcgen.check.lint.mpi import STEP_PROGRAMS
 from hpcgen.check.lint.reader import read
 from hpcgen.check.lint.rule import Hit, rule
 from hpcgen.check.lint.script import Command, Script
@@ -39,9 +40,7 @@ def signal_not_forwarded(job: Job) -> Iterator[Hit]:
     traps = [
         command
         for command in job.script.commands
-        if command.name == "trap"
-        and len(command.words) > 2
-        and signal[1] in {word.text.upper().removeprefix("SIG") for word in command.words[2:]}
+        if command.name == "trap" and len(command.words) > 2 and signal[1] in _signals(command)
     ]
     elsewhere = any(map(_forwards, job.script.commands)) or _goes_on(job)
     if elsewhere or not all(
@@ -196,29 +195,49 @@ def signal_to_steps(job: Job) -> Iterator[Hit]:
     """Without B:, the signal goes to every process of every step and kills those that do not handle it.
 
     By default, torchrun handles only TERM, INT, HUP and QUIT (--signals-to-handle). A shell between srun and the
-    training dies as well, unless the training is its last command, which bash executes in place of itself.
+    training dies as well, unless the training is the last command of a -c text, which bash executes in place of itself.
+    The task then ends, and Slurm with proctrack/cgroup kills what is left of it.
     """
     signal = signal_of(job)
-    if signal is None or "B" in signal[0] or signal[1] in ("TERM", "CONT", "INT", "HUP", "QUIT"):
+    if signal is None or "B" in signal[0]:
         return
     for launch in job.trainings:
-        if launch.launcher != "python":
-            victim = "" if launch.option("signals-to-handle") else launch.launcher
+        handled = signal[1] in _HANDLED_BY_TORCHRUN or launch.option("signals-to-handle") is not None
+        if launch.launcher != "python" and not handled:
+            victim = launch.launcher
+            fix = f"--signal=B:{signal[1]}@..., and a trap that writes a file the training looks for"
+        elif signal[1] not in _NOT_DEADLY and not _survives(job, launch.command, signal[1]):
+            victim = "the shell that starts the training"
+            fix = f"trap : {signal[1]} at the start of that shell's text, so that only the training reacts"
         else:
-            victim = "" if _replaces_its_shell(job, launch.command) else "the shell of bash -c"
-        if victim:
-            yield Hit(
-                job.script.option_line("signal"),
-                f"--signal without B: sends {signal[1]} to every process of the step, which kills {victim}",
-                f"--signal=B:{signal[1]}@..., and a trap that writes a file the training looks for",
-            )
-            return
+            continue
+        yield Hit(
+            job.script.option_line("signal"),
+            f"--signal without B: sends {signal[1]} to every process of the step, which kills {victim}",
+            fix,
+        )
+        return
 
 
-def _replaces_its_shell(job: Job, command: Command) -> bool:
-    """True if the shell of a `bash -c` is replaced by the command."""
+_HANDLED_BY_TORCHRUN = ("TERM", "CONT", "INT", "HUP", "QUIT")
+_NOT_DEADLY = ("CONT", "INT", "QUIT")
+"""Signals that do not end a shell while it waits for a program."""
+
+
+def _survives(job: Job, command: Command, signal: str) -> bool:
+    """True if no shell between srun and a command dies of a signal."""
+    if command.outer is None or command.words[0].text == "exec":
+        return True
+    outer = job.script.commands[command.outer]
     own = [other for other in job.script.commands if other.outer == command.outer]
-    return command.outer is None or own[-1] is command or command.words[0].text == "exec"
+    if any(other.name == "trap" and signal in _signals(other) for other in own):
+        return True
+    # bash executes the last command of a -c text in place of itself
+    return outer.name not in STEP_PROGRAMS or (own[-1] is command and outer.file_text is None)
+
+
+def _signals(trap: Command) -> set[str]:
+    return {word.text.upper().removeprefix("SIG") for word in trap.words[2:]}
 
 
 @rule(
@@ -250,12 +269,8 @@ def signal_not_trapped(job: Job) -> Iterator[Hit]:
 
 def _trapped(job: Job) -> set[str]:
     """Signals that the script traps, without SIG."""
-    return {
-        word.text.upper().removeprefix("SIG")
-        for command in job.script.commands
-        if command.name == "trap"
-        for word in command.words[2:]
-    }
+    traps = (_signals(command) for command in job.script.commands if command.name == "trap")
+    return set().union(*traps)
 
 
 @rule(

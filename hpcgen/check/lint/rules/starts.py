@@ -144,6 +144,37 @@ def _reads_arguments(text: str) -> bool:
     return bool(re.search(r"\$(@|\{@\})", text)) and not own
 
 
+@rule("array-exported", "error", "an exported array is empty in a program", source="man bash, BUGS")
+def array_exported(job: Job) -> Iterator[Hit]:
+    """bash does not export arrays: `export HOSTS=(a b)` sets HOSTS in the script only.
+
+    Reported if the text of a `bash -c` uses it. What the outer shell expands, in double quotes, has its value.
+    """
+    arrays = {item.name: item.line for item in job.script.exports if item.items is not None}
+    arrays = {name: line for name, line in arrays.items() if name not in _set_in_texts(job)}
+    for command in job.script.commands if arrays else ():
+        outer = None if command.outer is None else job.script.commands[command.outer]
+        text = outer.shell_text if outer and outer.name != "eval" else None
+        if text is None or command.status == "substituted":
+            continue
+        outside = _without_single_quotes(text.source)
+        for name in dict.fromkeys(
+            name for word in command.words for name in word.variables if name in arrays
+        ):
+            if re.search(rf"\$\{{?[#!]?{name}\b", text.source) and not re.search(
+                rf"(?<!\\)\$\{{?[#!]?{name}\b", outside
+            ):
+                yield Hit(
+                    command.line,
+                    f"{name} is empty here: bash does not export the array of line {arrays[name]}",
+                    f'pass its elements as arguments: bash -c \'... "$@"\' bash "${{{name}[@]}}"',
+                )
+
+
+def _set_in_texts(job: Job) -> set[str]:
+    return {item.name for item in job.script.assignments if item.outer is not None}
+
+
 _LIBRARIES = re.compile(
     r"cuda|nccl|cudnn|mpi|gcc|ofi|fabric|ucx|hpcx|nvhpc|rocm|oneapi|intel|cray", re.IGNORECASE
 )
