@@ -551,7 +551,8 @@ MESSAGES: dict[str, tuple[str, Message]] = {
     "a file in the script's directory": (
         "script-directory",
         Message(
-            script=f'{HEAD}here=$(dirname "$0")\nhosts="$here/hosts-$SLURM_JOB_ID"\nscontrol show hostnames > "$hosts"\n',
+            script=f'{HEAD}here=$(dirname "$0")\nhosts="$here/hosts-$SLURM_JOB_ID"\n'
+            'scontrol show hostnames > "$hosts"\n',
             why="which has no other files",
         ),
     ),
