@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trainer.contract.wording import counted, did_you_mean, duration, nearest, one_of, ranges
+from trainer.contract.spelling import did_you_mean, misspelled, nearest, short_for
+from trainer.contract.wording import counted, duration, one_of, ranges
 
 __all__ = [
     "counted",
@@ -12,10 +13,12 @@ __all__ = [
     "duration",
     "few",
     "harmless",
+    "misspelled",
     "nearest",
     "one_of",
     "ranges",
     "scaled",
+    "short_for",
     "size_text",
 ]
 

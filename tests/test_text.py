@@ -56,8 +56,45 @@ def test_many_texts_are_cut() -> None:
     assert few([str(number) for number in range(1003)]) == "0, 1, 2 and 1,000 more"
 
 
-def test_a_misspelled_name_suggests_similar_names() -> None:
-    known = ["train", "training", "tokenize"]
-    assert did_you_mean("trian", known) == "did you mean train or training?"
-    assert did_you_mean("trian", known, most=1) == "did you mean train?"
-    assert did_you_mean("xyz", known) == ""
+KNOWN = (
+    "train",
+    "training",
+    "tokenize",
+    "num_attention_heads",
+    "moe_z_loss_coeff",
+    "moe_layer_freq",
+    "v2",
+    "lint",
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        *((name, "did you mean train?") for name in ("trian", "tran", "traain", "trein", "TRAIN", "train_")),
+        *((name, "did you mean training?") for name in ("trainign", "rtaining", "traiming")),
+        *((name, "did you mean num_attention_heads?") for name in ("num_heads", "heads-num-attention")),
+        *(
+            (name, "did you mean moe_z_loss_coeff?")
+            for name in ("moe_z_loss", "moe_zloss_coef", "moeZLossCoeff")
+        ),
+        ("moe_layer_frequency", "did you mean moe_layer_freq?"),
+        ("token", "names that begin with token: tokenize"),
+        *(
+            (name, "")
+            for name in ("xyz", "tail", "brain", "rain", "line", "link", "v3", "v", "loss", "heads", "", "-")
+        ),
+    ],
+)
+def test_a_misspelling_is_no_other_word(name, hint):
+    assert did_you_mean(name, KNOWN) == hint
+
+
+def test_several_names_are_suggested_only_if_all_are_equally_near():
+    known = ["adam_beta1", "adam_beta2", "lr_decay_iters", "lr_decay_style"]
+    assert did_you_mean("lr_decay", known) == "did you mean lr_decay_iters or lr_decay_style?"
+    assert did_you_mean("lr_decay", known, most=1) == (
+        "names that begin with lr_decay: lr_decay_iters, lr_decay_style"
+    )
+    assert did_you_mean("adam_bta1", known) == "did you mean adam_beta1?"
+    assert did_you_mean("adam_beta", known) == "names that begin with adam_beta: adam_beta1, adam_beta2"

@@ -21,6 +21,7 @@ from hpcgen.config.fields import Text
 from hpcgen.config.loader import load_cluster_run
 from hpcgen.config.node_type import NodeType
 from hpcgen.config.run import RunConfig
+from hpcgen.config.section_names import RUN_FILE
 from hpcgen.config.type_hints import inner_class
 from hpcgen.planning.explanation import explain
 from trainer.contract.config import Range, field_hints
@@ -246,7 +247,10 @@ def environment() -> str:
 def other_names() -> str:
     """Names that other programs have for a key."""
     lines = ["| name | in a run file |", "| --- | --- |"]
-    for name, answer in sorted(spellings.KEYS.items()):
+    names = spellings.KEYS | {
+        f"{section}.{name}".lstrip("."): key for section, keys in RUN_FILE.items() for name, key in keys.items()
+    }
+    for name, answer in sorted(names.items()):
         key = re.match(r"[\w.]+", answer)
         assert key is not None
         lines.append(f"| {code(name)} | {code(key[0])}{escaped(answer[key.end() :])} |")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hpcgen.cli.lazy import CommandGroup
 from hpcgen.cli.options import complete_clusters, json_option
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 _name_argument = click.argument("name", shell_complete=complete_clusters)
 
 
-@click.group("cluster")
+@click.group("cluster", cls=CommandGroup)
 def command() -> None:
     """List, show and check cluster profiles."""
 

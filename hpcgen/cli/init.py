@@ -171,13 +171,11 @@ def _require_compatible(
     Raises:
         HpcgenError: the preset is unknown, or an option needs or excludes another one.
     """
-    from hpcgen.config.presets import PRESETS
+    from hpcgen.config.presets import PRESETS, unknown_preset
     from hpcgen.config.profiles import cluster_names
-    from hpcgen.text import did_you_mean
 
     if preset is not None and preset not in PRESETS:
-        hint = did_you_mean(preset, PRESETS) or f"use one of {', '.join(PRESETS)}"
-        raise HpcgenError(f"--preset {preset}: unknown preset", hint)
+        raise HpcgenError(f"--preset {preset}: unknown preset", unknown_preset(preset))
     if preset is not None and script is not None:
         raise HpcgenError("--preset and --from both set the shape of the model", "use only one of them")
     if hf_dir is not None and (preset is not None or script is not None):

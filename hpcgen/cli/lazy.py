@@ -1,23 +1,23 @@
-"""Groups of commands: subcommands are imported on first use, and missing packages are named with their extra."""
+"""Groups of commands: subcommands are imported on first use, and errors say what to type or to install."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import click
 
-from hpcgen.text import did_you_mean, nearest
-
 
 class CommandGroup(click.Group):
-    """A group of commands that names the extra to install if a subcommand's package is missing."""
+    """A group of commands whose errors say what to type, and which extra to install if a package is missing."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """Runs the subcommand. A missing package of an extra is reported as a mistake, without a traceback."""
         try:
-            return super().invoke(ctx)
+            with _unknown_options():
+                return super().invoke(ctx)
         except ModuleNotFoundError as error:
             from hpcgen.install.extras import missing_package
 
@@ -26,24 +26,42 @@ class CommandGroup(click.Group):
                 raise
             raise mistake from error
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parses the options of the group itself."""
+        with _unknown_options():
+            return super().parse_args(ctx, args)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Finds the command; the error for an unknown name says what to use."""
+        if args and args[0] not in self.list_commands(ctx) and not args[0].startswith("-"):
+            from hpcgen.cli.unknown import unknown_command
+
+            ctx.fail(f"no such command {args[0]!r}; {unknown_command(ctx, args[0])}")
+        return super().resolve_command(ctx, args)
+
+
+@contextlib.contextmanager
+def _unknown_options() -> Iterator[None]:
+    """Turns Click's error for an unknown option into one that says what to use."""
+    try:
+        yield
+    except click.NoSuchOption as error:
+        from hpcgen.cli.unknown import unknown_option
+
+        raise click.UsageError(unknown_option(error.option_name, error.ctx), error.ctx) from error
+
 
 class LazyGroup(CommandGroup):
     """A group with its commands in named sections of the help, each imported on first use.
 
     `sections` maps a heading to command names and their modules. A module defines one command as `command`, or
-    several by name as `commands`. The first sentence of a command's help is its summary. `elsewhere` maps names that
-    users try to the command that they mean.
+    several by name as `commands`. The first sentence of a command's help is its summary.
     """
 
-    def __init__(
-        self,
-        *args: Any,
-        sections: Mapping[str, Mapping[str, str]],
-        elsewhere: Mapping[str, str] | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, *args: Any, sections: Mapping[str, Mapping[str, str]], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._elsewhere = elsewhere or {}
         self._sections = sections
         self._modules = {name: module for section in sections.values() for name, module in section.items()}
 
@@ -72,18 +90,3 @@ class LazyGroup(CommandGroup):
             ]
             with formatter.section(heading):
                 formatter.write_dl(rows)
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Finds the command; the error for an unknown name suggests the nearest one."""
-        if args and args[0] not in self._modules and not args[0].startswith("-"):
-            ctx.fail(f"no such command {args[0]!r}; {self._hint(args[0])}")
-        return super().resolve_command(ctx, args)
-
-    def _hint(self, name: str) -> str:
-        """What to use in place of the unknown command `name`."""
-        meant = name if name in self._elsewhere else nearest(name, [*self._modules, *self._elsewhere])
-        if meant is not None and meant in self._elsewhere:
-            return f"use {self._elsewhere[meant]}"
-        return did_you_mean(name, self._modules) or f"commands are {', '.join(self._modules)}"

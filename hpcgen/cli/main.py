@@ -48,18 +48,6 @@ SECTIONS = {
     },
 }
 """Heading of the help -> command -> module."""
-JOBS = (
-    *("download", "extract", "concat", "tokenize", "prepare"),
-    *("index-cache", "memory-test", "train", "run", "evaluate"),
-)
-ELSEWHERE = {
-    "export": "hpcgen checkpoint export, or hpcgen submit export for a job",
-    "import": "hpcgen checkpoint import",
-    **dict.fromkeys(("check", "plan"), "hpcgen validate"),
-    **{stage: f"hpcgen submit {stage}" for stage in JOBS},
-    **{stage: f"hpcgen render {stage}" for stage in ("image", "nccl-test", "node-health", "tensorboard")},
-}
-"""Names of stages, subcommands and other programs' commands that users try -> what they mean."""
 _ALLOCATIONS_BEFORE_COLLECTION = 50_000
 """With Python's default of 700, the cyclic GC costs `render` 15 ms: it walks objects that stay in use until exit."""
 
@@ -67,7 +55,6 @@ _ALLOCATIONS_BEFORE_COLLECTION = 50_000
 @click.group(
     cls=LazyGroup,
     sections=SECTIONS,
-    elsewhere=ELSEWHERE,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.version_option(__version__, prog_name="hpcgen")

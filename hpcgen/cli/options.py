@@ -34,14 +34,9 @@ class StageChoice(click.Choice[str]):
         """Checks the stage's name."""
         if value in self._stages:
             return str(value)
-        from hpcgen.text import did_you_mean
+        from hpcgen.cli.unknown import unknown_stage
 
-        if value in STAGES and not STAGES[value].by_submitit:
-            hint = f"use hpcgen render {value}"
-        elif Path(value).suffix in (".yaml", ".yml"):
-            hint = f"to name the run file, use -c {value}"
-        else:
-            hint = did_you_mean(value, self._stages) or f"stages are {', '.join(self._stages)}"
+        hint = unknown_stage(value, self._stages)
         raise click.BadParameter(f"{value!r} is not a stage of this command; {hint}", ctx, param)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from hpcgen.cli.lazy import CommandGroup
 from hpcgen.cli.options import json_option, write_output
 from hpcgen.text import counted
 
@@ -28,7 +29,7 @@ def _names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[
 _name_argument = click.argument("name", shell_complete=_names)
 
 
-@click.group("topology")
+@click.group("topology", cls=CommandGroup)
 def command() -> None:
     """Show, draw and verify node types.
 

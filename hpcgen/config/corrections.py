@@ -20,6 +20,8 @@ ABBREVIATED = re.compile(r"(\d{1,6})\s*([kmgt])i?b?", re.IGNORECASE)
 """A number with a unit prefix, which is decimal or binary."""
 WEIGHTED = re.compile(r"(\d*\.?\d+)\s+(\S+)")
 """A weight and the prefix of a dataset, as in Megatron-LM's --data-path."""
+_INDEX = re.compile(r"-?\d+|append|first|last")
+"""A name that other programs accept in place of an item of a list."""
 BOOLEANS = {"yes": "true", "on": "true", "y": "true", "no": "false", "off": "false", "n": "false"}
 """Booleans of YAML 1.1, which are texts in YAML 1.2."""
 NULLS = ("none", "null", "nil")
@@ -40,6 +42,8 @@ def correction(
         return _layers_with_experts(document["model"])
     if path == "model.window_size" and (window := _window(value)):
         return f"write {window}, which includes the token itself"
+    if kind == "tuple_type" and isinstance(value, dict) and any(map(_INDEX.fullmatch, value)):
+        return f"write the complete list, as in --set '{path}=[...]'"
     if kind == "tuple_type":
         yaml = _as_list(cls, path, names, value)
     elif kind in ("dataclass_type", "dataclass_exact_type", "dict_type"):

@@ -149,6 +149,10 @@ def override(assignment: str, typed_texts: TypedTexts = "quoted") -> Document:
     return Document(document.values, own)
 
 
+_ASSIGNMENT = r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*"
+"""The dotted path of an assignment."""
+
+
 def split_assignment(assignment: str) -> tuple[str, str]:
     """The dotted path and the text of the value of one `--set a.b=c`.
 
@@ -156,10 +160,27 @@ def split_assignment(assignment: str) -> tuple[str, str]:
         HpcgenError: the assignment has no =, or the path is malformed.
     """
     path, equals, text = assignment.partition("=")
-    if equals and re.fullmatch(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", path):
+    if equals and re.fullmatch(_ASSIGNMENT, path):
         return path, text
     where = _printable(f"--set {assignment}")
-    raise HpcgenError(f"{where}: expected KEY.KEY=VALUE", "for example --set slurm.train.nodes=4")
+    raise HpcgenError(f"{where}: expected KEY.KEY=VALUE", _assignment_hint(assignment))
+
+
+def _assignment_hint(assignment: str) -> str:
+    """How to write an assignment that is not KEY.KEY=VALUE."""
+    plain = assignment.strip("'\"+~ ")
+    path, equals, text = plain.partition("=")
+    if re.search(r"\[.*\]$|\[.*\]\.|\+$", path):
+        key = re.split(r"[+\[]", path)[0].rstrip(".")
+        return f"write the complete list: --set '{key}=[...]'"
+    if not equals and (found := re.fullmatch(r"([\w.-]+)(?:: *| +)(\S.*)", plain)):
+        return f"write --set {found[1]}={found[2]}"
+    if not equals and assignment.startswith("~"):
+        return "remove the key from the run file"
+    dotted = path.strip(" ").replace("/", ".").replace(":", ".")
+    if equals and f"{dotted}={text}" != assignment and re.fullmatch(_ASSIGNMENT, dotted):
+        return f"write --set {dotted}={text}"
+    return "for example --set slurm.train.nodes=4"
 
 
 def read(path: Path) -> Document:

@@ -17,12 +17,11 @@ from hpcgen.config.invalid import INVALID, with_invalid
 from hpcgen.config.node_type import NodeType
 from hpcgen.config.node_types import load_node_type
 from hpcgen.config.overrides import override
-from hpcgen.config.presets import PRESETS, Preset
+from hpcgen.config.presets import PRESETS, Preset, unknown_preset
 from hpcgen.config.profiles import STAND_IN_NODE_TYPE, UNKNOWN_PROFILE, read_profile
 from hpcgen.config.run import TRAINER_SECTIONS, RunConfig
 from hpcgen.config.validation import MISSING, build, describe
 from hpcgen.errors import ConfigErrors, HpcgenError, Problem
-from hpcgen.text import did_you_mean
 from trainer.contract.config import BlendConfig
 
 OMITTED_SECTIONS: dict[str, Any] = {
@@ -214,8 +213,7 @@ def _preset(document: Document, messages: list[str]) -> Preset | None:
     if not isinstance(name, str):
         return None
     if name not in PRESETS:
-        hint = did_you_mean(name, PRESETS) or f"use one of {', '.join(PRESETS)}"
-        problem = Problem("preset", "is not a known preset", hint)
+        problem = Problem("preset", "is not a known preset", unknown_preset(name))
         messages.append(describe(problem, document))
         return None
     return PRESETS[name]

@@ -18,12 +18,14 @@ rate and constant biases at the end.
 
 from __future__ import annotations
 
+import re
 import shlex
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
 from hpcgen.errors import Problem
+from hpcgen.text import did_you_mean
 
 GPT3_TOKENS = 300_000_000_000
 LLAMA3_TOKENS = 15_000_000_000_000
@@ -397,6 +399,15 @@ _ALL = (
 
 PRESETS: dict[str, Preset] = {preset.name: preset for preset in _ALL}
 """Presets by name, from small to large in each family."""
+
+
+def unknown_preset(name: str) -> str:
+    """What to use in place of a preset of this name. Names with another size are no misspellings."""
+    size = re.sub(r"^gpt-?3-", "", name.lower())
+    return (
+        did_you_mean(size, PRESETS, most=3)
+        or f"use one of {', '.join(PRESETS)}, or hpcgen init --from-hf for a Hugging Face model"
+    )
 
 
 def missing_tokenizer(preset: str | None, path: str, stage: str) -> Problem:

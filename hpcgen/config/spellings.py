@@ -1,4 +1,7 @@
-"""Names that other training programs have for the keys of a run file, and names of features that hpcgen lacks."""
+"""Names that other programs have for keys, and names of features that hpcgen lacks.
+
+A hint names only what does what was asked. A name that can mean several things needs its section to be answered.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +21,16 @@ KEYS = {
     **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "layers"), "model.num_layers"),
     **dict.fromkeys(("n_embd", "dim", "d_model", "hidden_dim", "embed_dim"), "model.hidden_size"),
     **dict.fromkeys(("n_head", "n_heads", "num_heads"), "model.num_attention_heads"),
-    **dict.fromkeys(("num_key_value_heads", "n_kv_heads", "num_kv_heads"), "model.num_query_groups"),
+    **dict.fromkeys(
+        ("num_key_value_heads", "n_kv_heads", "num_kv_heads", "kv_heads"), "model.num_query_groups"
+    ),
     **dict.fromkeys(("intermediate_size", "n_inner", "ffn_dim", "inter_dim"), "model.ffn_hidden_size"),
     **dict.fromkeys(("head_dim", "d_head"), "model.kv_channels"),
     **dict.fromkeys(("n_positions", "n_ctx"), "model.max_position_embeddings"),
     **dict.fromkeys(
         ("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps", "norm_eps"), "model.layernorm_epsilon"
     ),
-    "rope_theta": "model.rotary_base",
+    **dict.fromkeys(("rope_theta", "rope_base"), "model.rotary_base"),
     "qk_nope_head_dim": "model.qk_head_dim",
     "qk_rope_head_dim": "model.qk_pos_emb_head_dim",
     **dict.fromkeys(
@@ -39,7 +44,17 @@ KEYS = {
     **dict.fromkeys(("attn_pdrop",), "model.attention_dropout"),
     **dict.fromkeys(("resid_pdrop", "embd_pdrop"), "model.hidden_dropout"),
     "initializer_range": "model.init_method_std",
-    "tie_word_embeddings": "model.untie_embeddings_and_output_weights, with the opposite value",
+    **dict.fromkeys(
+        (
+            "tie_word_embeddings",
+            "tie_embeddings",
+            "tied_embeddings",
+            "tie_weights",
+            "weight_tying",
+            "share_embeddings",
+        ),
+        "model.untie_embeddings_and_output_weights, with the opposite value",
+    ),
     **dict.fromkeys(("use_qk_norm", "qk_norm", "qk_layer_norm", "use_qk_layernorm"), "model.qk_layernorm"),
     **dict.fromkeys(
         (
@@ -96,28 +111,86 @@ KEYS = {
     "lr_scheduler_type": "optimizer.lr_decay_style",
     "warmup_steps": "optimizer.lr_warmup_iters",
     **dict.fromkeys(("warmup_ratio", "warmup"), "optimizer.lr_warmup_fraction"),
+    "betas": "optimizer.adam_beta1 and optimizer.adam_beta2",
+    "epsilon": "optimizer.adam_eps",
+    **dict.fromkeys(
+        (
+            *("freeze", "freeze_layers", "frozen", "freeze_embeddings", "freeze_backbone", "trainable"),
+            *("requires_grad", "unfreeze", "train_only"),
+        ),
+        "optimizer.parameter_groups with lr_mult: 0 and wd_mult: 0 for the weights that must not change",
+    ),
+    **dict.fromkeys(
+        ("weight_decay_exclude", "no_weight_decay", "no_decay"),
+        "optimizer.parameter_groups with wd_mult: 0; biases and normalization weights have no weight decay anyway",
+    ),
     **dict.fromkeys(("max_grad_norm", "max_norm", "grad_clip", "gradient_clipping"), "optimizer.clip_grad"),
     **dict.fromkeys(("adam_epsilon", "eps"), "optimizer.adam_eps"),
     "beta1": "optimizer.adam_beta1",
     "beta2": "optimizer.adam_beta2",
     **dict.fromkeys(
-        ("max_steps", "steps", "num_steps", "train_steps", "total_steps"), "training.train_iters"
+        ("max_steps", "steps", "num_steps", "train_steps", "total_steps", "max_iters", "iterations"),
+        "training.train_iters",
+    ),
+    **dict.fromkeys(
+        ("epochs", "num_epochs", "num_train_epochs", "max_epochs", "n_epochs"),
+        "training.train_iters, which is the number of steps",
     ),
     **dict.fromkeys(
         ("per_device_train_batch_size", "local_batch_size", "train_micro_batch_size_per_gpu", "batch_size"),
         "training.micro_batch_size",
     ),
     **dict.fromkeys(
-        ("gradient_accumulation_steps", "train_batch_size"),
+        (
+            *(
+                "gradient_accumulation_steps",
+                "gradient_accumulation",
+                "grad_accum",
+                "accumulate_grad_batches",
+            ),
+            *("accumulation_steps", "train_batch_size"),
+        ),
         "training.global_batch_size, which is micro_batch_size x accumulation steps x data-parallel size",
     ),
     **dict.fromkeys(("gradient_checkpointing", "activation_checkpointing"), "training.recompute_granularity"),
-    **dict.fromkeys(("torch_dtype", "dtype", "mixed_precision", "bf16", "fp16"), "training.precision"),
-    "eval_steps": "training.eval_interval",
-    "save_steps": "checkpoint.save_interval",
-    "save_total_limit": "checkpoint.keep_last",
-    "output_dir": "paths.run_dir",
-    "logging_steps": "logging.log_interval",
+    **dict.fromkeys(("torch_dtype", "dtype", "mixed_precision", "bf16", "fp16", "amp"), "training.precision"),
+    **dict.fromkeys(
+        (
+            "eval_steps",
+            "eval_every",
+            "eval_freq",
+            "eval_frequency",
+            "val_interval",
+            "val_check_interval",
+            "val_freq",
+        ),
+        "training.eval_interval",
+    ),
+    **dict.fromkeys(
+        (
+            "save_steps",
+            "save_every",
+            "save_freq",
+            "save_frequency",
+            "checkpoint_interval",
+            "checkpoint_every",
+        ),
+        "checkpoint.save_interval",
+    ),
+    **dict.fromkeys(("save_total_limit", "max_checkpoints", "keep_checkpoints"), "checkpoint.keep_last"),
+    **dict.fromkeys(("output_dir", "log_dir", "logdir", "work_dir", "save_dir", "out_dir"), "paths.run_dir"),
+    **dict.fromkeys(
+        (
+            "logging_steps",
+            "log_every",
+            "log_freq",
+            "log_frequency",
+            "log_steps",
+            "print_freq",
+            "log_every_n_steps",
+        ),
+        "logging.log_interval",
+    ),
     "dataloader_num_workers": "data.num_workers",
     # torchtitan
     "dump_folder": "paths.run_dir",
@@ -146,6 +219,34 @@ KEYS = {
     **dict.fromkeys(
         ("data_parallel_size", "data_parallel_degree", "data_parallel_replicate_degree", "dp", "dp_size"),
         f"{NODES}, from which the data-parallel size follows",
+    ),
+    # data and names
+    **dict.fromkeys(("run_name", "experiment", "experiment_name", "exp_name", "job_name"), "name"),
+    **dict.fromkeys(("wandb", "use_wandb"), "logging.wandb_project"),
+    **dict.fromkeys(("validation_data", "val_data", "eval_data"), "data.valid"),
+    **dict.fromkeys(("train_data", "training_data"), "data.train"),
+    **dict.fromkeys(
+        ("mixture", "data_mix", "data_weights", "dataset_weights", "sampling_weights"),
+        "data.datasets, which has a weight for each prefix",
+    ),
+    "curriculum": "data.datasets with other weights at a resume (docs/resuming.md#change-the-mixture)",
+    **dict.fromkeys(
+        ("text_key", "text_field", "text_column", "json_keys", "content_key"), "data.corpus.json_key"
+    ),
+    **dict.fromkeys(("env", "env_vars", "environment_variables"), "environment"),
+    **dict.fromkeys(("container_image", "docker_image", "image_path"), "container.image"),
+    **dict.fromkeys(
+        ("notify", "email", "mail", "mail_user", "mail_type"),
+        "slurm.train.extra_directives with --mail-user and --mail-type",
+    ),
+    **dict.fromkeys(("profiler", "profiling", "profile", "nsys"), "logging.profile_step_start"),
+    **dict.fromkeys(
+        ("gpus", "num_gpus", "n_gpus", "ngpus", "devices", "gres"),
+        f"{NODES}, the number of nodes with all their GPUs",
+    ),
+    **dict.fromkeys(
+        ("attn_implementation", "flash_attention", "use_flash_attention", "attn_impl"),
+        "training.transformer_impl, which determines the attention kernels",
     ),
     # sizes of the layout
     **dict.fromkeys(
@@ -211,7 +312,10 @@ KEYS = {
     "test_data_path": "data.test",
     "data_cache_path": "data.cache_dir",
     "mock_data": "data.mock",
-    **dict.fromkeys(("tokenizer_type", "tokenizer_model"), "data.tokenizer"),
+    **dict.fromkeys(
+        ("tokenizer_type", "tokenizer_model", "tokenizer_name", "tokenizer_path", "tokenizer_name_or_path"),
+        "data.tokenizer",
+    ),
     **dict.fromkeys(("merge_file", "merges_file"), "data.tokenizer.merges_file"),
     **dict.fromkeys(("save_retain_interval",), "checkpoint.keep_every"),
     "most_recent_k": "checkpoint.keep_last",
@@ -253,6 +357,7 @@ VALUES = {
 
 ALWAYS = frozenset((
     "use_distributed_optimizer", "use_mcore_models", "exit_signal_handler", "log_throughput", "use_dist_ckpt",
+    "shuffle",
     "accumulate_allreduce_grads_in_fp32", "grad_reduce_in_fp32", "auto_detect_ckpt_format",
     "ckpt_fully_parallel_save", "ckpt_fully_parallel_load", "cross_entropy_loss_fusion", "decoupled_weight_decay",
     "moe_permute_fusion",
@@ -274,7 +379,7 @@ FEATURES = {
     **dict.fromkeys(("quantization_config", "load_in_4bit", "load_in_8bit"), "quantized weights"),
     **dict.fromkeys(("offload_optimizer", "offload_param"), "weights or optimizer state in host memory"),
     **dict.fromkeys(
-        ("zero_stage", "zero_optimization"),
+        ("zero_stage", "zero_optimization", "zero"),
         "DeepSpeed's ZeRO-2 and ZeRO-3. It always shards the optimizer state (ZeRO-1)",
     ),
     "mamba_": "Mamba layers",
@@ -287,9 +392,80 @@ FEATURES = {
     ),
     "muon_": "the optimizer Muon",
     **dict.fromkeys(("deepep", "use_deepep", "enable_deepep"), "the DeepEP dispatcher"),
-    "optimizer": "optimizers other than AdamW",
+    **dict.fromkeys(
+        (
+            *("muon", "lion", "adafactor", "shampoo", "soap", "sophia", "sgd", "lamb", "momentum"),
+            *("optimizer_name", "optimizer_type", "optimizer_kind", "optim", "optimizer"),
+        ),
+        "optimizers other than AdamW",
+    ),
+    **dict.fromkeys(
+        ("distillation", "distill", "distillation_", "teacher", "teacher_", "student", "kd_"), "distillation"
+    ),
+    **dict.fromkeys(("early_stopping", "early_stopping_", "patience", "early_stop"), "early stopping"),
+    **dict.fromkeys(("ema", "ema_", "use_ema", "swa", "model_ema"), "averages of the weights"),
+    **dict.fromkeys(
+        ("z_loss", "z_loss_", "zloss", "lm_head_z_loss"),
+        "a z-loss on the logits, only on routers (model.moe_z_loss_coeff)",
+    ),
+    **dict.fromkeys(("mup", "mup_", "use_mup"), "µP"),
+    **dict.fromkeys(("label_smoothing", "label_smoothing_factor"), "label smoothing"),
+    **dict.fromkeys(("callbacks", "callback"), "callbacks"),
+    **dict.fromkeys(("compile", "torch_compile", "use_torch_compile"), "torch.compile"),
+    **dict.fromkeys(("quantization", "quantize", "qat"), "quantized weights"),
+    **dict.fromkeys(
+        ("save_top_k", "save_best", "load_best_model_at_end", "metric_for_best_model"),
+        "a choice of checkpoints by a metric",
+    ),
+    **dict.fromkeys(
+        ("mlflow", "comet", "neptune", "clearml", "aim", "report_to"),
+        "loggers other than TensorBoard and Weights & Biases",
+    ),
+    **dict.fromkeys(("dpo", "ppo", "grpo", "rlhf", "orpo", "reward_model"), "training on preferences"),
 }
 """Name -> feature that hpcgen's trainer lacks. A name that ends in an underscore is a prefix of names."""
+
+_RESUMES = "remove it, because a run always resumes from its newest checkpoint (docs/resuming.md)"
+_SITE = "use a site's template for commands before the job's program (docs/templates.md)"
+INSTEAD = {
+    **dict.fromkeys(
+        (
+            *("sft", "sft_", "chat_template", "loss_on_answers", "answer_only_loss", "assistant_only_loss"),
+            *(
+                "completion_only_loss",
+                "mask_prompt",
+                "train_on_inputs",
+                "instruction_tuning",
+                "prompt_template",
+            ),
+        ),
+        "hpcgen's trainer has no instruction tuning; examples/deepspeed/sft.yaml does it with TRL",
+    ),
+    **dict.fromkeys(
+        ("lora", "lora_", "peft", "peft_", "qlora", "dora", "adapter", "adapters", "adapter_"),
+        "hpcgen's trainer has no adapters; examples/deepspeed/lora.yaml trains them with PEFT",
+    ),
+    **dict.fromkeys(
+        (
+            "model_name",
+            "model_name_or_path",
+            "pretrained",
+            "pretrained_model",
+            "hf_model",
+            "base_model",
+            "model_path",
+        ),
+        "hpcgen init --from-hf writes a run file that continues a Hugging Face model; preset names a shape",
+    ),
+    **dict.fromkeys(("resume", "resume_from", "auto_resume", "restart"), _RESUMES),
+    **dict.fromkeys(
+        ("resume_from_checkpoint", "resume_path", "restore_from", "init_from"),
+        f"{_RESUMES}; checkpoint.load names another one",
+    ),
+    **dict.fromkeys(("modules", "module", "setup", "prologue", "prolog", "pre_run", "init_commands"), _SITE),
+    "train": "its resources are in slurm.train, its length in training, and its data in data.train",
+}
+"""Name in a run file -> hint. A name that ends in an underscore is a prefix of names."""
 
 EXPERTS = ("moe_", "expert_", "router_")
 """Beginnings of names of settings of experts."""
@@ -304,7 +480,12 @@ def is_known(name: str) -> bool:
 
 def key(name: str) -> str:
     """The key that has this name in another program; empty if there is none."""
-    return KEYS.get(name, "").partition(" ")[0].rstrip(",;")
+    return key_of(KEYS.get(name, ""))
+
+
+def key_of(use: str) -> str:
+    """The key at the beginning of an answer."""
+    return use.partition(" ")[0].rstrip(",;")
 
 
 def answer(name: str) -> str:
@@ -315,12 +496,24 @@ def answer(name: str) -> str:
         return "remove it, because the trainer always does this"
     if name in UNREAD:
         return "remove it, because the trainer does not need it"
-    for beginning, feature in FEATURES.items():
-        if name == beginning or (beginning.endswith("_") and name.startswith(beginning)):
-            return f"hpcgen's trainer does not support {feature}; {OTHER_PROGRAM}"
+    if feature := _entry(FEATURES, name):
+        return f"hpcgen's trainer does not support {feature}; {OTHER_PROGRAM}"
     if owner := _owners().get(name):
         return f"{owner} has it, but hpcgen's trainer does not; {OTHER_PROGRAM}"
     return "docs/moe.md lists the keys of mixtures of experts" if name.startswith(EXPERTS) else ""
+
+
+def instead(name: str) -> str:
+    """The hint for the name of something that hpcgen does in another way; empty for any other name."""
+    return _entry(INSTEAD, name)
+
+
+def _entry(table: dict[str, str], name: str) -> str:
+    """The entry of a name, or of a beginning of the name that ends in an underscore."""
+    begun = (
+        text for beginning, text in table.items() if beginning.endswith("_") and name.startswith(beginning)
+    )
+    return table.get(name) or next(begun, "")
 
 
 @functools.cache

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from hpcgen.config import spellings
+from hpcgen.config.section_names import key_in_section
 from hpcgen.config.type_hints import key_paths, section_of
 from hpcgen.errors import Problem
-from hpcgen.text import did_you_mean, nearest, one_of
+from hpcgen.stages import stage_called
+from hpcgen.text import did_you_mean, misspelled, one_of, short_for
 from trainer.contract.config import field_hints
 
 TRANSLATED_SECTIONS = ("model", "parallelism", "training", "optimizer", "data", "checkpoint", "logging")
-"""Sections of a run file whose keys have other names in other training programs."""
-TYPO = 0.8
-"""Minimum similarity of a misspelled key to the right one (difflib ratio)."""
+"""Sections of a run file whose keys have other names in other training programs. Their names are unique, so a key in
+the wrong one of these sections is certainly the same key."""
 MOST_LISTED = 24
 """Longest list of keys in a hint."""
 MOST_PLACES = 3
@@ -24,10 +25,10 @@ MOST_PLACES = 3
 def unknown_key(cls: type, path: str, names: Sequence[str]) -> Problem:
     """The problem of a key that its section, of a document that describes `cls`, does not have.
 
-    The hint is the first of these that exists: the key in other letters; the section that has the key; the key that
-    has this name in another program; keys of the section with a very similar spelling; the key of another level; a key
-    of another section with a very similar spelling; keys of the section with a similar spelling; what other programs
-    mean by names that begin like this; all keys of the section.
+    The hint is the first of these that exists: the key in other letters; what the name means in this section; the
+    section that has the key; what other programs mean by the name; the key that is misspelled or written short, in the
+    section and then in others; keys of the section that begin with the name; what other programs mean by names that
+    begin like this; the file that has the key; all keys of the section.
     """
     *section, name = names
     known = sorted(field.name for field in dataclasses.fields(section_of(cls, section)))
@@ -35,31 +36,54 @@ def unknown_key(cls: type, path: str, names: Sequence[str]) -> Problem:
     inside = path.removesuffix(name)
     if plain in known:
         return _problem(path, f"use {inside}{plain}", inside + plain)
-    if found := _places(cls, plain):
+    if answer := _in_section(cls, section, plain, inside):
+        return _problem(path, *answer)
+    if found := _places(cls, section, plain):
         return _elsewhere(path, plain, found)
-    is_translated = "model" in field_hints(cls) and (not section or section[0] in TRANSLATED_SECTIONS)
-    if is_translated and spellings.is_known(plain):
-        return _problem(path, spellings.answer(plain), spellings.key(plain))
-    if near := nearest(plain, known, TYPO):
-        return _problem(path, did_you_mean(plain, known), inside + near)
-    if found := _deeper_places(cls, plain):
-        return _elsewhere(path, plain, found)
-    if is_translated and (elsewhere := _similar_elsewhere(cls, plain)):
+    if answer := _in_other_program(cls, section, plain):
+        return _problem(path, *answer)
+    if near := misspelled(plain, known) or short_for(plain, known):
+        return _problem(path, did_you_mean(plain, known) or _list(near), inside + near[0])
+    if _is_translated(cls, section) and (elsewhere := _misspelled_elsewhere(cls, plain)):
         return _problem(path, f"did you mean {elsewhere}?", elsewhere)
-    if near := nearest(plain, known):
-        return _problem(path, did_you_mean(plain, known), inside + near)
-    if is_translated and (answer := spellings.answer(plain)):
-        return _problem(path, answer, "")
-    advice = (
-        f"known keys are {', '.join(known)}" if len(known) <= MOST_LISTED else "hpcgen init lists all keys"
-    )
-    if "extra_directives" in known:
-        advice += "; for other options of sbatch, use extra_directives"
-    return _problem(path, advice, "")
+    hints = (did_you_mean(plain, known), *_hints(cls, section, plain), _list(known))
+    return _problem(path, next(filter(None, hints)), "")
 
 
 def _problem(path: str, hint: str, meant: str) -> Problem:
     return Problem(path, "is not a known key", hint, meant=meant)
+
+
+def _is_translated(cls: type, section: Sequence[str]) -> bool:
+    """Whether the flat tables of names in other programs apply."""
+    return "model" in field_hints(cls) and (not section or section[0] in TRANSLATED_SECTIONS)
+
+
+def _in_section(cls: type, section: Sequence[str], name: str, inside: str) -> tuple[str, str] | None:
+    """The hint and the key for a name that has its meaning in this section only, or in any."""
+    if (stage := stage_called(name)) and (key := f"{inside}{stage.section}") in key_paths(cls):
+        return f"use {key}", key
+    if use := key_in_section(cls.__name__, section, name):
+        return f"use {use}", spellings.key_of(use)
+    if hint := spellings.instead(name):
+        return hint, ""
+    if _is_section(cls, name) and section and section[-1] != name:
+        return f"{name} is a section of its own; write it without indentation", name
+    return None
+
+
+def _in_other_program(cls: type, section: Sequence[str], name: str) -> tuple[str, str] | None:
+    """The hint and the key for a name that another program has. Its optimizer_name is optimizer.name here."""
+    joined = "_".join((*section, name))
+    for each in (name, joined) if _is_translated(cls, section) else ():
+        if spellings.is_known(each):
+            return spellings.answer(each), spellings.key(each)
+    hint = spellings.instead(joined)
+    return (hint, "") if hint else None
+
+
+def _is_section(cls: type, name: str) -> bool:
+    return name in field_hints(cls) and section_of(cls, [name]) is not None
 
 
 def _elsewhere(path: str, name: str, found: Sequence[str]) -> Problem:
@@ -68,23 +92,55 @@ def _elsewhere(path: str, name: str, found: Sequence[str]) -> Problem:
     return _problem(path, hint, found[0])
 
 
-def _places(cls: type, name: str) -> list[str]:
-    """The paths of a key at the top level or, if there is none, in the sections of the trainer."""
+def _places(cls: type, section: Sequence[str], name: str) -> list[str]:
+    """The paths of a key that was written in the wrong section, or without its section. Empty if there are many.
+
+    A key of the same name elsewhere can be something else: `name` in the section optimizer is not the run's name.
+    """
     keys = [key for key in key_paths(cls) if f".{key}".endswith(f".{name}")]
-    if name in keys:
-        return [name]
-    return [key for key in keys if key.count(".") == 1 and key.partition(".")[0] in TRANSLATED_SECTIONS]
+    if len(section) <= 1 and _is_translated(cls, section):
+        flat = [key for key in keys if key.count(".") == 1 and key.partition(".")[0] in TRANSLATED_SECTIONS]
+        if flat or (section and f"slurm.train.{name}" in keys):
+            return flat or [f"slurm.train.{name}"]
+    below = ".".join((*section, ""))
+    found = [key for key in keys if key.startswith(below)]
+    found = [key for key in found if key.startswith("slurm.train.")] or found
+    if not section and "_" not in name:  # a single word deep inside means something there only
+        found = [key for key in found if key.count(".") <= 1 or key.startswith("slurm.train.")]
+    return found if len(found) <= MOST_PLACES else []
 
 
-def _similar_elsewhere(cls: type, name: str) -> str | None:
-    """The path of a key in the sections of the trainer with a very similar spelling."""
+def _misspelled_elsewhere(cls: type, name: str) -> str | None:
+    """The path of the key in the sections of the trainer of whose name `name` is a misspelling or a short form."""
     paths = {key.partition(".")[2]: key for key in key_paths(cls) if key.startswith(TRANSLATED_SECTIONS)}
-    near = nearest(name, paths, TYPO)
-    return paths[near] if near else None
+    found = misspelled(name, paths) or short_for(name, paths)
+    return paths[found[0]] if len(found) == 1 else None
 
 
-def _deeper_places(cls: type, name: str) -> list[str]:
-    """The paths of a key in all sections; only slurm.train's for a setting of all stages. Empty if there are many."""
-    keys = [key for key in key_paths(cls) if f".{key}".endswith(f".{name}")]
-    keys = [key for key in keys if key.startswith("slurm.train.")] or keys
-    return keys if len(keys) <= MOST_PLACES else []
+def _hints(cls: type, section: Sequence[str], name: str) -> Iterator[str]:
+    """What to do about a name that is nothing like the keys of its section."""
+    if _is_translated(cls, section):
+        yield spellings.answer(name)
+    if not section:
+        yield _other_file(cls, name)
+
+
+def _other_file(cls: type, name: str) -> str:
+    from hpcgen.config.cluster import ClusterConfig
+    from hpcgen.config.node_type import NodeType
+    from hpcgen.config.run import RunConfig
+
+    files = {"run file": RunConfig, "cluster profile": ClusterConfig, "node type": NodeType}
+    for file, other in files.items():
+        if other is not cls and name in field_hints(other):
+            return f"it is a key of the {file} (docs/reference/{file.replace(' ', '-')}.md)"
+    return ""
+
+
+def _list(known: Sequence[str]) -> str:
+    advice = (
+        f"known keys are {', '.join(known)}" if len(known) <= MOST_LISTED else "hpcgen init lists all keys"
+    )
+    if "extra_directives" in known:
+        advice += "; for other options of sbatch, use extra_directives"
+    return advice

@@ -23,6 +23,7 @@ from hpcgen.planning.environment import (
     stage_secrets,
     uses_gpus,
 )
+from hpcgen.planning.known_variables import right_name
 from hpcgen.planning.paths import absolute_paths
 from hpcgen.planning.software import runtime
 from hpcgen.stages import STAGES, Stage
@@ -268,7 +269,11 @@ def _unknown(name: str, stage: str, names: Sequence[str], secrets: Sequence[str]
     """The error for a name that no stage of the run sets."""
     if name in RESERVED:
         return f"{name}: set by Slurm, the container or the image, not by stage {stage}; a run file may not set it"
-    hint = did_you_mean(name.upper(), sorted(set(names)), most=3, cutoff=0.75)
+    hint = did_you_mean(name.upper(), set(names), most=3)
+    if name in STAGES:
+        hint = f"use --stage {name}"
+    elif not hint and (right := right_name(name.upper())):
+        hint = f"did you mean {right}?"
     if not hint and leaked([name], secrets):
         hint = "it is unset if the submitting shell exports it. To use it, set it under environment in the run file"
     return f"{name if name.isprintable() else ascii(name)}: no stage sets it" + (f"; {hint}" if hint else "")

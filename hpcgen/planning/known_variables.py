@@ -7,9 +7,6 @@ from pathlib import Path
 
 from hpcgen.text import nearest
 
-SIMILARITY = 0.82
-"""Minimum difflib ratio between a misspelled name and the correct one."""
-
 WRONG_NAMES = {
     "NCCL_IB_QPS_PER_CONN": "NCCL_IB_QPS_PER_CONNECTION",
     "NCCL_MIN_CHANNELS": "NCCL_MIN_NCHANNELS",
@@ -91,7 +88,7 @@ def right_name(name: str) -> str | None:
         return WRONG_NAMES[name]
     if not is_checked(name) or name in UNREAD or name in known():
         return None
-    return nearest(name, known(), SIMILARITY)
+    return nearest(name, known())
 
 
 def unread(name: str) -> str | None:

@@ -56,6 +56,8 @@ def no_checkpoints(load: str, exists: Callable[[str], bool]) -> Problem:
         hint = f"to start from a Hugging Face model, run hpcgen checkpoint import {load} --to DIR and use DIR"
     elif not exists(load) and (similar := similar_path(load)):
         hint = f"did you mean {similar}?"
+    elif not exists(load) and exists(str(parent := Path(load).parent)) and load.startswith(f"{parent}/iter_"):
+        hint = f"use a checkpoint that is in {parent}"
     else:
         hint = "use a directory that contains iter_... directories, or one iter_... directory"
     why = f"has neither {TRACKER} nor iter_.../{COMPLETE}" if exists(load) else "does not exist"

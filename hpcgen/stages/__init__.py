@@ -15,7 +15,7 @@ from collections.abc import Mapping
 
 from hpcgen.stages.stage import Stage
 
-__all__ = ["FRAMES", "STAGES", "Stage"]
+__all__ = ["FRAMES", "STAGES", "Stage", "stage_called"]
 
 
 def _find() -> dict[str, Stage]:
@@ -31,3 +31,9 @@ STAGES: Mapping[str, Stage] = _find()
 
 FRAMES = tuple(dict.fromkeys(stage.frame for stage in STAGES.values()))
 """Templates that the stages' templates extend: base and data."""
+
+
+def stage_called(word: str) -> Stage | None:
+    """The stage with this name, here or in other programs."""
+    plain = word.lower().replace("_", "-")
+    return next((stage for stage in STAGES.values() if plain in (stage.name, *stage.other_names)), None)

@@ -105,6 +105,7 @@ class CorpusStage(Stage):
 
 PREPARE = CorpusStage(
     name="prepare",
+    other_names=("preprocess", "preprocess-data", "preprocessing", "preparation"),
     order=60,
     summary="makes the .bin/.idx pairs directly from the compressed files",
     settings_doc="Resources for making the .bin/.idx pairs directly from the compressed files, in one pass.",
@@ -117,6 +118,7 @@ PREPARE = CorpusStage(
 STAGES = (
     CorpusStage(
         name="download",
+        other_names=("fetch", "wget"),
         order=20,
         summary="fetches the files of the corpus",
         settings_doc="Resources for downloading the files of the corpus.",
@@ -127,6 +129,7 @@ STAGES = (
     ),
     CorpusStage(
         name="extract",
+        other_names=("decompress", "unpack", "unzip", "gunzip", "untar"),
         order=30,
         summary="makes plain JSON Lines from compressed and Parquet files",
         settings_doc="Resources for decompressing the files of the corpus.",
@@ -136,6 +139,7 @@ STAGES = (
     ),
     CorpusStage(
         name="concat",
+        other_names=("concatenate",),
         order=40,
         summary="joins the files of the corpus into num_output_files files",
         settings_doc="Resources for joining the extracted files into num_output_files files.",
@@ -146,6 +150,7 @@ STAGES = (
     ),
     CorpusStage(
         name="tokenize",
+        other_names=("tokenization", "encode"),
         order=50,
         summary="makes a .bin/.idx pair from each concatenated file",
         settings_doc="Resources for tokenizing each concatenated file into a .bin/.idx pair.",

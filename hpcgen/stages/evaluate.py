@@ -112,6 +112,7 @@ class Evaluate(Stage):
 
 EVALUATE = Evaluate(
     name="evaluate",
+    other_names=("eval", "evaluation", "lm-eval", "lm-harness", "perplexity", "ppl"),
     order=85,
     summary="evaluates checkpoints: perplexity and tasks of lm-eval",
     settings_doc="Resources for evaluating checkpoints.",

@@ -73,6 +73,7 @@ class Export(Stage):
 STAGES = (
     Export(
         name="export",
+        other_names=("to-hf", "export-hf"),
         order=87,
         summary="writes the newest checkpoint as a Hugging Face directory",
         settings_doc="Resources for exporting a checkpoint.",

@@ -116,6 +116,7 @@ def _options(settings: GenerationSettings) -> Iterator[str]:
 STAGES = (
     Generate(
         name="generate",
+        other_names=("generation", "infer", "inference", "predict"),
         order=86,
         summary="continues the prompts of a file with the newest checkpoint",
         settings_doc="Resources for generating text.",

@@ -107,6 +107,7 @@ def _topology(run: Run) -> dict[str, str]:
 STAGES = (
     Image(
         name="image",
+        other_names=("build-image", "pull-image", "docker-build", "enroot-import"),
         order=10,
         summary="makes the container image",
         settings_doc="Resources for building the container image.",

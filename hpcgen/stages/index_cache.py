@@ -41,6 +41,7 @@ class IndexCache(Stage):
 STAGES = (
     IndexCache(
         name="index-cache",
+        other_names=("index", "build-index", "indices"),
         order=70,
         summary="builds Megatron's sample indices on CPUs before training",
         settings_doc="Resources for building Megatron's sample indices before training.",

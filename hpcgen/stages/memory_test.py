@@ -74,6 +74,7 @@ class MemoryTest(Stage):
 STAGES = (
     MemoryTest(
         name="memory-test",
+        other_names=("memory-check", "oom-test"),
         order=78,
         summary="measures on one node whether the training fits its GPUs",
         settings_doc="Resources for measuring the memory of training.",

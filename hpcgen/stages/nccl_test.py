@@ -87,6 +87,7 @@ def _sizes(largest: int) -> tuple[int, ...]:
 STAGES = (
     NcclTest(
         name="nccl-test",
+        other_names=("nccl", "all-reduce", "allreduce", "bandwidth", "bandwidth-test", "network-test"),
         order=90,
         summary="measures the bandwidth between the GPUs of the job",
         settings_doc="Resources for measuring the bandwidth between GPUs.",

@@ -47,6 +47,7 @@ class NodeHealth(Stage):
 STAGES = (
     NodeHealth(
         name="node-health",
+        other_names=("health", "health-check", "healthcheck", "node-check", "check-nodes", "burn-in"),
         order=100,
         summary="checks every node of the job, on the host and with its GPUs",
         settings_doc="Resources for checking nodes.",

@@ -92,6 +92,8 @@ class Stage(ABC):
     """One-line description, as shown by the help of commands and in docs/stages.md."""
     settings_doc: str
     """Documentation of the stage's section under `slurm`."""
+    other_names: tuple[str, ...] = ()
+    """Words that users of other programs type for this kind of job. Errors answer them with `name`."""
 
     is_array: bool = False
     """The job is an array whose tasks share the work on the corpus."""

@@ -36,6 +36,7 @@ class TensorBoard(Stage):
 STAGES = (
     TensorBoard(
         name="tensorboard",
+        other_names=("tb",),
         order=110,
         summary="serves TensorBoard for the run directory until the time limit",
         settings_doc="Resources for serving TensorBoard.",

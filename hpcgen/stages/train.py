@@ -136,6 +136,7 @@ def _exports_of_gpus(config: RunConfig) -> Iterator[Export]:
 
 TRAIN = Train(
     name="train",
+    other_names=("training", "pretrain", "pretraining", "pretrain-gpt"),
     order=80,
     summary="trains the model",
     settings_doc="Resources for training.",

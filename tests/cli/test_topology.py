@@ -112,7 +112,7 @@ def test_verify_a_live_node(tmp_path):
         (["verify", "cpu"], "node type cpu lists no GPUs, so it has no topology"),
         (["xml", "cpu"], "node type cpu lists no GPUs, so it has no topology"),
         (["draw", "cpu"], "node type cpu lists no GPUs, so there is nothing to draw"),
-        (["show", "ndv6"], "ndv6 is not a known node type; did you mean ndv5 or ndv4?"),
+        (["show", "ndv6"], "ndv6 is not a known node type; use one of cpu, ndv4, ndv5, ndv5-h200"),
         (["draw", "ndv5", "-o", "/proc/x.svg"], "/proc/x.svg: cannot be written"),
         (["draw", "ndv5", "-o", "x.pdf"], "x.pdf: the file would be SVG; name it x.svg\n"),
         (["draw", "ndv5", "-o", "nope/x.svg"], "/nope does not exist; create it first\n"),

@@ -164,7 +164,7 @@ def test_an_unknown_name(name):
 
 def test_an_unknown_parent_is_reported_at_its_line():
     assert mistakes("description: x\nextends: ndv9\n") == [
-        "mine.yaml:2: extends = ndv9 is not a known node type; did you mean ndv5 or ndv4?"
+        "mine.yaml:2: extends = ndv9 is not a known node type; use one of cpu, mine, ndv4, ndv5, ndv5-h200"
     ]
 
 

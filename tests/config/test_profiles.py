@@ -73,9 +73,9 @@ def test_a_cycle_without_the_requested_profile(tmp_path):
 
 def test_a_misspelled_name_gets_a_suggestion(tmp_path):
     with pytest.raises(ConfigErrors) as error:
-        load_cluster("azure-ndv55")
+        load_cluster("azur-ndv5")
     assert error.value.messages == (
-        "--cluster azure-ndv55 is not a known cluster profile; did you mean azure-ndv5?",
+        "--cluster azur-ndv5 is not a known cluster profile; did you mean azure-ndv5?",
     )
 
 

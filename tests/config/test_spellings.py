@@ -32,7 +32,7 @@ KEYS = {key for section in SECTIONS.values() for key in section}
         ("parallelism.use_distributed_optimizer", "remove it, because the trainer always does this"),
         ("parallelism.use_fsdp", "hpcgen's trainer does not support sharded parameters (FSDP)"),
         ("model.moe_latent_size", "Megatron-Core has it, but hpcgen's trainer does not"),
-        ("model.moe_z_loss", "did you mean moe_z_loss_coeff or moe_aux_loss_coeff?"),
+        ("model.moe_z_loss", "did you mean moe_z_loss_coeff?"),
         ("model.moe_token_dispatcher", "did you mean parallelism.moe_token_dispatcher_type?"),
         ("model.moe_enabled", "docs/moe.md lists the keys of mixtures of experts"),
         ("model.top_k", "use model.moe_router_topk"),

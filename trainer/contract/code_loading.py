@@ -29,8 +29,8 @@ from trainer.contract import user_code
 from trainer.contract.config import ConfigError
 from trainer.contract.imports import IMPORT_PATH
 from trainer.contract.regular_file import read_bytes
+from trainer.contract.spelling import did_you_mean
 from trainer.contract.user_code import UserCode
-from trainer.contract.wording import did_you_mean
 
 
 def use(codes: Mapping[str, UserCode]) -> None:

@@ -26,7 +26,8 @@ from trainer.contract.config import (
 )
 from trainer.contract.confirmations import SEPARATOR, Confirmations
 from trainer.contract.errors import TrainerError
-from trainer.contract.wording import did_you_mean, one_of
+from trainer.contract.spelling import did_you_mean
+from trainer.contract.wording import one_of
 
 SECTIONS: dict[str, type] = {
     "model": ModelConfig,

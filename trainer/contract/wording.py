@@ -1,9 +1,9 @@
-"""Formats counts, durations, number ranges and spelling suggestions for people. hpcgen.text reexports these."""
+"""Formats counts, durations and number ranges for people. hpcgen.text reexports these."""
 
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 _REPR = reprlib.Repr()
@@ -56,20 +56,3 @@ def one_of(choices: Sequence[str]) -> str:
 def shown(value: Any) -> str:
     """A value as Python writes it, shortened if it is long or deeply nested."""
     return _REPR.repr(value)
-
-
-def nearest(name: str, known: Collection[str], cutoff: float = 0.6) -> str | None:
-    """The name of `known` whose spelling is closest to `name`; None if none is similar. `cutoff` is difflib's ratio."""
-    return next(iter(_similar(name, known, 1, cutoff)), None)
-
-
-def did_you_mean(name: str, known: Collection[str], most: int = 2, cutoff: float = 0.6) -> str:
-    """A question that suggests up to `most` names of `known` with a similar spelling; empty if there are none."""
-    near = _similar(name, known, most, cutoff)
-    return f"did you mean {one_of(near)}?" if near else ""
-
-
-def _similar(name: str, known: Collection[str], most: int, cutoff: float) -> list[str]:
-    import difflib  # needed only for error messages
-
-    return difflib.get_close_matches(name, known, n=most, cutoff=cutoff)

@@ -14,8 +14,8 @@ import numpy
 
 from trainer.contract.errors import TrainerError
 from trainer.contract.evaluation import is_task_file
+from trainer.contract.spelling import did_you_mean
 from trainer.contract.task_files import group_in, hashes
-from trainer.contract.wording import did_you_mean
 
 if TYPE_CHECKING:
     from lm_eval.tasks import TaskManager

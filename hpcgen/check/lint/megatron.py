@@ -194,8 +194,6 @@ NOT_MEGATRON = {
 }
 """Common options that Megatron-LM does not have -> advice."""
 
-SIMILARITY = 0.92
-"""Minimum similarity of a misspelled option to the right one (difflib ratio)."""
 
 OTHER_LAYERS = frozenset((
     "encoder-num-layers", "hybrid-layer-pattern", "hybrid-override-pattern", "heterogeneous-layers-config-path",
@@ -223,7 +221,7 @@ def nearest_option(option: str) -> str | None:
         return None
     if (dashed := option.replace("_", "-")) in options():
         return dashed
-    return nearest(option, options(), SIMILARITY)
+    return nearest(option, options())
 
 
 def unknown_options(launch: Launch) -> frozenset[str]:

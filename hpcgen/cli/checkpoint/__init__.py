@@ -18,10 +18,9 @@ SECTIONS = {
     }
 }
 """Heading of the help -> command -> module."""
-ELSEWHERE = {"verify": "hpcgen checkpoint inspect --verify"}
 
 
-@click.group("checkpoint", cls=LazyGroup, sections=SECTIONS, elsewhere=ELSEWHERE)
+@click.group("checkpoint", cls=LazyGroup, sections=SECTIONS)
 def command() -> None:
     """List, inspect, prune, pin and convert checkpoints.
 

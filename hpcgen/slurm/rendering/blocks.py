@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
 
 from jinja2 import nodes
@@ -10,6 +9,7 @@ from jinja2 import nodes
 from hpcgen.errors import HpcgenError
 from hpcgen.slurm.rendering.environment import ShellEnvironment
 from hpcgen.slurm.rendering.template_errors import template_errors
+from hpcgen.text import did_you_mean
 
 REPLACED = {
     "header": "block directives, which can also contain comments",
@@ -49,8 +49,7 @@ def require_known_blocks(environment: ShellEnvironment, name: str) -> None:
                     raise HpcgenError(
                         f"{filename}:{block.lineno}: block {block.name!r} no longer exists", hint
                     )
-                close = difflib.get_close_matches(block.name, known, n=1)
-                hint = f"did you mean {close[0]}?" if close else f"blocks are {', '.join(sorted(known))}"
+                hint = did_you_mean(block.name, known) or f"blocks are {', '.join(sorted(known))}"
                 raise HpcgenError(
                     f"{filename}:{block.lineno}: no shipped template has block {block.name!r}", hint
                 )

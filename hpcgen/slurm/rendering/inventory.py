@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from jinja2 import nodes
 from hpcgen.slurm.rendering.environment import SHIPPED_PREFIX, ShellEnvironment, template_origins
 from hpcgen.slurm.rendering.template_errors import template_errors
 from hpcgen.stages import FRAMES, STAGES
+from hpcgen.text import nearest
 
 TEMPLATES = (*FRAMES, *STAGES)
 
@@ -118,10 +118,10 @@ def _reason(environment: ShellEnvironment, directory: Path, path: Path, used: se
     first = next((d / relative for d in environment.directories[:-1] if d / relative in used), None)
     if first is not None:
         return f"{first} takes precedence"
-    known = [template_file(name) for name in TEMPLATES]
-    if close := difflib.get_close_matches(relative, known, n=1, cutoff=0.7):
-        return f"did you mean {directory / close[0]}?"
-    return f"templates are {', '.join(known)}, and files that they include"
+    known = {Path(file).name: file for file in map(template_file, TEMPLATES)}
+    if close := nearest(path.name, known):
+        return f"did you mean {directory / known[close]}?"
+    return f"templates are {', '.join(known.values())}, and files that they include"
 
 
 def prefixed(name: str) -> str:

@@ -24,8 +24,6 @@ STRAY_FIX = "quote a value that contains blanks, and put # before a comment"
 MIN_CPUS_PER_GPU = 2
 GOOD_CPUS_PER_GPU = 4
 DEFAULT_MAX_ARRAY_INDEX = 1000
-SIMILARITY = 0.8
-"""Minimum similarity of a misspelled option to the right one (difflib ratio)."""
 
 
 @rule(
@@ -108,7 +106,7 @@ def _similar(name: str) -> str | None:
     if len(name) == 1 or matching_options(name):
         return None
     known = SBATCH_OPTIONS | SBATCH_OPTIONS_OF_SOME
-    return nearest(name, sorted(known), SIMILARITY)
+    return nearest(name, known)
 
 
 @rule(

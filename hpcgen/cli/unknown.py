@@ -1,0 +1,95 @@
+"""Unknown commands, stages and options: what to type in their place."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import click
+
+from hpcgen.cli import words
+from hpcgen.config import spellings
+from hpcgen.config.run import RunConfig
+from hpcgen.config.unknown_keys import TRANSLATED_SECTIONS, unknown_key
+from hpcgen.stages import stage_called
+from hpcgen.text import did_you_mean, misspelled, nearest, one_of
+
+SHORTEST = 5
+"""Length of the shortest word of another program whose misspellings are recognized."""
+
+
+def unknown_command(context: click.Context, name: str) -> str:
+    """What to use in place of the command `name` of the group of `context`."""
+    root, group = context.find_root().command, context.command
+    assert isinstance(root, click.Group)
+    assert isinstance(group, click.Group)
+    known = group.list_commands(context)
+    own = "" if group is root else str(context.info_name)
+    if meaning := words.meaning(own, name) or words.file_meaning(name):
+        return meaning
+    stage = stage_called(name)
+    if stage is not None:
+        return f"use {context.command_path} {stage.name}" if stage.name in known else words.meaning("", name)
+    if found := list(_commands_called(context, root, name)):
+        return f"use {one_of(found)}"
+    if misspelled(name, known):
+        return did_you_mean(name, known)
+    others = [word for word in words.known_words(own) if len(word) >= SHORTEST]
+    if re.fullmatch(rf"[\w-]{{{SHORTEST},}}", name) and (meant := nearest(name, others)):
+        return f"if you mean {meant}, {words.meaning(own, meant)}"
+    return did_you_mean(name, known) or f"commands are {', '.join(known)}"
+
+
+def _commands_called(context: click.Context, root: click.Group, name: str) -> Iterator[str]:
+    """The commands of hpcgen with this name, and if no group is named, also those of its groups."""
+    for command in root.list_commands(context):
+        group = root.get_command(context, command)
+        if command == name:
+            yield f"hpcgen {name}"
+        elif (
+            context.command is root
+            and isinstance(group, click.Group)
+            and name in group.list_commands(context)
+        ):
+            yield f"hpcgen {command} {name}"
+
+
+def unknown_stage(name: str, stages: Sequence[str]) -> str:
+    """What to use in place of the stage `name` of a command that accepts `stages`."""
+    if Path(name).suffix in (".yaml", ".yml"):
+        return f"to name the run file, use -c {name}"
+    stage = stage_called(name)
+    if stage is not None and stage.name in stages:
+        return f"use {stage.name}"
+    if stage is not None and not stage.by_submitit:
+        return f"use hpcgen render {stage.name}"
+    return did_you_mean(name, stages) or f"stages are {', '.join(stages)}"
+
+
+def unknown_option(name: str, context: click.Context | None) -> str:
+    """The error for the option `name`, which the command of `context` does not have."""
+    if context is None:
+        return f"no such option {name}"
+    known = [option for parameter in context.command.params for option in parameter.opts if option[0] == "-"]
+    meant = [each for each in words.OPTIONS.get(name, ()) if each.split()[0] in known]
+    long = [option for option in known if option.startswith("--")]
+    hint = f"use {meant[0]}" if meant else (did_you_mean(name, long) if len(name) > 2 else "")
+    hint = hint or _key(name, known) or f"{context.command_path} --help lists the options"
+    return f"no such option {name}; {hint}"
+
+
+def _key(name: str, known: Sequence[str]) -> str:
+    """The key of the run file with the option's name, for a command that reads or writes the run file."""
+    if "--set" not in known:
+        return ""
+    key = words.SBATCH_OPTIONS.get(name, name).removeprefix("--").replace("-", "_")
+    if instead := spellings.instead(key):
+        return instead
+    problem = unknown_key(RunConfig, key, [key])
+    place = problem.meant.rpartition(".")[0]
+    if place not in (*TRANSLATED_SECTIONS, "slurm.train", "paths") or not problem.hint.startswith("use "):
+        return ""
+    if "--config" not in known:
+        return f"set {problem.hint.removeprefix('use ')} in the run file"
+    return problem.hint.replace(problem.meant, f"--set {problem.meant}=VALUE")

@@ -1,0 +1,311 @@
+"""Words that users of other programs type as commands or options, and what hpcgen has for them.
+
+A hint names only what does what was asked. Words that could mean several things, and things that hpcgen does not have,
+get no command.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from hpcgen.stages import STAGES, stage_called
+
+_LOOK = "hpcgen report RUN_DIR shows a run"
+_STOP = (
+    "use scancel --batch --signal=USR2 JOB_ID to save first and resume later, or scancel JOB_ID to end the job "
+    "(docs/resuming.md)"
+)
+_RESUME = "submit the run again: it resumes from its newest checkpoint (docs/resuming.md)"
+_SUBMIT = "use hpcgen submit STAGE..."
+_OWN_PROGRAM = "hpcgen init --program writes a run file for a training program of your own (docs/program.md)"
+
+TOP = {
+    **dict.fromkeys(
+        (
+            *("status", "stat", "stats", "runs", "monitor", "monitoring", "watch", "follow", "plot", "graph"),
+            *(
+                "curve",
+                "curves",
+                "metrics",
+                "summary",
+                "summarize",
+                "dashboard",
+                "progress",
+                "history",
+                "top",
+            ),
+            *("visualize", "results", "loss", "ui", "gui", "web"),
+        ),
+        "use hpcgen report RUN_DIR",
+    ),
+    **dict.fromkeys(("compare", "comparison", "compare-runs"), "use hpcgen report RUN_DIR RUN_DIR..."),
+    "diff": "hpcgen report RUN_DIR RUN_DIR... compares runs, and hpcgen templates diff the functions of a site",
+    **dict.fromkeys(("tail", "log", "logs"), f"{_LOOK}; the logs of its jobs are RUN_DIR/*.log"),
+    **dict.fromkeys(("ps", "queue", "queued", "job", "jobs"), f"squeue --me lists your jobs, and {_LOOK}"),
+    **dict.fromkeys(
+        ("squeue", "sacct", "sinfo", "scontrol", "srun", "salloc", "sbatch", "sacctmgr", "sprio", "sstat"),
+        "that is a program of Slurm: type it without hpcgen",
+    ),
+    **dict.fromkeys(
+        ("node", "nodes", "hosts"), "sinfo lists nodes, and hpcgen render node-health checks them"
+    ),
+    **dict.fromkeys(
+        ("partition", "partitions"), "sinfo lists them, and hpcgen cluster show those of a profile"
+    ),
+    **dict.fromkeys(
+        ("stop", "cancel", "kill", "scancel", "abort", "halt", "terminate", "interrupt", "pause"), _STOP
+    ),
+    **dict.fromkeys(
+        ("resume", "continue", "restart", "restore", "retry", "rerun", "requeue", "recover", "unpause"),
+        _RESUME,
+    ),
+    **dict.fromkeys(("launch", "start", "execute", "enqueue", "dispatch", "slurm"), _SUBMIT),
+    "local": "hpcgen submit STAGE... --launcher local runs stages on this machine",
+    "run": "use hpcgen submit train for hpcgen's trainer, or hpcgen submit run for a program of your own",
+    **dict.fromkeys(
+        ("check", "verify", "check-config", "estimate", "fits", "size", "vram", "params"),
+        "use hpcgen validate",
+    ),
+    "plan": "use hpcgen validate, or hpcgen data plan for a corpus",
+    **dict.fromkeys(("dry-run", "dryrun"), "use hpcgen validate, or hpcgen submit STAGE... --dry-run"),
+    **dict.fromkeys(
+        ("doctor", "diagnose", "troubleshoot"),
+        "hpcgen validate checks a run file, hpcgen cluster check a profile, and docs/faults.md explains failures",
+    ),
+    **dict.fromkeys(
+        ("new", "create", "quickstart", "wizard", "scaffold", "generate-config", "make-config", "initialize"),
+        "use hpcgen init",
+    ),
+    **dict.fromkeys(
+        ("config", "configure", "config-file", "setup"),
+        "hpcgen init writes a run file, and hpcgen validate checks it",
+    ),
+    **dict.fromkeys(
+        ("set", "unset", "edit"), "edit the run file, or override its values with --set KEY=VALUE"
+    ),
+    **dict.fromkeys(
+        ("preview", "print", "script", "show-script", "generate-script", "make-script"),
+        "use hpcgen render STAGE",
+    ),
+    **dict.fromkeys(
+        ("chat", "prompt", "ask", "talk", "infer", "inference", "predict", "generation"),
+        "use hpcgen generate",
+    ),
+    "sample": "use hpcgen generate for text of a model, or hpcgen data sample for a small corpus",
+    **dict.fromkeys(
+        ("convert", "conversion"),
+        "use hpcgen checkpoint export or import for models of Hugging Face, or hpcgen init --from for a batch script",
+    ),
+    "export": "use hpcgen checkpoint export, or hpcgen submit export for a job",
+    **dict.fromkeys(
+        ("import", "import-hf", "from-hf", "hf", "huggingface"),
+        "use hpcgen checkpoint import for a Hugging Face model",
+    ),
+    **dict.fromkeys(
+        ("push", "upload", "publish", "hub", "push-to-hub"),
+        "hpcgen uploads nothing; hpcgen checkpoint export writes a Hugging Face directory",
+    ),
+    **dict.fromkeys(
+        ("serve", "server", "serving", "api"),
+        "hpcgen serves no models; hpcgen checkpoint export writes a Hugging Face directory for a server",
+    ),
+    **dict.fromkeys(("migrate", "from-script"), "use hpcgen init --from SCRIPT for a batch script"),
+    **dict.fromkeys(
+        ("sweep", "tune", "hpo", "optimize", "grid", "grid-search", "tuner"),
+        "hpcgen has no sweeps: submit a run for each value with --set, and compare them with hpcgen report",
+    ),
+    **dict.fromkeys(
+        (
+            *("sft", "lora", "qlora", "peft", "adapter", "instruct", "instruction-tuning", "finetune"),
+            *("finetuning", "fine-tune", "fine-tuning"),
+        ),
+        "use hpcgen init --from-hf to continue the pretraining of a model; "
+        "for SFT or LoRA with TRL and PEFT, see examples/deepspeed",
+    ),
+    **dict.fromkeys(
+        ("dpo", "ppo", "grpo", "rlhf", "orpo", "distill", "distillation", "quantize", "quantization"),
+        f"hpcgen's trainer does not do that; {_OWN_PROGRAM}",
+    ),
+    **dict.fromkeys(
+        ("torchrun", "deepspeed", "accelerate", "torchtitan", "nemo", "megatron", "lightning", "program"),
+        _OWN_PROGRAM,
+    ),
+    **dict.fromkeys(
+        ("ls", "list", "dir"), "use hpcgen presets, or list after cluster, topology, templates or checkpoint"
+    ),
+    **dict.fromkeys(("model", "models", "arch", "architectures"), "use hpcgen presets"),
+    **dict.fromkeys(("ckpt", "ckpts"), "use hpcgen checkpoint"),
+    **dict.fromkeys(("dataset", "corpus", "corpora"), "use hpcgen data"),
+    **dict.fromkeys(
+        ("environ", "environment", "variables", "vars", "envs"),
+        "use hpcgen env for exports, or hpcgen explain for their reasons",
+    ),
+    "why": "hpcgen explain has the reasons of environment variables, and docs/faults.md those of failures",
+    "template": "use hpcgen templates",
+    **dict.fromkeys(("topo", "node-type", "node-types"), "use hpcgen topology"),
+    **dict.fromkeys(("profile", "profiles", "site"), "use hpcgen cluster for cluster profiles"),
+    **dict.fromkeys(
+        ("profiler", "profiling", "trace", "nsys"),
+        "set logging.profile_step_start and profile_step_end in the run file",
+    ),
+    "wandb": "set logging.wandb_project in the run file",
+    **dict.fromkeys(
+        ("shell", "repl", "python", "notebook", "jupyter", "ipython"), "docs/python.md shows hpcgen in Python"
+    ),
+    **dict.fromkeys(
+        ("install", "upgrade", "update", "uninstall"),
+        "docs/install.md shows how to install hpcgen; hpcgen install-code installs the code of jobs",
+    ),
+    **dict.fromkeys(("help", "usage", "commands", "man"), "use hpcgen --help"),
+    **dict.fromkeys(("version", "ver"), "use hpcgen --version"),
+    **dict.fromkeys(("stage", "stages"), "hpcgen submit --help lists the stages"),
+}
+"""Words in place of a command -> hint."""
+
+_LIST = dict.fromkeys(("ls", "dir", "all"), "use {group} list")
+GROUPS: Mapping[str, Mapping[str, str]] = {
+    "data": {
+        **dict.fromkeys(
+            (
+                "stat",
+                "stats",
+                "statistics",
+                "info",
+                "show",
+                "head",
+                "cat",
+                "view",
+                "count",
+                "describe",
+                "decode",
+            ),
+            "use hpcgen data inspect PREFIX",
+        ),
+        **dict.fromkeys(("check", "validate", "test", "checksum"), "use hpcgen data verify PREFIX"),
+        **dict.fromkeys(("progress", "monitor", "watch", "state"), "use hpcgen data status"),
+        **dict.fromkeys(("detokenize", "to-jsonl", "dump"), "use hpcgen data export"),
+        **dict.fromkeys(
+            ("mix", "blend", "weights", "mixture"), "set the weights of data.datasets in the run file"
+        ),
+        "split": "set data.split or data.corpus.splits in the run file",
+        "shuffle": "the trainer shuffles, with training.seed",
+        **dict.fromkeys(("index-cache", "index", "cache"), "use hpcgen submit index-cache"),
+    },
+    "checkpoint": {
+        **_LIST,
+        **dict.fromkeys(("show", "info", "describe", "view", "stat"), "use hpcgen checkpoint inspect PATH"),
+        **dict.fromkeys(("verify", "check", "validate"), "use hpcgen checkpoint inspect --verify PATH"),
+        "latest": "hpcgen checkpoint inspect RUN_DIR shows the newest checkpoint",
+        **dict.fromkeys(("gc", "clean", "cleanup"), "use hpcgen checkpoint prune DIR --dry-run"),
+        **dict.fromkeys(("keep", "protect", "lock"), "use hpcgen checkpoint pin PATH"),
+        **dict.fromkeys(("unkeep", "unprotect", "unlock"), "use hpcgen checkpoint unpin PATH"),
+        "convert": "use hpcgen checkpoint export or import for models of Hugging Face",
+        "to-hf": "use hpcgen checkpoint export",
+        "from-hf": "use hpcgen checkpoint import",
+        **dict.fromkeys(("resume", "restore", "load"), _RESUME),
+    },
+    "cluster": {
+        **_LIST,
+        **dict.fromkeys(
+            ("info", "describe", "inspect", "view", "get", "show-all"), "use hpcgen cluster show NAME"
+        ),
+        **dict.fromkeys(("validate", "verify", "test"), "use hpcgen cluster check NAME"),
+        **dict.fromkeys(
+            ("new", "create", "init", "add"),
+            "write clusters/NAME.yaml with extends: PROFILE (docs/admins.md)",
+        ),
+    },
+    "topology": {
+        **_LIST,
+        **dict.fromkeys(
+            ("info", "describe", "inspect", "view", "get", "print"), "use hpcgen topology show NAME"
+        ),
+        **dict.fromkeys(("plot", "graph", "render", "svg", "picture"), "use hpcgen topology draw NAME"),
+        **dict.fromkeys(("check", "validate", "test"), "use hpcgen topology verify NAME"),
+    },
+    "templates": {
+        **_LIST,
+        **dict.fromkeys(("validate", "verify", "lint", "test"), "use hpcgen templates check"),
+        **dict.fromkeys(
+            ("new", "create", "copy", "eject", "edit", "customize", "init", "add"),
+            "use hpcgen templates override STAGE",
+        ),
+    },
+}
+"""Group of commands -> words in place of its commands -> hint."""
+
+OPTIONS = {
+    **dict.fromkeys(
+        ("-f", "--file", "--config-name", "--config-file", "--config-path", "--cfg", "--run-file", "--yaml"),
+        ("--config",),
+    ),
+    **dict.fromkeys(
+        ("-o", "--out", "--output", "--out-file", "--output-file", "--out-dir", "--output-dir", "--dest"),
+        ("--output", "--to"),
+    ),
+    **dict.fromkeys(("-y", "--yes", "--overwrite", "--clobber", "--replace"), ("--force", "--overwrite")),
+    "--force": ("--overwrite",),
+    **dict.fromkeys(
+        ("-n", "--dry", "--dryrun", "--test-only", "--simulate", "--plan-only", "--what-if"), ("--dry-run",)
+    ),
+    **dict.fromkeys(("--profile", "--site"), ("--cluster",)),
+    **dict.fromkeys(("--model", "--model-size", "--arch"), ("--preset", "--checkpoint")),
+    **dict.fromkeys(("--hf", "--huggingface", "--pretrained", "--model-name-or-path"), ("--from-hf",)),
+    **dict.fromkeys(("-s", "-D", "--override", "--overrides", "--set-value", "--param", "--opt"), ("--set",)),
+    **dict.fromkeys(("--executor", "--backend"), ("--launcher",)),
+    "--local": ("--launcher local",),
+    "--slurm": ("--launcher slurm",),
+    "--temp": ("--temperature",),
+    **dict.fromkeys(("--tokenizer-type", "--tokenizer-model", "--tokenizer-name"), ("--tokenizer",)),
+    **dict.fromkeys(("--max-tokens", "--max-length", "--num-tokens"), ("--max-new-tokens",)),
+    **dict.fromkeys(("--ckpt", "--ckpt-path", "--load", "--checkpoint-path"), ("--checkpoint",)),
+    **dict.fromkeys(("-j", "--jobs", "--num-workers", "--processes", "--nproc"), ("--workers",)),
+    **dict.fromkeys(("--keep", "--keep-n", "--max-keep"), ("--keep-last",)),
+    "--python": ("--python-version",),
+    **dict.fromkeys(
+        ("--json-keys", "--key", "--text-key", "--field", "--text-field", "--column", "--text-column"),
+        ("--json-key",),
+    ),
+    **dict.fromkeys(("--disable", "--skip", "--exclude"), ("--ignore",)),
+    **dict.fromkeys(("--select", "--only", "--check", "--rules"), ("--rule",)),
+    **dict.fromkeys(("-V", "--ver"), ("--version",)),
+}
+"""Options of other programs -> options of hpcgen's commands with this meaning. The first that a command has counts."""
+SBATCH_OPTIONS = {"-N": "--nodes", "-p": "--partition", "-t": "--time", "-A": "--account", "-q": "--qos"}
+"""Short options of sbatch with a key in the run file -> long options."""
+
+_SCRIPTS = (".sh", ".sbatch", ".slurm", ".bash", ".job")
+
+
+def meaning(group: str, word: str) -> str:
+    """The hint for a word in place of a command of `group`, which is empty for hpcgen's own; empty if unknown."""
+    plain = word.lower().replace("_", "-")
+    if group:
+        return GROUPS.get(group, {}).get(plain, "").format(group=f"hpcgen {group}")
+    return TOP.get(plain) or _stage(plain)
+
+
+def known_words(group: str) -> list[str]:
+    """All words that `meaning` knows in place of a command of `group`."""
+    return list(GROUPS.get(group, {})) if group else [*TOP, *STAGES]
+
+
+def file_meaning(word: str) -> str:
+    """The hint for a file or a directory in place of a command; empty for other words."""
+    path = Path(word)
+    if path.suffix in (".yaml", ".yml"):
+        return f"for a run file, use hpcgen validate -c {word}"
+    if path.suffix in _SCRIPTS:
+        return f"hpcgen lint {word} checks a batch script, and hpcgen init --from {word} converts it"
+    return f"for a run directory, use hpcgen report {word}" if "/" in word and path.is_dir() else ""
+
+
+def _stage(word: str) -> str:
+    """The command that runs the stage with this name."""
+    stage = stage_called(word)
+    if stage is None:
+        return ""
+    if stage.is_array:
+        return f"use hpcgen submit {stage.name}, or hpcgen data {stage.name} without a job"
+    return f"use hpcgen {'submit' if stage.by_submitit else 'render'} {stage.name}"

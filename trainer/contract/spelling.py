@@ -1,0 +1,142 @@
+"""Misspelled names: the known names that somebody probably meant, or none. hpcgen.text reexports these.
+
+A wrong suggestion is worse than none. Names that only look alike, such as tail and train, are different words. Names
+with different numbers are different things: 7b is not a misspelling of 175b.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+
+from trainer.contract.wording import one_of
+
+_WORD = re.compile(r"[^\W\d_]+|\d+(?:[.,]\d+)*")
+_MOST_BEGINNINGS = 4
+"""More names with the same beginning are not listed."""
+
+
+def nearest(name: str, known: Collection[str]) -> str | None:
+    """The name of `known` of which `name` is a misspelling; None if there is none."""
+    return next(iter(misspelled(name, known)), None)
+
+
+def did_you_mean(name: str, known: Collection[str], most: int = 2) -> str:
+    """A question that suggests up to `most` names of `known`: those of which `name` is a misspelling or a short form.
+
+    If there are none: the few names of `known` that begin with `name`. Empty if there are none or many.
+    """
+    meant = misspelled(name, known) or short_for(name, known)
+    if 0 < len(meant) <= most:
+        return f"did you mean {one_of(meant)}?"
+    begun = [each for each in sorted(known) if _begins(name, each)]
+    return f"names that begin with {name}: {', '.join(begun)}" if 0 < len(begun) <= _MOST_BEGINNINGS else ""
+
+
+def misspelled(name: str, known: Collection[str]) -> list[str]:
+    """The names of `known` of which `name` is equally likely a misspelling.
+
+    These are misspellings: upper case and other separators, one wrong, missing, additional or exchanged letter (in long
+    names two), and the words in another order.
+    """
+    found = [(cost, each) for each in sorted(known) if (cost := _cost(name, each)) is not None]
+    least = min(found, default=(0, ""))[0]
+    return [each for cost, each in found if cost == least]
+
+
+def short_for(name: str, known: Collection[str]) -> list[str]:
+    """The names of `known` with words that `name` leaves out, abbreviates or writes in full.
+
+    For example moe_z_loss_coeff for moe_z_loss, num_attention_heads for num_heads, and moe_layer_freq for
+    moe_layer_frequency. A single word is no short form, because many names have it.
+    """
+    return [each for each in sorted(known) if _is_short(_words(name), _words(each))]
+
+
+def _cost(typed: str, right: str) -> int | None:
+    """How unlikely `typed` is a misspelling of `right`, from 0; None if these are different names."""
+    ours, theirs = _words(typed), _words(right)
+    if _numbers(ours) != _numbers(theirs):
+        return None
+    written, wanted = _joined(ours), _joined(theirs)
+    if written == wanted:
+        return 0
+    if sorted(ours) == sorted(theirs):
+        return 1
+    shorter = min(len(written), len(wanted))
+    edits = _edits(written, wanted, most=2 if shorter >= 9 else 1 if len(written + wanted) >= 5 else 0)
+    return edits if edits is not None and (shorter >= 8 or _is_slip(written, wanted)) else None
+
+
+def _words(name: str) -> list[str]:
+    """The words and numbers of a name in lower case: llama3-8b is llama, 3, 8, b."""
+    return [word.replace(",", ".") for word in _WORD.findall(name.lower())]
+
+
+def _numbers(words: list[str]) -> list[str]:
+    return [word for word in words if word[0].isdigit()]
+
+
+def _joined(words: list[str]) -> str:
+    """The words without separators, except between numbers: 1-3b is not 13b."""
+    text = ""
+    for word in words:
+        text += f"-{word}" if text and text[-1].isdigit() and word[0].isdigit() else word
+    return text
+
+
+def _is_slip(written: str, wanted: str) -> bool:
+    """Whether one edit of a short word is a slip of the finger.
+
+    Many short words differ only in their first letter, as gender and render, or in one letter, as line and lint.
+    """
+    if sorted(written) == sorted(wanted):
+        return True
+    is_replaced = len(written) == len(wanted)
+    return written[0] == wanted[0] and not (is_replaced and len(wanted) < 5)
+
+
+def _is_short(ours: list[str], theirs: list[str]) -> bool:
+    if len(ours) < 2 or _numbers(ours) != _numbers(theirs):
+        return False
+    if len(ours) == len(theirs):
+        return all(map(_abbreviates, ours, theirs))
+    lacks_inner = len(ours) == len(theirs) - 1 and any(
+        ours == theirs[:i] + theirs[i + 1 :] for i in range(1, len(ours))
+    )
+    return lacks_inner or ours == theirs[: len(ours)]
+
+
+def _abbreviates(a: str, b: str) -> bool:
+    return a == b or (min(len(a), len(b)) >= 3 and (a.startswith(b) or b.startswith(a)))
+
+
+def _begins(name: str, known: str) -> bool:
+    """Whether `known` begins with the words of `name`, of which the last may be cut if it is not very short."""
+    ours, theirs = _words(name), _words(known)
+    if not ours or (len(_joined(ours)) < 4 and not _numbers(ours)) or len(ours) > len(theirs):
+        return False
+    last = theirs[len(ours) - 1]
+    is_cut = not last[0].isdigit() and len(ours[-1]) >= 4 and last.startswith(ours[-1])
+    return ours[:-1] == theirs[: len(ours) - 1] and (ours[-1] == last or is_cut)
+
+
+def _edits(a: str, b: str, most: int) -> int | None:
+    """The number of letters to replace, insert, remove or exchange with their neighbor, from `a` to `b`.
+
+    None if it is more than `most`.
+    """
+    if abs(len(a) - len(b)) > most:
+        return None
+    before: list[int] = []
+    row = list(range(len(b) + 1))
+    for i, letter in enumerate(a, 1):
+        earlier, before, row = before, row, [i]
+        for j, other in enumerate(b, 1):
+            cost = min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (letter != other))
+            if i > 1 and j > 1 and letter == b[j - 2] and a[i - 2] == other:
+                cost = min(cost, earlier[j - 2] + 1)
+            row.append(cost)
+        if min(row) > most:
+            return None
+    return row[-1] if row[-1] <= most else None
