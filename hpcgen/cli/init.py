@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpcgen.cli.options import complete_clusters
+from hpcgen.cli.options import complete_clusters, run_arguments
 from hpcgen.cli.options import program as this_program
 from hpcgen.errors import ConfigErrors, HpcgenError
 
@@ -140,8 +141,8 @@ def _next_steps(path: Path, preset: Preset | None, hf_dir: Path | None, weights:
     if preset and preset.tokenizer_repository and not (path.parent / "tokenizer.json").exists():
         yield preset.tokenizer_command(path.parent)
     if hf_dir is not None:
-        yield f"{this_program()} checkpoint import {hf_dir} --to {weights}"
-    yield f"{this_program()} validate -c {path}"
+        yield f"{this_program()} checkpoint import {shlex.quote(str(hf_dir))} --to {shlex.quote(str(weights))}"
+    yield f"{this_program()} validate {run_arguments(path, ())}"
 
 
 def _require_new_file(path: Path, force: bool) -> None:

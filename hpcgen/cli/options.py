@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -189,6 +189,17 @@ def program() -> str:
     if Path(called).name != "hpcgen" or (found and Path(found).samefile(called)):
         return "hpcgen"
     return shlex.quote(called)
+
+
+def run_arguments(config: Path, overrides: Sequence[str]) -> str:
+    """The options --config and --set of this call, for the command to type next, without values that may be secret."""
+    from hpcgen.config.shown import is_private
+
+    words = ["-c", str(config)]
+    for override in overrides:
+        key, _, value = override.partition("=")
+        words += ["--set", f"{key}=..." if is_private(key) or "://" in value else override]
+    return shlex.join(words)
 
 
 def short_path(path: Path) -> str:

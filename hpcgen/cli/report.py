@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 def command(run_dirs: tuple[Path, ...], output: Path | None, as_json: bool) -> None:
     """Summarize training runs in one HTML file.
 
+    RUN_DIR is a run directory, or a run file with the directory in paths.run_dir.
+
     Shows loss, throughput, memory, restarts and checkpoints, with several runs side by side. The file is
     self-contained. A run that is still training is shown up to its latest step.
     """
@@ -46,6 +48,7 @@ def command(run_dirs: tuple[Path, ...], output: Path | None, as_json: bool) -> N
     from hpcgen.report.run import read_run
     from hpcgen.report.summary import summarize
 
+    run_dirs = tuple(map(_run_directory, run_dirs))
     runs = [read_run(directory, time.time()) for directory in run_dirs]
     summaries = [summarize(run) for run in runs]
     notes = differences_of_meaning(labels(runs), runs)
@@ -65,6 +68,16 @@ def command(run_dirs: tuple[Path, ...], output: Path | None, as_json: bool) -> N
         target = output or default
         with shared_as_directory(target.parent):
             write_output(target, render_page(runs), mode=0o666)
+
+
+def _run_directory(path: Path) -> Path:
+    """The run directory that a path means: itself, or paths.run_dir of a run file."""
+    if path.suffix not in (".yaml", ".yml") or not path.is_file():
+        return path
+    from hpcgen.config.loader import load_valid_run
+
+    run = load_valid_run(path)
+    return Path(run.directory, run.config.paths.run_dir)
 
 
 def _show(label: str, run: Run, summary: Summary) -> None:
@@ -106,5 +119,8 @@ def _show(label: str, run: Run, summary: Summary) -> None:
         click.echo(f"expert load {load}{dropped}")
     if summary.results:
         click.echo(harmless(line(summary.results[-1])))
+    if summary.unreadable_lines:
+        ignored = f"{counted(summary.unreadable_lines, 'unreadable line')} of {run.directory}/metrics.jsonl"
+        click.echo(f"warning: {harmless(ignored)} ignored", err=True)
     for problem in summary.unreadable_results:
         click.echo(f"warning: {harmless(problem)}", err=True)

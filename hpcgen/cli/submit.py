@@ -13,6 +13,7 @@ import click
 from hpcgen.cli.options import (
     StageChoice,
     program,
+    run_arguments,
     run_options,
     short_path,
     stage_list,
@@ -81,7 +82,7 @@ def command(
     if launcher == "slurm":
         _show_jobs(plan, jobs)
     if launcher == "local" and plan.training is not None:
-        _show_run(plan)
+        _show_run(plan, run_arguments(config, overrides))
     for done in plan.stages.values() if launcher == "local" else ():
         if results := done.kind.results(plan.config):
             click.echo(f"{done.name}: results are in {results}")
@@ -169,8 +170,11 @@ class _ProgressLines:
             )
 
 
-def _show_run(plan: Plan) -> None:
-    """Prints the loss curve as text, saves it as a picture, and prints the paths and the next command."""
+def _show_run(plan: Plan, arguments: str) -> None:
+    """Prints the loss curve as text, saves it as a picture, and prints the paths and the next command.
+
+    `arguments` are the options with which this call read the run file.
+    """
     from hpcgen.report.curve import draw_png, draw_text, read_curve
     from hpcgen.slurm.run_directory import sharing
 
@@ -184,5 +188,5 @@ def _show_run(plan: Plan) -> None:
     click.echo(f"next: {program()} report {short_path(run_dir)}", err=True)
     queued = plan.training.queued if plan.training else None
     if queued is not None and queued.name not in plan.stages:
-        command = f"{program()} submit {queued.name} --launcher local"
-        click.echo(f"no {queued.name} job was queued; run {command} with the same run file", err=True)
+        command = f"{program()} submit {queued.name} --launcher local {arguments}"
+        click.echo(f"no {queued.name} job was queued; run {command}", err=True)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from hpcgen.files import private_file, publish
-from hpcgen.text import counted
-from trainer.contract.regular_file import read_text
+from hpcgen.report.history import decode, number_or_none
+from hpcgen.text import counted, harmless
+from trainer.contract.regular_file import open_regular
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 
@@ -22,18 +22,18 @@ class Curve:
 
 
 def read_curve(metrics: Path) -> Curve:
-    """Reads the curve from a metrics.jsonl and ignores an incomplete last line."""
+    """Reads the curve from a metrics.jsonl and ignores damaged lines, such as an incomplete last one."""
     train: dict[int, float] = {}
     evaluations: dict[str, dict[int, float]] = {}
-    for line in read_text(metrics).split("\n"):
-        try:
-            entry = json.loads(line)
-        except ValueError:
-            continue
-        if entry.get("event") == "step":
-            train[entry["iteration"]] = entry["loss"]
-        elif entry.get("event") == "evaluation":
-            evaluations.setdefault(entry["split"], {})[entry["iteration"]] = entry["loss"]
+    with open_regular(metrics) as file:
+        for event in filter(None, map(decode, file)):
+            loss = number_or_none(event.get("loss"))
+            if loss is None:
+                continue
+            if event["event"] == "step":
+                train[event["iteration"]] = loss
+            elif event["event"] == "evaluation":
+                evaluations.setdefault(harmless(str(event.get("split"))), {})[event["iteration"]] = loss
     return Curve(train, evaluations)
 
 

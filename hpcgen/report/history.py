@@ -46,6 +46,14 @@ COLUMNS = (
     "moe_dropped",
 )
 """Numeric fields of a step; NaN if a line has no value. The columns of a run with MTP layers follow."""
+_INTEGERS = frozenset(("iteration", "rank", "world_size", "train_iters"))
+_NUMBERS = _INTEGERS | {*COLUMNS, "slowdown", "stall_s", "write_s", "peak_tflops", "tokens_per_sample"}
+_TEXTS = frozenset(("split", "host", "reason", "name", "device", "flop_formula"))
+"""Fields of any event with these types."""
+_INT64 = 2**63
+_LARGEST = 3.5e38
+_LATEST = 1e11
+"""Latest time in a line, in the year 5138."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,16 +132,12 @@ def read_history(metrics: Path) -> History:
     """Reads a metrics.jsonl. The file may still be growing and may contain unknown events.
 
     Raises:
-        HpcgenError: the file is missing, or has no step.
+        HpcgenError: the file has no step.
         OSError: the file cannot be read.
     """
     reader = _Reader()
-    try:
-        with open_regular(metrics) as file:
-            reader.read(file)
-    except FileNotFoundError:
-        hint = "the run has not started yet, or this is not the directory of a training run (paths.run_dir)"
-        raise HpcgenError(f"{metrics}: no such file", hint) from None
+    with open_regular(metrics) as file:
+        reader.read(file)
     if not reader.iterations:
         what = "the run has started but has not completed a step yet" if reader.attempts else "it has no step"
         why = f" ({ignored})" if (ignored := reader.ignored()) else ""
@@ -143,9 +147,11 @@ def read_history(metrics: Path) -> History:
 
 def number_or_none(value: object) -> float | None:
     """Returns `value` if it is a finite number, otherwise None."""
-    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-        return value
-    return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    if isinstance(value, int):  # a longer one may not fit into a float
+        return value if -_INT64 <= value < _INT64 else None
+    return value if math.isfinite(value) else None
 
 
 class _Reader:
@@ -166,7 +172,7 @@ class _Reader:
 
     def read(self, lines: Iterable[bytes]) -> None:
         for self.lines, line in enumerate(lines, 1):
-            event = _decode(line)
+            event = decode(line)
             if event is not None:
                 self._take(event)
             elif not line.isspace():
@@ -276,20 +282,42 @@ def _is_json(line: bytes) -> bool:
     return True
 
 
-def _decode(line: bytes) -> Event | None:
-    """Decodes the event in a line; None if the line is not an event."""
+def decode(line: bytes) -> Event | None:
+    """Decodes the event in a line; None if the line is not an event, or has a value that the trainer cannot write."""
     event: Any
     try:
         event = msgspec.json.decode(line)
-    except msgspec.DecodeError:
+    except (ValueError, RecursionError):
         try:
             event = json.loads(line)  # the standard library writes and reads NaN, which is not valid JSON
+            json.dumps(event, ensure_ascii=False).encode()  # refuses unpaired surrogates
         except (ValueError, RecursionError):
             return None
     if (
         isinstance(event, dict)
         and isinstance(event.get("event"), str)
         and type(event.get("iteration")) is int
+        and event["iteration"] >= 0
+        and all(_is_plausible(name, value) for name, value in event.items())
     ):
         return event
     return None
+
+
+def _is_plausible(name: str, value: object) -> bool:
+    """Returns False for a value that the trainer cannot write under this name.
+
+    Any number may be null. Numbers are at most as large as a float32, and integers have 64 bits.
+    """
+    if value is None:
+        return True
+    if name in _TEXTS:
+        return isinstance(value, str)
+    if isinstance(value, bool):
+        return name not in _NUMBERS or name == "skipped"
+    if isinstance(value, int):
+        return -_INT64 <= value < _INT64 and (name != "time" or 0 <= value < _LATEST)
+    if isinstance(value, float):
+        is_number = not math.isfinite(value) or abs(value) <= _LARGEST
+        return name not in _INTEGERS and is_number and (name != "time" or 0 <= value < _LATEST)
+    return name not in _NUMBERS

@@ -74,7 +74,7 @@ def render_page(runs: Sequence[Run]) -> str:
         ]
     )
     is_one = len(runs) == 1
-    return environment.get_template("page.html.j2").render(
+    page = environment.get_template("page.html.j2").render(
         title=heading(names),
         names=names,
         max_named=MAX_NAMED,
@@ -94,6 +94,7 @@ def render_page(runs: Sequence[Run]) -> str:
         counted=counted,
         words=words,
     )  # fmt: skip
+    return page.encode(errors="backslashreplace").decode()  # files of a run can have unpaired surrogates
 
 
 def _tiles(summary: Summary) -> Iterator[Tile]:

@@ -20,6 +20,8 @@ RECENT_SHARE = 0.75
 """Fraction of the run after which the chart of the recent loss starts."""
 MIN_STEPS_FOR_RECENT = 40
 """Minimum number of steps for the chart of the recent loss."""
+_SHORTEST_STEP_S = 1e-9
+"""Shares of shorter steps, which cannot be real, are not shown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -321,7 +323,8 @@ def _shares(history: History) -> list[Series]:
         seconds = bucket_means(history.columns[column], weights)
         if not np.isfinite(seconds).any():
             continue
-        ceiling = floor + np.nan_to_num(100 * seconds / step)
+        share = np.divide(100 * seconds, step, out=np.zeros(len(x)), where=step > _SHORTEST_STEP_S)
+        ceiling = floor + np.nan_to_num(share)
         areas.append(Series.area(label, color, x, floor, ceiling))
         floor = ceiling
     return areas

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hpcgen.checkpoints.run_config import read_trained_config
 from hpcgen.errors import HpcgenError
-from hpcgen.report.evaluations import read_results
+from hpcgen.report.evaluations import line, read_results
 from hpcgen.report.history import History, read_history
 from hpcgen.report.state import State, state_of
-from trainer.contract.evaluation import EvaluationResult
+from hpcgen.text import counted, few
+from trainer.contract.evaluation import DIRECTORY, EvaluationResult
+
+METRICS = "metrics.jsonl"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,10 +60,13 @@ def read_run(directory: Path, now: float) -> Run:
 
 def _read_run(directory: Path, now: float) -> Run:
     if directory.is_file():
-        raise HpcgenError(f"{directory} is a file", f"give the run directory: {directory.parent}")
+        hint = f": {directory.parent}" if (directory.parent / METRICS).exists() else " (paths.run_dir)"
+        raise HpcgenError(f"{directory} is a file", f"give the run directory{hint}")
     if not directory.exists():
         raise HpcgenError(f"{directory}: no such directory", "give the directory of a run (paths.run_dir)")
-    history = read_history(directory / "metrics.jsonl")
+    if not (directory / METRICS).exists():
+        raise _no_metrics(directory)
+    history = read_history(directory / METRICS)
     config = read_trained_config(directory)
     state, word = state_of(directory, history, now)
     results, unreadable = read_results(directory)
@@ -75,6 +82,24 @@ def _read_run(directory: Path, now: float) -> Run:
         hangs=tuple(sorted(_hangs(directory))),
         now=now,
     )
+
+
+def _no_metrics(directory: Path) -> HpcgenError:
+    """The error for a directory without metrics, which says what the directory has instead."""
+    missing = f"{directory / METRICS}: no such file"
+    if runs := sorted(str(path.parent) for path in directory.glob(f"*/{METRICS}")):
+        where = f"it has {counted(len(runs), 'run directory', 'run directories')}"
+        return HpcgenError(
+            f"{missing}; {where}", f"name those to compare: {few([shlex.quote(run) for run in runs])}"
+        )
+    results, _ = read_results(directory)
+    if results:
+        reason = (
+            f"the directory has {counted(len(results), 'evaluation')} and no training; {line(results[-1])}"
+        )
+        return HpcgenError(f"{missing}; {reason}", f"the results are in {directory / DIRECTORY}")
+    hint = "the run has not started yet, or this is not the directory of a training run (paths.run_dir)"
+    return HpcgenError(missing, hint)
 
 
 def _hangs(directory: Path) -> list[str]:

@@ -25,7 +25,7 @@ class Scale:
         if not self.is_log:
             return (values - self.low) / (self.high - self.low)
         with np.errstate(divide="ignore", invalid="ignore"):
-            places = (np.log(values) - math.log(self.low)) / math.log(self.high / self.low)
+            places = (np.log(values) - math.log(self.low)) / (math.log(self.high) - math.log(self.low))
         return np.where(np.isfinite(places), places, np.nan)
 
     def place(self, value: float) -> float:
@@ -51,9 +51,9 @@ class Scale:
 
 def scale_for(low: float, high: float, *, from_zero: bool = False, log_from: float = math.inf) -> Scale:
     """Axis for values from `low` to `high`, with margins; logarithmic if high / low is at least `log_from`."""
-    if low > 0 and high / low >= log_from:
-        air = (high / low) ** 0.05
-        return Scale(low=low / air, high=high * air, is_log=True)
+    if low > 0 and (ratio := math.log(high) - math.log(low)) >= math.log(log_from):
+        air = math.exp(0.05 * ratio)
+        return Scale(low=low / air or low, high=high * air, is_log=True)
     if from_zero and low >= 0:
         return Scale(low=0.0, high=high * 1.08 or 1.0)
     air = (high - low) * 0.06 or abs(high) * 0.1 or 1.0

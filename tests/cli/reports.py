@@ -65,9 +65,9 @@ class Page(HTMLParser):
         return series | {"x": values["places"][series["x"]]}
 
 
-def report(run: Path, *more: object) -> Page:
+def report(run: Path, *more: object, warning: str = "") -> Page:
     ended = hpcgen("report", run, *more, "-o", "report.html")
-    assert (ended.status, ended.stderr) == (0, "wrote report.html\n")
+    assert (ended.status, ended.stderr) == (0, f"{warning}wrote report.html\n")
     page = Page(Path("report.html").read_text(encoding="utf-8"))
     assert page.unclosed == []
     return page

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcgen.cli.options import program, short_path
+from hpcgen.cli.options import program, run_arguments, short_path
 from tests.cli.command import hpcgen
 
 
@@ -39,3 +39,15 @@ def test_an_assignment_without_an_equals_sign_is_named(command: tuple[str, ...])
     assert ended.status == 2
     assert "--set slurm.train.nodes: expected KEY.KEY=VALUE" in ended.stderr
     assert "'4'" not in ended.stderr
+
+
+def test_the_options_of_a_call_are_repeated_for_the_next_command() -> None:
+    """A value that may be a secret is not."""
+    overrides = (
+        "data.corpus.sample_files=2",
+        "name=a b",
+        "data.corpus.source={url: {template: https://h/?sig=x}}",
+    )
+    assert run_arguments(Path("my runs/a.yaml"), overrides) == (
+        "-c 'my runs/a.yaml' --set data.corpus.sample_files=2 --set 'name=a b' --set data.corpus.source=..."
+    )

@@ -17,6 +17,7 @@ from hpcgen.report.scale import Scale, scale_for, tick_texts
 from tests.cli.command import hpcgen
 from tests.cli.reports import Page, report
 from tests.recorded_run import START, start, step, steps, write_run
+from tests.runs import minimal_run, write_yaml
 
 
 def test_a_report_has_everything_that_was_recorded(eventful: Path) -> None:
@@ -244,8 +245,9 @@ def test_damaged_lines_are_reported_and_unknown_events_are_not(tmp_path: Path) -
     run = write_run(tmp_path / "run", [start(), *steps(1, 3), {"event": "from-the-future", "iteration": 3}])
     metrics = run / "metrics.jsonl"
     metrics.write_bytes(metrics.read_bytes() + b'\0\0\0\n[1, 2]\n{"event": "step"}\n\n')
-    page = report(run)
-    assert f"3 unreadable lines of {run}/metrics.jsonl ignored" in page.text
+    ignored = f"3 unreadable lines of {run}/metrics.jsonl ignored"
+    page = report(run, warning=f"warning: {ignored}\n")
+    assert ignored in page.text
     assert page.series("loss")["x"] == [1, 2, 3]
 
 
@@ -290,6 +292,24 @@ def test_nothing_to_show_ends_with_status_2(tmp_path: Path, events: list[dict[st
     assert (ended.status, ended.stdout) == (2, "")
     assert said in ended.stderr
     assert not (run / "report.html").exists()
+
+
+def test_a_run_file_names_its_run_directory(tmp_path: Path) -> None:
+    write_run(tmp_path / "runs/a", [start(), *steps(1, 3)])
+    run_file = write_yaml(tmp_path / "a.yaml", minimal_run(paths={"run_dir": "runs/a"}))
+    ended = hpcgen("report", run_file)
+    assert (ended.status, ended.stderr) == (0, f"wrote {tmp_path}/runs/a/report.html\n")
+
+
+def test_a_directory_of_runs_names_them(tmp_path: Path) -> None:
+    for name in ("b c", "a"):
+        write_run(tmp_path / name, [start(), *steps(1, 3)])
+    ended = hpcgen("report", tmp_path)
+    assert (ended.status, ended.stdout) == (2, "")
+    assert ended.stderr == (
+        f"{tmp_path}/metrics.jsonl: no such file; it has 2 run directories; name those to compare: "
+        f"{tmp_path}/a, '{tmp_path}/b c'\n"
+    )
 
 
 def test_a_directory_that_is_not_a_run_exits_with_status_2(tmp_path: Path) -> None:

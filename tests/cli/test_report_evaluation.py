@@ -177,3 +177,12 @@ def test_results_of_different_texts_and_tasks_are_marked(run: Path, tmp_path: Pa
         assert ("The losses on the text wikitext cannot be compared" in stdout) == (differing is not None)
         assert ("The metrics of the task hellaswag cannot be compared" in stdout) == ("limit" in options)
         assert differing is None or differing in stdout
+
+
+def test_a_directory_with_evaluations_only_is_reported_as_one(run: Path) -> None:
+    (run / "metrics.jsonl").unlink()
+    ended = hpcgen("report", run)
+    assert (ended.status, ended.stdout) == (2, "")
+    assert "the directory has " in ended.stderr
+    assert " and no training; evaluation of iteration " in ended.stderr
+    assert ended.stderr.endswith(f"; the results are in {run}/evaluation\n")

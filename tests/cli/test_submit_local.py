@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -95,6 +96,7 @@ def test_it_says_how_to_evaluate_the_checkpoints(run_file: Path) -> None:
         [*SUBMIT, run_file, *options], capture_output=True, text=True, check=False, timeout=120
     )
     assert done.returncode == 0, done.stderr
+    again = shlex.join(["-c", str(run_file), *options])
     assert done.stderr.splitlines()[-1] == (
-        "no evaluate job was queued; run hpcgen submit evaluate --launcher local with the same run file"
+        f"no evaluate job was queued; run hpcgen submit evaluate --launcher local {again}"
     )

@@ -400,7 +400,8 @@ def test_slimpajama_is_planned_and_validates(tmp_path: Path) -> None:
     assert ended.status == 0, ended.stderr
     assert "train     90 files, 1.4 GB -> 72 .bin/.idx pairs\n" in ended.stdout
     assert "test      45 files, 706.5 MB -> 1 .bin/.idx pair\n" in ended.stdout
-    assert ended.stderr.endswith(f"next: hpcgen submit download prepare -c {run}\n")
+    again = f"-c {run} {' '.join(source).replace('=', ' ', 1).replace('--set=', '--set ')}"
+    assert ended.stderr.endswith(f"next: hpcgen submit download prepare {again}\n")
     assert hpcgen("validate", "download", "prepare", "-c", run).status == 0
 
 

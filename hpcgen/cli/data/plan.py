@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpcgen.cli.data.stage import corpus_options, read_job_to_plan
-from hpcgen.cli.options import program
+from hpcgen.cli.options import program, run_arguments
 from hpcgen.errors import HpcgenError
 
 if TYPE_CHECKING:
@@ -66,7 +66,8 @@ def command(
         return
     click.echo(f"wrote {path}" if written else f"{path} is up to date", err=True)
     downloads = not all(map(is_local, plan.manifest.files))
-    click.echo(f"next: {program()} submit {'download ' if downloads else ''}prepare -c {config}", err=True)
+    stages = "download prepare" if downloads else "prepare"
+    click.echo(f"next: {program()} submit {stages} {run_arguments(config, overrides)}", err=True)
 
 
 def _summary(plan: CorpusPlan, job: CorpusJob) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shlex
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hpcgen.cli.data.stage import corpus_options, read_job
-from hpcgen.cli.options import StageChoice, json_option
+from hpcgen.cli.options import StageChoice, json_option, program, run_arguments
 from hpcgen.errors import HpcgenError
 from hpcgen.stages import STAGES
 from hpcgen.text import counted, duration, size_text
@@ -185,12 +184,9 @@ def _print_trouble(found: Sequence[StageStatus], config: Path, overrides: Sequen
         return
     in_trouble = [_print_tasks_in_trouble(stage) for stage in found]
     if any(in_trouble):
-        sets = "".join(f" --set {shlex.quote(override)}" for override in overrides)
         stages = " ".join(stage.stage for stage in is_open)
-        click.echo(
-            f"to finish the rest, run hpcgen submit {stages} -c {config}{sets} (finished outputs are kept)",
-            err=True,
-        )
+        command = f"{program()} submit {stages} {run_arguments(config, overrides)}"
+        click.echo(f"to finish the rest, run {command} (finished outputs are kept)", err=True)
 
 
 def _print_tasks_in_trouble(stage: StageStatus) -> bool:
