@@ -120,6 +120,7 @@ def expert_config(config: dict[str, Any]) -> dict[str, Any]:
         "moe_router_dtype": "fp32",
         "moe_grouped_gemm": True,
         "moe_permute_fusion": True,
+        "moe_router_force_load_balancing": True,
     }
 
 

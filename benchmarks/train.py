@@ -32,6 +32,8 @@ from trainer.contract.resolve import resolve
 
 WARM_STEPS = 8
 PEERS = ("bare", "megatron_lm")
+LR = 1e-4
+ROUTING_FILE = Path(__file__).with_name("even_routing.py")
 LONG_RUN = 10_000
 """Steps of the schedule. Runs are stopped after the timed steps, so that none waits for its last checkpoint."""
 
@@ -138,14 +140,22 @@ def configuration(case: Case, corpus: Path, run_dir: Path) -> dict[str, Any]:
         run_dir,
         "cuda",
         case.gpus,
-        model=case.model | {"padded_vocab_size": -(-case.model["vocab_size"] // 128) * 128},
+        model=case.model
+        | {"padded_vocab_size": -(-case.model["vocab_size"] // 128) * 128}
+        | even_routing(case),
         parallelism=case.parallelism,
         training=training_section(case),
-        optimizer={"lr": case.lr, "lr_warmup_iters": 5},
+        optimizer={"lr": LR, "lr_warmup_iters": 5},
         data=runs.corpus_section(corpus),
         checkpoint={"save_interval_minutes": 600} | case.checkpoint,
         logging={"tensorboard": True},
     ) | {"peak_tflops": PEAK_TFLOPS}
+
+
+def even_routing(case: Case) -> dict[str, str]:
+    """The key that makes the trainer's routers load the experts of a case evenly. The peers have an option for it."""
+    is_mixture = "num_moe_experts" in case.model
+    return {"layer_spec": f"{ROUTING_FILE}:evenly_routed"} if is_mixture else {}
 
 
 def training_section(case: Case) -> dict[str, Any]:
@@ -279,7 +289,7 @@ def megatron_lm_flags(case: Case, arguments: argparse.Namespace, scratch: Path) 
         "micro-batch-size": case.micro_batch_size,
         "global-batch-size": case.global_batch_size,
         "train-iters": WARM_STEPS + arguments.steps,
-        "lr": case.lr,
+        "lr": LR,
         "lr-warmup-iters": 5,
         "weight-decay": 0.1,
         "tensor-model-parallel-size": layout.get("tensor_model_parallel_size", 1),
@@ -339,7 +349,7 @@ def megatron_lm_expert_flags(case: Case) -> tuple[dict[str, Any], set[str]]:
         "moe-router-dtype": "fp32",
         "moe-token-dispatcher-type": "alltoall",
     }
-    return flags, {"moe-grouped-gemm", "moe-permute-fusion"}
+    return flags, {"moe-grouped-gemm", "moe-permute-fusion", "moe-router-force-load-balancing"}
 
 
 def line(result: dict[str, Any]) -> str:

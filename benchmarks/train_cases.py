@@ -68,7 +68,6 @@ class Case:
     parallelism: dict[str, Any] = field(default_factory=dict)
     training: dict[str, Any] = field(default_factory=dict)
     checkpoint: dict[str, Any] = field(default_factory=dict)
-    lr: float = 1e-4
     goal_tflops: float | None = None
     """Target of the project on an H200 (TFLOP/s per GPU)."""
     has_peers: bool = True
@@ -139,10 +138,9 @@ CASES = (
     Case("llama-8l-32k", LLAMA_8_LAYERS | {"seq_length": 32768}, 1, 2, has_peers=False),
     Case("llama-8l-32k-cp2", LLAMA_8_LAYERS | {"seq_length": 32768}, 1, 2, 2, CP2 | OVERLAP, has_peers=False),
     Case("llama-8l-32k-cp4", LLAMA_8_LAYERS | {"seq_length": 32768}, 1, 2, 4, CP4 | OVERLAP, has_peers=False),
-    # With this rate, routers hardly change, so that the load of the experts is the same in all programs.
-    Case("mixtral-3l", MIXTRAL_4_LAYERS | {"num_layers": 3}, 2, 8, 1, EP1, lr=1e-7),
-    Case("mixtral-4l-ep2", MIXTRAL_4_LAYERS, 2, 16, 2, EP2 | OVERLAP, lr=1e-7),
-    Case("mixtral-4l-ep4", MIXTRAL_4_LAYERS, 2, 32, 4, EP4 | OVERLAP, lr=1e-7),
+    Case("mixtral-3l", MIXTRAL_4_LAYERS | {"num_layers": 3}, 2, 8, 1, EP1),
+    Case("mixtral-4l-ep2", MIXTRAL_4_LAYERS, 2, 16, 2, EP2 | OVERLAP),
+    Case("mixtral-4l-ep4", MIXTRAL_4_LAYERS, 2, 32, 4, EP4 | OVERLAP),
     Case(
         "gpt-1.3b-mbs8-save",
         GPT_1_3B,

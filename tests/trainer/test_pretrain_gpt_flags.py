@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import exchange, train
+from benchmarks import bare_loop, exchange, train
 from hpcgen.check.lint.megatron import options
 
 REQUIRED = {"eval-interval"}
@@ -30,6 +30,16 @@ def check(words: list[str]) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_the_speed_benchmark(name: str) -> None:
     check(train.megatron_lm_flags(CASES[name], CORPUS, Path("scratch")))
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if "num_moe_experts" in case.model])
+def test_all_programs_of_the_speed_benchmark_load_experts_evenly(name: str) -> None:
+    """Else each program has its own router, and the loads of the experts decide which one is faster."""
+    config = train.configuration(CASES[name], Path("corpus"), Path("run"))
+    assert config["model"]["layer_spec"].endswith("benchmarks/even_routing.py:evenly_routed")
+    assert bare_loop.expert_config(config)["moe_router_force_load_balancing"]
+    switch = "--moe-router-force-load-balancing"
+    assert switch in train.megatron_lm_flags(CASES[name], CORPUS, Path("scratch"))
 
 
 def test_the_exchange_benchmark() -> None:
