@@ -200,17 +200,16 @@ def require_no_canary(directory: Path, output: str = "") -> None:
     assert not list(directory.rglob(f"*{CANARY}*")), f"a planted command ran\n{output}"
 
 
-def require_shellcheck(scripts: Sequence[str]) -> None:
-    """shellcheck, where it is installed, has nothing to say about scripts that hold hostile values.
+def require_shellcheck(script: str) -> None:
+    """shellcheck, where it is installed, has nothing to say about a script that holds hostile values.
 
     A value may hold a $ or end with a backslash (SC2016, SC1003); the other rules are not about values.
     """
     if shutil.which("shellcheck") is None:
         return
     command = ["shellcheck", "--norc", "--exclude=SC1003,SC2016", "--shell=bash", "-"]
-    for script in scripts:
-        checked = subprocess.run(command, input=script.encode(), capture_output=True, check=False)
-        assert checked.stdout.decode() == ""
+    checked = subprocess.run(command, input=script.encode(), capture_output=True, check=False)
+    assert checked.stdout.decode() == ""
 
 
 def _split(words: list[str]) -> Iterator[tuple[str, ...]]:

@@ -413,7 +413,7 @@ def go_through(seed: int, num_cases: int) -> Counter[str]:
                 scripts.append(script)
         require_readable(scripts)
         sample = scripts[:: max(1, len(scripts) // 5)]
-        require_shellcheck(sample)
+        require_shellcheck(sample[0])
         for script in sample:
             run_script(script, directory, str(directory / "runs" / "plain"), ["HF_TOKEN"])
             count["run"] += 1

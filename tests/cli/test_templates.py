@@ -8,11 +8,14 @@ import re
 import shutil
 import stat
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from click.shell_completion import BashComplete
 
+from hpcgen.check.lint.check import Finding
+from hpcgen.check.scripts import read_scripts
 from hpcgen.cli.main import cli
 from hpcgen.slurm.rendering.block_docs import block_docs
 from hpcgen.slurm.rendering.environment import make_environment
@@ -21,7 +24,6 @@ from hpcgen.stages import FRAMES, STAGES
 from tests.cli.command import hpcgen
 from tests.rendering.scripts import write_templates
 from tests.runs import minimal_run, write_yaml
-from tests.silent_shellcheck import write_silent_shellcheck
 
 pytestmark = pytest.mark.process
 
@@ -48,9 +50,15 @@ def cluster(workplace: Path) -> str:
 
 
 @pytest.fixture
-def silent_shellcheck(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_silent_shellcheck(workplace / "programs")
-    monkeypatch.setenv("PATH", str(workplace / "programs"), prepend=os.pathsep)
+def one_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """bash, shellcheck and lint read the shortest script only, since they take most of the time of a check."""
+
+    def read_one(scripts: Sequence[str]) -> list[list[Finding]]:
+        shortest = min(scripts, key=len)
+        [findings] = read_scripts([shortest])
+        return [findings if script is shortest else [] for script in scripts]
+
+    monkeypatch.setattr("hpcgen.check.scripts.read_scripts", read_one)
 
 
 def rows(stdout: str) -> dict[str, str]:
@@ -204,7 +212,7 @@ def test_completion_knows_templates_and_their_blocks() -> None:
     assert completed("templates", "override", "train", "--block", "se") == ["settings"]
 
 
-@pytest.mark.usefixtures("silent_shellcheck")
+@pytest.mark.usefixtures("one_is_read")
 def test_a_replaced_function_goes_stale_with_the_shipped_one(cluster: str, workplace: Path) -> None:
     site = workplace / "site"
     assert hpcgen("templates", "override", "train", "--block", "site", "-o", site).status == 0
@@ -252,17 +260,15 @@ def test_diff_without_a_site() -> None:
 
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
-def test_check_of_a_good_site(cluster: str, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The real shellcheck reads the shortest script."""
-    write_silent_shellcheck(workplace / "programs", passed_on="stage=tensorboard")
-    monkeypatch.setenv("PATH", str(workplace / "programs"), prepend=os.pathsep)
+@pytest.mark.usefixtures("one_is_read")
+def test_check_of_a_good_site(cluster: str, workplace: Path) -> None:
     site = write_templates(workplace / "site", {"slurm/base.sbatch.j2": BASE})
     checked = hpcgen("templates", "check", "--templates", site, "--cluster", cluster)
     assert (checked.status, checked.stdout) == (0, "")
     assert checked.stderr.startswith(f"no findings: {len(STAGES) + 1} scripts for here, with {site}\n")
 
 
-@pytest.mark.usefixtures("silent_shellcheck")
+@pytest.mark.usefixtures("one_is_read")
 def test_check_reports_the_problem_its_reason_and_a_remedy(cluster: str, workplace: Path) -> None:
     text = BASE.replace("{% block site %}\nsite_epilogue() { true; }", "{% block settings %}\nstage=none")
     site = write_templates(workplace / "site", {"slurm/base.sbatch.j2": text})
@@ -279,7 +285,7 @@ def test_check_reports_the_problem_its_reason_and_a_remedy(cluster: str, workpla
     assert f": {len(STAGES) + 1} scripts" in checked.stderr
 
 
-@pytest.mark.usefixtures("silent_shellcheck")
+@pytest.mark.usefixtures("one_is_read")
 def test_check_as_json(cluster: str, workplace: Path) -> None:
     site = write_templates(workplace / "site", {"slurm/trian.sbatch.j2": "", "slurm/train.sbatch.j2": TRAIN})
     checked = hpcgen("templates", "check", "--json", "--templates", site, "--cluster", cluster)
@@ -292,6 +298,7 @@ def test_check_as_json(cluster: str, workplace: Path) -> None:
     assert set(finding) == {"rule", "severity", "file", "line", "why", "fix", "seen"}
 
 
+@pytest.mark.usefixtures("one_is_read")
 def test_check_without_shellcheck_says_so(
     cluster: str, workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -350,7 +357,7 @@ def test_the_guides_way_to_load_modules_works_with_the_real_ones(
     assert status or "u" in done.stdout.rpartition(" ")[2]
 
 
-@pytest.mark.usefixtures("silent_shellcheck")
+@pytest.mark.usefixtures("one_is_read")
 def test_check_reads_the_scripts_with_hpcgens_own_lint(cluster: str, workplace: Path) -> None:
     text = BASE.replace("epilogue", "prologue").replace("true", "export NCCL_DEBUG=INFOO")
     site = write_templates(workplace / "site", {"slurm/base.sbatch.j2": text})

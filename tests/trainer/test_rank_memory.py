@@ -94,7 +94,7 @@ SLOW = pytest.mark.slow
             DENSE, PP2 | {"num_layers_in_first_pipeline_stage": 3}, 2, {}, 0.04, id="PP2-uneven", marks=SLOW
         ),
         pytest.param(MTP, PP2, 2, {}, 0.04, id="PP2-MTP"),
-        pytest.param(MTP, PP3 | {LAYOUT: "Ett|ttm|L"}, 3, {}, 0.04, id="PP3-MTP"),
+        pytest.param(MTP, PP3 | {LAYOUT: "Ett|ttm|L"}, 3, {}, 0.04, id="PP3-MTP", marks=SLOW),
         pytest.param(MTP, PP3 | {LAYOUT: "Et*4|m|L"}, 3, {}, 0.04, id="PP3-MTP-alone", marks=SLOW),
         pytest.param(
             TIED_MTP | {"mtp_num_layers": 2},
