@@ -21,6 +21,7 @@ from unittest import mock
 
 from hpcgen.config import node_types
 from hpcgen.slurm.rendering import environment as templates
+from tests.patience import PATIENCE_S
 from tests.rendering.scripts import CANARY, HOSTILE_WORDS, UNPRINTABLE
 
 KEY = "a key"
@@ -185,7 +186,12 @@ def run_script(script: str, directory: Path, run_dir: str, secrets: Sequence[str
         **dict.fromkeys(secrets, "hunter2"),
     }
     found = subprocess.run(
-        ["bash", "job.sh"], cwd=directory, env=environment, capture_output=True, timeout=60, check=False
+        ["bash", "job.sh"],
+        cwd=directory,
+        env=environment,
+        capture_output=True,
+        timeout=PATIENCE_S,
+        check=False,
     )
     output = (found.stdout + found.stderr).decode(errors="replace")
     require_no_canary(directory, output)

@@ -18,6 +18,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.patience import PATIENCE_S
+
 PROGRAMS = ("srun", "scontrol", "squeue")
 NODES = "STANDIN_NODES"
 """The job's nodes, separated by commas."""
@@ -41,7 +43,7 @@ def batch(
     environment: Mapping[str, str] | None = None,
     job_id: int = 77,
     array_task: int = 0,
-    timeout_s: float = 300,
+    timeout_s: float = PATIENCE_S,
 ) -> Batch:
     """Runs the text of a batch script to its end, with these nodes."""
     programs = directory / "standins"

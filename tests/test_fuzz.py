@@ -30,12 +30,12 @@ from tests.hostile import (
     require_shellcheck,
     run_script,
 )
+from tests.patience import PATIENCE_S
 from tests.runs import MODEL_STAGES
 
 CASES_IN_CI = 500
 CASES_IN_FULL = 10_000
 CHUNK = 250
-PATIENCE_S = 60
 """A case takes some 20 ms; one that takes this long hangs."""
 
 PLAIN = """\

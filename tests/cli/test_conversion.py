@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import torch
 
 from hpcgen.config.loader import load_run
 from tests.cli.command import hpcgen, listing
+from tests.patience import PATIENCE_S, wait_until
 from tests.trainer.huggingface.models import assert_same_weights, save_model, save_tokenizer, weights
 from tests.trainer.huggingface.tokenizers_of_models import KINDS
 from tests.trainer.runs import ROOT
@@ -254,10 +254,7 @@ def test_a_conversion_ends_with_its_killed_parent(tmp_path):
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", start], capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-c", start], capture_output=True, text=True, check=False, timeout=PATIENCE_S
     )
     child = Path("/proc", done.stdout.strip(), "stat")
-    until = time.monotonic() + 30
-    while child.exists() and child.read_text().rpartition(")")[2].split()[0] != "Z":
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    wait_until(lambda: not child.exists() or child.read_text().rpartition(")")[2].split()[0] == "Z")

@@ -11,6 +11,7 @@ import pytest
 from hpcgen.stages import STAGES
 from tests.cli.command import hpcgen
 from tests.cli.every_stage import run_of_stage, script_of
+from tests.patience import PATIENCE_S
 from tests.rendering.scripts import CANARY, HOSTILE_WORDS, UNPRINTABLE
 from tests.runs import big_run, loaded, planned, write_yaml
 
@@ -33,7 +34,7 @@ def sourced(text: str, directory: Path, how: str) -> tuple[dict[str, str], str]:
     (directory / "exports").write_text(text, encoding="utf-8")
     script = f'set -euo pipefail; {how}; printf "%s\\0" "$HPCGEN_CONTAINER_ENV"; env -0'
     done = subprocess.run(
-        ["bash", "-c", script], cwd=directory, env=CLEAN, capture_output=True, check=True, timeout=30
+        ["bash", "-c", script], cwd=directory, env=CLEAN, capture_output=True, check=True, timeout=PATIENCE_S
     )
     assert done.stderr == b""
     names, *entries = os.fsdecode(done.stdout).split("\0")[:-1]

@@ -16,6 +16,7 @@ import pytest
 from hpcgen.stages import STAGES
 from tests.cli.command import hpcgen, listing
 from tests.cli.every_stage import script_of
+from tests.patience import PATIENCE_S
 from tests.runs import big_run, minimal_run, write_yaml
 
 SITE = {"extends": "azure-ndv5", "environment": {"NCCL_DEBUG": "INFO"}}
@@ -281,7 +282,7 @@ def test_a_terminal_gets_colors_and_lines_of_its_width(run_file):
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 60, 0, 0))
     command = [sys.executable, "-m", "hpcgen", "explain", "-c", run_file, "NCCL_NET_PLUGIN"]
     environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "NO_COLOR")}
-    subprocess.run(command, stdout=slave, env=environment, check=True, timeout=60)
+    subprocess.run(command, stdout=slave, env=environment, check=True, timeout=PATIENCE_S)
     os.close(slave)
     lines = os.read(master, 65536).decode().splitlines()
     os.close(master)

@@ -11,11 +11,11 @@ import pytest
 
 from tests.cli.command import hpcgen
 from tests.cli.test_data_status import RUN
+from tests.patience import PATIENCE_S
 from tests.recorded_run import start, steps, write_checkpoint, write_run
 
 pytestmark = pytest.mark.process
 
-SECONDS = 20
 COMMANDS = """
 import json, os, shutil, signal, sys, traceback
 from contextlib import redirect_stderr, redirect_stdout
@@ -54,7 +54,7 @@ for path, put in replaced:
         eval(put)(path)
         output = StringIO()
         status = 0
-        signal.alarm(SECONDS)
+        signal.alarm(PATIENCE_S)
         try:
             with redirect_stderr(output), redirect_stdout(output):
                 others[command[0]](command[1]) if command[0] in others else main(command)
@@ -72,7 +72,7 @@ for path, put in replaced:
         shutil.move(backup, target)
         outcomes.append([path, put, command, status, output.getvalue()])
 print(json.dumps(outcomes))
-""".replace("SECONDS", str(SECONDS))
+""".replace("PATIENCE_S", str(PATIENCE_S))
 PUT = {
     "fifo": "os.mkfifo",
     "device": "lambda path: os.symlink('/dev/zero', path)",
@@ -94,7 +94,7 @@ def check(files: list[Path], *commands: list[str], spare: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=400,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 0, done.stderr
     outcomes = json.loads(done.stdout)

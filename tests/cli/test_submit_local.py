@@ -8,13 +8,13 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_S, wait_until
 from tests.runs import SHAPE, minimal_run, write_yaml
 
 pytestmark = [
@@ -48,11 +48,10 @@ def training(run_file: Path) -> Iterator[subprocess.Popen[str]]:
     ) as process:
         try:
             metrics = run_file.parent / "run/metrics.jsonl"
-            deadline = time.monotonic() + 120
-            while not (metrics.exists() and b'"step"' in metrics.read_bytes()):
-                assert process.poll() is None, process.communicate()
-                assert time.monotonic() < deadline
-                time.sleep(0.2)
+            wait_until(
+                lambda: process.poll() is not None or (metrics.exists() and b'"step"' in metrics.read_bytes())
+            )
+            assert process.poll() is None, process.communicate()
             yield process
         finally:
             if process.poll() is None:
@@ -67,9 +66,11 @@ def stopped_line(run_file: Path) -> str:
 @pytest.mark.slow  # the other shows the line; 20 s for a second command
 def test_sigterm_says_where_it_stopped_and_another_command_shows_no_progress_of_it(run_file: Path) -> None:
     with training(run_file) as process:
-        second = subprocess.run([*SUBMIT, run_file], capture_output=True, text=True, check=False, timeout=120)
+        second = subprocess.run(
+            [*SUBMIT, run_file], capture_output=True, text=True, check=False, timeout=PATIENCE_S
+        )
         process.send_signal(signal.SIGTERM)
-        said = process.communicate(timeout=60)[1]
+        said = process.communicate(timeout=PATIENCE_S)[1]
     assert (process.returncode, said.splitlines()[-1]) == (143, stopped_line(run_file))
     assert said.count("stopped at iteration") == 1
     assert second.returncode == 1
@@ -80,7 +81,7 @@ def test_sigterm_says_where_it_stopped_and_another_command_shows_no_progress_of_
 def test_ctrl_c_says_so_in_the_same_line_and_no_other(run_file: Path) -> None:
     with training(run_file) as process:
         os.killpg(process.pid, signal.SIGINT)  # a terminal's goes to all
-        said = process.communicate(timeout=60)[1]
+        said = process.communicate(timeout=PATIENCE_S)[1]
     assert process.returncode == 130
     assert said.splitlines()[-2:] == [
         "requested a checkpoint; interrupt again to end at once",
@@ -93,7 +94,7 @@ def test_it_says_how_to_evaluate_the_checkpoints(run_file: Path) -> None:
     sets = ("training.train_iters=2", "checkpoint.save_interval=2", "evaluation={every: 2, tasks: [piqa]}")
     options = [option for each in sets for option in ("--set", each)]
     done = subprocess.run(
-        [*SUBMIT, run_file, *options], capture_output=True, text=True, check=False, timeout=120
+        [*SUBMIT, run_file, *options], capture_output=True, text=True, check=False, timeout=PATIENCE_S
     )
     assert done.returncode == 0, done.stderr
     again = shlex.join(["-c", str(run_file), *options])

@@ -13,6 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.patience import PATIENCE_S
+
 pytestmark = pytest.mark.process
 
 MB = 1_000_000
@@ -57,7 +59,7 @@ def outcomes(paths: list[Path]) -> tuple[dict[str, Any], int, int]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=400,
+        timeout=PATIENCE_S,
     )
     assert not done.stderr
     found, own, children = json.loads(done.stdout)

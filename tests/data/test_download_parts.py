@@ -22,6 +22,7 @@ from hpcgen.errors import HpcgenError
 from hpcgen.files import host_tag, publish
 from tests.data.downloads import CONTENT, PATH, become_another_process, fetch, names, wanted
 from tests.http_server import Server, cut, stall
+from tests.patience import wait_until
 
 PROGRAM = textwrap.dedent(
     """
@@ -47,15 +48,16 @@ def start(server: Server, target: Path) -> subprocess.Popen[bytes]:
 
 def killed_after(num_bytes: int, server: Server, target: Path) -> int:
     """Kills a download that has noted so many bytes; how many it noted."""
-    process, noted, deadline = start(server, target), 0, time.monotonic() + 30
-    while noted < num_bytes and time.monotonic() < deadline:
-        for path in target.parent.glob(".*.part.json"):
-            noted = json.loads(path.read_bytes())["size"]
-        time.sleep(0.005)
+    process = start(server, target)
+
+    def noted() -> int:
+        sizes = [json.loads(path.read_bytes())["size"] for path in target.parent.glob(".*.part.json")]
+        return sizes[-1] if sizes else 0
+
+    wait_until(lambda: noted() >= num_bytes, interval_s=0.005)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    assert noted >= num_bytes
-    return noted
+    return noted()
 
 
 @pytest.mark.process

@@ -22,6 +22,7 @@ from hpcgen.data.manifest import manifest_path, read_manifest
 from hpcgen.data.progress import Progress, Step, progress_path
 from hpcgen.data.task import run_task
 from hpcgen.errors import HpcgenError
+from tests.patience import PATIENCE_S
 from tests.runs import minimal_run, write_yaml
 
 from .data_runs import (
@@ -314,7 +315,7 @@ def test_a_task_that_is_ended_leaves_nothing_behind(corpus, tmp_path, name):
         time.sleep(0.01)
     assert left_behind(corpus.directory)
     os.killpg(process.pid, signal.Signals[name])
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == {"SIGTERM": 143, "SIGINT": 130}[name]
     assert "Traceback" not in errors
     assert left_behind(corpus.directory) == []

@@ -20,6 +20,7 @@ from hpcgen.config.tokenizer import TokenizerConfig, content_sha256, eod_id, gpt
 from hpcgen.data.settings import configuration
 from hpcgen.data.tokenizer import _GigatokenEncoder, load_tokenizer, read_definition
 from hpcgen.errors import HpcgenError
+from tests.patience import PATIENCE_S
 
 from .conftest import HARD_TEXTS
 
@@ -251,7 +252,7 @@ def test_a_tokenizer_with_a_cleared_cache_returns_the_same_ids(
 def test_threads_encode_at_once_each_with_a_tokenizer_of_its_own() -> None:
     """The second thread starts while the first one holds the only tokenizer."""
     loaded: list[object] = []
-    both = threading.Barrier(2, timeout=60)
+    both = threading.Barrier(2, timeout=PATIENCE_S)
 
     class Waiting:
         def __init__(self) -> None:

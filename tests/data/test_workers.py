@@ -15,6 +15,7 @@ import pytest
 from hpcgen.data import workers
 from hpcgen.data.workers import Failed, Finished, Update, cores, run_all
 from hpcgen.errors import HpcgenError
+from tests.patience import PATIENCE_S, wait_until
 
 
 def act(item, tell, num_cores):
@@ -44,13 +45,6 @@ def act(item, tell, num_cores):
         private.replace(value)
         os.kill(os.getpid(), signal.SIGKILL)
     return value * 2
-
-
-def wait_until(condition) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def finish(items, num_workers) -> tuple[dict[int, object], dict[int, str], set[int]]:
@@ -179,11 +173,8 @@ def test_workers_end_with_their_parent(tmp_path, name):
         os.killpg(parent.pid, signal.SIGINT)
     else:
         parent.send_signal(signal.Signals[name])
-    _, errors = parent.communicate(timeout=30)
-    deadline = time.monotonic() + 30
-    while any(map(is_alive, pids)):
-        assert time.monotonic() < deadline, "the workers outlive their parent"
-        time.sleep(0.02)
+    _, errors = parent.communicate(timeout=PATIENCE_S)
+    wait_until(lambda: not any(map(is_alive, pids)), lambda: "the workers outlive their parent")
     if name == "SIGINT":
         assert errors.count("Traceback") == 1  # the parent's alone
         assert [path.name for path in tmp_path.iterdir()] == ["script.py"]  # no private file is left

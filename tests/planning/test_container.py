@@ -19,6 +19,7 @@ from hpcgen.planning.container import (
     make_container,
 )
 from hpcgen.planning.software import runtime
+from tests.patience import PATIENCE_S
 from tests.runs import big_run, loaded, minimal_run, planned, write_yaml
 
 DIGEST = f"sha256:{'0123456789abcdef' * 4}"
@@ -148,7 +149,7 @@ def test_the_tasks_of_a_node_start_one_after_another(tmp_path, enroot_task):
     tasks = [enroot_task(found, local_id, "sleep", "1") for local_id in range(4)]
     for task in tasks:
         with task:
-            assert task.wait(timeout=60) == 0
+            assert task.wait(timeout=PATIENCE_S) == 0
     assert (tmp_path / "log").read_text().split() == ["begin", "end"] * 4
 
 

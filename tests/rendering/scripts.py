@@ -8,6 +8,7 @@ from pathlib import Path
 
 from hpcgen.slurm.rendering.environment import make_environment
 from hpcgen.slurm.rendering.render import render_template
+from tests.patience import PATIENCE_S
 
 CANARY = "canary"
 
@@ -91,7 +92,7 @@ def arguments(script: str, directory: Path) -> list[str]:
     text = "show() { (($#)) && printf '%s\\0' \"$@\"; }\n" + script
     (directory / "script.sh").write_text(text, encoding="utf-8")
     result = subprocess.run(
-        ["bash", "script.sh"], cwd=directory, capture_output=True, check=False, timeout=30
+        ["bash", "script.sh"], cwd=directory, capture_output=True, check=False, timeout=PATIENCE_S
     )
     assert not (directory / CANARY).exists(), text
     assert result.stderr == b"", result.stderr

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpcgen.errors import HpcgenError
+from tests.patience import PATIENCE_S
 from tests.rendering.scripts import HOSTILE_WORDS, rendered
 
 SLURM_CONF = """
@@ -51,7 +52,7 @@ def comment_that_sbatch_reads(script: str, directory: Path) -> list[str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=PATIENCE_S,
     )
     options = result.stderr.partition("-------------------- --------------------\n")[2].partition(
         "sbatch: ----"

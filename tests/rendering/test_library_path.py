@@ -9,6 +9,7 @@ import pytest
 
 from hpcgen.planning.container import CONTAINER_NAME
 from hpcgen.slurm.rendering.script import render_stage
+from tests.patience import PATIENCE_S
 from tests.runs import minimal_run, planned, write_yaml
 
 PYXIS = """\
@@ -52,7 +53,9 @@ def test_a_task_has_the_directories_in_front_of_the_images(
     (tmp_path / "enroot").chmod(0o755)
     text = f"unset LD_LIBRARY_PATH\nPATH={tmp_path}:$PATH image=x\n"
     text += f"export ENROOT_DATA_PATH={tmp_path} SLURM_STEP_ID=0 SLURM_LOCALID=0\n{stand_in}{lines}\n{task}\n"
-    found = subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=False, timeout=30)
+    found = subprocess.run(
+        ["bash", "-c", text], capture_output=True, text=True, check=False, timeout=PATIENCE_S
+    )
     assert (found.stdout, found.stderr) == (f"{expected}\n", "")
 
 

@@ -22,6 +22,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from tests.patience import PATIENCE_S, wait_until
+
 NODES = ("ndv5-1", "ndv5-2")  # of a cluster that asks for nothing else
 GPUS_PER_NODE = 8
 FINAL_STATES = frozenset(
@@ -76,7 +78,7 @@ MinJobAge=3600
 FirstJobId={first_job_id}
 KillWait={kill_wait_s}
 SlurmctldTimeout=30
-SlurmdTimeout={slurmd_timeout_s}
+SlurmdTimeout=30
 """
 HARDWARE = f"Sockets=2 CoresPerSocket=48 ThreadsPerCore=1 RealMemory=1900000 Gres=gpu:h100:{GPUS_PER_NODE}"
 NODE = "NodeName={name} NodeHostname=localhost NodeAddr=127.0.0.1 Port={port} {hardware} State=UNKNOWN\n"
@@ -107,8 +109,8 @@ class SlurmCluster:
 
     The cluster has `num_nodes` nodes with a slurmd each, ndv5-1 and so on, and `num_cloud_nodes` more that
     exist for Slurm alone, cloud-1 and so on: `sbatch --test-only` judges by them, and no job may run there.
-    Every partition of `partitions` has all nodes; the first is the default. `slurmd_timeout_s` is how long
-    Slurm waits before it calls a silent node down, `kill_wait_s` how long what is to end may take.
+    Every partition of `partitions` has all nodes; the first is the default. `kill_wait_s` is how long what is to end
+    may take.
 
     Jobs count from `first_job_id`. The ports of a job's ranks follow from its number, so jobs with the same number in
     clusters that run side by side would share them.
@@ -123,7 +125,6 @@ class SlurmCluster:
         *,
         num_cloud_nodes: int = 0,
         partitions: Sequence[str] = ("gpu",),
-        slurmd_timeout_s: int = 30,
         first_job_id: int = 1,
         kill_wait_s: int = 5,
         plugins: Sequence[str] = (),
@@ -132,7 +133,6 @@ class SlurmCluster:
         self.nodes = tuple(f"ndv5-{index}" for index in range(1, num_nodes + 1))
         self.num_cloud_nodes = num_cloud_nodes
         self.partitions = partitions
-        self.slurmd_timeout_s = slurmd_timeout_s
         self.first_job_id = first_job_id
         self.kill_wait_s = kill_wait_s
         self.plugins = plugins
@@ -178,7 +178,7 @@ class SlurmCluster:
         *args: str | os.PathLike[str],
         input: str | None = None,
         cwd: Path | None = None,
-        timeout_s: float = 60,
+        timeout_s: float = PATIENCE_S,
         check: bool = True,
     ) -> subprocess.CompletedProcess[str]:
         """Run a command in the cluster's environment; its failure raises SlurmClusterError if `check`."""
@@ -198,20 +198,23 @@ class SlurmCluster:
         line = self.run("scontrol", "--oneliner", "show", "job", job_id).stdout.strip()
         return dict(re.findall(r"(\S+?)=(.*?)(?=\s+[A-Z][\w:/]*=|\s*$)", line))
 
-    def wait(self, job_id: str, timeout_s: float = 60, states: frozenset[str] = FINAL_STATES) -> str:
+    def wait(self, job_id: str, timeout_s: float = PATIENCE_S, states: frozenset[str] = FINAL_STATES) -> str:
         """The job's state once it is one of `states` (by default: over, and no requeue to follow).
 
         Raises TimeoutError with the job's record and the daemons' logs.
         """
-        if not _becomes_true(lambda: self.show(job_id)["JobState"] in states, timeout_s, interval_s=0.5):
-            missed = f"job {job_id} reached none of {sorted(states)} within {timeout_s} s"
-            raise TimeoutError(f"{missed}: {self.show(job_id)}\n{self.logs()}")
+        wait_until(
+            lambda: self.show(job_id)["JobState"] in states,
+            lambda: f"{sorted(states)}: {self.show(job_id)}\n{self.logs()}",
+            timeout_s=timeout_s,
+            interval_s=0.5,
+        )
         return self.show(job_id)["JobState"]
 
     def kill_node(self, name: str) -> None:
         """Kill a node's slurmd, its steps and their tasks at one blow, as the loss of a machine does.
 
-        Slurm learns of it when the node stays silent (`slurmd_timeout_s`). `start_node` brings it back.
+        Slurm learns of it when the node stays silent (SlurmdTimeout). `start_node` brings it back.
         """
         while pids := _node_processes(self.directory, name):
             for pid in pids:
@@ -245,18 +248,14 @@ class SlurmCluster:
             self.run("slurmctld")
             for node in self.nodes:
                 self.start_node(node)
-            self._wait_for_nodes(timeout_s=30)
-        except (SlurmClusterError, subprocess.TimeoutExpired) as error:
+            wait_until(self._nodes_are_idle, timeout_s=120, interval_s=0.1)
+        except (SlurmClusterError, subprocess.TimeoutExpired, TimeoutError) as error:
             raise SlurmClusterError(f"the Slurm cluster did not start: {error}\n{self.logs()}") from error
 
-    def _wait_for_nodes(self, timeout_s: float) -> None:
-        def all_idle() -> bool:
-            nodes = self.run("sinfo", "--noheader", "--Node", "--format=%N %T", check=False)
-            states = dict(line.split() for line in nodes.stdout.splitlines())
-            return all(states.get(node) == "idle" for node in self.nodes)
-
-        if not _becomes_true(all_idle, timeout_s, interval_s=0.1):
-            raise SlurmClusterError(f"{' and '.join(self.nodes)} were not idle after {timeout_s} s")
+    def _nodes_are_idle(self) -> bool:
+        nodes = self.run("sinfo", "--noheader", "--Node", "--format=%N %T", check=False)
+        states = dict(line.split() for line in nodes.stdout.splitlines())
+        return all(states.get(node) == "idle" for node in self.nodes)
 
     def _configuration(self, directory: Path) -> dict[str, str]:
         """The files of the cluster's configuration, by name."""
@@ -265,7 +264,6 @@ class SlurmCluster:
             directory=directory,
             user=pwd.getpwuid(os.geteuid()).pw_name,
             port=controller,
-            slurmd_timeout_s=self.slurmd_timeout_s,
             first_job_id=self.first_job_id,
             kill_wait_s=self.kill_wait_s,
         )
@@ -349,7 +347,8 @@ def _cancel_jobs(env: Mapping[str, str]) -> None:
     if not all_gone():
         for state in ("PENDING", "RUNNING", "SUSPENDED"):  # scancel cancels nothing when no filter is given
             subprocess.run(("scancel", f"--state={state}"), env=env, capture_output=True, timeout=10)
-        _becomes_true(all_gone, timeout_s=15, interval_s=0.2)
+        with contextlib.suppress(TimeoutError):
+            wait_until(all_gone, timeout_s=15, interval_s=0.2)
 
 
 def _stop_daemon(pid_file: Path) -> None:
@@ -360,7 +359,8 @@ def _stop_daemon(pid_file: Path) -> None:
             return
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signum)
-        _becomes_true(lambda: _daemon_pid(pid_file) is None, timeout_s=5, interval_s=0.05)
+        with contextlib.suppress(TimeoutError):
+            wait_until(lambda: _daemon_pid(pid_file) is None, timeout_s=5)
 
 
 def _daemon_pid(pid_file: Path) -> int | None:
@@ -410,15 +410,6 @@ def _process_identity(pid: int) -> str:
         return ""
     # proc(5): field 22; the fields are counted after the name, which is in parentheses and may hold anything.
     return f"{pid} {stat.rpartition(')')[2].split()[19]}"
-
-
-def _becomes_true(condition: Callable[[], bool], timeout_s: float, interval_s: float) -> bool:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(interval_s)
-    return True
 
 
 @contextlib.contextmanager

@@ -7,13 +7,13 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from hpcgen import api
+from tests.patience import wait_until
 from tests.slurm.cluster import SlurmCluster, missing_slurm
 
 HPCGEN = (sys.executable, "-m", "hpcgen")
@@ -35,9 +35,6 @@ training: {micro_batch_size: 2, global_batch_size: 8, train_iters: 8, precision:
 optimizer: {lr: 1.0e-3, lr_warmup_iters: 2, lr_decay_iters: 8}
 checkpoint: {save_interval: 4}
 """
-
-JOB_S = 240
-"""More than any job of a test takes."""
 
 TWO_RANKS = ("slurm.train.nodes=2", "slurm.train.ntasks_per_node=1")
 TWO_NODES = ("slurm.train.nodes=2", "slurm.train.ntasks_per_node=2")
@@ -143,7 +140,7 @@ def curve(run: Path) -> dict[int, tuple[float, float]]:
 def run_job(cluster: SlurmCluster, run: Path, *overrides: str) -> str:
     """Pipes the rendered script into sbatch and waits for the job's success; its log."""
     job_id = cluster.sbatch(render(run, *overrides), cwd=run.parent)
-    state = cluster.wait(job_id, timeout_s=JOB_S)
+    state = cluster.wait(job_id)
     log = log_of(run, job_id)
     assert state == "COMPLETED", log
     return log
@@ -183,11 +180,7 @@ exec {scontrol} "$@"
     return program_first(cluster, directory, "scontrol", text)
 
 
-def wait_for_steps(run: Path, count: int, timeout_s: float = 120) -> None:
+def wait_for_steps(run: Path, count: int) -> None:
     """Waits until the metrics hold `count` steps."""
-    metrics, end = run.parent / "run" / "metrics.jsonl", time.monotonic() + timeout_s
-    while time.monotonic() < end:
-        if metrics.exists() and metrics.read_text().count('"event": "step"') >= count:
-            return
-        time.sleep(0.1)
-    raise TimeoutError(f"{metrics} has no {count} steps after {timeout_s} s")
+    metrics = run.parent / "run" / "metrics.jsonl"
+    wait_until(lambda: metrics.exists() and metrics.read_text().count('"event": "step"') >= count)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_S, wait_until
 from tests.slurm.cluster import NODES, SlurmCluster, client_environment, stop_abandoned
 
 ALL_GPUS = "0,1,2,3,4,5,6,7"
@@ -36,7 +37,7 @@ def own_cluster(slurm_cluster: SlurmCluster) -> SlurmCluster:
 
 def wait_for_line(log: Path, line: str, cluster: SlurmCluster, job_id: str) -> None:
     cluster.wait(job_id, states=RUNNING)
-    cluster.run("timeout", "30", "bash", "-c", f"until grep -qx '{line}' {log}; do sleep 0.1; done")
+    wait_until(lambda: log.exists() and line in log.read_text().splitlines())
 
 
 def test_sixteen_tasks_on_two_nodes_see_eight_gpus_each(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
@@ -88,7 +89,7 @@ def test_usr2_reaches_the_batch_shell_and_not_the_step(
     if sender == "scancel":
         wait_for_line(tmp_path / "job.log", "ready", slurm_cluster, job_id)
         slurm_cluster.run("scancel", "--batch", "--signal=USR2", job_id)
-    assert slurm_cluster.wait(job_id, timeout_s=80) == "COMPLETED"
+    assert slurm_cluster.wait(job_id) == "COMPLETED"
     log = (tmp_path / "job.log").read_text()
     assert "the batch shell got USR2" in log
     assert "the step got USR2" not in log
@@ -130,13 +131,7 @@ srun --no-kill --wait=0 bash -c 'echo $$ > $SLURMD_NODENAME.pid; env -i sleep 30
         job_id = cluster.sbatch(script, cwd=tmp_path)
         cluster.wait(job_id, states=RUNNING)
         files = [tmp_path / f"{node}.pid" for node in cluster.nodes]
-        cluster.run(
-            "timeout",
-            "30",
-            "bash",
-            "-c",
-            f"until [[ -s {files[0]} && -s {files[1]} && -s {files[2]} ]]; do sleep 0.1; done",
-        )
+        wait_until(lambda: all(file.exists() and file.read_text() for file in files))
         cluster.kill_node("ndv5-2")
         assert [is_running(int(file.read_text())) for file in files] == [True, False, True]
         assert cluster.show(job_id)["JobState"] == "RUNNING"
@@ -199,7 +194,7 @@ def test_the_cluster_of_a_killed_run_is_stopped_by_the_next(
 def test_the_command_run_with_a_cluster_returns_its_status(
     own_cluster: SlurmCluster, command: str, status: int
 ) -> None:
-    ended = subprocess.run((*BESIDE_A_CLUSTER, "bash", "-c", command), cwd=CHECKOUT, timeout=50)
+    ended = subprocess.run((*BESIDE_A_CLUSTER, "bash", "-c", command), cwd=CHECKOUT, timeout=PATIENCE_S)
     assert ended.returncode == status
 
 

@@ -23,7 +23,7 @@ from hpcgen.planning.container import CONTAINER_NAME, Container
 from tests.enroot.registry import registry
 from tests.runs import write_yaml
 from tests.slurm.cluster import SlurmCluster
-from tests.slurm.conftest import JOB_S, RUN, curve, hpcgen, log_of, profile_text, wait_for_steps
+from tests.slurm.conftest import RUN, curve, hpcgen, log_of, profile_text, wait_for_steps
 from tests.slurm.containers import (
     PLUGIN,
     ROOT,
@@ -113,7 +113,7 @@ def trained(
     """Tensor parallelism of two on one node, through the rendered script."""
     run = make_run(tmp_path_factory.mktemp(runtime), node, runtime, byte_corpus)
     job_id = submit(container_cluster, run, "train", *TP2)
-    assert container_cluster.wait(job_id, timeout_s=JOB_S) == "COMPLETED", log_of(run, job_id)
+    assert container_cluster.wait(job_id) == "COMPLETED", log_of(run, job_id)
     return Trained(job_id, run, log_of(run, job_id), seen_by_tasks(run))
 
 
@@ -180,7 +180,7 @@ def planned_corpus(run: Path) -> str:
 def prepare(cluster: SlurmCluster, run: Path, *overrides: str) -> tuple[str, str]:
     """Runs the stage prepare, a cheap one: nothing of it imports torch. The job's state and its log."""
     job_id = submit(cluster, run, "prepare", planned_corpus(run), *overrides)
-    state = cluster.wait(job_id, timeout_s=JOB_S)
+    state = cluster.wait(job_id)
     return state, (run.parent / "run" / f"prepare-{job_id}_0.log").read_text()
 
 
@@ -302,7 +302,7 @@ def test_a_warned_job_resumes_from_its_checkpoint_on_the_identical_curve(
     job_id = submit(container_cluster, run, "train", *LONG)
     wait_for_steps(run, 3)
     container_cluster.run("scancel", "--batch", "--signal=USR2", job_id)
-    assert container_cluster.wait(job_id, timeout_s=JOB_S) == "COMPLETED", log_of(run, job_id)
+    assert container_cluster.wait(job_id) == "COMPLETED", log_of(run, job_id)
     assert "back into the queue (restart 1 of at most 100)" in log_of(run, job_id)
     assert curve(run) == undisturbed
 
@@ -327,7 +327,7 @@ def test_cancelling_saves_and_takes_the_container_away(container_cluster: SlurmC
     )
     wait_for_steps(run, 3)
     container_cluster.run("scancel", job_id)
-    assert container_cluster.wait(job_id, timeout_s=60) == "CANCELLED"
+    assert container_cluster.wait(job_id) == "CANCELLED"
     assert "requeueing is Slurm's decision" in log_of(run, job_id)
     assert (run.parent / "run" / "STOPPED").exists()
     assert list((run.parent / "scratch").iterdir()) == []
@@ -343,7 +343,7 @@ def test_submitit_trains_in_the_container_on_the_same_curve(
     monkeypatch.setenv("PYXIS_CONTAINER_IMAGE", "/nowhere.sqsh")
     sets = [f"--set={each}" for each in TP2]
     job_id = hpcgen("submit", "train", "-c", str(run), *sets, cwd=run.parent).split()[0]
-    assert on_cluster.wait(job_id, timeout_s=JOB_S) == "COMPLETED", log_of(run, job_id)
+    assert on_cluster.wait(job_id) == "COMPLETED", log_of(run, job_id)
     found = curve(run)
     assert found.keys() == single_process_curve.keys()
     for iteration, expected in single_process_curve.items():
@@ -393,7 +393,7 @@ def test_the_image_is_copied_to_the_node_once(container_cluster: SlurmCluster, r
 
 def test_the_fabric_is_measured_between_containers(container_cluster: SlurmCluster, run: Path) -> None:
     job_id = submit(container_cluster, run, "nccl-test", "slurm.nccl_test.ntasks_per_node=2")
-    state = container_cluster.wait(job_id, timeout_s=JOB_S)
+    state = container_cluster.wait(job_id)
     log = (run.parent / "run" / f"nccl-test-{job_id}.log").read_text()
     assert state == "COMPLETED", log
     assert json.loads((run.parent / "run" / "jobs" / job_id / "nccl-test.json").read_text())["samples"]
@@ -403,7 +403,7 @@ def test_a_nodes_health_is_checked_on_the_host_and_in_the_container(
     container_cluster: SlurmCluster, run: Path
 ) -> None:
     job_id = submit(container_cluster, run, "node-health")
-    state = container_cluster.wait(job_id, timeout_s=JOB_S)
+    state = container_cluster.wait(job_id)
     log = (run.parent / "run" / f"node-health-{job_id}.log").read_text()
     assert state == "COMPLETED", log
     assert re.search(r"^ndv5-1 +good +good$", log, re.MULTILINE), log

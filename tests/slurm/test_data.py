@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import pytest
 
 from tests.data.data_runs import documents, json_lines, pairs, write_file
 from tests.http_server import Behaviour, Handler, Server, cut, http_server, serve, status
+from tests.patience import PATIENCE_S, wait_until
 from tests.slurm import conftest
 from tests.slurm.cluster import FINAL_STATES, SlurmCluster
 from tests.slurm.conftest import HPCGEN, hpcgen
@@ -36,8 +36,6 @@ data:
     source: {url: {template: "SERVER/part-{index}.jsonl.zst", count: 3}}
     num_output_files: 2
 """
-ARRAY_S = 60
-"""Longest that an array may take."""
 
 
 HELD = "/part-1.jsonl.zst"
@@ -60,7 +58,7 @@ class BadDay:
             return
         if handler.file == HELD and not self.released.is_set():
             self.asked_for.set()
-            self.released.wait(2 * ARRAY_S)
+            self.released.wait(2 * PATIENCE_S)
         busy = status(503, {"Retry-After": "0"})
         bad = self._bad_answers.setdefault(handler.file, [busy, cut(len(content) // 2)])
         (bad.pop(0) if bad else serve)(handler, content)
@@ -121,11 +119,12 @@ def states(cluster: SlurmCluster, job_id: str) -> list[str]:
 
 
 def wait_for_array(cluster: SlurmCluster, run: Path, job_id: str) -> list[str]:
-    deadline = time.monotonic() + ARRAY_S
-    while not set(found := states(cluster, job_id)) <= FINAL_STATES:
-        assert time.monotonic() < deadline, f"{found}\n{logs(run)}\n{cluster.logs()}"
-        time.sleep(0.2)
-    return found
+    wait_until(
+        lambda: set(states(cluster, job_id)) <= FINAL_STATES,
+        lambda: f"{states(cluster, job_id)}\n{logs(run)}\n{cluster.logs()}",
+        interval_s=0.2,
+    )
+    return states(cluster, job_id)
 
 
 def wait_for_all(cluster: SlurmCluster, run: Path, job_ids: dict[str, str]) -> None:
@@ -167,7 +166,7 @@ def test_a_task_that_dies_is_the_only_one_submitted_again(
         extract = slurm_cluster.show(jobs["extract"])
         assert extract["ArrayTaskThrottle"] == "1"
         assert extract["Dependency"].startswith(f"afterok:{jobs['download']}_*")
-        assert day.asked_for.wait(ARRAY_S), logs(run)
+        assert day.asked_for.wait(PATIENCE_S), logs(run)
         kill_processes_of(slurm_cluster, jobs["download"], index=1)
         assert wait_for_array(slurm_cluster, run, jobs["download"]) == ["COMPLETED", "FAILED"], logs(run)
     finally:

@@ -13,7 +13,7 @@ import pytest
 import hpcgen as interface
 from hpcgen import api
 from tests.slurm.cluster import SlurmCluster
-from tests.slurm.conftest import JOB_S, hpcgen, log_of, profile_text, program_first, render
+from tests.slurm.conftest import hpcgen, log_of, profile_text, program_first, render
 from trainer.contract.evaluation import evaluated, read_result, result_file
 
 EVALUATOR = """\
@@ -70,7 +70,7 @@ def checkpoints(run: Path) -> list[int]:
 
 def completed(cluster: SlurmCluster, run: Path, job_id: str) -> str:
     """The log of a training job that has succeeded."""
-    assert cluster.wait(job_id, timeout_s=JOB_S) == "COMPLETED", log_of(run, job_id)
+    assert cluster.wait(job_id) == "COMPLETED", log_of(run, job_id)
     return log_of(run, job_id)
 
 
@@ -89,14 +89,14 @@ def test_checkpoints_are_kept_until_they_are_evaluated_and_sbatch_may_fail(
 
     plan = api.plan(api.load_run(evaluated_run), ["evaluate"])
     job_id = slurm_cluster.sbatch(api.render(plan, "evaluate"), cwd=run_dir)
-    assert slurm_cluster.wait(job_id, timeout_s=JOB_S) == "COMPLETED"
+    assert slurm_cluster.wait(job_id) == "COMPLETED"
     assert evaluated(run_dir) == {4, 8}
 
     longer = render(evaluated_run, "training.train_iters=12", "optimizer.lr_decay_iters=8")
     completed(slurm_cluster, evaluated_run, slurm_cluster.sbatch(longer, cwd=run_dir))
     assert checkpoints(evaluated_run) == [12]
     assert [*queued(evaluated_run)] == ["iter_0000012"]
-    assert slurm_cluster.wait(queued(evaluated_run)["iter_0000012"], timeout_s=JOB_S) == "COMPLETED"
+    assert slurm_cluster.wait(queued(evaluated_run)["iter_0000012"]) == "COMPLETED"
     assert evaluated(run_dir) == {4, 8, 12}
 
 
@@ -114,7 +114,7 @@ save() {{ mkdir -p {run_dir}/checkpoints/$1; : >{run_dir}/checkpoints/$1/COMPLET
 if [[ ! ${{SLURM_RESTART_COUNT-}} ]]; then
     save iter_0000002
     save iter_0000004
-    for _ in {{1..300}}; do [[ -e {fail_once} ]] || break; /bin/sleep 0.1; done
+    while [[ -e {fail_once} ]]; do /bin/sleep 0.1; done
     echo 4 >{run_dir}/checkpoints/latest_checkpointed_iteration.txt
     exit 7
 fi
@@ -132,7 +132,7 @@ printf '8\\n{fingerprint}\\n' >{run_dir}/DONE
     jobs = queued(evaluated_run)
     assert [*jobs] == ["iter_0000004", "iter_0000008"]
     for evaluation, state in zip(jobs.values(), ("FAILED", "COMPLETED"), strict=True):
-        assert slurm_cluster.wait(evaluation, timeout_s=JOB_S) == state
+        assert slurm_cluster.wait(evaluation) == state
         assert slurm_cluster.show(evaluation)["TimeLimit"] == "00:07:00"
         assert slurm_cluster.show(evaluation)["JobName"] == "tiny-evaluate"
     assert evaluated(run_dir) == {4, 8}
@@ -151,7 +151,7 @@ def test_a_submitted_training_queues_the_same_jobs(
     [job] = interface.submit(interface.plan(run))
     completed(slurm_cluster, evaluated_run, job.job_id)
     [evaluation] = queued(evaluated_run).values()
-    assert slurm_cluster.wait(evaluation, timeout_s=JOB_S) == "COMPLETED"
+    assert slurm_cluster.wait(evaluation) == "COMPLETED"
     assert evaluated(evaluated_run.parent / "run") == {4}
 
 
@@ -164,7 +164,7 @@ def test_the_queued_job_computes_the_perplexity_of_the_checkpoint(
     completed(slurm_cluster, evaluated_run, slurm_cluster.sbatch(script, cwd=run_dir))
     [evaluation] = queued(evaluated_run).values()
     log = run_dir / f"evaluate-{evaluation}.log"
-    assert slurm_cluster.wait(evaluation, timeout_s=JOB_S) == "COMPLETED", log.read_text()
+    assert slurm_cluster.wait(evaluation) == "COMPLETED", log.read_text()
     [text] = read_result(result_file(run_dir, 4)).data
     assert text.loss is not None
     assert 3 < text.loss < 7  # a model of bytes that has barely been trained: log(257) = 5.5
@@ -202,7 +202,7 @@ exec {shutil.which("squeue", path=path)} "$@"
     trainer = f"""\
 mkdir -p {run_dir}/checkpoints/iter_0000004; : >{run_dir}/checkpoints/iter_0000004/COMPLETE
 echo 4 >{run_dir}/checkpoints/latest_checkpointed_iteration.txt
-/bin/sleep 3
+until [[ -s {run_dir}/evaluation/queued ]]; do /bin/sleep 0.1; done
 if [[ ! ${{SLURM_RESTART_COUNT-}} ]]; then rm {run_dir}/evaluation/queued; exit 7; fi
 printf '8\\n%s\\n' $(sed -n 's/^fingerprint=//p' {run_dir}/script) >{run_dir}/DONE
 """

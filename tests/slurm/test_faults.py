@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from tests.slurm.cluster import FINAL_STATES, SlurmCluster
 from tests.slurm.conftest import TWO_RANKS, log_of, make_run, profile_text, render
 from trainer.contract import checkpoint_files
@@ -38,9 +39,6 @@ SMALL = (
 
 SUBMITTED_EACH_TIME = ("slurm.train.max_restarts=0",)
 """Avoids the ten seconds that a requeued job waits."""
-
-PATIENCE_S = 600
-"""Timeout for each event of an attempt, such as its first or last step, on a busy machine."""
 
 Values = tuple[float, float, float]
 """Loss, gradient norm and learning rate of a step."""
@@ -88,7 +86,7 @@ class LongRun:
     def wait_for_end(self) -> dict[int, Values]:
         """Waits for the last save and the end of the job. Returns all steps."""
         self._wait(self._is_done, submits=True)
-        assert self._cluster.wait(self.job_id, PATIENCE_S) == "COMPLETED", self.log()
+        assert self._cluster.wait(self.job_id) == "COMPLETED", self.log()
         return steps(self._metrics())
 
     def wait_for_step(self, number: int) -> None:
@@ -307,7 +305,7 @@ def test_a_rank_that_dies_and_one_that_hangs_each_end_an_attempt(
     assert "back into the queue (restart 1 of at most 1)" in log
 
     os.kill(run.ranks[1], signal.SIGSTOP)
-    assert slurm_cluster.wait(run.job_id, timeout_s=PATIENCE_S) == "FAILED"
+    assert slurm_cluster.wait(run.job_id) == "FAILED"
     assert "hung: no progress for " in run.log()
     assert "Look first at rank 1 on " in run.log()
     assert "failed with status " in run.log().splitlines()[-1]

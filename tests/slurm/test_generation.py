@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hpcgen import api
 from tests.slurm.cluster import SlurmCluster
-from tests.slurm.conftest import JOB_S, hpcgen
+from tests.slurm.conftest import hpcgen
 
 PROMPTS = ("in the beginning", "def ", "import os", "x")
 
@@ -46,7 +46,7 @@ def completed(cluster: SlurmCluster, run: Path, stage: str, *overrides: str) -> 
     """The log of a job of the stage that has succeeded."""
     script = api.render(api.plan(api.load_run(run, overrides), [stage]), stage)
     job_id = cluster.sbatch(script, cwd=run.parent)
-    state = cluster.wait(job_id, timeout_s=JOB_S)
+    state = cluster.wait(job_id)
     log = (run.parent / f"run/{stage}-{job_id}.log").read_text()
     assert state == "COMPLETED", log
     return log

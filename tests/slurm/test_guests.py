@@ -209,7 +209,7 @@ class Job:
             time.sleep(2)
 
     def end(self) -> str:
-        return self.cluster.wait(self.id, timeout_s=JOB_S)
+        return self.cluster.wait(self.id)
 
     def progress(self) -> int:
         """The newest checkpoint of any guest."""

@@ -12,7 +12,6 @@ import pytest
 
 from tests.slurm.cluster import SlurmCluster
 from tests.slurm.conftest import (
-    JOB_S,
     TWO_RANKS,
     failing_requeue,
     log_of,
@@ -30,7 +29,7 @@ def test_a_trainer_that_cannot_be_imported_ends_the_job_with_one_clear_line(
     cluster = tiny_run.parent / "cluster.yaml"
     cluster.write_text(profile_text("/usr/bin/python3"))
     job_id = slurm_cluster.sbatch(render(tiny_run), cwd=tiny_run.parent)
-    assert slurm_cluster.wait(job_id, timeout_s=JOB_S) == "FAILED"
+    assert slurm_cluster.wait(job_id) == "FAILED"
     last = log_of(tiny_run, job_id).splitlines()[-1]
     assert "/usr/bin/python3 cannot run the trainer (above)" in last
     assert "hpcgen install-code" in last
@@ -39,7 +38,7 @@ def test_a_trainer_that_cannot_be_imported_ends_the_job_with_one_clear_line(
 def test_three_attempts_without_progress_end_the_job(slurm_cluster: SlurmCluster, tiny_run: Path) -> None:
     end_training_with(7, tiny_run)
     job_id = slurm_cluster.sbatch(render(tiny_run), cwd=tiny_run.parent)
-    assert slurm_cluster.wait(job_id, timeout_s=JOB_S) == "FAILED"
+    assert slurm_cluster.wait(job_id) == "FAILED"
     log = log_of(tiny_run, job_id)
     assert log.count("broken") == 3
     assert "failed with status 7: three attempts without progress beyond iteration 0; not requeued" in log
@@ -51,7 +50,7 @@ def test_a_requeue_that_the_controller_refuses_is_retried(
     end_training_with(7, tiny_run)
     option = failing_requeue(slurm_cluster, tiny_run.parent / "failing")
     job_id = slurm_cluster.sbatch(render(tiny_run), option, cwd=tiny_run.parent)
-    assert slurm_cluster.wait(job_id, timeout_s=JOB_S) == "FAILED"
+    assert slurm_cluster.wait(job_id) == "FAILED"
     log = log_of(tiny_run, job_id)
     assert log.count("Unable to contact slurm controller") == 2
     assert "three attempts without progress" in log.splitlines()[-1]
@@ -62,7 +61,7 @@ def test_a_refusal_is_final_where_the_trainer_cannot_write_the_reason(
 ) -> None:
     end_training_with(2, tiny_run, versions=f'{sys.executable} "$@"')
     job_id = slurm_cluster.sbatch(render(tiny_run), cwd=tiny_run.parent)
-    assert slurm_cluster.wait(job_id, timeout_s=JOB_S) == "FAILED"
+    assert slurm_cluster.wait(job_id) == "FAILED"
     log = log_of(tiny_run, job_id)
     assert log.count("broken") == 1
     assert "not requeued, since it would fail again (status 2, reason above)" in log
@@ -87,7 +86,7 @@ def test_a_loss_that_is_not_a_number_ends_the_job_in_its_first_attempt(
     """The first of two ranks that leaves has srun end the other, so the exit status tells nothing."""
     diverging = "model.init_method_std=1e30"
     job_id = slurm_cluster.sbatch(render(tiny_run, *TWO_RANKS, diverging), cwd=tiny_run.parent)
-    assert slurm_cluster.wait(job_id, timeout_s=JOB_S) == "FAILED"
+    assert slurm_cluster.wait(job_id) == "FAILED"
     log = log_of(tiny_run, job_id)
     assert "ERROR: not requeued, since it would fail again: the " in log
     assert "is nan at iteration" in log
@@ -101,10 +100,10 @@ def test_a_second_job_in_the_same_run_directory_ends_at_once(
     first = slurm_cluster.sbatch(script, cwd=tiny_run.parent)
     wait_for_steps(tiny_run, 1)
     second = slurm_cluster.sbatch(script, cwd=tiny_run.parent)
-    assert slurm_cluster.wait(second, timeout_s=JOB_S) == "FAILED"
+    assert slurm_cluster.wait(second) == "FAILED"
     assert f"job {first} is running in" in log_of(tiny_run, second)
     slurm_cluster.run("scancel", first)
-    slurm_cluster.wait(first, timeout_s=60)
+    slurm_cluster.wait(first)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +132,7 @@ exec {squeue} "$@"
     program_first(slurm_cluster, programs, "sleep", "#!/bin/bash\n")
     option = program_first(slurm_cluster, programs, "squeue", fails)
     job_id = slurm_cluster.sbatch(render(tiny_run, "secrets=[NOT_EXPORTED]"), option, cwd=tiny_run.parent)
-    assert slurm_cluster.wait(job_id, timeout_s=JOB_S) == "FAILED"
+    assert slurm_cluster.wait(job_id) == "FAILED"
     log = log_of(tiny_run, job_id)
     assert last in log.splitlines()[-1]
     assert log.count("asking again in 30 s") == min(failures, 10)
@@ -168,7 +167,7 @@ def test_cancelling_saves_and_leaves_the_decision_to_slurm(
     wait_for_steps(tiny_run, 3)
     assert list(scratch.iterdir()) != []
     slurm_cluster.run("scancel", job_id)
-    assert slurm_cluster.wait(job_id, timeout_s=60) == "CANCELLED"
+    assert slurm_cluster.wait(job_id) == "CANCELLED"
     log = log_of(tiny_run, job_id)
     assert re.search(
         r"asked to stop \((SIGTERM|by a signal to another rank)\)", log
@@ -194,7 +193,7 @@ def test_variables_leaked_by_the_submitting_shell_are_unset_and_secrets_are_inhe
         cwd=tiny_run.parent,
     )
     job_id = job.stdout.strip()
-    assert slurm_cluster.wait(job_id, timeout_s=JOB_S) == "COMPLETED", log_of(tiny_run, job_id)
+    assert slurm_cluster.wait(job_id) == "COMPLETED", log_of(tiny_run, job_id)
     log = log_of(tiny_run, job_id)
     unset = log.partition("unset these variables of the submitting shell: ")[2].splitlines()[0].split()
     assert {"NCCL_IB_HCA", "PYTHONPATH", "PYXIS_CONTAINER_NAME"} <= set(unset)
@@ -205,7 +204,7 @@ def test_variables_leaked_by_the_submitting_shell_are_unset_and_secrets_are_inhe
 
 def test_a_missing_secret_ends_the_job_before_it_trains(slurm_cluster: SlurmCluster, tiny_run: Path) -> None:
     job_id = slurm_cluster.sbatch(render(tiny_run, "secrets=[WANDB_API_KEY]"), cwd=tiny_run.parent)
-    assert slurm_cluster.wait(job_id, timeout_s=JOB_S) == "FAILED"
+    assert slurm_cluster.wait(job_id) == "FAILED"
     assert "WANDB_API_KEY is not set: export it where you submit" in log_of(tiny_run, job_id)
 
 
@@ -233,6 +232,6 @@ def test_the_script_needs_no_other_file(slurm_cluster: SlurmCluster, tiny_run: P
     tiny_run.unlink()
     (tiny_run.parent / "cluster.yaml").unlink()
     job_id = slurm_cluster.sbatch(script, cwd=Path("/"))
-    assert slurm_cluster.wait(job_id, timeout_s=JOB_S) == "COMPLETED", log_of(tiny_run, job_id)
+    assert slurm_cluster.wait(job_id) == "COMPLETED", log_of(tiny_run, job_id)
     [written] = (tiny_run.parent / "run" / "jobs" / job_id).glob("trainer.json")
     assert json.loads(written.read_text())["training"]["train_iters"] == 1

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import wait_until
 from tests.slurm.cluster import SlurmCluster, missing_slurm
-from tests.slurm.conftest import curve, log_of, make_run, render, slow_requeue
-from tests.slurm.test_run import program_run, wait_for
+from tests.slurm.conftest import curve, log_of, make_run, render, slow_requeue, wait_for_steps
+from tests.slurm.test_run import program_run
 from tests.slurm.test_run import submit as submit_program
 
 HEALTH_COMMAND = """\
@@ -28,14 +29,13 @@ LAYOUT = (
     "slurm.train.ntasks_per_node=1",
     "parallelism.tensor_model_parallel_size=2",
 )
-JOB_S = 240
 
 
 @pytest.fixture(scope="module")
 def three_nodes() -> Iterator[SlurmCluster]:
     if (reason := missing_slurm()) is not None:
         pytest.skip(reason)
-    with SlurmCluster(num_nodes=3, slurmd_timeout_s=10) as cluster:
+    with SlurmCluster(num_nodes=3) as cluster:
         yield cluster
 
 
@@ -76,7 +76,7 @@ def test_a_node_that_fails_its_check_is_excluded_and_the_job_continues(
         directory.mkdir(mode=0o700)
     (jobs / job_id / "excluded_by_user").write_text("ghost-[8-9]\n")  # also left the cluster since
     three_nodes.run("scontrol", "release", job_id)
-    state = three_nodes.wait(job_id, timeout_s=JOB_S)
+    state = three_nodes.wait(job_id)
     log = log_of(checked_run, job_id)
     assert state == "COMPLETED", log
     assert "dropping the request for ndv5-2" in log
@@ -96,7 +96,7 @@ def test_a_spare_takes_the_place_of_a_node_that_fails_its_check(
 ) -> None:
     (checked_run.parent / "sick").write_text("ndv5-1")
     job_id = submit(three_nodes, checked_run, "preflight.spare_nodes=1")
-    state = three_nodes.wait(job_id, timeout_s=JOB_S)
+    state = three_nodes.wait(job_id)
     log = log_of(checked_run, job_id)
     assert state == "COMPLETED", log
     assert trained_on(log) == [{"ndv5-2", "ndv5-3"}]
@@ -112,7 +112,7 @@ def test_a_missing_dataset_ends_the_job_before_its_nodes_are_checked(
     script = render(checked_run, *LAYOUT, *overrides)
     (tmp_path / "own.bin").unlink()
     job_id = three_nodes.sbatch(script, cwd=checked_run.parent)
-    assert three_nodes.wait(job_id, timeout_s=60) == "FAILED"
+    assert three_nodes.wait(job_id) == "FAILED"
     last = log_of(checked_run, job_id).splitlines()[-1]
     assert f"ERROR: {tmp_path}/own.bin is missing or not readable on ndv5-1" in last
     assert not (checked_run.parent / "run" / "excluded_nodes").exists()
@@ -128,7 +128,7 @@ def test_a_path_that_no_node_has_is_the_runs_mistake(
     script = render(checked_run, *LAYOUT, "preflight.node_health=true")
     code.rmdir()
     job_id = three_nodes.sbatch(script, cwd=checked_run.parent)
-    assert three_nodes.wait(job_id, timeout_s=60) == "FAILED"
+    assert three_nodes.wait(job_id) == "FAILED"
     log = log_of(checked_run, job_id)
     assert f"expected {code} to be readable" in log
     assert "no node is fit: that is a mistake in the run rather than in its nodes" in log
@@ -139,7 +139,7 @@ def test_too_many_exclusions_end_the_job(three_nodes: SlurmCluster, checked_run:
     (checked_run.parent / "sick").write_text("ndv5-2")
     overrides = ("preflight.node_health=true", "preflight.max_exclusions=0")
     job_id = submit(three_nodes, checked_run, *overrides)
-    assert three_nodes.wait(job_id, timeout_s=60) == "FAILED"
+    assert three_nodes.wait(job_id) == "FAILED"
     assert "bad nodes: ndv5-2; the job excluded nodes 0 times already: giving up" in log_of(
         checked_run, job_id
     )
@@ -153,15 +153,10 @@ def test_a_spare_takes_over_when_a_node_dies(
 ) -> None:
     long = ("preflight.spare_nodes=1", "training.train_iters=30", "checkpoint.save_interval=3")
     job_id = submit(three_nodes, checked_run, *long)
-    metrics = checked_run.parent / "run" / "metrics.jsonl"
-    end = time.monotonic() + 120
-    while time.monotonic() < end and not (
-        metrics.exists() and metrics.read_text().count('"event": "step"') >= 5
-    ):
-        time.sleep(0.1)
+    wait_for_steps(checked_run, 5)
     three_nodes.kill_node("ndv5-2")
     try:
-        state = three_nodes.wait(job_id, timeout_s=JOB_S)
+        state = three_nodes.wait(job_id)
     finally:
         three_nodes.start_node("ndv5-2")
     log = log_of(checked_run, job_id)
@@ -188,9 +183,9 @@ def test_a_spare_takes_the_place_of_a_node_without_the_command_of_a_program(
     make_command(0)
     job_id = submit_program(three_nodes, run, "preflight.spare_nodes=1")
     unfit = tmp_path / "run" / "jobs" / job_id / "unfit-ndv5-2"
-    wait_for(unfit.exists)
+    wait_until(unfit.exists)
     make_command(1)
-    state = three_nodes.wait(job_id, timeout_s=JOB_S)
+    state = three_nodes.wait(job_id)
     log = (tmp_path / "run" / f"run-{job_id}.log").read_text()
     assert state == "COMPLETED", log
     assert "1: the command ./mine-1 does not exist on ndv5-2" in log

@@ -6,16 +6,15 @@ import json
 import re
 import shutil
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hpcgen import api
+from tests.patience import wait_until
 from tests.slurm.cluster import SlurmCluster
-from tests.slurm.conftest import JOB_S, profile_text
+from tests.slurm.conftest import profile_text
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TWO_NODES = {"nodes": 2, "ntasks_per_node": 2}
@@ -64,17 +63,10 @@ def log_of(run: Path, job_id: str) -> str:
 
 def ended(cluster: SlurmCluster, run: Path, job_id: str, state: str = "COMPLETED") -> str:
     """The log of a job once it ended in this state."""
-    found = cluster.wait(job_id, timeout_s=JOB_S)
+    found = cluster.wait(job_id)
     log = log_of(run, job_id)
     assert found == state, log
     return log
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + JOB_S
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.1)
 
 
 def test_every_rank_gets_its_variables_and_arguments_are_data(
@@ -109,7 +101,7 @@ def test_a_warned_program_gets_the_signal_and_a_killed_one_resumes(
     }
     run = program_run(tmp_path, program, **TWO_NODES)
     job_id = submit(slurm_cluster, run)
-    wait_for(lambda: (tmp_path / "checkpoints" / "step_5").exists())
+    wait_until(lambda: (tmp_path / "checkpoints" / "step_5").exists())
     slurm_cluster.run("scancel", "--batch", "--signal=USR2", job_id)
     log = ended(slurm_cluster, run, job_id)
     assert re.search(
@@ -149,7 +141,7 @@ def test_a_command_that_does_not_exist_is_tried_once(slurm_cluster: SlurmCluster
 def test_a_canceled_program_stays_canceled(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
     run = program_run(tmp_path, {"command": ["sh", "steps.sh", "10000", "1"]})
     job_id = submit(slurm_cluster, run)
-    wait_for(lambda: (tmp_path / "checkpoints" / "step_2").exists())
+    wait_until(lambda: (tmp_path / "checkpoints" / "step_2").exists())
     second = submit(slurm_cluster, run)
     assert f"job {job_id} is running in" in ended(slurm_cluster, run, second, "FAILED")
     slurm_cluster.run("scancel", job_id)
@@ -215,7 +207,7 @@ def example(name: str, directory: Path, python: str) -> Path:
 def test_the_example_with_srun_meets_on_two_nodes(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
     run = example("program_hello", tmp_path, sys.executable)
     job_id = submit(slurm_cluster, run, "slurm.run.nodes=2", "slurm.run.ntasks_per_node=1")
-    assert slurm_cluster.wait(job_id, timeout_s=JOB_S) == "COMPLETED"
+    assert slurm_cluster.wait(job_id) == "COMPLETED"
     log = (tmp_path / "runs" / "program-hello" / f"run-{job_id}.log").read_text()
     assert all(f"hello from rank {rank} of 2 on " in log for rank in (0, 1))
 
@@ -228,9 +220,9 @@ def test_the_example_with_torchrun_stops_and_resumes(
     slow += "'--stop-file={RUN_DIR}/stop', --steps=40, --step-s=0.1]"
     job_id = submit(slurm_cluster, run, "slurm.run.nodes=2", "slurm.run.ntasks_per_node=1", slow)
     run_dir = tmp_path / "runs" / "program-torchrun"
-    wait_for(lambda: (run_dir / "checkpoints" / "step_10.pt").exists())
+    wait_until(lambda: (run_dir / "checkpoints" / "step_10.pt").exists())
     slurm_cluster.run("scancel", "--batch", "--signal=USR2", job_id)
-    state = slurm_cluster.wait(job_id, timeout_s=JOB_S)
+    state = slurm_cluster.wait(job_id)
     log = (run_dir / f"run-{job_id}.log").read_text()
     assert state == "COMPLETED", log
     assert "stopped with status 0 before the time limit at progress " in log

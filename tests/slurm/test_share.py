@@ -8,25 +8,17 @@ import shutil
 import struct
 import subprocess
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from hpcgen import load_run, plan, render
+from tests.patience import wait_until
 from tests.runs import write_yaml
 from tests.slurm.cluster import SlurmCluster
 
 OWNER, MEMBER = "games", "man"
-
-
-def wait_for(is_true: Callable[[], bool], timeout_s: float = 60) -> None:
-    """Waits until the condition holds."""
-    end = time.monotonic() + timeout_s
-    while not is_true():
-        assert time.monotonic() < end
-        time.sleep(0.1)
 
 
 def users_exist() -> bool:
@@ -109,7 +101,7 @@ def test_a_member_replaces_the_directory_of_a_pending_job(
     shared.sh(OWNER, "mkdir -p jobs/1; chmod 2770 jobs jobs/1")
     shared.sh(MEMBER, f"J={job}; {PLANTS[plant]}")
     slurm_cluster.run("scontrol", "release", job)
-    assert slurm_cluster.wait(job, timeout_s=60) == "FAILED"
+    assert slurm_cluster.wait(job) == "FAILED"
     assert f"{shared.run_dir}/jobs/{job} was not made by this job" in shared.log(job)
     assert shared.victim.read_text() == "precious"
     assert [path.name for path in shared.victim.parent.iterdir()] == ["victim"]
@@ -119,7 +111,7 @@ def test_a_member_puts_a_link_in_place_of_the_log(shared: SharedRun, slurm_clust
     job = shared.submit(OWNER, "--hold")
     shared.sh(MEMBER, f"ln -s ../private/victim run-{job}.log")
     slurm_cluster.run("scontrol", "release", job)
-    assert slurm_cluster.wait(job, timeout_s=60) == "FAILED"
+    assert slurm_cluster.wait(job) == "FAILED"
     assert shared.victim.read_text() == "precious"
     assert f"run-{job}.log is a link" in (shared.run_dir / f"jobs/{job}/log").read_text()
 
@@ -134,9 +126,9 @@ def test_a_member_removes_the_link_that_slurm_followed(
     job = shared.submit(OWNER, "--hold")
     shared.sh(MEMBER, f"ln -s ../private/victim run-{job}.log")
     slurm_cluster.run("scontrol", "release", job)
-    wait_for(started.exists)
+    wait_until(started.exists)
     shared.sh(MEMBER, f"rm run-{job}.log")
-    assert slurm_cluster.wait(job, timeout_s=60) == "FAILED"
+    assert slurm_cluster.wait(job) == "FAILED"
     assert shared.victim.read_text() == "precious"
     assert shared.victim.stat().st_mode & 0o777 == 0o644
 
@@ -154,14 +146,14 @@ def test_a_job_runs_in_a_directory_with_a_default_acl(shared: SharedRun, slurm_c
     os.setxattr(shared.run_dir, "system.posix_acl_default", acl)
     shared.sh(OWNER, "touch go")
     job = shared.submit(OWNER)
-    assert slurm_cluster.wait(job, timeout_s=60) == "COMPLETED", shared.log(job)
+    assert slurm_cluster.wait(job) == "COMPLETED", shared.log(job)
 
 
 def test_sbatch_may_name_another_log(shared: SharedRun, slurm_cluster: SlurmCluster) -> None:
     shared.sh(OWNER, "touch go")
     log = shared.victim.parent / "log"
     job = shared.submit(OWNER, f"--output={log}")
-    assert slurm_cluster.wait(job, timeout_s=60) == "COMPLETED"
+    assert slurm_cluster.wait(job) == "COMPLETED"
     assert "ran as games" in log.read_text()
     assert log.stat().st_mode & 0o070 == 0o040
 
@@ -169,7 +161,7 @@ def test_sbatch_may_name_another_log(shared: SharedRun, slurm_cluster: SlurmClus
 def test_a_member_replaces_files_while_the_job_runs(shared: SharedRun, slurm_cluster: SlurmCluster) -> None:
     """The stop file, and every file that the job writes to its own directory at its end."""
     job = shared.submit(OWNER)
-    wait_for(lambda: (shared.run_dir / f"run-{job}.log").exists() and "ran as" in shared.log(job))
+    wait_until(lambda: (shared.run_dir / f"run-{job}.log").exists() and "ran as" in shared.log(job))
     links = "; ".join(
         f"ln -s ../../../private/victim {name}" for name in ("stalled", "progress", "exclusions")
     )
@@ -177,10 +169,10 @@ def test_a_member_replaces_files_while_the_job_runs(shared: SharedRun, slurm_clu
         MEMBER, f"ln -sf ../private/victim stop; mv jobs aside; mkdir -p jobs/{job}; cd jobs/{job}; {links}"
     )
     slurm_cluster.run("scancel", "--batch", "--signal=USR2", job)
-    wait_for(lambda: not (shared.run_dir / "stop").is_symlink())
+    wait_until(lambda: not (shared.run_dir / "stop").is_symlink())
     slurm_cluster.run("scontrol", "update", f"JobId={job}", "Requeue=0")
     (shared.run_dir / "go").touch()
-    slurm_cluster.wait(job, timeout_s=60)
+    slurm_cluster.wait(job)
     assert shared.victim.read_text() == "precious"
 
 
@@ -190,7 +182,7 @@ def test_a_second_member_runs_the_script_in_the_owners_directory(
     shared.sh(OWNER, "touch go")
     for user in (OWNER, MEMBER):
         job = shared.submit(user)
-        assert slurm_cluster.wait(job, timeout_s=60) == "COMPLETED", shared.log(job)
+        assert slurm_cluster.wait(job) == "COMPLETED", shared.log(job)
         assert f"ran as {user}" in shared.log(job)
         assert "not permitted" not in shared.log(job)
     group = pwd.getpwnam(OWNER).pw_gid

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from tests.slurm.cluster import FINAL_STATES, SlurmCluster, missing_slurm
-from tests.slurm.conftest import JOB_S, curve, hpcgen, log_of, profile_text, wait_for_steps
+from tests.slurm.conftest import curve, hpcgen, log_of, profile_text, wait_for_steps
 
 MODULES = Path("/usr/share/modules/init/bash")  # where Debian's environment-modules puts it
 
@@ -86,7 +87,7 @@ def test_a_sites_functions_apply_to_sbatch_and_to_submit(
         job_id = slurm_cluster.sbatch(printed, cwd=tiny_run.parent)
     else:
         job_id = printed.split()[0]
-    state = slurm_cluster.wait(job_id, timeout_s=240)
+    state = slurm_cluster.wait(job_id)
     log = log_of(tiny_run, job_id)
     assert state == "COMPLETED", log
     assert "site prologue: http://proxy:3128" in log
@@ -116,7 +117,7 @@ def test_a_node_that_cannot_be_prepared_fails_only_the_attempt(
     (templates / "train.sbatch.j2").write_text(UNFIT_ONCE.replace("@SITE@", str(templates)))
     command = ("render", "train", "-c", str(tiny_run), "--templates", str(templates.parent))
     job_id = slurm_cluster.sbatch(hpcgen(*command, cwd=tiny_run.parent), cwd=tiny_run.parent)
-    assert slurm_cluster.wait(job_id, timeout_s=240) == "COMPLETED"
+    assert slurm_cluster.wait(job_id) == "COMPLETED"
     log = log_of(tiny_run, job_id)
     assert log.count("the disk of ndv5-1 is full") == 1, log
     assert "the site's prepare_node failed with status 1" in log
@@ -151,7 +152,7 @@ def test_broken_hooks_prevent_neither_the_requeue_nor_the_conclusion(
     command = ("render", "train", "-c", str(tiny_run), "--templates", str(templates.parent))
     job_id = slurm_cluster.sbatch(hpcgen(*command, cwd=tiny_run.parent), cwd=tiny_run.parent)
     slurm_cluster.wait(job_id, states=FINAL_STATES | {"RUNNING"})
-    slurm_cluster.wait(job_id, timeout_s=JOB_S, states=FINAL_STATES | {"PENDING"})
+    slurm_cluster.wait(job_id, states=FINAL_STATES | {"PENDING"})
     restarts = int(slurm_cluster.show(job_id)["Restarts"])
     slurm_cluster.run("scancel", job_id)
     log = log_of(tiny_run, job_id)
@@ -175,7 +176,7 @@ def test_a_broken_prologue_is_a_failure_that_is_requeued_until_the_third_attempt
 ) -> None:
     prologue, said = BROKEN_PROLOGUES[name]
     job_id = submit_with_prologue(slurm_cluster, tiny_run, "train", prologue)
-    assert slurm_cluster.wait(job_id, timeout_s=JOB_S) == "FAILED"
+    assert slurm_cluster.wait(job_id) == "FAILED"
     log = log_of(tiny_run, job_id)
     assert log.count(said) == 3, log
     assert log.count("ERROR: site_prologue ended the job with status") == 3
@@ -190,7 +191,7 @@ def test_a_broken_prologue_ends_another_stage_with_its_own_message(
     slurm_cluster: SlurmCluster, tiny_run: Path, stage: str, last: str
 ) -> None:
     job_id = submit_with_prologue(slurm_cluster, tiny_run, stage, "exit 0")
-    assert slurm_cluster.wait(job_id, timeout_s=JOB_S) == "FAILED"
+    assert slurm_cluster.wait(job_id) == "FAILED"
     log = (tiny_run.parent / "run" / f"{stage}-{job_id}.log").read_text()
     assert "ERROR: site_prologue ended the job with status 0" in log
     assert last in log.splitlines()[-1]
@@ -234,7 +235,7 @@ def test_an_epilogue_that_hangs_cannot_keep_a_canceled_job_from_its_conclusion(t
         job_id = cluster.sbatch(script, cwd=tiny_run.parent)
         wait_for_steps(tiny_run, 1)
         cluster.run("scancel", job_id)
-        cluster.wait(job_id, timeout_s=60)
+        cluster.wait(job_id)
     log = log_of(tiny_run, job_id)
     assert "the epilogue begins" in log
     assert "WARNING: site_epilogue took too long and was ended" in log
@@ -254,7 +255,7 @@ def test_the_tensorboard_stage_answers_on_the_node_and_says_how_to_reach_it(
     taken = socket.create_server(("127.0.0.1", 10_000 + int(job_id) % 20_000))
     try:
         slurm_cluster.run("scontrol", "release", job_id)
-        end, page = time.monotonic() + 90, b""
+        end, page = time.monotonic() + PATIENCE_S, b""
         while time.monotonic() < end and b"TensorBoard" not in page:
             time.sleep(0.5)
             text = log.read_text() if log.exists() else ""
@@ -271,4 +272,4 @@ def test_the_tensorboard_stage_answers_on_the_node_and_says_how_to_reach_it(
         taken.close()
         slurm_cluster.run("scancel", job_id)
         left[1].unlink()
-    assert slurm_cluster.wait(job_id, timeout_s=60) == "CANCELLED"
+    assert slurm_cluster.wait(job_id) == "CANCELLED"

@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
@@ -21,8 +20,9 @@ from hpcgen.slurm import submit as submission
 from hpcgen.slurm.refusal import advice
 from hpcgen.slurm.rendering.script import CALL, Script, render_stage
 from hpcgen.slurm.submit import submitit_parameters
+from tests.patience import PATIENCE_S, wait_until
 from tests.slurm.cluster import SlurmCluster
-from tests.slurm.conftest import HPCGEN, JOB_S, TP2_PP2, TWO_RANKS, curve, hpcgen, log_of, wait_for_steps
+from tests.slurm.conftest import HPCGEN, TP2_PP2, TWO_RANKS, curve, hpcgen, log_of, wait_for_steps
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_submitting_from_python_trains_on_both_nodes_on_the_same_curve(
     monkeypatch.setenv("PYXIS_CONTAINER_IMAGE", "/nowhere.sqsh")  # pyxis would start the batch script in it
     plan = interface.plan(interface.load_run(tiny_run, [*TWO_RANKS, TP2_PP2[1]]))
     [job] = interface.submit(plan)
-    assert on_cluster.wait(job.job_id, timeout_s=JOB_S) == "COMPLETED", log_of(tiny_run, job.job_id)
+    assert on_cluster.wait(job.job_id) == "COMPLETED", log_of(tiny_run, job.job_id)
     assert job.submitit_job.results() == [None] * 2
     assert "PYXIS_CONTAINER_IMAGE" in capsys.readouterr().err
     assert "PYXIS_CONTAINER_IMAGE" not in job.log.read_text()
@@ -62,7 +62,7 @@ def test_a_warned_job_of_submitit_requeues_itself_and_resumes(
     [job] = interface.submit(interface.plan(run))
     wait_for_steps(tiny_run, 3)
     on_cluster.run("scancel", "--batch", "--signal=USR2", job.job_id)
-    assert on_cluster.wait(job.job_id, timeout_s=JOB_S) == "COMPLETED", log_of(tiny_run, job.job_id)
+    assert on_cluster.wait(job.job_id) == "COMPLETED", log_of(tiny_run, job.job_id)
     assert "back into the queue (restart 1 of at most 100)" in log_of(tiny_run, job.job_id)
     assert len(curve(tiny_run)) == 60
 
@@ -76,7 +76,7 @@ def test_a_mistake_found_by_the_trainer_is_not_retried_through_submitit(
     (torn / "latest_checkpointed_iteration.txt").write_text("torn")
     run = interface.load_run(tiny_run, [f"checkpoint.load={torn}", "slurm.train.nodes=2"])
     [job] = interface.submit(interface.plan(run))
-    assert on_cluster.wait(job.job_id, timeout_s=JOB_S) == "FAILED"
+    assert on_cluster.wait(job.job_id) == "FAILED"
     log = job.log.read_text()
     assert f"not requeued, since it would fail again: checkpoint.load = '{torn}' holds no" in log
     assert f"the tasks' own logs: {tiny_run.parent}/run/submitit/{job.job_id}_*_log.out" in log
@@ -109,7 +109,7 @@ def test_training_waits_for_its_corpus_the_index_cache_and_the_memory_test(
     assert tuple(jobs) == stages
     assert on_cluster.show(jobs["index-cache"])["Dependency"].startswith(f"afterok:{jobs['prepare']}")
     for job_id in jobs.values():
-        assert on_cluster.wait(job_id, timeout_s=JOB_S) == "COMPLETED", log_of(tiny_run, job_id)
+        assert on_cluster.wait(job_id) == "COMPLETED", log_of(tiny_run, job_id)
     assert len(curve(tiny_run)) == 2
     memory_test = tiny_run.parent / "run" / "memory-test.json"
     [stage] = json.loads(memory_test.read_text())["stages"]
@@ -119,7 +119,7 @@ def test_training_waits_for_its_corpus_the_index_cache_and_the_memory_test(
 def test_only_the_owner_can_read_or_write_pickles(on_cluster: SlurmCluster, tiny_run: Path) -> None:
     run = interface.load_run(tiny_run, ["training.train_iters=1", "optimizer.lr_decay_iters=3"])
     [job] = interface.submit(interface.plan(run))
-    assert on_cluster.wait(job.job_id, timeout_s=JOB_S) == "COMPLETED", log_of(tiny_run, job.job_id)
+    assert on_cluster.wait(job.job_id) == "COMPLETED", log_of(tiny_run, job.job_id)
     folder = tiny_run.parent / "run" / "submitit"
     assert folder.stat().st_mode & 0o777 == 0o700
     assert {path.stat().st_mode & 0o077 for path in folder.iterdir()} == {0}
@@ -133,7 +133,7 @@ def test_a_shared_run_has_no_pickles(on_cluster: SlurmCluster, tiny_run: Path) -
         "submit", "prepare", "train", *options, *(f"--set={value}" for value in short), cwd=tiny_run.parent
     )
     for job_id in (line.split()[0] for line in lines.splitlines()):
-        assert on_cluster.wait(job_id, timeout_s=JOB_S) == "COMPLETED", log_of(tiny_run, job_id)
+        assert on_cluster.wait(job_id) == "COMPLETED", log_of(tiny_run, job_id)
     run_dir = tiny_run.parent / "run"
     assert len(curve(tiny_run)) == 1
     assert not [*run_dir.glob("submitit*"), *run_dir.rglob("*.pkl")]
@@ -284,12 +284,12 @@ def test_a_data_stage_that_is_ended_leaves_no_process_and_no_private_file(tiny_r
     slowly = ("--set", "data.tokenizer={kind: gpt2}", "--set", "data.corpus.verify_fraction=0.99")
     pairs = tiny_run.parent / "corpus" / "tokens"
     with on_this_machine("prepare", *options, *slowly, cwd=tiny_run.parent) as process:
-        wait_for(lambda: process.poll() is not None or bool(list(pairs.glob(".*.tmp"))))
+        wait_until(lambda: process.poll() is not None or bool(list(pairs.glob(".*.tmp"))))
         (process.send_signal if name == "SIGTERM" else ctrl_c(process))(signal.Signals[name])
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == {"SIGINT": 130, "SIGTERM": 143}[name]
         assert "Traceback" not in errors
-        wait_for(lambda: not of_session(process.pid))
+        wait_until(lambda: not of_session(process.pid))
     assert list(pairs.rglob("*")) == []
 
 
@@ -298,15 +298,15 @@ def test_the_second_ctrl_c_ends_a_training_that_hangs(real_run: Path) -> None:
     with on_this_machine(
         "train", "-c", str(real_run), "--set=slurm.train.ntasks_per_node=2", cwd=real_run.parent
     ) as process:
-        wait_for(lambda: process.poll() is not None or len(ranks(process.pid)) == 2)
+        wait_until(lambda: process.poll() is not None or len(ranks(process.pid)) == 2)
         os.kill(ranks(process.pid)[0], signal.SIGSTOP)
         ctrl_c(process)(signal.SIGINT)
         assert process.stderr is not None
         while "interrupt again to end at once" not in (line := process.stderr.readline()):
             assert line, "it has ended"
         ctrl_c(process)(signal.SIGINT)
-        assert process.wait(timeout=60) == 130
-        wait_for(lambda: not of_session(process.pid))
+        assert process.wait(timeout=PATIENCE_S) == 130
+        wait_until(lambda: not of_session(process.pid))
 
 
 @contextmanager
@@ -349,14 +349,6 @@ def of_session(leader: int) -> dict[int, str]:
 def ranks(leader: int) -> list[int]:
     """Processes in which submitit runs the stage."""
     return sorted(pid for pid, words in of_session(leader).items() if "submitit.core._submit" in words)
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    """Waits until it holds, a minute at most."""
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 @pytest.mark.parametrize(

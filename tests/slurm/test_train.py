@@ -9,7 +9,6 @@ import pytest
 
 from tests.slurm.cluster import SlurmCluster
 from tests.slurm.conftest import (
-    JOB_S,
     TP2_PP2,
     TWO_NODES,
     curve,
@@ -32,7 +31,7 @@ def test_the_piped_script_trains_on_both_nodes_and_computes_what_one_process_doe
     port = 10_000 + int(job_id) * 8 % 20_000
     with socket.create_server(("127.0.0.1", port)):
         slurm_cluster.run("scontrol", "release", job_id)
-        state = slurm_cluster.wait(job_id, timeout_s=JOB_S)
+        state = slurm_cluster.wait(job_id)
     log = log_of(real_run, job_id)
     assert state == "COMPLETED", log
     assert f"rank 0: port {port} is in use; the ranks meet at port" in log
@@ -103,7 +102,7 @@ def ends_on_the_undisturbed_curve(
     sets: tuple[str, ...],
     undisturbed: Path,
 ) -> None:
-    assert cluster.wait(job_id, timeout_s=JOB_S) == "COMPLETED", log_of(run, job_id)
+    assert cluster.wait(job_id) == "COMPLETED", log_of(run, job_id)
     log = log_of(run, job_id)
     assert "USR2: the time limit is near" in log
     assert "back into the queue (restart 1 of at most 100)" in log
@@ -127,7 +126,7 @@ def test_a_done_run_does_not_count_for_another_configuration(
     directory = single_process_run.parent
     script = render(single_process_run, "optimizer.lr=2e-3", f"paths.run_dir={tmp_path}/new")
     job_id = slurm_cluster.sbatch(script.replace(f"{tmp_path}/new", f"{directory}/run"), cwd=directory)
-    assert slurm_cluster.wait(job_id, timeout_s=JOB_S) == "FAILED"
+    assert slurm_cluster.wait(job_id) == "FAILED"
     log = log_of(single_process_run, job_id)
     assert "this configuration differs from it: optimizer.lr: 0.001 -> 0.002" in log
     assert "not requeued, since it would fail again" in log

@@ -16,6 +16,8 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tests.patience import PATIENCE_S
+
 ROOT = Path(__file__).parents[2]
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["tests.trainer.preloaded"])
@@ -80,7 +82,7 @@ def run_ranks(
             for environment, files in zip(environments, streams, strict=True)
         ]
         try:
-            statuses = [process.wait(timeout=300) for process in processes]
+            statuses = [process.wait(timeout=PATIENCE_S) for process in processes]
         finally:
             for process in processes:
                 process.kill()

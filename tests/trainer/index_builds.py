@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from tests.patience import PATIENCE_S
 from tests.trainer.forked import CONTEXT
 from trainer.contract.config import TrainerConfig
 from trainer.contract.errors import TrainerError
@@ -26,7 +27,7 @@ def started(function: Callable[..., None], *arguments: object) -> BaseProcess:
 
 def status_of(process: BaseProcess) -> int | None:
     """Exit status of the process; negative for the signal that ended it."""
-    process.join(timeout=120)
+    process.join(timeout=PATIENCE_S)
     return process.exitcode
 
 

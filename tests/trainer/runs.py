@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy
 
+from tests.patience import PATIENCE_S
 from tests.trainer.forked import ROOT, ForkedPython
 
 GPT = {
@@ -157,7 +158,7 @@ class Ranks:
 
     def wait(self) -> Run:
         try:
-            statuses = tuple(process.wait(timeout=300) for process in self.processes)
+            statuses = tuple(process.wait(timeout=PATIENCE_S) for process in self.processes)
         finally:
             for process in self.processes:
                 process.kill()

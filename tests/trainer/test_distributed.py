@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from torch.distributed import DistStoreError, TCPStore
 
+from tests.patience import PATIENCE_S
 from tests.trainer import runs
 from tests.trainer.forked import ForkedPython, run_python
 from tests.trainer.runs import run
@@ -165,7 +166,7 @@ def test_an_error_of_rank_0_is_raised_on_all_ranks_and_a_bug_is_reported_by_rank
         )
         for rank, output in enumerate(outputs)
     ]
-    assert [rank.wait(timeout=120) for rank in ranks] == [0, 0], (tmp_path / "errors").read_text()
+    assert [rank.wait(timeout=PATIENCE_S) for rank in ranks] == [0, 0], (tmp_path / "errors").read_text()
     expected = "NotSavedError full Scope.ALL_RANKS True\n"
     assert [output.read_text() for output in outputs] == [
         f"{expected}ValueError a bug None None\n",

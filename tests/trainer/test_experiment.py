@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from tests.trainer.runs import ROOT, gpt_config
 from trainer.contract import config as configuration
 from trainer.contract.config import LoggingConfig, TrainerConfig
@@ -54,7 +55,7 @@ def attempt(config: TrainerConfig, **environ: str) -> str:
         env=inherited | {"PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"} | environ,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

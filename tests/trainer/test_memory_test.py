@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.patience import PATIENCE_S
 from tests.trainer.runs import DEEPSEEK_V3, LLAMA, MOE, gpt_config
 from tests.trainer.test_rank_memory import MOE as BALANCED
 from tests.trainer.test_rank_memory import rank_alone, ranks_of
@@ -58,7 +59,7 @@ def run_test(path: Path) -> subprocess.CompletedProcess[str]:
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=PATIENCE_S,
     )
 
 

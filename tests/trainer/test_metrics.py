@@ -12,7 +12,6 @@ import socket
 import statistics
 import struct
 import termios
-import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from tests.patience import PATIENCE_S, wait_until
 from tests.trainer.runs import GPT, LLAMA, MOE, Run, finished, gpt_config, run
 from trainer.contract import config as configuration
 from trainer.contract.batch_size import Batch
@@ -171,8 +171,8 @@ def test_hanging_storage_delays_no_step_and_the_end_only_briefly(
     reader = hanging_file(tmp_path / "storage")
     lines = opened_over(tmp_path / "storage", tmp_path / "lines", complaints)
     entries = [{"event": "step", "iteration": iteration} for iteration in range(1000, 2000)]
-    call_with_timeout(10, lambda: [lines.write(entry) for entry in entries])
-    call_with_timeout(10, lines.close)
+    call_with_timeout(PATIENCE_S, lambda: [lines.write(entry) for entry in entries])
+    call_with_timeout(PATIENCE_S, lines.close)
     [taken] = struct.unpack("i", fcntl.ioctl(reader, termios.FIONREAD, bytes(4)))
     left = len(entries) - taken // len(json.dumps(entries[0]) + "\n")
     assert 0 < left < len(entries)
@@ -192,13 +192,12 @@ def test_hanging_storage_of_tensorboard_delays_no_step(
     [path] = tmp_path.iterdir()
     reader = hanging_file(path)
     call_with_timeout(
-        10, lambda: [board.scalars(iteration, {"train/loss": 1.0}) for iteration in range(1, 1001)]
+        PATIENCE_S, lambda: [board.scalars(iteration, {"train/loss": 1.0}) for iteration in range(1, 1001)]
     )
-    call_with_timeout(10, board.close)
+    call_with_timeout(PATIENCE_S, board.close)
     assert "TensorBoard: the last points may be missing: not written within 0.5 s" in capsys.readouterr().out
-    written, end = b"", time.monotonic() + 10
+    written = b""
     while written.count(b"train/loss") < 1000:  # training continues
-        assert time.monotonic() < end
         written += os.read(reader, 4096)
     os.close(reader)
 
@@ -350,13 +349,9 @@ def step_result(first: int, loss: float, **changes: Any) -> StepResult:
 
 def read_events(tmp_path: Path, count: int) -> list[dict[str, Any]]:
     """Events during a run, once there are enough of them. They are written soon, but not at once."""
-    end = time.monotonic() + 10
-    while True:
-        lines = (tmp_path / "metrics.jsonl").read_text().splitlines(keepends=True)
-        if len(lines) == count and lines[-1].endswith("\n"):
-            return [json.loads(line) for line in lines]
-        assert time.monotonic() < end, lines
-        time.sleep(0.01)
+    path = tmp_path / "metrics.jsonl"
+    wait_until(lambda: path.read_text().count("\n") == count, path.read_text, interval_s=0.01)
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def test_a_spike_is_logged_at_once_with_its_samples(

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.patience import PATIENCE_S
 from tests.trainer.forked import ForkedPython
 from tests.trainer.runs import DEEPSEEK_V3, GPT, MOE, environment, finished, free_port, run
 from trainer.contract import checkpoint_files
@@ -79,7 +80,7 @@ def test_nan_in_20_steps_on_random_ranks_changes_no_weight(
     path.write_text(json.dumps(config))
     command, log = ("-m", "tests.trainer.poisoned_steps", str(path)), tmp_path / "log"
     ranks = [ForkedPython(command, environment(rank, 2, port), log) for rank in range(2)]
-    assert [rank.wait(timeout=300) for rank in ranks] == [0, 0], log.read_text()
+    assert [rank.wait(timeout=PATIENCE_S) for rank in ranks] == [0, 0], log.read_text()
 
 
 @pytest.mark.process

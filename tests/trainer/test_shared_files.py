@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from hpcgen.resources import shipped
+from tests.patience import PATIENCE_S
 from tests.trainer.runs import run
 from trainer.contract import config as configuration
 from trainer.contract.config import ConfigError
@@ -108,6 +109,8 @@ def test_a_task_runs_only_a_program_file_that_its_user_made(case: str, shell: st
     library = (shipped("templates") / "lib/run.sh").read_text()
     [line] = [line for line in library.splitlines() if line.startswith("run_own_file=")]
     command = f'{line}\nexec {shell} -c "$run_own_file" {program}'
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=10, check=False)
+    done = subprocess.run(
+        ["bash", "-c", command], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
     assert (done.stdout, done.returncode) == (("ran\n", 1) if is_run else ("", 1))
     assert ("not run, since it is missing, or others made it" in done.stderr) != is_run

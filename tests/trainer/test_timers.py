@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.patience import PATIENCE_S
 from tests.trainer.runs import ROOT
 from trainer.metrics.timers import Timers, Times
 
@@ -91,4 +92,6 @@ def test_on_a_gpu_nothing_is_waited_for(tmp_path: Path) -> None:
     script = tmp_path / "never_waits.py"
     script.write_text(NEVER_WAITS)
     path = f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"
-    subprocess.run([sys.executable, script], check=True, env=os.environ | {"PYTHONPATH": path}, timeout=300)
+    subprocess.run(
+        [sys.executable, script], check=True, env=os.environ | {"PYTHONPATH": path}, timeout=PATIENCE_S
+    )

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy
 
+from tests.patience import PATIENCE_S
 from tests.trainer.forked import ForkedPython
 from tests.trainer.huggingface.models import VOCAB_SIZE, save_model, transformers_process
 from tests.trainer.runs import environment, free_port, new_process
@@ -184,7 +185,7 @@ def finish(config: dict[str, Any], ranks: int | None = None) -> tuple[list[int],
     """Exit statuses of the ranks, and the log."""
     processes = start(config, ranks)
     try:
-        statuses = [process.wait(timeout=300) for process in processes]
+        statuses = [process.wait(timeout=PATIENCE_S) for process in processes]
     finally:
         for process in processes:
             process.kill()

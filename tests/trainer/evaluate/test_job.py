@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.patience import PATIENCE_S
 from tests.trainer.evaluate import parts
 from tests.trainer.runs import finished, gpt_config, write_corpus
 from trainer.contract.config import ConfigError
@@ -127,7 +128,7 @@ def test_a_terminated_job_keeps_the_results_that_it_has(checkpoints: Path, tmp_p
         assert process.poll() is None, (tmp_path / "run/log").read_text()
         time.sleep(0.01)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=300) == 143
+    assert process.wait(timeout=PATIENCE_S) == 143
     log = (tmp_path / "run/log").read_text()
     assert re.search(r"SIGTERM; 1 checkpoint evaluated, the others are left to the next job", log), log
     assert read_result(first).iteration == 6

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from trainer.health.meeting import Note, blame
 
 ROOT = Path(__file__).parents[3]
@@ -102,7 +103,7 @@ def test_a_process_that_stops_is_named_by_the_one_that_waits_for_it(stopped: int
             assert process.stdout is not None
             assert process.stdout.readline() == "inside\n"
         ranks[stopped].send_signal(signal.SIGSTOP)
-        _, error = ranks[1 - stopped].communicate(timeout=90)
+        _, error = ranks[1 - stopped].communicate(timeout=PATIENCE_S)
         assert (ranks[1 - stopped].returncode, error) == (1, line)
     finally:
         for process in ranks:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.patience import PATIENCE_S
 from tests.trainer.foreign import as_megatron_lm
 from tests.trainer.forked import ForkedPython, run_python
 from tests.trainer.huggingface.models import (
@@ -332,7 +333,7 @@ def test_a_kill_leaves_nothing_at_the_destination(
         time.sleep(0.01)
     time.sleep(0.3)
     process.send_signal(number)
-    assert process.wait(timeout=60) != 0
+    assert process.wait(timeout=PATIENCE_S) != 0
     assert not (folder / "out").exists()
     if number == signal.SIGTERM:
         assert not list(folder.iterdir())
