@@ -44,13 +44,18 @@ quickstart: $(READY)
 # The tests of `test` use what setup installs, also under make -j.
 .NOTPARALLEL:
 
-test: check pytest
-
 # The checks run at the same time as the tests. Their output follows that of the tests.
+define with_checks
+@$(MAKE) --no-print-directory check >$(VENV)/check.log 2>&1 & checks=$$!; \
+$(1); tests=$$?; \
+wait $$checks; checks=$$?; cat $(VENV)/check.log; exit $$((tests || checks))
+endef
+
+test: $(READY)
+	$(call with_checks,$(MAKE) --no-print-directory pytest)
+
 quick: $(READY)
-	@$(MAKE) --no-print-directory check >$(VENV)/check.log 2>&1 & checks=$$!; \
-	$(BIN)/pytest --numprocesses 2 --dist loadfile -m 'not process and not slow and not gpu'; tests=$$?; \
-	wait $$checks; checks=$$?; cat $(VENV)/check.log; exit $$((tests || checks))
+	$(call with_checks,$(BIN)/pytest --numprocesses 2 --dist loadfile -m 'not process and not slow and not gpu')
 
 check: $(READY)
 	$(BIN)/ruff check .

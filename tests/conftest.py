@@ -19,7 +19,7 @@ TESTS = Path(__file__).parent
 NOT_QUICK = ("process", "slow", "gpu")
 """Markers of the tests that `make quick` leaves out."""
 
-PROCESS_FOLDERS = ("check", "enroot", "install", "lint", "slurm")
+PROCESS_FOLDERS = tuple(f"{TESTS}/{name}/" for name in ("check", "enroot", "install", "lint", "slurm"))
 """Folders in which every test is marked `process`. Reading a script starts shfmt."""
 
 LONG_FILES = (
@@ -143,7 +143,7 @@ def pytest_configure() -> None:
 @pytest.hookimpl(tryfirst=True)  # before pytest deselects by marker
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if any(item.path.is_relative_to(TESTS / folder) for folder in PROCESS_FOLDERS):
+        if str(item.path).startswith(PROCESS_FOLDERS):
             item.add_marker("process")
     places = {TESTS / name: place for place, name in enumerate(LONG_FILES)}
     items.sort(key=lambda item: places.get(item.path, len(places)))
