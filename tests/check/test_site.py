@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
+from hpcgen.check import comparison
 from hpcgen.check.lint.check import Finding
 from hpcgen.check.scripts import ReadScripts, read_by_lint
 from hpcgen.check.shell_programs import read_by_shell_programs
@@ -70,6 +73,13 @@ launch() { run_step srun "${step[@]}" "${container[@]}" env "${task_environment[
 def nothing(scripts: Sequence[str]) -> list[list[Finding]]:
     """Instead of bash and shellcheck, which take most of the time."""
     return [[] for _ in scripts]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def each_script_is_parsed_once() -> Iterator[None]:
+    """The shipped scripts are the same in most tests, and parsing them takes longer than comparing them."""
+    with mock.patch.object(comparison, "read_code", functools.cache(comparison.read_code)):
+        yield
 
 
 @pytest.fixture

@@ -156,7 +156,9 @@ def test_each_rank_allocates_what_the_estimate_counts(
             DENSE, PP2 | VPP2 | {"pipeline_model_parallel_layout": "Ett|t|t|L"}, 2, BLOCK, id="short-chunk"
         ),
         pytest.param(DROPLESS, TP4, 4, UNIFORM, id="ETP4"),
-        pytest.param(WIDE_EXPERTS, TP4 | EP4, 4, {"micro_batch_size": 1}, id="wide-experts"),
+        pytest.param(
+            WIDE_EXPERTS, TP4 | EP4, 4, {"micro_batch_size": 1, "global_batch_size": 4}, id="wide-experts"
+        ),
     ],
 )
 def test_the_first_stage_alone_allocates_what_the_estimate_counts(
@@ -168,7 +170,7 @@ def test_the_first_stage_alone_allocates_what_the_estimate_counts(
     """
     document = gpt_config("none", tmp_path / "run", model)
     document |= {"world_size": world_size, "parallelism": layout}
-    document["training"] |= {"micro_batch_size": 4, "global_batch_size": 32, "transformer_impl": "torch"}
+    document["training"] |= {"micro_batch_size": 4, "global_batch_size": 16, "transformer_impl": "torch"}
     document["training"] |= training
     setup = setup_of(document)
     activations = estimate_stage(setup, 0).activation_bytes + outputs_kept_on_cpus(setup, 0)
