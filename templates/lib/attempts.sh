@@ -3,6 +3,7 @@
 claim() {
     local other; read_number other "$run_dir/RUNNING"
     ((other == 0 || other == SLURM_JOB_ID)) || ! is_running "$other" || die "job $other is running in $run_dir: two jobs would overwrite each other's checkpoints"
+    [[ $share != group ]] || warn_of_hidden_job "$other"
     write_file "$run_dir/RUNNING" <<<"$SLURM_JOB_ID"
     rm -f -- "$run_dir/STOPPED" "$run_dir/FAILED" "$held/stop-$restart"
 }
@@ -21,7 +22,8 @@ is_running() {
 is_out_of_time() { ((terminated)) && retry scontrol show job -o "$SLURM_JOB_ID" | grep ' Reason=TimeLimit ' >/dev/null; }
 # AT BEYOND: requeues after a failure. Gives up after three in a row without progress; attempts after a warning do not count.
 retry_or_give_up() {
-    local stalled failed="failed with status $rc${task_logs:+ (see $task_logs)}"; read_number stalled "$held/stalled"
+    local stalled failed="failed with status $rc"; read_number stalled "$held/stalled"
+    [[ $details == above ]] || failed+=" (see ${details#in })"
     ((after > before || warned)) || stalled=$((stalled + 1))
     write_file "$held/stalled" <<<"$stalled"
     ((stalled < 3)) || die "$failed: three attempts without progress $2; not requeued"

@@ -16,8 +16,11 @@ run_step() {
     "$@" &
     local pid=$!
     while interrupted=0; wait "$pid"; rc=$?; ((interrupted)); do :; done # a trap ends wait: wait again
+    find_task_logs
     return "$rc"
 }
+# Sets details to submitit's logs if the tasks of this attempt wrote any. An earlier attempt's have the same names.
+find_task_logs() { local log; for log in $task_logs; do [[ ! -e $log || $held/begun -nt $log ]] || details="in $task_logs"; done; }
 # FILE: replaces it atomically with standard input. install makes a new file, with this mode even if the directory has a
 # default ACL, which takes the place of the umask.
 file_mode=600 job_directory_mode=700
@@ -67,7 +70,7 @@ begin() {
         ! command -v lfs >/dev/null || lfs setstripe -E -1 -c -1 -S 1M "$directory" 2>/dev/null || say "$directory is not striped"
     done
     say "$run_name: $stage job $job, restart $restart, on $SLURM_JOB_NODELIST"
-    ((!submitted)) || { details="in $task_logs" && say "the tasks' own logs: $task_logs"; }
+    ((!submitted)) || { write_file "$held/begun" </dev/null; say "the tasks' own logs, once they run: $task_logs"; }
 }
 # FILE: prints it. In a shared run, only if this user made it: the group reads the log, and a link could lead to a private file.
 print_own() {

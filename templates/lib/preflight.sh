@@ -72,7 +72,7 @@ job_field() { sed -n "s/.* $1=\([^ ]*\).*/\1/p" <<<"$job_text" | sed 's/(null)//
 
 # Requeues the job with the bad nodes excluded.
 exclude_and_requeue() {
-    local count list left try changes name by_user=() asked=$held/excluded_by_user
+    local count list left try changes name pool by_user=() asked=$held/excluded_by_user
     [[ ${good[*]-} || -z ${bad[1]-} ]] || die "no node is fit: that is a mistake in the run rather than in its nodes (reports: $reports)"
     if [[ -z ${good[*]-} ]] && grep -q '"check": "file"' "$reports"/*-host.json 2>/dev/null; then
         die "${bad[*]} lacks a file that the run needs (above)"
@@ -87,8 +87,10 @@ exclude_and_requeue() {
     [[ ! -s $asked || ! $(<"$asked") ]] || host_names by_user "$(<"$asked")" || die "scontrol cannot list the nodes that --exclude names: $(<"$asked") (above)"
     for name in "${by_user[@]}"; do ! is_node "$name" || [[ " ${excluded[*]} " == *" $name "* ]] || excluded+=("$name"); done
     list=$(join_by , "${excluded[@]}")
-    left=$(nodes_left)
-    ((left >= num_job_nodes)) || die "without $list partition $SLURM_JOB_PARTITION has $left nodes, and the job needs $num_job_nodes"
+    pool=$(job_field Reservation)
+    left=$(nodes_left "$pool")
+    pool=${pool:+reservation $pool} pool=${pool:-partition $SLURM_JOB_PARTITION}
+    ((left >= num_job_nodes)) || die "without $list $pool has $left nodes, and the job needs $num_job_nodes"
     changes=(ExcNodeList="$list")
     drop_excluded_requests
     ((!terminated)) || exit 143
@@ -122,12 +124,20 @@ drop_excluded_requests() {
     changes+=(ReqNodeList="$(join_by , "${kept[@]}")")
 }
 
-# Prints the number of usable nodes of the partition that are not excluded. If sinfo does not answer, assumes enough.
+# RESERVATION: prints the number of usable nodes that are not excluded, of the partition or of the reservation in it, if
+# there is one. If Slurm shows no nodes (PrivateData), assumes enough.
 nodes_left() {
-    local name state left=0
-    sinfo --noheader --Node --partition="$SLURM_JOB_PARTITION" --format='%N %t' >"$held/partition" || { echo "$num_job_nodes"; return; }
+    local name state list unusable='down|drain|drng|fail|inval|futr' left=0 reserved=()
+    list=$([[ ! $1 ]] || scontrol show reservation -o "$1" | sed -n 's/.* Nodes=\([^ ]*\).*/\1/p')
+    [[ ! $list ]] || host_names reserved "$list" || reserved=()
+    [[ $1 ]] || unusable+='|maint' # in a reservation for maintenance, which could be this job's
+    # --all: a hidden partition, too
+    sinfo --all --noheader --Node --partition="$SLURM_JOB_PARTITION" --format='%N %t' >"$held/partition"
+    [[ -s $held/partition ]] || { echo "$num_job_nodes"; return; }
     while read -r name state; do
-        [[ $state =~ down|drain|drng|fail|maint|inval|futr || " ${excluded[*]} " == *" $name "* ]] || left=$((left + 1))
+        if [[ $state =~ $unusable || " ${excluded[*]} " == *" $name "* ]]; then continue; fi
+        if [[ $1 && " ${reserved[*]-$name} " != *" $name "* ]]; then continue; fi
+        left=$((left + 1))
     done <"$held/partition"
     echo "$left"
 }

@@ -38,3 +38,10 @@ guard_log() {
     log_problem="$path is a link, so the job would write into another file; remove the link and submit again"
     exec >/dev/null 2>&1 # until the job's directory exists
 }
+# JOB: prints a warning if the run's last job is another user's, and Slurm shows each user only the own jobs: is_running cannot
+# tell whether the job has ended.
+warn_of_hidden_job() {
+    if (($1 == 0 || $1 == SLURM_JOB_ID)) || [[ -O $run_dir/RUNNING ]]; then return; fi
+    scontrol show config 2>/dev/null | grep -E '^PrivateData *=.*(all|jobs)' >/dev/null || return
+    say "WARNING: Slurm hides the jobs of other users (PrivateData in slurm.conf). If job $1 of $(stat -c %U -- "$run_dir/RUNNING") is still running in $run_dir, only the lock of hpcgen's trainer keeps the two jobs apart" >&2
+}

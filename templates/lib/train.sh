@@ -49,6 +49,6 @@ conclude() {
     if ((timed_out)); then requeue "out of time at iteration $after of $train_iters"; fi
     if ((rc == 0)); then die "the trainer ended without writing DONE or STOPPED at iteration $after of $train_iters; this is a bug in the trainer"; fi
     # Status 2 without FAILED: the trainer could not write FAILED, since its view of the run directory is read-only.
-    if ((rc == 2)); then die "$invalid (status 2, reason above); $after iterations are saved"; fi
+    if ((rc == 2)); then die "$invalid (status 2, reason $details); $after iterations are saved"; fi
     retry_or_give_up " at iteration $after (began at $before)" "beyond iteration $after"
 }

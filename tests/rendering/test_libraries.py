@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -283,6 +284,79 @@ rendezvous && echo "$MASTER_ADDR"
     done = with_libraries("base", "ranks", then=then, cwd=tmp_path)
     assert done.stdout.endswith("\nuni1\n"), done.stderr
     assert "PrivateData=nodes" in done.stdout
+
+
+@pytest.mark.process
+def test_a_message_names_the_logs_of_tasks_only_if_this_attempt_has_some(tmp_path: Path) -> None:
+    """A failed prologue leaves none, and a requeued job keeps its number."""
+    then = """
+restart=0 max_restarts=9 before=0 after=0 task_logs="$PWD/8_*_log.out"
+requeue() { echo "$1"; rm -f stalled; }
+touch -d '-1 hour' 8_0_log.out; touch -d '-1 min' begun
+say() { :; }
+rc=7; retry_or_give_up . x
+run_step false; retry_or_give_up . x
+touch 8_1_log.out; run_step false; retry_or_give_up . x
+"""
+    done = with_libraries("base", "attempts", then=then, cwd=tmp_path)
+    assert done.stdout.splitlines() == [
+        "failed with status 7.",
+        "failed with status 1.",
+        f"failed with status 1 (see {tmp_path}/8_*_log.out).",
+    ], done.stderr
+
+
+@pytest.mark.process
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to others")
+@pytest.mark.parametrize(
+    ("config", "owner", "warned"), [("jobs,users", 65534, 1), ("jobs", 0, 0), ("none", 65534, 0)]
+)
+def test_a_job_that_slurm_hides_is_said_to_be_unknown(
+    config: str, owner: int, warned: int, tmp_path: Path
+) -> None:
+    (tmp_path / "RUNNING").write_text("12\n")
+    os.chown(tmp_path / "RUNNING", owner, -1)
+    then = f"""
+run_dir=$PWD restart=0 share=group
+scontrol() {{ echo "PrivateData             = {config}"; }}
+squeue() {{ echo "$SLURM_JOB_ID"; }}
+claim
+"""
+    done = with_libraries("base", "scratch", "share", "attempts", then=then, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("If job 12 of nobody is still running") == warned
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("partition", "reservation", "left"),
+    [
+        ("", "", "4"),
+        ("a idle\nb alloc\nc drain\nbad idle", "", "2"),
+        ("a maint\nb idle", "", "1"),
+        ("a idle\nb alloc\nbad idle", "b,bad", "1"),
+        ("a maint\nb idle", "a", "1"),
+        ("a idle\nb idle", "unknown", "2"),
+    ],
+    ids=["nodes are private", "partition", "maintenance", "reservation", "reserved for it", "no answer"],
+)
+def test_usable_nodes_are_those_that_the_job_can_get(
+    partition: str, reservation: str, left: str, tmp_path: Path
+) -> None:
+    then = f"""
+excluded=(bad) num_job_nodes=4 SLURM_JOB_PARTITION=p
+sleep() {{ :; }}
+sinfo() {{ [[ " $* " == *" --all "* ]] && printf '{partition}' && [[ ! '{partition}' ]] || echo; }}
+scontrol() {{
+    case $2 in
+        reservation) [[ $4 != unknown ]] && echo "ReservationName=$4 StartTime=x Nodes=$4 NodeCnt=1" ;;
+        hostnames) echo "$3" | tr , '\\n' ;;
+    esac
+}}
+nodes_left '{reservation}'
+"""
+    done = with_libraries("base", "ranks", "preflight", then=then, cwd=tmp_path)
+    assert done.stdout == f"{left}\n", done.stderr
 
 
 def hash_of_inputs(script: str) -> str:

@@ -79,7 +79,7 @@ def test_a_mistake_found_by_the_trainer_is_not_retried_through_submitit(
     assert on_cluster.wait(job.job_id) == "FAILED"
     log = job.log.read_text()
     assert f"not requeued, since it would fail again: checkpoint.load = '{torn}' holds no" in log
-    assert f"the tasks' own logs: {tiny_run.parent}/run/submitit/{job.job_id}_*_log.out" in log
+    assert f"the tasks' own logs, once they run: {tiny_run.parent}/run/submitit/{job.job_id}_*_log.out" in log
     assert "back into the queue" not in log
 
 
