@@ -235,6 +235,23 @@ def without_access(error: PermissionError) -> str:
     return f"{path}: {error.strerror}: ask {owner}, who owns {closed}, for access (share: group)"
 
 
+def to_read(directory: Path) -> str:
+    """What a user does about a directory that cannot be read."""
+    return _by_owner(directory, f"chmod u+rx {directory}", "for access")
+
+
+def to_protect(path: Path, mode: str) -> str:
+    """What a user does about a path that others can write to."""
+    command = f"chmod {mode} {path}"
+    return _by_owner(path, f"run {command}", f"to run {command}")
+
+
+def _by_owner(path: Path, remedy: str, request: str) -> str:
+    """The remedy, or the request to the owner of the path, who alone can change its mode."""
+    owner = path.stat().st_uid
+    return remedy if os.geteuid() in (0, owner) else f"ask {user(owner)}, who owns it, {request}"
+
+
 def is_special(target: Path) -> bool:
     """Returns True if the path exists and is not a regular file but a device, pipe or directory. Follows links."""
     # unlike Path's methods, these do not raise if the path cannot be accessed

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from hpcgen.errors import HpcgenError
+from hpcgen.files import to_read
 
 
 def configuration_directories(kind: str) -> list[Path]:
@@ -30,7 +31,7 @@ def readable(directories: Iterable[Path]) -> list[Path]:
     found = [directory for directory in directories if directory.is_dir()]
     for directory in found:
         if not os.access(directory, os.R_OK | os.X_OK):
-            raise HpcgenError(f"{directory}: the directory cannot be read", f"chmod u+rx {directory}")
+            raise HpcgenError(f"{directory}: the directory cannot be read", to_read(directory))
     return found
 
 

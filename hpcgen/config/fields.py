@@ -77,7 +77,10 @@ TimeLimit = Annotated[
         "a Slurm time such as 30:00 (minutes:seconds), 12:00:00 or 2-00:00:00",
     ),
 ]
-Mask = Annotated[str, Text(r"0x[0-9a-f]{1,64}", "a hexadecimal CPU mask such as 0xfff000")]
+Mask = Annotated[
+    str, Text(r"0x[0-9a-f]{1,254}", "a hexadecimal CPU mask such as 0xfff000, of at most 254 digits")
+]
+"""A mask for srun --cpu-bind. Slurm cuts off what follows its first 256 characters (task/affinity, get_cpuset)."""
 
 
 def constraint_problems(hint: Any, value: Any, path: str = "") -> Iterator[Problem]:

@@ -9,6 +9,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from hpcgen.errors import HpcgenError
+from hpcgen.files import to_protect
 
 
 def require_trusted(
@@ -26,11 +27,11 @@ def require_trusted(
     if is_sticky and sticky_is_safe:
         return
     if status.st_mode & stat.S_IWOTH:
-        raise HpcgenError(f"{path}: not trusted, because all users can write to it", f"run chmod o-w {path}")
+        raise HpcgenError(f"{path}: not trusted, because all users can write to it", to_protect(path, "o-w"))
     if status.st_mode & stat.S_IWGRP and status.st_uid not in (0, os.geteuid()):
         group = _group_name(status.st_gid)
         if group not in (trusted_groups or ()):
-            hint = f"run chmod g-w {path}"
+            hint = to_protect(path, "g-w")
             if trusted_groups is not None:
                 hint += f", or add {group} to trusted_groups in the cluster profile"
             reason = f"not trusted, because another user (id {status.st_uid}) owns it and group {group} can write to it"
@@ -44,7 +45,7 @@ def require_safe_parents(directory: Path) -> None:
         if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
             raise HpcgenError(
                 f"{directory}: not trusted, because all users can write to {parent} and could replace it",
-                f"run chmod o-w {parent}",
+                to_protect(parent, "o-w"),
             )
 
 

@@ -58,6 +58,29 @@ def test_a_private_corpus_of_another_user_is_named(
     assert "Traceback" not in printed
 
 
+@pytest.mark.parametrize(
+    ("mode", "of_nobody", "hint"),
+    [
+        (0o700, False, "cannot be read; ask root, who owns it, for access"),
+        (0o300, True, "cannot be read; chmod u+rx {path}"),
+        (0o777, False, "all users can write to it; ask root, who owns it, to run chmod o-w {path}"),
+        (0o777, True, "all users can write to it; run chmod o-w {path}"),
+    ],
+)
+def test_only_the_owner_of_a_directory_is_told_to_change_its_mode(
+    mode: int, of_nobody: bool, hint: str, open_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(open_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(open_path))
+    path = open_path / "hpcgen/clusters"
+    write_yaml(path / "mine.yaml", {"extends": "local"})
+    hpcgen("cluster", "check", "mine")  # imports what the command needs
+    path.chmod(mode)
+    os.chown(path, NOBODY if of_nobody else 0, -1)
+    status, printed = as_nobody(["cluster", "check", "mine"], open_path / "printed")
+    assert (status, hint.format(path=path) in printed) == (2, True), printed
+
+
 def as_nobody(arguments: list[str], output: Path) -> tuple[int, str]:
     """Runs hpcgen in a fork of this process that is another user. Returns the status and what it printed."""
     output.touch()

@@ -14,6 +14,7 @@ from markupsafe import Markup
 
 from hpcgen.config.trust import require_safe_parents, require_trusted
 from hpcgen.errors import HpcgenError
+from hpcgen.files import to_read
 from hpcgen.resources import shipped
 from hpcgen.slurm.rendering.filters import LOGIC_FILTERS, OUTPUT_FILTERS, shell_word
 from hpcgen.slurm.rendering.template_check import CheckingCodeGenerator
@@ -187,4 +188,4 @@ def _require_usable(directory: Path) -> None:
     if not directory.is_dir():
         raise HpcgenError(f"{directory}: the template directory does not exist")
     if not os.access(directory, os.R_OK | os.X_OK):
-        raise HpcgenError(f"{directory}: the template directory cannot be read", f"chmod u+rx {directory}")
+        raise HpcgenError(f"{directory}: the template directory cannot be read", to_read(directory))
