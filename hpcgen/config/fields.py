@@ -78,7 +78,11 @@ TimeLimit = Annotated[
     ),
 ]
 Mask = Annotated[
-    str, Text(r"0x[0-9a-f]{1,254}", "a hexadecimal CPU mask such as 0xfff000, of at most 254 digits")
+    str,
+    Text(
+        r"0x[0-9a-f]{1,254}",
+        "a hexadecimal CPU mask such as 0xfff000, of at most 254 digits (Slurm cuts off the rest; leave cpu_masks out)",
+    ),
 ]
 """A mask for srun --cpu-bind. Slurm cuts off what follows its first 256 characters (task/affinity, get_cpuset)."""
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import pytest
 
+from hpcgen.config.cpus import from_words
 from hpcgen.planning.allocation import allocation_problems, cluster_problems, make_allocation, stage_settings
 from hpcgen.stages import STAGES
+from tests.cli.command import hpcgen
 from tests.runs import big_run, loaded, minimal_run, write_yaml
 
 
@@ -122,6 +125,35 @@ def test_a_download_takes_no_more_cpus_than_there_are(tmp_path):
 def test_the_form_of_the_gpu_request(tmp_path, gres, option):
     options = allocation(tmp_path, train={"time": "1:00"}, gres=gres).resource_options()
     assert {name: options[name] for name in ("gres", "gpus-per-node") if name in options} == option
+
+
+@pytest.mark.parametrize(("cpus", "gpus"), [(288, 4), (512, 8), (1016, 8)])
+def test_nodes_with_many_cpus_are_bound_and_drawn(tmp_path, monkeypatch, cpus, gpus):
+    monkeypatch.chdir(tmp_path)
+    each = cpus // gpus
+    masks = tuple(hex((1 << each) - 1 << each * index) for index in range(gpus))
+    node_type = {
+        "description": "many",
+        "device": "cuda",
+        "gpus_per_node": gpus,
+        "cpus_per_node": cpus,
+        "cpu_masks": masks,
+        "processor": {"arch": "arm64", "vendor": "ARM", "family": 1, "model": 1},
+        "pci_link": {"speed_gt_s": 32, "width": 16},
+        "numa_nodes": [{"cpus": f"{each * index}-{each * (index + 1) - 1}"} for index in range(gpus)],
+        "gpus": [{"bus_id": f"000{index}:01:00.0", "numa": index} for index in range(gpus)],
+    }
+    write_yaml(tmp_path / "topologies/many.yaml", node_type)
+    write_yaml(tmp_path / "site.yaml", {"node_type": "many", "slurm": {"time": "1:00:00"}})
+    run = loaded(tmp_path, minimal_run(cluster="./site.yaml"))
+    assert run.mistakes == ()
+    found = make_allocation(STAGES["train"], run.config, run.cluster, run.node_type)
+    assert f"--cpus-per-task={each}" in found.srun_options()
+    assert f"--cpu-bind=mask_cpu:{','.join(masks)}" in found.srun_options()
+    last = f"{cpus - each}-{cpus - 1}"
+    assert last in hpcgen("topology", "draw", "many").stdout
+    affinity = re.findall('affinity="([0-9a-f,]*)"', hpcgen("topology", "xml", "many").stdout)
+    assert [from_words(words) for words in affinity] == [int(mask, 16) for mask in masks]
 
 
 def test_fewer_tasks_than_gpus_are_not_bound_to_the_masks_of_eight(tmp_path):
