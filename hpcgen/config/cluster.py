@@ -46,8 +46,9 @@ class ClusterConfig:
     """Description of the cluster, in one line."""
     node_type: Name
     """Node type: the name of a file in topologies/, such as ndv5 or cpu."""
-    slurm_version: SlurmVersion = "22.05"
-    """Slurm version of the cluster. Versions older than the scripts support are refused."""
+    slurm_version: SlurmVersion | None = None
+    """Slurm version of the cluster. Default: unknown. Versions older than the scripts support are refused, and so are
+    options in `extra_directives` that newer versions added."""
     partitions: dict[SlurmWord, PartitionConfig] = field(default_factory=dict)
     """Partitions that jobs may use. Empty accepts any partition."""
     slurm: StageSettings = field(default_factory=StageSettings)

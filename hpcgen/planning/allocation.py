@@ -18,12 +18,13 @@ from hpcgen.config.run import RunConfig
 from hpcgen.config.slurm import StageSettings
 from hpcgen.errors import Problem
 from hpcgen.planning.array import Array, make_array
+from hpcgen.planning.sbatch_options import release_with
 from hpcgen.stages import Stage
 from hpcgen.text import counted, one_of
 
 MAX_RESTARTS = 100
 
-OLDEST_SLURM = (20, 11)
+OLDEST_SLURM = "20.11"
 """Oldest version whose --exclusive, step resources and requeue signals behave as the scripts expect."""
 
 # fmt: off
@@ -289,6 +290,11 @@ def _directive_problems(stage: Stage, config: RunConfig, cluster: ClusterConfig)
             yield item.problem(
                 f"is a duplicate of --{option}; sbatch uses the last one", "remove one of them"
             )
+        elif cluster.slurm_version and cluster.slurm_version < (
+            release := release_with(option, directive.partition("=")[2])
+        ):
+            reason = f"requires Slurm {release}, but slurm_version of the cluster profile is {cluster.slurm_version}"
+            yield item.problem(reason, "remove it, or correct slurm_version")
         seen.add(option)
 
 
@@ -367,7 +373,6 @@ def _gres_problems(cluster: ClusterConfig, node_type: NodeType) -> Iterator[Prob
 
 
 def _version_problems(cluster: ClusterConfig) -> Iterator[Problem]:
-    if tuple(int(part) for part in cluster.slurm_version.split(".")[:2]) < OLDEST_SLURM:
-        oldest = f"{OLDEST_SLURM[0]}.{OLDEST_SLURM[1]:02}"
-        reason = f"is older than {oldest}, the oldest version that the scripts support"
-        yield Problem("slurm_version", reason, f"use Slurm {oldest} or newer", "cluster")
+    if cluster.slurm_version is not None and cluster.slurm_version < OLDEST_SLURM:
+        reason = f"is older than {OLDEST_SLURM}, the oldest version that the scripts support"
+        yield Problem("slurm_version", reason, f"use Slurm {OLDEST_SLURM} or newer", "cluster")

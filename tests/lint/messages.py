@@ -87,6 +87,25 @@ MESSAGES: dict[str, tuple[str, Message]] = {
             fix="--time=5-00:00:00",
         ),
     ),
+    "an option that a later Slurm added": (
+        "directive-unknown",
+        Message(
+            script="#!/bin/bash\n#SBATCH --segment=16\n#SBATCH --time=60\nsrun hostname\n",
+            why="sbatch of Slurm before 24.05 does not have --segment",
+            fix="remove it",
+            slurm="23.11",
+        ),
+    ),
+    "an option of this Slurm": (
+        "directive-unknown",
+        Message(
+            script="#!/bin/bash\n#SBATCH --segment=16\n#SBATCH --time=60\nsrun hostname\n", slurm="24.05"
+        ),
+    ),
+    "an option of an unknown Slurm": (
+        "directive-unknown",
+        Message(script="#!/bin/bash\n#SBATCH --segment=16\n#SBATCH --time=60\nsrun hostname\n"),
+    ),
     "a time with a unit": (
         "directive-value",
         Message(

@@ -156,6 +156,32 @@ def test_nodes_with_many_cpus_are_bound_and_drawn(tmp_path, monkeypatch, cpus, g
     assert [from_words(words) for words in affinity] == [int(mask, 16) for mask in masks]
 
 
+@pytest.mark.parametrize(
+    ("option", "version", "release"),
+    [
+        ("--segment=16", "22.05", "24.05"),
+        ("--segment=16", "23.11.4", "24.05"),
+        ("--segment=16", "24.05", None),
+        ("--segment=16", None, None),
+        ("--tres-per-task=gres/gpu:1", "22.05", "23.02"),
+        ("--spread-segments", "25.05", "25.11"),
+        ("--gres-flags=allow-task-sharing", "23.02", "23.11"),
+        ("--gres-flags=enforce-binding", "20.11", None),
+        ("--comment=x", "20.11", None),
+    ],
+)
+def test_an_option_requires_the_release_that_added_it(tmp_path, option, version, release):
+    profile = {"extends": "local", "slurm_version": version, "slurm": {"extra_directives": [option]}}
+    write_yaml(tmp_path / "site.yaml", profile)
+    run = loaded(tmp_path, minimal_run(cluster="./site.yaml"))
+    found = [
+        problem.reason
+        for problem in allocation_problems(STAGES["train"], run.config, run.cluster, run.node_type)
+    ]
+    reason = f"requires Slurm {release}, but slurm_version of the cluster profile is {version}"
+    assert found == ([reason] if release else [])
+
+
 def test_fewer_tasks_than_gpus_are_not_bound_to_the_masks_of_eight(tmp_path):
     found = allocation(tmp_path, train={"time": "1:00", "ntasks_per_node": 4})
     assert (found.ntasks_per_node, found.cpus_per_task, found.cpu_masks) == (4, 24, ())

@@ -164,7 +164,7 @@ def apply(
         hits = [
             hit
             for hit in found or ()
-            if rule.id not in ignored.get(hit.line, ()) and not (hit.needs_release and slurm_version is None)
+            if rule.id not in ignored.get(hit.line, ()) and hit.applies_to(slurm_version)
         ]
         for first, *others in _grouped(hits):
             yield Finding(

@@ -26,6 +26,15 @@ class Hit:
     """Severity of this finding. Default: the severity of the rule."""
     needs_release: bool = False
     """True if the hit is only reported if the cluster's Slurm release is known."""
+    before: str = ""
+    """Slurm release that no longer has the problem. The hit is only reported if the cluster's release is known to be
+    older."""
+
+    def applies_to(self, slurm_version: str | None) -> bool:
+        """True if the hit can apply to a Slurm release, or to an unknown one."""
+        if slurm_version is None:
+            return not self.needs_release and not self.before
+        return not self.before or slurm_version < self.before
 
 
 Check = Callable[[Job], Iterator[Hit]]

@@ -66,17 +66,6 @@ ALIASES = {"tasks-per-node": "ntasks-per-node"}
 SRUN_OPTIONS = (frozenset(SHORT_OPTIONS.values()) | WITHOUT_VALUE) - SBATCH_OPTIONS - {"share"}
 """Options of srun that sbatch refuses."""
 
-NEW_OPTIONS = {"segment": "24.05", "stepmgr": "24.05"}
-"""Options of sbatch and srun -> the Slurm release that added them."""
-NEW_GRES_FLAGS = {"allow-task-sharing": "23.11"}
-"""Values of --gres-flags -> the Slurm release that added them (CHANGELOG/slurm-23.11.md)."""
-
-
-def release_with(name: str, value: str) -> str:
-    """The Slurm release that added an option or its value; "" if every release since 22.05 has it."""
-    flags = value.split(",") if name == "gres-flags" else []
-    return max((NEW_OPTIONS.get(name, ""), *(NEW_GRES_FLAGS.get(flag, "") for flag in flags)))
-
 
 def matching_options(name: str) -> tuple[str, ...]:
     """Options of sbatch that `name` can mean: itself, or options with this prefix, as in getopt_long."""

@@ -18,6 +18,7 @@ from hpcgen.check.lint.sbatch import (
     matching_options,
     stray_words,
 )
+from hpcgen.planning.sbatch_options import release_with
 from hpcgen.text import counted, nearest
 
 STRAY_FIX = "quote a value that contains blanks, and put # before a comment"
@@ -87,6 +88,12 @@ def directive_unknown(job: Job) -> Iterator[Hit]:
             )
         elif len(name) == 1:
             yield Hit(directive.line, f"sbatch has no {written}", "see man sbatch")
+    for directive in job.script.directives:
+        release = release_with(directive.name, directive.value or "")
+        if release and directive.effective:
+            why = f"sbatch of Slurm before {release} does not have --{directive.name}"
+            why += f"={directive.value}" if directive.name == "gres-flags" else ""
+            yield Hit(directive.line, why, "remove it", before=release)
 
 
 _PLACES = re.compile(r"<[^<>]*>|\{[^{}]*\}")
