@@ -248,7 +248,9 @@ def other_names() -> str:
     """Names that other programs have for a key."""
     lines = ["| name | in a run file |", "| --- | --- |"]
     names = spellings.KEYS | {
-        f"{section}.{name}".lstrip("."): key for section, keys in RUN_FILE.items() for name, key in keys.items()
+        f"{section}.{name}".lstrip("."): key
+        for section, keys in RUN_FILE.items()
+        for name, key in keys.items()
     }
     for name, answer in sorted(names.items()):
         key = re.match(r"[\w.]+", answer)

@@ -8,6 +8,7 @@ without these features). A download task has one process per connection.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import random
@@ -31,6 +32,9 @@ logging.getLogger("httpx2").setLevel(logging.WARNING)
 """httpx2 logs complete URLs at INFO, including signatures."""
 
 Result = TypeVar("Result")
+
+_SHOWN_BYTES = 80
+"""Bytes of an unexpected answer that a message shows."""
 
 TRANSIENT_STATUSES = frozenset((408, 425, 429, 500, 502, 503, 504))
 """HTTP statuses worth a retry."""
@@ -271,6 +275,18 @@ def range_start(response: httpx2.Response) -> int | None:
     """Offset in the file of the first byte of a partial response; None if the response does not state it."""
     match = re.match(r"bytes (\d{1,18})-", response.headers.get("Content-Range", ""))
     return int(match[1]) if match else None
+
+
+def describe_answer(url: str, headers: Mapping[str, str]) -> str:
+    """What a server answers to a request now: status, content type and first words. For unexpected answers."""
+    try:
+        with Web() as web, web.request("GET", url, headers, also=(204,)) as response:
+            begin = str(b"".join(itertools.islice(response.iter_raw(_SHOWN_BYTES), 1)), "utf-8", "replace")
+            kind = response.headers.get("Content-Type", "no content type")
+            words = repr(" ".join(begin.split())) if begin.strip() else "nothing"
+            return f"{redacted(str(response.url))} answers HTTP {response.status_code} ({kind}): {words}"
+    except (HpcgenError, TransientError) as error:
+        return str(error)
 
 
 def _refusal(response: httpx2.Response, url: str, has_token: bool) -> Exception:

@@ -22,7 +22,7 @@ from hpcgen.data.task import run_task
 from hpcgen.data.unit import DataStage, Unit, units
 from hpcgen.errors import ConfigErrors, HpcgenError
 from tests.data.downloads import QUICK, TOKEN
-from tests.http_server import COMMIT, REPOSITORY, Hub, Server, fake_hub, http_server, status
+from tests.http_server import COMMIT, REPOSITORY, Handler, Hub, Server, fake_hub, http_server, status
 
 LINE = b'{"text": "a"}\n'
 SHA256 = hashlib.sha256(LINE).hexdigest()
@@ -444,3 +444,84 @@ def test_a_password_in_the_address_of_the_hub_is_refused(monkeypatch: pytest.Mon
     with pytest.raises(HpcgenError, match=r"HF_ENDPOINT = https://hub\.example contains a password") as error:
         list_repository(HubSource(repo_id=REPOSITORY), None)
     assert "hf_x" not in str(error.value)
+
+
+_GOOD_INFO = b'{"id": "owner/corpus", "sha": "2d0accdd58c5c5a2b5c2b5a2c5d8e7f6a1b2c3d4", "siblings": []}'
+_JSON = "application/json"
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "headers"),
+    [
+        ("text/html", b"<!DOCTYPE html>\n<title>Sign in to the proxy</title>", {}),
+        ("text/html; charset=utf-8", b"", {}),
+        (_JSON, b'{"id": "owner/cor', {}),
+        *(
+            (_JSON, body, {})
+            for body in (b"null", b"[]", b"[1]", b"{}", b"5", b'"a"', b'{"id": "owner/corpus"}')
+        ),
+        (_JSON, b'{"id": 1, "sha": 5, "siblings": [{}]}', {}),
+        (_JSON, b'{"id": "owner/corpus", "sha": "2d", "siblings": 3}', {}),
+        ("application/octet-stream", b"\x00\xff\xfe" * 99, {}),
+        (_JSON, b"not gzip at all", {"Content-Encoding": "gzip"}),
+        (_JSON, b"\xff\xfe{\x00}\x00", {}),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_a_hub_that_answers_with_something_else_is_described(
+    server: Server, monkeypatch: pytest.MonkeyPatch, kind: str, body: bytes, headers: dict[str, str]
+) -> None:
+    """The answer is that of a proxy, a login page or another service. The token and queries are not shown."""
+    monkeypatch.setenv("HF_ENDPOINT", server.url)
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    server.usually = lambda handler, content: handler.answer(200, {"Content-Type": kind, **headers}, body)
+    with pytest.raises(HpcgenError) as error:
+        list_repository(HubSource(repo_id="owner/corpus"), "HF_TOKEN", QUICK)
+    [message] = error.value.mistakes
+    url = f"{server.url}/api/datasets/owner/corpus/revision/main"
+    begins = (
+        f"owner/corpus on {server.url}: the answer is not that of a hub. {url} answers HTTP 200 ({kind}): "
+    )
+    assert message.startswith(begins)
+    assert "; check HF_ENDPOINT, and whether a proxy or a login page answers in its place" in message
+    assert "hf_secret" not in message
+    assert len(message) < 500
+
+
+def test_a_redirect_to_a_login_page_is_described_by_where_it_led(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def login(handler: Handler, content: bytes) -> None:
+        if handler.file == "/login":
+            handler.answer(200, {"Content-Type": "text/html"}, b"<html>Sign in</html>")
+        else:
+            handler.answer(302, {"Location": f"{server.url}/login?next=secret"})
+
+    monkeypatch.setenv("HF_ENDPOINT", server.url)
+    server.usually = login
+    with pytest.raises(HpcgenError) as error:
+        list_repository(HubSource(repo_id="owner/corpus"), None, QUICK)
+    assert f"{server.url}/login?... answers HTTP 200 (text/html): '<html>Sign in</html>'" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        *(b"<html>", b"null", b"5", b"[5]", b"[null]", b"[{}]", b'{"error": "x"}'),
+        *(
+            b'[{"type": "file", "path": 5, "oid": "a", "size": 1}]',
+            b'[{"type": "file", "path": "a", "size": "x"}]',
+        ),
+        b'[{"type": "file", "path": "a", "oid": "a", "size": 1, "lfs": {"size": 1}}]',
+    ],
+)
+def test_a_listing_of_another_shape_is_described(
+    server: Server, monkeypatch: pytest.MonkeyPatch, body: bytes
+) -> None:
+    def answer(handler: Handler, content: bytes) -> None:
+        handler.answer(200, {"Content-Type": _JSON}, _GOOD_INFO if "/revision/" in handler.path else body)
+
+    monkeypatch.setenv("HF_ENDPOINT", server.url)
+    server.usually = answer
+    with pytest.raises(HpcgenError, match="the answer is not that of a hub"):
+        list_repository(HubSource(repo_id="owner/corpus"), None, QUICK)

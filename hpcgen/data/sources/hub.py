@@ -21,7 +21,15 @@ from huggingface_hub.errors import (
 from huggingface_hub.hf_api import RepoFile
 
 from hpcgen.config.corpus import HubSource
-from hpcgen.data.http import TRANSIENT_STATUSES, RetryPolicy, redacted, retry_after_s, token_for
+from hpcgen.data.http import (
+    TRANSIENT_STATUSES,
+    RetryPolicy,
+    authorization,
+    describe_answer,
+    redacted,
+    retry_after_s,
+    token_for,
+)
 from hpcgen.data.listed_files import url_reason
 from hpcgen.data.manifest import ManifestFile
 from hpcgen.data.sources.listing import UNSPLIT, Listing
@@ -29,6 +37,8 @@ from hpcgen.data.sources.url import INTERACTIVE
 from hpcgen.errors import HpcgenError
 
 _TIMEOUT_S = 30.0
+_UNEXPECTED = (ValueError, TypeError, LookupError, AttributeError, httpx2.DecodingError)
+"""What huggingface_hub raises for an answer that is not JSON, or has another shape."""
 _ELSEWHERE = "or use another source: a mirror (HF_ENDPOINT), url, directory or manifest"
 
 
@@ -48,10 +58,19 @@ def list_repository(
     try:
         commit = _commit(api, source, policy)
         tree = api.list_repo_tree(source.repo_id, recursive=True, revision=commit, repo_type="dataset")
-        found = [entry for entry in tree if isinstance(entry, RepoFile)]
-    except (HfHubHTTPError, HFValidationError, OfflineModeIsEnabled, httpx2.HTTPError) as error:
+        found = [_checked(entry) for entry in tree if isinstance(entry, RepoFile)]
+    except (HfHubHTTPError, HFValidationError, OfflineModeIsEnabled) as error:
         raise _explained(error, source, where, token_variable) from error
-    if not found or commit is None:
+    except _UNEXPECTED as error:
+        api_url = f"{endpoint}/api/datasets/{source.repo_id}/revision/{quote(source.revision, safe='')}"
+        answer = describe_answer(api_url, authorization(endpoint, token_variable))
+        raise HpcgenError(
+            f"{where}: the answer is not that of a hub. {answer}",
+            f"check HF_ENDPOINT, and whether a proxy or a login page answers in its place, {_ELSEWHERE}",
+        ) from error
+    except httpx2.HTTPError as error:
+        raise _explained(error, source, where, token_variable) from error
+    if not found:
         raise HpcgenError(
             f"the repository {where} is empty at {source.revision}", f"check its name, {_ELSEWHERE}"
         )
@@ -69,6 +88,18 @@ def list_repository(
     return Listing(f"hub {source.repo_id} at {commit}", sorted(files, key=lambda file: file.name))
 
 
+def _checked(entry: RepoFile) -> RepoFile:
+    """The entry of a listing, if it has the types of one.
+
+    Raises:
+        TypeError: it does not.
+    """
+    has_hash = entry.lfs is None or isinstance(entry.lfs.sha256, str)
+    if isinstance(entry.path, str) and type(entry.size) is int and has_hash:
+        return entry
+    raise TypeError(f"not a file of a listing: {entry}")
+
+
 def _endpoint() -> str:
     """URL of the hub.
 
@@ -81,12 +112,19 @@ def _endpoint() -> str:
     return endpoint
 
 
-def _commit(api: HfApi, source: HubSource, policy: RetryPolicy) -> str | None:
-    """Returns the commit of the revision, with retries: huggingface_hub retries listings, but not this request."""
+def _commit(api: HfApi, source: HubSource, policy: RetryPolicy) -> str:
+    """Returns the commit of the revision, with retries: huggingface_hub retries listings, but not this request.
+
+    Raises:
+        TypeError: the answer has no commit.
+    """
     failures = 0
     while True:
         try:
-            return api.dataset_info(source.repo_id, revision=source.revision, timeout=_TIMEOUT_S).sha
+            commit = api.dataset_info(source.repo_id, revision=source.revision, timeout=_TIMEOUT_S).sha
+            if not isinstance(commit, str):
+                raise TypeError(f"not a commit: {commit}")
+            return commit
         except (HfHubHTTPError, httpx2.TransportError) as error:
             failures += 1
             response = error.response if isinstance(error, HfHubHTTPError) else None
