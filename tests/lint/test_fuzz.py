@@ -169,6 +169,7 @@ def _outcome(action):
         "bash -c " + "'bash -c " * 20 + "a" + "'" * 20,
         "\u202e\u0000".replace("\0", "") * 100,
         "y=$((" + "1+" * 2000 + "1))",
+        "cat <<EOF\n$A \\\n$B\nEOF\n",
     ],
     ids=lambda text: text[:20].encode("unicode_escape").decode(),
 )

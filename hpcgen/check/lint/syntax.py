@@ -68,7 +68,7 @@ def parse(text: str) -> tuple[Node, bytes]:
         except ShellSyntaxError:
             raise _error(complaint, text) from None
     try:
-        tree = json.loads(output, object_hook=_position)
+        tree = json.loads(output, object_hook=_node)
         ends = [*_continued_comments(tree)] if re.search(rb"#[^\n]*\\\n", source) else []
     except (ValueError, RecursionError):
         raise ShellSyntaxError(1, "it is nested too deeply to be read", is_ours=True) from None
@@ -93,9 +93,17 @@ def _continued_comments(node: Node) -> Iterator[int]:
             yield from _continued_comments(inner)
 
 
-def _position(found: Node) -> Node:
-    """Hides a position from walkers of the tree, which would spend most of their time in these dictionaries."""
-    return MappingProxyType(found) if "Offset" in found else found
+def _node(found: Node) -> Node:
+    """A node as the readers of the tree expect it.
+
+    Positions are hidden from walkers, which would spend most of their time in these dictionaries. shfmt leaves out the
+    value of an empty literal, such as a backslash at the end of a line of a here-document.
+    """
+    if "Offset" in found:
+        return MappingProxyType(found)
+    if found.get("Type") == "Lit":
+        found.setdefault("Value", "")
+    return found
 
 
 def _error(complaint: str, text: str) -> ShellSyntaxError:
