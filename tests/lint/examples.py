@@ -81,6 +81,7 @@ output=(
     --load /shared/checkpoints/gpt3-13b
     --save-interval 500
     --exit-signal-handler
+    --exit-signal SIGUSR2
     --log-throughput
 )
 
@@ -135,7 +136,7 @@ SRUN = 'srun "${step[@]}" "${container[@]}" python -u /shared/Megatron-LM/pretra
 AFTER_SRUN = SOUND[SOUND.index("pid=$!\n") :]
 NO_SIGNAL = (
     ("#SBATCH --signal=B:USR2@300\n", ""),
-    ("    --exit-signal-handler\n", "    --exit-duration-in-mins 1430\n"),
+    ("    --exit-signal-handler\n    --exit-signal SIGUSR2\n", "    --exit-duration-in-mins 1430\n"),
 )
 FOREGROUND = ((f"{SRUN} &\n{AFTER_SRUN}", f"{SRUN}\n"), *NO_SIGNAL)
 TORCHRUN = SRUN.replace(
@@ -920,6 +921,11 @@ EXAMPLES: dict[str, Example] = {
         fails=flag("--save-interval 500", ""),
         at="--save",
         passes=(*flag("--save-interval 500", ""), *flag("--save /shared/checkpoints/gpt3-13b", "")),
+    ),
+    "exit-signal": Example(
+        fails=flag("--exit-signal SIGUSR2", ""),
+        at="trap",
+        passes=(*flag("--exit-signal SIGUSR2", ""), ("B:USR2@300", "TERM@300")),
     ),
     "exit-after-limit": Example(
         fails=flag("--exit-signal-handler", "--exit-duration-in-mins 1440"),

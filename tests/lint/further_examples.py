@@ -358,6 +358,14 @@ FURTHER: dict[str, tuple[str, Example]] = {
             "29500",
         ),
     ),
+    "a signal to the steps": (
+        "exit-signal",
+        _script(
+            f"{HEAD}#SBATCH --signal=USR1@300\nsrun -K {SAVING} --exit-signal-handler\n",
+            f"{HEAD}#SBATCH --signal=TERM@300\nsrun -K {SAVING} --exit-signal-handler\n",
+            "--signal",
+        ),
+    ),
     "a handler that no signal reaches": (
         "no-exit-handler",
         _script(

@@ -68,6 +68,14 @@ MESSAGES: dict[str, tuple[str, Message]] = {
             severity="note",
         ),
     ),
+    "a setting for debugging that a comment calls a workaround": (
+        "debugging-left-on",
+        Message(
+            script=f"{HEAD}# do not remove\nexport CUDA_LAUNCH_BLOCKING=1\nsrun python train.py\n",
+            why="CUDA_LAUNCH_BLOCKING=1 is for debugging",
+            severity="note",
+        ),
+    ),
     # ---- templates ----
     "a place of a directive is one value": (
         "log-shared",

@@ -204,7 +204,8 @@ _DEBUGGING = {
 def debugging_left_on(job: Job) -> Iterator[Hit]:
     """CUDA_LAUNCH_BLOCKING=1 and similar settings find the place of an error, and cost much of the speed.
 
-    Not reported: jobs with a --time of at most ten minutes, and jobs that are called debug or test.
+    Not reported: jobs with a --time of at most ten minutes, and jobs that are called debug or test. A note if the
+    comment above calls it a workaround.
     """
     limit_s = job.time_limit_s
     is_trial = any(re.search("debug|test", job.script.options.get(name, "")) for name in _NAMES_OF_JOBS)
@@ -215,7 +216,9 @@ def debugging_left_on(job: Job) -> Iterator[Hit]:
         word = assignment.value
         if effect and word and word.known and re.fullmatch(pattern, word.text) and not assignment.conditional:
             why = f"{assignment.name}={word.text} is for debugging: {effect}"
-            yield Hit(assignment.line, why, "remove it")
+            above = job.script.lines[assignment.line - 2] if assignment.line > 1 else ""
+            is_workaround = re.match(r"\s*#.*(workaround|do ?n.?t remove|do not remove|\bhangs?\b)", above)
+            yield Hit(assignment.line, why, "remove it", severity="note" if is_workaround else None)
 
 
 _NAMES_OF_JOBS = ("job-name", "partition", "qos")

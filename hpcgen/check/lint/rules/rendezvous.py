@@ -177,13 +177,16 @@ def nodelist_as_host(job: Job) -> Iterator[Hit]:
     scontrol show hostnames prints the names. The rule computes the address of sample jobs. A warning if the script
     yields a host for some lists of nodes.
     """
-    for line, word in (*addresses_of(job), *_hosts_elsewhere(job)) if job.may_be_multi_node else ():
+    names = '$(scontrol show hostnames "$SLURM_JOB_NODELIST"'
+    places = [(*place, f"{names} | head -n 1)") for place in addresses_of(job)]
+    places += [(*place, f"split the output of {names})") for place in _hosts_elsewhere(job)]
+    for line, word, fix in places if job.may_be_multi_node else ():
         wrong = [address for address in _addresses(job, word) if not _is_host(address)]
         if wrong:
             yield Hit(
                 line,
                 f"the list of nodes is compressed (gpu-[1-4]) and is not a host name: this yields {wrong[0]}",
-                '$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+                fix,
                 severity="warning" if len(wrong) < len(_NODE_LISTS) else None,
             )
 

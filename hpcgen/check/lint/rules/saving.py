@@ -7,9 +7,10 @@ from collections.abc import Iterator
 
 from hpcgen.check.lint.job import Job
 from hpcgen.check.lint.launch import Launch
-from hpcgen.check.lint.megatron import integer, is_of_a_fork
+from hpcgen.check.lint.megatron import integer, is_of_a_fork, word_of
 from hpcgen.check.lint.rule import Hit, rule
 from hpcgen.check.lint.rules.megatron import ARGUMENTS
+from hpcgen.check.lint.rules.signals import pids_of_trainings, signal_of
 from hpcgen.text import counted
 
 MIN_RUN_ITERS, MIN_RUN_SAMPLES = 5000, 1_000_000
@@ -164,6 +165,46 @@ def _minutes_before(limit_s: int) -> int:
     """The minutes after which a training should end to save a checkpoint before the limit."""
     minutes = limit_s // 60
     return max(1, minutes - min(10, 1 + minutes // 10))
+
+
+@rule(
+    "exit-signal",
+    "warning",
+    "Megatron-LM dies at the signal instead of saving",
+    source=f"{ARGUMENTS}, --exit-signal-handler; megatron/training/dist_signal_handler.py",
+)
+def exit_signal(job: Job) -> Iterator[Hit]:
+    """--exit-signal-handler saves a checkpoint at SIGTERM, or at the signal in --exit-signal of newer releases.
+
+    Another signal ends the program without one. Reported are signals of --signal to the steps, and those that a trap
+    sends to srun, which forwards USR1 and USR2.
+    """
+    for launch in job.megatron:
+        own = word_of(launch, "exit-signal")
+        if launch.is_open or "exit-signal-handler" not in launch.flags or launch.step is None:
+            continue
+        handled = own.text.upper().removeprefix("SIG") if own else "TERM"
+        for line, name in _signals_to_step(job, launch):
+            if name != handled:
+                yield Hit(
+                    line,
+                    f"--exit-signal-handler saves at {handled}, but {name} reaches the training and ends it",
+                    f"add --exit-signal SIG{name}, or use --signal=TERM@... without B:",
+                )
+
+
+def _signals_to_step(job: Job, launch: Launch) -> Iterator[tuple[int, str]]:
+    """The line and the name of USR1 or USR2 that Slurm or a trap sends to a training."""
+    signal = signal_of(job)
+    if signal and "B" not in signal[0] and signal[1] in ("USR1", "USR2") and launch.launcher == "python":
+        yield job.script.option_line("signal"), signal[1]
+    for command in job.script.commands:
+        if command.name == "trap" and len(command.words) > 2:
+            sent = re.findall(
+                r"\bkill\s+-(?:s\s+)?(?:SIG)?(USR[12])\s+[\"']?\$\{?(\w+)", command.words[1].text
+            )
+            if signal and "B" in signal[0] and any(pid in pids_of_trainings(job) for _, pid in sent):
+                yield command.line, sent[0][0]
 
 
 @rule(

@@ -103,7 +103,7 @@ def kill_srun(job: Job) -> Iterator[Hit]:
 
     srun forwards SIGUSR1 and SIGUSR2 to the tasks of all nodes. Other programs, such as servers, are not reported.
     """
-    pids = _pids_of_trainings(job)
+    pids = pids_of_trainings(job)
     handlers = {
         command.words[1].text: command.words[2:]
         for command in job.script.commands
@@ -125,7 +125,7 @@ def kill_srun(job: Job) -> Iterator[Hit]:
             )
 
 
-def _pids_of_trainings(job: Job) -> set[str]:
+def pids_of_trainings(job: Job) -> set[str]:
     """Variables that contain the process ID of an srun that runs a training."""
     training = {id(launch.step.command) for launch in job.trainings if launch.step}
     starts = {(command.line, False) for command in job.script.commands if command.background}
