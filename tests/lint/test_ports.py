@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import subprocess
 
 import pytest
 
 from hpcgen.check.lint.check import Finding, lint
-from hpcgen.check.lint.filters import Refused, Unknown
+from hpcgen.check.lint.filters import FILTERS, Call, Refused, Unknown
 from hpcgen.check.lint.reader import read
 from hpcgen.check.lint.sample import Sample
 
@@ -58,6 +59,11 @@ PORTS = [
     (f'$(echo "30000 + ${JOB} % 40000" | bc)', TOO_HIGH),
     (f"$(echo ${JOB} | awk '{{print $1 % 60000 + 10000}}')", TOO_HIGH),
     (f"$(python3 -c \"print(10000 + int('${JOB}') % 60000)\")", TOO_HIGH),
+    (f"$(($(echo ${JOB} | grep -o '....$') + 10000))", LEADING_ZERO),
+    (f"$(awk -v id=${JOB} 'BEGIN{{print 10000 + id % 60000}}')", TOO_HIGH),
+    ("$(python3 -c 'import os; print(10000 + int(os.environ[\"SLURM_JOB_ID\"]) % 60000)')", TOO_HIGH),
+    ("$(python3 -c 'import random; print(random.randint(10000, 70000))')", "a job gets port 70000"),
+    ("$((10000 + $(date +%s) % 60000))", "a job gets port 69999"),
     ("70000", "every job gets port 70000"),
     ("80", "every job gets port 80"),
     (f"$((15000 + {JOB} % 50000))", TAKEN),
@@ -152,6 +158,49 @@ def test_a_list_of_nodes_is_no_host(text: str, is_host: bool) -> None:
     findings = found(text, "nodelist-as-host")
     assert bool(findings) != is_host
     assert all(finding.severity == "error" for finding in findings)
+
+
+def test_programs_with_any_arguments_are_known_or_unknown() -> None:
+    draw = random.Random(5)
+    texts = (
+        *"-+(*/[$\\",
+        "",
+        "-1",
+        "1-",
+        "0",
+        "z-a",
+        "s/[/b/",
+        "s/a/\\9/",
+        "{print $9 % 0}",
+        "BEGIN{print 1/0}",
+        "%04d",
+    )
+    texts += (
+        "-f",
+        "-d",
+        "-c",
+        "-n",
+        "-F[",
+        "-oE",
+        "print(1/0)",
+        "-cprint(int('a'))",
+        "x=1",
+        "9" * 30,
+        "node[1-2]",
+    )
+    for _ in range(3000):
+        call = Call(
+            draw.choices(texts, k=draw.randrange(4)),
+            draw.choice(("", "\n", "a b,c\n", "12\n")),
+            greatest=True,
+        )
+        with contextlib.suppress(Unknown, Refused):
+            FILTERS[draw.choice(sorted(FILTERS))](call)
+
+
+def test_a_port_that_printf_assigns() -> None:
+    [finding] = found("printf -v MASTER_PORT '%d' $((SLURM_JOB_ID % 70000))", "port-range")
+    assert TOO_HIGH in finding.why
 
 
 def test_what_only_a_run_can_tell() -> None:

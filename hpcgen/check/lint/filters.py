@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 class Unknown(Exception):
@@ -25,6 +25,7 @@ class Call:
     """Its standard input."""
     greatest: bool
     """True if a random choice is the last one instead of the first."""
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def lines(self) -> list[str]:
@@ -74,6 +75,18 @@ def _calculated(node: ast.expr) -> int:
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
         return _OPERATORS[type(node.op)](_calculated(node.left), _calculated(node.right))
     raise Unknown
+
+
+def compiled(pattern: str) -> re.Pattern[str]:
+    """A regular expression.
+
+    Raises:
+        Unknown: it is not one of Python's.
+    """
+    try:
+        return re.compile(pattern, re.DOTALL)
+    except re.error:
+        raise Unknown from None
 
 
 def _echo(call: Call) -> str:
@@ -199,10 +212,25 @@ def _sed(call: Call) -> str:
             found = re.fullmatch(r"\s*s([/|,#:@])((?:(?!\1).)*)\1((?:(?!\1).)*)\1(g?)\s*", command)
             if not found:
                 raise Unknown
-            pattern = re.compile(_from_posix(found[2], extended=extended))
+            pattern = compiled(_from_posix(found[2], extended=extended))
+            if re.search(r"&|\\[^n\d]|\\\d\d", found[3]) or _last_group(found[3]) > pattern.groups:
+                raise Unknown
             new = re.sub(r"\\n", "\n", found[3])
             lines = [pattern.sub(new, line, count=0 if found[4] else 1) for line in lines]
     return "\n".join(lines) + "\n"
+
+
+def _last_group(replacement: str) -> int:
+    return max(map(int, re.findall(r"\\(\d)", replacement)), default=0)
+
+
+def _grep(call: Call) -> str:
+    flags = "".join(text[1:] for text in call.arguments if re.fullmatch("-[oEPe]+", text))
+    texts = [text for text in call.arguments if not re.fullmatch("-[oEPe]+", text)]
+    if "o" not in flags or len(texts) != 1 or "P" in flags:
+        raise Unknown
+    pattern = compiled(_from_posix(texts[0], extended="E" in flags))
+    return "".join(f"{found[0]}\n" for line in call.lines for found in pattern.finditer(line) if found[0])
 
 
 def _from_posix(pattern: str, *, extended: bool) -> str:
@@ -219,10 +247,6 @@ def _from_posix(pattern: str, *, extended: bool) -> str:
         else:
             letter = pattern[at]
             found, at = found + (f"\\{letter}" if letter in "(){}+?|" and not extended else letter), at + 1
-    try:
-        re.compile(found)
-    except re.error:
-        raise Unknown from None
     return found
 
 
@@ -231,17 +255,27 @@ _AWK = re.compile(r"\s*(BEGIN|NR\s*==?\s*1)?\s*\{\s*print\s*\(?(.*?)\)?;?\s*(?:e
 
 def _awk(call: Call) -> str:
     separator = call.option("-F")
-    texts = [text for text in call.arguments if not text.startswith("-") and text != separator]
+    given = dict(
+        text.split("=", 1) for text in call.arguments if re.fullmatch(r"[A-Za-z]\w*=\d+", text, re.ASCII)
+    )
+    others = {separator, *(f"{name}={value}" for name, value in given.items())}
+    texts = [text for text in call.arguments if not text.startswith("-") and text not in others]
     program = _AWK.fullmatch(texts[0]) if texts else None
     if not program:
         raise Unknown
     lines = [""] if program[1] == "BEGIN" else call.lines[:1] if program[1] else call.lines
-    return "".join(f"{_printed_by_awk(call, program[2], line, separator)}\n" for line in lines)
+    return "".join(f"{_printed_by_awk(_with_values(program[2], given), line, separator)}\n" for line in lines)
 
 
-def _printed_by_awk(call: Call, expression: str, line: str, separator: str | None) -> str:
-    fields = re.split(separator, line) if separator and len(separator) > 1 else line.split(separator or None)
-    values = {"0": line, "NF": fields[-1], **{str(at): value for at, value in enumerate(fields, 1)}}
+def _with_values(expression: str, values: Mapping[str, str]) -> str:
+    """An expression of awk with the variables of -v."""
+    return re.sub(r"(?<![$\w])[A-Za-z]\w*", lambda found: values.get(found[0], found[0]), expression)
+
+
+def _printed_by_awk(expression: str, line: str, separator: str | None) -> str:
+    is_pattern = separator is not None and len(separator) > 1
+    fields = compiled(separator or "").split(line) if is_pattern else line.split(separator or None)
+    values = {"0": line, "NF": (fields or [""])[-1], **{str(at): value for at, value in enumerate(fields, 1)}}
 
     def value(found: re.Match[str]) -> str:
         return values.get(found[1], "")
@@ -254,6 +288,10 @@ def _printed_by_awk(call: Call, expression: str, line: str, separator: str | Non
     return str(calculated(re.sub(r"\$(\d+|NF)", value, expression)))
 
 
+_READ_BY_PYTHON = r"""(?:os\.)?(?:environ(?:\.get\(|\[)|getenv\()\s*["'](\w+)["']\s*[\])]"""
+"""A variable that a Python program reads."""
+
+
 def _python(call: Call) -> str:
     program = call.option("-c") or ""
     found = re.fullmatch(r"\s*(?:(?:import|from)\s[^;]*;\s*)*print\((.*)\)\s*;?\s*", program)
@@ -263,7 +301,8 @@ def _python(call: Call) -> str:
     if drawn:
         last = int(drawn[2]) - ("range" in found[1])
         return f"{last if call.greatest else drawn[1]}\n"
-    expression = re.sub(r"\bint\(\s*([\"']?)(\d+)\1\s*\)", lambda number: str(int(number[2])), found[1])
+    read = re.sub(_READ_BY_PYTHON, lambda name: f"'{call.environment.get(name[1], '?')}'", found[1])
+    expression = re.sub(r"\bint\(\s*([\"']?)(\d+)\1\s*\)", lambda number: str(int(number[2])), read)
     if literal := re.search(r"(?<![\w.])0+[1-9]\d*", expression):
         raise Refused(f"Python refuses the number {literal[0]}")
     if re.search(r"(?<!/)/(?!/)", expression):
@@ -296,9 +335,10 @@ def _first(call: Call) -> str:
 
 
 FILTERS: Mapping[str, Callable[[Call], str]] = {
-    "echo": _echo, "printf": _printf, "expr": _expr, "cut": _cut, "head": _head, "tail": _tail, "tr": _tr, "sed": _sed,
-    "awk": _awk, "gawk": _awk, "mawk": _awk, "python": _python, "python3": _python, "bc": _bc, "seq": _seq,
-    "shuf": _shuf, "comm": _first, "cat": _first, "sort": lambda call: call.given, "uniq": lambda call: call.given,
+    "echo": _echo, "printf": _printf, "expr": _expr, "cut": _cut, "head": _head, "tail": _tail, "tr": _tr,
+    "sed": _sed, "awk": _awk, "gawk": _awk, "mawk": _awk, "python": _python, "python3": _python, "bc": _bc,
+    "seq": _seq, "shuf": _shuf, "grep": _grep, "egrep": _grep, "comm": _first, "cat": _first,
+    "sort": lambda call: call.given, "uniq": lambda call: call.given,
     "rev": lambda call: "\n".join(line[::-1] for line in call.lines) + "\n",
 }  # fmt: skip
 """Name of a program -> what it prints."""

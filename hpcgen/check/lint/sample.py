@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from hpcgen.check.lint.filters import FILTERS, Call, Refused, Unknown, counts_characters, divided
+from hpcgen.check.lint.filters import FILTERS, Call, Refused, Unknown, compiled, counts_characters, divided
 from hpcgen.check.lint.script import Script
 from hpcgen.check.lint.syntax import Node, ShellSyntaxError, parse
 from hpcgen.check.lint.tree import names_in_arithmetic
@@ -175,7 +175,7 @@ class Sample:
         places, is_prefix = cuts[operator]
         for at in places:
             cut, kept = (value[:at], value[at:]) if is_prefix else (value[at:], value[:at])
-            if re.fullmatch(pattern, cut, re.DOTALL):
+            if compiled(pattern).fullmatch(cut):
                 return kept
         return value
 
@@ -183,7 +183,7 @@ class Sample:
         pattern, text = self._pattern(old), self._word(new) if new else ""
         if not pattern or pattern.startswith(("/", "%", "\\#")):
             raise Unknown
-        return re.sub(pattern, lambda found: text, value, count=0 if all else 1)
+        return compiled(pattern).sub(lambda found: text, value, count=0 if all else 1)
 
     # ---- arithmetic ----
 
@@ -257,7 +257,7 @@ class Sample:
             raise Unknown
         if counts_characters(name, words[1:]):
             self._counts_characters()
-        return FILTERS[name](Call(words[1:], given, self.greatest))
+        return FILTERS[name](Call(words[1:], given, self.greatest, self.environment))
 
 
 @functools.lru_cache(maxsize=512)
@@ -286,7 +286,7 @@ _UNARY: Mapping[str, Callable[[int], int]] = {
 }  # fmt: skip
 _BINARY: Mapping[str, Callable[[int, int], int]] = {
     "+": lambda a, b: a + b, "-": lambda a, b: a - b, "*": lambda a, b: a * b, "/": divided,
-    "**": lambda a, b: a ** min(max(b, 0), 64), "<<": lambda a, b: a << min(b, 64), ">>": lambda a, b: a >> min(b, 64),
+    "**": lambda a, b: a ** min(max(b, 0), 64), "<<": lambda a, b: a << b % 64, ">>": lambda a, b: a >> b % 64,
     "&": lambda a, b: a & b, "|": lambda a, b: a | b, "^": lambda a, b: a ^ b,
     "<": lambda a, b: int(a < b), ">": lambda a, b: int(a > b), "<=": lambda a, b: int(a <= b),
     ">=": lambda a, b: int(a >= b), "==": lambda a, b: int(a == b), "!=": lambda a, b: int(a != b),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 from hpcgen.check.lint.filters import Refused, Unknown
 from hpcgen.check.lint.job import Job
@@ -33,6 +34,10 @@ def _ports(job: Job) -> Iterator[tuple[int, Word | None, Assignment | None]]:
     for assignment in job.script.assignments:
         if assignment.name == "MASTER_PORT":
             yield assignment.line, assignment.value, assignment
+    for command in job.script.commands:
+        if [word.text for word in command.words[:3]] == ["printf", "-v", "MASTER_PORT"]:
+            source = f"$(printf {' '.join(word.source for word in command.words[3:])})"
+            yield command.line, replace(command.words[2], text=source, known=False, source=source), None
     for launch in job.launches:
         for name in ("master-port", "rdzv-endpoint", "main-process-port"):
             option = launch.option(name)
@@ -216,7 +221,8 @@ def port_range(job: Job) -> Iterator[Hit]:
         # the job of a cluster that has been in use for some time
         job_id, found = max(bad, key=lambda outcome: (outcome[0] < MAX_JOB_ID // 10, outcome[0]))
         is_fixed = len({str(outcome) for _, outcome in outcomes}) == 1
-        who = "every job" if is_fixed else f"job {job_id}, for example,"
+        is_random = len({job_id for job_id, _ in outcomes}) == 1
+        who = "every job" if is_fixed else "a job" if is_random else f"job {job_id}, for example,"
         yield Hit(
             line,
             f"{who} gets no port: {found}"
