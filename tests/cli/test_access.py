@@ -24,8 +24,8 @@ NOBODY = 65534
 
 @pytest.fixture
 def open_path() -> Generator[Path]:
-    """A directory that other users can enter. They cannot enter pytest's own."""
-    with tempfile.TemporaryDirectory(prefix="hpcgen-access-") as name:
+    """A directory that other users can enter. They cannot enter pytest's own, and perhaps not TMPDIR."""
+    with tempfile.TemporaryDirectory(prefix="hpcgen-access-", dir="/tmp") as name:
         path = Path(name)
         path.chmod(0o755)
         yield path

@@ -16,7 +16,7 @@ import pytest
 from hpcgen import load_run, plan, render
 from tests.patience import wait_until
 from tests.runs import write_yaml
-from tests.slurm.cluster import SlurmCluster
+from tests.slurm.cluster import BASE_DIR, SlurmCluster
 
 OWNER, MEMBER = "games", "man"
 
@@ -41,7 +41,9 @@ class SharedRun:
     """A run of OWNER in a directory that MEMBER can write to."""
 
     def __init__(self, cluster: SlurmCluster, directory: Path) -> None:
-        self._cluster, self._env = cluster, {**cluster.env, "HOME": "/nonexistent", "NCCL_DEBUG": "INFO"}
+        self._cluster = cluster
+        # Slurm complains in the job's log about a TMPDIR that the user cannot write to, such as one of these tests'.
+        self._env = cluster.env | {"HOME": "/nonexistent", "NCCL_DEBUG": "INFO", "TMPDIR": "/tmp"}
         self.directory, self.run_dir = directory, directory / "run"
         self.victim = directory / "private" / "victim"
         self.victim.parent.mkdir(mode=0o700)
@@ -79,7 +81,7 @@ class SharedRun:
 
 @pytest.fixture
 def shared(slurm_cluster: SlurmCluster) -> Iterator[SharedRun]:
-    directory = Path(tempfile.mkdtemp(prefix="hpcgen-share-"))  # pytest's own are root's
+    directory = Path(tempfile.mkdtemp(prefix="hpcgen-share-", dir=BASE_DIR))  # others may not enter TMPDIR
     directory.chmod(0o755)
     yield SharedRun(slurm_cluster, directory)
     shutil.rmtree(directory)

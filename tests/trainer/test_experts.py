@@ -139,7 +139,7 @@ def test_only_tokens_of_training_count_and_only_once(
 @pytest.mark.parametrize(
     ("saving", "loading"),
     [
-        pytest.param((2, EP2), (2, EP2), id="EP2"),
+        pytest.param((2, EP2), (2, EP2), id="EP2", marks=pytest.mark.slow),
         pytest.param((4, EP4), (2, EP2), id="EP4-EP2"),
         pytest.param((2, EP2), (1, {}), id="EP2-EP1", marks=pytest.mark.slow),
         pytest.param((1, {}), (2, EP2), id="EP1-EP2", marks=pytest.mark.slow),
