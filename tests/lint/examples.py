@@ -452,6 +452,11 @@ EXAMPLES: dict[str, Example] = {
         at="container=(",
         passes=(("#!/bin/bash\n", "#!/usr/bin/env bash\n"),),
     ),
+    "comment-in-quotes": Example(
+        fails=(_in(LAUNCH, 'srun -K bash -c "./serve \\\n    # --quiet \\\n    --port 7"'),),
+        at="# --quiet",
+        passes=(_in(LAUNCH, 'srun -K bash -c "./serve \\\n    --port 7 \\\n    # --quiet"'),),
+    ),
     "continuation-lost": Example(
         fails=(_in(LAUNCH, "rsync -a /shared/code \\\n    # --quiet \\\n    /scratch/code"),),
         at="/scratch/code",

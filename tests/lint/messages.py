@@ -552,6 +552,22 @@ MESSAGES: dict[str, tuple[str, Message]] = {
         Message(script=_step("", HEAD.replace("#SBATCH --time=1:00:00\n", ""))),
     ),
     "a training with a limit": ("no-exit-handler", Message(script=_step(""), why="at the time limit")),
+    "a comment in a text of options": (
+        "comment-in-quotes",
+        Message(
+            script=f'{HEAD}A="--lr 1 \\\n  # --bf16 \\\n  --fp16"\nsrun {TRAINING} $A\n',
+            why="$A is text, so `#` and the words after it are arguments",
+            fix="args=(...)",
+        ),
+    ),
+    "a comment in an array of options": (
+        "comment-in-quotes",
+        Message(script=f'{HEAD}A=(--lr 1 \\\n  # --bf16 \\\n  --fp16)\nsrun {TRAINING} "${{A[@]}}"\n'),
+    ),
+    "a comment in a text in single quotes": (
+        "comment-in-quotes",
+        Message(script=f"{HEAD}srun bash -c '{TRAINING} \\\n  # --bf16\n'\n"),
+    ),
     "a shell that TERM ends": (
         "signal-to-steps",
         Message(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 
 from hpcgen.check.lint.job import Job
 from hpcgen.check.lint.rule import Hit, rule
 from hpcgen.check.lint.script import Command
+from hpcgen.check.lint.words import Word
 
 _CONTINUED = re.compile(r"(?<!\\)(?:\\\\)*\\([ \t]*)$")
 _OPEN = re.compile(r"(\|\|?|&&|\|&|[({;]|\b(do|then|else))\s*\\\s*$")
@@ -63,3 +65,44 @@ def _indentation(line: str) -> int:
 
 def _first_words(line: str) -> str:
     return " ".join(line.rstrip("\\ \t").split()[:2])
+
+
+@rule("comment-in-quotes", "error", "a comment in quotes loses or adds arguments", source="man bash, QUOTING")
+def comment_in_quotes(job: Job) -> Iterator[Hit]:
+    """In double quotes, a backslash joins a comment with the lines below, so `bash -c` ignores all of them.
+
+    In a variable that becomes a program's arguments, `#` and the words after it are arguments.
+    """
+    for command in job.script.commands:
+        text = command.shell_text
+        for first, last in _joined_comments(text) if text is not None else ():
+            yield Hit(
+                first,
+                f"the shell of bash -c ignores lines {first} to {last}: in double quotes, the backslashes join them",
+                f"remove line {first}, or write the text in single quotes and the comment above the command",
+            )
+    for launch in job.launches:
+        for word, following in itertools.pairwise(launch.arguments):
+            is_comment = word.text.startswith("#--") or (word.text == "#" and following.text.startswith("--"))
+            if is_comment and word.known and word.source.startswith("$"):
+                yield Hit(
+                    launch.line,
+                    f"{word.source} is text, so `{word.text}` and the words after it are arguments of the program",
+                    'remove the line of the comment, or make it an array: args=(...), and "${args[@]}"',
+                )
+                break
+
+
+def _joined_comments(text: Word) -> Iterator[tuple[int, int]]:
+    """First and last lines of the file that a comment in a text in double quotes hides."""
+    lines = text.source.split("\n") if text.source.startswith('"') else []
+    last = 0
+    for index, line in enumerate(lines[1:], start=1):
+        is_first = index > last and lines[index - 1].endswith("\\") and line.lstrip().startswith("#")
+        if not is_first or not line.endswith("\\"):
+            continue
+        last = index
+        while last + 1 < len(lines) and lines[last].endswith("\\"):
+            last += 1
+        if lines[last].strip(' \t"'):
+            yield text.line + index, text.line + last
