@@ -568,6 +568,17 @@ MESSAGES: dict[str, tuple[str, Message]] = {
         "comment-in-quotes",
         Message(script=f"{HEAD}srun bash -c '{TRAINING} \\\n  # --bf16\n'\n"),
     ),
+    "torchrun on every rank of mpirun": (
+        "too-many-agents",
+        Message(
+            script=f"{HEAD}mpirun -np 8 torchrun --nnodes=2 --nproc_per_node=4 train.py\n",
+            why="each of the 4 tasks per node runs torchrun",
+        ),
+    ),
+    "torchrun on every node of mpirun": (
+        "too-many-agents",
+        Message(script=f"{HEAD}mpirun -np 2 -npernode 1 torchrun --nnodes=2 --nproc_per_node=4 train.py\n"),
+    ),
     "a shell that TERM ends": (
         "signal-to-steps",
         Message(

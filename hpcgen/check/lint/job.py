@@ -334,6 +334,14 @@ class Job:
             return nodes_, tasks // nodes_
         return None
 
+    def starts_per_node(self, launch: Launch) -> int | None:
+        """How often srun or mpirun starts a launcher on each node; None if unknown, or without both."""
+        if launch.mpi is not None:
+            world = self._mpi_world(launch.mpi)
+            return world[1] if world else None
+        step = launch.step
+        return None if step is None or step.is_open else self.tasks_per_node(step)
+
     def _mpi_world(self, call: MpiCall) -> tuple[int, int] | None:
         """Number of nodes, and of ranks per node, of a call of mpirun; None if unknown."""
         ranks, per_node, nodes = call.num_ranks, call.ranks_per_node, self.nodes

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from hpcgen.check.lint.job import Job
+from hpcgen.check.lint.mpi import STEP_PROGRAMS
 from hpcgen.check.lint.rule import Hit, rule
 from hpcgen.check.lint.words import Word
 
@@ -65,7 +66,13 @@ def function_in_step(job: Job) -> Iterator[Hit]:
     for command in job.script.commands:
         outer = None if command.outer is None else job.script.commands[command.outer]
         name = command.words[0].text if command.words else ""
-        if outer is None or outer.name != "srun" or outer.dead or name not in functions or name in handed_on:
+        if (
+            outer is None
+            or outer.name not in STEP_PROGRAMS
+            or outer.dead
+            or name not in functions
+            or name in handed_on
+        ):
             continue
         text = outer.shell_text
         if text is None or not _is_only_a_function(job, name):

@@ -153,10 +153,10 @@ def too_many_agents(job: Job) -> Iterator[Hit]:
     """
     for launch in job.launches:
         ranks = launch.option("nproc-per-node")
-        if launch.launcher != "torchrun" or launch.step is None or not ranks or ranks.text in ("1", ""):
+        if launch.launcher != "torchrun" or not ranks or ranks.text in ("1", ""):
             continue
-        tasks = job.tasks_per_node(launch.step)
-        if tasks and tasks > 1 and not launch.step.is_open:
+        tasks = job.starts_per_node(launch)
+        if tasks and tasks > 1:
             yield Hit(
                 launch.line,
                 f"each of the {tasks} tasks per node runs torchrun, which starts {ranks.text} ranks",
