@@ -104,7 +104,7 @@ def _sources() -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2, 3])
+@pytest.mark.parametrize("seed", [0, 1])
 def test_no_change_of_words_breaks_lint(seed: int) -> None:
     _read_changed(seed, _sources()[seed::8])
 
