@@ -985,6 +985,7 @@ EXAMPLES: dict[str, Example] = {
         passes=(
             _in(LAUNCH, 'for NODE in 1 2; do [ -z "$NODE" ]; done\n[[ -z "${WANDB_ID:-}" ]] && WANDB_ID=1'),
             _in(TASKS, 'read -r TAG < /shared/tag\n[ -z "$TAG" ]\nset +u\n[ -z "$GROUP_ID" ]\nset -u'),
+            _in(ENVIRONMENT, 'check() { [ -z "$MODE" ]; }\nMODE=fast\ncheck'),
         ),
     ),
     "never-set": Example(
@@ -992,7 +993,7 @@ EXAMPLES: dict[str, Example] = {
         at="$run_dir/hosts",
         passes=(
             _in(LAUNCH, '# run_dir comes from submit.sh\nhostname > "$run_dir/hosts" > "$SCRATCH/a"'),
-            _in(TASKS, 'for one in a b; do echo "$one" "$https_proxy" "$PHASE"; done'),
+            _in(TASKS, 'for one in a b; do echo "$one" "$https_proxy" "$PHASE" "$all_SCRATCH/x"; done'),
         ),
     ),
     "terminal": Example(

@@ -9,6 +9,7 @@ from hpcgen.check.lint.job import Job
 from hpcgen.check.lint.rule import Hit, rule
 from hpcgen.check.lint.sbatch import SBATCH_OPTIONS
 from hpcgen.check.lint.script import Script, Use
+from hpcgen.planning.known_variables import unread
 
 _SBATCH_INPUTS = frozenset(f"SBATCH_{option.replace('-', '_').upper()}" for option in SBATCH_OPTIONS) | {
     "SBATCH_ARRAY_INX", "SBATCH_CORE_SPEC", "SBATCH_CPUS_PER_GPU", "SBATCH_DEBUG", "SBATCH_NO_REQUEUE",
@@ -98,7 +99,9 @@ def unset_stops(job: Job) -> Iterator[Hit]:
     read = script.names_set - {item.name for item in script.assignments}
     for use in script.uses:
         line = script.lines[use.line - 1]
-        before = {item.name for item in script.assignments if item.line < use.line or item.function}
+        # a function may be called after what is assigned below it
+        end = len(script.lines) if _is_in_function(script, use.line) else use.line
+        before = {item.name for item in script.assignments if item.line < end or item.function}
         is_set = use.name in before | read | _ALWAYS_SET or use.name.startswith("SLURM")
         if use.guarded or is_set or not re.fullmatch(r"[A-Za-z_]\w+", use.name, re.ASCII):
             continue
@@ -110,6 +113,17 @@ def unset_stops(job: Job) -> Iterator[Hit]:
                 f"${{{use.name}:-}}",
                 cause=use.name,
             )
+
+
+def _is_in_function(script: Script, line: int) -> bool:
+    """True if a line is in the body of a function, which ends at a line that begins with a brace."""
+    for function in script.functions.values():
+        ends = (
+            at for at, text in enumerate(script.lines, start=1) if at > function.line and text.startswith("}")
+        )
+        if function.line <= line <= next(ends, function.line):
+            return True
+    return False
 
 
 _ALWAYS_SET = frozenset((
@@ -166,10 +180,10 @@ def never_set(job: Job) -> Iterator[Hit]:
             continue
         is_path = re.search(rf"(^|[\s\"'=:>(,])\$(\{{{name}\}}|{name})/", line)
         is_named = re.search(rf"\b{name}\b", comments) or _is_checked(line, name)
-        is_local = re.fullmatch(r"[a-z]\w+", name, re.ASCII) and not name.endswith("_proxy")
-        is_own = is_local or (
-            is_path and re.fullmatch(r"[A-Z]\w{3,}", name, re.ASCII) and not _OF_SITES.search(name)
-        )
+        is_local = name.islower() and not name.endswith("_proxy")
+        # no site sets a variable of NCCL that NCCL does not have
+        is_rare = unread(name) is not None or (len(name) > 3 and not _OF_SITES.search(name))
+        is_own = is_local or (is_path and is_rare)
         if is_own and not is_named and not _is_similar(script, name):
             yield Hit(
                 use.line,
@@ -180,7 +194,7 @@ def never_set(job: Job) -> Iterator[Hit]:
 
 _OF_SITES = re.compile(
     r"SLURM|PBS|HOME|ROOT|WORK|SCRATCH|STORE|PROJ|DATA|TMP|DSDIR|USER|XDG|CONDA|VIRTUAL|CUDA|NCCL_(HOME|ROOT)|MPI|PREFIX|CACHE"
-    r"|EB|PWD|^CFS|^PSCRATCH|^BASH|SPACK|LUSTRE|FAST|PERM|ARCHIVE|LOCAL|JOB|GROUP|SITE|DIR$|PATH$(?<!LOGS_PATH)"
+    r"|EB|PWD|^CFS|^PSCRATCH|^BASH|SPACK|LUSTRE|FAST|PERM|ARCHIVE|LOCAL|JOB|GROUP|SITE|DIR$|PATH$"
 )
 """Directories that sites and environments usually set."""
 
