@@ -48,6 +48,8 @@ SECTIONS = {
     },
 }
 """Heading of the help -> command -> module."""
+_UNUSABLE_PATH = (errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR)
+"""Errors of a path that no file can have."""
 _ALLOCATIONS_BEFORE_COLLECTION = 50_000
 """With Python's default of 700, the cyclic GC costs `render` 15 ms: it walks objects that stay in use until exit."""
 
@@ -115,6 +117,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         click.secho(harmless(str(error)), fg="red", err=True, color=color)
         sys.exit(2)
     except OSError as error:
+        if error.filename is not None and error.errno in _UNUSABLE_PATH:
+            shown = f"{error.filename}: {error.strerror}"
+            click.secho(harmless(shown), fg="red", err=True, color=color)
+            sys.exit(2)
         if error.errno not in (errno.ENOSPC, errno.EIO, errno.EDQUOT):
             raise  # a bug in hpcgen: keep the traceback
         click.secho(f"cannot write: {error.strerror}", fg="red", err=True, color=color)

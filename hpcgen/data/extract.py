@@ -33,7 +33,7 @@ def extract(unit: Unit, job: CorpusJob, context: Context) -> Record:
     with private_file(place, swept=True) as file, CheckedFile(item) as source:
         output = OutputFile(file, unit.name)
         read = 0
-        for chunk in _lines(item.path, source):
+        for chunk in _lines(item.path, source, job.corpus.json_key):
             documents = output.write(chunk)
             context.advance(Step(bytes=source.tell() - read, documents=documents))
             read = source.tell()
@@ -51,10 +51,10 @@ def extract(unit: Unit, job: CorpusJob, context: Context) -> Record:
         return publish_unit([(file, place)], record, place)
 
 
-def _lines(path: Path, source: CheckedFile) -> Iterator[bytes]:
+def _lines(path: Path, source: CheckedFile, json_key: str) -> Iterator[bytes]:
     """Yields the content of a file as JSON Lines."""
     if path.suffix != PARQUET:
         return content(path, source)
     from hpcgen.data.parquet import json_lines  # needs the extra `parquet`
 
-    return json_lines(path, source)
+    return json_lines(path, source, json_key)

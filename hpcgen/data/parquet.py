@@ -128,14 +128,16 @@ def read_rows(path: Path, source: CheckedFile, column: str) -> Iterator[Rows]:
     _hash_to(source, source.size)
 
 
-def json_lines(path: Path, source: CheckedFile) -> Iterator[bytes]:
+def json_lines(path: Path, source: CheckedFile, column: str) -> Iterator[bytes]:
     """Yields all rows as JSON Lines, with all columns. Values that JSON lacks, such as intervals, become strings.
+
+    Bytes become text, or base64 if they are not UTF-8, which is an error for those of `column`, the text.
 
     Raises:
         HpcgenError: the file has no rows, is damaged or truncated, a string is not UTF-8, or decoding it needs more
             memory than `confined` allows.
     """
-    for end, chunk in confined(str(path), _lines_of_file, source.fileno(), path):
+    for end, chunk in confined(str(path), _lines_of_file, source.fileno(), path, column):
         _hash_to(source, end)
         yield chunk
     _hash_to(source, source.size)
@@ -167,13 +169,17 @@ def _pieces_of_file(descriptor: int, path: Path, column: str) -> Iterator[tuple[
     return _decoded(path, file, [column], lambda batch, line: _pieces(batch.column(0)))
 
 
-def _lines_of_file(descriptor: int, path: Path) -> Iterator[tuple[int, bytes]]:
+def _lines_of_file(descriptor: int, path: Path, column: str) -> Iterator[tuple[int, bytes]]:
     """Yields JSON Lines in pieces, each with the offset at which its row group ends."""
     encoder = msgspec.json.Encoder(enc_hook=str)
+    file = _open(path, descriptor)
+    of_bytes = [field.name for field in file.schema_arrow if _is_text(field.type, _BYTES)]
 
     def encoded(batch: Any, line: int) -> Iterator[bytes]:
         try:
             rows = batch.to_pylist()
+            for row in rows if of_bytes else ():
+                row |= {name: _text_of(row[name], name == column) for name in of_bytes}
         except UnicodeDecodeError as error:
             raise HpcgenError(
                 f"{path}: rows {line + 1:,} to {line + len(batch):,} have a string that is not UTF-8: {error}",
@@ -181,8 +187,21 @@ def _lines_of_file(descriptor: int, path: Path) -> Iterator[tuple[int, bytes]]:
             ) from error
         return _joined(encoder.encode(row) + b"\n" for row in rows)
 
-    file = _open(path, descriptor)
     return _decoded(path, file, file.schema_arrow.names, encoded)
+
+
+def _text_of(value: bytes | None, is_required: bool) -> str | bytes | None:
+    """The text that bytes are in UTF-8; the bytes if they are none.
+
+    Raises:
+        UnicodeDecodeError: they are none, and a text is required.
+    """
+    try:
+        return None if value is None else value.decode()
+    except UnicodeDecodeError:
+        if is_required:
+            raise
+        return value
 
 
 def _joined(lines: Iterable[bytes]) -> Iterator[bytes]:
@@ -237,20 +256,14 @@ def _require_text(path: Path, schema: Any, column: str) -> None:
         )
 
 
-def _is_text(column_type: Any) -> bool:
+_STRINGS = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+_BYTES = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view)
+
+
+def _is_text(column_type: Any, kinds: Sequence[Callable[[Any], bool]] = (*_STRINGS, *_BYTES)) -> bool:
     """Returns whether values of the type can be texts. Some programs write strings as bytes without a type."""
     values = column_type.value_type if pa.types.is_dictionary(column_type) else column_type
-    return any(
-        matches(values)
-        for matches in (
-            pa.types.is_string,
-            pa.types.is_large_string,
-            pa.types.is_string_view,
-            pa.types.is_binary,
-            pa.types.is_large_binary,
-            pa.types.is_binary_view,
-        )
-    )
+    return any(is_kind(values) for is_kind in kinds)
 
 
 def _decoded(

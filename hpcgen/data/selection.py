@@ -109,7 +109,7 @@ def _require_one_format(files: Sequence[ManifestFile], corpus: CorpusConfig, sou
     raise HpcgenError(
         f"{source}: {counted(len(files) - num_parquet, 'file')} of JSON Lines and {counted(num_parquet, 'file')} of "
         "Parquet, which may be the same documents",
-        "set data.corpus.include to the names to use, such as ['*.parquet']",
+        "set data.corpus.include to the names to use, such as ['*.parquet'], or ['*.jsonl*', '*.parquet'] for both",
     )
 
 

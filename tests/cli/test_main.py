@@ -227,3 +227,15 @@ def test_python_m_hpcgen_is_the_same_command():
         [sys.executable, "-m", "hpcgen", "--version"], capture_output=True, text=True, check=False
     )
     assert found.stdout == hpcgen("--version").stdout
+
+
+@pytest.mark.parametrize(
+    "prefix", ["/".join(["n" * 200] * 30), "file/x", "loop/x"], ids=["long", "file", "loop"]
+)
+def test_a_path_that_no_file_can_have_is_one_line(workplace, prefix):
+    (workplace / "file").touch()
+    (workplace / "loop").symlink_to("loop")
+    values = minimal_run(data={"tokenizer": {"kind": "bytes"}, "datasets": [{"prefix": prefix}]})
+    found = hpcgen("data", "verify", "-c", write_yaml(workplace / "run.yaml", values))
+    assert found.status in (1, 2)
+    assert prefix[:50] in found.stdout + found.stderr

@@ -238,3 +238,27 @@ def test_the_extra_is_named_before_anything_is_written(tmp_path, monkeypatch):
 def test_downloads_are_recognized(name, head, found):
     assert (unexpected_content(name, head) or "").startswith(found or "")
     assert (unexpected_content(name, head) is None) == (found is None)
+
+
+@pytest.mark.parametrize(
+    "column_type", [pa.binary(), pa.large_binary(), pa.dictionary(pa.int32(), pa.binary())], ids=str
+)
+def test_bytes_are_the_same_text_by_both_paths(tmp_path, column_type):
+    rows = {"text": pa.array(["hello", "g\u00f6", None, ""], pa.binary()).cast(column_type)}
+    table = pa.table({**rows, "image": pa.array([b"\xff\xd8", None, b"a", b""], pa.binary())})
+    (tmp_path / "source").mkdir()
+    pq.write_table(table, tmp_path / "source/a.parquet")
+    settings = {"num_output_files": 1, "bad_documents": "skip", "max_bad_fraction": 1.0}
+    for directory, stages in (("one", ["prepare"]), ("other", ["extract", "concat", "tokenize"])):
+        make_units(
+            planned_corpus(tmp_path / "source", tmp_path / directory, ["a.parquet"], **settings), *stages
+        )
+    assert pairs(tmp_path / "one") == pairs(tmp_path / "other")
+
+
+def test_bytes_that_are_no_text_are_refused_by_extract_if_they_should_be_the_text(tmp_path):
+    (tmp_path / "source").mkdir()
+    pq.write_table(pa.table({"text": pa.array([b"a", b"\xff"], pa.binary())}), tmp_path / "source/a.parquet")
+    job = planned_corpus(tmp_path / "source", tmp_path / "out", ["a.parquet"], num_output_files=1)
+    with pytest.raises(HpcgenError, match="rows 1 to 2 have a string that is not UTF-8"):
+        make_units(job, "extract")
