@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
-from hpcgen.config import spellings
+from hpcgen.config import section_names, spellings
+from hpcgen.config.cluster import ClusterConfig
+from hpcgen.config.node_type import NodeType
 from hpcgen.config.run import RunConfig
-from hpcgen.config.type_hints import inner_class
-from hpcgen.config.unknown_keys import TRANSLATED_SECTIONS
+from hpcgen.config.type_hints import inner_class, key_paths
+from hpcgen.config.unknown_keys import TRANSLATED_SECTIONS, unknown_key
 from hpcgen.errors import ConfigErrors
 from tests.planning.test_plan import minimal_run, planned
 from trainer.contract.config import field_hints
@@ -86,6 +88,106 @@ def test_an_unknown_key_is_answered_with_what_to_use(tmp_path, key, hint):
         planned(tmp_path, minimal_run(), overrides=[f"{key}=1"])
     [message] = error.value.messages
     assert message.startswith(f"--set {key}: {key} = 1 is not a known key; {hint}")
+
+
+WORDS = """
+    optimizer.name optimizer.optimizer optimizer.type optimizer.muon muon -> does not support optimizers
+    optimizer.schedule optimizer.scheduler scheduler -> use optimizer.lr_decay_style
+    optimizer.betas -> use optimizer.adam_beta1 and
+    data.schedule data.format data.streaming checkpoint.best optimizer.decay -> known keys are
+    model.lora_rank lora peft training.lora model.lora_alpha -> examples/deepspeed/lora.yaml
+    sft data.sft data.chat_template training.loss_on_answers -> examples/deepspeed/sft.yaml
+    model.tie_embeddings tie_word_embeddings -> use model.untie_embeddings_and_output_weights, with the opposite
+    distillation training.distillation teacher -> does not support distillation
+    early_stopping training.patience -> does not support early stopping
+    ema training.ema_decay -> does not support averages
+    z-loss model.z_loss -> does not support a z-loss on the logits
+    mup use_mup -> does not support
+    freeze model.freeze training.freeze_layers -> use optimizer.parameter_groups with lr_mult: 0
+    resume checkpoint.resume resume_from_checkpoint -> remove it, because a run always resumes
+    model.name model_name_or_path model.pretrained -> hpcgen init --from-hf
+    run_name experiment_name -> use name
+    epochs num_train_epochs training.epochs -> use training.train_iters
+    checkpoint.interval checkpoint.every training.save_every -> use checkpoint.save_interval
+    logging.every logging.interval training.log_every -> use logging.log_interval
+    training.eval_every training.val_interval -> use training.eval_interval
+    checkpoint.dir checkpoint.path paths.checkpoint_dir -> use checkpoint.save
+    paths.output output_dir paths.log_dir logging.dir -> use paths.run_dir
+    data.path data.files data_path paths.data -> use data.datasets
+    data.mix data.weights -> use data.datasets, which has a weight
+    data.val data.validation -> use data.valid
+    gpus devices slurm.train.gpus slurm.gpus -> use slurm.train.nodes, the number of nodes with all
+    slurm.train.queue queue slurm.queue -> use slurm.train.partition
+    slurm.train.walltime time_limit -> use slurm.train.time
+    slurm.train.gres slurm.train.dependency slurm.train.nodelist -> use slurm.train.extra_directives
+    parallelism.nodes training.nodes nodes -> use slurm.train.nodes
+    evaluation.shots -> use evaluation.num_fewshot
+    evaluation.prompts evaluation.foo paths.foo -> known keys are
+    training.seeed seeed -> did you mean
+    scratch node_type -> it is a key of the cluster profile
+    slurm.train.image training.checkpoint -> is a section of its own | checkpoint is
+    model.hidden -> names that begin with hidden: hidden_dropout, hidden_size
+"""
+ROWS = [row.strip().split(" -> ") for row in WORDS.strip().splitlines()]
+
+
+@pytest.mark.parametrize(("key", "hint"), [(key, hint) for keys, hint in ROWS for key in keys.split()])
+def test_a_word_is_answered_by_its_meaning(key, hint):
+    problem = unknown_key(RunConfig, key, key.split("."))
+    assert any(each.strip() in problem.hint for each in hint.split(" | "))
+
+
+@pytest.mark.parametrize(
+    ("cls", "key", "hint"),
+    [
+        (ClusterConfig, "queue", "use slurm.partition"),
+        (ClusterConfig, "slurm.queue", "use slurm.partition"),
+        (ClusterConfig, "gpus", "use node_type"),
+        (ClusterConfig, "image_path", "use container.image"),
+        (ClusterConfig, "modules", "use a site's template"),
+        (ClusterConfig, "lr", "known keys are "),
+        (ClusterConfig, "preset", "it is a key of the run file"),
+        (NodeType, "vram", "use gpu_memory_gib"),
+        (NodeType, "cores", "use cpus_per_node"),
+        (NodeType, "sources_", "did you mean sources?"),
+        (NodeType, "sauces", "known keys are "),
+    ],
+)
+def test_a_word_in_a_profile_or_a_node_type(cls, key, hint):
+    assert unknown_key(cls, key, key.split(".")).hint.startswith(hint)
+
+
+ENGLISH = (
+    "apple bridge camera dinner eagle forest guitar hammer island jacket kitchen ladder mirror needle orange"
+)
+
+
+@pytest.mark.parametrize(
+    "word", [*ENGLISH.split(), "terraform", "kubernetes", "hydra", "strategy", "accelerator"]
+)
+@pytest.mark.parametrize(
+    "section", ["", *SECTIONS, "paths", "evaluation", "slurm", "slurm.train", "container"]
+)
+def test_any_other_word_gets_the_list_of_keys(section, word):
+    key = f"{section}.{word}".lstrip(".")
+    assert re.match("known keys are|hpcgen init lists", unknown_key(RunConfig, key, key.split(".")).hint)
+
+
+@pytest.mark.parametrize(
+    ("cls", "tables"),
+    [
+        (RunConfig, section_names.RUN_FILE),
+        (ClusterConfig, section_names.PROFILE),
+        (NodeType, section_names.NODE_TYPE),
+    ],
+)
+def test_the_names_of_a_section_mean_existing_keys_and_are_none(cls, tables):
+    known = {*key_paths(cls), "data.datasets.prefix"}
+    for section, names in tables.items():
+        for name, use in names.items():
+            key = spellings.key_of(use)
+            assert key in known or f"{section}.{key}" in known, use
+            assert f"{section}.{name}".lstrip(".") not in known
 
 
 def test_a_cluster_profile_is_not_sent_to_keys_of_a_run_file(tmp_path):

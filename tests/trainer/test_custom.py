@@ -65,7 +65,7 @@ def test_a_missing_function_is_reported_in_one_line(config: dict[str, Any], mine
     config["model"]["layer_spec"] = f"{mine}/custom_layers.py:parallel_layer"
     ended = run(config)
     assert ended.statuses == (2,)
-    assert "has no function parallel_layer; did you mean parallel_layers or ParallelLayer?" in ended.log
+    assert "has no function parallel_layer; did you mean ParallelLayer or parallel_layers?" in ended.log
     assert "Traceback" not in ended.log
 
 

@@ -40,8 +40,8 @@ def misspelled(name: str, known: Collection[str]) -> list[str]:
     names two), and the words in another order.
     """
     found = [(cost, each) for each in sorted(known) if (cost := _cost(name, each)) is not None]
-    least = min(found, default=(0, ""))[0]
-    return [each for cost, each in found if cost == least]
+    most = max(1, min(found, default=(0, ""))[0])
+    return [each for cost, each in found if cost <= most]
 
 
 def short_for(name: str, known: Collection[str]) -> list[str]:

@@ -208,9 +208,7 @@ def test_a_task_that_occurs_twice_and_one_that_runs_code_are_refused(tasks: Path
 def test_an_unknown_task_is_refused_with_similar_names(tmp_path: Path) -> None:
     _, problems = load_tasks([str(tmp_path / "missing.yml"), "helaswag"])
     assert problems[0] == f"evaluation.tasks: {tmp_path}/missing.yml: no such file"
-    assert problems[1].startswith(
-        "evaluation.tasks: lm-eval has no task 'helaswag'; did you mean hellaswag, "
-    )
+    assert problems[1].startswith("evaluation.tasks: lm-eval has no task 'helaswag'; did you mean hellaswag?")
 
 
 def test_without_lm_eval_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
