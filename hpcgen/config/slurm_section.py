@@ -6,7 +6,7 @@ from dataclasses import field
 from typing import TypeVar
 
 from hpcgen.config.slurm import StageSettings
-from hpcgen.stages import STAGES, Stage
+from hpcgen.stages import STAGES, Stage, stage_called
 from trainer.contract.section import config_section
 
 T = TypeVar("T")
@@ -34,3 +34,9 @@ class SlurmConfig:
         """The section of a stage."""
         settings: StageSettings = getattr(self, stage.section)
         return settings
+
+
+def section_called(word: str) -> str:
+    """The section of the stage with this name, here or in other programs; empty if there is none."""
+    stage = stage_called(word)
+    return stage.section if stage else ""

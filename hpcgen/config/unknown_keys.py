@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 
 from hpcgen.config import spellings
 from hpcgen.config.section_names import key_in_section
+from hpcgen.config.slurm_section import section_called
 from hpcgen.config.type_hints import key_paths, section_of
 from hpcgen.errors import Problem
-from hpcgen.stages import stage_called
 from hpcgen.text import did_you_mean, misspelled, one_of, short_for
 from trainer.contract.config import field_hints
 
@@ -61,7 +61,7 @@ def _is_translated(cls: type, section: Sequence[str]) -> bool:
 
 def _in_section(cls: type, section: Sequence[str], name: str, inside: str) -> tuple[str, str] | None:
     """The hint and the key for a name that has its meaning in this section only, or in any."""
-    if (stage := stage_called(name)) and (key := f"{inside}{stage.section}") in key_paths(cls):
+    if (stage := section_called(name)) and (key := f"{inside}{stage}") in key_paths(cls):
         return f"use {key}", key
     if use := key_in_section(cls.__name__, section, name):
         return f"use {use}", spellings.key_of(use)
