@@ -198,9 +198,19 @@ def test_programs_with_any_arguments_are_known_or_unknown() -> None:
             FILTERS[draw.choice(sorted(FILTERS))](call)
 
 
-def test_a_port_that_printf_assigns() -> None:
-    [finding] = found("printf -v MASTER_PORT '%d' $((SLURM_JOB_ID % 70000))", "port-range")
+@pytest.mark.parametrize(
+    "text",
+    [
+        "printf -v MASTER_PORT '%d' $((SLURM_JOB_ID % 70000)); export MASTER_PORT",
+        "let MASTER_PORT=10000+SLURM_JOB_ID",
+        'let "MASTER_PORT=10000+SLURM_JOB_ID%60000"',
+        "(( MASTER_PORT = 10000 + SLURM_JOB_ID ))",
+    ],
+)
+def test_a_port_that_is_not_assigned_by_name(text: str) -> None:
+    [finding] = found(text, "port-range")
     assert TOO_HIGH in finding.why
+    assert found("let MASTER_PORT=10000+SLURM_JOB_ID%20000; (( MASTER_PORT == 1 ))", "port-range") == []
 
 
 def test_what_only_a_run_can_tell() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 
 from hpcgen.check.lint.filters import Refused, Unknown
 from hpcgen.check.lint.job import Job
@@ -29,15 +28,22 @@ DEFAULT_MAX_TASK_ID = 1000
 GOOD_PORT = "MASTER_PORT=$((10000 + SLURM_JOB_ID % 20000))"
 
 
+_OTHER_ASSIGNMENT = re.compile(
+    r"\s*(?:export\s+)?(?:printf\s+-v\s+MASTER_PORT\s+([^;|]+)|let\s+[\"']?MASTER_PORT=([^\"';]+)"
+    r"|\(\(\s*MASTER_PORT\s*=(?!=)(.+)\)\))"
+)
+"""printf -v, let and (( )), which assign a port as well."""
+
+
 def _ports(job: Job) -> Iterator[tuple[int, Word | None, Assignment | None]]:
     """Every port of a rendezvous: its line, its value, and the assignment of the value."""
     for assignment in job.script.assignments:
         if assignment.name == "MASTER_PORT":
             yield assignment.line, assignment.value, assignment
-    for command in job.script.commands:
-        if [word.text for word in command.words[:3]] == ["printf", "-v", "MASTER_PORT"]:
-            source = f"$(printf {' '.join(word.source for word in command.words[3:])})"
-            yield command.line, replace(command.words[2], text=source, known=False, source=source), None
+    for number, line in enumerate(job.script.lines, start=1):
+        if found := _OTHER_ASSIGNMENT.match(line):
+            source = f"$(printf {found[1]})" if found[1] else f"$(({found[2] or found[3]}))"
+            yield number, Word(text=source, known=False, line=number, source=source), None
     for launch in job.launches:
         for name in ("master-port", "rdzv-endpoint", "main-process-port"):
             option = launch.option(name)
