@@ -32,6 +32,8 @@ TRAINING = "python -u pretrain_gpt.py --num-layers 12 --bf16"
         ("mpiexec -genvall -genv A=b -perhost 8 -l -iface ib0", (2, 8)),
         ("mpirun -env A b -n 4 -wdir /x", (2, 2)),
         ("mpirun -envlist A,B -np 16", (2, 8)),
+        ("prterun -s --set-env A=b --append-env PATH x --report-pid f -n 16", (2, 8)),
+        ("mpiexec.hydra -s all -n 16 -gtoolfile f -genvlist A", (2, 8)),
         ("mpirun_rsh -np 16 -hostfile hosts A=b", (2, 8)),
         ("mpirun -np $SLURM_NTASKS $MPI_OPTIONS -x A", (2, 8)),
         ("mpirun -np $N -x A", None),

@@ -24,11 +24,12 @@ STEP_PROGRAMS = MPI_LAUNCHERS | {"srun"}
 
 _NUM_RANKS = ("np", "n", "c")
 _RANKS_PER_NODE = ("npernode", "N", "ppn", "perhost", "grr")
-_VARIABLES = ("x", "genv", "env")
+_VARIABLES = ("x", "genv", "env", "set-env")
 _NAMES = ("envlist", "genvlist")
 _TWO_VALUES = frozenset(
-    ("mca", "gmca", "omca", "gomca", "pmca", "gpmca", "prtemca", "gprtemca", "pmixmca", "gpmixmca")
-)
+    ("mca", "gmca", "omca", "gomca", "pmca", "gpmca", "prtemca", "gprtemca", "pmixmca", "gpmixmca", "append-env",
+     "prepend-env")
+)  # fmt: skip
 _ONE_VALUE = frozenset((
     *_NUM_RANKS, *_RANKS_PER_NODE, *_NAMES, "x", "H", "host", "hosts", "hostfile", "machinefile", "machine", "f",
     "default-hostfile", "map-by", "bind-to", "rank-by", "npersocket", "cpus-per-proc", "cpus-per-rank", "cpu-set",
@@ -37,7 +38,9 @@ _ONE_VALUE = frozenset((
     "max-restarts", "launch-agent", "runtime-options", "rtos", "rmk", "bootstrap", "bootstrap-exec", "launcher",
     "launcher-exec", "iface", "outfile-pattern", "errfile-pattern", "prepend-pattern", "genvfile", "envfile", "membind",
     "binding", "topolib", "demux", "localhost", "nameserver", "usize", "tmpdir", "hosts-group", "gtool", "order-nodes",
-    "arch", "s", "o", "xterm", "export",
+    "arch", "o", "xterm", "export", "set-env", "unset-env", "add-host", "add-hostfile", "preload-files", "pset",
+    "forward-signals", "keepalive", "max-vm-size", "report-pid", "report-uri", "singleton", "spawn-timeout",
+    "gtoolfile", "cpu-bind",
 ))  # fmt: skip
 """Options that take the next word.
 
@@ -130,6 +133,8 @@ def _option(words: tuple[Word, ...]) -> MpiOption:
     num_values = 2 if name in _TWO_VALUES else 1 if name in _ONE_VALUE else 0
     if name in ("genv", "env"):  # -genv NAME VALUE, or -genv NAME=VALUE
         num_values = 1 if len(words) > 1 and "=" in words[1].text else 2
+    if name == "s" and len(words) > 1 and re.fullmatch(r"all|none|\d[\d,-]*", words[1].text):
+        num_values = 1  # of Intel MPI; Open MPI has an option of this name without a value
     return MpiOption(name, words[1 : 1 + num_values], words[0])
 
 
