@@ -92,6 +92,7 @@ def test_the_first_of_several_programs_of_mpirun() -> None:
         f"{STEP} {TRAINING}",
         f"timeout -k 5 300 {STEP} env A=b nice -n 5 {TRAINING}",
         f'launch() {{ {STEP} "$@"; }}\nlaunch {TRAINING}',
+        f'run() {{ eval "$@"; }}\nrun {STEP} {TRAINING}',
         f'run() {{ "$@"; }}\nlaunch() {{ run {STEP} "$@"; }}\nlaunch {TRAINING}',
         f'run() {{ local limit=$1; shift; timeout "$limit" "$@"; }}\nrun 300 {STEP} {TRAINING}',
         f'step=({STEP}); a=(--num-layers 12)\na+=(--bf16)\n"${{step[@]}}" python pretrain_gpt.py "${{a[@]}}"',

@@ -396,9 +396,11 @@ def _resolved(script: Script, command: Command, depth: int = 0) -> Iterator[tupl
         return
     for body in bodies:
         shifted = sum(_shift(found) for found in own if found.name == "shift" and found.line <= body.line)
+        # run() { eval "$@"; }
+        own_words = body.words[1:] if body.name == "eval" else body.words
         called = replace(
             command,
-            words=_inlined(body.words, words[1 + shifted :]),
+            words=_inlined(own_words, words[1 + shifted :]),
             background=command.background or body.background,
             outer=None,
         )
