@@ -11,6 +11,7 @@ import importlib.util
 import itertools
 from bisect import bisect_left
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,7 @@ from hpcgen.data.unit import source_input
 from hpcgen.data.unit_checker import UnitChecker
 from hpcgen.errors import HpcgenError
 from hpcgen.text import counted, few
+from trainer.contract import git_lfs
 
 _SHORT_FILE_BLOCKS = 2
 """A file with more blocks of about 4 MiB has enough documents for any usual number of outputs."""
@@ -36,16 +38,25 @@ _SMALL_CORPUS = 64 * 1024 * 1024
 def check_first_documents(job: CorpusJob, manifest: Manifest) -> None:
     """Checks that documents can be read, and that each file has enough of them for the outputs that it feeds.
 
-    Reads the beginning of the first and the last file, and at least one file of each output, up to 8 MiB of each.
+    Reads the beginning of the first and the last file, and at least one file of each output, up to 8 MiB of each. Very
+    small files may be pointers of git-lfs, so their first bytes are read.
 
     Raises:
-        HpcgenError: a file differs from the manifest, is damaged, has a bad document that is not to be skipped, or is
-            too small for the number of outputs.
+        HpcgenError: a file differs from the manifest, is damaged or a pointer of git-lfs, has a bad document that is
+            not to be skipped, or is too small for the number of outputs.
     """
+    if pointers := list(filter(None, map(_pointer_problem, manifest.files))):
+        more = f" (and {counted(len(pointers) - 1, 'more pointer')})" if len(pointers) > 1 else ""
+        raise HpcgenError(f"{pointers[0]}{more}")
     for file in (manifest.files[0], manifest.files[-1]):
         next(_texts(file, job), None)
     for split, count in num_outputs(job.corpus).items():
         _check_count(split, count, manifest.of_split(split), job)
+
+
+def _pointer_problem(file: ManifestFile) -> str | None:
+    is_small = file.path is not None and (file.size or 0) <= git_lfs.MAX_BYTES
+    return git_lfs.pointer_problem(Path(str(file.path))) if is_small else None
 
 
 def documents_of_pairs(job: CorpusJob, manifest: Manifest) -> list[int] | None:

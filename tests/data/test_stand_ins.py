@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from hpcgen.data.first_documents import check_first_documents
+from hpcgen.data.manifest import manifest_path, read_manifest
 from hpcgen.errors import HpcgenError
 from tests.data.data_runs import make_units, planned_corpus
 
@@ -36,3 +38,18 @@ def test_a_line_of_html_among_documents_is_a_bad_document(tmp_path):
     settings = {"bad_documents": "skip", "max_bad_fraction": 1.0, "num_output_files": 1}
     make_units(planned_corpus(tmp_path / "source", tmp_path / "out", ["a.jsonl"], **settings), "prepare")
     assert (tmp_path / "out/tokens/corpus-00000-of-00001.rejects.jsonl").exists()
+
+
+def test_pointers_among_other_files_are_found_before_a_job_is_queued(tmp_path):
+    """After a partial `git lfs pull`. Of a corpus, only a few files are read before a job."""
+    (tmp_path / "source").mkdir()
+    names = [f"{letter}.jsonl" for letter in "abcdef"]
+    for name in names:
+        (tmp_path / "source" / name).write_bytes(
+            POINTER if name in ("c.jsonl", "d.jsonl") else b'{"text": "a"}\n'
+        )
+    job = planned_corpus(tmp_path / "source", tmp_path / "out", names, num_output_files=1)
+    with pytest.raises(HpcgenError) as error:
+        check_first_documents(job, read_manifest(manifest_path(job.directory)))
+    found = f"{tmp_path}/source/c.jsonl is a pointer of git-lfs, not the file itself. Fetch it: git lfs pull"
+    assert str(error.value) == f"{found} (and 1 more pointer)"

@@ -7,6 +7,8 @@ from pathlib import Path
 from trainer.contract.regular_file import open_regular
 
 START = b"version https://git-lfs.github.com/spec/"
+MAX_BYTES = 1024
+"""Pointers are smaller, by their specification."""
 
 
 def pointer_problem(path: Path) -> str | None:
