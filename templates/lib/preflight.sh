@@ -127,14 +127,15 @@ drop_excluded_requests() {
 # RESERVATION: prints the number of usable nodes that are not excluded, of the partition or of the reservation in it, if
 # there is one. If Slurm shows no nodes (PrivateData), assumes enough.
 nodes_left() {
-    local name state list unusable='down|drain|drng|fail|inval|futr' left=0 reserved=()
+    local name state of list unusable='down|drain|drng|fail|inval|futr' left=0 reserved=()
     list=$([[ ! $1 ]] || scontrol show reservation -o "$1" | sed -n 's/.* Nodes=\([^ ]*\).*/\1/p')
     [[ ! $list ]] || host_names reserved "$list" || reserved=()
     [[ $1 ]] || unusable+='|maint' # in a reservation for maintenance, which could be this job's
-    # --all: a hidden partition, too
-    sinfo --all --noheader --Node --partition="$SLURM_JOB_PARTITION" --format='%N %t' >"$held/partition"
-    [[ -s $held/partition ]] || { echo "$num_job_nodes"; return; }
-    while read -r name state; do
+    # --all shows hidden partitions too, and excludes --partition.
+    sinfo --all --noheader --Node --format='%N %t %R' >"$held/partition"
+    grep -q " $SLURM_JOB_PARTITION\$" "$held/partition" || { echo "$num_job_nodes"; return; }
+    while read -r name state of; do
+        [[ $of == "$SLURM_JOB_PARTITION" ]] || continue
         if [[ $state =~ $unusable || " ${excluded[*]} " == *" $name "* ]]; then continue; fi
         if [[ $1 && " ${reserved[*]-$name} " != *" $name "* ]]; then continue; fi
         left=$((left + 1))

@@ -343,10 +343,11 @@ claim
 def test_usable_nodes_are_those_that_the_job_can_get(
     partition: str, reservation: str, left: str, tmp_path: Path
 ) -> None:
+    lines = "".join(f"{node} p\\n" for node in partition.splitlines())
     then = f"""
 excluded=(bad) num_job_nodes=4 SLURM_JOB_PARTITION=p
 sleep() {{ :; }}
-sinfo() {{ [[ " $* " == *" --all "* ]] && printf '{partition}' && [[ ! '{partition}' ]] || echo; }}
+sinfo() {{ [[ " $* " == *" --all "* && "$*" != *--partition* ]] && printf '{lines}x idle other\\n'; }}
 scontrol() {{
     case $2 in
         reservation) [[ $4 != unknown ]] && echo "ReservationName=$4 StartTime=x Nodes=$4 NodeCnt=1" ;;
