@@ -13,6 +13,7 @@ from hpcgen.cli.report import _show
 from hpcgen.report.history import read_history
 from hpcgen.report.page import render_page
 from hpcgen.report.run import read_run
+from hpcgen.report.scale import scale_for
 from hpcgen.report.summary import summarize
 from tests.recorded_run import CONFIG, START, start, step, steps, write_run
 
@@ -100,3 +101,12 @@ def test_damaged_lines_are_counted_in_one_line(tmp_path: Path, capsys: pytest.Ca
     assert shown(run) == 2
     printed = capsys.readouterr()
     assert printed.err == f"warning: 2 unreadable lines of {run}/metrics.jsonl ignored\n"
+
+
+@pytest.mark.parametrize(("low", "high"), [(5e-324, 3.5e38), (1e-320, 1.0), (1.0, 3.5e38), (1e-310, 1e-309)])
+@pytest.mark.filterwarnings("error")
+def test_an_axis_over_any_range_of_numbers(low: float, high: float) -> None:
+    scale = scale_for(low, high, log_from=2.5)
+    assert scale.is_log
+    assert 0 <= scale.place(low) < scale.place(high) <= 1
+    assert all(scale.low * 0.99 <= tick <= scale.high * 1.01 for tick in scale.ticks())
