@@ -60,8 +60,10 @@ def _union(before: Variable | None, values: Sequence[Variable | None]) -> Variab
         return Variable(items=tuple(_united(lists)), assumed=assumed)
     texts = [_text(value) for value in present]
     if not any(re.search(r"(^|\s)--?[A-Za-z]", text) for text in texts):
-        return weak(present[-1])
+        known = {text for value, text in zip(present, texts, strict=True) if text and _is_known(value)}
+        return _exclusive(weak(present[-1]), len(known) > 1)
     base = "" if before is None else _text(before)
+    own = {text.replace(base, "", 1).strip() for text in texts} - {""}
     pieces: list[Piece] = []
     if base.strip() and len(present) == len(values) and all(base in text for text in texts):
         assert before is not None
@@ -74,7 +76,19 @@ def _union(before: Variable | None, values: Sequence[Variable | None]) -> Variab
     else:
         for value in present:
             pieces += (*weak_pieces(value.first), Piece(" ", certain=False))
-    return Variable(pieces=bounded(tuple(pieces)), assumed=assumed)
+    return _exclusive(Variable(pieces=bounded(tuple(pieces)), assumed=assumed), len(own) > 1)
+
+
+def _exclusive(variable: Variable, is_exclusive: bool) -> Variable:
+    """The variable, of whose uncertain pieces at most one is right if `is_exclusive`."""
+    if not is_exclusive:
+        return variable
+    pieces = (replace(piece, exclusive=piece.exclusive or not piece.certain) for piece in variable.first)
+    return Variable(pieces=tuple(pieces), assumed=variable.assumed)
+
+
+def _is_known(variable: Variable) -> bool:
+    return all(piece.known for piece in variable.first)
 
 
 def _united(lists: Sequence[tuple[Word, ...]]) -> Iterator[Word]:
@@ -84,9 +98,11 @@ def _united(lists: Sequence[tuple[Word, ...]]) -> Iterator[Word]:
             break
         yield replace(words[0], certain=all(word.certain for word in words))
         shared += 1
-    for rest in dict.fromkeys(items[shared:] for items in lists):
+    rests = {tuple(word.text for word in items[shared:]): items[shared:] for items in lists}
+    is_exclusive = len(rests.keys() - {()}) > 1
+    for rest in rests.values():
         for item in rest:
-            yield replace(item, certain=False)
+            yield replace(item, certain=False, exclusive=item.exclusive or is_exclusive)
 
 
 def _cut(pieces: Sequence[Piece], start: int, end: int) -> Iterator[Piece]:

@@ -21,14 +21,19 @@ from hpcgen.check.lint.words import (
     Word,
     bounded,
     pieces_of,
+    unknown_of,
+    unknown_ranges,
     weak_pieces,
 )
 
 BLANKS = " \t\n"
 """Characters that split words, unless a script sets IFS."""
 
-EXPANDED = re.compile(r"[*?\[]|\{.*(,|\.\.).*\}|^~")
-"""Unquoted text that the shell expands: patterns, braces and tildes."""
+EXPANDED = re.compile(r"[*?]|(?<!=)\[|\{.*(,|\.\.).*\}|^~")
+"""Unquoted text that the shell expands: patterns, braces and tildes. No file has a name like key=[a,b]."""
+
+PATTERN = re.compile(r"[*?]|(?<!=)\[[^]]+\]")
+"""Text that the shell replaces by the names of files, also in the value of a variable without quotes."""
 
 LAYERS = re.compile(r"\\?\[[01](,[01])*\](\*\d+)?(\+\[[01](,[01])*\](\*\d+)?)*")
 """Lists such as [0]*3+[1]*58, which scripts give to --moe-layer-freq without quotes. They are patterns, but the shell
@@ -84,7 +89,7 @@ class Expander:
         if items is not None:
             return items
         pieces = self._begin(node)
-        groups = _split(pieces)
+        groups = [_without_patterns(group) for group in _split(pieces)]
         if len(groups) > 1 and not self.budget.allows("" for _ in groups):
             groups = [[Piece(self.text_of(node), known=False)]]
         return tuple(self._word(node, group) for group in groups)
@@ -143,7 +148,8 @@ class Expander:
             certain=all(piece.certain for piece in pieces),
             assumed=self._assumed,
             doubts=tuple(place for piece, place in placed if not piece.certain),
-            unknowns=tuple(place for piece, place in placed if not piece.known),
+            unknowns=unknown_of(pieces),
+            exclusive=any(piece.exclusive for piece in pieces),
         )
 
     def _array_words(self, node: Node) -> tuple[Word, ...] | None:
@@ -154,6 +160,8 @@ class Expander:
             parts = parts[0].get("Parts", [])
         if len(parts) != 1 or not _is_all_items(parts[0]):
             return None
+        if quoted and "*" in self.text_of(parts[0]["Index"]):
+            return None  # one word
         variable = self.variables.get(parts[0]["Param"]["Value"])
         if variable is None or variable.items is None:
             return None
@@ -166,10 +174,11 @@ class Expander:
 
     def _parts(self, parts: list[Node], *, quoted: bool) -> Iterator[Piece]:
         is_list = LAYERS.fullmatch("".join(part["Value"] if part["Type"] == "Lit" else "$" for part in parts))
-        for part in parts:
+        for previous, part in zip([{}, *parts], parts, strict=False):
             kind = part["Type"]
             if kind == "Lit":
-                is_plain = quoted or is_list is not None or not EXPANDED.search(part["Value"])
+                before = "=" if previous.get("Value", "").endswith("=") else ""  # shfmt splits key=[a,b]
+                is_plain = quoted or is_list is not None or not EXPANDED.search(before + part["Value"])
                 for literal, is_text in self._unmasked(part):
                     text = _unescape(literal, quoted=quoted)
                     yield Piece(text, known=is_plain and is_text, quoted=quoted or "\\" in literal)
@@ -338,12 +347,36 @@ def _split(pieces: list[Piece]) -> list[list[Piece]]:
     return groups
 
 
+def _without_patterns(pieces: list[Piece]) -> list[Piece]:
+    """A word whose patterns are unknown, because the shell replaces them by files."""
+    if LAYERS.fullmatch("".join(piece.text for piece in pieces).strip("()")):
+        return pieces
+    return [
+        replace(piece, known=piece.known and (piece.quoted or not PATTERN.search(piece.text)))
+        for piece in pieces
+    ]
+
+
 def _resplit(items: Iterable[Word]) -> Iterator[Word]:
     """The words of an unquoted array expansion, which are split at blanks."""
     for item in items:
-        texts = re.findall(rf"(?:\$\([^)]*\)|[^{BLANKS}])+" if not item.known else f"[^{BLANKS}]+", item.text)
-        for text in texts:
-            yield replace(item, text=text, known=item.known or not UNKNOWN.search(text))
+        pattern = rf"(?:\$\([^)]*\)|[^{BLANKS}])+" if not item.known else f"[^{BLANKS}]+"
+        for found in re.finditer(pattern, item.text):
+            inside = [
+                (max(first, found.start()) - found.start(), min(last, found.end()) - found.start())
+                for first, last in unknown_ranges(item)
+                if first < found.end() and found.start() < last
+            ]
+            text = found[0]
+            is_item = text == item.text
+            yield replace(
+                item,
+                text=text,
+                known=item.known or not (inside if item.unknowns else UNKNOWN.search(text)),
+                unknowns=tuple(inside),
+                doubts=item.doubts if is_item else (),
+                source=item.source if is_item else text,
+            )
 
 
 def _unescape(text: str, *, quoted: bool) -> str:

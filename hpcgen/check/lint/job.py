@@ -151,7 +151,7 @@ class Job:
             and self.has_many_tasks(step)
             and not step.background
             and not step.option("overlap", "no-kill")
-            and not self._is_aid(step)
+            and not self.is_aid(step)
         )
 
     @cached_property
@@ -185,7 +185,7 @@ class Job:
         """True if a step certainly has more than one task."""
         return (self.num_tasks(step) or 0) > 1 or (self.tasks_per_node(step) or 0) > 1
 
-    def _is_aid(self, step: Step) -> bool:
+    def is_aid(self, step: Step) -> bool:
         """True if a step only inspects, copies, cleans up or serves, or its program is unknown."""
         index = next(index for index, found in enumerate(self.script.commands) if found is step.command)
         inner = [found for found in self.script.commands if found.outer == index]
@@ -329,7 +329,9 @@ class Job:
             return self._mpi_world(launch.mpi)
         if launch.step is None:
             return None
-        tasks, nodes_ = self.num_tasks(launch.step), self.nodes
+        tasks, nodes_ = self.num_tasks(launch.step), self._num_nodes(launch.step)
+        if tasks and nodes_:
+            nodes_ = min(tasks, nodes_)
         if tasks and nodes_ and tasks % nodes_ == 0:
             return nodes_, tasks // nodes_
         return None
@@ -435,4 +437,6 @@ def _with_positional(script: Script, command: Command) -> tuple[Word, ...]:
     start = next(
         (i for i, text in enumerate(texts) if re.fullmatch(r"-\w*c", text) and "sh" in texts[i - 1]), None
     )
-    return command.words if start is None else _inlined(command.words, outer.words[start + 3 :])
+    if start is None or "@" in outer.words[start + 1].variables:  # "$@" of the script, in double quotes
+        return command.words
+    return _inlined(command.words, outer.words[start + 3 :])

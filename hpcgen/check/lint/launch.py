@@ -135,6 +135,8 @@ class Launch:
     """Path of a script, or name of a module."""
     is_module: bool
     arguments: tuple[Word, ...]
+    words: tuple[Word, ...]
+    """The complete command, as far as functions and "$@" of the script were followed."""
     environment: frozenset[str]
     """Variables that `env`, mpirun or an assignment before the command sets for it."""
 
@@ -297,6 +299,7 @@ def launch_of(
         program=rest[0].text,
         is_module=is_module,
         arguments=rest[1:],
+        words=program,
         environment=frozenset(names),
     )
 

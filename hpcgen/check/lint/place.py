@@ -17,6 +17,7 @@ class Redirected(NamedTuple):
     here_expands: bool = False
     here_expanded: Ranges = ()
     writes_to: Word | None = None
+    redirections: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

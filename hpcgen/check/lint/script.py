@@ -99,6 +99,8 @@ class Command:
     """First line of the here-document."""
     here_expands: bool = False
     """True if the shell expands variables in the here-document, because its delimiter has no quotes."""
+    redirections: tuple[str, ...] = ()
+    """Redirections as written, such as "> log" and "<<EOF"."""
     here_expanded: Ranges = ()
     """Where it expands something."""
     writes_to: Word | None = None

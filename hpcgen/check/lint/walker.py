@@ -148,7 +148,13 @@ class Walker:
                     self._written.change(word)
                 if redirection["Op"] in (">", ">|") and redirection.get("N", {}).get("Value", "1") == "1":
                     found = found._replace(writes_to=word)
-        return found
+        written = (self._redirection(redirection) for redirection in statement.get("Redirs", []))
+        return found._replace(redirections=tuple(written))
+
+    def _redirection(self, redirection: Node) -> str:
+        """A redirection as written, without the text of a here-document."""
+        number, word = redirection.get("N", {}).get("Value", ""), redirection.get("Word")
+        return f"{number}{redirection['Op']} {self._expander.text_of(word) if word else ''}".strip()
 
     # ---- compound commands, each named after its type in the tree ----
 

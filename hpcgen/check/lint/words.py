@@ -54,6 +54,8 @@ class Word:
     unknowns: Ranges = ()
     """Ranges of `text` that are as written because their values are unknown. A shell has expanded them when the text
     is read again, by `bash -c` or `eval`."""
+    exclusive: bool = False
+    """True if the script's branches give several known texts here, of which at most one is right."""
 
     @property
     def number(self) -> int | None:
@@ -77,8 +79,16 @@ def joined(words: Sequence[Word]) -> Word:
         certain=not doubts,
         assumed=any(word.assumed for word in words),
         doubts=doubts,
-        unknowns=tuple((start + low, start + high) for start, word in placed for low, high in word.unknowns),
+        unknowns=tuple(
+            (start + low, start + high) for start, word in placed for low, high in unknown_ranges(word)
+        ),
+        exclusive=any(word.exclusive for word in words),
     )
+
+
+def unknown_ranges(word: Word) -> Ranges:
+    """The ranges of a word's text that are as written in the script."""
+    return () if word.known else word.unknowns or ((0, len(word.text)),)
 
 
 @dataclass(frozen=True)
@@ -89,6 +99,7 @@ class Piece:
     known: bool = True
     quoted: bool = False
     certain: bool = True
+    exclusive: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,7 +164,16 @@ def _joined_word(word: Word, pieces: tuple[Piece, ...]) -> Word:
         known=all(piece.known for piece in pieces),
         certain=all(piece.certain for piece in pieces),
         doubts=(),
-        unknowns=(),
+        unknowns=unknown_of(pieces),
+        exclusive=any(piece.exclusive for piece in pieces),
+    )
+
+
+def unknown_of(pieces: Sequence[Piece]) -> Ranges:
+    """The ranges of the text of `pieces` that are unknown."""
+    ends = [*itertools.accumulate((len(piece.text) for piece in pieces), initial=0)]
+    return tuple(
+        (start, end) for piece, start, end in zip(pieces, ends[:-1], ends[1:], strict=True) if not piece.known
     )
 
 
@@ -164,7 +184,16 @@ def weak_pieces(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
 
 def pieces_of(word: Word) -> tuple[Piece, ...]:
     """The text of a word as pieces."""
-    return (Piece(word.text, known=word.known, certain=word.certain),)
+    found, end = [], 0
+    for first, last in (*unknown_ranges(word), (len(word.text), len(word.text))):
+        found += [(word.text[end:first], True), (word.text[first:last], False)]
+        end = last
+    pieces = [
+        Piece(text, known=known, certain=word.certain, exclusive=word.exclusive)
+        for text, known in found
+        if text
+    ]
+    return tuple(pieces) or (Piece("", certain=word.certain, exclusive=word.exclusive),)
 
 
 def bounded(pieces: tuple[Piece, ...]) -> tuple[Piece, ...]:
@@ -176,6 +205,5 @@ def bounded(pieces: tuple[Piece, ...]) -> tuple[Piece, ...]:
 
 def _merged(pieces: Iterable[Piece]) -> Iterator[Piece]:
     """The pieces with adjacent pieces of the same kind joined."""
-    kinds = itertools.groupby(pieces, key=lambda piece: (piece.known, piece.quoted, piece.certain))
-    for (known, quoted, certain), alike in kinds:
-        yield Piece("".join(piece.text for piece in alike), known=known, quoted=quoted, certain=certain)
+    for kind, alike in itertools.groupby(pieces, key=lambda piece: replace(piece, text="")):
+        yield replace(kind, text="".join(piece.text for piece in alike))
