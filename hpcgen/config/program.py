@@ -42,7 +42,7 @@ _NOT_POSIX = {
     r"[*+?}]\?": "a lazy quantifier is not a POSIX expression; use a narrower one, such as [^,]*",
 }
 
-Argument = Annotated[str, Text(r"[^\n]{1,10000}", "1 to 10000 characters on one line")]
+Argument = Annotated[str, Text(r"[^\n]{0,10000}", "up to 10000 characters on one line")]
 Glob = Annotated[
     str,
     Text(
@@ -170,7 +170,7 @@ def _command_problems(program: ProgramConfig) -> Iterator[Problem]:
     if program.launcher == "torchrun" and re.match(r"python[0-9.]*$|torchrun$", name):
         reason = "is started by launcher torchrun itself"
         yield Problem("program.command[0]", reason, "begin with the script, or with -m and a module")
-    if program.launcher == "srun" and first.startswith("-"):
+    if not first or (program.launcher == "srun" and first.startswith("-")):
         yield Problem("program.command[0]", "is not a command", "begin with a command, such as python")
     known = tuple(name for name in VARIABLES if name != DEEPSPEED_CONFIG or program.deepspeed is not None)
     for index, argument in enumerate(program.command):
