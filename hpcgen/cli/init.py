@@ -308,6 +308,8 @@ def _show_leftovers(script: Path | None, migration: Migration) -> None:
     if migration.without_effect:
         options = ", ".join(map(printable, migration.without_effect))
         click.echo(f"without a key, and without effect on the results: {options}", err=True)
+    if migration.own:
+        click.echo(f"hpcgen's script sets these itself: {', '.join(map(printable, migration.own))}", err=True)
     if migration.usual:
         click.echo(f"the trainer does this by default: {' '.join(migration.usual)}", err=True)
 

@@ -142,13 +142,25 @@ def test_launchers_and_wrappers(text: str, expected: list[str]) -> None:
         ("srun deepspeed train.py\n", {"nodes": 4}),
         ("deepspeed --num_gpus 4 train.py\n", {"nodes": 4, "ntasks_per_node": 4}),
         ("srun accelerate launch train.py\n", {"nodes": 4, "ntasks_per_node": 1}),
-        ("accelerate launch train.py\n", {"nodes": 4, "ntasks_per_node": 1}),
         ("srun torchrun --nproc_per_node=4 train.py\n", {"nodes": 4, "ntasks_per_node": 4}),
     ],
 )
 def test_as_many_ranks_start_as_in_the_script(text: str, expected: dict[str, int]) -> None:
     init(DIRECTIVES + text)
     assert written()["slurm"]["run"] == expected
+
+
+def test_a_program_that_starts_on_the_first_node_only_is_refused() -> None:
+    Path("job.sh").write_text(f"#!/bin/bash\n{DIRECTIVES}python train.py\n")
+    command = ("init", "run.yaml", "--from", "job.sh", "--cluster", "azure-ndv5")
+    ended = hpcgen(*command)
+    assert (ended.status, Path("run.yaml").exists()) == (2, False)
+    assert (
+        "job.sh:3: train.py: the script starts it on the first node only, and the run file on each of 4"
+        in ended.stderr
+    )
+    assert hpcgen(*command, "--set", "slurm.run.nodes=1").status == 0
+    assert written()["slurm"]["run"] == {"nodes": 1, "ntasks_per_node": 1}
 
 
 def test_with_program_megatron_lm_is_run_as_it_is() -> None:

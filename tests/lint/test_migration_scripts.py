@@ -219,6 +219,7 @@ def test_options_that_do_not_exist_are_listed_or_refused() -> None:
         "--data-parallel-size 32",
         "--datacenter-id 1",
         "--checkpoint-activations",
+        "srun --mpi=pmix",
     }
     assert "--recompute" in reasons["--checkpoint-activations"]
     # an invalid value is converted, and validate reports it
@@ -380,6 +381,7 @@ def test_a_branch_that_does_not_run_contributes_nothing() -> None:
         "--wandb-project",
         "--wandb-exp-name",
         "SIZE from the environment",
+        "numactl --membind=0 in front of python",
         "the time limit",
     }
 

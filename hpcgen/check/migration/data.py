@@ -242,6 +242,12 @@ def carry_checkpoints(flags: Flags, carried: Carried) -> None:
     if saved and (place := carried.get("checkpoint.save")):
         why = f"checkpoint.save is the script's {place}: the run resumes from checkpoints there, and saves there"
         carried.leave(saved.line, "the run's own checkpoint directory", why)
+    if saved and "save-interval" not in flags and "non-persistent-save-interval" not in flags:
+        why = (
+            "the script sets no --save-interval, with which Megatron-LM would save; the run saves every 30 minutes, or "
+            "every checkpoint.save_interval_minutes"
+        )
+        carried.leave(saved.line, shown(saved), why)
     if flag is None:
         return
     carried.seen.add("load")

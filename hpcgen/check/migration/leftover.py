@@ -39,6 +39,17 @@ class Carried:
     """Names of options that request what the trainer does by default."""
     without_effect: list[str] = field(default_factory=list)
     """Options without a key that do not affect the results."""
+    own: list[str] = field(default_factory=list)
+    """Parts that hpcgen's script sets for itself in any case."""
+    _claimed: list[object] = field(default_factory=list)
+
+    def claim(self, *things: object) -> None:
+        """Notes parts of the script that are carried over, listed or refused. What nothing claims is listed."""
+        self._claimed += things
+
+    def is_claimed(self, thing: object) -> bool:
+        """True if something has claimed this very part."""
+        return any(thing is claimed for claimed in self._claimed)
 
     def put(self, path: str, value: object) -> None:
         """Sets the value at a dotted path."""

@@ -12,10 +12,24 @@ from hpcgen.check.lint.job import Job
 from hpcgen.check.lint.launch import Launch
 from hpcgen.check.lint.megatron import OPTIONS
 from hpcgen.check.lint.reader import read
+from hpcgen.check.migration.account import (
+    DIRECTORY,
+    changes_of_directory,
+    is_body,
+    list_unclaimed,
+    shown_words,
+)
+from hpcgen.check.migration.commands import list_commands, list_contexts, list_streams
 from hpcgen.check.migration.data import DATA_KEYS
+from hpcgen.check.migration.environment import carry_environment
 from hpcgen.check.migration.leftover import Carried, Leftover, Sections
 from hpcgen.check.migration.program import carry_program, work_of
-from hpcgen.check.migration.resources import carry_container, carry_directives, carry_environment
+from hpcgen.check.migration.resources import (
+    carry_container,
+    carry_directives,
+    claim_usual_options,
+    layout_of,
+)
 from hpcgen.check.migration.training import carry_training
 from hpcgen.config.cluster import ClusterConfig
 from hpcgen.config.fields import Name, constraint_problems
@@ -47,8 +61,6 @@ PARALLEL_SIZES = (
 
 TIME = "1-00:00:00"
 
-PROLOGUE = ("module", "ml", "source", ".", "conda", "spack", "ulimit")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Migration:
@@ -64,6 +76,8 @@ class Migration:
     """Options that request what the trainer does by default."""
     without_effect: tuple[str, ...] = ()
     """Options without a key that do not affect the results."""
+    own: tuple[str, ...] = ()
+    """Parts that hpcgen's script sets for itself in any case."""
 
 
 def migrate(
@@ -97,7 +111,7 @@ def migrate(
     if launch is None:
         return _program(job, path, carried, cluster, node_type)
     carry_directives(job, launch, carried, node_type)
-    carry_environment(job, carried, cluster, node_type)
+    carry_environment(job, launch, carried, cluster, node_type)
     carry_container(launch, carried, cluster)
     carry_training(job, launch, carried)
     for other in others:
@@ -105,14 +119,11 @@ def migrate(
             carried.leave(other.line, other.program, "the run file already has this training")
         else:
             carried.refuse(other.line, other.program, ANOTHER)
-    _other_commands(job, launch, carried)
     _needed(job, launch, carried, node_type)
-    _defaults(job, carried)
-    migration = _migration(job, carried)
-    refused = [leftover for leftover in migration.leftovers if leftover.decides]
-    if refused:
-        raise ConfigErrors([_refusal(path, leftover) for leftover in refused])
-    return migration
+    for command in changes_of_directory(job, launch):
+        carried.leave(command.line, shown_words(command.words), DIRECTORY["train"])
+    _list_rest(job, launch, carried, node_type, "train")
+    return _migration(job, carried, path)
 
 
 def _program(job: Job, path: str, carried: Carried, cluster: ClusterConfig, node_type: NodeType) -> Migration:
@@ -121,10 +132,20 @@ def _program(job: Job, path: str, carried: Carried, cluster: ClusterConfig, node
     if launch is None:
         raise _no_program(job, path)
     carry_program(job, launch, carried, cluster, node_type)
-    _other_commands(job, launch, carried)
     _time_limit(job, carried)
+    _list_rest(job, launch, carried, node_type, "run")
+    return _migration(job, carried, path)
+
+
+def _list_rest(job: Job, launch: Launch, carried: Carried, node_type: NodeType, stage: str) -> None:
+    """Lists everything that the run file does not have, so that nothing is lost in silence."""
+    layout = layout_of(carried, launch, node_type, stage)
+    claim_usual_options(job, launch, carried, layout)
+    list_streams(job, launch, carried, stage)
+    list_contexts(job, launch, carried)
+    list_commands(job, launch, carried, stage)
+    list_unclaimed(job, launch, carried, stage, str(layout))
     _defaults(job, carried)
-    return _migration(job, carried)
 
 
 def _no_program(job: Job, path: str) -> HpcgenError:
@@ -142,14 +163,18 @@ def _no_program(job: Job, path: str) -> HpcgenError:
     )
 
 
-def _migration(job: Job, carried: Carried) -> Migration:
+def _migration(job: Job, carried: Carried, path: str) -> Migration:
     leftovers = sorted(set(carried.leftovers), key=lambda leftover: (leftover.line, leftover.what))
+    is_program = "program" in carried.sections
+    if refused := [leftover for leftover in leftovers if leftover.decides]:
+        raise ConfigErrors([_refusal(path, leftover, is_program=is_program) for leftover in refused])
     return Migration(
         name=_name(job.script.options.get("job-name", "")),
         sections=carried.sections,
         leftovers=tuple(leftovers),
         usual=tuple(carried.usual),
         without_effect=tuple(carried.without_effect),
+        own=tuple(dict.fromkeys(carried.own)),
     )
 
 
@@ -160,7 +185,9 @@ ANOTHER = (
 
 def _gpt_trainings(job: Job) -> tuple[Launch | None, tuple[Launch, ...]]:
     """The step with which Megatron-LM trains a GPT (None if there is none), and other training steps that may run."""
-    may_run = [launch for launch in job.launches if not launch.command.dead]
+    may_run = [
+        launch for launch in job.launches if not launch.command.dead and not is_body(launch.command, job)
+    ]
     trainings = [launch for launch in may_run if launch.is_megatron and launch.flags]
     found = [launch for launch in trainings if re.search(r"(^|/)pretrain_gpt\w*\.py$", launch.program)]
     return (found[0], tuple(other for other in trainings if other is not found[0])) if found else (None, ())
@@ -170,12 +197,13 @@ def _options(launch: Launch) -> dict[str, tuple[str, ...]]:
     return {name: tuple(word.text for word in flag.values) for name, flag in launch.flags.items()}
 
 
-def _refusal(path: str, leftover: Leftover) -> Mistake:
-    hint = (
-        f"choose with --set '{EXAMPLES.get(leftover.keys[0], leftover.keys[0] + '=...')}'"
-        if leftover.keys
-        else "remove it from a copy of the script, or keep Megatron-LM with --program"
-    )
+def _refusal(path: str, leftover: Leftover, *, is_program: bool) -> Mistake:
+    if leftover.keys:
+        hint = f"choose with --set '{EXAMPLES.get(leftover.keys[0], leftover.keys[0] + '=...')}'"
+    elif is_program:
+        hint = "change it in a copy of the script, and convert the copy"
+    else:
+        hint = "remove it from a copy of the script, or keep Megatron-LM with --program"
     reason = f"{printable(leftover.what)}: {printable(leftover.why)}"
     return Mistake.at(f"{path}:{leftover.line}", reason, hint)
 
@@ -210,10 +238,12 @@ def _time_limit(job: Job, carried: Carried) -> None:
 
 def _defaults(job: Job, carried: Carried) -> None:
     """Variables that the submission environment may set. The script's defaults are carried over."""
-    own = {
-        item.name for item in job.script.assignments if item.value and item.name not in item.value.variables
-    }
-    found = [use for use in job.script.uses if use.has_default and use.name not in own]
+    first: dict[str, int] = {}
+    for item in job.script.assignments:
+        if not (item.value and item.name in item.value.variables):
+            first.setdefault(item.name, item.line)
+    # on one line: [[ -z "${NAME:-}" ]] && NAME=value
+    found = [use for use in job.script.uses if use.has_default and use.line <= first.get(use.name, use.line)]
     names = dict.fromkeys(use.name for use in found if re.fullmatch(r"(?!SLURM_)[A-Za-z_]\w*", use.name))
     if names:
         why = "the script's defaults are carried over, as if the environment does not set them"
@@ -228,25 +258,3 @@ def _fewest_nodes(carried: Carried, node_type: NodeType) -> int:
 
 def _name(text: str) -> str | None:
     return text if text and not any(constraint_problems(Name, text)) else None
-
-
-def _other_commands(job: Job, launch: Launch, carried: Carried) -> None:
-    """Other commands of the script, which belong in a site's template."""
-    for command in job.script.commands:
-        if command.name in PROLOGUE and not (command.function or command.dead) and command.outer is None:
-            text = " ".join(word.text for word in command.words)
-            carried.leave(
-                command.line, text[:60], "put it into the prologue of a site template (templates/README.md)"
-            )
-    for step in job.steps:
-        if (
-            not step.command.dead
-            and step.command is not launch.command
-            and (launch.step is None or step.command is not launch.step.command)
-        ):
-            text = re.sub(r"\s+", " ", " ".join(word.text for word in step.program))
-            carried.leave(
-                step.line,
-                f"srun ... {text[:50]}",
-                "put it into a block of a site template (templates/README.md)",
-            )

@@ -4,14 +4,31 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 
 from hpcgen.check.lint.job import Job
-from hpcgen.check.lint.launch import Launch, Step, mpi_call_of, program_of
-from hpcgen.check.lint.words import Word
-from hpcgen.check.lint.wrappers import CONTAINERS
+from hpcgen.check.lint.launch import Launch, Step
+from hpcgen.check.lint.mpi import MpiCall
+from hpcgen.check.lint.script import Command
+from hpcgen.check.lint.words import Word, unknown_ranges
+from hpcgen.check.lint.wrappers import CONTAINERS, wrapped
+from hpcgen.check.migration.account import (
+    DIRECTORY,
+    brief,
+    changes_of_directory,
+    command_words,
+    is_body,
+    is_secret,
+    launch_prefix,
+    option_text,
+    program_words,
+    shown_words,
+    text_of,
+)
+from hpcgen.check.migration.environment import carry_environment
 from hpcgen.check.migration.leftover import Carried, is_sure
-from hpcgen.check.migration.resources import carry_container, carry_directives, carry_environment
+from hpcgen.check.migration.resources import carry_container, carry_directives
 from hpcgen.config.cluster import ClusterConfig
 from hpcgen.config.node_type import NodeType
 
@@ -40,56 +57,49 @@ VARIABLES = {
 
 PER_NODE = VARIABLES | {"SLURM_PROCID": "NODE_RANK", "SLURM_NTASKS": "NNODES", "SLURM_NPROCS": "NNODES"}
 """Variables where torchrun is the only task of its node."""
+_OF_JOB = frozenset(name for name in VARIABLES if name.startswith(("SLURM_", "MASTER_")))
+"""Variables that mean the same in every script."""
 BY_TORCHRUN = ("RANK", "LOCAL_RANK")
-SET_BY_LAUNCHER = frozenset((
-    "nnodes", "nproc-per-node", "node-rank", "master-addr", "master-port", "rdzv-backend", "rdzv-endpoint", "rdzv-id",
-    "rdzv-conf", "standalone", "num-nodes", "num-gpus", "hostfile", "m", "module",
-))  # fmt: skip
-"""Options of torchrun and deepspeed that hpcgen's launchers set, or that become keys of the run file."""
-SET_FOR_STEP = re.compile(
-    r"nodes|ntasks|ntasks-per-node|cpus-per-task|gpus|gpus-per-(node|task)|gres|kill-on-bad-exit|label|unbuffered|wait|"
-    r"output|error|job-name|jobid|mem|exclusive|partition|account|time|exact|export|nodelist|container-.*"
-)
-"""Options of srun that hpcgen sets, or that have a key of the run file."""
-SET_FOR_RANKS = re.compile(
-    r"np|n|c|npernode|pernode|N|ppn|perhost|grr|x|genv|env|H|host|hosts|hostfile|machinefile|f"
-)
-"""Options of mpirun that hpcgen sets, or that have a key of the run file."""
 SIGNAL = re.compile(r"(?P<to>[BR]{1,2}:)?(SIG)?(?P<name>USR1|USR2|TERM|INT|10|12|15|2)(@(?P<lead>\d{1,5}))?")
 SIGNAL_NAMES = {"10": "USR1", "12": "USR2", "15": "TERM", "2": "INT"}
-QUIET = frozenset((
-    "echo", "printf", "date", "export", "set", "shopt", "declare", "local", "readonly", "trap", "exit", "return", ":",
-    "true", "false", "test", "[", "[[", "hostname", "scontrol", "head", "tail", "awk", "sed", "cut", "grep", "tr",
-    "nvidia-smi", "env", "printenv", "which", "pwd", "whoami", "sleep", "wait", "shift", "unset", "cat", "expr", "seq",
-    "getent", "ip", "python", "python3", "sbatch", "squeue", "dirname", "basename", "realpath", "readlink", "nproc",
-    "read", "mapfile", "readarray", "cd",
-))  # fmt: skip
-"""Commands that only print, compute or set something."""
 
 
 def work_of(job: Job) -> Launch | None:
     """The program that the job is for; None if the script starts none."""
-    launches = [launch for launch in job.launches if not launch.command.dead]
-    steps = [step for step in job.work_steps or job.parallel_steps or job.steps if not step.command.dead]
+    launches = [launch for launch in job.launches if _counts(launch.command, job)]
+    likely = job.work_steps or job.parallel_steps or [step for step in job.steps if not job.is_aid(step)]
+    steps = [step for step in likely if _counts(step.command, job)]
     trainings = [launch for launch in launches if launch.trains]
-    for launch in (*trainings, *(launch for launch in launches if launch.step in steps)):
+    in_steps = [launch for launch in launches if launch.step in steps]
+    for launch in (*trainings, *in_steps):
         return launch
-    for step in steps:
-        if step.program:
-            return _launch(step)
-    return next(iter(launches), None)
+    calls = [(command, call) for command, call in job.mpi_calls if _counts(command, job)]
+    others = [step for step in job.steps if _counts(step.command, job)]
+    found = (
+        *(_launch(step.command, step, None, step.program) for step in steps if step.program),
+        *(_launch(command, None, call, call.program) for command, call in calls if call.program),
+        *launches,
+        *(_launch(step.command, step, None, step.program) for step in others if step.program),
+    )
+    return next(iter(found), None)
 
 
-def _launch(step: Step) -> Launch:
-    """A step whose program is not a Python program."""
+def _counts(command: Command, job: Job) -> bool:
+    return not command.dead and not is_body(command, job)
+
+
+def _launch(command: Command, step: Step | None, mpi: MpiCall | None, words: tuple[Word, ...]) -> Launch:
+    """The launch of a program that is not a Python program."""
     return Launch(
-        command=step.command,
+        command=command,
         step=step,
+        mpi=mpi,
         launcher="",
         options=(),
-        program=step.program[0].text,
+        program=words[0].text,
         is_module=False,
-        arguments=step.program[1:],
+        arguments=words[1:],
+        words=words,
         environment=frozenset(),
     )
 
@@ -99,10 +109,11 @@ def carry_program(
 ) -> None:
     """Carries over the command, its launcher, resources, environment and container."""
     carry_directives(job, launch, carried, node_type, stage="run")
-    _carry_ranks(launch, carried)
-    carry_environment(job, carried, cluster, node_type, trains=False)
+    _carry_ranks(job, launch, carried)
+    carry_environment(job, launch, carried, cluster, node_type, trains=False)
     carry_container(launch, carried, cluster)
     _carry_directory(job, launch, carried)
+    _refuse_alternatives(launch, carried)
     _carry_command(launch, carried)
     _carry_signal(job, carried)
     if carried.get("slurm.run.nodes") is None:
@@ -110,22 +121,9 @@ def carry_program(
         carried.leave(
             job.script.first_directive, "the number of nodes", "the script does not set it; 1 is filled in"
         )
-    for option in launch.step.options if launch.step else ():
-        if not SET_FOR_STEP.fullmatch(option.name):
-            text = f"--{option.name}" + (f"={option.text}" if option.value else "")
-            carried.leave(option.word.line, f"srun {text}", "hpcgen starts the step with its own options")
-    for mpi_option in launch.mpi.options if launch.mpi else ():
-        if not SET_FOR_RANKS.fullmatch(mpi_option.name):
-            text = " ".join((mpi_option.name, *(word.text for word in mpi_option.values)))
-            carried.leave(
-                mpi_option.word.line,
-                f"mpirun -{text}",
-                "hpcgen starts the tasks with srun and its own options",
-            )
-    _other_work(job, launch, carried)
 
 
-def _carry_ranks(launch: Launch, carried: Carried) -> None:
+def _carry_ranks(job: Job, launch: Launch, carried: Carried) -> None:
     """Corrects the number of ranks per node for deepspeed, which starts them itself, and for programs without srun."""
     section = carried.sections.setdefault("slurm", {}).setdefault("run", {})
     if launch.launcher == "deepspeed":
@@ -138,82 +136,103 @@ def _carry_ranks(launch: Launch, carried: Carried) -> None:
     elif launch.launcher != "torchrun" and launch.step is None and launch.mpi is None:
         section["ntasks_per_node"] = 1
         if section.get("nodes", 1) > 1:
-            why = "the script starts it on the first node only, and the run file on every node"
-            carried.leave(launch.line, launch.program, why)
+            why = (
+                f"the script starts it on the first node only, and the run file on each of {section['nodes']} nodes; "
+                "1 node is enough for a program that runs there alone"
+            )
+            carried.refuse(launch.line, launch.program, why, "slurm.run.nodes")
 
 
 def _carry_directory(job: Job, launch: Launch, carried: Carried) -> None:
-    directory = None
-    for command in job.script.commands:
-        if command is launch.command or (launch.step and command is launch.step.command):
-            break
-        if command.name == "cd" and not command.dead and command.outer is None and len(command.words) == 2:
-            word = command.words[1]
-            if is_sure(word) and word.text.startswith("/") and not command.conditional:
-                directory = word.text
-            else:
-                carried.leave(
-                    command.line,
-                    f"cd {word.text}",
-                    "set program.directory; its default is the directory of the run file",
-                )
-    if directory:
-        carried.put("program.directory", directory)
+    """Carries over the directory in which the script starts the program: of --chdir, or of the last cd."""
+    found: list[tuple[int, str, str]] = []
+    for directive in job.script.directives:
+        if directive.name == "chdir" and directive.effective and (directive.value or "").startswith("/"):
+            found.append((directive.line, text_of(directive), directive.value or ""))
+            carried.claim(directive)
+    for command in changes_of_directory(job, launch):
+        word = command.words[-1]
+        if is_sure(word) and word.text.startswith("/") and not command.conditional:
+            found.append((command.line, f"{command.name} {word.text}", word.text))
+        else:
+            carried.leave(command.line, f"{command.name} {word.text}", DIRECTORY["run"])
+    option = launch.step.option("chdir") if launch.step else None
+    if option and is_sure(option.value) and option.text.startswith("/"):
+        found.append((option.word.line, f"srun {option_text(option)}", option.text))
+        carried.claim(option)
+    for line, what, _ in found[:-1]:
+        carried.leave(line, what, f"the program starts in {found[-1][2]}")
+    if found:
+        carried.put("program.directory", found[-1][2])
+
+
+def _refuse_alternatives(launch: Launch, carried: Carried) -> None:
+    """Refuses a launch whose launcher or program has another text in another branch."""
+    words = command_words(launch)
+    fixed = words[: len(words) - len(program_words(launch)) + 1]
+    step = launch.step.command.words if launch.step else ()
+    found = next((word for word in (*step[:1], *fixed) if word.exclusive), None)
+    if found is not None:
+        text = brief((*step[:1], *words))
+        why = "branches of the script start the program in different ways"
+        carried.refuse(found.line, text, why)
 
 
 def _carry_command(launch: Launch, carried: Carried) -> None:
     words = _words(launch)
     if launch.launcher == "torchrun":
         carried.put("program.launcher", "torchrun")
-        _leave_wrappers(words, launch, carried)
         words = _target(launch)
     elif launch.launcher == "deepspeed":
         why = "launcher srun starts every rank; the program reads LOCAL_RANK instead of the argument --local_rank"
         carried.leave(launch.line, "the launcher deepspeed", why)
-        _leave_wrappers(words, launch, carried)
         python = replace(words[0], text="python", source="python", known=True, variables=())
         words = (
             python,
             *(replace(python, text=text, source=text) for text in _flags(launch)),
-            *_script(launch),
+            *program_words(launch),
         )
-    if launch.launcher in ("torchrun", "deepspeed"):
-        for option in launch.options:
-            if option.name not in SET_BY_LAUNCHER:
-                text = f"{option.name}={option.text}" if option.value else option.name
-                carried.leave(
-                    option.word.line, f"{launch.launcher} --{text}", "the run file has no key for it"
-                )
-    for is_certain, group in itertools.groupby(words, key=lambda word: word.certain):
-        if not is_certain:
-            first, *more = group
-            text = " ".join(word.text for word in (first, *more))
-            why = "program.command has these arguments in any case; remove them if they are not wanted"
-            carried.leave(first.line, f"the condition of {text}", why)
+    else:
+        carried.claim(*launch.options, *launch_prefix(launch)[0], *launch_prefix(launch)[1])
+    _leave_conditions(words, carried)
     carried.put("program.command", [_argument(word, launch, carried) for word in words])
     relative = (
-        not launch.is_module and "/" not in launch.program[:1] and carried.get("program.directory") is None
+        not launch.program.startswith("$")
+        and not launch.is_module
+        and "/" not in launch.program[:1]
+        and carried.get("program.directory") is None
     )
     if relative and launch.launcher:
         why = "the program starts in the directory of the run file; set program.directory if it is elsewhere"
         carried.leave(launch.line, launch.program, why)
 
 
+_IN_ANY_CASE = "program.command has these arguments in any case; remove them if they are not wanted"
+_IN_ONE_BRANCH = (
+    "branches of the script give different arguments; in program.command, remove the braces around those that you "
+    "want, and the other arguments"
+)
+
+
+def _leave_conditions(words: tuple[Word, ...], carried: Carried) -> None:
+    """Lists arguments that come from code that may not run."""
+    for (is_certain, is_exclusive), group in itertools.groupby(
+        words, key=lambda word: (word.certain, word.exclusive)
+    ):
+        if not is_certain:
+            first, *more = group
+            text = shown_words((first, *more))
+            carried.leave(
+                first.line, f"the condition of {text}", _IN_ONE_BRANCH if is_exclusive else _IN_ANY_CASE
+            )
+
+
 def _words(launch: Launch) -> tuple[Word, ...]:
     """The complete command of a task, without the container that it runs in."""
-    step = launch.step
-    words = step.program if step and launch.command is step.command else launch.command.words
-    if (call := mpi_call_of(words)) is not None:
-        words = call.program
+    words = command_words(launch)
     if any(word.text.rpartition("/")[2] in CONTAINERS for word in words[:1]):
-        return program_of(words)
+        return wrapped(words)
     return words
-
-
-def _script(launch: Launch) -> tuple[Word, ...]:
-    """The program and its arguments."""
-    words = _words(launch)
-    return words[len(words) - len(launch.arguments) - 1 :]
 
 
 def _flags(launch: Launch) -> tuple[str, ...]:
@@ -222,48 +241,79 @@ def _flags(launch: Launch) -> tuple[str, ...]:
 
 def _target(launch: Launch) -> tuple[Word, ...]:
     """The words after torchrun and its options: a script, or -m and a module."""
-    words = _script(launch)
+    words = program_words(launch)
     return tuple(replace(words[0], text=text, source=text) for text in _flags(launch)) + words
 
 
-def _leave_wrappers(words: tuple[Word, ...], launch: Launch, carried: Carried) -> None:
-    """Lists a command such as numactl in front of the launcher."""
-    inner = program_of(words)
-    if before := words[: len(words) - len(inner)]:
-        text = " ".join(word.text for word in before)
-        carried.leave(
-            before[0].line, f"{text} in front of {launch.launcher}", "the launcher starts the program"
-        )
+_EXPANSION = re.compile(
+    r"\$\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)|`[^`]*`|\$\{(?:[^{}]|\{[^{}]*\})*\}|\$\w+|\$[@*#?$!-]"
+)
+"""An expansion of the shell: of a command, of arithmetic, or of a variable."""
+_OF_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::?[-?=][^{}]*)?\})")
+_PLAIN = re.compile(r"(?:[^`'\"\\$*?\[\]~{}]|\$\w+|\$\{\w+\})*")
 
 
 def _argument(word: Word, launch: Launch, carried: Carried) -> str:
     """A word as an argument of program.command. An unknown part becomes a variable that `validate` refuses."""
     variables = PER_NODE if launch.launcher == "torchrun" else VARIABLES
     source = re.sub(r'^"(.*)"$', r"\1", word.source)
-    if word.variables and set(word.variables) <= variables.keys() and not re.search(r"[`'\"\\]|\$\(", source):
-        text = source  # with the names, although their values may be known
+    if word.exclusive:
+        return f"{{{_placeholder(word.text)}}}"
+    if not word.text.isprintable():
+        why = (
+            "an argument of program.command is one line of printable characters: write the text to a file, and start "
+            "or name the file"
+        )
+        carried.refuse(word.line, f"the argument {brief((word,))}", why)
+    if is_secret(word.text):
+        why = "it is a secret: name its variable in `secrets`, and let the program read it there"
+        carried.leave(word.line, shown_words((word,)), why)
+        return "{secret}"
+    if word.variables and set(word.variables) <= _OF_JOB & variables.keys() and _PLAIN.fullmatch(source):
+        # by name, although the directives may determine the value
+        text, ranges = source, tuple(found.span() for found in _EXPANSION.finditer(source))
     else:
-        text = word.text
+        text, ranges = word.text, unknown_ranges(word)
     left: list[str] = []
-    unset: list[str] = []
     argument, end = "", 0
-    for found in re.finditer(r"\$\(\(?[^()]*(?:\([^()]*\)[^()]*)*\)?\)|\$\{?(\w+)[^{}\s/]*\}|\$(\w+)", text):
-        argument += _literal(text[end : found.start()])
-        name = variables.get(found[1] or found[2] or "")
-        if re.match(r"\$\([^)]*(scontrol show host|hostname)", found[0]):
-            name = "MASTER_ADDR"
-        if name in BY_TORCHRUN and launch.launcher == "torchrun":
-            name = None
-        if name is None:
-            name = found[1] or found[2] or re.sub(r"[{}\n]", " ", found[0])
-            left.append(name)
-            unset.append(found[0])
-        argument += f"{{{name}}}"
-        end = found.end()
+    for first, last in ranges:
+        argument += _literal(text[end:first])
+        for part in _parts_of(text[first:last]):
+            name = _variable(part, variables, launch)
+            left += [] if name else [part]
+            argument += f"{{{name or _placeholder(part)}}}"
+        end = last
     if left:
-        why = f"nothing in the run file sets {', '.join(left)}; replace it in program.command"
-        carried.leave(word.line, " ".join(unset), why)
+        names = ", ".join(_placeholder(part) for part in left)
+        carried.leave(word.line, ", ".join(left), _why_unset(left, names))
     return argument + _literal(text[end:])
+
+
+def _parts_of(unknown: str) -> list[str]:
+    """The expansions in an unknown text; the text itself if the shell also expands what is between them."""
+    parts = _EXPANSION.findall(unknown)
+    return parts if "".join(parts) == unknown else [unknown]
+
+
+def _variable(part: str, variables: Mapping[str, str], launch: Launch) -> str | None:
+    """The variable of program.command for an expansion; None if there is none."""
+    if re.match(r"(\$\(|`)[^)]*(scontrol show host|hostname)", part):
+        return "MASTER_ADDR"
+    found = _OF_VARIABLE.fullmatch(part)
+    name = variables.get(found[1] or found[2]) if found else None
+    return None if name in BY_TORCHRUN and launch.launcher == "torchrun" else name
+
+
+def _placeholder(part: str) -> str:
+    """A text for braces: the name of a variable, or the expansion as in the script."""
+    found = re.fullmatch(r"\$\{?(\w+)\}?", part)
+    return found[1] if found else re.sub(r"[{}\s]", " ", re.sub(r"^\$\{([@*])\}$", r"$\1", part))
+
+
+def _why_unset(left: list[str], names: str) -> str:
+    if names in ("$@", "$*"):
+        return f"the run file does not have the script's arguments; in program.command, replace {{{names}}} by them"
+    return f"nothing in the run file sets {names}; replace it in program.command"
 
 
 def _literal(text: str) -> str:
@@ -276,6 +326,7 @@ def _carry_signal(job: Job, carried: Carried) -> None:
     if text is None:
         return
     line = job.script.option_line("signal")
+    carried.claim(*(item for item in job.script.directives if item.name == "signal"))
     found = SIGNAL.fullmatch(text)
     if found is None or found["to"] or carried.get("program.launcher") == "torchrun":
         why = "set program.stop to the signal or file with which the program saves and stops"
@@ -284,23 +335,3 @@ def _carry_signal(job: Job, carried: Carried) -> None:
     carried.put("program.stop.signal", SIGNAL_NAMES.get(found["name"], found["name"]))
     if found["lead"] and int(found["lead"]):
         carried.put("slurm.run.signal_lead_s", int(found["lead"]))
-
-
-def _other_work(job: Job, launch: Launch, carried: Carried) -> None:
-    """Lists every other command that may matter. Steps and module commands are listed for any script."""
-    own = {id(launch.command), id(launch.step.command if launch.step else None)}
-    steps = {id(step.command) for step in job.steps}
-    launches = {id(other.command) for other in job.launches}
-    for command in job.script.commands:
-        if command.dead or command.function or command.outer is not None or {id(command)} & (own | steps):
-            continue
-        name = command.name.rpartition("/")[2]
-        if id(command) in launches or (
-            name and name not in QUIET and name not in ("module", "ml", "source", ".")
-        ):
-            text = " ".join(word.text for word in command.words)
-            carried.leave(
-                command.line,
-                re.sub(r"\s+", " ", text)[:60],
-                "the run file runs one program; run this before submitting, or in the prologue of a site template",
-            )

@@ -1,38 +1,131 @@
-"""Converts directives, environment and container of a script into sections of a run file."""
+"""Converts the directives and the container of a script into sections of a run file."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from dataclasses import dataclass
 
 from hpcgen.check.lint.job import Job
 from hpcgen.check.lint.launch import Launch, Step
 from hpcgen.check.lint.rules.mounts import mounts_of
 from hpcgen.check.lint.wrappers import CONTAINERS
+from hpcgen.check.migration.account import launch_prefix, option_text, shown_words, text_of
 from hpcgen.check.migration.leftover import Carried, is_sure, unknown
 from hpcgen.config.cluster import ClusterConfig
 from hpcgen.config.container import Image, MountPath
-from hpcgen.config.fields import Directive, SlurmWord, TimeLimit, constraint_problems
+from hpcgen.config.fields import Directive, Name, SlurmWord, TimeLimit, constraint_problems
 from hpcgen.config.node_type import NodeType
-from hpcgen.planning.environment import ON_SCRATCH, RESERVED, RESERVED_PREFIXES
-from hpcgen.planning.known_variables import UNREAD, right_name
-from hpcgen.planning.secret import SECRET, SECRET_VALUE
+from hpcgen.text import counted
 
 SLURM_KEYS = {
     "partition": "partition", "account": "account", "qos": "qos", "reservation": "reservation",
     "constraint": "constraint",
 }  # fmt: skip
 
-SET_BY_HPCGEN = frozenset((
-    "job-name", "nodes", "ntasks", "ntasks-per-node", "cpus-per-task", "gpus-per-node", "gres", "gpus",
-    "gpus-per-task", "exclusive", "mem", "mem-per-cpu", "mem-per-gpu", "time", "signal", "requeue",
-    "open-mode", "propagate", "output", "error", "export", "no-requeue", "cpus-per-gpu",
+OWN = {
+    "open-mode": r"append", "requeue": r"", "propagate": r"NONE", "export": r"ALL", "parsable": r"", "quiet": r"",
+    "verbose": r"", "kill-on-bad-exit": r"1?", "label": r"", "unbuffered": r"", "jobid": r".*", "job-name": r".*",
+    "distribution": r"block",
+}  # fmt: skip
+"""Options that hpcgen gives to sbatch and srun itself, or that only matter on a command line -> the values."""
+SET_BY_LAUNCHER = frozenset((
+    "nnodes", "nproc-per-node", "node-rank", "master-addr", "master-port", "rdzv-backend", "rdzv-endpoint", "rdzv-id",
+    "standalone", "num-nodes", "num-gpus", "hostfile",
 ))  # fmt: skip
-"""Directives with a key in a run file, or that hpcgen derives from the cluster profile."""
-
-SET_BY_HOST_OR_IMAGE = frozenset(
-    ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "HOME", "TMPDIR", "LD_PRELOAD")
+"""Options of torchrun and deepspeed that hpcgen's launchers set, or that become keys of the run file."""
+SET_FOR_RANKS = frozenset((
+    "np", "n", "c", "npernode", "pernode", "N", "ppn", "perhost", "grr", "x", "genv", "env", "H", "host", "hosts",
+    "hostfile", "machinefile", "f",
+))  # fmt: skip
+"""Options of mpirun that hpcgen sets, or that have a key of the run file."""
+USUAL_OF_LAUNCHERS = frozenset(("m", "module", "u"))
+"""Options that are part of the command, or that every job has (PYTHONUNBUFFERED)."""
+LISTED = re.compile(
+    r"job-name|time|nodes|ntasks(-per-node)?|cpus-per-(task|gpu)|gpus(-per-(node|task|socket))?|gres|exclusive|mem(-per-\w+)?|"
+    r"signal|no-requeue|open-mode|propagate|export|output|error|chdir|array|wrap|test-only|container.*"
 )
+"""Directives with a key in a run file, or from the cluster profile, which cannot be extra directives."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The ranks that the run file starts."""
+
+    nodes: int
+    ranks_per_node: int
+    gpus_per_node: int
+    cpus_per_node: int
+    is_exclusive: bool
+    starts_ranks: bool
+    """True if one task per node starts the ranks, as torchrun does."""
+
+    def __str__(self) -> str:
+        return f"{counted(self.nodes, 'node')} with {counted(self.ranks_per_node, 'rank')} each"
+
+    def agrees(self, name: str, text: str) -> bool:
+        """True if an option of sbatch or srun asks for this layout."""
+        tasks = {1, self.ranks_per_node} if self.starts_ranks else {self.ranks_per_node}
+        fitting: dict[str, set[int] | set[float]] = {
+            "nodes": {self.nodes},
+            "ntasks-per-node": tasks,
+            "ntasks": {self.nodes * number for number in tasks},
+            "gpus-per-node": {self.gpus_per_node},
+            "gpus": {self.nodes * self.gpus_per_node},
+            "gpus-per-task": {self.gpus_per_node / number for number in tasks},
+            "ntasks-per-gpu": {number / self.gpus_per_node for number in tasks if self.gpus_per_node},
+            "cpus-per-task": {self.cpus_per_node / number for number in tasks},
+        }
+        if self.is_exclusive and (name, text) in (("exclusive", ""), ("mem", "0")):
+            return True
+        if name == "gres":
+            return text in (f"gpu:{self.gpus_per_node}", f"gres/gpu:{self.gpus_per_node}")
+        return text.isdecimal() and int(text) in fitting.get(name, ())
+
+
+def layout_of(carried: Carried, launch: Launch, node_type: NodeType, stage: str) -> Layout:
+    """The layout of the run file so far."""
+    gpus = node_type.gpus_per_node or 0
+    return Layout(
+        nodes=carried.get(f"slurm.{stage}.nodes") or 1,
+        ranks_per_node=carried.get(f"slurm.{stage}.ntasks_per_node") or gpus or 1,
+        gpus_per_node=gpus,
+        cpus_per_node=node_type.cpus_per_node or 0,
+        is_exclusive=node_type.exclusive,
+        starts_ranks=launch.launcher not in ("python", ""),
+    )
+
+
+def claim_usual_options(job: Job, launch: Launch, carried: Carried, layout: Layout) -> None:
+    """Claims the options of sbatch and srun that agree with the run file's layout, or that hpcgen gives itself."""
+    given = job.script.options
+    for directive in job.script.directives:
+        text = directive.value or ""
+        if not directive.effective or carried.is_claimed(directive):
+            continue
+        if layout.agrees(directive.name, text):
+            carried.claim(directive)
+        elif directive.name != "job-name" and re.fullmatch(OWN.get(directive.name, "(?!)"), text):
+            carried.claim(directive)
+            carried.own.append(text_of(directive))
+    for option in launch.step.options if launch.step else ():
+        is_same = option.value is not None and option.text == given.get(option.name)
+        of_slurm = option.value is not None and re.fullmatch(r"\"?\$\{?SLURM_\w+\}?\"?", option.value.source)
+        if is_same or of_slurm or layout.agrees(option.name, option.text):
+            carried.claim(option)
+        elif re.fullmatch(OWN.get(option.name, "(?!)"), option.text):
+            carried.claim(option)
+            carried.own.append(f"srun {option_text(option)}")
+    for mpi_option in launch.mpi.options if launch.mpi else ():
+        if mpi_option.name in SET_FOR_RANKS:
+            carried.claim(mpi_option)
+            carried.own.append(f"mpirun {shown_words((mpi_option.word, *mpi_option.values))}")
+    for option in launch.options:
+        if option.name in USUAL_OF_LAUNCHERS:
+            carried.claim(option)
+        elif option.name in SET_BY_LAUNCHER:
+            carried.claim(option)
+            carried.own.append(f"{launch.launcher} {option_text(option)}")
 
 
 def carry_directives(
@@ -40,23 +133,7 @@ def carry_directives(
 ) -> None:
     """Carries over the directives."""
     options = job.script.options
-    if job.nodes:
-        carried.put(f"slurm.{stage}.nodes", job.nodes)
-    elif "nodes" in options:
-        carried.leave(
-            job.script.option_line("nodes"),
-            f"--nodes={options['nodes']}",
-            f"slurm.{stage}.nodes must be one number",
-        )
-    elif (world := job.world_size(launch)) is not None:
-        carried.put(f"slurm.{stage}.nodes", world[0])
-    world = job.world_size(launch)
-    if world and world[1] != node_type.gpus_per_node:
-        carried.put(f"slurm.{stage}.ntasks_per_node", world[1])
-    gpus = job.gpus_per_node or (world[1] if world else None)
-    if gpus and node_type.gpus_per_node and gpus != node_type.gpus_per_node:
-        why = f"nodes of the profile have {node_type.gpus_per_node}; the script's nodes and ranks per node are kept"
-        carried.leave(job.script.option_line("gpus-per-node"), f"GPUs per node: {gpus}", why)
+    _carry_layout(job, launch, carried, node_type, stage)
     if time := options.get("time"):
         minutes = f"{time}:00" if re.fullmatch(r"\d{1,6}", time) else time
         if _fits(TimeLimit, minutes):
@@ -64,16 +141,19 @@ def carry_directives(
         else:
             carried.leave(job.script.option_line("time"), f"--time={time}", "it is not a valid time limit")
     extra: dict[str, str] = {}
+    last = {item.name: item for item in job.script.directives if item.effective}
     for directive in job.script.directives:
-        text = f"--{directive.name}" + (f"={directive.value}" if directive.value is not None else "")
+        text = text_of(directive)
         if not directive.effective:
             carried.leave(directive.line, text, "sbatch ignores it, because it is below the first command")
+        elif directive is not last[directive.name] and directive.value != last[directive.name].value:
+            carried.leave(
+                directive.line, text, f"sbatch uses {text_of(last[directive.name])}, which is below it"
+            )
         elif directive.name == "array":
             carried.leave(
                 directive.line, text, "a run file describes one job; write one for each task of the array"
             )
-        elif directive.name in ("output", "error"):
-            carried.leave(directive.line, text, f"the log is {stage}-%j.log in the run directory")
         elif directive.name in SLURM_KEYS and directive.value and _fits(SlurmWord, directive.value):
             carried.put(f"slurm.defaults.{SLURM_KEYS[directive.name]}", directive.value)
         elif directive.name.startswith("container"):
@@ -82,89 +162,74 @@ def carry_directives(
                 text,
                 "the batch script runs on the host, and the section container applies to its tasks",
             )
-        elif directive.name not in SET_BY_HPCGEN and _fits(Directive, text):
+        elif directive.name == "job-name" and _fits(Name, directive.value or ""):
+            pass  # the name of the run
+        elif not LISTED.fullmatch(directive.name) and directive.name not in OWN and _fits(Directive, text):
             extra[directive.name] = text  # the last one wins, as in sbatch
-        elif directive.name not in SET_BY_HPCGEN:
-            carried.leave(directive.line, text, "a run file has no key for it")
+        elif directive.name != "time":
+            continue
+        carried.claim(directive)
     if extra:
         carried.put("slurm.defaults.extra_directives", list(extra.values()))
+
+
+def _ranks_per_node(job: Job, launch: Launch) -> int | None:
+    """Number of ranks per node of a step whose number of nodes is unknown; None if it is unknown as well."""
+    step = launch.step
+    if (
+        step is None
+        or launch.launcher == "torchrun"
+        or not (job.sets_tasks or step.option("ntasks", "ntasks-per-node"))
+    ):
+        return None
+    return 1 if job.num_tasks(step) == 1 else job.tasks_per_node(step)
+
+
+def _carry_layout(job: Job, launch: Launch, carried: Carried, node_type: NodeType, stage: str) -> None:
+    """Carries over the number of nodes, and of ranks per node if it is not that of GPUs."""
+    options, world = job.script.options, job.world_size(launch)
+    nodes = world[0] if world else job.nodes
+    if launch.launcher == "torchrun" and launch.step is None and not launch.option("nnodes"):
+        nodes = 1  # torchrun's default, on the node of the batch script
+    if nodes:
+        carried.put(f"slurm.{stage}.nodes", nodes)
+    elif "nodes" in options:
+        line = job.script.option_line("nodes")
+        carried.leave(line, f"--nodes={options['nodes']}", f"slurm.{stage}.nodes must be one number")
+    ranks = world[1] if world else _ranks_per_node(job, launch)
+    if ranks and ranks != node_type.gpus_per_node:
+        carried.put(f"slurm.{stage}.ntasks_per_node", ranks)
+    gpus = job.gpus_per_node or ranks
+    if gpus and node_type.gpus_per_node and gpus != node_type.gpus_per_node:
+        why = f"nodes of the profile have {node_type.gpus_per_node}; the script's nodes and ranks per node are kept"
+        carried.leave(job.script.option_line("gpus-per-node"), f"GPUs per node: {gpus}", why)
+        carried.claim(*(item for item in job.script.directives if item.name in ("gpus-per-node", "gres")))
 
 
 def _fits(hint: object, value: str) -> bool:
     return not any(constraint_problems(hint, value))
 
 
-def carry_environment(
-    job: Job, carried: Carried, cluster: ClusterConfig, node_type: NodeType, *, trains: bool = True
-) -> None:
-    """Carries over variables that neither hpcgen nor the node type sets. Only the names of secrets are kept.
-
-    For hpcgen's trainer (`trains`), NCCL_COLLNET_ENABLE becomes parallelism.use_sharp if the node type supports SHARP.
-    """
-    facts = node_type.environment | node_type.sharp
-    usual = {name: variable.value for name, variable in facts.items()} | cluster.environment
-    secrets: set[str] = set()
-    environment: dict[str, str] = {}
-    for assignment in (*job.script.exports, *job.mpi_settings):
-        name, word = assignment.name, assignment.value
-        if assignment.dead:
-            continue
-        if trains and name == "CUDA_DEVICE_MAX_CONNECTIONS" and word and word.text == "1":
-            continue  # hpcgen sets it with tensor or context parallelism
-        if SECRET.search(name) or (word and SECRET_VALUE.search(word.text)):
-            secrets.add(name)
-            carried.leave(
-                assignment.line, name, "it is a secret: export it in the shell that submits the job"
-            )
-        elif not trains and (name in ON_SCRATCH or name == "PYTHONPATH"):
-            why = f"to keep it, begin program.command with env and {name}=VALUE"
-            carried.leave(assignment.line, name, why)
-        elif name in SET_BY_HOST_OR_IMAGE:
-            carried.leave(assignment.line, name, "it is set by the image or the node")
-        elif name in RESERVED or name.startswith(RESERVED_PREFIXES):
-            continue  # the rendered script sets it
-        elif right := right_name(name):
-            carried.leave(assignment.line, name, f"nothing reads it; the correct name is {right}")
-        elif name in UNREAD:
-            carried.leave(assignment.line, name, f"nothing reads it: {UNREAD[name]}")
-        elif word is None or not (word.known and word.certain) or assignment.conditional:
-            why = (
-                "it is only set conditionally"
-                if assignment.conditional
-                else unknown(word)
-                if word
-                else "it has no value"
-            )
-            carried.leave(assignment.line, name, why)
-        elif name == name.lower() or not word.text.isprintable():
-            carried.leave(
-                assignment.line, name, "a run file cannot set lower-case variables or multi-line values"
-            )
-        elif trains and name == "NCCL_COLLNET_ENABLE" and word.text == "1" and node_type.sharp:
-            carried.put("parallelism.use_sharp", True)
-        elif usual.get(name) != word.text:
-            environment[name] = word.text
-    used = {use.name for use in job.script.uses if SECRET.search(use.name)}
-    assigned = {assignment.name for assignment in job.script.assignments}
-    if secrets or used - assigned:
-        carried.put("secrets", sorted(secrets | (used - assigned)))
-    if environment:
-        carried.put("environment", environment)
-
-
 def carry_container(launch: Launch, carried: Carried, cluster: ClusterConfig) -> None:
     """Carries over pyxis's image, mounts and working directory. Without a container, the runtime is none."""
+    prefix, _ = launch_prefix(launch)
+    if prefix and (name := prefix[0].text.rpartition("/")[2]) in CONTAINERS:
+        why = (
+            "hpcgen starts containers with pyxis or enroot; set container.image and container.runtime in place of "
+            f"{shown_words(prefix)}"
+        )
+        carried.leave(prefix[0].line, f"the container of {name}", why)
+        carried.claim(prefix[0])
     step = launch.step
     if step is None or not step.has_container:
-        program = step.program[0] if step and step.program else None
-        if program and program.text.rpartition("/")[2] in CONTAINERS:
-            why = "hpcgen starts containers with pyxis or enroot; set container.image and container.runtime"
-            carried.leave(program.line, f"the container of {program.text}", why)
         if cluster.container.runtime not in (None, "none"):
             carried.put("container.runtime", "none")
         return
     if cluster.container.runtime != "pyxis":
         carried.put("container.runtime", "pyxis")
+    for option in step.options:
+        if option.name in ("container-image", "container-mounts", "container-workdir", "container-writable"):
+            carried.claim(option)
     image = step.option("container-image")
     if image and image.value:
         name = re.sub(r"^([\w-]+(?:\.[\w-]+)+)/", r"\1#", image.text.removeprefix("docker://"))

@@ -21,6 +21,8 @@ from hpcgen.text import one_of
 Flags = Mapping[str, Flag]
 """The certainly given options of a command line, by name without dashes."""
 
+_DIGITS = r"\d+(?:_\d+)*"
+
 DIRECTORIES = ("checkpoint.save", "checkpoint.load", "data.cache_dir")
 
 
@@ -40,9 +42,11 @@ def typed(path: str, flag: Flag) -> Any:
         # forks of Megatron-LM write rmsnorm for RMSNorm
         return next((choice for choice in typing.get_args(kind) if choice.lower() == text.lower()), None)
     if kind is int:
-        return int(text) if re.fullmatch(r"\d{1,15}", text, re.ASCII) else None
+        return integer_of(text)
     if kind is float:
-        is_number = re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?", text, re.ASCII)
+        is_number = re.fullmatch(
+            rf"[+-]?({_DIGITS}\.?({_DIGITS})?|\.{_DIGITS})([eE][+-]?\d{{1,3}})?", text, re.ASCII
+        )
         return float(text) if is_number else None
     if PLACEHOLDER.search(text):
         return None
@@ -91,7 +95,15 @@ def shown(flag: Flag) -> str:
 def integer(flags: Flags, name: str) -> int | None:
     """The integer value of an option; None if it has none."""
     flag = flags.get(name)
-    return flag.value.number if flag and flag.value and len(flag.values) == 1 else None
+    if not flag or len(flag.values) != 1 or flag.value is None or not is_sure(flag.value):
+        return None
+    return integer_of(flag.value.text)
+
+
+def integer_of(text: str) -> int | None:
+    """The integer that Python reads, as in 732_421_875; None if it is not one of up to 15 digits."""
+    is_number = re.fullmatch(rf"-?{_DIGITS}", text, re.ASCII) and len(text.replace("_", "")) <= 15
+    return int(text) if is_number else None
 
 
 def plain_path(text: str) -> str:
@@ -108,7 +120,9 @@ def _numbers(flag: Flag) -> list[int] | None:
     """The integers after an option; None if one is unknown or not an integer, or if there are none."""
     if not is_known(flag.values):
         return None
-    numbers = [int(word.text) for word in flag.values if re.fullmatch(r"\d{1,15}", word.text, re.ASCII)]
+    numbers = [
+        number for word in flag.values if (number := integer_of(word.text)) is not None and number >= 0
+    ]
     return numbers if numbers and len(numbers) == len(flag.values) else None
 
 
