@@ -150,6 +150,28 @@ def test_as_many_ranks_start_as_in_the_script(text: str, expected: dict[str, int
     assert written()["slurm"]["run"] == expected
 
 
+def test_secrets_of_the_command_are_neither_converted_nor_printed() -> None:
+    token = "hf_" + "Zq7" * 12
+    program = f"env HUB_TOKEN={token} A=x python train.py --key {token} --b={token}"
+    launch = f"srun -N1 --comment={token} timeout 9 {program}\n"
+    ended = init(DIRECTIVES + launch + f"./other --key {token}\n")
+    assert token not in ended.stderr + Path("run.yaml").read_text()
+    assert written()["secrets"] == ["HUB_TOKEN"]
+    command = [
+        "timeout",
+        "9",
+        "env",
+        "{secret}",
+        "A=x",
+        "python",
+        "train.py",
+        "--key",
+        "{secret}",
+        "{secret}",
+    ]
+    assert written()["program"]["command"] == command
+
+
 def test_a_program_that_starts_on_the_first_node_only_is_refused() -> None:
     Path("job.sh").write_text(f"#!/bin/bash\n{DIRECTIVES}python train.py\n")
     command = ("init", "run.yaml", "--from", "job.sh", "--cluster", "azure-ndv5")

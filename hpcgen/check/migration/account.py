@@ -133,8 +133,14 @@ def option_text(option: Option) -> str:
 
 def shown_words(words: tuple[Word, ...]) -> str:
     """Words for a message, without the values of secrets."""
-    texts = (re.sub(r"\s+", " ", word.text) for word in words)
-    return " ".join(f"{text.partition('=')[0]}=..." if is_secret(text) else text for text in texts)
+    return " ".join(map(_without_secret, (re.sub(r"\s+", " ", word.text) for word in words)))
+
+
+def _without_secret(text: str) -> str:
+    if not is_secret(text):
+        return text
+    name, equals, _ = text.partition("=")
+    return f"{name}=..." if equals and not SECRET_VALUE.search(name) else "..."
 
 
 def brief(words: tuple[Word, ...]) -> str:

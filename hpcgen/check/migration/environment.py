@@ -10,7 +10,7 @@ from hpcgen.check.lint.job import Job
 from hpcgen.check.lint.launch import Launch
 from hpcgen.check.lint.script import Assignment, Command
 from hpcgen.check.lint.words import Word
-from hpcgen.check.migration.account import launch_prefix, mpi_prefix, own_commands
+from hpcgen.check.migration.account import is_secret, launch_prefix, mpi_prefix, own_commands
 from hpcgen.check.migration.leftover import Carried, is_sure, unknown
 from hpcgen.config.cluster import ClusterConfig
 from hpcgen.config.node_type import NodeType
@@ -135,8 +135,9 @@ def _settings(job: Job, launch: Launch, carried: Carried, *, has_prefix: bool) -
             yield from _of_export(option.text, option.value, option.word.line)
             if _keeps_all(option.text):
                 carried.claim(option)
-    for word in () if has_prefix else launch_prefix(launch)[0]:
-        yield from _of_word(word)
+    for word in launch_prefix(launch)[0]:
+        if not has_prefix or is_secret(word.text):
+            yield from _of_word(word)
 
 
 def _of_word(word: Word) -> Iterator[Setting]:

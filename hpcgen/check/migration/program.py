@@ -266,7 +266,7 @@ def _argument(word: Word, launch: Launch, carried: Carried) -> str:
         )
         carried.refuse(word.line, f"the argument {brief((word,))}", why)
     if is_secret(word.text):
-        why = "it is a secret: name its variable in `secrets`, and let the program read it there"
+        why = "it is a secret: name its variable in `secrets`, let the program read it there, and remove this argument"
         carried.leave(word.line, shown_words((word,)), why)
         return "{secret}"
     if word.variables and set(word.variables) <= _OF_JOB & variables.keys() and _PLAIN.fullmatch(source):
