@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 
 from hpcgen.check.lint.job import Job
 from hpcgen.check.lint.launch import Launch, Step
@@ -186,12 +185,7 @@ def _carry_command(launch: Launch, carried: Carried) -> None:
     elif launch.launcher == "deepspeed":
         why = "launcher srun starts every rank; the program reads LOCAL_RANK instead of the argument --local_rank"
         carried.leave(launch.line, "the launcher deepspeed", why)
-        python = replace(words[0], text="python", source="python", known=True, variables=())
-        words = (
-            python,
-            *(replace(python, text=text, source=text) for text in _flags(launch)),
-            *program_words(launch),
-        )
+        words = (_plain("python", launch), *_flags(launch), *program_words(launch))
     else:
         carried.claim(*launch.options, *launch_prefix(launch)[0], *launch_prefix(launch)[1])
     _leave_conditions(words, carried)
@@ -235,14 +229,18 @@ def _words(launch: Launch) -> tuple[Word, ...]:
     return words
 
 
-def _flags(launch: Launch) -> tuple[str, ...]:
-    return ("-m",) if launch.is_module else ()
+def _plain(text: str, launch: Launch) -> Word:
+    """A word that the script does not have."""
+    return Word(text=text, known=True, line=launch.line, source=text)
+
+
+def _flags(launch: Launch) -> tuple[Word, ...]:
+    return (_plain("-m", launch),) if launch.is_module else ()
 
 
 def _target(launch: Launch) -> tuple[Word, ...]:
     """The words after torchrun and its options: a script, or -m and a module."""
-    words = program_words(launch)
-    return tuple(replace(words[0], text=text, source=text) for text in _flags(launch)) + words
+    return (*_flags(launch), *program_words(launch))
 
 
 _EXPANSION = re.compile(

@@ -121,6 +121,8 @@ def claim_usual_options(job: Job, launch: Launch, carried: Carried, layout: Layo
             carried.claim(mpi_option)
             carried.own.append(f"mpirun {shown_words((mpi_option.word, *mpi_option.values))}")
     for option in launch.options:
+        if carried.is_claimed(option):
+            continue
         if option.name in USUAL_OF_LAUNCHERS:
             carried.claim(option)
         elif option.name in SET_BY_LAUNCHER:
