@@ -283,7 +283,7 @@ class Job:
             return option.value.number
         if tasks := self.number("ntasks"):
             return tasks
-        nodes, per_node = self._num_nodes(step), self.tasks_per_node(step)
+        nodes, per_node = self.num_nodes(step), self.tasks_per_node(step)
         return nodes * per_node if nodes and per_node else None
 
     @cached_property
@@ -305,7 +305,7 @@ class Job:
         If directives set the number of tasks, srun ignores its own --ntasks-per-node without --ntasks or --nodes
         (Slurm, src/srun/opt.c: "can't honor --ntasks-per-node").
         """
-        option, tasks, nodes = step.option("ntasks-per-node"), step.option("ntasks"), self._num_nodes(step)
+        option, tasks, nodes = step.option("ntasks-per-node"), step.option("ntasks"), self.num_nodes(step)
         wanted = option.value.number if option and option.value else None
         if tasks and tasks.value:
             number = tasks.value.number
@@ -314,7 +314,8 @@ class Job:
             return wanted
         return self.ntasks_per_node
 
-    def _num_nodes(self, step: Step) -> int | None:
+    def num_nodes(self, step: Step) -> int | None:
+        """Number of nodes of a step; None if unknown."""
         option = step.option("nodes")
         return option.value.number if option and option.value else self.nodes
 
@@ -329,9 +330,7 @@ class Job:
             return self._mpi_world(launch.mpi)
         if launch.step is None:
             return None
-        tasks, nodes_ = self.num_tasks(launch.step), self._num_nodes(launch.step)
-        if tasks and nodes_:
-            nodes_ = min(tasks, nodes_)
+        tasks, nodes_ = self.num_tasks(launch.step), self.nodes
         if tasks and nodes_ and tasks % nodes_ == 0:
             return nodes_, tasks // nodes_
         return None

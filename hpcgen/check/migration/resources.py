@@ -175,6 +175,18 @@ def carry_directives(
         carried.put("slurm.defaults.extra_directives", list(extra.values()))
 
 
+def _world(job: Job, launch: Launch) -> tuple[int, int] | None:
+    """Number of nodes, and of ranks per node, of the program. A step can have fewer nodes than the job."""
+    step = launch.step
+    if step is None or launch.launcher == "torchrun" or launch.mpi is not None:
+        return job.world_size(launch)
+    tasks, nodes = job.num_tasks(step), job.num_nodes(step)
+    if tasks is None or nodes is None:
+        return None
+    nodes = min(tasks, nodes)
+    return (nodes, tasks // nodes) if nodes and tasks % nodes == 0 else None
+
+
 def _ranks_per_node(job: Job, launch: Launch) -> int | None:
     """Number of ranks per node of a step whose number of nodes is unknown; None if it is unknown as well."""
     step = launch.step
@@ -189,7 +201,7 @@ def _ranks_per_node(job: Job, launch: Launch) -> int | None:
 
 def _carry_layout(job: Job, launch: Launch, carried: Carried, node_type: NodeType, stage: str) -> None:
     """Carries over the number of nodes, and of ranks per node if it is not that of GPUs."""
-    options, world = job.script.options, job.world_size(launch)
+    options, world = job.script.options, _world(job, launch)
     nodes = world[0] if world else job.nodes
     if launch.launcher == "torchrun" and launch.step is None and not launch.option("nnodes"):
         nodes = 1  # torchrun's default, on the node of the batch script
