@@ -235,3 +235,22 @@ def test_arguments_that_depend_on_a_condition_are_kept_and_listed_once() -> None
     assert written()["program"]["command"] == command
     assert ended.stderr.count("the condition of") == 1
     assert "not converted: the condition of --wandb-project p --wandb-name n\n" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("launch", "what"),
+    [
+        ("for i in 1 2; do srun python train.py; done", "the loop around train.py"),
+        ('if [ "$X" ]; then srun python train.py; fi', "the condition of the command that starts train.py"),
+    ],
+)
+def test_a_loop_or_a_condition_around_the_program_is_listed(launch: str, what: str) -> None:
+    assert f"job.sh:3: not converted: {what}\n" in init(f"{DIRECTIVES}{launch}\n").stderr
+
+
+def test_a_program_that_starts_differently_in_each_branch_is_refused() -> None:
+    launch = 'if [ "$X" ]; then h="srun torchrun -m a"; else h="torchrun -m a"; fi; $h --lr 1'
+    Path("job.sh").write_text(f"#!/bin/bash\n{DIRECTIVES}{launch}\n")
+    ended = hpcgen("init", "run.yaml", "--from", "job.sh", "--cluster", "azure-ndv5")
+    assert (ended.status, Path("run.yaml").exists()) == (2, False)
+    assert "branches of the script start the program in different ways" in ended.stderr
