@@ -150,6 +150,49 @@ def test_as_many_ranks_start_as_in_the_script(text: str, expected: dict[str, int
     assert written()["slurm"]["run"] == expected
 
 
+@pytest.mark.parametrize(
+    ("directive", "expected"),
+    [
+        ("", {"nodes": 1, "ntasks_per_node": 1}),
+        ("#SBATCH --gpus=4 -n 4", {"nodes": 1, "ntasks_per_node": 4}),
+        ("#SBATCH --ntasks=8", {"nodes": 1}),
+        ("#SBATCH --ntasks=16", {"nodes": 1}),
+        ("#SBATCH --ntasks-per-node=2", {"nodes": 1, "ntasks_per_node": 2}),
+        ("#SBATCH --nodes=2", {"nodes": 2, "ntasks_per_node": 1}),
+    ],
+)
+def test_the_ranks_of_a_script_without_a_number_of_nodes_or_tasks(
+    directive: str, expected: dict[str, int]
+) -> None:
+    init(f"#SBATCH --time=1:00:00\n{directive}\nsrun python train.py\n")
+    assert written()["slurm"]["run"] == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("90", "90:00"),
+        ("72:0:0", "3-00:00:00"),
+        ("00:5:00", "00:05:00"),
+        ("500:00:00", "20-20:00:00"),
+        ("7-0:0", "7-00:00:00"),
+        ("1-12", "1-12"),
+    ],
+)
+def test_a_time_limit_of_any_form_that_sbatch_reads_is_carried_over(given: str, expected: str) -> None:
+    init(f"#SBATCH --nodes=1 --time={given}\nsrun python train.py\n")
+    assert written()["slurm"]["defaults"]["time"] == expected
+
+
+def test_what_is_in_front_of_the_shell_that_starts_the_program_is_listed() -> None:
+    inner = 'singularity exec inner.sif bash -c "export A=1; python train.py"'
+    ended = init(DIRECTIVES + f"srun numactl -N 0 apptainer exec -B /a outer.sif bash -c '{inner}'\n")
+    assert written()["program"]["command"] == ["python", "train.py"]
+    assert "not converted: the container of singularity\n" in ended.stderr
+    assert "in place of singularity exec inner.sif\n" in ended.stderr
+    assert "not converted: numactl -N 0 apptainer exec -B /a outer.sif in front of the shell" in ended.stderr
+
+
 def test_secrets_of_the_command_are_neither_converted_nor_printed() -> None:
     token = "hf_" + "Zq7" * 12
     program = f"env HUB_TOKEN={token} A=x python train.py --key {token} --b={token}"

@@ -10,7 +10,7 @@ from hpcgen.check.lint.job import ALL_ARGUMENTS, Job
 from hpcgen.check.lint.launch import Launch, Option, mpi_call_of
 from hpcgen.check.lint.mpi import MPI_LAUNCHERS
 from hpcgen.check.lint.sbatch import Directive
-from hpcgen.check.lint.script import Command
+from hpcgen.check.lint.script import SHELLS, Command
 from hpcgen.check.lint.words import Word
 from hpcgen.check.migration.leftover import Carried
 from hpcgen.planning.secret import SECRET, SECRET_VALUE
@@ -50,6 +50,7 @@ DIRECTORY = {
 _WHY_OF_STEP = "hpcgen starts the step with its own options"
 _WHY_OF_JOB = "a run file has no key for it"
 _WHY_OF_MPI = "hpcgen starts the tasks with srun and its own options"
+_WITHOUT_IT = "the run file starts the program without it"
 LAUNCH = "torch.distributed.launch"
 
 _PYTHON = re.compile(r"(^|/)python[\d.]*$|^\$\{?\w*PYTHON\w*\}?$")
@@ -92,6 +93,9 @@ def _parts(job: Job, launch: Launch, stage: str, layout: str) -> Iterator[Part]:
         what = f"{launch.launcher} {text[1:] if launch.launcher == 'python' else text}"
         yield Part(thing=option, line=option.word.line, what=what, why="the run file has no key for it")
     yield from _starters(launch)
+    for words in shell_prefixes(job, launch):
+        what = f"{shown_words(words)} in front of the shell that starts {launch.program}"
+        yield Part(thing=words[0], line=words[0].line, what=what, why=_WITHOUT_IT)
 
 
 def _starters(launch: Launch) -> Iterator[Part]:
@@ -181,6 +185,10 @@ def command_words(launch: Launch) -> tuple[Word, ...]:
     words = _all_words(launch)
     if call := mpi_call_of(words):
         words = call.program
+    return _without_builtins(words)
+
+
+def _without_builtins(words: tuple[Word, ...]) -> tuple[Word, ...]:
     while words and words[0].text in ("exec", "command", "builtin"):
         words = words[1:]
     return words
@@ -210,6 +218,17 @@ def _is_launcher(text: str, launch: Launch) -> bool:
     is_python = launch.launcher in ("python", "torchrun") and _PYTHON.search(text)
     names = (text, text.rpartition("/")[2]) if launch.launcher else ()
     return text == launch.program or launch.launcher in names or bool(is_python)
+
+
+def shell_prefixes(job: Job, launch: Launch) -> Iterator[tuple[Word, ...]]:
+    """Yields the words between srun and each shell whose text starts the program, such as a container."""
+    for command in own_commands(job, launch):
+        step = launch.step if launch.step and launch.step.command is command else None
+        words = step.program if step else command.words
+        at = next((index for index, word in enumerate(words) if word is command.shell_text), 0)
+        shells = [index for index in range(at) if words[index].text.rpartition("/")[2] in SHELLS]
+        if command is not launch.command and shells and (prefix := _without_builtins(words[: shells[-1]])):
+            yield prefix
 
 
 def own_commands(job: Job, launch: Launch) -> tuple[Command, ...]:

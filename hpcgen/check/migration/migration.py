@@ -112,7 +112,7 @@ def migrate(
         return _program(job, path, carried, cluster, node_type)
     carry_directives(job, launch, carried, node_type)
     carry_environment(job, launch, carried, cluster, node_type)
-    carry_container(launch, carried, cluster)
+    carry_container(job, launch, carried, cluster)
     carry_training(job, launch, carried)
     for other in others:
         if _options(other) == _options(launch):

@@ -110,7 +110,7 @@ def carry_program(
     carry_directives(job, launch, carried, node_type, stage="run")
     _carry_ranks(job, launch, carried)
     carry_environment(job, launch, carried, cluster, node_type, trains=False)
-    carry_container(launch, carried, cluster)
+    carry_container(job, launch, carried, cluster)
     _carry_directory(job, launch, carried)
     _refuse_alternatives(launch, carried)
     _carry_command(launch, carried)

@@ -10,11 +10,19 @@ from hpcgen.check.lint.job import Job
 from hpcgen.check.lint.launch import Launch, Step
 from hpcgen.check.lint.rules.mounts import mounts_of
 from hpcgen.check.lint.wrappers import CONTAINERS
-from hpcgen.check.migration.account import launch_prefix, option_text, shown_words, text_of
+from hpcgen.check.migration.account import launch_prefix, option_text, shell_prefixes, shown_words, text_of
 from hpcgen.check.migration.leftover import Carried, is_sure, unknown
 from hpcgen.config.cluster import ClusterConfig
 from hpcgen.config.container import Image, MountPath
-from hpcgen.config.fields import Directive, Name, SlurmWord, TimeLimit, constraint_problems
+from hpcgen.config.fields import (
+    Directive,
+    Name,
+    SlurmWord,
+    TimeLimit,
+    constraint_problems,
+    seconds,
+    slurm_time,
+)
 from hpcgen.config.node_type import NodeType
 from hpcgen.text import counted
 
@@ -138,10 +146,15 @@ def carry_directives(
     _carry_layout(job, launch, carried, node_type, stage)
     if time := options.get("time"):
         minutes = f"{time}:00" if re.fullmatch(r"\d{1,6}", time) else time
-        if _fits(TimeLimit, minutes):
-            carried.put("slurm.defaults.time", minutes)
+        limit = minutes if _fits(TimeLimit, minutes) else slurm_time(job.time_limit_s or 0)
+        if _fits(TimeLimit, limit) and seconds(limit):
+            carried.put("slurm.defaults.time", limit)
         else:
-            carried.leave(job.script.option_line("time"), f"--time={time}", "it is not a valid time limit")
+            carried.leave(
+                job.script.option_line("time"),
+                f"--time={time}",
+                "a run file needs a time limit in Slurm's format",
+            )
     extra: dict[str, str] = {}
     last = {item.name: item for item in job.script.directives if item.effective}
     for directive in job.script.directives:
@@ -187,16 +200,21 @@ def _world(job: Job, launch: Launch) -> tuple[int, int] | None:
     return (nodes, tasks // nodes) if nodes and tasks % nodes == 0 else None
 
 
-def _ranks_per_node(job: Job, launch: Launch) -> int | None:
-    """Number of ranks per node of a step whose number of nodes is unknown; None if it is unknown as well."""
+def _ranks_per_node(job: Job, launch: Launch, most: int) -> int | None:
+    """Number of ranks per node of a step whose number of nodes is unknown; None if it is unknown as well.
+
+    1 node is filled in for a job without --nodes. It has all tasks if they are not more than `most`.
+    """
     step = launch.step
-    if (
-        step is None
-        or launch.launcher == "torchrun"
-        or not (job.sets_tasks or step.option("ntasks", "ntasks-per-node"))
-    ):
+    if step is None or launch.launcher == "torchrun":
         return None
-    return 1 if job.num_tasks(step) == 1 else job.tasks_per_node(step)
+    if not (job.sets_tasks or step.option("ntasks", "ntasks-per-node")):
+        is_default = job.script.is_batch and "ntasks-per-gpu" not in job.script.options
+        return 1 if is_default and not launch.is_megatron else None
+    tasks = job.num_tasks(step)
+    if tasks and tasks <= max(most, 1) and "nodes" not in job.script.options and not step.option("nodes"):
+        return tasks
+    return 1 if tasks == 1 else job.tasks_per_node(step)
 
 
 def _carry_layout(job: Job, launch: Launch, carried: Carried, node_type: NodeType, stage: str) -> None:
@@ -210,7 +228,7 @@ def _carry_layout(job: Job, launch: Launch, carried: Carried, node_type: NodeTyp
     elif "nodes" in options:
         line = job.script.option_line("nodes")
         carried.leave(line, f"--nodes={options['nodes']}", f"slurm.{stage}.nodes must be one number")
-    ranks = world[1] if world else _ranks_per_node(job, launch)
+    ranks = world[1] if world else _ranks_per_node(job, launch, node_type.gpus_per_node or 1)
     if ranks and ranks != node_type.gpus_per_node:
         carried.put(f"slurm.{stage}.ntasks_per_node", ranks)
     gpus = job.gpus_per_node or ranks
@@ -224,16 +242,16 @@ def _fits(hint: object, value: str) -> bool:
     return not any(constraint_problems(hint, value))
 
 
-def carry_container(launch: Launch, carried: Carried, cluster: ClusterConfig) -> None:
+def carry_container(job: Job, launch: Launch, carried: Carried, cluster: ClusterConfig) -> None:
     """Carries over pyxis's image, mounts and working directory. Without a container, the runtime is none."""
-    prefix, _ = launch_prefix(launch)
-    if prefix and (name := prefix[0].text.rpartition("/")[2]) in CONTAINERS:
-        why = (
-            "hpcgen starts containers with pyxis or enroot; set container.image and container.runtime in place of "
-            f"{shown_words(prefix)}"
-        )
-        carried.leave(prefix[0].line, f"the container of {name}", why)
-        carried.claim(prefix[0])
+    for prefix in (launch_prefix(launch)[0], *shell_prefixes(job, launch)):
+        if prefix and (name := prefix[0].text.rpartition("/")[2]) in CONTAINERS:
+            why = (
+                "hpcgen starts containers with pyxis or enroot; set container.image and container.runtime in place of "
+                f"{shown_words(prefix)}"
+            )
+            carried.leave(prefix[0].line, f"the container of {name}", why)
+            carried.claim(prefix[0])
     step = launch.step
     if step is None or not step.has_container:
         if cluster.container.runtime not in (None, "none"):
