@@ -13,13 +13,16 @@ from hpcgen.text import one_of
 # fmt: off
 REFUSALS = (
     ("unrecognized option|invalid option|Invalid --|license|node name|wckey", ("extra_directives",)),
+    ("MaxSubmit", ("qos", "account")),
+    ("MaxWall", ("time",)),
+    ("M(ax|in)Node", ("nodes",)),
     ("accounting/QOS policy", ("nodes", "time", "num_tasks", "qos", "account")),
     ("Invalid account", ("account", "partition")),
     ("Invalid qos", ("qos",)),
     ("reservation", ("reservation",)),
     ("node configuration", ("nodes", "ntasks_per_node", "cpus_per_task", "mem", "constraint", "gres")),
     ("partition", ("partition", "nodes", "time")),
-    ("time", ("time",)),
+    ("time limit", ("time",)),
     ("node count", ("nodes",)),
     ("memory", ("mem",)),
     ("processors|CPU count", ("ntasks_per_node", "cpus_per_task")),
@@ -47,10 +50,10 @@ def advice(answer: str, plan: Plan, stage: StagePlan) -> str:
 
 
 def _keys(names: tuple[str, ...], plan: Plan, stage: StagePlan) -> Iterator[str]:
-    """Yields the settings that are set, each with its value and its place; if none is, the first setting."""
+    """Yields the first setting, and those of the others that are set, each with its value and its place."""
     settings, run = stage.allocation.settings, plan.run
-    given = [name for name in names if name == "gres" or getattr(settings, name, None) is not None]
-    for name in given or names[:1]:
+    others = (name for name in names[1:] if name == "gres" or getattr(settings, name, None) is not None)
+    for name in (*names[:1], *others):
         place = (
             Place("gres", "cluster")
             if name == "gres"
@@ -60,4 +63,8 @@ def _keys(names: tuple[str, ...], plan: Plan, stage: StagePlan) -> Iterator[str]
         document = run.document if place.file == "run" else run.cluster_document
         where = document.origin(place.path)
         shown = " ".join(value) if isinstance(value, tuple) else value
-        yield f"{place.path} (not set)" if value is None else f"{place.path} = {shown} ({where or 'default'})"
+        yield (
+            f"{place.path} (not set)"
+            if value in (None, ())
+            else f"{place.path} = {shown} ({where or 'default'})"
+        )

@@ -54,7 +54,9 @@ without an array. The variables are not exported, since submitit reads them in t
 PATIENCE_S = 5.0
 """Time after which a message says that sbatch has not answered."""
 
-ACCEPTED = re.compile(r"timed out|Unable to contact|Zero Bytes|sense of sbatch output")
+ACCEPTED = re.compile(
+    r"timed out|Unable to contact|Zero Bytes|sense of sbatch output|not UTF-8|ended without a message"
+)
 """Errors of sbatch, or of submitit, that also occur after Slurm accepted the job."""
 
 
@@ -84,10 +86,10 @@ def submit_stages(plan: Plan, scripts: Mapping[str, Script]) -> list[Job]:
 
 @contextmanager
 def _queued_jobs_are_named(jobs: Sequence[Job], stage: StagePlan) -> Iterator[None]:
-    """If the stage is not submitted, or Ctrl-C interrupts it, prints the jobs that are in the queue."""
+    """If submitting the stage ends in any other way than success, prints the jobs that are in the queue."""
     try:
         yield
-    except (HpcgenError, KeyboardInterrupt) as error:
+    except BaseException as error:
         if jobs:
             queued = ", ".join(f"{job.job_id} ({job.stage})" for job in jobs)
             ids = " ".join(job.job_id for job in jobs)
@@ -145,9 +147,18 @@ def _submit(
                 submitted = executor.map_array(_task(plan, stage), [f"--task-id={task}" for task in tasks])
                 job_id, of_task = submitted[0].job_id.partition("_")[0], "_*"
     except (FailedJobError, FailedSubmissionError, RuntimeError, OSError) as error:
-        hint = advice(str(error), plan, stage)
-        raise HpcgenError(f"stage {stage.name} was not submitted: {error}", hint) from error
+        answer = _answer(error)
+        raise HpcgenError(
+            f"stage {stage.name} was not submitted: {answer}", advice(answer, plan, stage)
+        ) from error
     return Job(stage.name, job_id, run_dir / f"{stage.name}-{job_id}{of_task}.log", submitted, tasks)
+
+
+def _answer(error: Exception) -> str:
+    """What sbatch answered. A plugin of the site may answer in another encoding, of which submitit says nothing."""
+    if isinstance(error.__cause__, UnicodeDecodeError):
+        return f"the answer of sbatch is not UTF-8: {error.__cause__.object!r}"
+    return str(error) or "sbatch ended without a message"
 
 
 @contextmanager

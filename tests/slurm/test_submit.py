@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -383,6 +384,54 @@ def test_an_array_that_slurm_finds_too_large_names_the_profile(tiny_run: Path) -
         f"set max_array_size in the cluster profile (1001 now, {tiny_run.parent}/cluster.yaml) to MaxArraySize of "
         "`scontrol show config`"
     )
+
+
+@pytest.mark.parametrize(
+    ("answer", "keys"),
+    [
+        ("Requested time limit is invalid (missing or exceeds some limit)", ["time"]),
+        ("Socket timed out on send/recv operation", []),
+        ("Node expected shutdown during run time", []),
+        ("Invalid account or account/partition combination specified", ["account"]),
+        ("Invalid wckey specification", ["extra_directives"]),
+        ("QOSMaxWallDurationPerJobLimit\nJob violates accounting/QOS policy", ["time"]),
+        ("QOSMaxSubmitJobPerUserLimit\nJob violates accounting/QOS policy", ["qos"]),
+        ("AssocMaxNodePerJobLimit\nJob violates accounting/QOS policy", ["nodes"]),
+    ],
+)
+def test_advice_names_the_first_key_that_decides_also_if_it_is_not_set(
+    tiny_run: Path, answer: str, keys: list[str]
+) -> None:
+    """Messages of slurm_errno.c, and reasons of job limits."""
+    plan = interface.plan(interface.load_run(tiny_run))
+    found = advice(f"sbatch: error: Batch job submission failed: {answer}", plan, plan.stages["train"])
+    assert re.findall(r"slurm\.(?:train|defaults)\.(\w+) (?:=|\(not set\))", found) == keys
+    assert " =  (" not in found
+
+
+@pytest.mark.parametrize(
+    ("sbatch", "message"),
+    [
+        (r"printf 'sbatch: error: Zugriff verweigert f\xfcr x\n' >&2; exit 1", r"f\xfcr x\n'"),
+        (r"printf 'Submitted batch job 7\xff\n'", r"not UTF-8: b'Submitted batch job 7"),
+        ("kill -9 $$", "sbatch ended without a message"),
+    ],
+    ids=["refusal in Latin-1", "acceptance with garbage", "killed"],
+)
+def test_an_unreadable_answer_of_sbatch_is_shown(
+    tiny_run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, sbatch: str, message: str
+) -> None:
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    (programs / "sbatch").write_text(f"#!/bin/bash\n{sbatch}\n")
+    (programs / "sbatch").chmod(0o700)
+    (programs / "srun").symlink_to("sbatch")  # submitit looks for it
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    shown = io.StringIO()
+    with redirect_stderr(shown), pytest.raises(interface.HpcgenError) as found:
+        interface.submit(interface.plan(interface.load_run(tiny_run)))
+    assert message in str(found.value)
+    assert "Slurm may have accepted train before: look for" in shown.getvalue()
 
 
 def test_a_silent_sbatch_is_said_to_be_waited_for(
