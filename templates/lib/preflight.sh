@@ -72,7 +72,7 @@ job_field() { sed -n "s/.* $1=\([^ ]*\).*/\1/p" <<<"$job_text" | sed 's/(null)//
 
 # Requeues the job with the bad nodes excluded.
 exclude_and_requeue() {
-    local count list left try changes name pool by_user=() asked=$held/excluded_by_user
+    local count list left try changes name pool answer refusal='' by_user=() asked=$held/excluded_by_user
     [[ ${good[*]-} || -z ${bad[1]-} ]] || die "no node is fit: that is a mistake in the run rather than in its nodes (reports: $reports)"
     if [[ -z ${good[*]-} ]] && grep -q '"check": "file"' "$reports"/*-host.json 2>/dev/null; then
         die "${bad[*]} lacks a file that the run needs (above)"
@@ -97,17 +97,19 @@ exclude_and_requeue() {
     # From here on Slurm may end this shell at any time. No command substitution below: bash 5.2 can lose its place in the
     # script if a trap runs during one.
     requeue_job || die "scontrol requeue failed; submit again with --exclude=$list"
-    # Slurm accepts the list only after the job is pending again.
+    # Slurm accepts the list only after the job is pending again. It may end this shell before the last try, so each new
+    # answer is printed at once.
     for try in {1..100}; do
         if (trap '' TERM; exec scontrol update JobId="$SLURM_JOB_ID" "${changes[@]}") >"$held/said" 2>&1; then
             say "back into the queue without $list (exclusion $((count + 1)) of at most $max_exclusions)"
             exit 0
         fi
-        ((try != 10)) || cat -- "$held/said" >&2 # Slurm may end this shell before the last try
+        read -rd '' answer <"$held/said" # without its last newline
+        [[ $answer == "$refusal" ]] || say "Slurm does not accept the list of bad nodes yet: $answer"
+        refusal=$answer
         sleep 0.2
     done
-    cat "$held/said" >&2
-    die "back in the queue, but Slurm did not accept the list of bad nodes $list (above)"
+    die "back in the queue, but Slurm did not accept the list of bad nodes $list: $refusal"
 }
 
 # Slurm never starts a job that both requires a node (--nodelist) and excludes it: drops these nodes from --nodelist.

@@ -360,6 +360,36 @@ nodes_left '{reservation}'
     assert done.stdout == f"{left}\n", done.stderr
 
 
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("tries", "status"), [(4, 0), (101, 1)], ids=["accepted in the end", "never accepted"]
+)
+def test_each_new_refusal_of_an_exclusion_is_printed_at_once(tries: int, status: int, tmp_path: Path) -> None:
+    """Slurm may end the batch shell while it tries again."""
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text(f"""#!/bin/bash
+[[ $1 == update ]] || exit 0
+echo >>asked; try=$(wc -l <asked)
+((try < {tries})) || exit 0
+if ((try == 1)); then echo "Job is completing" >&2; else echo "Invalid node name specified" >&2; fi
+exit 1
+""")
+    scontrol.chmod(0o755)
+    then = """
+PATH=$PWD:$PATH good=(a) bad=(b) SLURM_JOB_PARTITION=p
+show_job() { job_text=; }; note_nodes() { excluded=(b); }; nodes_left() { echo 2; }; sleep() { echo "sleeps"; }
+exclude_and_requeue 2>&1
+"""
+    done = with_libraries("base", "attempts", "node-check", "preflight", then=then, cwd=tmp_path)
+    lines = [line.partition("hpcgen: ")[2] for line in done.stdout.splitlines()]
+    refused = "Slurm does not accept the list of bad nodes yet:"
+    assert lines[:5] == [f"{refused} Job is completing", "", f"{refused} Invalid node name specified", "", ""]
+    assert sum(line.startswith(refused) for line in lines) == 2
+    last = "back into the queue without b" if status == 0 else "ERROR: back in the queue, but Slurm did not"
+    assert lines[-1].startswith(last)
+    assert done.returncode == status
+
+
 def hash_of_inputs(script: str) -> str:
     """The last line of the header."""
     found = re.search(r"^# inputs: sha256 ([0-9a-f]{64})$", script, re.MULTILINE)
