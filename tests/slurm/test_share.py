@@ -190,3 +190,26 @@ def test_a_second_member_runs_the_script_in_the_owners_directory(
     group = pwd.getpwnam(OWNER).pw_gid
     assert {path.stat().st_gid for path in shared.run_dir.rglob("*")} == {group}
     assert (shared.run_dir / "jobs").stat().st_mode & 0o7777 == 0o2770
+
+
+def test_slurm_that_hides_jobs_of_others_is_a_warning(shared: SharedRun, slurm_cluster: SlurmCluster) -> None:
+    """The program has no lock, so both jobs run. Slurm shows a user's own jobs."""
+    conf = slurm_cluster.directory / "slurm.conf"
+    text = conf.read_text()
+    conf.write_text(text + "PrivateData=jobs\n")
+    slurm_cluster.run("scontrol", "reconfigure")
+    try:
+        first = shared.submit(OWNER)
+        wait_until(lambda: (shared.run_dir / f"run-{first}.log").exists() and "ran as" in shared.log(first))
+        own, other = shared.submit(OWNER), shared.submit(MEMBER)
+        assert slurm_cluster.wait(own) == "FAILED"
+        assert f"job {first} is running in {shared.run_dir}" in shared.log(own)
+        wait_until(lambda: (shared.run_dir / f"run-{other}.log").exists() and "ran as" in shared.log(other))
+        assert f"If job {first} of {OWNER} is still running in {shared.run_dir}, only the lock" in shared.log(
+            other
+        )
+        (shared.run_dir / "go").touch()
+        assert {slurm_cluster.wait(job) for job in (first, other)} == {"COMPLETED"}
+    finally:
+        conf.write_text(text)
+        slurm_cluster.run("scontrol", "reconfigure")
