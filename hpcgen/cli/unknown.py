@@ -8,15 +8,17 @@ from pathlib import Path
 
 import click
 
+from hpcgen.check.lint.sbatch import WITHOUT_VALUE
 from hpcgen.cli import words
 from hpcgen.config import spellings
 from hpcgen.config.run import RunConfig
+from hpcgen.config.section_names import names_in_section
 from hpcgen.config.unknown_keys import TRANSLATED_SECTIONS, unknown_key
 from hpcgen.stages import stage_called
 from hpcgen.text import did_you_mean, misspelled, nearest, one_of
 
-SHORTEST = 5
-"""Length of the shortest word of another program whose misspellings are recognized."""
+WORDS_OF_A_RUN = ("name", "cluster", "preset")
+"""Keys outside of sections with a single word as their value."""
 
 
 def unknown_command(context: click.Context, name: str) -> str:
@@ -29,14 +31,16 @@ def unknown_command(context: click.Context, name: str) -> str:
     if meaning := words.meaning(own, name) or words.file_meaning(name):
         return meaning
     stage = stage_called(name)
-    if stage is not None:
-        return f"use {context.command_path} {stage.name}" if stage.name in known else words.meaning("", name)
+    if stage is not None and stage.name in known:
+        return f"use {context.command_path} {stage.name}"
+    if stage is not None and (group is root or not _is_in_a_group(context, root, stage.name)):
+        return words.meaning("", name)
     if found := list(_commands_called(context, root, name)):
         return f"use {one_of(found)}"
     if misspelled(name, known):
         return did_you_mean(name, known)
-    others = [word for word in words.known_words(own) if len(word) >= SHORTEST]
-    if re.fullmatch(rf"[\w-]{{{SHORTEST},}}", name) and (meant := nearest(name, others)):
+    others = [word for word in words.known_words(own) if len(word) >= spellings.SHORTEST]
+    if re.fullmatch(rf"[\w-]{{{spellings.SHORTEST},}}", name) and (meant := nearest(name, others)):
         return f"if you mean {meant}, {words.meaning(own, meant)}"
     return did_you_mean(name, known) or f"commands are {', '.join(known)}"
 
@@ -55,6 +59,12 @@ def _commands_called(context: click.Context, root: click.Group, name: str) -> It
             yield f"hpcgen {command} {name}"
 
 
+def _is_in_a_group(context: click.Context, root: click.Group, name: str) -> bool:
+    """Whether a group has a command of this name. In other groups, the word has another object: a download of what?"""
+    commands = (root.get_command(context, command) for command in root.list_commands(context))
+    return any(isinstance(each, click.Group) and name in each.list_commands(context) for each in commands)
+
+
 def unknown_stage(name: str, stages: Sequence[str]) -> str:
     """What to use in place of the stage `name` of a command that accepts `stages`."""
     if Path(name).suffix in (".yaml", ".yml"):
@@ -64,7 +74,10 @@ def unknown_stage(name: str, stages: Sequence[str]) -> str:
         return f"use {stage.name}"
     if stage is not None and not stage.by_submitit:
         return f"use hpcgen render {stage.name}"
-    return did_you_mean(name, stages) or f"stages are {', '.join(stages)}"
+    meaning = words.meaning("", name)
+    if meaning.endswith(("STAGE", "STAGE...")):  # that is what was typed
+        meaning = ""
+    return did_you_mean(name, stages) or meaning or f"stages are {', '.join(stages)}"
 
 
 def unknown_option(name: str, context: click.Context | None) -> str:
@@ -75,8 +88,23 @@ def unknown_option(name: str, context: click.Context | None) -> str:
     meant = [each for each in words.OPTIONS.get(name, ()) if each.split()[0] in known]
     long = [option for option in known if option.startswith("--")]
     hint = f"use {meant[0]}" if meant else (did_you_mean(name, long) if len(name) > 2 else "")
-    hint = hint or _key(name, known) or f"{context.command_path} --help lists the options"
+    hint = (
+        hint
+        or _directive(name, context)
+        or _key(name, known)
+        or f"{context.command_path} --help lists the options"
+    )
     return f"no such option {name}; {hint}"
+
+
+def _directive(name: str, context: click.Context) -> str:
+    """How to pass an option of sbatch that has no key, for the commands that write batch scripts."""
+    option = words.SBATCH_OPTIONS.get(name, name).removeprefix("--")
+    use = names_in_section("RunConfig", ("slurm", "train")).get(option.replace("-", "_"), "")
+    if context.info_name not in ("submit", "render") or not use.endswith(f"extra_directives with --{option}"):
+        return ""
+    value = "" if option in WITHOUT_VALUE else "=VALUE"
+    return f"use --set 'slurm.train.extra_directives=[--{option}{value}]'"
 
 
 def _key(name: str, known: Sequence[str]) -> str:
@@ -88,8 +116,10 @@ def _key(name: str, known: Sequence[str]) -> str:
         return instead
     problem = unknown_key(RunConfig, key, [key])
     place = problem.meant.rpartition(".")[0]
-    if place not in (*TRANSLATED_SECTIONS, "slurm.train", "paths") or not problem.hint.startswith("use "):
+    if place not in (*TRANSLATED_SECTIONS, "slurm.train", "paths") and problem.meant not in WORDS_OF_A_RUN:
+        return ""
+    if not problem.hint.startswith("use "):
         return ""
     if "--config" not in known:
-        return f"set {problem.hint.removeprefix('use ')} in the run file"
+        return f"in the run file, set {problem.hint.removeprefix('use ')}"
     return problem.hint.replace(problem.meant, f"--set {problem.meant}=VALUE")

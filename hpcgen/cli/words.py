@@ -18,6 +18,7 @@ _STOP = (
 )
 _RESUME = "submit the run again: it resumes from its newest checkpoint (docs/resuming.md)"
 _SUBMIT = "use hpcgen submit STAGE..."
+_PUSH = "hpcgen uploads nothing; hpcgen checkpoint export writes a Hugging Face directory"
 _OWN_PROGRAM = "hpcgen init --program writes a run file for a training program of your own (docs/program.md)"
 
 TOP = {
@@ -54,13 +55,14 @@ TOP = {
         ("partition", "partitions"), "sinfo lists them, and hpcgen cluster show those of a profile"
     ),
     **dict.fromkeys(
-        ("stop", "cancel", "kill", "scancel", "abort", "halt", "terminate", "interrupt", "pause"), _STOP
+        ("stop", "cancel", "kill", "scancel", "abort", "halt", "terminate", "interrupt", "pause", "down"),
+        _STOP,
     ),
     **dict.fromkeys(
         ("resume", "continue", "restart", "restore", "retry", "rerun", "requeue", "recover", "unpause"),
         _RESUME,
     ),
-    **dict.fromkeys(("launch", "start", "execute", "enqueue", "dispatch", "slurm"), _SUBMIT),
+    **dict.fromkeys(("launch", "start", "execute", "enqueue", "dispatch", "slurm", "up"), _SUBMIT),
     "local": "hpcgen submit STAGE... --launcher local runs stages on this machine",
     "run": "use hpcgen submit train for hpcgen's trainer, or hpcgen submit run for a program of your own",
     **dict.fromkeys(
@@ -104,7 +106,7 @@ TOP = {
     ),
     **dict.fromkeys(
         ("push", "upload", "publish", "hub", "push-to-hub"),
-        "hpcgen uploads nothing; hpcgen checkpoint export writes a Hugging Face directory",
+        _PUSH,
     ),
     **dict.fromkeys(
         ("serve", "server", "serving", "api"),
@@ -138,7 +140,7 @@ TOP = {
     **dict.fromkeys(("ckpt", "ckpts"), "use hpcgen checkpoint"),
     **dict.fromkeys(("dataset", "corpus", "corpora"), "use hpcgen data"),
     **dict.fromkeys(
-        ("environ", "environment", "variables", "vars", "envs"),
+        ("environ", "environment", "variables", "vars", "envs", "env-vars"),
         "use hpcgen env for exports, or hpcgen explain for their reasons",
     ),
     "why": "hpcgen explain has the reasons of environment variables, and docs/faults.md those of failures",
@@ -188,6 +190,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         **dict.fromkeys(
             ("mix", "blend", "weights", "mixture"), "set the weights of data.datasets in the run file"
         ),
+        "generate": "hpcgen data sample writes a small corpus",
         "split": "set data.split or data.corpus.splits in the run file",
         "shuffle": "the trainer shuffles, with training.seed",
         **dict.fromkeys(("index-cache", "index", "cache"), "use hpcgen submit index-cache"),
@@ -196,7 +199,14 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         **_LIST,
         **dict.fromkeys(("show", "info", "describe", "view", "stat"), "use hpcgen checkpoint inspect PATH"),
         **dict.fromkeys(("verify", "check", "validate"), "use hpcgen checkpoint inspect --verify PATH"),
-        "latest": "hpcgen checkpoint inspect RUN_DIR shows the newest checkpoint",
+        **dict.fromkeys(
+            ("latest", "newest", "last"), "hpcgen checkpoint inspect RUN_DIR shows the newest checkpoint"
+        ),
+        **dict.fromkeys(
+            ("rollback", "revert", "reset", "rewind"),
+            "to resume from an older checkpoint, move the newer ones away (docs/checkpoints.md)",
+        ),
+        **dict.fromkeys(("push", "upload", "publish"), _PUSH),
         **dict.fromkeys(("gc", "clean", "cleanup"), "use hpcgen checkpoint prune DIR --dry-run"),
         **dict.fromkeys(("keep", "protect", "lock"), "use hpcgen checkpoint pin PATH"),
         **dict.fromkeys(("unkeep", "unprotect", "unlock"), "use hpcgen checkpoint unpin PATH"),
@@ -208,11 +218,12 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
     "cluster": {
         **_LIST,
         **dict.fromkeys(
-            ("info", "describe", "inspect", "view", "get", "show-all"), "use hpcgen cluster show NAME"
+            ("info", "describe", "inspect", "view", "get", "show-all", "partitions"),
+            "use hpcgen cluster show NAME",
         ),
         **dict.fromkeys(("validate", "verify", "test"), "use hpcgen cluster check NAME"),
         **dict.fromkeys(
-            ("new", "create", "init", "add"),
+            ("new", "create", "init", "add", "generate"),
             "write clusters/NAME.yaml with extends: PROFILE (docs/admins.md)",
         ),
     },
@@ -223,12 +234,13 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         ),
         **dict.fromkeys(("plot", "graph", "render", "svg", "picture"), "use hpcgen topology draw NAME"),
         **dict.fromkeys(("check", "validate", "test"), "use hpcgen topology verify NAME"),
+        **dict.fromkeys(("export", "generate", "dump"), "use hpcgen topology xml NAME"),
     },
     "templates": {
         **_LIST,
         **dict.fromkeys(("validate", "verify", "lint", "test"), "use hpcgen templates check"),
         **dict.fromkeys(
-            ("new", "create", "copy", "eject", "edit", "customize", "init", "add"),
+            ("new", "create", "copy", "eject", "edit", "customize", "init", "add", "generate"),
             "use hpcgen templates override STAGE",
         ),
     },
@@ -272,8 +284,18 @@ OPTIONS = {
     **dict.fromkeys(("-V", "--ver"), ("--version",)),
 }
 """Options of other programs -> options of hpcgen's commands with this meaning. The first that a command has counts."""
-SBATCH_OPTIONS = {"-N": "--nodes", "-p": "--partition", "-t": "--time", "-A": "--account", "-q": "--qos"}
-"""Short options of sbatch with a key in the run file -> long options."""
+SBATCH_OPTIONS = {
+    **{
+        "-N": "--nodes",
+        "-p": "--partition",
+        "-t": "--time",
+        "-A": "--account",
+        "-q": "--qos",
+        "-J": "--job-name",
+    },
+    **{"-w": "--nodelist", "-x": "--exclude", "-d": "--dependency"},
+}
+"""Short options of sbatch -> long options."""
 
 _SCRIPTS = (".sh", ".sbatch", ".slurm", ".bash", ".job")
 

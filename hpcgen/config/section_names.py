@@ -4,39 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from hpcgen.config.sbatch_options import OWN_OPTIONS, SBATCH_OPTIONS, SBATCH_OPTIONS_OF_SOME
+
 _TIME = ("walltime", "wall_time", "time_limit", "timelimit")
 _DIRECTIVES = ("sbatch", "sbatch_args", "sbatch_options", "slurm_options", "slurm_args")
 
+_OF_SUBMISSION = ("help", "usage", "version", "parsable", "test-only", "wait", "quiet", "verbose")
+"""Options of sbatch that change nothing in the job."""
+_WHOLE_NODES = "nodes, the number of nodes with all their GPUs"
+
 SLURM = {
+    **{
+        option.replace("-", "_"): f"extra_directives with --{option}"
+        for option in sorted((SBATCH_OPTIONS | SBATCH_OPTIONS_OF_SOME) - OWN_OPTIONS)
+        if not option.startswith("container") and option not in _OF_SUBMISSION
+    },
     **dict.fromkeys(("queue", "partitions"), "partition"),
     **dict.fromkeys((*_TIME, "timeout"), "time"),
     **dict.fromkeys(("memory", "mem_per_node", "ram"), "mem"),
-    **dict.fromkeys(("cpus", "cpu", "cores", "num_cpus"), "cpus_per_task"),
-    **dict.fromkeys(("tasks_per_node", "gpus_per_node", "nproc_per_node"), "ntasks_per_node"),
+    **dict.fromkeys(("mem_per_cpu", "mem_per_gpu"), "mem, which is the memory per node"),
+    **dict.fromkeys(("cpus", "cpu", "cores", "num_cpus", "cpus_per_gpu"), "cpus_per_task"),
+    **dict.fromkeys(
+        ("tasks_per_node", "gpus_per_node", "nproc_per_node", "nproc", "ntasks_per_gpu"), "ntasks_per_node"
+    ),
     **dict.fromkeys(("ntasks", "tasks"), "ntasks_per_node, and nodes"),
     **dict.fromkeys(("num_nodes", "nnodes", "n_nodes", "node_count"), "nodes"),
     **dict.fromkeys(("project", "charge_account"), "account"),
     **dict.fromkeys(("retries", "max_retries", "requeue", "requeues", "restarts"), "max_restarts"),
+    "no_requeue": "max_restarts, with the value 0",
+    "signal": "signal_lead_s",
     **dict.fromkeys(("features", "feature"), "constraint"),
     **dict.fromkeys((*_DIRECTIVES, "directives"), "extra_directives"),
-    **dict.fromkeys(("gpus", "num_gpus"), "nodes, the number of nodes with all their GPUs"),
-    **dict.fromkeys(
-        (
-            *(
-                "gres",
-                "email",
-                "mail",
-                "mail_user",
-                "mail_type",
-                "nodelist",
-                "exclude",
-                "dependency",
-                "licenses",
-            ),
-            *("comment", "exclusive", "wckey", "begin", "deadline", "switches", "nice", "hint", "tmp", "bb"),
-        ),
-        "extra_directives with the option of sbatch",
-    ),
+    **dict.fromkeys(("gpus", "num_gpus", "gpus_per_task", "gpus_per_socket"), _WHOLE_NODES),
+    **dict.fromkeys(("email", "mail"), "extra_directives with --mail-user and --mail-type"),
 }
 """Name in a section below `slurm` -> its key, with a remark."""
 
@@ -51,6 +51,12 @@ RUN_FILE = {
             name: f"slurm.train.{SLURM[name]}"
             for name in ("queue", "partitions", "cpus", *_TIME, *_DIRECTIVES)
         },
+    },
+    "slurm": {  # and in the sections of stages, like the names in SLURM
+        "job_name": "name",
+        "gres": f"slurm.train.{_WHOLE_NODES}",
+        "export": "environment, or secrets for variables of the submitting shell",
+        **dict.fromkeys(("output", "error"), "paths.run_dir, the directory of the job's logs"),
     },
     "model": {
         **dict.fromkeys(("architecture", "size"), "preset"),
@@ -154,6 +160,7 @@ PROFILE = {
         **dict.fromkeys(("groups", "group"), "trusted_groups"),
         "storage_bandwidth": "storage_write_gb_s",
     },
+    "slurm": {"gres": "gres"},  # the names in SLURM apply as well
 }
 """Section of a cluster profile -> name -> the key to use."""
 
@@ -187,14 +194,19 @@ SECTIONS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
 """Class of a document -> its table."""
 
 
-def key_in_section(document: str, section: Sequence[str], name: str) -> str:
-    """The key to use for another program's name of a key of `section`, with a remark; empty if there is none.
+def names_in_section(document: str, section: Sequence[str]) -> Mapping[str, str]:
+    """Names that other programs have for keys of `section` -> the key to use, with a remark.
 
     `document` is the name of the class of the document.
     """
-    table, path = SECTIONS.get(document, {}), ".".join(section)
-    if path in table:
-        return table[path].get(name, "")
-    if section[:1] != ["slurm"] or name not in SLURM:
-        return ""
-    return f"{'slurm.train' if path == 'slurm' and document == 'RunConfig' else path}.{SLURM[name]}"
+    path, tables = ".".join(section), SECTIONS.get(document, {})
+    if "slurm" not in section[:1]:
+        return tables.get(path, {})
+    stage = "slurm.train" if path == "slurm" and document == "RunConfig" else path
+    return {name: f"{stage}.{use}" for name, use in SLURM.items()} | dict(tables["slurm"])
+
+
+def set_by_hpcgen(section: Sequence[str], name: str) -> str:
+    """The option of sbatch with this name that has no key, because hpcgen's scripts depend on its value; else empty."""
+    option = name.replace("_", "-")
+    return option if "slurm" in section[:1] and option in OWN_OPTIONS else ""

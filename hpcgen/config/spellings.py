@@ -470,12 +470,21 @@ INSTEAD = {
 EXPERTS = ("moe_", "expert_", "router_")
 """Beginnings of names of settings of experts."""
 
+SHORTEST = 5
+"""Length of the shortest word of another program whose misspellings are recognized."""
+
 OTHER_PROGRAM = "remove the key, or run a program that has it with `program` (docs/program.md)"
 
 
 def is_known(name: str) -> bool:
     """Returns True for the name of an option of another program."""
     return any(name in names for names in (KEYS, ALWAYS, UNREAD, FEATURES, _owners()))
+
+
+def names() -> list[str]:
+    """Names of keys and features in other programs, without the many that only Megatron has."""
+    tables = (KEYS, ALWAYS, UNREAD, FEATURES, INSTEAD)
+    return [name for table in tables for name in table if not name.endswith("_")]
 
 
 def key(name: str) -> str:

@@ -6,11 +6,11 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 
 from hpcgen.config import spellings
-from hpcgen.config.section_names import key_in_section
+from hpcgen.config.section_names import names_in_section, set_by_hpcgen
 from hpcgen.config.slurm_section import section_called
 from hpcgen.config.type_hints import key_paths, section_of
 from hpcgen.errors import Problem
-from hpcgen.text import did_you_mean, misspelled, one_of, short_for
+from hpcgen.text import did_you_mean, misspelled, nearest, one_of, short_for
 from trainer.contract.config import field_hints
 
 TRANSLATED_SECTIONS = ("model", "parallelism", "training", "optimizer", "data", "checkpoint", "logging")
@@ -27,8 +27,8 @@ def unknown_key(cls: type, path: str, names: Sequence[str]) -> Problem:
 
     The hint is the first of these that exists: the key in other letters; what the name means in this section; the
     section that has the key; what other programs mean by the name; the key that is misspelled or written short, in the
-    section and then in others; keys of the section that begin with the name; what other programs mean by names that
-    begin like this; the file that has the key; all keys of the section.
+    section and then in others; the name in another program that is misspelled; keys of the section that begin with the
+    name; what other programs mean by names that begin like this; the file that has the key; all keys of the section.
     """
     *section, name = names
     known = sorted(field.name for field in dataclasses.fields(section_of(cls, section)))
@@ -46,6 +46,9 @@ def unknown_key(cls: type, path: str, names: Sequence[str]) -> Problem:
         return _problem(path, did_you_mean(plain, known) or _list(near), inside + near[0])
     if _is_translated(cls, section) and (elsewhere := _misspelled_elsewhere(cls, plain)):
         return _problem(path, f"did you mean {elsewhere}?", elsewhere)
+    if other := _misspelled_in_other_program(cls, section, plain):
+        problem = unknown_key(cls, inside + other, [*section, other])
+        return _problem(path, f"if you mean {other}, {problem.hint}", problem.meant)
     hints = (did_you_mean(plain, known), *_hints(cls, section, plain), _list(known))
     return _problem(path, next(filter(None, hints)), "")
 
@@ -63,8 +66,10 @@ def _in_section(cls: type, section: Sequence[str], name: str, inside: str) -> tu
     """The hint and the key for a name that has its meaning in this section only, or in any."""
     if (stage := section_called(name)) and (key := f"{inside}{stage}") in key_paths(cls):
         return f"use {key}", key
-    if use := key_in_section(cls.__name__, section, name):
+    if use := names_in_section(cls.__name__, section).get(name):
         return f"use {use}", spellings.key_of(use)
+    if option := set_by_hpcgen(section, name):
+        return f"remove it, because hpcgen sets --{option} itself", ""
     if hint := spellings.instead(name):
         return hint, ""
     if _is_section(cls, name) and section and section[-1] != name:
@@ -115,6 +120,14 @@ def _misspelled_elsewhere(cls: type, name: str) -> str | None:
     paths = {key.partition(".")[2]: key for key in key_paths(cls) if key.startswith(TRANSLATED_SECTIONS)}
     found = misspelled(name, paths) or short_for(name, paths)
     return paths[found[0]] if len(found) == 1 else None
+
+
+def _misspelled_in_other_program(cls: type, section: Sequence[str], name: str) -> str | None:
+    """The name of a key of this section in another program of which `name` is a misspelling."""
+    others = spellings.names() if _is_translated(cls, section) else []
+    names = [*names_in_section(cls.__name__, section), *others]
+    is_long = len(name) >= spellings.SHORTEST
+    return nearest(name, [each for each in names if len(each) >= spellings.SHORTEST]) if is_long else None
 
 
 def _hints(cls: type, section: Sequence[str], name: str) -> Iterator[str]:

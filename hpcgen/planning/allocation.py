@@ -15,10 +15,10 @@ from hpcgen.config.fields import seconds, slurm_time
 from hpcgen.config.invalid import decidable, if_valid
 from hpcgen.config.node_type import NodeType
 from hpcgen.config.run import RunConfig
+from hpcgen.config.sbatch_options import OWN_OPTIONS, release_with
 from hpcgen.config.slurm import StageSettings
 from hpcgen.errors import Problem
 from hpcgen.planning.array import Array, make_array
-from hpcgen.planning.sbatch_options import release_with
 from hpcgen.stages import Stage
 from hpcgen.text import counted, one_of
 
@@ -26,16 +26,6 @@ MAX_RESTARTS = 100
 
 OLDEST_SLURM = "20.11"
 """Oldest version whose --exclusive, step resources and requeue signals behave as the scripts expect."""
-
-# fmt: off
-OWN_OPTIONS = frozenset((
-    "job-name", "nodes", "ntasks", "ntasks-per-node", "cpus-per-task", "gpus-per-node", "gres", "gpus",
-    "exclusive", "mem", "time", "partition", "account", "qos", "reservation", "constraint", "signal",
-    "requeue", "no-requeue", "open-mode", "propagate", "output", "error", "array", "chdir", "wrap",
-    "export",
-))
-# fmt: on
-"""sbatch options that have their own key, or that the script relies on."""
 
 
 @dataclass(frozen=True, kw_only=True)

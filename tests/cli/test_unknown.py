@@ -28,9 +28,9 @@ MEANINGS = """
     status runs monitor watch metrics plot dashboard top    hpcgen report
     compare                                                 hpcgen report RUN_DIR RUN_DIR
     tail log logs                                           hpcgen report RUN_DIR
-    stop cancel kill scancel abort                          scancel JOB_ID
+    stop cancel kill scancel abort down                     scancel JOB_ID
     resume continue restart retry requeue                   submit the run again
-    launch start                                            hpcgen submit STAGE...
+    launch start up                                         hpcgen submit STAGE...
     estimate check dry-run plan size                        hpcgen validate
     convert                                                 hpcgen checkpoint export
     export                                                  hpcgen checkpoint export
@@ -167,6 +167,13 @@ def test_a_group_answers_the_words_of_its_own_table(group):
         ("data", "report", "use hpcgen report"),
         ("checkpoint", "verify", "use hpcgen checkpoint inspect --verify PATH"),
         ("checkpoint", "rm", "commands are list, inspect"),
+        ("checkpoint", "rollback", "to resume from an older checkpoint, move the newer ones away"),
+        ("checkpoint", "evaluate", "use hpcgen submit evaluate"),
+        *((group, "download", "commands are ") for group in ("checkpoint", "cluster", "templates")),
+        *((group, "unpack", "commands are ") for group in ("checkpoint", "topology")),
+        ("topology", "export", "use hpcgen topology xml NAME"),
+        ("templates", "export", "commands are "),
+        ("templates", "generate", "use hpcgen templates override STAGE"),
         ("cluster", "shwo", "did you mean show?"),
         ("templates", "lint", "use hpcgen templates check"),
         ("topology", "nothing", "commands are "),
@@ -254,7 +261,10 @@ def test_a_preset_of_another_size_is_no_misspelling(name, hint):
         ("nccl", "use hpcgen render nccl-test"),
         ("tarin", "did you mean train?"),
         ("brain", "stages are "),
-        ("convert", "stages are "),
+        ("convert", "use hpcgen checkpoint export or import"),
+        ("finetune", "use hpcgen init --from-hf"),
+        ("serve", "hpcgen serves no models"),
+        ("launch", "stages are "),
         ("validate", "stages are "),
         ("run.yml", "to name the run file, use -c run.yml"),
     ],
@@ -277,7 +287,15 @@ def test_a_word_in_place_of_a_stage(name, hint):
         ("submit", "--wait", "hpcgen submit --help lists the options"),
         ("submit", "--luancher", "did you mean --launcher?"),
         ("render", "--out", "use --output"),
-        ("init", "--nodes", "set slurm.train.nodes in the run file"),
+        ("submit", "--dependency", "use --set 'slurm.train.extra_directives=[--dependency=VALUE]'"),
+        ("submit", "-w", "use --set 'slurm.train.extra_directives=[--nodelist=VALUE]'"),
+        ("render", "--hold", "use --set 'slurm.train.extra_directives=[--hold]'"),
+        ("validate", "--hint", "hpcgen validate --help lists the options"),
+        ("submit", "--array", "hpcgen submit --help lists the options"),
+        ("submit", "--job-name", "use --set name=VALUE"),
+        ("validate", "--cluster", "use --set cluster=VALUE"),
+        ("validate", "--container", "hpcgen validate --help lists the options"),
+        ("init", "--nodes", "in the run file, set slurm.train.nodes"),
         ("init", "--output", "hpcgen init --help lists the options"),
         ("init", "--yes", "use --force"),
         ("init", "--short", "hpcgen init --help lists the options"),
@@ -289,6 +307,31 @@ def test_a_word_in_place_of_a_stage(name, hint):
 def test_an_unknown_option(command, option, hint):
     context = click.Context(cli.get_command(ROOT, command), info_name=command, parent=ROOT)
     assert unknown_option(option, context).startswith(f"no such option {option}; {hint}")
+
+
+OPPOSITES = (
+    "min max",
+    "first last",
+    "gpu cpu",
+    "gpus cpus",
+    "node core",
+    "start end",
+    "iters epochs",
+    "init seed",
+)
+
+
+def test_a_key_with_another_word_is_no_misspelling():
+    names = sorted({key.rpartition(".")[2] for key in key_paths(RunConfig)})
+    changed = [
+        (name, re.sub(rf"(?<![a-z]){a}(?![a-z])", b, name))
+        for pair in OPPOSITES
+        for a, b in (pair.split(), reversed(pair.split()))
+        for name in names
+    ]
+    typed = [(name, other) for name, other in changed if other not in names]
+    assert ("max_new_tokens", "min_new_tokens") in typed
+    assert [other for name, other in typed if name in misspelled(other, names)] == []
 
 
 def test_a_long_list_of_the_same_beginning_is_no_hint():

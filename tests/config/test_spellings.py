@@ -12,6 +12,7 @@ from hpcgen.config import section_names, spellings
 from hpcgen.config.cluster import ClusterConfig
 from hpcgen.config.node_type import NodeType
 from hpcgen.config.run import RunConfig
+from hpcgen.config.sbatch_options import OWN_OPTIONS
 from hpcgen.config.type_hints import inner_class, key_paths
 from hpcgen.config.unknown_keys import TRANSLATED_SECTIONS, unknown_key
 from hpcgen.errors import ConfigErrors
@@ -76,7 +77,7 @@ KEYS = {key for section in SECTIONS.values() for key in section}
         ("data.packing", "use data.reset_attention_mask to separate the documents"),
         ("slurm.train.nodess", "did you mean nodes?"),
         (
-            "slurm.train.segment",
+            "slurm.train.preemption",
             "known keys are account, constraint, cpus_per_task, extra_directives, max_restarts, mem, nodes, "
             "ntasks_per_node, partition, qos, reservation, signal_lead_s, time; "
             "for other options of sbatch, use extra_directives",
@@ -119,7 +120,17 @@ WORDS = """
     gpus devices slurm.train.gpus slurm.gpus -> use slurm.train.nodes, the number of nodes with all
     slurm.train.queue queue slurm.queue -> use slurm.train.partition
     slurm.train.walltime time_limit -> use slurm.train.time
-    slurm.train.gres slurm.train.dependency slurm.train.nodelist -> use slurm.train.extra_directives
+    slurm.train.dependency slurm.dependency -> use slurm.train.extra_directives with --dependency
+    slurm.prepare.mem_per_cpu -> use slurm.prepare.mem, which is the memory per node
+    slurm.train.gres slurm.gpus_per_task -> use slurm.train.nodes, the number of nodes with all
+    slurm.train.job_name -> use name
+    slurm.train.array slurm.run.open_mode -> because hpcgen sets --
+    slurm.train.output slurm.train.error -> use paths.run_dir
+    slurm.train.nodelists -> if you mean nodelist, use slurm.train.extra_directives with --nodelist
+    optimizer.learning_rte -> if you mean learning_rate, use optimizer.lr
+    training.num_train_epoch -> if you mean num_train_epochs, use training.train_iters
+    training.early_stoping -> if you mean early_stopping, hpcgen's trainer does not support
+    model.tie_word_embedding -> if you mean tie_word_embeddings, use model.untie_embeddings
     parallelism.nodes training.nodes nodes -> use slurm.train.nodes
     evaluation.shots -> use evaluation.num_fewshot
     evaluation.prompts evaluation.foo paths.foo -> known keys are
@@ -143,18 +154,31 @@ def test_a_word_is_answered_by_its_meaning(key, hint):
         (ClusterConfig, "queue", "use slurm.partition"),
         (ClusterConfig, "slurm.queue", "use slurm.partition"),
         (ClusterConfig, "gpus", "use node_type"),
+        (ClusterConfig, "slurm.gres", "use gres"),
+        (ClusterConfig, "scrach_dir", "if you mean scratch_dir, use scratch"),
         (ClusterConfig, "image_path", "use container.image"),
         (ClusterConfig, "modules", "use a site's template"),
         (ClusterConfig, "lr", "known keys are "),
         (ClusterConfig, "preset", "it is a key of the run file"),
         (NodeType, "vram", "use gpu_memory_gib"),
         (NodeType, "cores", "use cpus_per_node"),
+        (NodeType, "gpu_cont", "if you mean gpu_count, use gpus_per_node"),
         (NodeType, "sources_", "did you mean sources?"),
         (NodeType, "sauces", "known keys are "),
     ],
 )
 def test_a_word_in_a_profile_or_a_node_type(cls, key, hint):
     assert unknown_key(cls, key, key.split(".")).hint.startswith(hint)
+
+
+@pytest.mark.parametrize(("cls", "section"), [(RunConfig, "slurm.train"), (ClusterConfig, "slurm")])
+def test_an_option_of_sbatch_that_hpcgen_sets_is_not_sent_to_the_directives_that_refuse_it(cls, section):
+    keys = {f"{section}.{option.replace('-', '_')}" for option in OWN_OPTIONS}
+    hints = {key: unknown_key(cls, key, key.split(".")).hint for key in sorted(keys - {*key_paths(cls)})}
+    assert f"{section}.gres" in hints
+    for key, hint in hints.items():
+        assert re.match("use |remove it, because hpcgen sets --", hint), key
+        assert "extra_directives" not in hint, key
 
 
 ENGLISH = (
@@ -177,6 +201,7 @@ def test_any_other_word_gets_the_list_of_keys(section, word):
     ("cls", "tables"),
     [
         (RunConfig, section_names.RUN_FILE),
+        (RunConfig, {"slurm.train": section_names.SLURM}),
         (ClusterConfig, section_names.PROFILE),
         (NodeType, section_names.NODE_TYPE),
     ],
@@ -187,7 +212,8 @@ def test_the_names_of_a_section_mean_existing_keys_and_are_none(cls, tables):
         for name, use in names.items():
             key = spellings.key_of(use)
             assert key in known or f"{section}.{key}" in known, use
-            assert f"{section}.{name}".lstrip(".") not in known
+            if section != "slurm":  # its names apply in the sections below it
+                assert f"{section}.{name}".lstrip(".") not in known
 
 
 def test_a_cluster_profile_is_not_sent_to_keys_of_a_run_file(tmp_path):

@@ -37,7 +37,7 @@ def misspelled(name: str, known: Collection[str]) -> list[str]:
     """The names of `known` of which `name` is equally likely a misspelling.
 
     These are misspellings: upper case and other separators, one wrong, missing, additional or exchanged letter (in long
-    names two), and the words in another order.
+    names two), and the words in another order. Another word in the name is none: min_lr is not max_lr.
     """
     found = [(cost, each) for each in sorted(known) if (cost := _cost(name, each)) is not None]
     most = max(1, min(found, default=(0, ""))[0])
@@ -65,7 +65,17 @@ def _cost(typed: str, right: str) -> int | None:
         return 1
     shorter = min(len(written), len(wanted))
     edits = _edits(written, wanted, most=2 if shorter >= 9 else 1 if len(written + wanted) >= 5 else 0)
-    return edits if edits is not None and (shorter >= 8 or _is_slip(written, wanted)) else None
+    if edits is None or (shorter < 8 and not _is_slip(written, wanted)):
+        return None
+    return edits if len(ours) != len(theirs) or all(map(_is_same_word, ours, theirs)) else None
+
+
+def _is_same_word(written: str, wanted: str) -> bool:
+    """Whether a word in a name can be a misspelling of another: max is not one of min, nor gpus of cpus."""
+    shorter = min(len(written), len(wanted))
+    if shorter < 5 and written[0] != wanted[0] and sorted(written) != sorted(wanted):
+        return False
+    return _edits(written, wanted, most=2 if shorter >= 9 else 1) is not None
 
 
 def _words(name: str) -> list[str]:

@@ -21,7 +21,7 @@ from hpcgen.check.lint.mpi import MpiCall
 from hpcgen.check.lint.script import Assignment, Command, Script
 from hpcgen.check.lint.words import Word
 from hpcgen.config.fields import seconds
-from hpcgen.planning.sbatch_options import release_with
+from hpcgen.config.sbatch_options import release_with
 
 MAX_INLINED = 5
 """Maximum depth of functions that are followed to the command they run."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from hpcgen.check.lint.template import BRACES, is_tag
 from hpcgen.config.fields import slurm_time
+from hpcgen.config.sbatch_options import SBATCH_OPTIONS, SBATCH_OPTIONS_OF_SOME
 
 # fmt: off
 SHORT_OPTIONS = {
@@ -29,29 +30,8 @@ WITHOUT_VALUE = frozenset((
     "no-container-remap-root", "container-entrypoint", "no-container-entrypoint", "container-entrypoint-log",
     "container-writable", "container-readonly",
 ))
-SBATCH_OPTIONS = frozenset((
-    "account", "acctg-freq", "array", "batch", "bb", "bbf", "begin", "chdir", "cluster", "cluster-constraint",
-    "clusters", "comment", "constraint", "container", "context", "contiguous", "core-spec", "cores-per-socket",
-    "cpu-freq", "cpus-per-gpu", "cpus-per-task", "deadline", "delay-boot", "dependency", "distribution", "error",
-    "exclude", "exclusive", "export", "extra-node-info", "get-user-env", "gid", "gpu-bind", "gpu-freq", "gpus",
-    "gpus-per-node", "gpus-per-socket", "gpus-per-task", "gres", "gres-flags", "help", "hint", "hold",
-    "ignore-pbs", "input", "job-name", "kill-on-invalid-dep", "licenses", "mail-type", "mail-user", "mcs-label",
-    "mem", "mem-bind", "mem-per-cpu", "mem-per-gpu", "mincpus", "network", "nice", "no-kill", "no-requeue",
-    "nodefile", "nodelist", "nodes", "ntasks", "ntasks-per-core", "ntasks-per-gpu", "ntasks-per-node",
-    "ntasks-per-socket", "ntasks-per-tres", "open-mode", "output", "overcommit", "oversubscribe", "parsable",
-    "partition", "prefer", "priority", "profile", "propagate", "qos", "quiet", "reboot", "requeue",
-    "reservation", "signal", "sockets-per-node", "spread-job", "switches", "tasks-per-node", "test-only",
-    "thread-spec", "threads-per-core", "time", "time-min", "tmp", "uid", "usage", "use-min-nodes", "verbose",
-    "version", "wait", "wait-all-nodes", "wckey", "wrap",
-))
-SBATCH_OPTIONS_OF_SOME = frozenset((
-    "autocomplete", "consolidate-segments", "container-id", "export-file", "external", "extra", "oom-kill-step",
-    "power", "resources", "resv-ports", "segment", "spread-segments", "stepmgr", "tres-bind", "tres-per-task",
-))
 # fmt: on
-"""WITHOUT_VALUE: options of sbatch, srun and pyxis without a value, or with one only after `=`. SBATCH_OPTIONS: long
-options of sbatch in all releases from Slurm 22.05 to 25.11. SBATCH_OPTIONS_OF_SOME: those in some of these releases
-(src/common/slurm_opt.c)."""
+"""WITHOUT_VALUE: options of sbatch, srun and pyxis without a value, or with one only after `=`."""
 
 MOVED_OPTIONS = {
     "share": "oversubscribe",

@@ -9,8 +9,6 @@ from hpcgen.check.lint.job import Job
 from hpcgen.check.lint.rule import Hit, rule
 from hpcgen.check.lint.sbatch import (
     MOVED_OPTIONS,
-    SBATCH_OPTIONS,
-    SBATCH_OPTIONS_OF_SOME,
     SRUN_OPTIONS,
     Directive,
     duration_as_time,
@@ -18,7 +16,7 @@ from hpcgen.check.lint.sbatch import (
     matching_options,
     stray_words,
 )
-from hpcgen.planning.sbatch_options import release_with
+from hpcgen.config.sbatch_options import SBATCH_OPTIONS, SBATCH_OPTIONS_OF_SOME, release_with
 from hpcgen.text import counted, nearest
 
 STRAY_FIX = "quote a value that contains blanks, and put # before a comment"

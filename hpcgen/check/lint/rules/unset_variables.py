@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from hpcgen.check.lint.job import Job
 from hpcgen.check.lint.rule import Hit, rule
-from hpcgen.check.lint.sbatch import SBATCH_OPTIONS
 from hpcgen.check.lint.script import Script, Use
+from hpcgen.config.sbatch_options import SBATCH_OPTIONS
 from hpcgen.planning.known_variables import unread
 
 _SBATCH_INPUTS = frozenset(f"SBATCH_{option.replace('-', '_').upper()}" for option in SBATCH_OPTIONS) | {
