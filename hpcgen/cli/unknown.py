@@ -74,7 +74,7 @@ def unknown_stage(name: str, stages: Sequence[str]) -> str:
         return f"use {stage.name}"
     if stage is not None and not stage.by_submitit:
         return f"use hpcgen render {stage.name}"
-    meaning = words.meaning("", name)
+    meaning = words.meaning("", name) if stage is None else ""
     if meaning.endswith(("STAGE", "STAGE...")):  # that is what was typed
         meaning = ""
     return did_you_mean(name, stages) or meaning or f"stages are {', '.join(stages)}"
