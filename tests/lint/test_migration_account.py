@@ -36,6 +36,7 @@ SETUP = (
     "cd /{0}", "cd {0}", "export {v}=$({0})", "[ -d /x ] && export {v}={0}", "unset {v}", "python prepare.py --{0}",
     "setup_{0}() {{ module load {0}; }}\nsetup_{0}", "if [ $1 ]; then export {v}={0}; else export {v}=b; fi",
     "srun -n 1 ./check_{0}.sh", "export SLURM_CPU_BIND_{v}={0}", "export TORCHELASTIC_{v}={0}", "eval \"$({0} hook)\"",
+    "trap 'cp {0} /tmp' EXIT", "sbatch {0}.sh", "scontrol update job={0}", "nvidia-smi -pl {n}", "env A=1 ./{0}.sh",
     "echo a > hosts_{0}", "python -c 'import {0}'", "pip install {0}",
 )  # fmt: skip
 IN_TEXT = (
@@ -51,7 +52,8 @@ LAUNCHERS = (
     "python", "python -u -W{0}", "/opt/{0}/bin/python", "torchrun --nproc_per_node=8 --max_restarts={n}",
     "torchrun --nproc-per-node 8 --log-dir {0} --rdzv-conf=timeout={n}", "python -m torch.distributed.run --tee {n}",
     "python -m torch.distributed.launch --nproc_per_node=8", "accelerate launch --mixed_precision={0}",
-    "deepspeed --include {0}", "python -O",
+    "deepspeed --include {0}", "python -O", "./launch_{0}", "singularity exec /{0}.sif bash",
+    "shifter -i {0} ./run_{0}",
 )  # fmt: skip
 ARGUMENTS = (
     "--a {0}", "--a={0}", '"--a {0}"', "'{0} $5'", "\\{0}", '"$SLURM_JOB_ID-{0}"', "$({0})", "`{0}`", "${{{v}:-{0}}}",
@@ -119,7 +121,8 @@ class Script:
         if "'" not in program and self.chance.random() < 0.4:
             before = "\n".join(self._made(form) for form in self.chance.sample(IN_TEXT, 2))
             prefix = self._made(self.chance.choice(("", "{v}={0} ")))
-            program = f"bash -c '{before}\n{prefix}{program}'"
+            around = self._made(self.chance.choice(("", "", *WRAPPERS)))
+            program = f"{around} bash -c '{before}\n{prefix}{program}'"
         return f"{self._made(self.chance.choice(('', '{v}={0} ')))}srun {options} {program}"
 
     def _made(self, form: str) -> str:
@@ -165,3 +168,124 @@ def test_no_word_of_a_random_launch_is_lost(first: int) -> None:
                 continue
             lost[seed] = (missing, script.text)
     assert lost == {}, "\n".join(f"{seed}: {missing}\n{text}" for seed, (missing, text) in lost.items())
+
+
+DIRECTIVES_OF_2_NODES = "#SBATCH --nodes=2 --ntasks-per-node=8 --gpus-per-node=8 --time=1:00:00\n"
+
+
+@pytest.mark.parametrize(
+    ("script", "texts"),
+    [
+        # the words in front of a program that is not Python, or of a shell
+        ("srun singularity exec --nv /i.sif bash run.sh", ["in place of singularity exec --nv /i.sif"]),
+        ("srun shifter bash -c 'source e.sh; python train.py'", ["in place of shifter", "source e.sh"]),
+        ("srun numactl -m 0 bash -c 'python train.py'", ["numactl -m 0 in front of the shell"]),
+        ("srun env A_B=3 bash -c 'python train.py'", ['"A_B": "3"']),
+        (
+            "cat > r.sh <<'E'\npython train.py\nE\nsrun apptainer exec /i.sif bash r.sh",
+            ["in place of apptainer"],
+        ),
+        # login shells
+        ("srun bash -lc 'python train.py'", ["bash -lc: it reads /etc/profile"]),
+        # what runs around the program
+        ("trap 'cp /o /h' EXIT\nsrun python train.py", ["trap cp /o /h EXIT"]),
+        ("srun python train.py\nsbatch next.sh", ["sbatch next.sh: the run file submits nothing"]),
+        ("srun python train.py\nrm -rf /s", ["rm -rf /s: it runs after the program"]),
+        ("srun python train.py\necho done >> f", ["echo done >> f: it runs after the program"]),
+        ('eval "$(conda shell.bash hook)"\nsrun python train.py', ["hook): put it into the prologue"]),
+    ],
+)
+def test_what_is_around_a_program_is_listed(script: str, texts: list[str]) -> None:
+    message = told(f"#!/bin/bash\n{DIRECTIVES_OF_2_NODES}{script}\n")
+    assert [text for text in texts if text not in message] == []
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "srun bash -c 'export A=1; cd /z; ./run'",  # program.command has the complete text
+        "trap - EXIT\nsrun ./run",
+        "command -v sbatch\nsrun ./run > log\necho done >> log",
+    ],
+)
+def test_nothing_is_listed_that_the_run_file_has_or_that_only_prints(script: str) -> None:
+    found = migrate(f"#!/bin/bash\n{DIRECTIVES_OF_2_NODES}{script}\n", "job.sh", *load_cluster("azure-ndv5"))
+    assert [leftover.what for leftover in found.leftovers if leftover.what != "> log"] == []
+
+
+def test_a_login_shell_of_the_script_is_listed() -> None:
+    assert "#!/bin/bash -l: it reads" in told(f"#!/bin/bash -l\n{DIRECTIVES_OF_2_NODES}srun ./run\n")
+
+
+@pytest.mark.parametrize(
+    ("directive", "time"),
+    [
+        ("00:5:00", "00:05:00"), ("72:0:0", "3-00:00:00"), ("500:00:00", "20-20:00:00"), ("90", "90:00"),
+        ("1-2", "1-2"), ("12:00:00", "12:00:00"),
+    ],
+)  # fmt: skip
+def test_every_time_of_slurm_is_a_time_limit(directive: str, time: str) -> None:
+    script = f"#SBATCH --nodes=1 --ntasks=8 --gpus-per-node=8 --time={directive}\nsrun ./run\n"
+    found = migrate(script, "job.sh", *load_cluster("azure-ndv5"))
+    assert (found.sections["slurm"]["defaults"]["time"], found.leftovers) == (time, ())
+
+
+def test_a_job_without_a_limit_is_told_the_limit_that_is_filled_in() -> None:
+    message = told("#SBATCH --nodes=1 --ntasks=8 --time=UNLIMITED\nsrun ./run\n")
+    assert "--time=UNLIMITED" in message
+    assert "the time limit: the script sets none that a run file has" in message
+
+
+@pytest.mark.parametrize(
+    ("directives", "ranks"),
+    [
+        ("--gres=gpu:1", 1),  # Slurm starts one task if nothing sets their number
+        ("--ntasks=2 --gres=gpu:1", 2),
+        ("--ntasks=2 --ntasks-per-gpu=2 --gres=gpu:1", 2),
+        ("--nodes=1 --ntasks-per-node=3", 3),
+        ("--ntasks-per-node=3", 3),
+    ],
+)
+def test_the_run_file_starts_as_many_tasks_as_the_script(directives: str, ranks: int) -> None:
+    found = migrate(f"#SBATCH --time=1:00 {directives}\nsrun ./run\n", "job.sh", *load_cluster("azure-ndv5"))
+    assert found.sections["slurm"]["run"] == {"nodes": 1, "ntasks_per_node": ranks}
+    assert "extra_directives" not in found.sections["slurm"]["defaults"]
+
+
+@pytest.mark.parametrize("gres", ["gpu:rtx8000:1", "gpu:1,vram:50GB", "gpu:a100:4"])
+def test_the_type_of_the_gpus_is_listed(gres: str) -> None:
+    assert f"--gres={gres}" in told(f"#SBATCH --nodes=1 --ntasks=1 --gres={gres}\nsrun ./run\n")
+
+
+@pytest.mark.parametrize(
+    ("script", "program"),
+    [
+        ("srun -n1 -N1 bash serve.sh &\nsrun -n1 -N1 bash rl.sh", "rl.sh"),
+        ("srun -N1 -n2 python prepare_data.py\nsrun python main.py", "main.py"),
+        ("python generate_data.py\npython main.py", "main.py"),
+        ("srun ray start --block &\npython -m trlx.sweep", "trlx.sweep"),
+        ("python fix.py\nsrun python main.py &\nwait", "main.py"),
+        ("srun python a.py &\nsrun python b.py &\nwait", "a.py"),
+    ],
+)
+def test_the_program_is_the_one_that_the_job_is_for(script: str, program: str) -> None:
+    found = migrate(
+        f"#SBATCH --nodes=2 --ntasks-per-node=8 --time=1:00:00\n{script}\n",
+        "job.sh",
+        *load_cluster("azure-ndv5"),
+        {"slurm": {"run": {"nodes": 1}}},
+    )
+    assert program in found.sections["program"]["command"]
+
+
+@pytest.mark.parametrize(
+    ("directives", "argument"),
+    [
+        ("--ntasks=1", "{$ SLURM_NTASKS_PER_NODE:-4 }"),  # validate refuses it
+        ("--ntasks-per-node=4", "4"),
+    ],
+)
+def test_a_default_counts_where_slurm_does_not_set_the_variable(directives: str, argument: str) -> None:
+    script = f"#SBATCH --nodes=1 --time=1:00:00 {directives}\nsrun ./run ${{SLURM_NTASKS_PER_NODE:-4}}\n"
+    found = migrate(script, "job.sh", *load_cluster("azure-ndv5"))
+    assert found.sections["program"]["command"] == ["./run", argument]

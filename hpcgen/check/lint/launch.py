@@ -37,7 +37,7 @@ _TRAINING_FILES = re.compile(
     r"|(^|/)(\w+_)?train(ing)?/(main|run_recipe)\.py$"
 )
 _TRAINING_MODULES = re.compile(r"(^|[._])(pre)?train(er|ing)?(\.(train|main))?$|^open_lm\.main$")
-_OTHER_WORK = re.compile(
+OTHER_WORK = re.compile(
     r"(^|[._/-])(eval|infer|test|generat|convert|preprocess|prepare|bench|download|tokeni[sz]e|export|serve|score|embed|"
     r"predict|profile|all_?reduce)", re.IGNORECASE
 )
@@ -169,7 +169,7 @@ class Launch:
         """True if it is a training program, and does more than print its version or help."""
         asked = {word.text for word in self.arguments} & {"--version", "--versions", "--help", "-h"}
         pattern = _TRAINING_MODULES if self.is_module else _TRAINING_FILES
-        likely = self.launcher in _TRAINING_LAUNCHERS and not _OTHER_WORK.search(self.program)
+        likely = self.launcher in _TRAINING_LAUNCHERS and not OTHER_WORK.search(self.program)
         return not asked and (likely or bool(pattern.search(self.program)))
 
     @property

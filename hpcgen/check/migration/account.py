@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from hpcgen.check.lint.job import ALL_ARGUMENTS, Job
 from hpcgen.check.lint.launch import Launch, Option, mpi_call_of
 from hpcgen.check.lint.mpi import MPI_LAUNCHERS
 from hpcgen.check.lint.sbatch import Directive
-from hpcgen.check.lint.script import SHELLS, Command
+from hpcgen.check.lint.script import SHELLS, Assignment, Command
 from hpcgen.check.lint.words import Word
 from hpcgen.check.migration.leftover import Carried
 from hpcgen.planning.secret import SECRET, SECRET_VALUE
@@ -49,10 +50,15 @@ DIRECTORY = {
 """Stage -> where a change of the directory goes."""
 _WHY_OF_STEP = "hpcgen starts the step with its own options"
 _WHY_OF_JOB = "a run file has no key for it"
+_WHY_OF_SHELL = "the run file starts the program without it; to keep it, begin program.command with it"
+_WHY_OF_LOGIN = (
+    "it reads /etc/profile and ~/.bash_profile; put what the program needs from them into the prologue of a site "
+    "template (templates/README.md)"
+)
 _WHY_OF_MPI = "hpcgen starts the tasks with srun and its own options"
-_WITHOUT_IT = "the run file starts the program without it"
 LAUNCH = "torch.distributed.launch"
 
+_EVALUATES = ("eval", "source", ".")
 _PYTHON = re.compile(r"(^|/)python[\d.]*$|^\$\{?\w*PYTHON\w*\}?$")
 _USUAL_STARTERS = re.compile(
     r"-m|-u|torch\.distributed\.run|torchrun|python3?|accelerate|launch|deepspeed|composer|tune|run|axolotl|train"
@@ -92,18 +98,20 @@ def _parts(job: Job, launch: Launch, stage: str, layout: str) -> Iterator[Part]:
         text = option_text(option)
         what = f"{launch.launcher} {text[1:] if launch.launcher == 'python' else text}"
         yield Part(thing=option, line=option.word.line, what=what, why="the run file has no key for it")
-    yield from _starters(launch)
-    for words in shell_prefixes(job, launch):
-        what = f"{shown_words(words)} in front of the shell that starts {launch.program}"
-        yield Part(thing=words[0], line=words[0].line, what=what, why=_WITHOUT_IT)
+    yield from _starters(job, launch)
+    yield from _login_shells(job, launch)
 
 
-def _starters(launch: Launch) -> Iterator[Part]:
+def _starters(job: Job, launch: Launch) -> Iterator[Part]:
     """Yields the words in front of the program, other than options."""
     prefix, starting = launch_prefix(launch)
     for words, name, why in (
         (mpi_prefix(launch), "mpirun", _WHY_OF_MPI),
         (prefix, launch.launcher or launch.program, "the launcher starts the program"),
+        *(
+            (words, f"the shell that starts {launch.program}", _WHY_OF_SHELL)
+            for words in shell_prefixes(job, launch)
+        ),
     ):
         if words:
             what = f"{shown_words(words)} in front of {name}"
@@ -115,6 +123,19 @@ def _starters(launch: Launch) -> Iterator[Part]:
         elif not _USUAL_STARTERS.fullmatch(word.text):
             why = "the profile's python starts the program"
             yield Part(thing=word, line=word.line, what=word.text, why=why)
+
+
+def _login_shells(job: Job, launch: Launch) -> Iterator[Part]:
+    """Yields the options that make the script, or a shell that starts the program, read the login files."""
+    shebang = job.script.lines[0]
+    if re.match(r"#!.*\s(-\w*l\w*|--login)(\s|$)", shebang):
+        yield Part(thing=shebang, line=1, what=shebang.strip(), why=_WHY_OF_LOGIN)
+    for words in _shell_calls(job, launch):
+        names = [word.text.rpartition("/")[2] for word in words]
+        first = next((index for index, name in enumerate(names) if name in SHELLS), len(words))
+        for word in itertools.takewhile(lambda word: word.text.startswith("-"), words[first + 1 :]):
+            if re.fullmatch(r"-\w*l\w*|--login", word.text):
+                yield Part(thing=word, line=word.line, what=f"{names[first]} {word.text}", why=_WHY_OF_LOGIN)
 
 
 def _why(name: str, otherwise: str, stage: str, layout: str) -> str:
@@ -220,17 +241,6 @@ def _is_launcher(text: str, launch: Launch) -> bool:
     return text == launch.program or launch.launcher in names or bool(is_python)
 
 
-def shell_prefixes(job: Job, launch: Launch) -> Iterator[tuple[Word, ...]]:
-    """Yields the words between srun and each shell whose text starts the program, such as a container."""
-    for command in own_commands(job, launch):
-        step = launch.step if launch.step and launch.step.command is command else None
-        words = step.program if step else command.words
-        at = next((index for index, word in enumerate(words) if word is command.shell_text), 0)
-        shells = [index for index in range(at) if words[index].text.rpartition("/")[2] in SHELLS]
-        if command is not launch.command and shells and (prefix := _without_builtins(words[: shells[-1]])):
-            yield prefix
-
-
 def own_commands(job: Job, launch: Launch) -> tuple[Command, ...]:
     """The command that starts the program, and those whose text or function contains it, innermost first."""
     commands = job.script.commands
@@ -244,6 +254,37 @@ def own_commands(job: Job, launch: Launch) -> tuple[Command, ...]:
         around = (*outer, *calls, *bodies)
         found += [other for other in around if not any(other is known for known in found)]
     return tuple(found)
+
+
+def _shell_calls(job: Job, launch: Launch) -> Iterator[tuple[Word, ...]]:
+    """Yields the commands with a text or script that starts the program, without srun and mpirun."""
+    own = own_commands(job, launch)
+    outer = [job.script.commands[command.outer] for command in own if command.outer is not None]
+    for command in own:
+        if any(command is found for found in outer):
+            is_step = launch.step is not None and launch.step.command is command
+            words = launch.step.program if launch.step and is_step else command.words
+            call = mpi_call_of(words)
+            yield call.program if call else words
+
+
+def shell_prefixes(job: Job, launch: Launch) -> Iterator[tuple[Word, ...]]:
+    """Yields the words in front of each shell whose text starts the program, such as those of a container."""
+    for words in _shell_calls(job, launch):
+        names = (word.text.rpartition("/")[2] for word in words)
+        starts = (index for index, name in enumerate(names) if name in SHELLS or name in _EVALUATES)
+        if prefix := _without_builtins(words[: next(starts, 0)]):
+            yield prefix
+
+
+def is_within(command: Command | Assignment, launch: Launch, job: Job) -> bool:
+    """True if program.command has the text or starts the script that contains the command."""
+    outer = command.outer
+    while outer is not None:
+        if job.script.commands[outer] is launch.command:
+            return True
+        outer = job.script.commands[outer].outer
+    return False
 
 
 def is_body(command: Command, job: Job) -> bool:

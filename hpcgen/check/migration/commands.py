@@ -8,17 +8,22 @@ from collections.abc import Iterator
 from hpcgen.check.lint.job import Job
 from hpcgen.check.lint.launch import Launch
 from hpcgen.check.lint.script import Command
-from hpcgen.check.migration.account import brief, own_commands, within_text
+from hpcgen.check.migration.account import brief, is_within, own_commands, within_text
 from hpcgen.check.migration.leftover import Carried
 
+_SETS_GPUS = re.compile(
+    r"-(pm|pl|lgc|lmc|ac|e|c|r|rgc|rmc|rac|mig)$|--(persist|power-limit|lock|reset|gpu-reset|comp)"
+)
+"""Options with which nvidia-smi changes GPUs."""
 PROLOGUE = frozenset(("module", "ml", "source", ".", "conda", "mamba", "micromamba", "spack", "ulimit"))
 """Commands that change the environment of the program."""
 QUIET = frozenset((
-    "echo", "printf", "date", "export", "set", "shopt", "declare", "local", "readonly", "typeset", "trap", "exit",
+    "echo", "printf", "date", "export", "set", "shopt", "declare", "local", "readonly", "typeset", "exit",
     "return", ":", "true", "false", "test", "[", "[[", "hostname", "scontrol", "head", "tail", "awk", "sed", "cut",
     "grep", "tr", "nvidia-smi", "env", "printenv", "which", "pwd", "whoami", "sleep", "wait", "shift", "cat", "expr",
-    "seq", "getent", "ip", "sbatch", "squeue", "dirname", "basename", "realpath", "readlink", "nproc", "read",
+    "seq", "getent", "ip", "squeue", "dirname", "basename", "realpath", "readlink", "nproc", "read",
     "mapfile", "readarray", "cd", "wc", "sort", "uname", "id", "break", "continue", "let", "getopts", "getopt", "usage",
+    "type",
 ))  # fmt: skip
 """Commands that only print, compute or set something, unless they write a file."""
 
@@ -26,6 +31,11 @@ _FOR_ONE_PROGRAM = (
     "the run file runs one program; run this before submitting, or in the prologue of a site template"
 )
 _IN_PROLOGUE = "put it into the prologue of a site template (templates/README.md)"
+_AFTER = (
+    "it runs after the program; to keep it, put it into the epilogue of a site template (templates/README.md)"
+)
+_TRAP = "hpcgen's script has traps of its own; to keep it, put it into the epilogue of a site template"
+_SUBMITS = "the run file submits nothing; hpcgen submit queues jobs that wait for each other"
 _IN_BLOCK = "put it into a block of a site template (templates/README.md)"
 _IN_TEXT = (
     "the run file starts the program without it; to keep it, start a script that runs it and then the program"
@@ -46,6 +56,8 @@ def list_commands(job: Job, launch: Launch, carried: Carried, stage: str) -> Non
     for command in job.script.commands:
         if command.dead or any(command is found for found in own) or carried.is_claimed(command):
             continue
+        if is_within(command, launch, job):
+            continue  # program.command has it, or the listed command that writes it
         step = steps.get(id(command))
         if step is not None and not (command.outer is not None and not within_text(command, job, own)):
             carried.leave(command.line, f"srun ... {brief(step.program)}", _IN_BLOCK)
@@ -67,21 +79,36 @@ def _why(command: Command, job: Job, own: tuple[Command, ...], stage: str, *, is
         return _EXPORTS_ALL if exports else ""
     if name == "unset":
         return _UNSETS + (_UNSETS_IN_COMMAND if stage == "run" else "")
-    if name in PROLOGUE:
+    if name in PROLOGUE or (name == "eval" and command.evaluated_text is None):
         return (
             _IN_TEXT if is_in_text and stage == "run" else _IN_FUNCTION if command.function else _IN_PROLOGUE
         )
-    if name in QUIET and not is_launch and not _writes(command, texts):
+    if name == "trap":
+        return _TRAP if texts[1:] and texts[1] not in ("", "-", "-l", "-p") else ""
+    if name == "sbatch":
+        return _SUBMITS
+    if not is_launch and _is_quiet(command, texts, own):
         return ""
     if command.function and not any(command.function == found.function for found in own):
         return ""  # the call of the function is listed
+    if command.outer is None and not command.function and command.line > max(found.end for found in own):
+        return _AFTER
     return _IN_TEXT if is_in_text and stage == "run" else _FOR_ONE_PROGRAM if name else ""
 
 
-def _writes(command: Command, texts: list[str]) -> bool:
-    """True if a command writes a file that the program may read."""
-    in_place = command.name == "sed" and any(re.match(r"-i|--in-place", text) for text in texts[1:])
-    return in_place or any(_file_of(text) for text in command.redirections)
+def _is_quiet(command: Command, texts: list[str], own: tuple[Command, ...]) -> bool:
+    """True if a command only prints, computes or sets something."""
+    name = command.name
+    acts = (
+        (name == "sed" and any(re.match(r"-i|--in-place", text) for text in texts[1:]))
+        or (name == "scontrol" and not {"show", "write", "listpids"} & set(texts))
+        or (name == "nvidia-smi" and any(_SETS_GPUS.match(text) for text in texts[1:]))
+        or (name == "env" and any(not re.match(r"-|\w+=", text) for text in texts[1:]))
+    )
+    logs = {_file_of(text) for found in own for text in found.redirections}
+    writes = {_file_of(text) for text in command.redirections} - logs - {""}
+    is_query = name == "command" and texts[1:2] in (["-v"], ["-V"])
+    return (name in QUIET or is_query) and not acts and not writes
 
 
 def _file_of(redirection: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,7 +11,14 @@ from hpcgen.check.lint.job import Job
 from hpcgen.check.lint.launch import Launch
 from hpcgen.check.lint.script import Assignment, Command
 from hpcgen.check.lint.words import Word
-from hpcgen.check.migration.account import is_secret, launch_prefix, mpi_prefix, own_commands
+from hpcgen.check.migration.account import (
+    is_secret,
+    is_within,
+    launch_prefix,
+    mpi_prefix,
+    own_commands,
+    shell_prefixes,
+)
 from hpcgen.check.migration.leftover import Carried, is_sure, unknown
 from hpcgen.config.cluster import ClusterConfig
 from hpcgen.config.node_type import NodeType
@@ -110,7 +118,7 @@ def _settings(job: Job, launch: Launch, carried: Carried, *, has_prefix: bool) -
     own = own_commands(job, launch)
     end = max(command.end for command in own)
     for assignment in job.script.exports:
-        if assignment.dead or not _is_for(assignment, job, own):
+        if assignment.dead or is_within(assignment, launch, job) or not _is_for(assignment, job, own):
             continue
         if assignment.outer is None and not assignment.function and assignment.line > end:
             carried.leave(assignment.line, assignment.name, "it is set after the program, for something else")
@@ -135,6 +143,8 @@ def _settings(job: Job, launch: Launch, carried: Carried, *, has_prefix: bool) -
             yield from _of_export(option.text, option.value, option.word.line)
             if _keeps_all(option.text):
                 carried.claim(option)
+    for word in itertools.chain(*shell_prefixes(job, launch)):
+        yield from _of_word(word)
     for word in launch_prefix(launch)[0]:
         if not has_prefix or is_secret(word.text):
             yield from _of_word(word)

@@ -232,7 +232,8 @@ def _needed(job: Job, launch: Launch, carried: Carried, node_type: NodeType) -> 
 def _time_limit(job: Job, carried: Carried) -> None:
     if carried.get("slurm.defaults.time") is None:
         carried.put("slurm.defaults.time", TIME)
-        why = f"the script does not set it; {TIME} is filled in"
+        found = "sets none that a run file has" if "time" in job.script.options else "does not set it"
+        why = f"the script {found}; {TIME} is filled in"
         carried.leave(job.script.first_directive, "the time limit", why)
 
 

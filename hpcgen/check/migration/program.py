@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 
 from hpcgen.check.lint.job import Job
-from hpcgen.check.lint.launch import Launch, Step
+from hpcgen.check.lint.launch import OTHER_WORK, Launch, Step
 from hpcgen.check.lint.mpi import MpiCall
 from hpcgen.check.lint.script import Command
 from hpcgen.check.lint.words import Word, unknown_ranges
@@ -58,6 +58,13 @@ PER_NODE = VARIABLES | {"SLURM_PROCID": "NODE_RANK", "SLURM_NTASKS": "NNODES", "
 """Variables where torchrun is the only task of its node."""
 _OF_JOB = frozenset(name for name in VARIABLES if name.startswith(("SLURM_", "MASTER_")))
 """Variables that mean the same in every script."""
+_OPTIONS_OF = {
+    "SLURM_NTASKS": frozenset(("ntasks", "ntasks-per-node")),
+    "SLURM_NPROCS": frozenset(("ntasks", "ntasks-per-node")),
+    "SLURM_NTASKS_PER_NODE": frozenset(("ntasks-per-node",)),
+    "SLURM_GPUS_PER_NODE": frozenset(("gpus-per-node",)),
+}
+"""Variables that Slurm only sets for a job with one of these options."""
 BY_TORCHRUN = ("RANK", "LOCAL_RANK")
 SIGNAL = re.compile(r"(?P<to>[BR]{1,2}:)?(SIG)?(?P<name>USR1|USR2|TERM|INT|10|12|15|2)(@(?P<lead>\d{1,5}))?")
 SIGNAL_NAMES = {"10": "USR1", "12": "USR2", "15": "TERM", "2": "INT"}
@@ -68,19 +75,35 @@ def work_of(job: Job) -> Launch | None:
     launches = [launch for launch in job.launches if _counts(launch.command, job)]
     likely = job.work_steps or job.parallel_steps or [step for step in job.steps if not job.is_aid(step)]
     steps = [step for step in likely if _counts(step.command, job)]
-    trainings = [launch for launch in launches if launch.trains]
     in_steps = [launch for launch in launches if launch.step in steps]
-    for launch in (*trainings, *in_steps):
-        return launch
     calls = [(command, call) for command, call in job.mpi_calls if _counts(command, job)]
     others = [step for step in job.steps if _counts(step.command, job)]
-    found = (
-        *(_launch(step.command, step, None, step.program) for step in steps if step.program),
-        *(_launch(command, None, call, call.program) for command, call in calls if call.program),
-        *launches,
-        *(_launch(step.command, step, None, step.program) for step in others if step.program),
+    trainings = [launch for launch in launches if launch.trains]
+    groups: tuple[list[Launch], ...] = (
+        in_steps,
+        [_launch(step.command, step, None, step.program) for step in steps if step.program],
+        [_launch(command, None, call, call.program) for command, call in calls if call.program],
+        launches,
+        [_launch(step.command, step, None, step.program) for step in others if step.program],
     )
-    return next(iter(found), None)
+    ordered = [
+        (group, launch)
+        for group, found in enumerate([trainings] if trainings else groups)
+        for launch in found
+    ]
+    last = max((launch.line for _, launch in ordered if not _in_background(launch)), default=0)
+
+    def rank(item: tuple[int, Launch]) -> tuple[bool, int, bool]:
+        group, launch = item
+        serves = _in_background(launch) and launch.line < last
+        return serves, group, OTHER_WORK.search(launch.program) is not None
+
+    return min(ordered, key=rank)[1] if ordered else None
+
+
+def _in_background(launch: Launch) -> bool:
+    """True if the script does not wait for the program before its next command."""
+    return launch.step.background if launch.step else launch.command.background
 
 
 def _counts(command: Command, job: Job) -> bool:
@@ -89,15 +112,16 @@ def _counts(command: Command, job: Job) -> bool:
 
 def _launch(command: Command, step: Step | None, mpi: MpiCall | None, words: tuple[Word, ...]) -> Launch:
     """The launch of a program that is not a Python program."""
+    program = _in_container(words)
     return Launch(
         command=command,
         step=step,
         mpi=mpi,
         launcher="",
         options=(),
-        program=words[0].text,
+        program=program[0].text,
         is_module=False,
-        arguments=words[1:],
+        arguments=program[1:],
         words=words,
         environment=frozenset(),
     )
@@ -113,7 +137,7 @@ def carry_program(
     carry_container(job, launch, carried, cluster)
     _carry_directory(job, launch, carried)
     _refuse_alternatives(launch, carried)
-    _carry_command(launch, carried)
+    _carry_command(job, launch, carried)
     _carry_signal(job, carried)
     if carried.get("slurm.run.nodes") is None:
         carried.put("slurm.run.nodes", 1)
@@ -177,7 +201,7 @@ def _refuse_alternatives(launch: Launch, carried: Carried) -> None:
         carried.refuse(found.line, text, why)
 
 
-def _carry_command(launch: Launch, carried: Carried) -> None:
+def _carry_command(job: Job, launch: Launch, carried: Carried) -> None:
     words = _words(launch)
     if launch.launcher == "torchrun":
         carried.put("program.launcher", "torchrun")
@@ -189,7 +213,7 @@ def _carry_command(launch: Launch, carried: Carried) -> None:
     else:
         carried.claim(*launch.options, *launch_prefix(launch)[0], *launch_prefix(launch)[1])
     _leave_conditions(words, carried)
-    carried.put("program.command", [_argument(word, launch, carried) for word in words])
+    carried.put("program.command", [_argument(word, job, launch, carried) for word in words])
     relative = (
         not launch.program.startswith("$")
         and not launch.is_module
@@ -223,10 +247,13 @@ def _leave_conditions(words: tuple[Word, ...], carried: Carried) -> None:
 
 def _words(launch: Launch) -> tuple[Word, ...]:
     """The complete command of a task, without the container that it runs in."""
-    words = command_words(launch)
-    if any(word.text.rpartition("/")[2] in CONTAINERS for word in words[:1]):
-        return wrapped(words)
-    return words
+    return _in_container(command_words(launch))
+
+
+def _in_container(words: tuple[Word, ...]) -> tuple[Word, ...]:
+    """The program that a container starts, or the words themselves."""
+    is_container = words[0].text.rpartition("/")[2] in CONTAINERS
+    return (wrapped(words) or words) if is_container else words
 
 
 def _plain(text: str, launch: Launch) -> Word:
@@ -251,7 +278,7 @@ _OF_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::?[-?=][^{}]*)?\})")
 _PLAIN = re.compile(r"(?:[^`'\"\\$*?\[\]~{}]|\$\w+|\$\{\w+\})*")
 
 
-def _argument(word: Word, launch: Launch, carried: Carried) -> str:
+def _argument(word: Word, job: Job, launch: Launch, carried: Carried) -> str:
     """A word as an argument of program.command. An unknown part becomes a variable that `validate` refuses."""
     variables = PER_NODE if launch.launcher == "torchrun" else VARIABLES
     source = re.sub(r'^"(.*)"$', r"\1", word.source)
@@ -277,7 +304,7 @@ def _argument(word: Word, launch: Launch, carried: Carried) -> str:
     for first, last in ranges:
         argument += _literal(text[end:first])
         for part in _parts_of(text[first:last]):
-            name = _variable(part, variables, launch)
+            name = _variable(part, variables, job, launch)
             left += [] if name else [part]
             argument += f"{{{name or _placeholder(part)}}}"
         end = last
@@ -293,12 +320,16 @@ def _parts_of(unknown: str) -> list[str]:
     return parts if "".join(parts) == unknown else [unknown]
 
 
-def _variable(part: str, variables: Mapping[str, str], launch: Launch) -> str | None:
+def _variable(part: str, variables: Mapping[str, str], job: Job, launch: Launch) -> str | None:
     """The variable of program.command for an expansion; None if there is none."""
     if re.match(r"(\$\(|`)[^)]*(scontrol show host|hostname)", part):
         return "MASTER_ADDR"
     found = _OF_VARIABLE.fullmatch(part)
-    name = variables.get(found[1] or found[2]) if found else None
+    source = (found[1] or found[2]) if found else ""
+    options = _OPTIONS_OF.get(source)
+    if options and options.isdisjoint(job.script.options) and part.strip("${}") != source:
+        return None  # Slurm does not set it for this job, so the default in the script counts
+    name = variables.get(source)
     return None if name in BY_TORCHRUN and launch.launcher == "torchrun" else name
 
 

@@ -49,8 +49,9 @@ SET_FOR_RANKS = frozenset((
 """Options of mpirun that hpcgen sets, or that have a key of the run file."""
 USUAL_OF_LAUNCHERS = frozenset(("m", "module", "u"))
 """Options that are part of the command, or that every job has (PYTHONUNBUFFERED)."""
+_GPUS = ("gpus-per-node", "gres")
 LISTED = re.compile(
-    r"job-name|time|nodes|ntasks(-per-node)?|cpus-per-(task|gpu)|gpus(-per-(node|task|socket))?|gres|exclusive|mem(-per-\w+)?|"
+    r"job-name|time|nodes|ntasks(-per-\w+)?|cpus-per-(task|gpu)|gpus(-per-(node|task|socket))?|gres|exclusive|mem(-per-\w+)?|"
     r"signal|no-requeue|open-mode|propagate|export|output|error|chdir|array|wrap|test-only|container.*"
 )
 """Directives with a key in a run file, or from the cluster profile, which cannot be extra directives."""
@@ -233,9 +234,12 @@ def _carry_layout(job: Job, launch: Launch, carried: Carried, node_type: NodeTyp
         carried.put(f"slurm.{stage}.ntasks_per_node", ranks)
     gpus = job.gpus_per_node or ranks
     if gpus and node_type.gpus_per_node and gpus != node_type.gpus_per_node:
+        given = [item for item in job.script.directives if item.effective and item.name in _GPUS][-1:]
+        texts = [f" ({text_of(item)})" for item in given if not re.fullmatch(r"(gpu:)?\d+", item.value or "")]
+        line = given[0].line if given else job.script.first_directive
         why = f"nodes of the profile have {node_type.gpus_per_node}; the script's nodes and ranks per node are kept"
-        carried.leave(job.script.option_line("gpus-per-node"), f"GPUs per node: {gpus}", why)
-        carried.claim(*(item for item in job.script.directives if item.name in ("gpus-per-node", "gres")))
+        carried.leave(line, f"GPUs per node: {gpus}{''.join(texts)}", why)
+        carried.claim(*given)
 
 
 def _fits(hint: object, value: str) -> bool:
