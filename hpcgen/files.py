@@ -235,6 +235,17 @@ def without_access(error: PermissionError) -> str:
     return f"{path}: {error.strerror}: ask {owner}, who owns {closed}, for access (share: group)"
 
 
+def no_access(path: str | Path) -> str:
+    """Why this user cannot tell whether the path exists; empty if nothing keeps it closed."""
+    try:
+        Path(path).stat()
+    except PermissionError as error:
+        return without_access(error)
+    except (OSError, ValueError):
+        pass
+    return ""
+
+
 def to_read(directory: Path) -> str:
     """What a user does about a directory that cannot be read."""
     return _by_owner(directory, f"chmod u+rx {directory}", "for access")

@@ -25,6 +25,7 @@ from hpcgen.config.node_types import cycle, find_node_type, load_node_type_and_f
 from hpcgen.config.trust import require_trusted_file
 from hpcgen.config.validation import build, describe
 from hpcgen.errors import ConfigErrors, HpcgenError, Problem
+from hpcgen.files import no_access
 from hpcgen.text import did_you_mean
 
 SHIPPED_CLUSTERS = Path(__file__).parent.parent / "clusters"
@@ -173,8 +174,11 @@ def unknown_cluster(key: str, name: str, base: Path | None = None, directory: Pa
     """The problem for an unknown profile name, or a path below `directory` that does not exist, at `key`."""
     known = cluster_names(base)
     if directory is not None and name.endswith((".yaml", ".yml")):
+        path = (directory / name).absolute()
+        if closed := no_access(path):
+            return Problem(key, f"cannot be read ({closed})", "use a profile that you can read")
         hint = f"use the path of a cluster profile, or one of {', '.join(known)}"
-        return Problem(key, f"does not exist ({(directory / name).absolute()})", hint)
+        return Problem(key, f"does not exist ({path})", hint)
     hint = did_you_mean(name, known) or f"use the path of a .yaml file, or one of {', '.join(known)}"
     return Problem(key, "is not a known cluster profile", hint)
 

@@ -18,6 +18,7 @@ from hpcgen.config.presets import missing_tokenizer
 from hpcgen.config.run import TRAINER_SECTIONS, RunConfig
 from hpcgen.config.validation import MISSING, describe
 from hpcgen.errors import ConfigErrors, HpcgenError, Problem
+from hpcgen.files import no_access
 from hpcgen.planning.allocation import allocation_problems, cluster_problems
 from hpcgen.planning.array import array_warnings
 from hpcgen.planning.container import (
@@ -262,6 +263,8 @@ def _missing_inputs(
             continue
         if not exists("/" + path.split("/")[1]):
             warnings.append(f"{path} was not checked, because this machine has no /{path.split('/')[1]}")
+        elif closed := no_access(path):
+            errors.append(f"{closed}. Stage {name} needs it")
         elif corpus and path == manifest_of(corpus):
             hint = "run hpcgen data plan with this run file first"
             errors.append(f"{path}: no such file. Stage {name} needs this manifest; {hint}")

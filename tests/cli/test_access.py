@@ -59,6 +59,41 @@ def test_a_private_corpus_of_another_user_is_named(
 
 
 @pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("cluster", "closed/mine.yaml"),
+        ("data.datasets", "[{prefix: closed/pair, weight: 1}]"),
+        ("data.corpus.directory", "closed/corpus"),
+        ("checkpoint.load", "closed/checkpoints"),
+    ],
+)
+def test_what_a_closed_directory_holds_is_not_said_to_be_missing(
+    key: str, value: str, open_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(open_path)
+    for name in ("HOME", "XDG_CONFIG_HOME"):
+        monkeypatch.setenv(name, str(open_path))
+    closed = open_path / "closed"
+    closed.mkdir(mode=0o700)
+    data: dict[str, object] = {"mock": True}
+    if key == "data.corpus.directory":
+        data = {
+            "corpus": {"directory": "made", "source": {"directory": "text"}},
+            "tokenizer": {"kind": "bytes"},
+        }
+    elif key == "data.datasets":
+        data = {}
+    run = write_yaml(open_path / "run.yaml", minimal_run(data=data, paths={"run_dir": "run"}))
+    words = ["validate", "-c", str(run), "--set", f"{key}={value}"]
+    hpcgen(*words)  # imports what the command needs
+    status, printed = as_nobody(words, open_path / "printed")
+    assert status == 2, printed
+    assert f"Permission denied: ask root, who owns {closed}, for access" in printed
+    assert "does not exist" not in printed
+    assert "no such file" not in printed
+
+
+@pytest.mark.parametrize(
     ("mode", "of_nobody", "hint"),
     [
         (0o700, False, "cannot be read; ask root, who owns it, for access"),
