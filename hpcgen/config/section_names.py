@@ -72,7 +72,6 @@ RUN_FILE = {
     },
     "training": {
         **dict.fromkeys(("duration", "tokens", "iters", "length"), "training.train_iters"),
-        "curriculum": "data.datasets with other weights at a resume (docs/resuming.md#change-the-mixture)",
     },
     "optimizer": {
         **dict.fromkeys(
@@ -82,10 +81,10 @@ RUN_FILE = {
         **dict.fromkeys(("wd",), "optimizer.weight_decay"),
     },
     "data": {
-        **dict.fromkeys(("path", "paths", "files", "prefix", "prefixes", "dataset"), "data.datasets"),
-        **dict.fromkeys(("mix", "blend"), "data.datasets, which has a weight for each prefix"),
+        **dict.fromkeys(("paths", "files", "prefixes", "dataset"), "data.datasets"),
+        "blend": "data.datasets, which has a weight for each prefix",
         **dict.fromkeys(("val", "validation", "eval"), "data.valid"),
-        **dict.fromkeys(("source", "sources", "url", "hub"), "data.corpus.source"),
+        **dict.fromkeys(("sources", "url", "hub"), "data.corpus.source"),
         "workers": "data.num_workers",
         **dict.fromkeys(("split_ratio", "splits", "train_split"), "data.split"),
     },
@@ -93,14 +92,12 @@ RUN_FILE = {
     "data.corpus": {
         **dict.fromkeys(("path", "dir", "output", "output_dir"), "data.corpus.directory"),
         **dict.fromkeys(("hub", "repo", "dataset", "hf"), "data.corpus.source.huggingface"),
-        **dict.fromkeys(
-            ("text_key", "text_field", "text_column", "key", "column", "field"), "data.corpus.json_key"
-        ),
+        **dict.fromkeys(("key", "column", "field"), "data.corpus.json_key"),
         **dict.fromkeys(("files", "glob", "pattern", "patterns"), "data.corpus.include"),
     },
     "checkpoint": {
         **dict.fromkeys(("dir", "path", "directory", "folder", "save_dir"), "checkpoint.save"),
-        **dict.fromkeys(("interval", "every", "frequency", "freq", "steps"), "checkpoint.save_interval"),
+        **dict.fromkeys(("frequency", "freq", "steps"), "checkpoint.save_interval"),
         **dict.fromkeys(("keep", "max", "max_to_keep", "limit"), "checkpoint.keep_last"),
         "async": "checkpoint.async_save",
     },
@@ -149,7 +146,7 @@ PROFILE = {
         **dict.fromkeys(("gpu", "gpus", "gpu_type", "node", "instance_type", "vm_size"), "node_type"),
         **{name: f"slurm.{SLURM[name]}" for name in ("queue", *_TIME)},
         **dict.fromkeys(("container_runtime", "docker", "singularity", "apptainer"), "container.runtime"),
-        **dict.fromkeys(("image", "image_path", "docker_image", "container_image"), "container.image"),
+        **dict.fromkeys(("image_path", "docker_image", "container_image"), "container.image"),
         **dict.fromkeys(("mount", "volumes", "binds"), "container.mounts"),
         **dict.fromkeys(("scratch_dir", "tmpdir", "tmp", "local_scratch", "local_disk"), "scratch"),
         **dict.fromkeys(("env", "env_vars"), "environment"),
