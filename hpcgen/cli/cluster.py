@@ -111,7 +111,7 @@ def _read(name: str) -> tuple[Path, Profile]:
 
     file = find_cluster(name)
     if file is None:
-        problem = unknown_cluster("name", name)
+        problem = unknown_cluster("name", name, directory=Path.cwd())
         raise HpcgenError(f"{name if name.isprintable() else ascii(name)} {problem.reason}", problem.hint)
     return file, read_profile(name)
 

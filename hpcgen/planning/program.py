@@ -17,6 +17,7 @@ from hpcgen.config.loader import Run
 from hpcgen.config.program import ProgramConfig
 from hpcgen.config.run import RunConfig
 from hpcgen.errors import HpcgenError, Problem
+from hpcgen.files import no_access
 from hpcgen.planning.allocation import Allocation, make_allocation, place_of, stage_settings
 from hpcgen.planning.container import Container
 from hpcgen.planning.deepspeed import batch
@@ -170,7 +171,9 @@ def missing_script_warnings(
     on_host = path if container is None else container.host_path(path)
     if on_host is not None and not exists(on_host) and exists("/" + on_host.split("/")[1]):
         hint = "" if name.startswith("/") else ", or set program.directory, at which it starts"
-        yield Problem(f"program.command[{index}]", f"does not exist ({on_host})", f"correct the path{hint}")
+        closed = no_access(on_host)
+        reason = f"cannot be read ({closed})" if closed else f"does not exist ({on_host})"
+        yield Problem(f"program.command[{index}]", reason, f"correct the path{hint}")
 
 
 def _model_problems(run: Run, section: DeepSpeedConfig) -> Iterator[Problem]:

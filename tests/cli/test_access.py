@@ -94,6 +94,25 @@ def test_what_a_closed_directory_holds_is_not_said_to_be_missing(
 
 
 @pytest.mark.parametrize(
+    ("words", "status"), [("cluster show closed/mine.yaml", 2), ("validate -c program.yaml", 0)]
+)
+def test_profiles_and_scripts_in_a_closed_directory_are_not_said_to_be_missing(
+    words: str, status: int, open_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(open_path)
+    for name in ("HOME", "XDG_CONFIG_HOME"):
+        monkeypatch.setenv(name, str(open_path))
+    closed = open_path / "closed"
+    closed.mkdir(mode=0o700)
+    values = {"name": "p", "cluster": "local", "paths": {"run_dir": "run"}}
+    write_yaml(open_path / "program.yaml", {**values, "program": {"command": ["closed/train.py"]}})
+    hpcgen(*words.split())  # imports what the command needs
+    ended, printed = as_nobody(words.split(), open_path / "printed")
+    assert (ended, "does not exist" in printed) == (status, False), printed
+    assert f"Permission denied: ask root, who owns {closed}, for access" in printed
+
+
+@pytest.mark.parametrize(
     ("mode", "of_nobody", "hint"),
     [
         (0o700, False, "cannot be read; ask root, who owns it, for access"),
