@@ -185,6 +185,13 @@ DIRECTIVES_OF_2_NODES = "#SBATCH --nodes=2 --ntasks-per-node=8 --gpus-per-node=8
             "cat > r.sh <<'E'\npython train.py\nE\nsrun apptainer exec /i.sif bash r.sh",
             ["in place of apptainer"],
         ),
+        # redirections of a group, a condition and a loop
+        ("{ srun ./run; echo a; } > log.txt 2>&1", ["> log.txt"]),
+        ("if true; then\n  ( srun ./run ) 2> err.txt\nfi >> out.txt", ["2> err.txt", ">> out.txt"]),
+        (
+            "while read x; do srun ./run $x; done < list.txt",
+            ["< list.txt: the program gets no standard input"],
+        ),
         # login shells
         ("srun bash -lc 'python train.py'", ["bash -lc: it reads /etc/profile"]),
         # what runs around the program

@@ -32,6 +32,7 @@ class Place:
     dead: bool = False
     loop: str = ""
     statement: int = 0
+    around: tuple[str, ...] = ()
 
     def within(self, *, loop: bool = False) -> Place:
         """The place of a statement in the body of a compound command, which may not run."""

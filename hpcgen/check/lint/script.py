@@ -101,6 +101,8 @@ class Command:
     """True if the shell expands variables in the here-document, because its delimiter has no quotes."""
     redirections: tuple[str, ...] = ()
     """Redirections as written, such as "> log" and "<<EOF"."""
+    around: tuple[str, ...] = ()
+    """Redirections of the groups, loops and conditions that contain it."""
     here_expanded: Ranges = ()
     """Where it expands something."""
     writes_to: Word | None = None

@@ -122,7 +122,7 @@ class Walker:
         if kind == "CallExpr":
             self._call(statement, command, place, here)
         elif visit:
-            visit(command, place)
+            visit(command, replace(place, around=(*place.around, *here.redirections)))
 
     def _redirections(self, statement: Node, place: Place) -> Redirected:
         """Reads the redirections of a command."""
@@ -363,6 +363,7 @@ class Walker:
             outer=place.outer,
             statement=place.statement,
             dead=place.dead,
+            around=place.around,
         )
         command = replace(command, **more)  # type: ignore[arg-type]
         self.collected.commands.append(command)

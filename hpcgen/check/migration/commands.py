@@ -36,6 +36,7 @@ _AFTER = (
 )
 _TRAP = "hpcgen's script has traps of its own; to keep it, put it into the epilogue of a site template"
 _SUBMITS = "the run file submits nothing; hpcgen submit queues jobs that wait for each other"
+_NO_INPUT = "the program gets no standard input; write this to a file, and name the file in the command"
 _IN_BLOCK = "put it into a block of a site template (templates/README.md)"
 _IN_TEXT = (
     "the run file starts the program without it; to keep it, start a script that runs it and then the program"
@@ -105,7 +106,7 @@ def _is_quiet(command: Command, texts: list[str], own: tuple[Command, ...]) -> b
         or (name == "nvidia-smi" and any(_SETS_GPUS.match(text) for text in texts[1:]))
         or (name == "env" and any(not re.match(r"-|\w+=", text) for text in texts[1:]))
     )
-    logs = {_file_of(text) for found in own for text in found.redirections}
+    logs = {_file_of(text) for found in own for text in (*found.redirections, *found.around)}
     writes = {_file_of(text) for text in command.redirections} - logs - {""}
     is_query = name == "command" and texts[1:2] in (["-v"], ["-V"])
     return (name in QUIET or is_query) and not acts and not writes
@@ -120,12 +121,17 @@ def _file_of(redirection: str) -> str:
 def list_streams(job: Job, launch: Launch, carried: Carried, stage: str) -> None:
     """Lists redirections and pipes of the program. One that gives it input is refused in stage run."""
     own = own_commands(job, launch)
+    why = f"the log is {stage}-%j.log in the run directory"
     for command in own:
         for redirection in command.redirections:
             if re.match(r"\d*<(?!.*/dev/null)(?!&)", redirection):
                 _input(command.line, redirection, carried, stage)
             elif _file_of(redirection):
-                why = f"the log is {stage}-%j.log in the run directory"
+                carried.leave(command.line, redirection, why)
+        for redirection in command.around:
+            if re.match(r"\d*<(?!.*/dev/null)(?!&)", redirection):
+                carried.leave(command.line, redirection, _NO_INPUT)
+            elif _file_of(redirection):
                 carried.leave(command.line, redirection, why)
     for pipeline in job.script.pipelines:
         _list_pipe(pipeline, own, carried, stage)
@@ -147,11 +153,10 @@ def _list_pipe(pipeline: tuple[Command, ...], own: tuple[Command, ...], carried:
 
 
 def _input(line: int, what: str, carried: Carried, stage: str) -> None:
-    why = "the program gets no standard input; write this to a file, and name the file in the command"
     if stage == "run":
-        carried.refuse(line, what, why)
+        carried.refuse(line, what, _NO_INPUT)
     else:
-        carried.leave(line, what, why)
+        carried.leave(line, what, _NO_INPUT)
 
 
 def list_contexts(job: Job, launch: Launch, carried: Carried) -> None:
