@@ -495,6 +495,47 @@ MESSAGES: dict[str, tuple[str, Message]] = {
         "nccl-debug-flood",
         Message(script=f"{HEAD}export NCCL_DEBUG=INFO\nsrun {TRAINING}\n", why="hundreds of NCCL lines"),
     ),
+    "NCCL's lines in an assignment that another replaces": (
+        "nccl-debug-flood",
+        Message(script=f"{HEAD}export NCCL_DEBUG=INFO\nexport NCCL_DEBUG=WARN\nsrun {TRAINING}\n"),
+    ),
+    "NCCL's lines in a step before another assignment": (
+        "nccl-debug-flood",
+        Message(
+            script=f"{HEAD}export NCCL_DEBUG=INFO\nsrun {TRAINING}\nexport NCCL_DEBUG=WARN\nsrun {TRAINING}\n",
+            why="hundreds of NCCL lines",
+        ),
+    ),
+    "a training that no signal reaches": (
+        "signal-not-to-script",
+        Message(
+            script=f"{HEAD}#SBATCH --signal=USR1@300\ntorchrun --standalone train.py\n",
+            why="no process gets USR1",
+            fix="start the training with srun",
+        ),
+    ),
+    "a training outside of steps": (
+        "signal-to-steps",
+        Message(script=f"{HEAD}#SBATCH --signal=USR1@300\ntorchrun --standalone train.py\n"),
+    ),
+    "a training before an exit": (
+        "failure-hidden",
+        Message(
+            script=f"{HEAD}srun {TRAINING}\nexit 0\nsrun {TRAINING}\n",
+            why="the job ends with the status of line 7",
+        ),
+    ),
+    "a training after an exit": (
+        "no-kill-on-bad-exit",
+        Message(script=f"{HEAD}srun -K1 {TRAINING}\nexit 0\nsrun {TRAINING}\n"),
+    ),
+    "a written script that ends with an exit": (
+        "no-kill-on-bad-exit",
+        Message(
+            script=f"{HEAD}cat >a.sh <<'E'\n{TRAINING}\nexit 0\nE\nsrun bash a.sh\n",
+            why="one task fails",
+        ),
+    ),
     "a trace among other options": (
         "trace-with-secrets",
         Message(

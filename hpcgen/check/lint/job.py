@@ -41,6 +41,8 @@ _AIDS = frozenset((
     "touch", "trap", "true", "ulimit", "umask", "uname", "unset", "unzip", "uv", "wait", "wc", "wget", "whoami",
 ))  # fmt: skip
 """Commands that inspect, copy, clean up or serve other programs, and are never the work of a job."""
+_RUN_OTHERS = ("bash", "sh", "eval", "sbatch", "make", "xargs", "ssh")
+"""Commands that may start anything."""
 _AID_SCRIPTS = re.compile(
     r"(^|[/_.-])(setup|prepare|install|download|clean\w*|check|health\w*|preflight|info|debug|copy|stage|sync|cache|warm\w*|"
     r"import|pull|ray|serv\w*|start|stop|kill|monitor\w*|watch\w*|test|bench\w*|env\w*)([_.-]|$)",
@@ -60,6 +62,7 @@ class Job:
         found = (
             step_of(command, words, background)
             for command in self.script.commands
+            if not command.dead
             for words, background in _resolved(self.script, command)
         )
         return tuple(step for step in found if step and not _is_passed_on(step.program))
@@ -93,7 +96,7 @@ class Job:
         found: list[Launch] = []
         for command in self.script.commands:
             outer = None if command.outer is None else self.script.commands[command.outer]
-            if any(outer is launch.command for launch in found):
+            if command.dead or any(outer is launch.command for launch in found):
                 continue  # "$@" in sh -c '...; exec "$@"', which was already followed
             for words, background in _resolved(self.script, command):
                 step = step_of(command, words, background)
@@ -166,7 +169,31 @@ class Job:
             commands = [launch.step.command for launch in self.launches if launch.step and not _asks(launch)]
             commands += [step.command for step in self.parallel_steps]
         chosen = {id(self.outermost(command)) for command in commands}
-        return tuple(command for command in self.script.commands if id(command) in chosen)
+        return tuple(
+            command for command in self.script.commands if id(command) in chosen and not command.dead
+        )
+
+    def is_replaced(self, assignment: Assignment) -> bool:
+        """True if the script certainly assigns the variable again before anything uses it."""
+        if assignment.function or assignment.outer is not None:
+            return False
+        starts = {id(launch.command) for launch in self.launches} | {id(step.command) for step in self.steps}
+        starts |= {id(command) for command, _ in self.mpi_calls}
+        lines = [
+            command.line
+            for command in self.script.commands
+            if id(command) in starts or command.name in (*self.script.functions, *_RUN_OTHERS)
+        ]
+        lines += [use.line for use in self.script.uses if use.name == assignment.name]
+        return any(
+            later.name == assignment.name
+            and later.line > assignment.line
+            and later.value is not None
+            and not (later.append or later.conditional or later.dead or later.function)
+            and later.outer is None
+            and not any(assignment.line < line <= later.line for line in lines)
+            for later in self.script.assignments
+        )
 
     def outermost(self, command: Command) -> Command:
         """The top-level command that runs a command in the text of a `bash -c`."""
@@ -190,7 +217,8 @@ class Job:
         index = next(index for index, found in enumerate(self.script.commands) if found is step.command)
         inner = [found for found in self.script.commands if found.outer == index]
         if inner:
-            last = inner[-1]
+            # the exit of a script that a here-document writes
+            last = next((found for found in reversed(inner) if found.name != "exit"), inner[-1])
             is_sure = last.conditional == step.command.conditional and last.name not in self.script.functions
             return not is_sure or last.name in _AIDS or _is_aid_script(last.words)
         program = program_of(step.program)

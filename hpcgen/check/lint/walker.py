@@ -103,6 +103,8 @@ class Walker:
             is_last = following is None
             status: Status = "tested" if reads else place.status if is_last else "plain"
             self._one(statement, replace(place, status=status, statement=self._statement))
+            if following is not None and leaves([statement]) and not statement.get("Background"):
+                place = place.branch(False)  # nothing after an exit runs
 
     def _substituted(self, statements: list[Node]) -> None:
         place = self._place

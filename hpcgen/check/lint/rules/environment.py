@@ -17,7 +17,7 @@ from hpcgen.text import counted
 
 def _environment(job: Job) -> Iterator[Assignment]:
     """Every variable that commands get: exports, NAME=value before a command, and options of mpirun."""
-    yield from job.script.exports
+    yield from (assignment for assignment in job.script.exports if not job.is_replaced(assignment))
     for command in job.script.commands:
         yield from command.environment
     yield from job.mpi_settings

@@ -244,6 +244,7 @@ def _replaced_by(job: Job, command: Command) -> Command | None:
         if item.statement != command.statement
         and item.status != "substituted"
         and not item.function
+        and not item.dead
         and item.outer is None
     ]
     exits = [item for item in later if item.name == "exit" and len(item.words) > 1]

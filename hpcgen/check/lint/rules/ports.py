@@ -38,7 +38,7 @@ _OTHER_ASSIGNMENT = re.compile(
 def _ports(job: Job) -> Iterator[tuple[int, Word | None, Assignment | None]]:
     """Every port of a rendezvous: its line, its value, and the assignment of the value."""
     for assignment in job.script.assignments:
-        if assignment.name == "MASTER_PORT":
+        if assignment.name == "MASTER_PORT" and not job.is_replaced(assignment):
             yield assignment.line, assignment.value, assignment
     for number, line in enumerate(job.script.lines, start=1):
         if found := _OTHER_ASSIGNMENT.match(line):

@@ -202,6 +202,8 @@ def signal_to_steps(job: Job) -> Iterator[Hit]:
     if signal is None or "B" in signal[0]:
         return
     for launch in job.trainings:
+        if launch.step is None and launch.mpi is None:
+            continue  # Slurm signals no process of the batch shell
         handled = signal[1] in _HANDLED_BY_TORCHRUN or launch.option("signals-to-handle") is not None
         if launch.launcher != "python" and not handled:
             victim = launch.launcher
@@ -276,11 +278,14 @@ def _trapped(job: Job) -> set[str]:
 @rule(
     "signal-not-to-script",
     "warning",
-    "the trap of the script does not run",
+    "the signal does not reach the script",
     source="Slurm, man sbatch, --signal; measured on 22.05",
 )
 def signal_not_to_script(job: Job) -> Iterator[Hit]:
-    """Without B:, Slurm sends the signal to the steps. The batch shell does not get it, so its trap does not run."""
+    """Without B:, Slurm sends the signal to the steps. The batch shell does not get it, so its trap does not run.
+
+    A training that the batch shell starts without srun does not get it either.
+    """
     signal = signal_of(job)
     if signal is None or "B" in signal[0]:
         return
@@ -299,6 +304,12 @@ def signal_not_to_script(job: Job) -> Iterator[Hit]:
             job.script.option_line("signal"),
             f"the trap for {signal[1]} does not run: without B:, Slurm signals the steps, not the batch shell",
             f"--signal=B:{signal[1]}@{signal[2]}, with srun in the background and a wait after it",
+        )
+    elif job.trainings and not (job.steps or job.mpi_calls or elsewhere):
+        yield Hit(
+            job.script.option_line("signal"),
+            f"no process gets {signal[1]}: without B:, Slurm signals only steps, and this script starts none",
+            "start the training with srun",
         )
 
 
