@@ -984,7 +984,10 @@ EXAMPLES: dict[str, Example] = {
         at="WANDB_ID",
         passes=(
             _in(LAUNCH, 'for NODE in 1 2; do [ -z "$NODE" ]; done\n[[ -z "${WANDB_ID:-}" ]] && WANDB_ID=1'),
-            _in(TASKS, 'read -r TAG < /shared/tag\n[ -z "$TAG" ]\nset +u\n[ -z "$GROUP_ID" ]\nset -u'),
+            _in(
+                TASKS,
+                'read -r TAG < /shared/tag\n[ -z "$TAG" ]\nset +u\nset -- -u\n[ -z "$GROUP_ID" ]\nset -u',
+            ),
             _in(ENVIRONMENT, 'check() { [ -z "$MODE" ]; }\nMODE=fast\ncheck'),
         ),
     ),

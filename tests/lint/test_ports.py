@@ -34,6 +34,7 @@ PORTS = [
     (f'$(python3 -c "print(10000 + ${JOB} % 20000)")', ""),
     (f"$(echo ${JOB} | awk '{{print $1 % 20000 + 10000}}')", ""),
     ("$((20000 + UID % 1000))", ""),
+    (f"$((10000 + ${{{JOB}:-0}} % 20000))", ""),
     ("$((RANDOM % 1000 + 20000))", ""),
     ("$(shuf -i 20000-30000 -n 1)", ""),
     ("${MASTER_PORT:-29500}", ""),
@@ -51,6 +52,8 @@ PORTS = [
     (f"${{{JOB}:0:5}}", TOO_HIGH),
     (f"${JOB}", TOO_HIGH),
     (f"$(({JOB} + 10000))", TOO_HIGH),
+    (f"$((10000 + ${{{JOB}:-0}}))", TOO_HIGH),
+    (f"${{{JOB}:-29500}}", TOO_HIGH),
     (f"$(({JOB} / 1000))", TOO_HIGH),
     (f"$(({JOB} % 60000))", TOO_HIGH),
     (f"$((50000 + {JOB} % 16000))", TOO_HIGH),
@@ -211,6 +214,74 @@ def test_a_port_that_is_not_assigned_by_name(text: str) -> None:
     [finding] = found(text, "port-range")
     assert TOO_HIGH in finding.why
     assert found("let MASTER_PORT=10000+SLURM_JOB_ID%20000; (( MASTER_PORT == 1 ))", "port-range") == []
+
+
+NESTED = "(" * 150 + JOB + " % 20000 + 10000)" * 150
+HOSTILE = [
+    # computations that would take minutes or gigabytes
+    "A0=$SLURM_JOB_ID\n" + "".join(f'A{i + 1}="$A{i}$A{i}"\n' for i in range(18)) + "MASTER_PORT=${#A18}",
+    f"A0={JOB}\n"
+    + "".join(f"A{i + 1}=$((A{i} + A{i}))\n" for i in range(18))
+    + "MASTER_PORT=$((A18 % 20000 + 10000))",
+    f"MASTER_PORT=$(({NESTED}))",
+    "".join(f"MASTER_PORT=$((10000 + {JOB} % {i}))\n" for i in range(10, 400)),
+    f"X=${JOB}{'a' * 80}\nMASTER_PORT=${{X%{'*a' * 20}b}}",
+    f"MASTER_PORT=$(echo ${JOB}{'a' * 80} | sed -E 's/(a*)*(a|aa)+b//')",
+    f"MASTER_PORT=$(echo ${JOB}{'a' * 80} | grep -oE '{'a?' * 40}b')",
+    f'MASTER_PORT=$(printf "%0999999999d" ${JOB} | tail -c 5)',
+    "MASTER_PORT=$(seq 1 999999999 | tail -n 1)",
+    f"MASTER_PORT=$(echo ${JOB} | head -c {'9' * 5000})",
+    "read " + "PORT " * 2000 + "x\nMASTER_PORT=$PORT",
+]
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=[text[-40:].strip() for text in HOSTILE])
+def test_a_computation_that_is_too_long_is_not_judged(text: str) -> None:
+    assert found(text.replace("MASTER_PORT=", "export MASTER_PORT="), "ephemeral-port") == []
+
+
+COMPUTED = [
+    # what other programs print, which is not a port in each case
+    "$(seq 20000 20005 | head -n 3 | tail -n 1)",
+    "$(seq 20000 2 20009 | tail -n 1)",
+    "$(seq 5 1)",
+    f"$(printf '%s-%04d' ${JOB} 7)",
+    f"${{{JOB}//[^3-6]/2}}",
+    f"${{{JOB}//[!3-6]/2}}",
+    f"$(echo ${JOB} | cut -c4,2)",
+    f"$(echo ${JOB} | awk '{{print substr($0, 2, 4)}}')",
+    f'$(echo "${JOB} / 7" | bc)',
+]
+
+
+@pytest.mark.parametrize("text", COMPUTED)
+def test_what_programs_print_is_computed_as_they_do(text: str) -> None:
+    test_the_port_of_a_sample_is_that_of_bash(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "$(printf '%s' 1 2)",
+        "$(printf '%x' 12)",
+        "$(echo 12345 | cut --complement -c1-3)",
+        '$(awk "BEGIN {print 10 / 7}")',
+        "$(echo '10 / 7' | bc -l)",
+        "$(echo -e '1\\n2')",
+        "$(echo 123 | awk '{print substr($0, 0, 3)}')",
+        '$(python3 -c "print(-7 // 2 + 20000)")',
+        "$(seq 1 0 5)",
+        "$(seq 1 999 | head -n 300 | tail -n 1)",
+    ],
+)
+def test_what_is_computed_in_another_way_is_unknown(text: str) -> None:
+    with pytest.raises(Unknown):
+        Sample(read("true\n"), {}).text(text)
+
+
+def test_the_remainder_of_a_random_number_can_be_any() -> None:
+    for number in ("$RANDOM", "$(shuf -i 1-30000 -n 1)"):
+        assert found(f"X={number}\nexport MASTER_PORT=$((30000 + X % 3000))", "ephemeral-port"), number
 
 
 def test_what_only_a_run_can_tell() -> None:

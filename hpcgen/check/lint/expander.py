@@ -40,6 +40,9 @@ LAYERS = re.compile(r"\\?\[[01](,[01])*\](\*\d+)?(\+\[[01](,[01])*\](\*\d+)?)*")
 keeps those that match no file."""
 
 
+_JOB_IDS = ("SLURM_JOB_ID", "SLURM_JOBID")
+
+
 @dataclass
 class Expander:
     """Expands words with the variables known at the current statement."""
@@ -245,7 +248,7 @@ class Expander:
             if variable is not None and any(piece.text for piece in variable.first):
                 yield from self._value(variable, unknown, quoted=quoted)
                 return
-            if self.trusts_defaults and name.startswith("SLURM_"):
+            if name in _JOB_IDS or (self.trusts_defaults and name.startswith("SLURM_")):
                 yield unknown  # Slurm sets it in every job
                 return
             default = part["Exp"].get("Word") or {}

@@ -77,12 +77,22 @@ def _calculated(node: ast.expr) -> int:
     raise Unknown
 
 
-def compiled(pattern: str) -> re.Pattern[str]:
-    """A regular expression.
+_MAX_MATCHED = 100
+"""Maximum length of a text that a regular expression is matched with."""
+_MAX_CHOICES = 3
+"""Maximum number of repetitions and alternatives in a regular expression. Matching can need a power of it."""
+
+
+def compiled(pattern: str, *texts: str) -> re.Pattern[str]:
+    """A regular expression for some texts.
 
     Raises:
-        Unknown: it is not one of Python's.
+        Unknown: it is not one of Python's, or matching could take long.
     """
+    if any(len(text) > _MAX_MATCHED for text in texts):
+        raise Unknown
+    if re.search(r"\)[*+{]", pattern) or len(re.findall(r"[*+?{|]", pattern)) > _MAX_CHOICES:
+        raise Unknown
     try:
         return re.compile(pattern, re.DOTALL)
     except re.error:
@@ -92,6 +102,8 @@ def compiled(pattern: str) -> re.Pattern[str]:
 def _echo(call: Call) -> str:
     words = list(call.arguments)
     flags = words.pop(0) if words and re.fullmatch("-[neE]+", words[0]) else ""
+    if "e" in flags and any("\\" in word for word in words):
+        raise Unknown
     return " ".join(words) + ("" if "n" in flags else "\n")
 
 
@@ -101,14 +113,19 @@ def _printf(call: Call) -> str:
     rest = list(call.arguments[1:])
 
     def value(found: re.Match[str]) -> str:
-        text = rest.pop(0) if rest else ""
-        if found[3] == "s":
-            return text
-        if not re.fullmatch(r"\d+", text, re.ASCII) or (text[0] == "0" and len(text) > 1):
+        text, width = rest.pop(0) if rest else "", found[2]
+        is_number = found[3] != "s"
+        if len(width) > 3 or (is_number and not re.fullmatch(r"0|[1-9]\d*", text, re.ASCII)):
             raise Unknown
-        return text.rjust(int(found[2] or 0), "0" if found[1] else " ")
+        return text.rjust(int(width or 0), "0" if found[1] and is_number else " ")
 
-    return re.sub(r"%(0?)(\d*)([sdiu])", value, call.arguments[0]).replace("\\n", "\n")
+    directive = r"%(0?)(\d*)([sdiu])"
+    if rest and "%" in re.sub(directive, "", call.arguments[0]):
+        raise Unknown
+    text = re.sub(directive, value, call.arguments[0])
+    if rest:
+        raise Unknown  # printf repeats the format
+    return text.replace("\\n", "\n")
 
 
 def _expr(call: Call) -> str:
@@ -122,7 +139,7 @@ def _ranges(text: str) -> Callable[[int], bool]:
     """True for the positions in a list such as 1-4,7-."""
     ranges = []
     for part in text.split(","):
-        found = re.fullmatch(r"(\d*)(-?)(\d*)", part, re.ASCII)
+        found = re.fullmatch(r"(\d{0,9})(-?)(\d{0,9})", part, re.ASCII)
         if not found or not part.strip("-"):
             raise Unknown
         first = int(found[1] or 1)
@@ -131,6 +148,8 @@ def _ranges(text: str) -> Callable[[int], bool]:
 
 
 def _cut(call: Call) -> str:
+    if "--complement" in call.arguments:
+        raise Unknown
     characters, fields = call.option("-c", "--characters", "-b", "--bytes"), call.option("-f", "--fields")
     if characters:
         chosen = _ranges(characters)
@@ -155,7 +174,9 @@ def _amount(call: Call) -> tuple[str, str]:
             break
     else:
         name, count = "n", next((text[1:] for text in call.arguments if re.fullmatch(r"-\d+", text)), "10")
-    if not re.fullmatch(r"[+-]?\d+", count, re.ASCII):
+    if not re.fullmatch(r"[+-]?\d{1,9}", count, re.ASCII):
+        raise Unknown
+    if _ELLIPSIS in call.lines and count.strip("+-") != "1":
         raise Unknown
     return name, count
 
@@ -183,6 +204,8 @@ def _set(text: str) -> str:
     for name, characters in _CLASSES.items():
         text = text.replace(name, characters)
     text = text.replace("\\n", "\n").replace("\\t", "\t").replace("\\", "")
+    if not text.isascii():
+        raise Unknown
     return re.sub(r"(.)-(.)", lambda found: "".join(map(chr, range(ord(found[1]), ord(found[2]) + 1))), text)
 
 
@@ -212,7 +235,7 @@ def _sed(call: Call) -> str:
             found = re.fullmatch(r"\s*s([/|,#:@])((?:(?!\1).)*)\1((?:(?!\1).)*)\1(g?)\s*", command)
             if not found:
                 raise Unknown
-            pattern = compiled(_from_posix(found[2], extended=extended))
+            pattern = compiled(_from_posix(found[2], extended=extended), *lines)
             if re.search(r"&|\\[^n\d]|\\\d\d", found[3]) or _last_group(found[3]) > pattern.groups:
                 raise Unknown
             new = re.sub(r"\\n", "\n", found[3])
@@ -229,7 +252,7 @@ def _grep(call: Call) -> str:
     texts = [text for text in call.arguments if not re.fullmatch("-[oEPe]+", text)]
     if "o" not in flags or len(texts) != 1 or "P" in flags:
         raise Unknown
-    pattern = compiled(_from_posix(texts[0], extended="E" in flags))
+    pattern = compiled(_from_posix(texts[0], extended="E" in flags), *call.lines)
     return "".join(f"{found[0]}\n" for line in call.lines for found in pattern.finditer(line) if found[0])
 
 
@@ -274,7 +297,7 @@ def _with_values(expression: str, values: Mapping[str, str]) -> str:
 
 def _printed_by_awk(expression: str, line: str, separator: str | None) -> str:
     is_pattern = separator is not None and len(separator) > 1
-    fields = compiled(separator or "").split(line) if is_pattern else line.split(separator or None)
+    fields = compiled(separator or "", line).split(line) if is_pattern else line.split(separator or None)
     values = {"0": line, "NF": (fields or [""])[-1], **{str(at): value for at, value in enumerate(fields, 1)}}
 
     def value(found: re.Match[str]) -> str:
@@ -282,9 +305,11 @@ def _printed_by_awk(expression: str, line: str, separator: str | None) -> str:
 
     if re.fullmatch(r"\$(\d+|NF)", expression):
         return re.sub(r"\$(\d+|NF)", value, expression)
-    if found := re.fullmatch(r"substr\(\$0,\s*(\d+)(?:,\s*(\d+))?\)?", expression):
+    if found := re.fullmatch(r"substr\(\$0,\s*([1-9]\d{0,8})(?:,\s*(\d+))?\)?", expression):
         start = int(found[1]) - 1
         return line[start:][: int(found[2])] if found[2] else line[start:]
+    if "/" in expression:
+        raise Unknown  # a fraction
     return str(calculated(re.sub(r"\$(\d+|NF)", value, expression)))
 
 
@@ -305,21 +330,34 @@ def _python(call: Call) -> str:
     expression = re.sub(r"\bint\(\s*([\"']?)(\d+)\1\s*\)", lambda number: str(int(number[2])), read)
     if literal := re.search(r"(?<![\w.])0+[1-9]\d*", expression):
         raise Refused(f"Python refuses the number {literal[0]}")
-    if re.search(r"(?<!/)/(?!/)", expression):
-        raise Unknown  # a fraction
+    if re.search(r"(?<!/)/(?!/)|-.*(//|%)", expression):
+        raise Unknown  # a fraction, or Python rounds another way than bash
     return f"{calculated(expression.replace('//', '/'))}\n"
 
 
 def _bc(call: Call) -> str:
+    if call.arguments:
+        raise Unknown  # -l computes fractions
     return f"{calculated(call.given.strip().rstrip(';'))}\n"
 
 
+_MAX_NUMBERS = 100
+_ELLIPSIS = "..."
+"""Replaces all but the first and the last of more than _MAX_NUMBERS lines."""
+
+
 def _seq(call: Call) -> str:
-    if not call.arguments or not all(re.fullmatch(r"\d+", text, re.ASCII) for text in call.arguments):
+    if not call.arguments or not all(re.fullmatch(r"\d{1,9}", text, re.ASCII) for text in call.arguments):
         raise Unknown
     numbers = [int(text) for text in call.arguments]
-    first, last = (numbers[0], numbers[-1]) if len(numbers) > 1 else (1, *numbers)
-    return f"{first}\n{last}\n"
+    first, step, last = {1: (1, 1, *numbers), 2: (numbers[0], 1, numbers[-1]), 3: tuple(numbers)}.get(
+        len(numbers), (0, 0, 0)
+    )
+    if step == 0:
+        raise Unknown
+    found = range(first, last + 1, step)
+    texts = found if len(found) <= _MAX_NUMBERS else (found[0], _ELLIPSIS, found[-1])
+    return "".join(f"{text}\n" for text in texts)
 
 
 def _shuf(call: Call) -> str:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from hpcgen.check.lint.filters import FILTERS, Call, Refused, Unknown, compiled, counts_characters, divided
 from hpcgen.check.lint.script import Script
 from hpcgen.check.lint.syntax import Node, ShellSyntaxError, parse
-from hpcgen.check.lint.tree import names_in_arithmetic
 from hpcgen.check.lint.words import Word
 
 MAX_RANDOM = 32767
@@ -18,9 +17,34 @@ MAX_RANDOM = 32767
 MAX_NUMBER = 2**63
 MAX_DEPTH = 20
 """Maximum depth of variables that refer to each other."""
+MAX_STEPS = 50_000
+"""Maximum number of parts of words that a rule computes for its samples."""
+MAX_TEXT = 10_000
+"""Maximum number of characters of a computed text. No port or host is as long."""
 
 _READ = r"(?:\bIFS=(\S+)\s+)?\b(?:read|mapfile|readarray)\s+"
 """The start of a command that reads variables, with their separators."""
+_MAX_LINE = 1000
+"""Maximum length of a line in which `read` and `for` are found."""
+
+
+@dataclass
+class Effort:
+    """What the samples of a rule have cost. Variables that refer to each other can need exponential time."""
+
+    steps: int = 0
+    draws: int = 0
+    """Number of random numbers drawn so far: $RANDOM, shuf."""
+
+    def step(self) -> None:
+        """Counts one step.
+
+        Raises:
+            Unknown: there were too many.
+        """
+        self.steps += 1
+        if self.steps > MAX_STEPS:
+            raise Unknown
 
 
 @dataclass(frozen=True)
@@ -34,6 +58,7 @@ class Sample:
     is_cut_by_position: bool = True
     """False if the values in `environment` only show the form, so that characters cannot be counted."""
     depth: int = field(default=0, compare=False)
+    effort: Effort = field(default_factory=Effort, compare=False)
 
     def text(self, source: str) -> str:
         """The text that the source of a word becomes.
@@ -64,12 +89,16 @@ class Sample:
     # ---- words ----
 
     def _parts(self, parts: Sequence[Node], *, quoted: bool = True) -> str:
-        return "".join(self._part(part, quoted=quoted) for part in parts)
+        text = "".join(self._part(part, quoted=quoted) for part in parts)
+        if len(text) > MAX_TEXT:
+            raise Unknown
+        return text
 
     def _word(self, node: Node) -> str:
         return self._parts(node.get("Parts", []), quoted=False)
 
     def _part(self, part: Node, *, quoted: bool) -> str:
+        self.effort.step()
         kind = part["Type"]
         if kind == "Lit":
             return re.sub(r"\\([$`\"\\])" if quoted else r"\\(.)", r"\1", part["Value"])
@@ -107,10 +136,11 @@ class Sample:
 
     def _value(self, name: str, index: Node | None) -> str:
         if name == "RANDOM":
+            self.effort.draws += 1
             return str(MAX_RANDOM if self.greatest else 0)
         if name in self.environment and index is None:
             return self.environment[name]
-        settings = [item for item in self.script.assignments if item.name == name]
+        settings = self.script.assignments_by_name.get(name, ())
         if not settings:
             return self._read(name, 0 if index is None else self._number(index))
         if len(settings) != 1 or settings[0].append or settings[0].loop or self.depth > MAX_DEPTH:
@@ -128,9 +158,7 @@ class Sample:
 
     def _read(self, name: str, index: int) -> str:
         """The value of a variable that `read` takes from a here-string, or its first one in a `for` loop."""
-        text = "\n".join(line for line in self.script.lines if not line.lstrip().startswith("#"))
-        loops = re.findall(rf"\bfor\s+{name}\s+in\s+([^;\n]+?)\s*(?:;|\n)", text)
-        reads = re.findall(rf"{_READ}[^\n<]*\b{name}\b[^\n<]*<<<\s*(\"[^\"\n]*\"|[^\s;]+)", text)
+        loops, reads = _loops_and_reads(self.script.lines, name)
         if len(loops) + len(reads) != 1 or self.depth > MAX_DEPTH:
             raise Unknown
         inner = replace(self, depth=self.depth + 1)
@@ -175,21 +203,22 @@ class Sample:
         places, is_prefix = cuts[operator]
         for at in places:
             cut, kept = (value[:at], value[at:]) if is_prefix else (value[at:], value[:at])
-            if compiled(pattern).fullmatch(cut):
+            if compiled(pattern, cut).fullmatch(cut):
                 return kept
         return value
 
     def _replaced(self, value: str, old: Node | None, new: Node | None, *, all: bool) -> str:
         pattern, text = self._pattern(old), self._word(new) if new else ""
-        if not pattern or pattern.startswith(("/", "%", "\\#")):
+        if not pattern or pattern.startswith(("/", "%", "#")):
             raise Unknown
-        return compiled(pattern).sub(lambda found: text, value, count=0 if all else 1)
+        return compiled(pattern, value).sub(lambda found: text, value, count=0 if all else 1)
 
     # ---- arithmetic ----
 
     def _number(self, node: Node) -> int:
         if not isinstance(node, Mapping):
             raise Unknown
+        self.effort.step()
         kind, operator = node.get("Type"), node.get("Op", "")
         if kind == "Word":
             return self._integer(self._word(node))
@@ -210,11 +239,12 @@ class Sample:
 
     def _remainder(self, node: Node) -> int:
         divisor = self._number(node["Y"])
+        draws = self.effort.draws
         try:
             value = self._number(node["X"])
         except Unknown:
             return abs(divisor) - 1 if self.greatest else 0
-        if "RANDOM" in (name for name, _ in names_in_arithmetic(node["X"], inside=True)):
+        if self.effort.draws > draws:
             return min(value, abs(divisor) - 1)  # the greatest number may have a small remainder
         return value - divisor * divided(value, divisor)
 
@@ -257,7 +287,18 @@ class Sample:
             raise Unknown
         if counts_characters(name, words[1:]):
             self._counts_characters()
+        if name == "shuf" or "rand" in " ".join(words):
+            self.effort.draws += 1
         return FILTERS[name](Call(words[1:], given, self.greatest, self.environment))
+
+
+@functools.lru_cache(maxsize=64)
+def _loops_and_reads(lines: Sequence[str], name: str) -> tuple[list[str], list[tuple[str, str]]]:
+    """The lists of the loops over a variable, and separators and here-strings of the commands that read it."""
+    text = "\n".join(line for line in lines if len(line) <= _MAX_LINE and not line.lstrip().startswith("#"))
+    loops = re.findall(rf"\bfor\s+{name}\s+in\s+([^;\n]+?)\s*(?:;|\n)", text)
+    reads = re.findall(rf"{_READ}[^\n<]*\b{name}\b[^\n<]*<<<\s*(\"[^\"\n]*\"|[^\s;]+)", text)
+    return loops, reads
 
 
 @functools.lru_cache(maxsize=512)
@@ -278,7 +319,11 @@ def _parsed(source: str) -> Sequence[Node]:
 def _expression(pattern: str) -> str:
     """The regular expression of a shell pattern."""
     found = re.sub(r"[.^$+{}()|\\]", lambda match: f"\\{match[0]}", pattern)
-    return re.sub(r"(?<!\\)[*?]", lambda match: ".*" if match[0] == "*" else ".", found).replace("[!", "[^")
+    return (
+        re.sub(r"(?<!\\)[*?]", lambda match: ".*" if match[0] == "*" else ".", found)
+        .replace("[!", "[^")
+        .replace("[\\^", "[^")
+    )
 
 
 _UNARY: Mapping[str, Callable[[int], int]] = {

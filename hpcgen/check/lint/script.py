@@ -52,7 +52,7 @@ def switched(arguments: Iterable[str]) -> Iterator[tuple[str, bool]]:
 
 def shebang_switches(line: str) -> Iterator[tuple[str, bool]]:
     """The shell options that the first line of a script turns on."""
-    shebang = re.match(r"#!\s*\S*sh\b(.*)", line)
+    shebang = re.match(r"#!\s*(?:\S*env\s+(?:-S\s*)?)?\S*sh\b(.*)", line)
     return switched(shebang[1].split() if shebang else ())
 
 
@@ -208,9 +208,17 @@ class Script:
         return {item.name: item.value or "" for item in self.directives if item.effective}
 
     @cached_property
+    def assignments_by_name(self) -> dict[str, list[Assignment]]:
+        """Variable -> its assignments, in the order of lines."""
+        found: dict[str, list[Assignment]] = {}
+        for item in self.assignments:
+            found.setdefault(item.name, []).append(item)
+        return found
+
+    @cached_property
     def names_set(self) -> frozenset[str]:
         """Every variable that the script sets or exports anywhere: by assignments, loops, `read` and arithmetic."""
-        found = {item.name for item in self.assignments}
+        found = set(self.assignments_by_name)
         for command in self.commands:
             found |= {item.name for item in command.environment}
             if command.name in _SETTERS:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from hpcgen.check.lint.filters import Refused, Unknown
 from hpcgen.check.lint.job import Job
 from hpcgen.check.lint.launch import Step
 from hpcgen.check.lint.rule import Hit, rule
-from hpcgen.check.lint.sample import Sample
+from hpcgen.check.lint.sample import Effort, Sample
 from hpcgen.check.lint.script import Assignment
 from hpcgen.check.lint.words import Word
 
@@ -25,6 +25,8 @@ MIN_JOB_ID, MAX_JOB_ID = 10_000, 67_108_863
 MIN_GPUS_OF_A_NODE = 4
 """Minimum number of GPUs that nodes for training usually have."""
 DEFAULT_MAX_TASK_ID = 1000
+MAX_PORTS = 20
+"""Maximum number of ports of a script that are computed for sample jobs."""
 GOOD_PORT = "MASTER_PORT=$((10000 + SLURM_JOB_ID % 20000))"
 
 
@@ -190,8 +192,7 @@ def ephemeral_port(job: Job) -> Iterator[Hit]:
     The rule computes the ports of sample jobs from job IDs and $RANDOM: arithmetic, expr, cut, tail, awk, shuf and
     others, also through variables.
     """
-    for line, word, assignment in _ports(job):
-        outcomes = _outcomes(job, word, is_endpoint=assignment is None)
+    for line, word, outcomes in _computed_ports(job):
         ports = [found for _, found in outcomes if isinstance(found, int)]
         is_fixed = len(set(ports)) == 1
         if not all(map(_is_valid, ports)):
@@ -219,8 +220,7 @@ def port_range(job: Job) -> Iterator[Hit]:
 
     The rule computes the ports of sample jobs, as in ephemeral-port. A warning if some job IDs yield a valid port.
     """
-    for line, word, assignment in _ports(job):
-        outcomes = _outcomes(job, word, is_endpoint=assignment is None)
+    for line, _, outcomes in _computed_ports(job):
         bad = [(job_id, found) for job_id, found in outcomes if not _is_valid(found)]
         if not bad:
             continue
@@ -243,28 +243,39 @@ def _is_valid(found: int | Refused) -> bool:
     return isinstance(found, int) and MIN_PORT <= found <= MAX_PORT
 
 
-def _outcomes(job: Job, word: Word | None, *, is_endpoint: bool) -> list[tuple[int, int | Refused]]:
-    """IDs of sample jobs, and the port of each, or why there is none; empty if only a run can tell."""
+_Outcomes = Sequence[tuple[int, int | Refused]]
+"""IDs of sample jobs, and the port of each, or why there is none."""
+
+
+def _computed_ports(job: Job) -> Iterator[tuple[int, Word | None, _Outcomes]]:
+    """Lines and values of the first ports, with their outcomes, which are empty if only a run can tell."""
+    effort = Effort()
+    for line, word, assignment in itertools.islice(_ports(job), MAX_PORTS):
+        yield line, word, _outcomes(job, word, effort, is_endpoint=assignment is None)
+
+
+def _outcomes(job: Job, word: Word | None, effort: Effort, *, is_endpoint: bool) -> _Outcomes:
     if word is None or not word.certain:
-        return []
+        return ()
     outcomes: list[tuple[int, int | Refused]] = []
+
+    def outcome(job_id: int, *, greatest: bool) -> int | Refused:
+        sample = _sample(job, job_id, effort, greatest=greatest)
+        return _outcome(sample, word, is_endpoint=is_endpoint)
+
     try:
         job_ids = _job_ids(job, word)
-        ends = [
-            _outcome(job, word, job_ids[0], is_endpoint=is_endpoint, greatest=end) for end in (False, True)
-        ]
+        ends = [outcome(job_ids[0], greatest=end) for end in (False, True)]
         for job_id in job_ids:
             # the last draw differs from the first only if the port is random
             for greatest in (False, True)[: len(set(map(str, ends)))]:
-                outcome = _outcome(job, word, job_id, is_endpoint=is_endpoint, greatest=greatest)
-                outcomes.append((job_id, outcome))
+                outcomes.append((job_id, outcome(job_id, greatest=greatest)))
     except Unknown:
-        return []
-    return [] if {str(outcome) for _, outcome in outcomes} == {"0"} else outcomes  # 0: any free port
+        return ()
+    return () if {str(outcome) for _, outcome in outcomes} == {"0"} else outcomes  # 0: any free port
 
 
-def _outcome(job: Job, word: Word, job_id: int, *, is_endpoint: bool, greatest: bool) -> int | Refused:
-    sample = _sample(job, job_id, greatest=greatest)
+def _outcome(sample: Sample, word: Word, *, is_endpoint: bool) -> int | Refused:
     try:
         text = sample.text_after_colon(word.text) if is_endpoint else sample.text(word.text)
     except Refused as refused:
@@ -274,13 +285,13 @@ def _outcome(job: Job, word: Word, job_id: int, *, is_endpoint: bool, greatest: 
     return int(text)
 
 
-def _sample(job: Job, job_id: int, *, greatest: bool) -> Sample:
+def _sample(job: Job, job_id: int, effort: Effort, *, greatest: bool) -> Sample:
     environment = dict.fromkeys(("SLURM_JOB_ID", "SLURM_JOBID", "SLURM_ARRAY_JOB_ID"), str(job_id))
     if (array := job.script.options.get("array")) is not None:
         indices = [int(number) for number in re.findall(r"\d{1,9}", re.split("[:%]", array)[0])]
         task_id = (max if greatest else min)(indices or [0, DEFAULT_MAX_TASK_ID])
         environment |= {"SLURM_ARRAY_TASK_ID": str(task_id)}
-    return Sample(job.script, environment, greatest=greatest)
+    return Sample(job.script, environment, greatest=greatest, effort=effort)
 
 
 _ENDS = (

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator
 
 from hpcgen.check.lint.job import Job
 from hpcgen.check.lint.rule import Hit, rule
-from hpcgen.check.lint.script import Script, Use
+from hpcgen.check.lint.script import Script, Use, shebang_switches, switched
 from hpcgen.config.sbatch_options import SBATCH_OPTIONS
 from hpcgen.planning.known_variables import unread
 
@@ -96,17 +97,27 @@ def unset_stops(job: Job) -> Iterator[Hit]:
     ${NAME:-} is empty instead. Not reported: variables that the script, the shell or Slurm has set before.
     """
     script = job.script
-    read = script.names_set - {item.name for item in script.assignments}
+    is_in_function, is_enabled = _in_functions(script), _nounset(script)
+    read = script.names_set - script.assignments_by_name.keys()
+    first_set = {
+        name: min(0 if item.function else item.line for item in items)
+        for name, items in script.assignments_by_name.items()
+    }
     for use in script.uses:
-        line = script.lines[use.line - 1]
-        # a function may be called after what is assigned below it
-        end = len(script.lines) if _is_in_function(script, use.line) else use.line
-        before = {item.name for item in script.assignments if item.line < end or item.function}
-        is_set = use.name in before | read | _ALWAYS_SET or use.name.startswith("SLURM")
-        if use.guarded or is_set or not re.fullmatch(r"[A-Za-z_]\w+", use.name, re.ASCII):
+        if use.guarded or not is_enabled(use.line) or not re.fullmatch(r"[A-Za-z_]\w+", use.name, re.ASCII):
             continue
+        # a function may be called after what is assigned below it
+        end = len(script.lines) if is_in_function(use.line) else use.line
+        if (
+            use.name in read
+            or use.name in _ALWAYS_SET
+            or use.name.startswith("SLURM")
+            or first_set.get(use.name, end) < end
+        ):
+            continue
+        line = script.lines[use.line - 1]
         is_set = re.search(rf"\b{use.name}=[^=].*\${{?{use.name}\b", line) is not None
-        if not is_set and _is_checked(line, use.name) and _stops_at_unset(script, use.line):
+        if not is_set and _is_checked(line, use.name):
             yield Hit(
                 use.line,
                 f"under set -u, the script ends here if {use.name} is unset",
@@ -115,15 +126,20 @@ def unset_stops(job: Job) -> Iterator[Hit]:
             )
 
 
-def _is_in_function(script: Script, line: int) -> bool:
-    """True if a line is in the body of a function, which ends at a line that begins with a brace."""
-    for function in script.functions.values():
-        ends = (
-            at for at, text in enumerate(script.lines, start=1) if at > function.line and text.startswith("}")
-        )
-        if function.line <= line <= next(ends, function.line):
-            return True
-    return False
+def _in_functions(script: Script) -> Callable[[int], bool]:
+    """True for the lines in the body of a function, which ends at a line that begins with a brace."""
+    starts = sorted(function.line for function in script.functions.values())
+    ends = [number for number, text in enumerate(script.lines, start=1) if text.startswith("}")]
+
+    def is_in_function(line: int) -> bool:
+        number = bisect_right(starts, line)
+        if number == 0:
+            return False
+        start = starts[number - 1]
+        following = bisect_right(ends, start)
+        return line <= (ends[following] if following < len(ends) else start)
+
+    return is_in_function
 
 
 _ALWAYS_SET = frozenset((
@@ -144,22 +160,20 @@ def _is_checked(line: str, name: str) -> bool:
     )
 
 
-def _stops_at_unset(script: Script, line: int) -> bool:
-    """True if `set -u` applies at a line."""
-    enabled = bool(re.match(r"#!.*\s-\w*u", script.lines[0]))
+def _nounset(script: Script) -> Callable[[int], bool]:
+    """True for the lines at which `set -u` applies."""
+    switches = [(1, is_on) for name, is_on in shebang_switches(script.lines[0]) if name == "nounset"]
     for command in script.commands:
-        if (
-            command.name == "set"
-            and command.line < line
-            and command.outer is None
-            and not command.conditional
-        ):
+        if command.name == "set" and command.outer is None and not command.conditional:
             texts = [word.text for word in command.words[1:]]
-            for sign, value in (("-", True), ("+", False)):
-                short = any(re.fullmatch(rf"[{sign}][a-z]*u[a-z]*", text) for text in texts)
-                if short or ("nounset" in texts and any(text.startswith(sign) for text in texts)):
-                    enabled = value
-    return enabled
+            switches += [(command.line, is_on) for name, is_on in switched(texts) if name == "nounset"]
+    lines = [line for line, _ in switches]
+
+    def is_enabled(line: int) -> bool:
+        index = bisect_left(lines, line) - 1
+        return index >= 0 and switches[index][1]
+
+    return is_enabled
 
 
 @rule("never-set", "note", "nothing in the script sets a variable", source="man bash, Parameter Expansion")
