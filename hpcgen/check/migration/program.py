@@ -252,7 +252,7 @@ def _words(launch: Launch) -> tuple[Word, ...]:
 
 def _in_container(words: tuple[Word, ...]) -> tuple[Word, ...]:
     """The program that a container starts, or the words themselves."""
-    is_container = words[0].text.rpartition("/")[2] in CONTAINERS
+    is_container = any(word.text.rpartition("/")[2] in CONTAINERS for word in words[:1])
     return (wrapped(words) or words) if is_container else words
 
 
