@@ -729,6 +729,17 @@ MESSAGES: dict[str, tuple[str, Message]] = {
             script=f"{HEAD}layers='([0]*3+[1]*58)'\nsrun bash -c \"{TRAINING} --moe-layer-freq '$layers'\"\n"
         ),
     ),
+    "a command with quotes that eval parses": (
+        "syntax",
+        Message(script=f"{HEAD}run=\"srun bash -c 'cd x && {TRAINING}'\"\necho $run\neval $run\n"),
+    ),
+    "a command with quotes that nothing parses": (
+        "syntax",
+        Message(
+            script=f"{HEAD}run=\"srun bash -c 'cd x && {TRAINING}'\"\n$run\n",
+            why="the text of bash -c is not valid",
+        ),
+    ),
     "a text of bash -c that may not run": (
         "syntax",
         Message(script=f"{HEAD}more=\n[ -e x ] && more='('\nsrun bash -c \"{TRAINING} $more\"\n"),

@@ -134,6 +134,9 @@ class Command:
     @cached_property
     def shell_text(self) -> Word | None:
         """The text that the command passes to `bash -c`; None without one."""
+        # eval joins its words and parses them again; the others start nothing
+        if self.name in ("eval", "echo", "printf"):
+            return None
         texts = [word.text for word in self.words]
         for index, text in enumerate(texts[:-2]):
             following = index + 1
