@@ -105,7 +105,7 @@ class Counts:
         """What the tokenizer could not express."""
         found = []
         if self.unknown:
-            share = f"{self.unknown / self.tokens:.2g}" if self.tokens else "1"
+            share = f"{100 * self.unknown / self.tokens:.2g}%" if self.tokens else "100%"
             found.append(
                 f"{counted(self.unknown, 'token')} ({share} of all) replace text that the tokenizer does not know"
             )
