@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from hpcgen.cli.options import program as this_program
 from hpcgen.errors import ConfigErrors, HpcgenError
 
 if TYPE_CHECKING:
+    from hpcgen.check.migration.leftover import Leftover
     from hpcgen.check.migration.migration import Migration
     from hpcgen.config.cluster import ClusterConfig
     from hpcgen.config.document import Document
@@ -300,11 +301,7 @@ def _show_leftovers(script: Path | None, migration: Migration) -> None:
 
     if "program" in migration.sections:
         click.echo(f"{script}: the run file starts the script's own program (stage run)", err=True)
-    for leftover in migration.leftovers:
-        click.secho(
-            f"{script}:{leftover.line}: not converted: {printable(leftover.what)}", fg="yellow", err=True
-        )
-        click.echo(f"    {printable(leftover.why)}", err=True)
+    _list(script, migration.leftovers)
     if migration.without_effect:
         options = ", ".join(map(printable, migration.without_effect))
         click.echo(f"without a key, and without effect on the results: {options}", err=True)
@@ -314,13 +311,27 @@ def _show_leftovers(script: Path | None, migration: Migration) -> None:
         click.echo(f"the trainer does this by default: {' '.join(migration.usual)}", err=True)
 
 
+def _list(script: Path | None, leftovers: Iterable[Leftover]) -> None:
+    from hpcgen.check.migration.migration import printable
+
+    for leftover in leftovers:
+        click.secho(
+            f"{script}:{leftover.line}: not converted: {printable(leftover.what)}", fg="yellow", err=True
+        )
+        click.echo(f"    {printable(leftover.why)}", err=True)
+
+
 def _migrate(
     script: Path, cluster: ClusterConfig, node_type: NodeType, chosen: Document, *, as_program: bool
 ) -> Migration:
-    from hpcgen.check.migration.migration import migrate
+    from hpcgen.check.migration.migration import Refusal, migrate
 
     try:
         text = script.read_bytes().decode(errors="replace")
     except OSError as error:
         raise HpcgenError(f"{script}: cannot be read ({error.strerror})", "name a batch script") from error
-    return migrate(text, str(script), cluster, node_type, chosen.values, as_program=as_program)
+    try:
+        return migrate(text, str(script), cluster, node_type, chosen.values, as_program=as_program)
+    except Refusal as refusal:
+        _list(script, refusal.listed)
+        raise

@@ -42,7 +42,10 @@ def refused(ended: Ended) -> dict[str, str]:
     """Options that are refused because results depend on them -> the reasons, for a script without a run file."""
     assert ended.status == 2, ended.stderr
     assert not Path("run.yaml").exists()
-    found = (re.fullmatch(r"job\.sh:\d+: (.+?): (.+)", line) for line in ended.stderr.splitlines())
+    found = (
+        re.fullmatch(r"job\.sh:\d+: ((?!not converted: ).+?): (.+)", line)
+        for line in ended.stderr.splitlines()
+    )
     return {match[1]: match[2] for match in found if match}
 
 

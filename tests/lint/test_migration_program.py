@@ -297,3 +297,12 @@ def test_a_program_that_starts_differently_in_each_branch_is_refused() -> None:
     ended = hpcgen("init", "run.yaml", "--from", "job.sh", "--cluster", "azure-ndv5")
     assert (ended.status, Path("run.yaml").exists()) == (2, False)
     assert "branches of the script start the program in different ways" in ended.stderr
+
+
+def test_a_refusal_also_shows_what_would_be_listed() -> None:
+    Path("job.sh").write_text(f"{DIRECTIVES}module load cuda\nsrun ./run < input.txt\n")
+    ended = hpcgen("init", "run.yaml", "--from", "job.sh", "--cluster", "azure-ndv5")
+    assert ended.status == 2
+    assert "job.sh:2: not converted: module load cuda" in ended.stderr
+    assert "job.sh:3: < input.txt: the program gets no standard input" in ended.stderr
+    assert not Path("run.yaml").exists()

@@ -62,6 +62,14 @@ PARALLEL_SIZES = (
 TIME = "1-00:00:00"
 
 
+class Refusal(ConfigErrors):
+    """Settings that affect the results and cannot be carried over, with everything that is only listed."""
+
+    def __init__(self, mistakes: list[Mistake], listed: tuple[Leftover, ...]) -> None:
+        super().__init__(mistakes)
+        self.listed = listed
+
+
 @dataclass(frozen=True, kw_only=True)
 class Migration:
     """The result of converting a script."""
@@ -96,7 +104,7 @@ def migrate(
 
     Raises:
         HpcgenError: the text is not a script, has a syntax error, or starts no program.
-        ConfigErrors: all settings that affect the results of the training and cannot be carried over.
+        Refusal: all settings that affect the results of the training and cannot be carried over.
     """
     script = read(text, path, trusts_defaults=True)
     if not script.is_shell:
@@ -167,7 +175,10 @@ def _migration(job: Job, carried: Carried, path: str) -> Migration:
     leftovers = sorted(set(carried.leftovers), key=lambda leftover: (leftover.line, leftover.what))
     is_program = "program" in carried.sections
     if refused := [leftover for leftover in leftovers if leftover.decides]:
-        raise ConfigErrors([_refusal(path, leftover, is_program=is_program) for leftover in refused])
+        raise Refusal(
+            [_refusal(path, leftover, is_program=is_program) for leftover in refused],
+            tuple(leftover for leftover in leftovers if not leftover.decides),
+        )
     return Migration(
         name=_name(job.script.options.get("job-name", "")),
         sections=carried.sections,
