@@ -215,6 +215,30 @@ def test_secrets_of_the_command_are_neither_converted_nor_printed() -> None:
     assert written()["program"]["command"] == command
 
 
+def test_the_value_of_an_option_for_a_secret_is_neither_converted_nor_printed() -> None:
+    own = "--api_key 0q7 --hf-token ab12cd34ef56gh78 --password=hunter2"
+    usual = "--eos-token '</s>' --max_tokens 512 --token $TOK"
+    ended = init(f"{DIRECTIVES}srun python prepare.py --secret pr3p\nsrun python train.py {own} {usual}\n")
+    text = ended.stderr + Path("run.yaml").read_text()
+    assert not [secret for secret in ("0q7", "ab12cd34ef56gh78", "hunter2", "pr3p") if secret in text]
+    assert "not converted: --api_key ...\n" in ended.stderr
+    command = written()["program"]["command"][2:]
+    assert command[:5] == ["--api_key", "{secret}", "--hf-token", "{secret}", "{secret}"]
+    assert command[5:] == ["--eos-token", "</s>", "--max_tokens", "512", "--token", "{TOK}"]
+
+
+def test_a_variable_that_the_script_unsets_is_not_carried_over() -> None:
+    init(f"{DIRECTIVES}export A=1 B=2 C=3\nunset A\n[ -e x ] && unset B\nsrun python train.py\nunset C\n")
+    assert written()["environment"] == {"C": "3"}
+
+
+def test_several_programs_of_a_step_are_refused() -> None:
+    Path("job.sh").write_text(f"#!/bin/bash\n{DIRECTIVES}srun --multi-prog programs.conf\n")
+    ended = hpcgen("init", "run.yaml", "--from", "job.sh", "--cluster", "azure-ndv5")
+    assert (ended.status, Path("run.yaml").exists()) == (2, False)
+    assert "srun --multi-prog: the run file starts one program" in ended.stderr
+
+
 def test_a_program_that_starts_on_the_first_node_only_is_refused() -> None:
     Path("job.sh").write_text(f"#!/bin/bash\n{DIRECTIVES}python train.py\n")
     command = ("init", "run.yaml", "--from", "job.sh", "--cluster", "azure-ndv5")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from hpcgen.check.lint.job import ALL_ARGUMENTS, Job
@@ -38,7 +38,6 @@ WHY = {
     r"time|partition|account|qos|reservation|constraint": "the job's own directive decides; set slurm.{stage}",
     r"export": "tasks get the environment of the job; set variables in environment",
     r"open-mode": "the log is appended to after a requeue",
-    r"multi-prog": "the run file starts one program with the same arguments in every task",
     r"chdir": "{directory}",
 }
 """Names of options of sbatch and srun -> where they go, or why a run file does not need them."""
@@ -156,14 +155,14 @@ def option_text(option: Option) -> str:
     return f"--{option.name}={'...' if is_hidden else option.text}"
 
 
-def shown_words(words: tuple[Word, ...]) -> str:
-    """Words for a message, without the values of secrets."""
-    return " ".join(map(_without_secret, (re.sub(r"\s+", " ", word.text) for word in words)))
+def shown_words(words: Sequence[Word]) -> str:
+    """Words for a message, with dots in place of secrets."""
+    texts = [re.sub(r"\s+", " ", word.text) for word in words]
+    secret = hold_secrets([word.text for word in words])
+    return " ".join(_hidden(text) if hides else text for text, hides in zip(texts, secret, strict=True))
 
 
-def _without_secret(text: str) -> str:
-    if not is_secret(text):
-        return text
+def _hidden(text: str) -> str:
     name, equals, _ = text.partition("=")
     return f"{name}=..." if equals and not SECRET_VALUE.search(name) else "..."
 
@@ -175,10 +174,29 @@ def brief(words: tuple[Word, ...]) -> str:
 
 
 def is_secret(text: str) -> bool:
-    """True if a word contains a secret, such as WANDB_API_KEY=abc."""
-    name, equals, _ = text.partition("=")
-    is_named = equals and re.fullmatch(r"\w+", name) and SECRET.search(name)
-    return bool(is_named or SECRET_VALUE.search(text))
+    """True if a word contains a secret, such as WANDB_API_KEY=abc or --api-key=abc."""
+    name, equals, value = text.partition("=")
+    return bool((equals and _holds_secret(name, value)) or SECRET_VALUE.search(text))
+
+
+def hold_secrets(texts: Sequence[str]) -> list[bool]:
+    """Which words contain a secret. The word after an option such as --api-key is one."""
+    return [
+        is_secret(text)
+        or (before.startswith("-") and text[:1] not in ("-", "") and _holds_secret(before, text))
+        for before, text in zip(("", *texts), texts, strict=False)
+    ]
+
+
+def _holds_secret(name: str, value: str) -> bool:
+    """True if the name of a variable or option says that its value is a secret."""
+    if not re.fullmatch(r"-{0,2}\w[\w-]*", name) or not SECRET.search(name.replace("-", "_")):
+        return False
+    if not name.startswith("-"):
+        return True
+    # an option such as --eos-token has a text of the vocabulary, and a value such as $KEY is not the secret itself
+    is_token = name.lower().endswith("token")
+    return bool(re.fullmatch(r"(?=.*\d)[\w.-]{16,}", value)) if is_token else "$" not in value
 
 
 # ---- the commands and words of the launch ----

@@ -117,14 +117,22 @@ def _settings(job: Job, launch: Launch, carried: Carried, *, has_prefix: bool) -
     """
     own = own_commands(job, launch)
     end = max(command.end for command in own)
+    unset = [
+        command
+        for command in job.script.commands
+        if command.name == "unset" and not command.dead and command.end <= end
+    ]
     for assignment in job.script.exports:
         if assignment.dead or is_within(assignment, launch, job) or not _is_for(assignment, job, own):
+            continue
+        ends = [command for command in unset if _ends(command, assignment)]
+        if any(not command.conditional for command in ends):
             continue
         if assignment.outer is None and not assignment.function and assignment.line > end:
             carried.leave(assignment.line, assignment.name, "it is set after the program, for something else")
         else:
             outer = None if assignment.outer is None else job.script.commands[assignment.outer]
-            is_conditional = assignment.conditional and not (outer and outer.conditional)
+            is_conditional = bool(ends) or (assignment.conditional and not (outer and outer.conditional))
             yield _of_assignment(assignment, is_conditional=is_conditional)
     for directive in job.script.directives:
         if directive.name == "export" and directive.effective:
@@ -148,6 +156,16 @@ def _settings(job: Job, launch: Launch, carried: Carried, *, has_prefix: bool) -
     for word in launch_prefix(launch)[0]:
         if not has_prefix or is_secret(word.text):
             yield from _of_word(word)
+
+
+def _ends(command: Command, assignment: Assignment) -> bool:
+    """True if an `unset` that follows an assignment in the same shell names its variable."""
+    names = {word.text for word in command.words[1:]}
+    return (
+        assignment.name in names
+        and command.line > assignment.line
+        and (command.outer, command.function) == (assignment.outer, assignment.function)
+    )
 
 
 def _of_word(word: Word) -> Iterator[Setting]:

@@ -17,6 +17,7 @@ from hpcgen.check.migration.account import (
     brief,
     changes_of_directory,
     command_words,
+    hold_secrets,
     is_body,
     is_secret,
     launch_prefix,
@@ -199,6 +200,11 @@ def _refuse_alternatives(launch: Launch, carried: Carried) -> None:
         text = brief((*step[:1], *words))
         why = "branches of the script start the program in different ways"
         carried.refuse(found.line, text, why)
+    several = launch.step.option("multi-prog") if launch.step else None
+    if several is not None:
+        why = "the run file starts one program with the same arguments in every task"
+        carried.refuse(several.word.line, f"srun {option_text(several)}", why)
+        carried.claim(several)
 
 
 def _carry_command(job: Job, launch: Launch, carried: Carried) -> None:
@@ -213,7 +219,13 @@ def _carry_command(job: Job, launch: Launch, carried: Carried) -> None:
     else:
         carried.claim(*launch.options, *launch_prefix(launch)[0], *launch_prefix(launch)[1])
     _leave_conditions(words, carried)
-    carried.put("program.command", [_argument(word, job, launch, carried) for word in words])
+    arguments = []
+    for index, hides in enumerate(hold_secrets([word.text for word in words])):
+        if hides:
+            shown = words[index : index + 1] if is_secret(words[index].text) else words[index - 1 : index + 1]
+            carried.leave(words[index].line, shown_words(shown), _SECRET)
+        arguments.append("{secret}" if hides else _argument(words[index], job, launch, carried))
+    carried.put("program.command", arguments)
     relative = (
         not launch.program.startswith("$")
         and not launch.is_module
@@ -225,6 +237,9 @@ def _carry_command(job: Job, launch: Launch, carried: Carried) -> None:
         carried.leave(launch.line, launch.program, why)
 
 
+_SECRET = (
+    "it is a secret: name its variable in `secrets`, let the program read it there, and remove this argument"
+)
 _IN_ANY_CASE = "program.command has these arguments in any case; remove them if they are not wanted"
 _IN_ONE_BRANCH = (
     "branches of the script give different arguments; in program.command, remove the braces around those that you "
@@ -290,10 +305,6 @@ def _argument(word: Word, job: Job, launch: Launch, carried: Carried) -> str:
             "or name the file"
         )
         carried.refuse(word.line, f"the argument {brief((word,))}", why)
-    if is_secret(word.text):
-        why = "it is a secret: name its variable in `secrets`, let the program read it there, and remove this argument"
-        carried.leave(word.line, shown_words((word,)), why)
-        return "{secret}"
     if word.variables and set(word.variables) <= _OF_JOB & variables.keys() and _PLAIN.fullmatch(source):
         # by name, although the directives may determine the value
         text, ranges = source, tuple(found.span() for found in _EXPANSION.finditer(source))
