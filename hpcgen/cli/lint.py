@@ -103,7 +103,9 @@ def command(
     are only notes. A bug in hpcgen is reported with its traceback after the findings, and also means status 1.
     """
     from hpcgen.check.lint.check import lint, release_of, selection
+    from hpcgen.check.lint.syntax import find_shfmt
 
+    find_shfmt()  # its absence is no bug
     rules = selection(chosen, ignore)
     release = None if slurm_version is None else release_of(slurm_version)
     texts = [_read(path) for path in scripts]
