@@ -34,7 +34,7 @@ from hpcgen.errors import HpcgenError
 parquet.confined = partial(parquet.confined, max_memory={LIMIT} << 20)
 readers = {{
     "texts": lambda path, source: (rows.num_bytes for rows in parquet.read_rows(path, source, "text")),
-    "lines": lambda path, source: map(len, parquet.json_lines(path, source)),
+    "lines": lambda path, source: map(len, parquet.json_lines(path, source, "text")),
 }}
 outcomes = {{}}
 for path in map(Path, sys.argv[1:]):
