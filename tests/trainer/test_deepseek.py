@@ -97,6 +97,7 @@ def test_all_losses_and_norms_are_those_of_a_single_process(
             },
             3,
             id="PP3xVPP2-before-loss",
+            marks=pytest.mark.slow,
         ),
     ],
 )
@@ -132,7 +133,7 @@ def test_latent_attention_without_a_latent_for_queries_or_without_norms(
 @pytest.mark.parametrize(
     ("layout", "world_size"),
     [
-        pytest.param(TP2 | EP2, 2, id="TP2xEP2"),
+        pytest.param(TP2 | EP2, 2, id="TP2xEP2", marks=pytest.mark.slow),
         pytest.param(CP2 | EP2, 2, id="CP2xEP2"),
         pytest.param(PP2 | EP2, 4, id="PP2xEP2", marks=pytest.mark.slow),
     ],

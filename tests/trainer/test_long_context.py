@@ -74,6 +74,7 @@ def losses(settings: dict[str, object]) -> list[float]:
     return [event["loss"] for event in events if event["event"] == "step"]
 
 
+@pytest.mark.slow  # the page about long contexts runs its steps
 def test_the_example_extends_a_trained_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stand_in: str
 ) -> None:

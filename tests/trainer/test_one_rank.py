@@ -24,14 +24,23 @@ RANKS = 4
 @pytest.mark.parametrize(
     ("model", "layout"),
     [
-        (MOE, {"expert_model_parallel_size": 4, "overlap_grad_reduce": True, "overlap_param_gather": True}),
-        (MOE, {"expert_model_parallel_size": 2, "context_parallel_size": 2}),
-        (
+        pytest.param(
+            MOE,
+            {"expert_model_parallel_size": 4, "overlap_grad_reduce": True, "overlap_param_gather": True},
+            id="ep4",
+        ),
+        pytest.param(
+            MOE,
+            {"expert_model_parallel_size": 2, "context_parallel_size": 2},
+            id="ep2-cp2",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
             LLAMA,
             {"tensor_model_parallel_size": 2, "sequence_parallel": True, "pipeline_model_parallel_size": 2},
+            id="tp2-pp2",
         ),
     ],
-    ids=["ep4", "ep2-cp2", "tp2-pp2"],
 )
 def test_the_trainer_runs_as_rank_0_alone(
     model: dict[str, object], layout: dict[str, object], corpus: str, tmp_path: Path

@@ -290,7 +290,11 @@ def test_a_run_stops_and_resumes_on_debians_python(
 
 @pytest.mark.process
 @pytest.mark.parametrize(
-    "resumes", [finished, lambda config: debian().finished(config)], ids=["here", "there"]
+    "resumes",
+    [
+        pytest.param(finished, id="here"),
+        pytest.param(lambda config: debian().finished(config), id="there", marks=pytest.mark.slow),
+    ],
 )
 def test_a_checkpoint_of_0_2_0_on_debians_python_is_rescued(
     resumes: Callable[[dict[str, Any]], Run], config: dict[str, Any], single_gpt: Run, tmp_path: Path

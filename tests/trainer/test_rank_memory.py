@@ -106,7 +106,7 @@ SLOW = pytest.mark.slow
             marks=SLOW,
         ),
         pytest.param(MTP, PP3 | VPP2 | {LAYOUT: "E|t|t|t|tm|L"}, 3, {}, 0.06, id="PP3xVPP2-MTP", marks=SLOW),
-        pytest.param(TIED_MTP, PP2, 2, {"micro_batch_size": 1}, 0.04, id="PP2-tied-MTP"),
+        pytest.param(TIED_MTP, PP2, 2, {"micro_batch_size": 1}, 0.04, id="PP2-tied-MTP", marks=SLOW),
         pytest.param(DENSE, PP2 | VPP2, 2, {}, 0.04, id="VPP2"),
         pytest.param(DENSE | {"num_layers": 8}, PP4 | VPP2, 4, {}, 0.06, id="PP4xVPP2", marks=SLOW),
         pytest.param(LARGE_VOCABULARY, PP2, 2, UNIFORM, 0.04, id="PP2-embedding"),
@@ -151,11 +151,23 @@ def test_each_rank_allocates_what_the_estimate_counts(
 @pytest.mark.parametrize(
     ("model", "layout", "world_size", "training"),
     [
-        pytest.param(DENSE, PP2 | TP2 | {"pipeline_model_parallel_layout": "E|ttttL"}, 4, {}, id="embedding"),
         pytest.param(
-            DENSE, PP2 | VPP2 | {"pipeline_model_parallel_layout": "Ett|t|t|L"}, 2, BLOCK, id="short-chunk"
+            DENSE,
+            PP2 | TP2 | {"pipeline_model_parallel_layout": "E|ttttL"},
+            4,
+            {},
+            id="embedding",
+            marks=SLOW,
         ),
-        pytest.param(DROPLESS, TP4, 4, UNIFORM, id="ETP4"),
+        pytest.param(
+            DENSE,
+            PP2 | VPP2 | {"pipeline_model_parallel_layout": "Ett|t|t|L"},
+            2,
+            BLOCK,
+            id="short-chunk",
+            marks=SLOW,
+        ),
+        pytest.param(DROPLESS, TP4, 4, UNIFORM, id="ETP4", marks=SLOW),
         pytest.param(
             WIDE_EXPERTS, TP4 | EP4, 4, {"micro_batch_size": 1, "global_batch_size": 4}, id="wide-experts"
         ),
