@@ -77,7 +77,7 @@ def time_problems(
     """
     problems = list(_problems(times, run, config, allocation))
     limit = place_of(TRAIN, "time", config, run.cluster)
-    if limit.file == "run" or is_set_by_site(run.cluster_document, limit.path) or not problems:
+    if limit.file != "cluster" or is_set_by_site(run.cluster_document, limit.path) or not problems:
         return problems, []
     reason = f"results in steps of about {duration(times.step_s)} on this machine"
     hint = "use a smaller model or batch, or a cluster profile with GPUs"

@@ -60,7 +60,7 @@ def _keys(names: tuple[str, ...], plan: Plan, stage: StagePlan) -> Iterator[str]
             else place_of(stage.kind, name, run.config, run.cluster)
         )
         value = run.cluster.gres if name == "gres" else getattr(settings, name)
-        document = run.document if place.file == "run" else run.cluster_document
+        document = run.cluster_document if place.file == "cluster" else run.document
         where = document.origin(place.path)
         shown = " ".join(value) if isinstance(value, tuple) else value
         yield (
