@@ -356,7 +356,13 @@ def go_through(seed: int, num_strings: int) -> Counter[str]:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("seed", range(len(RUNTIMES)), ids=RUNTIMES)
+@pytest.mark.parametrize(
+    "seed",
+    [
+        pytest.param(seed, id=runtime, marks=[pytest.mark.slow] if runtime == "enroot" else [])
+        for seed, runtime in enumerate(RUNTIMES)
+    ],
+)
 def test_hostile_strings_are_refused_or_arrive_unchanged(seed: int) -> None:
     count = go_through(seed, STRINGS_IN_CI)
     assert count["taken"] > 10

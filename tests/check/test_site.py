@@ -206,6 +206,7 @@ def test_consequences_of_a_lost_block_are_not_reported(site: Path) -> None:
     assert all(finding.finding.path.startswith(f"{site}/") for finding in report.findings)
 
 
+@pytest.mark.slow
 def test_many_lost_variables_are_one_finding(site: Path, cluster: str) -> None:
     finding = only(checked(site, cluster, one_block("train", "environment", "unset PATH_OF_SITE")))
     assert re.fullmatch(r"not exported: (\w+, ){3}\w+ and \d+ more", finding.finding.why)

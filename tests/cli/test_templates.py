@@ -358,6 +358,7 @@ def test_the_guides_way_to_load_modules_works_with_the_real_ones(
 
 
 @pytest.mark.usefixtures("one_is_read")
+@pytest.mark.slow
 def test_check_reads_the_scripts_with_hpcgens_own_lint(cluster: str, workplace: Path) -> None:
     text = BASE.replace("epilogue", "prologue").replace("true", "export NCCL_DEBUG=INFOO")
     site = write_templates(workplace / "site", {"slurm/base.sbatch.j2": text})

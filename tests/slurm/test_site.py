@@ -170,7 +170,9 @@ BROKEN_PROLOGUES = {
 }
 
 
-@pytest.mark.parametrize("name", BROKEN_PROLOGUES)
+@pytest.mark.parametrize(
+    "name", ["unset variable", "exit", pytest.param("failing command", marks=pytest.mark.slow)]
+)
 def test_a_broken_prologue_is_a_failure_that_is_requeued_until_the_third_attempt(
     slurm_cluster: SlurmCluster, tiny_run: Path, name: str
 ) -> None:

@@ -119,7 +119,11 @@ def test_tied_embeddings_in_pipelines(
     assert_same_checkpoint(resumed.checkpoints / "iter_0000006", whole.checkpoints / "iter_0000006")
 
 
-@pytest.mark.parametrize("queries", [{"q_lora_rank": None}, {"qk_layernorm": False}], ids=str)
+@pytest.mark.parametrize(
+    "queries",
+    [{"q_lora_rank": None}, pytest.param({"qk_layernorm": False}, marks=pytest.mark.slow)],
+    ids=str,
+)
 def test_latent_attention_without_a_latent_for_queries_or_without_norms(
     queries: dict[str, Any], config: dict[str, Any], single_deepseek: Run
 ) -> None:

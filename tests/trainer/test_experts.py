@@ -170,7 +170,7 @@ def test_a_checkpoint_resumes_at_another_expert_layout(
         numpy.testing.assert_allclose(resumed.steps, straight.steps[2:], rtol=5e-7)
 
 
-@pytest.mark.parametrize("kind", ["aux_loss", "seq_aux_loss"])
+@pytest.mark.parametrize("kind", [pytest.param("aux_loss", marks=pytest.mark.slow), "seq_aux_loss"])
 def test_auxiliary_losses_do_not_depend_on_the_micro_batch_or_the_layout(
     kind: str, corpus: str, tmp_path: Path
 ) -> None:

@@ -39,6 +39,7 @@ RANKS = 4
             LLAMA,
             {"tensor_model_parallel_size": 2, "sequence_parallel": True, "pipeline_model_parallel_size": 2},
             id="tp2-pp2",
+            marks=pytest.mark.slow,
         ),
     ],
 )

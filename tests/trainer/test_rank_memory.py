@@ -85,7 +85,7 @@ SLOW = pytest.mark.slow
     [
         pytest.param(DENSE, {}, 1, {}, 0.02, id="one", marks=SLOW),
         pytest.param(LARGE_VOCABULARY, {}, 1, UNIFORM, 0.02, id="one-tied-full", marks=SLOW),
-        pytest.param(DENSE, INSTANCES, 2, {}, 0.02, id="DP2-instances"),
+        pytest.param(DENSE, INSTANCES, 2, {}, 0.02, id="DP2-instances", marks=SLOW),
         pytest.param(
             MOE, INSTANCES | {"expert_model_parallel_size": 2}, 4, {}, 0.15, id="EP2-instances", marks=SLOW
         ),

@@ -64,7 +64,7 @@ def small_corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(prefix)
 
 
-@pytest.mark.parametrize("case", ["gpt2", "llama3.2"])
+@pytest.mark.parametrize("case", [pytest.param("gpt2", marks=pytest.mark.slow), "llama3.2"])
 def test_every_layout_starts_from_the_same_weights(
     case: str, originals: dict[str, Path], small_corpus: str, tmp_path: Path
 ) -> None:

@@ -41,13 +41,13 @@ def process_groups() -> Iterator[None]:
 @pytest.mark.parametrize(
     "case",
     [
-        "deepseek-experts",
+        pytest.param("deepseek-experts", marks=pytest.mark.slow),
         "deepseek-groups",
         "deepseek-llama3",
         "deepseek-without-query-latent",
-        "deepseek-yarn",
+        pytest.param("deepseek-yarn", marks=pytest.mark.slow),
         "deepseek-yarn-mscale",
-        "mixtral",
+        pytest.param("mixtral", marks=pytest.mark.slow),
         "mixtral-window",
         "qwen3-moe",
     ],
