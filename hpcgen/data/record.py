@@ -102,7 +102,7 @@ class Counts:
 
     @property
     def warnings(self) -> list[str]:
-        """What the tokenizer could not express."""
+        """A sentence for each kind of text that the tokenizer could not encode."""
         found = []
         if self.unknown:
             share = f"{100 * self.unknown / self.tokens:.2g}%" if self.tokens else "100%"

@@ -30,7 +30,7 @@ _MAX_LINE = 1000
 
 @dataclass
 class Effort:
-    """What the samples of a rule have cost. Variables that refer to each other can need exponential time."""
+    """The steps that a rule has used for its samples. Variables that refer to each other can need exponential time."""
 
     steps: int = 0
     draws: int = 0

@@ -180,7 +180,7 @@ def is_secret(text: str) -> bool:
 
 
 def hold_secrets(texts: Sequence[str]) -> list[bool]:
-    """Which words contain a secret. The word after an option such as --api-key is one."""
+    """True for each word that contains a secret. The word after an option such as --api-key does."""
     return [
         is_secret(text)
         or (before.startswith("-") and text[:1] not in ("-", "") and _holds_secret(before, text))

@@ -38,7 +38,7 @@ from hpcgen.errors import HpcgenError
 
 _TIMEOUT_S = 30.0
 _UNEXPECTED = (ValueError, TypeError, LookupError, AttributeError, httpx2.DecodingError)
-"""What huggingface_hub raises for an answer that is not JSON, or has another shape."""
+"""Exceptions of huggingface_hub for an answer that is not JSON, or has another shape."""
 _ELSEWHERE = "or use another source: a mirror (HF_ENDPOINT), url, directory or manifest"
 
 

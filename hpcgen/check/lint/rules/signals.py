@@ -322,7 +322,7 @@ _OWN_PROCESSES = (
     "${SLURM_JOB_ID}",
     '"${SLURM_JOB_ID}"',
 )
-"""What a script signals to reach its own shell."""
+"""Process IDs and names with which a script signals its own shell."""
 
 
 @rule(
