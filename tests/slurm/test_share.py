@@ -201,9 +201,10 @@ def test_slurm_that_hides_jobs_of_others_is_a_warning(shared: SharedRun, slurm_c
     try:
         first = shared.submit(OWNER)
         wait_until(lambda: (shared.run_dir / f"run-{first}.log").exists() and "ran as" in shared.log(first))
-        own, other = shared.submit(OWNER), shared.submit(MEMBER)
+        own = shared.submit(OWNER)
         assert slurm_cluster.wait(own) == "FAILED"
         assert f"job {first} is running in {shared.run_dir}" in shared.log(own)
+        other = shared.submit(MEMBER)  # not before: it would write its number into RUNNING
         wait_until(lambda: (shared.run_dir / f"run-{other}.log").exists() and "ran as" in shared.log(other))
         assert f"If job {first} of {OWNER} is still running in {shared.run_dir}, only the lock" in shared.log(
             other
