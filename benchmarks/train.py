@@ -27,8 +27,8 @@ from typing import Any
 from benchmarks import runs
 from benchmarks.train_cases import CASES, Case
 from trainer.contract.config import TrainerConfig, TrainingConfig, from_dict
-from trainer.contract.flops import FORMULA, flops_per_sample
-from trainer.contract.resolve import resolve
+from trainer.contract.config.resolve import resolve
+from trainer.contract.model.flops import FORMULA, flops_per_sample
 
 WARM_STEPS = 8
 PEERS = ("bare", "megatron_lm")

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import BinaryIO, Literal, NamedTuple
 
 from hpcgen.errors import HpcgenError
-from trainer.contract.shared_files import refuse_foreign_link, user
+from trainer.contract.files.shared_files import refuse_foreign_link, user
 
 _PRIVATE_NAME = re.compile(r"\.(?P<target>.+)\.(?P<host>[0-9a-f]{8})[0-9a-f]{8}\.tmp")
 _IDLE_S = 86400.0

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from trainer.contract import checkpoint_files
+from trainer.contract.files import checkpoint_files
 
 START = 1_760_000_000.0
 STEP_S = 2.0

@@ -19,9 +19,9 @@ NOT_RENDERED = {
     "pydantic",  # a correct run file needs none of it
     *("urllib.request", "http.client", "ssl", "socket", "logging", "concurrent.futures"),
     *(
-        "trainer.contract.checkpoint_files",
-        "trainer.contract.provenance",
-        "trainer.contract.run_directory",
+        "trainer.contract.files.checkpoint_files",
+        "trainer.contract.resuming.provenance",
+        "trainer.contract.files.run_directory",
     ),  # the first job has no checkpoint
 }
 """Modules that cost `hpcgen render` milliseconds each and that a correct first job does not need."""

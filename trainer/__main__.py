@@ -11,7 +11,7 @@ from pathlib import Path
 
 from trainer.contract import config as configuration
 from trainer.contract.errors import Exit, ReportedByRank0Error, TrainerError
-from trainer.contract.run_directory import RunDirectory
+from trainer.contract.files.run_directory import RunDirectory
 from trainer.distributed import device
 from trainer.faults.stopping import announce, leave
 from trainer.metrics.console import quiet_libraries

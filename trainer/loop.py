@@ -9,8 +9,8 @@ import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
 
 from trainer.checkpoint import Checkpoints
-from trainer.contract.batch_size import Batches
 from trainer.contract.config import TrainerConfig, TrainingConfig
+from trainer.contract.model.batch_size import Batches
 from trainer.data.loader import data_iterators
 from trainer.faults.stopping import StopRequest
 from trainer.faults.watch import Phase, Watch

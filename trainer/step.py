@@ -15,10 +15,10 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
-from trainer.contract.batch_size import Batch, batch_size_at
 from trainer.contract.config import OptimizerConfig, TrainerConfig
 from trainer.contract.errors import NonFiniteError
-from trainer.contract.flops import visible_pairs
+from trainer.contract.model.batch_size import Batch, batch_size_at
+from trainer.contract.model.flops import visible_pairs
 from trainer.contract.wording import rank_list
 from trainer.data.loader import MicroBatch, num_microbatches
 from trainer.faults.spikes import SpikeWatch

@@ -15,16 +15,18 @@ import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
 
 from trainer import checkpoint
-from trainer.contract import code_loading, finished, provenance
-from trainer.contract.batch_size import batch_size_at
-from trainer.contract.code_record import SHA256_DIGITS
+from trainer.contract.code import code_loading
+from trainer.contract.code.code_record import SHA256_DIGITS
+from trainer.contract.code.user_code import UserCode, sha256
 from trainer.contract.config import TrainerConfig, fingerprint, to_dict
-from trainer.contract.confirmations import Confirmations
+from trainer.contract.config.resolve import resolve
 from trainer.contract.errors import Scope, TrainerError
-from trainer.contract.record_shape import CONFIRMED
-from trainer.contract.resolve import resolve
-from trainer.contract.run_directory import RunDirectory, publish, set_aside
-from trainer.contract.user_code import UserCode, sha256
+from trainer.contract.files import finished
+from trainer.contract.files.run_directory import RunDirectory, publish, set_aside
+from trainer.contract.model.batch_size import batch_size_at
+from trainer.contract.resuming import provenance
+from trainer.contract.resuming.confirmations import Confirmations
+from trainer.contract.resuming.record_shape import CONFIRMED
 from trainer.contract.wording import counted
 from trainer.data.datasets import Reading, open_datasets, plan
 from trainer.data.loader import num_microbatches, reads_samples

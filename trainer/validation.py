@@ -8,8 +8,8 @@ import torch
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.process_groups_config import ProcessGroupCollection
 
-from trainer.contract.batch_size import Batch
 from trainer.contract.config import TrainerConfig
+from trainer.contract.model.batch_size import Batch
 from trainer.data.loader import data_iterators
 from trainer.step import forward_backward
 

@@ -17,7 +17,7 @@ from hpcgen.config.tokenizer import TokenizerConfig
 from hpcgen.errors import HpcgenError
 from hpcgen.planning.trainer_tokenizer import GPT2_FILES, tokenizer_name, tokenizer_problems
 from hpcgen.slurm.processes import end_with_parent, term_exits
-from trainer.contract.checkpoint_files import Checkpoint
+from trainer.contract.files.checkpoint_files import Checkpoint
 
 MODULE = "trainer.huggingface"
 

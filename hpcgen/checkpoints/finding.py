@@ -10,9 +10,9 @@ from typing import Any
 
 from hpcgen.checkpoints.run_config import read_run_config
 from hpcgen.errors import HpcgenError
-from trainer.contract import checkpoint_files, checkpoint_index
-from trainer.contract.checkpoint_files import Checkpoint
-from trainer.contract.checkpoint_index import INDEX
+from trainer.contract.files import checkpoint_files, checkpoint_index
+from trainer.contract.files.checkpoint_files import Checkpoint
+from trainer.contract.files.checkpoint_index import INDEX
 
 SET_ASIDE = re.compile(r"iter_(\d+)\.broken(?:-\d+)?")
 """Name of a broken checkpoint that the trainer has set aside."""

@@ -9,10 +9,10 @@ from typing import Literal
 
 from hpcgen.checkpoints.finding import demote_incomplete, read_directory, set_aside_iteration, set_aside_paths
 from hpcgen.checkpoints.retention import Retention
-from trainer.contract import checkpoint_files
-from trainer.contract.checkpoint_files import Checkpoint
 from trainer.contract.evaluation import is_due
-from trainer.contract.regular_file import read_text
+from trainer.contract.files import checkpoint_files
+from trainer.contract.files.checkpoint_files import Checkpoint
+from trainer.contract.files.regular_file import read_text
 
 State = Literal["complete", "damaged", "incomplete", "Megatron-LM's", "set aside"]
 

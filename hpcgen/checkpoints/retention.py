@@ -11,10 +11,10 @@ from typing import Any
 from hpcgen.checkpoints.finding import checkpoint_section, demote_incomplete, file_error, read_directory
 from hpcgen.checkpoints.run_config import read_run_config
 from hpcgen.errors import HpcgenError
-from trainer.contract import checkpoint_files
-from trainer.contract.checkpoint_files import Checkpoint
 from trainer.contract.evaluation import evaluated
-from trainer.contract.shared_files import refuse_foreign_link, require_own
+from trainer.contract.files import checkpoint_files
+from trainer.contract.files.checkpoint_files import Checkpoint
+from trainer.contract.files.shared_files import refuse_foreign_link, require_own
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from trainer.contract.regular_file import read_text
-from trainer.contract.run_directory import RunDirectory
+from trainer.contract.files.regular_file import read_text
+from trainer.contract.files.run_directory import RunDirectory
 
 
 def read_run_config(run_dir: Path) -> tuple[dict[str, Any], Path | None]:

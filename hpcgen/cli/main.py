@@ -14,7 +14,7 @@ from hpcgen.cli.lazy import LazyGroup
 from hpcgen.errors import HpcgenError, JobFailed
 from hpcgen.text import harmless
 from hpcgen.version import __version__
-from trainer.contract.regular_file import IrregularFileError
+from trainer.contract.files.regular_file import IrregularFileError
 
 SECTIONS = {
     "Start": {

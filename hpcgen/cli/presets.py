@@ -23,7 +23,7 @@ def command(as_json: bool) -> None:
     from hpcgen.config.presets import PRESETS
     from hpcgen.planning.model_size import active_parameter_count, parameter_count
     from trainer.contract.config import ModelConfig
-    from trainer.contract.resolve import resolve_model
+    from trainer.contract.config.resolve import resolve_model
 
     rows = []
     for preset in PRESETS.values():

@@ -11,7 +11,7 @@ from hpcgen.config.fields import EnvironmentName, FilePath, Name, SlurmWord, Tex
 from hpcgen.config.slurm import StageSettings
 from hpcgen.errors import Problem
 from trainer.contract.config import Count, PositiveFloat
-from trainer.contract.section import config_section
+from trainer.contract.config.section import config_section
 
 GpuRequest = Annotated[
     str,

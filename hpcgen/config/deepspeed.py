@@ -6,7 +6,7 @@ from typing import Any
 
 from hpcgen.config.fields import FilePath
 from trainer.contract.config import Count, PositiveFloat
-from trainer.contract.section import config_section
+from trainer.contract.config.section import config_section
 
 
 @config_section

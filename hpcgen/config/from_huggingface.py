@@ -12,10 +12,10 @@ from hpcgen.config import tokenizer as tokenizers
 from hpcgen.config.tokenizer import GPT2_EOD, TokenizerConfig
 from hpcgen.errors import HpcgenError
 from trainer.contract.config import ConfigError, ModelConfig, from_dict, to_dict
-from trainer.contract.git_lfs import pointer_problem
-from trainer.contract.huggingface import model_of
-from trainer.contract.regular_file import read_bytes
-from trainer.contract.resolve import resolve_model
+from trainer.contract.config.resolve import resolve_model
+from trainer.contract.families.huggingface import model_of
+from trainer.contract.files.git_lfs import pointer_problem
+from trainer.contract.files.regular_file import read_bytes
 
 BATCH = {"micro_batch_size": 1, "global_batch_size": 256, "train_iters": 1000}
 LR = 3e-5

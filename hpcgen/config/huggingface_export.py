@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
-from trainer.contract.section import config_section
+from trainer.contract.config.section import config_section
 
 FamilyName: TypeAlias = Literal[
     "gpt2", "llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "deepseek_v3"
 ]
-"""The families of trainer.contract.huggingface, by `model_type`."""
+"""The families of trainer.contract.families.huggingface, by `model_type`."""
 
 
 @config_section

@@ -9,8 +9,8 @@ from hpcgen.config.container import MountPath, Runtime
 from hpcgen.config.fields import EnvironmentName, Mask, Name, Text
 from hpcgen.stages import STAGES
 from trainer.contract.config import Count, Fraction, NonNegative, PositiveFloat
+from trainer.contract.config.section import config_section
 from trainer.contract.health import Threshold
-from trainer.contract.section import config_section
 
 if TYPE_CHECKING:
     GpuStage = str

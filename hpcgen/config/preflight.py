@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainer.contract.config import NonNegative
-from trainer.contract.section import config_section
+from trainer.contract.config.section import config_section
 
 
 @config_section

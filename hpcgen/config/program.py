@@ -11,7 +11,7 @@ from hpcgen.config.deepspeed import DeepSpeedConfig
 from hpcgen.config.fields import FilePath, Text
 from hpcgen.errors import Problem
 from hpcgen.text import did_you_mean, one_of
-from trainer.contract.section import config_section
+from trainer.contract.config.section import config_section
 
 VARIABLES = {
     "RANK": "number of the task in the job, from 0",

@@ -23,9 +23,9 @@ from trainer.contract.config import (
     ParallelismConfig,
     TrainingConfig,
 )
+from trainer.contract.config.section import config_section
 from trainer.contract.evaluation import EvaluationSettings
 from trainer.contract.generation import GenerationSettings
-from trainer.contract.section import config_section
 
 
 @config_section

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from hpcgen.config.fields import Directive, SlurmWord, TimeLimit
 from trainer.contract.config import Count, NonNegative, Range
-from trainer.contract.section import config_section
+from trainer.contract.config.section import config_section
 
 LONGEST_LEAD_S = 65535
 """The largest number of seconds that sbatch --signal accepts."""

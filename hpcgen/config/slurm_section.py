@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from hpcgen.config.slurm import StageSettings
 from hpcgen.stages import STAGES, Stage, stage_called
-from trainer.contract.section import config_section
+from trainer.contract.config.section import config_section
 
 T = TypeVar("T")
 

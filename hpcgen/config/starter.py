@@ -17,7 +17,7 @@ from hpcgen.config.run import TRAINER_SECTIONS, RunConfig
 from hpcgen.config.slurm import StageSettings
 from hpcgen.config.type_hints import inner_class
 from trainer.contract.config import ParallelismConfig, field_hints
-from trainer.contract.ranks import fewest_ranks, model_parallel_size
+from trainer.contract.model.ranks import fewest_ranks, model_parallel_size
 
 WIDTH = 110
 SHAPE = {"num_layers": 12, "hidden_size": 768, "num_attention_heads": 12, "seq_length": 1024}

@@ -33,7 +33,7 @@ from hpcgen.data.task import Context
 from hpcgen.data.unit import Unit
 from hpcgen.errors import HpcgenError
 from hpcgen.text import counted, size_text
-from trainer.contract.regular_file import open_regular
+from trainer.contract.files.regular_file import open_regular
 
 _BLOCK = 1 << 20
 _MEANINGFUL_BYTES, _MEANINGFUL_SHARE = 16 << 10, 1000

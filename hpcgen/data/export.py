@@ -31,7 +31,7 @@ from hpcgen.data.workers import Failed, Finished, Update, cores, run_all
 from hpcgen.errors import HpcgenError
 from hpcgen.files import private_file, publish, sweep
 from hpcgen.text import counted, few
-from trainer.contract.regular_file import read_bytes
+from trainer.contract.files.regular_file import read_bytes
 
 MANIFEST = "export.json"
 DATASET = "dataset_dict.json"

@@ -20,7 +20,7 @@ from hpcgen.data.record import Record, read_record
 from hpcgen.data.shard import COLUMN, Shard, has_sources, row_groups, source_identities
 from hpcgen.data.verification import Meter, OnProgress, PairReport, VerifyReport, difference, hash_file
 from hpcgen.errors import HpcgenError
-from trainer.contract.regular_file import read_bytes
+from trainer.contract.files.regular_file import read_bytes
 
 _AGAIN = "run the export again"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from trainer.contract import git_lfs
+from trainer.contract.files import git_lfs
 
 _MAGIC = {
     ".zst": re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"),

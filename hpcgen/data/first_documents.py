@@ -27,7 +27,7 @@ from hpcgen.data.unit import source_input
 from hpcgen.data.unit_checker import UnitChecker
 from hpcgen.errors import HpcgenError
 from hpcgen.text import counted, few
-from trainer.contract import git_lfs
+from trainer.contract.files import git_lfs
 
 _SHORT_FILE_BLOCKS = 2
 """A file with more blocks of about 4 MiB has enough documents for any usual number of outputs."""

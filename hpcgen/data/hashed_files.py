@@ -12,7 +12,7 @@ from hpcgen.data.first_bytes import HEAD_BYTES, stand_in
 from hpcgen.data.record import FileIdentity
 from hpcgen.data.unit import Input
 from hpcgen.errors import HpcgenError
-from trainer.contract.regular_file import opener
+from trainer.contract.files.regular_file import opener
 
 
 class CheckedFile:

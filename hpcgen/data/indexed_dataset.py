@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from hpcgen.errors import HpcgenError
 from hpcgen.text import counted
-from trainer.contract.regular_file import open_regular, require_regular
+from trainer.contract.files.regular_file import open_regular, require_regular
 
 _MAGIC = b"MMIDIDX\x00\x00"
 _HEADER = struct.Struct("<9sQBQQ")

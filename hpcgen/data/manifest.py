@@ -20,7 +20,7 @@ from hpcgen.data.listed_files import problems
 from hpcgen.errors import HpcgenError
 from hpcgen.files import Share, private_file, publish
 from hpcgen.text import counted
-from trainer.contract.regular_file import open_regular, read_bytes
+from trainer.contract.files.regular_file import open_regular, read_bytes
 
 VERSION = 1
 

@@ -14,7 +14,7 @@ from hpcgen.data.indexed_dataset import bin_path, idx_path, read_counts
 from hpcgen.data.record import RECORD_FILE, SIDE_FILE
 from hpcgen.errors import HpcgenError
 from hpcgen.text import counted
-from trainer.contract.regular_file import open_regular
+from trainer.contract.files.regular_file import open_regular
 
 HEADER_BYTES = 34
 """Header size of an .idx file: magic, version, dtype, number of sequences, number of documents + 1."""

@@ -14,7 +14,7 @@ from hpcgen.data.record import RECORD_FILE, Record
 from hpcgen.data.settings import configuration_without_vocabulary
 from hpcgen.data.unit import DataStage, Unit, units
 from hpcgen.data.unit_checker import UnitChecker
-from trainer.contract.regular_file import read_bytes
+from trainer.contract.files.regular_file import read_bytes
 
 PAIR_STAGES: tuple[DataStage, ...] = ("tokenize", "prepare")
 """Stages that produce pairs."""

@@ -22,7 +22,7 @@ from typing import BinaryIO
 import msgspec
 
 from hpcgen.files import host_tag, is_abandoned, sync
-from trainer.contract.regular_file import open_regular, read_bytes
+from trainer.contract.files.regular_file import open_regular, read_bytes
 
 SYNC_INTERVAL = 32 << 20
 """Bytes between two syncs of a part: the most that a kill can lose."""

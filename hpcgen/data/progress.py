@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from trainer.contract.regular_file import read_bytes
+from trainer.contract.files.regular_file import read_bytes
 
 
 @dataclass(frozen=True)

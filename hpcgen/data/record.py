@@ -17,7 +17,7 @@ import msgspec
 
 from hpcgen.files import private_file, publish, sync, sync_path
 from hpcgen.text import counted, harmless
-from trainer.contract.regular_file import open_regular
+from trainer.contract.files.regular_file import open_regular
 
 FORMAT = 1
 """Version of the outputs. Increase it when the same inputs and settings produce different bytes: all outputs are then

@@ -24,7 +24,7 @@ from hpcgen.data.record import Counts, FileIdentity, Record, configuration_hash,
 from hpcgen.errors import HpcgenError
 from hpcgen.files import private_file
 from hpcgen.text import counted
-from trainer.contract.regular_file import open_regular
+from trainer.contract.files.regular_file import open_regular
 
 Format = Literal["parquet", "arrow"]
 STAGE = "export"

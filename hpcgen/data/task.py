@@ -28,7 +28,7 @@ from hpcgen.data.workers import cores as cores
 from hpcgen.errors import HpcgenError
 from hpcgen.files import private_file, sweep
 from hpcgen.text import counted, few, size_text
-from trainer.contract.shared_files import refuse_foreign_link
+from trainer.contract.files.shared_files import refuse_foreign_link
 
 _WORK = {
     "download": ("hpcgen.data.download", "download"),

@@ -23,7 +23,7 @@ from hpcgen.data.workers import cores
 from hpcgen.errors import HpcgenError
 from hpcgen.files import sweep
 from hpcgen.text import counted, one_of
-from trainer.contract.regular_file import open_regular
+from trainer.contract.files.regular_file import open_regular
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from hpcgen.data.pair_records import pair_names
 from hpcgen.data.record import FileIdentity, Record
 from hpcgen.data.reencoding import Reencoder
 from hpcgen.errors import HpcgenError
-from trainer.contract.regular_file import open_regular
+from trainer.contract.files.regular_file import open_regular
 
 _CHUNK_BYTES = 8 * 1024 * 1024
 _CANNOT_IMPORT = 3

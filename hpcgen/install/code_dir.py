@@ -26,7 +26,7 @@ from hpcgen.files import sync_path
 from hpcgen.install.extras import project_name, requirements
 from hpcgen.resources import SHIPPED_FOLDERS, shipped
 from hpcgen.text import counted, few
-from trainer.contract.regular_file import read_bytes, read_text
+from trainer.contract.files.regular_file import read_bytes, read_text
 
 LEFT_TO_IMAGE = frozenset(
     (

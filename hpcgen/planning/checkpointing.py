@@ -6,7 +6,7 @@ import math
 
 from hpcgen.planning.model_size import checkpoint_bytes
 from trainer.contract.config import TrainerConfig
-from trainer.contract.flops import flops_per_iteration
+from trainer.contract.model.flops import flops_per_iteration
 
 ASSUMED_MFU = 0.2
 """MFU of a slow step: half of what typical layouts reach."""

@@ -16,19 +16,20 @@ from typing import Any
 from hpcgen.config.run import RunConfig
 from hpcgen.config.shown import show
 from hpcgen.errors import Problem
-from trainer.contract import checkpoint_files, evidence, provenance
-from trainer.contract.change import Change
-from trainer.contract.checkpoint_files import FORMAT, Checkpoint
 from trainer.contract.config import TrainerConfig
-from trainer.contract.confirmations import Confirmations
-from trainer.contract.finished import is_marked, last_checkpoint
-from trainer.contract.hyperparameters import (
+from trainer.contract.files import checkpoint_files
+from trainer.contract.files.checkpoint_files import FORMAT, Checkpoint
+from trainer.contract.files.finished import is_marked, last_checkpoint
+from trainer.contract.files.run_directory import RunDirectory
+from trainer.contract.resuming import evidence, provenance
+from trainer.contract.resuming.change import Change
+from trainer.contract.resuming.confirmations import Confirmations
+from trainer.contract.resuming.hyperparameters import (
     FIXED_BY_OPTIMIZER_STATE,
     FREE,
     compare,
     differences,
 )
-from trainer.contract.run_directory import RunDirectory
 
 
 def changed_hyperparameters(config: RunConfig, trainer: TrainerConfig) -> list[Problem]:
@@ -193,7 +194,7 @@ class _Source:
 def _source(trainer: TrainerConfig) -> _Source | None:
     """The checkpoint that the trainer would load, judged by file names and sizes only.
 
-    Follows trainer/contract/finished.py and trainer/checkpoint/finding.py.
+    Follows trainer/contract/files/finished.py and trainer/checkpoint/finding.py.
 
     Raises:
         OSError: the directory cannot be read.

@@ -9,8 +9,8 @@ from pathlib import Path
 from hpcgen.config.run import RunConfig
 from hpcgen.errors import Problem
 from hpcgen.text import did_you_mean
-from trainer.contract.imports import FUNCTION_KEYS, IMPORT_PATH, file_of
-from trainer.contract.regular_file import read_bytes
+from trainer.contract.code.imports import FUNCTION_KEYS, IMPORT_PATH, file_of
+from trainer.contract.files.regular_file import read_bytes
 
 
 def function_problems(config: RunConfig) -> tuple[list[Problem], list[Problem]]:

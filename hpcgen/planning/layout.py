@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from hpcgen.text import counted
 from trainer.contract.config import ModelConfig, ParallelismConfig, TrainingConfig
-from trainer.contract.experts import expert_tensor_parallel_size
-from trainer.contract.pipeline import chunk_layers
-from trainer.contract.ranks import expert_parallel_size, model_parallel_size
+from trainer.contract.model.experts import expert_tensor_parallel_size
+from trainer.contract.model.pipeline import chunk_layers
+from trainer.contract.model.ranks import expert_parallel_size, model_parallel_size
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from hpcgen.planning.rules.data import split_weights
-from trainer.contract import sampling
-from trainer.contract.batch_size import end_of_run, total_samples
 from trainer.contract.config import TrainerConfig
-from trainer.contract.regular_file import open_regular
-from trainer.contract.sampling import Documents, Listed, Sampling, Stream, draws
+from trainer.contract.files.regular_file import open_regular
+from trainer.contract.model.batch_size import end_of_run, total_samples
+from trainer.contract.resuming import sampling
+from trainer.contract.resuming.sampling import Documents, Listed, Sampling, Stream, draws
 
 _HEADER = struct.Struct("<9sQBQQ")
 """Beginning of an .idx file: magic, version, code of the token type, number of sequences, number of documents + 1."""
@@ -46,7 +46,7 @@ class _Pair:
 
     tokens: int
     end: int
-    """Number of sequences in training, which are the first ones (`trainer.contract.sampling.Documents`)."""
+    """Number of sequences in training, which are the first ones (`trainer.contract.resuming.sampling.Documents`)."""
 
 
 def readings(trainer: TrainerConfig, record: Mapping[str, Any] | None) -> list[Reading]:
@@ -70,7 +70,7 @@ def readings(trainer: TrainerConfig, record: Mapping[str, Any] | None) -> list[R
     consumed, end, earlier = 0, total_samples(trainer.training), Sampling()
     is_known = True
     if record is not None:
-        from trainer.contract import provenance  # a run's first job has nothing to compare
+        from trainer.contract.resuming import provenance  # a run's first job has nothing to compare
 
         identities = provenance.examine(trainer, record, thorough=False).origins["pairs"][
             provenance.pairs_key(trainer)
@@ -119,14 +119,14 @@ def _may_have_read(stream: Stream, earlier: Sampling) -> bool:
 
 
 def _may_be(stream: Stream, identity: Mapping[str, Any], documents: Documents) -> bool:
-    from trainer.contract import provenance
+    from trainer.contract.resuming import provenance
 
     has_same = (stream.documents.first, stream.documents.end) == (documents.first, documents.end)
     return has_same and provenance.likeness(stream.pair, identity) > 0
 
 
 def _is_same_pair(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    from trainer.contract import provenance
+    from trainer.contract.resuming import provenance
 
     return provenance.is_same_pair(one, other)
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from trainer.contract.config import ModelConfig
-from trainer.contract.experts import moe_layer_pattern, num_moe_layers
-from trainer.contract.latent_attention import down_projections, latent_width, projections
+from trainer.contract.model.experts import moe_layer_pattern, num_moe_layers
+from trainer.contract.model.latent_attention import down_projections, latent_width, projections
 
 CHECKPOINT_BYTES_PER_PARAMETER = {"bf16": 14, "fp16": 14, "fp32": 16}
 """Weights (2 or 4 bytes), and the optimizer's fp32 copy and two moments (4 bytes each)."""

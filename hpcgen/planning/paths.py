@@ -16,7 +16,7 @@ from hpcgen.config.program import ProgramConfig, in_run_dir
 from hpcgen.config.run import DataConfig, RunConfig
 from hpcgen.errors import HpcgenError, Problem
 from hpcgen.text import nearest
-from trainer.contract import imports
+from trainer.contract.code import imports
 from trainer.contract.config import BlendConfig
 from trainer.contract.evaluation import EvaluationSettings, is_task_file
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def proof_of_checkpoints(load: str) -> str:
     """The file that proves that checkpoint.load names checkpoints: the tracker or, in an archive without one, the
     record of the newest checkpoint. For a single checkpoint, its record or, for Megatron-LM's, the tracker."""
-    from trainer.contract.checkpoint_files import COMPLETE, METADATA, TRACKER, iteration_of, list_paths
+    from trainer.contract.files.checkpoint_files import COMPLETE, METADATA, TRACKER, iteration_of, list_paths
 
     if iteration_of(Path(load)) is not None:
         is_foreign = Path(load, METADATA).exists() and not Path(load, COMPLETE).exists()
@@ -41,14 +41,14 @@ def proof_of_checkpoints(load: str) -> str:
 
 def checkpoints_read(load: str) -> str:
     """The directory that a job with checkpoint.load reads. The tracker next to a single checkpoint belongs to it."""
-    from trainer.contract.checkpoint_files import directory_of
+    from trainer.contract.files.checkpoint_files import directory_of
 
     return str(directory_of(Path(load)))
 
 
 def no_checkpoints(load: str, exists: Callable[[str], bool]) -> Problem:
     """The problem for a directory `load` without checkpoints, with a hint if a related directory has some."""
-    from trainer.contract.checkpoint_files import COMPLETE, TRACKER
+    from trainer.contract.files.checkpoint_files import COMPLETE, TRACKER
 
     if exists(f"{load}/checkpoints"):
         hint = f"did you mean {load}/checkpoints?"

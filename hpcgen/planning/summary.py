@@ -18,10 +18,10 @@ from hpcgen.planning.plan import Plan
 from hpcgen.planning.resuming import continuation_of, pair_readings
 from hpcgen.stages.train import TRAIN
 from hpcgen.text import counted, duration, size_text
-from trainer.contract.batch_size import total_samples
-from trainer.contract.change import Change
 from trainer.contract.config import TrainerConfig
-from trainer.contract.experts import num_moe_layers
+from trainer.contract.model.batch_size import total_samples
+from trainer.contract.model.experts import num_moe_layers
+from trainer.contract.resuming.change import Change
 
 MAX_PAIRS = 20
 """Maximum number of pairs in the lines for people."""

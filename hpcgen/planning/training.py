@@ -27,7 +27,7 @@ from hpcgen.stages.evaluate import EVALUATE
 from hpcgen.stages.train import TRAIN
 from hpcgen.text import counted, duration
 from trainer.contract.config import BlendConfig, ModelConfig, TrainerConfig
-from trainer.contract.resolve import resolve
+from trainer.contract.config.resolve import resolve
 
 MUCH_SPACE_TB = 10
 MUCH_LARGER = 1.25

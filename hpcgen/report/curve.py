@@ -8,7 +8,7 @@ from pathlib import Path
 from hpcgen.files import private_file, publish
 from hpcgen.report.history import decode, number_or_none
 from hpcgen.text import counted, harmless
-from trainer.contract.regular_file import open_regular
+from trainer.contract.files.regular_file import open_regular
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from hpcgen.errors import HpcgenError
 from hpcgen.text import counted
-from trainer.contract.regular_file import open_regular
+from trainer.contract.files.regular_file import open_regular
 
 Event = dict[str, Any]
 Column = NDArray[np.float64]

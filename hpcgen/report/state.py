@@ -13,9 +13,9 @@ import numpy as np
 
 from hpcgen.report.history import History, number_or_none
 from hpcgen.report.words import duration
+from trainer.contract.files.regular_file import read_text
+from trainer.contract.files.shared_files import foreign_link
 from trainer.contract.hang_report import describe_hang, read_reports, report_files
-from trainer.contract.regular_file import read_text
-from trainer.contract.shared_files import foreign_link
 
 State = Literal["done", "stopped", "failed", "hung", "died", "running", "silent"]
 

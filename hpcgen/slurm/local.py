@@ -31,7 +31,7 @@ from hpcgen.slurm.run_directory import Followed, make_job_directory, make_run_di
 from hpcgen.slurm.shell import of_outer_launcher, without
 from hpcgen.slurm.tasks import ModuleTask, ShellTask
 from hpcgen.stages import Stage
-from trainer.contract.regular_file import read_bytes, read_text
+from trainer.contract.files.regular_file import read_bytes, read_text
 
 POLL_S = 0.3
 TERMINATION_TIMEOUT_S = 30.0

@@ -14,8 +14,8 @@ from typing import Any
 from hpcgen.errors import HpcgenError
 from hpcgen.files import ACCESS, make_directory, shared_as
 from hpcgen.planning.plan import Plan
-from trainer.contract.regular_file import open_regular
-from trainer.contract.shared_files import refuse_foreign_link, require_own
+from trainer.contract.files.regular_file import open_regular
+from trainer.contract.files.shared_files import refuse_foreign_link, require_own
 
 MEAN_OF = 10
 """Number of recent steps whose mean loss is shown. The loss of a single step varies with its batch."""

@@ -54,8 +54,8 @@ class Export(Stage):
     def problems(self, run: Run, trainer: TrainerConfig | None) -> Iterator[Problem]:
         """Yields each key of the model that its family in transformers cannot express."""
         from hpcgen.planning.trainer_tokenizer import tokenizer_problems
-        from trainer.contract.huggingface import nearest_family
-        from trainer.contract.resolve import resolve_model
+        from trainer.contract.config.resolve import resolve_model
+        from trainer.contract.families.huggingface import nearest_family
 
         yield from tokenizer_problems(run.config.data.tokenizer, "export.directory")
         model = resolve_model(run.config.model)

@@ -48,7 +48,7 @@ class MemoryTest(Stage):
 
     def problems(self, run: Run, trainer: TrainerConfig | None) -> Iterator[Problem]:
         """Yields a layout in which the shape of what a rank receives depends on its neighbors."""
-        from trainer.contract.pipeline import LAYOUT, mtp_chunk
+        from trainer.contract.model.pipeline import LAYOUT, mtp_chunk
 
         if trainer is not None and mtp_chunk(trainer.parallelism) != -1:
             reason = "has MTP layers before the last part. Ranks would have to learn the sizes of what they receive "

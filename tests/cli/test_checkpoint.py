@@ -14,8 +14,8 @@ import pytest
 
 from tests.cli.command import Ended, hpcgen, listing
 from tests.recorded_run import start, step, write_checkpoint, write_run
-from trainer.contract import checkpoint_files
-from trainer.contract.checkpoint_files import COMPLETE, METADATA, PINNED, STARTED, TRACKER
+from trainer.contract.files import checkpoint_files
+from trainer.contract.files.checkpoint_files import COMPLETE, METADATA, PINNED, STARTED, TRACKER
 
 
 @pytest.fixture

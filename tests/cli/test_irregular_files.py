@@ -22,9 +22,10 @@ from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
 from hpcgen.cli.main import main
-from trainer.contract import checkpoint_files, evidence
+from trainer.contract.files import checkpoint_files
+from trainer.contract.resuming import evidence
 from trainer.contract.errors import TrainerError
-from trainer.contract.run_directory import RunDirectory
+from trainer.contract.files.run_directory import RunDirectory
 from trainer.metrics.json_lines import JsonLines, drop_after
 
 def trainer_reads(run):

@@ -13,9 +13,10 @@ from hpcgen import load_run, plan
 from tests.cli.command import Ended, hpcgen
 from tests.recorded_run import write_checkpoint
 from tests.runs import minimal_run, write_yaml
-from trainer.contract import checkpoint_files, provenance
-from trainer.contract.checkpoint_files import COMPLETE, METADATA, STARTED, TRACKER
-from trainer.contract.hyperparameters import sections
+from trainer.contract.files import checkpoint_files
+from trainer.contract.files.checkpoint_files import COMPLETE, METADATA, STARTED, TRACKER
+from trainer.contract.resuming import provenance
+from trainer.contract.resuming.hyperparameters import sections
 
 NOTHING_DONE = "nothing was written or submitted"
 

@@ -15,7 +15,7 @@ from trainer.contract.config import (
     TrainingConfig,
     from_dict,
 )
-from trainer.contract.ranks import fewest_ranks
+from trainer.contract.model.ranks import fewest_ranks
 
 
 def facts(preset: Preset, world_size: int | None = None, device_memory_gib: float | None = None) -> Facts:

@@ -10,7 +10,7 @@ from hpcgen.config.presets import PRESETS
 from tests.cli.command import hpcgen
 from tests.lint.migrations import ROPE, WHOLE, init, left, migrated, refused, written
 from trainer.contract.config import ModelConfig, from_dict
-from trainer.contract.resolve import resolve_model
+from trainer.contract.config.resolve import resolve_model
 
 pytestmark = pytest.mark.usefixtures("workplace")
 

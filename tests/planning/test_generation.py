@@ -13,8 +13,8 @@ from hpcgen.errors import ConfigErrors
 from hpcgen.planning.stage import StagePlan
 from tests.runs import minimal_run, planned
 from trainer.contract.config import ModelConfig
-from trainer.contract.huggingface import FAMILIES
-from trainer.contract.resolve import resolve_model
+from trainer.contract.config.resolve import resolve_model
+from trainer.contract.families.huggingface import FAMILIES
 
 PROMPTS = {"prompts": "prompts.jsonl"}
 

@@ -13,9 +13,10 @@ import pytest
 from hpcgen.planning.mixture import Reading, readings
 from hpcgen.planning.resuming import pair_readings
 from tests.recorded_run import CONFIG, write_checkpoint
-from trainer.contract import checkpoint_files, provenance
 from trainer.contract import config as configuration
 from trainer.contract.config import TrainerConfig
+from trainer.contract.files import checkpoint_files
+from trainer.contract.resuming import provenance
 
 TOKENS = 2048 * 256 * 100
 """Tokens of each pair, which are as many as 100 steps read."""

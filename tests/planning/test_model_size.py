@@ -20,8 +20,8 @@ from trainer.contract.config import (
     TrainerConfig,
     TrainingConfig,
 )
-from trainer.contract.flops import flops_per_iteration
-from trainer.contract.resolve import resolve_model
+from trainer.contract.config.resolve import resolve_model
+from trainer.contract.model.flops import flops_per_iteration
 
 
 def gpt3(num_layers: int, hidden_size: int, num_attention_heads: int) -> ModelConfig:

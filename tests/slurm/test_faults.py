@@ -19,7 +19,7 @@ import pytest
 from tests.patience import PATIENCE_S
 from tests.slurm.cluster import FINAL_STATES, SlurmCluster
 from tests.slurm.conftest import TWO_RANKS, log_of, make_run, profile_text, render
-from trainer.contract import checkpoint_files
+from trainer.contract.files import checkpoint_files
 
 SAVE_INTERVAL = 12
 SMALL = (

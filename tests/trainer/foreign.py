@@ -10,11 +10,11 @@ import torch
 
 from tests.trainer.runs import gpt_config
 from trainer.checkpoint import megatron_lm
-from trainer.contract import checkpoint_files
 from trainer.contract import config as configuration
-from trainer.contract.checkpoint_files import COMMON, COMPLETE, TRACKER
 from trainer.contract.config import TrainerConfig
-from trainer.contract.resolve import resolve
+from trainer.contract.config.resolve import resolve
+from trainer.contract.files import checkpoint_files
+from trainer.contract.files.checkpoint_files import COMMON, COMPLETE, TRACKER
 
 
 def as_megatron_lm(checkpoint: Path, directory: Path) -> Path:

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from trainer.contract import config as configuration
-from trainer.contract.batch_size import Batch
-from trainer.contract.resolve import resolve
+from trainer.contract.config.resolve import resolve
+from trainer.contract.model.batch_size import Batch
 from trainer.distributed import device
 from trainer.distributed.rendezvous import find_ranks
 

@@ -21,9 +21,9 @@ device.prepare("cpu")
 
 import torch  # noqa: E402
 
-from trainer.contract.batch_size import Batches  # noqa: E402
+from trainer.contract.config.resolve import resolve  # noqa: E402
 from trainer.contract.errors import NonFiniteError  # noqa: E402
-from trainer.contract.resolve import resolve  # noqa: E402
+from trainer.contract.model.batch_size import Batches  # noqa: E402
 from trainer.data.datasets import build_datasets  # noqa: E402
 from trainer.data.loader import data_iterators  # noqa: E402
 from trainer.distributed import groups, rendezvous  # noqa: E402

@@ -33,7 +33,7 @@ from megatron.core.tensor_parallel import layers as core_layers  # noqa: E402
 from torch.profiler import ProfilerActivity, profile  # noqa: E402
 
 from trainer.contract.config import TrainerConfig  # noqa: E402
-from trainer.contract.resolve import resolve  # noqa: E402
+from trainer.contract.config.resolve import resolve  # noqa: E402
 from trainer.data.loader import MicroBatch  # noqa: E402
 from trainer.distributed import groups, rendezvous  # noqa: E402
 from trainer.faults.spikes import SpikeWatch  # noqa: E402

@@ -8,7 +8,7 @@ from typing import Any
 from tests.trainer.runs import gpt_config
 from trainer.contract import config as configuration
 from trainer.contract.config import TrainerConfig
-from trainer.contract.resolve import resolve
+from trainer.contract.config.resolve import resolve
 from trainer.model.kernels import Kernels
 
 ON_CPU = Kernels(None, "torch", "native", None, on_gpu=False)

@@ -19,8 +19,8 @@ from torch.distributed import HashStore
 from tests.trainer.forked import run_python
 from tests.trainer.runs import ROOT, Ranks, Run, run
 from trainer.contract.errors import Exit
+from trainer.contract.files.run_directory import set_aside
 from trainer.contract.hang_report import HangReport, describe_hang, read_reports, report_file
-from trainer.contract.run_directory import set_aside
 from trainer.distributed.peers import Peers
 from trainer.distributed.rendezvous import Ranks as Place
 
@@ -72,7 +72,7 @@ from trainer.distributed import device
 device.stand_in_for_cuda()
 from trainer.contract.config import TrainingConfig
 from trainer.distributed.rendezvous import Ranks
-from trainer.contract.run_directory import RunDirectory
+from trainer.contract.files.run_directory import RunDirectory
 from trainer.faults.watch import Watch
 
 class Silent:
@@ -337,7 +337,7 @@ from trainer.faults import watch
 from trainer.contract.config import TrainingConfig
 from trainer.distributed.peers import Peers
 from trainer.distributed.rendezvous import Ranks
-from trainer.contract.run_directory import RunDirectory
+from trainer.contract.files.run_directory import RunDirectory
 
 watch.SHORT_TIMEOUT_S = watch.OTHERS_S = 0.5
 ranks, root = Ranks(0, 0, 2, "a test"), Path(sys.argv[1])

@@ -9,7 +9,8 @@ from itertools import islice
 import pytest
 from megatron.core import num_microbatches_calculator
 
-from trainer.contract.batch_size import (
+from trainer.contract.config import TrainingConfig
+from trainer.contract.model.batch_size import (
     Batches,
     batch_sizes,
     covering,
@@ -17,7 +18,6 @@ from trainer.contract.batch_size import (
     steps_within,
     total_samples,
 )
-from trainer.contract.config import TrainingConfig
 
 
 def ramp(*rampup: int, last: int = 256, train_iters: int = 400) -> TrainingConfig:

@@ -26,12 +26,12 @@ from trainer import checkpoint
 from trainer.checkpoint import reading
 from trainer.checkpoint.loading_errors import raise_environment_fault
 from trainer.checkpoint.retention import prune
-from trainer.contract import checkpoint_files
 from trainer.contract import config as configuration
-from trainer.contract.checkpoint_files import COMPLETE, STARTED, TRACKER, list_checkpoints
 from trainer.contract.config import TrainerConfig
+from trainer.contract.config.resolve import resolve
 from trainer.contract.errors import Exit, TrainerError
-from trainer.contract.resolve import resolve
+from trainer.contract.files import checkpoint_files
+from trainer.contract.files.checkpoint_files import COMPLETE, STARTED, TRACKER, list_checkpoints
 from trainer.metrics.console import Log
 
 

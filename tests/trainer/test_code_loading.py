@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from trainer.contract import code_loading, user_code
-from trainer.contract.code_record import CodeRecord
+from trainer.contract.code import code_loading, user_code
+from trainer.contract.code.code_record import CodeRecord
 from trainer.contract.config import ConfigError
 
 

@@ -12,13 +12,14 @@ import pytest
 from tests.trainer.runs import Ranks, finished, run
 from tests.trainer.test_hyperparameters import SAVED
 from tests.trainer.test_hyperparameters import run as configured
-from trainer.contract import checkpoint_files, provenance
-from trainer.contract.change import Change
-from trainer.contract.confirmations import Confirmations
+from trainer.contract.code.imports import FUNCTION_KEYS
 from trainer.contract.errors import TrainerError
-from trainer.contract.hyperparameters import NAMES, check_changes, sections
-from trainer.contract.imports import FUNCTION_KEYS
-from trainer.contract.provenance import PAIRS
+from trainer.contract.files import checkpoint_files
+from trainer.contract.resuming import provenance
+from trainer.contract.resuming.change import Change
+from trainer.contract.resuming.confirmations import Confirmations
+from trainer.contract.resuming.hyperparameters import NAMES, check_changes, sections
+from trainer.contract.resuming.provenance import PAIRS
 
 FILES = (*PAIRS, *FUNCTION_KEYS)
 """Keys whose files may change."""

@@ -12,9 +12,9 @@ import torch
 
 from tests.trainer.runs import EOD, finished, gpt_config, run, write_corpus
 from trainer.contract import config as configuration
-from trainer.contract.batch_size import Batch
 from trainer.contract.config import ConfigError, TrainerConfig
 from trainer.contract.errors import Exit
+from trainer.contract.model.batch_size import Batch
 from trainer.data.corpora import CHECKED_TOKENS
 from trainer.data.datasets import build_datasets
 from trainer.data.loader import MicroBatchSampler

@@ -30,9 +30,9 @@ from tests.trainer.runs import (
     run,
 )
 from trainer.contract import config as configuration
-from trainer.contract.batch_size import Batch
 from trainer.contract.config import BlendConfig, TrainerConfig
-from trainer.contract.resolve import resolve
+from trainer.contract.config.resolve import resolve
+from trainer.contract.model.batch_size import Batch
 from trainer.data import documents, loader
 from trainer.model import layers
 

@@ -15,10 +15,10 @@ import pytest
 
 from tests.cli.command import hpcgen
 from tests.trainer.runs import GPT, Ranks, Run, finished, gpt_config, run
-from trainer.contract import evidence
-from trainer.contract.checkpoint_files import COMPLETE, TRACKER
 from trainer.contract.errors import Exit
-from trainer.contract.run_directory import RunDirectory
+from trainer.contract.files.checkpoint_files import COMPLETE, TRACKER
+from trainer.contract.files.run_directory import RunDirectory
+from trainer.contract.resuming import evidence
 
 pytestmark = pytest.mark.process
 

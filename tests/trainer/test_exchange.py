@@ -22,10 +22,10 @@ from tests.trainer.megatron_lm_state import EXACT, SAVED_AT, common_state
 from tests.trainer.runs import DEEPSEEK, DEEPSEEK_V3, LLAMA, MOE, ROOT, Run, finished, gpt_config, run
 from trainer import checkpoint
 from trainer.contract import config as configuration
-from trainer.contract.checkpoint_files import COMPLETE, STARTED, TRACKER, list_checkpoints
 from trainer.contract.config import TrainerConfig
+from trainer.contract.config.resolve import resolve
 from trainer.contract.errors import TrainerError
-from trainer.contract.resolve import resolve
+from trainer.contract.files.checkpoint_files import COMPLETE, STARTED, TRACKER, list_checkpoints
 from trainer.metrics.console import Log
 from trainer.model.multi_token import DIVIDES_BY_TARGETS
 

@@ -15,7 +15,7 @@ from tests.patience import PATIENCE_S
 from tests.trainer.runs import ROOT, gpt_config
 from trainer.contract import config as configuration
 from trainer.contract.config import LoggingConfig, TrainerConfig
-from trainer.contract.run_directory import RunDirectory
+from trainer.contract.files.run_directory import RunDirectory
 from trainer.metrics.console import Log
 from trainer.metrics.wandb import Experiment, open_experiment, run_id
 
@@ -27,7 +27,7 @@ from pathlib import Path
 from trainer.contract import config as configuration
 from trainer.metrics import wandb
 from trainer.metrics.console import Log
-from trainer.contract.run_directory import RunDirectory
+from trainer.contract.files.run_directory import RunDirectory
 
 wandb.INIT_TIMEOUT_S = wandb.FINISH_TIMEOUT_S = 3
 config = configuration.read(Path(sys.argv[1]))

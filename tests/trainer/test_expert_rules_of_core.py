@@ -18,7 +18,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from hpcgen.planning.rules import Facts, check
 from tests.planning.cases import valid_facts
-from trainer.contract.experts import MODEL_KEYS, expert_tensor_parallel_size
+from trainer.contract.model.experts import MODEL_KEYS, expert_tensor_parallel_size
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Megatron-Core warns about its own defaults
 

@@ -17,7 +17,7 @@ from tests.trainer.runs import GPT, LLAMA, MOE, Run, finished, gpt_config
 from tests.trainer.tensors import assert_same_checkpoint, load_all
 from trainer.contract import config as configuration
 from trainer.contract.config import ConfigError, TrainerConfig
-from trainer.contract.resolve import resolve
+from trainer.contract.config.resolve import resolve
 from trainer.distributed.layout import check_layout
 from trainer.model.experts import Router
 

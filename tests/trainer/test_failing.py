@@ -19,10 +19,10 @@ from tests.trainer.forked import run_python
 from tests.trainer.runs import ROOT, Ranks, environment, run
 from trainer.contract import config as configuration
 from trainer.contract.config import ConfigError, TrainerConfig
+from trainer.contract.config.resolve import resolve
 from trainer.contract.errors import Exit, TrainerError
+from trainer.contract.files.run_directory import RunDirectory, publish
 from trainer.contract.hang_report import HangReport
-from trainer.contract.resolve import resolve
-from trainer.contract.run_directory import RunDirectory, publish
 from trainer.distributed.layout import check_layout
 from trainer.faults import hang, lock
 from trainer.metrics.json_lines import JsonLines

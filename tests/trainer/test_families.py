@@ -17,8 +17,8 @@ from tests.trainer.families import FAMILIES, LENGTH, LLAMA, SCALINGS, VOCAB, meg
 from tests.trainer.single_rank import ON_CPU, resolved
 from trainer.contract import config as configuration
 from trainer.contract.config import ModelConfig, TrainerConfig
+from trainer.contract.config.resolve import resolve_model
 from trainer.contract.errors import TrainerError
-from trainer.contract.resolve import resolve_model
 from trainer.model import activation, build, rotary
 from trainer.model.core_config import transformer_config
 

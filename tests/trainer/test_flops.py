@@ -15,8 +15,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from tests.trainer.runs import DEEPSEEK, DEEPSEEK_V3, GPT, LLAMA, MOE, QWEN, finished, gpt_config
 from tests.trainer.single_rank import ON_CPU, resolved
 from trainer.contract.config import TrainerConfig
-from trainer.contract.experts import num_moe_layers
-from trainer.contract.flops import flops, visible_pairs
+from trainer.contract.model.experts import num_moe_layers
+from trainer.contract.model.flops import flops, visible_pairs
 from trainer.model import build
 
 pytestmark = [

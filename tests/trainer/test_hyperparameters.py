@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from trainer.contract import config as configuration
-from trainer.contract import hyperparameters
-from trainer.contract.batch_size import total_samples
 from trainer.contract.config import ConfigError, TrainerConfig, fingerprint
+from trainer.contract.config.resolve import resolve
 from trainer.contract.errors import TrainerError
-from trainer.contract.experts import MODEL_KEYS
-from trainer.contract.hyperparameters import (
+from trainer.contract.model.batch_size import total_samples
+from trainer.contract.model.experts import MODEL_KEYS
+from trainer.contract.resuming import hyperparameters
+from trainer.contract.resuming.hyperparameters import (
     FIXED,
     FIXED_BY_OPTIMIZER_STATE,
     FREE,
@@ -24,7 +25,6 @@ from trainer.contract.hyperparameters import (
     planned_training,
     sections,
 )
-from trainer.contract.resolve import resolve
 
 DOCUMENT: dict[str, Any] = {
     "name": "test",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from trainer.contract import imports
+from trainer.contract.code import imports
 
 
 def test_the_file_of_an_import_path() -> None:

@@ -16,8 +16,8 @@ from megatron.core.tensor_parallel import vocab_parallel_cross_entropy
 from tests.trainer.runs import gpt_config
 from trainer.contract import config as configuration
 from trainer.contract.config import TrainerConfig
+from trainer.contract.config.resolve import resolve
 from trainer.contract.errors import TrainerError
-from trainer.contract.resolve import resolve
 from trainer.model import kernels
 from trainer.model.core_config import transformer_config
 

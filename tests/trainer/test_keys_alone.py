@@ -20,7 +20,7 @@ from trainer.contract.config import (
     TrainerConfig,
     field_hints,
 )
-from trainer.contract.resolve import resolve
+from trainer.contract.config.resolve import resolve
 from trainer.model.core_config import transformer_config
 from trainer.model.kernels import Kernels
 from trainer.optimizer.schedule import Schedule

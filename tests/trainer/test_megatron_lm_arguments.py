@@ -18,10 +18,10 @@ from tests.trainer.megatron_lm_state import ARGS, EXACT, SAVED_AT, SCHEDULE, com
 from tests.trainer.runs import gpt_config
 from trainer.checkpoint import megatron_lm
 from trainer.contract import config as configuration
-from trainer.contract import hyperparameters
 from trainer.contract.config import ModelConfig, OptimizerConfig, ParallelismConfig, TrainerConfig
+from trainer.contract.config.resolve import model_problems, resolve
 from trainer.contract.errors import TrainerError
-from trainer.contract.resolve import model_problems, resolve
+from trainer.contract.resuming import hyperparameters
 from trainer.optimizer.schedule import Schedule
 
 COMPARED = ("num_layers", "hidden_size", "num_attention_heads", "add_position_embedding")

@@ -22,12 +22,12 @@ import pytest
 from tests.patience import PATIENCE_S, wait_until
 from tests.trainer.runs import GPT, LLAMA, MOE, Run, finished, gpt_config, run
 from trainer.contract import config as configuration
-from trainer.contract.batch_size import Batch
 from trainer.contract.config import TrainerConfig
+from trainer.contract.config.resolve import resolve
 from trainer.contract.errors import Exit, TrainerError
-from trainer.contract.flops import flops_per_iteration
-from trainer.contract.resolve import resolve
-from trainer.contract.run_directory import RunDirectory
+from trainer.contract.files.run_directory import RunDirectory
+from trainer.contract.model.batch_size import Batch
+from trainer.contract.model.flops import flops_per_iteration
 from trainer.distributed.peers import call_with_timeout
 from trainer.metrics import json_lines, tensorboard
 from trainer.metrics.console import Log

@@ -22,11 +22,11 @@ from megatron.core.datasets.gpt_dataset import GPTDataset
 from hpcgen.planning.mixture import readings
 from tests.trainer.runs import write_corpus
 from trainer.contract import config as configuration
-from trainer.contract import provenance, record_shape
-from trainer.contract.batch_size import Batches
 from trainer.contract.config import ConfigError, TrainerConfig
-from trainer.contract.hyperparameters import sections
-from trainer.contract.sampling import draws
+from trainer.contract.model.batch_size import Batches
+from trainer.contract.resuming import provenance, record_shape
+from trainer.contract.resuming.hyperparameters import sections
+from trainer.contract.resuming.sampling import draws
 from trainer.data.blend import Blend
 from trainer.data.datasets import Reading, located, open_datasets, plan
 from trainer.data.progress import fresh, resumed

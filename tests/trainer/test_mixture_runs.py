@@ -13,8 +13,8 @@ import pytest
 
 from tests.trainer.forked import run_python
 from tests.trainer.runs import Run, environment, finished, gpt_config, run
-from trainer.contract import checkpoint_files
-from trainer.contract.checkpoint_files import COMPLETE
+from trainer.contract.files import checkpoint_files
+from trainer.contract.files.checkpoint_files import COMPLETE
 
 pytestmark = pytest.mark.process
 

@@ -17,7 +17,7 @@ from tests.trainer.inference.models import ONE
 from tests.trainer.runs import DEEPSEEK_V3, EOD, LLAMA, Run, finished
 from trainer.contract import config as configuration
 from trainer.contract.config import TrainerConfig
-from trainer.contract.resolve import resolve
+from trainer.contract.config.resolve import resolve
 from trainer.data import documents
 from trainer.distributed import groups
 from trainer.inference.loading import TORCH

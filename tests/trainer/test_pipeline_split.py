@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from trainer.contract.config import ParallelismConfig
-from trainer.contract.pipeline import chunk_layers, core_layout, layout_rows
+from trainer.contract.model.pipeline import chunk_layers, core_layout, layout_rows
 
 pytestmark = [pytest.mark.process, pytest.mark.filterwarnings("ignore::UserWarning")]
 LAYOUTS = ("Ettt|(tt|)*2tL", "E|t*4L", "Et|t|t|tL", "E,(t|t)*3,L", "Et*2|t*2|t*3|L", "(Et|)*1tL", "Ett|tt")

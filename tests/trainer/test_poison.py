@@ -15,8 +15,8 @@ import torch
 from tests.patience import PATIENCE_S
 from tests.trainer.forked import ForkedPython
 from tests.trainer.runs import DEEPSEEK_V3, GPT, MOE, environment, finished, free_port, run
-from trainer.contract import checkpoint_files
-from trainer.contract.checkpoint_files import COMPLETE, list_checkpoints
+from trainer.contract.files import checkpoint_files
+from trainer.contract.files.checkpoint_files import COMPLETE, list_checkpoints
 from trainer.faults.spikes import MIN_LOSSES, WINDOW, SpikeWatch
 
 EP2 = {"expert_model_parallel_size": 2}

@@ -10,7 +10,7 @@ import pytest
 from tests.trainer.runs import gpt_config
 from trainer.contract import config as configuration
 from trainer.contract.config import ConfigError, LoggingConfig, TrainerConfig
-from trainer.contract.run_directory import RunDirectory
+from trainer.contract.files.run_directory import RunDirectory
 from trainer.metrics.profiling import Profiler
 
 

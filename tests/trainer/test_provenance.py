@@ -16,13 +16,14 @@ import pytest
 
 from tests.trainer.forked import run_python
 from tests.trainer.runs import Run, finished, gpt_config, run, write_corpus
-from trainer.contract import checkpoint_files, provenance
 from trainer.contract import config as configuration
-from trainer.contract.checkpoint_files import COMPLETE
 from trainer.contract.config import TrainerConfig
+from trainer.contract.config.resolve import resolve
 from trainer.contract.errors import TrainerError
-from trainer.contract.hyperparameters import check_changes, sections
-from trainer.contract.resolve import resolve
+from trainer.contract.files import checkpoint_files
+from trainer.contract.files.checkpoint_files import COMPLETE
+from trainer.contract.resuming import provenance
+from trainer.contract.resuming.hyperparameters import check_changes, sections
 
 SCHEDULE = "def rate(iteration, optimizer):\n    return {rate}\n"
 

@@ -25,9 +25,9 @@ from tests.cli.command import hpcgen
 from tests.trainer.pickles.write import HERE, TENSORS, arguments
 from tests.trainer.runs import ROOT, Run, environment, finished, free_port
 from trainer.checkpoint import unpickling
-from trainer.contract import checkpoint_files, checkpoint_index
-from trainer.contract.checkpoint_files import COMPLETE
-from trainer.contract.checkpoint_index import ENUMS, INDEX, ForbiddenError
+from trainer.contract.files import checkpoint_files, checkpoint_index
+from trainer.contract.files.checkpoint_files import COMPLETE
+from trainer.contract.files.checkpoint_index import ENUMS, INDEX, ForbiddenError
 
 VERSIONS = ("3.10.13", "3.11.2", "3.11.7", "3.12.1", "3.13.0")
 """Pythons that wrote the files in `pickles`."""
@@ -59,7 +59,7 @@ with open(sys.argv[1], "wb") as file:
 READ = """
 import sys, torch, trainer.checkpoint.unpickling
 from pathlib import Path
-from trainer.contract import checkpoint_index
+from trainer.contract.files import checkpoint_index
 for path in sys.argv[1:]:
     torch.load(path) if path.endswith(".pt") else checkpoint_index.parse(Path(path).read_bytes())
 """
@@ -258,7 +258,7 @@ def test_members_are_pickled_by_value() -> None:
     """0.2.0 reads what this Python writes. Debian's would name getattr."""
     python = debian()
     program = (
-        "import enum, pickle; from trainer.contract.checkpoint_index import pickle_by_value\n"
+        "import enum, pickle; from trainer.contract.files.checkpoint_index import pickle_by_value\n"
         "class E(enum.Enum): A = 7\n"
         "before = pickle.dumps(E.A); pickle_by_value(E); after = pickle.dumps(E.A)\n"
         "print(b'getattr' in before, b'getattr' in after, pickle.loads(after) is E.A is pickle.loads(before))"

@@ -25,7 +25,7 @@ from tests.trainer.runs import Run, finished
 from tests.trainer.tensors import assert_same_checkpoint
 from trainer.contract import config as configuration
 from trainer.contract.config import TrainerConfig
-from trainer.contract.resolve import resolve
+from trainer.contract.config.resolve import resolve
 from trainer.distributed import groups
 from trainer.distributed.layout import check_layout
 from trainer.distributed.rendezvous import Ranks

@@ -19,7 +19,7 @@ from tests.trainer.forked import run_ranks
 from tests.trainer.runs import GPT, environment, free_port, gpt_config
 from trainer.contract import config as configuration
 from trainer.contract.config import TrainerConfig
-from trainer.contract.resolve import resolve
+from trainer.contract.config.resolve import resolve
 
 pytestmark = pytest.mark.process
 

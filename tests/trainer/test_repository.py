@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.contract import user_code
+from trainer.contract.code import user_code
 from trainer.metrics import repository
 
 pytestmark = pytest.mark.process

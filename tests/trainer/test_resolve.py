@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from trainer.contract import config as configuration
-from trainer.contract.batch_size import Batches
 from trainer.contract.config import (
     CheckpointConfig,
     ConfigError,
@@ -20,7 +19,7 @@ from trainer.contract.config import (
     TrainerConfig,
     TrainingConfig,
 )
-from trainer.contract.resolve import (
+from trainer.contract.config.resolve import (
     pad_vocab_size,
     resolve,
     resolve_checkpoint,
@@ -28,6 +27,7 @@ from trainer.contract.resolve import (
     resolve_optimizer,
     resolve_parallelism,
 )
+from trainer.contract.model.batch_size import Batches
 from trainer.distributed.layout import check_layout
 
 SHAPE = {"num_layers": 2, "hidden_size": 1024, "num_attention_heads": 16, "seq_length": 512}

@@ -16,8 +16,8 @@ from megatron.core import dist_checkpointing
 from hpcgen.report.history import read_history
 from tests.trainer.runs import LLAMA, MOE, Ranks, Run, finished, gpt_config, run
 from tests.trainer.tensors import assert_same_checkpoint, load_all
-from trainer.contract import checkpoint_files
 from trainer.contract.errors import Exit
+from trainer.contract.files import checkpoint_files
 
 pytestmark = pytest.mark.process
 

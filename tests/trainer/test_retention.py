@@ -8,9 +8,9 @@ import pytest
 
 from tests.recorded_run import write_checkpoint
 from trainer.checkpoint.retention import prune
-from trainer.contract import checkpoint_files
-from trainer.contract.checkpoint_files import PINNED, TRACKER, kept, list_checkpoints
 from trainer.contract.evaluation import evaluated, result_file
+from trainer.contract.files import checkpoint_files
+from trainer.contract.files.checkpoint_files import PINNED, TRACKER, kept, list_checkpoints
 
 
 def make(directory: Path, *iterations: int, pinned: tuple[int, ...] = (), torn: tuple[int, ...] = ()) -> None:

@@ -19,7 +19,7 @@ from hpcgen.planning.rules import Facts
 from hpcgen.planning.rules.check import ERRORS
 from tests.planning.cases import valid_facts
 from trainer.contract.config import TrainerConfig
-from trainer.contract.resolve import resolve
+from trainer.contract.config.resolve import resolve
 from trainer.model.core_config import transformer_config
 from trainer.model.kernels import Kernels
 

@@ -13,7 +13,7 @@ from megatron.core.datasets.indexed_dataset import IndexedDataset
 from tests.recorded_run import write_checkpoint
 from tests.trainer.forked import run_python
 from tests.trainer.runs import environment
-from trainer.contract.checkpoint_files import METADATA, TRACKER
+from trainer.contract.files.checkpoint_files import METADATA, TRACKER
 
 pytestmark = pytest.mark.process
 
@@ -55,7 +55,7 @@ def tokens_of(config: dict[str, Any], sample: int) -> list[int]:
     import torch
 
     from trainer.contract import config as configuration
-    from trainer.contract.resolve import resolve
+    from trainer.contract.config.resolve import resolve
     from trainer.data.datasets import build_datasets
 
     parsed = resolve(configuration.from_dict(configuration.TrainerConfig, config, "test"))

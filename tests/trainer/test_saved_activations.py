@@ -21,7 +21,7 @@ from hpcgen.planning.memory.stages import Layer
 from tests.trainer.runs import GPT
 from tests.trainer.single_rank import ON_CPU, resolved
 from trainer.contract.config import ModelConfig, ParallelismConfig, TrainerConfig, TrainingConfig
-from trainer.contract.resolve import resolve_model
+from trainer.contract.config.resolve import resolve_model
 from trainer.model import build, packing
 from trainer.model.kernels import Kernels
 

@@ -25,10 +25,10 @@ from trainer.checkpoint import writer
 from trainer.checkpoint.optimizer_state import boxes
 from trainer.checkpoint.saving import interval_s
 from trainer.checkpoint.writer import HostBuffer
-from trainer.contract import checkpoint_files
-from trainer.contract.checkpoint_files import list_checkpoints
 from trainer.contract.config import CheckpointConfig
 from trainer.contract.errors import Exit
+from trainer.contract.files import checkpoint_files
+from trainer.contract.files.checkpoint_files import list_checkpoints
 from trainer.data.blend import Blend
 from trainer.data.datasets import Reading
 from trainer.metrics.console import Log

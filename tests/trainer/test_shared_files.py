@@ -15,8 +15,8 @@ from tests.trainer.runs import run
 from trainer.contract import config as configuration
 from trainer.contract.config import ConfigError
 from trainer.contract.errors import Exit
-from trainer.contract.run_directory import RunDirectory
-from trainer.contract.shared_files import JOB_DIRECTORY
+from trainer.contract.files.run_directory import RunDirectory
+from trainer.contract.files.shared_files import JOB_DIRECTORY
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of another user")
 

@@ -20,7 +20,7 @@ from hpcgen.slurm.training_data import empty_split
 from tests.trainer.runs import write_corpus
 from trainer.contract import config as configuration
 from trainer.contract.config import ConfigError, TrainerConfig
-from trainer.contract.sampling import draws
+from trainer.contract.resuming.sampling import draws
 from trainer.data.blend import Blend, plan_blends
 from trainer.data.corpora import cut, split_shares
 from trainer.data.datasets import Vocabulary, build_datasets

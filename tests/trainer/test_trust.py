@@ -16,9 +16,9 @@ import torch
 from tests.cli.command import hpcgen
 from tests.trainer.runs import GPT, Run, finished, gpt_config, run
 from trainer.checkpoint import unpickling
-from trainer.contract import checkpoint_files, checkpoint_index
-from trainer.contract.checkpoint_files import COMPLETE, STARTED
 from trainer.contract.errors import Exit
+from trainer.contract.files import checkpoint_files, checkpoint_index
+from trainer.contract.files.checkpoint_files import COMPLETE, STARTED
 
 
 class Planted:

@@ -1,7 +1,7 @@
 """Finds the newest valid checkpoint, before the model is built.
 
 Broken checkpoints are skipped, with a line in the log for each. A run never discards saved training by itself: if none
-of its checkpoints is valid, it does not start (`trainer.contract.evidence`).
+of its checkpoints is valid, it does not start (`trainer.contract.resuming.evidence`).
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from typing import Any
 
 from trainer.checkpoint import megatron_lm, reading
 from trainer.checkpoint.foreign import read_foreign
-from trainer.contract import checkpoint_files, evidence, hyperparameters, provenance
-from trainer.contract.change import Change
-from trainer.contract.checkpoint_files import FORMAT, METADATA, STARTED, TRACKER, Checkpoint
+from trainer.contract.code.user_code import UserCode
 from trainer.contract.config import TrainerConfig
-from trainer.contract.confirmations import Confirmations
 from trainer.contract.errors import Scope, TrainerError
-from trainer.contract.run_directory import RunDirectory, publish
-from trainer.contract.user_code import UserCode
+from trainer.contract.files import checkpoint_files
+from trainer.contract.files.checkpoint_files import FORMAT, METADATA, STARTED, TRACKER, Checkpoint
+from trainer.contract.files.run_directory import RunDirectory, publish
+from trainer.contract.resuming import evidence, hyperparameters, provenance
+from trainer.contract.resuming.change import Change
+from trainer.contract.resuming.confirmations import Confirmations
 from trainer.contract.wording import counted
 from trainer.faults import lock, storage
 from trainer.faults.storage import at_rank_0
@@ -41,11 +42,11 @@ class Source:
     changes: tuple[Change, ...]
     """Hyperparameters that differ from the checkpoint's, as checkpoint.changed allows."""
     confirmed: dict[str, Any]
-    """Names in checkpoint.changed that are used once this attempt saves (`trainer.contract.confirmations`)."""
+    """Names in checkpoint.changed that are used once this attempt saves (`trainer.contract.resuming.confirmations`)."""
     passed_over: tuple[str, ...]
     """Newer checkpoints that are broken, each with its problems and what was done with it."""
     origins: dict[str, Any]
-    """Files that this attempt depends on, for the records of its own checkpoints (`trainer.contract.provenance`)."""
+    """Files that this attempt depends on, for the records of its own checkpoints (contract/resuming/provenance.py)."""
     foreign: megatron_lm.Resumed | None = None
     """Values from a checkpoint of Megatron-LM; None for one of this trainer."""
 

@@ -12,9 +12,9 @@ from torch.distributed.checkpoint.api import CheckpointException
 from trainer.checkpoint import megatron_lm
 from trainer.checkpoint.loading_errors import raise_environment_fault, refuse_code
 from trainer.checkpoint.megatron_lm import GPT2_VOCABULARY, Resumed
-from trainer.contract.checkpoint_files import COMMON
 from trainer.contract.config import ParallelismConfig
 from trainer.contract.errors import TrainerError
+from trainer.contract.files.checkpoint_files import COMMON
 
 
 def read_foreign(path: Path, layout: ParallelismConfig, *, weights_only: bool) -> Resumed:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, get_args, get_type_hints
 
 from trainer.contract.config import ModelConfig, ParallelismConfig
-from trainer.contract.experts import MODEL_KEYS, expert_tensor_parallel_size, moe_layer_pattern
+from trainer.contract.model.experts import MODEL_KEYS, expert_tensor_parallel_size, moe_layer_pattern
 
 SAME_NAME = tuple(key for key in MODEL_KEYS if key != "moe_layer_freq")
 """Keys of the section `model` that are also arguments of the same name."""

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from trainer.checkpoint.megatron_lm_experts import expert_args, expert_section, unsupported_experts
-from trainer.contract import latent_attention
 from trainer.contract.config import ModelConfig, RopeScaling
-from trainer.contract.resolve import resolve_rope_scaling
-from trainer.contract.rope_parameters import USE_ROPE_SCALING
+from trainer.contract.config.resolve import resolve_rope_scaling
+from trainer.contract.model import latent_attention
+from trainer.contract.model.rope_parameters import USE_ROPE_SCALING
 
 MODEL = (
     *("num_layers", "hidden_size", "num_attention_heads", "ffn_hidden_size", "kv_channels", "seq_length"),

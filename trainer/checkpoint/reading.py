@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from trainer.contract import checkpoint_files
-from trainer.contract.checkpoint_files import Checkpoint
 from trainer.contract.errors import Scope
+from trainer.contract.files import checkpoint_files
+from trainer.contract.files.checkpoint_files import Checkpoint
 from trainer.faults import storage
 
 EXCHANGE_INTERVAL_S = 2.0

@@ -6,10 +6,10 @@ import threading
 from collections.abc import Collection
 from pathlib import Path
 
-from trainer.contract import checkpoint_files
 from trainer.contract.config import TrainerConfig
 from trainer.contract.evaluation import evaluated
-from trainer.contract.run_directory import RunDirectory
+from trainer.contract.files import checkpoint_files
+from trainer.contract.files.run_directory import RunDirectory
 from trainer.metrics.console import Log
 
 

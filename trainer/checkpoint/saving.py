@@ -25,12 +25,13 @@ from trainer.checkpoint import state as contents
 from trainer.checkpoint.planning import Plan, plan_save
 from trainer.checkpoint.retention import Retention
 from trainer.checkpoint.writer import HostBuffer, NotFiniteError, Writing, Written
-from trainer.contract import checkpoint_files, hyperparameters
-from trainer.contract.checkpoint_files import COMMON, COMPLETE, METADATA, STARTED, TRACKER
 from trainer.contract.config import CheckpointConfig, TrainerConfig, to_dict
 from trainer.contract.errors import NotSavedError, Scope, TrainerError
-from trainer.contract.regular_file import open_regular
-from trainer.contract.run_directory import RunDirectory, publish, sync_directory
+from trainer.contract.files import checkpoint_files
+from trainer.contract.files.checkpoint_files import COMMON, COMPLETE, METADATA, STARTED, TRACKER
+from trainer.contract.files.regular_file import open_regular
+from trainer.contract.files.run_directory import RunDirectory, publish, sync_directory
+from trainer.contract.resuming import hyperparameters
 from trainer.contract.wording import counted
 from trainer.data.datasets import Reading
 from trainer.distributed.groups import from_rank_0
@@ -93,8 +94,8 @@ class Checkpoints:
 
         `on_complete` is called on rank 0 with the iteration of each checkpoint that became complete. `beat` is called
         while training waits for the storage. `attempt` is what all records of this attempt have: the files that it
-        depends on (`trainer.contract.provenance`), and the names of checkpoint.changed that it uses
-        (`trainer.contract.confirmations`). `reading` counts what the run reads of each pair, on rank 0.
+        depends on (`trainer.contract.resuming.provenance`), and the names of checkpoint.changed that it uses
+        (`trainer.contract.resuming.confirmations`). `reading` counts what the run reads of each pair, on rank 0.
         """
         self._directory, self._config, self._groups, self._log = directory, config, groups, log
         self._on_complete, self._beat = on_complete, beat

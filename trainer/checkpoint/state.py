@@ -15,8 +15,8 @@ from megatron.core.utils import unwrap_model
 from trainer.checkpoint import optimizer_state
 from trainer.checkpoint.unpickling import checked_extra_state
 from trainer.checkpoint.writer import Bucket, not_finite
-from trainer.contract.checkpoint_files import TRAINER_MARK
 from trainer.contract.errors import NonFiniteError
+from trainer.contract.files.checkpoint_files import TRAINER_MARK
 from trainer.contract.wording import counted
 from trainer.optimizer import parameter_groups
 from trainer.optimizer.build import optimizers_of

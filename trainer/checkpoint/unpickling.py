@@ -43,8 +43,8 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import ReadItem
 
-from trainer.contract import checkpoint_index
-from trainer.contract.checkpoint_index import (
+from trainer.contract.files import checkpoint_index
+from trainer.contract.files.checkpoint_index import (
     INDEX,
     CheckpointIndex,
     ForbiddenError,

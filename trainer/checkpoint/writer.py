@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.planner import WriteItem
 from torch.distributed.checkpoint.storage import WriteResult
 
-from trainer.contract.hashed_file import HashedFile
+from trainer.contract.files.hashed_file import HashedFile
 
 ALIGNMENT = 512
 """Alignment of copies from a GPU (bytes)."""

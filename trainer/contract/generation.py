@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from trainer.contract.config import Count, NonNegative, NonNegativeFloat
-from trainer.contract.section import config_section
+from trainer.contract.config.section import config_section
 
 DIRECTORY = "generation"
 """Directory of the results in the run directory."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.contract.regular_file import opener
+from trainer.contract.files.regular_file import opener
 from trainer.contract.wording import counted, rank_list
 
 MAX_PLACES = 3

@@ -11,7 +11,7 @@ from trainer.contract.config import (
     NonNegative,
     PositiveFloat,
 )
-from trainer.contract.section import config_section
+from trainer.contract.config.section import config_section
 
 
 @config_section

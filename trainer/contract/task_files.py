@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from trainer.contract.regular_file import read_bytes, read_text
+from trainer.contract.files.regular_file import read_bytes, read_text
 
 _FUNCTION = re.compile(r"!function\s+([\w.]+)\.\w+")
 _INCLUDE = re.compile(r"""^include:\s*['"]?([^\s'"#]+)""", re.MULTILINE)

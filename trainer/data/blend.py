@@ -15,9 +15,9 @@ from megatron.core.datasets.gpt_dataset import MockGPTLowLevelDataset
 from megatron.core.datasets.indexed_dataset import IndexedDataset
 from megatron.core.datasets.utils import normalize
 
-from trainer.contract import provenance, sampling
 from trainer.contract.config import BlendConfig, ConfigError, Dataset, TrainerConfig
-from trainer.contract.sampling import Documents, Listed, Order, Sampling, Stream, draws
+from trainer.contract.resuming import provenance, sampling
+from trainer.contract.resuming.sampling import Documents, Listed, Order, Sampling, Stream, draws
 from trainer.contract.wording import counted
 from trainer.data import replay
 from trainer.data.corpora import SPLITS, Share, cut, documents_of_share, open_corpora, split_shares

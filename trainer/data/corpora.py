@@ -18,8 +18,8 @@ from megatron.core.datasets.indexed_dataset import DType, IndexedDataset
 from megatron.core.datasets.utils import normalize
 
 from trainer.contract.config import ConfigError, Dataset
-from trainer.contract.regular_file import open_regular
-from trainer.contract.sampling import Documents
+from trainer.contract.files.regular_file import open_regular
+from trainer.contract.resuming.sampling import Documents
 
 SPLITS = ("train", "valid", "test")
 

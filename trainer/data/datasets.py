@@ -21,7 +21,7 @@ from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig, Moc
 from megatron.core.datasets.utils import Split
 
 from trainer.contract.config import BlendConfig, Dataset, TrainerConfig
-from trainer.contract.sampling import Order, Sampling, Stream
+from trainer.contract.resuming.sampling import Order, Sampling, Stream
 from trainer.data.blend import Blend, LogLine, Part, plan_blends
 from trainer.data.corpora import SPLITS
 from trainer.data.index_files import Index, complete

@@ -10,9 +10,9 @@ from __future__ import annotations
 import sys
 
 from trainer.contract import config as configuration
+from trainer.contract.config.resolve import resolve
 from trainer.contract.errors import TrainerError
-from trainer.contract.resolve import resolve
-from trainer.contract.run_directory import RunDirectory
+from trainer.contract.files.run_directory import RunDirectory
 from trainer.data.single_process import config_parser, single_process_group
 from trainer.distributed import device
 from trainer.metrics.console import quiet_libraries

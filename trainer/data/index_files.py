@@ -24,9 +24,9 @@ from typing import Any, BinaryIO
 import numpy
 
 from trainer.contract.errors import TrainerError
-from trainer.contract.provenance import MAX_THREADS, identify
-from trainer.contract.regular_file import open_regular, read_text
-from trainer.contract.run_directory import sync_directory
+from trainer.contract.files.regular_file import open_regular, read_text
+from trainer.contract.files.run_directory import sync_directory
+from trainer.contract.resuming.provenance import MAX_THREADS, identify
 from trainer.contract.wording import counted
 from trainer.data.blend import LogLine
 

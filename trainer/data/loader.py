@@ -20,9 +20,9 @@ from megatron.core.distributed import DistributedDataParallel
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.utils import unwrap_model
 
-from trainer.contract.batch_size import Batch
 from trainer.contract.config import BlendConfig, TrainerConfig
 from trainer.contract.errors import TrainerError
+from trainer.contract.model.batch_size import Batch
 from trainer.data import documents
 from trainer.distributed.sequence import zigzag_positions
 

@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trainer.contract import checkpoint_files, hyperparameters, provenance, sampling
-from trainer.contract.batch_size import end_of_run, total_samples
-from trainer.contract.checkpoint_files import Checkpoint
 from trainer.contract.config import TrainerConfig
-from trainer.contract.run_directory import RunDirectory
-from trainer.contract.sampling import Sampling
+from trainer.contract.files import checkpoint_files
+from trainer.contract.files.checkpoint_files import Checkpoint
+from trainer.contract.files.run_directory import RunDirectory
+from trainer.contract.model.batch_size import end_of_run, total_samples
+from trainer.contract.resuming import hyperparameters, provenance, sampling
+from trainer.contract.resuming.sampling import Sampling
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,9 +13,9 @@ import numpy
 from megatron.core.datasets import helpers
 from megatron.core.datasets.utils import normalize
 
-from trainer.contract import provenance
 from trainer.contract.config import BlendConfig, ConfigError
-from trainer.contract.sampling import Order, Phase, Portion, Sampling, Stream, draws
+from trainer.contract.resuming import provenance
+from trainer.contract.resuming.sampling import Order, Phase, Portion, Sampling, Stream, draws
 from trainer.data.corpora import Share, documents_of_share, open_corpus, split_shares
 from trainer.data.progress import OneBlend
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from trainer.contract import config as configuration
 from trainer.contract.config import BlendConfig, Dataset, TrainerConfig
+from trainer.contract.config.resolve import resolve
 from trainer.contract.errors import TrainerError
-from trainer.contract.resolve import resolve
-from trainer.contract.run_directory import RunDirectory
-from trainer.contract.sampling import Phase, Sampling
+from trainer.contract.files.run_directory import RunDirectory
+from trainer.contract.resuming.sampling import Phase, Sampling
 from trainer.data.progress import Progress, newest_checkpoint, of_next_attempt
 from trainer.data.single_process import config_parser, single_process_group
 from trainer.distributed import device

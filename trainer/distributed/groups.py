@@ -12,9 +12,9 @@ from megatron.core import parallel_state
 from megatron.core.process_groups_config import ProcessGroupCollection
 from torch.distributed import distributed_c10d
 
-from trainer.contract import pipeline
 from trainer.contract.config import ParallelismConfig, TrainerConfig
 from trainer.contract.errors import LostPeersError, ReportedByRank0Error, TrainerError
+from trainer.contract.model import pipeline
 from trainer.distributed.rendezvous import Ranks, open_store, select_gpu
 
 T = TypeVar("T")

@@ -5,10 +5,10 @@ hpcgen checks all rules, with hints, before a job is queued. These are for confi
 
 from __future__ import annotations
 
-from trainer.contract.batch_size import batch_sizes, rampup_problem
 from trainer.contract.config import ConfigError, ModelConfig, TrainerConfig
-from trainer.contract.experts import expert_tensor_parallel_size
-from trainer.contract.pipeline import chunk_layers, mtp_chunk, split_problems, uneven_keys
+from trainer.contract.model.batch_size import batch_sizes, rampup_problem
+from trainer.contract.model.experts import expert_tensor_parallel_size
+from trainer.contract.model.pipeline import chunk_layers, mtp_chunk, split_problems, uneven_keys
 
 
 def check_layout(config: TrainerConfig, *, trains: bool = True) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from trainer.contract.config import to_dict
 from trainer.contract.evaluation import EvaluationConfig, EvaluationResult
-from trainer.contract.run_directory import RunDirectory
-from trainer.contract.shared_files import refuse_foreign_link
+from trainer.contract.files.run_directory import RunDirectory
+from trainer.contract.files.shared_files import refuse_foreign_link
 from trainer.evaluate.results import all_results, numbers
 from trainer.metrics.console import Log
 from trainer.metrics.tensorboard import open_tensorboard

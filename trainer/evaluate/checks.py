@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from trainer.contract.checkpoint_files import Checkpoint, iteration_of
 from trainer.contract.config import BlendConfig, ConfigError, TrainerConfig
 from trainer.contract.errors import TrainerError
 from trainer.contract.evaluation import EvaluationConfig, evaluated, is_due
+from trainer.contract.files.checkpoint_files import Checkpoint, iteration_of
 from trainer.contract.wording import counted
 from trainer.data.blend import LogLine
 from trainer.evaluate.perplexity import open_pair

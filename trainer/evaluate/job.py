@@ -15,7 +15,6 @@ from typing import Any
 
 from megatron.core.process_groups_config import ProcessGroupCollection
 
-from trainer.contract.checkpoint_files import Checkpoint
 from trainer.contract.config import ParallelismConfig
 from trainer.contract.errors import Exit
 from trainer.contract.evaluation import (
@@ -25,6 +24,7 @@ from trainer.contract.evaluation import (
     TaskResult,
     samples_file,
 )
+from trainer.contract.files.checkpoint_files import Checkpoint
 from trainer.contract.wording import counted
 from trainer.distributed import groups as process_groups
 from trainer.distributed.rendezvous import Ranks

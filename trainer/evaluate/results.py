@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.contract.checkpoint_files import COMPLETE, Checkpoint
 from trainer.contract.config import ConfigError
 from trainer.contract.evaluation import (
     EvaluationResult,
@@ -20,9 +19,10 @@ from trainer.contract.evaluation import (
     result_file,
     samples_file,
 )
-from trainer.contract.regular_file import read_bytes
-from trainer.contract.run_directory import publish
-from trainer.contract.shared_files import refuse_foreign_link
+from trainer.contract.files.checkpoint_files import COMPLETE, Checkpoint
+from trainer.contract.files.regular_file import read_bytes
+from trainer.contract.files.run_directory import publish
+from trainer.contract.files.shared_files import refuse_foreign_link
 from trainer.contract.wording import counted, duration
 from trainer.metrics.console import Log
 

@@ -17,8 +17,8 @@ from types import FrameType
 
 import torch
 
+from trainer.contract.files.run_directory import RunDirectory, open_nofollow
 from trainer.contract.hang_report import HangReport, report_file
-from trainer.contract.run_directory import RunDirectory, open_nofollow
 from trainer.distributed.rendezvous import Ranks
 
 FLIGHT_RECORDERS = ("_dump_nccl_trace", "_dump_fr_trace")

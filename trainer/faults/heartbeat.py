@@ -10,8 +10,8 @@ import threading
 from pathlib import Path
 from types import TracebackType
 
-from trainer.contract.evidence import reached_iteration
-from trainer.contract.run_directory import publish
+from trainer.contract.files.run_directory import publish
+from trainer.contract.resuming.evidence import reached_iteration
 from trainer.faults.watch import Beat, Phase, Watch
 
 AT_MOST_EVERY_S = 10.0
@@ -26,7 +26,7 @@ class Heartbeat:
 
     A separate thread writes the file, so that neither the loop nor the watch waits for a hanging file system. Until the
     attempt has found a checkpoint, the iteration is that of the previous attempt: if it finds none, this is evidence of
-    earlier training (`trainer.contract.evidence`).
+    earlier training (`trainer.contract.resuming.evidence`).
     """
 
     def __init__(self, path: Path, watch: Watch) -> None:

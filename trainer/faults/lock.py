@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.contract.errors import Exit, RunDirectoryBusyError
-from trainer.contract.regular_file import read_text
-from trainer.contract.run_directory import open_nofollow, publish
+from trainer.contract.files.regular_file import read_text
+from trainer.contract.files.run_directory import open_nofollow, publish
 from trainer.faults.stopping import leave
 
 RUN = ".lock"

@@ -17,7 +17,7 @@ from types import FrameType
 from typing import NoReturn
 
 from trainer.contract.errors import Exit, Scope, TrainerError
-from trainer.contract.run_directory import RunDirectory, open_nofollow, publish
+from trainer.contract.files.run_directory import RunDirectory, open_nofollow, publish
 from trainer.contract.wording import rank_list
 from trainer.distributed.peers import Peers, call_with_timeout
 from trainer.distributed.rendezvous import Ranks, find_ranks

@@ -19,8 +19,8 @@ from types import TracebackType
 
 from trainer.contract.config import TrainingConfig
 from trainer.contract.errors import Exit
+from trainer.contract.files.run_directory import RunDirectory
 from trainer.contract.hang_report import HangReport, describe_hang, read_reports
-from trainer.contract.run_directory import RunDirectory
 from trainer.distributed.groups import set_group_timeouts
 from trainer.distributed.peers import Peers, call_with_timeout
 from trainer.distributed.rendezvous import Ranks

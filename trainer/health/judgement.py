@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Literal
 
 from trainer.contract.config import ConfigError, from_dict
+from trainer.contract.files.regular_file import read_text
+from trainer.contract.files.run_directory import publish
 from trainer.contract.health import NcclTestConfig, Threshold
-from trainer.contract.regular_file import read_text
-from trainer.contract.run_directory import publish
 from trainer.contract.wording import counted
 from trainer.health.settings import Setting
 from trainer.health.units import size_text

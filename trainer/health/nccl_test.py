@@ -17,8 +17,8 @@ from typing import Any
 
 from trainer.contract.config import ConfigError, read_as
 from trainer.contract.errors import TrainerError
+from trainer.contract.files.run_directory import publish
 from trainer.contract.health import NcclTestConfig
-from trainer.contract.run_directory import publish
 from trainer.contract.wording import counted
 from trainer.distributed.rendezvous import Ranks, find_ranks
 from trainer.health import all_reduce_perf

@@ -22,8 +22,8 @@ import torch
 
 from trainer.contract.config import read_as
 from trainer.contract.errors import TrainerError
+from trainer.contract.files.run_directory import publish
 from trainer.contract.health import NodeHealthConfig
-from trainer.contract.run_directory import publish
 from trainer.contract.wording import counted
 from trainer.distributed.rendezvous import Ranks, find_ranks, select_gpu
 from trainer.health.bandwidth import measure_all_reduce

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from trainer.contract.checkpoint_files import COMPLETE, consumed_tokens
-from trainer.contract.model_family import Family
-from trainer.contract.regular_file import read_bytes
+from trainer.contract.families.model_family import Family
+from trainer.contract.files.checkpoint_files import COMPLETE, consumed_tokens
+from trainer.contract.files.regular_file import read_bytes
 from trainer.huggingface.source import Source
 from trainer.huggingface.transforms import expected_shapes
 

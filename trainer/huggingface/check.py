@@ -16,8 +16,8 @@ from trainer.contract.config import (
     TrainerConfig,
     TrainingConfig,
 )
+from trainer.contract.config.resolve import resolve
 from trainer.contract.errors import TrainerError
-from trainer.contract.resolve import resolve
 from trainer.huggingface.source import Source
 
 TOLERANCE = 1e-5

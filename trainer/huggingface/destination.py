@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from trainer.contract.errors import NotSavedError, TrainerError
-from trainer.contract.regular_file import open_regular
-from trainer.contract.run_directory import sync_directory
+from trainer.contract.files.regular_file import open_regular
+from trainer.contract.files.run_directory import sync_directory
 
 
 @contextlib.contextmanager

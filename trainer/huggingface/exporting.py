@@ -15,11 +15,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from trainer.contract import rope_parameters
 from trainer.contract.config import ConfigError
 from trainer.contract.errors import TrainerError
-from trainer.contract.huggingface import FAMILIES, config_of, family_for
-from trainer.contract.model_family import LAYERS, Family, Weight, in_order
+from trainer.contract.families.huggingface import FAMILIES, config_of, family_for
+from trainer.contract.families.model_family import LAYERS, Family, Weight, in_order
+from trainer.contract.model import rope_parameters
 from trainer.huggingface import card, generation, tokenizer_files
 from trainer.huggingface.destination import new_directory, sync_file, umask, write_json, write_text
 from trainer.huggingface.source import Source, read_source, with_vocabulary

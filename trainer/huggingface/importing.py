@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from trainer.contract import checkpoint_files
-from trainer.contract.checkpoint_files import COMMON, COMPLETE, METADATA, TRACKER, TRAINER_MARK
 from trainer.contract.config import ParallelismConfig, to_dict
 from trainer.contract.errors import TrainerError
-from trainer.contract.model_family import in_order
-from trainer.contract.run_directory import sync_directory
+from trainer.contract.families.model_family import in_order
+from trainer.contract.files import checkpoint_files
+from trainer.contract.files.checkpoint_files import COMMON, COMPLETE, METADATA, TRACKER, TRAINER_MARK
+from trainer.contract.files.run_directory import sync_directory
 from trainer.huggingface import tokenizer_files
 from trainer.huggingface.destination import new_directory, sync_file, write_text
 from trainer.huggingface.reading import HuggingFaceDirectory

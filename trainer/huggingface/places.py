@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from trainer.contract.model_family import HEAD
+from trainer.contract.families.model_family import HEAD
 
 EXPERT = re.compile(r"(?P<experts>.+\.experts)\.(?P<number>\d+)\.(?P<matrix>\w+)\.weight")
 """Names of the tensors of a single expert."""

@@ -12,10 +12,10 @@ from safetensors import SafetensorError, safe_open
 
 from trainer.contract.config import ConfigError, ModelConfig
 from trainer.contract.errors import TrainerError
-from trainer.contract.git_lfs import pointer_problem
-from trainer.contract.huggingface import model_of
-from trainer.contract.model_family import HEAD, Family
-from trainer.contract.regular_file import read_bytes, require_regular
+from trainer.contract.families.huggingface import model_of
+from trainer.contract.families.model_family import HEAD, Family
+from trainer.contract.files.git_lfs import pointer_problem
+from trainer.contract.files.regular_file import read_bytes, require_regular
 from trainer.contract.wording import shown
 from trainer.huggingface import layouts
 from trainer.huggingface.places import Place, places

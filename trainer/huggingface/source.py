@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from trainer.contract import checkpoint_files
-from trainer.contract.checkpoint_files import FORMAT
 from trainer.contract.config import ConfigError, ModelConfig, from_dict
+from trainer.contract.config.resolve import resolve_model
 from trainer.contract.errors import TrainerError
-from trainer.contract.resolve import resolve_model
+from trainer.contract.files import checkpoint_files
+from trainer.contract.files.checkpoint_files import FORMAT
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from trainer.contract.errors import TrainerError
-from trainer.contract.git_lfs import pointer_problem
-from trainer.contract.regular_file import read_bytes
-from trainer.contract.run_directory import sync_directory
+from trainer.contract.files.git_lfs import pointer_problem
+from trainer.contract.files.regular_file import read_bytes
+from trainer.contract.files.run_directory import sync_directory
 from trainer.huggingface.destination import copy_file, write_json
 from trainer.inference.tokenizer import GPT2_EOD, gpt2_files
 

@@ -21,12 +21,12 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from trainer.contract import checkpoint_index
-from trainer.contract.checkpoint_index import INDEX, Place, StoredTensor
 from trainer.contract.errors import TrainerError
-from trainer.contract.hashed_file import HashedFile
-from trainer.contract.model_family import LAYERS, Weight
-from trainer.contract.regular_file import open_regular, read_bytes
+from trainer.contract.families.model_family import LAYERS, Weight
+from trainer.contract.files import checkpoint_index
+from trainer.contract.files.checkpoint_index import INDEX, Place, StoredTensor
+from trainer.contract.files.hashed_file import HashedFile
+from trainer.contract.files.regular_file import open_regular, read_bytes
 
 FILE_BYTES = 4 * 2**30
 """Size at which a new file is begun, so that the ranks of a run share the reading."""

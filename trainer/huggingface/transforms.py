@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from trainer.contract.config import ModelConfig
-from trainer.contract.model_family import Weight
+from trainer.contract.families.model_family import Weight
 
 
 def to_huggingface(weight: Weight, tensor: torch.Tensor, model: ModelConfig) -> dict[str, torch.Tensor]:

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from trainer.contract.errors import Exit, ReportedByRank0Error, TrainerError
+from trainer.contract.files.run_directory import publish
 from trainer.contract.generation import mistake_in_text
-from trainer.contract.run_directory import publish
 from trainer.contract.wording import counted
 from trainer.distributed.rendezvous import Ranks, find_ranks
 from trainer.faults.stopping import announce, leave

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from trainer.contract import checkpoint_files
-from trainer.contract.checkpoint_files import Checkpoint
 from trainer.contract.config import (
     BlendConfig,
     ModelConfig,
@@ -18,11 +16,13 @@ from trainer.contract.config import (
     TrainingConfig,
     from_dict,
 )
+from trainer.contract.config.resolve import resolve
 from trainer.contract.errors import TrainerError
-from trainer.contract.pipeline import almost_even_layout
-from trainer.contract.regular_file import read_bytes
-from trainer.contract.resolve import resolve
-from trainer.contract.run_directory import RunDirectory
+from trainer.contract.files import checkpoint_files
+from trainer.contract.files.checkpoint_files import Checkpoint
+from trainer.contract.files.regular_file import read_bytes
+from trainer.contract.files.run_directory import RunDirectory
+from trainer.contract.model.pipeline import almost_even_layout
 from trainer.distributed.layout import check_layout
 
 PREFIX = "iter_"

@@ -21,12 +21,12 @@ from trainer.checkpoint import state as contents
 from trainer.checkpoint.finding import MAX_PROBLEMS
 from trainer.checkpoint.foreign import read_model
 from trainer.checkpoint.loading_errors import raise_environment_fault
-from trainer.contract import code_loading, imports
-from trainer.contract.checkpoint_files import COMPLETE, Checkpoint
-from trainer.contract.code_record import CodeRecord
+from trainer.contract.code import code_loading, imports
+from trainer.contract.code.code_record import CodeRecord
 from trainer.contract.config import TrainerConfig
 from trainer.contract.errors import TrainerError
-from trainer.contract.shared_files import require_own
+from trainer.contract.files.checkpoint_files import COMPLETE, Checkpoint
+from trainer.contract.files.shared_files import require_own
 from trainer.distributed.rendezvous import Ranks
 from trainer.faults.storage import at_rank_0
 from trainer.inference.checkpoint import inference_config

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.contract.errors import TrainerError
-from trainer.contract.regular_file import read_bytes
+from trainer.contract.files.regular_file import read_bytes
 
 NAMES = ("gpt2", "bytes")
 """Tokenizers with a name: GPT-2's, whose files come with hpcgen, and one ID per byte."""

@@ -18,9 +18,9 @@ from pathlib import Path
 
 from trainer.contract.config import from_dict, read_as
 from trainer.contract.errors import Exit, TrainerError
+from trainer.contract.files.regular_file import read_text
+from trainer.contract.files.run_directory import publish
 from trainer.contract.memory_test import RESULT, MemoryTestConfig, StageMemory, result_text
-from trainer.contract.regular_file import read_text
-from trainer.contract.run_directory import publish
 from trainer.contract.wording import counted
 
 PROGRAM = "memory-test"

@@ -12,11 +12,11 @@ from pathlib import Path
 import torch
 
 from trainer.contract.config import TrainerConfig, read_as
+from trainer.contract.config.resolve import resolve
 from trainer.contract.errors import TrainerError
+from trainer.contract.files.run_directory import publish
 from trainer.contract.memory_test import MemoryTestConfig, StageMemory
-from trainer.contract.ranks import model_parallel_size
-from trainer.contract.resolve import resolve
-from trainer.contract.run_directory import publish
+from trainer.contract.model.ranks import model_parallel_size
 from trainer.distributed import device, one_rank
 from trainer.distributed.rendezvous import Ranks, select_gpu
 from trainer.metrics.console import quiet_libraries
@@ -92,7 +92,7 @@ def measure(config: TrainerConfig, ranks: Ranks) -> dict[str, float | str | None
     """
     one_rank.replace_collectives()
     # These import megatron.core, so they must come after `device.prepare` and the line above.
-    from trainer.contract.batch_size import Batches
+    from trainer.contract.model.batch_size import Batches
     from trainer.data.loader import data_iterators, num_microbatches
     from trainer.distributed import groups
     from trainer.memory_test.samples import RandomSamples

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from trainer.contract.config import TrainerConfig
-from trainer.contract.experts import expert_tensor_parallel_size
+from trainer.contract.model.experts import expert_tensor_parallel_size
 from trainer.model.experts import LOSSES
 
 EVERY_STEPS = 100

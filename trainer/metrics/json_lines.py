@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from trainer.contract.regular_file import opener
-from trainer.contract.run_directory import next_number, open_nofollow, publish
+from trainer.contract.files.regular_file import opener
+from trainer.contract.files.run_directory import next_number, open_nofollow, publish
 from trainer.faults.storage import storage_error
 
 CLOSE_S = 5.0

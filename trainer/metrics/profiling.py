@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from trainer.contract.config import ConfigError, LoggingConfig, TrainerConfig
-from trainer.contract.run_directory import RunDirectory
+from trainer.contract.files.run_directory import RunDirectory
 
 DEFAULT_STEPS = 2
 

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from trainer.contract.config import TrainerConfig, TrainingConfig
-from trainer.contract.flops import FORMULA, flops, flops_per_sample, visible_pairs
-from trainer.contract.ranks import model_parallel_size
-from trainer.contract.run_directory import RunDirectory
+from trainer.contract.files.run_directory import RunDirectory
+from trainer.contract.model.flops import FORMULA, flops, flops_per_sample, visible_pairs
+from trainer.contract.model.ranks import model_parallel_size
 from trainer.faults.stragglers import Place, Straggler
 from trainer.metrics import experts
 from trainer.metrics.console import Log

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.contract.user_code import UserCode
+from trainer.contract.code.user_code import UserCode
 
 TIMEOUT_S = 20
 """Timeout of each Git command, for a repository on hanging storage."""

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from trainer.contract.config import TrainerConfig, to_dict
-from trainer.contract.regular_file import read_text
-from trainer.contract.run_directory import RunDirectory, publish
+from trainer.contract.files.regular_file import read_text
+from trainer.contract.files.run_directory import RunDirectory, publish
 from trainer.metrics.console import Log
 
 API_KEY_VARIABLE = "WANDB_API_KEY"

@@ -16,7 +16,7 @@ from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from trainer.contract import code_loading, imports
+from trainer.contract.code import code_loading, imports
 from trainer.contract.config import ParallelismConfig, TrainerConfig
 from trainer.model import cuda_graphs, custom, experts, layers, multi_token, rotary
 from trainer.model.core_config import HALF, transformer_config

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 
-from trainer.contract import latent_attention
 from trainer.contract.config import ModelConfig, ParallelismConfig, TrainerConfig, TrainingConfig
-from trainer.contract.experts import MODEL_KEYS, expert_tensor_parallel_size, num_moe_layers
-from trainer.contract.pipeline import core_layout
+from trainer.contract.model import latent_attention
+from trainer.contract.model.experts import MODEL_KEYS, expert_tensor_parallel_size, num_moe_layers
+from trainer.contract.model.pipeline import core_layout
 from trainer.model import experts, rotary
 from trainer.model.activation import activation
 from trainer.model.kernels import Kernels

@@ -17,7 +17,7 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlock, TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from trainer.contract import code_loading, imports
+from trainer.contract.code import code_loading, imports
 from trainer.contract.errors import TrainerError
 from trainer.model.experts import Router
 

@@ -24,7 +24,7 @@ from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.transformer.spec_utils import ModuleSpec
 
 from trainer.contract.config import ModelConfig
-from trainer.contract.experts import moe_layer_pattern
+from trainer.contract.model.experts import moe_layer_pattern
 from trainer.model.kernels import Kernels
 
 LOSSES = 2

@@ -16,9 +16,9 @@ import torch
 from megatron.core.tensor_parallel import layers as core_layers
 from megatron.core.transformer import attention as core_attention
 
-from trainer.contract.checkpoint_index import pickle_by_value
 from trainer.contract.config import DISCARDS_OUTPUT, TrainerConfig, TrainingConfig
 from trainer.contract.errors import TrainerError
+from trainer.contract.files.checkpoint_index import pickle_by_value
 
 
 @dataclass(frozen=True)

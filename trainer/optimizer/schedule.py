@@ -9,7 +9,7 @@ from typing import Any
 from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
-from trainer.contract import code_loading, imports
+from trainer.contract.code import code_loading, imports
 from trainer.contract.config import OptimizerConfig
 from trainer.contract.errors import TrainerError
 

@@ -25,9 +25,9 @@ from trainer.contract.config import (
     ParallelismConfig,
     TrainingConfig,
 )
-from trainer.contract.experts import expert_tensor_parallel_size
-from trainer.contract.pipeline import layout_rows
-from trainer.contract.ranks import fewest_ranks, model_parallel_size
+from trainer.contract.model.experts import expert_tensor_parallel_size
+from trainer.contract.model.pipeline import layout_rows
+from trainer.contract.model.ranks import fewest_ranks, model_parallel_size
 
 
 def facts(job: Job, launch: Launch) -> Facts | None:

@@ -12,7 +12,7 @@ from hpcgen.check.migration.options import PLACEHOLDER, SPECIAL_KEYS
 from hpcgen.check.migration.values import Flags, integer, is_known, plain_path, shown, typed, why_not
 from hpcgen.config.tokenizer import TokenizerConfig, vocab_size
 from hpcgen.errors import HpcgenError
-from trainer.contract.resolve import VOCAB_MULTIPLE, pad_vocab_size
+from trainer.contract.config.resolve import VOCAB_MULTIPLE, pad_vocab_size
 
 READ_BY = {
     "GPT2BPETokenizer": {"tokenizer-type", "vocab-file", "merge-file"},

@@ -8,7 +8,7 @@ from hpcgen.check.migration.latent_attention import carry_latent_attention
 from hpcgen.check.migration.leftover import Carried, is_sure
 from hpcgen.check.migration.values import Flags, carry_as, integer, shown, why_not
 from trainer.contract.config import to_dict
-from trainer.contract.rope_parameters import USE_ROPE_SCALING
+from trainer.contract.model.rope_parameters import USE_ROPE_SCALING
 
 
 def carry_model(flags: Flags, carried: Carried) -> None:

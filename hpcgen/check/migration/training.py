@@ -28,9 +28,9 @@ from hpcgen.check.migration.options import (
 )
 from hpcgen.check.migration.values import Flags, carry_as, integer, num_values, shown, why_not
 from hpcgen.check.migration.without_key import carry_without_key
-from trainer.contract.batch_size import steps_within
 from trainer.contract.config import TrainingConfig
-from trainer.contract.pipeline import layout_rows
+from trainer.contract.model.batch_size import steps_within
+from trainer.contract.model.pipeline import layout_rows
 
 DEFAULTS: dict[str, object] = {
     "model.attention_dropout": 0.1,

@@ -15,7 +15,7 @@ from hpcgen.text import harmless
 
 if TYPE_CHECKING:
     from hpcgen.config.tokenizer import TokenizerConfig
-    from trainer.contract.checkpoint_files import Checkpoint
+    from trainer.contract.files.checkpoint_files import Checkpoint
 
 GPT2 = "gpt2"
 

@@ -17,7 +17,7 @@ from hpcgen.text import counted, harmless, size_text
 
 if TYPE_CHECKING:
     from hpcgen.checkpoints.index import Tensor
-    from trainer.contract.checkpoint_files import Checkpoint
+    from trainer.contract.files.checkpoint_files import Checkpoint
 
 SHOWN_PROBLEMS = 20
 
@@ -120,7 +120,7 @@ def _inspection_json(
 def _lines(checkpoint: Checkpoint, num_bytes: int) -> Iterator[tuple[str, str]]:
     """Yields the title and text of each line about the checkpoint."""
     from hpcgen.report.words import moment
-    from trainer.contract.checkpoint_files import FORMAT, consumed_tokens
+    from trainer.contract.files.checkpoint_files import FORMAT, consumed_tokens
 
     pinned = ", pinned" if checkpoint.is_pinned else ""
     yield "checkpoint", f"{checkpoint.path}{pinned}"

@@ -108,7 +108,7 @@ def read_job_to_plan(config: Path, overrides: tuple[str, ...]) -> CorpusJob:
 def _read_job_file(config: Path, overrides: tuple[str, ...]) -> CorpusJob:
     from hpcgen.config.corpus import CorpusJob
     from trainer.contract.config import ConfigError, from_dict
-    from trainer.contract.shared_files import read_configuration
+    from trainer.contract.files.shared_files import read_configuration
 
     if overrides:
         raise HpcgenError(

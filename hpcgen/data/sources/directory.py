@@ -15,7 +15,7 @@ from hpcgen.data.sources.listing import UNSPLIT, Listing
 from hpcgen.data.workers import cores
 from hpcgen.errors import HpcgenError, Problem
 from hpcgen.text import few
-from trainer.contract.regular_file import open_regular
+from trainer.contract.files.regular_file import open_regular
 
 _BLOCK = 1 << 20
 

@@ -15,7 +15,7 @@ from hpcgen.data.manifest import ManifestFile
 from hpcgen.data.sources.listing import UNSPLIT, Listing
 from hpcgen.errors import ConfigErrors, HpcgenError, Mistake
 from hpcgen.text import counted, few
-from trainer.contract.regular_file import read_bytes
+from trainer.contract.files.regular_file import read_bytes
 
 _KEYS = "name, url or path, size, sha256"
 _MAX_MESSAGES = 20

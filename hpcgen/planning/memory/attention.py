@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hpcgen.planning.memory.setup import Setup
-from trainer.contract.latent_attention import latent_width, value_width
+from trainer.contract.model.latent_attention import latent_width, value_width
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hpcgen.planning.memory.setup import Setup
-from trainer.contract.latent_attention import down_projections, projections
+from trainer.contract.model.latent_attention import down_projections, projections
 
 CUBLAS_WORKSPACE_BYTES = 32 * 2**20
 """Workspace of cuBLAS on Hopper and later. Sources: Transformer Engine's cpp_extensions/gemm.py,

@@ -15,8 +15,8 @@ from hpcgen.planning.model_size import (
     replicated_parameter_count,
 )
 from trainer.contract.config import TrainingConfig
-from trainer.contract.experts import moe_layer_pattern
-from trainer.contract.pipeline import embedding_stages, mtp_stage
+from trainer.contract.model.experts import moe_layer_pattern
+from trainer.contract.model.pipeline import embedding_stages, mtp_stage
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from hpcgen.planning.memory.output import loss_bytes, mtp_bytes, recomputes_mtp
 from hpcgen.planning.memory.parameters import parameter_bytes, table_parameter_count
 from hpcgen.planning.memory.setup import Setup
 from hpcgen.planning.model_size import last_layer_has_experts
-from trainer.contract.experts import moe_layer_pattern
-from trainer.contract.pipeline import mtp_chunk, mtp_stage
+from trainer.contract.model.experts import moe_layer_pattern
+from trainer.contract.model.pipeline import mtp_chunk, mtp_stage
 
 GIB = 1024**3
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from hpcgen.planning.rules.facts import Facts, Rule, Violation, divisors, multiples, unread
 from hpcgen.planning.rules.parallelism import PP, VPP
 from hpcgen.text import counted
-from trainer.contract.batch_size import rampup_problem
-from trainer.contract.ranks import model_parallel_size
+from trainer.contract.model.batch_size import rampup_problem
+from trainer.contract.model.ranks import model_parallel_size
 
 GLOBAL_BATCH = "training.global_batch_size"
 RAMPUP = "training.rampup_batch_size"

@@ -37,10 +37,10 @@ def finetuning_needs_weights(facts: Facts) -> Iterator[Violation]:
 
 
 def changed_names_hyperparameters(facts: Facts) -> Iterator[Violation]:
-    """changed lists hyperparameters by name (trainer/contract/hyperparameters.py)."""
+    """changed lists hyperparameters by name (trainer/contract/resuming/hyperparameters.py)."""
     if not facts.checkpoint.changed:
         return
-    from trainer.contract.hyperparameters import name_problem
+    from trainer.contract.resuming.hyperparameters import name_problem
 
     for index, name in enumerate(facts.checkpoint.changed):
         if problem := name_problem(name):

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from hpcgen.planning.rules.facts import Facts, Rule, Violation, divisors, unread
 from hpcgen.planning.rules.parallelism import CP
-from trainer.contract.latent_attention import value_width
+from trainer.contract.model.latent_attention import value_width
 
 KIND = "parallelism.cp_comm_type"
 SIZES = "parallelism.hierarchical_context_parallel_sizes"

@@ -1,7 +1,7 @@
 """Rules for mixtures of experts: their layout, and how they are computed and balanced.
 
 Keys of the section `model` that contradict each other are checked with those of dense models
-(trainer/contract/experts.py). Unless stated otherwise, the sources are files of megatron/core.
+(trainer/contract/model/experts.py). Unless stated otherwise, the sources are files of megatron/core.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from hpcgen.planning.rules.facts import Facts, Rule, Violation, divisors, unread
 from hpcgen.planning.rules.parallelism import TP
 from hpcgen.text import counted
-from trainer.contract.experts import expert_tensor_parallel_size
+from trainer.contract.model.experts import expert_tensor_parallel_size
 
 EP = "parallelism.expert_model_parallel_size"
 ETP = "parallelism.expert_tensor_parallel_size"

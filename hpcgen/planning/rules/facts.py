@@ -20,11 +20,11 @@ from trainer.contract.config import (
     ParallelismConfig,
     TrainingConfig,
 )
+from trainer.contract.config.resolve import resolve_model, resolve_optimizer
 from trainer.contract.evaluation import EvaluationSettings
-from trainer.contract.experts import moe_layer_pattern
-from trainer.contract.pipeline import chunk_layers
-from trainer.contract.ranks import model_parallel_size
-from trainer.contract.resolve import resolve_model, resolve_optimizer
+from trainer.contract.model.experts import moe_layer_pattern
+from trainer.contract.model.pipeline import chunk_layers
+from trainer.contract.model.ranks import model_parallel_size
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from hpcgen.planning.rules.facts import Facts, Rule, Violation, divisors
 from hpcgen.planning.rules.parallelism import CP
-from trainer.contract.latent_attention import value_width
+from trainer.contract.model.latent_attention import value_width
 
 WHAT = "model.multi_latent_attention = true"
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 from hpcgen.config.invalid import decidable
 from hpcgen.planning.rules.facts import Facts, Rule, Violation, divisors, unread
-from trainer.contract.imports import IMPORT_PATH
-from trainer.contract.resolve import model_checks, pad_vocab_size
+from trainer.contract.code.imports import IMPORT_PATH
+from trainer.contract.config.resolve import model_checks, pad_vocab_size
 
 
 def heads_divide_hidden_size(facts: Facts) -> Iterator[Violation]:
@@ -109,7 +109,7 @@ def padded_vocabulary_covers_vocabulary(facts: Facts) -> Iterator[Violation]:
 
 
 def keys_fit_together(facts: Facts) -> Iterator[Violation]:
-    """Activation, biases, MLA, MTP and the scaling of rope (trainer/contract/resolve.py, as in the trainer)."""
+    """Activation, biases, MLA, MTP and the scaling of rope (trainer/contract/config/resolve.py, as in the trainer)."""
     for found in model_checks(facts.model):
         for key, reason, advice in decidable(found):
             yield Violation(path=f"model.{key}", reason=reason, advice=advice)
@@ -119,7 +119,7 @@ def yarn_uses_its_scales(facts: Facts) -> Iterator[Violation]:
     """mscale and mscale_all_dim are both above 0, without attention_factor (hpcgen's rule).
 
     Otherwise they have no effect, as in transformers (modeling_rope_utils.py, _compute_yarn_parameters). The check of
-    MLA is in trainer/contract/latent_attention.py.
+    MLA is in trainer/contract/model/latent_attention.py.
     """
     scaling = facts.model.rope_scaling
     if scaling is None or scaling.rope_type != "yarn" or facts.model.multi_latent_attention:
@@ -161,7 +161,7 @@ def yarn_reaches_sequence(facts: Facts) -> Iterator[Violation]:
 
 
 def architecture_is_an_import_path(facts: Facts) -> Iterator[Violation]:
-    """layer_spec and model_provider are package.module:function or file.py:function (trainer/contract/imports.py)."""
+    """layer_spec and model_provider are package.module:function or file.py:function (contract/code/imports.py)."""
     yield from import_path("model.layer_spec", facts.model.layer_spec)
     yield from import_path("model.model_provider", facts.model.model_provider)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from hpcgen.planning.rules.facts import Facts, Rule, Violation, divisors, unread
 from hpcgen.planning.rules.parallelism import TP
-from trainer.contract.pipeline import mtp_chunk
+from trainer.contract.model.pipeline import mtp_chunk
 
 KEY = "model.mtp_num_layers"
 

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator
 
 from hpcgen.planning.rules.facts import Facts, Rule, Violation, divisors, multiples
-from trainer.contract.pipeline import split_problems, uneven_keys
-from trainer.contract.ranks import model_parallel_size
+from trainer.contract.model.pipeline import split_problems, uneven_keys
+from trainer.contract.model.ranks import model_parallel_size
 
 TP = "parallelism.tensor_model_parallel_size"
 PP = "parallelism.pipeline_model_parallel_size"
@@ -123,7 +123,7 @@ def _uneven_advice(num_layers: int, stages: int) -> str:
 
 
 def uneven_pipeline_has_all_layers(facts: Facts) -> Iterator[Violation]:
-    """The keys for an uneven pipeline divide all layers (sources: trainer.contract.pipeline)."""
+    """The keys for an uneven pipeline divide all layers (sources: trainer.contract.model.pipeline)."""
     for key, reason, hint in split_problems(
         facts.model.num_layers, facts.parallelism, facts.model.mtp_num_layers
     ):

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from hpcgen.planning.rules.facts import Facts, Rule, Violation, multiples, unread
 from trainer.contract.config import ModelConfig
-from trainer.contract.experts import expert_tensor_parallel_size
-from trainer.contract.latent_attention import value_width
+from trainer.contract.model.experts import expert_tensor_parallel_size
+from trainer.contract.model.latent_attention import value_width
 
 FP8_MULTIPLE = 16
 """Required divisor of the widths of TE's FP8 matrix products, and of their tokens in the backward pass.

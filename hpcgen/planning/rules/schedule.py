@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from hpcgen.planning.rules.facts import Facts, Rule, Violation, unread
 from hpcgen.planning.rules.model import import_path
 from hpcgen.text import counted
-from trainer.contract.resolve import default_min_lr
+from trainer.contract.config.resolve import default_min_lr
 
 
 def min_lr_is_not_above_lr(facts: Facts) -> Iterator[Violation]:
@@ -108,7 +108,7 @@ def wsd_decay_follows_warmup(facts: Facts) -> Iterator[Violation]:
 
 
 def schedule_is_an_import_path(facts: Facts) -> Iterator[Violation]:
-    """lr_schedule is package.module:function or file.py:function (trainer/contract/imports.py)."""
+    """lr_schedule is package.module:function or file.py:function (trainer/contract/code/imports.py)."""
     yield from import_path("optimizer.lr_schedule", facts.optimizer.lr_schedule)
 
 

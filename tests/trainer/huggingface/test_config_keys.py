@@ -17,7 +17,7 @@ from hpcgen.errors import HpcgenError
 from tests.trainer.huggingface.models import LLAMA3, YARN
 from trainer.contract.config import ConfigError
 from trainer.contract.errors import TrainerError
-from trainer.contract.huggingface import FAMILIES, config_of, model_of
+from trainer.contract.families.huggingface import FAMILIES, config_of, model_of
 from trainer.contract.wording import shown
 from trainer.huggingface.reading import HuggingFaceDirectory
 

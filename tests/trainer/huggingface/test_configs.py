@@ -12,7 +12,7 @@ import transformers
 
 from tests.trainer.huggingface.models import CASES, DEEPSEEK_EXPERTS, YARN
 from trainer.contract.config import ConfigError, ModelConfig
-from trainer.contract.huggingface import FAMILIES, model_of
+from trainer.contract.families.huggingface import FAMILIES, model_of
 
 
 def read(case: str, changes: dict[str, Any]) -> ModelConfig:

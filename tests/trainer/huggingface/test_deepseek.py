@@ -14,9 +14,9 @@ from hpcgen.config.presets import PRESETS
 from tests.trainer.huggingface.models import assert_same_weights, weights
 from tests.trainer.runs import DEEPSEEK_V3, finished, gpt_config
 from trainer.contract.config import ConfigError, ModelConfig, from_dict
+from trainer.contract.config.resolve import resolve_model
 from trainer.contract.errors import TrainerError
-from trainer.contract.huggingface import config_of, family_for
-from trainer.contract.resolve import resolve_model
+from trainer.contract.families.huggingface import config_of, family_for
 from trainer.huggingface.exporting import Options, export
 from trainer.huggingface.importing import import_model
 from trainer.huggingface.source import read_source

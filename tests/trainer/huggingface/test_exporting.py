@@ -29,9 +29,9 @@ from tests.trainer.huggingface.models import (
 )
 from tests.trainer.runs import LLAMA, finished, gpt_config
 from tests.trainer.tensors import load_all
-from trainer.contract import checkpoint_files
-from trainer.contract.checkpoint_files import COMPLETE
 from trainer.contract.errors import TrainerError
+from trainer.contract.files import checkpoint_files
+from trainer.contract.files.checkpoint_files import COMPLETE
 from trainer.huggingface import check
 from trainer.huggingface.exporting import Options, export
 from trainer.huggingface.importing import import_model

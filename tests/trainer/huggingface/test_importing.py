@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 from tests.trainer.huggingface.models import VOCAB_SIZE, huggingface_logits, save_model, save_tokenizer
 from tests.trainer.runs import finished, gpt_config, run
 from tests.trainer.tensors import load_all
-from trainer.contract import checkpoint_files
 from trainer.contract.errors import TrainerError
+from trainer.contract.files import checkpoint_files
 from trainer.huggingface.importing import import_model
 from trainer.huggingface.reading import SINGLE
 

@@ -10,8 +10,8 @@ import torch
 from megatron.core.models.gpt import GPTModel
 
 from tests.trainer.families import FAMILIES, LENGTH, VOCAB, megatron_weights
-from trainer.contract.checkpoint_files import Checkpoint
 from trainer.contract.config import TrainerConfig
+from trainer.contract.files.checkpoint_files import Checkpoint
 from trainer.distributed.rendezvous import Ranks
 from trainer.inference.checkpoint import inference_config
 from trainer.inference.loading import TORCH

@@ -16,8 +16,8 @@ import torch
 from tests.trainer.foreign import as_megatron_lm
 from tests.trainer.forked import run_ranks
 from tests.trainer.runs import LLAMA, ROOT, environment, finished, free_port, gpt_config
-from trainer.contract.checkpoint_files import COMMON, COMPLETE, METADATA, record_text
 from trainer.contract.errors import TrainerError
+from trainer.contract.files.checkpoint_files import COMMON, COMPLETE, METADATA, record_text
 from trainer.distributed import groups
 from trainer.inference import Options, generate, load_model
 from trainer.inference.__main__ import _read_prompts

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from trainer.contract.config.section import config_section
 from trainer.contract.config.values import NonNegative, PositiveFloat
-from trainer.contract.section import config_section
 
 
 @config_section

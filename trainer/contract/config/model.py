@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
+from trainer.contract.config.section import config_section
 from trainer.contract.config.values import (
     Count,
     Fraction,
@@ -12,7 +13,6 @@ from trainer.contract.config.values import (
     PositiveFloat,
     Range,
 )
-from trainer.contract.section import config_section
 
 
 @config_section

@@ -12,7 +12,7 @@ import pwd
 import stat
 from pathlib import Path
 
-from trainer.contract.regular_file import open_regular
+from trainer.contract.files.regular_file import open_regular
 
 JOB_DIRECTORY = "HPCGEN_JOB_DIR"
 """Variable with the directory of the job's own files. The script of a job sets it if a group shares the run."""

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.contract import checkpoint_files
-from trainer.contract.checkpoint_files import COMPLETE, METADATA, STARTED, TRACKER
 from trainer.contract.evaluation import evaluated, result_file
-from trainer.contract.regular_file import open_regular, read_text
-from trainer.contract.run_directory import RunDirectory
+from trainer.contract.files import checkpoint_files
+from trainer.contract.files.checkpoint_files import COMPLETE, METADATA, STARTED, TRACKER
+from trainer.contract.files.regular_file import open_regular, read_text
+from trainer.contract.files.run_directory import RunDirectory
 
 DISCARD_KEY = "checkpoint.discard_up_to"
 

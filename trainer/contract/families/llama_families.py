@@ -6,9 +6,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from trainer.contract import rope_parameters
 from trainer.contract.config import ModelConfig
-from trainer.contract.model_family import Family, Form, Place, Weight, head, indivisible, layer_places
+from trainer.contract.families.model_family import (
+    Family,
+    Form,
+    Place,
+    Weight,
+    head,
+    indivisible,
+    layer_places,
+)
+from trainer.contract.model import rope_parameters
 from trainer.contract.wording import shown
 
 SLIDING, FULL = "sliding_attention", "full_attention"

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer.contract.config import ModelConfig
-from trainer.contract.experts import moe_layer_pattern
-from trainer.contract.llama_families import Llama, linear
-from trainer.contract.model_family import Place, Weight
+from trainer.contract.families.llama_families import Llama, linear
+from trainer.contract.families.model_family import Place, Weight
+from trainer.contract.model.experts import moe_layer_pattern
 from trainer.contract.wording import shown
 
 A_NUMBER = "a number"

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Iterator
 
 from trainer.contract.config import ModelConfig, ParallelismConfig
-from trainer.contract.unused_keys import Mistake, unused_keys
+from trainer.contract.config.unused_keys import Mistake, unused_keys
 from trainer.contract.wording import counted, one_of
 
 MODEL_KEYS = tuple(field.name for field in dataclasses.fields(ModelConfig) if field.name.startswith("moe_"))

@@ -23,14 +23,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trainer.contract import user_code
-from trainer.contract.change import Change
-from trainer.contract.code_record import SHA256_DIGITS, CodeRecord
+from trainer.contract.code import user_code
+from trainer.contract.code.code_record import SHA256_DIGITS, CodeRecord
+from trainer.contract.code.imports import named
+from trainer.contract.code.user_code import UserCode
 from trainer.contract.config import TrainerConfig
-from trainer.contract.hyperparameters import SECTIONS
-from trainer.contract.imports import named
-from trainer.contract.regular_file import open_regular, read_bytes
-from trainer.contract.user_code import UserCode
+from trainer.contract.files.regular_file import open_regular, read_bytes
+from trainer.contract.resuming.change import Change
+from trainer.contract.resuming.hyperparameters import SECTIONS
 
 PAIRS = ("data.datasets", "data.train")
 """Keys that name training pairs. The pairs of data.valid and data.test may change freely."""

@@ -12,7 +12,6 @@ import math
 import operator
 from collections.abc import Iterator
 
-from trainer.contract.batch_size import steps_within
 from trainer.contract.config import (
     BlendConfig,
     CheckpointConfig,
@@ -24,9 +23,10 @@ from trainer.contract.config import (
     TrainerConfig,
     TrainingConfig,
 )
-from trainer.contract.experts import default_width, expert_checks, expert_tensor_parallel_size
-from trainer.contract.latent_attention import latent_attention_problems, resolve_latent_attention
-from trainer.contract.unused_keys import Mistake
+from trainer.contract.config.unused_keys import Mistake
+from trainer.contract.model.batch_size import steps_within
+from trainer.contract.model.experts import default_width, expert_checks, expert_tensor_parallel_size
+from trainer.contract.model.latent_attention import latent_attention_problems, resolve_latent_attention
 from trainer.contract.wording import counted
 
 WARMUP_TOKENS = 375_000_000

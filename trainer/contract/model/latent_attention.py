@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from trainer.contract.config import ModelConfig, RopeScaling
-from trainer.contract.unused_keys import Mistake, unused_keys
+from trainer.contract.config.unused_keys import Mistake, unused_keys
 
 LATENT_WIDTHS = {"kv_lora_rank": 512, "qk_head_dim": 128, "qk_pos_emb_head_dim": 64, "v_head_dim": 128}
 """Megatron-Core's defaults of the widths of latents and heads."""

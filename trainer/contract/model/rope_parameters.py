@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from trainer.contract import config_json
 from trainer.contract.config import ConfigError, ModelConfig, RopeScaling, from_dict, to_dict, typed_value
+from trainer.contract.families import config_json
 from trainer.contract.wording import shown
 
 DEFAULTS = {

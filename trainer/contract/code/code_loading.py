@@ -1,4 +1,4 @@
-"""Loads the user's own functions, from the sources that `trainer.contract.user_code` has read.
+"""Loads the user's own functions, from the sources that `trainer.contract.code.user_code` has read.
 
 Modules of the user never come from Python's bytecode caches, and none are written for them: a cache can be stale, or
 made from other source code. All ranks execute the bytes that rank 0 has read, whatever happens to the files meanwhile.
@@ -25,12 +25,12 @@ from pathlib import Path
 from types import CodeType, FrameType, ModuleType
 from typing import Any
 
-from trainer.contract import user_code
+from trainer.contract.code import user_code
+from trainer.contract.code.imports import IMPORT_PATH
+from trainer.contract.code.user_code import UserCode
 from trainer.contract.config import ConfigError
-from trainer.contract.imports import IMPORT_PATH
-from trainer.contract.regular_file import read_bytes
+from trainer.contract.files.regular_file import read_bytes
 from trainer.contract.spelling import did_you_mean
-from trainer.contract.user_code import UserCode
 
 
 def use(codes: Mapping[str, UserCode]) -> None:

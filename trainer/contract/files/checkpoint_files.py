@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from trainer.contract import record_shape
 from trainer.contract.evaluation import is_due
-from trainer.contract.regular_file import IrregularFileError, open_regular, read_bytes, read_text
+from trainer.contract.files.regular_file import IrregularFileError, open_regular, read_bytes, read_text
+from trainer.contract.resuming import record_shape
 from trainer.contract.wording import counted
 
 TRACKER = "latest_checkpointed_iteration.txt"

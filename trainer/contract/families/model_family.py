@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from trainer.contract.config import ModelConfig
-from trainer.contract.experts import moe_layer_pattern
+from trainer.contract.model.experts import moe_layer_pattern
 from trainer.contract.wording import one_of
 
 Form = Literal["same", "fp32", "vocabulary", "transposed", "gate_up", "qkv", "qkv_conv1d"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trainer.contract.regular_file import open_regular
+from trainer.contract.files.regular_file import open_regular
 
 START = b"version https://git-lfs.github.com/spec/"
 MAX_BYTES = 1024

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 CONFIRMED = "confirmed"
-"""Key of the names in checkpoint.changed that are used (`trainer.contract.confirmations`)."""
+"""Key of the names in checkpoint.changed that are used (`trainer.contract.resuming.confirmations`)."""
 
 LAST_TIME = 253402300799
 """Unix time of the last second of the year 9999, the last that `datetime` can represent."""
@@ -88,7 +88,7 @@ def _problems(record: Mapping[str, Any], known_format: int) -> Iterator[str]:
 
 
 def _sampling_problems(sampling: Any) -> Iterator[str]:
-    """Checks what `trainer.contract.sampling.from_dict` reads."""
+    """Checks what `trainer.contract.resuming.sampling.from_dict` reads."""
     if sampling is None:
         return
     yield from _is(sampling, {"streams": list, "phases": list}, "sampling")

@@ -2,8 +2,7 @@
 
 A checkpoint records the resolved sections model, training, optimizer and data of its configuration. Each key in them
 belongs to one of three classes. It may change freely; it may change if `checkpoint.changed` names it, which confirms
-the intent (`trainer.contract.confirmations`); or it must not change, since the weights or the optimizer state would not
-fit.
+the intent (`confirmations`); or it must not change, since the weights or the optimizer state would not fit.
 """
 
 from __future__ import annotations
@@ -14,8 +13,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from trainer.contract.batch_size import covering
-from trainer.contract.change import Change, show
 from trainer.contract.config import (
     BlendConfig,
     ConfigError,
@@ -24,8 +21,10 @@ from trainer.contract.config import (
     TrainerConfig,
     TrainingConfig,
 )
-from trainer.contract.confirmations import SEPARATOR, Confirmations
 from trainer.contract.errors import TrainerError
+from trainer.contract.model.batch_size import covering
+from trainer.contract.resuming.change import Change, show
+from trainer.contract.resuming.confirmations import SEPARATOR, Confirmations
 from trainer.contract.spelling import did_you_mean
 from trainer.contract.wording import one_of
 
@@ -135,7 +134,7 @@ def check_changes(
 ) -> tuple[Change, ...]:
     """Check that the resolved `config` may resume from the `saved` sections, and return the changed hyperparameters.
 
-    `contents` are changed files, which must be named as well (`trainer.contract.provenance`). `confirmations` is what
+    `contents` are changed files, which must be named as well (`provenance`). `confirmations` is what
     checkpoint.changed still confirms. Default: all of its names, as if the checkpoint recorded none. With
     `weights_only`, for `checkpoint.finetune`, only the keys that must fit the weights are compared, the checkpoint may
     have MTP layers that the model lacks, and the result is empty.
@@ -173,7 +172,7 @@ def check_finished(
     """Check that the resolved `config` describes the run that is finished at `where`.
 
     Only free keys may differ. Naming others in `checkpoint.changed` does not help, because no step is left that a
-    change could affect. `contents` are changed files (`trainer.contract.provenance`).
+    change could affect. `contents` are changed files (`provenance`).
 
     Raises:
         TrainerError: something differs. Lists all differences.

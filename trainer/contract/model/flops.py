@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from trainer.contract.config import ModelConfig, TrainerConfig
-from trainer.contract.experts import moe_layer_pattern
-from trainer.contract.latent_attention import projections, value_width
+from trainer.contract.model.experts import moe_layer_pattern
+from trainer.contract.model.latent_attention import projections, value_width
 
 FORMULA = (
     "megatron-lm: 3 x forward matrix products, causal attention halved, only keys in the window and the document, with "

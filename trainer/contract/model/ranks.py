@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from trainer.contract.config import ParallelismConfig
-from trainer.contract.experts import expert_tensor_parallel_size
+from trainer.contract.model.experts import expert_tensor_parallel_size
 
 
 def model_parallel_size(parallelism: ParallelismConfig) -> int:

@@ -54,7 +54,7 @@ class Stream:
     """
 
     pair: Mapping[str, Any]
-    """Prefix and identity of the files (`trainer.contract.provenance`)."""
+    """Prefix and identity of the files (`trainer.contract.resuming.provenance`)."""
     documents: Documents
     seq_length: int
     orders: tuple[Order, ...] = ()
@@ -153,7 +153,7 @@ class Sampling:
 
 
 def from_dict(content: Mapping[str, Any]) -> Sampling:
-    """Read what `Sampling.to_dict` wrote. `trainer.contract.record_shape` has checked its types."""
+    """Read what `Sampling.to_dict` wrote. `trainer.contract.resuming.record_shape` has checked its types."""
     streams = tuple(
         Stream(
             **{

@@ -2,7 +2,7 @@
 
 A function's file imports other modules of the same directory. `read` finds them without running anything: it follows
 the import statements of each file, also those inside functions. Checkpoints record the hashes of all these files
-(`trainer.contract.provenance`), and `trainer.contract.code_loading` executes the same bytes.
+(`trainer.contract.resuming.provenance`), and `trainer.contract.code.code_loading` executes the same bytes.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from importlib.machinery import EXTENSION_SUFFIXES, SOURCE_SUFFIXES, ModuleSpec,
 from pathlib import Path
 from types import ModuleType
 
-from trainer.contract.imports import IMPORT_PATH, file_of
-from trainer.contract.regular_file import read_bytes
+from trainer.contract.code.imports import IMPORT_PATH, file_of
+from trainer.contract.files.regular_file import read_bytes
 
 LOADED_HERE = "code of the user"
-"""`loader_state` of the modules that `trainer.contract.code_loading` executes."""
+"""`loader_state` of the modules that `trainer.contract.code.code_loading` executes."""
 
 _MODULE_NAME = re.compile(r"\.*[^\W\d]\w*(\.[^\W\d]\w*)*")
 _FILE_NAME = re.compile(r"(\./|/)?(?P<stem>([^/.\0\n]+/)*[^/.\0\n]+)\.py")

@@ -16,7 +16,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from trainer.contract.regular_file import read_bytes
+from trainer.contract.files.regular_file import read_bytes
 
 INDEX = ".metadata"
 """Name of the index file, a pickle of torch.distributed.checkpoint's Metadata."""

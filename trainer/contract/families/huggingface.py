@@ -11,14 +11,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.contract import rope_parameters
 from trainer.contract.config import ConfigError, ModelConfig, from_dict, typed_value
-from trainer.contract.config_json import TYPES, complete
-from trainer.contract.deepseek_family import DeepSeekV3
-from trainer.contract.expert_families import ExpertLlama, ExpertNames
-from trainer.contract.llama_families import LLAMA_KEYS, Llama
-from trainer.contract.model_family import LAYERS, Family, Form, Weight, head, indivisible
-from trainer.contract.resolve import model_problems, resolve_model, shown_value
+from trainer.contract.config.resolve import model_problems, resolve_model, shown_value
+from trainer.contract.families.config_json import TYPES, complete
+from trainer.contract.families.deepseek_family import DeepSeekV3
+from trainer.contract.families.expert_families import ExpertLlama, ExpertNames
+from trainer.contract.families.llama_families import LLAMA_KEYS, Llama
+from trainer.contract.families.model_family import LAYERS, Family, Form, Weight, head, indivisible
+from trainer.contract.model import rope_parameters
 from trainer.contract.wording import shown
 
 ACTIVATIONS = {"gelu_tanh": "gelu_new", "gelu": "gelu", "squared_relu": "relu2"}

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import BinaryIO, ClassVar
 
 from trainer.contract.config import TrainerConfig
-from trainer.contract.regular_file import opener
-from trainer.contract.shared_files import refuse_foreign_link
+from trainer.contract.files.regular_file import opener
+from trainer.contract.files.shared_files import refuse_foreign_link
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.contract.imports import file_of
-from trainer.contract.regular_file import read_bytes
-from trainer.contract.user_code import UserCode, sha256
+from trainer.contract.code.imports import file_of
+from trainer.contract.code.user_code import UserCode, sha256
+from trainer.contract.files.regular_file import read_bytes
 
 SHA256_DIGITS = 12
 """Digits of a SHA-256 in messages and in the names of copies."""

@@ -7,12 +7,12 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainer.contract import rope_parameters
 from trainer.contract.config import ModelConfig
-from trainer.contract.expert_families import ExpertNames, experts
-from trainer.contract.experts import num_moe_layers
-from trainer.contract.llama_families import ROTARY_KEYS, gated_mlp
-from trainer.contract.model_family import Family, Place, Weight, head, layer_places
+from trainer.contract.families.expert_families import ExpertNames, experts
+from trainer.contract.families.llama_families import ROTARY_KEYS, gated_mlp
+from trainer.contract.families.model_family import Family, Place, Weight, head, layer_places
+from trainer.contract.model import rope_parameters
+from trainer.contract.model.experts import num_moe_layers
 
 KEYS = ROTARY_KEYS | {
     "q_lora_rank": "q_lora_rank",

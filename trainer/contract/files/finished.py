@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from trainer.contract import checkpoint_files, hyperparameters, provenance
-from trainer.contract.checkpoint_files import Checkpoint
+from trainer.contract.code.user_code import UserCode
 from trainer.contract.config import TrainerConfig, fingerprint
-from trainer.contract.confirmations import Confirmations
-from trainer.contract.regular_file import IrregularFileError, read_text
-from trainer.contract.run_directory import RunDirectory
-from trainer.contract.user_code import UserCode
+from trainer.contract.files import checkpoint_files
+from trainer.contract.files.checkpoint_files import Checkpoint
+from trainer.contract.files.regular_file import IrregularFileError, read_text
+from trainer.contract.files.run_directory import RunDirectory
+from trainer.contract.resuming import hyperparameters, provenance
+from trainer.contract.resuming.confirmations import Confirmations
 
 
 def is_done(run: RunDirectory, config: TrainerConfig, codes: Mapping[str, UserCode]) -> bool:
@@ -39,7 +40,7 @@ def last_checkpoint(run: RunDirectory, config: TrainerConfig) -> Checkpoint | No
     """The final checkpoint of the finished `run`; None if there are steps left to train.
 
     Also None if no checkpoint is left. Then `is_marked` tells whether the run is finished; if it is not,
-    `trainer.contract.evidence` tells whether it may start over.
+    `trainer.contract.resuming.evidence` tells whether it may start over.
 
     Raises:
         OSError: the checkpoints cannot be read.

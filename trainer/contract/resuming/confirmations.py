@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from trainer.contract.change import Change, show
-from trainer.contract.record_shape import CONFIRMED
+from trainer.contract.resuming.change import Change, show
+from trainer.contract.resuming.record_shape import CONFIRMED
 
 SEPARATOR = "@"
 """Character between a name and an iteration."""

@@ -1,0 +1,1 @@
+"""Arithmetic of the model and its layout: sizes, batches, experts, pipeline stages, FLOPs."""
