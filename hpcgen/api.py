@@ -11,7 +11,7 @@ from hpcgen.check.checked_script import checked_script
 from hpcgen.config.directories import configuration_directories, readable
 from hpcgen.config.loader import Run, load_run
 from hpcgen.errors import HpcgenError
-from hpcgen.planning.plan import Plan, plan
+from hpcgen.run_plan.plan import Plan, plan
 from hpcgen.slurm.corpus import check_pairs, require_pairs
 
 if TYPE_CHECKING:

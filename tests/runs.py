@@ -9,7 +9,7 @@ from typing import Any
 
 from hpcgen import load_run, plan
 from hpcgen.config.loader import Run
-from hpcgen.planning.plan import Plan
+from hpcgen.run_plan.plan import Plan
 from hpcgen.stages import STAGES
 
 MODEL_STAGES = tuple(name for name, stage in STAGES.items() if not stage.runs_user_program)

@@ -28,7 +28,7 @@ from hpcgen.config.validation import describe
 from hpcgen.errors import ConfigErrors, HpcgenError
 from hpcgen.planning.environment import library_path
 from hpcgen.planning.paths import corpus_job
-from hpcgen.planning.plan import Plan
+from hpcgen.run_plan.plan import Plan
 from hpcgen.slurm.rendering.settings import LIBRARY_PATH
 from hpcgen.stages import STAGES
 from tests.hostile import (

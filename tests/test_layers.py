@@ -63,7 +63,7 @@ def test_a_first_job_imports_what_it_needs(command: str, tmp_path: Path) -> None
     arguments = ["render", "train"] if command == "render" else ["validate"]
     program = f"from hpcgen.cli.main import main; main({[*arguments, '-c', 'run.yaml']})"
     modules = imported_modules(program, tmp_path)
-    assert "hpcgen.planning.plan" in modules
+    assert "hpcgen.run_plan.plan" in modules
     assert modules & NOT_RENDERED == set()
 
 

@@ -23,7 +23,7 @@ from hpcgen.config.node_type import NodeType
 from hpcgen.config.run import RunConfig
 from hpcgen.config.section_names import RUN_FILE
 from hpcgen.config.type_hints import inner_class
-from hpcgen.planning.explanation import explain
+from hpcgen.run_plan.explanation import explain
 from trainer.contract.config import Range, field_hints
 
 LONGEST_OPTION = 40

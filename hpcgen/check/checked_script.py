@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from hpcgen.planning.plan import Plan
+from hpcgen.run_plan.plan import Plan
 from hpcgen.slurm.rendering.script import Script, render_stage
 
 

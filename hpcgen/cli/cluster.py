@@ -90,7 +90,7 @@ def check(name: str) -> None:
     """
     from hpcgen.cli.options import warn
     from hpcgen.errors import ConfigErrors
-    from hpcgen.planning.profile import profile_mistakes, profile_warnings
+    from hpcgen.run_plan.profile import profile_mistakes, profile_warnings
 
     file, profile = _read(name)
     if mistakes := profile_mistakes(profile):

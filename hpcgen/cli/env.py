@@ -19,7 +19,7 @@ from hpcgen.cli.options import (
 
 if TYPE_CHECKING:
     from hpcgen.planning.environment import Variable
-    from hpcgen.planning.explanation import Explanation
+    from hpcgen.run_plan.explanation import Explanation
 
 NOT_FOR_A_SHELL = ("LD_LIBRARY_PATH",)
 """Variables left out because they would affect programs of the shell that evaluates the exports."""
@@ -54,8 +54,8 @@ def command(
     the names for srun --container-env="$HPCGEN_CONTAINER_ENV". For variables not named there, values set in the
     image take precedence.
     """
-    from hpcgen.planning.explanation import explain
-    from hpcgen.planning.plan import main_stage
+    from hpcgen.run_plan.explanation import explain
+    from hpcgen.run_plan.plan import main_stage
 
     run = read_run_or_cluster(config, cluster, run_dir, overrides)
     explained = explain(stage or main_stage(run), run)
@@ -108,7 +108,7 @@ def _shell_lines(
 
 def _open_without_a_run_file(explained: Explanation) -> Iterator[str]:
     """Yields the assumptions made without a run file, and the variables that --set can add."""
-    from hpcgen.planning.explanation import by_change
+    from hpcgen.run_plan.explanation import by_change
 
     yield f"Without a run file, the run directory is {explained.run_dir} (change it with --run-dir)."
     for change, variables in by_change(explained.absent).items():

@@ -20,7 +20,7 @@ from hpcgen.text import counted
 if TYPE_CHECKING:
     from hpcgen.config.loader import Run
     from hpcgen.planning.environment import Variable
-    from hpcgen.planning.explanation import Absent, Difference, Explanation
+    from hpcgen.run_plan.explanation import Absent, Difference, Explanation
 
 GIVEN = ("cluster", "run file", "override")
 """Layers whose values a person set, so the origin is a sufficient reason."""
@@ -60,8 +60,8 @@ def command(
     For each variable, prints the value, the layer and file that set it, the reason, and the values it overrides.
     NAME may contain * and ?. Default: all variables.
     """
-    from hpcgen.planning.explanation import compare, explain, leaked
-    from hpcgen.planning.plan import main_stage
+    from hpcgen.run_plan.explanation import compare, explain, leaked
+    from hpcgen.run_plan.plan import main_stage
 
     run = read_run_or_cluster(config, cluster, run_dir, overrides)
     stage = stage or main_stage(run)
@@ -114,7 +114,7 @@ def _print_explanation(explained: Explanation, here: tuple[str, ...], everything
 
 def _print_absent(absent: Iterable[Absent], everything: bool) -> None:
     """Prints variables that are not set, grouped by the change that would set them. Omits reasons with `everything`."""
-    from hpcgen.planning.explanation import by_change
+    from hpcgen.run_plan.explanation import by_change
 
     for number, (change, variables) in enumerate(by_change(absent).items()):
         if number == 0:

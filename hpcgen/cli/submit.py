@@ -25,8 +25,8 @@ from hpcgen.stages import STAGES
 from hpcgen.text import counted
 
 if TYPE_CHECKING:
-    from hpcgen.planning.plan import Plan
-    from hpcgen.planning.stage import StagePlan
+    from hpcgen.run_plan.plan import Plan
+    from hpcgen.run_plan.stage import StagePlan
     from hpcgen.slurm.job import Job, Progress
 
 

@@ -21,7 +21,7 @@ def command(stages: tuple[str, ...], config: Path, overrides: tuple[str, ...], a
     Default for STAGE: train, run for a run file with a program, or prepare for a run file with only a corpus.
     """
     from hpcgen import api
-    from hpcgen.planning.summary import for_people, summarize
+    from hpcgen.run_plan.summary import for_people, summarize
     from hpcgen.slurm.corpus import check_pairs
 
     try:

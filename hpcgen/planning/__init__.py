@@ -1,1 +1,1 @@
-"""Computes the plan of a run from its configuration."""
+"""Computes what a job needs: its resources, environment, container and memory, and the rules that they follow."""

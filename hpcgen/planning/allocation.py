@@ -1,6 +1,6 @@
 """The Slurm resources of a stage: its settings from run file and cluster, and the resulting directives.
 
-`hpcgen.planning.stage` adds the directives that every job has: name, log, signal and requeue.
+`hpcgen.run_plan.stage` adds the directives that every job has: name, log, signal and requeue.
 """
 
 from __future__ import annotations

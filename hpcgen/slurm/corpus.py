@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from hpcgen.config.corpus import blend
 from hpcgen.errors import HpcgenError
 from hpcgen.planning.paths import corpus_job, manifest_of
-from hpcgen.planning.plan import Plan
+from hpcgen.run_plan.plan import Plan
 from hpcgen.slurm.training_data import check_split, check_tokenizers, check_training_data
 from hpcgen.text import counted
 from trainer.contract.config import Dataset

@@ -22,8 +22,8 @@ from submitit import LocalExecutor
 from hpcgen.errors import HpcgenError, JobFailed, JobStopped
 from hpcgen.files import write_text
 from hpcgen.planning.paths import corpus_job
-from hpcgen.planning.plan import Plan
-from hpcgen.planning.stage import StagePlan
+from hpcgen.run_plan.plan import Plan
+from hpcgen.run_plan.stage import StagePlan
 from hpcgen.slurm.corpus import check_corpus, missing_tasks
 from hpcgen.slurm.job import Job, Progress
 from hpcgen.slurm.processes import kill_tree, term_exits

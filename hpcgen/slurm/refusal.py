@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 
 from hpcgen.planning.allocation import Place, place_of
-from hpcgen.planning.plan import Plan
-from hpcgen.planning.stage import StagePlan
+from hpcgen.run_plan.plan import Plan
+from hpcgen.run_plan.stage import StagePlan
 from hpcgen.text import one_of
 
 # fmt: off

@@ -13,7 +13,7 @@ from typing import Any
 
 from hpcgen.errors import HpcgenError
 from hpcgen.files import ACCESS, make_directory, shared_as
-from hpcgen.planning.plan import Plan
+from hpcgen.run_plan.plan import Plan
 from trainer.contract.files.regular_file import open_regular
 from trainer.contract.files.shared_files import refuse_foreign_link, require_own
 

@@ -17,8 +17,8 @@ from submitit import SlurmExecutor
 from submitit.core.utils import FailedJobError, FailedSubmissionError
 
 from hpcgen.errors import HpcgenError
-from hpcgen.planning.plan import Plan
-from hpcgen.planning.stage import StagePlan
+from hpcgen.run_plan.plan import Plan
+from hpcgen.run_plan.stage import StagePlan
 from hpcgen.slurm.corpus import check_corpus, missing_tasks
 from hpcgen.slurm.job import Job
 from hpcgen.slurm.refusal import advice

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from hpcgen.config.validation import describe
 from hpcgen.errors import ConfigErrors, Problem
 from hpcgen.planning.paths import BLENDS, trainer_data
-from hpcgen.planning.plan import Plan
 from hpcgen.planning.rules.data import split_weights
+from hpcgen.run_plan.plan import Plan
 from hpcgen.text import counted
 from trainer.contract.config import TrainerConfig
 

@@ -7,7 +7,7 @@ import copy
 import pytest
 
 from hpcgen.config.document import parse
-from hpcgen.planning.plan import plan
+from hpcgen.run_plan.plan import plan
 from tests.runs import loaded, minimal_run
 
 CORRECTIONS = {

@@ -13,7 +13,7 @@ from hpcgen.config.presets import PRESETS
 from hpcgen.config.run import RunConfig
 from hpcgen.config.starter import run_file, starter
 from hpcgen.config.validation import build
-from hpcgen.planning.plan import plan
+from hpcgen.run_plan.plan import plan
 
 COMMENTED_KEY = re.compile(r"(?m)^ *# [a-z_0-9]+: .*$")
 

@@ -9,7 +9,7 @@ import pytest
 
 from hpcgen.errors import ConfigErrors
 from hpcgen.planning import checkpointing
-from hpcgen.planning.summary import for_people, summarize
+from hpcgen.run_plan.summary import for_people, summarize
 from tests.runs import big_run, minimal_run, planned, write_yaml
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from hpcgen import plan
 from hpcgen.errors import ConfigErrors
-from hpcgen.planning.summary import for_people, summarize
+from hpcgen.run_plan.summary import for_people, summarize
 from tests.data import pairs
 from tests.runs import loaded, minimal_run, planned, write_yaml
 from trainer.contract.config import fingerprint

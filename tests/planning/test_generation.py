@@ -10,7 +10,7 @@ import pytest
 
 from hpcgen.config.huggingface_export import FamilyName
 from hpcgen.errors import ConfigErrors
-from hpcgen.planning.stage import StagePlan
+from hpcgen.run_plan.stage import StagePlan
 from tests.runs import minimal_run, planned
 from trainer.contract.config import ModelConfig
 from trainer.contract.config.resolve import resolve_model

@@ -10,7 +10,7 @@ from hpcgen.planning.layout import Layout
 from hpcgen.planning.memory import MemoryEstimate, Setup, bytes_per_parameter, estimate_memory
 from hpcgen.planning.memory.stages import microbatches_in_flight
 from hpcgen.planning.model_size import layers_parameter_count, parameter_count
-from hpcgen.planning.summary import summarize
+from hpcgen.run_plan.summary import summarize
 from tests.planning.test_model_size import gpt3, llama3_8b
 from tests.runs import big_run, planned
 from trainer.contract.config import ParallelismConfig, TrainingConfig

@@ -8,8 +8,8 @@ import pytest
 
 from hpcgen.config.loader import OMITTED_SECTIONS, load_cluster_run
 from hpcgen.errors import ConfigErrors
-from hpcgen.planning.explanation import explain
-from hpcgen.planning.plan import main_stage
+from hpcgen.run_plan.explanation import explain
+from hpcgen.run_plan.plan import main_stage
 from hpcgen.stages import STAGES
 from hpcgen.stages.stage import TRAINING, Stage
 from tests.runs import loaded, minimal_run, planned

@@ -10,7 +10,7 @@ import pytest
 from hpcgen import load_run, plan
 from hpcgen.config.document import parse
 from hpcgen.errors import ConfigErrors, HpcgenError
-from hpcgen.planning.summary import for_people, summarize
+from hpcgen.run_plan.summary import for_people, summarize
 from tests.runs import big_run, loaded, minimal_run, planned, write_yaml
 
 CORPUS = {"directory": "/data/corpus", "source": {"directory": "/in"}, "num_output_files": 16}

@@ -12,7 +12,7 @@ import pytest
 from hpcgen import plan, render
 from hpcgen.config.program import VARIABLES
 from hpcgen.errors import ConfigErrors
-from hpcgen.planning.plan import Plan
+from hpcgen.run_plan.plan import Plan
 from tests.runs import loaded
 
 PYTHON = ["python", "train.py"]

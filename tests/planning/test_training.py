@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from hpcgen.planning.summary import for_people, summarize
+from hpcgen.run_plan.summary import for_people, summarize
 from tests.runs import big_run, loaded, minimal_run, planned, write_yaml
 
 FP8 = ("training.fp8=hybrid", "checkpoint.keep_last=5")

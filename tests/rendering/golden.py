@@ -10,8 +10,8 @@ from unittest import mock
 
 from hpcgen.config.loader import load_run
 from hpcgen.config.program import ProgramConfig, ProgressConfig, StopConfig
-from hpcgen.planning.plan import Plan, plan
 from hpcgen.resources import shipped
+from hpcgen.run_plan.plan import Plan, plan
 from hpcgen.slurm.rendering.script import render_stage
 from hpcgen.stages import STAGES
 

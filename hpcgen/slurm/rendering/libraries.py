@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcgen.files import Share
-from hpcgen.planning.stage import StagePlan
 from hpcgen.resources import shipped
+from hpcgen.run_plan.stage import StagePlan
 from hpcgen.slurm.rendering.settings import has_preflight
 from hpcgen.stages.stage import TRAINER_FILE
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcgen.planning.plan import Plan
-from hpcgen.planning.stage import StagePlan
 from hpcgen.resources import shipped
+from hpcgen.run_plan.plan import Plan
+from hpcgen.run_plan.stage import StagePlan
 from hpcgen.slurm.rendering.blocks import require_known_blocks
 from hpcgen.slurm.rendering.environment import SHIPPED, ShellEnvironment, make_environment, template_origins
 from hpcgen.slurm.rendering.filters import heredoc, shell_word

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from hpcgen.planning.container import CONTAINER_NAME
 from hpcgen.planning.environment import library_path
-from hpcgen.planning.plan import Plan
 from hpcgen.planning.slurm_variables import option_variables
-from hpcgen.planning.stage import StagePlan
+from hpcgen.run_plan.plan import Plan
+from hpcgen.run_plan.stage import StagePlan
 
 LIBRARY_PATH = 'export LD_LIBRARY_PATH="$1${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"; shift; exec "$@"'
 """Follows the words that start the container, because only a shell in the task knows the image's LD_LIBRARY_PATH."""

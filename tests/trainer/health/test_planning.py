@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hpcgen import api
 from hpcgen.config.loader import load_cluster_run
-from hpcgen.planning.stage import StagePlan
+from hpcgen.run_plan.stage import StagePlan
 from trainer.contract.config import from_dict
 from trainer.contract.health import NcclTestConfig, NodeHealthConfig
 

@@ -33,8 +33,8 @@ from hpcgen.planning.layout import Layout
 from hpcgen.planning.paths import absolute_paths, manifest_of, plain_path_problems, similar_path
 from hpcgen.planning.program import missing_script_warnings
 from hpcgen.planning.resuming import no_checkpoints, proof_of_checkpoints
-from hpcgen.planning.stage import StagePlan, make_stage
-from hpcgen.planning.training import Training, plan_training
+from hpcgen.run_plan.stage import StagePlan, make_stage
+from hpcgen.run_plan.training import Training, plan_training
 from hpcgen.stages import STAGES, Stage
 from hpcgen.stages.data import PREPARE
 from hpcgen.stages.run import RUN

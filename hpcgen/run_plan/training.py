@@ -22,7 +22,7 @@ from hpcgen.planning.model_size import checkpoint_bytes
 from hpcgen.planning.paths import trainer_data
 from hpcgen.planning.rules.check import check
 from hpcgen.planning.rules.facts import Facts, World
-from hpcgen.planning.time_limit import time_problems, timing
+from hpcgen.run_plan.time_limit import time_problems, timing
 from hpcgen.stages.evaluate import EVALUATE
 from hpcgen.stages.train import TRAIN
 from hpcgen.text import counted, duration

@@ -14,8 +14,8 @@ from hpcgen.planning.deepspeed import batch
 from hpcgen.planning.deepspeed.fit import configured_fit
 from hpcgen.planning.memory import GIB, Setup, estimate_memory
 from hpcgen.planning.model_size import active_parameter_count, checkpoint_bytes, parameter_count
-from hpcgen.planning.plan import Plan
 from hpcgen.planning.resuming import continuation_of, pair_readings
+from hpcgen.run_plan.plan import Plan
 from hpcgen.stages.train import TRAIN
 from hpcgen.text import counted, duration, size_text
 from trainer.contract.config import TrainerConfig
