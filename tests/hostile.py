@@ -23,6 +23,7 @@ from hpcgen.config import node_types
 from hpcgen.slurm.rendering import environment as templates
 from tests.patience import PATIENCE_S
 from tests.rendering.scripts import CANARY, HOSTILE_WORDS, UNPRINTABLE
+from trainer.contract.config import field_hints
 
 KEY = "a key"
 """In a place: the hostile string is a key of the mapping there."""
@@ -68,7 +69,7 @@ def text_places(hint: Any, place: Place = ()) -> Iterator[Place]:
     elif origin is Literal or hint is str:
         yield place
     elif dataclasses.is_dataclass(hint):
-        for name, inner in typing.get_type_hints(hint, include_extras=True).items():
+        for name, inner in field_hints(hint).items():
             if typing.get_origin(inner) is not typing.ClassVar:
                 yield from text_places(inner, (*place, name))
 

@@ -247,7 +247,7 @@ def environment() -> str:
 def other_names() -> str:
     """Names that other programs have for a key."""
     lines = ["| name | in a run file |", "| --- | --- |"]
-    names = spellings.KEYS | {
+    names = spellings.table("keys") | {
         f"{section}.{name}".lstrip("."): key
         for section, keys in RUN_FILE.items()
         for name, key in keys.items()
@@ -256,12 +256,7 @@ def other_names() -> str:
         key = re.match(r"[\w.]+", answer)
         assert key is not None
         lines.append(f"| {code(name)} | {code(key[0])}{escaped(answer[key.end() :])} |")
-    lines += [
-        f"| {code(name)} | nothing: the trainer always does this |" for name in sorted(spellings.ALWAYS)
-    ]
-    lines += [
-        f"| {code(name)} | nothing: the trainer does not need it |" for name in sorted(spellings.UNREAD)
-    ]
+    lines += [f"| {code(name)} | nothing: {reason} |" for name, reason in spellings.table("needless").items()]
     return "\n".join(lines) + "\n"
 
 

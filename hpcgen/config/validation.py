@@ -264,9 +264,9 @@ def _text_reason(hint: Any, value: float) -> str:
 
 def _meant(value: str, choices: list[str]) -> str:
     """A hint with the choice for another program's value, or with the nearest choices."""
-    from hpcgen.config.spellings import VALUES
+    from hpcgen.config.spellings import choice
 
-    meant = VALUES.get(value.lower(), "")
+    meant = choice(value)
     return f"use {meant}" if meant.partition(",")[0] in choices else did_you_mean(value, choices)
 
 

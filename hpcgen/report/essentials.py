@@ -25,6 +25,14 @@ SHOWN: dict[str, tuple[str, ...]] = {
         "swiglu",
         "activation_func",
         "untie_embeddings_and_output_weights",
+        "multi_latent_attention",
+        "q_lora_rank",
+        "kv_lora_rank",
+        "num_moe_experts",
+        "moe_router_topk",
+        "moe_ffn_hidden_size",
+        "moe_shared_expert_intermediate_size",
+        "mtp_num_layers",
         "layer_spec",
         "model_provider",
     ),
@@ -62,18 +70,29 @@ SHOWN: dict[str, tuple[str, ...]] = {
     ),
     "checkpoint": ("save_interval", "save_interval_minutes", "async_save", "keep_last", "keep_every", "load"),
 }
-"""Keys that most people look for first; the page has the rest as JSON."""
+"""Keys that most people look for first. The page has the rest as JSON, as has `hpcgen checkpoint inspect --json`."""
+
+REQUIRED = {"moe_router_topk": "num_moe_experts"}
+"""Key with a default -> the key without which it has no effect."""
 
 
 def essentials(run: Run) -> list[tuple[str, list[tuple[str, str]]]]:
     """Sections with keys and values, without those that are null or off."""
     config, start = run.config, run.history.start
     sections = [
-        (section, [(key, text(values[key])) for key in keys if values.get(key) not in (None, False)])
-        for section, keys in SHOWN.items()
+        (section, [(key, text(value)) for key, value in shown(section, values)])
+        for section in SHOWN
         if isinstance(values := config.get(section), dict)
     ]
     return [("run", list(_recorded(start))), *((name, rows) for name, rows in sections if rows)]
+
+
+def shown(section: str, values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yields the keys to show of a section, with their values, without those that are null, off or without effect."""
+    for key in SHOWN[section]:
+        has_effect = values.get(REQUIRED.get(key, key)) not in (None, False)
+        if has_effect and values.get(key) not in (None, False):
+            yield key, values[key]
 
 
 def _recorded(start: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -123,5 +142,5 @@ def _flat(values: dict[str, Any], before: str = "") -> Iterator[tuple[str, Any]]
 
 
 def _few(names: Sequence[str], most: int = 8) -> str:
-    shown = ", ".join(names[:most])
-    return f"{shown} and {len(names) - most} more" if len(names) > most else shown
+    first = ", ".join(names[:most])
+    return f"{first} and {len(names) - most} more" if len(names) > most else first

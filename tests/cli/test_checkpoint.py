@@ -132,7 +132,8 @@ def test_inspect_shows_experts_and_latent_attention(run: Path) -> None:
     write_checkpoint(checkpoints, 950, model=shape | {"moe_router_topk": 2}, layout=layout)
     lines = hpcgen("checkpoint", "inspect", checkpoints / "iter_0000900").stdout.splitlines()
     assert "written by  16 ranks (TP 2 x EP 4 x ETP 1), bf16" in lines
-    assert any(line.endswith("kv_lora_rank 32, num_moe_experts 8, moe_router_topk 2") for line in lines)
+    latent = "multi_latent_attention true, kv_lora_rank 32"
+    assert any(line.endswith(f"{latent}, num_moe_experts 8, moe_router_topk 2") for line in lines)
     dense = hpcgen("checkpoint", "inspect", checkpoints / "iter_0000950").stdout
     assert "EP" not in dense
     assert "moe_" not in dense

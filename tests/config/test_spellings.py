@@ -224,7 +224,7 @@ def test_a_cluster_profile_is_not_sent_to_keys_of_a_run_file(tmp_path):
 
 
 def test_the_answers_name_existing_keys():
-    for answer in spellings.KEYS.values():
+    for answer in spellings.table("keys").values():
         section: Any = RunConfig
         for key in re.match(r"[\w.]+", answer)[0].split("."):
             hint = field_hints(section).get(key)
@@ -232,8 +232,19 @@ def test_the_answers_name_existing_keys():
             section = inner_class(hint)
 
 
+def test_each_name_has_one_answer():
+    """A name that is listed twice would lose its first answer."""
+    lines = Path(spellings.__file__).with_name("other_names.txt").read_text(encoding="utf-8").splitlines()
+    listed = [
+        name for line in lines if ": " in line and line[0] != "#" for name in line.rpartition(": ")[2].split()
+    ]
+    sections = {section: spellings.table(section) for section in ("keys", "needless", "lacks", "instead")}
+    assert sum(map(len, sections.values())) == len(set().union(*sections.values()))
+    assert len(listed) == sum(map(len, sections.values())) + len(spellings.table("values"))
+
+
 def test_a_key_of_the_run_file_is_in_no_table():
-    assert not KEYS & {*spellings.KEYS, *spellings.ALWAYS, *spellings.UNREAD, *spellings.FEATURES}
+    assert not KEYS & {*spellings.table("keys"), *spellings.table("needless"), *spellings.table("lacks")}
 
 
 def test_every_option_of_megatron_core_is_answered():

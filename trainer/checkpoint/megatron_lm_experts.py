@@ -7,9 +7,9 @@ that argument_utils.py derives from TransformerConfig.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args
 
-from trainer.contract.config import ModelConfig, ParallelismConfig
+from trainer.contract.config import ModelConfig, ParallelismConfig, field_hints
 from trainer.contract.model.experts import MODEL_KEYS, expert_tensor_parallel_size, moe_layer_pattern
 
 SAME_NAME = tuple(key for key in MODEL_KEYS if key != "moe_layer_freq")
@@ -99,5 +99,5 @@ def unsupported_experts(args: Mapping[str, Any]) -> Iterator[str]:
         if args.get(name) not in (None, value):
             yield f"{name} = {args[name]!r}"
     kind = args.get("moe_router_load_balancing_type", "aux_loss")
-    if kind not in get_args(get_type_hints(ModelConfig)["moe_router_load_balancing_type"]):
+    if kind not in get_args(field_hints(ModelConfig)["moe_router_load_balancing_type"]):
         yield f"moe_router_load_balancing_type = {kind!r}"

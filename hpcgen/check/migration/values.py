@@ -14,7 +14,7 @@ from hpcgen.check.lint.words import Word
 from hpcgen.check.migration.leftover import Carried, is_sure, unknown
 from hpcgen.check.migration.options import ALIASES, PLACEHOLDER, decides
 from hpcgen.config.run import RunConfig
-from hpcgen.config.type_hints import inner_class
+from hpcgen.config.type_hints import hint_of
 from hpcgen.planning.secret import SECRET
 from hpcgen.text import one_of
 
@@ -136,8 +136,7 @@ def _choices(flag: Flag, kind: Any) -> list[str] | None:
 def _kind(path: str) -> Any:
     """The type of a key in the run file, without annotations."""
     section, key = path.split(".")
-    cls = inner_class(typing.get_type_hints(RunConfig, include_extras=True)[section])
-    hint: Any = typing.get_type_hints(cls, include_extras=True)[key]
+    hint: Any = hint_of(RunConfig, [section, key])
     while True:
         if typing.get_origin(hint) is Annotated:
             hint = typing.get_args(hint)[0]

@@ -21,43 +21,6 @@ if TYPE_CHECKING:
 
 SHOWN_PROBLEMS = 20
 
-# Keys shown from each section of the record. --json prints all of them.
-MODEL_KEYS = (
-    "num_layers",
-    "hidden_size",
-    "num_attention_heads",
-    "num_query_groups",
-    "ffn_hidden_size",
-    "seq_length",
-    "padded_vocab_size",
-    "position_embedding_type",
-    "normalization",
-    "window_size",
-    "mtp_num_layers",
-    "layer_spec",
-    "model_provider",
-)
-LATENT_ATTENTION_KEYS = ("q_lora_rank", "kv_lora_rank")
-EXPERT_KEYS = (
-    "num_moe_experts",
-    "moe_router_topk",
-    "moe_ffn_hidden_size",
-    "moe_shared_expert_intermediate_size",
-)
-TRAINING_KEYS = ("global_batch_size", "rampup_batch_size", "micro_batch_size", "seed", "fp8")
-OPTIMIZER_KEYS = (
-    "lr",
-    "min_lr",
-    "lr_decay_style",
-    "lr_schedule",
-    "lr_warmup_iters",
-    "lr_decay_iters",
-    "weight_decay",
-    "adam_beta1",
-    "adam_beta2",
-    "clip_grad",
-)
-
 
 @click.command("inspect")
 @path_argument
@@ -145,9 +108,9 @@ def _lines(checkpoint: Checkpoint, num_bytes: int) -> Iterator[tuple[str, str]]:
             "size",
             f"{size_text(num_bytes)} in {counted(len(record['files']), 'file')}, {record['precision']}",
         )
-        yield "model", _model(record["model"])
+        yield "model", _section("model", record["model"])
         return
-    model, training, optimizer = record["model"], record["training"], record["optimizer"]
+    model, training = record["model"], record["training"]
     tokens = consumed_tokens(record)
     yield "iteration", f"{record['iteration']:,} of {training['train_iters']:,}"
     yield "complete", moment(record["time"])
@@ -159,21 +122,21 @@ def _lines(checkpoint: Checkpoint, num_bytes: int) -> Iterator[tuple[str, str]]:
     yield "size", f"{size_text(num_bytes)} in {counted(len(record['files']), 'file')}"
     ranks = counted(record["world_size"], "rank")
     yield "written by", f"{ranks} ({_layout(record['layout'], model)}), {record['precision']}"
-    yield "model", _model(model)
-    yield "training", _key_values(training, TRAINING_KEYS)
-    yield "optimizer", _key_values(optimizer, OPTIMIZER_KEYS)
+    for section in ("model", "training", "optimizer"):
+        yield section, _section(section, record[section])
     yield "data", _data(record.get("data") or {})
     yield "versions", ", ".join(f"{name} {version}" for name, version in record["versions"].items())
 
 
-def _key_values(section: dict[str, Any], names: Sequence[str]) -> str:
-    return ", ".join(f"{name} {section[name]}" for name in names if section.get(name) is not None)
+def _section(name: str, values: dict[str, Any]) -> str:
+    """The keys that the report shows of a section, on one line."""
+    from hpcgen.report.essentials import shown, text
 
-
-def _model(model: dict[str, Any]) -> str:
-    latent = LATENT_ATTENTION_KEYS if model.get("multi_latent_attention") else ()
-    experts = EXPERT_KEYS if model.get("num_moe_experts") else ()
-    return _key_values(model, (*MODEL_KEYS, *latent, *experts))
+    rows = (
+        (key, f"[{text(value)}]" if isinstance(value, list) else text(value))
+        for key, value in shown(name, values)
+    )
+    return ", ".join(f"{key} {value}" for key, value in rows)
 
 
 def _layout(layout: dict[str, Any], model: dict[str, Any]) -> str:

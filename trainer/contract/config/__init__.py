@@ -9,7 +9,6 @@ from trainer.contract.config.data import BlendConfig, Dataset
 from trainer.contract.config.document import (
     ConfigError,
     TrainerConfig,
-    field_hints,
     fingerprint,
     from_dict,
     read,
@@ -21,6 +20,7 @@ from trainer.contract.config.model import ModelConfig, RopeScaling
 from trainer.contract.config.optimizer import OptimizerConfig, ParameterGroup
 from trainer.contract.config.output import CheckpointConfig, LoggingConfig
 from trainer.contract.config.parallelism import ParallelismConfig
+from trainer.contract.config.resume import field_hints
 from trainer.contract.config.training import DISCARDS_OUTPUT, RecomputeModule, TrainingConfig
 from trainer.contract.config.values import (
     Count,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from trainer.contract.config.resume import Free
 from trainer.contract.config.section import config_section
 from trainer.contract.config.values import NonNegative, PositiveFloat
 
@@ -28,9 +29,9 @@ class BlendConfig:
     train: tuple[Dataset, ...] = ()
     """Option 2: a blend for each split. `train` is required, `valid` and `test` are optional. A pair may be in only
     one split."""
-    valid: tuple[Dataset, ...] = ()
+    valid: Free[tuple[Dataset, ...]] = ()
     """Validation blend of option 2."""
-    test: tuple[Dataset, ...] = ()
+    test: Free[tuple[Dataset, ...]] = ()
     """Test blend of option 2, evaluated once after the last step."""
     mock: bool = False
     """Option 3: synthetic samples, for testing a cluster without data."""
@@ -44,9 +45,9 @@ class BlendConfig:
     """Leave the prediction after the end-of-document token, the next document's first token, out of the loss."""
     eod_id: NonNegative | None = None
     """ID of the end-of-document token, for the three keys above. Default: that of data.tokenizer."""
-    num_workers: NonNegative = 2
+    num_workers: Free[NonNegative] = 2
     """Number of data loader processes per rank; 0 loads in the training process."""
-    cache_dir: str | None = None
+    cache_dir: Free[str | None] = None
     """Directory of the sample indices. Default: `index-cache` in the run directory."""
 
     @property

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 import json
 import types
@@ -16,6 +15,7 @@ from trainer.contract.config.model import ModelConfig
 from trainer.contract.config.optimizer import OptimizerConfig
 from trainer.contract.config.output import CheckpointConfig, LoggingConfig
 from trainer.contract.config.parallelism import ParallelismConfig
+from trainer.contract.config.resume import field_hints
 from trainer.contract.config.section import config_section
 from trainer.contract.config.training import TrainingConfig
 from trainer.contract.config.values import Count, PositiveFloat, Range
@@ -125,12 +125,6 @@ def from_dict(cls: type[T], document: Any, where: str) -> T:
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise ConfigError(f"{where}: {name} is missing")
     return cls(**values)
-
-
-@functools.cache
-def field_hints(cls: type) -> dict[str, Any]:
-    """Type of each field of a dataclass, with its constraints. Cached, since evaluating the annotations is slow."""
-    return typing.get_type_hints(cls, include_extras=True)
 
 
 def typed_value(hint: Any, value: Any, where: str) -> Any:

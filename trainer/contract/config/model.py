@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
+from trainer.contract.config.resume import Fixed, Free
 from trainer.contract.config.section import config_section
 from trainer.contract.config.values import (
     Count,
@@ -51,38 +52,38 @@ class RopeScaling:
 class ModelConfig:
     """Shape of the GPT model. The names are those of Megatron-Core's TransformerConfig and GPTModel arguments."""
 
-    num_layers: LayerCount
+    num_layers: Fixed[LayerCount]
     """Number of transformer layers."""
-    hidden_size: Count
+    hidden_size: Fixed[Count]
     """Width of the residual stream."""
-    num_attention_heads: Count
+    num_attention_heads: Fixed[Count]
     """Number of attention heads per layer."""
     seq_length: Count
     """Number of tokens in a training sample."""
-    ffn_hidden_size: Count | None = None
+    ffn_hidden_size: Fixed[Count | None] = None
     """Width of the MLP. Default: 4 x hidden_size."""
-    num_query_groups: Count | None = None
+    num_query_groups: Fixed[Count | None] = None
     """Number of key/value heads for grouped-query attention. Default: num_attention_heads."""
-    kv_channels: Count | None = None
+    kv_channels: Fixed[Count | None] = None
     """Width of an attention head. Default: hidden_size / num_attention_heads, or with multi_latent_attention the width
     of its queries and keys, qk_head_dim + qk_pos_emb_head_dim."""
-    multi_latent_attention: bool = False
+    multi_latent_attention: Fixed[bool] = False
     """Multi-head latent attention (MLA, as in DeepSeek-V3): keys and values are computed from one latent per token.
     Requires rope."""
-    q_lora_rank: Count | None = None
+    q_lora_rank: Fixed[Count | None] = None
     """MLA: width of the latent of the queries. Default: none, so queries are computed from the hidden states."""
-    kv_lora_rank: Count | None = None
+    kv_lora_rank: Fixed[Count | None] = None
     """MLA: width of the latent of keys and values. Default: 512."""
-    qk_head_dim: Count | None = None
+    qk_head_dim: Fixed[Count | None] = None
     """MLA: width of the part of queries and keys that is not rotated, in each head. Default: 128."""
-    qk_pos_emb_head_dim: Count | None = None
+    qk_pos_emb_head_dim: Fixed[Count | None] = None
     """MLA: width of the rotated part of queries and keys, in each head. All heads share that of the keys.
     Default: 64."""
-    v_head_dim: Count | None = None
+    v_head_dim: Fixed[Count | None] = None
     """MLA: width of the values in each head. Default: 128."""
     max_position_embeddings: Count | None = None
     """Maximum sequence length of the model. Default: seq_length."""
-    position_embedding_type: Literal["learned_absolute", "rope"] = "learned_absolute"
+    position_embedding_type: Fixed[Literal["learned_absolute", "rope"]] = "learned_absolute"
     """Position embeddings: learned_absolute (GPT-3) or rope (rotary embeddings, as in Llama)."""
     rotary_base: Count = 10000
     """Base of the rotary frequencies. Used only with rope."""
@@ -91,41 +92,41 @@ class ModelConfig:
     window_size: Count | None = None
     """Sliding-window attention: each token attends to itself and to the window_size - 1 tokens before it.
     Default: all tokens before it."""
-    qk_layernorm: bool = False
+    qk_layernorm: Fixed[bool] = False
     """Normalize queries and keys in each head (with `normalization`), before the rotary embedding, as in Qwen3. With
     multi_latent_attention, normalize the latents in their place, as in DeepSeek-V3."""
-    normalization: Literal["LayerNorm", "RMSNorm"] = "LayerNorm"
+    normalization: Fixed[Literal["LayerNorm", "RMSNorm"]] = "LayerNorm"
     """Normalization of every layer and of the final output."""
     layernorm_epsilon: PositiveFloat = 1e-5
     """Epsilon added to the variance in the normalization."""
-    swiglu: bool = False
+    swiglu: Fixed[bool] = False
     """Use a gated MLP with SiLU (as in Llama) in place of activation_func."""
     activation_func: Literal["gelu", "gelu_tanh", "squared_relu"] | None = None
     """Activation function of the MLP without swiglu: gelu (exact), gelu_tanh (its tanh approximation, as in GPT-2) or
     squared_relu. Default: gelu_tanh."""
-    add_bias_linear: bool = True
+    add_bias_linear: Fixed[bool] = True
     """Use biases in the linear layers."""
-    add_qkv_bias: bool | None = None
+    add_qkv_bias: Fixed[bool | None] = None
     """Use a bias in the projection to queries, keys and values, as in Qwen2. Default: add_bias_linear."""
-    untie_embeddings_and_output_weights: bool = False
+    untie_embeddings_and_output_weights: Fixed[bool] = False
     """Use a separate output matrix; false shares the embedding matrix."""
     attention_dropout: Fraction = 0.0
     """Dropout probability after the attention softmax."""
     hidden_dropout: Fraction = 0.0
     """Dropout probability on the residual branches and the embedding."""
-    init_method_std: PositiveFloat | None = None
+    init_method_std: Free[PositiveFloat | None] = None
     """Standard deviation of the initial weights. Default: sqrt(2 / (5 x hidden_size))."""
-    num_moe_experts: Count | None = None
+    num_moe_experts: Fixed[Count | None] = None
     """Mixture of experts (MoE): number of experts per MoE layer, over all ranks. Default: none, a dense model."""
-    moe_layer_freq: tuple[Annotated[int, Range(at_least=0, at_most=1)], ...] | None = None
+    moe_layer_freq: Fixed[tuple[Annotated[int, Range(at_least=0, at_most=1)], ...] | None] = None
     """One number per layer: 1 for an MoE layer, 0 for a dense layer. Default: every layer is an MoE layer."""
-    moe_ffn_hidden_size: Count | None = None
+    moe_ffn_hidden_size: Fixed[Count | None] = None
     """Width of an expert. Default: ffn_hidden_size."""
-    moe_shared_expert_intermediate_size: Count | None = None
+    moe_shared_expert_intermediate_size: Fixed[Count | None] = None
     """Total width of the shared experts, which process every token. Default: no shared expert."""
     moe_router_topk: Count = 2
     """Number of experts that process each token."""
-    moe_router_score_function: Literal["softmax", "sigmoid"] = "softmax"
+    moe_router_score_function: Fixed[Literal["softmax", "sigmoid"]] = "softmax"
     """Function that turns the router's logits into scores."""
     moe_router_pre_softmax: bool = False
     """Apply the softmax to all experts before choosing moe_router_topk of them, instead of to the chosen ones."""
@@ -142,7 +143,7 @@ class ModelConfig:
     """Coefficient of the load-balancing loss. Megatron-LM recommends 1e-2."""
     moe_z_loss_coeff: NonNegativeFloat | None = None
     """Coefficient of the z-loss on the router's logits (ST-MoE recommends 1e-3). Default: no z-loss."""
-    moe_router_enable_expert_bias: bool = False
+    moe_router_enable_expert_bias: Fixed[bool] = False
     """Balance the load without a loss, as in DeepSeek-V3: a bias that follows an expert's load is added to its
     scores. Requires moe_router_score_function = sigmoid."""
     moe_router_bias_update_rate: PositiveFloat = 1e-3
@@ -156,14 +157,14 @@ class ModelConfig:
     moe_token_drop_policy: Literal["probs", "position"] = "probs"
     """Tokens to drop above the capacity: those with the lowest scores (probs), or any, regardless of scores and order
     (position)."""
-    mtp_num_layers: Count | None = None
+    mtp_num_layers: Fixed[Count | None] = None
     """Multi-token prediction (MTP, as in DeepSeek-V3): number of additional layers, each of which predicts one token
     further ahead. They train with the model; evaluation and inference do not use them. Default: none."""
     mtp_loss_scaling_factor: NonNegativeFloat = 0.1
     """Weight of the mean MTP loss in the gradients. The logged loss is the main loss. Used only with mtp_num_layers."""
-    vocab_size: Count | None = None
+    vocab_size: Free[Count | None] = None
     """Size of the tokenizer's vocabulary. Default: taken from data.tokenizer."""
-    padded_vocab_size: Count | None = None
+    padded_vocab_size: Fixed[Count | None] = None
     """Number of rows of the embedding. Default: vocab_size rounded up to a multiple of 128, for any layout."""
     layer_spec: str | None = None
     """Custom transformer layers: a function that returns their spec, as `package.module:function` or

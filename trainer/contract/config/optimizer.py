@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from trainer.contract.config.resume import Free, Grouped
 from trainer.contract.config.section import config_section
 from trainer.contract.config.values import Count, Fraction, NonNegative, NonNegativeFloat, PositiveFloat
 
@@ -43,11 +44,11 @@ class OptimizerConfig:
     lr_warmup_iters: NonNegative | None = None
     """Number of linear warm-up steps. Default without lr_warmup_fraction: the steps for 375M tokens, but at most a
     tenth of the run."""
-    lr_warmup_fraction: Fraction | None = None
+    lr_warmup_fraction: Free[Fraction | None] = None
     """Length of the warm-up as a fraction of lr_decay_iters, in place of lr_warmup_iters."""
     weight_decay: NonNegativeFloat = 0.1
     """Decoupled weight decay. It does not apply to biases and normalization weights."""
-    parameter_groups: tuple[ParameterGroup, ...] = ()
+    parameter_groups: Grouped[tuple[ParameterGroup, ...]] = ()
     """Parameters with their own weight decay or learning rate. The first matching group applies."""
     adam_beta1: Fraction = 0.9
     """Decay rate of the first moment."""
@@ -59,9 +60,9 @@ class OptimizerConfig:
     """Maximum global gradient norm; 0 disables clipping."""
     loss_scale: PositiveFloat | None = None
     """Fixed loss scale for fp16. Default: adaptive."""
-    initial_loss_scale: PositiveFloat = 2.0**32
+    initial_loss_scale: Free[PositiveFloat] = 2.0**32
     """Initial value of the adaptive loss scale for fp16."""
-    min_loss_scale: PositiveFloat = 1.0
+    min_loss_scale: Free[PositiveFloat] = 1.0
     """Minimum loss scale for fp16. The run ends if gradients overflow at this scale or at a fixed loss_scale."""
     loss_scale_window: Count = 1000
     """Number of fp16 steps without overflow after which the loss scale doubles."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from trainer.contract.config.resume import Free
 from trainer.contract.config.section import config_section
 from trainer.contract.config.values import Count, NonNegative, PositiveFloat
 
@@ -16,11 +17,11 @@ DISCARDS_OUTPUT = frozenset(("layernorm", "moe_act", "mla_up_proj"))
 class TrainingConfig:
     """Batch size, length, precision, recomputation and evaluation."""
 
-    micro_batch_size: Count
+    micro_batch_size: Free[Count]
     """Number of samples in one forward pass of a data-parallel rank."""
     global_batch_size: Count
     """Number of samples in one optimizer step over all ranks."""
-    train_iters: Count
+    train_iters: Free[Count]
     """Total number of optimizer steps."""
     seed: NonNegative = 1234
     """Seed for the initial weights, the data order and dropout."""
@@ -40,38 +41,38 @@ class TrainingConfig:
     """Length of the history of maxima for delayed scaling, in steps."""
     fp8_amax_compute_algo: Literal["max", "most_recent"] = "max"
     """Value of the history that delayed scaling uses: the maximum or the most recent one."""
-    transformer_impl: Literal["transformer_engine", "torch"] | None = None
+    transformer_impl: Free[Literal["transformer_engine", "torch"] | None] = None
     """Kernels of the transformer layers. Default: transformer_engine if it is installed, otherwise torch."""
     cross_entropy_fusion_impl: Literal["te", "native"] | None = None
     """Cross entropy: Transformer Engine's (te), or Megatron-Core's (native), which is fused in bf16 only, because it
     rounds gradients to bf16. Default: te for bf16, otherwise native."""
-    cuda_graph_impl: Literal["none", "transformer_engine"] = "none"
+    cuda_graph_impl: Free[Literal["none", "transformer_engine"]] = "none"
     """CUDA-graph backend for the transformer layers. Helps when kernel launches are the bottleneck. Requires bf16 and
     no dropout."""
-    deterministic_mode: bool = False
+    deterministic_mode: Free[bool] = False
     """Use only kernels with bitwise reproducible results. Slower."""
-    recompute_granularity: Literal["selective", "full"] | None = None
+    recompute_granularity: Free[Literal["selective", "full"] | None] = None
     """Activations to recompute in the backward pass: selective (recompute_modules), full (entire layers), or null for
     none."""
-    recompute_modules: tuple[RecomputeModule, ...] | None = None
+    recompute_modules: Free[tuple[RecomputeModule, ...] | None] = None
     """With selective recomputation: parts of each layer to recompute. core_attn, mlp and moe keep only their input;
     layernorm, moe_act (the activation function of experts) and mla_up_proj discard their output. Default:
     [core_attn]."""
-    recompute_method: Literal["uniform", "block"] | None = None
+    recompute_method: Free[Literal["uniform", "block"] | None] = None
     """With full recomputation: recompute all layers in groups of recompute_num_layers (uniform), or only the first
     recompute_num_layers of each stage (block)."""
-    recompute_num_layers: Count | None = None
+    recompute_num_layers: Free[Count | None] = None
     """Number of layers per group (uniform) or per stage (block)."""
-    eval_interval: Count | None = None
+    eval_interval: Free[Count | None] = None
     """Optimizer steps between evaluations. Default: evaluate only at the end."""
-    eval_iters: NonNegative = 10
+    eval_iters: Free[NonNegative] = 10
     """Number of global batches per evaluation; 0 disables evaluation."""
-    distributed_timeout_minutes: Count = 60
+    distributed_timeout_minutes: Free[Count] = 60
     """Timeout of collectives in minutes until the first step is complete, while indices and weights are loaded. The job
     ends if a collective takes longer."""
-    distributed_timeout_seconds_after_init: Count = 600
+    distributed_timeout_seconds_after_init: Free[Count] = 600
     """Timeout of collectives in seconds after the first step. The job ends if a collective takes longer."""
-    loss_spike_factor: PositiveFloat | None = 2.0
+    loss_spike_factor: Free[PositiveFloat | None] = 2.0
     """Report a loss above this factor times the median of the last 100 steps, with its samples; null disables this."""
-    skip_loss_spikes: NonNegative = 0
+    skip_loss_spikes: Free[NonNegative] = 0
     """Maximum number of loss-spike batches to exclude from training over the entire run; 0 trains on all batches."""

@@ -1,8 +1,8 @@
 """Rules for changing the configuration when a run resumes from a checkpoint.
 
-A checkpoint records the resolved sections model, training, optimizer and data of its configuration. Each key in them
-belongs to one of three classes. It may change freely; it may change if `checkpoint.changed` names it, which confirms
-the intent (`confirmations`); or it must not change, since the weights or the optimizer state would not fit.
+A checkpoint records the resolved sections model, training, optimizer and data of its configuration. The type of each
+key says how it may change (`config.resume`): freely; never, since the weights or the optimizer state would not fit; or,
+without a word, if `checkpoint.changed` names it, which confirms the intent (`confirmations`).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from trainer.contract.config import (
     TrainerConfig,
     TrainingConfig,
 )
+from trainer.contract.config.resume import Resume, resume_words
 from trainer.contract.errors import TrainerError
 from trainer.contract.model.batch_size import covering
 from trainer.contract.resuming.change import Change, show
@@ -36,80 +37,40 @@ SECTIONS: dict[str, type] = {
 }
 """Sections that a checkpoint records."""
 
-FREE = frozenset(
-    {
-        "model.init_method_std",
-        "model.vocab_size",
-        "training.micro_batch_size",
-        "training.train_iters",
-        "training.transformer_impl",
-        "training.cuda_graph_impl",
-        "training.deterministic_mode",
-        "training.recompute_granularity",
-        "training.recompute_modules",
-        "training.recompute_method",
-        "training.recompute_num_layers",
-        "training.eval_interval",
-        "training.eval_iters",
-        "training.distributed_timeout_minutes",
-        "training.distributed_timeout_seconds_after_init",
-        "training.loss_spike_factor",
-        "training.skip_loss_spikes",
-        "optimizer.lr_warmup_fraction",
-        "optimizer.initial_loss_scale",
-        "optimizer.min_loss_scale",
-        "data.valid",
-        "data.test",
-        "data.num_workers",
-        "data.cache_dir",
-    }
-)
-"""Keys that may change freely: they affect speed, length and reports of the run, but not what is learned."""
+WORDS = {
+    f"{section}.{key}": word for section, cls in SECTIONS.items() for key, word in resume_words(cls).items()
+}
 
-FIXED = frozenset(
-    {
-        "model.num_layers",
-        "model.hidden_size",
-        "model.num_attention_heads",
-        "model.ffn_hidden_size",
-        "model.num_query_groups",
-        "model.kv_channels",
-        "model.position_embedding_type",
-        "model.normalization",
-        "model.swiglu",
-        "model.add_bias_linear",
-        "model.add_qkv_bias",
-        "model.qk_layernorm",
-        "model.multi_latent_attention",
-        "model.q_lora_rank",
-        "model.kv_lora_rank",
-        "model.qk_head_dim",
-        "model.qk_pos_emb_head_dim",
-        "model.v_head_dim",
-        "model.mtp_num_layers",
-        "model.untie_embeddings_and_output_weights",
-        "model.padded_vocab_size",
-        "model.num_moe_experts",
-        "model.moe_layer_freq",
-        "model.moe_ffn_hidden_size",
-        "model.moe_shared_expert_intermediate_size",
-        "model.moe_router_score_function",
-        "model.moe_router_enable_expert_bias",
-    }
-)
-"""Keys that determine the shapes and the meaning of the weights. They must not change."""
 
-FIXED_BY_OPTIMIZER_STATE = frozenset({"optimizer.parameter_groups"})
-"""Keys that determine the grouping of the optimizer state. Changing them requires a new optimizer state."""
+def _with_word(word: Resume) -> frozenset[str]:
+    return frozenset(name for name, each in WORDS.items() if each is word)
+
+
+FREE = _with_word(Resume.FREE)
+"""Keys that may change freely."""
+
+FIXED = _with_word(Resume.FIXED)
+"""Keys that must not change."""
+
+FIXED_BY_OPTIMIZER_STATE = _with_word(Resume.GROUPED)
+"""Keys that can only change together with a new optimizer state."""
 
 NAMES = tuple(
     name
     for section, cls in SECTIONS.items()
     for field in dataclasses.fields(cls)
-    if (name := f"{section}.{field.name}") not in FREE | FIXED | FIXED_BY_OPTIMIZER_STATE
+    if (name := f"{section}.{field.name}") not in WORDS
 )
 """Hyperparameters: the keys that `checkpoint.changed` may name."""
 
+LATER_KEYS = {
+    "model": (
+        *("qk_layernorm", "window_size", "rope_scaling", "multi_latent_attention", "mtp_num_layers"),
+        "num_moe_experts",
+    ),
+    "data": ("reset_attention_mask", "reset_position_ids", "eod_mask_loss"),
+}
+"""Section -> keys that records of earlier versions lack, and whose defaults are what these versions did."""
 
 _ITERATION = re.compile(r"[0-9]{1,15}")
 
@@ -300,29 +261,20 @@ def differences(saved: Mapping[str, Mapping[str, Any]], config: TrainerConfig) -
 
 def _in_older_records(section: str, saved: Mapping[str, Any], device: str) -> dict[str, Any]:
     """Meaning of the keys of a section that records of earlier versions lack."""
-    if section == "data":
-        return dict.fromkeys(("reset_attention_mask", "reset_position_ids", "eod_mask_loss"), False)
-    return _model_in_older_records(saved, device) if section == "model" else {}
+    fields = dataclasses.fields(SECTIONS[section])
+    defaults = {field.name: field.default for field in fields if field.name in LATER_KEYS.get(section, ())}
+    return defaults | _functions_in_older_records(saved, device) if section == "model" else defaults
 
 
-def _model_in_older_records(model: Mapping[str, Any], device: str) -> dict[str, Any]:
-    """Meaning of the keys of `model` that records of earlier versions lack.
+def _functions_in_older_records(model: Mapping[str, Any], device: str) -> dict[str, Any]:
+    """Meaning of the keys of `model` whose meaning in records of earlier versions depends on the record.
 
     These computed the tanh approximation of GELU only in Core's fused kernel, on GPUs and with biases. A record does
     not contain its device, which is assumed to be the current one.
     """
     has_biases = model.get("add_bias_linear", True)
     gelu = "gelu_tanh" if device == "cuda" and has_biases else "gelu"
-    return {
-        "activation_func": None if model.get("swiglu") else gelu,
-        "add_qkv_bias": has_biases,
-        "qk_layernorm": False,
-        "window_size": None,
-        "rope_scaling": None,
-        "multi_latent_attention": False,
-        "mtp_num_layers": None,
-        "num_moe_experts": None,
-    }
+    return {"activation_func": None if model.get("swiglu") else gelu, "add_qkv_bias": has_biases}
 
 
 def _unconfirmed_message(changes: Sequence[Change], confirmations: Confirmations) -> str:
