@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
 import shlex
@@ -11,21 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from hpcgen.config import program as programs
-from hpcgen.config.deepspeed import DeepSpeedConfig
 from hpcgen.config.fields import seconds
 from hpcgen.config.loader import Run
 from hpcgen.config.program import ProgramConfig
 from hpcgen.config.run import RunConfig
-from hpcgen.errors import HpcgenError, Problem
+from hpcgen.errors import Problem
 from hpcgen.files import no_access
 from hpcgen.planning.allocation import Allocation, make_allocation, place_of, stage_settings
 from hpcgen.planning.container import Container
-from hpcgen.planning.deepspeed import batch
-from hpcgen.planning.deepspeed.check import deepspeed_problems
-from hpcgen.planning.deepspeed.file import config_with, task_lines
-from hpcgen.planning.deepspeed.fit import configured_fit, fit_warnings
-from hpcgen.planning.deepspeed.model import model_size
-from hpcgen.planning.deepspeed.mounts import swap_problems
+from hpcgen.planning.deepspeed.file import task_lines
 from hpcgen.planning.software import runtime
 from hpcgen.stages import Stage
 from hpcgen.stages.run import SIGNAL_LEAD_S
@@ -114,9 +107,9 @@ def ds_config(
     """DeepSpeed's complete configuration; None for a program without the section `deepspeed`."""
     if program.deepspeed is None:
         return None
-    copies = allocation.nodes * allocation.ranks_per_node // program.deepspeed.model_parallel_size
-    filled = batch.filled(program.deepspeed.config, copies)
-    return config_with(filled, known_values(run, config, allocation))
+    from hpcgen.planning.deepspeed import section
+
+    return section.complete_config(program.deepspeed, allocation, known_values(run, config, allocation))
 
 
 def _shell_word(argument: str, values: Mapping[str, str]) -> str:
@@ -136,11 +129,10 @@ def program_problems(stage: Stage, run: Run, program: ProgramConfig) -> Iterator
     """Yields mistakes in the section `program`, and a time limit that leaves no time before the program must stop."""
     yield from programs.problems(program)
     if program.deepspeed is not None:
+        from hpcgen.planning.deepspeed import section
+
         allocation = make_allocation(stage, run.config, run.cluster, run.node_type)
-        ranks_per_node = allocation.ranks_per_node
-        yield from deepspeed_problems(program.deepspeed, allocation.nodes * ranks_per_node, ranks_per_node)
-        yield from swap_problems(run, program.deepspeed.config)
-        yield from _model_problems(run, program.deepspeed)
+        yield from section.problems(run, program.deepspeed, allocation)
     directory = Path(os.path.normpath(run.directory / program.directory))
     is_seen = Path(*directory.parts[:2]).exists()  # otherwise, this machine does not have the file system
     if is_seen and not directory.is_dir():
@@ -176,27 +168,10 @@ def missing_script_warnings(
         yield Problem(f"program.command[{index}]", reason, f"correct the path{hint}")
 
 
-def _model_problems(run: Run, section: DeepSpeedConfig) -> Iterator[Problem]:
-    if section.model is not None and section.parameters is not None:
-        yield Problem(
-            "program.deepspeed.parameters", "is ignored, because model is set", "remove one of them"
-        )
-    try:
-        model_size(_with_absolute_model(run, section))
-    except HpcgenError as error:
-        parts = error.mistakes[0].parts
-        yield Problem("program.deepspeed.model", f"cannot be used: {parts['reason']}", parts["hint"] or "")
-
-
-def _with_absolute_model(run: Run, section: DeepSpeedConfig) -> DeepSpeedConfig:
-    model = section.model and os.path.normpath(run.directory / section.model)
-    return dataclasses.replace(section, model=model)
-
-
 def memory_warnings(stage: Stage, run: Run, program: ProgramConfig) -> Iterator[Problem]:
     """Yields a warning if DeepSpeed needs more memory than a GPU or a node has, according to the estimate."""
     if program.deepspeed is not None:
+        from hpcgen.planning.deepspeed import section
+
         allocation = make_allocation(stage, run.config, run.cluster, run.node_type)
-        section = _with_absolute_model(run, program.deepspeed)
-        fit = configured_fit(section, allocation, run.node_type)
-        yield from fit_warnings(section, fit) if fit is not None else ()
+        yield from section.memory_warnings(run, program.deepspeed, allocation)

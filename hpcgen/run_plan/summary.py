@@ -10,8 +10,6 @@ from typing import Any
 from hpcgen.config.fields import slurm_time
 from hpcgen.planning import checkpointing
 from hpcgen.planning.allocation import Allocation
-from hpcgen.planning.deepspeed import batch
-from hpcgen.planning.deepspeed.fit import configured_fit
 from hpcgen.planning.memory import GIB, Setup, estimate_memory
 from hpcgen.planning.model_size import active_parameter_count, checkpoint_bytes, parameter_count
 from hpcgen.planning.resuming import continuation_of, pair_readings
@@ -74,18 +72,9 @@ def _deepspeed(plan: Plan, allocation: Allocation) -> dict[str, Any] | None:
     program = plan.config.program
     if program is None or program.deepspeed is None:
         return None
-    fit = configured_fit(program.deepspeed, allocation, plan.run.node_type)
-    sizes = batch.filled(
-        program.deepspeed.config,
-        allocation.nodes * allocation.ranks_per_node // program.deepspeed.model_parallel_size,
-    )
-    return {
-        "train_batch_size": sizes.get(batch.TRAIN),
-        "zero_stage": program.deepspeed.config.get("zero_optimization", {}).get("stage", 0),
-        "memory_gib_per_gpu": fit and fit.estimate.gpu / GIB,
-        "memory_gib_per_node": fit and fit.estimate.host / GIB,
-        "nvme_gib_per_node": fit and fit.estimate.nvme / GIB,
-    }
+    from hpcgen.planning.deepspeed import section
+
+    return section.summary(program.deepspeed, allocation, plan.run.node_type)
 
 
 def _deepspeed_for_people(deepspeed: dict[str, Any] | None) -> list[tuple[str, str]]:

@@ -1,0 +1,76 @@
+"""The section program.deepspeed of a run: its mistakes, DeepSpeed's complete configuration, and its memory.
+
+Most programs have no such section, so these modules are imported only for those that do.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from hpcgen.config.deepspeed import DeepSpeedConfig
+from hpcgen.config.loader import Run
+from hpcgen.config.node_type import NodeType
+from hpcgen.errors import HpcgenError, Problem
+from hpcgen.planning.allocation import Allocation
+from hpcgen.planning.deepspeed import batch
+from hpcgen.planning.deepspeed.check import deepspeed_problems
+from hpcgen.planning.deepspeed.file import config_with
+from hpcgen.planning.deepspeed.fit import configured_fit, fit_warnings
+from hpcgen.planning.deepspeed.model import model_size
+from hpcgen.planning.deepspeed.mounts import swap_problems
+from hpcgen.planning.memory import GIB
+
+
+def problems(run: Run, section: DeepSpeedConfig, allocation: Allocation) -> Iterator[Problem]:
+    """Yields mistakes in the section and in the configuration of DeepSpeed that it contains or names."""
+    ranks_per_node = allocation.ranks_per_node
+    yield from deepspeed_problems(section, allocation.nodes * ranks_per_node, ranks_per_node)
+    yield from swap_problems(run, section.config)
+    if section.model is not None and section.parameters is not None:
+        yield Problem(
+            "program.deepspeed.parameters", "is ignored, because model is set", "remove one of them"
+        )
+    try:
+        model_size(_with_absolute_model(run, section))
+    except HpcgenError as error:
+        parts = error.mistakes[0].parts
+        yield Problem("program.deepspeed.model", f"cannot be used: {parts['reason']}", parts["hint"] or "")
+
+
+def complete_config(
+    section: DeepSpeedConfig, allocation: Allocation, values: Mapping[str, str]
+) -> dict[str, Any]:
+    """DeepSpeed's complete configuration. `values` replace the placeholders in its strings."""
+    return config_with(_filled(section, allocation), values)
+
+
+def memory_warnings(run: Run, section: DeepSpeedConfig, allocation: Allocation) -> Iterator[Problem]:
+    """Yields a warning if DeepSpeed needs more memory than a GPU or a node has, according to the estimate."""
+    section = _with_absolute_model(run, section)
+    fit = configured_fit(section, allocation, run.node_type)
+    yield from fit_warnings(section, fit) if fit is not None else ()
+
+
+def summary(section: DeepSpeedConfig, allocation: Allocation, node_type: NodeType) -> dict[str, Any]:
+    """The batch, the ZeRO stage and the memory, as `validate --json` has them."""
+    fit = configured_fit(section, allocation, node_type)
+    return {
+        "train_batch_size": _filled(section, allocation).get(batch.TRAIN),
+        "zero_stage": section.config.get("zero_optimization", {}).get("stage", 0),
+        "memory_gib_per_gpu": fit and fit.estimate.gpu / GIB,
+        "memory_gib_per_node": fit and fit.estimate.host / GIB,
+        "nvme_gib_per_node": fit and fit.estimate.nvme / GIB,
+    }
+
+
+def _filled(section: DeepSpeedConfig, allocation: Allocation) -> dict[str, Any]:
+    copies = allocation.nodes * allocation.ranks_per_node // section.model_parallel_size
+    return batch.filled(section.config, copies)
+
+
+def _with_absolute_model(run: Run, section: DeepSpeedConfig) -> DeepSpeedConfig:
+    model = section.model and os.path.normpath(run.directory / section.model)
+    return dataclasses.replace(section, model=model)
