@@ -21,9 +21,9 @@ def command(as_json: bool) -> None:
     The counts are computed from the shapes of the models. Active parameters are those that process each token.
     """
     from hpcgen.config.presets import PRESETS
-    from hpcgen.planning.model_size import active_parameter_count, parameter_count
     from trainer.contract.config import ModelConfig
     from trainer.contract.config.resolve import resolve_model
+    from trainer.contract.model.model_size import active_parameter_count, parameter_count
 
     rows = []
     for preset in PRESETS.values():

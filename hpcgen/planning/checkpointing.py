@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from hpcgen.planning.model_size import checkpoint_bytes
 from trainer.contract.config import TrainerConfig
 from trainer.contract.model.flops import flops_per_iteration
+from trainer.contract.model.model_size import checkpoint_bytes
 
 ASSUMED_MFU = 0.2
 """MFU of a slow step: half of what typical layouts reach."""

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcgen.planning.rules.data import split_weights
 from trainer.contract.config import TrainerConfig
 from trainer.contract.files.regular_file import open_regular
 from trainer.contract.model.batch_size import end_of_run, total_samples
 from trainer.contract.resuming import sampling
 from trainer.contract.resuming.sampling import Documents, Listed, Sampling, Stream, draws
+from trainer.contract.rules.data import split_weights
 
 _HEADER = struct.Struct("<9sQBQQ")
 """Beginning of an .idx file: magic, version, code of the token type, number of sequences, number of documents + 1."""

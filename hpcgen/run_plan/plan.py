@@ -29,7 +29,6 @@ from hpcgen.planning.container import (
 )
 from hpcgen.planning.environment import all_environment_problems, environment_warnings
 from hpcgen.planning.held_out import trained_texts
-from hpcgen.planning.layout import Layout
 from hpcgen.planning.paths import absolute_paths, manifest_of, plain_path_problems, similar_path
 from hpcgen.planning.program import missing_script_warnings
 from hpcgen.planning.resuming import no_checkpoints, proof_of_checkpoints
@@ -41,6 +40,7 @@ from hpcgen.stages.run import RUN
 from hpcgen.stages.train import TRAIN
 from hpcgen.text import counted
 from trainer.contract.config import TrainerConfig
+from trainer.contract.model.layout import Layout
 
 
 @dataclass(frozen=True, kw_only=True)

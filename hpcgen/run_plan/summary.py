@@ -11,7 +11,6 @@ from hpcgen.config.fields import slurm_time
 from hpcgen.planning import checkpointing
 from hpcgen.planning.allocation import Allocation
 from hpcgen.planning.memory import GIB, Setup, estimate_memory
-from hpcgen.planning.model_size import active_parameter_count, checkpoint_bytes, parameter_count
 from hpcgen.planning.resuming import continuation_of, pair_readings
 from hpcgen.run_plan.plan import Plan
 from hpcgen.stages.train import TRAIN
@@ -19,6 +18,7 @@ from hpcgen.text import counted, duration, size_text
 from trainer.contract.config import TrainerConfig
 from trainer.contract.model.batch_size import total_samples
 from trainer.contract.model.experts import num_moe_layers
+from trainer.contract.model.model_size import active_parameter_count, checkpoint_bytes, parameter_count
 from trainer.contract.resuming.change import Change
 
 MAX_PAIRS = 20

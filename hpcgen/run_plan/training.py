@@ -17,17 +17,17 @@ from hpcgen.errors import HpcgenError, Problem
 from hpcgen.planning import checkpointing
 from hpcgen.planning.allocation import Allocation, Place, make_allocation, place_of
 from hpcgen.planning.functions import function_problems
-from hpcgen.planning.layout import Layout
-from hpcgen.planning.model_size import checkpoint_bytes
 from hpcgen.planning.paths import trainer_data
-from hpcgen.planning.rules.check import check
-from hpcgen.planning.rules.facts import Facts, World
+from hpcgen.planning.repairs import check
 from hpcgen.run_plan.time_limit import time_problems, timing
 from hpcgen.stages.evaluate import EVALUATE
 from hpcgen.stages.train import TRAIN
 from hpcgen.text import counted, duration
 from trainer.contract.config import BlendConfig, ModelConfig, TrainerConfig
 from trainer.contract.config.resolve import resolve
+from trainer.contract.model.layout import Layout
+from trainer.contract.model.model_size import checkpoint_bytes
+from trainer.contract.rules.facts import Facts, World
 
 MUCH_SPACE_TB = 10
 MUCH_LARGER = 1.25

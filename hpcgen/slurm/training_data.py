@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from hpcgen.config.validation import describe
 from hpcgen.errors import ConfigErrors, Problem
 from hpcgen.planning.paths import BLENDS, trainer_data
-from hpcgen.planning.rules.data import split_weights
 from hpcgen.run_plan.plan import Plan
 from hpcgen.text import counted
 from trainer.contract.config import TrainerConfig
+from trainer.contract.rules.data import split_weights
 
 if TYPE_CHECKING:
     from hpcgen.data.pair import Pair

@@ -29,9 +29,9 @@ class MemoryTest(Stage):
         if trainer is None:
             return Work(arguments=arguments)
         from hpcgen.planning.config_text import config_text
-        from hpcgen.planning.layout import Layout
         from hpcgen.planning.memory import Setup, estimate_stage
         from trainer.contract.memory_test import MemoryTestConfig
+        from trainer.contract.model.layout import Layout
 
         layout = Layout.make(trainer.model, trainer.parallelism, trainer.training, trainer.world_size)
         assert layout is not None  # the rules have accepted the training

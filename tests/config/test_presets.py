@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hpcgen.config.presets import PRESETS, Preset
-from hpcgen.planning.model_size import parameter_count
-from hpcgen.planning.rules import Facts, World, check
+from hpcgen.planning.repairs import check
 from trainer.contract.config import (
     BlendConfig,
     ModelConfig,
@@ -15,7 +14,9 @@ from trainer.contract.config import (
     TrainingConfig,
     from_dict,
 )
+from trainer.contract.model.model_size import parameter_count
 from trainer.contract.model.ranks import fewest_ranks
+from trainer.contract.rules.facts import Facts, World
 
 
 def facts(preset: Preset, world_size: int | None = None, device_memory_gib: float | None = None) -> Facts:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from hpcgen.planning.rules import Facts, World, check
+from hpcgen.planning.repairs import check
 from trainer.contract.config import (
     BlendConfig,
     ModelConfig,
@@ -13,6 +13,7 @@ from trainer.contract.config import (
     RopeScaling,
     TrainingConfig,
 )
+from trainer.contract.rules.facts import Facts, World
 
 TP = "parallelism__tensor_model_parallel_size"
 PP = "parallelism__pipeline_model_parallel_size"

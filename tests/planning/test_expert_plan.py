@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from hpcgen.planning.layout import Layout
 from hpcgen.run_plan.summary import _nodes_per_group, for_people, summarize
 from tests.runs import big_run, planned
 from trainer.contract.config import ModelConfig, ParallelismConfig, TrainingConfig
+from trainer.contract.model.layout import Layout
 
 MIXTRAL = {
     "preset": "mixtral-8x7b",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from hpcgen.planning.layout import Layout
 from tests.planning.test_model_size import gpt3
 from trainer.contract.config import ParallelismConfig, TrainingConfig
+from trainer.contract.model.layout import Layout
 
 GPT175B = gpt3(96, 12288, 96)
 

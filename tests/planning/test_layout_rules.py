@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from hpcgen.planning.rules import Facts, World, check
+from hpcgen.planning.repairs import check
 from tests.planning.cases import BATCH, CP, GROUPS, HEADS, MLA, MTP, PP, RAMPUP, SP, TP, VPP, YARN, errors
 from trainer.contract.config import (
     BlendConfig,
@@ -15,6 +15,7 @@ from trainer.contract.config import (
     ParallelismConfig,
     TrainingConfig,
 )
+from trainer.contract.rules.facts import Facts, World
 
 FIRST = "parallelism__num_layers_in_first_pipeline_stage"
 EMBEDDING = "parallelism__account_for_embedding_in_pipeline_split"

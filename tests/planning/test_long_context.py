@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from hpcgen.planning.layout import Layout
 from hpcgen.planning.memory import Setup, estimate_memory
-from hpcgen.planning.rules import check
+from hpcgen.planning.repairs import check
 from tests.planning.cases import errors, valid_facts, warnings
 from tests.planning.test_model_size import llama3_8b
 from trainer.contract.config import ParallelismConfig, RopeScaling, TrainingConfig
+from trainer.contract.model.layout import Layout
 
 DOCUMENTS = {"data__reset_attention_mask": True}
 CP, KIND = "parallelism__context_parallel_size", "parallelism__cp_comm_type"

@@ -6,14 +6,14 @@ import dataclasses
 
 import pytest
 
-from hpcgen.planning.layout import Layout
 from hpcgen.planning.memory import MemoryEstimate, Setup, bytes_per_parameter, estimate_memory
 from hpcgen.planning.memory.stages import microbatches_in_flight
-from hpcgen.planning.model_size import layers_parameter_count, parameter_count
 from hpcgen.run_plan.summary import summarize
 from tests.planning.test_model_size import gpt3, llama3_8b
 from tests.runs import big_run, planned
 from trainer.contract.config import ParallelismConfig, TrainingConfig
+from trainer.contract.model.layout import Layout
+from trainer.contract.model.model_size import layers_parameter_count, parameter_count
 
 GPT = gpt3(24, 2048, 16)
 MIXTRAL = dataclasses.replace(

@@ -6,12 +6,6 @@ import dataclasses
 
 import pytest
 
-from hpcgen.planning.model_size import (
-    active_parameter_count,
-    checkpoint_bytes,
-    parameter_count,
-    parameter_names,
-)
 from trainer.contract.config import (
     BlendConfig,
     ModelConfig,
@@ -22,6 +16,12 @@ from trainer.contract.config import (
 )
 from trainer.contract.config.resolve import resolve_model
 from trainer.contract.model.flops import flops_per_iteration
+from trainer.contract.model.model_size import (
+    active_parameter_count,
+    checkpoint_bytes,
+    parameter_count,
+    parameter_names,
+)
 
 
 def gpt3(num_layers: int, hidden_size: int, num_attention_heads: int) -> ModelConfig:

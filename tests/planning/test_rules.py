@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from hpcgen.planning.rules import Facts, World, check
+from hpcgen.planning.repairs import check
 from tests.planning.cases import BATCH, CP, GROUPS, PP, SP, TP, errors, valid_facts
+from trainer.contract.rules.facts import Facts, World
 
 
 def test_each_mistake_is_reported_once():

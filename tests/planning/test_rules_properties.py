@@ -7,8 +7,9 @@ import re
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcgen.planning.rules import Facts, check
+from hpcgen.planning.repairs import check
 from tests.planning.cases import valid_facts
+from trainer.contract.rules.facts import Facts
 
 SIZES = {
     "model__num_layers": st.integers(1, 12),

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from hpcgen.planning.rules import check
+from hpcgen.planning.repairs import check
 from tests.planning.cases import MLA, MTP, PP, RAMPUP, SP, TP, VPP, errors, valid_facts
 
 FULL = {"training__recompute_granularity": "full"}

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcgen.planning.rules import Facts, World
-from hpcgen.planning.rules.check import ERRORS
 from tests.trainer.runs import write_corpus
 from trainer.contract import config as configuration
 from trainer.contract.config import TrainerConfig
+from trainer.contract.rules.engine import ERRORS
+from trainer.contract.rules.facts import Facts, World
 
 STEPS, SAVED = 4, 2
 """Steps of a run, and the step at which it saves a checkpoint."""

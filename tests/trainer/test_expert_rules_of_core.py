@@ -16,9 +16,10 @@ from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from hpcgen.planning.rules import Facts, check
+from hpcgen.planning.repairs import check
 from tests.planning.cases import valid_facts
 from trainer.contract.model.experts import MODEL_KEYS, expert_tensor_parallel_size
+from trainer.contract.rules.facts import Facts
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Megatron-Core warns about its own defaults
 

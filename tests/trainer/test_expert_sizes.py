@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from hpcgen.planning.model_size import active_parameter_count, parameter_count, parameter_names
 from tests.trainer.runs import GPT, LLAMA
 from tests.trainer.single_rank import ON_CPU, resolved
 from trainer.contract.config import TrainerConfig
+from trainer.contract.model.model_size import active_parameter_count, parameter_count, parameter_names
 from trainer.model import build
 from trainer.optimizer.parameter_groups import global_names
 

@@ -12,13 +12,13 @@ import transformers
 from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer.multi_token_prediction import MTPLossAutoScaler
 
-from hpcgen.planning.model_size import parameter_count, parameter_names
 from tests.trainer.families import FAMILIES, LENGTH, LLAMA, SCALINGS, VOCAB, megatron_weights
 from tests.trainer.single_rank import ON_CPU, resolved
 from trainer.contract import config as configuration
 from trainer.contract.config import ModelConfig, TrainerConfig
 from trainer.contract.config.resolve import resolve_model
 from trainer.contract.errors import TrainerError
+from trainer.contract.model.model_size import parameter_count, parameter_names
 from trainer.model import activation, build, rotary
 from trainer.model.core_config import transformer_config
 

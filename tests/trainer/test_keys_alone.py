@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Union
 
 import pytest
 
-from hpcgen.planning.rules import Facts, check
+from hpcgen.planning.repairs import check
 from tests.planning.cases import valid_facts
 from trainer.contract.config import (
     ModelConfig,
@@ -21,6 +21,7 @@ from trainer.contract.config import (
     field_hints,
 )
 from trainer.contract.config.resolve import resolve
+from trainer.contract.rules.facts import Facts
 from trainer.model.core_config import transformer_config
 from trainer.model.kernels import Kernels
 from trainer.optimizer.schedule import Schedule

@@ -10,10 +10,10 @@ import pytest
 import torch
 from megatron.core.transformer.moe.moe_layer import MoELayer
 
-from hpcgen.planning.model_size import parameter_names
 from tests.trainer.runs import GPT, LLAMA, MOE, gpt_config, run
 from trainer.contract.config import ConfigError, ModelConfig, ParameterGroup
 from trainer.contract.config.resolve import resolve_model
+from trainer.contract.model.model_size import parameter_names
 from trainer.optimizer.parameter_groups import as_configured, copy_rates, global_names, overrides
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from hpcgen.planning.layout import Layout
 from hpcgen.planning.memory import Setup, estimate_stage
 from hpcgen.planning.memory.kernels import CUBLAS_WORKSPACE_BYTES
 from hpcgen.planning.memory.parameters import stage_parameter_counts
@@ -20,6 +19,7 @@ from tests.trainer.runs import GPT, environment, free_port, gpt_config
 from trainer.contract import config as configuration
 from trainer.contract.config import TrainerConfig
 from trainer.contract.config.resolve import resolve
+from trainer.contract.model.layout import Layout
 
 pytestmark = pytest.mark.process
 

@@ -15,11 +15,11 @@ from megatron.core.models.common.embeddings import rope_utils
 from packaging.version import Version
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from hpcgen.planning.rules import Facts
-from hpcgen.planning.rules.check import ERRORS
 from tests.planning.cases import valid_facts
 from trainer.contract.config import TrainerConfig
 from trainer.contract.config.resolve import resolve
+from trainer.contract.rules.engine import ERRORS
+from trainer.contract.rules.facts import Facts
 from trainer.model.core_config import transformer_config
 from trainer.model.kernels import Kernels
 

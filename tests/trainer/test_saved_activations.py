@@ -13,7 +13,6 @@ import torch
 from megatron.core.tensor_parallel import random
 from torch.autograd.graph import saved_tensors_hooks
 
-from hpcgen.planning.layout import Layout
 from hpcgen.planning.memory import Setup, estimate_memory
 from hpcgen.planning.memory.attention import attention_part
 from hpcgen.planning.memory.output import loss_bytes, mtp_bytes
@@ -22,6 +21,7 @@ from tests.trainer.runs import GPT
 from tests.trainer.single_rank import ON_CPU, resolved
 from trainer.contract.config import ModelConfig, ParallelismConfig, TrainerConfig, TrainingConfig
 from trainer.contract.config.resolve import resolve_model
+from trainer.contract.model.layout import Layout
 from trainer.model import build, packing
 from trainer.model.kernels import Kernels
 

@@ -17,7 +17,6 @@ from hpcgen.check.lint.megatron import (
     word_of,
 )
 from hpcgen.config.layer_pattern import layer_pattern
-from hpcgen.planning.rules.facts import Facts, World
 from trainer.contract.config import (
     BlendConfig,
     ModelConfig,
@@ -28,6 +27,7 @@ from trainer.contract.config import (
 from trainer.contract.model.experts import expert_tensor_parallel_size
 from trainer.contract.model.pipeline import layout_rows
 from trainer.contract.model.ranks import fewest_ranks, model_parallel_size
+from trainer.contract.rules.facts import Facts, World
 
 
 def facts(job: Job, launch: Launch) -> Facts | None:

@@ -8,8 +8,6 @@ from typing import TypeVar
 from hpcgen.check.lint.megatron import KEYS
 from hpcgen.check.migration.leftover import Carried, is_sure
 from hpcgen.check.migration.values import Flags, carry_as, shown
-from hpcgen.planning.rules import cuda_graphs
-from hpcgen.planning.rules.facts import Facts, World
 from trainer.contract.config import (
     BlendConfig,
     ConfigError,
@@ -19,6 +17,8 @@ from trainer.contract.config import (
     TrainingConfig,
     from_dict,
 )
+from trainer.contract.rules import cuda_graphs
+from trainer.contract.rules.facts import Facts, World
 
 S = TypeVar("S")
 CUDA_GRAPH_IMPL = "cuda-graph-impl"

@@ -9,7 +9,7 @@ from hpcgen.config.deepspeed import DeepSpeedConfig
 from hpcgen.config.from_huggingface import read_model
 from hpcgen.errors import HpcgenError
 from hpcgen.planning.deepspeed.memory import ModelSize
-from hpcgen.planning.model_size import parameter_count
+from trainer.contract.model.model_size import parameter_count
 
 
 def model_size(section: DeepSpeedConfig) -> ModelSize | None:

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from hpcgen.planning.layout import Layout
 from hpcgen.planning.memory.setup import Setup
-from hpcgen.planning.model_size import (
+from trainer.contract.config import TrainingConfig
+from trainer.contract.model.experts import moe_layer_pattern
+from trainer.contract.model.layout import Layout
+from trainer.contract.model.model_size import (
     experts_parameter_count,
     last_layer_has_experts,
     layer_parameter_count,
     norm_parameter_count,
     replicated_parameter_count,
 )
-from trainer.contract.config import TrainingConfig
-from trainer.contract.model.experts import moe_layer_pattern
 from trainer.contract.model.pipeline import embedding_stages, mtp_stage
 
 

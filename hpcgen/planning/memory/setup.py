@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hpcgen.planning.layout import Layout
 from trainer.contract.config import ModelConfig, ParallelismConfig, TrainerConfig, TrainingConfig
+from trainer.contract.model.layout import Layout
 
 
 @dataclass(frozen=True)

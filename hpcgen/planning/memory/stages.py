@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from hpcgen.planning.layout import Layout
 from hpcgen.planning.memory.attention import Part, attention_part
 from hpcgen.planning.memory.kernels import kernel_bytes
 from hpcgen.planning.memory.mlp import mlp_part
 from hpcgen.planning.memory.output import loss_bytes, mtp_bytes, recomputes_mtp
 from hpcgen.planning.memory.parameters import parameter_bytes, table_parameter_count
 from hpcgen.planning.memory.setup import Setup
-from hpcgen.planning.model_size import last_layer_has_experts
 from trainer.contract.model.experts import moe_layer_pattern
+from trainer.contract.model.layout import Layout
+from trainer.contract.model.model_size import last_layer_has_experts
 from trainer.contract.model.pipeline import mtp_chunk, mtp_stage
 
 GIB = 1024**3

@@ -23,10 +23,11 @@ from hpcgen.check.lint.megatron import (
 )
 from hpcgen.check.lint.megatron_facts import facts
 from hpcgen.check.lint.rule import Hit, rule
-from hpcgen.planning.rules import batch, experts, latent_attention, model, parallelism, resources, schedule
-from hpcgen.planning.rules import facts as planning
-from hpcgen.planning.rules.facts import divisors
+from hpcgen.planning import resources
 from hpcgen.text import one_of
+from trainer.contract.rules import batch, experts, latent_attention, model, parallelism, schedule
+from trainer.contract.rules import facts as planning
+from trainer.contract.rules.facts import divisors
 
 ARGUMENTS = "Megatron-LM, megatron/training/arguments.py"
 MAX_MISTAKES = 2

@@ -6,56 +6,12 @@ from collections.abc import Sequence
 
 from hpcgen.config.invalid import decidable, is_invalid
 from hpcgen.errors import Problem
-from hpcgen.planning.rules import (
-    batch,
-    checkpoint,
-    context_parallel,
-    cuda_graphs,
-    data,
-    evaluation,
-    experts,
-    latent_attention,
-    logging,
-    model,
-    multi_token,
-    optimizer,
-    parallelism,
-    precision,
-    recompute,
-    resources,
-    schedule,
-)
-from hpcgen.planning.rules.facts import Facts, Rule, Violation
+from hpcgen.planning import resources
+from trainer.contract.rules import engine
+from trainer.contract.rules.engine import ERRORS
+from trainer.contract.rules.facts import Facts, Rule, Violation
 
-ERRORS: tuple[Rule, ...] = (
-    *model.RULES,
-    *parallelism.RULES,
-    *experts.RULES,
-    *latent_attention.RULES,
-    *multi_token.RULES,
-    *context_parallel.RULES,
-    *batch.RULES,
-    *recompute.RULES,
-    *schedule.RULES,
-    *optimizer.RULES,
-    *data.RULES,
-    *precision.RULES,
-    *cuda_graphs.RULES,
-    *checkpoint.RULES,
-    *logging.RULES,
-    *evaluation.RULES,
-)
-"""Rules that a run must obey. Causes precede their consequences, because the first violation is reported."""
-
-WARNINGS: tuple[Rule, ...] = (
-    *resources.RULES,
-    *model.WARNINGS,
-    *experts.WARNINGS,
-    *precision.WARNINGS,
-    *optimizer.WARNINGS,
-    *evaluation.WARNINGS,
-)
-"""Rules that a run may break at the cost of speed, memory or quality."""
+WARNINGS: tuple[Rule, ...] = (*resources.RULES, *engine.WARNINGS)
 
 Key = tuple[str, str]
 """Identity of a violation: the rule's name and the path."""

@@ -6,11 +6,11 @@ import dataclasses
 import math
 from collections.abc import Iterator
 
-from hpcgen.planning.layout import Layout
 from hpcgen.planning.memory import GIB, MemoryEstimate, Setup, estimate_memory
-from hpcgen.planning.rules import context_parallel
-from hpcgen.planning.rules.facts import Facts, Rule, Violation, divisors
-from hpcgen.planning.rules.parallelism import CP, PP, TP
+from trainer.contract.model.layout import Layout
+from trainer.contract.rules import context_parallel
+from trainer.contract.rules.facts import Facts, Rule, Violation, divisors
+from trainer.contract.rules.parallelism import CP, PP, TP
 from trainer.contract.wording import one_of
 
 OTHER_GIB = 3.0

@@ -7,8 +7,8 @@ import math
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 
-from hpcgen.planning.model_size import layers_parameter_count, parameter_names
-from hpcgen.planning.rules.facts import Facts, Rule, Violation
+from trainer.contract.model.model_size import layers_parameter_count, parameter_names
+from trainer.contract.rules.facts import Facts, Rule, Violation
 
 LARGEST_LR = 0.1
 """Maximum learning rate. An AdamW step moves each weight by about lr (Kingma and Ba, arXiv 1412.6980, section 2.1), and

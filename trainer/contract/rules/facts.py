@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from hpcgen.planning.layout import Layout, expert_data_parallel_size
-from hpcgen.text import counted
 from trainer.contract.config import (
     BlendConfig,
     CheckpointConfig,
@@ -23,8 +21,10 @@ from trainer.contract.config import (
 from trainer.contract.config.resolve import resolve_model, resolve_optimizer
 from trainer.contract.evaluation import EvaluationSettings
 from trainer.contract.model.experts import moe_layer_pattern
+from trainer.contract.model.layout import Layout, expert_data_parallel_size
 from trainer.contract.model.pipeline import chunk_layers
 from trainer.contract.model.ranks import model_parallel_size
+from trainer.contract.wording import counted
 
 
 @dataclass(frozen=True, kw_only=True)

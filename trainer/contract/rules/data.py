@@ -6,8 +6,8 @@ import math
 import re
 from collections.abc import Iterator
 
-from hpcgen.planning.rules.facts import Facts, Rule, Violation, unread
 from trainer.contract.config import BlendConfig
+from trainer.contract.rules.facts import Facts, Rule, Violation, unread
 
 SPLIT = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*", re.ASCII)
 

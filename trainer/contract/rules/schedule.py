@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hpcgen.planning.rules.facts import Facts, Rule, Violation, unread
-from hpcgen.planning.rules.model import import_path
-from hpcgen.text import counted
 from trainer.contract.config.resolve import default_min_lr
+from trainer.contract.rules.facts import Facts, Rule, Violation, unread
+from trainer.contract.rules.model import import_path
+from trainer.contract.wording import counted
 
 
 def min_lr_is_not_above_lr(facts: Facts) -> Iterator[Violation]:

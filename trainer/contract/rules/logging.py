@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hpcgen.planning.rules.facts import Facts, Rule, Violation, unread
+from trainer.contract.rules.facts import Facts, Rule, Violation, unread
 
 
 def profile_ends_after_its_start(facts: Facts) -> Iterator[Violation]:

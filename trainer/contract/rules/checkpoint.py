@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hpcgen.planning.rules.facts import Facts, Rule, Violation, multiples, unread
+from trainer.contract.rules.facts import Facts, Rule, Violation, multiples, unread
 
 
 def kept_checkpoints_are_written(facts: Facts) -> Iterator[Violation]:

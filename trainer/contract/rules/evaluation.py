@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 
-from hpcgen.planning.rules import experts, parallelism
-from hpcgen.planning.rules.facts import Facts, Rule, Violation, divisors, multiples
 from trainer.contract.config import ParallelismConfig
 from trainer.contract.evaluation import is_task_file
+from trainer.contract.rules import experts, parallelism
+from trainer.contract.rules.facts import Facts, Rule, Violation, divisors, multiples
 
 TP = "evaluation.tensor_model_parallel_size"
 PP = "evaluation.pipeline_model_parallel_size"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hpcgen.planning.rules.facts import Facts, Rule, Violation
+from trainer.contract.rules.facts import Facts, Rule, Violation
 
 KEY = "training.cuda_graph_impl"
 

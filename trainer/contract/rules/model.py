@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hpcgen.config.invalid import decidable
-from hpcgen.planning.rules.facts import Facts, Rule, Violation, divisors, unread
 from trainer.contract.code.imports import IMPORT_PATH
 from trainer.contract.config.resolve import model_checks, pad_vocab_size
+from trainer.contract.rules.facts import Facts, Rule, Violation, divisors, unread
 
 
 def heads_divide_hidden_size(facts: Facts) -> Iterator[Violation]:
@@ -111,7 +110,7 @@ def padded_vocabulary_covers_vocabulary(facts: Facts) -> Iterator[Violation]:
 def keys_fit_together(facts: Facts) -> Iterator[Violation]:
     """Activation, biases, MLA, MTP and the scaling of rope (trainer/contract/config/resolve.py, as in the trainer)."""
     for found in model_checks(facts.model):
-        for key, reason, advice in decidable(found):
+        for key, reason, advice in found:
             yield Violation(path=f"model.{key}", reason=reason, advice=advice)
 
 

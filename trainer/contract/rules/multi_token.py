@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hpcgen.planning.rules.facts import Facts, Rule, Violation, divisors, unread
-from hpcgen.planning.rules.parallelism import TP
 from trainer.contract.model.pipeline import mtp_chunk
+from trainer.contract.rules.facts import Facts, Rule, Violation, divisors, unread
+from trainer.contract.rules.parallelism import TP
 
 KEY = "model.mtp_num_layers"
 

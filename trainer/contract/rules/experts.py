@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hpcgen.planning.rules.facts import Facts, Rule, Violation, divisors, unread
-from hpcgen.planning.rules.parallelism import TP
-from hpcgen.text import counted
 from trainer.contract.model.experts import expert_tensor_parallel_size
+from trainer.contract.rules.facts import Facts, Rule, Violation, divisors, unread
+from trainer.contract.rules.parallelism import TP
+from trainer.contract.wording import counted
 
 EP = "parallelism.expert_model_parallel_size"
 ETP = "parallelism.expert_tensor_parallel_size"

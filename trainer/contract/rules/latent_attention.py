@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hpcgen.planning.rules.facts import Facts, Rule, Violation, divisors
-from hpcgen.planning.rules.parallelism import CP
 from trainer.contract.model.latent_attention import value_width
+from trainer.contract.rules.facts import Facts, Rule, Violation, divisors
+from trainer.contract.rules.parallelism import CP
 
 WHAT = "model.multi_latent_attention = true"
 

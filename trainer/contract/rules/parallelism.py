@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from hpcgen.planning.rules.facts import Facts, Rule, Violation, divisors, multiples
 from trainer.contract.model.pipeline import split_problems, uneven_keys
 from trainer.contract.model.ranks import model_parallel_size
+from trainer.contract.rules.facts import Facts, Rule, Violation, divisors, multiples
 
 TP = "parallelism.tensor_model_parallel_size"
 PP = "parallelism.pipeline_model_parallel_size"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hpcgen.planning.rules.facts import Facts, Rule, Violation, multiples, unread
 from trainer.contract.config import ModelConfig
 from trainer.contract.model.experts import expert_tensor_parallel_size
 from trainer.contract.model.latent_attention import value_width
+from trainer.contract.rules.facts import Facts, Rule, Violation, multiples, unread
 
 FP8_MULTIPLE = 16
 """Required divisor of the widths of TE's FP8 matrix products, and of their tokens in the backward pass.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hpcgen.planning.rules.facts import Facts, Rule, Violation, divisors, multiples, unread
-from hpcgen.planning.rules.parallelism import PP, VPP
-from hpcgen.text import counted
 from trainer.contract.model.batch_size import rampup_problem
 from trainer.contract.model.ranks import model_parallel_size
+from trainer.contract.rules.facts import Facts, Rule, Violation, divisors, multiples, unread
+from trainer.contract.rules.parallelism import PP, VPP
+from trainer.contract.wording import counted
 
 GLOBAL_BATCH = "training.global_batch_size"
 RAMPUP = "training.rampup_batch_size"

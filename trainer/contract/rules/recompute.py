@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from hpcgen.planning.rules.facts import Facts, Rule, Violation, divisors
-from hpcgen.text import counted
 from trainer.contract.config import DISCARDS_OUTPUT
+from trainer.contract.rules.facts import Facts, Rule, Violation, divisors
+from trainer.contract.wording import counted
 
 
 def full_recompute_needs_method(facts: Facts) -> Iterator[Violation]:

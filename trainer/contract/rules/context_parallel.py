@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from hpcgen.planning.rules.facts import Facts, Rule, Violation, divisors, unread
-from hpcgen.planning.rules.parallelism import CP
 from trainer.contract.model.latent_attention import value_width
+from trainer.contract.rules.facts import Facts, Rule, Violation, divisors, unread
+from trainer.contract.rules.parallelism import CP
 
 KIND = "parallelism.cp_comm_type"
 SIZES = "parallelism.hierarchical_context_parallel_sizes"
