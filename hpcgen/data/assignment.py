@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
+from hpcgen.config.corpus import CorpusJob, num_outputs, output_names
 from hpcgen.errors import HpcgenError
+
+if TYPE_CHECKING:
+    from hpcgen.data.manifest import Manifest, ManifestFile
 
 
 @dataclass(frozen=True)
@@ -19,6 +24,24 @@ class Share:
 
     inputs: range
     outputs: range
+
+
+def shares(job: CorpusJob, manifest: Manifest) -> Iterator[tuple[list[ManifestFile], list[str]]]:
+    """Yields for each share of each split: its files, and the names of the outputs that are made from them.
+
+    Raises:
+        HpcgenError: the manifest has no file for a split of the configuration.
+    """
+    for split, count in num_outputs(job.corpus).items():
+        files = manifest.of_split(split)
+        if not files:
+            raise HpcgenError(
+                f"{job.directory}: the manifest has no file in the split {split}",
+                "correct data.corpus.splits, or run hpcgen data plan again",
+            )
+        names = output_names(split, count)
+        for share in assign([file.size for file in files], count):
+            yield [files[index] for index in share.inputs], [names[index] for index in share.outputs]
 
 
 def assign(sizes: Sequence[int | None], num_outputs: int) -> list[Share]:

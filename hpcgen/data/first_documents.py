@@ -22,8 +22,8 @@ from hpcgen.data.hashed_files import CheckedFile
 from hpcgen.data.jsonl import Block, Texts, text_reader
 from hpcgen.data.listed_files import PARQUET
 from hpcgen.data.manifest import Manifest, ManifestFile
+from hpcgen.data.stages.download import source_input
 from hpcgen.data.tokenize import documents
-from hpcgen.data.unit import source_input
 from hpcgen.data.unit_checker import UnitChecker
 from hpcgen.errors import HpcgenError
 from hpcgen.text import counted, few

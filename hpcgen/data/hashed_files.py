@@ -27,7 +27,7 @@ class CheckedFile:
     def __init__(self, item: Input) -> None:
         self.path = item.path
         self._wanted = item.identity()
-        self._made_by = item.name.partition("/")[0] if item.made_by else None
+        self._made_by = item.maker.stage if item.maker else None
         self._hash = hashlib.sha256()
         self._size = 0
 

@@ -5,19 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-import msgspec
-
 from hpcgen.config.corpus import CorpusJob
 from hpcgen.data.concurrent_map import concurrent_map
 from hpcgen.data.manifest import Manifest
-from hpcgen.data.record import RECORD_FILE, Record
-from hpcgen.data.settings import configuration_without_vocabulary
-from hpcgen.data.unit import DataStage, Unit, units
+from hpcgen.data.record import RECORD_FILE, Record, decode_record
+from hpcgen.data.stages import PAIR_STAGES
+from hpcgen.data.unit import Unit
 from hpcgen.data.unit_checker import UnitChecker
 from trainer.contract.files.regular_file import read_bytes
-
-PAIR_STAGES: tuple[DataStage, ...] = ("tokenize", "prepare")
-"""Stages that produce pairs."""
 
 
 def find_records(prefixes: Sequence[Path]) -> dict[Path, Record]:
@@ -38,13 +33,14 @@ def stale_pairs(job: CorpusJob, manifest: Manifest | None, records: Mapping[Path
     `manifest` is the manifest of the corpus, if there is one.
     """
     checker, wanted = UnitChecker(job), dict[tuple[str, Path], Unit]()
+    names = {stage.name for stage in PAIR_STAGES}
     for stage in PAIR_STAGES:
-        for unit in units(stage, job, manifest) if manifest is not None else ():
-            wanted |= {(stage, job.directory / output): unit for output in unit.outputs}
+        for unit in stage.units(job, manifest) if manifest is not None else ():
+            wanted |= {(stage.name, job.directory / output): unit for output in unit.outputs}
 
     def reason(item: tuple[Path, Record]) -> str:
         prefix, record = item
-        if not any(stage == record.stage and checker.has_settings(record, stage) for stage in PAIR_STAGES):
+        if record.stage not in names or not checker.has_settings(record):
             what = "tokenizer, json_key, drop_empty or bad_documents"
             return f"stale: it was made with other settings than those of the run file ({what})"
         unit = wanted.get((record.stage, prefix.absolute()))
@@ -58,7 +54,7 @@ def stale_pairs(job: CorpusJob, manifest: Manifest | None, records: Mapping[Path
 
 def pairs_without_vocabulary_hash(job: CorpusJob, records: Mapping[Path, Record]) -> set[Path]:
     """Finds pairs of earlier versions, whose records do not cover the content of GPT-2's vocabulary."""
-    earlier = {stage: configuration_without_vocabulary(stage, job) for stage in PAIR_STAGES}
+    earlier = {stage.name: stage.earlier_configuration(job) for stage in PAIR_STAGES}
     return {
         prefix
         for prefix, record in records.items()
@@ -69,9 +65,11 @@ def pairs_without_vocabulary_hash(job: CorpusJob, records: Mapping[Path, Record]
 def _records(directory: Path) -> Iterator[Record]:
     for path in sorted(directory.glob(f"*{RECORD_FILE}")):
         try:
-            yield msgspec.json.decode(read_bytes(path), type=Record)
-        except (OSError, msgspec.MsgspecError):
-            continue  # the pair then counts as one without a record
+            record = decode_record(read_bytes(path))
+        except OSError:
+            continue
+        if record is not None:  # otherwise, the pair counts as one without a record
+            yield record
 
 
 def pair_names(record: Record) -> list[str]:

@@ -13,9 +13,9 @@ from hpcgen.config.corpus import CorpusConfig, CorpusJob
 from hpcgen.config.tokenizer import TokenizerConfig
 from hpcgen.data.indexed_dataset import bin_path
 from hpcgen.data.pair import open_pair
-from hpcgen.data.pair_records import PAIR_STAGES, find_records
+from hpcgen.data.pair_records import find_records
 from hpcgen.data.record import Record, TokenizerIdentity
-from hpcgen.data.settings import configuration, configuration_without_vocabulary, tokenizer_identity
+from hpcgen.data.stages import PAIR_STAGES
 
 BAD_DOCUMENTS: tuple[Literal["fail", "skip"], ...] = ("fail", "skip")
 CHECKED_DOCUMENTS = 100
@@ -40,7 +40,7 @@ def other_tokenizers(
     }
     if not records:
         return {}
-    now = tokenizer_identity(tokenizer)
+    now = TokenizerIdentity.of(tokenizer)
     settings = frozenset(_settings(tokenizer))
     found = {}
     for prefix, record in records.items():
@@ -92,5 +92,5 @@ def _settings(tokenizer: TokenizerConfig) -> Iterator[tuple[str, str | None]]:
     for stage, drop_empty, bad_documents in itertools.product(PAIR_STAGES, (False, True), BAD_DOCUMENTS):
         corpus = CorpusConfig(directory="/", drop_empty=drop_empty, bad_documents=bad_documents)
         job = CorpusJob(corpus=corpus, tokenizer=tokenizer)
-        yield stage, configuration(stage, job)
-        yield stage, configuration_without_vocabulary(stage, job)
+        yield stage.name, stage.configuration(job)
+        yield stage.name, stage.earlier_configuration(job)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from hpcgen.config.corpus import CorpusJob
 from hpcgen.data.concurrent_map import concurrent_map
 from hpcgen.data.manifest import Manifest
-from hpcgen.data.unit import DataStage, Unit, units
+from hpcgen.data.stages import units
+from hpcgen.data.unit import Unit
 from hpcgen.data.unit_checker import UnitChecker
 
 
@@ -16,18 +17,20 @@ class Pending:
     """Units of a stage that are not done."""
 
     indices: tuple[int, ...]
-    """Indices of the pending units in the list returned by `units`."""
-    outputs: frozenset[str]
-    """Outputs of the pending units, relative to the corpus's directory."""
+    """Their indices among all units of the stage."""
+    units: tuple[Unit, ...]
+
+    @property
+    def outputs(self) -> frozenset[str]:
+        """Their outputs, relative to the corpus's directory."""
+        return frozenset(output for unit in self.units for output in unit.outputs)
 
     def tasks(self, num_tasks: int) -> tuple[int, ...]:
         """Tasks with pending units in an array of `num_tasks` (see hpcgen.data.unit.units_of_task)."""
         return tuple(sorted({index % num_tasks for index in self.indices}))
 
 
-def pending(
-    stage: DataStage, job: CorpusJob, manifest: Manifest, remade: frozenset[str] = frozenset()
-) -> Pending:
+def pending(stage: str, job: CorpusJob, manifest: Manifest, remade: frozenset[str] = frozenset()) -> Pending:
     """Finds the units of a stage that are not done, or that read one of the outputs `remade` by earlier stages.
 
     Raises:
@@ -43,5 +46,4 @@ def pending(
 
     answers = concurrent_map(all_units, is_pending)
     indices = tuple(index for index, answer in enumerate(answers) if answer)
-    outputs = frozenset(output for index in indices for output in all_units[index].outputs)
-    return Pending(indices, outputs)
+    return Pending(indices, tuple(all_units[index] for index in indices))

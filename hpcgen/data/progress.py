@@ -7,8 +7,6 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import msgspec
-
 from trainer.contract.files.regular_file import read_bytes
 
 
@@ -77,6 +75,8 @@ def progress_path(directory: Path, stage: str, task_id: int, num_tasks: int) -> 
 
 def read_progress(directory: Path) -> list[TaskProgress]:
     """Reads the progress files of all tasks, the oldest first."""
+    import msgspec  # not at the top: stages can be planned without the extra `data`
+
     decoder = msgspec.json.Decoder(TaskProgress)
     reports = []
     for path in (directory / "progress").glob("*.json"):

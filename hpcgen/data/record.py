@@ -1,20 +1,24 @@
-"""The record next to each published output: its inputs, its settings and its content. It is published last."""
+"""The record next to each published output: its inputs, its settings and its content. It is published last.
+
+msgspec is imported when a record is read or written, so that stages can be planned without the extra `data`.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import msgspec
-
+from hpcgen.config import tokenizer as tokenizers
+from hpcgen.config.tokenizer import TokenizerConfig
 from hpcgen.files import private_file, publish, sync, sync_path
 from hpcgen.text import counted, harmless
 from trainer.contract.files.regular_file import open_regular
@@ -127,6 +131,20 @@ class TokenizerIdentity:
     vocab_size: int
     files: tuple[str, ...]
     """SHA-256 of each file of the tokenizer."""
+
+    @classmethod
+    def of(cls, tokenizer: TokenizerConfig) -> TokenizerIdentity:
+        """Identity of a tokenizer, from its files as they are now.
+
+        Raises:
+            HpcgenError: a file of the tokenizer is missing or invalid.
+        """
+        return cls(
+            kind=tokenizer.kind,
+            eod_id=tokenizers.eod_id(tokenizer),
+            vocab_size=tokenizers.vocab_size(tokenizer),
+            files=tuple(tokenizers.content_sha256(tokenizer)),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -275,12 +293,31 @@ def read_record(output: Path) -> Record | None:
     try:
         # Plain strings and a prepared decoder: there may be a hundred thousand records to read.
         with open_regular(f"{output}{RECORD_FILE}", buffering=0) as file:
-            return _DECODER.decode(file.read())
-    except (OSError, msgspec.MsgspecError):
+            return decode_record(file.read())
+    except OSError:
         return None
 
 
+def decode_record(content: bytes) -> Record | None:
+    """The record in a file with this content; None if it is not one."""
+    import msgspec
+
+    try:
+        return _decoder()(content)
+    except msgspec.MsgspecError:
+        return None
+
+
+@functools.cache
+def _decoder() -> Callable[[bytes], Record]:
+    import msgspec
+
+    return msgspec.json.Decoder(Record).decode
+
+
 def _encoded(record: Record) -> bytes:
+    import msgspec
+
     return msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n"
 
 
@@ -317,4 +354,3 @@ def _hash(file: BinaryIO) -> str:
 
 _SECOND = 1_000_000_000
 _BLOCK_BYTES = 4 << 20
-_DECODER = msgspec.json.Decoder(Record)

@@ -12,27 +12,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcgen.config import tokenizer as tokenizers
 from hpcgen.config.corpus import CorpusJob
-from hpcgen.data.listed_files import PARQUET
 from hpcgen.data.manifest import Manifest
 from hpcgen.data.quota import FreeSpace, quotas
-from hpcgen.data.settings import configuration
-from hpcgen.data.unit import DATA_STAGES, DataStage, Input, Unit, units, units_of_task
+from hpcgen.data.stages import DATA_STAGES
+from hpcgen.data.stages.base import Bounds, DataStage
+from hpcgen.data.unit import Unit, units_of_task
 from hpcgen.data.unit_checker import done_records
 from hpcgen.errors import HpcgenError
 from hpcgen.text import counted, size_text
-
-_EXPANSION = {".zst": (2.0, 8.0), ".gz": (1.8, 6.0), ".parquet": (1.2, 8.0)}
-"""Bytes of JSON Lines per byte of a compressed file or Parquet file. Measured: SlimPajama (.zst) 2.8, C4 (.gz) 2.6,
-source code (.zst) 5.2 to 6.5."""
-_STORED = 0.99
-"""Minimum uncompressed bytes per compressed byte: incompressible data is stored with little overhead."""
-_TOKEN_BYTES = {"uint16": (0.35, 0.95), "int32": (0.5, 1.9), "bytes": (1.6, 2.05)}
-"""Bytes of .bin per byte of JSON Lines. Measured with GPT-2's vocabulary: SlimPajama 0.46, source code 0.83. If most of
-a line is metadata, the ratio may be close to 0.
-An id takes 2 bytes if the vocabulary has fewer than 65,500 entries, otherwise 4. The byte tokenizer has one id per
-byte."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +43,7 @@ class Need:
 
 
 def check_space(
-    stages: DataStage | Sequence[DataStage],
+    stages: str | Sequence[str],
     job: CorpusJob,
     manifest: Manifest,
     *,
@@ -70,24 +58,24 @@ def check_space(
     Raises:
         HpcgenError: the outputs cannot fit, or the manifest does not match the configuration.
     """
-    names = (stages,) if isinstance(stages, str) else tuple(sorted(stages, key=DATA_STAGES.index))
-    left, remade = dict[DataStage, list[Unit]](), frozenset[str]()
-    for stage in names:
-        left[stage] = _missing(
-            stage, units_of_task(units(stage, job, manifest), task_id, num_tasks), job, remade
-        )
-        remade |= {output for unit in left[stage] for output in unit.outputs}
+    names = (stages,) if isinstance(stages, str) else stages
+    left, remade = dict[str, list[Unit]](), frozenset[str]()
+    for name, stage in DATA_STAGES.items():
+        if name in names:
+            mine = units_of_task(list(stage.units(job, manifest)), task_id, num_tasks)
+            left[name] = _missing(stage, mine, job, remade)
+            remade |= {output for unit in left[name] for output in unit.outputs}
     return check_units(left, job, manifest)
 
 
-def check_units(left: Mapping[DataStage, Sequence[Unit]], job: CorpusJob, manifest: Manifest) -> list[str]:
+def check_units(left: Mapping[str, Sequence[Unit]], job: CorpusJob, manifest: Manifest) -> list[str]:
     """Checks the space for the units `left` to make in each stage, without reading their records. Returns warnings.
 
     Raises:
         HpcgenError: the outputs cannot fit.
     """
-    names = tuple(left)
-    need = sum((_estimate(stage, missing, job, manifest) for stage, missing in left.items()), Need())
+    stages = [DATA_STAGES[name] for name in left]
+    need = sum((_estimate(stage, left[stage.name], job, manifest) for stage in stages), Need())
     if not need.files:
         return []
     unknown = sum(file.size is None for file in manifest.files)
@@ -97,7 +85,7 @@ def check_units(left: Mapping[DataStage, Sequence[Unit]], job: CorpusJob, manife
             f"the corpus has {counted(unknown, 'file')} of unknown size, so the space needed is a rough estimate"
         )
     for free in _limits(job.directory):
-        warnings += _check_limit(need, free, names, job.directory)
+        warnings += _check_limit(need, free, stages, job.directory)
     return warnings
 
 
@@ -115,7 +103,7 @@ def _estimate(stage: DataStage, missing: Sequence[Unit], job: CorpusJob, manifes
     """Estimates the space for the units `missing` of a stage, in proportion to their share of the input bytes."""
     if not missing:
         return Need()
-    everything = units(stage, job, manifest)
+    everything = list(stage.units(job, manifest))
     total = sum(unit.size for unit in everything)
     share = sum(unit.size for unit in missing) / total if total else len(missing) / len(everything)
     least, most = _outputs_of_all(stage, job, manifest)
@@ -123,29 +111,18 @@ def _estimate(stage: DataStage, missing: Sequence[Unit], job: CorpusJob, manifes
         round(least * share),
         round(most * share),
         sum(len(unit.files) + 1 for unit in missing),  # plus one record
-        sum(_certain(item, unit) for unit in missing for item in unit.inputs),
+        sum(stage.certain_bytes(item) for unit in missing for item in unit.inputs),
     )
 
 
-def _certain(item: Input, unit: Unit) -> int:
-    """Minimum bytes that `unit` writes for one of its inputs."""
-    if unit.stage in ("tokenize", "prepare"):
-        return 0  # the lines may be almost only metadata
-    if item.name.endswith(PARQUET) and unit.stage == "extract":
-        return 0  # an encoding of repeated values may be larger or smaller than the lines
-    if unit.stage == "extract" or (unit.stage == "concat" and item.name.startswith("extract/")):
-        return int((item.size or 0) * _STORED)
-    return item.size or 0
-
-
-def estimates(job: CorpusJob, manifest: Manifest) -> dict[DataStage, Need]:
+def estimates(job: CorpusJob, manifest: Manifest) -> dict[str, Need]:
     """Estimates the total output of each stage, without checking which units are done. Does not set `files`.
 
     Raises:
         HpcgenError: a file of the tokenizer is missing.
     """
-    bounds = {stage: _outputs_of_all(stage, job, manifest) for stage in DATA_STAGES}
-    return {stage: Need(round(least), round(most)) for stage, (least, most) in bounds.items()}
+    bounds = {name: _outputs_of_all(stage, job, manifest) for name, stage in DATA_STAGES.items()}
+    return {name: Need(round(least), round(most)) for name, (least, most) in bounds.items()}
 
 
 def bounds_text(need: Need) -> str:
@@ -158,7 +135,7 @@ def bounds_text(need: Need) -> str:
 
 
 def _missing(stage: DataStage, mine: Sequence[Unit], job: CorpusJob, remade: frozenset[str]) -> list[Unit]:
-    done = done_records(mine, job, configuration(stage, job))
+    done = done_records(mine, job, stage.configuration(job))
     return [
         unit
         for unit, record in zip(mine, done, strict=True)
@@ -166,30 +143,12 @@ def _missing(stage: DataStage, mine: Sequence[Unit], job: CorpusJob, remade: fro
     ]
 
 
-def _outputs_of_all(stage: DataStage, job: CorpusJob, manifest: Manifest) -> tuple[float, float]:
+def _outputs_of_all(stage: DataStage, job: CorpusJob, manifest: Manifest) -> Bounds:
     """Lower and upper bound of a stage's total output in bytes."""
     known = [file.size for file in manifest.files if file.size is not None]
     mean = sum(known) / len(known) if known else 0.0
-    least = most = 0.0
-    for file in manifest.files:
-        size = mean if file.size is None else float(file.size)
-        suffix = next((suffix for suffix in _EXPANSION if file.name.endswith(suffix)), "")
-        low, high = _EXPANSION.get(suffix, (1.0, 1.0))
-        if stage == "download":
-            low, high = (1.0, 1.0) if file.path is None else (0.0, 0.0)
-        elif stage == "extract" and not suffix:
-            low, high = 0.0, 0.0
-        least, most = least + size * low, most + size * high
-    if stage in ("tokenize", "prepare"):
-        low, high = _TOKEN_BYTES[_kind_of_ids(job)]
-        return least * low, most * high
-    return least, most
-
-
-def _kind_of_ids(job: CorpusJob) -> str:
-    if job.tokenizer.kind == "bytes":
-        return "bytes"
-    return "uint16" if tokenizers.vocab_size(job.tokenizer) < 65500 else "int32"
+    sizes = ((file, mean if file.size is None else float(file.size)) for file in manifest.files)
+    return stage.output_bounds(sizes, job)
 
 
 def _file_system(directory: Path) -> FreeSpace:
@@ -213,9 +172,10 @@ def _check_limit(need: Need, free: FreeSpace, stages: Sequence[DataStage], direc
         HpcgenError: the output cannot fit.
     """
     files = counted(need.files, "file")
-    asked = f"{', '.join(stages)}: will write about {bounds_text(need)} in {files} below {directory}"
+    names = ", ".join(stage.name for stage in stages)
+    asked = f"{names}: will write about {bounds_text(need)} in {files} below {directory}"
     hint = ""
-    if "extract" in stages or "concat" in stages:
+    if any(stage.is_detour for stage in stages):
         hint = ", or use prepare instead of extract, concat and tokenize"
     if free.bytes is not None and need.certain > free.bytes:
         raise HpcgenError(

@@ -15,7 +15,9 @@ from hpcgen.data.concurrent_map import concurrent_map
 from hpcgen.data.manifest import Manifest
 from hpcgen.data.progress import TaskProgress, read_progress
 from hpcgen.data.record import Counts, Record, rejects_text
-from hpcgen.data.unit import DATA_STAGES, DataStage, Unit, units
+from hpcgen.data.stages import DATA_STAGES, ROUTES
+from hpcgen.data.stages.base import DataStage
+from hpcgen.data.unit import Unit
 from hpcgen.data.unit_checker import UnitChecker
 
 STALLED_S = 120.0
@@ -46,7 +48,7 @@ class TaskStatus:
 class StageStatus:
     """Status of a stage. A unit makes one output file, or the several output files of one input."""
 
-    stage: DataStage
+    stage: str
     units: int
     done: int
     running: int
@@ -100,9 +102,7 @@ class _Sums:
             self.tokens += unit.record.counts.tokens
 
 
-def corpus_status(
-    job: CorpusJob, manifest: Manifest, stages: Sequence[DataStage], now: float
-) -> list[StageStatus]:
+def corpus_status(job: CorpusJob, manifest: Manifest, stages: Sequence[str], now: float) -> list[StageStatus]:
     """Determines the status of `stages` at `now` (Unix time in seconds). Default: all stages of the route in use.
 
     Raises:
@@ -112,20 +112,28 @@ def corpus_status(
     checker, sizes = UnitChecker(job), dict[str, int]()
     found = []
     with _gc_disabled():
-        for stage in stages or _route(job.directory, {task.stage for task in reports}):
-            all_units = _check_units(checker, units(stage, job, manifest), sizes)
-            of_stage = [task for task in reports if task.stage == stage]
-            found.append(_stage_status(stage, all_units, of_stage, now))
+        for name in stages or _stages_in_use(job.directory, {task.stage for task in reports}):
+            all_units = _check_units(checker, list(DATA_STAGES[name].units(job, manifest)), sizes)
+            of_stage = [task for task in reports if task.stage == name]
+            found.append(_stage_status(DATA_STAGES[name], all_units, of_stage, now))
     return found if stages else [status for status in found if status.units]
 
 
-def _route(directory: Path, reported: Container[str]) -> tuple[DataStage, ...]:
-    """Stages from the source to pairs: extract, concat and tokenize if one of them has started, otherwise prepare."""
-    if not any(
-        stage in reported or (directory / stage).is_dir() for stage in ("extract", "concat", "tokenize")
-    ):
-        return ("download", "prepare")
-    return DATA_STAGES if "prepare" in reported else ("download", "extract", "concat", "tokenize")
+def _stages_in_use(directory: Path, reported: Container[str]) -> list[str]:
+    """The stages of every route that has started, in order. Default: the shortest route.
+
+    A route has started if one of its own stages has: the download belongs to all routes, and so does the directory of
+    the pairs.
+    """
+
+    def has_started(stage: DataStage) -> bool:
+        return stage.name in reported or (not stage.makes_pairs and (directory / stage.folder).is_dir())
+
+    shared = set(ROUTES[0]).intersection(*ROUTES)
+    started = [route for route in ROUTES if any(map(has_started, set(route) - shared))]
+    return [
+        name for name, stage in DATA_STAGES.items() if any(stage in route for route in started or ROUTES[:1])
+    ]
 
 
 def _check_units(checker: UnitChecker, all_units: Sequence[Unit], sizes: dict[str, int]) -> list[_Unit]:
@@ -177,7 +185,7 @@ def _stage_status(
     failed = sum(task.failed for task in tasks)
     running = sum(task.units_left - task.failed for task in tasks if task.state == "running")
     return StageStatus(
-        stage=stage,
+        stage=stage.name,
         units=len(all_units),
         done=len(all_units) - left,
         running=running,
@@ -192,7 +200,7 @@ def _stage_status(
         bytes_per_second=rate,
         remaining_s=max(0, total - done.bytes) / rate if rate and total else None,
         tasks=tuple(sorted(tasks, key=lambda task: (task.num_tasks, task.task_id))),
-        tokens_of_split=_tokens_of_split(all_units),
+        tokens_of_split=_tokens_of_split(all_units) if stage.makes_pairs else {},
     )
 
 
@@ -255,8 +263,7 @@ def _tokens_of_split(all_units: Sequence[_Unit]) -> dict[str, int]:
     """Tokens of finished pairs per split, from names such as tokens/train-00000-of-00072."""
     found: dict[str, int] = {}
     for unit in all_units:
-        directory, _, name = unit.unit.name.partition("/")
-        if unit.record is not None and directory == "tokens":
-            split = name.partition("-")[0]
+        if unit.record is not None:
+            split = unit.unit.name.rpartition("/")[2].partition("-")[0]
             found[split] = found.get(split, 0) + unit.record.counts.tokens
     return found

@@ -20,38 +20,20 @@ from hpcgen.data.listed_files import PARQUET
 from hpcgen.data.manifest import Manifest
 from hpcgen.data.progress import Progress, Step, TaskProgress, progress_path
 from hpcgen.data.record import SIDE_FILE, Counts, Record, record_path, rejects_text
-from hpcgen.data.settings import configuration
-from hpcgen.data.unit import DataStage, Unit, bytes_to_read, units, units_of_task
+from hpcgen.data.stages import DATA_STAGES
+from hpcgen.data.stages.base import Context, DataStage
+from hpcgen.data.unit import Unit, bytes_to_read, units_of_task
 from hpcgen.data.unit_checker import UnitChecker, done_records
 from hpcgen.data.workers import Failed, Finished, Update, run_all
-from hpcgen.data.workers import cores as cores
 from hpcgen.errors import HpcgenError
 from hpcgen.files import private_file, sweep
 from hpcgen.text import counted, few, size_text
 from trainer.contract.files.shared_files import refuse_foreign_link
 
-_WORK = {
-    "download": ("hpcgen.data.download", "download"),
-    "extract": ("hpcgen.data.extract", "extract"),
-    "concat": ("hpcgen.data.concat", "concat"),
-    "tokenize": ("hpcgen.data.tokenize", "tokenize_unit"),
-    "prepare": ("hpcgen.data.tokenize", "tokenize_unit"),
-}
-"""Module and function of each stage: (unit, job, context) -> published record."""
+_PARQUET = ("hpcgen.data.parquet",)
+"""Modules that decode Parquet files."""
 _REPORT_INTERVAL_S = 0.5
 _WRITE_INTERVAL_S = 5.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Context:
-    """Arguments of a stage's function, apart from the unit and the job."""
-
-    configuration: str
-    """Configuration hash for the record."""
-    num_cores: Callable[[], int] = lambda: 1
-    """Returns the number of cores that this unit may use now. It grows when other workers have no units left."""
-    advance: Callable[[Step], None] = lambda step: None
-    """Reports progress. Call it regularly, from the thread that runs the unit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +112,7 @@ class TaskReport:
 
 
 def run_task(
-    stage: DataStage,
+    stage: str,
     job: CorpusJob,
     manifest: Manifest,
     *,
@@ -141,7 +123,7 @@ def run_task(
 ) -> TaskReport:
     """Makes the units of one task that are not done, `workers` at a time.
 
-    Default: one worker per core; for downloads, corpus.download_connections.
+    Default: `DataStage.num_workers`.
 
     A failed unit does not stop the others. `on_progress` is called about twice a second. Every five seconds, progress
     is also written to the corpus's directory for `hpcgen data status`. Starts worker processes: a script that calls
@@ -154,10 +136,10 @@ def run_task(
         raise HpcgenError(
             f"task {task_id} is out of range for {counted(num_tasks, 'task')}", f"use 0 to {num_tasks - 1}"
         )
-    started = time.monotonic()
-    mine = units_of_task(units(stage, job, manifest), task_id, num_tasks)
-    task = _Task(stage, job, mine, Progress(stage, task_id, num_tasks, units=len(mine)), on_progress)
-    task.make_all(workers or (job.corpus.download_connections if stage == "download" else cores()))
+    started, kind = time.monotonic(), DATA_STAGES[stage]
+    mine = units_of_task(list(kind.units(job, manifest)), task_id, num_tasks)
+    task = _Task(kind, job, mine, Progress(stage, task_id, num_tasks, units=len(mine)), on_progress)
+    task.make_all(workers or kind.num_workers(job))
     return TaskReport(
         stage=stage,
         task_id=task_id,
@@ -181,9 +163,9 @@ class _Task:
         progress: Progress,
         on_progress: Callable[[Progress], None] | None,
     ) -> None:
-        self._job = job
-        self._configuration = configuration(stage, job)
-        self._progress_file = progress_path(job.directory, stage, progress.task_id, progress.num_tasks)
+        self._stage, self._job = stage, job
+        self._configuration = stage.configuration(job)
+        self._progress_file = progress_path(job.directory, stage.name, progress.task_id, progress.num_tasks)
         self.progress = progress
         self._on_progress = on_progress
         self._reported_at = self._written_at = 0.0
@@ -210,9 +192,8 @@ class _Task:
         refuse_foreign_links(self._job, {self._progress_file.parent, *directories})
         if self._pending:
             # A missing package is found here, before anything is written.
-            _work_of(self.progress.stage)
-            if _reads_parquet(self._pending):
-                importlib.import_module("hpcgen.data.parquet")
+            for module in (*self._stage.modules, *(_PARQUET if _reads_parquet(self._pending) else ())):
+                importlib.import_module(module)
         self._report(ended=not self._pending)
         if not self._pending:
             return
@@ -309,11 +290,10 @@ def make_unit(
         HpcgenError: another user placed a link where the unit reads or writes, or the work fails.
     """
     refuse_foreign_links(job, {*_output_directories([unit], job), *(item.path for item in unit.inputs)})
-    if unit.stage != "download":
-        UnitChecker(job).require_inputs(unit)
+    UnitChecker(job).require_inputs(unit)
     meter = _Meter(report)
     context = Context(configuration=settings_hash, num_cores=num_cores, advance=meter.add)
-    record = _work_of(unit.stage)(unit, job, context)
+    record = DATA_STAGES[unit.stage].make(unit, job, context)
     meter.flush()
     return record
 
@@ -338,16 +318,7 @@ def _output_directories(units: Iterable[Unit], job: CorpusJob) -> set[Path]:
 
 def _reads_parquet(pending: Sequence[Unit]) -> bool:
     """Returns whether a unit decodes Parquet files."""
-    return any(
-        item.path.suffix == PARQUET for unit in pending for item in unit.inputs if unit.stage != "download"
-    )
-
-
-def _work_of(stage: str) -> Callable[[Unit, CorpusJob, Context], Record]:
-    """Imports the function of a stage."""
-    module, name = _WORK[stage]
-    work: Callable[[Unit, CorpusJob, Context], Record] = getattr(importlib.import_module(module), name)
-    return work
+    return any(item.path.suffix == PARQUET for unit in pending for item in unit.inputs if item.url is None)
 
 
 class _Meter:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcgen.config.corpus import CorpusConfig, CorpusJob
+from hpcgen.config.corpus import CorpusConfig
 from hpcgen.config.tokenizer import TokenizerConfig
 from hpcgen.data.compression import content
 from hpcgen.data.hashed_files import CheckedFile, HashedFile
@@ -34,8 +34,7 @@ from hpcgen.data.record import (
     publish_unit,
     record_path,
 )
-from hpcgen.data.settings import configuration, tokenizer_identity
-from hpcgen.data.task import Context
+from hpcgen.data.stages.base import Context
 from hpcgen.data.tokenizer import Tokenizer, load_tokenizer
 from hpcgen.data.unit import Input, Unit
 from hpcgen.errors import HpcgenError
@@ -64,38 +63,19 @@ _EARLY_STOP_FACTOR = 10
 """A unit stops early after this many bad documents if their share exceeds this multiple of max_bad_fraction."""
 
 
-def tokenize_unit(unit: Unit, job: CorpusJob, context: Context) -> Record:
-    """Makes the .bin/.idx pairs of a unit of the stages tokenize and prepare.
-
-    With k outputs, line n of the only input goes to output n mod k. Each document becomes one sequence that ends
-    with the end-of-document token. A document without tokens becomes a document without a sequence, as in
-    Megatron-LM, or is dropped with `drop_empty`.
-
-    Raises:
-        HpcgenError: an input is damaged or has changed; a line has no readable text and bad documents are not
-            skipped, or too many were skipped; ids differ from those of the library `tokenizers`; an output would
-            be empty.
-        OSError: an output cannot be written. Nothing is published in either case.
-    """
-    tokenizer = _loaded_tokenizer(job.tokenizer)
-    if configuration(unit.stage, job) != context.configuration:
-        raise HpcgenError("the tokenizer's files have changed since the task started", "run the stage again")
-    return make_pairs(unit, job.corpus, tokenizer, context)
-
-
 @functools.lru_cache(maxsize=1)
-def _loaded_tokenizer(config: TokenizerConfig) -> Tokenizer:
+def loaded_tokenizer(config: TokenizerConfig) -> Tokenizer:
     """Loads the tokenizer once per worker: gigatoken's word cache makes all units after the first faster."""
     return load_tokenizer(config)
 
 
 @functools.lru_cache(maxsize=1)
 def _identity(config: TokenizerConfig) -> TokenizerIdentity:
-    return tokenizer_identity(config)
+    return TokenizerIdentity.of(config)
 
 
 def make_pairs(unit: Unit, corpus: CorpusConfig, tokenizer: Tokenizer, context: Context) -> Record:
-    """Does the work of `tokenize_unit` with a loaded tokenizer. Does not sweep files of killed runs."""
+    """Makes the pairs of a unit (see hpcgen.data.stages.pairs). Does not sweep files of killed runs."""
     started = time.monotonic()
     directory = Path(corpus.directory)
     counts = _RunningCounts(corpus)

@@ -14,8 +14,8 @@ from hpcgen.data.indexed_dataset import bin_path, idx_path, token_dtype
 from hpcgen.data.listed_files import SUFFIXES
 from hpcgen.data.progress import Progress, Step
 from hpcgen.data.record import Record, record_path, rejects_text
-from hpcgen.data.settings import configuration
-from hpcgen.data.task import Context
+from hpcgen.data.stages.base import Context
+from hpcgen.data.stages.tokenize import TOKENIZE
 from hpcgen.data.tokenize import make_pairs
 from hpcgen.data.tokenizer import Tokenizer
 from hpcgen.data.unit import Input, Unit
@@ -107,7 +107,7 @@ def tokenize_files(
 ) -> TokenizeReport:
     """Tokenizes every document of `inputs`, in order, into output_prefix.bin and output_prefix.idx.
 
-    Documents are handled as in hpcgen.data.tokenize.tokenize_unit. The pair appears only after all of it is on disk;
+    Documents are handled as in hpcgen.data.stages.pairs. The pair appears only after all of it is on disk;
     .idx and the record come last. `workers` blocks of 4 MiB are parsed and encoded at once (None: one per core);
     the output does not depend on this number.
 
@@ -115,7 +115,7 @@ def tokenize_files(
         HpcgenError: an input is missing, damaged or has a line without text; no document has a token; the
             pair exists and `overwrite` is false; or the output cannot be written. Nothing is published in these cases.
     """
-    progress = Progress("tokenize", 0, 1, units=1, bytes=sum(_input_size(path) for path in inputs))
+    progress = Progress(TOKENIZE.name, 0, 1, units=1, bytes=sum(_input_size(path) for path in inputs))
     if idx_path(output_prefix).exists() and not overwrite:
         raise HpcgenError(
             f"{idx_path(output_prefix)} already exists", "choose another prefix, or pass --overwrite"
@@ -129,9 +129,10 @@ def tokenize_files(
         verify_fraction=verify_fraction,
     )
     unit = Unit(
-        stage="tokenize",
+        stage=TOKENIZE.name,
         inputs=tuple(Input(name=str(path), path=path) for path in inputs),
         outputs=(output_prefix.name,),
+        makes_pairs=True,
     )
 
     def advance(step: Step) -> None:
@@ -139,7 +140,7 @@ def tokenize_files(
         on_progress(progress)
 
     context = Context(
-        configuration=configuration("tokenize", CorpusJob(corpus=corpus, tokenizer=tokenizer.config)),
+        configuration=TOKENIZE.configuration(CorpusJob(corpus=corpus, tokenizer=tokenizer.config)),
         num_cores=lambda: workers or cores(),
         advance=advance,
     )

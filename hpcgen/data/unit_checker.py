@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from hpcgen.config.corpus import CorpusJob
 from hpcgen.data.concurrent_map import concurrent_map
 from hpcgen.data.record import FileIdentity, Record, read_record
-from hpcgen.data.settings import configuration, configuration_without_vocabulary
-from hpcgen.data.unit import DataStage, Input, Unit
+from hpcgen.data.stages import DATA_STAGES
+from hpcgen.data.unit import Input, Unit
 from hpcgen.errors import HpcgenError
 
 
@@ -29,11 +29,11 @@ class UnitChecker:
     outdated.
     """
 
-    def __init__(self, job: CorpusJob, known: Mapping[DataStage, str] | None = None) -> None:
+    def __init__(self, job: CorpusJob, known: Mapping[str, str] | None = None) -> None:
         self._job = job
         self._settings = dict(known or {})
-        """Cache of `configuration` per stage."""
-        self._earlier: dict[DataStage, str | None] = {}
+        """Cache of `DataStage.configuration`, by name of the stage."""
+        self._earlier: dict[str, str | None] = {}
         self._makers: dict[str, _MakerState | None] = {}
 
     def done_record(self, unit: Unit) -> Record | None:
@@ -49,23 +49,24 @@ class UnitChecker:
 
     def is_current(self, unit: Unit, record: Record) -> bool:
         """Returns whether making the unit now would produce what `record` describes."""
-        if record.stage != unit.stage or not self.has_settings(record, unit.stage):
+        if record.stage != unit.stage or not self.has_settings(record):
             return False
         if len(record.inputs) != len(unit.inputs):
             return False
-        if unit.stage != "download" and any(item.is_changed() for item in unit.inputs):
-            return False  # not for downloads, whose inputs are on a server
+        if any(item.is_changed() for item in unit.inputs):
+            return False
         return all(map(self._input_matches, unit.inputs, record.inputs))
 
-    def has_settings(self, record: Record, stage: DataStage) -> bool:
-        """Returns whether `record` has the job's settings for `stage`."""
-        if stage not in self._settings:
-            self._settings[stage] = configuration(stage, self._job)
-        if record.configuration == self._settings[stage]:
+    def has_settings(self, record: Record) -> bool:
+        """Returns whether `record` has the job's settings for its stage, which must exist."""
+        name, stage = record.stage, DATA_STAGES[record.stage]
+        if name not in self._settings:
+            self._settings[name] = stage.configuration(self._job)
+        if record.configuration == self._settings[name]:
             return True
-        if stage not in self._earlier:
-            self._earlier[stage] = configuration_without_vocabulary(stage, self._job)
-        return record.configuration == self._earlier[stage]
+        if name not in self._earlier:
+            self._earlier[name] = stage.earlier_configuration(self._job)
+        return record.configuration == self._earlier[name]
 
     def require_inputs(self, unit: Unit) -> None:
         """Checks that the inputs of `unit` exist and are current.

@@ -16,7 +16,7 @@ from trainer.contract.config import Dataset
 
 if TYPE_CHECKING:
     from hpcgen.data.manifest import Manifest
-    from hpcgen.data.unit import DataStage, Unit
+    from hpcgen.data.unit import Unit
 
 
 class MissingTasks(dict[str, tuple[int, ...]]):
@@ -25,7 +25,7 @@ class MissingTasks(dict[str, tuple[int, ...]]):
     def __init__(
         self,
         tasks: Mapping[str, tuple[int, ...]],
-        units: Mapping[DataStage, list[Unit]] | None = None,
+        units: Mapping[str, list[Unit]] | None = None,
         manifest: Manifest | None = None,
     ) -> None:
         super().__init__(tasks)
@@ -52,21 +52,20 @@ def missing_tasks(plan: Plan) -> MissingTasks:
         return MissingTasks({name: tuple(range(num_tasks)) for name, num_tasks in arrays.items()})
     from hpcgen.data.manifest import manifest_path, read_manifest, require_selection
     from hpcgen.data.pending import pending
-    from hpcgen.data.unit import DATA_STAGES, units
+    from hpcgen.data.stages import DATA_STAGES
 
     job = corpus_job(plan.config)
     require_selection(job)
     manifest = read_manifest(manifest_path(job.directory))
     tasks: dict[str, tuple[int, ...]] = {}
-    left: dict[DataStage, list[Unit]] = {}
+    left: dict[str, list[Unit]] = {}
     remade: frozenset[str] = frozenset()
-    for stage in DATA_STAGES:
-        if stage in arrays:
-            found = pending(stage, job, manifest, remade)
+    for name in DATA_STAGES:
+        if name in arrays:
+            found = pending(name, job, manifest, remade)
             remade |= found.outputs
-            tasks[stage] = found.tasks(arrays[stage])
-            all_units = units(stage, job, manifest)
-            left[stage] = [all_units[index] for index in found.indices]
+            tasks[name] = found.tasks(arrays[name])
+            left[name] = list(found.units)
     return MissingTasks(tasks, left, manifest)
 
 
@@ -82,11 +81,12 @@ def check_corpus(plan: Plan, missing: MissingTasks) -> list[str]:
     from hpcgen.data.first_documents import check_first_documents, documents_of_pairs
     from hpcgen.data.sources import check_source
     from hpcgen.data.space import check_units
+    from hpcgen.data.stages import DATA_STAGES
 
     job = corpus_job(plan.config)
     left = {stage: units for stage, units in missing.units.items() if units}
     check_source(left, job)
-    if not {"prepare", "concat"}.isdisjoint(left):
+    if any(DATA_STAGES[name].joins_documents for name in left):
         check_first_documents(job, missing.manifest)
         is_read = plan.trainer is not None and plan.trainer.data.datasets == blend(job.corpus).get("datasets")
         if is_read and (documents := documents_of_pairs(job, missing.manifest)) is not None:

@@ -13,7 +13,6 @@ from hpcgen.stages.stage import Advice, Export, Stage, Work
 if TYPE_CHECKING:
     from hpcgen.config.loader import Run
     from hpcgen.config.run import RunConfig
-    from hpcgen.data.unit import DataStage as Name
     from hpcgen.planning.allocation import Allocation
     from trainer.contract.config import TrainerConfig
 
@@ -27,7 +26,6 @@ HUB_OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 class CorpusStage(Stage):
     """A step from a corpus's files to its pairs. A task runs `hpcgen data NAME`."""
 
-    name: Name
     folder: str
     """Output directory, relative to the corpus's directory."""
     makes_output_files: bool = False

@@ -12,9 +12,9 @@ import zstandard
 from hpcgen.config.corpus import CorpusConfig, CorpusJob, SourceConfig, UrlSource
 from hpcgen.config.tokenizer import TokenizerConfig
 from hpcgen.data import part
-from hpcgen.data.download import Wanted, fetched
 from hpcgen.data.http import RetryPolicy, Web
 from hpcgen.data.manifest import Manifest, ManifestFile
+from hpcgen.data.transfer import Wanted, fetched
 from hpcgen.files import publish
 from tests.http_server import Server
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcgen.data import concat as module
-from hpcgen.data.concat import concat
 from hpcgen.data.record import Counts, read_record, record_path, write_record
-from hpcgen.data.task import Context
+from hpcgen.data.stages import concat as module
+from hpcgen.data.stages.base import Context
+from hpcgen.data.stages.concat import CONCAT
 from hpcgen.errors import HpcgenError
 
 from .data_runs import documents, json_lines, one_unit, planned_corpus, published, run_stages, write_file
@@ -28,7 +28,7 @@ def joined(tmp_path, contents, num_output_files):
     index = 0
     while index < num_output_files:
         unit = one_unit(job, "concat", index if len(contents) >= num_output_files else 0)
-        concat(unit, job, CONTEXT)
+        CONCAT.make(unit, job, CONTEXT)
         index += len(unit.outputs)
     return [
         (job.directory / f"concat/corpus-{index:05d}-of-{num_output_files:05d}.jsonl").read_bytes()
@@ -67,7 +67,7 @@ def test_lines_go_round_wherever_blocks_end(tmp_path_factory, lines, num_outputs
 def test_record_of_one_to_many(tmp_path):
     write_file(tmp_path / "source/a.jsonl", json_lines(documents(20)))
     job = planned_corpus(tmp_path / "source", tmp_path / "corpus", ["a.jsonl"], num_output_files=3)
-    record = concat(one_unit(job, "concat"), job, CONTEXT)
+    record = CONCAT.make(one_unit(job, "concat"), job, CONTEXT)
     assert read_record(job.directory / "concat/corpus-00000-of-00003.jsonl") == record
     assert [output.name for output in record.outputs] == [
         f"concat/corpus-{index:05d}-of-00003.jsonl" for index in range(3)
@@ -99,7 +99,7 @@ def test_lines_are_those_that_extract_counted(tmp_path):
     job = planned_corpus(tmp_path / "source", tmp_path / "corpus", names, num_output_files=1)
     run_stages(job, "extract")
     unit = one_unit(job, "concat")
-    counts = concat(unit, job, CONTEXT).counts
+    counts = CONCAT.make(unit, job, CONTEXT).counts
     assert (counts.documents_in, counts.documents_out) == (25, 25)
     output = job.directory / "extract/a.jsonl"
     record = read_record(output)
@@ -107,7 +107,7 @@ def test_lines_are_those_that_extract_counted(tmp_path):
     write_record(dataclasses.replace(record, counts=Counts(documents_in=21, documents_out=21)), output)
     record_path(job.directory / unit.name).unlink()
     with pytest.raises(AssertionError, match="documents are not accounted for"):
-        concat(unit, job, CONTEXT)
+        CONCAT.make(unit, job, CONTEXT)
     assert not record_path(job.directory / unit.name).exists()
 
 
@@ -119,7 +119,7 @@ def test_an_extracted_file_that_was_changed_is_noticed(tmp_path):
     with pytest.raises(
         HpcgenError, match=r"does not exist yet or is incomplete; run the stage extract first"
     ):
-        concat(unit, job, CONTEXT)
+        CONCAT.make(unit, job, CONTEXT)
     run_stages(job, "extract")
     extracted = job.directory / "extract/a.jsonl"
     content = bytearray(extracted.read_bytes())
@@ -129,5 +129,5 @@ def test_an_extracted_file_that_was_changed_is_noticed(tmp_path):
         HpcgenError,
         match=r"changed since it was made: its SHA-256 is \w+, not \w+; remove it and run the stage extract again",
     ):
-        concat(unit, job, CONTEXT)
+        CONCAT.make(unit, job, CONTEXT)
     assert not (job.directory / "concat").exists() or list((job.directory / "concat").iterdir()) == []

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from hpcgen.data.download import Wanted
 from hpcgen.data.first_bytes import unexpected_content
 from hpcgen.data.http import Web
+from hpcgen.data.transfer import Wanted
 from hpcgen.errors import HpcgenError
 from tests.data.downloads import (
     CONTENT,
@@ -306,7 +306,7 @@ def test_a_body_without_an_end_leaves_room_on_the_disk(
     tmp_path: Path, server: Server, web: Web, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Simulates a disk of 4 MB, of which the body may take half."""
-    monkeypatch.setattr("hpcgen.data.download._SPACE_CHECK_BYTES", 1 << 16)
+    monkeypatch.setattr("hpcgen.data.transfer._SPACE_CHECK_BYTES", 1 << 16)
     most = 0
 
     def statvfs(path: object) -> os.statvfs_result:

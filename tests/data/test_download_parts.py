@@ -29,7 +29,7 @@ PROGRAM = textwrap.dedent(
     import sys
     from pathlib import Path
     from hpcgen.data import part
-    from hpcgen.data.download import Wanted, fetched
+    from hpcgen.data.transfer import Wanted, fetched
     from hpcgen.data.http import RetryPolicy, Web
     from hpcgen.files import host_tag, publish
     part.SYNC_INTERVAL = 50_000

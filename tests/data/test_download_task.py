@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from hpcgen.data.download import download
 from hpcgen.data.http import Web
 from hpcgen.data.manifest import Manifest, ManifestFile
 from hpcgen.data.progress import Step
 from hpcgen.data.record import read_record
-from hpcgen.data.task import Context, run_task
-from hpcgen.data.unit import units
+from hpcgen.data.stages import units
+from hpcgen.data.stages.base import Context
+from hpcgen.data.stages.download import DOWNLOAD
+from hpcgen.data.task import run_task
 from hpcgen.errors import HpcgenError
 from tests.data.downloads import LINES, QUICK, TOKEN, corpus_job, manifest_of, names
 from tests.http_server import Server, cut, no_ranges
@@ -99,7 +100,7 @@ def test_download_itself_says_what_could_not_be_written(tmp_path: Path, server: 
     (job.directory / "download").write_text("a file in the way")
     [unit] = units("download", job, manifest_of(server, {"a.jsonl": LINES}))
     with pytest.raises(HpcgenError, match=r"cannot write .*download/a\.jsonl: "):
-        download(unit, job, Context(configuration="c"))
+        DOWNLOAD.make(unit, job, Context(configuration="c"))
 
 
 def test_progress_never_exceeds_the_total(tmp_path: Path, server: Server) -> None:
@@ -109,5 +110,5 @@ def test_progress_never_exceeds_the_total(tmp_path: Path, server: Server) -> Non
     [unit] = units("download", job, manifest)
     steps: list[Step] = []
     with Web(QUICK) as web:
-        record = download(unit, job, Context(configuration="c", advance=steps.append), web)
+        record = DOWNLOAD.make(unit, job, Context(configuration="c", advance=steps.append), web)
     assert sum(step.bytes for step in steps) == len(LINES) == record.outputs[0].size

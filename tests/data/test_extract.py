@@ -12,10 +12,10 @@ import random
 import pytest
 import zstandard
 
-from hpcgen.data.extract import extract
 from hpcgen.data.progress import Step
 from hpcgen.data.record import read_record, record_path
-from hpcgen.data.task import Context
+from hpcgen.data.stages.base import Context
+from hpcgen.data.stages.extract import EXTRACT
 from hpcgen.errors import HpcgenError
 
 from .data_runs import documents, json_lines, one_unit, planned_corpus, published, write_file
@@ -58,7 +58,9 @@ def test_content_and_record(corpus, name, pack, last_newline):
     packed = pack(content)
     job = corpus(name, packed)
     steps: list[Step] = []
-    record = extract(one_unit(job, "extract"), job, Context(configuration="settings", advance=steps.append))
+    record = EXTRACT.make(
+        one_unit(job, "extract"), job, Context(configuration="settings", advance=steps.append)
+    )
 
     output = job.directory / "extract/a.jsonl"
     assert output.read_bytes() == content
@@ -85,7 +87,7 @@ def test_truncated_and_changed_files_are_found(corpus, suffix):
     def extract_from(changed: bytes, sha256: str | None) -> None:
         item.path.write_bytes(changed)
         now = dataclasses.replace(item, size=len(changed), modified_ns=None, sha256=sha256)
-        extract(dataclasses.replace(unit, inputs=(now,)), job, CONTEXT)
+        EXTRACT.make(dataclasses.replace(unit, inputs=(now,)), job, CONTEXT)
 
     for _ in range(200):
         with pytest.raises(HpcgenError, match=r"truncated|empty|damaged"):
@@ -119,7 +121,7 @@ def test_truncated_and_changed_files_are_found(corpus, suffix):
 def test_no_data(corpus, packed, message):
     job = corpus("a.jsonl.zst", packed)
     with pytest.raises(HpcgenError, match=rf"a\.jsonl\.zst.*{message}"):
-        extract(one_unit(job, "extract"), job, CONTEXT)
+        EXTRACT.make(one_unit(job, "extract"), job, CONTEXT)
     assert published(job.directory) == []
 
 
@@ -131,11 +133,11 @@ def test_a_source_that_changed_since_it_was_planned(corpus):
     with pytest.raises(
         HpcgenError, match=r"changed since it was planned: its size is \d+, not \d+; run hpcgen data plan"
     ):
-        extract(unit, job, CONTEXT)
+        EXTRACT.make(unit, job, CONTEXT)
     path.write_bytes(zstandard.compress(CONTENT))
     os.utime(path, ns=(1, 1))
     with pytest.raises(HpcgenError, match=r"its modification time \(ns\) is 1, not"):
-        extract(unit, job, CONTEXT)
+        EXTRACT.make(unit, job, CONTEXT)
     assert published(job.directory) == []
 
 

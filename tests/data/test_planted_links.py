@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from hpcgen.data.progress import progress_path
-from hpcgen.data.settings import configuration
+from hpcgen.data.stages import configuration, units
 from hpcgen.data.task import make_unit, run_task
-from hpcgen.data.unit import units
 from hpcgen.errors import HpcgenError
 from tests.data.data_runs import documents, json_lines
 from tests.data.downloads import corpus_job, manifest_of

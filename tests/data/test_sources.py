@@ -18,8 +18,9 @@ from hpcgen.data.sources import check_source, list_source
 from hpcgen.data.sources.directory import with_hashes
 from hpcgen.data.sources.hub import list_repository
 from hpcgen.data.sources.listing import Listing
+from hpcgen.data.stages import units
 from hpcgen.data.task import run_task
-from hpcgen.data.unit import DataStage, Unit, units
+from hpcgen.data.unit import Unit
 from hpcgen.errors import ConfigErrors, HpcgenError
 from tests.data.downloads import QUICK, TOKEN
 from tests.http_server import COMMIT, REPOSITORY, Handler, Hub, Server, fake_hub, http_server, status
@@ -374,7 +375,7 @@ def test_an_empty_list(tmp_path: Path) -> None:
 # before an array starts
 
 
-def left(corpus: CorpusJob, manifest: Manifest, *stages: DataStage) -> dict[DataStage, list[Unit]]:
+def left(corpus: CorpusJob, manifest: Manifest, *stages: str) -> dict[str, list[Unit]]:
     """The units of these stages that are not done."""
     return {
         stage: [units(stage, corpus, manifest)[index] for index in pending(stage, corpus, manifest).indices]

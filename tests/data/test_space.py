@@ -14,9 +14,8 @@ from hpcgen.config.tokenizer import TokenizerConfig
 from hpcgen.data.manifest import Manifest, ManifestFile
 from hpcgen.data.quota import FreeSpace, quotas
 from hpcgen.data.record import FileIdentity, Record, write_record
-from hpcgen.data.settings import configuration
 from hpcgen.data.space import Need, bounds_text, check_space, check_units, estimates
-from hpcgen.data.unit import units
+from hpcgen.data.stages import configuration, units
 from hpcgen.errors import HpcgenError
 
 TB = 10**12
@@ -95,6 +94,14 @@ def test_plain_files_that_are_joined_need_what_they_have(tmp_path: Path, room: A
         HpcgenError, match=r"concat: will write about 2\.0 TB in 6 files .* \(at least 2\.0 TB\)"
     ):
         check_space("concat", corpus_job(tmp_path), manifest(TB, TB, suffix=".jsonl"))
+
+
+@pytest.mark.parametrize("stage", ["extract", "concat"])
+def test_parquet_may_shrink_to_few_lines(tmp_path: Path, room: Any, stage: str) -> None:
+    """The lines of an encoding of repeated values may be shorter than it, so no size is certain."""
+    room(TB)
+    [warning] = check_space(stage, corpus_job(tmp_path), manifest(*[TB // 2] * 4, suffix=".parquet"))
+    assert "probably will not fit" in warning
 
 
 def test_lines_that_are_mostly_metadata_are_not_refused(tmp_path: Path, room: Any) -> None:

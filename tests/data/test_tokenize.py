@@ -20,8 +20,9 @@ from hpcgen.config.tokenizer import TokenizerConfig
 from hpcgen.data.indexed_dataset import read_counts
 from hpcgen.data.jsonl import LONGEST_LINE
 from hpcgen.data.record import Record
-from hpcgen.data.settings import configuration
-from hpcgen.data.task import Context, make_unit
+from hpcgen.data.stages import configuration
+from hpcgen.data.stages.base import Context
+from hpcgen.data.task import make_unit
 from hpcgen.data.tokenize import make_pairs
 from hpcgen.data.tokenize_files import tokenize_files
 from hpcgen.data.tokenizer import Tokenizer, load_tokenizer

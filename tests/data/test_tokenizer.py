@@ -17,7 +17,7 @@ from tokenizers import models
 
 from hpcgen.config.corpus import CorpusConfig, CorpusJob
 from hpcgen.config.tokenizer import TokenizerConfig, content_sha256, eod_id, gpt2_files, problems, vocab_size
-from hpcgen.data.settings import configuration
+from hpcgen.data.stages import configuration
 from hpcgen.data.tokenizer import _GigatokenEncoder, load_tokenizer, read_definition
 from hpcgen.errors import HpcgenError
 from tests.patience import PATIENCE_S

@@ -6,6 +6,8 @@ import dataclasses
 import hashlib
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,10 +19,10 @@ from hpcgen.data.manifest import Manifest, ManifestFile, manifest_path, read_man
 from hpcgen.data.pair_records import find_records, stale_pairs
 from hpcgen.data.pending import pending
 from hpcgen.data.record import FileIdentity, Record, read_record, record_path, write_record
-from hpcgen.data.settings import configuration, configuration_without_vocabulary
+from hpcgen.data.stages import DATA_STAGES, configuration, units
 from hpcgen.data.status import corpus_status
 from hpcgen.data.task import make_unit, run_task
-from hpcgen.data.unit import bytes_to_read, units, units_of_task
+from hpcgen.data.unit import bytes_to_read, units_of_task
 from hpcgen.data.unit_checker import done_record, done_records
 from hpcgen.errors import HpcgenError
 
@@ -113,10 +115,10 @@ def test_the_content_of_every_kind_of_tokenizer_is_in_the_settings(corpus, tmp_p
         hashes.append(configuration("prepare", dataclasses.replace(corpus, tokenizer=TokenizerConfig(**own))))
     gpt2 = dataclasses.replace(corpus, tokenizer=TokenizerConfig())
     assert hashes[0] == configuration("prepare", gpt2)  # the same two files
-    assert len({*hashes, configuration_without_vocabulary("prepare", gpt2)}) == 3
+    assert len({*hashes, DATA_STAGES["prepare"].earlier_configuration(gpt2)}) == 3
     assert (
-        configuration_without_vocabulary(
-            "prepare", dataclasses.replace(corpus, tokenizer=TokenizerConfig(**own))
+        DATA_STAGES["prepare"].earlier_configuration(
+            dataclasses.replace(corpus, tokenizer=TokenizerConfig(**own))
         )
         is None
     )
@@ -383,3 +385,30 @@ def test_old_and_new_outputs_coexist(corpus):
     before = published(corpus.directory)
     make_units(with_settings(corpus, num_output_files=1), "concat")
     assert set(before) < set(published(corpus.directory))
+
+
+@pytest.mark.process
+def test_units_need_no_package_of_the_extra_data() -> None:
+    code = """
+import sys
+for name in ("msgspec", "numpy", "zstandard", "isal", "tokenizers", "httpx2", "huggingface_hub"):
+    sys.modules[name] = None
+from types import SimpleNamespace
+from hpcgen.config.corpus import CorpusConfig, CorpusJob
+from hpcgen.config.tokenizer import TokenizerConfig
+from hpcgen.data.stages import DATA_STAGES, configuration, units
+job = CorpusJob(corpus=CorpusConfig(directory="/c"), tokenizer=TokenizerConfig(kind="bytes"))
+file = SimpleNamespace(name="a.jsonl.gz", split="corpus", size=1, sha256=None, url="https://a/x", path=None)
+manifest = SimpleNamespace(files=[file], of_split=lambda split: [file])
+for stage in DATA_STAGES:
+    configuration(stage, job)
+    print([unit.name for unit in units(stage, job, manifest)][0])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.split() == [
+        "download/a.jsonl.gz",
+        "extract/a.jsonl",
+        "concat/corpus-00000-of-00001.jsonl",
+        "tokens/corpus-00000-of-00001",
+        "tokens/corpus-00000-of-00001",
+    ], done.stderr

@@ -16,8 +16,7 @@ from hpcgen.data.indexed_dataset import bin_path, idx_path
 from hpcgen.data.manifest import manifest_path, read_manifest
 from hpcgen.data.pair_records import find_records, pairs_without_vocabulary_hash, stale_pairs
 from hpcgen.data.record import Counts, FileIdentity, Record, read_record, write_record
-from hpcgen.data.settings import configuration, configuration_without_vocabulary
-from hpcgen.data.unit import units
+from hpcgen.data.stages import DATA_STAGES, configuration, units
 from hpcgen.data.unit_checker import done_record
 from hpcgen.data.verification import Expected, verify
 from tests.data.data_runs import documents, json_lines, make_units, planned_corpus, swapped_merges, write_file
@@ -203,7 +202,7 @@ def test_records_that_do_not_cover_the_vocabulary_are_proven_by_encoding_again(t
         make_units(made, "prepare")
         job = dataclasses.replace(made, tokenizer=TokenizerConfig())
         prefix = job.directory / "tokens/corpus-00000-of-00001"
-        record, earlier = read_record(prefix), configuration_without_vocabulary("prepare", job)
+        record, earlier = read_record(prefix), DATA_STAGES["prepare"].earlier_configuration(job)
         assert record is not None
         assert earlier is not None
         write_record(dataclasses.replace(record, configuration=earlier), prefix)

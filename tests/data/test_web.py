@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from hpcgen.data import http
-from hpcgen.data.download import Wanted
 from hpcgen.data.http import RetryPolicy, Web, authorization, retry_after_s
+from hpcgen.data.transfer import Wanted
 from hpcgen.errors import HpcgenError
 from tests.data.downloads import CONTENT, LINES, PATH, QUICK, TOKEN, fetch, wanted
 from tests.http_server import Server, http_server, no_ranges, redirect, status

@@ -100,7 +100,7 @@ print(*(module.__file__ for module in (trainer, megatron.core, submitit, hpcgen,
 
 def test_hpcgen_imports_and_finds_its_files(installed: Path, torch_image: Path) -> None:
     code = """
-import hpcgen.data.download, hpcgen.data.extract, hpcgen.data.concat, hpcgen.data.tokenize
+import hpcgen.data.stages, hpcgen.data.transfer, hpcgen.data.tokenize
 import awkward, gigatoken, tokenizers, msgspec, zstandard, pydantic, ruamel.yaml, click, rich
 import importlib.metadata
 from hpcgen.resources import shipped

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcgen.data.unit import DATA_STAGES
+from hpcgen.data.stages import DATA_STAGES
 from hpcgen.slurm.rendering.environment import make_environment
 from hpcgen.slurm.rendering.inventory import template_chain
 from hpcgen.stages import FRAMES, STAGES, Stage
@@ -38,7 +38,7 @@ def test_the_file_of_its_configuration_has_a_variable(stage: Stage) -> None:
 
 
 def test_the_data_stages_are_those_of_the_data_tools() -> None:
-    assert tuple(name for name, stage in STAGES.items() if stage.is_array) == DATA_STAGES
+    assert tuple(name for name, stage in STAGES.items() if stage.is_array) == tuple(DATA_STAGES)
     assert FRAMES == ("base", "data")
 
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 import click
 
 from hpcgen.cli.lazy import LazyGroup
+from hpcgen.stages import STAGES
 
 SECTIONS = {
     "Prepare": {
         "plan": "hpcgen.cli.data.plan",
-        "download": "hpcgen.cli.data.stages",
-        "extract": "hpcgen.cli.data.stages",
-        "concat": "hpcgen.cli.data.stages",
-        "tokenize": "hpcgen.cli.data.tokenize",
-        "prepare": "hpcgen.cli.data.stages",
+        **{name: "hpcgen.cli.data.stages" for name, stage in STAGES.items() if stage.is_array},
+        "tokenize": "hpcgen.cli.data.tokenize",  # also tokenizes files that belong to no corpus
         "sample": "hpcgen.cli.data.sample",
     },
     "Inspect": {

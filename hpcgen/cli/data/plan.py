@@ -16,7 +16,6 @@ from hpcgen.errors import HpcgenError
 if TYPE_CHECKING:
     from hpcgen.config.corpus import CorpusJob
     from hpcgen.data.corpus_plan import CorpusPlan, SplitSummary
-    from hpcgen.data.unit import DataStage
 
 _USUAL_PAIR = 16_000_000_000
 """Bytes of source files for one pair: a few minutes of a task with several cores."""
@@ -157,20 +156,17 @@ def _large_pair_rows(splits: Sequence[SplitSummary]) -> list[tuple[str, str]]:
 
 
 def _space_rows(plan: CorpusPlan, job: CorpusJob) -> list[tuple[str, str]]:
-    """The disk space of both sequences of stages; empty if the tokenizer is not available here."""
+    """The disk space of each route from the source to pairs; empty if the tokenizer is not available here."""
     from hpcgen.data.space import Need, bounds_text, estimates
+    from hpcgen.data.stages import ROUTES
 
     try:
         needs = estimates(job, plan.manifest)
     except HpcgenError:
         return []
     rows = []
-    sequences: tuple[tuple[DataStage, ...], ...] = (
-        ("download", "prepare"),
-        ("download", "extract", "concat", "tokenize"),
-    )
-    for stages in sequences:
-        needed = [stage for stage in stages if needs[stage].most]
+    for route in ROUTES:
+        needed = [stage.name for stage in route if needs[stage.name].most]
         total = sum((needs[stage] for stage in needed), Need())
         rows.append(("space", f"{' + '.join(needed)}: {bounds_text(total)}"))
     return rows

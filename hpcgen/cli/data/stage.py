@@ -17,7 +17,6 @@ from hpcgen.stages import STAGES
 if TYPE_CHECKING:
     from hpcgen.config.corpus import CorpusJob
     from hpcgen.config.run import RunConfig
-    from hpcgen.data.unit import DataStage
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 _MOST_ERRORS_SHOWN = 20
@@ -156,7 +155,7 @@ def _read_run(config: Path, overrides: tuple[str, ...], *, with_source: bool = F
 
 
 def run_stage(
-    stage: DataStage,
+    stage: str,
     config: Path,
     overrides: tuple[str, ...],
     task_id: int,

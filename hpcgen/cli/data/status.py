@@ -20,7 +20,6 @@ from hpcgen.text import counted, duration, size_text
 
 if TYPE_CHECKING:
     from hpcgen.data.status import StageStatus, TaskStatus
-    from hpcgen.data.unit import DataStage
     from hpcgen.planning.array import Array
 
 PAIR_STAGES = tuple(name for name, stage in STAGES.items() if stage.makes_pairs)
@@ -48,10 +47,10 @@ _STAGE = StageChoice(name for name, stage in STAGES.items() if stage.is_array)
 )
 @json_option
 def command(
-    stages: tuple[DataStage, ...],
+    stages: tuple[str, ...],
     config: Path,
     overrides: tuple[str, ...],
-    missing: DataStage | None,
+    missing: str | None,
     num_tasks: int | None,
     as_json: bool,
 ) -> None:
@@ -85,7 +84,7 @@ def command(
 
 
 def _print_missing(
-    stage: DataStage, config: Path, overrides: tuple[str, ...], num_tasks: int | None, as_json: bool
+    stage: str, config: Path, overrides: tuple[str, ...], num_tasks: int | None, as_json: bool
 ) -> None:
     """Prints the unfinished tasks. Exits with 1 if there are none, as grep does, so that && does not submit."""
     from hpcgen.data.manifest import manifest_path, read_manifest
@@ -103,7 +102,7 @@ def _print_missing(
         sys.exit(1)
 
 
-def _array(stage: DataStage, config: Path, overrides: tuple[str, ...], num_tasks: int | None) -> Array:
+def _array(stage: str, config: Path, overrides: tuple[str, ...], num_tasks: int | None) -> Array:
     """The array of a stage as planned by the run file, or with `num_tasks`."""
     from hpcgen.config.loader import load_valid_run
     from hpcgen.planning.array import Array, make_array

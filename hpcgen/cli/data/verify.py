@@ -52,8 +52,8 @@ def command(
     with or without the suffix .bin or .idx, or a directory that `hpcgen data export` wrote. Rows of an export are
     compared with the pairs that they were made from. Exits with status 1 if there are problems.
     """
-    from hpcgen.data.task import cores
     from hpcgen.data.verification import verify
+    from hpcgen.data.workers import cores
 
     if exports := [path for path in prefixes if path.is_dir()]:
         noun, report = "shard", _verify_export(prefixes, exports[0], workers or cores())

@@ -1,6 +1,6 @@
 """Sources of a corpus's files. Each module lists one kind of source; none of them downloads data.
 
-A new kind also needs keys in `hpcgen.config.corpus`. `hpcgen.data.download` supports only http and https.
+A new kind also needs keys in `hpcgen.config.corpus`. `hpcgen.data.transfer` supports only http and https.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hpcgen.errors import HpcgenError
 from hpcgen.text import counted
 
 if TYPE_CHECKING:
-    from hpcgen.data.unit import DataStage, Unit
+    from hpcgen.data.unit import Unit
 
 
 def list_source(job: CorpusJob) -> Listing:
@@ -46,7 +46,7 @@ def list_source(job: CorpusJob) -> Listing:
     raise HpcgenError("data.corpus.source is empty", "set huggingface, url, directory or manifest")
 
 
-def check_source(left: Mapping[DataStage, Sequence[Unit]], job: CorpusJob) -> None:
+def check_source(left: Mapping[str, Sequence[Unit]], job: CorpusJob) -> None:
     """Checks that the source files of the units `left` to make in each stage are available and unchanged.
 
     Called before arrays are submitted, so that a missing source causes one message instead of one per task. Local files
@@ -57,7 +57,7 @@ def check_source(left: Mapping[DataStage, Sequence[Unit]], job: CorpusJob) -> No
         HpcgenError: a file is missing or has changed, access is denied, or the server does not answer.
     """
     for units in left.values():
-        own = [item for unit in units for item in unit.inputs if item.made_by is None and unit.url is None]
+        own = [item for unit in units for item in unit.inputs if item.made_by is None and item.url is None]
         for item in (*own[:1], *own[-1:]):
             item.require()
         changed = [
@@ -71,8 +71,8 @@ def check_source(left: Mapping[DataStage, Sequence[Unit]], job: CorpusJob) -> No
                 f"{changed[0].path}{more} has changed since the corpus was planned",
                 "restore it, or plan again with hpcgen data plan --replan",
             )
-    if downloads := left.get("download"):
+    urls = [item.url for units in left.values() for unit in units for item in unit.inputs if item.url]
+    if urls:
         from hpcgen.data.sources.url import probe
 
-        ends = dict.fromkeys((downloads[0].url, downloads[-1].url))
-        probe([url for url in ends if url], job.corpus.source.token_variable)
+        probe(dict.fromkeys((urls[0], urls[-1])), job.corpus.source.token_variable)

@@ -1,12 +1,10 @@
-"""The download stage: fetches one file of the corpus from its server, complete and with the right hash, or fails."""
+"""The transfer of one file from its server to a part next to its place, over as many requests as necessary."""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
 import functools
-import hashlib
-import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,28 +12,20 @@ from pathlib import Path
 
 import httpx2
 
-from hpcgen.config.corpus import CorpusJob
 from hpcgen.data.first_bytes import WEB_PAGE, unexpected_content
 from hpcgen.data.http import (
     TransientError,
     Web,
-    authorization,
     content_total,
     content_validator,
     range_start,
     redacted,
 )
 from hpcgen.data.part import PartialFile, partial_file
-from hpcgen.data.progress import Step
-from hpcgen.data.record import FileIdentity, Record, publish_unit, write_record
 from hpcgen.data.space import bytes_left
-from hpcgen.data.task import Context
-from hpcgen.data.unit import Unit
 from hpcgen.errors import HpcgenError
 from hpcgen.text import counted, size_text
-from trainer.contract.files.regular_file import open_regular
 
-_BLOCK = 1 << 20
 _MEANINGFUL_BYTES, _MEANINGFUL_SHARE = 16 << 10, 1000
 """Progress that resets the count of attempts: at least this many bytes, and a thousandth of the file."""
 _SPACE_CHECK_BYTES = 256 << 20
@@ -55,46 +45,6 @@ class Wanted:
     sha256: str | None
 
 
-def download(unit: Unit, job: CorpusJob, context: Context, web: Web | None = None) -> Record:
-    """Downloads the file of `unit` and publishes it with its record.
-
-    An existing file with the size and hash of the manifest is kept as it is.
-
-    Raises:
-        HpcgenError: the server denies access, sends other content, or fails too often; or the disk is full.
-    """
-    started = time.monotonic()
-    [item], target = unit.inputs, job.directory / unit.name
-    if unit.url is None or not unit.url.startswith(("https://", "http://")):
-        raise HpcgenError(f"{item.name} has no http or https URL", "run hpcgen data plan again")
-    wanted = Wanted(name=item.name, url=unit.url, size=item.size, sha256=item.sha256)
-
-    def advance(num_bytes: int) -> None:
-        context.advance(Step(bytes=num_bytes))
-
-    def recorded(size: int, sha256: str) -> Record:
-        return Record(
-            stage=unit.stage,
-            configuration=context.configuration,
-            inputs=(FileIdentity(item.name, item.size, sha256, item.modified_ns),),
-            outputs=(FileIdentity(unit.name, size, sha256),),
-            seconds=time.monotonic() - started,
-        )
-
-    try:
-        if (size := _size_when_present(target, wanted, advance)) is not None and wanted.sha256:
-            record = recorded(size, wanted.sha256)
-            write_record(record, target)
-            return record
-        headers = authorization(unit.url, job.corpus.source.token_variable)
-        with fetched(wanted, target, web or _web(), headers, advance) as part:
-            record = recorded(part.size, part.sha256)
-            publish_unit([(part.file, target)], record, target)
-    except OSError as error:
-        raise HpcgenError(f"cannot write {target}: {error.strerror}") from error
-    return record
-
-
 @contextlib.contextmanager
 def fetched(
     wanted: Wanted,
@@ -108,7 +58,7 @@ def fetched(
     Calls `advance` with the number of bytes received, or the negative number of bytes discarded.
 
     Raises:
-        HpcgenError: see `download`.
+        HpcgenError: the server denies access, sends other content, or fails too often; or the file is too large.
         OSError: the disk is full or fails.
     """
     with partial_file(target, wanted.url) as part:
@@ -353,28 +303,8 @@ class _Transfer:
 
 
 @functools.cache
-def _web() -> Web:
+def process_web() -> Web:
     """HTTP client of this process; its threads share connections."""
     web = Web()
     atexit.register(web.close)
     return web
-
-
-def _size_when_present(target: Path, wanted: Wanted, advance: Callable[[int], None]) -> int | None:
-    """Size of the file at `target` if its hash matches, otherwise None. Downloads by other tools are thus accepted."""
-    if wanted.sha256 is None:
-        return None
-    digest, size = hashlib.sha256(), 0
-    try:
-        with open_regular(target, buffering=0) as file:
-            if wanted.size not in (None, os.fstat(file.fileno()).st_size):
-                return None
-            while block := file.read(_BLOCK):
-                digest.update(block)
-                size += len(block)
-    except FileNotFoundError:
-        return None
-    if digest.hexdigest() != wanted.sha256:
-        return None
-    advance(size)
-    return size

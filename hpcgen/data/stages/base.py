@@ -1,0 +1,109 @@
+"""What a data stage is: an object that knows its units, how one is made, and how large its outputs will be."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from hpcgen.config.corpus import CorpusJob
+from hpcgen.data.progress import Step
+from hpcgen.data.record import Record, configuration_hash
+from hpcgen.data.unit import Input, Unit
+from hpcgen.data.workers import cores
+
+if TYPE_CHECKING:
+    from hpcgen.data.manifest import Manifest, ManifestFile
+
+Bounds = tuple[float, float]
+"""Lower and upper bound."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Context:
+    """Arguments of `DataStage.make`, apart from the unit and the job."""
+
+    configuration: str
+    """Configuration hash for the record."""
+    num_cores: Callable[[], int] = lambda: 1
+    """Returns the number of cores that this unit may use now. It grows when other workers have no units left."""
+    advance: Callable[[Step], None] = lambda step: None
+    """Reports progress. Call it regularly, from the thread that runs the unit."""
+
+
+class DataStage(ABC):
+    """A step on a route from the files of a corpus to its pairs. An object has no state.
+
+    `make` imports what needs the extra `data`. Everything else also works without it.
+    """
+
+    name: ClassVar[str]
+    """Name of the stage, of its job and of its command. The docstring of the class is the help of the command."""
+    before: ClassVar[DataStage | None] = None
+    """The stage whose outputs this one reads. None: it reads the source."""
+    folder: ClassVar[str]
+    """Directory of the outputs, relative to the corpus's directory."""
+    modules: ClassVar[tuple[str, ...]] = ()
+    """Modules that `make` imports. A task imports them first, so that a missing package is found before it writes."""
+    makes_pairs: ClassVar[bool] = False
+    """The outputs are the corpus's pairs."""
+    joins_documents: ClassVar[bool] = False
+    """The first stage on its route that assigns documents to pairs. The first documents are checked before its job is
+    submitted."""
+    is_detour: ClassVar[bool] = False
+    """A shorter route has no such outputs, so it needs less space."""
+
+    @abstractmethod
+    def units(self, job: CorpusJob, manifest: Manifest) -> Iterator[Unit]:
+        """Yields all units, in the order of the manifest.
+
+        Raises:
+            HpcgenError: the manifest has no file for a split of the configuration.
+        """
+
+    @abstractmethod
+    def make(self, unit: Unit, job: CorpusJob, context: Context) -> Record:
+        """Makes a unit, and publishes its outputs and its record.
+
+        Raises:
+            HpcgenError: an input cannot be used. Nothing is published.
+            OSError: an output cannot be written. Nothing is published.
+        """
+
+    @abstractmethod
+    def growth(self, file: ManifestFile) -> Bounds:
+        """Bounds of the bytes that the stage writes for each byte of a file of the corpus."""
+
+    @abstractmethod
+    def certain_bytes(self, item: Input) -> int:
+        """Minimum bytes that the stage writes for an input of a unit, regardless of the input's content."""
+
+    def settings(self, job: CorpusJob) -> Mapping[str, Any]:
+        """The settings that determine the bytes of the outputs."""
+        return {}
+
+    def configuration(self, job: CorpusJob) -> str:
+        """Hash of `settings`, for the records."""
+        return configuration_hash(self.settings(job))
+
+    def earlier_configuration(self, job: CorpusJob) -> str | None:
+        """Another hash whose records remain valid, because earlier versions wrote it. None: there is none."""
+        return None
+
+    def num_workers(self, job: CorpusJob) -> int:
+        """Default number of units that a task makes at once."""
+        return cores()
+
+    def output_bounds(self, files: Iterable[tuple[ManifestFile, float]], job: CorpusJob) -> Bounds:
+        """Bounds of the stage's total output in bytes, for the corpus's files and their sizes."""
+        least = most = 0.0
+        for file, size in files:
+            low, high = self.growth(file)
+            least, most = least + size * low, most + size * high
+        return least, most
+
+    @property
+    def route(self) -> tuple[DataStage, ...]:
+        """The stages from the source to this one."""
+        return (*(self.before.route if self.before else ()), self)

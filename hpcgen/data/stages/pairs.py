@@ -1,0 +1,110 @@
+"""What the stages that make pairs, tokenize and prepare, have in common."""
+
+from __future__ import annotations
+
+from abc import ABC
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from hpcgen.config import tokenizer as tokenizers
+from hpcgen.config.corpus import CorpusJob
+from hpcgen.config.tokenizer import TokenizerConfig
+from hpcgen.data.record import Record, TokenizerIdentity, configuration_hash
+from hpcgen.data.stages.base import Bounds, Context, DataStage
+from hpcgen.data.stages.extract import expansion
+from hpcgen.data.unit import Input, Unit
+from hpcgen.errors import HpcgenError
+
+if TYPE_CHECKING:
+    from hpcgen.data.manifest import ManifestFile
+
+_TOKEN_BYTES = {"uint16": (0.35, 0.95), "int32": (0.5, 1.9), "bytes": (1.6, 2.05)}
+"""Bytes of .bin per byte of JSON Lines. Measured with GPT-2's vocabulary: SlimPajama 0.46, source code 0.83. If most of
+a line is metadata, the ratio may be close to 0.
+An id takes 2 bytes if the vocabulary has fewer than 65,500 entries, otherwise 4. The byte tokenizer has one id per
+byte."""
+
+
+class PairStage(DataStage, ABC):
+    """A stage that makes .bin/.idx pairs.
+
+    With k outputs, line n of the only input goes to output n mod k. Each document becomes one sequence that ends
+    with the end-of-document token. A document without tokens becomes a document without a sequence, as in
+    Megatron-LM, or is dropped with `drop_empty`.
+    """
+
+    folder = "tokens"
+    modules = ("hpcgen.data.tokenize",)
+    makes_pairs = True
+
+    def unit(self, inputs: tuple[Input, ...], names: Sequence[str]) -> Unit:
+        """The unit that makes the pairs `names` of `inputs`."""
+        outputs = tuple(f"{self.folder}/{name}" for name in names)
+        return Unit(stage=self.name, inputs=inputs, outputs=outputs, makes_pairs=True)
+
+    def make(self, unit: Unit, job: CorpusJob, context: Context) -> Record:
+        """Makes the pairs of a unit.
+
+        Raises:
+            HpcgenError: an input is damaged or has changed; a line has no readable text and bad documents are not
+                skipped, or too many were skipped; ids differ from those of the library `tokenizers`; an output would
+                be empty.
+            OSError: an output cannot be written. Nothing is published in either case.
+        """
+        from hpcgen.data.tokenize import loaded_tokenizer, make_pairs
+
+        tokenizer = loaded_tokenizer(job.tokenizer)
+        if self.configuration(job) != context.configuration:
+            raise HpcgenError(
+                "the tokenizer's files have changed since the task started", "run the stage again"
+            )
+        return make_pairs(unit, job.corpus, tokenizer, context)
+
+    def settings(self, job: CorpusJob) -> Mapping[str, Any]:
+        """The tokenizer, and how documents are read."""
+        corpus, tokenizer = job.corpus, TokenizerIdentity.of(job.tokenizer)
+        return {
+            "tokenizer": {
+                "kind": tokenizer.kind,
+                "eod": tokenizer.eod_id,
+                "vocab_size": tokenizer.vocab_size,
+                "files": list(tokenizer.files),
+            },
+            "json_key": corpus.json_key,
+            "drop_empty": corpus.drop_empty,
+            "bad_documents": corpus.bad_documents,
+        }
+
+    def earlier_configuration(self, job: CorpusJob) -> str | None:
+        """Hash that earlier versions recorded for the built-in GPT-2 vocabulary, without the vocabulary's content.
+
+        The vocabulary files came from another package then. Records with this hash remain valid, and `hpcgen data
+        verify` encodes documents of their pairs again. Returns None for other tokenizers, whose hashes are unchanged.
+        """
+        tokenizer = job.tokenizer
+        if tokenizer.kind != "gpt2" or tokenizer.vocab_file is not None:
+            return None
+        settings = self.settings(job)
+        return configuration_hash({**settings, "tokenizer": settings["tokenizer"] | {"files": []}})
+
+    def growth(self, file: ManifestFile) -> Bounds:
+        """As JSON Lines; `output_bounds` multiplies by the size of the token ids."""
+        return expansion(file.name)
+
+    def output_bounds(self, files: Iterable[tuple[ManifestFile, float]], job: CorpusJob) -> Bounds:
+        """Bounds of the size of all pairs."""
+        (least, most), (low, high) = (
+            super().output_bounds(files, job),
+            _TOKEN_BYTES[_kind_of_ids(job.tokenizer)],
+        )
+        return least * low, most * high
+
+    def certain_bytes(self, item: Input) -> int:
+        """None: the lines may be almost only metadata."""
+        return 0
+
+
+def _kind_of_ids(tokenizer: TokenizerConfig) -> str:
+    if tokenizer.kind == "bytes":
+        return "bytes"
+    return "uint16" if tokenizers.vocab_size(tokenizer) < 65500 else "int32"
