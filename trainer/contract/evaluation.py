@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Literal
 
@@ -90,7 +90,7 @@ class EvaluationConfig:
     """Weights & Biases team or user. Default: your default entity."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@config_section
 class TextResult:
     """Loss of a model on a tokenized text."""
 
@@ -111,7 +111,7 @@ class TextResult:
     seconds: float
 
 
-@dataclass(frozen=True, kw_only=True)
+@config_section
 class Metric:
     """A metric of a task. lm-eval writes its name and its filter as `acc,none`."""
 
@@ -126,7 +126,7 @@ class Metric:
     higher_is_better: bool | None
 
 
-@dataclass(frozen=True, kw_only=True)
+@config_section
 class TaskResult:
     """Metrics of a task of lm-eval, or of a group of tasks."""
 
@@ -141,7 +141,7 @@ class TaskResult:
     metrics: tuple[Metric, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
+@config_section
 class EvaluationResult:
     """Contents of a result file."""
 
