@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import hashlib
+import json
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -226,6 +228,11 @@ def parse(text: str, name: str) -> Document:
 # script.
 @functools.lru_cache(maxsize=32)
 def _parsed(text: str, name: str) -> Document:
+    if (shipped := _shipped().get(_sha256(text))) is not None:
+        return Document(
+            shipped["values"],
+            {path: f"{name}:{line}" if path else name for path, line in shipped["lines"].items()},
+        )
     walk = _Walk(name, text)
     if walk.root is None:
         return Document({}, {"": name})
@@ -233,6 +240,30 @@ def _parsed(text: str, name: str) -> Document:
     if not isinstance(values, dict):
         raise HpcgenError(f"expected a mapping of keys to values, got {_short(values)}", where=f"{name}:1")
     return Document(values, {**walk.origins, "": name})
+
+
+SHIPPED = Path(__file__).with_name("shipped.json")
+"""hpcgen's own YAML files, parsed when its wheel was built (hatch_build.py). A checkout has no such file."""
+
+
+@functools.cache
+def _shipped() -> dict[str, Any]:
+    """SHA-256 of a text -> its values, and the line of each path."""
+    return cast(dict[str, Any], json.loads(SHIPPED.read_bytes())) if SHIPPED.exists() else {}
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def write_shipped(target: Path, files: Sequence[Path]) -> None:
+    """Writes the documents of files in the form of SHIPPED."""
+    documents = {}
+    for file in files:
+        document = read(file)
+        lines = {path: int(origin.rpartition(":")[2]) for path, origin in document.origins.items() if path}
+        documents[_sha256(read_text(file))] = {"values": document.values, "lines": {"": 0, **lines}}
+    target.write_text(json.dumps(documents))
 
 
 YAML_HINTS = {

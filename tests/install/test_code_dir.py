@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import hashlib
 import json
 import os
 import py_compile
@@ -140,6 +141,9 @@ def test_a_wheel_contains_the_data_files(tmp_path: Path) -> None:
         assert {f"hpcgen/{folder}" for folder in SHIPPED_FOLDERS} <= {
             "/".join(name.split("/")[:2]) for name in content.namelist()
         }
+        parsed = json.loads(content.read("hpcgen/config/shipped.json"))
+        texts = [content.read(name) for name in content.namelist() if name.endswith(".yaml")]
+        assert {hashlib.sha256(text).hexdigest() for text in texts} == set(parsed)
 
 
 def test_it_hides_nothing_of_the_image(installed: Path, torch_image: Path) -> None:
