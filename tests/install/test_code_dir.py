@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import hashlib
+import importlib.metadata
 import json
 import os
 import py_compile
