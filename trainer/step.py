@@ -15,10 +15,10 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
+from trainer.contract.attention.visibility import visible_pairs
 from trainer.contract.config import OptimizerConfig, TrainerConfig
 from trainer.contract.errors import NonFiniteError
 from trainer.contract.model.batch_size import Batch, batch_size_at
-from trainer.contract.model.flops import visible_pairs
 from trainer.contract.wording import rank_list
 from trainer.data.loader import MicroBatch, num_microbatches
 from trainer.faults.spikes import SpikeWatch
@@ -193,7 +193,7 @@ def forward_backward(
 
 def _visible_pairs(boundaries: torch.Tensor | None, config: TrainerConfig) -> float:
     """Pairs of a query and a key of the same document in a microbatch; 0 if its samples are not separated."""
-    return 0.0 if boundaries is None else visible_pairs(boundaries.diff().tolist(), config.model.window_size)
+    return 0.0 if boundaries is None else visible_pairs(config.model, boundaries.diff().tolist())
 
 
 class _Agreed(NamedTuple):

@@ -159,7 +159,7 @@ def complete_latent_attention(layer: Any) -> None:
     from megatron.core.transformer import multi_latent_attention
     from megatron.core.transformer.dot_product_attention import DotProductAttention
 
-    from trainer.model import latent_attention
+    from trainer.model.attention import latent
 
     class Attention(DotProductAttention):
         def __init__(
@@ -172,7 +172,7 @@ def complete_latent_attention(layer: Any) -> None:
     if not isinstance(multi_latent_attention.TELinear, type):
         multi_latent_attention.HAVE_TE = False
     layer.submodules.self_attention.submodules.core_attention = Attention
-    layer.submodules.sharded_state_dict_keys_map = latent_attention.NAMES
+    layer.submodules.sharded_state_dict_keys_map = latent.NAMES
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ from trainer.contract.config import BlendConfig, TrainerConfig
 from trainer.contract.config.resolve import resolve
 from trainer.contract.model.batch_size import Batch
 from trainer.data import documents, loader
-from trainer.model import layers
+from trainer.model.attention import core
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Megatron-Core warns about its own defaults
 
@@ -63,7 +63,7 @@ def test_masks_and_positions_are_those_of_megatron_lm(
         assert len(packed.fields) == 3
     if reset_attention_mask:
         assert packed.boundaries is not None
-        mask = layers._mask(
+        mask = core._mask(
             LENGTH, 0, 1, None, tuple(packed.boundaries.tolist()), torch.float32, torch.device("cpu")
         )
         assert torch.equal(mask[0, 0] == -math.inf, hidden[0])
@@ -73,7 +73,7 @@ def test_masks_and_positions_are_those_of_megatron_lm(
 
 def test_a_window_and_documents_both_hide_keys() -> None:
     boundaries = documents.boundaries(documents.first_tokens(torch.tensor([sample(6, 10)]), EOD))
-    mask = layers._mask(16, 0, 1, 4, tuple(boundaries.tolist()), torch.float32, torch.device("cpu"))
+    mask = core._mask(16, 0, 1, 4, tuple(boundaries.tolist()), torch.float32, torch.device("cpu"))
     visible = [set(numpy.flatnonzero(row == 0).tolist()) for row in mask[0, 0].numpy()]
     assert visible[5] == {2, 3, 4, 5}
     assert visible[7] == {6, 7}

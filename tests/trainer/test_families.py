@@ -15,11 +15,13 @@ from megatron.core.transformer.multi_token_prediction import MTPLossAutoScaler
 from tests.trainer.families import FAMILIES, LENGTH, LLAMA, SCALINGS, VOCAB, megatron_weights
 from tests.trainer.single_rank import ON_CPU, resolved
 from trainer.contract import config as configuration
+from trainer.contract.attention import KINDS
 from trainer.contract.config import ModelConfig, TrainerConfig
 from trainer.contract.config.resolve import resolve_model
 from trainer.contract.errors import TrainerError
 from trainer.contract.model.model_size import parameter_count, parameter_names
 from trainer.model import activation, build, rotary
+from trainer.model.attention import PARTS, parts_of
 from trainer.model.core_config import transformer_config
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Megatron-Core warns about its own defaults
@@ -116,10 +118,14 @@ def test_an_activation_is_the_same_function_on_every_device(
     torch.testing.assert_close(mlp(x)[0], expected, rtol=1e-5, atol=1e-5)
 
 
+def test_the_trainer_builds_each_kind_of_attention() -> None:
+    assert set(PARTS) == set(KINDS)
+
+
 def test_a_model_without_cores_rotary_embedding_is_refused() -> None:
     model = ModelConfig(**LLAMA, rope_scaling=configuration.RopeScaling(rope_type="linear", factor=2.0))
     with pytest.raises(TrainerError, match=r"model.rope_scaling .* which Linear .* does not have"):
-        rotary.scale_frequencies(torch.nn.Linear(1, 1), model)
+        parts_of(model).scale_frequencies(torch.nn.Linear(1, 1), model)
 
 
 def test_a_window_with_transformer_engine_gathers_keys_over_context_parallel_ranks(tmp_path: Path) -> None:

@@ -14,9 +14,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tests.trainer.runs import DEEPSEEK, DEEPSEEK_V3, GPT, LLAMA, MOE, QWEN, finished, gpt_config
 from tests.trainer.single_rank import ON_CPU, resolved
-from trainer.contract.config import TrainerConfig
+from trainer.contract.attention.visibility import visible_pairs
+from trainer.contract.config import ModelConfig, TrainerConfig
 from trainer.contract.model.experts import num_moe_layers
-from trainer.contract.model.flops import flops, visible_pairs
+from trainer.contract.model.flops import flops
 from trainer.model import build
 
 pytestmark = [
@@ -62,7 +63,8 @@ def test_pairs_are_those_below_the_diagonal_of_each_document() -> None:
             seen = sum(min(token + 1, window or 64) for length in lengths for token in range(length))
             full = [length for length in lengths if window is None or length <= window]
             on_the_edge = sum(full) / 2 + sum((window or 0) / 2 for length in lengths if length not in full)
-            assert visible_pairs(lengths, window) == seen - on_the_edge
+            model = ModelConfig(**GPT, window_size=window)
+            assert visible_pairs(model, lengths) == seen - on_the_edge
 
 
 @pytest.mark.process
@@ -90,7 +92,7 @@ def test_a_run_counts_the_attention_within_documents(
     document["data"] |= {"reset_attention_mask": True, "eod_id": 999}
     document["training"] |= {"train_iters": 2}
     shape = resolved(tmp_path, model).model
-    expected = flops(shape, 64, visible_pairs([16] * 4, shape.window_size))
+    expected = flops(shape, 64, visible_pairs(shape, [16] * 4))
     steps = [event for event in finished(document).events if event["event"] == "step"]
     for step in steps:
         found = step["model_tflops_per_device"] * 1e12 * world_size * step["step_time_s"] / step["batch_size"]

@@ -19,7 +19,8 @@ from trainer.contract.errors import TrainerError
 from trainer.data import documents
 from trainer.distributed import groups
 from trainer.distributed.sequence import zigzag_positions
-from trainer.model import custom, layers, packing
+from trainer.model import custom, packing
+from trainer.model.attention import core
 from trainer.model.initialization import initialize_by_name
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Megatron-Core warns about its own defaults
@@ -97,7 +98,7 @@ def test_packed_attention_is_masked_attention(
         torch.randn(LENGTH, 2, heads, 64, generator=generator, dtype=torch.float64, requires_grad=True)
         for heads in (4, 2, 2)
     )
-    mask = layers._mask(LENGTH, 0, 1, None, tuple(boundaries.tolist()), torch.float64, torch.device("cpu"))
+    mask = core._mask(LENGTH, 0, 1, None, tuple(boundaries.tolist()), torch.float64, torch.device("cpu"))
     expected = torch.nn.functional.scaled_dot_product_attention(
         *(x.permute(1, 2, 0, 3) for x in (query, key, value)), attn_mask=mask, enable_gqa=True
     )

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from trainer.checkpoint.megatron_lm_experts import expert_args, expert_section, unsupported_experts
+from trainer.contract.attention.latent import LATENT
 from trainer.contract.config import ModelConfig, RopeScaling
 from trainer.contract.config.resolve import resolve_rope_scaling
-from trainer.contract.model import latent_attention
 from trainer.contract.model.rope_parameters import USE_ROPE_SCALING
 
 MODEL = (
@@ -94,7 +94,7 @@ def model_section(args: Mapping[str, Any]) -> dict[str, Any]:
     unread = "max_position_embeddings" if args["position_embedding_type"] == "rope" else "rotary_base"
     window, is_latent = args.get("window_size"), bool(args.get("multi_latent_attention"))
     # Megatron-LM sets the arguments of latent attention without it too.
-    names = (*MODEL, *latent_attention.KEYS) if is_latent else MODEL
+    names = (*MODEL, *LATENT.keys) if is_latent else MODEL
     ignored = (unread, "kv_channels") if is_latent else (unread,)
     return {
         **{name: args[name] for name in names if name not in ignored and args.get(name) is not None},
@@ -131,7 +131,7 @@ def unsupported_model(args: Mapping[str, Any]) -> Iterator[str]:
 def _latent_attention_args(model: ModelConfig) -> dict[str, Any]:
     """Arguments of latent attention. Megatron-LM cannot scale its rotary embedding in other ways than YaRN."""
     scaling = model.rope_scaling
-    args: dict[str, Any] = {name: getattr(model, name) for name in latent_attention.KEYS}
+    args: dict[str, Any] = {name: getattr(model, name) for name in LATENT.keys}
     if scaling is None or scaling.rope_type != "yarn":
         return args | {"rope_type": "rope", "rotary_scaling_factor": 1.0}
     return args | {

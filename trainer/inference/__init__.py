@@ -6,9 +6,9 @@
     for completion in generate(model, tokenizer, ["Once upon a time"]):
         print(completion.text)
 
-`loading` builds the model and reads its weights, `model` computes logits, `attention` has the key-value cache and
-`latent_attention` that of latents, `batch` is a step of several rows, `sampling` chooses tokens, `ending` finds
-where a text ends, and `generation` is the loop around them.
+`loading` builds the model and reads its weights, `model` computes logits, `cache` has the cache, in which `attention`
+puts keys and values and `latent_attention` latents, `batch` is a step of several rows, `sampling` chooses tokens,
+`ending` finds where a text ends, and `generation` is the loop around them.
 """
 
 from __future__ import annotations

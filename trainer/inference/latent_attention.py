@@ -13,15 +13,39 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from megatron.core.models.gpt import GPTModel
+from megatron.core.transformer.transformer_config import TransformerConfig
 
 from trainer.contract.config import ModelConfig
-from trainer.inference.attention import Cache, Rotary
-from trainer.model.latent_attention import LatentAttention
-from trainer.model.layers import CoreAttention
+from trainer.inference.cache import Cache, Cached, Caching, Rotary
+from trainer.model.attention.core import CoreAttention
+from trainer.model.attention.latent import LatentAttention
 from trainer.model.rotary import attention_factor, inverse_frequencies
 
 
-def rotary(model: ModelConfig, device: torch.device, dtype: torch.dtype) -> Rotary:
+class LatentCaching(Caching):
+    """A cache of latents and rotated keys."""
+
+    layer = LatentAttention
+    can_record = False
+
+    def width(self, core: TransformerConfig, tensor_parallel: int) -> int:
+        """All tensor-parallel ranks have the same latents."""
+        return int(core.kv_lora_rank + core.qk_pos_emb_head_dim)
+
+    def insert(
+        self, chunk: GPTModel, model: ModelConfig, device: torch.device, dtype: torch.dtype
+    ) -> tuple[list[Cached], Rotary | None]:
+        """Replace the attention of each layer."""
+        rotary = _rotary(model, device, dtype)
+        found: list[Cached] = []
+        for layer in chunk.decoder.layers:
+            layer.self_attention = CachedLatentAttention(layer.self_attention, rotary)
+            found.append(layer.self_attention)
+        return found, rotary
+
+
+def _rotary(model: ModelConfig, device: torch.device, dtype: torch.dtype) -> Rotary:
     """Rotary embedding of the channels that are rotated, with Core's angles and factor."""
     scaling = model.rope_scaling
     is_yarn = scaling is not None and scaling.rope_type == "yarn"

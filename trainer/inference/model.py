@@ -8,16 +8,17 @@ import torch
 from megatron.core.models.gpt import GPTModel
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region
-from megatron.core.transformer.attention import SelfAttention
 
 from trainer.contract.config import TrainerConfig
 from trainer.contract.errors import TrainerError
 from trainer.data import documents
-from trainer.inference import latent_attention
-from trainer.inference.attention import Cache, CachedAttention, Rotary, rotate
-from trainer.inference.latent_attention import CachedLatentAttention
-from trainer.model.latent_attention import LatentAttention
-from trainer.model.layers import CoreAttention
+from trainer.inference.attention import UsualCaching
+from trainer.inference.cache import Cache, Cached, Caching, Rotary
+from trainer.inference.latent_attention import LatentCaching
+from trainer.model.attention.core import CoreAttention
+
+CACHING: tuple[Caching, ...] = (UsualCaching(), LatentCaching())
+"""The kinds of attention with a cache."""
 
 MAX_LOGITS = 2**26
 """Maximum number of logits that are computed at once when sequences are scored: 256 MiB in fp32."""
@@ -39,10 +40,14 @@ class Model:
             getattr(type(chunk), name) is getattr(GPTModel, name) for name in ("forward", "_postprocess")
         )
         self._dtype: torch.dtype = chunk.config.params_dtype
-        self._attention: list[CachedAttention | CachedLatentAttention] = []
+        self._attention: list[Cached] = []
         self._rotary: Rotary | None = None
+        self._caching = _caching(chunk) if self._is_plain else None
+        if self._caching is not None:
+            self._attention, self._rotary = self._caching.insert(
+                chunk, config.model, self.device, self._dtype
+            )
         if self._is_plain:
-            self._replace_attention(chunk)
             # Then the model returns hidden states, and only those of the last token need logits.
             self._output_weight = chunk.shared_embedding_or_output_weight() if self._is_tied else None
             chunk.post_process = False
@@ -66,17 +71,17 @@ class Model:
     @property
     def has_cache(self) -> bool:
         """True if each layer has the trainer's attention. Otherwise, each step computes all tokens again."""
-        return bool(self._attention)
+        return self._caching is not None
 
     @property
     def can_record(self) -> bool:
         """True if a step with the cache can be a CUDA graph: with Core's usual layers, without TP and PP."""
         model = self.config.model
         is_own = model.layer_spec is not None or model.model_provider is not None
-        # Experts wait for the numbers of their tokens. Latent attention has not been recorded on a GPU.
-        is_usual = model.num_moe_experts is None and not model.multi_latent_attention
+        # Experts wait for the numbers of their tokens.
+        is_usual = self._caching is not None and self._caching.can_record and model.num_moe_experts is None
         is_alone = self.device.type == "cuda" and self._groups.mp.size() == 1
-        return self.has_cache and is_alone and is_usual and not is_own
+        return is_alone and is_usual and not is_own
 
     def new_cache(self, num_slots: int) -> Cache:
         """An empty cache for sequences of up to `num_slots` tokens."""
@@ -84,12 +89,9 @@ class Model:
 
     def cache_bytes(self, num_rows: int, num_slots: int) -> int:
         """Size of a cache on this rank."""
-        model, core = self.config.model, self.module.config
-        if model.multi_latent_attention:
-            width = core.kv_lora_rank + core.qk_pos_emb_head_dim
-        else:
-            heads = core.num_query_groups // self._groups.tp.size()
-            width = 2 * heads * core.kv_channels
+        if self._caching is None:
+            return 0
+        width = self._caching.width(self.module.config, self._groups.tp.size())
         return num_rows * num_slots * len(self._attention) * width * self._dtype.itemsize
 
     def logits(self, tokens: Sequence[int]) -> torch.Tensor:
@@ -203,29 +205,13 @@ class Model:
     def _stage(self, step: int) -> int:
         return torch.distributed.get_global_rank(self._groups.pp, self._groups.pp.rank() + step)
 
-    def _replace_attention(self, chunk: GPTModel) -> None:
-        """Put the cache between the layers and their attention, if all layers have Core's and the trainer's."""
-        layers = [layer.self_attention for layer in chunk.decoder.layers]
-        kinds = {type(layer) for layer in layers}
-        if kinds not in ({SelfAttention}, {LatentAttention}) or any(
-            type(layer.core_attention) is not CoreAttention for layer in layers
-        ):
-            return
-        if kinds == {LatentAttention}:
-            self._cache_latents(chunk)
-            return
-        if self.config.model.position_embedding_type == "rope":
-            self._rotary = Rotary(chunk.rotary_pos_emb.inv_freq.to(self.device), self._dtype)
-            # Core's layers would compute the cosines and sines again, and count positions from 0 in each step.
-            chunk.position_embedding_type = "none"
-        for layer in layers:
-            layer.core_attention = CachedAttention(layer.core_attention, layer.layer_number)
-            if self._rotary is not None:
-                rotate(layer, self._rotary)
-            self._attention.append(layer.core_attention)
 
-    def _cache_latents(self, chunk: GPTModel) -> None:
-        self._rotary = latent_attention.rotary(self.config.model, self.device, self._dtype)
-        for layer in chunk.decoder.layers:
-            layer.self_attention = CachedLatentAttention(layer.self_attention, self._rotary)
-            self._attention.append(layer.self_attention)
+def _caching(chunk: GPTModel) -> Caching | None:
+    """How `chunk` uses a cache. None unless all of its layers have the trainer's attention of one kind."""
+    layers = [layer.self_attention for layer in chunk.decoder.layers]
+    for caching in CACHING:
+        if layers and all(
+            type(layer) is caching.layer and type(layer.core_attention) is CoreAttention for layer in layers
+        ):
+            return caching
+    return None

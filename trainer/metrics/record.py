@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from trainer.contract.attention.visibility import visible_pairs
 from trainer.contract.config import TrainerConfig, TrainingConfig
 from trainer.contract.files.run_directory import RunDirectory
-from trainer.contract.model.flops import FORMULA, flops, flops_per_sample, visible_pairs
+from trainer.contract.model.flops import FORMULA, flops, flops_per_sample
 from trainer.contract.model.ranks import model_parallel_size
 from trainer.faults.stragglers import Place, Straggler
 from trainer.metrics import experts
@@ -264,7 +265,7 @@ class Window:
     def __init__(self, config: TrainerConfig) -> None:
         self.experts = experts.ExpertLoad(config)
         self._config = config
-        self._one_document = visible_pairs([config.model.seq_length], config.model.window_size)
+        self._one_document = visible_pairs(config.model, [config.model.seq_length])
         self._seconds: list[float] = []
         self._losses: list[float] = []
         self._mtp_losses: list[tuple[float, ...]] = []

@@ -18,7 +18,8 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from trainer.contract.code import code_loading, imports
 from trainer.contract.config import ParallelismConfig, TrainerConfig
-from trainer.model import cuda_graphs, custom, experts, layers, multi_token, rotary
+from trainer.model import cuda_graphs, custom, experts, layers, multi_token
+from trainer.model.attention import parts_of
 from trainer.model.core_config import HALF, transformer_config
 from trainer.model.initialization import initialize_by_name
 from trainer.model.kernels import Kernels
@@ -109,7 +110,8 @@ def _build_chunk(
         vp_stage=vp_stage,
         **mtp,
     )
-    rotary.scale_frequencies(chunk, model)
+    if model.rope_scaling is not None:
+        parts_of(model).scale_frequencies(chunk, model)
     experts.correct_ranks(chunk, etp=groups.expt_tp.size(), tp=groups.tp.size())
     custom.refuse_wrong_parts(chunk, separate_documents=config.data.reset_attention_mask)
     if config.device == "cuda":

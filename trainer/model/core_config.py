@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
+from megatron.core.transformer.transformer_config import TransformerConfig
 
 from trainer.contract.config import ModelConfig, ParallelismConfig, TrainerConfig, TrainingConfig
-from trainer.contract.model import latent_attention
 from trainer.contract.model.experts import MODEL_KEYS, expert_tensor_parallel_size, num_moe_layers
 from trainer.contract.model.pipeline import core_layout
-from trainer.model import experts, rotary
+from trainer.model import experts
 from trainer.model.activation import activation
+from trainer.model.attention import core as core_attention
+from trainer.model.attention import parts_of
 from trainer.model.kernels import Kernels
 
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -21,13 +22,14 @@ HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 def transformer_config(config: TrainerConfig, kernels: Kernels) -> TransformerConfig:
     """Megatron-Core's configuration."""
-    model = config.model
-    return (MLATransformerConfig if model.multi_latent_attention else TransformerConfig)(
+    model, attention = config.model, parts_of(config.model)
+    return attention.config(
         **_shape(model),
-        **(_latent_attention(model) if model.multi_latent_attention else {}),
+        **attention.core_arguments(model, kernels),
+        **core_attention.core_arguments(config, uses_engine=kernels.transformer_engine is not None),
         **(_multi_token(model) if model.mtp_num_layers is not None else {}),
         **(_experts(model, config.parallelism, kernels) if model.num_moe_experts is not None else {}),
-        **_layout(config, kernels),
+        **_layout(config),
         **_precision(config.training),
         **_recomputation(config.training),
         **_kernels(config, kernels),
@@ -52,19 +54,8 @@ def _shape(model: ModelConfig) -> dict[str, Any]:
         "add_bias_linear": model.add_bias_linear,
         "add_qkv_bias": model.add_qkv_bias,
         "qk_layernorm": model.qk_layernorm,
-        # Core counts the keys before the token itself and those after it.
-        "window_size": None if model.window_size is None else (model.window_size - 1, 0),
-        "softmax_scale": rotary.softmax_scale(model),
         "attention_dropout": model.attention_dropout,
         "hidden_dropout": model.hidden_dropout,
-    }
-
-
-def _latent_attention(model: ModelConfig) -> dict[str, Any]:
-    """The arguments that only MLATransformerConfig has."""
-    return {
-        **{key: getattr(model, key) for key in latent_attention.KEYS},
-        **rotary.latent_attention(model),
     }
 
 
@@ -87,7 +78,7 @@ def _experts(model: ModelConfig, layout: ParallelismConfig, kernels: Kernels) ->
     }
 
 
-def _layout(config: TrainerConfig, kernels: Kernels) -> dict[str, Any]:
+def _layout(config: TrainerConfig) -> dict[str, Any]:
     model, layout = config.model, config.parallelism
     interleaved = layout.virtual_pipeline_model_parallel_size is not None
     return {
@@ -96,7 +87,6 @@ def _layout(config: TrainerConfig, kernels: Kernels) -> dict[str, Any]:
         "virtual_pipeline_model_parallel_size": layout.virtual_pipeline_model_parallel_size,
         "pipeline_model_parallel_layout": core_layout(model.num_layers, layout, model.mtp_num_layers),
         "context_parallel_size": layout.context_parallel_size,
-        "cp_comm_type": _cp_comm_type(config) if kernels.transformer_engine is not None else None,
         "hierarchical_context_parallel_sizes": list(layout.hierarchical_context_parallel_sizes or ()) or None,
         "sequence_parallel": layout.sequence_parallel,
         "tp_comm_overlap": layout.tp_comm_overlap,
@@ -107,15 +97,6 @@ def _layout(config: TrainerConfig, kernels: Kernels) -> dict[str, Any]:
         # the memory until then, and gloo does not.
         "deallocate_pipeline_outputs": not interleaved or config.device == "cuda",
     }
-
-
-def _cp_comm_type(config: TrainerConfig) -> str:
-    """How Transformer Engine's context-parallel ranks exchange keys and values.
-
-    Its p2p refuses windows (context_parallel.py, attn_forward_func_with_cp).
-    """
-    default = "p2p" if config.model.window_size is None else "all_gather"
-    return config.parallelism.cp_comm_type or default
 
 
 def _precision(training: TrainingConfig) -> dict[str, Any]:
@@ -152,10 +133,6 @@ def _kernels(config: TrainerConfig, kernels: Kernels) -> dict[str, Any]:
         "bias_activation_fusion": bias_activation_fusion,
         "bias_dropout_fusion": on_gpu,
         "masked_softmax_fusion": False,
-        # Core's fused rope for latent attention is experimental, and only for YaRN.
-        "apply_rope_fusion": has_engine
-        and model.position_embedding_type == "rope"
-        and not model.multi_latent_attention,
         "persist_layer_norm": has_engine,
         "gradient_accumulation_fusion": kernels.weight_gradient is not None,
         "cross_entropy_loss_fusion": on_gpu and _fuses_cross_entropy(training, kernels),

@@ -12,13 +12,13 @@ from collections.abc import Iterator
 import torch
 from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer.moe.router import TopKRouter
-from megatron.core.transformer.multi_latent_attention import MLASelfAttention
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlock, TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from trainer.contract.code import code_loading, imports
 from trainer.contract.errors import TrainerError
+from trainer.model.attention import PARTS
 from trainer.model.experts import Router
 
 
@@ -46,27 +46,10 @@ def refuse_wrong_parts(chunk: torch.nn.Module, *, separate_documents: bool) -> N
                 "auxiliary losses would depend on the layout, and nothing would count the tokens of its experts. Call "
                 "trainer.model.experts.use_router with the spec of the layer, or derive your router from that class"
             )
-        if isinstance(module, MLASelfAttention):
-            _require_complete_latents(name, module)
+        for parts in PARTS.values():
+            parts.refuse_wrong_parts(name, module)
     if separate_documents:
         _require_separated_documents(chunk)
-
-
-def _require_complete_latents(name: str, attention: MLASelfAttention) -> None:
-    """Refuse down-projections that tensor-parallel ranks divide (`trainer.model.latent_attention`)."""
-    core = attention.config
-    widths = {
-        "linear_q_down_proj": core.q_lora_rank,
-        "linear_kv_down_proj": core.kv_lora_rank + core.qk_pos_emb_head_dim,
-    }
-    for part, width in widths.items():
-        projection = getattr(attention, part, None)  # without q_lora_rank, queries have none
-        if projection is not None and projection.weight.shape[0] != width:
-            raise TrainerError(
-                f"{name}.{part} is a {type(projection).__name__} with {projection.weight.shape[0]} of {width} rows on "
-                "each tensor-parallel rank, for which Megatron-Core computes wrong gradients. Keep the projection of "
-                "the layers that the function of model.layer_spec is given, which has all rows on each rank"
-            )
 
 
 def _require_separated_documents(chunk: torch.nn.Module) -> None:

@@ -1,94 +1,23 @@
 """Rotary frequencies with the scaling of model.rope_scaling, equal to those of Hugging Face transformers.
 
 Megatron-Core's rotary embedding has Llama 3.1's scaling with fixed constants, and no YaRN for GPTModel's rope. Here the
-frequencies are computed from the run's configuration and replace those of Core's module.
+frequencies are computed from the run's configuration; the kinds of attention put them in place of Core's
+(`trainer.model.attention`).
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
-from megatron.core.models.gpt import GPTModel
-from megatron.core.transformer.multi_latent_attention import MultiLatentAttention
 
+from trainer.contract.attention import attention_of
 from trainer.contract.config import ModelConfig, RopeScaling
-from trainer.contract.errors import TrainerError
-
-
-def scale_frequencies(chunk: GPTModel, model: ModelConfig) -> None:
-    """Replace the frequencies of `chunk` by those of model.rope_scaling.
-
-    Raises:
-        TrainerError: the chunk is a custom model without Core's rotary embedding.
-    """
-    if model.rope_scaling is None:
-        return
-    if model.multi_latent_attention:
-        _scale_latent_attention(chunk, model)
-        return
-    rotary = getattr(chunk, "rotary_pos_emb", None)
-    if not isinstance(getattr(rotary, "inv_freq", None), torch.Tensor):
-        raise TrainerError(
-            f"model.rope_scaling sets the frequencies of rotary_pos_emb.inv_freq, which {type(chunk).__name__} "
-            f"(model.model_provider = {model.model_provider}) does not have. Remove rope_scaling, and scale the "
-            "frequencies in the model"
-        )
-    rotary.inv_freq = inverse_frequencies(model).to(rotary.inv_freq.device)
-
-
-def _scale_latent_attention(chunk: GPTModel, model: ModelConfig) -> None:
-    """Replace the frequencies in each layer, except those of YaRN, which Core's latent attention computes itself."""
-    assert model.rope_scaling
-    if model.rope_scaling.rope_type == "yarn":
-        return
-    for layer in chunk.modules():
-        if isinstance(layer, MultiLatentAttention):
-            layer.rotary_pos_emb.inv_freq = inverse_frequencies(model).to(
-                layer.rotary_pos_emb.inv_freq.device
-            )
-
-
-def latent_attention(model: ModelConfig) -> dict[str, Any]:
-    """Arguments of Core's MLATransformerConfig for the rotary embedding.
-
-    Core's YaRN multiplies the rotated part of queries and keys by the quotient of transformers' `attention_factor`, and
-    the scores by the square of 0.1 mscale_all_dim log(factor) + 1, as DeepseekV3 in transformers. Without mscale,
-    transformers uses 1 in the numerator and leaves out the denominator.
-    """
-    scaling = model.rope_scaling
-    arguments: dict[str, Any] = {"rotary_base": model.rotary_base, "rotary_scaling_factor": 1.0}
-    if scaling is None or scaling.rope_type != "yarn":
-        return arguments | {"rope_type": "rope"}
-    return arguments | {
-        "rope_type": "yarn",
-        "rotary_scaling_factor": scaling.factor,
-        "original_max_position_embeddings": scaling.original_max_position_embeddings,
-        "beta_fast": scaling.beta_fast,
-        "beta_slow": scaling.beta_slow,
-        "mscale": scaling.mscale or 1.0,
-        "mscale_all_dim": scaling.mscale_all_dim or 0.0,
-    }
-
-
-def softmax_scale(model: ModelConfig) -> float | None:
-    """Factor of the attention scores; None for Core's default, 1 / sqrt(kv_channels).
-
-    YaRN multiplies the rotated queries and keys by `attention_factor`, and so their products by its square. Latent
-    attention only rotates a part of them, and scales it itself.
-    """
-    assert model.kv_channels
-    is_yarn = model.rope_scaling is not None and model.rope_scaling.rope_type == "yarn"
-    if not is_yarn or model.multi_latent_attention:
-        return None
-    assert model.rope_scaling
-    return attention_factor(model.rope_scaling) ** 2 / math.sqrt(model.kv_channels)
 
 
 def inverse_frequencies(model: ModelConfig) -> torch.Tensor:
     """Angle per position of each pair of channels, in fp32. `model` is resolved."""
-    width, scaling = _rotated_width(model), model.rope_scaling
+    width, scaling = attention_of(model).rotated_width(model), model.rope_scaling
     exponents = torch.arange(0, width, 2, dtype=torch.float32) / width
     plain = 1.0 / model.rotary_base**exponents
     if scaling is None:
@@ -97,13 +26,6 @@ def inverse_frequencies(model: ModelConfig) -> torch.Tensor:
         return plain / scaling.factor
     kept = _kept_by_llama3(plain, scaling) if scaling.rope_type == "llama3" else _kept_by_yarn(model, scaling)
     return plain * kept + plain / scaling.factor * (1 - kept)
-
-
-def _rotated_width(model: ModelConfig) -> int:
-    """Number of channels of a head that are rotated."""
-    width = model.qk_pos_emb_head_dim if model.multi_latent_attention else model.kv_channels
-    assert width
-    return width
 
 
 def attention_factor(scaling: RopeScaling) -> float:
@@ -140,7 +62,7 @@ def _kept_by_yarn(model: ModelConfig, scaling: RopeScaling) -> torch.Tensor:
 
     It ends at the channels with beta_fast and beta_slow periods in the original length (arXiv 2309.00071, section 3.2).
     """
-    width = _rotated_width(model)
+    width = attention_of(model).rotated_width(model)
     assert scaling.beta_fast is not None
     assert scaling.beta_slow is not None
     assert scaling.original_max_position_embeddings

@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hpcgen.planning.memory.setup import Setup
-from trainer.contract.model.latent_attention import latent_width, value_width
+from trainer.contract.attention import attention_of
+from trainer.contract.attention.visibility import exchange
 
 
 @dataclass(frozen=True)
@@ -26,31 +27,34 @@ class Part:
 
 
 def attention_part(setup: Setup) -> Part:
-    """The attention with the norm before it."""
-    model, hidden = setup.model, setup.sharded_hidden_bytes
+    """The attention with the norm before it.
+
+    Complete heads are kept before and after their norms and their rotation, and latents before and after their norms.
+    """
+    model, hidden, attention = setup.model, setup.sharded_hidden_bytes, attention_of(setup.model)
     heads_per_device = model.num_attention_heads / setup.layout.tensor_model_parallel_size
     queries, keys_values, output = _widths(setup)
     # inputs of the norm and of the first projection, a one-byte mask for the residual dropout
     kept = 2 * hidden + (setup.sharded(model.hidden_size) if model.hidden_dropout else 0)
     # queries, keys, values and the output, and the logarithm of the sum of each row of scores in fp32
     kept += queries + keys_values + output + 4 * heads_per_device
-    if model.qk_layernorm and not model.multi_latent_attention:  # queries and keys before their norms
+    if model.qk_layernorm and attention.has_complete_heads:  # queries and keys before their norms
         kept += queries + keys_values / 2
+    latents = setup.sharded(setup.value_bytes * attention.latent_width(model))
+    normalized = latents if model.qk_layernorm else 0.0
+    kept += latents + normalized
     recomputed = 0.0
-    if model.multi_latent_attention:
-        latents = setup.sharded(setup.value_bytes * latent_width(model))
-        kept += latents * (2 if model.qk_layernorm else 1)  # and the outputs of their norms
-        if setup.recomputes("mla_up_proj"):
-            recomputed += queries + keys_values + (latents if model.qk_layernorm else 0)
-        if setup.recomputes("layernorm"):
-            recomputed += hidden
+    if setup.recomputes("mla_up_proj") and "mla_up_proj" in attention.recomputable:
+        recomputed += queries + keys_values + normalized
+    if setup.recomputes("layernorm") and "layernorm" in attention.recomputable:
+        recomputed += hidden
     if setup.training.cuda_graph_impl != "none":
         # one mask byte per query and key (transformer_layer.py, get_layer_static_inputs)
         kept += model.seq_length
     gathered = _gathered_bytes(setup)
     if setup.recomputes("core_attn"):
         recomputed += gathered
-        if model.position_embedding_type == "rope" and not model.multi_latent_attention:
+        if model.position_embedding_type == "rope" and attention.has_complete_heads:
             # Its values are a view of the projection's output, which has the queries and keys before their rotation.
             kept += queries + keys_values / 2
     return Part(kept + gathered - recomputed, recomputed, hidden + _working_bytes(setup))
@@ -63,7 +67,7 @@ def _widths(setup: Setup) -> tuple[float, float, float]:
     assert model.num_query_groups
     heads = setup.value_bytes * model.num_attention_heads / layout.tensor_model_parallel_size
     groups = setup.value_bytes * max(1, model.num_query_groups / layout.tensor_model_parallel_size)
-    values = value_width(model)
+    values = attention_of(model).value_width(model)
     return heads * model.kv_channels, groups * (model.kv_channels + values), heads * values
 
 
@@ -71,8 +75,7 @@ def _exchange(setup: Setup) -> str:
     """How context-parallel ranks exchange keys and values."""
     if _gathers(setup):
         return "all_gather"
-    default = "p2p" if setup.model.window_size is None else "all_gather"
-    return setup.parallelism.cp_comm_type or default
+    return exchange(setup.model, setup.parallelism.cp_comm_type)
 
 
 def _gathers(setup: Setup) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hpcgen.planning.memory.setup import Setup
-from trainer.contract.model.latent_attention import down_projections, projections
+from trainer.contract.attention import attention_of
 
 CUBLAS_WORKSPACE_BYTES = 32 * 2**20
 """Workspace of cuBLAS on Hopper and later. Sources: Transformer Engine's cpp_extensions/gemm.py,
@@ -45,7 +45,7 @@ def _weight_shapes(setup: Setup, kinds: set[bool]) -> set[tuple[int, int]]:
     each shape, which is never released (its pytorch/module/base.py, get_dummy_wgrad).
     """
     model, tensor = setup.model, setup.layout.tensor_model_parallel_size
-    shapes = set(_attention_shapes(setup))
+    shapes = {product.shape(tensor) for product in attention_of(model).projections(model)}
     if False in kinds:
         assert model.ffn_hidden_size
         shapes.update(_mlp_shapes(setup, model.ffn_hidden_size // tensor))
@@ -56,16 +56,6 @@ def _weight_shapes(setup: Setup, kinds: set[bool]) -> set[tuple[int, int]]:
         if model.moe_shared_expert_intermediate_size is not None:
             shapes.update(_mlp_shapes(setup, model.moe_shared_expert_intermediate_size // tensor))
     return shapes
-
-
-def _attention_shapes(setup: Setup) -> Iterator[tuple[int, int]]:
-    """Weights [out, in] of the projections on a device."""
-    model, tensor = setup.model, setup.layout.tensor_model_parallel_size
-    *inputs, (width, hidden) = projections(model)
-    complete = down_projections(model)
-    for rows, columns in inputs:
-        yield (columns if (rows, columns) in complete else columns // tensor), rows
-    yield hidden, width // tensor
 
 
 def _mlp_shapes(setup: Setup, width: int) -> Iterator[tuple[int, int]]:

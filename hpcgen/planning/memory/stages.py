@@ -11,6 +11,7 @@ from hpcgen.planning.memory.mlp import mlp_part
 from hpcgen.planning.memory.output import loss_bytes, mtp_bytes, recomputes_mtp
 from hpcgen.planning.memory.parameters import parameter_bytes, table_parameter_count
 from hpcgen.planning.memory.setup import Setup
+from trainer.contract.attention.visibility import hides_tokens
 from trainer.contract.model.experts import moe_layer_pattern
 from trainer.contract.model.layout import Layout
 from trainer.contract.model.model_size import last_layer_has_experts
@@ -255,12 +256,12 @@ def microbatches_in_flight(layout: Layout, stage: int) -> list[tuple[int, tuple[
 
 
 def _mask_bytes(setup: Setup) -> int:
-    """The mask that all layers of torch's kernels share: a value per query and key (trainer/model/layers.py).
+    """The mask that all layers of torch's kernels share: a value per query and key (trainer/model/attention/core.py).
 
     Transformer Engine's kernels know windows and context parallelism without a mask.
     """
-    window, length = setup.model.window_size, setup.model.seq_length
-    has_mask = setup.layout.context_parallel_size > 1 or (window is not None and window < length)
+    length = setup.model.seq_length
+    has_mask = setup.layout.context_parallel_size > 1 or hides_tokens(setup.model)
     if setup.uses_engine or not has_mask:
         return 0
     return setup.value_bytes * length * length // setup.layout.context_parallel_size

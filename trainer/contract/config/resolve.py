@@ -12,6 +12,7 @@ import math
 import operator
 from collections.abc import Iterator
 
+from trainer.contract.attention import attention_of, attention_problems
 from trainer.contract.config import (
     BlendConfig,
     CheckpointConfig,
@@ -26,7 +27,6 @@ from trainer.contract.config import (
 from trainer.contract.config.unused_keys import Mistake
 from trainer.contract.model.batch_size import steps_within
 from trainer.contract.model.experts import default_width, expert_checks, expert_tensor_parallel_size
-from trainer.contract.model.latent_attention import latent_attention_problems, resolve_latent_attention
 from trainer.contract.wording import counted
 
 WARMUP_TOKENS = 375_000_000
@@ -74,19 +74,16 @@ def shown_value(model: ModelConfig, key: str) -> str:
 
 def resolve_model(model: ModelConfig) -> ModelConfig:
     """`model` without nulls, except where null means none and where `vocab_size` is null."""
-    if model.multi_latent_attention:
-        model = resolve_latent_attention(model)
+    model = attention_of(model).resolve(model)
     ffn_hidden_size = model.ffn_hidden_size or 4 * model.hidden_size
     return dataclasses.replace(
         model,
         ffn_hidden_size=ffn_hidden_size,
         num_query_groups=model.num_query_groups or model.num_attention_heads,
-        kv_channels=model.kv_channels or max(1, model.hidden_size // model.num_attention_heads),
         max_position_embeddings=model.max_position_embeddings or model.seq_length,
         init_method_std=model.init_method_std or default_init_method_std(model.hidden_size),
         padded_vocab_size=model.padded_vocab_size or (model.vocab_size and pad_vocab_size(model.vocab_size)),
         activation_func=model.activation_func or (None if model.swiglu else "gelu_tanh"),
-        add_qkv_bias=model.add_bias_linear if model.add_qkv_bias is None else model.add_qkv_bias,
         rope_scaling=model.rope_scaling and resolve_rope_scaling(model.rope_scaling),
         moe_ffn_hidden_size=default_width(model, ffn_hidden_size),
         moe_layer_freq=None if all(model.moe_layer_freq or ()) else model.moe_layer_freq,
@@ -113,9 +110,8 @@ def model_problems(model: ModelConfig) -> Iterator[Mistake]:
 def model_checks(model: ModelConfig) -> Iterator[Iterator[Mistake]]:
     """The checks of `model_problems`. They are independent of each other."""
     yield _activation_problems(model)
-    yield _bias_problems(model)
     yield from expert_checks(model)
-    yield latent_attention_problems(model)
+    yield attention_problems(model)
     if model.mtp_num_layers is not None:
         yield _multi_token_problems(model)
     if model.rope_scaling is not None:
@@ -127,13 +123,6 @@ def _activation_problems(model: ModelConfig) -> Iterator[Mistake]:
     if model.swiglu and model.activation_func is not None:
         reason = "has no effect, because swiglu = true uses SiLU"
         yield "activation_func", reason, "set swiglu to false or remove it"
-
-
-def _bias_problems(model: ModelConfig) -> Iterator[Mistake]:
-    """megatron/core/transformer/attention.py, SelfAttention: bias = add_bias_linear or add_qkv_bias."""
-    if model.add_bias_linear and model.add_qkv_bias is False and not model.multi_latent_attention:
-        reason = "contradicts add_bias_linear = true, which includes this bias"
-        yield "add_qkv_bias", reason, "set add_bias_linear to false or remove add_qkv_bias"
 
 
 def _multi_token_problems(model: ModelConfig) -> Iterator[Mistake]:

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from trainer.contract.attention import SWITCHES
 from trainer.contract.config import ModelConfig
 from trainer.contract.model.experts import moe_layer_pattern
 from trainer.contract.wording import one_of
@@ -107,7 +108,7 @@ class Misfit:
     @property
     def is_of_another_kind(self) -> bool:
         """True if the family has no experts, or other attention, where the model has."""
-        return self.key in ("num_moe_experts", "multi_latent_attention")
+        return self.key in ("num_moe_experts", *SWITCHES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,7 +169,7 @@ class Family(ABC):
         """The keys of a resolved `model` that the family cannot express."""
         usual: dict[str, tuple[Any, ...]] = {
             **dict.fromkeys(("layer_spec", "model_provider", "mtp_num_layers", "num_moe_experts"), (None,)),
-            "multi_latent_attention": (False,),
+            **dict.fromkeys(SWITCHES, (False,)),
         }
         return [
             Misfit(key, getattr(model, key), allowed)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
+from trainer.contract.attention import attention_of
+from trainer.contract.attention.visibility import visible_pairs
 from trainer.contract.config import ModelConfig, TrainerConfig
 from trainer.contract.model.experts import moe_layer_pattern
-from trainer.contract.model.latent_attention import projections, value_width
 
 FORMULA = (
     "megatron-lm: 3 x forward matrix products, causal attention halved, only keys in the window and the document, with "
@@ -22,7 +21,7 @@ def flops_per_iteration(config: TrainerConfig) -> float:
 def flops_per_sample(config: TrainerConfig) -> float:
     """Model FLOPs of training on one sequence, as if it were one document. `config` is resolved."""
     model = config.model
-    return flops(model, model.seq_length, visible_pairs([model.seq_length], model.window_size))
+    return flops(model, model.seq_length, visible_pairs(model, [model.seq_length]))
 
 
 def flops(model: ModelConfig, tokens: int, pairs: float) -> float:
@@ -36,17 +35,16 @@ def flops(model: ModelConfig, tokens: int, pairs: float) -> float:
     to the hidden size, and logits of its own.
     """
     h, mtp_layers = model.hidden_size, model.mtp_num_layers or 0
-    assert model.kv_channels
     assert model.padded_vocab_size
-    scores_and_values = model.num_attention_heads * (model.kv_channels + value_width(model))
+    attention = attention_of(model)
     matrices = 3 if model.swiglu else 2
-    products = sum(rows * columns for rows, columns in projections(model))
+    products = sum(projection.weights for projection in attention.projections(model))
     pattern = moe_layer_pattern(model)
     layers = (*pattern, *pattern[-1:] * mtp_layers)
     mlps = sum(_mlp_width(model, has_experts) for has_experts in layers)
     logits = (1 + mtp_layers) * h * model.padded_vocab_size
     per_token = len(layers) * products + matrices * h * mlps + mtp_layers * 2 * h * h + logits
-    return 3.0 * 2 * (per_token * tokens + len(layers) * scores_and_values * pairs)
+    return 3.0 * 2 * (per_token * tokens + len(layers) * attention.score_width(model) * pairs)
 
 
 def _mlp_width(model: ModelConfig, has_experts: bool) -> int:
@@ -56,15 +54,3 @@ def _mlp_width(model: ModelConfig, has_experts: bool) -> int:
         return model.ffn_hidden_size
     experts = model.moe_router_topk * (model.moe_ffn_hidden_size or 0)
     return experts + (model.moe_shared_expert_intermediate_size or 0)
-
-
-def visible_pairs(documents: Iterable[int], window_size: int | None) -> float:
-    """Pairs of a query and a visible key in causal attention within `documents`, which are lengths.
-
-    l^2 / 2 for a document of l tokens, and w x l - w^2 / 2 in a window of w < l.
-    """
-    pairs = 0.0
-    for length in documents:
-        window = min(window_size or length, length)
-        pairs += window * (length - window / 2)
-    return pairs

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from trainer.contract.attention import attention_of
 from trainer.contract.config import ModelConfig
 from trainer.contract.model.experts import moe_layer_pattern, num_moe_layers
-from trainer.contract.model.latent_attention import down_projections, latent_width, projections
 
 CHECKPOINT_BYTES_PER_PARAMETER = {"bf16": 14, "fp16": 14, "fp32": 16}
 """Weights (2 or 4 bytes), and the optimizer's fp32 copy and two moments (4 bytes each)."""
@@ -56,11 +56,8 @@ def mtp_parameter_count(model: ModelConfig) -> int:
 
 def layer_parameter_count(model: ModelConfig, *, has_experts: bool = False) -> int:
     """Number of parameters in one transformer layer of the resolved `model`, without its routed experts."""
-    assert model.kv_channels
-    products = projections(model)
-    attention = sum(rows * columns for rows, columns in products)
-    attention += model.hidden_size if model.add_bias_linear else 0
-    attention += products[0][1] if model.add_qkv_bias else 0
+    products = attention_of(model).projections(model)
+    attention = sum(product.weights + (product.outputs if product.has_bias else 0) for product in products)
     norms = _layer_norms_parameter_count(model)
     if not has_experts:
         assert model.ffn_hidden_size
@@ -73,11 +70,12 @@ def layer_parameter_count(model: ModelConfig, *, has_experts: bool = False) -> i
 def replicated_parameter_count(model: ModelConfig, *, has_experts: bool = False) -> int:
     """Number of those parameters of a layer that each tensor-parallel rank has complete.
 
-    These are norms, biases of the products that end the attention and the MLP, routers, and the down-projections of
-    latent attention.
+    These are norms, biases of the products that end the attention and the MLP, routers, and projections that tensor
+    parallelism does not divide.
     """
     count = _layer_norms_parameter_count(model)
-    count += sum(rows * columns for rows, columns in down_projections(model))
+    products = attention_of(model).projections(model)
+    count += sum(product.weights for product in products if product.divided == "none")
     count += _router_parameter_count(model) if has_experts else 0
     mlps = 0 if has_experts and model.moe_shared_expert_intermediate_size is None else 1
     return count + (model.hidden_size * (1 + mlps) if model.add_bias_linear else 0)
@@ -96,12 +94,8 @@ def expert_parameter_count(model: ModelConfig) -> int:
 
 
 def _layer_norms_parameter_count(model: ModelConfig) -> int:
-    count = 2 * norm_parameter_count(model)
-    if model.qk_layernorm:
-        assert model.kv_channels
-        normalized = latent_width(model) if model.multi_latent_attention else 2 * model.kv_channels
-        count += normalized * len(_norm_parameters(model))
-    return count
+    widths = (*attention_of(model).norms(model).values(), model.hidden_size, model.hidden_size)
+    return sum(widths) * len(_norm_parameters(model))
 
 
 def _router_parameter_count(model: ModelConfig) -> int:
@@ -186,23 +180,23 @@ def _attention_modules(
     model: ModelConfig,
 ) -> tuple[dict[str, tuple[str, ...]], list[tuple[str, str, tuple[str, ...]]]]:
     """Modules of attention and its norm, and those that Transformer Engine fuses: product, norm, biases."""
-    norm = _norm_parameters(model)
-    prefix, biases = "self_attention.", ("bias",) if model.add_bias_linear else ()
-    modules: dict[str, tuple[str, ...]] = {f"{prefix}linear_proj": ("weight", *biases)}
-    if not model.multi_latent_attention:
-        if model.qk_layernorm:
-            modules |= {f"{prefix}{name}_layernorm": norm for name in "qk"}
-        return modules, [(f"{prefix}linear_qkv", "input_layernorm", ("bias",) if model.add_qkv_bias else ())]
-    modules["input_layernorm"] = norm
-    latents = ("kv",) if model.q_lora_rank is None else ("q", "kv")
-    if model.q_lora_rank is None:
-        modules[f"{prefix}linear_q_proj"] = ("weight",)
-    modules |= {f"{prefix}linear_{name}_down_proj": ("weight",) for name in latents}
-    if model.qk_layernorm:
-        return modules, [
-            (f"{prefix}linear_{name}_up_proj", f"{prefix}{name}_layernorm", ()) for name in latents
-        ]
-    return modules | {f"{prefix}linear_{name}_up_proj": ("weight",) for name in latents}, []
+    attention, norm = attention_of(model), _norm_parameters(model)
+    modules: dict[str, tuple[str, ...]] = {}
+    fused: list[tuple[str, str, tuple[str, ...]]] = []
+    norms = {"input_layernorm", *attention.norms(model)}
+    for product in attention.projections(model):
+        biases = ("bias",) if product.has_bias else ()
+        if product.norm is None:
+            modules[f"self_attention.{product.name}"] = ("weight", *biases)
+        else:
+            fused.append((f"self_attention.{product.name}", _in_layer(product.norm), biases))
+            norms.discard(product.norm)
+    return modules | {_in_layer(name): norm for name in sorted(norms)}, fused
+
+
+def _in_layer(norm: str) -> str:
+    """Name of a norm of the attention in its layer. The norm before the attention is not a part of it."""
+    return norm if norm == "input_layernorm" else f"self_attention.{norm}"
 
 
 def _expert_modules(model: ModelConfig, *, is_grouped: bool) -> dict[str, tuple[str, ...]]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from trainer.contract.model.latent_attention import value_width
+from trainer.contract.attention import attention_of
+from trainer.contract.attention.visibility import exchanges, limiting_key
 from trainer.contract.rules.facts import Facts, Rule, Violation, divisors, unread
 from trainer.contract.rules.parallelism import CP
 
@@ -24,7 +25,7 @@ def exchange_needs_context_parallel(facts: Facts) -> Iterator[Violation]:
 
 
 def exchange_fits_kernels(facts: Facts) -> Iterator[Violation]:
-    """torch's kernels gather keys and values (trainer/model/layers.py, CoreAttention)."""
+    """torch's kernels gather keys and values (trainer/model/attention/core.py)."""
     if facts.parallelism.cp_comm_type not in (None, "all_gather") and facts.engine_problem:
         yield Violation(
             path=KIND,
@@ -46,11 +47,11 @@ def exchange_fits_attention(facts: Facts) -> Iterator[Violation]:
             reason="does not support data.reset_attention_mask = true",
             candidates=[None, "all_gather"],
         )
-    elif facts.model.window_size is not None and kind in ("p2p", "a2a+p2p"):
+    elif kind is not None and kind not in exchanges(facts.model):
         yield Violation(
             path=KIND,
-            reason="does not support model.window_size",
-            candidates=[None, "all_gather", "a2a"],
+            reason=f"does not support model.{limiting_key(facts.model)}",
+            candidates=[None, *exchanges(facts.model)],
         )
 
 
@@ -67,7 +68,8 @@ def heads_fit_kernels(facts: Facts) -> Iterator[Violation]:
         or facts.data.reset_attention_mask
     ):
         return
-    for name, width in (("queries and keys", model.kv_channels or 0), ("values", value_width(model))):
+    values = attention_of(model).value_width(model)
+    for name, width in (("queries and keys", model.kv_channels or 0), ("values", values)):
         if width % 8:
             yield Violation(
                 path=CP,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from trainer.contract.attention import attention_of
 from trainer.contract.rules.facts import Facts, Rule, Violation
 
 KEY = "training.cuda_graph_impl"
@@ -75,11 +76,12 @@ def cuda_graphs_in_pipelines_need_constant_batch(facts: Facts) -> Iterator[Viola
 
 
 def cuda_graphs_need_tested_layers(facts: Facts) -> Iterator[Violation]:
-    """No graphs of MLA and MTP (hpcgen's rule: their losses were not compared with those without graphs)."""
+    """No graphs of some attention and of MTP (hpcgen's rule: their losses were not compared with those without)."""
     if facts.training.cuda_graph_impl == "none":
         return
+    attention = attention_of(facts.model)
     for key, is_used in (
-        ("multi_latent_attention", facts.model.multi_latent_attention),
+        (attention.key, not attention.has_cuda_graphs),
         ("mtp_num_layers", facts.model.mtp_num_layers is not None),
     ):
         if is_used:

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trainer.contract.model.latent_attention import value_width
+from trainer.contract.attention import attention_of
+from trainer.contract.attention.latent import LATENT
+from trainer.contract.attention.visibility import limiting_key
 from trainer.contract.rules.facts import Facts, Rule, Violation, divisors
 from trainer.contract.rules.parallelism import CP
 
-WHAT = "model.multi_latent_attention = true"
+KEY = f"model.{LATENT.key}"
+WHAT = f"{KEY} = true"
+
+
+def _is_latent(facts: Facts) -> bool:
+    return attention_of(facts.model) is LATENT
 
 
 def latent_attention_needs_sequence_parallel(facts: Facts) -> Iterator[Violation]:
@@ -20,10 +27,10 @@ def latent_attention_needs_sequence_parallel(facts: Facts) -> Iterator[Violation
     """
     axes = facts.parallelism
     size = axes.tensor_model_parallel_size
-    if facts.model.multi_latent_attention and size > 1 and not axes.sequence_parallel:
+    if _is_latent(facts) and size > 1 and not axes.sequence_parallel:
         yield Violation(
             path="parallelism.sequence_parallel",
-            reason=f"must be true for model.multi_latent_attention with TP = {size}, because Megatron-Core leaves out "
+            reason=f"must be true for {KEY} with TP = {size}, because Megatron-Core leaves out "
             "gradients otherwise",
             candidates=[True],
         )
@@ -35,7 +42,7 @@ def latent_attention_has_no_communication_overlap(facts: Facts) -> Iterator[Viol
     Source: megatron/core/extensions/transformer_engine.py, TELinear, which disables the overlap because Transformer
     Engine has no buffers for the projections of MLA.
     """
-    if facts.model.multi_latent_attention and facts.parallelism.tp_comm_overlap:
+    if _is_latent(facts) and facts.parallelism.tp_comm_overlap:
         yield Violation(
             path="parallelism.tp_comm_overlap",
             reason=f"has no effect with {WHAT}",
@@ -50,7 +57,7 @@ def yarn_of_latent_attention_divides_context(facts: Facts) -> Iterator[Violation
     rotations of the original sequence over the context-parallel ranks.
     """
     scaling, size = facts.model.rope_scaling, facts.parallelism.context_parallel_size
-    if not facts.model.multi_latent_attention or scaling is None or scaling.rope_type != "yarn" or size == 1:
+    if not _is_latent(facts) or scaling is None or scaling.rope_type != "yarn" or size == 1:
         return
     length = scaling.original_max_position_embeddings
     if length is not None and length % (2 * size):
@@ -63,16 +70,15 @@ def yarn_of_latent_attention_divides_context(facts: Facts) -> Iterator[Violation
 
 
 def windows_of_latent_attention_are_on_one_rank(facts: Facts) -> Iterator[Violation]:
-    """No window_size with MLA and CP > 1 on GPUs.
+    """No windows with MLA and CP > 1 on GPUs.
 
     Source: Transformer Engine, context_parallel.py, attn_forward_func_with_cp: windows need all_gather, which does not
     support values of another width than keys.
     """
-    model, size = facts.model, facts.parallelism.context_parallel_size
-    has_window = model.multi_latent_attention and model.window_size is not None
-    if has_window and size > 1 and not facts.engine_problem:
+    key, size = limiting_key(facts.model), facts.parallelism.context_parallel_size
+    if _is_latent(facts) and key is not None and size > 1 and not facts.engine_problem:
         yield Violation(
-            path="model.window_size",
+            path=f"model.{key}",
             reason=f"is not supported by Transformer Engine with {WHAT} and "
             f"parallelism.context_parallel_size = {size}",
             candidates=[None],
@@ -88,9 +94,9 @@ def latent_attention_exchanges_around_a_ring(facts: Facts) -> Iterator[Violation
     """
     model, kind = facts.resolved_model, facts.parallelism.cp_comm_type
     if (
-        model.multi_latent_attention
+        _is_latent(facts)
         and kind in ("all_gather", "a2a")
-        and value_width(model) != model.kv_channels
+        and LATENT.value_width(model) != model.kv_channels
         and not facts.engine_problem
         and not facts.data.reset_attention_mask
     ):

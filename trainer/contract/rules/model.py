@@ -8,20 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from trainer.contract.attention import attention_of
 from trainer.contract.code.imports import IMPORT_PATH
 from trainer.contract.config.resolve import model_checks, pad_vocab_size
 from trainer.contract.rules.facts import Facts, Rule, Violation, divisors, unread
 
 
 def heads_divide_hidden_size(facts: Facts) -> Iterator[Violation]:
-    """hidden_size % num_attention_heads == 0 unless kv_channels is set, or follows from the keys of MLA.
+    """hidden_size % num_attention_heads == 0 unless kv_channels is set, or the heads have widths of their own.
 
     Source: megatron/training/arguments.py, validate_args.
     """
     model = facts.model
     if (
         model.kv_channels is None
-        and not model.multi_latent_attention
+        and attention_of(model).has_complete_heads
         and model.hidden_size % model.num_attention_heads
     ):
         yield Violation(
@@ -50,14 +51,15 @@ def query_groups_divide_heads(facts: Facts) -> Iterator[Violation]:
 
 
 def rotary_head_width_is_even(facts: Facts) -> Iterator[Violation]:
-    """kv_channels % 2 == 0 with rope. MLA only rotates qk_pos_emb_head_dim channels, which `keys_fit_together` checks.
+    """kv_channels % 2 == 0 with rope, if it rotates complete heads. `keys_fit_together` checks other widths.
 
     Source: megatron/core/models/common/embeddings/rope_utils.py, _rotate_half.
     """
     model = facts.model
     width = facts.resolved_model.kv_channels
     assert width is not None
-    if model.position_embedding_type != "rope" or model.multi_latent_attention or width % 2 == 0:
+    is_rotated = model.position_embedding_type == "rope" and attention_of(model).has_complete_heads
+    if not is_rotated or width % 2 == 0:
         return
     if model.kv_channels is not None:
         yield Violation(
@@ -117,11 +119,11 @@ def keys_fit_together(facts: Facts) -> Iterator[Violation]:
 def yarn_uses_its_scales(facts: Facts) -> Iterator[Violation]:
     """mscale and mscale_all_dim are both above 0, without attention_factor (hpcgen's rule).
 
-    Otherwise they have no effect, as in transformers (modeling_rope_utils.py, _compute_yarn_parameters). The check of
-    MLA is in trainer/contract/model/latent_attention.py.
+    Otherwise they have no effect, as in transformers (modeling_rope_utils.py, _compute_yarn_parameters). Other
+    scales, of heads that are rotated in part, are checked in trainer/contract/attention.
     """
     scaling = facts.model.rope_scaling
-    if scaling is None or scaling.rope_type != "yarn" or facts.model.multi_latent_attention:
+    if scaling is None or scaling.rope_type != "yarn" or not attention_of(facts.model).has_complete_heads:
         return
     scales = {"mscale": scaling.mscale, "mscale_all_dim": scaling.mscale_all_dim}
     given = next((key for key, value in scales.items() if value is not None), None)

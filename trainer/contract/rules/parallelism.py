@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from trainer.contract.attention import attention_of
 from trainer.contract.model.pipeline import split_problems, uneven_keys
 from trainer.contract.model.ranks import model_parallel_size
 from trainer.contract.rules.facts import Facts, Rule, Violation, divisors, multiples
@@ -40,15 +41,15 @@ def tensor_parallel_fits_query_groups(facts: Facts) -> Iterator[Violation]:
 def tensor_parallel_divides_projection(facts: Facts) -> Iterator[Violation]:
     """(num_attention_heads + 2 x num_query_groups) x kv_channels % TP == 0 (tensor_parallel/layers.py, `divide`).
 
-    It only fails if TP > num_query_groups (megatron/core/transformer/attention.py, SelfAttention: linear_qkv). MLA has
-    other projections.
+    It only fails if TP > num_query_groups (megatron/core/transformer/attention.py, SelfAttention: linear_qkv). Latent
+    attention divides heads only.
     """
     model, size = facts.resolved_model, facts.parallelism.tensor_model_parallel_size
     heads, groups, width = model.num_attention_heads, model.num_query_groups, model.kv_channels
     assert groups is not None
     assert width is not None
     rows = (heads + 2 * groups) * width
-    if not model.multi_latent_attention and rows % size:
+    if attention_of(model).has_complete_heads and rows % size:
         yield Violation(
             path=TP,
             reason="does not divide (model.num_attention_heads + 2 x model.num_query_groups) x model.kv_channels = "

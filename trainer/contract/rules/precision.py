@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trainer.contract.config import ModelConfig
+from trainer.contract.attention import attention_of
 from trainer.contract.model.experts import expert_tensor_parallel_size
-from trainer.contract.model.latent_attention import value_width
 from trainer.contract.rules.facts import Facts, Rule, Violation, multiples, unread
 
 FP8_MULTIPLE = 16
@@ -87,7 +86,7 @@ def fp8_needs_half_precision(facts: Facts) -> Iterator[Violation]:
 def fp8_fits_widths(facts: Facts) -> Iterator[Violation]:
     """Widths of each rank's matrices % 16 == 0, and its tokens (sources: FP8_MULTIPLE and FP8_SHARED_TOKENS).
 
-    The down-projections of MLA do not gather tokens.
+    Projections that tensor parallelism does not divide do not gather tokens.
     """
     if facts.training.fp8 is None:
         return
@@ -106,7 +105,8 @@ def fp8_fits_widths(facts: Facts) -> Iterator[Violation]:
     tensor = axes.tensor_model_parallel_size
     shares = axes.context_parallel_size * (tensor if axes.sequence_parallel else 1)
     tokens = facts.training.micro_batch_size * model.seq_length // shares
-    is_gathered = axes.sequence_parallel and not model.multi_latent_attention
+    products = attention_of(model).projections(model)
+    is_gathered = axes.sequence_parallel and all(product.divided != "none" for product in products)
     unit = FP8_SHARED_TOKENS if is_gathered else FP8_MULTIPLE
     if tokens % unit:
         yield Violation(
@@ -128,30 +128,14 @@ def _matrix_widths(facts: Facts) -> Iterator[tuple[str, int, str, int]]:
     yield "hidden_size", model.hidden_size, "", 1
     if facts.has_dense_layers:
         yield "ffn_hidden_size", model.ffn_hidden_size // tensor, over_tensor, tensor
-    heads = model.num_attention_heads // tensor
-    of_head = "v_head_dim" if model.multi_latent_attention else "kv_channels"
-    yield of_head, value_width(model) * heads, f" x num_attention_heads{over_tensor}", 1
-    if model.multi_latent_attention:
-        yield from _latent_widths(model, heads, over_tensor)
+    for found in attention_of(model).matrix_widths(model, tensor):
+        yield found.key, found.width, found.how, 1
     if model.moe_ffn_hidden_size is not None:
         width = model.moe_ffn_hidden_size // of_expert
         yield "moe_ffn_hidden_size", width, f" over ETP = {of_expert}", of_expert
     if model.moe_shared_expert_intermediate_size is not None:
         width = model.moe_shared_expert_intermediate_size // tensor
         yield "moe_shared_expert_intermediate_size", width, over_tensor, tensor
-
-
-def _latent_widths(model: ModelConfig, heads: int, over_tensor: str) -> Iterator[tuple[str, int, str, int]]:
-    """Other widths of MLA, as in `_matrix_widths`. Those of its queries are multiples if all of these are."""
-    assert model.kv_lora_rank
-    assert model.qk_head_dim
-    assert model.qk_pos_emb_head_dim
-    if model.q_lora_rank is not None:
-        yield "q_lora_rank", model.q_lora_rank, "", 1
-    yield "kv_lora_rank", model.kv_lora_rank, "", 1
-    yield "qk_pos_emb_head_dim", model.kv_lora_rank + model.qk_pos_emb_head_dim, " + kv_lora_rank", 1
-    of_pairs = (model.qk_head_dim + value_width(model)) * heads
-    yield "qk_head_dim", of_pairs, f" + v_head_dim, times num_attention_heads{over_tensor},", 1
 
 
 def fp8_details_need_their_recipe(facts: Facts) -> Iterator[Violation]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from trainer.contract.attention import KINDS
 from trainer.contract.config import DISCARDS_OUTPUT
 from trainer.contract.rules.facts import Facts, Rule, Violation, divisors
 from trainer.contract.wording import counted
@@ -105,17 +106,18 @@ def modules_need_selective(facts: Facts) -> Iterator[Violation]:
 NEEDED_BY_MODULE = {
     "moe": ("num_moe_experts",),
     "moe_act": ("num_moe_experts",),
-    "mla_up_proj": ("multi_latent_attention",),
-    "layernorm": ("num_moe_experts", "multi_latent_attention"),
+    "layernorm": ("num_moe_experts",),
 }
-"""Module -> keys of the model, one of which it needs. Transformer Engine computes the norms of other models inside the
-projections (gpt_layer_specs.py, get_gpt_layer_with_transformer_engine_spec), so recomputing them would do nothing."""
+"""Module -> keys of the model, one of which it needs. Keys of attention that has the module are added to them.
+Transformer Engine computes the norms of other models inside the projections (gpt_layer_specs.py,
+get_gpt_layer_with_transformer_engine_spec), so recomputing them would do nothing."""
 
 
 def modules_exist(facts: Facts) -> Iterator[Violation]:
     """The model has the modules to recompute (transformer_config.py, __post_init__; transformer_layer.py)."""
     for module in facts.training.recompute_modules or ():
-        keys = NEEDED_BY_MODULE.get(module, ())
+        kinds = [str(kind.key) for kind in KINDS if module in kind.recomputable]
+        keys = (*NEEDED_BY_MODULE.get(module, ()), *kinds)
         if keys and not any(getattr(facts.model, key) for key in keys):
             yield _without(facts, module, f"requires model.{' or model.'.join(keys)}")
 

@@ -1,0 +1,109 @@
+"""What a kind of attention decides: its keys, and the products and norms of a layer.
+
+Memory, numbers of parameters, FLOPs and rules follow from them. What the trainer builds is in trainer/model/attention,
+and rules about layouts are in a module of trainer/contract/rules with the name of the kind.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from trainer.contract.config import ModelConfig
+from trainer.contract.config.unused_keys import Mistake
+
+
+@dataclass(frozen=True)
+class Projection:
+    """A matrix product of an attention layer."""
+
+    name: str
+    """Its module in Megatron-Core's layer."""
+    inputs: int
+    outputs: int
+    norm: str | None = None
+    """Norm of its input, which Transformer Engine computes in the same module."""
+    has_bias: bool = False
+    divided: Literal["outputs", "inputs", "none"] = "outputs"
+    """What tensor parallelism divides. With none, each rank has the complete product."""
+
+    @property
+    def weights(self) -> int:
+        """Number of weights without the bias."""
+        return self.inputs * self.outputs
+
+    def shape(self, tensor_parallel: int) -> tuple[int, int]:
+        """Shape of the weight on a rank: outputs and inputs."""
+        outputs, inputs = (
+            width // tensor_parallel if self.divided == side else width
+            for side, width in (("outputs", self.outputs), ("inputs", self.inputs))
+        )
+        return outputs, inputs
+
+
+@dataclass(frozen=True)
+class MatrixWidth:
+    """A width of the matrices on a rank that follows from a key of the section `model`."""
+
+    key: str
+    width: int
+    how: str = ""
+    """How the width follows from the value of the key, after this value."""
+
+
+class Attention(ABC):
+    """A kind of attention. Except for `resolve` and `problems`, methods take a resolved model."""
+
+    key: ClassVar[str | None] = None
+    """Key of the section `model` that chooses this kind if it is true. None for the kind without a key."""
+    keys: ClassVar[tuple[str, ...]] = ()
+    """Further keys of the section `model` that only this kind uses."""
+    has_complete_heads: ClassVar[bool] = True
+    """True if a projection results in queries and keys as they are, which qk_layernorm and rope then change."""
+    recomputable: ClassVar[tuple[str, ...]] = ()
+    """Values of training.recompute_modules that need this kind."""
+    has_cuda_graphs: ClassVar[bool] = True
+    """True if losses with CUDA graphs were compared with those without."""
+
+    def is_chosen(self, model: ModelConfig) -> bool:
+        """True if the section `model` chooses this kind."""
+        return self.key is None or bool(getattr(model, self.key))
+
+    @abstractmethod
+    def resolve(self, model: ModelConfig) -> ModelConfig:
+        """`model` without nulls in kv_channels, add_qkv_bias and the keys of this kind."""
+
+    @abstractmethod
+    def problems(self, model: ModelConfig) -> Iterator[Mistake]:
+        """Keys that contradict this kind, which `model` chooses."""
+
+    @abstractmethod
+    def projections(self, model: ModelConfig) -> tuple[Projection, ...]:
+        """The matrix products of a layer in their order."""
+
+    @abstractmethod
+    def norms(self, model: ModelConfig) -> dict[str, int]:
+        """The norms that qk_layernorm adds to a layer, with their widths."""
+
+    @abstractmethod
+    def value_width(self, model: ModelConfig) -> int:
+        """Width of the values in a head. That of queries and keys is kv_channels."""
+
+    @abstractmethod
+    def rotated_width(self, model: ModelConfig) -> int:
+        """Number of channels of queries and keys that rope rotates in a head."""
+
+    def latent_width(self, model: ModelConfig) -> int:
+        """Total width of the latents of a token, from which other projections compute queries, keys and values."""
+        return 0
+
+    def score_width(self, model: ModelConfig) -> int:
+        """Multiplications for each pair of a query and a key in all heads: its score and its product with the value."""
+        assert model.kv_channels
+        return model.num_attention_heads * (model.kv_channels + self.value_width(model))
+
+    @abstractmethod
+    def matrix_widths(self, model: ModelConfig, tensor_parallel: int) -> Iterator[MatrixWidth]:
+        """Widths of the matrices on a rank besides hidden_size. Other widths are multiples if these are."""

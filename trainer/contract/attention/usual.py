@@ -1,0 +1,65 @@
+"""Usual attention: one projection results in the queries, keys and values of all heads, whose keys may be shared.
+
+Source: megatron/core/transformer/attention.py, SelfAttention.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+from trainer.contract.attention.kind import Attention, MatrixWidth, Projection
+from trainer.contract.config import ModelConfig
+from trainer.contract.config.unused_keys import Mistake
+
+
+class UsualAttention(Attention):
+    """Multi-head attention or attention with grouped queries."""
+
+    def resolve(self, model: ModelConfig) -> ModelConfig:
+        """`model` with the width of its heads, and the bias of linear_qkv."""
+        return dataclasses.replace(
+            model,
+            kv_channels=model.kv_channels or max(1, model.hidden_size // model.num_attention_heads),
+            add_qkv_bias=model.add_bias_linear if model.add_qkv_bias is None else model.add_qkv_bias,
+        )
+
+    def problems(self, model: ModelConfig) -> Iterator[Mistake]:
+        """Keys that contradict each other."""
+        # bias = add_bias_linear or add_qkv_bias
+        if model.add_bias_linear and model.add_qkv_bias is False:
+            reason = "contradicts add_bias_linear = true, which includes this bias"
+            yield "add_qkv_bias", reason, "set add_bias_linear to false or remove add_qkv_bias"
+
+    def projections(self, model: ModelConfig) -> tuple[Projection, ...]:
+        """linear_qkv and linear_proj."""
+        h, heads, width = model.hidden_size, model.num_attention_heads, self.value_width(model)
+        together = (heads + 2 * (model.num_query_groups or heads)) * width
+        has_bias = bool(model.add_qkv_bias)
+        return (
+            Projection("linear_qkv", h, together, norm="input_layernorm", has_bias=has_bias),
+            Projection("linear_proj", heads * width, h, has_bias=model.add_bias_linear, divided="inputs"),
+        )
+
+    def norms(self, model: ModelConfig) -> dict[str, int]:
+        """Norms of the queries and of the keys, which all heads share."""
+        names = ("q_layernorm", "k_layernorm") if model.qk_layernorm else ()
+        return dict.fromkeys(names, self.value_width(model))
+
+    def value_width(self, model: ModelConfig) -> int:
+        """Queries, keys and values have one width."""
+        assert model.kv_channels
+        return model.kv_channels
+
+    def rotated_width(self, model: ModelConfig) -> int:
+        """Complete queries and keys."""
+        return self.value_width(model)
+
+    def matrix_widths(self, model: ModelConfig, tensor_parallel: int) -> Iterator[MatrixWidth]:
+        """The output of all heads. The products of queries, keys and values are multiples of it or of hidden_size."""
+        heads = model.num_attention_heads // tensor_parallel
+        how = f" x num_attention_heads over TP = {tensor_parallel}"
+        yield MatrixWidth("kv_channels", self.value_width(model) * heads, how)
+
+
+USUAL = UsualAttention()

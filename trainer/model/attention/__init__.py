@@ -1,0 +1,26 @@
+"""Modules and arguments of Megatron-Core for each kind of attention (`trainer.contract.attention`)."""
+
+from __future__ import annotations
+
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+from trainer.contract.attention import Attention, attention_of
+from trainer.contract.attention.latent import LATENT
+from trainer.contract.attention.usual import USUAL
+from trainer.contract.config import ModelConfig
+from trainer.model.attention.latent import LatentParts
+from trainer.model.attention.parts import Parts
+from trainer.model.attention.usual import UsualParts
+
+PARTS: dict[Attention, Parts] = {LATENT: LatentParts(), USUAL: UsualParts()}
+"""What the trainer builds for each kind."""
+
+
+def parts_of(model: ModelConfig) -> Parts:
+    """What the trainer builds for the attention of `model`."""
+    return PARTS[attention_of(model)]
+
+
+def parts_of_core(core: TransformerConfig) -> Parts:
+    """What the trainer builds for the attention of Core's configuration."""
+    return next(parts for parts in PARTS.values() if parts.config is type(core))
