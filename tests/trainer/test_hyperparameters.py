@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import pytest
@@ -213,7 +212,7 @@ def test_experts_may_be_balanced_differently_but_not_replaced() -> None:
             check_changes(saved, run(**(EXPERTS | {f"model__{key}": value})))
 
 
-@dataclass(frozen=True, kw_only=True)
+@config_section
 class LaterConfig(TrainerConfig):
     """The configuration of a later version."""
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
+from trainer.contract.config.section import config_section
 from trainer.contract.errors import TrainerError
 from trainer.contract.generation import Choice, mistake_in_text
 from trainer.inference import sampling
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 FinishReason = Literal["eod", "stop", "length"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@config_section
 class Options(Choice):
     """How to continue a prompt (see `trainer.contract.generation`).
 

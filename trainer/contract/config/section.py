@@ -44,6 +44,8 @@ def _init(self: Any, **given: Any) -> None:
     if given:
         raise TypeError(f"{type(self).__name__}() has no keyword argument {', '.join(given)}")
     vars(self).update(values)
+    if hasattr(self, "__post_init__"):
+        self.__post_init__()
 
 
 def _setattr(self: object, name: str, value: object) -> None:
