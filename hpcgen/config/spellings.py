@@ -8,6 +8,8 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
+from hpcgen.config import megatron_options
+
 EXPERTS = ("moe_", "expert_", "router_")
 """Beginnings of names of settings of experts."""
 
@@ -19,7 +21,9 @@ OTHER_PROGRAM = "remove the key, or run a program that has it with `program` (do
 
 def is_known(name: str) -> bool:
     """Returns True for the name of an option of another program."""
-    return any(name in names for names in (*map(table, ("keys", "needless", "lacks")), _owners()))
+    return any(
+        name in names for names in (*map(table, ("keys", "needless", "lacks")), megatron_options.names())
+    )
 
 
 def names() -> list[str]:
@@ -46,8 +50,8 @@ def answer(name: str) -> str:
         return f"remove it, because {reason}"
     if feature := _entry("lacks", name):
         return f"hpcgen's trainer does not support {feature}; {OTHER_PROGRAM}"
-    if owner := _owners().get(name):
-        return f"{owner} has it, but hpcgen's trainer does not; {OTHER_PROGRAM}"
+    if row := megatron_options.names().get(name):
+        return f"{row.program} has it, but hpcgen's trainer does not; {OTHER_PROGRAM}"
     return "docs/moe.md lists the keys of mixtures of experts" if name.startswith(EXPERTS) else ""
 
 
@@ -70,20 +74,26 @@ def _entry(section: str, name: str) -> str:
 
 @functools.cache
 def table(section: str) -> dict[str, str]:
-    """Name -> text, in a section of other_names.txt."""
+    """Name -> text, in a section of other_names.txt and in the table of Megatron-LM's options."""
     text = Path(__file__).with_name("other_names.txt").read_text(encoding="utf-8")
     lines = text.partition(f"[{section}]\n")[2].partition("\n\n")[0].splitlines()
     rows = (line.rpartition(": ") for line in lines)
-    return {name: answer for answer, _, names in rows for name in names.split()}
+    return _options(section) | {name: answer for answer, _, names in rows for name in names.split()}
 
 
-@functools.cache
-def _owners() -> dict[str, str]:
-    """Name of an option -> the program that has it: Megatron-Core or Megatron-LM, in version 0.16 or 0.19."""
-    owner, owners = "", {}
-    for line in Path(__file__).with_name("megatron_names.txt").read_text().splitlines():
-        if line.startswith("# "):
-            owner = line[2:]
-        else:
-            owners[line] = owner
-    return owners
+def _options(section: str) -> dict[str, str]:
+    """The part of a section that follows from Megatron-LM's options."""
+    named = {name: row for name, row in megatron_options.names().items() if row.exists}
+    if section == "needless":
+        return {
+            name: "the trainer always does this"
+            for name, row in named.items()
+            if row.kind == "usual" and not row.values
+        }
+    if section == "keys":
+        return {
+            name: f"{row.key}, with the opposite value" if row.kind == "negated" else row.key
+            for name, row in named.items()
+            if row.key.rpartition(".")[2] not in ("", name)
+        }
+    return {}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hpcgen.config import section_names, spellings
+from hpcgen.config import megatron_options, section_names, spellings
 from hpcgen.config.cluster import ClusterConfig
 from hpcgen.config.node_type import NodeType
 from hpcgen.config.run import RunConfig
@@ -234,13 +234,22 @@ def test_the_answers_name_existing_keys():
 
 def test_each_name_has_one_answer():
     """A name that is listed twice would lose its first answer."""
-    lines = Path(spellings.__file__).with_name("other_names.txt").read_text(encoding="utf-8").splitlines()
-    listed = [
-        name for line in lines if ": " in line and line[0] != "#" for name in line.rpartition(": ")[2].split()
-    ]
-    sections = {section: spellings.table(section) for section in ("keys", "needless", "lacks", "instead")}
-    assert sum(map(len, sections.values())) == len(set().union(*sections.values()))
-    assert len(listed) == sum(map(len, sections.values())) + len(spellings.table("values"))
+    text = Path(spellings.__file__).with_name("other_names.txt").read_text(encoding="utf-8")
+    for section in re.split(r"^\[", text, flags=re.MULTILINE)[1:]:
+        lines = [line.rpartition(": ")[2] for line in section.splitlines()[1:] if line and line[0] != "#"]
+        listed = " ".join(lines).split()
+        assert len(listed) == len(set(listed))
+    sections = [spellings.table(section) for section in ("keys", "needless", "lacks", "instead")]
+    assert sum(map(len, sections)) == len(set().union(*sections))
+
+
+def test_the_table_of_options_is_not_repeated():
+    """What follows from a row of Megatron-LM's options is in no list of names; a remark is a reason to be in both."""
+    text = Path(spellings.__file__).with_name("other_names.txt").read_text(encoding="utf-8")
+    for name, row in megatron_options.names().items():
+        if row.key:
+            [*answers] = re.findall(rf"^{re.escape(row.key)}: (?:.* )?{name}(?: .*)?$", text, re.MULTILINE)
+            assert not answers, name
 
 
 def test_a_key_of_the_run_file_is_in_no_table():

@@ -97,7 +97,7 @@ def test_options_without_effect_are_omitted_with_the_reason() -> None:
         "--fp8-recipe delayed": "it only applies with training.fp8",
         "--lr-wsd-decay-iters 5": "it only applies with optimizer.lr_decay_style = WSD",
         "--wandb-exp-name first": "it only applies with logging.wandb_project",
-        "--profile-ranks 0 1": "it only applies with logging.profile_step_start",
+        "--profile-ranks 0 1": "it only applies with --profile",
         "--finetune": "it only applies with checkpoint.load",
         "--recompute-method block": "it only applies with training.recompute_granularity = full",
         "--recompute-num-layers 2": "it only applies with training.recompute_granularity = full",

@@ -17,6 +17,7 @@ from hpcgen.check.lint.megatron import (
     word_of,
 )
 from hpcgen.config.layer_pattern import layer_pattern
+from hpcgen.config.megatron_options import in_group
 from trainer.contract.config import (
     BlendConfig,
     ModelConfig,
@@ -124,16 +125,7 @@ def _model(launch: Launch, layout: ParallelismConfig) -> ModelConfig:
     )
 
 
-EXPERT_SIZES = {
-    "num-experts": "num_moe_experts",
-    "moe-ffn-hidden-size": "moe_ffn_hidden_size",
-    "moe-shared-expert-intermediate-size": "moe_shared_expert_intermediate_size",
-    "moe-router-topk": "moe_router_topk",
-    "moe-router-num-groups": "moe_router_num_groups",
-    "moe-router-group-topk": "moe_router_group_topk",
-    "expert-model-parallel-size": "expert_model_parallel_size",
-    "expert-tensor-parallel-size": "expert_tensor_parallel_size",
-}
+EXPERT_SIZES = {row.name: row.key.partition(".")[2] for row in in_group("expert sizes")}
 
 
 def _expert_sizes(launch: Launch) -> dict[str, int]:

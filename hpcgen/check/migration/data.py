@@ -8,8 +8,17 @@ from typing import Any
 from hpcgen.check.lint.launch import Launch
 from hpcgen.check.lint.words import Word
 from hpcgen.check.migration.leftover import Carried, is_sure, unknown
-from hpcgen.check.migration.options import PLACEHOLDER, SPECIAL_KEYS
-from hpcgen.check.migration.values import Flags, integer, is_known, plain_path, shown, typed, why_not
+from hpcgen.check.migration.values import (
+    PLACEHOLDER,
+    Flags,
+    integer,
+    is_known,
+    plain_path,
+    shown,
+    typed,
+    why_not,
+)
+from hpcgen.config.megatron_options import rows
 from hpcgen.config.tokenizer import TokenizerConfig, vocab_size
 from hpcgen.errors import HpcgenError
 from trainer.contract.config.resolve import VOCAB_MULTIPLE, pad_vocab_size
@@ -52,7 +61,7 @@ def carry_data(flags: Flags, carried: Carried) -> None:
                     flag.line,
                     _brief(f"--{name}", flag.values),
                     _why_no_blend(flag.values),
-                    *SPECIAL_KEYS[name],
+                    *rows()[name].keys,
                 )
 
 

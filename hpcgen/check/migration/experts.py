@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 from hpcgen.check.lint.launch import Flag
-from hpcgen.check.lint.megatron import KEYS, options
+from hpcgen.check.lint.megatron import KEYS
 from hpcgen.check.migration.leftover import Carried, is_sure
-from hpcgen.check.migration.options import EXPERT_OPTIONS
+from hpcgen.check.migration.needs import without_effect
 from hpcgen.check.migration.values import Flags, carry_as, shown, why_not
 from hpcgen.check.migration.without_key import carry_without_key
 from hpcgen.config.layer_pattern import layer_pattern
+from hpcgen.config.megatron_options import row_of
 
 COUNT = "num-experts"
-NEEDS = {
-    "moe-router-bias-update-rate": "model.moe_router_enable_expert_bias",
-    "moe-router-num-groups": "model.moe_router_group_topk",
-    "moe-token-drop-policy": "model.moe_expert_capacity_factor",
-}
-"""Options that are only read if another key is set, which a run file would refuse without it."""
-EXCLUDED_BY = {
-    "moe-router-pre-softmax": ("model.moe_router_score_function", "sigmoid"),
-    "moe-aux-loss-coeff": ("model.moe_router_load_balancing_type", "none"),
-}
-"""Options without effect for a value of another key, which a run file would refuse with it -> the key and the value."""
 
 OTHER_DISPATCHERS = ("flex", "alltoall_seq")
 """Values of --moe-token-dispatcher-type that only change the communication, and that the trainer does not have."""
@@ -33,17 +23,14 @@ def carry_experts(flags: Flags, carried: Carried) -> None:
         carried.seen.add(COUNT)
         carry_as(KEYS[COUNT], count, carried)
     has_experts = count is not None or carried.get(KEYS[COUNT]) is not None
-    given = [flag for flag in flags.values() if EXPERT_OPTIONS.match(flag.name)]
-    for flag in sorted(given, key=lambda flag: flag.name in NEEDS or flag.name in EXCLUDED_BY):
+    found = [(flag, row) for flag in flags.values() if (row := row_of(flag.name)) and flag.name != COUNT]
+    given = [(flag, row) for flag, row in found if row.carried_by == "experts"]
+    for flag, row in sorted(given, key=lambda item: bool(item[1].needs)):
         carried.seen.add(flag.name)
-        needed = NEEDS.get(flag.name)
-        key, value = EXCLUDED_BY.get(flag.name, (None, None))
-        if not has_experts and flag.name in options():
+        if not has_experts and row.kind not in ("name", "family"):
             carried.leave(flag.line, shown(flag), f"it only applies with --{COUNT}")
-        elif needed is not None and not carried.get(needed):
-            carried.leave(flag.line, shown(flag), f"it only applies with {needed}")
-        elif key is not None and carried.get(key) == value:
-            carried.leave(flag.line, shown(flag), f"it has no effect with {key} = {value}")
+        elif why := without_effect(row, flags, carried):
+            carried.leave(flag.line, shown(flag), why)
         elif flag.name == "moe-layer-freq":
             _layer_freq(flag, carried)
         elif flag.name == "moe-expert-capacity-factor" and _text(flag).startswith("-"):

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from hpcgen.check.lint.launch import Flag
-from hpcgen.check.lint.megatron import KEYS, LATENT_WIDTHS
+from hpcgen.check.lint.megatron import KEYS
 from hpcgen.check.migration.leftover import Carried, is_sure
 from hpcgen.check.migration.values import Flags, carry_as, shown
+from hpcgen.config.megatron_options import carried_by
 
 SWITCH, KEY = "multi-latent-attention", "model.multi_latent_attention"
-KV_LORA_RANK = 32
-"""Megatron-LM's default (arguments.py). Megatron-Core's is 512, as is that of a run file."""
-
 UNUSED = frozenset(("kv-channels", "add-qkv-bias"))
 """Options of standard attention that latent attention ignores."""
 
@@ -25,19 +23,21 @@ SCALING_OPTIONS = ("rotary-scaling-factor", "mscale", "mscale-all-dim")
 
 def carry_latent_attention(flags: Flags, carried: Carried) -> None:
     """Converts --multi-latent-attention and the options that are only read with it."""
-    names = (SWITCH, *LATENT_WIDTHS, "rope-type", *SCALING_OPTIONS)
-    given = {name: flags[name] for name in names if name in flags}
+    rows = list(carried_by("latent_attention"))
+    given = {row.name: flags[row.name] for row in rows if row.name in flags}
     carried.seen |= given.keys()
     if SWITCH not in given:
         for unused in given.values():
             carried.leave(unused.line, shown(unused), f"it only applies with --{SWITCH}")
         return
     carried.put(KEY, True)
-    for name, path in LATENT_WIDTHS.items():
-        if flag := given.get(name):
-            carry_as(path, flag, carried)
-        elif name == "kv-lora-rank":
-            carried.put(path, KV_LORA_RANK)
+    for row in rows:
+        if row.kind != "key" or row.name == SWITCH:
+            continue
+        if flag := given.get(row.name):
+            carry_as(row.key, flag, carried)
+        elif row.default is not None:
+            carried.put(row.key, row.default)
     for name in UNUSED & flags.keys():
         carried.drop(KEYS[name])
         carried.leave(flags[name].line, shown(flags[name]), "latent attention does not use it")

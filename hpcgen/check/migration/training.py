@@ -6,110 +6,31 @@ import contextlib
 
 from hpcgen.check.lint.job import Job
 from hpcgen.check.lint.launch import Flag, Launch
-from hpcgen.check.lint.megatron import (
-    KEYS,
-    LATENT_WIDTHS,
-    counted_as_layers,
-    virtual_stages,
-)
+from hpcgen.check.lint.megatron import KEYS, counted_as_layers, virtual_stages
 from hpcgen.check.lint.words import Word
 from hpcgen.check.migration.data import carry_checkpoints, carry_data, carry_tokenizer, list_relative_paths
 from hpcgen.check.migration.documents import carry_documents
-from hpcgen.check.migration.experts import COUNT, carry_experts
-from hpcgen.check.migration.graphs import CUDA_GRAPH_IMPL, carry_graphs
+from hpcgen.check.migration.experts import carry_experts
+from hpcgen.check.migration.graphs import carry_graphs
 from hpcgen.check.migration.leftover import Carried
 from hpcgen.check.migration.model import carry_model
-from hpcgen.check.migration.options import (
-    EXPERT_OPTIONS,
-    REPLACED,
-    SPECIAL_KEYS,
-    WITHOUT_VALUE,
-    decides,
-)
-from hpcgen.check.migration.values import Flags, carry_as, integer, num_values, shown, why_not
+from hpcgen.check.migration.needs import without_effect
+from hpcgen.check.migration.values import Flags, carry_as, decides, integer, num_values, shown, why_not
 from hpcgen.check.migration.without_key import carry_without_key
+from hpcgen.config.megatron_options import OptionRow, row_of, rows
 from trainer.contract.config import TrainingConfig
 from trainer.contract.model.batch_size import steps_within
 from trainer.contract.model.pipeline import layout_rows
-
-DEFAULTS: dict[str, object] = {
-    "model.attention_dropout": 0.1,
-    "model.hidden_dropout": 0.1,
-    "model.init_method_std": 0.02,
-    "training.eval_interval": 1000,
-    "training.eval_iters": 100,
-    "training.precision": "fp32",
-    "optimizer.min_lr": 0.0,
-    "optimizer.lr_decay_style": "linear",
-    "optimizer.weight_decay": 0.01,
-    "optimizer.adam_beta2": 0.999,
-    "data.split": "969, 30, 1",
-}
-"""Megatron-LM's defaults (arguments.py) that differ from a run file's. They are written to the run file."""
-
-DELAYED_SCALING: dict[str, object] = {
-    "training.fp8_recipe": "delayed",
-    "training.fp8_amax_history_len": 1,
-    "training.fp8_amax_compute_algo": "most_recent",
-}
-"""Megatron-LM's defaults for FP8. The recipe is first, because the others depend on it."""
-
-PROFILE: dict[str, object] = {"logging.profile_step_start": 10, "logging.profile_step_end": 12}
-"""Megatron-LM's defaults for --profile."""
-
-BELONGS_TO: dict[str, tuple[str, object]] = {
-    **dict.fromkeys(
-        ("loss-scale", "initial-loss-scale", "min-loss-scale", "loss-scale-window", "hysteresis"),
-        ("training.precision", "fp16"),
-    ),
-    **dict.fromkeys(("lr-wsd-decay-style", "lr-wsd-decay-iters"), ("optimizer.lr_decay_style", "WSD")),
-    "fp8-recipe": ("training.fp8", None),
-    **dict.fromkeys(("fp8-amax-history-len", "fp8-amax-compute-algo"), ("training.fp8_recipe", "delayed")),
-    **dict.fromkeys(("wandb-entity", "wandb-exp-name"), ("logging.wandb_project", None)),
-    **dict.fromkeys(
-        ("profile-step-start", "profile-step-end", "profile-ranks", "record-memory-history"),
-        ("logging.profile_step_start", None),
-    ),
-    "finetune": ("checkpoint.load", None),
-    "recompute-modules": ("training.recompute_granularity", "selective"),
-    **dict.fromkeys(("recompute-method", "recompute-num-layers"), ("training.recompute_granularity", "full")),
-    "hierarchical-context-parallel-sizes": ("parallelism.cp_comm_type", "a2a+p2p"),
-    "mtp-loss-scaling-factor": ("model.mtp_num_layers", None),
-    "rotary-base": ("model.position_embedding_type", "rope"),
-}
-"""Options that are only read, and only allowed in a run file, if another key has this value (None: any)."""
-
-EXCLUDED_BY = {
-    **dict.fromkeys(
-        ("initial-loss-scale", "min-loss-scale", "loss-scale-window", "hysteresis"), "optimizer.loss_scale"
-    ),
-    "cross-entropy-fusion-impl": "training.deterministic_mode",
-}
-"""Options without effect if another key is set. A run file would refuse both."""
-
-UNREAD_WITHOUT_PIPELINE = frozenset((
-    "account-for-embedding-in-pipeline-split", "account-for-loss-in-pipeline-split", "pipeline-model-parallel-layout",
-))  # fmt: skip
-"""Options that Megatron-LM accepts with a single pipeline stage, where they have no effect."""
-
-LISTS = frozenset(("data-path", "train-data-path", "valid-data-path", "test-data-path"))
-
-SPECIAL = frozenset((
-    *SPECIAL_KEYS, COUNT, *LATENT_WIDTHS, "load", "cp-comm-type", "profile", "use-pytorch-profiler",
-    "recompute-activations", CUDA_GRAPH_IMPL,
-))  # fmt: skip
-"""Options that are converted by their own functions."""
 
 
 def carry_training(job: Job, launch: Launch, carried: Carried) -> None:
     """Converts the command line. Every option is carried over, listed or refused."""
     flags = _certain(launch, carried)
-    for name in sorted(WITHOUT_VALUE & flags.keys()):
-        if flags[name].values:
-            carried.refuse(flags[name].line, shown(flags[name]), "it takes no value", *_keys(name))
     for flag in flags.values():
-        is_special = flag.name in BELONGS_TO or flag.name in SPECIAL or EXPERT_OPTIONS.match(flag.name)
-        if not is_special:
+        row = row_of(flag.name)
+        if row and row.takes == "0" and flag.values:
+            carried.refuse(flag.line, shown(flag), "it takes no value", *row.keys)
+        if not (row and (row.carried_by or row.needs)):
             _carry(flag, carried)
     _precision(flags, carried)
     carry_model(flags, carried)
@@ -121,16 +42,10 @@ def carry_training(job: Job, launch: Launch, carried: Carried) -> None:
     carry_checkpoints(flags, carried)
     _profile(flags, carried)
     _schedule(flags, carried)
-    _belonging(flags, carried)
+    _dependent(launch, flags, carried)
+    _virtual_stages_of_layout(carried)
     _constant_rate(flags, carried)
     _mean_loss(flags, carried)
-    for path, value in DEFAULTS.items():
-        is_given = carried.get(path) is not None or any(KEYS.get(name) == path for name in launch.flags)
-        is_unread = (path == "data.split" and not carried.get("data.datasets")) or (
-            path == "optimizer.min_lr" and carried.get("optimizer.lr_decay_style") == "constant"
-        )
-        if not is_given and not is_unread:
-            carried.put(path, value)
     _warmup(launch, flags, carried)
     carry_graphs(flags, carried)
     _holders(job, launch, carried)
@@ -146,7 +61,7 @@ def _certain(launch: Launch, carried: Carried) -> Flags:
         if not flag.word.certain:
             carried.seen.add(flag.name)
             why = "it depends on a condition that is only known in the job"
-            if decides(flag.name, KEYS.get(flag.name)):
+            if decides(flag.name):
                 carried.refuse(flag.line, shown(flag), why, *_keys(flag.name))
             else:
                 carried.leave(flag.line, shown(flag), why)
@@ -155,8 +70,8 @@ def _certain(launch: Launch, carried: Carried) -> Flags:
 
 def _keys(name: str) -> tuple[str, ...]:
     """The keys that correspond to an option."""
-    key = KEYS.get(name) or REPLACED.get(name)
-    return SPECIAL_KEYS.get(name) or ((key,) if key else ())
+    row = row_of(name)
+    return row.keys if row else ()
 
 
 def _carry(flag: Flag, carried: Carried) -> None:
@@ -197,7 +112,7 @@ def _constant_rate(flags: Flags, carried: Carried) -> None:
     if carried.get("optimizer.lr_decay_style") != "constant":
         return
     has_fraction = carried.get("optimizer.lr_warmup_fraction") is not None
-    for name in ("min-lr", *(() if has_fraction else ("lr-decay-iters", "lr-decay-samples"))):
+    for name in () if has_fraction else ("lr-decay-iters", "lr-decay-samples"):
         if flag := flags.get(name):
             carried.drop(_keys(name)[0])
             carried.leave(flag.line, shown(flag), "it has no effect with optimizer.lr_decay_style = constant")
@@ -214,26 +129,26 @@ def _mean_loss(flags: Flags, carried: Carried) -> None:
         carried.leave(masked.line, "the mean of the loss", why)
 
 
-def _belonging(flags: Flags, carried: Carried) -> None:
-    """Options that depend on other keys, and Megatron-LM's defaults for those that are not given."""
-    defaults = {**DELAYED_SCALING} if carried.get("training.fp8") else {}
-    for name, (path, value) in BELONGS_TO.items():
-        is_read = carried.get(path) is not None if value is None else carried.get(path) == value
-        flag = flags.get(name)
+def _dependent(launch: Launch, flags: Flags, carried: Carried) -> None:
+    """Options that only have an effect with others, and Megatron-LM's defaults for options that are not given."""
+    for row in rows().values():
+        if row.carried_by or not (row.needs or row.default is not None):
+            continue
+        flag, why = flags.get(row.name), without_effect(row, flags, carried)
         if flag is None:
-            if is_read and KEYS[name] in defaults:
-                carried.put(KEYS[name], defaults[KEYS[name]])
-        elif is_read:
+            if why is None and not _has_value(row, launch, carried):
+                carried.put(row.key, row.default)
+        elif why is not None:
+            carried.seen.add(flag.name)
+            carried.leave(flag.line, shown(flag), why)
+        elif row.needs:
             _carry(flag, carried)
-        else:
-            carried.seen.add(name)
-            carried.leave(
-                flag.line, shown(flag), f"it only applies with {path}{f' = {value}' if value else ''}"
-            )
-    for name, path in EXCLUDED_BY.items():
-        if (flag := flags.get(name)) and carried.get(path):
-            carried.drop(KEYS[name])
-            carried.leave(flag.line, shown(flag), f"it has no effect with {path}")
+
+
+def _has_value(row: OptionRow, launch: Launch, carried: Carried) -> bool:
+    """True if the key of an option has a value, or needs none because Megatron-LM's default is its own."""
+    is_unread = row.name == "split" and not carried.get("data.datasets")
+    return row.default is None or is_unread or row.name in launch.flags or carried.get(row.key) is not None
 
 
 def _precision(flags: Flags, carried: Carried) -> None:
@@ -241,6 +156,8 @@ def _precision(flags: Flags, carried: Carried) -> None:
         if precision in flags:
             carried.seen.add(precision)
             carried.put("training.precision", precision)
+    if carried.get("training.precision") is None:
+        carried.put("training.precision", "fp32")
 
 
 def _layout(job: Job, launch: Launch, flags: Flags, carried: Carried) -> None:
@@ -255,12 +172,6 @@ def _layout(job: Job, launch: Launch, flags: Flags, carried: Carried) -> None:
         carried.drop("parallelism.sequence_parallel")
         carried.leave(flag.line, shown(flag), "Megatron-LM disables it if --tensor-model-parallel-size is 1")
     _exchange(flags, carried)
-    if stages == 1:
-        for name in UNREAD_WITHOUT_PIPELINE & flags.keys():
-            carried.drop(KEYS[name])
-            carried.leave(flags[name].line, shown(flags[name]), "it has no effect without a pipeline")
-    elif layout := carried.get("parallelism.pipeline_model_parallel_layout"):
-        _virtual_stages_of(layout, stages, carried)
     if flag := flags.get("num-layers-per-virtual-pipeline-stage"):
         carried.seen.add(flag.name)
         key = "parallelism.virtual_pipeline_model_parallel_size"
@@ -292,8 +203,12 @@ def _exchange(flags: Flags, carried: Carried) -> None:
         carry_as(KEYS[flag.name], flag, carried)
 
 
-def _virtual_stages_of(layout: str, stages: int, carried: Carried) -> None:
+def _virtual_stages_of_layout(carried: Carried) -> None:
     """The virtual stages of a pipeline layout (arguments.py, validate_args)."""
+    layout = carried.get("parallelism.pipeline_model_parallel_layout")
+    stages = carried.get("parallelism.pipeline_model_parallel_size") or 1
+    if not layout or stages == 1:
+        return
     with contextlib.suppress(ValueError):  # too long; the rules report it
         if (chunks := len(layout_rows(layout)) // stages) > 1:
             carried.put("parallelism.virtual_pipeline_model_parallel_size", chunks)
@@ -313,7 +228,7 @@ def _schedule(flags: Flags, carried: Carried) -> None:
             continue
         carried.seen.add(name)
         if samples is None:
-            carried.refuse(flag.line, shown(flag), why_not(path, flag), *SPECIAL_KEYS[name])
+            carried.refuse(flag.line, shown(flag), why_not(path, flag), *_keys(name))
         elif not batch:
             carried.refuse(
                 flag.line,
@@ -351,8 +266,6 @@ def _steps(samples: int, batch: int, rampup: list[int] | None) -> int:
 def _profile(flags: Flags, carried: Carried) -> None:
     carried.seen |= {"profile", "use-pytorch-profiler"} & flags.keys()
     if flag := flags.get("profile"):
-        for path, value in PROFILE.items():
-            carried.put(path, value)
         if "use-pytorch-profiler" not in flags:
             carried.leave(flag.line, "nsys", "logging.profile_step_start uses torch's profiler")
     elif flag := flags.get("use-pytorch-profiler"):
@@ -380,8 +293,15 @@ def _may_hold_options(launch: Launch) -> list[Word]:
         if not word.known and word not in found:
             found.append(word)
     for flag in launch.flags.values():
-        takes = 0 if flag.name in WITHOUT_VALUE else num_values(KEYS.get(flag.name))
-        takes = None if flag.name in LISTS else takes
+        takes = _takes(flag.name)
         if takes is not None:
             found += [word for word in flag.values[takes:] if not word.known]
     return found
+
+
+def _takes(name: str) -> int | None:
+    """Number of values that an option takes; None for any number."""
+    row = row_of(name)
+    if row and row.takes:
+        return None if row.takes == "*" else int(row.takes)
+    return num_values(KEYS.get(name))

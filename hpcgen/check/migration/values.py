@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Union
 from hpcgen.check.lint.launch import Flag
 from hpcgen.check.lint.words import Word
 from hpcgen.check.migration.leftover import Carried, is_sure, unknown
-from hpcgen.check.migration.options import ALIASES, PLACEHOLDER, decides
+from hpcgen.config.megatron_options import row_of
 from hpcgen.config.run import RunConfig
 from hpcgen.config.type_hints import hint_of
 from hpcgen.planning.secret import SECRET
@@ -22,6 +22,12 @@ Flags = Mapping[str, Flag]
 """The certainly given options of a command line, by name without dashes."""
 
 _DIGITS = r"\d+(?:_\d+)*"
+
+PLACEHOLDER = re.compile(r"<[^<>]*>|/path/to\b|\b(CHANGE|REPLACE)_?(ME|THIS)\b|\bTODO\b")
+"""Placeholders for values that the user of a script fills in."""
+
+ALIASES = {("lr-wsd-decay-style", "1-sqrt"): "minus_sqrt"}
+"""Values of forks -> Megatron-LM's. optimizer_param_scheduler.py of swiss-ai/Megatron-LM has the same formula."""
 
 DIRECTORIES = ("checkpoint.save", "checkpoint.load", "data.cache_dir")
 
@@ -57,7 +63,7 @@ def carry_as(path: str, flag: Flag, carried: Carried) -> None:
     """Carries over an option as a key. An invalid value is refused, and so is an unknown one that affects results."""
     if (value := typed(path, flag)) is not None:
         carried.put(path, value)
-    elif is_known(flag.values) or decides(flag.name, path):
+    elif is_known(flag.values) or decides(flag.name):
         carried.refuse(flag.line, shown(flag), why_not(path, flag), path)
     else:
         carried.leave(flag.line, shown(flag), why_not(path, flag))
@@ -77,6 +83,12 @@ def why_not(path: str, flag: Flag) -> str:
     if typing.get_origin(kind) is Literal:
         return f"{path} must be {one_of(typing.get_args(kind))}"
     return f"{path} cannot have this value"
+
+
+def decides(name: str) -> bool:
+    """True if the results can depend on an option."""
+    row = row_of(name)
+    return row is None or row.decides
 
 
 def num_values(path: str | None) -> int | None:

@@ -9,9 +9,7 @@ from hpcgen.check.lint.job import Job
 from hpcgen.check.lint.launch import Launch
 from hpcgen.check.lint.megatron import (
     NEGATED,
-    NOT_MEGATRON,
     OPTIONS,
-    REMOVED,
     as_options,
     counted_as_layers,
     integer,
@@ -23,6 +21,7 @@ from hpcgen.check.lint.megatron import (
 )
 from hpcgen.check.lint.megatron_facts import facts
 from hpcgen.check.lint.rule import Hit, rule
+from hpcgen.config.megatron_options import in_group, of_kind, rows
 from hpcgen.planning import resources
 from hpcgen.text import one_of
 from trainer.contract.rules import batch, experts, latent_attention, model, parallelism, schedule
@@ -33,7 +32,7 @@ ARGUMENTS = "Megatron-LM, megatron/training/arguments.py"
 MAX_MISTAKES = 2
 """Maximum number of unknown options that are reported. With more, the script is for a fork."""
 BLACKWELL = ("b200", "gb200", "b300", "gb300")
-FSDP = frozenset(("use-torch-fsdp2", "use-megatron-fsdp", "use-custom-fsdp"))
+FSDP = frozenset(row.name for row in in_group("FSDP"))
 
 
 @rule(
@@ -51,8 +50,9 @@ def megatron_option(job: Job) -> Iterator[Hit]:
         if len(unknown_options(launch)) > MAX_MISTAKES or not launch.program.endswith("pretrain_gpt.py"):
             continue
         for name, flag in launch.flags.items():
-            if advice := NOT_MEGATRON.get(name):
-                yield Hit(flag.line, f"Megatron-LM has no --{name}", advice)
+            row = rows().get(name)
+            if row and row.kind == "absent":
+                yield Hit(flag.line, f"Megatron-LM has no --{name}", row.note)
             elif right := nearest_option(name):
                 yield Hit(flag.line, f"Megatron-LM has no --{name}", f"did you mean --{right}?")
 
@@ -71,9 +71,10 @@ def megatron_removed_option(job: Job) -> Iterator[Hit]:
     """
     for launch in job.megatron:
         for name, flag in launch.flags.items():
-            if name in REMOVED:
+            row = rows().get(name)
+            if row and row.kind == "removed":
                 since = "core 0.4" if name.startswith("checkpoint-") else "v2.0"
-                yield Hit(flag.line, f"since {since}, Megatron-LM stops at --{name}", REMOVED[name])
+                yield Hit(flag.line, f"since {since}, Megatron-LM stops at --{name}", row.note)
 
 
 def _broken(job: Job, rules: Sequence[planning.Rule]) -> Iterator[tuple[Launch, Hit]]:
@@ -364,7 +365,7 @@ def max_connections(job: Job) -> Iterator[Hit]:
     """
     exempt = {
         *FSDP, "overlap-moe-expert-parallel-comm", "no-async-tensor-model-parallel-allreduce", "data-impl",
-        "DDP-impl", *REMOVED,
+        "DDP-impl", *(row.name for row in of_kind("removed")),
     }  # fmt: skip
     if _names_gpu(job, *BLACKWELL) or any(command.name in ("source", ".") for command in job.script.commands):
         return
