@@ -12,7 +12,8 @@ from hpcgen.config.corpus import CorpusJob, num_outputs, output_names
 from hpcgen.errors import HpcgenError
 
 if TYPE_CHECKING:
-    from hpcgen.data.manifest import Manifest, ManifestFile
+    from hpcgen.data.listed_files import ManifestFile
+from hpcgen.data.manifest import Manifest
 
 
 @dataclass(frozen=True)

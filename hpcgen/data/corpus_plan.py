@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hpcgen.config.corpus import SPLITS, WHOLE, CorpusJob, num_outputs
-from hpcgen.data.manifest import Manifest, ManifestFile, manifest_path, read_manifest, write_manifest
+from hpcgen.data.listed_files import ManifestFile
+from hpcgen.data.manifest import Manifest, manifest_path, read_manifest, write_manifest
 from hpcgen.data.record import FileIdentity
 from hpcgen.data.selection import Selection, select
 from hpcgen.data.sources import list_source

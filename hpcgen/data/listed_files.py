@@ -1,4 +1,4 @@
-"""Checks of the names and URLs of a corpus's files, when the corpus is planned and when its manifest is read.
+"""The files of a corpus, and checks of their names and URLs when the corpus is planned and when its manifest is read.
 
 A name becomes a path below the corpus's directory, and a URL is downloaded, so neither may come unchecked from a list
 that somebody else can write.
@@ -10,14 +10,12 @@ import functools
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
+
+import msgspec
 
 from hpcgen.config.corpus import SPLITS, WHOLE
 from hpcgen.text import counted, few
-
-if TYPE_CHECKING:
-    from hpcgen.data.manifest import ManifestFile
 
 PARQUET = ".parquet"
 SUFFIXES = (".jsonl", ".jsonl.zst", ".jsonl.gz", PARQUET)
@@ -26,6 +24,23 @@ _MORE_SUFFIXES = (".json", ".json.zst", ".json.gz")
 """Suffixes that need a pattern: in some corpora (C4, Dolma) these files are JSON Lines, elsewhere one JSON document."""
 _LONGEST_SEGMENT = 200
 """Maximum bytes of a path segment. File systems allow 255, but private files and records have longer names."""
+
+
+class ManifestFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One file of a corpus. It has either a `url`, or the `path` of a local file."""
+
+    name: str
+    """Relative path with forward slashes; unique in the corpus."""
+    split: str
+    """train, valid or test if data.corpus.splits assigns files to splits, otherwise "corpus"."""
+    size: int | None = None
+    """Size in bytes; None if the source does not state it."""
+    sha256: str | None = None
+    """SHA-256 of the content in hexadecimal; None if the source does not state it."""
+    modified_ns: int | None = None
+    """Modification time of the file at `path` (ns), to detect changes after planning."""
+    url: str | None = None
+    path: str | None = None
 
 
 def extracted_name(name: str) -> str:

@@ -16,30 +16,13 @@ from pathlib import Path
 import msgspec
 
 from hpcgen.config.corpus import CorpusJob
-from hpcgen.data.listed_files import problems
+from hpcgen.data.listed_files import ManifestFile, problems
 from hpcgen.errors import HpcgenError
 from hpcgen.files import Share, private_file, publish
 from hpcgen.text import counted
 from trainer.contract.files.regular_file import open_regular, read_bytes
 
 VERSION = 1
-
-
-class ManifestFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One file of a corpus. It has either a `url`, or the `path` of a local file."""
-
-    name: str
-    """Relative path with forward slashes; unique in the corpus."""
-    split: str
-    """train, valid or test if data.corpus.splits assigns files to splits, otherwise "corpus"."""
-    size: int | None = None
-    """Size in bytes; None if the source does not state it."""
-    sha256: str | None = None
-    """SHA-256 of the content in hexadecimal; None if the source does not state it."""
-    modified_ns: int | None = None
-    """Modification time of the file at `path` (ns), to detect changes after planning."""
-    url: str | None = None
-    path: str | None = None
 
 
 class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

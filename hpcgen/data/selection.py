@@ -10,8 +10,7 @@ from fnmatch import fnmatchcase
 import msgspec
 
 from hpcgen.config.corpus import SPLITS, WHOLE, CorpusConfig, has_own_splits
-from hpcgen.data.listed_files import PARQUET, SUFFIXES, problems
-from hpcgen.data.manifest import ManifestFile
+from hpcgen.data.listed_files import PARQUET, SUFFIXES, ManifestFile, problems
 from hpcgen.errors import ConfigErrors, HpcgenError, Mistake
 from hpcgen.text import counted, few
 

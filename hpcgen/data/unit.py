@@ -12,7 +12,7 @@ from hpcgen.data.record import SIDE_FILE, FileIdentity, read_record
 from hpcgen.errors import HpcgenError
 
 if TYPE_CHECKING:
-    from hpcgen.data.manifest import ManifestFile
+    from hpcgen.data.listed_files import ManifestFile
 
 
 @dataclass(frozen=True, kw_only=True)

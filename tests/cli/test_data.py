@@ -15,7 +15,8 @@ from click.testing import CliRunner
 
 from hpcgen import load_run, plan
 from hpcgen.cli.data import SECTIONS, command
-from hpcgen.data.manifest import Manifest, ManifestFile, manifest_path, write_manifest
+from hpcgen.data.listed_files import ManifestFile
+from hpcgen.data.manifest import Manifest, manifest_path, write_manifest
 from hpcgen.errors import HpcgenError
 from tests.cli.command import hpcgen, listing
 from tests.runs import minimal_run, write_yaml

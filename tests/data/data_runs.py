@@ -14,7 +14,8 @@ import zstandard
 
 from hpcgen.config.corpus import CorpusConfig, CorpusJob, SourceConfig
 from hpcgen.config.tokenizer import TokenizerConfig
-from hpcgen.data.manifest import Manifest, ManifestFile, manifest_path, read_manifest, write_manifest
+from hpcgen.data.listed_files import ManifestFile
+from hpcgen.data.manifest import Manifest, manifest_path, read_manifest, write_manifest
 from hpcgen.data.stages import configuration, units
 from hpcgen.data.task import TaskReport, make_unit, run_task
 from hpcgen.data.unit import Unit

@@ -13,7 +13,8 @@ from hpcgen.config.corpus import CorpusConfig, CorpusJob, SourceConfig, UrlSourc
 from hpcgen.config.tokenizer import TokenizerConfig
 from hpcgen.data import part
 from hpcgen.data.http import RetryPolicy, Web
-from hpcgen.data.manifest import Manifest, ManifestFile
+from hpcgen.data.listed_files import ManifestFile
+from hpcgen.data.manifest import Manifest
 from hpcgen.data.transfer import Wanted, fetched
 from hpcgen.files import publish
 from tests.http_server import Server

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from hpcgen.data.http import Web
-from hpcgen.data.manifest import Manifest, ManifestFile
+from hpcgen.data.listed_files import ManifestFile
+from hpcgen.data.manifest import Manifest
 from hpcgen.data.progress import Step
 from hpcgen.data.record import read_record
 from hpcgen.data.stages import units

@@ -11,7 +11,8 @@ import pytest
 from hpcgen.config.corpus import CorpusConfig, CorpusJob
 from hpcgen.config.tokenizer import TokenizerConfig
 from hpcgen.data.first_documents import check_first_documents
-from hpcgen.data.manifest import Manifest, ManifestFile, manifest_path, read_manifest
+from hpcgen.data.listed_files import ManifestFile
+from hpcgen.data.manifest import Manifest, manifest_path, read_manifest
 from hpcgen.data.task import run_task
 from hpcgen.errors import HpcgenError
 from tests.http_server import http_server

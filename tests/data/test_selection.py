@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from hpcgen.config.corpus import CorpusConfig, SplitPatterns
-from hpcgen.data.manifest import ManifestFile
+from hpcgen.data.listed_files import ManifestFile
 from hpcgen.data.selection import evenly_spread, matches, sample_sizes, select
 from hpcgen.errors import ConfigErrors, HpcgenError
 

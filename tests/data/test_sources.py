@@ -12,7 +12,8 @@ import pytest
 
 from hpcgen.config.corpus import CorpusConfig, CorpusJob, HubSource, SourceConfig, UrlSource
 from hpcgen.config.tokenizer import TokenizerConfig
-from hpcgen.data.manifest import Manifest, ManifestFile, manifest_path, write_manifest
+from hpcgen.data.listed_files import ManifestFile
+from hpcgen.data.manifest import Manifest, manifest_path, write_manifest
 from hpcgen.data.pending import pending
 from hpcgen.data.sources import check_source, list_source
 from hpcgen.data.sources.directory import with_hashes

@@ -15,7 +15,8 @@ import pytest
 from hpcgen.config.corpus import CorpusConfig, CorpusJob, SplitPatterns
 from hpcgen.config.tokenizer import TokenizerConfig, gpt2_files
 from hpcgen.data import concurrent_map
-from hpcgen.data.manifest import Manifest, ManifestFile, manifest_path, read_manifest, write_manifest
+from hpcgen.data.listed_files import ManifestFile
+from hpcgen.data.manifest import Manifest, manifest_path, read_manifest, write_manifest
 from hpcgen.data.pair_records import find_records, stale_pairs
 from hpcgen.data.pending import pending
 from hpcgen.data.record import FileIdentity, Record, read_record, record_path, write_record

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from hpcgen import load_run, plan, render
-from hpcgen.data.manifest import Manifest, ManifestFile, manifest_path, write_manifest
+from hpcgen.data.listed_files import ManifestFile
+from hpcgen.data.manifest import Manifest, manifest_path, write_manifest
 from tests.runs import minimal_run, write_yaml
 from tests.standins import batch
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from hpcgen.data.manifest import ManifestFile
+from hpcgen.data.listed_files import ManifestFile
 from hpcgen.data.sources.listing import UNSPLIT, Listing
 from hpcgen.data.workers import cores
 from hpcgen.errors import HpcgenError, Problem

@@ -10,8 +10,7 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
-from hpcgen.data.listed_files import url_reason
-from hpcgen.data.manifest import ManifestFile
+from hpcgen.data.listed_files import ManifestFile, url_reason
 from hpcgen.data.sources.listing import UNSPLIT, Listing
 from hpcgen.errors import ConfigErrors, HpcgenError, Mistake
 from hpcgen.text import counted, few

@@ -30,8 +30,7 @@ from hpcgen.data.http import (
     retry_after_s,
     token_for,
 )
-from hpcgen.data.listed_files import url_reason
-from hpcgen.data.manifest import ManifestFile
+from hpcgen.data.listed_files import ManifestFile, url_reason
 from hpcgen.data.sources.listing import UNSPLIT, Listing
 from hpcgen.data.sources.url import INTERACTIVE
 from hpcgen.errors import HpcgenError

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hpcgen.config.corpus import WHOLE
-from hpcgen.data.manifest import ManifestFile
+from hpcgen.data.listed_files import ManifestFile
 
 UNSPLIT = WHOLE
 """Split of files before `hpcgen.data.selection` assigns them."""

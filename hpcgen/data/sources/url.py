@@ -8,8 +8,7 @@ from urllib.parse import unquote, urlsplit
 
 from hpcgen.config.corpus import UrlSource
 from hpcgen.data.http import FileNotOnServer, RetryPolicy, Web, authorization, content_total, redacted
-from hpcgen.data.listed_files import url_reason
-from hpcgen.data.manifest import ManifestFile
+from hpcgen.data.listed_files import ManifestFile, url_reason
 from hpcgen.data.sources.listing import UNSPLIT, Listing
 from hpcgen.errors import HpcgenError
 from hpcgen.text import counted, few

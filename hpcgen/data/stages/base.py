@@ -14,7 +14,8 @@ from hpcgen.data.unit import Input, Unit
 from hpcgen.data.workers import cores
 
 if TYPE_CHECKING:
-    from hpcgen.data.manifest import Manifest, ManifestFile
+    from hpcgen.data.listed_files import ManifestFile
+from hpcgen.data.manifest import Manifest
 
 Bounds = tuple[float, float]
 """Lower and upper bound."""

@@ -24,7 +24,8 @@ from hpcgen.files import private_file
 from hpcgen.text import counted
 
 if TYPE_CHECKING:
-    from hpcgen.data.manifest import Manifest, ManifestFile
+    from hpcgen.data.listed_files import ManifestFile
+from hpcgen.data.manifest import Manifest
 
 _BLOCK_BYTES = 4 * 1024 * 1024
 

@@ -19,7 +19,8 @@ from trainer.contract.files.regular_file import open_regular
 
 if TYPE_CHECKING:
     from hpcgen.data.http import Web
-    from hpcgen.data.manifest import Manifest, ManifestFile
+    from hpcgen.data.listed_files import ManifestFile
+from hpcgen.data.manifest import Manifest
 
 _BLOCK = 1 << 20
 

@@ -16,7 +16,7 @@ from hpcgen.data.unit import Input, Unit
 from hpcgen.errors import HpcgenError
 
 if TYPE_CHECKING:
-    from hpcgen.data.manifest import ManifestFile
+    from hpcgen.data.listed_files import ManifestFile
 
 _TOKEN_BYTES = {"uint16": (0.35, 0.95), "int32": (0.5, 1.9), "bytes": (1.6, 2.05)}
 """Bytes of .bin per byte of JSON Lines. Measured with GPT-2's vocabulary: SlimPajama 0.46, source code 0.83. If most of
