@@ -11,7 +11,7 @@ from hpcgen.config.container import Runtime, is_image_file
 from hpcgen.config.loader import Run, load_cluster_run
 from hpcgen.config.program import ProgramConfig
 from hpcgen.config.run import RunConfig
-from hpcgen.planning.allocation import within_limit
+from hpcgen.planning.request import within_limit
 from hpcgen.run_plan.plan import Plan, plan
 from hpcgen.stages import STAGES
 from hpcgen.stages.train import TRAIN

@@ -91,7 +91,7 @@ def command(
     from hpcgen.config.run import RunConfig
     from hpcgen.config.starter import TIME, program_starter, run_file, starter
     from hpcgen.config.validation import check_text
-    from hpcgen.planning.allocation import within_limit
+    from hpcgen.planning.request import within_limit
 
     _require_no_model(program, preset, hf_dir)
     _require_compatible(preset, cluster, script, hf_dir, overrides)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from hpcgen.config.stages import STAGE_ROWS
 from hpcgen.errors import HpcgenError
-from hpcgen.stages import STAGES
 
 if TYPE_CHECKING:
     from hpcgen.config.loader import Run
@@ -26,7 +26,7 @@ RUN_FILE = Path("run.yaml")
 class StageChoice(click.Choice[str]):
     """One of the stage names in `stages`. Errors suggest the nearest name, or what to type instead."""
 
-    def __init__(self, stages: Iterable[str] = STAGES) -> None:
+    def __init__(self, stages: Iterable[str] = STAGE_ROWS) -> None:
         self._stages = tuple(stages)
         super().__init__(self._stages)
 
@@ -40,10 +40,10 @@ class StageChoice(click.Choice[str]):
         raise click.BadParameter(f"{value!r} is not a stage of this command; {hint}", ctx, param)
 
 
-def stage_list(stages: Iterable[str] = STAGES) -> str:
+def stage_list(stages: Iterable[str] = STAGE_ROWS) -> str:
     """A table of `stages` and their summaries for the end of a command's help."""
-    width = max(map(len, STAGES))
-    rows = [f"  {name:<{width}}  {STAGES[name].summary}" for name in stages]
+    width = max(map(len, STAGE_ROWS))
+    rows = [f"  {name:<{width}}  {STAGE_ROWS[name].summary}" for name in stages]
     return "\n".join(("\b", "Stages:", *rows))
 
 
@@ -125,8 +125,8 @@ def read_run(
     Raises:
         HpcgenError: the options conflict, or the run file or profile is invalid.
     """
-    if config is None and cluster is not None and STAGES[stage].needs:
-        others = ", ".join(name for name, other in STAGES.items() if not other.needs)
+    if config is None and cluster is not None and STAGE_ROWS[stage].needs:
+        others = ", ".join(name for name, other in STAGE_ROWS.items() if not other.needs)
         hint = f"use -c run.yaml. --cluster alone works for {others}"
         raise HpcgenError(f"stage {stage} needs a run file", hint)
     return read_run_or_cluster(config, cluster, run_dir, overrides)

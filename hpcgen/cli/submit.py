@@ -20,8 +20,8 @@ from hpcgen.cli.options import (
     templates_option,
     warn,
 )
+from hpcgen.config.stages import STAGE_ROWS
 from hpcgen.errors import JobStopped
-from hpcgen.stages import STAGES
 from hpcgen.text import counted
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from hpcgen.slurm.job import Job, Progress
 
 
-SUBMITTED = tuple(name for name, stage in STAGES.items() if stage.by_submitit)
+SUBMITTED = tuple(name for name, stage in STAGE_ROWS.items() if stage.by_submitit)
 
 
 @click.command("submit", epilog=stage_list(SUBMITTED))

@@ -13,7 +13,7 @@ import click
 
 from hpcgen.cli.lazy import CommandGroup
 from hpcgen.cli.options import complete_clusters, json_option, templates_option
-from hpcgen.stages import FRAMES, STAGES
+from hpcgen.config.stages import FRAMES, STAGE_ROWS
 from hpcgen.text import counted, did_you_mean
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hpcgen.slurm.rendering.inventory import TemplateFile
     from hpcgen.slurm.rendering.replaced import Replaced
 
-NAMES = (*FRAMES, *STAGES)
+NAMES = (*FRAMES, *STAGE_ROWS)
 
 
 @click.group("templates", cls=CommandGroup)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from hpcgen.stages import STAGES, stage_called
+from hpcgen.config.stages import STAGE_ROWS, stage_called
 
 _LOOK = "hpcgen report RUN_DIR shows a run"
 _STOP = (
@@ -310,7 +310,7 @@ def meaning(group: str, word: str) -> str:
 
 def known_words(group: str) -> list[str]:
     """All words that `meaning` knows in place of a command of `group`."""
-    return list(GROUPS.get(group, {})) if group else [*TOP, *STAGES]
+    return list(GROUPS.get(group, {})) if group else [*TOP, *STAGE_ROWS]
 
 
 def file_meaning(word: str) -> str:

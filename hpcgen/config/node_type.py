@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from hpcgen.config.container import MountPath, Runtime
 from hpcgen.config.fields import EnvironmentName, Mask, Name, Text
-from hpcgen.stages import STAGES
+from hpcgen.config.stages import STAGE_ROWS
 from trainer.contract.config import Count, Fraction, NonNegative, PositiveFloat
 from trainer.contract.config.section import config_section
 from trainer.contract.health import Threshold
@@ -15,7 +15,7 @@ from trainer.contract.health import Threshold
 if TYPE_CHECKING:
     GpuStage = str
 else:
-    GpuStage = Literal[tuple(name for name, stage in STAGES.items() if stage.uses_gpus)]
+    GpuStage = Literal[tuple(name for name, stage in STAGE_ROWS.items() if stage.uses_gpus)]
 """Name of a stage that uses GPUs."""
 
 BusId = Annotated[

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import field
 from typing import TypeVar
 
-from hpcgen.config.slurm import StageSettings
-from hpcgen.stages import STAGES, Stage, stage_called
+from hpcgen.config.slurm import ArraySettings, StageSettings
+from hpcgen.config.stages import STAGE_ROWS, StageRow, stage_called
 from trainer.contract.config.section import config_section
 
 T = TypeVar("T")
@@ -14,8 +14,8 @@ T = TypeVar("T")
 
 def _with_stages(cls: type[T]) -> type[T]:
     """Adds a field for each stage to a class before it becomes a dataclass."""
-    for stage in STAGES.values():
-        settings = stage.settings
+    for stage in STAGE_ROWS.values():
+        settings = ArraySettings if stage.is_array else StageSettings
         cls.__annotations__[stage.section] = settings
         documented = field(default_factory=settings, metadata={"doc": stage.settings_doc})
         setattr(cls, stage.section, documented)
@@ -30,7 +30,7 @@ class SlurmConfig:
     defaults: StageSettings = field(default_factory=StageSettings)
     """Defaults for all stages."""
 
-    def of(self, stage: Stage) -> StageSettings:
+    def of(self, stage: StageRow) -> StageSettings:
         """The section of a stage."""
         settings: StageSettings = getattr(self, stage.section)
         return settings

@@ -13,7 +13,7 @@ from hpcgen.errors import HpcgenError
 
 if TYPE_CHECKING:
     from hpcgen.data.listed_files import ManifestFile
-from hpcgen.data.manifest import Manifest
+    from hpcgen.data.manifest import Manifest
 
 
 @dataclass(frozen=True)

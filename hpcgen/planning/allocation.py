@@ -1,31 +1,29 @@
-"""The Slurm resources of a stage: its settings from run file and cluster, and the resulting directives.
-
-`hpcgen.run_plan.stage` adds the directives that every job has: name, log, signal and requeue.
-"""
+"""The allocation of a stage: its nodes and tasks, and the options of sbatch and srun that request them."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
 
-from hpcgen.config.cluster import ClusterConfig
 from hpcgen.config.fields import seconds, slurm_time
-from hpcgen.config.invalid import decidable, if_valid
-from hpcgen.config.node_type import NodeType
-from hpcgen.config.run import RunConfig
-from hpcgen.config.sbatch_options import OWN_OPTIONS, release_with
 from hpcgen.config.slurm import StageSettings
-from hpcgen.errors import Problem
-from hpcgen.planning.array import Array, make_array
-from hpcgen.stages import Stage
-from hpcgen.text import counted, one_of
+from hpcgen.text import ranges
 
 MAX_RESTARTS = 100
 
-OLDEST_SLURM = "20.11"
-"""Oldest version whose --exclusive, step resources and requeue signals behave as the scripts expect."""
+
+@dataclass(frozen=True)
+class Array:
+    """A job array. Task t produces the outputs t, t + num_tasks, t + 2 num_tasks and so on."""
+
+    num_tasks: int
+    array_parallelism: int | None = None
+    """Maximum number of tasks that run at the same time; None for no limit."""
+
+    def option(self, tasks: Sequence[int] | None = None) -> str:
+        """The value of sbatch's --array for `tasks` in ascending order (None: all), such as 0-3,7%2."""
+        limit = f"%{self.array_parallelism}" if self.array_parallelism else ""
+        return ranges(range(self.num_tasks) if tasks is None else tasks) + limit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,256 +111,3 @@ class Allocation:
 
 def _text(value: int | None) -> str | None:
     return None if value is None else str(value)
-
-
-def stage_settings(stage: Stage, config: RunConfig, cluster: ClusterConfig) -> StageSettings:
-    """The settings of a stage, from its own section, `slurm.defaults` and the cluster, in this order."""
-    own = config.slurm.of(stage)
-    layers = (own, config.slurm.defaults, cluster.slurm)
-    chosen: dict[str, Any] = {}
-    for field in dataclasses.fields(own):
-        # only the stage's own section has the keys of arrays
-        given = (getattr(layer, field.name, None) for layer in layers)
-        chosen[field.name] = next((value for value in given if value is not None), None)
-    if stage.time_limit is not None:
-        # with training's time limit, a short job would wait for a long slot
-        limit = stage.time_limit
-        chosen["time"] = if_valid(lambda: own.time or within_limit(limit, chosen["partition"], cluster))
-    if stage.one_node_by_default:
-        chosen["nodes"] = own.nodes
-    chosen["extra_directives"] = if_valid(
-        lambda: tuple(option for _, option in _extra_directives(stage, config, cluster))
-    )
-    return type(own)(**chosen)
-
-
-def _extra_directives(stage: Stage, config: RunConfig, cluster: ClusterConfig) -> Iterator[tuple[Place, str]]:
-    """Yields the cluster's extra sbatch options, then the run's, each with its place.
-
-    sbatch uses the last of two options with the same name, so a cluster option that the run also sets is omitted.
-    """
-    name = "extra_directives"
-    own = config.slurm.of(stage)
-    run_options, where = own.extra_directives, Place(f"slurm.{stage.section}.{name}")
-    if run_options is None:
-        run_options, where = config.slurm.defaults.extra_directives or (), Place(f"slurm.defaults.{name}")
-    given = {_option_name(option) for option in run_options}
-    for index, option in enumerate(cluster.slurm.extra_directives or ()):
-        if _option_name(option) not in given:
-            yield Place(f"slurm.{name}[{index}]", "cluster"), option
-    for index, option in enumerate(run_options):
-        yield Place(f"{where.path}[{index}]"), option
-
-
-def _option_name(directive: str) -> str:
-    return directive[2:].partition("=")[0]
-
-
-def within_limit(time: str, partition: str | None, cluster: ClusterConfig) -> str:
-    """The smaller of a time limit and the partition's maximum."""
-    asked = [cluster.partitions.get(name) for name in (partition or "").split(",")]
-    limits = [limits.max_time for limits in asked if limits is not None and limits.max_time]
-    return min((time, *limits), key=seconds)
-
-
-@dataclass(frozen=True)
-class Place:
-    """The place of a setting: a dotted path in the run file or in the cluster profile."""
-
-    path: str
-    file: Literal["run", "cluster"] = "run"
-
-    def problem(self, reason: str, hint: str = "") -> Problem:
-        """A problem with the setting."""
-        return Problem(self.path, reason, hint, self.file)
-
-
-def place_of(stage: Stage, name: str, config: RunConfig, cluster: ClusterConfig) -> Place:
-    """The place that sets a stage's setting, or the stage's own section if it is not set."""
-    own_alone = (name == "time" and stage.time_limit is not None) or (
-        name == "nodes" and stage.one_node_by_default
-    )
-    if getattr(config.slurm.of(stage), name) is None and not own_alone:
-        if getattr(config.slurm.defaults, name) is not None:
-            return Place(f"slurm.defaults.{name}")
-        if getattr(cluster.slurm, name) is not None:
-            return Place(f"slurm.{name}", "cluster")
-    return Place(f"slurm.{stage.section}.{name}")
-
-
-def make_allocation(
-    stage: Stage, config: RunConfig, cluster: ClusterConfig, node_type: NodeType
-) -> Allocation:
-    """The allocation of `stage`."""
-    settings = stage_settings(stage, config, cluster)
-    gpus = node_type.gpus_per_node if stage.uses_gpus else 0
-    spares = stage.spare_nodes(config)
-    ranks = 1 if stage.is_single_task else settings.ntasks_per_node or gpus or 1
-    tasks = stage.tasks_per_node(config, ranks)
-    share = max(1, node_type.cpus_per_node // tasks) if node_type.cpus_per_node else None
-    cpus = if_valid(lambda: settings.cpus_per_task or stage.cpus_per_task(share))
-    exclusive = node_type.exclusive and not _shares_node(stage, settings)
-    return Allocation(
-        nodes=1 if stage.is_single_task else settings.nodes or 1,
-        ntasks_per_node=tasks,
-        cpus_per_task=cpus,
-        gpus_per_node=if_valid(lambda: 0 if cluster.gres == "none" else gpus),
-        gres=cluster.gres,
-        exclusive=exclusive,
-        settings=settings,
-        cpu_masks=if_valid(lambda: _cpu_masks(node_type, tasks, cpus) if gpus and exclusive else ()),
-        spare_nodes=spares,
-        no_kill=spares > 0 or stage.no_kill,
-        ranks_per_node=ranks,
-        array=if_valid(lambda: make_array(stage, config, cluster)),
-    )
-
-
-def _cpu_masks(node_type: NodeType, tasks: int, cpus_per_task: int | None) -> tuple[str, ...]:
-    """The CPU masks of a node's ranks, if the step has all their CPUs. srun refuses masks with CPUs outside the step.
-
-    `--cpus-per-task` limits the step to that many CPUs per task, because it implies --exact.
-    """
-    masks = node_type.cpu_masks
-    fits = all(cpus_per_task in (None, int(mask, 16).bit_count()) for mask in masks)
-    return masks if len(masks) == tasks and fits else ()
-
-
-def _shares_node(stage: Stage, settings: StageSettings) -> bool:
-    """Returns True if other jobs may run on the stage's node. An array task with `cpus_per_task` leaves the remaining
-    CPUs and the GPUs to them."""
-    return stage.shares_node or (stage.is_array and settings.cpus_per_task is not None)
-
-
-def allocation_problems(
-    stage: Stage, config: RunConfig, cluster: ClusterConfig, node_type: NodeType
-) -> Iterator[Problem]:
-    """Yields settings that Slurm would refuse or treat differently from the plan."""
-    settings = if_valid(lambda: stage_settings(stage, config, cluster))
-    allocation = if_valid(lambda: make_allocation(stage, config, cluster, node_type))
-
-    def place(name: str) -> Place:
-        return place_of(stage, name, config, cluster)
-
-    yield from decidable(_time_problems(settings, place))
-    yield from decidable(_partition_problems(allocation, settings, cluster, place))
-    yield from decidable(_task_problems(allocation, node_type, place))
-    yield from decidable(_single_node_problems(stage, settings, place))
-    yield from decidable(_directive_problems(stage, config, cluster))
-
-
-def _time_problems(settings: StageSettings, place: Callable[[str], Place]) -> Iterator[Problem]:
-    if settings.time is None:
-        reason = "is missing. Without a time limit, the job never gets the signal to save a last checkpoint"
-        yield place("time").problem(reason, "set one, for example 1-00:00:00")
-    elif seconds(settings.time) == 0:
-        reason = (
-            "means no limit to Slurm. Without one, the job never gets the signal to save a last checkpoint"
-        )
-        yield place("time").problem(reason, "set a limit")
-
-
-def _directive_problems(stage: Stage, config: RunConfig, cluster: ClusterConfig) -> Iterator[Problem]:
-    """Yields extra options that hpcgen sets itself, that cannot work, or that are duplicates."""
-    seen: set[str] = set()
-    for item, directive in _extra_directives(stage, config, cluster):
-        option = _option_name(directive)
-        if option.startswith("container"):
-            reason = "runs the batch script itself in a container, where srun is not available"
-            yield item.problem(reason, "remove it and use the section container")
-            continue
-        # sbatch accepts any unambiguous prefix of an option
-        if own := next((name for name in sorted(OWN_OPTIONS) if name.startswith(option)), None):
-            yield item.problem(
-                f"sets --{own}, which hpcgen sets itself", "remove it and use the key for this option"
-            )
-        elif option in seen:
-            yield item.problem(
-                f"is a duplicate of --{option}; sbatch uses the last one", "remove one of them"
-            )
-        elif cluster.slurm_version and cluster.slurm_version < (
-            release := release_with(option, directive.partition("=")[2])
-        ):
-            reason = f"requires Slurm {release}, but slurm_version of the cluster profile is {cluster.slurm_version}"
-            yield item.problem(reason, "remove it, or correct slurm_version")
-        seen.add(option)
-
-
-def _task_problems(
-    allocation: Allocation, node_type: NodeType, place: Callable[[str], Place]
-) -> Iterator[Problem]:
-    settings, gpus = allocation.settings, allocation.gpus_per_node
-    tasks, cpus = allocation.ntasks_per_node, settings.cpus_per_task or 1
-    if gpus and allocation.ranks_per_node > gpus:
-        reason = f"is more than the {counted(gpus, 'GPU')} of a node. Each rank needs its own GPU"
-        yield place("ntasks_per_node").problem(reason, f"use at most {gpus}")
-    if node_type.cpus_per_node and tasks * cpus > node_type.cpus_per_node:
-        where = place("cpus_per_task" if settings.cpus_per_task else "ntasks_per_node")
-        reason = f"requests {tasks} x {cpus} CPUs per node, but nodes have {node_type.cpus_per_node}"
-        yield where.problem(reason, f"use at most {node_type.cpus_per_node // tasks or 1} CPUs per task")
-
-
-def _single_node_problems(
-    stage: Stage, settings: StageSettings, place: Callable[[str], Place]
-) -> Iterator[Problem]:
-    if not stage.is_single_task:
-        return
-    for name in ("nodes", "ntasks_per_node"):
-        # only the stage's own section counts: settings for all stages are not meant for a single-task stage
-        where = place(name)
-        if (getattr(settings, name) or 1) > 1 and where.path.startswith(f"slurm.{stage.section}."):
-            yield where.problem(
-                f"is more than 1, but stage {stage.name} runs as one task on one node", "remove it"
-            )
-
-
-def _partition_problems(
-    allocation: Allocation, settings: StageSettings, cluster: ClusterConfig, place: Callable[[str], Place]
-) -> Iterator[Problem]:
-    for name in (settings.partition or "").split(",") if cluster.partitions else ():
-        if not name:
-            continue
-        if name not in cluster.partitions:
-            hint = f"use {one_of(tuple(cluster.partitions))}, or add it to the profile's partitions"
-            yield place("partition").problem("is not a partition of the cluster profile", hint)
-            continue
-        limits = cluster.partitions[name]
-        reason = f"is more than partition {name} allows"
-        yield from decidable(_partition_time_problems(settings, limits.max_time, reason, place))
-        yield from decidable(_partition_size_problems(allocation, limits.max_nodes, reason, place))
-
-
-def _partition_time_problems(
-    settings: StageSettings, max_time: str | None, reason: str, place: Callable[[str], Place]
-) -> Iterator[Problem]:
-    if max_time and settings.time and seconds(settings.time) > seconds(max_time):
-        yield place("time").problem(reason, f"use at most {max_time}")
-
-
-def _partition_size_problems(
-    allocation: Allocation, max_nodes: int | None, reason: str, place: Callable[[str], Place]
-) -> Iterator[Problem]:
-    spares = allocation.spare_nodes
-    if max_nodes and allocation.nodes + spares > max_nodes:
-        with_spares = f"{reason} with preflight.spare_nodes = {spares}" if spares else reason
-        yield place("nodes").problem(with_spares, f"use at most {max(0, max_nodes - spares)}")
-
-
-def cluster_problems(cluster: ClusterConfig, node_type: NodeType) -> Iterator[Problem]:
-    """Yields contradictions within a profile and its node type."""
-    yield from decidable(_gres_problems(cluster, node_type))
-    yield from decidable(_version_problems(cluster))
-
-
-def _gres_problems(cluster: ClusterConfig, node_type: NodeType) -> Iterator[Problem]:
-    count = cluster.gres.rpartition(":")[2]
-    if count.isdigit() and int(count) != node_type.gpus_per_node:
-        asked = f"{counted(int(count), 'GPU')} per node"
-        reason = f"requests {asked}, but node type {cluster.node_type} has {node_type.gpus_per_node}"
-        yield Problem("gres", reason, f"change the count to {node_type.gpus_per_node}", "cluster")
-
-
-def _version_problems(cluster: ClusterConfig) -> Iterator[Problem]:
-    if cluster.slurm_version is not None and cluster.slurm_version < OLDEST_SLURM:
-        reason = f"is older than {OLDEST_SLURM}, the oldest version that the scripts support"
-        yield Problem("slurm_version", reason, f"use Slurm {OLDEST_SLURM} or newer", "cluster")

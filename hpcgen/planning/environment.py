@@ -16,11 +16,12 @@ from hpcgen.config.loader import Run
 from hpcgen.config.node_type import NodeType
 from hpcgen.config.node_types import read_node_type
 from hpcgen.config.run import RunConfig
+from hpcgen.config.stages import STAGE_ROWS
 from hpcgen.errors import Problem
-from hpcgen.planning.allocation import make_allocation
+from hpcgen.planning.kind import Stage
+from hpcgen.planning.request import make_allocation
 from hpcgen.planning.secret import SECRET, SECRET_VALUE
 from hpcgen.planning.software import LAST_RELEASE_WITH_SHARP, holds_for, ngc_release, runtime, torch_version
-from hpcgen.stages import STAGES, Stage
 
 ON_SCRATCH = ("HOME", "TMPDIR", "XDG_CACHE_HOME", "HF_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
 """Variables that the script sets so that the tasks' caches are on the node."""
@@ -40,7 +41,7 @@ LOADS_CODE = frozenset(
 
 RESERVED = frozenset(
     (
-        *itertools.chain.from_iterable(stage.script_variables for stage in STAGES.values()),
+        *itertools.chain.from_iterable(stage.script_variables for stage in STAGE_ROWS.values()),
         *ON_SCRATCH,
         *BASH_VARIABLES,
         "CHECK_MEMLOCK",

@@ -16,13 +16,16 @@ from hpcgen.config.program import ProgramConfig
 from hpcgen.config.run import RunConfig
 from hpcgen.errors import Problem
 from hpcgen.files import no_access
-from hpcgen.planning.allocation import Allocation, make_allocation, place_of, stage_settings
+from hpcgen.planning.allocation import Allocation
 from hpcgen.planning.container import Container
 from hpcgen.planning.deepspeed.file import task_lines
+from hpcgen.planning.kind import Stage
+from hpcgen.planning.request import make_allocation, place_of, stage_settings
 from hpcgen.planning.software import runtime
-from hpcgen.stages import Stage
-from hpcgen.stages.run import SIGNAL_LEAD_S
 from hpcgen.text import duration
+
+SIGNAL_LEAD_S = 300
+"""Default time that a program has to save and stop."""
 
 IN_THE_JOB = {
     "RANK": "$SLURM_PROCID",

@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 
 from hpcgen.config.loader import Run
 from hpcgen.config.run import RunConfig
+from hpcgen.config.stages import RENDEZVOUS, STAGE_ROWS
 from hpcgen.config.validation import describe
 from hpcgen.errors import ConfigErrors, Problem
 from hpcgen.planning.environment import (
@@ -23,15 +24,15 @@ from hpcgen.planning.environment import (
     stage_secrets,
     uses_gpus,
 )
+from hpcgen.planning.kind import Stage
 from hpcgen.planning.known_variables import right_name
 from hpcgen.planning.paths import absolute_paths
 from hpcgen.planning.software import runtime
-from hpcgen.stages import STAGES, Stage
-from hpcgen.stages.stage import RENDEZVOUS
+from hpcgen.stages import STAGES
 from hpcgen.text import did_you_mean
 
 COMPUTED = {
-    **{name: how for stage in STAGES.values() for name, how in stage.script_variables.items()},
+    **{name: how for stage in STAGE_ROWS.values() for name, how in stage.script_variables.items()},
     "HOME": "SCRATCH/hpcgen-CLUSTER-JOBID, for the tasks only",
     "TMPDIR": "SCRATCH/hpcgen-CLUSTER-JOBID/tmp, for the tasks only",
     "XDG_CACHE_HOME": "SCRATCH/hpcgen-CLUSTER-JOBID/cache, for the tasks only",
@@ -78,7 +79,7 @@ class Explanation:
 
     def container_environment(self) -> tuple[str, ...]:
         """Names for pyxis's --container-env: the variables that a launch script must set or compute."""
-        rendezvous = RENDEZVOUS if STAGES[self.stage].has_ranks else ()
+        rendezvous = RENDEZVOUS if STAGE_ROWS[self.stage].has_ranks else ()
         return tuple(sorted({variable.name for variable in self.variables} | {*rendezvous, *self.secrets}))
 
     def only(self, patterns: Sequence[str]) -> Explanation:
@@ -270,7 +271,7 @@ def _unknown(name: str, stage: str, names: Sequence[str], secrets: Sequence[str]
     if name in RESERVED:
         return f"{name}: set by Slurm, the container or the image, not by stage {stage}; a run file may not set it"
     hint = did_you_mean(name.upper(), set(names), most=3)
-    if name in STAGES:
+    if name in STAGE_ROWS:
         hint = f"use --stage {name}"
     elif not hint and (right := right_name(name.upper())):
         hint = f"did you mean {right}?"

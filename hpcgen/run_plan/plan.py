@@ -19,8 +19,6 @@ from hpcgen.config.run import TRAINER_SECTIONS, RunConfig
 from hpcgen.config.validation import MISSING, describe
 from hpcgen.errors import ConfigErrors, HpcgenError, Problem
 from hpcgen.files import no_access
-from hpcgen.planning.allocation import allocation_problems, cluster_problems
-from hpcgen.planning.array import array_warnings
 from hpcgen.planning.container import (
     container_problems,
     container_warnings,
@@ -29,12 +27,14 @@ from hpcgen.planning.container import (
 )
 from hpcgen.planning.environment import all_environment_problems, environment_warnings
 from hpcgen.planning.held_out import trained_texts
+from hpcgen.planning.kind import Stage
 from hpcgen.planning.paths import absolute_paths, manifest_of, plain_path_problems, similar_path
 from hpcgen.planning.program import missing_script_warnings
+from hpcgen.planning.request import allocation_problems, array_warnings, cluster_problems
 from hpcgen.planning.resuming import no_checkpoints, proof_of_checkpoints
 from hpcgen.run_plan.stage import StagePlan, make_stage
 from hpcgen.run_plan.training import Training, plan_training
-from hpcgen.stages import STAGES, Stage
+from hpcgen.stages import STAGES
 from hpcgen.stages.data import PREPARE
 from hpcgen.stages.run import RUN
 from hpcgen.stages.train import TRAIN

@@ -13,7 +13,6 @@ from hpcgen.config.profiles import Profile
 from hpcgen.config.run import RunConfig
 from hpcgen.config.validation import build, describe
 from hpcgen.errors import Problem
-from hpcgen.planning.allocation import allocation_problems, cluster_problems
 from hpcgen.planning.container import container_problems, container_warnings, missing_file_warnings
 from hpcgen.planning.environment import (
     environment_problems,
@@ -22,6 +21,7 @@ from hpcgen.planning.environment import (
     stage_environment,
 )
 from hpcgen.planning.paths import absolute_paths
+from hpcgen.planning.request import allocation_problems, cluster_problems
 from hpcgen.stages import STAGES
 from hpcgen.stages.train import TRAIN
 

@@ -8,11 +8,11 @@ from pathlib import PurePosixPath
 
 from hpcgen.config.loader import Run
 from hpcgen.config.run import RunConfig
-from hpcgen.planning.allocation import Allocation, make_allocation
+from hpcgen.planning.allocation import Allocation
 from hpcgen.planning.container import Container, make_container
 from hpcgen.planning.environment import Variable, stage_environment, stage_secrets, uses_gpus
-from hpcgen.stages import Stage
-from hpcgen.stages.stage import Work
+from hpcgen.planning.kind import Stage, Work
+from hpcgen.planning.request import make_allocation
 from trainer.contract.config import TrainerConfig
 
 

@@ -13,7 +13,8 @@ from hpcgen.config.run import RunConfig
 from hpcgen.config.slurm import LONGEST_LEAD_S
 from hpcgen.errors import Problem
 from hpcgen.planning import checkpointing
-from hpcgen.planning.allocation import Allocation, place_of, within_limit
+from hpcgen.planning.allocation import Allocation
+from hpcgen.planning.request import place_of, within_limit
 from hpcgen.stages.train import TRAIN
 from hpcgen.text import duration
 from trainer.contract.config import TrainerConfig

@@ -15,10 +15,11 @@ from hpcgen.config.profiles import is_set_by_site
 from hpcgen.config.run import RunConfig
 from hpcgen.errors import HpcgenError, Problem
 from hpcgen.planning import checkpointing
-from hpcgen.planning.allocation import Allocation, Place, make_allocation, place_of
+from hpcgen.planning.allocation import Allocation
 from hpcgen.planning.functions import function_problems
 from hpcgen.planning.paths import trainer_data
 from hpcgen.planning.repairs import check
+from hpcgen.planning.request import Place, make_allocation, place_of
 from hpcgen.run_plan.time_limit import time_problems, timing
 from hpcgen.stages.evaluate import EVALUATE
 from hpcgen.stages.train import TRAIN

@@ -21,6 +21,7 @@ from submitit import LocalExecutor
 
 from hpcgen.errors import HpcgenError, JobFailed, JobStopped
 from hpcgen.files import write_text
+from hpcgen.planning.kind import Stage
 from hpcgen.planning.paths import corpus_job
 from hpcgen.run_plan.plan import Plan
 from hpcgen.run_plan.stage import StagePlan
@@ -30,7 +31,6 @@ from hpcgen.slurm.processes import kill_tree, term_exits
 from hpcgen.slurm.run_directory import Followed, make_job_directory, make_run_directory, sharing
 from hpcgen.slurm.shell import of_outer_launcher, without
 from hpcgen.slurm.tasks import ModuleTask, ShellTask
-from hpcgen.stages import Stage
 from trainer.contract.files.regular_file import read_bytes, read_text
 
 POLL_S = 0.3

@@ -6,17 +6,15 @@ import dataclasses
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from hpcgen.stages.stage import Advice, Export, Stage, Work
+from hpcgen.config.corpus import num_outputs
+from hpcgen.config.loader import Run
+from hpcgen.config.run import RunConfig
+from hpcgen.planning.allocation import Allocation
+from hpcgen.planning.kind import Advice, Export, Stage, Work
+from hpcgen.planning.paths import corpus_job, manifest_of
+from trainer.contract.config import TrainerConfig
 
-if TYPE_CHECKING:
-    from hpcgen.config.loader import Run
-    from hpcgen.config.run import RunConfig
-    from hpcgen.planning.allocation import Allocation
-    from trainer.contract.config import TrainerConfig
-
-JOB_FILE = "corpus.json"
 DOWNLOAD_CPUS = 4
 """CPUs of a download task, which mostly waits for the network and hashes the data."""
 HUB_OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
@@ -36,25 +34,10 @@ class CorpusStage(Stage):
     asks_hub: bool = False
     """The tasks download files, which may need a token."""
 
-    needs: Mapping[str, str] = dataclasses.field(
-        default_factory=lambda: {"data.corpus": "set at least its directory and source"}
-    )
-    is_array: bool = True
-    frame: str = "data"
-    is_single_task: bool = True
-    by_submitit: bool = True
-    own_variables: Mapping[str, str] = dataclasses.field(
-        default_factory=lambda: {"CORPUS_JOB": "RUN_DIR/jobs/ARRAY_TASK/corpus.json"}
-    )
-    config_file: str = JOB_FILE
-    config_variable: str = "CORPUS_JOB"
-
     def work(
         self, run: Run, config: RunConfig, allocation: Allocation, trainer: TrainerConfig | None
     ) -> Work:
         """The work of one task; the script adds the task ID. Requires a corpus in the run file."""
-        from hpcgen.planning.paths import corpus_job, manifest_of
-
         job = corpus_job(config)
         corpus, tokenizer, outputs = job.corpus, job.tokenizer, f"{job.corpus.directory}/{self.folder}"
         assert config.data.corpus is not None
@@ -67,7 +50,7 @@ class CorpusStage(Stage):
             reads=(source,) if source and self.reads_source else (),
             writes=(corpus.directory, *(() if self.makes_output_files else (outputs,))),
             large=(outputs,) if self.makes_output_files else (),
-            files={JOB_FILE: json.dumps(dataclasses.asdict(job), indent=1)},
+            files={self.config_file: json.dumps(dataclasses.asdict(job), indent=1)},
             values={"num_tasks": num_tasks},
         )
 
@@ -77,8 +60,6 @@ class CorpusStage(Stage):
 
     def max_tasks(self, config: RunConfig) -> int | None:
         """The number of output files, for stages that produce them."""
-        from hpcgen.config.corpus import num_outputs
-
         corpus = config.data.corpus
         return sum(num_outputs(corpus).values()) if corpus and self.makes_output_files else None
 
@@ -101,61 +82,11 @@ class CorpusStage(Stage):
                 )
 
 
-PREPARE = CorpusStage(
-    name="prepare",
-    other_names=("preprocess", "preprocess-data", "preprocessing", "preparation"),
-    order=60,
-    summary="makes the .bin/.idx pairs directly from the compressed files",
-    settings_doc="Resources for making the .bin/.idx pairs directly from the compressed files, in one pass.",
-    folder="tokens",
-    makes_output_files=True,
-    reads_source=True,
-    makes_pairs=True,
-    time_limit="12:00:00",
-)
+PREPARE = CorpusStage.of("prepare", folder="tokens", makes_output_files=True, reads_source=True)
 STAGES = (
-    CorpusStage(
-        name="download",
-        other_names=("fetch", "wget"),
-        order=20,
-        summary="fetches the files of the corpus",
-        settings_doc="Resources for downloading the files of the corpus.",
-        folder="download",
-        shares_node=True,
-        asks_hub=True,
-        time_limit="1-00:00:00",
-    ),
-    CorpusStage(
-        name="extract",
-        other_names=("decompress", "unpack", "unzip", "gunzip", "untar"),
-        order=30,
-        summary="makes plain JSON Lines from compressed and Parquet files",
-        settings_doc="Resources for decompressing the files of the corpus.",
-        folder="extract",
-        reads_source=True,
-        time_limit="8:00:00",
-    ),
-    CorpusStage(
-        name="concat",
-        other_names=("concatenate",),
-        order=40,
-        summary="joins the files of the corpus into num_output_files files",
-        settings_doc="Resources for joining the extracted files into num_output_files files.",
-        folder="concat",
-        makes_output_files=True,
-        reads_source=True,
-        time_limit="8:00:00",
-    ),
-    CorpusStage(
-        name="tokenize",
-        other_names=("tokenization", "encode"),
-        order=50,
-        summary="makes a .bin/.idx pair from each concatenated file",
-        settings_doc="Resources for tokenizing each concatenated file into a .bin/.idx pair.",
-        folder="tokens",
-        makes_output_files=True,
-        makes_pairs=True,
-        time_limit="8:00:00",
-    ),
+    CorpusStage.of("download", folder="download", asks_hub=True),
+    CorpusStage.of("extract", folder="extract", reads_source=True),
+    CorpusStage.of("concat", folder="concat", makes_output_files=True, reads_source=True),
+    CorpusStage.of("tokenize", folder="tokens", makes_output_files=True),
     PREPARE,
 )

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-from hpcgen.stages.stage import TRAINING, Export, Stage, Work
-
-if TYPE_CHECKING:
-    from hpcgen.config.loader import Run
-    from hpcgen.config.run import RunConfig
-    from hpcgen.errors import Problem
-    from hpcgen.planning.allocation import Allocation
-    from trainer.contract.config import TrainerConfig
-
-CONFIG_FILE = "evaluation.json"
+from hpcgen.config.loader import Run
+from hpcgen.config.run import RunConfig
+from hpcgen.errors import Problem
+from hpcgen.planning.allocation import Allocation
+from hpcgen.planning.config_text import config_text
+from hpcgen.planning.kind import Export, Stage, Work
+from hpcgen.planning.paths import checkpoint_directory
+from hpcgen.planning.trainer_tokenizer import tokenizer_files, tokenizer_name, tokenizer_problems
+from trainer.contract.config import TrainerConfig
+from trainer.contract.evaluation import DIRECTORY, EvaluationConfig, is_task_file
+from trainer.contract.task_files import code_of
 
 
 class Evaluate(Stage):
@@ -24,11 +25,6 @@ class Evaluate(Stage):
         self, run: Run, config: RunConfig, allocation: Allocation, trainer: TrainerConfig | None
     ) -> Work:
         """Evaluates the checkpoints that are due; without `evaluation.every`, the newest one."""
-        from hpcgen.planning.config_text import config_text
-        from hpcgen.planning.paths import checkpoint_directory
-        from hpcgen.planning.trainer_tokenizer import tokenizer_files, tokenizer_name
-        from trainer.contract.evaluation import EvaluationConfig, is_task_file
-
         settings, checkpoints = config.evaluation, checkpoint_directory(config)
         tokenizer = config.data.tokenizer
         evaluation = EvaluationConfig(
@@ -52,7 +48,7 @@ class Evaluate(Stage):
             reads=(checkpoints,),
             # data sets are locked in their cache while they are read
             writes=(settings.hf_home,) if settings.hf_home else (),
-            files={CONFIG_FILE: config_text(evaluation)},
+            files={self.config_file: config_text(evaluation)},
             values={
                 "checkpoints": checkpoints,
                 "evaluation_every": settings.every or 0,
@@ -62,9 +58,6 @@ class Evaluate(Stage):
 
     def problems(self, run: Run, trainer: TrainerConfig | None) -> Iterator[Problem]:
         """Yields mistakes that leave the job without work, or lm-eval without the tokenizer of the model."""
-        from hpcgen.errors import Problem
-        from hpcgen.planning.trainer_tokenizer import tokenizer_problems
-
         config = run.config
         if not config.evaluation.data and not config.evaluation.tasks:
             reason = "has neither data nor tasks, so stage evaluate has nothing to compute"
@@ -78,12 +71,6 @@ class Evaluate(Stage):
 
     def warnings(self, run: Run, trainer: TrainerConfig | None) -> Iterator[Problem]:
         """Yields a warning for each task file that runs code."""
-        from pathlib import Path
-
-        from hpcgen.errors import Problem
-        from trainer.contract.evaluation import is_task_file
-        from trainer.contract.task_files import code_of
-
         for index, task in enumerate(run.config.evaluation.tasks):
             if not is_task_file(task):
                 continue
@@ -97,8 +84,6 @@ class Evaluate(Stage):
 
     def results(self, config: RunConfig) -> str:
         """The directory with a file per checkpoint."""
-        from trainer.contract.evaluation import DIRECTORY
-
         return f"{config.paths.run_dir}/{DIRECTORY}"
 
     def exports(self, run: Run, config: RunConfig) -> Iterator[Export]:
@@ -110,19 +95,5 @@ class Evaluate(Stage):
             yield Export("HF_HOME", config.evaluation.hf_home, "Data sets of the tasks (evaluation.hf_home).")
 
 
-EVALUATE = Evaluate(
-    name="evaluate",
-    other_names=("eval", "evaluation", "lm-eval", "lm-harness", "perplexity", "ppl"),
-    order=85,
-    summary="evaluates checkpoints: perplexity and tasks of lm-eval",
-    settings_doc="Resources for evaluating checkpoints.",
-    uses_gpus=True,
-    by_submitit=True,
-    time_limit="4:00:00",
-    reads_trainer_config=True,
-    needs=TRAINING,
-    own_variables={"EVALUATION_CONFIG": "RUN_DIR/jobs/JOBID/evaluation.json"},
-    config_file=CONFIG_FILE,
-    config_variable="EVALUATION_CONFIG",
-)
+EVALUATE = Evaluate.of("evaluate")
 STAGES = (EVALUATE,)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING
 
+from hpcgen.config.loader import Run
+from hpcgen.config.run import RunConfig
 from hpcgen.errors import ConfigErrors, Problem
-from hpcgen.stages.stage import TRAINING, Stage, Work
-
-if TYPE_CHECKING:
-    from hpcgen.config.loader import Run
-    from hpcgen.config.run import RunConfig
-    from hpcgen.planning.allocation import Allocation
-    from trainer.contract.config import TrainerConfig
+from hpcgen.planning.allocation import Allocation
+from hpcgen.planning.kind import Stage, Work
+from hpcgen.planning.paths import checkpoint_directory
+from hpcgen.planning.trainer_tokenizer import tokenizer_files, tokenizer_name, tokenizer_problems
+from trainer.contract.config import TrainerConfig
+from trainer.contract.config.resolve import resolve_model
+from trainer.contract.families.huggingface import nearest_family
 
 
 class Export(Stage):
@@ -27,9 +28,6 @@ class Export(Stage):
         Raises:
             ConfigErrors: there is no directory.
         """
-        from hpcgen.planning.paths import checkpoint_directory
-        from hpcgen.planning.trainer_tokenizer import tokenizer_files, tokenizer_name
-
         settings, tokenizer = config.export, config.data.tokenizer
         if settings.directory is None:
             raise ConfigErrors([])  # `needs` reports it
@@ -53,10 +51,6 @@ class Export(Stage):
 
     def problems(self, run: Run, trainer: TrainerConfig | None) -> Iterator[Problem]:
         """Yields each key of the model that its family in transformers cannot express."""
-        from hpcgen.planning.trainer_tokenizer import tokenizer_problems
-        from trainer.contract.config.resolve import resolve_model
-        from trainer.contract.families.huggingface import nearest_family
-
         yield from tokenizer_problems(run.config.data.tokenizer, "export.directory")
         model = resolve_model(run.config.model)
         family = nearest_family(model, run.config.export.family)
@@ -70,17 +64,4 @@ class Export(Stage):
         return config.export.directory or ""
 
 
-STAGES = (
-    Export(
-        name="export",
-        other_names=("to-hf", "export-hf"),
-        order=87,
-        summary="writes the newest checkpoint as a Hugging Face directory",
-        settings_doc="Resources for exporting a checkpoint.",
-        is_single_task=True,
-        by_submitit=True,
-        uses_tokenizer=True,
-        needs={"model": TRAINING["model"], "export.directory": "name a new directory for the exported model"},
-        time_limit="4:00:00",
-    ),
-)
+STAGES = (Export.of("export"),)

@@ -5,17 +5,18 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING
 
+from hpcgen.config.loader import Run
+from hpcgen.config.run import RunConfig
 from hpcgen.errors import ConfigErrors, Problem
-from hpcgen.stages.stage import Export, Stage, Work
-
-if TYPE_CHECKING:
-    from hpcgen.config.loader import Run
-    from hpcgen.config.run import RunConfig
-    from hpcgen.planning.allocation import Allocation
-    from trainer.contract.config import TrainerConfig
-    from trainer.contract.generation import GenerationSettings
+from hpcgen.planning.allocation import Allocation
+from hpcgen.planning.kind import Export, Stage, Work
+from hpcgen.planning.paths import checkpoint_directory
+from hpcgen.planning.request import make_allocation
+from hpcgen.planning.trainer_tokenizer import tokenizer_files, tokenizer_name, tokenizer_problems
+from hpcgen.text import counted
+from trainer.contract.config import TrainerConfig
+from trainer.contract.generation import DIRECTORY, GenerationSettings
 
 
 class Generate(Stage):
@@ -29,9 +30,6 @@ class Generate(Stage):
         Raises:
             ConfigErrors: there are no prompts.
         """
-        from hpcgen.planning.paths import checkpoint_directory
-        from hpcgen.planning.trainer_tokenizer import tokenizer_files, tokenizer_name
-
         settings, tokenizer = config.generation, config.data.tokenizer
         if settings.prompts is None:
             raise ConfigErrors([])  # `needs` reports it
@@ -53,9 +51,6 @@ class Generate(Stage):
 
     def problems(self, run: Run, trainer: TrainerConfig | None) -> Iterator[Problem]:
         """Yields options that the trainer would refuse, and ranks that TP x PP does not divide."""
-        from hpcgen.planning.allocation import make_allocation
-        from hpcgen.planning.trainer_tokenizer import tokenizer_problems
-
         settings = run.config.generation
         if mistake := settings.mistake():
             name, _, reason = mistake.partition(" ")
@@ -78,8 +73,6 @@ def _tensor_size(config: RunConfig) -> int:
 
 
 def _layout_problems(config: RunConfig, num_ranks: int) -> Iterator[Problem]:
-    from hpcgen.text import counted
-
     tensor, pipeline = _tensor_size(config), config.generation.pipeline_model_parallel_size
     if num_ranks % (tensor * pipeline) == 0:
         return
@@ -92,8 +85,6 @@ def _layout_problems(config: RunConfig, num_ranks: int) -> Iterator[Problem]:
 
 
 def _output(config: RunConfig) -> str:
-    from trainer.contract.generation import DIRECTORY
-
     settings = config.generation
     name = PurePosixPath(settings.prompts or "texts.jsonl").name
     return settings.output or f"{config.paths.run_dir}/{DIRECTORY}/{name}"
@@ -101,8 +92,6 @@ def _output(config: RunConfig) -> str:
 
 def _options(settings: GenerationSettings) -> Iterator[str]:
     """The options of trainer.inference that have the name of a key, where the run file changes the default."""
-    from trainer.contract.generation import GenerationSettings
-
     defaults = GenerationSettings()
     others = {"prompts", "output", "tensor_model_parallel_size", "stop"}
     for field in dataclasses.fields(settings):
@@ -113,18 +102,4 @@ def _options(settings: GenerationSettings) -> Iterator[str]:
         yield f"--stop={string}"
 
 
-STAGES = (
-    Generate(
-        name="generate",
-        other_names=("generation", "infer", "inference", "predict"),
-        order=86,
-        summary="continues the prompts of a file with the newest checkpoint",
-        settings_doc="Resources for generating text.",
-        uses_gpus=True,
-        one_node_by_default=True,
-        by_submitit=True,
-        uses_tokenizer=True,
-        needs={"generation.prompts": "name a JSON Lines file with prompts"},
-        time_limit="4:00:00",
-    ),
-)
+STAGES = (Generate.of("generate"),)

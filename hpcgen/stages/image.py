@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING
 
+from hpcgen.config.container import is_image_file
+from hpcgen.config.loader import Run
+from hpcgen.config.run import RunConfig
 from hpcgen.errors import Problem
+from hpcgen.planning.allocation import Allocation
+from hpcgen.planning.kind import Stage, Work
+from hpcgen.planning.paths import absolute_paths
 from hpcgen.resources import shipped
-from hpcgen.stages.stage import Stage, Work
-
-if TYPE_CHECKING:
-    from hpcgen.config.loader import Run
-    from hpcgen.config.run import RunConfig
-    from hpcgen.planning.allocation import Allocation
-    from trainer.contract.config import TrainerConfig
+from trainer.contract.config import TrainerConfig
 
 DEEPSPEED_PACKAGES = "deepspeed.txt"
 RECIPE = ("build-image.sh", "install-inside.sh", "health_check.py")
@@ -27,8 +26,6 @@ class Image(Stage):
         self, run: Run, config: RunConfig, allocation: Allocation, trainer: TrainerConfig | None
     ) -> Work:
         """The arguments and files for build-image.sh."""
-        from hpcgen.config.container import is_image_file
-
         image, output, code = config.image, _output(run, config), _code(run, config)
         topology = _topology(run)
         options = {
@@ -62,8 +59,6 @@ class Image(Stage):
 
     def problems(self, run: Run, trainer: TrainerConfig | None) -> Iterator[Problem]:
         """Yields settings that are missing or conflict."""
-        from hpcgen.planning.paths import absolute_paths
-
         config = absolute_paths(run.config, run.directory)
         image, code = config.image, _code(run, config)
         if not _output(run, config):
@@ -84,8 +79,6 @@ class Image(Stage):
 
 def _output(run: Run, config: RunConfig) -> str:
     """The path of the image to build: image.output, or container.image if it is a .sqsh file; empty if neither."""
-    from hpcgen.config.container import is_image_file
-
     used = config.container.image or run.cluster.container.image or ""
     return config.image.output or (used if is_image_file(used) else "")
 
@@ -99,21 +92,9 @@ def _topology(run: Run) -> dict[str, str]:
     path = run.node_type.topology_file
     if path is None:
         return {}
-    from hpcgen.topology import nccl_xml
+    from hpcgen.topology import nccl_xml  # an XML writer that no other stage needs
 
     return {PurePosixPath(path).name: nccl_xml.write(run.cluster.node_type, run.node_type)}
 
 
-STAGES = (
-    Image(
-        name="image",
-        other_names=("build-image", "pull-image", "docker-build", "enroot-import"),
-        order=10,
-        summary="makes the container image",
-        settings_doc="Resources for building the container image.",
-        is_single_task=True,
-        runs_own_files=True,
-        in_container=False,
-        time_limit="2:00:00",
-    ),
-)
+STAGES = (Image.of("image"),)

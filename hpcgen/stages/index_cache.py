@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from hpcgen.stages.stage import TRAINER_CONFIG, TRAINER_FILE, TRAINING, Stage, Work
+from hpcgen.config.loader import Run
+from hpcgen.config.run import RunConfig
+from hpcgen.planning.allocation import Allocation
+from hpcgen.planning.kind import Stage, Work
+from hpcgen.planning.paths import trainer_data
+from hpcgen.planning.resuming import checkpoints_read
 from hpcgen.stages.train import trainer_files
-
-if TYPE_CHECKING:
-    from hpcgen.config.loader import Run
-    from hpcgen.config.run import RunConfig
-    from hpcgen.planning.allocation import Allocation
-    from trainer.contract.config import TrainerConfig
+from trainer.contract.config import TrainerConfig
 
 
 class IndexCache(Stage):
@@ -21,9 +19,6 @@ class IndexCache(Stage):
         self, run: Run, config: RunConfig, allocation: Allocation, trainer: TrainerConfig | None
     ) -> Work:
         """Runs the index builder with the training configuration, on which the names of the indices depend."""
-        from hpcgen.planning.paths import trainer_data
-        from hpcgen.planning.resuming import checkpoints_read
-
         data, load = trainer_data(config), config.checkpoint.load
         datasets = (*data.datasets, *data.train, *data.valid, *data.test)
         files = tuple(f"{dataset.prefix}{suffix}" for dataset in datasets for suffix in (".idx", ".bin"))
@@ -38,20 +33,4 @@ class IndexCache(Stage):
         )
 
 
-STAGES = (
-    IndexCache(
-        name="index-cache",
-        other_names=("index", "build-index", "indices"),
-        order=70,
-        summary="builds Megatron's sample indices on CPUs before training",
-        settings_doc="Resources for building Megatron's sample indices before training.",
-        is_single_task=True,
-        by_submitit=True,
-        time_limit="4:00:00",
-        reads_trainer_config=True,
-        needs=TRAINING,
-        own_variables=TRAINER_CONFIG,
-        config_file=TRAINER_FILE,
-        config_variable="TRAINER_CONFIG",
-    ),
-)
+STAGES = (IndexCache.of("index-cache"),)

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
+from hpcgen.config.loader import Run
+from hpcgen.config.run import RunConfig
 from hpcgen.errors import Problem
-from hpcgen.stages.stage import TRAINING, Export, Stage, Work
+from hpcgen.planning.allocation import Allocation
+from hpcgen.planning.config_text import config_text
+from hpcgen.planning.kind import Export, Stage, Work
+from hpcgen.planning.memory import Setup, estimate_stage
 from hpcgen.stages.train import TRAIN
-
-if TYPE_CHECKING:
-    from hpcgen.config.loader import Run
-    from hpcgen.config.run import RunConfig
-    from hpcgen.planning.allocation import Allocation
-    from trainer.contract.config import TrainerConfig
-
-CONFIG_FILE = "memory-test.config.json"
+from trainer.contract.config import TrainerConfig
+from trainer.contract.memory_test import RESULT, MemoryTestConfig
+from trainer.contract.model.layout import Layout
+from trainer.contract.model.pipeline import LAYOUT, mtp_chunk
 
 
 class MemoryTest(Stage):
@@ -28,11 +28,6 @@ class MemoryTest(Stage):
         arguments = ("-m", "trainer.memory_test")
         if trainer is None:
             return Work(arguments=arguments)
-        from hpcgen.planning.config_text import config_text
-        from hpcgen.planning.memory import Setup, estimate_stage
-        from trainer.contract.memory_test import MemoryTestConfig
-        from trainer.contract.model.layout import Layout
-
         layout = Layout.make(trainer.model, trainer.parallelism, trainer.training, trainer.world_size)
         assert layout is not None  # the rules have accepted the training
         setup = Setup.of(trainer, layout)
@@ -44,12 +39,10 @@ class MemoryTest(Stage):
                 for stage in range(layout.pipeline_model_parallel_size)
             ),
         )
-        return Work(arguments=arguments, files={CONFIG_FILE: config_text(test)})
+        return Work(arguments=arguments, files={self.config_file: config_text(test)})
 
     def problems(self, run: Run, trainer: TrainerConfig | None) -> Iterator[Problem]:
         """Yields a layout in which the shape of what a rank receives depends on its neighbors."""
-        from trainer.contract.model.pipeline import LAYOUT, mtp_chunk
-
         if trainer is not None and mtp_chunk(trainer.parallelism) != -1:
             reason = "has MTP layers before the last part. Ranks would have to learn the sizes of what they receive "
             reason += "from each other, but memory-test runs each of them alone"
@@ -57,8 +50,6 @@ class MemoryTest(Stage):
 
     def results(self, config: RunConfig) -> str:
         """The file with the figures of every stage."""
-        from trainer.contract.memory_test import RESULT
-
         return f"{config.paths.run_dir}/{RESULT}"
 
     @property
@@ -71,21 +62,4 @@ class MemoryTest(Stage):
         yield from TRAIN.exports(run, config)
 
 
-STAGES = (
-    MemoryTest(
-        name="memory-test",
-        other_names=("memory-check", "oom-test"),
-        order=78,
-        summary="measures on one node whether the training fits its GPUs",
-        settings_doc="Resources for measuring the memory of training.",
-        uses_gpus=True,
-        is_single_task=True,
-        by_submitit=True,
-        time_limit="30:00",
-        reads_trainer_config=True,
-        needs=TRAINING,
-        own_variables={"MEMORY_TEST_CONFIG": f"RUN_DIR/jobs/JOBID/{CONFIG_FILE}"},
-        config_file=CONFIG_FILE,
-        config_variable="MEMORY_TEST_CONFIG",
-    ),
-)
+STAGES = (MemoryTest.of("memory-test"),)

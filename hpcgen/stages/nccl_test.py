@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-from hpcgen.stages.stage import Export, Stage, Work
-
-if TYPE_CHECKING:
-    from hpcgen.config.loader import Run
-    from hpcgen.config.run import RunConfig
-    from hpcgen.planning.allocation import Allocation
-    from trainer.contract.config import TrainerConfig
+from hpcgen.config.loader import Run
+from hpcgen.config.run import RunConfig
+from hpcgen.planning.allocation import Allocation
+from hpcgen.planning.config_text import config_text
+from hpcgen.planning.environment import stage_environment
+from hpcgen.planning.kind import Export, Stage, Work
+from hpcgen.planning.thresholds import message_bytes, thresholds
+from trainer.contract.config import TrainerConfig
+from trainer.contract.health import NcclTestConfig
 
 SMALLEST_BYTES = 2**20
 STEP_FACTOR = 4
@@ -25,10 +26,6 @@ class NcclTest(Stage):
         self, run: Run, config: RunConfig, allocation: Allocation, trainer: TrainerConfig | None
     ) -> Work:
         """Compares bandwidths with the thresholds of the node type and with earlier results on the cluster."""
-        from hpcgen.planning.config_text import config_text
-        from hpcgen.planning.thresholds import message_bytes, thresholds
-        from trainer.contract.health import NcclTestConfig
-
         cluster, node_type = run.cluster, run.node_type
         baseline = cluster.nccl_baseline or f"{config.paths.run_dir}/nccl-baseline.json"
         largest = message_bytes(node_type)
@@ -64,8 +61,6 @@ class NcclTest(Stage):
 
     def _variables_of_node_type(self, run: Run, config: RunConfig) -> dict[str, str]:
         """NCCL variables as set by the node type, even if they are overridden."""
-        from hpcgen.planning.environment import stage_environment
-
         layers = (
             each for variable in stage_environment(self, run, config) for each in (*variable.hides, variable)
         )
@@ -84,14 +79,4 @@ def _sizes(largest: int) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-STAGES = (
-    NcclTest(
-        name="nccl-test",
-        other_names=("nccl", "all-reduce", "allreduce", "bandwidth", "bandwidth-test", "network-test"),
-        order=90,
-        summary="measures the bandwidth between the GPUs of the job",
-        settings_doc="Resources for measuring the bandwidth between GPUs.",
-        uses_gpus=True,
-        time_limit="30:00",
-    ),
-)
+STAGES = (NcclTest.of("nccl-test"),)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from hpcgen.stages.stage import Stage, Work
-
-if TYPE_CHECKING:
-    from hpcgen.config.loader import Run
-    from hpcgen.config.run import RunConfig
-    from hpcgen.planning.allocation import Allocation
-    from trainer.contract.config import TrainerConfig
+from hpcgen.config.loader import Run
+from hpcgen.config.run import RunConfig
+from hpcgen.planning.allocation import Allocation
+from hpcgen.planning.config_text import config_text
+from hpcgen.planning.kind import Stage, Work
+from hpcgen.planning.node_check import node_check
+from hpcgen.planning.thresholds import message_bytes, thresholds
+from trainer.contract.config import TrainerConfig
+from trainer.contract.health import NodeHealthConfig
 
 
 class NodeHealth(Stage):
@@ -20,11 +20,6 @@ class NodeHealth(Stage):
         self, run: Run, config: RunConfig, allocation: Allocation, trainer: TrainerConfig | None
     ) -> Work:
         """Compares each node with the thresholds of its node type."""
-        from hpcgen.planning.config_text import config_text
-        from hpcgen.planning.node_check import node_check
-        from hpcgen.planning.thresholds import message_bytes, thresholds
-        from trainer.contract.health import NodeHealthConfig
-
         node_type = run.node_type
         health = node_type.health
         check = NodeHealthConfig(
@@ -44,15 +39,4 @@ class NodeHealth(Stage):
         )
 
 
-STAGES = (
-    NodeHealth(
-        name="node-health",
-        other_names=("health", "health-check", "healthcheck", "node-check", "check-nodes", "burn-in"),
-        order=100,
-        summary="checks every node of the job, on the host and with its GPUs",
-        settings_doc="Resources for checking nodes.",
-        uses_gpus=True,
-        no_kill=True,
-        time_limit="30:00",
-    ),
-)
+STAGES = (NodeHealth.of("node-health"),)

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-from hpcgen.stages.stage import Stage, Work
-
-if TYPE_CHECKING:
-    from hpcgen.config.loader import Run
-    from hpcgen.config.program import ProgramConfig
-    from hpcgen.config.run import RunConfig
-    from hpcgen.errors import Problem
-    from hpcgen.planning.allocation import Allocation
-    from trainer.contract.config import TrainerConfig
-
-SIGNAL_LEAD_S = 300
-"""Default time that a program has to save and stop."""
+from hpcgen.config.loader import Run
+from hpcgen.config.program import ProgramConfig, directories
+from hpcgen.config.run import RunConfig
+from hpcgen.errors import ConfigErrors, Problem
+from hpcgen.planning.allocation import Allocation
+from hpcgen.planning.deepspeed.file import config_files
+from hpcgen.planning.kind import Stage, Work
+from hpcgen.planning.node_check import preflight
+from hpcgen.planning.program import SIGNAL_LEAD_S, ds_config, memory_warnings, program_problems, task_file
+from trainer.contract.config import TrainerConfig
 
 
 class RunProgram(Stage):
@@ -26,12 +23,6 @@ class RunProgram(Stage):
         self, run: Run, config: RunConfig, allocation: Allocation, trainer: TrainerConfig | None
     ) -> Work:
         """Runs a shell file, which starts one task of the program."""
-        from hpcgen.config.program import directories
-        from hpcgen.errors import ConfigErrors
-        from hpcgen.planning.deepspeed.file import config_files
-        from hpcgen.planning.node_check import preflight
-        from hpcgen.planning.program import ds_config, task_file
-
         program = config.program
         if program is None or not program.command:
             raise ConfigErrors([])  # `needs` reports it
@@ -54,15 +45,11 @@ class RunProgram(Stage):
 
     def problems(self, run: Run, trainer: TrainerConfig | None) -> Iterator[Problem]:
         """Yields mistakes in the section `program`."""
-        from hpcgen.planning.program import program_problems
-
         if run.config.program is not None:
             yield from program_problems(self, run, run.config.program)
 
     def warnings(self, run: Run, trainer: TrainerConfig | None) -> Iterator[Problem]:
         """Yields a warning if DeepSpeed's estimated memory does not fit the nodes."""
-        from hpcgen.planning.program import memory_warnings
-
         if run.config.program is not None:
             yield from memory_warnings(self, run, run.config.program)
 
@@ -92,16 +79,5 @@ def _settings(program: ProgramConfig) -> dict[str, object]:
     }
 
 
-RUN = RunProgram(
-    name="run",
-    order=82,
-    summary="runs a training program of your own",
-    settings_doc="Resources for a training program of your own.",
-    uses_gpus=True,
-    runs_user_program=True,
-    needs={"program": "set at least program.command"},
-    by_submitit=True,
-    has_attempts=True,
-    config_file="program.sh",
-)
+RUN = RunProgram.of("run")
 STAGES = (RUN,)

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from hpcgen.stages.stage import Stage, Work
-
-if TYPE_CHECKING:
-    from hpcgen.config.loader import Run
-    from hpcgen.config.run import RunConfig
-    from hpcgen.planning.allocation import Allocation
-    from trainer.contract.config import TrainerConfig
+from hpcgen.config.loader import Run
+from hpcgen.config.run import RunConfig
+from hpcgen.planning.allocation import Allocation
+from hpcgen.planning.kind import Stage, Work
+from trainer.contract.config import TrainerConfig
 
 CPUS = 2
 """One CPU to read event files and one to serve requests."""
@@ -33,15 +29,4 @@ class TensorBoard(Stage):
         return CPUS
 
 
-STAGES = (
-    TensorBoard(
-        name="tensorboard",
-        other_names=("tb",),
-        order=110,
-        summary="serves TensorBoard for the run directory until the time limit",
-        settings_doc="Resources for serving TensorBoard.",
-        is_single_task=True,
-        shares_node=True,
-        time_limit="8:00:00",
-    ),
-)
+STAGES = (TensorBoard.of("tensorboard"),)

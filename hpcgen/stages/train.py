@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
 
-from hpcgen.stages.stage import TRAINER_CONFIG, TRAINER_FILE, TRAINING, Advice, Export, Stage, Work
-
-if TYPE_CHECKING:
-    from hpcgen.config.loader import Run
-    from hpcgen.config.run import RunConfig
-    from hpcgen.errors import Problem
-    from hpcgen.planning.allocation import Allocation
-    from trainer.contract.config import ParallelismConfig, TrainerConfig
+from hpcgen.config.loader import Run
+from hpcgen.config.run import RunConfig
+from hpcgen.config.stages import TRAINER_FILE
+from hpcgen.errors import Problem
+from hpcgen.planning.allocation import Allocation
+from hpcgen.planning.config_text import config_text
+from hpcgen.planning.kind import Advice, Export, Stage, Work
+from hpcgen.planning.node_check import preflight
+from hpcgen.planning.paths import checkpoint_directory, import_files, trainer_data
+from hpcgen.planning.resuming import (
+    changed_hyperparameters,
+    checkpoints_read,
+    discarded_training,
+    leftover_confirmations,
+    nothing_to_do,
+    proof_of_checkpoints,
+    unscaled_positions,
+)
+from hpcgen.stages.evaluate import EVALUATE
+from trainer.contract.config import ParallelismConfig, TrainerConfig, fingerprint
 
 
 class Train(Stage):
@@ -22,11 +33,6 @@ class Train(Stage):
         self, run: Run, config: RunConfig, allocation: Allocation, trainer: TrainerConfig | None
     ) -> Work:
         """Runs the trainer on the data blend with the run's checkpoints."""
-        from hpcgen.planning.node_check import preflight
-        from hpcgen.planning.paths import checkpoint_directory, import_files, trainer_data
-        from hpcgen.planning.resuming import checkpoints_read, proof_of_checkpoints
-        from trainer.contract.config import fingerprint
-
         data, checkpoint = trainer_data(config), config.checkpoint
         datasets = (*data.datasets, *data.train, *data.valid, *data.test)
         files = tuple(f"{dataset.prefix}{suffix}" for dataset in datasets for suffix in (".idx", ".bin"))
@@ -54,16 +60,12 @@ class Train(Stage):
 
     def problems(self, run: Run, trainer: TrainerConfig | None) -> Iterator[Problem]:
         """Yields changes that the trainer would refuse when it resumes, and training that would be lost."""
-        from hpcgen.planning.resuming import changed_hyperparameters, discarded_training
-
         if trainer is not None:
             yield from changed_hyperparameters(run.config, trainer)
             yield from discarded_training(trainer)
 
     def warnings(self, run: Run, trainer: TrainerConfig | None) -> Iterator[Problem]:
         """Yields warnings about a run that has already finished, rotary frequencies, and names that are left over."""
-        from hpcgen.planning.resuming import leftover_confirmations, nothing_to_do, unscaled_positions
-
         if trainer is not None:
             yield from nothing_to_do(trainer)
             yield from unscaled_positions(trainer)
@@ -71,8 +73,6 @@ class Train(Stage):
 
     def queued_stage(self, config: RunConfig) -> Stage | None:
         """The stage evaluate with `evaluation.every`."""
-        from hpcgen.stages.evaluate import EVALUATE
-
         return EVALUATE if config.evaluation.every is not None else None
 
     def job_name(self, run_name: str) -> str:
@@ -105,8 +105,6 @@ class Train(Stage):
 
 def trainer_files(trainer: TrainerConfig | None) -> dict[str, str]:
     """The trainer's configuration as a job file."""
-    from hpcgen.planning.config_text import config_text
-
     return {} if trainer is None else {TRAINER_FILE: config_text(trainer)}
 
 
@@ -134,21 +132,5 @@ def _exports_of_gpus(config: RunConfig) -> Iterator[Export]:
     yield Export("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", record, why, pytorch)
 
 
-TRAIN = Train(
-    name="train",
-    other_names=("training", "pretrain", "pretraining", "pretrain-gpt"),
-    order=80,
-    summary="trains the model",
-    settings_doc="Resources for training.",
-    uses_gpus=True,
-    by_submitit=True,
-    trains=True,
-    has_attempts=True,
-    reads_trainer_config=True,
-    needs=TRAINING,
-    own_variables={**TRAINER_CONFIG, "TRAINER_STOP_FILE": "RUN_DIR/jobs/JOBID/stop-RESTART"},
-    config_file=TRAINER_FILE,
-    config_variable="TRAINER_CONFIG",
-    stopped_marker="STOPPED",
-)
+TRAIN = Train.of("train")
 STAGES = (TRAIN,)

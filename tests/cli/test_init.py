@@ -7,7 +7,7 @@ import pytest
 
 from hpcgen.config.loader import load_run
 from hpcgen.config.presets import PRESETS
-from hpcgen.planning.allocation import stage_settings
+from hpcgen.planning.request import stage_settings
 from hpcgen.stages import STAGES
 from tests.cli.command import hpcgen, listing
 from tests.runs import write_yaml

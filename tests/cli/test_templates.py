@@ -17,10 +17,11 @@ from click.shell_completion import BashComplete
 from hpcgen.check.lint.check import Finding
 from hpcgen.check.scripts import read_scripts
 from hpcgen.cli.main import cli
+from hpcgen.config.stages import FRAMES
 from hpcgen.slurm.rendering.block_docs import block_docs
 from hpcgen.slurm.rendering.environment import make_environment
 from hpcgen.slurm.rendering.inventory import block_names, template_chain
-from hpcgen.stages import FRAMES, STAGES
+from hpcgen.stages import STAGES
 from tests.cli.command import hpcgen
 from tests.rendering.scripts import write_templates
 from tests.runs import minimal_run, write_yaml

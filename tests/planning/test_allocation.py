@@ -8,7 +8,7 @@ import re
 import pytest
 
 from hpcgen.config.cpus import from_words
-from hpcgen.planning.allocation import allocation_problems, cluster_problems, make_allocation, stage_settings
+from hpcgen.planning.request import allocation_problems, cluster_problems, make_allocation, stage_settings
 from hpcgen.stages import STAGES
 from tests.cli.command import hpcgen
 from tests.runs import big_run, loaded, minimal_run, write_yaml

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hpcgen.planning.array import Array, array_warnings, make_array
+from hpcgen.planning.allocation import Array
+from hpcgen.planning.request import array_warnings, make_array
 from hpcgen.stages import STAGES
 from tests.runs import loaded, minimal_run, write_yaml
 

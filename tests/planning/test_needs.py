@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from hpcgen.config.loader import OMITTED_SECTIONS, load_cluster_run
+from hpcgen.config.stages import TRAINING
 from hpcgen.errors import ConfigErrors
+from hpcgen.planning.kind import Stage
 from hpcgen.run_plan.explanation import explain
 from hpcgen.run_plan.plan import main_stage
 from hpcgen.stages import STAGES
-from hpcgen.stages.stage import TRAINING, Stage
 from tests.runs import loaded, minimal_run, planned
 
 ONLY_DATA = {

@@ -1,4 +1,4 @@
-"""Adding a stage: its module and its template are all that hpcgen needs to know it."""
+"""Adding a stage: its row, its module and its template are all that hpcgen needs to know it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 MODULE = '''\
 """hello: a greeting from one node."""
 
-from hpcgen.stages.stage import Stage, Work
+from hpcgen.planning.kind import Stage, Work
 
 
 class Hello(Stage):
@@ -28,17 +28,17 @@ class Hello(Stage):
         return Work(values={"greeting": "hello"})
 
 
-STAGES = (
-    Hello(
-        name="hello-node",
-        order=200,
-        summary="greets from one node",
-        settings_doc="For the greeting.",
-        is_single_task=True,
-        time_limit="5:00",
-    ),
-)
+STAGES = (Hello.of("hello-node"),)
 '''
+ROW = """\
+        StageRow(
+            name="hello-node",
+            summary="greets from one node",
+            settings_doc="For the greeting.",
+            is_single_task=True,
+            time_limit="5:00",
+        ),
+"""
 TEMPLATE = """\
 {% extends "slurm/base.sbatch.j2" %}
 
@@ -79,6 +79,9 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", copy)
     (copy / "hpcgen" / "stages" / "hello.py").write_text(MODULE)
+    rows = copy / "hpcgen" / "config" / "stages.py"
+    before, end, after = rows.read_text().partition("    )\n}\n")
+    rows.write_text(before + ROW + end + after)
     (copy / "templates" / "slurm" / "hello-node.sbatch.j2").write_text(TEMPLATE)
     (copy / "run.yaml").write_text(RUN)
     return copy

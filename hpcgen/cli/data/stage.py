@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from hpcgen.cli.options import run_options
+from hpcgen.config.stages import STAGE_ROWS
 from hpcgen.errors import HpcgenError, JobFailed
-from hpcgen.stages import STAGES
 
 if TYPE_CHECKING:
     from hpcgen.config.corpus import CorpusJob
@@ -182,7 +182,7 @@ def run_stage(
         corpus = dataclasses.replace(job.corpus, verify_fraction=verify_fraction)
         job = dataclasses.replace(job, corpus=corpus)
     manifest = read_manifest(manifest_path(job.directory))
-    if STAGES[stage].makes_pairs and job.tokenizer.kind != "bytes":
+    if STAGE_ROWS[stage].makes_pairs and job.tokenizer.kind != "bytes":
         from hpcgen.data.tokenizer import missing_gigatoken
 
         warn(tuple(filter(None, [missing_gigatoken()])))

@@ -14,20 +14,20 @@ import click
 
 from hpcgen.cli.data.stage import corpus_options, read_job
 from hpcgen.cli.options import StageChoice, json_option, program, run_arguments
+from hpcgen.config.stages import STAGE_ROWS
 from hpcgen.errors import HpcgenError
-from hpcgen.stages import STAGES
 from hpcgen.text import counted, duration, size_text
 
 if TYPE_CHECKING:
     from hpcgen.data.status import StageStatus, TaskStatus
-    from hpcgen.planning.array import Array
+    from hpcgen.planning.allocation import Array
 
-PAIR_STAGES = tuple(name for name, stage in STAGES.items() if stage.makes_pairs)
+PAIR_STAGES = tuple(name for name, stage in STAGE_ROWS.items() if stage.makes_pairs)
 """Stages that produce the final pairs."""
 SHOWN_TASKS = 20
 """Maximum number of failed or stalled tasks printed per stage."""
 COLORS = {"running": "cyan", "failed": "red", "stalled": "yellow", "ended": "yellow"}
-_STAGE = StageChoice(name for name, stage in STAGES.items() if stage.is_array)
+_STAGE = StageChoice(name for name, stage in STAGE_ROWS.items() if stage.is_array)
 
 
 @click.command("status")
@@ -105,7 +105,9 @@ def _print_missing(
 def _array(stage: str, config: Path, overrides: tuple[str, ...], num_tasks: int | None) -> Array:
     """The array of a stage as planned by the run file, or with `num_tasks`."""
     from hpcgen.config.loader import load_valid_run
-    from hpcgen.planning.array import Array, make_array
+    from hpcgen.planning.allocation import Array
+    from hpcgen.planning.request import make_array
+    from hpcgen.stages import STAGES
 
     if config.suffix == ".json":
         if num_tasks is None:

@@ -15,7 +15,7 @@ from hpcgen.data.workers import cores
 
 if TYPE_CHECKING:
     from hpcgen.data.listed_files import ManifestFile
-from hpcgen.data.manifest import Manifest
+    from hpcgen.data.manifest import Manifest
 
 Bounds = tuple[float, float]
 """Lower and upper bound."""

@@ -25,7 +25,7 @@ from hpcgen.text import counted
 
 if TYPE_CHECKING:
     from hpcgen.data.listed_files import ManifestFile
-from hpcgen.data.manifest import Manifest
+    from hpcgen.data.manifest import Manifest
 
 _BLOCK_BYTES = 4 * 1024 * 1024
 

@@ -20,7 +20,7 @@ from trainer.contract.files.regular_file import open_regular
 if TYPE_CHECKING:
     from hpcgen.data.http import Web
     from hpcgen.data.listed_files import ManifestFile
-from hpcgen.data.manifest import Manifest
+    from hpcgen.data.manifest import Manifest
 
 _BLOCK = 1 << 20
 

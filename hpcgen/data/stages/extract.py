@@ -20,7 +20,7 @@ from hpcgen.files import private_file
 
 if TYPE_CHECKING:
     from hpcgen.data.listed_files import ManifestFile
-from hpcgen.data.manifest import Manifest
+    from hpcgen.data.manifest import Manifest
 
 _EXPANSION = {".zst": (2.0, 8.0), ".gz": (1.8, 6.0), PARQUET: (1.2, 8.0)}
 """Bytes of JSON Lines per byte of a file, for each type that the stage converts. Measured: SlimPajama (.zst) 2.8, C4

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from jinja2 import nodes
 
+from hpcgen.config.stages import FRAMES, STAGE_ROWS
 from hpcgen.slurm.rendering.environment import SHIPPED_PREFIX, ShellEnvironment, template_origins
 from hpcgen.slurm.rendering.template_errors import template_errors
-from hpcgen.stages import FRAMES, STAGES
 from hpcgen.text import nearest
 
-TEMPLATES = (*FRAMES, *STAGES)
+TEMPLATES = (*FRAMES, *STAGE_ROWS)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpcgen.config.stages import TRAINER_FILE
 from hpcgen.files import Share
 from hpcgen.resources import shipped
 from hpcgen.run_plan.stage import StagePlan
 from hpcgen.slurm.rendering.settings import has_preflight
-from hpcgen.stages.stage import TRAINER_FILE
 
 
 @dataclass(frozen=True)
