@@ -7,14 +7,13 @@ corpora, so they are estimated by a lower and an upper bound. Outputs whose uppe
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from hpcgen.config.corpus import CorpusJob
+from hpcgen.data.free_space import FreeSpace, limits
 from hpcgen.data.manifest import Manifest
-from hpcgen.data.quota import FreeSpace, quotas
 from hpcgen.data.stages import DATA_STAGES
 from hpcgen.data.stages.base import Bounds, DataStage
 from hpcgen.data.unit import Unit, units_of_task
@@ -84,19 +83,9 @@ def check_units(left: Mapping[str, Sequence[Unit]], job: CorpusJob, manifest: Ma
         warnings.append(
             f"the corpus has {counted(unknown, 'file')} of unknown size, so the space needed is a rough estimate"
         )
-    for free in _limits(job.directory):
+    for free in limits(job.directory):
         warnings += _check_limit(need, free, stages, job.directory)
     return warnings
-
-
-def bytes_left(directory: Path) -> tuple[int, str]:
-    """Bytes that can still be written below `directory`, and the name of the limit that is reached first."""
-    return min((free.bytes, free.name) for free in _limits(directory) if free.bytes is not None)
-
-
-def _limits(directory: Path) -> tuple[FreeSpace, ...]:
-    """Every limit that applies below `directory`: the file system's, then the quotas."""
-    return (_file_system(directory), *quotas(_existing(directory), os.geteuid()))
 
 
 def _estimate(stage: DataStage, missing: Sequence[Unit], job: CorpusJob, manifest: Manifest) -> Need:
@@ -149,20 +138,6 @@ def _outputs_of_all(stage: DataStage, job: CorpusJob, manifest: Manifest) -> Bou
     mean = sum(known) / len(known) if known else 0.0
     sizes = ((file, mean if file.size is None else float(file.size)) for file in manifest.files)
     return stage.output_bounds(sizes, job)
-
-
-def _file_system(directory: Path) -> FreeSpace:
-    status = os.statvfs(_existing(directory))
-    # File systems without an inode table (btrfs, some NFS servers) report 0 inodes.
-    return FreeSpace(
-        f"the file system of {directory}",
-        status.f_bavail * status.f_frsize,
-        status.f_favail if status.f_files else None,
-    )
-
-
-def _existing(directory: Path) -> Path:
-    return next(path for path in (directory, *directory.parents) if path.exists())
 
 
 def _check_limit(need: Need, free: FreeSpace, stages: Sequence[DataStage], directory: Path) -> list[str]:

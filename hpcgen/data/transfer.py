@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx2
 
 from hpcgen.data.first_bytes import WEB_PAGE, unexpected_content
+from hpcgen.data.free_space import bytes_left
 from hpcgen.data.http import (
     TransientError,
     Web,
@@ -22,7 +23,6 @@ from hpcgen.data.http import (
     redacted,
 )
 from hpcgen.data.part import PartialFile, partial_file
-from hpcgen.data.space import bytes_left
 from hpcgen.errors import HpcgenError
 from hpcgen.text import counted, size_text
 

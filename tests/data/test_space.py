@@ -11,9 +11,9 @@ import pytest
 
 from hpcgen.config.corpus import CorpusConfig, CorpusJob, SourceConfig
 from hpcgen.config.tokenizer import TokenizerConfig
+from hpcgen.data.free_space import FreeSpace, quotas
 from hpcgen.data.listed_files import ManifestFile
 from hpcgen.data.manifest import Manifest
-from hpcgen.data.quota import FreeSpace, quotas
 from hpcgen.data.record import FileIdentity, Record, write_record
 from hpcgen.data.space import Need, bounds_text, check_space, check_units, estimates
 from hpcgen.data.stages import configuration, units

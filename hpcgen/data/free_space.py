@@ -1,4 +1,4 @@
-"""Lustre quotas of the user, the group and the directory's project, as reported by the program lfs."""
+"""Free space: of the file system, and under the Lustre quotas of the user, the group and the directory's project."""
 
 from __future__ import annotations
 
@@ -30,8 +30,21 @@ class FreeSpace:
     files: int | None
 
 
+def bytes_left(directory: Path) -> tuple[int, str]:
+    """Bytes that can still be written below `directory`, and the name of the limit that is reached first."""
+    return min((free.bytes, free.name) for free in limits(directory) if free.bytes is not None)
+
+
+def limits(directory: Path) -> tuple[FreeSpace, ...]:
+    """Every limit that applies below `directory`: the file system's, then the quotas."""
+    return (_file_system(directory), *quotas(_existing(directory), os.geteuid()))
+
+
 def quotas(directory: Path, user_id: int) -> Iterator[FreeSpace]:
-    """Yields the space left under each quota on `directory`; nothing without lfs, outside Lustre, and for root."""
+    """Yields the space left under each quota on `directory`; nothing without lfs, outside Lustre, and for root.
+
+    The program lfs reports them.
+    """
     if shutil.which("lfs") is None or user_id == 0:
         return
     status = directory.stat()
@@ -49,6 +62,20 @@ def quotas(directory: Path, user_id: int) -> Iterator[FreeSpace]:
         )
         left_kib, left_files = _left(used_kib, soft_kib, hard_kib), _left(used_files, soft_files, hard_files)
         yield FreeSpace(f"the quota of {kind} {number}", left_kib and left_kib * 1024, left_files)
+
+
+def _file_system(directory: Path) -> FreeSpace:
+    status = os.statvfs(_existing(directory))
+    # File systems without an inode table (btrfs, some NFS servers) report 0 inodes.
+    return FreeSpace(
+        f"the file system of {directory}",
+        status.f_bavail * status.f_frsize,
+        status.f_favail if status.f_files else None,
+    )
+
+
+def _existing(directory: Path) -> Path:
+    return next(path for path in (directory, *directory.parents) if path.exists())
 
 
 def _project(directory: Path) -> str | None:
