@@ -20,9 +20,10 @@ from hpcgen.config.corpus import WHOLE, CorpusJob, num_outputs
 from hpcgen.data.assignment import Share, assign
 from hpcgen.data.hashed_files import CheckedFile
 from hpcgen.data.jsonl import Block, Texts, text_reader
-from hpcgen.data.listed_files import PARQUET, ManifestFile
+from hpcgen.data.listed_files import ManifestFile
 from hpcgen.data.manifest import Manifest
 from hpcgen.data.stages.download import source_input
+from hpcgen.data.suffixes import PARQUET
 from hpcgen.data.tokenize import documents
 from hpcgen.data.unit_checker import UnitChecker
 from hpcgen.errors import HpcgenError

@@ -15,13 +15,9 @@ from urllib.parse import urlsplit
 import msgspec
 
 from hpcgen.config.corpus import SPLITS, WHOLE
+from hpcgen.data.suffixes import MORE_SUFFIXES, SUFFIXES, extracted_name
 from hpcgen.text import counted, few
 
-PARQUET = ".parquet"
-SUFFIXES = (".jsonl", ".jsonl.zst", ".jsonl.gz", PARQUET)
-"""Suffixes of the files that are included by default, without patterns."""
-_MORE_SUFFIXES = (".json", ".json.zst", ".json.gz")
-"""Suffixes that need a pattern: in some corpora (C4, Dolma) these files are JSON Lines, elsewhere one JSON document."""
 _LONGEST_SEGMENT = 200
 """Maximum bytes of a path segment. File systems allow 255, but private files and records have longer names."""
 
@@ -41,13 +37,6 @@ class ManifestFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     """Modification time of the file at `path` (ns), to detect changes after planning."""
     url: str | None = None
     path: str | None = None
-
-
-def extracted_name(name: str) -> str:
-    """Removes .zst or .gz from a file name. Replaces .parquet by .jsonl."""
-    if name.endswith(PARQUET):
-        return name.removesuffix(PARQUET) + ".jsonl"
-    return name.removesuffix(".zst") if name.endswith(".zst") else name.removesuffix(".gz")
 
 
 def url_reason(url: str) -> str | None:
@@ -111,7 +100,7 @@ def _unsafe(file: ManifestFile) -> bool:
 
 
 def _unknown_suffix(file: ManifestFile) -> bool:
-    return not file.name.endswith(SUFFIXES + _MORE_SUFFIXES)
+    return not file.name.endswith(SUFFIXES + MORE_SUFFIXES)
 
 
 def _negative(file: ManifestFile) -> bool:

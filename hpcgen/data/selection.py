@@ -10,7 +10,8 @@ from fnmatch import fnmatchcase
 import msgspec
 
 from hpcgen.config.corpus import SPLITS, WHOLE, CorpusConfig, has_own_splits
-from hpcgen.data.listed_files import PARQUET, SUFFIXES, ManifestFile, problems
+from hpcgen.data.listed_files import ManifestFile, problems
+from hpcgen.data.suffixes import PARQUET, SUFFIXES
 from hpcgen.errors import ConfigErrors, HpcgenError, Mistake
 from hpcgen.text import counted, few
 

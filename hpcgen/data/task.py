@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from hpcgen.config.corpus import CorpusJob
-from hpcgen.data.listed_files import PARQUET
 from hpcgen.data.manifest import Manifest
 from hpcgen.data.progress import Progress, Step, TaskProgress, progress_path
 from hpcgen.data.record import SIDE_FILE, Counts, Record, record_path, rejects_text
 from hpcgen.data.stages import DATA_STAGES
 from hpcgen.data.stages.base import Context, DataStage
+from hpcgen.data.suffixes import PARQUET
 from hpcgen.data.unit import Unit, bytes_to_read, units_of_task
 from hpcgen.data.unit_checker import UnitChecker, done_records
 from hpcgen.data.workers import Failed, Finished, Update, run_all

@@ -23,7 +23,6 @@ from hpcgen.data.compression import content
 from hpcgen.data.hashed_files import CheckedFile, HashedFile
 from hpcgen.data.indexed_dataset import IndexedDatasetWriter, bin_path, idx_path, token_dtype
 from hpcgen.data.jsonl import Block, Reject, read_blocks, text_reader
-from hpcgen.data.listed_files import PARQUET
 from hpcgen.data.progress import Step
 from hpcgen.data.record import (
     SIDE_FILE,
@@ -35,6 +34,7 @@ from hpcgen.data.record import (
     record_path,
 )
 from hpcgen.data.stages.base import Context
+from hpcgen.data.suffixes import PARQUET
 from hpcgen.data.tokenizer import Tokenizer, load_tokenizer
 from hpcgen.data.unit import Input, Unit
 from hpcgen.errors import HpcgenError

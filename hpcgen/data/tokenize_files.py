@@ -11,11 +11,11 @@ from typing import Any, Literal
 
 from hpcgen.config.corpus import CorpusConfig, CorpusJob
 from hpcgen.data.indexed_dataset import bin_path, idx_path, token_dtype
-from hpcgen.data.listed_files import SUFFIXES
 from hpcgen.data.progress import Progress, Step
 from hpcgen.data.record import Record, record_path, rejects_text
 from hpcgen.data.stages.base import Context
 from hpcgen.data.stages.tokenize import TOKENIZE
+from hpcgen.data.suffixes import SUFFIXES
 from hpcgen.data.tokenize import make_pairs
 from hpcgen.data.tokenizer import Tokenizer
 from hpcgen.data.unit import Input, Unit

@@ -5,12 +5,12 @@ from __future__ import annotations
 import click
 
 from hpcgen.cli.lazy import LazyGroup
-from hpcgen.stages import STAGES
+from hpcgen.config.stages import STAGE_ROWS
 
 SECTIONS = {
     "Prepare": {
         "plan": "hpcgen.cli.data.plan",
-        **{name: "hpcgen.cli.data.stages" for name, stage in STAGES.items() if stage.is_array},
+        **{name: "hpcgen.cli.data.stages" for name, stage in STAGE_ROWS.items() if stage.is_array},
         "tokenize": "hpcgen.cli.data.tokenize",  # also tokenizes files that belong to no corpus
         "sample": "hpcgen.cli.data.sample",
     },

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from hpcgen.config.corpus import CorpusJob
 from hpcgen.data.hashed_files import CheckedFile, OutputFile
-from hpcgen.data.listed_files import PARQUET, extracted_name
 from hpcgen.data.progress import Step
 from hpcgen.data.record import Counts, Record, publish_unit
 from hpcgen.data.stages.base import Bounds, Context, DataStage
 from hpcgen.data.stages.download import DOWNLOAD, source_input
+from hpcgen.data.suffixes import PARQUET, extracted_name
 from hpcgen.data.unit import Input, Unit, made_input
 from hpcgen.errors import HpcgenError
 from hpcgen.files import private_file
