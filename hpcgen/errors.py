@@ -93,6 +93,10 @@ class ConfigErrors(HpcgenError):
         return self.mistakes
 
 
+class FileErrors(ConfigErrors):
+    """Mistakes in the keys and values of files and of --set. Rules are checked only on files without them."""
+
+
 class JobStopped(KeyboardInterrupt):
     """Ctrl-C made a local job save and stop. The command exits with status 130 and prints nothing more."""
 

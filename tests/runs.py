@@ -7,8 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from hpcgen import load_run, plan
 from hpcgen.config.loader import Run
+from hpcgen.errors import FileErrors, Mistake
 from hpcgen.run_plan.plan import Plan
 from hpcgen.stages import STAGES
 
@@ -56,6 +59,13 @@ def write_yaml(path: Path, values: Mapping[str, Any]) -> Path:
 def loaded(directory: Path, values: Mapping[str, Any], overrides: Sequence[str] = ()) -> Run:
     """The run file of these values, written into `directory` and loaded."""
     return load_run(write_yaml(directory / "run.yaml", values), overrides)
+
+
+def refused(directory: Path, values: Mapping[str, Any], overrides: Sequence[str] = ()) -> tuple[Mistake, ...]:
+    """The mistakes in keys and values for which the run file of these values is refused."""
+    with pytest.raises(FileErrors) as error:
+        loaded(directory, values, overrides)
+    return error.value.mistakes
 
 
 def planned(

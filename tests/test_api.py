@@ -68,8 +68,13 @@ def test_a_missing_secret_is_noticed_before_anything_is_queued(
 
 
 def test_mistakes_are_reported_together(tmp_path: Path) -> None:
-    values = minimal_run(share="everybody", parallelism={"tensor_model_parallel_size": 3})
+    values = minimal_run(share="everybody", cluster="orion", parallelism={"tensor_model_parallel_size": 3})
+    with pytest.raises(hpcgen.ConfigErrors) as error:
+        hpcgen.load_run(write_yaml(tmp_path / "run.yaml", values))
+    assert len(error.value.messages) == 2
+    values = minimal_run(secrets=["A"], environment={"A": "x"}, parallelism={"tensor_model_parallel_size": 3})
     run = hpcgen.load_run(write_yaml(tmp_path / "run.yaml", values))
+    assert run.mistakes == ()
     with pytest.raises(hpcgen.ConfigErrors) as error:
         hpcgen.plan(run)
     assert len(error.value.messages) == 2

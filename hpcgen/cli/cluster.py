@@ -50,13 +50,9 @@ def show(name: str, as_json: bool) -> None:
     they are null.
     """
     from hpcgen.config.node_types import find_node_type
-    from hpcgen.errors import ConfigErrors
 
     file, profile = _read(name)
-    valid = profile.valid()
-    if valid is None:
-        raise ConfigErrors(profile.mistakes)
-    config, node_type = valid
+    config, node_type = profile.config, profile.node_type
     values = dict(_leaves(dataclasses.asdict(config)))
     places = {path: profile.document.origin(path) or "default" for path in values}
     node_file = str(find_node_type(config.node_type))
@@ -85,8 +81,8 @@ def show(name: str, as_json: bool) -> None:
 def check(name: str) -> None:
     """Check profile NAME and its node type.
 
-    Reports all mistakes at once and exits with status 2 if there are any. The warnings are those that hpcgen render
-    prints for this profile.
+    Reports all mistakes in keys and values, or else all broken rules, and exits with status 2 if there are any. The
+    warnings are those that hpcgen render prints for this profile.
     """
     from hpcgen.cli.options import warn
     from hpcgen.errors import ConfigErrors
@@ -95,7 +91,6 @@ def check(name: str) -> None:
     file, profile = _read(name)
     if mistakes := profile_mistakes(profile):
         raise ConfigErrors(mistakes)
-    assert profile.config is not None
     warn(profile_warnings(name, Path.cwd()))
     click.echo(f"{name} is valid: {file}, node type {profile.config.node_type}")
 
@@ -104,7 +99,7 @@ def _read(name: str) -> tuple[Path, Profile]:
     """The profile's file and its content.
 
     Raises:
-        HpcgenError: the profile does not exist, or the profile or one that it extends cannot be read.
+        HpcgenError: the profile does not exist, or see `read_profile`.
     """
     from hpcgen.config.profiles import find_cluster, read_profile, unknown_cluster
     from hpcgen.errors import HpcgenError

@@ -152,14 +152,14 @@ def command(
 
 def _read_run(config: Path | None, overrides: tuple[str, ...]) -> RunConfig | None:
     """The run file with absolute paths; None without one."""
-    from hpcgen.config.loader import load_valid_run
+    from hpcgen.config.loader import load_run
     from hpcgen.planning.paths import absolute_paths
 
     if config is None:
         if overrides:
             raise HpcgenError("--set requires a run file", "use -c run.yaml")
         return None
-    run = load_valid_run(config, overrides)
+    run = load_run(config, overrides)
     return absolute_paths(run.config, run.directory)
 
 

@@ -277,7 +277,8 @@ def _complete(carried: Mapping[str, Any], chosen: Document, script: str) -> dict
     checked = document
     if "program" in document.values:  # which needs no model
         checked = merge(constant(OMITTED_SECTIONS, "program"), document)
-    if problems := build(RunConfig, checked).problems:
+    _, problems = build(RunConfig, checked)
+    if problems:
         raise ConfigErrors([describe(problem, document) for problem in problems])
     return document.values
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import click
 
 from hpcgen.cli.lazy import LazyGroup
-from hpcgen.errors import HpcgenError, JobFailed
-from hpcgen.text import harmless
+from hpcgen.errors import FileErrors, HpcgenError, JobFailed
+from hpcgen.text import counted, harmless
 from hpcgen.version import __version__
 from trainer.contract.files.regular_file import IrregularFileError
 
@@ -80,11 +80,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         status = cli.main(args=arguments, prog_name="hpcgen", standalone_mode=False, color=color)
     except HpcgenError as error:
-        messages = error.mistakes
-        for message in messages:
-            click.secho(harmless(message, keep="\n\t"), fg="red", err=True, color=color)
-        if len(messages) > 1:
-            click.echo(f"{len(messages)} mistakes; nothing was written or submitted", err=True)
+        for mistake in error.mistakes:
+            click.secho(harmless(mistake, keep="\n\t"), fg="red", err=True, color=color)
+        if conclusion := _conclusion(error):
+            click.echo(conclusion, err=True)
         sys.exit(2)
     except PermissionError as error:
         if error.filename is None:
@@ -126,3 +125,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         click.secho(f"cannot write: {error.strerror}", fg="red", err=True, color=color)
         os._exit(1)  # sys.exit would flush the buffers, which fails again
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def _conclusion(error: HpcgenError) -> str:
+    """The line after the mistakes, "" for a single one without a second round of checks."""
+    number = len(error.mistakes)
+    if isinstance(error, FileErrors):
+        corrected = "it is corrected" if number == 1 else "they are corrected"
+        return f"{counted(number, 'mistake')} in keys and values; the rules are checked when {corrected}"
+    return f"{number} mistakes; nothing was written or submitted" if number > 1 else ""

@@ -53,11 +53,18 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON."
 def _check_assignments(
     context: click.Context, parameter: click.Parameter, assignments: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """Refuses `--set KEY VALUE` for its missing =, before VALUE is refused as an unknown argument."""
+    """Refuses each `--set KEY VALUE` for its missing =, before VALUE is refused as an unknown argument."""
     from hpcgen.config.document import split_assignment
+    from hpcgen.errors import ConfigErrors
 
+    mistakes: list[str] = []
     for assignment in assignments:
-        split_assignment(assignment)
+        try:
+            split_assignment(assignment)
+        except HpcgenError as error:
+            mistakes += error.mistakes
+    if mistakes:
+        raise ConfigErrors(mistakes)
     return assignments
 
 

@@ -74,9 +74,9 @@ def _run_directory(path: Path) -> Path:
     """The run directory that a path means: itself, or paths.run_dir of a run file."""
     if path.suffix not in (".yaml", ".yml") or not path.is_file():
         return path
-    from hpcgen.config.loader import load_valid_run
+    from hpcgen.config.loader import load_run
 
-    run = load_valid_run(path)
+    run = load_run(path)
     return Path(run.directory, run.config.paths.run_dir)
 
 

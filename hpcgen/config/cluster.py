@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import field
 from typing import Annotated
 
 from hpcgen.config.container import ContainerConfig, MountPath
 from hpcgen.config.fields import EnvironmentName, FilePath, Name, SlurmWord, Text, TimeLimit
 from hpcgen.config.slurm import StageSettings
-from hpcgen.errors import Problem
 from trainer.contract.config import Count, PositiveFloat
 from trainer.contract.config.section import config_section
 
@@ -88,10 +86,3 @@ class ClusterConfig:
     checkpoint loading."""
     trusted_groups: tuple[GroupName, ...] = ()
     """Unix groups that may write to site template directories. No group may write to a profile."""
-
-
-def cluster_rule_problems(cluster: ClusterConfig) -> Iterator[Problem]:
-    """Yields the problems of a profile that types cannot express."""
-    if cluster.health_command and not cluster.health_command[0].startswith("/"):
-        reason = "is not an absolute path, so nodes where it is not on PATH would count as bad"
-        yield Problem("health_command[0]", reason, "use the absolute path of the program on the nodes")

@@ -13,15 +13,13 @@ from hpcgen.config import document as documents
 from hpcgen.config.cluster import ClusterConfig
 from hpcgen.config.document import Document
 from hpcgen.config.fields import FilePath, constraint_problems
-from hpcgen.config.invalid import INVALID, with_invalid
 from hpcgen.config.node_type import NodeType
-from hpcgen.config.node_types import load_node_type
 from hpcgen.config.overrides import override
 from hpcgen.config.presets import PRESETS, Preset, unknown_preset
-from hpcgen.config.profiles import STAND_IN_NODE_TYPE, UNKNOWN_PROFILE, read_profile
+from hpcgen.config.profiles import read_profile
 from hpcgen.config.run import TRAINER_SECTIONS, RunConfig
 from hpcgen.config.validation import MISSING, build, describe
-from hpcgen.errors import ConfigErrors, HpcgenError, Problem
+from hpcgen.errors import ConfigErrors, FileErrors, HpcgenError, Problem
 from trainer.contract.config import BlendConfig
 
 OMITTED_SECTIONS: dict[str, Any] = {
@@ -37,14 +35,7 @@ ANY_RUN: dict[str, Any] = {
     "paths": {"run_dir": "/any"},
     **OMITTED_SECTIONS,
 }
-"""The required keys of a run, with values that stand in for missing and invalid ones."""
-STAND_INS = {
-    **ANY_RUN,
-    "model": {**ANY_RUN["model"], "rope_scaling": {"rope_type": "linear", "factor": 1}},
-    "data": {"corpus": {"directory": "/any", "source": {"directory": "/any"}}},
-    "program": {"command": ["any"]},
-}
-"""ANY_RUN with the required keys of optional sections."""
+"""A run with the required keys only, for checks of a cluster profile."""
 
 
 @dataclass(frozen=True)
@@ -63,17 +54,6 @@ class Run:
     """See `Profile.files`."""
     node_type_files: tuple[str, ...] = ()
     """See `Profile.node_type_files`."""
-    mistakes: tuple[str, ...] = ()
-    """Mistakes in the run file, the profile and the node type. Planning reports them together with broken rules.
-
-    `config`, `cluster` and `node_type` have defaults or stand-ins in place of invalid values.
-    """
-    invalid: tuple[str, ...] = ()
-    """Paths of the missing and invalid values of the run file."""
-    invalid_in_profile: tuple[str, ...] = ()
-    """See `Profile.invalid`."""
-    has_valid_node_type: bool = True
-    """False if the node type is unknown or has mistakes. `node_type` is then a stand-in."""
     file: Path | None = None
     """The run file; None for a run from a cluster profile only."""
     sha256: str = ""
@@ -84,22 +64,17 @@ class Run:
         """The sections that the run file omits (OMITTED_SECTIONS). `config` has stand-ins for them."""
         return tuple(name for name in OMITTED_SECTIONS if name not in self.document.values)
 
-    def with_invalid(self) -> Run:
-        """A copy for checks, with INVALID in place of omitted, missing and invalid values."""
-        return dataclasses.replace(
-            self,
-            config=with_invalid(self.config, (*self.invalid, *self.omitted)),
-            cluster=with_invalid(self.cluster, self.invalid_in_profile),
-            node_type=self.node_type if self.has_valid_node_type else INVALID,
-        )
+    @property
+    def mistakes(self) -> tuple[str, ...]:
+        """Always empty, since loading raises an error for mistakes. For programs written for hpcgen 0.2.0."""
+        return ()
 
 
 def load_run(path: str | Path, overrides: Sequence[str] = ()) -> Run:
     """Loads a run file and the files that it refers to. `overrides` are assignments such as "a.b=c".
 
-    Mistakes in these files are kept in `mistakes`, so that planning can report all mistakes at once.
-
     Raises:
+        FileErrors: the files or overrides have mistakes in keys and values. Lists all of them.
         HpcgenError: the run file cannot be read.
     """
     path = Path(path)
@@ -112,24 +87,11 @@ def load_run(path: str | Path, overrides: Sequence[str] = ()) -> Run:
     return dataclasses.replace(run, file=path.absolute(), sha256=hashlib.sha256(text.encode()).hexdigest())
 
 
-def load_valid_run(path: str | Path, overrides: Sequence[str] = ()) -> Run:
-    """Loads a run file for a command that reads some of its values and plans nothing.
-
-    Raises:
-        ConfigErrors: the run file has mistakes. Lists all of them.
-        HpcgenError: a file cannot be read.
-    """
-    run = load_run(path, overrides)
-    if run.mistakes:
-        raise ConfigErrors(run.mistakes)
-    return run
-
-
 def load_cluster_run(cluster: str, run_dir: str, overrides: Sequence[str] = ()) -> Run:
     """A run for stages such as nccl-test and node-health, which need only a cluster profile and a run directory.
 
     Raises:
-        ConfigErrors, HpcgenError: see `load_run`.
+        FileErrors, HpcgenError: see `load_run`.
     """
     values = {
         "name": Path(cluster).name.removesuffix(".yaml"),
@@ -146,50 +108,49 @@ def load_document(document: Document, directory: Path, overrides: Sequence[str] 
     """The run that a document describes. Relative paths start at `directory`.
 
     Raises:
-        ConfigErrors, HpcgenError: see `load_run`.
+        FileErrors, HpcgenError: see `load_run`.
     """
+    mistakes: list[str] = []
     for assignment in [overrides] if isinstance(overrides, str) else overrides:
-        document = documents.merge(document, override(RunConfig, assignment))
-    messages: list[str] = []
+        try:
+            document = documents.merge(document, override(RunConfig, assignment))
+        except HpcgenError as error:
+            mistakes += error.mistakes
     if document.get("program") is not None:
-        messages += [describe(problem, document) for problem in _trainer_keys(document)]
+        mistakes += [describe(problem, document) for problem in _trainer_keys(document)]
         document = _without_trainer(document)
-    preset = _preset(document, messages)
+    preset = _preset(document, mistakes)
     if preset is not None:
         document = documents.merge(documents.constant(preset.sections, f"preset {preset.name}"), document)
     has_unknown_preset = preset is None and isinstance(document.get("preset"), str)
     if has_unknown_preset:
         document = documents.without(document, "preset")
     omitted = {name: values for name, values in OMITTED_SECTIONS.items() if name not in document.values}
-    built = build(RunConfig, documents.merge(documents.constant(omitted, ""), document), STAND_INS)
-    problems, invalid = built.problems, built.invalid
+    config, problems = build(RunConfig, documents.merge(documents.constant(omitted, ""), document))
     if has_unknown_preset:  # keys may be missing only because of it
         problems = tuple(problem for problem in problems if problem.reason != MISSING)
-        invalid += (*_unset_preset_keys(document), *omitted)
-    messages += [describe(problem, document) for problem in problems]
-    assert built.config is not None
-    profile = UNKNOWN_PROFILE
+    mistakes += [describe(problem, document) for problem in problems]
     name = document.get("cluster")
+    profile = None
     if isinstance(name, str) and not any(constraint_problems(FilePath, name)):
         try:
             profile = read_profile(name, directory, document)
-            messages += profile.mistakes
         except ConfigErrors as error:
-            messages += error.messages
+            mistakes += error.mistakes
+    if mistakes:
+        raise FileErrors(mistakes)
+    assert config is not None
+    assert profile is not None
     return Run(
-        config=built.config,
+        config=config,
         cluster=profile.config,
-        node_type=profile.node_type or load_node_type(STAND_IN_NODE_TYPE),
-        cluster_name=Path(built.config.cluster).name.removesuffix(".yaml"),
+        node_type=profile.node_type,
+        cluster_name=Path(config.cluster).name.removesuffix(".yaml"),
         document=document,
         cluster_document=profile.document,
         directory=directory,
         cluster_files=profile.files,
         node_type_files=profile.node_type_files,
-        mistakes=tuple(messages),
-        invalid=invalid,
-        invalid_in_profile=profile.invalid,
-        has_valid_node_type=profile.node_type is not None,
     )
 
 
@@ -208,19 +169,12 @@ def _without_trainer(document: Document) -> Document:
     return document
 
 
-def _preset(document: Document, messages: list[str]) -> Preset | None:
+def _preset(document: Document, mistakes: list[str]) -> Preset | None:
     name = document.get("preset")
     if not isinstance(name, str):
         return None
     if name not in PRESETS:
         problem = Problem("preset", "is not a known preset", unknown_preset(name))
-        messages.append(describe(problem, document))
+        mistakes.append(describe(problem, document))
         return None
     return PRESETS[name]
-
-
-def _unset_preset_keys(document: Document) -> Iterator[str]:
-    """Yields the keys that a preset sets and the document does not."""
-    for preset in PRESETS.values():
-        for section, keys in preset.sections.items():
-            yield from (path for key in keys if document.get(path := f"{section}.{key}") is None)

@@ -110,13 +110,13 @@ def load_node_type_and_files(name: str, base: Path | None = None) -> tuple[NodeT
     """
     chain = _chain(name, base)
     document = inherit(NodeType, [facts for _, facts in chain])
-    built = build(NodeType, document)
-    problems = list(explain_removals(NodeType, built.problems, document))
-    if built.config is not None and not problems:
-        problems = list(node_type_problems(built.config))
-    if built.config is None or problems:
+    node_type, wrong = build(NodeType, document)
+    problems = list(
+        explain_removals(NodeType, wrong, document) if node_type is None else node_type_problems(node_type)
+    )
+    if node_type is None or problems:
         raise ConfigErrors([describe(_placed(problem, document), document) for problem in problems])
-    return built.config, tuple(origin(path, shipped("topologies")) for path, _ in chain)
+    return node_type, tuple(origin(path, shipped("topologies")) for path, _ in chain)
 
 
 def unknown_node_type(key: str, name: str, base: Path | None = None) -> Problem:

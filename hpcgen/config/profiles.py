@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcgen.config import document as documents
-from hpcgen.config.cluster import ClusterConfig, cluster_rule_problems
+from hpcgen.config.cluster import ClusterConfig
 from hpcgen.config.directories import (
     configuration_directories,
     is_below,
@@ -19,12 +19,11 @@ from hpcgen.config.directories import (
 )
 from hpcgen.config.document import Document
 from hpcgen.config.inheritance import explain_removals, inherit
-from hpcgen.config.invalid import INVALID, with_invalid
 from hpcgen.config.node_type import NodeType
 from hpcgen.config.node_types import cycle, find_node_type, load_node_type_and_files, unknown_node_type
 from hpcgen.config.trust import require_trusted_file
 from hpcgen.config.validation import build, describe
-from hpcgen.errors import ConfigErrors, HpcgenError, Problem
+from hpcgen.errors import FileErrors, HpcgenError, Problem
 from hpcgen.files import no_access
 from hpcgen.text import did_you_mean
 
@@ -33,48 +32,25 @@ SHIPPED_CLUSTERS = Path(__file__).parent.parent / "clusters"
 
 @dataclass(frozen=True)
 class Profile:
-    """A loaded cluster profile, merged with the profiles that it extends, and all its mistakes."""
+    """A loaded cluster profile, merged with the profiles that it extends."""
 
     document: Document
     config: ClusterConfig
-    """The configuration, with defaults or stand-ins in place of invalid values."""
-    node_type: NodeType | None
-    """The node type; None if it is unknown or invalid."""
-    mistakes: tuple[str, ...] = ()
-    invalid: tuple[str, ...] = ()
-    """Paths of the missing and invalid values. "" is the complete profile."""
+    node_type: NodeType
     files: tuple[str, ...] = ()
     """The profile and the files that it extends, in this order; "shipped:clusters/local.yaml" for shipped files."""
     node_type_files: tuple[str, ...] = ()
     """The files of the node type, in the same form."""
-
-    def valid(self) -> tuple[ClusterConfig, NodeType] | None:
-        """The configuration and node type of a profile without mistakes; None otherwise."""
-        return None if self.mistakes or self.node_type is None else (self.config, self.node_type)
-
-    def with_invalid(self) -> tuple[ClusterConfig, NodeType]:
-        """The configuration and node type for checks, with INVALID in place of missing and invalid values."""
-        cluster = with_invalid(self.config, self.invalid)
-        return cluster, INVALID if self.node_type is None else self.node_type
-
-
-STAND_IN_NODE_TYPE = "cpu"
-"""Node type in place of an invalid one."""
-UNKNOWN_PROFILE = Profile(Document({}, {}), ClusterConfig(node_type=STAND_IN_NODE_TYPE), None, invalid=("",))
 
 
 def load_cluster(name: str, directory: Path | None = None) -> tuple[ClusterConfig, NodeType]:
     """The cluster profile `name` (a name, or a path relative to `directory`) and its node type.
 
     Raises:
-        ConfigErrors: the two files have mistakes. Lists all of them.
-        HpcgenError: a file cannot be read.
+        ConfigErrors: see `read_profile`.
     """
     profile = read_profile(name, directory)
-    cluster = profile.valid()
-    if cluster is None:
-        raise ConfigErrors(profile.mistakes)
-    return cluster
+    return profile.config, profile.node_type
 
 
 def cluster_directories(base: Path | None = None) -> list[Path]:
@@ -100,20 +76,19 @@ def find_cluster(name: str) -> Path | None:
 
 
 def read_profile(name: str, directory: Path | None = None, asked: Document | None = None) -> Profile:
-    """Reads the cluster profile `name` (a name, or a path relative to `directory`), valid or not.
+    """Reads the cluster profile `name` (a name, or a path relative to `directory`).
 
     `asked` is the document whose key `cluster` names it. Default: the option --cluster.
 
     Raises:
-        ConfigErrors: the profile or one that it extends does not exist or is not YAML.
+        FileErrors: the profile, one that it extends, or the node type cannot be read or has mistakes. Lists all of
+            them.
     """
     directory = directory or Path.cwd()
     asked = asked or documents.constant({"cluster": name}, "--cluster")
     document, files = _cluster_document(name, asked, directory)
-    built = build(ClusterConfig, document, {"node_type": STAND_IN_NODE_TYPE})
-    config, invalid = built.config, built.invalid
-    assert config is not None
-    problems = [*explain_removals(ClusterConfig, built.problems, document), *cluster_rule_problems(config)]
+    config, wrong = build(ClusterConfig, document)
+    problems = list(explain_removals(ClusterConfig, wrong, document))
     node_type, mistakes = None, []
     node_type_files: tuple[str, ...] = ()
     named = document.get("node_type")
@@ -125,8 +100,11 @@ def read_profile(name: str, directory: Path | None = None, asked: Document | Non
                 node_type, node_type_files = load_node_type_and_files(named, directory)
             except HpcgenError as error:
                 mistakes = list(error.mistakes)
-    described = (describe(problem, document) for problem in problems)
-    return Profile(document, config, node_type, (*described, *mistakes), invalid, files, node_type_files)
+    if problems or mistakes:
+        raise FileErrors([*(describe(problem, document) for problem in problems), *mistakes])
+    assert config is not None
+    assert node_type is not None
+    return Profile(document, config, node_type, files, node_type_files)
 
 
 def _cluster_document(name: str, asked: Document, directory: Path) -> tuple[Document, tuple[str, ...]]:
@@ -147,13 +125,13 @@ def _cluster_document(name: str, asked: Document, directory: Path) -> tuple[Docu
             problem = (
                 cycle(names[_index(known, seen) :]) if known else unknown_cluster(key, name, base, directory)
             )
-            raise ConfigErrors([describe(problem, asked)])
+            raise FileErrors([describe(problem, asked)])
         try:
             if not is_below(path, SHIPPED_CLUSTERS):
                 require_trusted_file(path, looked_up=not _is_path(name))
             profile = documents.read(path)
         except HpcgenError as error:
-            raise ConfigErrors(error.mistakes) from error
+            raise FileErrors(error.mistakes) from error
         chain.append(profile)
         names.append(name)
         seen.append(path)

@@ -142,7 +142,7 @@ def problems(program: ProgramConfig) -> Iterator[Problem]:
                 )
     yield from _path_problems(program)
     if program.progress is not None and program.progress.log is not None:
-        yield from _expression_problems(str(program.progress.log))  # str refuses INVALID
+        yield from _expression_problems(program.progress.log)
     signal = program.stop.signal if program.stop else None
     if signal not in (None, "TERM") and program.launcher == "torchrun":
         reason = "would kill torchrun, which does not pass it to its processes"

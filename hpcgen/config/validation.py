@@ -8,10 +8,8 @@ import functools
 import json
 import math
 import re
-import types
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar, cast
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, TypeVar, cast
 
 from hpcgen.config.document import Document, constant, is_preset
 from hpcgen.config.fields import constraint_problems
@@ -40,27 +38,8 @@ EXPECTED = {
 MISSING = "is missing"
 
 
-@dataclass(frozen=True)
-class Built(Generic[T]):
-    """The result of building a dataclass."""
-
-    config: T | None
-    """The dataclass without invalid values. None if it would be incomplete without them."""
-    problems: tuple[Problem, ...]
-
-    @property
-    def invalid(self) -> tuple[str, ...]:
-        """Paths of the missing and invalid values, and of the keys that unknown keys probably mean."""
-        return tuple(problem.meant or problem.path for problem in self.problems)
-
-
-def build(
-    cls: type[T], document: Document, stand_ins: Mapping[str, Any] = types.MappingProxyType({})
-) -> Built[T]:
-    """Builds the dataclass that `document` describes, and lists all mistakes in it.
-
-    A required key that is missing or invalid gets its value from `stand_ins`. A section without a required key that is
-    not in `stand_ins` is left out.
+def build(cls: type[T], document: Document) -> tuple[T | None, tuple[Problem, ...]]:
+    """Builds the dataclass that `document` describes, or lists all mistakes in its keys, types and ranges.
 
     A valid document is read by the trainer's strict reader, which stops at the first mistake. Only an invalid one goes
     through pydantic, which reports all mistakes but takes 50 ms to import.
@@ -69,7 +48,7 @@ def build(
     constraints = list(constraint_problems(cls, values))
     if not constraints:
         with contextlib.suppress(ConfigError):
-            return Built(from_dict(cls, values, where=""), ())
+            return from_dict(cls, values, where=""), ()
     problems = _first_of_each_path([*_schema_problems(cls, values), *constraints])
     meant = [f"{problem.meant}." for problem in problems if problem.meant]
     problems = tuple(
@@ -78,25 +57,7 @@ def build(
         if problem.reason != MISSING
         or not any(key.startswith(f"{problem.path}.") or problem.path.startswith(key) for key in meant)
     )
-    for problem in problems:
-        values = _without(values, problem.path)
-    while missing := list(_schema_problems(cls, values)):
-        completed = _completed(values, missing, constant(stand_ins, ""))
-        if completed == values:
-            return Built(None, problems)
-        values = completed
-    return Built(_validate(cls, values), problems)
-
-
-def _completed(values: dict[str, Any], missing: Sequence[Problem], stand_ins: Document) -> dict[str, Any]:
-    """`values` with stand-ins for the missing keys, and without the sections of those that have none."""
-    for problem in missing:
-        stand_in = stand_ins.get(problem.path)
-        section = problem.path.rpartition(".")[0]
-        values = (
-            _without(values, section) if stand_in is None else _with(values, keys_of(problem.path), stand_in)
-        )
-    return values
+    return None if problems else _validate(cls, values), problems
 
 
 def _validate(cls: type[T], values: Mapping[str, Any]) -> T:
@@ -104,30 +65,6 @@ def _validate(cls: type[T], values: Mapping[str, Any]) -> T:
     text = json.dumps(values, ensure_ascii=False).encode("utf-8", errors="replace")
     built: T = _adapter(cast(Any, cls)).validate_json(text, strict=True)
     return built
-
-
-def _without(values: dict[str, Any], path: str) -> dict[str, Any]:
-    """`values` without the entry at a dotted path. A list with an invalid value is removed entirely.
-
-    The path is compared with the keys, because unknown keys can contain dots and brackets.
-    """
-    kept = {}
-    for name, value in values.items():
-        if path.startswith(f"{name}.") and isinstance(value, dict):
-            kept[name] = _without(value, path[len(name) + 1 :])
-        elif path != name and not path.startswith((f"{name}.", f"{name}[")):
-            kept[name] = value
-    return kept
-
-
-def _with(values: dict[str, Any], path: list[str], value: object) -> dict[str, Any]:
-    key, *rest = path
-    return {**values, key: _with(values.get(key, {}), rest, value) if rest else value}
-
-
-def keys_of(path: str) -> list[str]:
-    """The keys and list indexes in a dotted path."""
-    return re.findall(r"[^.\[\]]+", path)
 
 
 def describe(problem: Problem, document: Document, resolved: object = None) -> Mistake:

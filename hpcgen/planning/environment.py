@@ -11,7 +11,6 @@ from typing import Literal
 
 from hpcgen.config.cluster import ClusterConfig
 from hpcgen.config.document import Document
-from hpcgen.config.invalid import decidable
 from hpcgen.config.loader import Run
 from hpcgen.config.node_type import NodeType
 from hpcgen.config.node_types import read_node_type
@@ -303,7 +302,7 @@ def _sharp_warnings(run: Run) -> Iterator[Problem]:
 def environment_problems(environment: Mapping[str, str], secrets: tuple[str, ...]) -> Iterator[Problem]:
     """Yields variables that a file may not set: those that the script computes, and values of secrets."""
     for name, value in environment.items():
-        yield from decidable(_variable_problems(name, value))
+        yield from _variable_problems(name, value)
     for index, name in enumerate(secrets):
         yield from _secret_problems(f"secrets[{index}]", name, environment)
 
@@ -318,7 +317,7 @@ def _variable_problems(name: str, value: str) -> Iterator[Problem]:
         # some of the script's variables are evaluated as arithmetic, where a string could run a command
         reason = "is in lower case, which is reserved for the script's own variables"
         yield Problem(path, reason, "remove it")
-    elif SECRET.search(name) or SECRET_VALUE.search(str(value)):  # str refuses INVALID
+    elif SECRET.search(name) or SECRET_VALUE.search(value):
         hint = f"add {name} to secrets and export it in the shell that submits the job"
         yield Problem(path, "looks like a secret, which would be written into the script", hint)
 
@@ -354,12 +353,12 @@ def _secret_problems(path: str, name: str, environment: Mapping[str, str]) -> It
 def all_environment_problems(run: Run) -> Iterator[Problem]:
     """Yields all problems with the variables of a run, its cluster profile and its node type."""
     config = run.config
-    yield from decidable(environment_problems(config.environment, config.secrets))
-    yield from decidable(_token_problems(config))
-    for problem in decidable(environment_problems(run.cluster.environment, ())):
+    yield from environment_problems(config.environment, config.secrets)
+    yield from _token_problems(config)
+    for problem in environment_problems(run.cluster.environment, ()):
         yield dataclasses.replace(problem, file="cluster")
-    yield from decidable(node_type_environment_problems(run.cluster.node_type, run.node_type, run.directory))
-    yield from decidable(_sharp_problems(run))
+    yield from node_type_environment_problems(run.cluster.node_type, run.node_type, run.directory)
+    yield from _sharp_problems(run)
 
 
 def _token_problems(config: RunConfig) -> Iterator[Problem]:

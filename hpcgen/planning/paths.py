@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from hpcgen.config.corpus import CorpusConfig, CorpusJob, SourceConfig, blend, selection
 from hpcgen.config.fields import PATH
-from hpcgen.config.invalid import decidable
 from hpcgen.config.program import ProgramConfig, in_run_dir
 from hpcgen.config.run import DataConfig, RunConfig
 from hpcgen.errors import HpcgenError, Problem
@@ -156,9 +155,9 @@ def trainer_data(config: RunConfig) -> BlendConfig:
 
 def plain_path_problems(config: RunConfig) -> Iterator[Problem]:
     """Yields problems of the run directory and of paths in the trainer's sections, whose types have no pattern."""
-    yield from decidable(_run_dir_problems(config.paths.run_dir))
-    for path, value in decidable(_trainer_paths(config)):
-        yield from decidable(_path_problems(path, value))
+    yield from _run_dir_problems(config.paths.run_dir)
+    for path, value in _trainer_paths(config):
+        yield from _path_problems(path, value)
 
 
 def _run_dir_problems(run_dir: str) -> Iterator[Problem]:
@@ -175,11 +174,11 @@ def _path_problems(path: str, value: str) -> Iterator[Problem]:
 
 def _trainer_paths(config: RunConfig) -> Iterator[tuple[str, str]]:
     for name in BLENDS:
-        for index, dataset in enumerate(decidable(getattr(config.data, name))):
+        for index, dataset in enumerate(getattr(config.data, name)):
             yield f"data.{name}[{index}].prefix", dataset.prefix
-    for index, text in enumerate(decidable(config.evaluation.data)):
+    for index, text in enumerate(config.evaluation.data):
         yield f"evaluation.data[{index}].prefix", text.prefix
-    for index, task in enumerate(decidable(config.evaluation.tasks)):
+    for index, task in enumerate(config.evaluation.tasks):
         yield f"evaluation.tasks[{index}]", task
     for path, value in (
         ("data.cache_dir", config.data.cache_dir),

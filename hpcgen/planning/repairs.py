@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hpcgen.config.invalid import decidable, is_invalid
 from hpcgen.errors import Problem
 from hpcgen.planning import resources
 from trainer.contract.rules import engine
@@ -42,13 +41,7 @@ def _problems(facts: Facts, rules: Sequence[Rule], *, may_break_rules: bool) -> 
 
 
 def _violations(facts: Facts, rules: Sequence[Rule]) -> dict[Key, Violation]:
-    """All violations, except those that depend on an invalid value."""
-    return {
-        (rule.__name__, violation.path): violation
-        for rule in rules
-        for violation in decidable(rule(facts))
-        if not is_invalid(facts, violation.path)
-    }
+    return {(rule.__name__, violation.path): violation for rule in rules for violation in rule(facts)}
 
 
 def _offers(

@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 from hpcgen.config.cluster import ClusterConfig
 from hpcgen.config.fields import seconds
-from hpcgen.config.invalid import decidable, if_valid
 from hpcgen.config.node_type import NodeType
 from hpcgen.config.run import RunConfig
 from hpcgen.config.sbatch_options import OWN_OPTIONS, release_with
@@ -40,13 +39,10 @@ def stage_settings(stage: Stage, config: RunConfig, cluster: ClusterConfig) -> S
         chosen[field.name] = next((value for value in given if value is not None), None)
     if stage.time_limit is not None:
         # with training's time limit, a short job would wait for a long slot
-        limit = stage.time_limit
-        chosen["time"] = if_valid(lambda: own.time or within_limit(limit, chosen["partition"], cluster))
+        chosen["time"] = own.time or within_limit(stage.time_limit, chosen["partition"], cluster)
     if stage.one_node_by_default:
         chosen["nodes"] = own.nodes
-    chosen["extra_directives"] = if_valid(
-        lambda: tuple(option for _, option in _extra_directives(stage, config, cluster))
-    )
+    chosen["extra_directives"] = tuple(option for _, option in _extra_directives(stage, config, cluster))
     return type(own)(**chosen)
 
 
@@ -114,21 +110,21 @@ def make_allocation(
     ranks = 1 if stage.is_single_task else settings.ntasks_per_node or gpus or 1
     tasks = stage.tasks_per_node(config, ranks)
     share = max(1, node_type.cpus_per_node // tasks) if node_type.cpus_per_node else None
-    cpus = if_valid(lambda: settings.cpus_per_task or stage.cpus_per_task(share))
+    cpus = settings.cpus_per_task or stage.cpus_per_task(share)
     exclusive = node_type.exclusive and not _shares_node(stage, settings)
     return Allocation(
         nodes=1 if stage.is_single_task else settings.nodes or 1,
         ntasks_per_node=tasks,
         cpus_per_task=cpus,
-        gpus_per_node=if_valid(lambda: 0 if cluster.gres == "none" else gpus),
+        gpus_per_node=0 if cluster.gres == "none" else gpus,
         gres=cluster.gres,
         exclusive=exclusive,
         settings=settings,
-        cpu_masks=if_valid(lambda: _cpu_masks(node_type, tasks, cpus) if gpus and exclusive else ()),
+        cpu_masks=_cpu_masks(node_type, tasks, cpus) if gpus and exclusive else (),
         spare_nodes=spares,
         no_kill=spares > 0 or stage.no_kill,
         ranks_per_node=ranks,
-        array=if_valid(lambda: make_array(stage, config, cluster)),
+        array=make_array(stage, config, cluster),
     )
 
 
@@ -152,17 +148,17 @@ def allocation_problems(
     stage: Stage, config: RunConfig, cluster: ClusterConfig, node_type: NodeType
 ) -> Iterator[Problem]:
     """Yields settings that Slurm would refuse or treat differently from the plan."""
-    settings = if_valid(lambda: stage_settings(stage, config, cluster))
-    allocation = if_valid(lambda: make_allocation(stage, config, cluster, node_type))
+    allocation = make_allocation(stage, config, cluster, node_type)
+    settings = allocation.settings
 
     def place(name: str) -> Place:
         return place_of(stage, name, config, cluster)
 
-    yield from decidable(_time_problems(settings, place))
-    yield from decidable(_partition_problems(allocation, settings, cluster, place))
-    yield from decidable(_task_problems(allocation, node_type, place))
-    yield from decidable(_single_node_problems(stage, settings, place))
-    yield from decidable(_directive_problems(stage, config, cluster))
+    yield from _time_problems(settings, place)
+    yield from _partition_problems(allocation, settings, cluster, place)
+    yield from _task_problems(allocation, node_type, place)
+    yield from _single_node_problems(stage, settings, place)
+    yield from _directive_problems(stage, config, cluster)
 
 
 def _time_problems(settings: StageSettings, place: Callable[[str], Place]) -> Iterator[Problem]:
@@ -242,8 +238,8 @@ def _partition_problems(
             continue
         limits = cluster.partitions[name]
         reason = f"is more than partition {name} allows"
-        yield from decidable(_partition_time_problems(settings, limits.max_time, reason, place))
-        yield from decidable(_partition_size_problems(allocation, limits.max_nodes, reason, place))
+        yield from _partition_time_problems(settings, limits.max_time, reason, place)
+        yield from _partition_size_problems(allocation, limits.max_nodes, reason, place)
 
 
 def _partition_time_problems(
@@ -263,9 +259,13 @@ def _partition_size_problems(
 
 
 def cluster_problems(cluster: ClusterConfig, node_type: NodeType) -> Iterator[Problem]:
-    """Yields contradictions within a profile and its node type."""
-    yield from decidable(_gres_problems(cluster, node_type))
-    yield from decidable(_version_problems(cluster))
+    """Yields contradictions within a profile and its node type, and a health command that some nodes may not find."""
+    yield from _gres_problems(cluster, node_type)
+    yield from _version_problems(cluster)
+    if cluster.health_command and not cluster.health_command[0].startswith("/"):
+        reason = "is not an absolute path, so nodes where it is not on PATH would count as bad"
+        hint = "use the absolute path of the program on the nodes"
+        yield Problem("health_command[0]", reason, hint, "cluster")
 
 
 def _gres_problems(cluster: ClusterConfig, node_type: NodeType) -> Iterator[Problem]:

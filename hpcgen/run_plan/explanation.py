@@ -124,12 +124,10 @@ def explain(name: str, run: Run) -> Explanation:
     """Explains the environment of the stage `name`. Its data files need not exist.
 
     Raises:
-        ConfigErrors: the run file has mistakes, or a file sets variables that it may not set.
+        ConfigErrors: a file sets variables that it may not set.
         HpcgenError: scripts cannot use the path of the run directory.
     """
-    problems = all_environment_problems(run.with_invalid())
-    mistakes = [*run.mistakes, *(_described(run, problem) for problem in problems)]
-    if mistakes:
+    if mistakes := [_described(run, problem) for problem in all_environment_problems(run)]:
         raise ConfigErrors(list(dict.fromkeys(mistakes)))
     stage, config = STAGES[name], absolute_paths(run.config, run.directory)
     variables = stage_environment(stage, run, config)

@@ -12,7 +12,6 @@ from pathlib import PurePosixPath
 
 from hpcgen.config import corpus as corpora
 from hpcgen.config import tokenizer as tokenizers
-from hpcgen.config.invalid import decidable, is_invalid, with_invalid
 from hpcgen.config.loader import Run
 from hpcgen.config.presets import missing_tokenizer
 from hpcgen.config.run import TRAINER_SECTIONS, RunConfig
@@ -68,7 +67,7 @@ def plan(run: Run, stages: Collection[str] = (), *, exists: Callable[[str], bool
     `exists` checks for data files on the login node.
 
     Raises:
-        ConfigErrors: the run file has mistakes or breaks rules. Lists all of them.
+        ConfigErrors: the run lacks keys that a stage needs, or breaks rules. Lists all mistakes.
         HpcgenError: a stage is unknown.
     """
     stages = [stages] if isinstance(stages, str) else stages or [main_stage(run)]
@@ -80,10 +79,10 @@ def plan(run: Run, stages: Collection[str] = (), *, exists: Callable[[str], bool
     # a stage that a job queues follows the same rules
     checked = list(dict.fromkeys((*ordered, *(stage for stage in queued if stage is not None))))
     reads_trainer_config = any(stage.reads_trainer_config for stage in ordered) and not _has_program(run)
-    training, problems = _check(run, config, checked, with_training=reads_trainer_config)
+    training = plan_training(run, config) if reads_trainer_config and not run.omitted else None
     trainer = training.trainer if training else None
-    found = (_describe(run, problem) for problem in (*_missing_keys(run, checked), *problems))
-    errors = [*run.mistakes, *found]
+    problems = (*_missing_keys(run, checked), *_problems(run, checked, training))
+    errors = [_describe(run, problem) for problem in problems]
     planned: dict[str, StagePlan] = {}
     for stage in ordered:
         lead_s = training.signal_lead_s if training and stage.trains else 0
@@ -117,18 +116,13 @@ def plan(run: Run, stages: Collection[str] = (), *, exists: Callable[[str], bool
     )
 
 
-def _check(
-    run: Run, config: RunConfig, stages: Sequence[Stage], *, with_training: bool
-) -> tuple[Training | None, list[Problem]]:
-    """The training, if the stages need it, and the problems of the run that depend on no invalid value."""
-    run, config = run.with_invalid(), with_invalid(config, (*run.invalid, *run.omitted))
-    problems = list(_section_problems(run, stages))
-    training = plan_training(run, config) if with_training else None
-    problems += training.errors if training else ()
+def _problems(run: Run, stages: Sequence[Stage], training: Training | None) -> Iterator[Problem]:
+    """Yields the broken rules. Those of a stage are skipped if the run file omits a section that the stage needs."""
+    yield from _section_problems(run, stages)
+    yield from training.errors if training else ()
     for stage in stages:
-        problems += decidable(stage.problems(run, training.trainer if training else None))
-    files = {"run": run.config, "cluster": run.cluster}
-    return training, [problem for problem in problems if not is_invalid(files[problem.file], problem.path)]
+        if not any(section in stage.needs for section in run.omitted):
+            yield from stage.problems(run, training.trainer if training else None)
 
 
 def _stage_warnings(
@@ -175,26 +169,22 @@ def _section_problems(run: Run, stages: Sequence[Stage]) -> Iterator[Problem]:
     config, cluster, node_type = run.config, run.cluster, run.node_type
     yield from plain_path_problems(config)
     yield from all_environment_problems(run)
-    yield from decidable(container_problems(config, cluster))
-    yield from decidable(tokenizers.problems(config.data.tokenizer))
+    yield from container_problems(config, cluster)
+    yield from tokenizers.problems(config.data.tokenizer)
     yield from cluster_problems(cluster, node_type)
     for stage in stages:
         yield from allocation_problems(stage, config, cluster, node_type)
     if config.data.corpus is not None:
-        yield from decidable(corpora.problems(config.data.corpus))
+        yield from corpora.problems(config.data.corpus)
 
 
 def _missing_keys(run: Run, stages: Sequence[Stage]) -> Iterator[Problem]:
     """Yields the keys that the run file lacks, each with the first stage that needs it."""
-    invalid = with_invalid(run.config, run.invalid)
     found = set[str]()
     for stage in stages:
-        lacking = (
-            key for key in stage.needs if key in run.omitted or operator.attrgetter(key)(run.config) is None
-        )
         missing = [
-            key for key in lacking if not is_invalid(invalid, key)
-        ]  # reported as a mistake of the file
+            key for key in stage.needs if key in run.omitted or operator.attrgetter(key)(run.config) is None
+        ]
         if _has_program(run) and any(key.partition(".")[0] in TRAINER_SECTIONS for key in missing):
             reason = f"replaces hpcgen's trainer, so there is no model for stage {stage.name}"
             yield Problem("program", reason, f"use stage {RUN.name}, or remove program")

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hpcgen.config import document as documents
-from hpcgen.config.invalid import decidable
 from hpcgen.config.loader import ANY_RUN, load_document
 from hpcgen.config.profiles import Profile
 from hpcgen.config.run import RunConfig
@@ -27,11 +26,11 @@ from hpcgen.stages.train import TRAIN
 
 
 def profile_mistakes(profile: Profile) -> tuple[str, ...]:
-    """All mistakes in a profile and its node type, including those that planning a run would find."""
+    """The rules that a profile and its node type break, as planning a run would find them."""
     described = (
         describe(problem, profile.document, profile.config) for problem in _planning_problems(profile)
     )
-    return tuple(dict.fromkeys((*profile.mistakes, *described)))
+    return tuple(dict.fromkeys(described))
 
 
 def profile_warnings(name: str, directory: Path) -> tuple[str, ...]:
@@ -50,13 +49,13 @@ def profile_warnings(name: str, directory: Path) -> tuple[str, ...]:
 
 
 def _planning_problems(profile: Profile) -> Iterator[Problem]:
-    run = build(RunConfig, documents.constant(ANY_RUN, "")).config
+    run, _ = build(RunConfig, documents.constant(ANY_RUN, ""))
     assert run is not None
-    cluster, node_type = profile.with_invalid()
-    yield from decidable(environment_problems(cluster.environment, ()))
+    cluster, node_type = profile.config, profile.node_type
+    yield from environment_problems(cluster.environment, ())
     yield from cluster_problems(cluster, node_type)
-    yield from decidable(node_type_environment_problems(cluster.node_type, node_type))
-    in_both = [*decidable(container_problems(run, cluster))]
+    yield from node_type_environment_problems(cluster.node_type, node_type)
+    in_both = list(container_problems(run, cluster))
     for stage in STAGES.values():
         in_both += allocation_problems(stage, run, cluster, node_type)
     yield from (problem for problem in in_both if problem.file == "cluster")

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from hpcgen.config import tokenizer as tokenizers
 from hpcgen.config.document import Document, is_preset
-from hpcgen.config.invalid import if_valid
 from hpcgen.config.loader import Run
 from hpcgen.config.presets import PRESETS
 from hpcgen.config.profiles import is_set_by_site
@@ -49,13 +48,10 @@ class Training:
 
 
 def plan_training(run: Run, config: RunConfig) -> Training:
-    """Checks all rules and resolves defaults. The paths in `config` must be absolute.
-
-    Both arguments can contain INVALID. The reported problems do not depend on it.
-    """
-    allocation = if_valid(lambda: make_allocation(TRAIN, config, run.cluster, run.node_type))
-    model, vocabulary_problems = if_valid(lambda: _with_vocabulary(config), (config.model, []))
-    data, eod_problems = if_valid(lambda: _with_end_of_document(config), (config.data, []))
+    """Checks all rules and resolves defaults. The paths in `config` must be absolute."""
+    allocation = make_allocation(TRAIN, config, run.cluster, run.node_type)
+    model, vocabulary_problems = _with_vocabulary(config)
+    data, eod_problems = _with_end_of_document(config)
     nodes = place_of(TRAIN, "nodes", config, run.cluster)
     facts = Facts(
         model=model,
@@ -68,17 +64,17 @@ def plan_training(run: Run, config: RunConfig) -> Training:
         evaluation=config.evaluation,
         world=World(path=nodes.path, count=allocation.nodes, ranks_each=allocation.ntasks_per_node),
         evaluation_world=_evaluation_world(run, config),
-        gpus_per_node=if_valid(lambda: run.node_type.gpus_per_node or allocation.ntasks_per_node),
+        gpus_per_node=run.node_type.gpus_per_node or allocation.ntasks_per_node,
         device=run.node_type.device,
         device_memory_gib=run.node_type.gpu_memory_gib,
         set_by_user=_set_by_user(run.document),
     )
     errors, warnings = check(facts)
-    function_errors, function_warnings = if_valid(lambda: function_problems(config), ([], []))
+    function_errors, function_warnings = function_problems(config)
     errors = [_in_file(problem, nodes) for problem in errors] + vocabulary_problems + eod_problems
     errors += function_errors
     warnings = [_in_file(problem, nodes) for problem in warnings] + function_warnings
-    if errors or run.mistakes or run.omitted:
+    if errors:
         return Training(errors=tuple(errors), warnings=tuple(warnings))
     return _planned(run, config, facts, allocation, warnings)
 
@@ -113,7 +109,7 @@ def _planned(
 
 
 def _evaluation_world(run: Run, config: RunConfig) -> World:
-    allocation = if_valid(lambda: make_allocation(EVALUATE, config, run.cluster, run.node_type))
+    allocation = make_allocation(EVALUATE, config, run.cluster, run.node_type)
     path = place_of(EVALUATE, "nodes", config, run.cluster).path
     return World(path=path, count=allocation.nodes, ranks_each=allocation.ntasks_per_node)
 

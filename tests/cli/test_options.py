@@ -35,9 +35,10 @@ def test_a_path_below_the_working_directory_is_relative(workplace: Path) -> None
 )
 def test_an_assignment_without_an_equals_sign_is_named(command: tuple[str, ...]) -> None:
     """Not the value behind it, which would be an unknown stage or argument."""
-    ended = hpcgen(*command, "--set", "slurm.train.nodes", "4")
+    ended = hpcgen(*command, "--set", "slurm.train.nodes", "4", "--set", "training.seed")
     assert ended.status == 2
     assert "--set slurm.train.nodes: expected KEY.KEY=VALUE" in ended.stderr
+    assert "--set training.seed: expected KEY.KEY=VALUE" in ended.stderr
     assert "'4'" not in ended.stderr
 
 

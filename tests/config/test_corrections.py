@@ -8,7 +8,7 @@ import pytest
 
 from hpcgen.config.document import parse
 from hpcgen.run_plan.plan import plan
-from tests.runs import loaded, minimal_run
+from tests.runs import loaded, minimal_run, refused
 
 CORRECTIONS = {
     ("optimizer.lr", '"3e-4"'): '= "3e-4" must be a number; write 3e-4 without quotes',
@@ -69,7 +69,7 @@ def test_what_to_write_for_a_value_of_the_wrong_type(tmp_path, key, yaml):
     for name in key.split(".")[:-1]:
         section = section.setdefault(name, {})
     section[key.rpartition(".")[2]] = parse(f"value: {yaml}", "any").values["value"]
-    [mistake] = loaded(tmp_path, values).mistakes
+    [mistake] = refused(tmp_path, values)
     expected = CORRECTIONS[key, yaml]
     assert mistake.endswith(f": {key}{'' if expected[0] in '[ ' else ' '}{expected}")
 
@@ -78,7 +78,7 @@ def test_the_list_for_a_number_gives_the_layers_of_megatron_core(tmp_path):
     values = minimal_run()
     model = {**values["model"], "num_layers": 5, "num_moe_experts": 2, "add_bias_linear": False}
     values["model"] = {**model, "moe_layer_freq": 2}
-    [mistake] = loaded(tmp_path, values).mistakes
+    [mistake] = refused(tmp_path, values)
     assert mistake.parts["hint"] == "write [1, 0, 1, 0, 1]"
     values["model"]["moe_layer_freq"] = [1, 0, 1, 0, 1]
     assert plan(loaded(tmp_path, values)).trainer.model.moe_layer_freq == (1, 0, 1, 0, 1)

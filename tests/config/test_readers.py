@@ -74,7 +74,7 @@ def accepted(cls: type, values: Any) -> Any:
 @pytest.mark.parametrize("cls", RIGHT)
 def test_both_readers_agree_on_a_valid_document(cls: type) -> None:
     assert accepted(cls, RIGHT[cls]) == _validate(cls, RIGHT[cls])
-    assert build(cls, constant(RIGHT[cls], "x")).config == _validate(cls, RIGHT[cls])
+    assert build(cls, constant(RIGHT[cls], "x")) == (_validate(cls, RIGHT[cls]), ())
 
 
 @pytest.mark.parametrize("cls", RIGHT)
@@ -93,5 +93,5 @@ def test_both_readers_accept_and_refuse_the_same_documents(cls: type, data: st.D
     if found is not None:
         assert not list(_schema_problems(cls, values))
         assert found == _validate(cls, values)
-    elif not build(cls, constant(values, "x")).problems:
+    elif build(cls, constant(values, "x"))[0] is not None:
         pytest.fail(f"only pydantic takes {values}")

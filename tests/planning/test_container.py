@@ -27,9 +27,7 @@ DIGEST = f"sha256:{'0123456789abcdef' * 4}"
 
 def load(tmp_path, run=None, **site):
     write_yaml(tmp_path / "site.yaml", {"extends": "azure-ndv5", **site})
-    found = loaded(tmp_path, big_run(cluster="./site.yaml", container=run or {}))
-    assert found.mistakes == ()
-    return found
+    return loaded(tmp_path, big_run(cluster="./site.yaml", container=run or {}))
 
 
 def container(

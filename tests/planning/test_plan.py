@@ -152,7 +152,7 @@ def test_an_unplanned_corpus_is_an_error(tmp_path):
     )
 
 
-def test_all_mistakes_are_reported_at_once(tmp_path):
+def test_all_broken_rules_are_reported_at_once(tmp_path):
     path = tmp_path / "run.yaml"
     path.write_text("""\
 name: a
@@ -168,14 +168,12 @@ slurm:
 data: {mock: true}
 model: {num_attention_heads: 90}
 checkpoint: {save: ~/x}
-logging: {log_interval: 0}
 """)
     with pytest.raises(ConfigErrors) as error:
         plan(load_run(path))
     found = [message.replace(f"{tmp_path}/", "").partition(": ")[::2] for message in error.value.messages]
     places = [(where, what.split(" ")[0]) for where, what in found]
     assert places == [
-        ("run.yaml:14", "logging.log_interval"),
         ("run.yaml:13", "checkpoint.save"),
         ("run.yaml:6", "environment.HF_TOKEN"),
         ("run.yaml:8", "container.mounts[1].source"),
@@ -183,22 +181,7 @@ logging: {log_interval: 0}
         ("run.yaml:10", "slurm.train.extra_directives[0]"),
         ("run.yaml:12", "model.num_attention_heads"),
     ]
-    assert "x" not in error.value.messages[2].split()
-
-
-def test_consequences_of_a_mistake_in_a_section_are_not_reported(tmp_path):
-    """The batch may be right once the misspelled tensor parallelism is."""
-    document = minimal_run(
-        slurm={"train": {"nodes": 3}},
-        parallelism={"tensor_model_parallel_sise": 3},
-        checkpoint={"save_interval": 10, "keep_every": 15},
-    )
-    with pytest.raises(ConfigErrors) as error:
-        planned(tmp_path, document, overrides=["training.global_batch_size=13"])
-    assert [message.partition(": ")[2].partition(" ")[0] for message in error.value.messages] == [
-        "parallelism.tensor_model_parallel_sise",
-        "checkpoint.keep_every",
-    ]
+    assert "x" not in error.value.messages[1].split()
 
 
 def test_a_rule_names_both_values_and_values_that_work(tmp_path):

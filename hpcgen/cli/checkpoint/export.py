@@ -129,7 +129,7 @@ def _tokenizer_arguments(
 
 
 def _tokenizer_of(config: Path) -> TokenizerConfig:
-    from hpcgen.config.loader import load_valid_run
+    from hpcgen.config.loader import load_run
     from hpcgen.planning.paths import absolute_paths
 
-    return absolute_paths(load_valid_run(config).config, config.absolute().parent).data.tokenizer
+    return absolute_paths(load_run(config).config, config.absolute().parent).data.tokenizer

@@ -50,7 +50,7 @@ def read_pairs(config: Path, overrides: tuple[str, ...]) -> RunPairs:
         ConfigErrors: the file is invalid.
     """
     from hpcgen.config.corpus import blend
-    from hpcgen.config.loader import load_valid_run
+    from hpcgen.config.loader import load_run
     from hpcgen.planning.paths import absolute_paths, corpus_job, trainer_data
 
     if config.suffix == ".json":
@@ -59,7 +59,7 @@ def read_pairs(config: Path, overrides: tuple[str, ...]) -> RunPairs:
         return RunPairs(
             tuple(Path(dataset.prefix) for dataset in made), corpus_of_job.tokenizer, corpus_of_job
         )
-    run = load_valid_run(config, overrides)
+    run = load_run(config, overrides)
     absolute = absolute_paths(run.config, run.directory)
     data = trainer_data(absolute)
     named = (*data.datasets, *data.train, *data.valid, *data.test)

@@ -144,9 +144,8 @@ def _read_run(config: Path, overrides: tuple[str, ...], *, with_source: bool = F
     if with_source and corpus is not None and corpus.source.directory:
         source, own = Path(corpus.source.directory), Path(corpus.directory)
         wrong += filter(None, [directory_problem(source, exclude=own)])
-    broken = (describe(problem, run.document, run.config) for problem in wrong)
-    if mistakes := [*run.mistakes, *broken]:
-        raise ConfigErrors(mistakes)
+    if wrong:
+        raise ConfigErrors([describe(problem, run.document, run.config) for problem in wrong])
     tokenizer = absolute.data.tokenizer.tokenizer_file
     if with_source and tokenizer and not Path(tokenizer).exists():
         problem = missing_tokenizer(absolute.preset, tokenizer, "prepare")

@@ -104,7 +104,7 @@ def _print_missing(
 
 def _array(stage: str, config: Path, overrides: tuple[str, ...], num_tasks: int | None) -> Array:
     """The array of a stage as planned by the run file, or with `num_tasks`."""
-    from hpcgen.config.loader import load_valid_run
+    from hpcgen.config.loader import load_run
     from hpcgen.planning.allocation import Array
     from hpcgen.planning.request import make_array
     from hpcgen.stages import STAGES
@@ -113,7 +113,7 @@ def _array(stage: str, config: Path, overrides: tuple[str, ...], num_tasks: int 
         if num_tasks is None:
             raise HpcgenError(f"{config} does not contain the number of tasks", "add --num-tasks")
         return Array(num_tasks)
-    run = load_valid_run(config, overrides)
+    run = load_run(config, overrides)
     planned = make_array(STAGES[stage], run.config, run.cluster)
     assert planned is not None
     return planned if num_tasks is None else Array(num_tasks, planned.array_parallelism)
