@@ -198,11 +198,14 @@ def test_a_cluster_alone_serves_every_stage(workplace):
 def test_data_need_not_exist_but_mistakes_are_reported(workplace):
     path = write_yaml(workplace / "run.yaml", minimal_run(data={"datasets": [{"prefix": "/none/x"}]}))
     assert hpcgen("explain", "-c", path).status == 0
-    found = hpcgen("explain", "-c", path, "--set", "environment.HF_TOKEN=hunter2", "--set", "share=all")
-    assert (found.status, found.stdout) == (2, "")
-    assert "environment.HF_TOKEN looks like a secret" in found.stderr
-    assert "share = all must be private or group" in found.stderr
-    assert "hunter2" not in found.stderr
+    for wrong, mistake in (
+        ("environment.HF_TOKEN=hunter2", "environment.HF_TOKEN looks like a secret"),
+        ("share=all", "share = all must be private or group"),
+    ):
+        found = hpcgen("explain", "-c", path, "--set", wrong)
+        assert (found.status, found.stdout) == (2, "")
+        assert mistake in found.stderr
+        assert "hunter2" not in found.stderr
 
 
 def test_a_run_or_a_cluster(run_file):

@@ -41,26 +41,27 @@ def test_json_is_one_document(run_file):
 
 
 def test_json_of_a_run_with_mistakes(workplace):
-    run_file = write_yaml(workplace / "run.yaml", minimal_run(parallelism={"tensor_model_parallel_size": 3}))
+    parallelism = {"tensor_model_parallel_size": "three"}
+    run_file = write_yaml(workplace / "run.yaml", minimal_run(parallelism=parallelism))
     line = next(n for n, text in enumerate(run_file.read_text().splitlines(), 1) if "_parallel_size" in text)
     found = hpcgen("validate", "-c", run_file, "--json", "--set", "trainign.seed=1")
     assert found.status == 2
     document = json.loads(found.stdout)
     assert document.keys() == {"mistakes", "warnings"}
-    unknown, tp = document["mistakes"]
+    tp, unknown = document["mistakes"]
     assert unknown.pop("hint") == "did you mean training?"
     nowhere = {"file": None, "line": None}
     assert unknown == {"key": "trainign", "value": None, "reason": "is not a known key", **nowhere}
     assert (tp["key"], tp["value"], tp["file"], tp["line"]) == (
         "parallelism.tensor_model_parallel_size",
-        3,
+        "three",
         str(run_file),
         line,
     )
     assert tp["reason"]
     assert [line.split(": ")[1].split(" ")[0] for line in found.stderr.splitlines()[:-1]] == [
-        "trainign",
         "parallelism.tensor_model_parallel_size",
+        "trainign",
     ]
 
 
@@ -150,7 +151,7 @@ def test_all_mistakes_one_line_each_and_their_number(run_file):
         "name",
     ]
     assert all(line.startswith("--set ") for line in mistakes)
-    assert summary == f"{len(mistakes)} mistakes; nothing was written or submitted"
+    assert summary == "3 mistakes in keys and values; the rules are checked when they are corrected"
     assert "\x1b" not in found.stderr
 
 
