@@ -9,14 +9,9 @@ from hpcgen.check.code import Assigned, Code
 from hpcgen.check.comparison import LAUNCH, MAIN, Comparison
 from hpcgen.check.lint.rule import Hit
 from hpcgen.check.rule import site_rule
+from hpcgen.text import few
 
 MOST_NAMES = 4
-
-
-def names(found: list[str]) -> str:
-    """The first names, and the number of others."""
-    more = f" and {len(found) - MOST_NAMES} more" if len(found) > MOST_NAMES else ""
-    return ", ".join(found[:MOST_NAMES]) + more
 
 
 @site_rule("directive-lost", "a planned `#SBATCH` line is gone or changed")
@@ -54,7 +49,7 @@ def setting_lost(both: Comparison) -> Iterator[Hit]:
     if lost:
         yield Hit(
             0,
-            f"not set as planned: {names(lost)}",
+            f"not set as planned: {few(lost, MOST_NAMES)}",
             "keep {{ super() }} in block settings, and change values in the run file",
         )
     scalars = {item.name for item in settings if item.words is None}
@@ -87,7 +82,9 @@ def option_lost(both: Comparison) -> Iterator[Hit]:
         words = item.words or ()
         if f'"${{{item.name}[@]}}"' not in words:
             lost = [word for word in planned if word not in words]
-            why = f"{item.name}=(...) replaces the array" + (f"; lost: {names(lost)}" if lost else "")
+            why = f"{item.name}=(...) replaces the array" + (
+                f"; lost: {few(lost, MOST_NAMES)}" if lost else ""
+            )
             yield Hit(item.place.line, why, f"append with {item.name}+=(...)")
 
 
@@ -99,14 +96,14 @@ def variable_lost(both: Comparison) -> Iterator[Hit]:
     lost = [name for name in planned if name not in exported]
     if lost:
         fix = "keep {{ super() }} in block environment, and set values in the cluster profile's `environment`"
-        yield Hit(0, f"not exported: {names(lost)}", fix)
+        yield Hit(0, f"not exported: {few(lost, MOST_NAMES)}", fix)
     for call in both.own(both.site.calls):
         removes = call.words[0] == "unset" or (call.words[0] == "export" and "-n" in call.words)
         taken = [word for word in call.words[1:] if word in planned]
         if removes and taken and both.shell_of(call.place) in ("job", "prologue"):
             yield Hit(
                 call.place.line,
-                f"this removes {names(taken)} from the environment",
+                f"this removes {few(taken, MOST_NAMES)} from the environment",
                 "set the value in the cluster profile's `environment`",
             )
 
@@ -170,7 +167,7 @@ def step_lost(both: Comparison) -> Iterator[Hit]:
     missing = [name for name in planned if name not in found]
     fix = "keep the steps of `hpcgen templates override STAGE --block main` in their order, with your own between them"
     if missing:
-        yield Hit(main.place.line, f"main does not call {names(missing)}", fix)
+        yield Hit(main.place.line, f"main does not call {few(missing, MOST_NAMES)}", fix)
     elif name := _out_of_order(planned, found):
         yield Hit(main.place.line, f"main calls {name} too early or too late", fix)
     last = [

@@ -132,17 +132,24 @@ LAUNCH = "# ==== launch ===="
 ADDRESS = 'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
 IMAGE = "--container-image=/shared/images/pytorch-25.03.sqsh"
 MOUNTS = "--container-mounts=/shared:/shared,/opt/microsoft:/opt/microsoft:ro"
-SRUN = 'srun "${step[@]}" "${container[@]}" python -u /shared/Megatron-LM/pretrain_gpt.py "${arguments[@]}"'
+
+
+def _started(launcher: str) -> str:
+    """The training step of SOUND with another launcher."""
+    return f'srun "${{step[@]}}" "${{container[@]}}" {launcher} /shared/Megatron-LM/pretrain_gpt.py "${{arguments[@]}}"'
+
+
+SRUN = _started("python -u")
 AFTER_SRUN = SOUND[SOUND.index("pid=$!\n") :]
 NO_SIGNAL = (
     ("#SBATCH --signal=B:USR2@300\n", ""),
     ("    --exit-signal-handler\n    --exit-signal SIGUSR2\n", "    --exit-duration-in-mins 1430\n"),
 )
 FOREGROUND = ((f"{SRUN} &\n{AFTER_SRUN}", f"{SRUN}\n"), *NO_SIGNAL)
-TORCHRUN = SRUN.replace(
-    "python -u", "torchrun --nproc-per-node=8 --nnodes=4 --rdzv-endpoint=$MASTER_ADDR:$MASTER_PORT"
-)
-C10D = "--rdzv-backend=c10d --master-addr=$MASTER_ADDR --master-port=$MASTER_PORT"
+AGENTS = "--nproc-per-node=8 --nnodes=4"
+ENDPOINT = "--rdzv-endpoint=$MASTER_ADDR:$MASTER_PORT"
+MASTER = "--master-addr=$MASTER_ADDR --master-port=$MASTER_PORT"
+TORCHRUN = _started(f"torchrun {AGENTS} {ENDPOINT}")
 ALONE = TORCHRUN.partition('"${container[@]}" ')[2]
 AGENT_PER_NODE = (
     ("    --ntasks=32\n    --ntasks-per-node=8\n", "    --ntasks=4\n    --ntasks-per-node=1\n"),
@@ -362,14 +369,14 @@ EXAMPLES: dict[str, Example] = {
     ),
     "rdzv-endpoint": Example(
         fails=(
-            (SRUN, TORCHRUN.replace("--rdzv-endpoint=$MASTER_ADDR:$MASTER_PORT", C10D)),
+            (SRUN, _started(f"torchrun {AGENTS} --rdzv-backend=c10d {MASTER}")),
             ("    --ntasks=32\n    --ntasks-per-node=8\n", "    --ntasks=4\n"),
         ),
         at="srun",
         passes=(
             (
                 SRUN,
-                TORCHRUN.replace("--rdzv-endpoint=$MASTER_ADDR:$MASTER_PORT", C10D.replace("c10d", "static")),
+                _started(f"torchrun {AGENTS} --rdzv-backend=static {MASTER}"),
             ),
             ("    --ntasks=32\n    --ntasks-per-node=8\n", "    --ntasks=4\n"),
         ),
@@ -481,7 +488,7 @@ EXAMPLES: dict[str, Example] = {
         fails=(_in(LAUNCH, 'srun --ntasks-per-node=2 ./check --rank "$SLURM_PROCID"'),),
         at="SLURM_PROCID",
         passes=(
-            (SRUN, TORCHRUN.replace("torchrun", 'torchrun --rdzv-backend=c10d --node_rank "$SLURM_NODEID"')),
+            (SRUN, _started(f'torchrun --rdzv-backend=c10d --node_rank "$SLURM_NODEID" {AGENTS} {ENDPOINT}')),
         ),
     ),
     "directory-by-date": Example(
@@ -550,9 +557,9 @@ EXAMPLES: dict[str, Example] = {
         passes=((ADDRESS, "MASTER_ADDR=$(hostname -I | cut -d' ' -f1)"),),
     ),
     "launch-deprecated": Example(
-        fails=((SRUN, TORCHRUN.replace("torchrun", "python -m torch.distributed.launch")), *AGENT_PER_NODE),
+        fails=((SRUN, _started(f"python -m torch.distributed.launch {AGENTS} {ENDPOINT}")), *AGENT_PER_NODE),
         at="torch.distributed.launch",
-        passes=((SRUN, TORCHRUN.replace("torchrun", "python -m torch.distributed.run")), *AGENT_PER_NODE),
+        passes=((SRUN, _started(f"python -m torch.distributed.run {AGENTS} {ENDPOINT}")), *AGENT_PER_NODE),
     ),
     "function-in-step": Example(
         fails=(_in(LAUNCH, f"{PREPARE}srun --ntasks=4 bash -c 'prepare'"),),
@@ -1039,3 +1046,36 @@ EXAMPLES: dict[str, Example] = {
         passes=(_in(LAUNCH, "python3 /shared/tools/tokenize.py && touch /shared/tokens/DONE"),),
     ),
 }
+
+PP4 = "--pipeline-model-parallel-size 4"
+FINETUNE = (
+    *flag("--load /shared/checkpoints/gpt3-13b", "--load /shared/starcoder --finetune"),
+    ("--save /shared/checkpoints/gpt3-13b", "--save /shared/tuned/$SLURM_JOB_ID"),
+)
+FURTHER: dict[str, tuple[str, Example]] = {
+    "layers left for the other stages": (
+        "parallel-sizes",
+        Example(
+            fails=flag(PP4, f"{PP4} --decoder-first-pipeline-num-layers 12"),
+            at="--decoder-first",
+            passes=flag(PP4, f"{PP4} --decoder-first-pipeline-num-layers 13"),
+        ),
+    ),
+    "a layout with too few layers": (
+        "parallel-sizes",
+        Example(
+            fails=flag(PP4, f"{PP4} --pipeline-model-parallel-layout 'Et*10|t*10|t*10|t*9L'"),
+            at="--pipeline-model-parallel-layout",
+            passes=flag(PP4, f"{PP4} --pipeline-model-parallel-layout 'Et*9|t*11|t*11|t*9L'"),
+        ),
+    ),
+    "weights of another directory": (
+        "save-without-load",
+        Example(
+            fails=FINETUNE,
+            at="--load",
+            passes=(*FINETUNE[:1], ("--save /shared/checkpoints/gpt3-13b", "--save /shared/$RUN")),
+        ),
+    ),
+}
+"""Other ways to break a rule in SOUND: what they are, the rule, and its example. pairs.txt has small scripts."""

@@ -4,25 +4,35 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-HEAD = """\
-#!/bin/bash
-#SBATCH --nodes=2
-#SBATCH --ntasks-per-node=4
-#SBATCH --gres=gpu:4
-#SBATCH --time=1:00:00
-"""
-TEMPLATE = """\
+
+def head(
+    *directives: str, nodes: int = 2, tasks: int = 4, gpus: int = 4, time: str = "--time=1:00:00"
+) -> str:
+    """The directives of a job, with more of them before the time limit."""
+    given = (f"--nodes={nodes}", f"--ntasks-per-node={tasks}", f"--gres=gpu:{gpus}", *directives, time)
+    return "#!/bin/bash\n" + "".join(f"#SBATCH {words}\n" for words in given if words)
+
+
+def template(log: str = "{{ root }}/%j.out", backend: str = "{{ backend }}") -> str:
+    """A template of a script, with places in double braces."""
+    return f"{BEFORE_LOG}#SBATCH --output={log}\n{AFTER_LOG} {backend}{END}"
+
+
+HEAD = head()
+BEFORE_LOG = """\
 #!/bin/bash
 {% if qos %}
 #SBATCH --qos={{ qos | default("normal # low") }}
 {% endif %}
 #SBATCH --nodes={{ nodes }}
 #SBATCH --time=1:00:00
-#SBATCH --output={{ root }}/%j.out
-LAUNCHER="torchrun --nproc_per_node={{ gpus }} --nnode={{ nodes }} --node_rank=$SLURM_NODEID {{ backend }}"
+"""
+AFTER_LOG = 'LAUNCHER="torchrun --nproc_per_node={{ gpus }} --nnode={{ nodes }} --node_rank=$SLURM_NODEID'
+END = """"
 CMD="train.py --config {{ config }}"
 srun -K1 -u $LAUNCHER $CMD
 """
+TEMPLATE = template()
 TRAINING = "python pretrain_gpt.py --save /shared/run"
 TRACE = "set -xeuo pipefail\necho begin\nexport HF_TOKEN=$(cat ~/.token)\n"
 BRANCHES = """\
@@ -55,8 +65,8 @@ def _mounts(flags: str) -> str:
     return _step(f"--container-image=/a.sqsh --container-mounts=/a:/b{flags}")
 
 
-CPUS = HEAD.replace("--time", "--cpus-per-task=8\n#SBATCH --time")
-LOG = HEAD.replace("--time", "--output={}\n#SBATCH --time")
+CPUS = head("--cpus-per-task=8")
+LOG = head("--output={}")
 IB_OFF = "export NCCL_IB_DISABLE=1\n"
 
 MESSAGES: dict[str, tuple[str, Message]] = {
@@ -137,23 +147,23 @@ MESSAGES: dict[str, tuple[str, Message]] = {
     "a place of a directive is no stray word": ("directive-unknown", Message(script=TEMPLATE)),
     "a log that a template names": (
         "log-shared",
-        Message(script=TEMPLATE.replace("{{ root }}/%j.out", "{{ log }}")),
+        Message(script=template(log="{{ log }}")),
     ),
     "a log without %j": (
         "log-shared",
-        Message(script=TEMPLATE.replace("{{ root }}/%j.out", "a.out"), why="a.out"),
+        Message(script=template(log="a.out"), why="a.out"),
     ),
     "a launcher with its backend": (
         "rank-of-batch-shell",
-        Message(script=TEMPLATE.replace("{{ backend }}", "--rdzv_backend c10d")),
+        Message(script=template(backend="--rdzv_backend c10d")),
     ),
     "a launcher alone on its nodes": (
         "rank-of-batch-shell",
-        Message(script=TEMPLATE.replace("{{ backend }}", "--standalone")),
+        Message(script=template(backend="--standalone")),
     ),
     "a launcher with the static backend": (
         "rank-of-batch-shell",
-        Message(script=TEMPLATE.replace("{{ backend }}", "--rdzv-backend=static"), why="SLURM_NODEID"),
+        Message(script=template(backend="--rdzv-backend=static"), why="SLURM_NODEID"),
     ),
     "a place is no value": (
         "world-size",
@@ -161,13 +171,13 @@ MESSAGES: dict[str, tuple[str, Message]] = {
     ),
     "a brace expansion is no template": (
         "no-kill-on-bad-exit",
-        Message(script=_step("").replace("srun", "mkdir {a,{b,c}}\nsrun"), why="one task fails"),
+        Message(script=f"{HEAD}mkdir {{a,{{b,c}}}}\nsrun  {TRAINING}\n", why="one task fails"),
     ),
     # ---- directives ----
     "a placeholder in braces": (
         "directive-unknown",
         Message(
-            script=HEAD.replace("--time=", "-p { partition }\n#SBATCH --time="),
+            script=head("-p { partition }"),
             why="`{ partition }` is a placeholder",
             fix="replace it",
             severity="error",
@@ -176,7 +186,7 @@ MESSAGES: dict[str, tuple[str, Message]] = {
     "a placeholder in a directive": (
         "directive-unknown",
         Message(
-            script=HEAD.replace("--time=", "<SLURM OPTIONS> --time="),
+            script=head(time="<SLURM OPTIONS> --time=1:00:00"),
             why="`<SLURM OPTIONS>` is a placeholder",
             fix="replace it",
         ),
@@ -191,7 +201,7 @@ MESSAGES: dict[str, tuple[str, Message]] = {
     ),
     "a comment in a directive": (
         "directive-unknown",
-        Message(script=HEAD.replace("--time=", "-p {partition} # yours\n#SBATCH --time=")),
+        Message(script=head("-p {partition} # yours")),
     ),
     "no time limit": (
         "no-time-limit",
@@ -254,9 +264,7 @@ MESSAGES: dict[str, tuple[str, Message]] = {
     "few CPUs for one task": (
         "few-cpus",
         Message(
-            script=_step(
-                "", HEAD.replace("per-node=4", "per-node=1").replace("--time", "-c4\n#SBATCH --time")
-            ),
+            script=_step("", head("-c4", tasks=1)),
             why="1 task x 4 CPUs = 4 for the 4 GPUs",
             fix="--cpus-per-task=16: 4 for each of the 4 GPUs",
         ),
@@ -299,10 +307,10 @@ MESSAGES: dict[str, tuple[str, Message]] = {
             why="`train.py` (line 7) is not noticed: the step ends with the status of `rsync` (line 8)",
         ),
     ),
-    "tasks of ten minutes": ("no-kill-on-bad-exit", Message(script=_step("", HEAD.replace("1:00:00", "10")))),
+    "tasks of ten minutes": ("no-kill-on-bad-exit", Message(script=_step("", head(time="--time=10")))),
     "tasks of eleven minutes": (
         "no-kill-on-bad-exit",
-        Message(script=_step("", HEAD.replace("1:00:00", "11:00")), why="one task fails"),
+        Message(script=_step("", head(time="--time=11:00")), why="one task fails"),
     ),
     "a step of one task": ("no-kill-on-bad-exit", Message(script=_step("-n1"))),
     "localhost in one of two branches": ("localhost-master", Message(script=HEAD + BRANCHES)),
@@ -448,9 +456,7 @@ MESSAGES: dict[str, tuple[str, Message]] = {
     "a port of jobs that run one after the other": (
         "fixed-port",
         Message(
-            script=f"{HEAD.replace('gpu:4', 'gpu:1')}".replace(
-                "nodes=2", "nodes=1\n#SBATCH --dependency=singleton"
-            )
+            script=head("--dependency=singleton", nodes=1, gpus=1)
             + "export MASTER_PORT=29500\nsrun -K python train.py\n"
         ),
     ),
@@ -560,7 +566,7 @@ MESSAGES: dict[str, tuple[str, Message]] = {
     "an endpoint that argparse completes": (
         "rdzv-endpoint",
         Message(
-            script=f"{HEAD.replace('per-node=4', 'per-node=1')}srun -K torchrun --nnodes=2 --rdzv_backend c10d "
+            script=f"{head(tasks=1)}srun -K torchrun --nnodes=2 --rdzv_backend c10d "
             "--rdzv_endpoin $host:29500 train.py\n"
         ),
     ),
@@ -575,7 +581,7 @@ MESSAGES: dict[str, tuple[str, Message]] = {
     "a trace alone": (
         "trace-with-secrets",
         Message(
-            script=HEAD + TRACE.replace("-xeuo pipefail", "-x"),
+            script=HEAD + "set -x\necho begin\nexport HF_TOKEN=$(cat ~/.token)\n",
             why="HF_TOKEN",
             fix="remove `set -x` (line 6), or `set +x` before line 8",
         ),
@@ -590,7 +596,7 @@ MESSAGES: dict[str, tuple[str, Message]] = {
     ),
     "a training without a limit": (
         "no-exit-handler",
-        Message(script=_step("", HEAD.replace("#SBATCH --time=1:00:00\n", ""))),
+        Message(script=_step("", head(time=""))),
     ),
     "a training with a limit": ("no-exit-handler", Message(script=_step(""), why="at the time limit")),
     "a comment in a text of options": (

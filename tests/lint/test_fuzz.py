@@ -14,10 +14,10 @@ from hpcgen.check.lint.words import MAX_EXPANDED, PIECE_COST
 from hpcgen.check.migration.migration import migrate
 from hpcgen.config.profiles import load_cluster
 from hpcgen.errors import HpcgenError
-from tests.lint.examples import EXAMPLES, SOUND, edited
-from tests.lint.further_examples import FURTHER
+from tests.lint.examples import EXAMPLES, FURTHER, SOUND, edited
 from tests.lint.messages import MESSAGES
 from tests.lint.odd_commands import ODD_COMMANDS
+from tests.lint.pairs import PAIRS
 
 DEFECTS = Path(__file__).with_name("scripts") / "defects.sh"
 PIECES = [
@@ -100,6 +100,7 @@ def _sources() -> list[str]:
     return [
         *scripts,
         *(edited(example.fails) for example in examples),
+        *(pair.breaks for pair in PAIRS.values()),
         *(m.script for _, m in MESSAGES.values()),
     ]
 

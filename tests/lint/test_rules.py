@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from hpcgen.check.lint.check import RULES, Finding, lint
-from tests.lint.examples import EXAMPLES, SOUND, Example, edited
-from tests.lint.further_examples import FURTHER
+from tests.lint.examples import EXAMPLES, FURTHER, SOUND, Example, edited
 from tests.lint.messages import MESSAGES
+from tests.lint.pairs import PAIRS, Pair
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = sorted(
@@ -54,6 +54,17 @@ def test_a_script_that_nearly_breaks_it_does_not(rule: str, example: Example) ->
     assert lint(edited(example.passes), rules=[rule]) == []
 
 
+@pytest.mark.parametrize("pair", PAIRS.values(), ids=PAIRS)
+def test_the_first_of_a_pair_breaks_its_rule_and_the_second_does_not(pair: Pair) -> None:
+    found = lint(pair.breaks)
+    notes = {finding.rule for finding in found if finding.severity == "note"}
+    assert names(found) - notes - {pair.rule} == set()
+    broken = [finding for finding in found if finding.rule == pair.rule]
+    assert {finding.line for finding in broken} == pair.lines
+    assert all(finding.why and finding.fix for finding in broken)
+    assert lint(pair.nearly, rules=[pair.rule]) == []
+
+
 def test_a_script_that_submits_itself_by_its_name() -> None:
     text = "#!/bin/bash\n#SBATCH --time=60\nsbatch convert.slurm\npython convert.py\n"
     assert names(lint(text, "jobs/convert.slurm")) == {"resubmits-itself"}
@@ -63,14 +74,13 @@ def test_a_script_that_submits_itself_by_its_name() -> None:
     assert lint(edited((("--time=60", "--time=60 --job-name=a-convert"),), elsewhere), "convert.slurm") != []
 
 
-@pytest.mark.parametrize("example", [example for rule, example in ALL if rule != "syntax"])
-def test_bash_accepts_the_examples(example: Example) -> None:
+def test_bash_accepts_the_examples() -> None:
     """A syntax error would hide the mistake that an example shows."""
-    for edits in (example.fails, example.passes):
-        done = subprocess.run(
-            ["bash", "-n"], input=edited(edits), capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
+    edits = [edits for rule, each in ALL if rule != "syntax" for edits in (each.fails, each.passes)]
+    pairs = [script for pair in PAIRS.values() for script in (pair.breaks, pair.nearly)]
+    for script in [*map(edited, edits), *pairs]:
+        done = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{done.stderr}{script}"
 
 
 @pytest.mark.parametrize("matter", MESSAGES)

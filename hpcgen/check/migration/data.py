@@ -21,6 +21,7 @@ from hpcgen.check.migration.values import (
 from hpcgen.config.megatron_options import rows
 from hpcgen.config.tokenizer import TokenizerConfig, vocab_size
 from hpcgen.errors import HpcgenError
+from hpcgen.text import few
 from trainer.contract.config.resolve import VOCAB_MULTIPLE, pad_vocab_size
 
 READ_BY = {
@@ -241,8 +242,7 @@ def list_relative_paths(launch: Launch, carried: Carried) -> None:
             found += [dataset["prefix"] for dataset in carried.get(f"data.{key}") or ()]
     if relative := [text for text in found if not text.startswith("/")]:
         why = "in a run file, the path starts at its folder, not at the directory of the job"
-        shown_paths = ", ".join(relative[:3]) + (" and others" if len(relative) > 3 else "")
-        carried.leave(launch.line, f"the directory of {shown_paths}", why)
+        carried.leave(launch.line, f"the directory of {few(relative)}", why)
 
 
 def carry_checkpoints(flags: Flags, carried: Carried) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from hpcgen.check.lint.job import Job
 from hpcgen.check.lint.launch import Step
 from hpcgen.check.lint.rule import Hit, rule
+from hpcgen.text import few
 
 PYXIS = "pyxis 0.24, args.c and pyxis_slurmstepd.c; measured with enroot 4.1"
 PASSED = re.compile(
@@ -48,11 +49,10 @@ def container_env_gap(job: Job) -> Iterator[Hit]:
         launch = by_command.get(id(step.command))
         missing = sorted(exported - _named(step) - (launch.environment if launch else frozenset()))
         if missing:
-            shown = ", ".join(missing[:4]) + (f" and {len(missing) - 4} more" if len(missing) > 4 else "")
             names = ",".join(sorted(_named(step) | set(missing)))
             yield Hit(
                 option.word.line,
-                f"--container-env omits {shown}: if the image sets it too, the image's value is used",
+                f"--container-env omits {few(missing, 4)}: if the image sets it too, the image's value is used",
                 f"--container-env={names}",
             )
 
