@@ -7,6 +7,7 @@ import math
 from trainer.contract.config import TrainerConfig
 from trainer.contract.model.flops import flops_per_iteration
 from trainer.contract.model.model_size import checkpoint_bytes
+from trainer.contract.optimizers import optimizer_of
 
 ASSUMED_MFU = 0.2
 """MFU of a slow step: half of what typical layouts reach."""
@@ -33,7 +34,7 @@ def save_gb_s(trainer: TrainerConfig, write_gb_s: float | None) -> float:
 
 def save_time_s(trainer: TrainerConfig, write_gb_s: float | None) -> float:
     """Seconds to write one checkpoint."""
-    size = checkpoint_bytes(trainer.model, trainer.training.precision)
+    size = checkpoint_bytes(trainer.model, trainer.training.precision, optimizer_of(trainer.optimizer))
     return size / (save_gb_s(trainer, write_gb_s) * 1e9)
 
 
@@ -52,7 +53,10 @@ def staged_bytes(trainer: TrainerConfig) -> int:
 
     A synchronous save copies it as well, because the same thread writes it.
     """
-    return checkpoint_bytes(trainer.model, trainer.training.precision) // trainer.world_size
+    return (
+        checkpoint_bytes(trainer.model, trainer.training.precision, optimizer_of(trainer.optimizer))
+        // trainer.world_size
+    )
 
 
 def slow_step_s(trainer: TrainerConfig) -> float:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from hpcgen.planning.memory import GIB, MemoryEstimate, Setup, estimate_memory
 from trainer.contract.model.layout import Layout
+from trainer.contract.optimizers import optimizer_of
 from trainer.contract.rules import context_parallel
 from trainer.contract.rules.facts import Facts, Rule, Violation, divisors
 from trainer.contract.rules.parallelism import CP, PP, TP
@@ -109,10 +110,15 @@ def model_fits_device(facts: Facts) -> Iterator[Violation]:
 
 
 def _estimate(facts: Facts, layout: Layout) -> MemoryEstimate:
-    separates_documents = facts.data.reset_attention_mask
-    return estimate_memory(
-        Setup(facts.resolved_model, facts.parallelism, facts.training, layout, separates_documents)
+    setup = Setup(
+        facts.resolved_model,
+        facts.parallelism,
+        facts.training,
+        layout,
+        optimizer_of(facts.optimizer),
+        separates_documents=facts.data.reset_attention_mask,
     )
+    return estimate_memory(setup)
 
 
 def _times_nodes_that_fit(facts: Facts, layout: Layout, usable: float) -> int | None:

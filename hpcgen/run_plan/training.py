@@ -27,6 +27,7 @@ from trainer.contract.config import BlendConfig, ModelConfig, TrainerConfig
 from trainer.contract.config.resolve import resolve
 from trainer.contract.model.layout import Layout
 from trainer.contract.model.model_size import checkpoint_bytes
+from trainer.contract.optimizers import optimizer_of
 from trainer.contract.rules.facts import Facts, World
 
 MUCH_SPACE_TB = 10
@@ -230,7 +231,11 @@ def _batch_warning(config: RunConfig) -> list[Problem]:
 
 def _space_warning(trainer: TrainerConfig) -> list[Problem]:
     saves = checkpointing.num_saves(trainer)
-    total_tb = saves * checkpoint_bytes(trainer.model, trainer.training.precision) / 1e12
+    total_tb = (
+        saves
+        * checkpoint_bytes(trainer.model, trainer.training.precision, optimizer_of(trainer.optimizer))
+        / 1e12
+    )
     if trainer.checkpoint.keep_last is not None or total_tb < MUCH_SPACE_TB:
         return []
     about = "" if trainer.checkpoint.save_interval_minutes is None else "about "
@@ -257,7 +262,9 @@ def _wandb_warning(config: RunConfig) -> list[Problem]:
 
 def _storage_warning(run: Run, trainer: TrainerConfig) -> list[Problem]:
     """Warns about a large checkpoint if the storage bandwidth, on which its timing depends, was not measured."""
-    size_gb = checkpoint_bytes(trainer.model, trainer.training.precision) / 1e9
+    size_gb = (
+        checkpoint_bytes(trainer.model, trainer.training.precision, optimizer_of(trainer.optimizer)) / 1e9
+    )
     write_gb_s = run.cluster.storage_write_gb_s
     is_measured = write_gb_s is not None and is_set_by_site(run.cluster_document, "storage_write_gb_s")
     if size_gb < LARGE_CHECKPOINT_GB or is_measured:

@@ -13,6 +13,7 @@ from tests.planning.cases import errors, valid_facts, warnings
 from tests.planning.test_model_size import llama3_8b
 from trainer.contract.config import ParallelismConfig, RopeScaling, TrainingConfig
 from trainer.contract.model.layout import Layout
+from trainer.contract.optimizers.adamw import ADAMW
 
 DOCUMENTS = {"data__reset_attention_mask": True}
 CP, KIND = "parallelism__context_parallel_size", "parallelism__cp_comm_type"
@@ -182,7 +183,7 @@ def gib(
     config = TrainingConfig(micro_batch_size=1, global_batch_size=8, train_iters=1, **training)
     layout = Layout.make(model, parallelism, config, 8)
     assert layout is not None
-    found = estimate_memory(Setup(model, parallelism, config, layout, documents))
+    found = estimate_memory(Setup(model, parallelism, config, layout, ADAMW, documents))
     return found.activation_bytes / 2**30
 
 

@@ -14,6 +14,7 @@ from tests.runs import big_run, planned
 from trainer.contract.config import ParallelismConfig, TrainingConfig
 from trainer.contract.model.layout import Layout
 from trainer.contract.model.model_size import layers_parameter_count, parameter_count
+from trainer.contract.optimizers.adamw import ADAMW
 
 GPT = gpt3(24, 2048, 16)
 MIXTRAL = dataclasses.replace(
@@ -55,7 +56,7 @@ def estimate(
     config = TrainingConfig(micro_batch_size=micro, global_batch_size=batch, train_iters=1, **training)
     layout = Layout.make(model, parallelism, config, world_size)
     assert layout is not None
-    return estimate_memory(Setup(model, parallelism, config, layout))
+    return estimate_memory(Setup(model, parallelism, config, layout, ADAMW))
 
 
 @pytest.mark.parametrize(
@@ -151,7 +152,8 @@ def test_the_distributed_optimizer_shards_over_data_and_context(precision, alone
     ):
         layout = Layout.make(GPT, parallelism, training, world_size)
         assert layout is not None
-        assert bytes_per_parameter(training, layout) == expected
+        setup = Setup(GPT, parallelism, training, layout, ADAMW)
+        assert bytes_per_parameter(setup, "layer") == bytes_per_parameter(setup, "table") == expected
 
 
 def test_each_instance_of_the_optimizer_has_the_whole_state():
@@ -159,7 +161,8 @@ def test_each_instance_of_the_optimizer_has_the_whole_state():
     parallelism = ParallelismConfig(num_distributed_optimizer_instances=4)
     layout = Layout.make(GPT, parallelism, training, 8)
     assert layout is not None
-    assert bytes_per_parameter(training, layout) == 6 + 12 / 2
+    setup = Setup(GPT, parallelism, training, layout, ADAMW)
+    assert bytes_per_parameter(setup, "layer") == 6 + 12 / 2
 
 
 def test_fp8_keeps_its_weights_and_their_transposes():

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.trainer.runs import Run
-from trainer.optimizer.build import FusedAdam
+from trainer.optimizer.adamw import FusedAdam
 
 
 def test_the_stand_in_for_fused_adam_is_adamw() -> None:

@@ -20,6 +20,7 @@ from trainer.contract import config as configuration
 from trainer.contract.config import TrainerConfig
 from trainer.contract.config.resolve import resolve
 from trainer.contract.model.layout import Layout
+from trainer.contract.optimizers.adamw import ADAMW
 
 pytestmark = pytest.mark.process
 
@@ -202,7 +203,7 @@ def setup_of(document: dict[str, Any]) -> Setup:
     config = resolve(configuration.from_dict(TrainerConfig, document, "test"))
     layout = Layout.make(config.model, config.parallelism, config.training, config.world_size)
     assert layout is not None
-    return Setup(config.model, config.parallelism, config.training, layout)
+    return Setup(config.model, config.parallelism, config.training, layout, ADAMW)
 
 
 def ranks_of(document: dict[str, Any], path: Path) -> list[dict[str, Any]]:

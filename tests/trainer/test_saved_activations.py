@@ -22,6 +22,7 @@ from tests.trainer.single_rank import ON_CPU, resolved
 from trainer.contract.config import ModelConfig, ParallelismConfig, TrainerConfig, TrainingConfig
 from trainer.contract.config.resolve import resolve_model
 from trainer.contract.model.layout import Layout
+from trainer.contract.optimizers.adamw import ADAMW
 from trainer.model import build, packing
 from trainer.model.kernels import Kernels
 
@@ -109,7 +110,7 @@ def saved_by_model(config: TrainerConfig, process_groups: Any) -> int:
 def setup_of(config: TrainerConfig) -> Setup:
     layout = Layout.make(config.model, config.parallelism, config.training, 1)
     assert layout is not None
-    return Setup(config.model, config.parallelism, config.training, layout)
+    return Setup(config.model, config.parallelism, config.training, layout, ADAMW)
 
 
 def estimated(config: TrainerConfig) -> int:
@@ -213,6 +214,8 @@ def test_packed_attention_keeps_its_output_twice_with_several_samples() -> None:
     training = TrainingConfig(micro_batch_size=2, global_batch_size=2, train_iters=1)
     layout = Layout.make(model, ParallelismConfig(), training, 1)
     assert layout is not None
-    setups = [Setup(model, ParallelismConfig(), training, layout, documents) for documents in (False, True)]
+    setups = [
+        Setup(model, ParallelismConfig(), training, layout, ADAMW, documents) for documents in (False, True)
+    ]
     plain, documents = (attention_part(setup).kept * setup.tokens for setup in setups)
     assert saved(2) - 2 * saved(1) == 2 * (documents - plain)

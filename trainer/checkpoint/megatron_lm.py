@@ -20,8 +20,9 @@ from trainer.checkpoint.megatron_lm_experts import current_expert_layout, saved_
 from trainer.checkpoint.megatron_lm_model import FIXED_MODEL, model_args, model_section, unsupported_model
 from trainer.contract.config import ParallelismConfig, TrainerConfig
 from trainer.contract.errors import TrainerError
+from trainer.contract.optimizers import OPTIMIZERS, optimizer_of
 
-OPTIMIZER = ("lr_warmup_init", "adam_beta1", "adam_beta2", "adam_eps", "clip_grad")
+OPTIMIZER = ("lr_warmup_init", "clip_grad", *(key for optimizer in OPTIMIZERS for key in optimizer.keys))
 FP16 = ("loss_scale", "loss_scale_window", "hysteresis")
 """Fields of OptimizerConfig that are also arguments of the same name. Those in FP16 only apply with --fp16."""
 
@@ -29,7 +30,6 @@ FP8 = ("fp8", "fp8_recipe", "fp8_amax_history_len", "fp8_amax_compute_algo")
 """Fields of TrainingConfig that are also arguments of the same name. They only apply with --fp8."""
 
 FIXED_TRAINING = {
-    "optimizer": "adam",
     "use_precision_aware_optimizer": False,
     "decoupled_lr": None,
     "weight_decay_incr_style": "constant",
@@ -94,7 +94,7 @@ def resumed(common: Mapping[str, Any], layout: ParallelismConfig, *, weights_onl
     sections = {"model": model_section(args)}
     batch, iteration = args["global_batch_size"], common["iteration"]
     if not weights_only:
-        _refuse(_differing(args, FIXED_TRAINING))
+        _refuse([*_unknown_optimizer(args), *_differing(args, FIXED_TRAINING)])
         _check_optimizer_state(common, args, layout)
         sections |= {
             "training": _training(args),
@@ -113,6 +113,13 @@ def resumed(common: Mapping[str, Any], layout: ParallelismConfig, *, weights_onl
 
 def _differing(args: Mapping[str, Any], fixed: Mapping[str, Any]) -> list[str]:
     return [f"{name} = {args[name]!r}" for name in fixed if args.get(name) not in (None, fixed[name])]
+
+
+def _unknown_optimizer(args: Mapping[str, Any]) -> list[str]:
+    name = args.get("optimizer")
+    return (
+        [] if name in (None, *(optimizer.megatron for optimizer in OPTIMIZERS)) else [f"optimizer = {name!r}"]
+    )
 
 
 def _refuse(options: list[str]) -> None:
@@ -249,6 +256,7 @@ def _args(config: TrainerConfig, iteration: int, consumed_samples: int) -> argpa
     Only plain values, since torch's safe loading accepts no others.
     """
     model, layout, training = config.model, config.parallelism, config.training
+    optimizer = optimizer_of(config.optimizer)
     return argparse.Namespace(
         **model_args(model),
         **{name: value for name, value in FIXED_TRAINING.items() if value is not None},
@@ -275,7 +283,8 @@ def _args(config: TrainerConfig, iteration: int, consumed_samples: int) -> argpa
         skipped_train_samples=0,
         iteration=iteration,
         ckpt_format="torch_dist",
-        use_distributed_optimizer=True,
+        optimizer=optimizer.megatron,
+        use_distributed_optimizer=optimizer.sharding == "distributed",
         no_save_optim=False,
         # Each step seeds its own generators, so there is no state to load.
         no_save_rng=True,

@@ -31,7 +31,6 @@ SHARDING_TYPE = "fully_reshardable"
 """Core's name for the stored form."""
 
 PREFIX = "optimizer.state"
-MOMENTS = ("exp_avg", "exp_avg_sq")
 
 Box = tuple[tuple[int, ...], tuple[int, ...], int]
 """Offsets and sizes of a part of a tensor, and its start in the flattened tensor."""
@@ -82,8 +81,8 @@ def _make_moments(optimizer: DistributedOptimizer) -> None:
     """Create the moments that the first update would create. Needed before a load, or if all steps overflowed."""
     optimizer.load_state_dict(optimizer.state_dict())
     for moments in optimizer.optimizer.state.values():
-        for name in MOMENTS:
-            moments[name].zero_()
+        for moment in filter(torch.is_tensor, moments.values()):
+            moment.zero_()
 
 
 def load_optimizer(parts: list[DistributedOptimizer], loaded: dict[Any, Any]) -> None:
@@ -115,10 +114,9 @@ def _parameter_state(optimizer: DistributedOptimizer, model: dict[str, Any]) -> 
         tensors = optimizer._get_main_param_and_optimizer_states(parameter)
         instance = optimizer.distributed_optimizer_instance_id
         state[index] = {
-            name: dict(
-                enumerate(_pieces(name, tensors[name], own.start, own.end, stored_as[parameter], instance))
-            )
-            for name in ("param", *MOMENTS)
+            name: dict(enumerate(_pieces(name, tensor, own.start, own.end, stored_as[parameter], instance)))
+            for name, tensor in tensors.items()
+            if torch.is_tensor(tensor)
         }
     return state
 

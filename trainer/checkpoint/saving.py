@@ -31,6 +31,7 @@ from trainer.contract.files import checkpoint_files
 from trainer.contract.files.checkpoint_files import COMMON, COMPLETE, METADATA, STARTED, TRACKER
 from trainer.contract.files.regular_file import open_regular
 from trainer.contract.files.run_directory import RunDirectory, publish, sync_directory
+from trainer.contract.optimizers import optimizer_of
 from trainer.contract.resuming import hyperparameters
 from trainer.contract.wording import counted
 from trainer.data.datasets import Reading
@@ -114,7 +115,7 @@ class Checkpoints:
     def prepare(self, state: TrainingState) -> None:
         """Pin the memory for the first copy in the background. Otherwise the first save must wait for this."""
         if self._config.device == "cuda":
-            size = contents.staged_bytes(state, self._groups)
+            size = contents.staged_bytes(state, self._groups, optimizer_of(self._config.optimizer))
             self._buffer.prepare(size, torch.cuda.current_device())
 
     def vote(self) -> Vote:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
@@ -17,19 +17,17 @@ from trainer.checkpoint.unpickling import checked_extra_state
 from trainer.checkpoint.writer import Bucket, not_finite
 from trainer.contract.errors import NonFiniteError
 from trainer.contract.files.checkpoint_files import TRAINER_MARK
+from trainer.contract.optimizers.kind import Kind, Optimizer
 from trainer.contract.wording import counted
 from trainer.optimizer import parameter_groups
-from trainer.optimizer.build import optimizers_of
+from trainer.optimizer.build import PARTS, optimizers_of
 from trainer.step import TrainingState
 
 CHECKPOINT_VERSION = 3.0
 """Megatron-LM's version number for its parameter layout (QKV interleaved by group)."""
 
-HYPERPARAMETERS = ("max_lr", "min_lr", "betas", "eps")
-"""Keys of a parameter group that come from the configuration."""
-
-FP32_BYTES = 3 * 4
-"""Bytes of optimizer state per weight: fp32 weight and two moments."""
+HYPERPARAMETERS = ("max_lr", "min_lr", *(key for parts in PARTS.values() for key in parts.GROUP_KEYS))
+"""Keys of a parameter group that come from the configuration, if the group has them."""
 
 PADDING = 4 * 2048
 """Upper bound of the padding between the copies of a weight and its state (bytes)."""
@@ -125,14 +123,15 @@ def _trained(state: TrainingState) -> Iterator[tuple[str, torch.Tensor]]:
             yield from ((f"the optimizer's {name}", m) for name, m in moments.items() if torch.is_tensor(m))
 
 
-def staged_bytes(state: TrainingState, groups: ProcessGroupCollection) -> int:
+def staged_bytes(state: TrainingState, groups: ProcessGroupCollection, optimizer: Optimizer) -> int:
     """Approximate number of bytes that a rank copies for a save: its shares of weights, fp32 weights and moments."""
     parameters = [parameter for chunk in state.model for parameter in chunk.parameters()]
+    of_state = max(optimizer.state_bytes(kind) for kind in get_args(Kind))
     total, largest = 0.0, 0
     for parameter in parameters:
         ranks = (groups.dp_cp if getattr(parameter, "allreduce", True) else groups.expt_dp).size()
         weight = parameter.numel() * parameter.element_size()
-        total += (weight + FP32_BYTES * parameter.numel()) / ranks
+        total += (weight + of_state * parameter.numel()) / ranks
         if ranks > 1:  # weights are not split between ranks
             largest = max(largest, weight)
     return int(1.02 * total) + largest + PADDING * len(parameters)
@@ -153,7 +152,10 @@ def fill(state: TrainingState, loaded: dict[str, Any], *, weights_only: bool) ->
     if weights_only:
         state.optimizer.reload_model_params()
         return
-    configured = [{name: group[name] for name in HYPERPARAMETERS} for group in state.optimizer.param_groups]
+    configured = [
+        {name: group[name] for name in HYPERPARAMETERS if name in group}
+        for group in state.optimizer.param_groups
+    ]
     saved = optimizer_state.saved_parts(loaded["optimizer"])
     for part in saved:
         if part.get("grad_scaler") == {}:  # that of a fixed loss scale, which an adaptive one cannot load

@@ -1,1 +1,1 @@
-"""AdamW, parameter groups and learning-rate schedule."""
+"""Optimizers, parameter groups and learning-rate schedule."""

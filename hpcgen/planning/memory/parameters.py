@@ -6,9 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 from hpcgen.planning.memory.setup import Setup
-from trainer.contract.config import TrainingConfig
 from trainer.contract.model.experts import moe_layer_pattern
-from trainer.contract.model.layout import Layout
 from trainer.contract.model.model_size import (
     experts_parameter_count,
     last_layer_has_experts,
@@ -17,6 +15,7 @@ from trainer.contract.model.model_size import (
     replicated_parameter_count,
 )
 from trainer.contract.model.pipeline import embedding_stages, mtp_stage
+from trainer.contract.optimizers.kind import Kind
 
 
 @dataclass(frozen=True)
@@ -34,19 +33,22 @@ class Counts:
         return Counts(self.tables + other.tables, self.layers + other.layers, self.experts + other.experts)
 
 
-def bytes_per_parameter(training: TrainingConfig, layout: Layout, *, of_expert: bool = False) -> float:
-    """Bytes per parameter on a device. The distributed optimizer shards its state over DP x CP / instances, and that of
-    experts over the ranks that hold the same experts.
+def bytes_per_parameter(setup: Setup, kind: Kind, *, of_expert: bool = False) -> float:
+    """Bytes per parameter of `kind` on a device. A distributed optimizer shards its state over DP x CP / instances, and
+    that of experts over the ranks that hold the same experts.
 
-    bf16 and fp16: weight 2, fp32 gradient 4, and fp32 copy and two moments 12 / shards (Megatron-Core's
-    docs/api-guide/dist_optimizer.md). fp32: weight 4, gradient 4, and two moments 8 / shards.
+    bf16 and fp16: weight 2, fp32 gradient 4, and fp32 copy with moments / shards (Megatron-Core's
+    docs/api-guide/dist_optimizer.md). fp32: weight 4, gradient 4, and moments / shards.
     """
+    layout = setup.layout
     ranks = layout.data_parallel_size * layout.context_parallel_size
     if of_expert:
         assert layout.expert_data_parallel_size
         ranks = layout.expert_data_parallel_size
-    shards = ranks // layout.num_distributed_optimizer_instances
-    return 8 + 8 / shards if training.precision == "fp32" else 6 + 12 / shards
+    is_sharded = setup.optimizer.sharding == "distributed"
+    shards = ranks // layout.num_distributed_optimizer_instances if is_sharded else 1
+    state = setup.optimizer.state_bytes(kind)
+    return 8 + (state - 4) / shards if setup.training.precision == "fp32" else 6 + state / shards
 
 
 def parameter_bytes(setup: Setup, stage: int) -> int:
@@ -56,12 +58,11 @@ def parameter_bytes(setup: Setup, stage: int) -> int:
     microbatches.
     """
     counts = stage_parameter_counts(setup, stage)
-    training, layout = setup.training, setup.layout
-    in_fp8 = 2 if training.fp8 else 0
-    each = bytes_per_parameter(training, layout)
-    size = counts.tables * each + counts.layers * (each + in_fp8)
+    in_fp8 = 2 if setup.training.fp8 else 0
+    size = counts.tables * bytes_per_parameter(setup, "table")
+    size += counts.layers * (bytes_per_parameter(setup, "layer") + in_fp8)
     if counts.experts:
-        size += counts.experts * (bytes_per_parameter(training, layout, of_expert=True) + in_fp8)
+        size += counts.experts * (bytes_per_parameter(setup, "layer", of_expert=True) + in_fp8)
     return int(size)
 
 

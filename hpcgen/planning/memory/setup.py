@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from trainer.contract.config import ModelConfig, ParallelismConfig, TrainerConfig, TrainingConfig
 from trainer.contract.model.layout import Layout
+from trainer.contract.optimizers import optimizer_of
+from trainer.contract.optimizers.kind import Optimizer
 
 
 @dataclass(frozen=True)
@@ -16,14 +18,21 @@ class Setup:
     parallelism: ParallelismConfig
     training: TrainingConfig
     layout: Layout
+    optimizer: Optimizer
     separates_documents: bool = False
     """The value of data.reset_attention_mask."""
 
     @classmethod
     def of(cls, trainer: TrainerConfig, layout: Layout) -> Setup:
         """The setup of a resolved training run."""
-        separates_documents = trainer.data.reset_attention_mask
-        return cls(trainer.model, trainer.parallelism, trainer.training, layout, separates_documents)
+        return cls(
+            trainer.model,
+            trainer.parallelism,
+            trainer.training,
+            layout,
+            optimizer_of(trainer.optimizer),
+            separates_documents=trainer.data.reset_attention_mask,
+        )
 
     @property
     def tokens(self) -> int:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from trainer.contract.attention import attention_of
 from trainer.contract.config import ModelConfig
 from trainer.contract.model.experts import moe_layer_pattern, num_moe_layers
-
-CHECKPOINT_BYTES_PER_PARAMETER = {"bf16": 14, "fp16": 14, "fp32": 16}
-"""Weights (2 or 4 bytes), and the optimizer's fp32 copy and two moments (4 bytes each)."""
+from trainer.contract.optimizers.kind import Optimizer
 
 
 def parameter_count(model: ModelConfig) -> int:
@@ -118,9 +116,13 @@ def _norm_parameters(model: ModelConfig) -> tuple[str, ...]:
     return ("weight", "bias") if model.normalization == "LayerNorm" else ("weight",)
 
 
-def checkpoint_bytes(model: ModelConfig, precision: str) -> int:
-    """Size of one checkpoint of the resolved `model` in bytes: weights and optimizer state."""
-    return CHECKPOINT_BYTES_PER_PARAMETER[precision] * parameter_count(model)
+def checkpoint_bytes(model: ModelConfig, precision: str, optimizer: Optimizer) -> int:
+    """Size of one checkpoint of the resolved `model` in bytes: weights and the state of the optimizer."""
+    count = parameter_count(model)
+    in_layers = layers_parameter_count(model) + (model.mtp_num_layers or 0) * mtp_parameter_count(model)
+    weights = count * (4 if precision == "fp32" else 2)
+    in_tables = count - in_layers
+    return weights + in_layers * optimizer.state_bytes("layer") + in_tables * optimizer.state_bytes("table")
 
 
 def parameter_names(model: ModelConfig, *, transformer_engine: bool = False) -> list[str]:
