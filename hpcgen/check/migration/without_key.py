@@ -29,8 +29,5 @@ def _why_no_key(name: str, row: OptionRow | None) -> str | None:
     if row is None or row.kind in ("name", "family"):
         meant = nearest_option(name)
         return f"no release of Megatron-LM has this option{f'; did you mean --{meant}?' if meant else ''}"
-    if row.kind == "removed":
-        return f"Megatron-LM stops at it; {row.note}"
-    if row.kind == "absent":
-        return f"Megatron-LM does not have it: {row.note}"
-    return row.note or None
+    fate = {"removed": "Megatron-LM stops at it: ", "absent": "Megatron-LM does not have it: "}
+    return f"{fate.get(row.kind, '')}{row.note}" or None
