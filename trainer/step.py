@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -22,7 +22,7 @@ from trainer.contract.model.batch_size import Batch, batch_size_at
 from trainer.contract.wording import rank_list
 from trainer.data.loader import MicroBatch, num_microbatches
 from trainer.faults.spikes import SpikeWatch
-from trainer.model import multi_token
+from trainer.loss import forward_arguments, next_token, term_names
 from trainer.model.experts import Router, expert_biases, take_statistics
 from trainer.optimizer import gradients
 from trainer.optimizer.schedule import Schedule
@@ -71,7 +71,7 @@ class StepResult:
     consumed_tokens: int
     """Number of tokens that this step and those before it have read."""
     loss: float
-    """Mean over the tokens of the global batch (nats). It does not include the losses of MTP layers."""
+    """Mean over the tokens of the global batch (nats), without further losses."""
     grad_norm: float | None
     """Global norm before clipping; None if fp16 gradients overflowed, which lowers the loss scale."""
     lr: float
@@ -83,8 +83,8 @@ class StepResult:
     skipped: bool
     """True if the update was skipped because of an overflow or a spike."""
     vote: Vote
-    mtp_losses: tuple[float, ...] = ()
-    """Mean loss of each MTP layer."""
+    terms: dict[str, float] = field(default_factory=dict)
+    """Further losses by name, as means over their tokens (`trainer.loss`)."""
     visible_pairs: float | None = None
     """Pairs of a query and a key of the same document in the global batch; None if samples are not separated."""
     experts: torch.Tensor | None = None
@@ -118,19 +118,19 @@ def train_step(
     norm = totals.new_zeros(1) if overflowed else gradients.norm(optimizer, totals)
     statistics = take_statistics(state.routers, config.model, totals.device)
     agreed = _agree(totals, norm, vote(), pairs, statistics)
-    loss, divisor = agreed.loss, gradients.divisor(agreed.tokens, config)
+    divisor = gradients.divisor(agreed.tokens, config)
     grad_norm = agreed.norm / divisor
-    if not (math.isfinite(loss) and math.isfinite(grad_norm)):
+    if not (math.isfinite(agreed.loss) and math.isfinite(grad_norm)):
         _restore(biases, previous_biases)
-        raise _non_finite(loss, grad_norm, totals, optimizer, state.iteration + 1, batch)
+        raise _non_finite(agreed.loss, grad_norm, totals, optimizer, state.iteration + 1, batch)
     # An overflow is due to the loss scale: it is not a spike and does not count against skip_loss_spikes.
-    spike = None if overflowed else state.spikes.spike_ratio(loss)
+    spike = None if overflowed else state.spikes.spike_ratio(agreed.loss)
     skipped = overflowed or (spike is not None and state.spikes.skip())
     lr = state.scheduler.rate()
     if skipped:
         _restore(biases, previous_biases)
     else:
-        state.spikes.remember(loss)
+        state.spikes.remember(agreed.loss)
         gradients.update(optimizer, divisor, config.optimizer.clip_grad, grad_norm)
     if overflowed:
         _require_reducible(loss_scale, config.optimizer, state.iteration + 1)
@@ -141,8 +141,8 @@ def train_step(
     return StepResult(
         batch=batch,
         consumed_tokens=state.consumed_tokens,
-        loss=loss,
-        mtp_losses=agreed.mtp_losses,
+        loss=agreed.loss,
+        terms=dict(zip(term_names(config.model), agreed.terms, strict=True)),
         visible_pairs=agreed.visible_pairs if config.data.reset_attention_mask else None,
         grad_norm=None if overflowed else grad_norm,
         lr=lr,
@@ -172,8 +172,8 @@ def forward_backward(
     """Run one global batch of `batch_size` samples. Returns this rank's [sum of losses, tokens] in fp64 on its device,
     and its pairs of a query and a key of the same document.
 
-    The sum and the number of each MTP layer follow the tokens. All are zero on ranks that do not compute the loss, and
-    on all but one of those that compute the same loss.
+    The sum and the number of each further loss follow the tokens. All are zero on ranks that do not compute the loss,
+    and on all but one of those that compute the same loss.
     """
     results: list[tuple[torch.Tensor, torch.Tensor | None]] = get_forward_backward_func()(
         forward_step_func=_forward_step,
@@ -187,7 +187,7 @@ def forward_backward(
     if results and groups.tp.rank() == 0:  # last stage; all its tensor-parallel ranks have the same numbers
         pairs = sum(_visible_pairs(boundaries, config) for _, boundaries in results) / groups.cp.size()
         return torch.stack([totals for totals, _ in results]).sum(0).double(), pairs
-    size = 2 + 2 * (config.model.mtp_num_layers or 0)
+    size = 2 + 2 * len(term_names(config.model))
     return torch.zeros(size, dtype=torch.float64, device="cuda" if config.device == "cuda" else "cpu"), 0.0
 
 
@@ -201,7 +201,7 @@ class _Agreed(NamedTuple):
 
     loss: float
     """Mean over the tokens."""
-    mtp_losses: tuple[float, ...]
+    terms: tuple[float, ...]
     tokens: float
     norm: float
     """Norm of the gradients before they are divided."""
@@ -223,11 +223,11 @@ def _agree(
     numbers = torch.cat([norm, numbers]).cpu()
     end_of_losses, end_of_own = 1 + len(totals), 1 + len(totals) + len(own)
     agreed_norm, *sums = numbers[:end_of_losses].tolist()
-    loss, *mtp_losses = (total / max(tokens, 1) for total, tokens in zip(sums[::2], sums[1::2], strict=True))
+    mean, *terms = (total / max(tokens, 1) for total, tokens in zip(sums[::2], sums[1::2], strict=True))
     *votes, agreed_pairs = numbers[end_of_losses:end_of_own].tolist()
     return _Agreed(
-        loss=loss,
-        mtp_losses=tuple(mtp_losses),
+        loss=mean,
+        terms=tuple(terms),
         tokens=sums[1],
         norm=agreed_norm,
         vote=Vote(*(count > 0 for count in votes)),
@@ -295,22 +295,19 @@ def _forward_step(
     if batches is None:
         return chunk(input_ids=None, position_ids=None, attention_mask=None), None
     batch = next(batches)
-    predicting = multi_token.of(chunk)
     output = chunk(
         input_ids=batch.tokens,
         position_ids=batch.position_ids,
         # Core passes this to every layer's attention, which takes the boundaries of documents in place of a mask.
         attention_mask=batch.boundaries,
         labels=batch.labels,
-        **({"loss_mask": batch.loss_mask} if predicting else {}),
+        **forward_arguments(chunk, batch),
     )
 
     def loss(token_losses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, object]:
-        """[b, s] -> the sum to differentiate, its number of tokens, and both with the boundaries for the log."""
-        total, tokens = (token_losses.float() * batch.loss_mask).sum(), batch.loss_mask.sum()
-        # No scaling here: the schedule divides by the tokens of the global batch, and handles context parallelism.
-        mtp = predicting.losses() if predicting else []
-        return total, tokens.int(), (torch.stack([total.detach(), tokens, *mtp]), batch.boundaries)
+        """[b, s] -> the sum to differentiate, its number of tokens, and the sums and boundaries for the log."""
+        total, tokens, sums = next_token(token_losses, batch, chunk)
+        return total, tokens, (sums, batch.boundaries)
 
     return output, loss
 

@@ -9,6 +9,7 @@ import torch
 from trainer.contract.config import TrainerConfig
 from trainer.contract.model.experts import expert_tensor_parallel_size
 from trainer.model.experts import LOSSES
+from trainer.step import StepResult
 
 EVERY_STEPS = 100
 """Steps between two events with the load of each expert, which are long for large models."""
@@ -31,10 +32,11 @@ class ExpertLoad:
         self._sum: torch.Tensor | float = 0.0
         self._samples = 0
 
-    def add(self, statistics: torch.Tensor, samples: int) -> None:
-        """Add a global batch."""
-        self._sum = self._sum + statistics
-        self._samples += samples
+    def add(self, result: StepResult, seconds: float) -> None:
+        """Add the global batch of a step."""
+        if result.experts is not None:
+            self._sum = self._sum + result.experts
+            self._samples += result.batch.size
 
     def values(self) -> dict[str, Any]:
         """Values for a line of metrics.jsonl. Empty for a dense model."""

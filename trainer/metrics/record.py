@@ -1,7 +1,7 @@
 """Records a run: `metrics.jsonl`, TensorBoard, Weights & Biases and the log.
 
 Only rank 0 writes. Each line of metrics.jsonl is a JSON object with `event`, `iteration` and `time` (Unix seconds);
-docs/metrics.md describes the events, and `experts` next to this file computes the values of a mixture of experts.
+docs/metrics.md describes the events, and `columns` and `experts` next to this file compute the values of steps.
 Units: losses in nats per token, times in seconds, memory in GiB. Nothing here waits for the GPU: the loss and the norm
 of a step were already read before its update, and times come from events that the GPU has passed.
 """
@@ -10,20 +10,19 @@ from __future__ import annotations
 
 import dataclasses
 import resource
-import statistics
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from trainer.contract.attention.visibility import visible_pairs
 from trainer.contract.config import TrainerConfig, TrainingConfig
 from trainer.contract.files.run_directory import RunDirectory
-from trainer.contract.model.flops import FORMULA, flops, flops_per_sample
+from trainer.contract.model.flops import FORMULA, flops_per_sample
 from trainer.contract.model.ranks import model_parallel_size
 from trainer.faults.stragglers import Place, Straggler
 from trainer.metrics import experts
+from trainer.metrics.columns import Column, Progress, Throughput
 from trainer.metrics.console import Log
 from trainer.metrics.json_lines import JsonLines, drop_after
 from trainer.metrics.tensorboard import open_tensorboard
@@ -148,7 +147,6 @@ class Metrics:
         values = window.values()
         values |= shares(times - self._times, len(window), values["step_time_s"])
         values["peak_memory_gib"] = peak_memory_gib(self._config.device)
-        values |= window.experts.values()
         self._window, self._times = Window(self._config), times
         self._write("step", iteration, {"steps": len(window), **values})
         if self._config.model.num_moe_experts is not None:
@@ -264,63 +262,21 @@ class Window:
 
     def __init__(self, config: TrainerConfig) -> None:
         self.experts = experts.ExpertLoad(config)
-        self._config = config
-        self._one_document = visible_pairs(config.model, [config.model.seq_length])
-        self._seconds: list[float] = []
-        self._losses: list[float] = []
-        self._mtp_losses: list[tuple[float, ...]] = []
-        self._norms: list[float] = []
-        self._samples = 0
-        self._pairs = 0.0
-        self._has_skipped = False
-        self._last: StepResult | None = None
+        self._columns: tuple[Column, ...] = (Progress(), Throughput(config), self.experts)
+        self._steps = 0
 
     def __len__(self) -> int:
-        return len(self._seconds)
+        return self._steps
 
     def add(self, result: StepResult, seconds: float) -> None:
         """Add a step and its duration."""
-        self._seconds.append(seconds)
-        self._losses.append(result.loss)
-        self._mtp_losses.append(result.mtp_losses)
-        if result.grad_norm is not None:
-            self._norms.append(result.grad_norm)
-        self._samples += result.batch.size
-        self._pairs += (
-            result.batch.size * self._one_document if result.visible_pairs is None else result.visible_pairs
-        )
-        self._has_skipped |= result.skipped
-        if result.experts is not None:
-            self.experts.add(result.experts, result.batch.size)
-        self._last = result
+        self._steps += 1
+        for column in self._columns:
+            column.add(result, seconds)
 
     def values(self) -> dict[str, Any]:
         """Values of a line for these steps (at least one)."""
-        config, last = self._config, self._last
-        assert last is not None
-        seconds = sum(self._seconds)
-        tokens = self._samples * config.model.seq_length
-        tflops = flops(config.model, tokens, self._pairs) / seconds / config.world_size / 1e12
-        values = {
-            "loss": statistics.fmean(self._losses),
-            **{
-                f"mtp_{layer}_loss": statistics.fmean(losses)
-                for layer, losses in enumerate(zip(*self._mtp_losses, strict=True), start=1)
-            },
-            "grad_norm": statistics.fmean(self._norms) if self._norms else None,
-            "lr": last.lr,
-            "loss_scale": last.loss_scale,
-            "batch_size": last.batch.size,
-            "consumed_samples": last.batch.first + last.batch.size,
-            "consumed_tokens": last.consumed_tokens,
-            "step_time_s": seconds / len(self._seconds),
-            "tokens_per_s": tokens / seconds,
-            "model_tflops_per_device": tflops,
-            "skipped": self._has_skipped,
-        }
-        if config.peak_tflops is not None:
-            values["mfu"] = tflops / config.peak_tflops
-        return values
+        return {name: value for column in self._columns for name, value in column.values().items()}
 
 
 def shares(times: Times, steps: int, step_time_s: float) -> dict[str, float]:

@@ -21,7 +21,9 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.utils import unwrap_model
 
+from trainer.contract.config import ModelConfig
 from trainer.data.documents import tokens_after
+from trainer.data.loader import MicroBatch
 from trainer.distributed.sequence import zigzag_part
 from trainer.model import layers
 from trainer.model.kernels import Kernels
@@ -125,7 +127,17 @@ class PredictingModel(GPTModel):
         return self._losses
 
 
-def of(chunk: torch.nn.Module) -> PredictingModel | None:
-    """The model in a wrapped `chunk` if it has MTP layers, else None."""
+def names(model: ModelConfig) -> tuple[str, ...]:
+    """Columns of metrics.jsonl for the losses of the MTP layers (`trainer.loss`)."""
+    return tuple(f"mtp_{layer}_loss" for layer in range(1, 1 + (model.mtp_num_layers or 0)))
+
+
+def sums(chunk: torch.nn.Module) -> list[torch.Tensor]:
+    """The sum of losses and the number of tokens of each MTP layer of a wrapped `chunk` in the last microbatch."""
     model = unwrap_model(chunk)
-    return model if isinstance(model, PredictingModel) else None
+    return model.losses() if isinstance(model, PredictingModel) else []
+
+
+def arguments(chunk: torch.nn.Module, batch: MicroBatch) -> dict[str, Any]:
+    """The loss mask, if the model in a wrapped `chunk` has MTP layers."""
+    return {"loss_mask": batch.loss_mask} if isinstance(unwrap_model(chunk), PredictingModel) else {}
