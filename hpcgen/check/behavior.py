@@ -7,9 +7,9 @@ import re
 import unicodedata
 from collections.abc import Iterator
 
-from hpcgen.check.code import Call
 from hpcgen.check.comparison import LAUNCH, MAIN, Comparison
 from hpcgen.check.lint.rule import Hit
+from hpcgen.check.lint.script import Command
 from hpcgen.check.rule import site_rule
 from hpcgen.planning.secret import SECRET, SECRET_VALUE
 
@@ -24,53 +24,52 @@ def launch_foreground(both: Comparison) -> Iterator[Hit]:
     launch = both.own_functions.get(LAUNCH)
     if launch is None:
         return
-    calls = [call for call in both.site.calls if both.is_in_launch(call.place)]
+    calls = [call for call in both.site.commands if both.is_in_launch(call)]
     fix = 'run_step srun "${step[@]}" "${container[@]}" env "${task_environment[@]}" "$@"'
     direct = [call for call in calls if _is_srun(call, limited=False) and not _is_run_by_step(both, call)]
     for call in direct:
-        yield Hit(call.place.line, "srun runs without run_step, so no trap runs until it ends", fix)
-    if not direct and not any(RUN_STEP in call.words and not call.place.in_subshell for call in calls):
+        yield Hit(call.line, "srun runs without run_step, so no trap runs until it ends", fix)
+    if not direct and not any(RUN_STEP in call.written and not call.in_subshell for call in calls):
         why = "launch does not call run_step in the script's shell (a pipeline runs in a subshell)"
-        yield Hit(launch.place.line, why, fix)
+        yield Hit(launch.line, why, fix)
 
 
-def _is_srun(call: Call, *, limited: bool) -> bool:
+def _is_srun(call: Command, *, limited: bool) -> bool:
     """True if a command is srun, possibly behind env, exec and similar. With `limited`, not behind timeout."""
-    for word in call.words:
+    for word in call.written:
         if word.rpartition("/")[2] == "srun":
-            return not (limited and call.words[0] == "timeout")
+            return not (limited and call.written[0] == "timeout")
         is_prefix = word in ("exec", "command", "env", "time", "nice", "timeout", "builtin")
         if not is_prefix and not re.match(r"-|\w+=|\d", word):
             return False
     return False
 
 
-def _is_run_by_step(both: Comparison, call: Call) -> bool:
+def _is_run_by_step(both: Comparison, call: Command) -> bool:
     """True if run_step runs the function that contains a command, and so puts it in the background."""
-    name = both.site.name_of(call.place)
+    name = call.function
     return any(
-        RUN_STEP in caller.words[:1] and name in caller.words for caller in both.site.called_in.get(name, ())
+        RUN_STEP in caller.written[:1] and name in caller.written
+        for caller in both.site.called_in.get(name, ())
     )
 
 
 @site_rule("step-foreground", "a foreground step without a timeout")
 def step_foreground(both: Comparison) -> Iterator[Hit]:
     """No trap runs until the step ends. A node that hangs would block the job until its time limit."""
-    for call in both.own(both.site.calls):
-        in_epilogue = (
-            both.shell_of(call.place) == "apart" and not call.place.in_subshell
-        )  # the epilogue has a timeout
+    for call in both.own(both.site.commands):
+        in_epilogue = both.shell_of(call) == "apart" and not call.in_subshell  # the epilogue has a timeout
         if (
             not _is_srun(call, limited=True)
-            or both.is_in_launch(call.place)
+            or both.is_in_launch(call)
             or in_epilogue
             or _is_run_by_step(both, call)
         ):
             continue
-        if call.place.in_background:
+        if call.in_background:
             continue
         yield Hit(
-            call.place.line,
+            call.line,
             "srun runs in the foreground without a timeout",
             "use each_node SECONDS COMMAND, or run_step timeout SECONDS srun ...",
         )
@@ -79,17 +78,17 @@ def step_foreground(both: Comparison) -> Iterator[Hit]:
 @site_rule("trap-kept", "a trap of the script is replaced")
 def trap_kept(both: Comparison) -> Iterator[Hit]:
     """The traps for TERM and USR2 save a checkpoint and requeue the job. EXIT requeues it if the prologue fails."""
-    for call in both.own(both.site.calls):
-        if call.words[0] != "trap" or len(call.words) < 3 or call.words[1] in ("-p", "-l"):
+    for call in both.own(both.site.commands):
+        if call.written[0] != "trap" or len(call.written) < 3 or call.written[1] in ("-p", "-l"):
             continue
-        signals = {_SIGNALS.get(word, word.upper().removeprefix("SIG")) for word in call.words[2:]}
-        shell = both.shell_of(call.place)
+        signals = {_SIGNALS.get(word, word.upper().removeprefix("SIG")) for word in call.written[2:]}
+        shell = both.shell_of(call)
         lost = sorted(
             signals & ({"EXIT"} if shell == "prologue" else {"TERM", "USR2"} if shell == "job" else set())
         )
         if lost:
             yield Hit(
-                call.place.line,
+                call.line,
                 f"this replaces the script's trap for {', '.join(lost)}",
                 "set the trap in a subshell, or use site_epilogue",
             )
@@ -98,13 +97,13 @@ def trap_kept(both: Comparison) -> Iterator[Hit]:
 @site_rule("no-errexit", "`set -e` in the job's shell")
 def no_errexit(both: Comparison) -> Iterator[Hit]:
     """The script checks exit statuses itself. Under `set -e`, the first failure ends the job without `conclude`."""
-    for call in both.own(both.site.calls):
-        options = call.words[1:] if call.words[0] == "set" else ()
+    for call in both.own(both.site.commands):
+        options = call.written[1:] if call.written[0] == "set" else ()
         turns_on = any(re.fullmatch(r"-\w*e\w*", word) for word in options) or _has_option(options, "errexit")
-        if turns_on and both.shell_of(call.place) == "job":
+        if turns_on and both.shell_of(call) == "job":
             yield Hit(
-                call.place.line,
-                f"`{' '.join(call.words)}` ends the job at the first failure",
+                call.line,
+                f"`{' '.join(call.written)}` ends the job at the first failure",
                 "remove it, and write `|| die MESSAGE` after a command that must not fail",
             )
 
@@ -112,51 +111,47 @@ def no_errexit(both: Comparison) -> Iterator[Hit]:
 @site_rule("no-exit", "the job always exits here")
 def no_exit(both: Comparison) -> Iterator[Hit]:
     """Later steps, such as `launch`, `conclude` or the requeue, never run."""
-    hooks = {"", *both.shipped.by_name}
-    for call in both.own(both.site.calls):
-        name = both.site.name_of(call.place)
-        ends = call.words[0] in _ENDS or (call.words[0] == "return" and name == MAIN)
+    hooks = {"", *both.shipped.functions}
+    for call in both.own(both.site.commands):
+        name = call.function
+        ends = call.written[0] in _ENDS or (call.written[0] == "return" and name == MAIN)
         if (
             ends
             and name in hooks
-            and not call.place.conditional
-            and both.shell_of(call.place) in ("job", "prologue", "node")
+            and not call.in_branch
+            and both.shell_of(call) in ("job", "prologue", "node")
         ):
-            yield Hit(call.place.line, f"`{call.words[0]}` always runs", "make it conditional")
+            yield Hit(call.line, f"`{call.written[0]}` always runs", "make it conditional")
 
 
 @site_rule("status-kept", "the status of the job's work is replaced")
 def status_kept(both: Comparison) -> Iterator[Hit]:
     """`conclude` reads rc: a failed training could end as a success, or a finished one could be requeued."""
     calls = both.site.calls_of(MAIN)
-    launches = [call.place for call in calls if LAUNCH in call.words]
+    launches = [call for call in calls if LAUNCH in call.written]
     for item in both.own(both.site.assigned):
-        after_launch = any(place.line == item.place.line for place in launches) and item.text == "rc=$?"
+        after_launch = any(call.line == item.line for call in launches) and item.text == "rc=$?"
         restores = re.fullmatch(r'rc="?\$\{?[A-Za-z_]\w*\}?"?', item.text)
         if (
             item.name == "rc"
             and not item.is_local
             and not after_launch
             and not restores
-            and both.shell_of(item.place) == "job"
+            and both.shell_of(item) == "job"
         ):
-            yield Hit(item.place.line, "this replaces rc, the status of the launch", "use another name")
-    setters = {RUN_STEP, *(name for name in both.site.by_name if _sets_status(both, name))}
+            yield Hit(item.line, "this replaces rc, the status of the launch", "use another name")
+    setters = {RUN_STEP, *(name for name in both.site.functions if _sets_status(both, name))}
     restored = [
-        item.place.offset
+        item.offset
         for item in both.site.assigned
-        if item.name == "rc" and both.site.name_of(item.place) == MAIN and item.text != "rc=$?"
+        if item.name == "rc" and item.function == MAIN and item.text != "rc=$?"
     ]
     for call in both.own(calls):
-        is_after = bool(launches) and call.place.offset > launches[0].offset and LAUNCH not in call.words
-        if (
-            is_after
-            and call.words[0] in setters
-            and not any(offset > call.place.offset for offset in restored)
-        ):
+        is_after = bool(launches) and call.offset > launches[0].offset and LAUNCH not in call.written
+        if is_after and call.written[0] in setters and not any(offset > call.offset for offset in restored):
             yield Hit(
-                call.place.line,
-                f"{call.words[0]} replaces rc, the status of the launch",
+                call.line,
+                f"{call.written[0]} replaces rc, the status of the launch",
                 "save and restore it: status=$rc before, rc=$status after",
             )
 
@@ -164,13 +159,13 @@ def status_kept(both: Comparison) -> Iterator[Hit]:
 def _sets_status(both: Comparison, name: str) -> bool:
     """True if a function runs a step that sets rc."""
     steps = any(
-        call.words[0] in (RUN_STEP, "each_node")
+        call.written[0] in (RUN_STEP, "each_node")
         for call in both.site.calls_of(name)
-        if not call.place.in_subshell
+        if not call.in_subshell
     )
-    index = both.site.by_name[name]
+    definition = both.site.functions[name].offset
     return steps and not any(
-        item.name == "rc" and item.place.function == index for item in both.site.assigned
+        item.name == "rc" and item.definition == definition for item in both.site.assigned
     )
 
 
@@ -181,17 +176,17 @@ def container_option_twice(both: Comparison) -> Iterator[Hit]:
         word.partition("=")[0]
         for item in both.shipped.assigned
         if item.name in ("container", "step")
-        for word in item.words or ()
+        for word in item.written or ()
         if re.match(r"--(no-)?container-", word)
     }
     for item in both.own(both.site.assigned):
-        for word in item.words or () if item.name in ("container", "step") and item.append else ():
+        for word in item.written or () if item.name in ("container", "step") and item.append else ():
             if word.partition("=")[0] in planned:
-                yield Hit(item.place.line, _twice(word), "set it in the cluster profile's `container`")
-    for call in both.own(both.site.calls):
-        for word in call.words if "srun" in call.words and '"${container[@]}"' in call.words else ():
+                yield Hit(item.line, _twice(word), "set it in the cluster profile's `container`")
+    for call in both.own(both.site.commands):
+        for word in call.written if "srun" in call.written and '"${container[@]}"' in call.written else ():
             if word.partition("=")[0] in planned:
-                yield Hit(call.place.line, _twice(word), "set it in the cluster profile's `container`")
+                yield Hit(call.line, _twice(word), "set it in the cluster profile's `container`")
 
 
 def _twice(word: str) -> str:
@@ -204,7 +199,7 @@ def _twice(word: str) -> str:
 @site_rule("no-trace", "`set -x` or similar")
 def no_trace(both: Comparison) -> Iterator[Hit]:
     """Tracing prints every command with its values, including secrets, to a log that others may read."""
-    for command in both.job.script.commands:
+    for command in both.with_texts.commands:
         words = tuple(word.text for word in command.words)
         is_shell = re.fullmatch(r"bash|sh", command.name)
         options = words[1:] if command.name == "set" or is_shell else ()
@@ -222,10 +217,10 @@ def no_environment_dump(both: Comparison) -> Iterator[Hit]:
     """The variables include tokens of the submitting shell, and others may read the log."""
     filtered = {
         id(line[0])
-        for line in both.job.script.pipelines
+        for line in both.with_texts.pipelines
         if len(line) > 1 and line[1].name in ("grep", "awk", "sed")
     }
-    for command in both.job.script.commands:
+    for command in both.with_texts.commands:
         words = tuple(word.text for word in command.words)
         prints = words in (("env",), ("printenv",), ("set",), ("export",), ("declare",)) or (
             len(words) == 2
@@ -246,12 +241,13 @@ def no_secret(both: Comparison) -> Iterator[Hit]:
     fix = "list it in the run file's `secrets`, or read it from a file with mode 0600"
     found: dict[int, str] = {}
     for item in both.own(both.site.assigned):
-        if item.value and SECRET.search(item.name):
-            found[item.place.line] = item.name
-        for word in item.words or ():
+        is_literal = item.value and item.value.text and item.value.known and not item.value.variables
+        if is_literal and SECRET.search(item.name):
+            found[item.line] = item.name
+        for word in item.written or ():
             name, equals, value = word.strip('"').partition("=")
             if equals and value and "$" not in value and SECRET.search(name):
-                found[item.place.line] = name
+                found[item.line] = name
     for line, name in found.items():
         yield Hit(line, f"the script contains the value of {name}", fix)
     for line in sorted(both.own_lines - found.keys()):

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
 
-from hpcgen.check.code import Assigned, Call, Code, Expanded, Function, Place, read_code
-from hpcgen.check.lint.job import Job
 from hpcgen.check.lint.reader import read
+from hpcgen.check.lint.script import Function, Place, Script
 
-_Fact = TypeVar("_Fact", Assigned, Call, Expanded)
+_Found = TypeVar("_Found", bound=Place)
+
+read_once = functools.lru_cache(maxsize=16)(read)
+"""Reads a script, unless it is among the last ones: many scripts of a site are compared with the same shipped one."""
 
 MAIN, LAUNCH, PROLOGUE = "main", "launch", "site_prologue"
 FUNCTIONS = '"$functions"'
@@ -29,30 +32,19 @@ class Comparison:
     """Functions of all libraries, including those that this script does not contain."""
 
     @cached_property
-    def job(self) -> Job:
-        """The site's code for the rules of `hpcgen lint`. All other lines are empty."""
-        kept = {number for span in self._own_spans for number in span} | self.new_lines.keys()
-        lines = (
-            line if number in kept or line.startswith("#") else ""
-            for number, line in enumerate(self._lines, 1)
-        )
-        return Job(read("\n".join(lines)))
+    def with_texts(self) -> Script:
+        """The site's script, with what is in the text of a `bash -c` or of `eval`."""
+        return read_once(self.text)
 
     @cached_property
-    def shipped_options(self) -> dict[str, str]:
-        """The effective directives of the shipped script."""
-        # Reads only the directives. Reading the entire script takes as long as running all rules.
-        return read("\n".join(line for line in self.shipped_text.split("\n") if line.startswith("#"))).options
+    def site(self) -> Script:
+        """The site's script."""
+        return self.with_texts.without_texts()
 
     @cached_property
-    def site(self) -> Code:
-        """The code of the site's script."""
-        return read_code(self.text)
-
-    @cached_property
-    def shipped(self) -> Code:
-        """The code of the shipped script."""
-        return read_code(self.shipped_text)
+    def shipped(self) -> Script:
+        """The shipped script."""
+        return read_once(self.shipped_text).without_texts()
 
     # ---- what the site wrote ----
 
@@ -63,15 +55,15 @@ class Comparison:
     @cached_property
     def _shipped_functions(self) -> dict[str, set[str]]:
         found: dict[str, set[str]] = {}
-        for function in self.shipped.functions:
+        for function in self.shipped.definitions:
             found.setdefault(function.name, set()).add(function.text)
         return found
 
     @cached_property
     def own_functions(self) -> dict[str, Function]:
         """Functions in effect that the site wrote or changed."""
-        functions = (self.site.functions[index] for index in self.site.by_name.values())
-        return {function.name: function for function in functions if self.is_own_function(function)}
+        functions = self.site.functions
+        return {name: found for name, found in functions.items() if self.is_own_function(found)}
 
     @cached_property
     def _own_spans(self) -> list[range]:
@@ -79,8 +71,8 @@ class Comparison:
         shipped = {statement.text for statement in self.shipped.statements}
         statements = (found for found in self.site.statements if found.text not in shipped)
         functions = self.own_functions.values()
-        spans = [range(found.line, found.end_line + 1) for found in statements]
-        return spans + [range(found.place.line, found.end_line + 1) for found in functions]
+        spans = [range(found.line, found.end + 1) for found in statements]
+        return spans + [range(found.line, found.end + 1) for found in functions]
 
     @cached_property
     def own_lines(self) -> frozenset[int]:
@@ -89,7 +81,7 @@ class Comparison:
         for function in self.own_functions.values():
             texts = self._shipped_functions.get(function.name, ())
             same = {line.strip() for text in texts for line in text.split("\n")}
-            span = range(function.place.line, function.end_line + 1)
+            span = range(function.line, function.end + 1)
             lines -= {number for number in span if self._lines[number - 1].strip() in same}
         return frozenset(lines)
 
@@ -103,9 +95,9 @@ class Comparison:
     def _lines(self) -> list[str]:
         return self.text.split("\n")
 
-    def own(self, facts: Iterable[_Fact]) -> Iterator[_Fact]:
-        """Yields the facts that are on the site's lines."""
-        return (fact for fact in facts if fact.place.line in self.own_lines)
+    def own(self, found: Iterable[_Found]) -> Iterator[_Found]:
+        """Yields the parts of the script that are on the site's lines."""
+        return (part for part in found if part.line in self.own_lines)
 
     # ---- the shells that run the code ----
 
@@ -113,8 +105,8 @@ class Comparison:
     def remote(self) -> frozenset[str]:
         """Functions that run on the nodes, in shells with the script's functions but without its variables."""
         found: set[str] = set()
-        for call in self.site.calls:
-            for word, following in itertools.pairwise(call.words):
+        for call in self.site.commands:
+            for word, following in itertools.pairwise(call.written):
                 if word == FUNCTIONS:
                     found |= self.site.reachable(following)
         return frozenset(found)
@@ -122,11 +114,11 @@ class Comparison:
     @cached_property
     def _in_launch(self) -> set[int]:
         names = self.site.reachable(LAUNCH) & ({LAUNCH} | self.own_functions.keys())
-        return {self.site.by_name[name] for name in names if name in self.site.by_name}
+        return {self.site.functions[name].offset for name in names if name in self.site.functions}
 
     def is_in_launch(self, place: Place) -> bool:
         """True if code is in `launch`, or in a function of the site that it calls."""
-        return place.function in self._in_launch
+        return place.definition in self._in_launch
 
     def shell_of(self, place: Place) -> str:
         """The shell that runs code of the script.
@@ -134,20 +126,16 @@ class Comparison:
         "job" is the script's shell, "prologue" the same shell before its traps are set again, "node" a shell on each
         node, "apart" a subshell.
         """
-        return "apart" if place.in_subshell else self._shell_of_function(self.site.name_of(place), ())
+        return "apart" if place.in_subshell else self._shell_of_function(place.function, ())
 
     def _shell_of_function(self, name: str, above: tuple[str, ...]) -> str:
         if name == PROLOGUE:
             return "prologue"
         if name in self.remote & self.own_functions.keys():
             return "node"
-        callers = [
-            call for call in self.site.called_in.get(name, ()) if self.site.name_of(call.place) not in above
-        ]
+        callers = [call for call in self.site.called_in.get(name, ()) if call.function not in above]
         shells = {
-            "apart"
-            if call.place.in_subshell
-            else self._shell_of_function(self.site.name_of(call.place), (*above, name))
+            "apart" if call.in_subshell else self._shell_of_function(call.function, (*above, name))
             for call in callers
         }
         return shells.pop() if len(shells) == 1 and name else "job"

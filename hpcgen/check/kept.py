@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from hpcgen.check.code import Assigned, Code
 from hpcgen.check.comparison import LAUNCH, MAIN, Comparison
 from hpcgen.check.lint.rule import Hit
+from hpcgen.check.lint.script import Assignment, Script
 from hpcgen.check.rule import site_rule
 from hpcgen.text import few
+
 
 MOST_NAMES = 4
 
@@ -18,8 +19,8 @@ MOST_NAMES = 4
 def directive_lost(both: Comparison) -> Iterator[Hit]:
     """The job would get different resources, or end differently, than planned."""
     fix = "keep {{ super() }} in block directives, and set values in the cluster profile or the run file"
-    site = both.job.script
-    for name, value in both.shipped_options.items():
+    site = both.site
+    for name, value in both.shipped.options.items():
         planned = f"--{name}={value}" if value else f"--{name}"
         if name not in site.options:
             yield Hit(0, f"#SBATCH {planned} is missing", fix)
@@ -44,7 +45,7 @@ def setting_lost(both: Comparison) -> Iterator[Hit]:
     """All functions of the script read the settings. A changed setting contradicts the plan."""
     texts = {item.text for item in _top_level(both.site)}
     first = _first_function(both.shipped)
-    settings = [item for item in _top_level(both.shipped) if not item.append and item.place.line < first]
+    settings = [item for item in _top_level(both.shipped) if not item.append and item.line < first]
     lost = [item.name for item in settings if item.text not in texts]
     if lost:
         yield Hit(
@@ -52,11 +53,11 @@ def setting_lost(both: Comparison) -> Iterator[Hit]:
             f"not set as planned: {few(lost, MOST_NAMES)}",
             "keep {{ super() }} in block settings, and change values in the run file",
         )
-    scalars = {item.name for item in settings if item.words is None}
+    scalars = {item.name for item in settings if item.items is None}
     for item in both.own(both.site.assigned):
-        if item.name in scalars and not item.is_local and both.shell_of(item.place) in ("job", "prologue"):
+        if item.name in scalars and not item.is_local and both.shell_of(item) in ("job", "prologue"):
             yield Hit(
-                item.place.line,
+                item.line,
                 f"this changes the setting {item.name}",
                 "set the value in the run file or the cluster profile, or use another name",
             )
@@ -67,8 +68,8 @@ def option_lost(both: Comparison) -> Iterator[Hit]:
     """Without these words, tasks run outside the container, on other CPUs, or without their environment."""
     arrays: dict[str, list[str]] = {}
     for item in _top_level(both.shipped):
-        if item.words is not None:
-            arrays.setdefault(item.name, []).extend(item.words)
+        if item.items is not None:
+            arrays.setdefault(item.name, []).extend(item.written)
     for item in both.own(both.site.assigned):
         planned = arrays.get(item.name)
         if (
@@ -76,16 +77,14 @@ def option_lost(both: Comparison) -> Iterator[Hit]:
             or item.append
             or item.indexed
             or item.is_local
-            or both.shell_of(item.place) not in ("job", "prologue")
+            or both.shell_of(item) not in ("job", "prologue")
         ):
             continue
-        words = item.words or ()
+        words = item.written or ()
         if f'"${{{item.name}[@]}}"' not in words:
             lost = [word for word in planned if word not in words]
-            why = f"{item.name}=(...) replaces the array" + (
-                f"; lost: {few(lost, MOST_NAMES)}" if lost else ""
-            )
-            yield Hit(item.place.line, why, f"append with {item.name}+=(...)")
+            why = f"{item.name}=(...) replaces the array" + (f"; lost: {few(lost, MOST_NAMES)}" if lost else "")
+            yield Hit(item.line, why, f"append with {item.name}+=(...)")
 
 
 @site_rule("variable-lost", "a planned environment variable is gone")
@@ -97,12 +96,12 @@ def variable_lost(both: Comparison) -> Iterator[Hit]:
     if lost:
         fix = "keep {{ super() }} in block environment, and set values in the cluster profile's `environment`"
         yield Hit(0, f"not exported: {few(lost, MOST_NAMES)}", fix)
-    for call in both.own(both.site.calls):
-        removes = call.words[0] == "unset" or (call.words[0] == "export" and "-n" in call.words)
-        taken = [word for word in call.words[1:] if word in planned]
-        if removes and taken and both.shell_of(call.place) in ("job", "prologue"):
+    for call in both.own(both.site.commands):
+        removes = call.written[0] == "unset" or (call.written[0] == "export" and "-n" in call.written)
+        taken = [word for word in call.written[1:] if word in planned]
+        if removes and taken and both.shell_of(call) in ("job", "prologue"):
             yield Hit(
-                call.place.line,
+                call.line,
                 f"this removes {few(taken, MOST_NAMES)} from the environment",
                 "set the value in the cluster profile's `environment`",
             )
@@ -111,8 +110,8 @@ def variable_lost(both: Comparison) -> Iterator[Hit]:
 @site_rule("function-lost", "a function of the shipped script is missing")
 def function_lost(both: Comparison) -> Iterator[Hit]:
     """The script calls the function: the job would end with `command not found`, or continue without it."""
-    for name in both.shipped.by_name:
-        if name not in both.site.by_name:
+    for name in both.shipped.functions:
+        if name not in both.site.functions:
             yield Hit(
                 0,
                 f"function {name} is missing",
@@ -123,35 +122,37 @@ def function_lost(both: Comparison) -> Iterator[Hit]:
 @site_rule("overwritten", "a site's function or variable that has no effect")
 def overwritten(both: Comparison) -> Iterator[Hit]:
     """The libraries come after the site's code, and bash silently uses the last definition."""
-    for index, function in enumerate(both.site.functions):
-        last = both.site.functions[both.site.by_name[function.name]]
-        if both.site.by_name[function.name] != index and both.is_own_function(function):
+    for function in both.site.definitions:
+        last = both.site.functions[function.name]
+        if last is not function and both.is_own_function(function):
             source = "the site" if both.is_own_function(last) else "a library"
-            why = f"{source} also defines {function.name}, on line {last.place.line}, and the last definition is used"
+            why = (
+                f"{source} also defines {function.name}, on line {last.line}, and the last definition is used"
+            )
             yield Hit(
-                function.place.line,
+                function.line,
                 why,
                 "rename the function, or replace launch, site_prologue, prepare_node or site_epilogue",
             )
     later = {
-        item.name: item.place.line
+        item.name: item.line
         for item in _top_level(both.site)
-        if not item.append and item.place.line not in both.own_lines
+        if not item.append and item.line not in both.own_lines
     }
     for item in both.own(_top_level(both.site)):
-        if item.place.line < later.get(item.name, 0) and item.place.line in both.own_lines:
+        if item.line < later.get(item.name, 0) and item.line in both.own_lines:
             why = f"a library sets {item.name} on line {later[item.name]}, so this has no effect"
-            yield Hit(item.place.line, why, "change the variable in function site_prologue")
+            yield Hit(item.line, why, "change the variable in function site_prologue")
 
 
 @site_rule("unknown-command", "a function that this script does not have")
 def unknown_command(both: Comparison) -> Iterator[Hit]:
     """bash would fail with `command not found`. A script contains only the libraries that its stage needs."""
-    for call in both.own(both.site.calls):
-        name = call.words[0]
-        if name in both.vocabulary and name not in both.site.by_name:
+    for call in both.own(both.site.commands):
+        name = call.written[0]
+        if name in both.vocabulary and name not in both.site.functions:
             yield Hit(
-                call.place.line,
+                call.line,
                 f"this stage has no function {name}",
                 "remove the call, or put it into the template of a stage that has the function",
             )
@@ -167,27 +168,23 @@ def step_lost(both: Comparison) -> Iterator[Hit]:
     missing = [name for name in planned if name not in found]
     fix = "keep the steps of `hpcgen templates override STAGE --block main` in their order, with your own between them"
     if missing:
-        yield Hit(main.place.line, f"main does not call {few(missing, MOST_NAMES)}", fix)
+        yield Hit(main.line, f"main does not call {few(missing, MOST_NAMES)}", fix)
     elif name := _out_of_order(planned, found):
-        yield Hit(main.place.line, f"main calls {name} too early or too late", fix)
-    last = [
-        call for call in both.site.calls_of(MAIN) if not call.place.conditional and not call.place.in_subshell
-    ][-1:]
-    if planned[-1] not in missing and (not last or last[0].words[0] != planned[-1]):
-        yield Hit(
-            last[0].place.line if last else main.place.line, f"main does not end with {planned[-1]}", fix
-        )
+        yield Hit(main.line, f"main calls {name} too early or too late", fix)
+    last = [call for call in both.site.calls_of(MAIN) if not call.in_branch and not call.in_subshell][-1:]
+    if planned[-1] not in missing and (not last or last[0].written[0] != planned[-1]):
+        yield Hit(last[0].line if last else main.line, f"main does not end with {planned[-1]}", fix)
 
 
-def _steps(code: Code, shipped: Code) -> list[str]:
+def _steps(script: Script, shipped: Script) -> list[str]:
     """The shipped functions that main calls, in order, directly or through functions of the site."""
 
     def calls(function: str, above: tuple[str, ...]) -> Iterator[str]:
-        for call in code.calls_of(function):
-            for word in call.words:
-                if word in shipped.by_name:
+        for call in script.calls_of(function):
+            for word in call.written:
+                if word in shipped.functions:
                     yield word
-                elif word in code.by_name and word not in above:
+                elif word in script.functions and word not in above:
                     yield from calls(word, (*above, word))
 
     return list(calls(MAIN, (MAIN,)))
@@ -209,21 +206,21 @@ def launch_words(both: Comparison) -> Iterator[Hit]:
     launch = both.own_functions.get(LAUNCH)
     if launch is None:
         return
-    planned = {item.name for item in both.shipped.expanded if both.shipped.name_of(item.place) == LAUNCH}
-    used = {item.name for item in both.site.expanded if both.is_in_launch(item.place)}
+    planned = {item.name for item in both.shipped.reads if item.function == LAUNCH}
+    used = {item.name for item in both.site.reads if both.is_in_launch(item)}
     lost = ['"$@"' if name == "@" else f'"${{{name}[@]}}"' for name in sorted(planned - used)]
     if lost:
         yield Hit(
-            launch.place.line,
+            launch.line,
             f"launch does not use {', '.join(lost)}",
             'run_step srun "${step[@]}" "${container[@]}" env "${task_environment[@]}" "$@"',
         )
 
 
-def _top_level(code: Code) -> Iterator[Assigned]:
-    return (item for item in code.assigned if item.place.function < 0 and item.text)
+def _top_level(script: Script) -> Iterator[Assignment]:
+    return (item for item in script.assignments if not item.function)
 
 
-def _first_function(code: Code) -> int:
+def _first_function(script: Script) -> int:
     """The line of the first function. Settings are above it, and variables of libraries below."""
-    return min((function.place.line for function in code.functions), default=0)
+    return min((function.line for function in script.definitions), default=0)

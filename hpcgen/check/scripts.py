@@ -13,7 +13,6 @@ from hpcgen.check import behavior, kept, variables
 from hpcgen.check.comparison import Comparison
 from hpcgen.check.lint import check
 from hpcgen.check.lint.check import Finding
-from hpcgen.check.lint.syntax import ShellSyntaxError
 from hpcgen.check.rule import RULES
 from hpcgen.check.shell_programs import read_by_shell_programs
 from hpcgen.resources import shipped
@@ -32,10 +31,7 @@ def compare(script: str, shipped_script: str) -> list[Finding]:
     if script == shipped_script:
         return []
     both = Comparison(script, shipped_script, library_functions())
-    try:
-        return list(check.apply(RULES.values(), both, both.job.script))
-    except ShellSyntaxError:
-        return []
+    return [] if both.site.error else list(check.apply(RULES.values(), both, both.site))
 
 
 @functools.cache

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from hpcgen.check.code import Code, Expanded, Place
 from hpcgen.check.comparison import Comparison
 from hpcgen.check.lint.rule import Hit
+from hpcgen.check.lint.script import Place, Script, Use
 from hpcgen.check.rule import site_rule
 
 _SHELL = re.compile(
@@ -30,10 +30,10 @@ def unset_variable(both: Comparison) -> Iterator[Hit]:
     """The script runs under `set -u`: bash ends the job at an unset variable. Unset arrays expand to nothing."""
     known = _Known(both)
     reported = set()
-    for use in both.own(both.site.expanded):
-        if use.guarded or known.has(use) or (use.name, use.place.line) in reported:
+    for use in both.own(both.site.reads):
+        if use.guarded or known.has(use) or (use.name, use.line) in reported:
             continue
-        reported.add((use.name, use.place.line))
+        reported.add((use.name, use.line))
         fix = f"set it in the code above, or write ${{{use.name}-}} if it may be unset"
         why = f"nothing sets {use.name}"
         if use.name == "SLURM_RESTART_COUNT":
@@ -43,37 +43,36 @@ def unset_variable(both: Comparison) -> Iterator[Hit]:
             )
         elif use.name.startswith("SLURM_ARRAY_"):
             why = f"Slurm sets {use.name} only in job arrays, and this job is not one"
-        elif both.shell_of(use.place) == "node":
+        elif both.shell_of(use) == "node":
             why = f"this function runs on each node, in a shell without the script's variable {use.name}"
             fix = "use an exported variable, set it in the function, or use $scratch or $node"
-        yield Hit(use.place.line, why, fix)
+        yield Hit(use.line, why, fix)
 
 
 class _Known:
     """The variables that are certainly set."""
 
     def __init__(self, both: Comparison) -> None:
-        self._both, self._code = both, both.site
-        code = both.site
-        local = {(item.name, item.place.function) for item in code.assigned if item.is_local}
-        # `export NAME` without a value sets nothing
-        values = [item for item in code.assigned if item.text or not item.exported]
-        named = {(name, place.function) for name, place in _named_by_calls(code)}
-        named |= {(item.name, item.place.function) for item in values}
-        self._global = {name for name, _ in named - local}
-        self._local = {function.name: set[str]() for function in code.functions}
-        for name, function in named:
-            if function >= 0:
-                self._local[code.functions[function].name].add(name)
+        self._both, self._script = both, both.site
+        script = both.site
+        local = {(item.name, item.definition) for item in script.assigned if item.is_local}
+        values = (item for item in script.assigned if item.is_local or not item.is_declared)
+        places: list[tuple[str, Place]] = [(item.name, item) for item in values]
+        places += _named_by_calls(script)
+        self._global = {name for name, place in places if (name, place.definition) not in local}
+        self._local: dict[str, set[str]] = {name: set() for name in script.functions}
+        for name, place in places:
+            if place.function:
+                self._local[place.function].add(name)
         on_nodes = (name for function in both.remote for name in self._local.get(function, ()))
-        self._on_nodes = {item.name for item in code.assigned if item.exported}.union(on_nodes)
-        self._loads = any(call.words[0] in _LOADERS for call in both.own(code.calls))
-        self._is_array = "array" in both.shipped_options
+        self._on_nodes = {item.name for item in script.assigned if item.exported}.union(on_nodes)
+        self._loads = any(call.written[0] in _LOADERS for call in both.own(script.commands))
+        self._is_array = "array" in both.shipped.options
         self._secrets = {
-            word for item in code.assigned if item.name == "secrets" for word in item.words or ()
+            word for item in script.assigned if item.name == "secrets" for word in item.written or ()
         }
 
-    def has(self, use: Expanded) -> bool:
+    def has(self, use: Use) -> bool:
         """True if a variable is certainly set at an expansion."""
         name = use.name
         if not name or _SHELL.fullmatch(name) or name in self._secrets:
@@ -84,27 +83,27 @@ class _Known:
             return True
         if self._is_handled(use):
             return True
-        function = self._code.name_of(use.place)
-        if self._both.shell_of(use.place) == "node":
+        function = use.function
+        if self._both.shell_of(use) == "node":
             return name in self._on_nodes
         return name in self._global or any(name in self._local[caller] for caller in self._callers(function))
 
-    def _is_handled(self, use: Expanded) -> bool:
+    def _is_handled(self, use: Use) -> bool:
         """True if the same function tests the variable, or disables `set -u` above."""
-        function = use.place.function
+        definition = use.definition
         if any(
-            other.guarded and other.name == use.name and other.place.function == function
-            for other in self._code.expanded
+            other.guarded and other.name == use.name and other.definition == definition
+            for other in self._script.reads
         ):
             return True
         switches = [
-            call.words[1]
-            for call in self._code.calls
-            if call.place.function == function
-            and call.place.offset < use.place.offset
-            and call.words[0] == "set"
-            and len(call.words) > 1
-            and re.fullmatch(r"[-+]\w*u\w*", call.words[1])
+            call.written[1]
+            for call in self._script.commands
+            if call.definition == definition
+            and call.offset < use.offset
+            and call.written[0] == "set"
+            and len(call.written) > 1
+            and re.fullmatch(r"[-+]\w*u\w*", call.written[1])
         ]
         return bool(switches) and switches[-1].startswith("+")
 
@@ -112,27 +111,30 @@ class _Known:
         """A function and its callers, whose local variables are visible in it."""
         found, new = {function} - {""}, [function]
         while new:
-            for call in self._code.called_in.get(new.pop(), ()):
-                caller = self._code.name_of(call.place)
+            for call in self._script.called_in.get(new.pop(), ()):
+                caller = call.function
                 if caller and caller not in found:
                     found.add(caller)
                     new.append(caller)
         return found
 
 
-def _named_by_calls(code: Code) -> Iterator[tuple[str, Place]]:
+def _named_by_calls(script: Script) -> Iterator[tuple[str, Place]]:
     """Variables that a function sets by name, from its first argument: `printf -v "$1"`."""
-    setters = {code.name_of(call.place) for call in code.calls if call.words[:3] == ("printf", "-v", '"$1"')}
-    for call in code.calls:
-        if call.words[0] in setters and len(call.words) > 1:
-            yield call.words[1], call.place
+    setters = {call.function for call in script.commands if call.written[:3] == ("printf", "-v", '"$1"')}
+    for call in script.commands:
+        if call.written[0] in setters and len(call.written) > 1:
+            yield call.written[1], call
 
 
 @site_rule("container-env", "an exported variable whose value the image may replace", severity="warning")
 def container_env(both: Comparison) -> Iterator[Hit]:
     """In a container, the image's value of a variable wins unless the container's options list the variable."""
     words = [
-        word for item in both.site.assigned if item.name in ("container", "step") for word in item.words or ()
+        word
+        for item in both.site.assigned
+        if item.name in ("container", "step")
+        for word in item.written or ()
     ]
     named = {
         name
@@ -146,30 +148,26 @@ def container_env(both: Comparison) -> Iterator[Hit]:
         word.partition("=")[0].lstrip('"')
         for item in both.site.assigned
         if item.name == "task_environment"
-        for word in item.words or ()
+        for word in item.written or ()
     }
     for item in both.own(both.site.assigned):
         is_lost = item.exported and not item.is_local and item.name not in named | passed
-        if (
-            is_lost
-            and not _HOST_ONLY.fullmatch(item.name)
-            and both.shell_of(item.place) in ("job", "prologue")
-        ):
+        if is_lost and not _HOST_ONLY.fullmatch(item.name) and both.shell_of(item) in ("job", "prologue"):
             why = f"{item.name} is exported, but not listed in the container options"
             fix = (
                 "set it in the cluster profile's `environment`, or pass it to the tasks in site_prologue: "
                 f'task_environment+=("{item.name}=${item.name}")'
             )
-            yield Hit(item.place.line, why, fix)
+            yield Hit(item.line, why, fix)
 
 
 @site_rule("export-local", "an export ends with its function")
 def export_local(both: Comparison) -> Iterator[Hit]:
     """In a function, `declare -x` and `local -x` create a local variable: later commands do not get it."""
     for item in both.own(both.site.assigned):
-        if item.exported and item.is_local and both.shell_of(item.place) in ("job", "prologue"):
+        if item.exported and item.is_local and both.shell_of(item) in ("job", "prologue"):
             yield Hit(
-                item.place.line,
+                item.line,
                 f"{item.name} is exported only until the function ends",
                 f"write export {item.name}=..., or declare -gx",
             )

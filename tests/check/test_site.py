@@ -78,7 +78,7 @@ def nothing(scripts: Sequence[str]) -> list[list[Finding]]:
 @pytest.fixture(autouse=True, scope="module")
 def each_script_is_parsed_once() -> Iterator[None]:
     """The shipped scripts are the same in most tests, and parsing them takes longer than comparing them."""
-    with mock.patch.object(comparison, "read_code", functools.cache(comparison.read_code)):
+    with mock.patch.object(comparison, "read_once", functools.cache(comparison.read_once)):
         yield
 
 

@@ -71,6 +71,7 @@ SCRIPTS = [
     'args="-a 1"; if [ -e /nowhere ]; then args="$args -b"; else args="$args -c"; fi; bash -c "show 0 $args"',
     "if [ -e /nowhere ]; then x=1; else x=2; fi; if [ $x = 1 ]; then y=1; else y=2; fi; show $y",
     "warned=0; trap 'warned=1' USR1; kill -USR1 $$; if ((warned)); then y=1; else y=2; fi; show $y",
+    "x=1; y=$(x=2; show $x); show $x; echo | x=3; show $x; x=4 & wait; show $x; z=$((x++)); show $x",
     "show a \\\n  # b \\\n  --c d\nshow e",
     "show a # b \\\n  show c",
     "show a; if true; then # b \\\n show c # d \\\nfi # e \\\nshow f",

@@ -2,34 +2,30 @@
 
 from __future__ import annotations
 
-import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from hpcgen.check.lint.words import Piece, Variable, Word, bounded, weak_pieces
 
 
-def merged(before: Mapping[str, Variable], ends: Sequence[Mapping[str, Variable]]) -> dict[str, Variable]:
-    """The variables after the branches.
+def merged(before: Variable | None, ends: Sequence[Variable | None]) -> Variable | None:
+    """The value of a variable after branches. None: it is not set.
 
     Args:
-        before: the variables before the branches.
-        ends: the variables at the end of each branch, at least one.
+        before: its value before the branches.
+        ends: its value at the end of each branch, at least one.
     """
-    found: dict[str, Variable] = {}
-    for name in dict.fromkeys(itertools.chain.from_iterable(ends)):
-        values = [end.get(name) for end in ends]
-        first = values[0]
-        if first is not None and all(value is first or _is_alike(value, first) for value in values[1:]):
-            found[name] = first
-        else:
-            found[name] = _union(before.get(name), values)
-    return found
+    first = ends[0]
+    if all(end is first or (first is not None and _is_alike(end, first)) for end in ends[1:]):
+        return first
+    return _union(before, ends)
 
 
 def weak(variable: Variable) -> Variable:
     """The variable with an uncertain value."""
+    if not any(part.certain for part in variable.items or variable.pieces or ()) and variable.first:
+        return variable
     if variable.items is not None:
         items = tuple(replace(item, certain=False) for item in variable.items)
         return replace(variable, items=items)

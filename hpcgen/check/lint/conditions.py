@@ -20,7 +20,7 @@ _OPTIONS = {"-eq": "==", "-ne": "!=", "-lt": "<", "-le": "<=", "-gt": ">", "-ge"
 
 def holds(statements: Sequence[Node], expander: Expander) -> bool | None:
     """True if the last of a list of statements succeeds."""
-    quiet = replace(expander, visit=lambda statements: None, on_default=lambda name, variable: None)
+    quiet = replace(expander, on_default=lambda name, variable: None)
     return _statement(statements[-1], quiet) if statements else None
 
 

@@ -51,12 +51,12 @@ class Expander:
     variables: dict[str, Variable]
     line_offset: int = 0
     """Added to line numbers, for text within a word of another script."""
+    offset: int | None = None
+    """Offset of the command that contains the text, if it is within a word of another script."""
     on_one_line: bool = False
     """True if all text counts as the first line, because variables added lines that the file does not have."""
     budget: Budget = field(default_factory=Budget)
     """Budget shared by all texts of a script."""
-    visit: Callable[[list[Node]], None] = lambda statements: None
-    """Called with the statements of each command substitution."""
     on_default: Callable[[str, Variable], None] = lambda name, variable: None
     """Called for ${NAME:=value}."""
     doubts: Ranges = ()
@@ -86,6 +86,20 @@ class Expander:
         """The line of the file for a line of this text."""
         return self.line_offset + (1 if self.on_one_line else line)
 
+    def offset_of(self, node: Node) -> int:
+        """The offset in the script of a node, or of the command whose text contains it."""
+        return int(node["Pos"]["Offset"]) if self.offset is None else self.offset
+
+    def plain(self, word: Node) -> str:
+        """A literal word without quotes; any other word as written."""
+        text = ""
+        for part in word.get("Parts", []):
+            pieces = part.get("Parts", []) if part["Type"] == "DblQuoted" else [part]
+            if any(piece["Type"] not in ("Lit", "SglQuoted") for piece in pieces):
+                return self.text_of(word)
+            text += "".join(piece.get("Value", "") for piece in pieces)
+        return text
+
     def fields(self, node: Node) -> tuple[Word, ...]:
         """The words to which one word of a command expands: none, one, or several."""
         items = self._array_words(node)
@@ -104,7 +118,6 @@ class Expander:
     def here_document(self, redirection: Node) -> tuple[str, Ranges | None]:
         """The text of a <<EOF as written, and where bash expands it; None if its delimiter is quoted."""
         body = redirection["Hdoc"]
-        self._begin(body)  # visits the command substitutions
         text = self.text_of(body).rpartition("\n")[0]
         delimiter = redirection["Word"].get("Parts", [])
         is_quoted = any(part["Type"] != "Lit" or "\\" in part["Value"] for part in delimiter)
@@ -201,10 +214,6 @@ class Expander:
             elif kind == "ArithmExp" and (value := self._arithmetic(part.get("X"))) is not None:
                 yield Piece(str(value), quoted=quoted, certain=self._certain)
             else:
-                if kind in ("CmdSubst", "ProcSubst"):
-                    state = self._used, self._assumed, self._splits
-                    self.visit(part.get("Stmts", []))
-                    self._used, self._assumed, self._splits = state
                 self._used += names_in(part)
                 yield Piece(self.text_of(part), known=False, quoted=quoted)
 

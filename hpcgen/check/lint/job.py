@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -177,23 +178,40 @@ class Job:
         """True if the script certainly assigns the variable again before anything uses it."""
         if assignment.function or assignment.outer is not None:
             return False
+        following = min(
+            (
+                later.line
+                for later in self.script.assignments_by_name.get(assignment.name, ())
+                if later.line > assignment.line
+                and later.value is not None
+                and not (later.append or later.conditional or later.dead or later.function)
+                and later.outer is None
+            ),
+            default=None,
+        )
+        return following is not None and not any(
+            bisect_right(lines, assignment.line) < bisect_right(lines, following)
+            for lines in (self._start_lines, self._use_lines.get(assignment.name, ()))
+        )
+
+    @cached_property
+    def _start_lines(self) -> Sequence[int]:
+        """The lines, in order, of commands that start programs, which may read any variable."""
         starts = {id(launch.command) for launch in self.launches} | {id(step.command) for step in self.steps}
         starts |= {id(command) for command, _ in self.mpi_calls}
-        lines = [
+        return sorted(
             command.line
             for command in self.script.commands
-            if id(command) in starts or command.name in (*self.script.functions, *_RUN_OTHERS)
-        ]
-        lines += [use.line for use in self.script.uses if use.name == assignment.name]
-        return any(
-            later.name == assignment.name
-            and later.line > assignment.line
-            and later.value is not None
-            and not (later.append or later.conditional or later.dead or later.function)
-            and later.outer is None
-            and not any(assignment.line < line <= later.line for line in lines)
-            for later in self.script.assignments
+            if id(command) in starts or command.name in self.script.functions or command.name in _RUN_OTHERS
         )
+
+    @cached_property
+    def _use_lines(self) -> Mapping[str, Sequence[int]]:
+        """Variable -> the lines of its uses, in order."""
+        found: dict[str, list[int]] = {}
+        for use in sorted(self.script.uses, key=lambda use: use.line):
+            found.setdefault(use.name, []).append(use.line)
+        return found
 
     def outermost(self, command: Command) -> Command:
         """The top-level command that runs a command in the text of a `bash -c`."""
@@ -418,7 +436,7 @@ def _resolved(script: Script, command: Command, depth: int = 0) -> Iterator[tupl
     """The commands behind wrappers and functions that run their arguments, and whether they run in the background."""
     words = unwrapped(_with_positional(script, command))
     function = script.functions.get(words[0].text) if words and depth < MAX_INLINED else None
-    own = [found for found in script.commands if function and found.function == function.name]
+    own = [found for found in script.commands if found.function == function.name] if function else []
     bodies = [found for found in own if any(word.source in ALL_ARGUMENTS for word in found.words)]
     if not bodies:
         yield words, command.background

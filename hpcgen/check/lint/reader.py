@@ -43,7 +43,7 @@ def read(
     try:
         walker = Walker(script.options, trusts_defaults=trusts_defaults)
         walker.walk(text, expanded=expanded or ())
-        return walker.collected.added_to(script)
+        return walker.added_to(script)
     except ShellSyntaxError as found:
         error = found
     except RecursionError:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -21,13 +21,8 @@ SHELLS = frozenset(("bash", "sh", "dash", "ash", "ksh", "mksh", "zsh", "busybox"
 _LETTERS = {"a": "allexport", "e": "errexit", "u": "nounset", "v": "verbose", "x": "xtrace"}
 """Short names of shell options -> their long names."""
 
-_SETTERS = frozenset((
-    "read", "mapfile", "readarray", "getopts", "local", "declare", "typeset", "readonly", "export", "printf", "let",
-    "unset",
-))  # fmt: skip
-"""Builtins that name variables in their arguments."""
-_OTHER_ASSIGNMENTS = re.compile(r"(?:\b(?:for|select|coproc)\s+|\bfor\s*\(\(\s*|\(\(\s*)([A-Za-z_]\w*)")
-"""Variables of loops and of (( NAME = 1 ))."""
+SETTERS = ("read", "readarray", "mapfile", "getopts", "wait")
+"""Builtins that set the variables they name."""
 
 Status = Literal["plain", "tested", "ignored", "piped", "substituted"]
 """The use of a command's exit status: nothing reads it, something does, `|| true` discards it, the next command of a
@@ -57,42 +52,90 @@ def shebang_switches(line: str) -> Iterator[tuple[str, bool]]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Assignment:
-    """name=value or name=(items)."""
+class Place:
+    """The context of a part of a script: its position, function, branch and loop, and the shell that runs it."""
 
-    name: str
-    line: int
-    value: Word | None = None
-    items: tuple[Word, ...] | None = None
-    exported: bool = False
-    append: bool = False
-    conditional: bool = False
+    line: int = 0
+    offset: int = 0
+    """Byte offset in the script. In the text of a `bash -c`, that of the command."""
     function: str = ""
-    outer: int | None = None
-    """Index in `Script.commands` of the command whose `bash -c` text contains the assignment."""
-    dead: bool = False
-    """True if it is in a branch that certainly does not run."""
+    """The function whose body contains it; "" if there is none."""
+    definition: int = -1
+    """Offset of that function, which tells two definitions with the same name apart."""
+    status: Status = "plain"
+    conditional: bool = False
+    """True if it is in a function, a loop, or a branch that does not certainly run."""
+    in_branch: bool = False
+    """True if it is in any branch or loop of its function, or after && or ||."""
+    in_loop: bool = False
     loop: str = ""
     """Variable of the `for` that runs it in every iteration; "" if there is none."""
+    in_subshell: bool = False
+    """True if a subshell runs it: ( ), $( ), a pipeline, or a command in the background."""
+    in_background: bool = False
+    """True if it is in a command or group that runs in the background."""
+    outer: int | None = None
+    """Index in `Script.commands` of the command whose `bash -c` text contains it."""
+    dead: bool = False
+    """True if it is in a branch that certainly does not run."""
+    statement: int = 0
+    """Number of its statement. Statements within a body have their own numbers."""
+    around: tuple[str, ...] = ()
+    """Redirections of the groups, loops and conditions that contain it."""
+
+    def within(self, *, loop: bool = False) -> Place:
+        """The place of a statement in the body of a compound command, which may not run."""
+        return replace(
+            self, status="plain", conditional=True, in_branch=True, in_loop=self.in_loop or loop, loop=""
+        )
+
+    def branch(self, runs: bool | None) -> Place:
+        """The place of a branch that runs, does not run, or may run (None)."""
+        place = replace(self, in_branch=True) if runs else self.within()
+        return replace(place, status=self.status, dead=self.dead or runs is False)
+
+    def subshell(self, *, background: bool = False) -> Place:
+        """The place of a statement that a subshell runs."""
+        return replace(self, in_subshell=True, in_background=self.in_background or background)
+
+    def body(self, function: str, definition: int) -> Place:
+        """The place of the body of a function, which is defined here and runs in the shell that calls it."""
+        inside = replace(self.within(), function=function, definition=definition)
+        return replace(inside, in_branch=False, in_subshell=False, in_background=False)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Command:
+class Assignment(Place):
+    """A place that sets or declares a variable: name=value, name=(items), read, for, (( name = 1 )), `local name`."""
+
+    name: str
+    text: str = ""
+    """name=value as written; "" if the variable is set or declared in another way."""
+    value: Word | None = None
+    items: tuple[Word, ...] | None = None
+    written: tuple[str, ...] = ()
+    """The items as written; literal words are without quotes."""
+    exported: bool = False
+    is_local: bool = False
+    is_declared: bool = False
+    """True for `local name` or `export name`, which set no value."""
+    append: bool = False
+    indexed: bool = False
+    """True for name[index]=value."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command(Place):
     """A simple command on the lines from `line` to `end`."""
 
     words: tuple[Word, ...]
-    line: int
+    written: tuple[str, ...] = ()
+    """Its words as written; literal words are without quotes."""
     end: int
     environment: tuple[Assignment, ...] = ()
     """NAME=value before the command, which only apply to it."""
     background: bool = False
-    status: Status = "plain"
-    function: str = ""
-    """The function whose body contains it; "" if there is none."""
-    conditional: bool = False
-    in_loop: bool = False
-    loop: str = ""
-    """Variable of the `for` that runs it in every iteration; "" if there is none."""
+    """True if it ends with &."""
     here_document: str = ""
     """Text of its <<EOF, with variables as written."""
     here_line: int = 0
@@ -101,8 +144,6 @@ class Command:
     """True if the shell expands variables in the here-document, because its delimiter has no quotes."""
     redirections: tuple[str, ...] = ()
     """Redirections as written, such as "> log" and "<<EOF"."""
-    around: tuple[str, ...] = ()
-    """Redirections of the groups, loops and conditions that contain it."""
     here_expanded: Ranges = ()
     """Where it expands something."""
     writes_to: Word | None = None
@@ -111,12 +152,6 @@ class Command:
     """The text of the shell script that it runs, if a here-document of the script has written the file."""
     file_arguments: tuple[Word, ...] = ()
     """The arguments of that script."""
-    outer: int | None = None
-    """Index in `Script.commands` of the command whose `bash -c` text contains this one."""
-    statement: int = 0
-    """Number of its statement. Statements within a body have their own numbers."""
-    dead: bool = False
-    """True if it is in a branch that certainly does not run."""
 
     @property
     def name(self) -> str:
@@ -148,13 +183,22 @@ class Command:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Function:
-    """A function of the script."""
+class Function(Place):
+    """A definition of a function."""
 
     name: str
+    text: str = ""
+    end: int
+    """The last line."""
+
+
+@dataclass(frozen=True)
+class Statement:
+    """A statement at the top level other than a definition of a function."""
+
+    text: str
     line: int
-    in_background: bool = False
-    """True if it runs its arguments as a command in the background."""
+    end: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,15 +213,16 @@ class Branch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Use:
-    """An expansion of a variable."""
+class Use(Place):
+    """An expansion of a variable, or a test whether it is set."""
 
     name: str
-    line: int
     guarded: bool = False
-    """True if it handles an unset variable: ${x:-y}, ${x:?}."""
+    """True if it handles an unset variable: ${x:-y}, ${x:?}, [[ -v x ]]."""
     has_default: bool = False
     """True if it has a default: ${x:-y}, ${x=y}."""
+    in_arithmetic: bool = False
+    """True within $(( )) and (( )), where an unset variable is 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,16 +233,18 @@ class Script:
     lines: tuple[str, ...]
     directives: tuple[sbatch.Directive, ...]
     commands: tuple[Command, ...] = ()
-    assignments: tuple[Assignment, ...] = ()
+    statements: tuple[Statement, ...] = ()
+    assigned: tuple[Assignment, ...] = ()
+    """Every place that sets or declares a variable."""
     exports: tuple[Assignment, ...] = ()
     """Every assignment to an exported variable, whether `export` is on it or later."""
-    functions: dict[str, Function] = field(default_factory=dict)
+    definitions: tuple[Function, ...] = ()
     cases: tuple[tuple[Branch, ...], ...] = ()
     uses: tuple[Use, ...] = ()
+    operands: tuple[Use, ...] = ()
+    """Variables that $(( )) and (( )) read by their bare names."""
     unset: frozenset[str] = frozenset()
     pipelines: tuple[tuple[Command, ...], ...] = ()
-    arithmetic: tuple[Use, ...] = ()
-    """Variables within $(( )) and (( ))."""
     is_expanded: bool = False
     """True if another script's shell expands the text before sbatch reads it, as in sbatch <<EOF."""
     error: ShellSyntaxError | None = None
@@ -211,6 +258,64 @@ class Script:
         return {item.name: item.value or "" for item in self.directives if item.effective}
 
     @cached_property
+    def assignments(self) -> tuple[Assignment, ...]:
+        """Every name=value and name=(items)."""
+        return tuple(item for item in self.assigned if item.text)
+
+    @cached_property
+    def reads(self) -> tuple[Use, ...]:
+        """Every place that reads a variable."""
+        return (*self.uses, *self.operands)
+
+    @cached_property
+    def functions(self) -> dict[str, Function]:
+        """Function -> its last definition, which is in effect."""
+        return {function.name: function for function in self.definitions}
+
+    @cached_property
+    def called_in(self) -> dict[str, list[Command]]:
+        """Function -> commands that call it or take its name as an argument (run_step NAME)."""
+        found: dict[str, list[Command]] = {}
+        for command in self.commands:
+            for word in self.functions.keys() & set(command.written):
+                found.setdefault(word, []).append(command)
+        return found
+
+    def reachable(self, name: str) -> set[str]:
+        """A function and all functions it calls, directly or indirectly."""
+        found, new = {name}, [name]
+        while new:
+            for command in self.calls_of(new.pop()):
+                called = (self.functions.keys() & set(command.written)) - found
+                found |= called
+                new += called
+        return found
+
+    def calls_of(self, name: str) -> list[Command]:
+        """The commands in the effective definition of a function."""
+        function = self.functions.get(name)
+        return self._commands_of.get(function.offset, []) if function else []
+
+    @cached_property
+    def _commands_of(self) -> dict[int, list[Command]]:
+        """Offset of a definition -> the commands in its body."""
+        found: dict[int, list[Command]] = {}
+        for command in self.commands:
+            found.setdefault(command.definition, []).append(command)
+        return found
+
+    def without_texts(self) -> Script:
+        """The script without what is in the text of a `bash -c` or of `eval`."""
+        return replace(
+            self,
+            commands=tuple(item for item in self.commands if item.outer is None),
+            assigned=tuple(item for item in self.assigned if item.outer is None),
+            definitions=tuple(item for item in self.definitions if item.outer is None),
+            uses=tuple(item for item in self.uses if item.outer is None),
+            operands=tuple(item for item in self.operands if item.outer is None),
+        )
+
+    @cached_property
     def assignments_by_name(self) -> dict[str, list[Assignment]]:
         """Variable -> its assignments, in the order of lines."""
         found: dict[str, list[Assignment]] = {}
@@ -220,19 +325,14 @@ class Script:
 
     @cached_property
     def names_set(self) -> frozenset[str]:
-        """Every variable that the script sets or exports anywhere: by assignments, loops, `read` and arithmetic."""
-        found = set(self.assignments_by_name)
-        for command in self.commands:
-            found |= {item.name for item in command.environment}
-            if command.name in _SETTERS:
-                found |= {re.split(r"[=\[+]", word.text)[0] for word in command.words[1:]}
-        text = "\n".join(line for line in self.lines if not line.lstrip().startswith("#"))
-        return frozenset(found | set(_OTHER_ASSIGNMENTS.findall(text)))
+        """Every variable that the script sets, declares, exports or unsets anywhere."""
+        found = {item.name for item in self.assigned} | self.unset
+        return frozenset(found.union(item.name for command in self.commands for item in command.environment))
 
     @cached_property
     def arithmetic_names(self) -> frozenset[str]:
         """Variables within $(( )) and (( )), where an unset one is 0."""
-        return frozenset(use.name for use in self.arithmetic)
+        return frozenset(use.name for use in self.reads if use.in_arithmetic)
 
     @cached_property
     def interpreter(self) -> str:

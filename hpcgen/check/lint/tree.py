@@ -1,12 +1,83 @@
-"""Searches syntax trees for variables, assignments and words."""
+"""Searches syntax trees for expansions, assignments and words."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import NamedTuple
 
-from hpcgen.check.lint.script import Use
 from hpcgen.check.lint.syntax import Node
+
+NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+SUBSTITUTIONS = frozenset(("CmdSubst", "ProcSubst"))
+ARITHMETIC = frozenset(("ArithmExp", "ArithmCmd", "LetClause", "CStyleLoop"))
+DEFAULTS = frozenset((":-", "-", ":=", "="))
+"""Operators of ${name:-word} that replace an unset variable."""
+GUARDS = DEFAULTS | {":+", "+", ":?", "?"}
+"""Operators that handle an unset variable."""
+
+
+class Part(NamedTuple):
+    """A node of a statement, and where it is in it."""
+
+    node: Node
+    kind: str
+    in_arithmetic: bool
+    in_default: bool
+    """True within ${name:-...} and similar, which bash does not always expand."""
+
+
+def parts_of(statement: Node) -> Iterator[Part]:
+    """The nodes of a statement in order, without those of the statements in it."""
+    stack = [(statement, False, False)]
+    while stack:
+        node, in_arithmetic, in_default = stack.pop()
+        if isinstance(node, list):
+            stack += [(inner, in_arithmetic, in_default) for inner in reversed(node)]
+            continue
+        if node is not statement and _is_statement(node):
+            continue
+        kind = node.get("Type", "")
+        if kind:
+            yield Part(node, kind, in_arithmetic, in_default)
+        if kind not in SUBSTITUTIONS:
+            in_arithmetic = kind in ARITHMETIC or (in_arithmetic and kind != "ParamExp")
+            stack += [
+                (inner, in_arithmetic, in_default or key == "Exp")
+                for key, inner in reversed(node.items())
+                if isinstance(inner, dict | list)
+            ]
+
+
+def _is_statement(node: Node) -> bool:
+    return "Type" not in node and ("Cmd" in node or "Redirs" in node)
+
+
+def operands(node: Node) -> Iterator[tuple[Node, str, bool]]:
+    """The bare names in an arithmetic expression: the word, the name, and whether the expression assigns it."""
+    if isinstance(node, list):
+        for inner in node:
+            yield from operands(inner)
+    elif isinstance(node, dict) and node.get("Type") not in (*SUBSTITUTIONS, "ParamExp"):
+        kind, operator = node.get("Type"), node.get("Op", "")
+        is_assignment = kind == "BinaryArithm" and operator.endswith("=")
+        sets = is_assignment and operator not in ("==", "!=", "<=", ">=")
+        if sets or (kind == "UnaryArithm" and operator in ("++", "--")):
+            yield from ((node["X"], name, True) for name in _names(node["X"]))
+            if operator != "=":
+                yield from operands(node["X"])
+            yield from operands(node.get("Y"))
+            return
+        yield from ((node, name, False) for name in _names(node))
+        for inner in node.values():
+            yield from operands(inner)
+
+
+def _names(node: Node) -> Iterator[str]:
+    """The name at the start of a word in an arithmetic expression."""
+    parts = node.get("Parts", [])
+    if parts and parts[0].get("Type") == "Lit" and (found := NAME.match(parts[0]["Value"])):
+        yield found[0]
 
 
 def does_nothing(statement: Node) -> bool:
@@ -18,69 +89,9 @@ def does_nothing(statement: Node) -> bool:
     return first in ("true", ":", "echo", "printf")
 
 
-def uses(node: Node) -> Iterator[Use]:
-    """All expansions of variables, with their lines."""
-    if isinstance(node, list):
-        for inner in node:
-            yield from uses(inner)
-    elif isinstance(node, dict):
-        if node.get("Type") == "ParamExp" and node.get("Param"):
-            operator = node.get("Exp", {}).get("Op", "")
-            yield Use(
-                name=node["Param"]["Value"],
-                line=node["Pos"]["Line"],
-                guarded="Exp" in node,
-                has_default=operator in (":-", "-", ":=", "="),
-            )
-        for inner in node.values():
-            yield from uses(inner)
-
-
-def names_in_arithmetic(node: Node, inside: bool = False) -> Iterator[tuple[str, int]]:
-    """Variables in $(( )) and (( )), with or without $, and their lines."""
-    if isinstance(node, list):
-        for inner in node:
-            yield from names_in_arithmetic(inner, inside)
-    elif isinstance(node, dict):
-        kind = node.get("Type")
-        if kind in ("CmdSubst", "ProcSubst"):
-            inside = False
-        elif kind in ("ArithmExp", "ArithmCmd", "LetClause"):
-            inside = True
-        elif inside and kind == "ParamExp" and node.get("Param"):
-            yield node["Param"]["Value"], node["Pos"]["Line"]
-        elif inside and kind == "Lit" and re.fullmatch(r"[A-Za-z_]\w*", node["Value"], re.ASCII):
-            yield node["Value"], node["Pos"]["Line"]
-        for inner in node.values():
-            yield from names_in_arithmetic(inner, inside)
-
-
 def assigned_in_arithmetic(node: Node) -> Iterator[str]:
-    """Variables that (( )) assigns."""
-    if isinstance(node, list):
-        for inner in node:
-            yield from assigned_in_arithmetic(inner)
-    elif isinstance(node, dict):
-        is_assignment = node.get("Type") == "BinaryArithm" and node.get("Op", "").endswith("=")
-        if (is_assignment and node["Op"] not in ("==", "!=", "<=", ">=")) or node.get(
-            "Type"
-        ) == "UnaryArithm":
-            yield from (part["Value"] for part in node["X"].get("Parts", []) if part.get("Type") == "Lit")
-        for inner in node.values():
-            yield from assigned_in_arithmetic(inner)
-
-
-def words_of_test(node: Node) -> Iterator[Node]:
-    """The words in [[ ]]."""
-    if isinstance(node, list):
-        for inner in node:
-            yield from words_of_test(inner)
-    elif isinstance(node, dict):
-        if node.get("Type") == "Word":
-            yield node
-            return
-        for inner in node.values():
-            yield from words_of_test(inner)
+    """Variables that $(( )) and (( )) assign in a node."""
+    return (name for _, name, is_set in operands(node) if is_set)
 
 
 def assigned(node: Node, *, appends: bool = True) -> Iterator[str]:

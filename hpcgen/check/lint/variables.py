@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from hpcgen.check.lint.branches import merged, weak
-from hpcgen.check.lint.script import Command
+from hpcgen.check.lint.script import SETTERS, Command
 from hpcgen.check.lint.words import Variable, unknown_variable, variable_of
 
-_READERS = ("read", "readarray", "mapfile", "getopts")
-"""Builtins that set the variables they name."""
+Values = Mapping[str, Variable | None]
+"""Variable -> its value; None if it is not set."""
 
 _SET_BY_SLURM = {
     "nodes": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
@@ -29,11 +31,54 @@ class Variables(dict[str, Variable]):
     def __init__(self, options: Mapping[str, str]) -> None:
         super().__init__(_set_by_slurm(options))
         self._set_by_function: dict[str, dict[str, Variable]] = {}
+        self._before: list[dict[str, Variable | None]] = []
+        """For each open branch, the variables that it has changed, with their values from before."""
 
-    def restore(self, saved: Mapping[str, Variable]) -> None:
-        """Replaces every variable by the saved ones."""
-        self.clear()
-        self.update(saved)
+    def __setitem__(self, name: str, value: Variable) -> None:
+        self._remember(name)
+        super().__setitem__(name, value)
+
+    def unset(self, name: str) -> None:
+        """Removes a variable."""
+        self._remember(name)
+        self.pop(name, None)
+
+    def _remember(self, name: str) -> None:
+        # copying all variables at each branch would take most of the time of a long script
+        if self._before:
+            self._before[-1].setdefault(name, self.get(name))
+
+    def begin(self) -> None:
+        """Begins a branch."""
+        self._before.append({})
+
+    def end(self) -> Values:
+        """Ends the branch, and undoes its changes. Returns the variables it has changed, with their last values."""
+        before = self._before.pop()
+        ended = {name: self.get(name) for name in before}
+        for name, value in before.items():
+            if value is None:
+                self.pop(name, None)
+            else:
+                super().__setitem__(name, value)
+        return ended
+
+    @contextlib.contextmanager
+    def subshell(self) -> Iterator[None]:
+        """Undoes all changes at the end, as of a subshell."""
+        self.begin()
+        yield
+        self.end()
+
+    def merge(self, ends: Sequence[Values]) -> None:
+        """Sets the variables to their values after one of several branches, given what each has changed."""
+        for name in dict.fromkeys(itertools.chain.from_iterable(ends)):
+            before = self.get(name)
+            value = merged(before, [end.get(name, before) for end in ends])
+            if value is None:
+                self.unset(name)
+            elif value is not before:
+                self[name] = value
 
     def weaken(self, names: Iterable[str]) -> None:
         """Makes the values of `names` uncertain: code that may have run replaces them."""
@@ -45,12 +90,11 @@ class Variables(dict[str, Variable]):
         for name in names:
             self[name] = unknown_variable(name)
 
-    def end_function(self, function: str, assigned: Iterable[str], saved: dict[str, Variable]) -> None:
-        """Restores the variables from before a function's body, and remembers which the body assigns."""
+    def end_function(self, function: str, assigned: Iterable[str]) -> None:
+        """Ends the branch of a function's body, and remembers which variables it assigns."""
         self._set_by_function[function] = {name: self[name] for name in self.keys() & set(assigned)}
-        new = self.keys() - saved.keys()
-        self.restore(saved)
-        self.forget(new)
+        ended = self.end()
+        self.forget(name for name, value in ended.items() if value is not None and name not in self)
 
     def run(self, command: Command) -> None:
         """Applies the effects of a command that is a builtin or a function of the script."""
@@ -59,14 +103,13 @@ class Variables(dict[str, Variable]):
         is_trap = command.name == "trap"
         for name in re.findall(r"\w+", texts[1]) if is_trap and len(texts) > 2 else [command.name]:
             if called := self._set_by_function.get(name):
-                now = dict(self)
-                self.restore(merged(now, [now, {**now, **called}]))
+                self.merge([{}, called])
             elif is_trap:
                 self.weaken((name,))
         if command.name == "unset" and not command.conditional:
             for name in texts[1:]:
-                self.pop(name, None)
-        elif command.name in _READERS or texts[:2] == ["printf", "-v"]:
+                self.unset(name)
+        elif command.name in SETTERS or texts[:2] == ["printf", "-v"]:
             self.forget(name for name in texts[1:] if re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII))
 
 

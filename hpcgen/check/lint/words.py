@@ -179,7 +179,7 @@ def unknown_of(pieces: Sequence[Piece]) -> Ranges:
 
 def weak_pieces(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
     """`pieces` marked as uncertain."""
-    return tuple(replace(piece, certain=False) for piece in pieces)
+    return tuple(replace(piece, certain=False) if piece.certain else piece for piece in pieces)
 
 
 def pieces_of(word: Word) -> tuple[Piece, ...]:
@@ -205,5 +205,8 @@ def bounded(pieces: tuple[Piece, ...]) -> tuple[Piece, ...]:
 
 def _merged(pieces: Iterable[Piece]) -> Iterator[Piece]:
     """The pieces with adjacent pieces of the same kind joined."""
-    for kind, alike in itertools.groupby(pieces, key=lambda piece: replace(piece, text="")):
-        yield replace(kind, text="".join(piece.text for piece in alike))
+    for _, group in itertools.groupby(
+        pieces, key=lambda piece: (piece.known, piece.quoted, piece.certain, piece.exclusive)
+    ):
+        first, *others = group
+        yield replace(first, text=first.text + "".join(piece.text for piece in others)) if others else first

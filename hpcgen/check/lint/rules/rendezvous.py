@@ -294,7 +294,7 @@ def gpu_count(job: Job) -> Iterator[Hit]:
         for use in job.script.uses
         if use.name == "SLURM_GPUS_PER_NODE" and (given or not use.guarded)
     }
-    lines |= {use.line for use in job.script.arithmetic if use.name == "SLURM_GPUS_PER_NODE"}
+    lines |= {use.line for use in job.script.reads if use.in_arithmetic and use.name == "SLURM_GPUS_PER_NODE"}
     severity: Severity | None = "note" if lines <= _printed(job, "SLURM_GPUS_PER_NODE") else None
     for line in sorted(lines):
         yield Hit(line, reason, "use SLURM_GPUS_ON_NODE", severity=severity)
