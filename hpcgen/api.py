@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from hpcgen.check.checked_script import checked_script
 from hpcgen.config.directories import configuration_directories, readable
 from hpcgen.config.loader import Run, load_run
 from hpcgen.errors import HpcgenError
 from hpcgen.run_plan.plan import Plan, plan
 from hpcgen.slurm.corpus import check_pairs, require_pairs
+from hpcgen.slurm.rendering.script import Script, render_stage
 
 if TYPE_CHECKING:
     from hpcgen.slurm.job import Job, Progress
@@ -33,7 +33,7 @@ def render(plan: Plan, stage: str, templates: Sequence[str | Path] = ()) -> str:
     if stage not in plan.stages:
         raise HpcgenError(f"stage {stage!r} is not in the plan", f"planned stages: {', '.join(plan.stages)}")
     check_pairs(plan)
-    return checked_script(plan, stage, site_directories(templates)).text
+    return _checked_script(plan, stage, site_directories(templates)).text
 
 
 def submit(
@@ -76,7 +76,7 @@ def submit(
     if launcher == "local":
         return run_stages(plan, on_progress)
     directories = site_directories(templates)
-    return submit_stages(plan, {name: checked_script(plan, name, directories) for name in plan.stages})
+    return submit_stages(plan, {name: _checked_script(plan, name, directories) for name in plan.stages})
 
 
 def unset_secrets(plan: Plan) -> list[str]:
@@ -97,3 +97,15 @@ def site_directories(templates: Sequence[str | Path] = ()) -> list[Path]:
                 f"{directory}: contains no templates", "they must be in slurm/, such as slurm/train.sbatch.j2"
             )
     return [*given, *named, *configured]
+
+
+def _checked_script(plan: Plan, stage: str, site_directories: Sequence[Path]) -> Script:
+    """The batch script of one stage, checked by bash if a site's template contributed to it."""
+    script = render_stage(plan, stage, site_directories)
+    for each in (script, script.queued):
+        # the shipped templates are tested, and the check takes 50 ms
+        if each is not None and each.uses_site_templates:
+            from hpcgen.check.shell_programs import require_syntax
+
+            require_syntax(each)
+    return script

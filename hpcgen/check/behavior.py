@@ -7,10 +7,9 @@ import re
 import unicodedata
 from collections.abc import Iterator
 
-from hpcgen.check.comparison import LAUNCH, MAIN, Comparison
+from hpcgen.check.comparison import LAUNCH, MAIN, Comparison, site_rule
 from hpcgen.check.lint.rule import Hit
 from hpcgen.check.lint.script import Command
-from hpcgen.check.rule import site_rule
 from hpcgen.planning.secret import SECRET, SECRET_VALUE
 
 RUN_STEP = "run_step"

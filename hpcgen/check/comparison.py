@@ -1,15 +1,16 @@
-"""Compares a site's script with the shipped templates' script for the same plan."""
+"""Compares a site's script with the shipped templates' script for the same plan, and registers rules about both."""
 
 from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
 
 from hpcgen.check.lint.reader import read
+from hpcgen.check.lint.rule import Hit, Rule, Severity, rule
 from hpcgen.check.lint.script import Function, Place, Script
 
 _Found = TypeVar("_Found", bound=Place)
@@ -139,3 +140,16 @@ class Comparison:
             for call in callers
         }
         return shells.pop() if len(shells) == 1 and name else "job"
+
+
+# ---- the register of rules ----
+
+Check = Callable[[Comparison], Iterator[Hit]]
+
+RULES: dict[str, Rule] = {}
+"""Every rule for site templates by its ID, filled when the modules of rules are imported."""
+
+
+def site_rule(id: str, title: str, *, severity: Severity = "error") -> Callable[[Check], Check]:
+    """Registers a function as a rule. Its docstring is the explanation."""
+    return rule(id, severity, title, register=RULES)

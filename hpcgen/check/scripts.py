@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import functools
 import os
-import re
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 
-from hpcgen.check import behavior, kept, variables
-from hpcgen.check.comparison import Comparison
+from hpcgen.check import behavior, lost, variables
+from hpcgen.check.comparison import RULES, Comparison
 from hpcgen.check.lint import check
 from hpcgen.check.lint.check import Finding
-from hpcgen.check.rule import RULES
 from hpcgen.check.shell_programs import read_by_shell_programs
 from hpcgen.resources import shipped
+from hpcgen.slurm.rendering.replaced import functions
 
 __all__ = ["GROUPS", "ReadScripts", "compare", "read_by_lint", "read_scripts"]
 
-GROUPS = (kept, variables, behavior)
+GROUPS = (lost, variables, behavior)
 """The modules of rules: importing them fills RULES, in this order."""
 
 ReadScripts = Callable[[Sequence[str]], Sequence[Sequence[Finding]]]
@@ -38,11 +37,8 @@ def compare(script: str, shipped_script: str) -> list[Finding]:
 def library_functions() -> frozenset[str]:
     """The functions of all libraries in templates/lib."""
 
-    def names() -> Iterator[str]:
-        for path in (shipped("templates") / "lib").iterdir():
-            yield from re.findall(r"^(\w+)\(\)", path.read_text(encoding="utf-8"), re.MULTILINE)
-
-    return frozenset(names())
+    libraries = (shipped("templates") / "lib").iterdir()
+    return frozenset(name for path in libraries for name in functions(path.read_text(encoding="utf-8")))
 
 
 def read_scripts(scripts: Sequence[str]) -> list[list[Finding]]:

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from hpcgen.check.comparison import RULES
 from hpcgen.check.lint import check as lint_check
 from hpcgen.check.lint.check import Finding
 from hpcgen.check.representative import Representative, representatives
-from hpcgen.check.rule import RULES
 from hpcgen.check.scripts import ReadScripts, compare
 from hpcgen.errors import ConfigErrors, HpcgenError
 from hpcgen.slurm.rendering.blocks import require_known_blocks

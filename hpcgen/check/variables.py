@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from hpcgen.check.comparison import Comparison
+from hpcgen.check.comparison import Comparison, site_rule
 from hpcgen.check.lint.rule import Hit
 from hpcgen.check.lint.script import Place, Script, Use
-from hpcgen.check.rule import site_rule
 
 _SHELL = re.compile(
     r"[@*#?$!_-]|\d+|BASH\w*|CDPATH|COLUMNS|DIRSTACK|EPOCH\w+|EUID|FUNCNAME|GROUPS|HISTCMD|HOME|HOSTNAME|HOSTTYPE|IFS|LINENO|LINES"

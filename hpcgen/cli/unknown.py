@@ -33,7 +33,8 @@ def unknown_command(context: click.Context, name: str) -> str:
     stage = stage_called(name)
     if stage is not None and stage.name in known:
         return f"use {context.command_path} {stage.name}"
-    if stage is not None and (group is root or not _is_in_a_group(context, root, stage.name)):
+    # in a group, the name of a stage may have another object: a download of what?
+    if stage is not None and (group is root or not any(_groups_with(context, root, stage.name))):
         return words.meaning("", name)
     if found := list(_commands_called(context, root, name)):
         return f"use {one_of(found)}"
@@ -47,22 +48,18 @@ def unknown_command(context: click.Context, name: str) -> str:
 
 def _commands_called(context: click.Context, root: click.Group, name: str) -> Iterator[str]:
     """The commands of hpcgen with this name, and if no group is named, also those of its groups."""
+    if name in root.list_commands(context):
+        yield f"hpcgen {name}"
+    if context.command is root:
+        yield from (f"hpcgen {group} {name}" for group in _groups_with(context, root, name))
+
+
+def _groups_with(context: click.Context, root: click.Group, name: str) -> Iterator[str]:
+    """The groups that have a command of this name."""
     for command in root.list_commands(context):
         group = root.get_command(context, command)
-        if command == name:
-            yield f"hpcgen {name}"
-        elif (
-            context.command is root
-            and isinstance(group, click.Group)
-            and name in group.list_commands(context)
-        ):
-            yield f"hpcgen {command} {name}"
-
-
-def _is_in_a_group(context: click.Context, root: click.Group, name: str) -> bool:
-    """Whether a group has a command of this name. In other groups, the word has another object: a download of what?"""
-    commands = (root.get_command(context, command) for command in root.list_commands(context))
-    return any(isinstance(each, click.Group) and name in each.list_commands(context) for each in commands)
+        if isinstance(group, click.Group) and name in group.list_commands(context):
+            yield command
 
 
 def unknown_stage(name: str, stages: Sequence[str]) -> str:

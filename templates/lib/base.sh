@@ -79,21 +79,13 @@ print_own() {
     if [[ $share == group ]] && ! is_own_file "/proc/$self/fd/$descriptor" "$1"; then echo "$1 is a link, or others made it"; return; fi
     cat <&"$descriptor"
 }
-# Variables of the submitting shell that could change the job, as patterns: of Slurm, networks and launchers, ...
-leaks='SLURM_* SLURMD_* SBATCH_* SRUN_* SALLOC_* SACCT_* SCANCEL_* SCONTROL_* SINFO_* SQUEUE_* SUBMITIT_* TRAINER_* NCCL_* RCCL_* UCX_* UCC_* HCOLL_* SHARP_* MELLANOX_*'
-leaks+=' FI_* OFI_* RDMA_* RDMAV_* IBV_* MLX5_* PSM2_* PSM3_* NVSHMEM_* GLOO_* MPICH_* OMPI_* PRTE_* PMI_* PMI2_* PMIX_* I_MPI_* MV2_* HYDRA_* ORTE_* OPAL_* HWLOC_* RANK LOCAL_RANK NODE_RANK GROUP_RANK'
-leaks+=' ROLE_RANK LOCAL_WORLD_SIZE WORLD_SIZE MASTER_ADDR MASTER_PORT'
-# ... of containers, GPUs, PyTorch and numerical libraries, of Python, the dynamic linker and shells.
-leaks+=' ENROOT_* PYXIS_* NVIDIA_* CUDA_* CUBLAS* CUDNN_* NVTE_* TORCH* PYTORCH_* TRITON_* XLA_* HF_* HUGGINGFACE_* TRANSFORMERS_* ACCELERATE_* FSDP_* PARALLELISM_CONFIG_* DS_* DEEPSPEED_* FLASH_* LMEVAL_*'
-leaks+=' LM_HARNESS_* TRUST_REMOTE_CODE OMP_* KMP_* GOMP_* MKL_* OPENBLAS_*'
-leaks+=' BLIS_* GOTO_* NUMEXPR_* VECLIB_* RAYON_* TOKENIZERS_* PYTHON* LD_* MALLOC_* GLIBC_TUNABLES BASH_* ENV CDPATH EXECIGNORE FUNCNEST GLOBIGNORE POSIXLY_CORRECT TMOUT'
-# Exceptions: what Slurm or submitit sets for every job, how to reach Slurm and the Hugging Face Hub, and what changes no job.
+# Exceptions to leaks: what Slurm or submitit sets for every job, how to reach Slurm and the Hugging Face Hub, and what changes no job.
 own_variables='SLURM_CLUSTER_NAME SLURM_CPUS_ON_NODE SLURM_GTIDS SLURM_JOBID SLURM_JOB_ACCOUNT SLURM_JOB_CPUS_PER_NODE SLURM_JOB_END_TIME SLURM_JOB_GID SLURM_JOB_GROUP SLURM_JOB_ID'
 own_variables+=' SLURM_JOB_NAME SLURM_JOB_NODELIST SLURM_JOB_NUM_NODES SLURM_JOB_PARTITION SLURM_JOB_QOS SLURM_JOB_START_TIME SLURM_JOB_UID SLURM_JOB_USER SLURM_LOCALID SLURM_NNODES'
 own_variables+=' SLURM_NODEID SLURM_NODELIST SLURM_NODE_ALIASES SLURM_NPROCS SLURM_NTASKS SLURM_PRIO_PROCESS SLURM_PROCID SLURM_RESTART_COUNT SLURM_SUBMIT_DIR SLURM_SUBMIT_HOST SLURM_TASK_PID'
 own_variables+=' SLURM_TOPOLOGY_ADDR SLURM_TOPOLOGY_ADDR_PATTERN SLURM_WORKING_CLUSTER SLURMD_NODENAME SUBMITIT_EXECUTOR'
 own_variables+=' SLURM_CONF SLURM_CONF_SERVER SLURM_JWT SLURM_SACK_JWKS SLURM_SACK_KEY SLURM_SACK_SOCKET HF_ENDPOINT HF_TOKEN PYTHONDONTWRITEBYTECODE PYTHONUNBUFFERED'
-# Unsets the variables in leaks that neither Slurm nor the plan set. Prints only names, because values may be secret.
+# Unsets the variables that match a pattern in leaks, unless Slurm or the plan set them. Prints only names, because values may be secret.
 drop_leaks() {
     local name leak="@(${leaks// /|})" own=" $own_variables $option_variables ${secrets[*]} " leaked=() overriding=()
     # Slurm sets them for the tasks of each step. In this shell, those of an outer job can have replaced the job's own.

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from hpcgen import render
-from hpcgen.check.comparison import read_once
+from hpcgen.check.comparison import RULES, read_once
 from hpcgen.check.lint.check import Finding
-from hpcgen.check.rule import RULES
 from hpcgen.check.scripts import compare
 from hpcgen.stages import STAGES
 from tests.rendering.golden import GOLDEN

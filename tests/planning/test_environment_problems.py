@@ -12,7 +12,6 @@ from hpcgen.config.profiles import load_cluster
 from hpcgen.errors import ConfigErrors
 from hpcgen.planning import known_variables
 from hpcgen.planning.environment import (
-    LEAKED,
     RESERVED,
     all_environment_problems,
     environment_problems,
@@ -20,7 +19,6 @@ from hpcgen.planning.environment import (
     stage_environment,
 )
 from hpcgen.planning.paths import absolute_paths
-from hpcgen.resources import shipped
 from hpcgen.stages import STAGES
 from tests.runs import big_run, loaded, planned, write_yaml
 
@@ -151,12 +149,6 @@ def test_all_problems_name_their_file(tmp_path):
         ("environment.PATH", "cluster"),
         ("parallelism.use_sharp", "run"),
     ]
-
-
-def test_the_listed_leaks_are_those_that_the_template_unsets():
-    template = (shipped("templates") / "lib/base.sh").read_text()
-    words = " ".join(re.findall(r"^leaks\+?='(.*)'$", template, re.MULTILINE)).split()
-    assert words == list(LEAKED)
 
 
 def test_overriding_a_variable_of_tensor_parallelism_is_a_warning(tmp_path):

@@ -73,7 +73,7 @@ def replaced_functions(environment: ShellEnvironment, name: str) -> tuple[Replac
             shipped=_safe(shipped[function]),
             recorded=records.get(function),
         )
-        for function, text in _functions(source).items()
+        for function, text in functions(source).items()
         if function in shipped and text != shipped[function]
     )
 
@@ -87,14 +87,14 @@ def shipped_functions(name: str) -> dict[str, str]:
     """The source of functions in the shipped template of a stage and the templates it extends."""
     found: dict[str, str] = {}
     for file in template_chain(make_environment(), name):
-        found = _functions(file.path.read_text(encoding="utf-8")) | found
+        found = functions(file.path.read_text(encoding="utf-8")) | found
     return found
 
 
 def with_records(source: str, shipped: Mapping[str, str]) -> str:
     """A site's file with the current shipped text recorded above each function that it replaces."""
     source = _RECORD.sub("", source)
-    for name, text in _functions(source).items():
+    for name, text in functions(source).items():
         if name in shipped:
             source = source.replace(text, f"{_record(name, shipped[name])}{text}", 1)
     return source
@@ -116,8 +116,8 @@ def _safe(text: str) -> str:
     return text.replace("{#", "{ #").replace("#}", "# }")
 
 
-def _functions(source: str) -> dict[str, str]:
-    """Functions whose definitions begin at the left margin -> their text."""
+def functions(source: str) -> dict[str, str]:
+    """Functions whose definitions begin at the left margin, as in the shipped templates and libraries -> their text."""
     found: dict[str, str] = {}
     for match in re.finditer(r"^(\w+)\(\) \{", source, re.MULTILINE):
         line = source[match.start() :].partition("\n")[0]

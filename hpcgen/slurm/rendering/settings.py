@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hpcgen.planning.container import CONTAINER_NAME
-from hpcgen.planning.environment import library_path
+from hpcgen.planning.environment import LEAKED, library_path
 from hpcgen.planning.slurm_variables import option_variables
 from hpcgen.run_plan.plan import Plan
 from hpcgen.run_plan.stage import StagePlan
@@ -40,6 +40,7 @@ def stage_settings(plan: Plan, stage: StagePlan) -> tuple[Setting, ...]:
         "required": stage.required_everywhere(),
         "check_memlock": int(stage.device == "cuda"),
         "secrets": stage.secrets,
+        "leaks": " ".join(LEAKED),
         "option_variables": " ".join(option_variables(stage.directives)),
         "nodes": stage.allocation.nodes,
         **({"ntasks_per_node": stage.allocation.ranks_per_node} if stage.kind.has_ranks else {}),

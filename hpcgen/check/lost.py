@@ -1,16 +1,14 @@
-"""Rules about parts of the shipped script that a site's script must keep."""
+"""Rules about parts of the shipped script that a site's script has lost, changed or overwritten."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 
-from hpcgen.check.comparison import LAUNCH, MAIN, Comparison
+from hpcgen.check.comparison import LAUNCH, MAIN, Comparison, site_rule
 from hpcgen.check.lint.rule import Hit
 from hpcgen.check.lint.script import Assignment, Script
-from hpcgen.check.rule import site_rule
 from hpcgen.text import few
-
 
 MOST_NAMES = 4
 
@@ -83,7 +81,9 @@ def option_lost(both: Comparison) -> Iterator[Hit]:
         words = item.written or ()
         if f'"${{{item.name}[@]}}"' not in words:
             lost = [word for word in planned if word not in words]
-            why = f"{item.name}=(...) replaces the array" + (f"; lost: {few(lost, MOST_NAMES)}" if lost else "")
+            why = f"{item.name}=(...) replaces the array" + (
+                f"; lost: {few(lost, MOST_NAMES)}" if lost else ""
+            )
             yield Hit(item.line, why, f"append with {item.name}+=(...)")
 
 
