@@ -13,7 +13,7 @@ TORCH := $(shell sed -n 's/^torch==\([0-9.]*\).*/\1/p' constraints.txt)
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install setup quickstart quick test check pytest test-slow test-random test-pythons test-containers test-exchange test-guests test-deepspeed test-gpu test-gpu-shared layouts bench bench-data bench-train bench-deepspeed bench-precision bench-generation golden docs clean
+.PHONY: help install setup quickstart quick test check pytest test-slow test-random test-pythons test-containers test-exchange test-guests test-deepspeed test-stores test-gpu test-gpu-shared layouts bench bench-data bench-train bench-deepspeed bench-precision bench-generation golden docs clean
 
 help:
 	@sed -n '1,/^$$/s/^# \(make .*\)/\1/p' Makefile
@@ -101,6 +101,11 @@ test-deepspeed: $(READY)
 # make test-guests MEGATRON_LM=/path/of/its/checkout TORCHTITAN_PYTHON=/path/of/python
 test-guests: $(READY)
 	MEGATRON_LM="$(MEGATRON_LM)" TORCHTITAN_PYTHON="$(TORCHTITAN_PYTHON)" $(BIN)/pytest -m slow tests/slurm/test_guests.py
+
+# Downloads from emulators of S3, Google Cloud Storage and, if azurite-blob is on PATH (npm install -g azurite), Azure.
+test-stores: $(READY)
+	$(PIP) --editable '.[stores]' 'moto[server]>=5' 'gcp-storage-emulator>=2024.8'
+	$(BIN)/pytest tests/data/test_stores.py
 
 test-gpu: $(READY)
 	$(BIN)/pytest -m gpu

@@ -7,6 +7,7 @@ tokens/.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator
 from dataclasses import field
 from functools import cached_property
@@ -28,11 +29,17 @@ RepositoryName = Annotated[
     Text(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?", "the name of a repository: owner/name"),
 ]
 Revision = Annotated[str, Text(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}", "a branch, a tag or a commit")]
+WEB_SCHEMES = ("https", "http")
+OBJECT_SCHEMES = ("s3", "gs", "az")
+"""Amazon S3, Google Cloud Storage, Azure Blob Storage."""
+FILE_SCHEMES = ("file",)
+SCHEMES = (*WEB_SCHEMES, *OBJECT_SCHEMES, *FILE_SCHEMES)
+"""Schemes of the URLs that files are downloaded from."""
 UrlTemplate = Annotated[
     str,
     Text(
-        r"https?://[^\s{}]+(\{index(:0?\d{1,2}d?)?\}[^\s{}]*)?",
-        "an http or https address with {index} or {index:05d} where the number of the file goes",
+        rf"({'|'.join(SCHEMES)})://[^\s{{}}]+(\{{index(:0?\d{{1,2}}d?)?\}}[^\s{{}}]*)?",
+        "a URL (https, http, s3, gs, az or file) with {index} or {index:05d} where the number of the file goes",
     ),
 ]
 Pattern = Annotated[
@@ -56,10 +63,11 @@ class HubSource:
 
 @config_section
 class UrlSource:
-    """Numbered files on a web server."""
+    """Files on a web server, in an object store or on a disk, to be downloaded."""
 
     template: UrlTemplate
-    """URL with {index} or {index:05d} in place of the number."""
+    """URL with {index} or {index:05d} in place of the number. With s3://, gs://, az:// and file://, it may instead be a
+    pattern such as s3://bucket/train/*.jsonl.zst: * stands for any part of a name, ** for any directories."""
     first: NonNegative = 0
     """First number."""
     count: Count = 1
@@ -73,13 +81,14 @@ class SourceConfig:
     huggingface: HubSource | None = None
     """Option 1: a dataset repository on the Hugging Face hub."""
     url: UrlSource | None = None
-    """Option 2: numbered files on a web server."""
+    """Option 2: files on a web server, in an object store or on a disk, by number or by pattern."""
     directory: FilePath | None = None
     """Option 3: a directory of existing files."""
     manifest: FilePath | None = None
     """Option 4: a JSON Lines file with an object per file: name, url or path, and size and sha256 if known."""
     token_variable: EnvironmentName | None = None
-    """Name of the environment variable with the access token of the hub or server. Its value is never written."""
+    """Name of the environment variable with the access token of the hub or web server. Its value is never written.
+    Object stores have variables of their own, which `secrets` names."""
 
 
 @config_section
@@ -222,15 +231,8 @@ def problems(corpus: CorpusConfig, path: str = "data.corpus") -> Iterator[Proble
             f"{path}.source.{kind}", f"is a second source in addition to {given[0]}", "keep one of them"
         )
     url = corpus.source.url
-    # reported for `url` and not for its template, whose value may contain a password or a signature
-    if url is not None and "{index" not in url.template and url.count > 1:
-        yield Problem(f"{path}.source.url", "has the same URL for every file", "add {index} to its template")
-    if url is not None and _has_user(url.template):
-        yield Problem(
-            f"{path}.source.url",
-            "contains a user name or password in its template",
-            "remove it, and set source.token_variable to the variable with the token",
-        )
+    if url is not None:
+        yield from _url_problems(url, corpus.source.token_variable, f"{path}.source")
     if corpus.source.token_variable and not (corpus.source.huggingface or url or corpus.source.manifest):
         yield Problem(f"{path}.source.token_variable", "has no effect for a directory", "remove it")
     if corpus.sample_files is not None and corpus.sample_fraction is not None:
@@ -242,6 +244,35 @@ def problems(corpus: CorpusConfig, path: str = "data.corpus") -> Iterator[Proble
     if has_own_splits(corpus) and not corpus.splits.train:
         yield Problem(
             f"{path}.splits.train", "is empty, but valid or test is not", "set it to the training files"
+        )
+
+
+def _url_problems(url: UrlSource, token_variable: str | None, path: str) -> Iterator[Problem]:
+    # reported for `url` and not for its template, whose value may contain a password or a signature
+    scheme = url.template.partition(":")[0]
+    if "{index" not in url.template and url.count > 1:
+        yield Problem(f"{path}.url", "has the same URL for every file", "add {index} to its template")
+    if _has_user(url.template):
+        yield Problem(
+            f"{path}.url",
+            "contains a user name or password in its template",
+            "remove it, and set source.token_variable to the variable with the token",
+        )
+    if scheme in WEB_SCHEMES and "*" in url.template:
+        yield Problem(
+            f"{path}.url",
+            "contains * in its template, but a web server cannot list its files",
+            "number them with {index}, or write a list and set source.manifest",
+        )
+    elif re.search(r"[^/]\*\*|\*\*[^/]", url.template):
+        yield Problem(f"{path}.url", "has ** in a part of a name in its template", "write **/*.jsonl")
+    if scheme not in WEB_SCHEMES and token_variable:
+        yield Problem(
+            f"{path}.token_variable",
+            f"has no effect for {scheme}://",
+            "remove it; `secrets` names the variables with the store's credentials"
+            if scheme in OBJECT_SCHEMES
+            else "remove it",
         )
 
 

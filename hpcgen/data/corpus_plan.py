@@ -150,4 +150,4 @@ def _same(old: ManifestFile, new: ManifestFile) -> bool:
 
 
 def _identity(file: ManifestFile) -> FileIdentity:
-    return FileIdentity(file.name, file.size, file.sha256, file.modified_ns)
+    return FileIdentity(file.name, file.size, file.sha256, file.modified_ns, file.version)

@@ -1,4 +1,4 @@
-"""HTTP requests with retries, for servers that are busy, slow, down, or send a web page instead of data.
+"""HTTP requests, for servers that are busy, slow or down, or redirect to others.
 
 The client is httpx2, which is a dependency of huggingface_hub. It has separate timeouts for connecting and reading,
 keeps connections open, reads the proxies of the environment, detects a body that ends early, and drops the token when
@@ -15,72 +15,27 @@ import random
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
-from typing import TypeVar
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
 import httpx2
 
+from hpcgen.data.retries import RetryPolicy, TransientError
+from hpcgen.data.stores.base import FileNotInStore
+from hpcgen.data.urls import redacted
 from hpcgen.errors import HpcgenError
-from hpcgen.text import counted
 from hpcgen.version import __version__
 
 logging.getLogger("httpx2").setLevel(logging.WARNING)
 """httpx2 logs complete URLs at INFO, including signatures."""
-
-Result = TypeVar("Result")
 
 _SHOWN_BYTES = 80
 """Bytes of an unexpected answer that a message shows."""
 
 TRANSIENT_STATUSES = frozenset((408, 425, 429, 500, 502, 503, 504))
 """HTTP statuses worth a retry."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RetryPolicy:
-    """Timeouts, and how often and how long to retry."""
-
-    attempts: int = 10
-    """Maximum number of consecutive attempts without progress."""
-    first_wait_s: float = 1.0
-    """Upper bound of the first wait; it doubles with each further wait."""
-    longest_wait_s: float = 120.0
-    longest_retry_after_s: float = 900.0
-    """Upper bound for a server's Retry-After."""
-    connect_timeout_s: float = 20.0
-    read_timeout_s: float = 60.0
-    """A connection that delivers nothing for this long is closed."""
-    slowest_bytes_per_s: float = 1024.0
-    """A connection that is slower than this over `read_timeout_s` is closed too."""
-    invalid_responses: int = 3
-    """Maximum number of responses with status 200 that are not the file (a web page, an empty body, another size)."""
-
-    def wait_s(self, failures: int, retry_after_s: float | None) -> float:
-        """Seconds to wait after a number of consecutive failures.
-
-        The wait is drawn at random from its full range ("full jitter"), so that clients that failed together do not
-        retry together.
-        """
-        bound = min(self.longest_wait_s, self.first_wait_s * 2 ** (failures - 1))
-        if retry_after_s is None:
-            return random.uniform(0, bound)
-        return min(retry_after_s, self.longest_retry_after_s) + random.uniform(0, self.first_wait_s)
-
-
-class TransientError(Exception):
-    """An error that a retry may resolve."""
-
-    def __init__(self, reason: str, retry_after_s: float | None = None) -> None:
-        super().__init__(reason)
-        self.retry_after_s = retry_after_s
-
-
-class FileNotOnServer(HpcgenError):
-    """The server does not have the file (HTTP 404 or 410)."""
 
 
 class Web:
@@ -129,7 +84,7 @@ class Web:
         try:
             with self._client.stream(method, url, headers=dict(headers)) as response:
                 if response.status_code not in (200, 206, *also):
-                    raise _refusal(response, url, has_token="Authorization" in headers)
+                    raise self._refusal(response, url, has_token="Authorization" in headers)
                 yield response
         except (httpx2.UnsupportedProtocol, httpx2.TooManyRedirects, httpx2.InvalidURL) as error:
             raise HpcgenError(f"{redacted(url)}: {error}", "correct the source") from error
@@ -141,31 +96,11 @@ class Web:
                 ) from error
             raise TransientError(_broken(error, self.policy)) from error
 
-    def retry(
-        self, url: str, once: Callable[[], Result], progress: Callable[[], int] = lambda: 0, hint: str = ""
-    ) -> Result:
-        """Calls `once`, again after each TransientError, until it succeeds. Returns its result.
-
-        `progress` measures the work done so far. Any increase resets the count of failures.
-
-        Raises:
-            HpcgenError: too many consecutive failures, or an error that a retry cannot resolve.
-        """
-        failures, furthest, started = 0, progress(), time.monotonic()
-        while True:
-            try:
-                return once()
-            except TransientError as problem:
-                if progress() > furthest:
-                    failures, furthest = 0, progress()
-                failures += 1
-                if failures >= self.policy.attempts:
-                    after = f"after {counted(failures, 'attempt')} in {time.monotonic() - started:.0f} s"
-                    raise HpcgenError(f"{redacted(url)}: {problem} ({after})", hint) from problem
-                wait_s = self.policy.wait_s(failures, problem.retry_after_s)
-                if problem.retry_after_s is not None:
-                    self.pause(url, min(problem.retry_after_s, self.policy.longest_retry_after_s))
-                time.sleep(wait_s)
+    def _refusal(self, response: httpx2.Response, url: str, has_token: bool) -> Exception:
+        error = _refusal(response, url, has_token)
+        if isinstance(error, TransientError) and error.retry_after_s is not None:
+            self.pause(url, min(error.retry_after_s, self.policy.longest_retry_after_s))
+        return error
 
     def pause(self, url: str, seconds: float) -> None:
         """Delays all further requests to the server of `url` by `seconds` from now."""
@@ -178,16 +113,6 @@ class Web:
             seconds = self._paused_until.get(_host(url), 0.0) - time.monotonic()
         if seconds > 0:
             time.sleep(seconds + random.uniform(0, self.policy.first_wait_s))
-
-
-def redacted(url: str) -> str:
-    """`url` for messages: without a password, and without its query, which may contain a signature."""
-    try:
-        parts = urlsplit(url)
-    except ValueError:  # not a URL, so the end of a password is unknown
-        return url.partition("?")[0].rpartition("@")[2]
-    host = parts.netloc.rpartition("@")[2]
-    return urlunsplit((parts.scheme, host, parts.path, "", "")) + ("?..." if parts.query else "")
 
 
 def authorization(url: str, token_variable: str | None) -> dict[str, str]:
@@ -302,7 +227,7 @@ def _refusal(response: httpx2.Response, url: str, has_token: bool) -> Exception:
         )
         return HpcgenError(f"{redacted(url)}: the server denies access ({words})", hint)
     if status in (404, 410):
-        return FileNotOnServer(
+        return FileNotInStore(
             f"{redacted(url)}: the server does not have this file ({words})",
             "set another source in data.corpus.source and plan again",
         )

@@ -6,16 +6,15 @@ that somebody else can write.
 
 from __future__ import annotations
 
-import functools
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from urllib.parse import urlsplit
 
 import msgspec
 
 from hpcgen.config.corpus import SPLITS, WHOLE
 from hpcgen.data.suffixes import MORE_SUFFIXES, SUFFIXES, extracted_name
+from hpcgen.data.urls import url_reason
 from hpcgen.text import counted, few
 
 _LONGEST_SEGMENT = 200
@@ -36,29 +35,9 @@ class ManifestFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     modified_ns: int | None = None
     """Modification time of the file at `path` (ns), to detect changes after planning."""
     url: str | None = None
+    version: str | None = None
+    """Version of the file at `url` (ETag, generation); None if the store does not state it."""
     path: str | None = None
-
-
-def url_reason(url: str) -> str | None:
-    """Reason why `url` cannot be downloaded, worded to follow the URL; None if it can."""
-    if not url.isprintable() or " " in url or "\\" in url:
-        return "contains a space or another character that is invalid in a URL"
-    return _server_reason("/".join(url.split("/", 3)[:3]))
-
-
-@functools.lru_cache(maxsize=256)
-def _server_reason(address: str) -> str | None:
-    """`url_reason` for the part of a URL before its path, which thousands of files share."""
-    try:
-        parts = urlsplit(address)
-        host, _ = parts.hostname, parts.port
-    except ValueError as error:
-        return f"is not a valid URL ({error})"
-    if parts.scheme not in ("https", "http") or not host:
-        return "does not start with https:// or http://"
-    if "@" in parts.netloc:
-        return "contains a password; use data.corpus.source.token_variable"
-    return None
 
 
 def problems(files: Sequence[ManifestFile]) -> Iterator[tuple[str, str]]:
@@ -141,7 +120,7 @@ _FILE_CHECKS: tuple[tuple[Callable[[ManifestFile], bool], str, str], ...] = (
     (_unknown_split, f"in a split other than {', '.join((*SPLITS, WHOLE))}", "correct data.corpus.splits"),
     (
         _invalid_location,
-        "without exactly one of a valid http or https URL and an absolute path",
+        "without exactly one of a valid URL and an absolute path",
         "give each file one of them",
     ),
 )

@@ -43,20 +43,26 @@ class FileIdentity:
     sha256: str | None = None
     modified_ns: int | None = None
     """Modification time (ns). If there is a hash, another time need not mean other content: the file is rehashed."""
+    version: str | None = None
+    """Version in the store that the file was downloaded from."""
 
     def without_time(self) -> FileIdentity:
         """Drops the modification time if there is a hash, which identifies the content by itself."""
         return dataclasses.replace(self, modified_ns=None) if self.sha256 else self
 
     def same_content(self, other: FileIdentity) -> bool:
-        """Returns whether both can be the same content. The hash decides if both have one, otherwise size and time."""
+        """Returns whether both can be the same content. The hash decides if both have one, otherwise the rest."""
         if self.name != other.name:
             return False
         if self.sha256 and other.sha256:
             return self.sha256 == other.sha256
         return all(
             None in pair or pair[0] == pair[1]
-            for pair in ((self.size, other.size), (self.modified_ns, other.modified_ns))
+            for pair in (
+                (self.size, other.size),
+                (self.modified_ns, other.modified_ns),
+                (self.version, other.version),
+            )
         )
 
 

@@ -21,7 +21,6 @@ from hpcgen.data.progress import Progress, Step, TaskProgress, progress_path
 from hpcgen.data.record import SIDE_FILE, Counts, Record, record_path, rejects_text
 from hpcgen.data.stages import DATA_STAGES
 from hpcgen.data.stages.base import Context, DataStage
-from hpcgen.data.suffixes import PARQUET
 from hpcgen.data.unit import Unit, bytes_to_read, units_of_task
 from hpcgen.data.unit_checker import UnitChecker, done_records
 from hpcgen.data.workers import Failed, Finished, Update, run_all
@@ -30,8 +29,6 @@ from hpcgen.files import private_file, sweep
 from hpcgen.text import counted, few, size_text
 from trainer.contract.files.shared_files import refuse_foreign_link
 
-_PARQUET = ("hpcgen.data.parquet",)
-"""Modules that decode Parquet files."""
 _REPORT_INTERVAL_S = 0.5
 _WRITE_INTERVAL_S = 5.0
 
@@ -192,7 +189,7 @@ class _Task:
         refuse_foreign_links(self._job, {self._progress_file.parent, *directories})
         if self._pending:
             # A missing package is found here, before anything is written.
-            for module in (*self._stage.modules, *(_PARQUET if _reads_parquet(self._pending) else ())):
+            for module in self._stage.modules(self._pending):
                 importlib.import_module(module)
         self._report(ended=not self._pending)
         if not self._pending:
@@ -314,11 +311,6 @@ def refuse_foreign_links(job: CorpusJob, paths: Iterable[Path]) -> None:
 
 def _output_directories(units: Iterable[Unit], job: CorpusJob) -> set[Path]:
     return {(job.directory / name).parent for unit in units for name in unit.files}
-
-
-def _reads_parquet(pending: Sequence[Unit]) -> bool:
-    """Returns whether a unit decodes Parquet files."""
-    return any(item.path.suffix == PARQUET for unit in pending for item in unit.inputs if item.url is None)
 
 
 class _Meter:

@@ -1,28 +1,18 @@
-"""The transfer of one file from its server to a part next to its place, over as many requests as necessary."""
+"""The transfer of one file from its store to a part next to its place, over as many requests as necessary."""
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import functools
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-
-import httpx2
 
 from hpcgen.data.first_bytes import WEB_PAGE, unexpected_content
 from hpcgen.data.free_space import bytes_left
-from hpcgen.data.http import (
-    TransientError,
-    Web,
-    content_total,
-    content_validator,
-    range_start,
-    redacted,
-)
 from hpcgen.data.part import PartialFile, partial_file
+from hpcgen.data.retries import TransientError
+from hpcgen.data.stores.base import Body, NotTheFile, StartOver, Store, Wanted
+from hpcgen.data.urls import redacted
 from hpcgen.errors import HpcgenError
 from hpcgen.text import counted, size_text
 
@@ -35,22 +25,11 @@ MAX_UNKNOWN_BYTES = 1 << 40
 _HINT = "the downloaded part is kept; run the stage again to resume"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """Entry of a file in the manifest."""
-
-    name: str
-    url: str
-    size: int | None
-    sha256: str | None
-
-
 @contextlib.contextmanager
 def fetched(
     wanted: Wanted,
     target: Path,
-    web: Web,
-    headers: dict[str, str],
+    store: Store,
     advance: Callable[[int], None] = lambda num_bytes: None,
 ) -> Iterator[PartialFile]:
     """Downloads to a private file next to `target` and yields it.
@@ -63,8 +42,8 @@ def fetched(
     """
     with partial_file(target, wanted.url) as part:
         advance(part.size)
-        transfer = _Transfer(wanted, part, web, headers, advance)
-        web.retry(wanted.url, transfer.once, progress=transfer.progress, hint=_HINT)
+        transfer = _Transfer(wanted, part, store, advance)
+        store.policy.retry(wanted.url, transfer.once, progress=transfer.progress, hint=_HINT)
         yield part
 
 
@@ -75,12 +54,11 @@ class _Transfer:
         self,
         wanted: Wanted,
         part: PartialFile,
-        web: Web,
-        headers: dict[str, str],
+        store: Store,
         advance: Callable[[int], None],
     ) -> None:
-        self._wanted, self._part, self._web = wanted, part, web
-        self._headers, self._advance = headers, advance
+        self._wanted, self._part, self._store = wanted, part, store
+        self._advance = advance
         self._supports_ranges = True
         self._content_type = ""
         self._invalid_responses = 0
@@ -112,58 +90,58 @@ class _Transfer:
         part, wanted = self._part, self._wanted
         if part.size and not (self._supports_ranges and (part.validator or wanted.sha256)):
             self._restart()  # nothing would show whether the rest belongs to the same content
-        headers = dict(self._headers)
-        if part.size:
-            headers["Range"] = f"bytes={part.size}-"
-            if part.validator:
-                headers["If-Range"] = part.validator
-        with self._web.request("GET", wanted.url, headers, also=(416,)) as response:
-            if response.status_code == 416:
-                self._range_not_satisfiable(response)
-                return
-            self._begin(response)
-            self._read(response)
-
-    def _range_not_satisfiable(self, response: httpx2.Response) -> None:
-        """Handles status 416: the part is complete if its size is the total; otherwise the content has changed."""
-        if content_total(response) != self._part.size:
+        try:
+            with self._store.read(wanted, part.size, part.validator) as body:
+                self._begin(body)
+                self._read(body)
+        except StartOver:
             self._restart()
-            raise TransientError("the server has fewer bytes than were already downloaded")
-        self._set_total(self._part.validator, self._part.size)
+            raise
+        except NotTheFile as problem:
+            raise self._invalid(problem.reason, problem.hint) from problem
 
-    def _begin(self, response: httpx2.Response) -> None:
-        """Checks the response headers and discards the part if necessary, so that the body continues the part."""
+    def _begin(self, body: Body) -> None:
+        """Checks what the store says, and discards the part if necessary, so that the content continues the part."""
         part, wanted = self._part, self._wanted
-        validator, total = content_validator(response), content_total(response)
-        self._content_type = response.headers.get("Content-Type", "")
-        if wanted.size is not None and total is not None and total != wanted.size:
+        self._content_type = body.content_type
+        if None not in (wanted.version, body.version) and body.version != wanted.version:
+            raise self._invalid(
+                f"the file has changed: its version is {body.version}, but the manifest has {wanted.version}",
+                "run hpcgen data plan again",
+            )
+        if wanted.size is not None and body.total is not None and body.total != wanted.size:
             raise (
                 self._web_page()
                 if self._content_type.startswith("text/html")
                 else self._invalid(
-                    f"the file has changed: it has {total:,} bytes, but the manifest has {wanted.size:,}",
+                    f"the file has changed: it has {body.total:,} bytes, but the manifest has {wanted.size:,}",
                     "run hpcgen data plan again",
                 )
             )
-        if response.status_code == 206:
-            first = range_start(response)
-            same = part.validator in (None, validator) or (validator is None and wanted.sha256 is not None)
-            if first != part.size or not part.size or not same:
-                self._supports_ranges = first == part.size and same
-                self._restart()
-                raise TransientError(
-                    "the server sent another range than requested, or a range of other content"
-                )
-            if total is None and part.total is None and wanted.size is None and wanted.sha256 is None:
-                self._supports_ranges = False  # a range may be shorter than requested (RFC 9110, 15.3.7)
-                self._restart()
-                raise TransientError("the server sent a range without the total size")
+        if body.start is not None:
+            self._require_continuation(body, body.start)
         elif part.size:
             self._restart()  # no support for ranges, or changed content: the body is the complete file
-        self._require_known_end(response)
-        self._set_total(validator, total)
-        part.validator = validator or part.validator
+        self._set_total(body.version, body.total)
+        part.validator = body.version or part.validator
         self._require_space()
+
+    def _require_continuation(self, body: Body, start: int) -> None:
+        """Checks that a part of the file continues what has been downloaded.
+
+        Raises:
+            TransientError: it does not, or its end is unknown.
+        """
+        part, wanted = self._part, self._wanted
+        same = part.validator in (None, body.version) or (body.version is None and wanted.sha256 is not None)
+        if start != part.size or not part.size or not same:
+            self._supports_ranges = start == part.size and same
+            self._restart()
+            raise TransientError("the server sent another range than requested, or a range of other content")
+        if body.total is None and part.total is None and wanted.size is None and wanted.sha256 is None:
+            self._supports_ranges = False  # a range may be shorter than requested (RFC 9110, 15.3.7)
+            self._restart()
+            raise TransientError("the server sent a range without the total size")
 
     def _set_total(self, validator: str | None, total: int | None) -> None:
         """Accepts the size stated by the server, unless it contradicts an earlier statement.
@@ -206,29 +184,11 @@ class _Transfer:
                 "free some space, or give its size in a list (data.corpus.source.manifest) and plan again",
             )
 
-    def _require_known_end(self, response: httpx2.Response) -> None:
-        """Rejects a response that is encoded, or whose completeness could not be checked."""
-        wanted, headers = self._wanted, response.headers
-        encoding = headers.get("Content-Encoding", "identity")
-        # Some servers declare gzip for every .gz file.
-        if encoding != "identity" and not ("gzip" in encoding and wanted.name.endswith(".gz")):
-            raise self._invalid(
-                f"the server sends the file with Content-Encoding: {encoding}, although the request forbids it",
-                "correct the server, or download the files by other means and use their directory as the source",
-            )
-        ends = "Content-Length" in headers or "Transfer-Encoding" in headers or response.status_code == 206
-        if not ends and wanted.size is None and wanted.sha256 is None:
-            raise HpcgenError(
-                f"{redacted(wanted.url)}: neither the server nor the manifest states its size, so a truncated file "
-                "would go unnoticed",
-                "list the files with their size or sha256 (data.corpus.source.manifest)",
-            )
-
-    def _read(self, response: httpx2.Response) -> None:
-        part, wanted, policy = self._part, self._wanted, self._web.policy
+    def _read(self, body: Body) -> None:
+        part, wanted, policy = self._part, self._wanted, self._store.policy
         window, bytes_in_window = time.monotonic(), 0
         is_checked, space_checked_at = part.size > 0, part.size
-        for block in response.iter_raw():
+        for block in body.blocks:
             part.write(block)
             self._advance(len(block))
             self._furthest = max(self._furthest, part.size)
@@ -293,18 +253,10 @@ class _Transfer:
         A proxy, or one of the servers behind an address, may be wrong temporarily.
         """
         self._invalid_responses += 1
-        if self._invalid_responses < self._web.policy.invalid_responses:
+        if self._invalid_responses < self._store.policy.invalid_responses:
             return TransientError(reason)
         return HpcgenError(f"{redacted(self._wanted.url)}: {reason}", hint)
 
     def _restart(self) -> None:
         self._advance(-self._part.size)
         self._part.restart()
-
-
-@functools.cache
-def process_web() -> Web:
-    """HTTP client of this process; its threads share connections."""
-    web = Web()
-    atexit.register(web.close)
-    return web

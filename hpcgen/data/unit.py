@@ -32,6 +32,8 @@ class Input:
     """URL of a file that a unit downloads. `path` is then where it goes."""
     sha256: str | None = None
     modified_ns: int | None = None
+    version: str | None = None
+    """Version of a file in a store (ETag, generation)."""
 
     def identity(self) -> FileIdentity:
         """Identity of the content that the file must have.
@@ -68,7 +70,7 @@ class Input:
     def planned_identity(self) -> FileIdentity | None:
         """Identity according to the manifest; None if only the record of an earlier stage describes the file."""
         if self.made_by is None or self.sha256:
-            return FileIdentity(self.name, self.size, self.sha256, self.modified_ns)
+            return FileIdentity(self.name, self.size, self.sha256, self.modified_ns, self.version)
         return None
 
     def _recorded_identity(self) -> FileIdentity | None:

@@ -12,10 +12,13 @@ import zstandard
 from hpcgen.config.corpus import CorpusConfig, CorpusJob, SourceConfig, UrlSource
 from hpcgen.config.tokenizer import TokenizerConfig
 from hpcgen.data import part
-from hpcgen.data.http import RetryPolicy, Web
+from hpcgen.data.http import Web
 from hpcgen.data.listed_files import ManifestFile
 from hpcgen.data.manifest import Manifest
-from hpcgen.data.transfer import Wanted, fetched
+from hpcgen.data.retries import RetryPolicy
+from hpcgen.data.stores.base import Wanted
+from hpcgen.data.stores.http import Http
+from hpcgen.data.transfer import fetched
 from hpcgen.files import publish
 from tests.http_server import Server
 
@@ -42,11 +45,11 @@ def fetch(
     what: Wanted,
     target: Path,
     web: Web,
-    headers: dict[str, str],
     advance: Callable[[int], None] = lambda n: None,
+    token_variable: str | None = None,
 ) -> tuple[int, str]:
     """As the stage does it, without a record; size and hash."""
-    with fetched(what, target, web, headers, advance) as content:
+    with fetched(what, target, Http(web.policy, token_variable, web), advance) as content:
         publish(content.file, target)
         return content.size, content.sha256
 

@@ -16,7 +16,7 @@ import zstandard
 
 from hpcgen.data.first_bytes import unexpected_content
 from hpcgen.data.http import Web
-from hpcgen.data.transfer import Wanted
+from hpcgen.data.stores.base import Wanted
 from hpcgen.errors import HpcgenError
 from tests.data.downloads import (
     CONTENT,
@@ -76,7 +76,7 @@ def test_the_complete_file_arrives(
     steps: list[int] = []
     target = tmp_path / "sub" / "part.jsonl.zst"
     what = wanted(server) if is_known else wanted(server, size=None, sha256=None)
-    content = fetch(what, target, web, {}, steps.append)
+    content = fetch(what, target, web, steps.append)
     assert target.read_bytes() == CONTENT
     assert content == (len(CONTENT), SHA256)
     assert sum(steps) == len(CONTENT)
@@ -89,14 +89,14 @@ def test_the_complete_file_arrives(
 def test_a_stalled_connection_is_closed(tmp_path: Path, server: Server, behaviour: Behaviour) -> None:
     server.behaviours[PATH] = [behaviour]
     with Web(IMPATIENT) as web:
-        fetch(wanted(server), tmp_path / "x.jsonl.zst", web, {})
+        fetch(wanted(server), tmp_path / "x.jsonl.zst", web)
     assert (tmp_path / "x.jsonl.zst").read_bytes() == CONTENT
     assert len(server.asked(PATH)) >= 2
 
 
 def test_existing_files_are_not_fetched_again(tmp_path: Path, server: Server, web: Web) -> None:
     server.behaviours[PATH] = [cut(100_000), cut(100_000)]
-    fetch(wanted(server), tmp_path / "x.jsonl.zst", web, {})
+    fetch(wanted(server), tmp_path / "x.jsonl.zst", web)
     ranges = [request.headers.get("range") for request in server.asked(PATH)]
     assert ranges == [None, "bytes=100000-", "bytes=200000-"]
     assert [request.headers.get("if-range") for request in server.asked(PATH)][1:] == [server.etag(PATH)] * 2
@@ -112,7 +112,7 @@ def test_content_that_changed_between_two_requests_is_never_mixed(
         server.files[PATH] = new
 
     server.behaviours[PATH] = [changes]
-    fetch(wanted(server, size=None, sha256=None), tmp_path / "x.jsonl.zst", web, {})
+    fetch(wanted(server, size=None, sha256=None), tmp_path / "x.jsonl.zst", web)
     assert (tmp_path / "x.jsonl.zst").read_bytes() == new
     assert server.asked(PATH)[1].headers["range"] == "bytes=100000-"
 
@@ -120,14 +120,14 @@ def test_content_that_changed_between_two_requests_is_never_mixed(
 def test_without_a_validator_and_a_hash_it_starts_again(tmp_path: Path, server: Server, web: Web) -> None:
     server.etags[PATH] = None
     server.behaviours[PATH] = [cut(100_000)]
-    fetch(wanted(server, sha256=None), tmp_path / "x.jsonl.zst", web, {})
+    fetch(wanted(server, sha256=None), tmp_path / "x.jsonl.zst", web)
     assert [request.headers.get("range") for request in server.asked(PATH)] == [None, None]
 
 
 def test_a_weak_etag_does_not_resume(tmp_path: Path, server: Server, web: Web) -> None:
     server.etags[PATH] = 'W/"weak"'
     server.behaviours[PATH] = [cut(100_000)]
-    fetch(wanted(server, sha256=None), tmp_path / "x.jsonl.zst", web, {})
+    fetch(wanted(server, sha256=None), tmp_path / "x.jsonl.zst", web)
     assert [request.headers.get("range") for request in server.asked(PATH)] == [None, None]
 
 
@@ -161,14 +161,14 @@ def test_an_unavailable_file_is_one_error(
 ) -> None:
     server.behaviours[PATH] = list(behaviours)
     with pytest.raises(HpcgenError, match=message):
-        fetch(wanted(server), tmp_path / "x.jsonl.zst", web, {})
+        fetch(wanted(server), tmp_path / "x.jsonl.zst", web)
     assert names(tmp_path) == []
 
 
 def test_a_refused_request_is_not_repeated(tmp_path: Path, server: Server, web: Web) -> None:
     server.files.clear()
     with pytest.raises(HpcgenError, match="does not have this file"):
-        fetch(wanted(server), tmp_path / "x.jsonl.zst", web, {})
+        fetch(wanted(server), tmp_path / "x.jsonl.zst", web)
     assert len(server.asked(PATH)) == 1
 
 
@@ -176,26 +176,26 @@ def test_another_size_than_the_manifest_says(tmp_path: Path, server: Server, web
     with pytest.raises(
         HpcgenError, match=r"the file has changed: it has 300,\d+ bytes, but the manifest has 5; run hpcgen"
     ):
-        fetch(wanted(server, size=5), tmp_path / "x.jsonl.zst", web, {})
+        fetch(wanted(server, size=5), tmp_path / "x.jsonl.zst", web)
     server.behaviours[PATH] = [without_length] * 3
     with pytest.raises(HpcgenError, match=r"more than the 5 bytes of the manifest"):
-        fetch(wanted(server, size=5), tmp_path / "x.jsonl.zst", web, {})
+        fetch(wanted(server, size=5), tmp_path / "x.jsonl.zst", web)
     server.behaviours[PATH] = [without_length] * 4
     with pytest.raises(
         HpcgenError, match=r"the body ended after 300,\d+ of 999,999 bytes \(after 4 attempts"
     ):
-        fetch(wanted(server, size=999_999), tmp_path / "x.jsonl.zst", web, {})
+        fetch(wanted(server, size=999_999), tmp_path / "x.jsonl.zst", web)
 
 
 def test_another_hash_than_the_manifest_says_is_tried_again(tmp_path: Path, server: Server, web: Web) -> None:
     damaged = CONTENT[:-1] + bytes([CONTENT[-1] ^ 1])
     server.behaviours[PATH] = [lambda handler, content: handler.answer(200, {}, damaged)]
-    fetch(wanted(server), tmp_path / "x.jsonl.zst", web, {})
+    fetch(wanted(server), tmp_path / "x.jsonl.zst", web)
     assert (tmp_path / "x.jsonl.zst").read_bytes() == CONTENT
     server.files[PATH] = damaged
     server.requests.clear()
     with pytest.raises(HpcgenError, match=rf"damaged or has changed: .* but the manifest has {SHA256}"):
-        fetch(wanted(server), tmp_path / "y.jsonl.zst", web, {})
+        fetch(wanted(server), tmp_path / "y.jsonl.zst", web)
     assert names(tmp_path) == ["x.jsonl.zst"]
     assert len(server.asked(PATH)) == 3
 
@@ -219,7 +219,7 @@ def test_two_wrong_answers_do_not_end_a_file(
 ) -> None:
     server.behaviours[PATH] = [wrong, wrong]
     what = wanted(server) if is_known else wanted(server, size=None, sha256=None)
-    fetch(what, tmp_path / "x.jsonl.zst", web, {})
+    fetch(what, tmp_path / "x.jsonl.zst", web)
     assert (tmp_path / "x.jsonl.zst").read_bytes() == CONTENT
 
 
@@ -268,11 +268,11 @@ def test_a_shorter_response_is_not_mistaken_for_the_complete_file(
             Web(replace(QUICK, attempts=1)) as once,
             pytest.raises(HpcgenError, match="the connection broke"),
         ):
-            fetch(what, target, once, {})
+            fetch(what, target, once)
         become_another_process()
         answers = answers[1:]
     server.behaviours["/a.jsonl"] = answers
-    fetch(what, target, web, {})
+    fetch(what, target, web)
     is_whole = target.read_bytes() == LINES
     assert is_whole != ((broken_off, shorter) in UNDETECTABLE)
 
@@ -287,7 +287,7 @@ def test_a_server_that_sends_partial_responses_yields_the_complete_file_or_none(
     server.behaviours["/a.jsonl"] = [cut(at_line(1000)), *[SHORTER[shorter], cut(at_line(500))] * 30]
     what = Wanted(name="a.jsonl", url=f"{server.url}/a.jsonl", size=None, sha256=None)
     with contextlib.suppress(HpcgenError):
-        fetch(what, tmp_path / "a.jsonl", web, {})
+        fetch(what, tmp_path / "a.jsonl", web)
     assert not (tmp_path / "a.jsonl").exists() or (tmp_path / "a.jsonl").read_bytes() == LINES
 
 
@@ -298,7 +298,7 @@ def test_content_that_became_shorter_is_taken_when_two_answers_agree(
     server.etags["/a.jsonl"] = None
     server.behaviours["/a.jsonl"] = [cut(at_line(1000)), *[other_length(at_line(3000))] * 2]
     what = Wanted(name="a.jsonl", url=f"{server.url}/a.jsonl", size=None, sha256=None)
-    fetch(what, tmp_path / "a.jsonl", web, {})
+    fetch(what, tmp_path / "a.jsonl", web)
     assert (tmp_path / "a.jsonl").read_bytes() == LINES[: at_line(3000)]
 
 
@@ -321,7 +321,7 @@ def test_a_body_without_an_end_leaves_room_on_the_disk(
     with pytest.raises(
         HpcgenError, match=r"received so far, but the total is unknown and the file system of .* has"
     ):
-        fetch(what, tmp_path / "a.jsonl", web, {})
+        fetch(what, tmp_path / "a.jsonl", web)
     assert most < 3_500_000
     assert names(tmp_path) == []
     server.behaviours["/a.jsonl"] = [
@@ -330,21 +330,21 @@ def test_a_body_without_an_end_leaves_room_on_the_disk(
     with pytest.raises(
         HpcgenError, match=r"the file has 5\.0 TB, but the file system of .* has 4\.0 MB left"
     ):
-        fetch(what, tmp_path / "a.jsonl", web, {})
+        fetch(what, tmp_path / "a.jsonl", web)
     assert names(tmp_path) == []
 
 
 def test_one_byte_at_a_time_is_not_progress(tmp_path: Path, server: Server, web: Web) -> None:
     server.behaviours[PATH] = [cut(1)] * 20
     with pytest.raises(HpcgenError, match=r"the connection broke .*after 4 attempts"):
-        fetch(wanted(server), tmp_path / "x.jsonl.zst", web, {})
+        fetch(wanted(server), tmp_path / "x.jsonl.zst", web)
 
 
 def test_a_body_of_unknown_length_is_refused(tmp_path: Path, server: Server, web: Web) -> None:
     server.behaviours[PATH] = [without_length, without_length]
-    fetch(wanted(server, size=None), tmp_path / "x.jsonl.zst", web, {})  # the hash tells
+    fetch(wanted(server, size=None), tmp_path / "x.jsonl.zst", web)  # the hash tells
     with pytest.raises(HpcgenError, match="neither the server nor the manifest states its size"):
-        fetch(wanted(server, size=None, sha256=None), tmp_path / "y.jsonl.zst", web, {})
+        fetch(wanted(server, size=None, sha256=None), tmp_path / "y.jsonl.zst", web)
     assert names(tmp_path) == ["x.jsonl.zst"]
 
 
@@ -352,7 +352,7 @@ def test_a_body_that_is_encoded_all_the_same_is_refused(tmp_path: Path, server: 
     encoded = [lambda handler, content: handler.answer(200, {"Content-Encoding": "br"}, content)]
     server.behaviours[PATH] = encoded * 3
     with pytest.raises(HpcgenError, match=r"sends the file with Content-Encoding: br, although"):
-        fetch(wanted(server), tmp_path / "x.jsonl.zst", web, {})
+        fetch(wanted(server), tmp_path / "x.jsonl.zst", web)
 
 
 @pytest.mark.parametrize(("age_s", "is_used"), [(3600, True), (5, False)])
@@ -367,14 +367,14 @@ def test_a_time_of_change_resumes_when_it_is_old_enough(
 
     server.etags[PATH] = None
     server.behaviours[PATH] = [dated_and_cut]
-    fetch(wanted(server, sha256=None), tmp_path / "x.jsonl.zst", web, {})
+    fetch(wanted(server, sha256=None), tmp_path / "x.jsonl.zst", web)
     assert server.asked(PATH)[1].headers.get("if-range") == (headers["Last-Modified"] if is_used else None)
     assert (tmp_path / "x.jsonl.zst").read_bytes() == CONTENT
 
 
 def test_progress_resets_the_count_of_tries(tmp_path: Path, server: Server, web: Web) -> None:
     server.behaviours[PATH] = [cut(20_000)] * 12  # three times as many as the attempts in a row
-    fetch(wanted(server), tmp_path / "x.jsonl.zst", web, {})
+    fetch(wanted(server), tmp_path / "x.jsonl.zst", web)
     assert len(server.asked(PATH)) == 13
 
 
@@ -384,7 +384,7 @@ def test_a_server_that_always_breaks_at_the_same_place_is_given_up(
     server.etags[PATH] = None
     server.behaviours[PATH] = [cut(20_000)] * 9
     with pytest.raises(HpcgenError, match="the connection broke"):
-        fetch(wanted(server, sha256=None), tmp_path / "x.jsonl.zst", web, {})
+        fetch(wanted(server, sha256=None), tmp_path / "x.jsonl.zst", web)
     assert len(server.asked(PATH)) == 4
 
 
@@ -418,7 +418,7 @@ def test_plain_lines_that_the_server_calls_a_web_page_are_taken(
         *[lambda handler, content: handler.answer(200, {"Content-Type": "text/html"}, b"Please sign in")] * 3,
     ]
     what = Wanted(name="a.jsonl", url=f"{server.url}/a.jsonl", size=None, sha256=None)
-    fetch(what, tmp_path / "a.jsonl", web, {})
+    fetch(what, tmp_path / "a.jsonl", web)
     with pytest.raises(HpcgenError, match="is a web page"):
-        fetch(what, tmp_path / "b.jsonl", web, {})
+        fetch(what, tmp_path / "b.jsonl", web)
     assert names(tmp_path) == ["a.jsonl"]

@@ -29,13 +29,15 @@ PROGRAM = textwrap.dedent(
     import sys
     from pathlib import Path
     from hpcgen.data import part
-    from hpcgen.data.transfer import Wanted, fetched
-    from hpcgen.data.http import RetryPolicy, Web
+    from hpcgen.data.retries import RetryPolicy
+    from hpcgen.data.stores.base import Wanted
+    from hpcgen.data.stores.http import Http
+    from hpcgen.data.transfer import fetched
     from hpcgen.files import host_tag, publish
     part.SYNC_INTERVAL = 50_000
     url, target, size = sys.argv[1:]
     wanted = Wanted(name="part.jsonl.zst", url=url, size=int(size), sha256=None)
-    with fetched(wanted, Path(target), Web(RetryPolicy(read_timeout_s=30)), {}) as content:
+    with fetched(wanted, Path(target), Http(RetryPolicy(read_timeout_s=30))) as content:
         publish(content.file, Path(target))
     """
 )
@@ -80,7 +82,7 @@ def test_after_a_kill_the_download_continues_where_it_was(tmp_path: Path, server
     assert len(names(tmp_path)) == 2
     server.behaviours.clear()
     steps: list[int] = []
-    fetch(wanted(server, sha256=None), target, web, {}, steps.append)
+    fetch(wanted(server, sha256=None), target, web, steps.append)
     assert server.requests[-1].headers["range"] == f"bytes={kept}-"
     assert target.read_bytes() == CONTENT
     assert sum(steps) == len(CONTENT)
@@ -94,7 +96,7 @@ def test_leftovers_of_other_content_are_discarded(tmp_path: Path, server: Server
     kept = killed_after(150_000, server, target)
     server.files[PATH] = zstandard.compress(random.Random(9).randbytes(300_000))  # with another ETag
     server.behaviours.clear()
-    fetch(wanted(server, size=None, sha256=None), target, web, {})
+    fetch(wanted(server, size=None, sha256=None), target, web)
     assert server.requests[-1].headers["range"] == f"bytes={kept}-"
     assert target.read_bytes() == server.files[PATH]
     assert names(tmp_path) == ["part.jsonl.zst"]

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from hpcgen.data.http import Web
 from hpcgen.data.listed_files import ManifestFile
 from hpcgen.data.manifest import Manifest
 from hpcgen.data.progress import Step
@@ -17,7 +16,7 @@ from hpcgen.data.stages.base import Context
 from hpcgen.data.stages.download import DOWNLOAD
 from hpcgen.data.task import run_task
 from hpcgen.errors import HpcgenError
-from tests.data.downloads import LINES, QUICK, TOKEN, corpus_job, manifest_of, names
+from tests.data.downloads import LINES, TOKEN, corpus_job, manifest_of, names
 from tests.http_server import Server, cut, no_ranges
 
 
@@ -87,11 +86,11 @@ def test_an_existing_file_with_the_right_hash_is_kept(tmp_path: Path, server: Se
 
 
 @pytest.mark.process
-def test_only_web_addresses_are_fetched(tmp_path: Path, server: Server) -> None:
+def test_only_addresses_of_stores_are_fetched(tmp_path: Path, server: Server) -> None:
     job = corpus_job(tmp_path, server)
-    manifest = Manifest("test", [ManifestFile(name="p.jsonl", split="corpus", url="file:///etc/passwd")])
+    manifest = Manifest("test", [ManifestFile(name="p.jsonl", split="corpus", url="ftp://a.example/p.jsonl")])
     [error] = run_task("download", job, manifest).errors
-    assert "has no http or https URL" in error
+    assert "p.jsonl: its URL does not start with https://, http://, s3://, " in error
     assert names(job.directory / "download") == []
 
 
@@ -110,6 +109,5 @@ def test_progress_never_exceeds_the_total(tmp_path: Path, server: Server) -> Non
     server.behaviours["/a.jsonl"] = [cut(100_000), no_ranges]
     [unit] = units("download", job, manifest)
     steps: list[Step] = []
-    with Web(QUICK) as web:
-        record = DOWNLOAD.make(unit, job, Context(configuration="c", advance=steps.append), web)
+    record = DOWNLOAD.make(unit, job, Context(configuration="c", advance=steps.append))
     assert sum(step.bytes for step in steps) == len(LINES) == record.outputs[0].size

@@ -198,8 +198,8 @@ def test_a_selection_that_takes_the_same_files_is_noted_without_replanning(run: 
         ({"name": "b.jsonl"}, "duplicate file names: b.jsonl"),
         ({"name": "b.jsonl/c.jsonl"}, "file names that are also directories of other files: b.jsonl"),
         (
-            {"url": "file:///etc/passwd"},
-            "without exactly one of a valid http or https URL and an absolute path",
+            {"url": "ftp://host/a.jsonl"},
+            "without exactly one of a valid URL and an absolute path",
         ),
         ({"url": "http://me:pw@host/a.jsonl"}, "without exactly one of a valid"),
         ({"url": None}, "without exactly one of a valid"),

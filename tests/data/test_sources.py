@@ -202,9 +202,7 @@ def test_a_server_without_head_is_asked_for_one_byte(tmp_path: Path, server: Ser
 def test_numbers_that_are_gone_are_named(tmp_path: Path, server: Server) -> None:
     server.files |= {f"/{number}.jsonl": LINE for number in range(10) if number % 2}
     source = UrlSource(template=f"{server.url}/{{index}}.jsonl", count=10)
-    message = (
-        r"source\.url: 5 of 10 files not on the server \(HTTP 404\): .*/0\.jsonl, .* and 2 more; correct"
-    )
+    message = r"source\.url: 5 of 10 files not in the store: .*/0\.jsonl, .* and 2 more; correct"
     with pytest.raises(HpcgenError, match=message):
         list_source(job(tmp_path, url=source))
 
@@ -319,7 +317,7 @@ def test_every_wrong_line_is_named(tmp_path: Path) -> None:
         {"url": "https://a.example/a.jsonl"},
         {"name": "x"},
         {"url": "https://a.example/a", "path": "a.jsonl"},
-        {"url": "file:///etc/passwd"},
+        {"url": "ftp://a.example/a.jsonl"},
         {"url": "https://me:pw@a.example/a.jsonl"},
         {"url": "https://a.example/a b"},
         {"url": "https://a.example/a", "sha256": "abc"},
@@ -338,7 +336,7 @@ def test_every_wrong_line_is_named(tmp_path: Path) -> None:
         (
             "neither url nor path is set; set exactly one of them",
             "both url and path are set; set exactly one of them",
-            "'file:///etc/passwd' does not start with https:// or http://",
+            "'ftp://a.example/a.jsonl' does not start with https://, http://, s3://, gs://, az:// or file://",
             "contains a password; use data.corpus.source.token_variable",
             "contains a space",
             "sha256 = 'abc' is not a SHA-256; write 64 hexadecimal digits",

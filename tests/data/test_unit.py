@@ -399,7 +399,8 @@ from hpcgen.config.corpus import CorpusConfig, CorpusJob
 from hpcgen.config.tokenizer import TokenizerConfig
 from hpcgen.data.stages import DATA_STAGES, configuration, units
 job = CorpusJob(corpus=CorpusConfig(directory="/c"), tokenizer=TokenizerConfig(kind="bytes"))
-file = SimpleNamespace(name="a.jsonl.gz", split="corpus", size=1, sha256=None, url="https://a/x", path=None)
+known = {"name": "a.jsonl.gz", "split": "corpus", "size": 1, "url": "https://a/x"}
+file = SimpleNamespace(**known, sha256=None, version=None, path=None)
 manifest = SimpleNamespace(files=[file], of_split=lambda split: [file])
 for stage in DATA_STAGES:
     configuration(stage, job)

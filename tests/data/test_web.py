@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from hpcgen.data import http
-from hpcgen.data.http import RetryPolicy, Web, authorization, retry_after_s
-from hpcgen.data.transfer import Wanted
+from hpcgen.data.http import Web, authorization, retry_after_s
+from hpcgen.data.retries import RetryPolicy
+from hpcgen.data.stores.base import Wanted
+from hpcgen.data.urls import redacted
 from hpcgen.errors import HpcgenError
 from tests.data.downloads import CONTENT, LINES, PATH, QUICK, TOKEN, fetch, wanted
 from tests.http_server import Server, http_server, no_ranges, redirect, status
@@ -52,14 +53,13 @@ def test_a_requested_delay_applies_to_every_thread(tmp_path: Path, server: Serve
     server.files["/other.jsonl"] = LINES
     server.behaviours["/other.jsonl"] = [note]
     started = time.monotonic()
-    fetch(wanted(server), tmp_path / "x.jsonl.zst", web, {})
+    fetch(wanted(server), tmp_path / "x.jsonl.zst", web)
     # a second transfer, which begins while the first one is being held off, would have to wait as well
     web.pause(server.url + PATH, 0.2)
     fetch(
         Wanted(name="o.jsonl", url=f"{server.url}/other.jsonl", size=None, sha256=None),
         tmp_path / "o",
         web,
-        {},
     )
     assert moments[0] - started >= 0.25 + 0.2
 
@@ -71,11 +71,10 @@ def test_the_token_stays_with_the_server_it_is_for(
     tmp_path: Path, server: Server, web: Web, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PLANTED", TOKEN)
-    headers = authorization(server.url + PATH, "PLANTED")
     with http_server() as storage:
         storage.files[PATH] = CONTENT
         server.behaviours[PATH] = [redirect(f"{storage.url}{PATH}?X-Amz-Signature=signed")]
-        fetch(wanted(server), tmp_path / "x.jsonl.zst", web, headers)
+        fetch(wanted(server), tmp_path / "x.jsonl.zst", web, token_variable="PLANTED")
         assert server.asked(PATH)[0].headers["authorization"] == f"Bearer {TOKEN}"
         assert [request.headers.get("authorization") for request in storage.requests] == [None]
 
@@ -114,12 +113,10 @@ def test_no_message_shows_a_signature(
     signed = PATH + "?sig=hf_x"
     server.behaviours[PATH] = server.behaviours[signed] = [redirect(target), *[status(403)] * 9]
     with Web(QUICK) as web, pytest.raises(HpcgenError) as error:
-        fetch(replace(wanted(server), url=server.url + signed), tmp_path / "x", web, {})
+        fetch(replace(wanted(server), url=server.url + signed), tmp_path / "x", web)
     assert "hf_x" not in f"{error.value} {error.value.__cause__} {caplog.text}"
 
 
 def test_addresses_are_shown_without_what_they_keep_secret() -> None:
-    assert http.redacted("https://me:pw@[store/a?sig=abc") == "[store/a"
-    assert (
-        http.redacted("https://me:pw@store.example/c/a.zst?sig=abc#x") == "https://store.example/c/a.zst?..."
-    )
+    assert redacted("https://me:pw@[store/a?sig=abc") == "[store/a"
+    assert redacted("https://me:pw@store.example/c/a.zst?sig=abc#x") == "https://store.example/c/a.zst?..."

@@ -1,6 +1,6 @@
 """Sources of a corpus's files. Each module lists one kind of source; none of them downloads data.
 
-A new kind also needs keys in `hpcgen.config.corpus`. `hpcgen.data.transfer` supports only http and https.
+A new kind also needs keys in `hpcgen.config.corpus`. Files with URLs are downloaded from `hpcgen.data.stores`.
 """
 
 from __future__ import annotations

@@ -10,8 +10,9 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
-from hpcgen.data.listed_files import ManifestFile, url_reason
+from hpcgen.data.listed_files import ManifestFile
 from hpcgen.data.sources.listing import UNSPLIT, Listing
+from hpcgen.data.urls import redacted, url_reason
 from hpcgen.errors import ConfigErrors, HpcgenError, Mistake
 from hpcgen.text import counted, few
 from trainer.contract.files.regular_file import read_bytes
@@ -30,6 +31,7 @@ class _Line(msgspec.Struct, forbid_unknown_fields=True):
     sha256: str | None = None
     split: str | None = None
     modified_ns: int | None = None
+    version: str | None = None
 
 
 def read_file_list(path: Path, *, has_token: bool = False) -> Listing:
@@ -102,11 +104,11 @@ def _file(line: _Line, folder: Path) -> ManifestFile:
         raise HpcgenError(f"size = {line.size} is negative")
     if line.url is not None:
         if reason := url_reason(line.url):
-            from hpcgen.data.http import redacted  # local import: lists of local files need no HTTP client
-
             raise HpcgenError(f"url = {redacted(line.url)!r} {reason}")
         name = line.name or unquote(urlsplit(line.url).path).rpartition("/")[2]
-        return ManifestFile(name=name, split=UNSPLIT, size=line.size, sha256=sha256, url=line.url)
+        return ManifestFile(
+            name=name, split=UNSPLIT, size=line.size, sha256=sha256, url=line.url, version=line.version
+        )
     assert line.path is not None
     path = folder / line.path
     name = line.name or (path.name if Path(line.path).is_absolute() else line.path)

@@ -23,16 +23,15 @@ from huggingface_hub.hf_api import RepoFile
 from hpcgen.config.corpus import HubSource
 from hpcgen.data.http import (
     TRANSIENT_STATUSES,
-    RetryPolicy,
     authorization,
     describe_answer,
-    redacted,
     retry_after_s,
     token_for,
 )
-from hpcgen.data.listed_files import ManifestFile, url_reason
+from hpcgen.data.listed_files import ManifestFile
+from hpcgen.data.retries import INTERACTIVE, RetryPolicy
 from hpcgen.data.sources.listing import UNSPLIT, Listing
-from hpcgen.data.sources.url import INTERACTIVE
+from hpcgen.data.urls import redacted, url_reason
 from hpcgen.errors import HpcgenError
 
 _TIMEOUT_S = 30.0

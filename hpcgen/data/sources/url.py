@@ -1,111 +1,103 @@
-"""Numbered files on a web server as a source, and availability checks of single files."""
+"""Files in a store as a source, by number or by pattern, and availability checks of single files."""
 
 from __future__ import annotations
 
+import functools
+import re
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import unquote, urlsplit
 
 from hpcgen.config.corpus import UrlSource
-from hpcgen.data.http import FileNotOnServer, RetryPolicy, Web, authorization, content_total, redacted
-from hpcgen.data.listed_files import ManifestFile, url_reason
+from hpcgen.data.listed_files import ManifestFile
+from hpcgen.data.retries import INTERACTIVE, RetryPolicy
 from hpcgen.data.sources.listing import UNSPLIT, Listing
+from hpcgen.data.stores import open_store
+from hpcgen.data.stores.base import FileNotInStore, Listed, Stat, Store
+from hpcgen.data.urls import redacted, url_reason
 from hpcgen.errors import HpcgenError
 from hpcgen.text import counted, few
 
 _CONNECTIONS = 32
-INTERACTIVE = RetryPolicy(
-    attempts=4, longest_wait_s=10, longest_retry_after_s=60, connect_timeout_s=10, read_timeout_s=30
-)
-"""Retry policy for requests while the user waits."""
-_NO_HEAD = (400, 403, 405, 501)
-"""Statuses from servers that support only GET."""
 
 
 def list_urls(source: UrlSource, token_variable: str | None) -> Listing:
-    """Lists the numbered files in order, with the sizes that the server states.
+    """Lists the files of a template in order, with the sizes and versions that the store states.
 
     Raises:
-        HpcgenError: some files are missing, or the server denies access or does not answer.
+        HpcgenError: some files are missing, or the store denies access or does not answer.
     """
+    template = source.template
+    if reason := url_reason(template.replace("{", "").replace("}", "")):
+        raise HpcgenError(f"data.corpus.source.url.template = {redacted(template)} {reason}")
+    with open_store(template, token_variable, INTERACTIVE) as store:
+        found = _matching(store, template) if "*" in template else _numbered(store, source)
+    files = [
+        ManifestFile(
+            name=_name(template, file.url),
+            split=UNSPLIT,
+            size=file.stat.size,
+            url=file.url,
+            version=file.stat.version,
+        )
+        for file in found
+    ]
+    return Listing(redacted(template) + ("" if "*" in template else f" from {source.first} on"), files)
+
+
+def _matching(store: Store, pattern: str) -> list[Listed]:
+    """The files that match a pattern, in the order of the store."""
+    if found := store.policy.retry(pattern, lambda: list(store.list(pattern))):
+        return found
+    raise HpcgenError(
+        f"data.corpus.source.url.template = {pattern} matches no file",
+        "correct it: * stands for any part of a name, ** for any directories",
+    )
+
+
+def _numbered(store: Store, source: UrlSource) -> list[Listed]:
+    """The numbered files, in order."""
     urls = [source.template.format(index=source.first + number) for number in range(source.count)]
-    if reason := url_reason(urls[0]):
-        raise HpcgenError(f"data.corpus.source.url.template = {redacted(source.template)} {reason}")
-    headers = authorization(urls[0], token_variable)
-    sizes: list[int | None] = []
+    found: list[Listed] = []
     missing: list[str] = []
 
-    def ask(url: str) -> int | FileNotOnServer | None:
+    def ask(url: str) -> Stat | FileNotInStore:
         try:
-            return _size(web, url, headers)
-        except FileNotOnServer as error:
+            return store.policy.retry(url, lambda: store.stat(url))
+        except FileNotInStore as error:
             return error
 
-    with Web(INTERACTIVE, _CONNECTIONS) as web, ThreadPoolExecutor(_CONNECTIONS) as threads:
+    with ThreadPoolExecutor(_CONNECTIONS) as threads:
         try:
             for url, answer in zip(urls, threads.map(ask, urls), strict=True):
-                if isinstance(answer, FileNotOnServer):
+                if isinstance(answer, FileNotInStore):
                     missing.append(redacted(url))
                 else:
-                    sizes.append(answer)
+                    found.append(Listed(url=url, stat=answer))
         except HpcgenError:
             threads.shutdown(wait=False, cancel_futures=True)
             raise
     if missing:
         raise HpcgenError(
-            f"data.corpus.source.url: {len(missing):,} of {counted(len(urls), 'file')} not on the server "
-            f"(HTTP 404): {few(missing)}",
+            f"data.corpus.source.url: {len(missing):,} of {counted(len(urls), 'file')} not in the store: "
+            f"{few(missing)}",
             "correct template, first or count, or use another source",
         )
-    files = [
-        ManifestFile(name=_name(source.template, url), split=UNSPLIT, size=size, url=url)
-        for url, size in zip(urls, sizes, strict=True)
-    ]
-    return Listing(f"{redacted(source.template)} from {source.first} on", files)
+    return found
 
 
 def probe(urls: Iterable[str], token_variable: str | None, policy: RetryPolicy = INTERACTIVE) -> None:
-    """Requests the first byte of each file.
+    """Asks for each file.
 
     Raises:
-        HpcgenError: a file is missing, access is denied, or its server does not answer.
+        HpcgenError: a file is missing, access is denied, or its store does not answer.
     """
-    with Web(policy) as web:
-        for url in urls:
-            _first_byte(web, url, authorization(url, token_variable))
-
-
-def _size(web: Web, url: str, headers: dict[str, str]) -> int | None:
-    """Size of the file at `url` in bytes; None if the server does not state it."""
-
-    def once() -> int | None:
-        with web.request("HEAD", url, headers, also=_NO_HEAD) as response:
-            if response.status_code in _NO_HEAD:
-                raise _HeadRefused
-            return content_total(response)
-
-    try:
-        return web.retry(url, once)
-    except _HeadRefused:
-        return _first_byte(web, url, headers)
-
-
-def _first_byte(web: Web, url: str, headers: dict[str, str]) -> int | None:
-    """Size of the file in bytes, from a request for its first byte; None if the server does not state it."""
-
-    def once() -> int | None:
-        # If the server does not support ranges, the connection is closed without reading the rest.
-        with web.request("GET", url, {**headers, "Range": "bytes=0-0"}, also=(416,)) as response:
-            return content_total(response)
-
-    return web.retry(url, once)
+    for url in urls:
+        with open_store(url, token_variable, policy) as store:
+            store.policy.retry(url, functools.partial(store.stat, url))
 
 
 def _name(template: str, url: str) -> str:
-    """Returns the variable part of the URL: everything after the last slash before the first number."""
-    folder = template.partition("{index")[0].rpartition("/")[0]
+    """Returns the variable part of the URL: everything after the last slash before the number or the first *."""
+    folder = re.split(r"\{index|\*", template)[0].rpartition("/")[0]
     return unquote(urlsplit(url).path.removeprefix(urlsplit(folder).path).lstrip("/"))
-
-
-class _HeadRefused(Exception):
-    """The server does not support HEAD."""

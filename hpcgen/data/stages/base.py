@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hpcgen.config.corpus import CorpusJob
 from hpcgen.data.progress import Step
 from hpcgen.data.record import Record, configuration_hash
+from hpcgen.data.suffixes import PARQUET
 from hpcgen.data.unit import Input, Unit
 from hpcgen.data.workers import cores
 
@@ -45,8 +46,6 @@ class DataStage(ABC):
     """The stage whose outputs this one reads. None: it reads the source."""
     folder: ClassVar[str]
     """Directory of the outputs, relative to the corpus's directory."""
-    modules: ClassVar[tuple[str, ...]] = ()
-    """Modules that `make` imports. A task imports them first, so that a missing package is found before it writes."""
     makes_pairs: ClassVar[bool] = False
     """The outputs are the corpus's pairs."""
     joins_documents: ClassVar[bool] = False
@@ -91,6 +90,11 @@ class DataStage(ABC):
     def earlier_configuration(self, job: CorpusJob) -> str | None:
         """Another hash whose records remain valid, because earlier versions wrote it. None: there is none."""
         return None
+
+    def modules(self, units: Sequence[Unit]) -> Iterator[str]:
+        """Modules that making `units` imports. A task imports them first, so that a missing package is found then."""
+        if any(item.url is None and item.path.suffix == PARQUET for unit in units for item in unit.inputs):
+            yield "hpcgen.data.parquet"
 
     def num_workers(self, job: CorpusJob) -> int:
         """Default number of units that a task makes at once."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,12 +13,14 @@ from hpcgen.config.corpus import CorpusJob
 from hpcgen.data.progress import Step
 from hpcgen.data.record import FileIdentity, Record, publish_unit, write_record
 from hpcgen.data.stages.base import Bounds, Context, DataStage
+from hpcgen.data.stores import store_modules, store_of
+from hpcgen.data.stores.base import Wanted
 from hpcgen.data.unit import Input, Unit, made_input
+from hpcgen.data.urls import url_reason
 from hpcgen.errors import HpcgenError
 from trainer.contract.files.regular_file import open_regular
 
 if TYPE_CHECKING:
-    from hpcgen.data.http import Web
     from hpcgen.data.listed_files import ManifestFile
     from hpcgen.data.manifest import Manifest
 
@@ -30,7 +32,6 @@ class Download(DataStage):
 
     name = "download"
     folder = "download"
-    modules = ("hpcgen.data.transfer",)
 
     def units(self, job: CorpusJob, manifest: Manifest) -> Iterator[Unit]:
         """A unit for each file with a URL."""
@@ -40,27 +41,34 @@ class Download(DataStage):
         """The unit that downloads a file. `directory` is the corpus's directory."""
         output = f"{self.folder}/{file.name}"
         wanted = Input(
-            name=file.name, path=directory / output, size=file.size, sha256=file.sha256, url=file.url
+            name=file.name,
+            path=directory / output,
+            size=file.size,
+            sha256=file.sha256,
+            version=file.version,
+            url=file.url,
         )
         return Unit(stage=self.name, inputs=(wanted,), outputs=(output,))
 
-    def make(self, unit: Unit, job: CorpusJob, context: Context, web: Web | None = None) -> Record:
+    def make(self, unit: Unit, job: CorpusJob, context: Context) -> Record:
         """Downloads a file and publishes it with its record.
 
         An existing file with the size and hash of the manifest is kept as it is. Downloads by other tools are thus
         accepted.
 
         Raises:
-            HpcgenError: the server denies access, sends other content, or fails too often; or the disk is full.
+            HpcgenError: the store denies access, sends other content, or fails too often; or the disk is full.
         """
-        from hpcgen.data.http import authorization
-        from hpcgen.data.transfer import Wanted, fetched, process_web
+        from hpcgen.data.transfer import fetched
 
         started = time.monotonic()
         [item], target = unit.inputs, job.directory / unit.name
-        if item.url is None or not item.url.startswith(("https://", "http://")):
-            raise HpcgenError(f"{item.name} has no http or https URL", "run hpcgen data plan again")
-        wanted = Wanted(name=item.name, url=item.url, size=item.size, sha256=item.sha256)
+        assert item.url is not None
+        if reason := url_reason(item.url):
+            raise HpcgenError(f"{item.name}: its URL {reason}", "run hpcgen data plan again")
+        wanted = Wanted(
+            name=item.name, url=item.url, size=item.size, sha256=item.sha256, version=item.version
+        )
 
         def advance(num_bytes: int) -> None:
             context.advance(Step(bytes=num_bytes))
@@ -69,7 +77,7 @@ class Download(DataStage):
             return Record(
                 stage=self.name,
                 configuration=context.configuration,
-                inputs=(FileIdentity(item.name, item.size, sha256, item.modified_ns),),
+                inputs=(FileIdentity(item.name, item.size, sha256, item.modified_ns, item.version),),
                 outputs=(FileIdentity(unit.name, size, sha256),),
                 seconds=time.monotonic() - started,
             )
@@ -79,13 +87,18 @@ class Download(DataStage):
                 record = recorded(size, item.sha256)
                 write_record(record, target)
                 return record
-            headers = authorization(item.url, job.corpus.source.token_variable)
-            with fetched(wanted, target, web or process_web(), headers, advance) as part:
+            store = store_of(item.url, job.corpus.source.token_variable)
+            with fetched(wanted, target, store, advance) as part:
                 record = recorded(part.size, part.sha256)
                 publish_unit([(part.file, target)], record, target)
         except OSError as error:
             raise HpcgenError(f"cannot write {target}: {error.strerror}") from error
         return record
+
+    def modules(self, units: Sequence[Unit]) -> Iterator[str]:
+        """What keeps parts, and what reads the stores."""
+        yield "hpcgen.data.transfer"
+        yield from store_modules(item.url for unit in units for item in unit.inputs if item.url)
 
     def growth(self, file: ManifestFile) -> Bounds:
         """A copy of each file on a server."""

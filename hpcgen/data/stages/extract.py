@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,7 +35,6 @@ class Extract(DataStage):
     name = "extract"
     before = DOWNLOAD
     folder = "extract"
-    modules = ("hpcgen.data.compression",)
     is_detour = True
 
     def units(self, job: CorpusJob, manifest: Manifest) -> Iterator[Unit]:
@@ -78,6 +77,11 @@ class Extract(DataStage):
                 seconds=time.monotonic() - started,
             )
             return publish_unit([(file, place)], record, place)
+
+    def modules(self, units: Sequence[Unit]) -> Iterator[str]:
+        """What decompresses, and what decodes Parquet files."""
+        yield "hpcgen.data.compression"
+        yield from super().modules(units)
 
     def growth(self, file: ManifestFile) -> Bounds:
         """Plain files are not copied."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hpcgen.config import tokenizer as tokenizers
@@ -34,7 +34,6 @@ class PairStage(DataStage, ABC):
     """
 
     folder = "tokens"
-    modules = ("hpcgen.data.tokenize",)
     makes_pairs = True
 
     def unit(self, inputs: tuple[Input, ...], names: Sequence[str]) -> Unit:
@@ -86,6 +85,11 @@ class PairStage(DataStage, ABC):
             return None
         settings = self.settings(job)
         return configuration_hash({**settings, "tokenizer": settings["tokenizer"] | {"files": []}})
+
+    def modules(self, units: Sequence[Unit]) -> Iterator[str]:
+        """What tokenizes, and what decodes Parquet files."""
+        yield "hpcgen.data.tokenize"
+        yield from super().modules(units)
 
     def growth(self, file: ManifestFile) -> Bounds:
         """As JSON Lines; `output_bounds` multiplies by the size of the token ids."""

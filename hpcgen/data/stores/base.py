@@ -1,0 +1,136 @@
+"""What a store is: a web server, an object store or a file system from which files of a corpus are downloaded."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import ClassVar
+
+from hpcgen.data.retries import RetryPolicy, TransientError
+from hpcgen.errors import HpcgenError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """Entry of a file in the manifest."""
+
+    name: str
+    url: str
+    size: int | None
+    sha256: str | None
+    version: str | None = None
+    """Version when the corpus was planned; None if unknown."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stat:
+    """What a store says about a file."""
+
+    size: int | None
+    """Size in bytes; None if the store does not state it."""
+    version: str | None = None
+    """Changes with the content (ETag, generation); None if the store does not state it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listed:
+    """A file in a listing."""
+
+    url: str
+    stat: Stat
+
+
+@dataclass(frozen=True, kw_only=True)
+class Body:
+    """Content that a store sends."""
+
+    blocks: Iterable[bytes]
+    """The content, to be read once. Raises TransientError if the connection breaks."""
+    start: int | None
+    """Offset of the first byte in the file. None: the content is the complete file."""
+    total: int | None
+    """Size of the complete file; None if the store does not state it."""
+    version: str | None
+    """Version of the content; None if the store does not state it."""
+    content_type: str = ""
+
+
+class FileNotInStore(HpcgenError):
+    """The store does not have the file."""
+
+
+class StartOver(TransientError):
+    """What has been downloaded cannot be continued."""
+
+
+class NotTheFile(Exception):
+    """A store sends something else than the file, perhaps temporarily."""
+
+    def __init__(self, reason: str, hint: str) -> None:
+        super().__init__(reason)
+        self.reason, self.hint = reason, hint
+
+
+class Store(ABC):
+    """Reads files with URLs of its schemes. A process opens one for many files.
+
+    A store knows nothing of parts, hashes and free space. Its methods try once; `policy` says how to try again.
+    """
+
+    schemes: ClassVar[tuple[str, ...]]
+    """Schemes of its URLs."""
+    modules: ClassVar[Mapping[str, str]] = {}
+    """Scheme -> module that reading its URLs imports and that only an extra installs."""
+
+    def __init__(self, policy: RetryPolicy, token_variable: str | None = None) -> None:
+        self.policy = policy
+        """How the caller tries again."""
+        self.token_variable = token_variable
+        """Name of the environment variable with a token for web servers."""
+
+    @abstractmethod
+    def list(self, pattern: str) -> Iterator[Listed]:
+        """Lists the files whose URLs match `pattern`. * stands for any part of a name, ** for any directories.
+
+        Raises:
+            HpcgenError: the store cannot list its files, or denies access.
+            TransientError: the store is busy or unreachable.
+        """
+
+    @abstractmethod
+    def stat(self, url: str) -> Stat:
+        """Asks for a file.
+
+        Raises:
+            FileNotInStore: the store does not have it.
+            HpcgenError: the store denies access.
+            TransientError: the store is busy or unreachable.
+        """
+
+    @abstractmethod
+    def read(self, file: Wanted, start: int, version: str | None) -> AbstractContextManager[Body]:
+        """Opens a file at the offset `start`, if it still has `version`; otherwise at its beginning.
+
+        Raises:
+            StartOver: the content at `start` does not continue what has been read.
+            NotTheFile: the content is certainly not that of the file.
+            HpcgenError: see `stat`.
+            TransientError: the store is busy or unreachable.
+        """
+
+    def close(self) -> None:  # noqa: B027 (not every store has connections)
+        """Closes the open connections."""
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def glob_pattern(path: str) -> str:
+    """The pattern for glob functions: * is the only special character in the pattern of a URL."""
+    return re.sub(r"([?[])", r"[\1]", path)
