@@ -174,7 +174,8 @@ def selection(corpus: CorpusConfig) -> dict[str, str]:
     if source.url is not None:
         address, mark, query = source.url.template.partition("?")
         digest = f"?... (SHA-256 {hashlib.sha256(query.encode()).hexdigest()[:12]})" if mark else ""
-        found["source.url"] = f"{address}{digest}, {source.url.count} from {source.url.first} on"
+        numbers = "" if "*" in address else f", {source.url.count} from {source.url.first} on"
+        found["source.url"] = f"{address}{digest}{numbers}"
     lists = {
         "include": corpus.include,
         **{f"splits.{split}": getattr(corpus.splits, split) for split in SPLITS},

@@ -12,6 +12,7 @@ from hpcgen.data.record import FileIdentity
 from hpcgen.data.selection import Selection, select
 from hpcgen.data.sources import list_source
 from hpcgen.data.sources.directory import with_hashes
+from hpcgen.data.stores.local import refuse_in_shared_corpus
 from hpcgen.errors import HpcgenError
 from hpcgen.files import make_directory
 
@@ -95,6 +96,7 @@ def plan_corpus(job: CorpusJob, *, hash_contents: bool = False) -> CorpusPlan:
         HpcgenError: the source is missing or denies access, or its files do not match the configuration.
     """
     listing = list_source(job)
+    refuse_in_shared_corpus((file.url for file in listing.files if file.url), job.share)
     selection = select(listing.files, job.corpus, listing.source)
     files = with_hashes(selection.files) if hash_contents else selection.files
     manifest, path = Manifest(listing.source, files, job.selection), manifest_path(job.directory)

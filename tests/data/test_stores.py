@@ -6,6 +6,7 @@ The stores of three clouds are emulators, which `make test-stores` installs. Wit
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import secrets
 import shutil
@@ -23,7 +24,7 @@ import pytest
 from hpcgen.config.corpus import CorpusConfig, CorpusJob, SourceConfig, UrlSource, problems
 from hpcgen.config.tokenizer import TokenizerConfig
 from hpcgen.data import stores
-from hpcgen.data.corpus_plan import difference
+from hpcgen.data.corpus_plan import difference, plan_corpus
 from hpcgen.data.listed_files import ManifestFile
 from hpcgen.data.manifest import Manifest
 from hpcgen.data.sources import check_source, list_source
@@ -53,7 +54,7 @@ class Place:
     """Writes a file with this name below the directory, or replaces it."""
 
 
-@pytest.fixture(params=["file", "s3", "gs", "az"])
+@pytest.fixture(params=["file", "s3", "gs", pytest.param("az", marks=pytest.mark.process)])
 def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     objects._file_system.cache_clear()
     monkeypatch.setattr(objects, "_BLOCK", 100_000)
@@ -160,7 +161,6 @@ def make(job: CorpusJob, manifest: Manifest) -> None:
         DOWNLOAD.make(unit, job, Context(configuration=DOWNLOAD.configuration(job)))
 
 
-@pytest.mark.process
 def test_a_corpus_is_listed_by_pattern_and_downloaded(
     place: Place, tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -186,7 +186,6 @@ def test_a_corpus_is_listed_by_pattern_and_downloaded(
     assert SECRET not in f"{capfd.readouterr()}{caplog.text}"
 
 
-@pytest.mark.process
 def test_a_download_is_continued_if_the_file_is_the_same(place: Place, tmp_path: Path) -> None:
     place.write("a.jsonl", LINES)
     url, target = f"{place.url}/a.jsonl", tmp_path / "a.jsonl"
@@ -216,7 +215,6 @@ def test_a_download_is_continued_if_the_file_is_the_same(place: Place, tmp_path:
         assert (content, received) == (changed or LINES, expected)
 
 
-@pytest.mark.process
 def test_a_file_that_changes_is_refused(place: Place, tmp_path: Path) -> None:
     """Neither a mixture of two versions, nor a version that the manifest does not have."""
     place.write("a.jsonl", LINES)
@@ -243,7 +241,6 @@ def test_a_file_that_changes_is_refused(place: Place, tmp_path: Path) -> None:
         DOWNLOAD.make(unit, job, Context(configuration=DOWNLOAD.configuration(job), advance=advance))
 
 
-@pytest.mark.process
 def test_a_new_version_of_the_same_size_is_downloaded_again(place: Place, tmp_path: Path) -> None:
     job = job_of(tmp_path, f"{place.url}/a.jsonl")
     place.write("a.jsonl", LINES)
@@ -258,7 +255,6 @@ def test_a_new_version_of_the_same_size_is_downloaded_again(place: Place, tmp_pa
     ] == [True, False]
 
 
-@pytest.mark.process
 def test_what_is_not_there_is_reported_when_planning(place: Place, tmp_path: Path) -> None:
     place.write("a.jsonl", LINES)
     for template, message in (
@@ -322,6 +318,18 @@ def test_what_a_store_cannot_do(template: str, token: str | None, message: str |
     ]
     assert len(found) == (message is not None)
     assert message is None or message in found[0]
+
+
+def test_a_shared_corpus_takes_no_files_of_this_machine(tmp_path: Path) -> None:
+    """A member of the group could name a private file in the manifest, and read what another member downloads."""
+    (tmp_path / "secret.jsonl").write_bytes(LINES)
+    job = dataclasses.replace(job_of(tmp_path, f"file://{tmp_path}/*.jsonl"), share="group")
+    with pytest.raises(HpcgenError, match="is not copied into a corpus with share: group"):
+        plan_corpus(job)
+    manifest = Manifest("test", list_source(job).files)
+    with pytest.raises(HpcgenError, match="is not copied into a corpus with share: group"):
+        make(job, manifest)
+    assert not job.directory.exists()
 
 
 def test_a_question_mark_in_a_name_is_written_as_a_code(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from hpcgen.data.record import FileIdentity, Record, publish_unit, write_record
 from hpcgen.data.stages.base import Bounds, Context, DataStage
 from hpcgen.data.stores import store_modules, store_of
 from hpcgen.data.stores.base import Wanted
+from hpcgen.data.stores.local import refuse_in_shared_corpus
 from hpcgen.data.unit import Input, Unit, made_input
 from hpcgen.data.urls import url_reason
 from hpcgen.errors import HpcgenError
@@ -66,6 +67,7 @@ class Download(DataStage):
         assert item.url is not None
         if reason := url_reason(item.url):
             raise HpcgenError(f"{item.name}: its URL {reason}", "run hpcgen data plan again")
+        refuse_in_shared_corpus([item.url], job.share)
         wanted = Wanted(
             name=item.name, url=item.url, size=item.size, sha256=item.sha256, version=item.version
         )

@@ -27,7 +27,7 @@ def open_store(url: str, token_variable: str | None, policy: RetryPolicy | None 
 def store_modules(urls: Iterable[str]) -> set[str]:
     """Modules that reading `urls` imports and that only an extra installs."""
     schemes = {urlsplit(url).scheme for url in urls}
-    return {module for scheme in schemes if (module := _store_class(scheme).modules.get(scheme))}
+    return {store.modules[scheme] for store in STORES for scheme in schemes.intersection(store.modules)}
 
 
 def store_of(url: str, token_variable: str | None) -> Store:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -13,6 +13,7 @@ from urllib.parse import quote, unquote, urlsplit
 from hpcgen.config.corpus import FILE_SCHEMES
 from hpcgen.data.stores.base import Body, FileNotInStore, Listed, StartOver, Stat, Store, Wanted, glob_pattern
 from hpcgen.errors import HpcgenError
+from hpcgen.files import Share
 from trainer.contract.files.regular_file import open_regular
 
 _BLOCK = 1 << 20
@@ -44,6 +45,22 @@ class Local(Store):
             begin = start if version == now.version else 0
             source.seek(begin)
             yield Body(blocks=_blocks(source, now), start=begin or None, total=now.size, version=now.version)
+
+
+def refuse_in_shared_corpus(urls: Iterable[str], share: Share) -> None:
+    """Refuses files of this machine in a corpus of a group.
+
+    Whoever may edit its manifest could name private files of the user who downloads, and would then read them.
+
+    Raises:
+        HpcgenError: there is one.
+    """
+    own = next((url for url in urls if share == "group" and urlsplit(url).scheme in Local.schemes), None)
+    if own is not None:
+        raise HpcgenError(
+            f"{own} is not copied into a corpus with share: group, whose manifest others can edit",
+            "set data.corpus.source.directory instead, or copy the file by hand",
+        )
 
 
 def _path(url: str) -> str:
