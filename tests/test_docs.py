@@ -53,12 +53,9 @@ optimizer: {lr: 1.0e-3}
 
 HPCGEN = """\
 #!/bin/sh
-case $1 in
-data | submit) exec {python} -m hpcgen "$@" ;;
-*) exec {stand_in} -m hpcgen "$@" ;;
-esac
+exec {stand_in} -m hpcgen "$@"
 """
-"""hpcgen as a fork, except for commands that start processes with their own Python."""
+"""hpcgen as a fork. What it starts with its own Python, such as a local training, is a fork as well."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +143,7 @@ def reader(folder: Path, tmp_path: Path, stand_in: str, monkeypatch: pytest.Monk
     programs = tmp_path / "programs"
     write_silent_shellcheck(programs)
     (programs / "python").symlink_to(stand_in)
-    (programs / "hpcgen").write_text(HPCGEN.format(stand_in=stand_in, python=sys.executable))
+    (programs / "hpcgen").write_text(HPCGEN.format(stand_in=stand_in))
     (programs / "hpcgen").chmod(0o755)
     (programs / "torchrun").write_text(f'#!/bin/sh\nexec {stand_in} -m torch.distributed.run "$@"\n')
     (programs / "torchrun").chmod(0o755)

@@ -17,6 +17,9 @@ from tests.patience import wait_until
 from tests.slurm.cluster import SlurmCluster, missing_slurm
 
 HPCGEN = (sys.executable, "-m", "hpcgen")
+"""The command as a process of its own, for tests of its signals and children."""
+
+_forked = HPCGEN
 
 CLUSTER = """\
 extends: local
@@ -48,6 +51,14 @@ def slurm_cluster() -> Iterator[SlurmCluster]:
         pytest.skip(reason)
     with SlurmCluster() as cluster:
         yield cluster
+
+
+@pytest.fixture(scope="session", autouse=True)
+def fork_commands(stand_in: str) -> Iterator[None]:
+    """Makes the function `hpcgen` run forks, and what they start with their own Python, such as a local training."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys.modules[__name__], "_forked", (stand_in, *HPCGEN[1:]))
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -105,7 +116,7 @@ def make_run(directory: Path, corpus: Path, python: str = sys.executable) -> Pat
 def hpcgen(*arguments: str, cwd: Path, env: dict[str, str] | None = None) -> str:
     """Runs the command as a user would; what it prints on standard output."""
     done = subprocess.run(
-        [*HPCGEN, *arguments],
+        [*_forked, *arguments],
         cwd=cwd,
         env=env or dict(os.environ),
         capture_output=True,

@@ -30,6 +30,8 @@ PROGRAM = """\
 #!{python} -IS
 import json, os, signal, socket, sys
 
+if sys.argv[1:3] == ["-m", "submitit.local._local"]:
+    os.execv({python!r}, [{python!r}, *sys.argv[1:]])  # its PID is the ID of the local job
 server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 server.connect({address!r})
 umask = os.umask(0o77)
