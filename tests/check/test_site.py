@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from unittest import mock
 
@@ -101,11 +101,12 @@ def site(tmp_path: Path) -> Path:
     return directory
 
 
-def reading(part: str) -> ReadScripts:
-    """bash and shellcheck for the scripts that hold a text; each takes them half a second."""
+def reading(part: str, read_one: Callable[[str], list[Finding]] = read_by_shell_programs) -> ReadScripts:
+    """A reader for the longest script that holds a text. It reads a script for half a second or more."""
 
     def read(scripts: Sequence[str]) -> list[list[Finding]]:
-        return [read_by_shell_programs(script) if part in script else [] for script in scripts]
+        longest = max((script for script in scripts if part in script), key=len)
+        return [read_one(script) if script is longest else [] for script in scripts]
 
     return read
 
@@ -278,7 +279,7 @@ def test_an_invalid_profile_is_a_finding_unless_it_was_requested(tmp_path: Path)
 
 def test_a_directive_after_a_command_is_found_by_lint(site: Path) -> None:
     write_templates(site, one_block("train", "environment", SUPER, "#SBATCH --mail-type=END"))
-    finding = only(check_site([site], ["local"], lambda scripts: [*map(read_by_lint, scripts)], named=True))
+    finding = only(check_site([site], ["local"], reading("mail-type=END", read_by_lint), named=True))
     assert (finding.finding.rule, finding.where) == (
         "directive-after-command",
         f"{site}/slurm/train.sbatch.j2:4",
