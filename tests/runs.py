@@ -11,7 +11,7 @@ import pytest
 
 from hpcgen import load_run, plan
 from hpcgen.config.loader import Run
-from hpcgen.errors import FileErrors, Mistake
+from hpcgen.errors import FileErrors, Problem
 from hpcgen.run_plan.plan import Plan
 from hpcgen.stages import STAGES
 
@@ -61,7 +61,7 @@ def loaded(directory: Path, values: Mapping[str, Any], overrides: Sequence[str] 
     return load_run(write_yaml(directory / "run.yaml", values), overrides)
 
 
-def refused(directory: Path, values: Mapping[str, Any], overrides: Sequence[str] = ()) -> tuple[Mistake, ...]:
+def refused(directory: Path, values: Mapping[str, Any], overrides: Sequence[str] = ()) -> tuple[Problem, ...]:
     """The mistakes in keys and values for which the run file of these values is refused."""
     with pytest.raises(FileErrors) as error:
         loaded(directory, values, overrides)

@@ -24,7 +24,7 @@ from hpcgen.config.cluster import ClusterConfig
 from hpcgen.config.corpus import CorpusJob
 from hpcgen.config.fields import constraint_problems
 from hpcgen.config.run import TRAINER_SECTIONS, RunConfig
-from hpcgen.config.validation import describe
+from hpcgen.config.validation import located
 from hpcgen.errors import ConfigErrors, HpcgenError
 from hpcgen.planning.environment import library_path
 from hpcgen.planning.paths import corpus_job
@@ -192,7 +192,7 @@ def refused_by_form(field: TextField, text: str) -> bool:
     document = documents.constant(placed({}, place, text), "run.yaml:1")
     problems = list(constraint_problems(cls, document.values))
     if problems:
-        require_clean(tuple(describe(problem, document) for problem in problems))
+        require_clean(tuple(str(located(problem, document)) for problem in problems))
     return bool(problems)
 
 

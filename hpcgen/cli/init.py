@@ -271,7 +271,7 @@ def _complete(carried: Mapping[str, Any], chosen: Document, script: str) -> dict
     from hpcgen.config.document import constant, merge
     from hpcgen.config.loader import OMITTED_SECTIONS
     from hpcgen.config.run import RunConfig
-    from hpcgen.config.validation import build, describe
+    from hpcgen.config.validation import build, located
 
     document = merge(constant(carried, script), chosen)
     checked = document
@@ -279,7 +279,7 @@ def _complete(carried: Mapping[str, Any], chosen: Document, script: str) -> dict
         checked = merge(constant(OMITTED_SECTIONS, "program"), document)
     _, problems = build(RunConfig, checked)
     if problems:
-        raise ConfigErrors([describe(problem, document) for problem in problems])
+        raise ConfigErrors([located(problem, document) for problem in problems])
     return document.values
 
 

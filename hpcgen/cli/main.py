@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         status = cli.main(args=arguments, prog_name="hpcgen", standalone_mode=False, color=color)
     except HpcgenError as error:
         for mistake in error.mistakes:
-            click.secho(harmless(mistake, keep="\n\t"), fg="red", err=True, color=color)
+            click.secho(harmless(str(mistake), keep="\n\t"), fg="red", err=True, color=color)
         if conclusion := _conclusion(error):
             click.echo(conclusion, err=True)
         sys.exit(2)

@@ -55,9 +55,9 @@ def _check_assignments(
 ) -> tuple[str, ...]:
     """Refuses each `--set KEY VALUE` for its missing =, before VALUE is refused as an unknown argument."""
     from hpcgen.config.document import split_assignment
-    from hpcgen.errors import ConfigErrors
+    from hpcgen.errors import ConfigErrors, Problem
 
-    mistakes: list[str] = []
+    mistakes: list[Problem] = []
     for assignment in assignments:
         try:
             split_assignment(assignment)

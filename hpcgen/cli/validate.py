@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import click
 
 from hpcgen.cli.options import StageChoice, run_options, stage_list, warn
-from hpcgen.errors import HpcgenError
+from hpcgen.errors import HpcgenError, Problem
 
 
 @click.command("validate", epilog=stage_list())
@@ -29,7 +30,7 @@ def command(stages: tuple[str, ...], config: Path, overrides: tuple[str, ...], a
         check_pairs(plan)
     except HpcgenError as error:
         if as_json:
-            mistakes = [mistake.parts for mistake in error.mistakes]
+            mistakes = [_in_json(mistake) for mistake in error.mistakes]
             click.echo(json.dumps({"mistakes": mistakes, "warnings": []}, indent=1))
         raise
     if not as_json:
@@ -40,3 +41,17 @@ def command(stages: tuple[str, ...], config: Path, overrides: tuple[str, ...], a
         return
     for heading, text in for_people(summary):
         click.echo(f"{heading:<15}  {text}")
+
+
+def _in_json(mistake: Problem) -> dict[str, Any]:
+    """The parts of a mistake. The file is null for --set, presets and defaults."""
+    file, _, line = mistake.where.rpartition(":")
+    in_file = line.isdigit() and not file.startswith("--")
+    return {
+        "key": mistake.path or None,
+        "value": mistake.value,
+        "file": file if in_file else None,
+        "line": int(line) if in_file else None,
+        "reason": mistake.reason,
+        "hint": mistake.hint or None,
+    }

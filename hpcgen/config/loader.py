@@ -18,7 +18,7 @@ from hpcgen.config.overrides import override
 from hpcgen.config.presets import PRESETS, Preset, unknown_preset
 from hpcgen.config.profiles import read_profile
 from hpcgen.config.run import TRAINER_SECTIONS, RunConfig
-from hpcgen.config.validation import MISSING, build, describe
+from hpcgen.config.validation import MISSING, build, located
 from hpcgen.errors import ConfigErrors, FileErrors, HpcgenError, Problem
 from trainer.contract.config import BlendConfig
 
@@ -110,14 +110,14 @@ def load_document(document: Document, directory: Path, overrides: Sequence[str] 
     Raises:
         FileErrors, HpcgenError: see `load_run`.
     """
-    mistakes: list[str] = []
+    mistakes: list[Problem] = []
     for assignment in [overrides] if isinstance(overrides, str) else overrides:
         try:
             document = documents.merge(document, override(RunConfig, assignment))
         except HpcgenError as error:
             mistakes += error.mistakes
     if document.get("program") is not None:
-        mistakes += [describe(problem, document) for problem in _trainer_keys(document)]
+        mistakes += [located(problem, document) for problem in _trainer_keys(document)]
         document = _without_trainer(document)
     preset = _preset(document, mistakes)
     if preset is not None:
@@ -129,7 +129,7 @@ def load_document(document: Document, directory: Path, overrides: Sequence[str] 
     config, problems = build(RunConfig, documents.merge(documents.constant(omitted, ""), document))
     if has_unknown_preset:  # keys may be missing only because of it
         problems = tuple(problem for problem in problems if problem.reason != MISSING)
-    mistakes += [describe(problem, document) for problem in problems]
+    mistakes += [located(problem, document) for problem in problems]
     name = document.get("cluster")
     profile = None
     if isinstance(name, str) and not any(constraint_problems(FilePath, name)):
@@ -169,12 +169,12 @@ def _without_trainer(document: Document) -> Document:
     return document
 
 
-def _preset(document: Document, mistakes: list[str]) -> Preset | None:
+def _preset(document: Document, mistakes: list[Problem]) -> Preset | None:
     name = document.get("preset")
     if not isinstance(name, str):
         return None
     if name not in PRESETS:
         problem = Problem("preset", "is not a known preset", unknown_preset(name))
-        mistakes.append(describe(problem, document))
+        mistakes.append(located(problem, document))
         return None
     return PRESETS[name]

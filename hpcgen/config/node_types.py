@@ -24,7 +24,7 @@ from hpcgen.config.node_type import NodeType
 from hpcgen.config.node_type_rules import node_type_problems
 from hpcgen.config.shown import show
 from hpcgen.config.trust import require_trusted_file
-from hpcgen.config.validation import build, describe
+from hpcgen.config.validation import build, located
 from hpcgen.errors import ConfigErrors, HpcgenError, Problem
 from hpcgen.resources import shipped
 from hpcgen.text import did_you_mean
@@ -79,7 +79,7 @@ def _chain(name: str, base: Path | None) -> list[tuple[Path, Document]]:
             problem = (
                 cycle(names[seen.index(known) :]) if known else unknown_node_type("extends", parent, base)
             )
-            raise ConfigErrors([describe(problem, chain[-1])])
+            raise ConfigErrors([located(problem, chain[-1])])
         chain.append(_read(path))
         names.append(parent)
         seen.append(path)
@@ -115,7 +115,7 @@ def load_node_type_and_files(name: str, base: Path | None = None) -> tuple[NodeT
         explain_removals(NodeType, wrong, document) if node_type is None else node_type_problems(node_type)
     )
     if node_type is None or problems:
-        raise ConfigErrors([describe(_placed(problem, document), document) for problem in problems])
+        raise ConfigErrors([located(_placed(problem, document), document) for problem in problems])
     return node_type, tuple(origin(path, shipped("topologies")) for path, _ in chain)
 
 

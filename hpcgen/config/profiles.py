@@ -22,7 +22,7 @@ from hpcgen.config.inheritance import explain_removals, inherit
 from hpcgen.config.node_type import NodeType
 from hpcgen.config.node_types import cycle, find_node_type, load_node_type_and_files, unknown_node_type
 from hpcgen.config.trust import require_trusted_file
-from hpcgen.config.validation import build, describe
+from hpcgen.config.validation import build, located
 from hpcgen.errors import FileErrors, HpcgenError, Problem
 from hpcgen.files import no_access
 from hpcgen.text import did_you_mean
@@ -89,7 +89,7 @@ def read_profile(name: str, directory: Path | None = None, asked: Document | Non
     document, files = _cluster_document(name, asked, directory)
     config, wrong = build(ClusterConfig, document)
     problems = list(explain_removals(ClusterConfig, wrong, document))
-    node_type, mistakes = None, []
+    node_type, mistakes = None, list[Problem]()
     node_type_files: tuple[str, ...] = ()
     named = document.get("node_type")
     if isinstance(named, str) and not any(problem.path == "node_type" for problem in problems):
@@ -101,7 +101,7 @@ def read_profile(name: str, directory: Path | None = None, asked: Document | Non
             except HpcgenError as error:
                 mistakes = list(error.mistakes)
     if problems or mistakes:
-        raise FileErrors([*(describe(problem, document) for problem in problems), *mistakes])
+        raise FileErrors([*(located(problem, document) for problem in problems), *mistakes])
     assert config is not None
     assert node_type is not None
     return Profile(document, config, node_type, files, node_type_files)
@@ -125,7 +125,7 @@ def _cluster_document(name: str, asked: Document, directory: Path) -> tuple[Docu
             problem = (
                 cycle(names[_index(known, seen) :]) if known else unknown_cluster(key, name, base, directory)
             )
-            raise FileErrors([describe(problem, asked)])
+            raise FileErrors([located(problem, asked)])
         try:
             if not is_below(path, SHIPPED_CLUSTERS):
                 require_trusted_file(path, looked_up=not _is_path(name))

@@ -15,7 +15,7 @@ from hpcgen.config.document import Document, constant, is_preset
 from hpcgen.config.fields import constraint_problems
 from hpcgen.config.shown import is_private, show
 from hpcgen.config.type_hints import hint_of
-from hpcgen.errors import ConfigErrors, Mistake, Problem
+from hpcgen.errors import ConfigErrors, Problem
 from hpcgen.text import did_you_mean, one_of
 from trainer.contract.config import ConfigError, from_dict
 
@@ -67,11 +67,11 @@ def _validate(cls: type[T], values: Mapping[str, Any]) -> T:
     return built
 
 
-def describe(problem: Problem, document: Document, resolved: object = None) -> Mistake:
-    """The message for a problem: origin of the value, its path and value, the reason, and what to do.
+def located(problem: Problem, document: Document, resolved: object = None) -> Problem:
+    """The problem with the place of its value, and the value.
 
     A value that is not in the document is looked up in `resolved`, the configuration with its defaults. If the value is
-    from a preset or a default and conflicts with a key that the user set, the origin is that key's.
+    from a preset or a default and conflicts with a key that the user set, the place is that key's.
     """
     value = document.get(problem.path)
     where = document.origin(problem.path)
@@ -81,19 +81,17 @@ def describe(problem: Problem, document: Document, resolved: object = None) -> M
         where = "default" if has_default else document.nearest_origin(problem.path)
         value = _attribute(resolved, problem.path)
     is_silent = is_private(problem.path) or not _is_value(value) or (is_default and value is None)
-    shown = "" if is_silent else f" = {show(value)}"
     plain = None if is_silent else _in_json(value)
-    hint = f"; {problem.hint}" if problem.hint else ""
     if where.startswith("--") and not where.startswith("--set"):  # an option that sets one key
-        line = f"{where}{'' if is_silent else f' {show(value)}'} {problem.reason}{hint}"
-        return Mistake.of(line, where, problem.path, problem.reason, problem.hint, plain)
+        option = where if is_silent else f"{where} {show(value)}"
+        return dataclasses.replace(problem, subject=option, value=plain)
     path = problem.path if len(problem.path) <= 120 else problem.path[:117] + "..."
-    path = path if path.isprintable() else ascii(path)
+    path = (path if path.isprintable() else ascii(path)) or "the file"
+    subject = path if is_silent else f"{path} = {show(value)}"
     if _is_not_the_users(where) and (chosen := _conflicting_origin(problem, document)):
-        shown += "" if is_silent else f" ({where})"
+        subject += "" if is_silent else f" ({where})"
         where = chosen
-    line = f"{where}: {path or 'the file'}{shown} {problem.reason}{hint}"
-    return Mistake.of(line, where, problem.path, problem.reason, problem.hint, plain)
+    return dataclasses.replace(problem, where=where, subject=subject, value=plain)
 
 
 def _in_json(value: object) -> object:
@@ -214,6 +212,6 @@ def check_text(cls: type, values: dict[str, Any], origin: str) -> None:
         ConfigErrors: values are invalid. Lists all of them.
     """
     document = constant(values, origin)
-    messages = [describe(problem, document) for problem in constraint_problems(cls, values)]
-    if messages:
-        raise ConfigErrors(messages)
+    mistakes = [located(problem, document) for problem in constraint_problems(cls, values)]
+    if mistakes:
+        raise ConfigErrors(mistakes)

@@ -15,6 +15,7 @@ import msgspec
 from hpcgen.config.corpus import SPLITS, WHOLE
 from hpcgen.data.suffixes import MORE_SUFFIXES, SUFFIXES, extracted_name
 from hpcgen.data.urls import url_reason
+from hpcgen.errors import Problem
 from hpcgen.text import counted, few
 
 _LONGEST_SEGMENT = 200
@@ -40,24 +41,20 @@ class ManifestFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     path: str | None = None
 
 
-def problems(files: Sequence[ManifestFile]) -> Iterator[tuple[str, str]]:
-    """Yields the mistakes in a list of files: for each kind, the reason and a hint."""
+def problems(files: Sequence[ManifestFile]) -> Iterator[Problem]:
+    """Yields the mistakes in a list of files, one of each kind."""
     for is_wrong, reason, hint in _FILE_CHECKS:
         if wrong := [repr(file.name) for file in files if is_wrong(file)]:
-            yield f"{counted(len(wrong), 'file')} {reason}: {few(wrong)}", hint
+            yield Problem("", f"{counted(len(wrong), 'file')} {reason}: {few(wrong)}", hint)
     folders = {folder for file in files for folder in _folders(file.name)}
     if both := [file.name for file in files if file.name in folders]:
-        yield (
-            f"file names that are also directories of other files: {few(both)}",
-            "exclude them with data.corpus.include",
-        )
+        reason = f"file names that are also directories of other files: {few(both)}"
+        yield Problem("", reason, "exclude them with data.corpus.include")
     if twice := _repeated(file.name for file in files):
-        yield f"duplicate file names: {few(twice)}", "give each file its own name"
+        yield Problem("", f"duplicate file names: {few(twice)}", "give each file its own name")
     elif same := _repeated(extracted_name(file.name) for file in files):
-        yield (
-            f"file names that would be duplicates after extraction: {few(same)}",
-            "exclude one of the two files with data.corpus.include",
-        )
+        reason = f"file names that would be duplicates after extraction: {few(same)}"
+        yield Problem("", reason, "exclude one of the two files with data.corpus.include")
 
 
 def _folders(name: str) -> Iterator[str]:

@@ -107,7 +107,7 @@ def read_manifest(path: Path) -> Manifest:
             f"{path}: it lists {counted(len(files), 'file')}, but its first line has files = {header.files}",
             "run hpcgen data plan --replan",
         )
-    if wrong := [reason for reason, _ in problems(files)]:
+    if wrong := [problem.reason for problem in problems(files)]:
         raise HpcgenError(
             f"{path}: {'; '.join(wrong)}",
             "the manifest was edited after planning: run hpcgen data plan --replan",

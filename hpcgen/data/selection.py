@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ import msgspec
 from hpcgen.config.corpus import SPLITS, WHOLE, CorpusConfig, has_own_splits
 from hpcgen.data.listed_files import ManifestFile, problems
 from hpcgen.data.suffixes import PARQUET, SUFFIXES
-from hpcgen.errors import ConfigErrors, HpcgenError, Mistake
+from hpcgen.errors import ConfigErrors, HpcgenError, Problem
 from hpcgen.text import counted, few
 
 
@@ -54,9 +55,9 @@ def select(files: Sequence[ManifestFile], corpus: CorpusConfig, source: str) -> 
     wrong = list(problems(in_splits))
     if empty := [repr(file.name) for file in in_splits if file.size == 0]:
         hint = "download them again, or exclude them with data.corpus.include"
-        wrong.append((f"{counted(len(empty), 'file')} of 0 bytes: {few(empty)}", hint))
+        wrong.append(Problem("", f"{counted(len(empty), 'file')} of 0 bytes: {few(empty)}", hint))
     if wrong:
-        raise ConfigErrors([Mistake.at(source, reason, hint) for reason, hint in wrong])
+        raise ConfigErrors(dataclasses.replace(problem, where=source) for problem in wrong)
     taken = _sample(in_splits, corpus)
     left_out = len(files) - len(included)
     return Selection(

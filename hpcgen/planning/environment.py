@@ -214,8 +214,8 @@ def environment_warnings(stage: Stage, run: Run, environment: Iterable[Variable]
     yield from _unread(environment, run)
     yield from _risky(environment, run)
     given = {v.name: v.value for v in environment if v.layer in ("cluster", "run file", "override")}
-    for advice in stage.environment_advice(run, given):
-        yield _about(advice.name, run, advice.reason, advice.hint)
+    for problem in stage.environment_advice(run, given):
+        yield _in_its_file(problem, run)
     if not uses_gpus(stage, run):
         return
     yield from _interface_warnings(stage, run, environment)
@@ -236,12 +236,12 @@ def _unread(environment: Iterable[Variable], run: Run) -> Iterator[Problem]:
 
         mistake = mistake_in(name, variable.value)
         if mistake and in_node_type:
-            reason = (
-                f"sets {name} ({_written(run.cluster.node_type, name, run.directory)}), which {mistake[0]}"
+            where = _written(run.cluster.node_type, name, run.directory)
+            yield Problem(
+                "node_type", f"sets {name} ({where}), which {mistake.reason}", mistake.hint, "cluster"
             )
-            yield Problem("node_type", reason, mistake[1], "cluster")
         elif mistake:
-            yield _about(name, run, *mistake)
+            yield _in_its_file(mistake, run)
 
 
 def _risky(environment: Iterable[Variable], run: Run) -> Iterator[Problem]:
@@ -259,7 +259,7 @@ def _risky(environment: Iterable[Variable], run: Run) -> Iterator[Problem]:
             reason = f"sets {variable.name} ({where}), which {reason}"
             yield Problem("node_type", reason, hint, "cluster")
         else:
-            yield _about(variable.name, run, reason, hint)
+            yield _in_its_file(Problem(f"environment.{variable.name}", reason, hint), run)
 
 
 def _interface_warnings(stage: Stage, run: Run, environment: Iterable[Variable]) -> Iterator[Problem]:
@@ -272,9 +272,10 @@ def _interface_warnings(stage: Stage, run: Run, environment: Iterable[Variable])
         yield Problem("node_type", reason, hint, "cluster")
 
 
-def _about(name: str, run: Run, reason: str, hint: str) -> Problem:
-    file: Literal["run", "cluster"] = "run" if name in run.config.environment else "cluster"
-    return Problem(f"environment.{name}", reason, hint, file)
+def _in_its_file(problem: Problem, run: Run) -> Problem:
+    """The problem of a variable, in the file that sets it."""
+    in_run_file = problem.path.removeprefix("environment.") in run.config.environment
+    return dataclasses.replace(problem, file="run" if in_run_file else "cluster")
 
 
 def _sharp_warnings(run: Run) -> Iterator[Problem]:

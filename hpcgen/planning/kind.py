@@ -52,14 +52,6 @@ class Export(NamedTuple):
     """Public source of the value."""
 
 
-class Advice(NamedTuple):
-    """A warning about an environment variable that a run file or a cluster profile sets."""
-
-    name: str
-    reason: str
-    hint: str
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Stage(StageRow, ABC):
     """A kind of job: its row, and what the job does. Subclasses define it; their instances are the stages.
@@ -138,6 +130,6 @@ class Stage(StageRow, ABC):
         """Yields the environment variables that the stage itself needs."""
         yield from ()
 
-    def environment_advice(self, run: Run, given: Mapping[str, str]) -> Iterator[Advice]:
+    def environment_advice(self, run: Run, given: Mapping[str, str]) -> Iterator[Problem]:
         """Yields warnings about the variables that the user and the site set (`given`)."""
         yield from ()

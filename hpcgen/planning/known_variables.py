@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
+from hpcgen.errors import Problem
 from hpcgen.text import nearest
 
 WRONG_NAMES = {
@@ -103,13 +104,15 @@ def is_checked(name: str) -> bool:
     return is_listed and not name.startswith(PLUGIN_PREFIXES) and name not in BUILD_NAMES
 
 
-def mistake_in(name: str, value: str) -> tuple[str, str] | None:
-    """Reason and hint for a variable that nothing reads or whose value is invalid; None if it may be correct."""
+def mistake_in(name: str, value: str) -> Problem | None:
+    """The problem of a variable that nothing reads or whose value is invalid; None if it may be correct."""
+    path = f"environment.{name}"
     if right := right_name(name):
-        return "has no effect, because nothing reads it", f"did you mean {right}?"
+        return Problem(path, "has no effect, because nothing reads it", f"did you mean {right}?")
     if name in UNREAD:
-        return f"has no effect: {UNREAD[name]}", "remove it"
+        return Problem(path, f"has no effect: {UNREAD[name]}", "remove it")
     if name == "NCCL_DEBUG" and value.upper() not in DEBUG_LEVELS:
         close = next((level for level in DEBUG_LEVELS if value.upper().startswith(level)), "WARN")
-        return f"is {value}, which is not a level, so NCCL prints nothing", f"did you mean {close}?"
+        reason = f"is {value}, which is not a level, so NCCL prints nothing"
+        return Problem(path, reason, f"did you mean {close}?")
     return None

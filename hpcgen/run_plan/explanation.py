@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from hpcgen.config.loader import Run
 from hpcgen.config.run import RunConfig
 from hpcgen.config.stages import RENDEZVOUS, STAGE_ROWS
-from hpcgen.config.validation import describe
+from hpcgen.config.validation import located
 from hpcgen.errors import ConfigErrors, Problem
 from hpcgen.planning.environment import (
     LEAKED,
@@ -127,8 +127,8 @@ def explain(name: str, run: Run) -> Explanation:
         ConfigErrors: a file sets variables that it may not set.
         HpcgenError: scripts cannot use the path of the run directory.
     """
-    if mistakes := [_described(run, problem) for problem in all_environment_problems(run)]:
-        raise ConfigErrors(list(dict.fromkeys(mistakes)))
+    if mistakes := [_located(run, problem) for problem in all_environment_problems(run)]:
+        raise ConfigErrors(mistakes)
     stage, config = STAGES[name], absolute_paths(run.config, run.directory)
     variables = stage_environment(stage, run, config)
     return Explanation(
@@ -139,7 +139,9 @@ def explain(name: str, run: Run) -> Explanation:
         computed={name: _in_place(COMPUTED[name], run, config) for name in _computed(stage, run, config)},
         secrets=stage_secrets(stage, config),
         absent=tuple(_absent(stage, run, config, {variable.name for variable in variables})),
-        warnings=tuple(_described(run, problem) for problem in environment_warnings(stage, run, variables)),
+        warnings=tuple(
+            str(_located(run, problem)) for problem in environment_warnings(stage, run, variables)
+        ),
     )
 
 
@@ -185,10 +187,10 @@ def matches(name: str, patterns: Sequence[str]) -> bool:
     return not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _described(run: Run, problem: Problem) -> str:
+def _located(run: Run, problem: Problem) -> Problem:
     if problem.file == "cluster":
-        return describe(problem, run.cluster_document, run.cluster)
-    return describe(problem, run.document, run.config)
+        return located(problem, run.cluster_document, run.cluster)
+    return located(problem, run.document, run.config)
 
 
 def _computed(stage: Stage, run: Run, config: RunConfig) -> Iterator[str]:
@@ -264,10 +266,11 @@ def _require_known(patterns: Sequence[str], stage: str, names: Sequence[str], se
         raise ConfigErrors([_unknown(pattern, stage, names, secrets) for pattern in unknown])
 
 
-def _unknown(name: str, stage: str, names: Sequence[str], secrets: Sequence[str]) -> str:
+def _unknown(name: str, stage: str, names: Sequence[str], secrets: Sequence[str]) -> Problem:
     """The error for a name that no stage of the run sets."""
     if name in RESERVED:
-        return f"{name}: set by Slurm, the container or the image, not by stage {stage}; a run file may not set it"
+        reason = f"set by Slurm, the container or the image, not by stage {stage}"
+        return Problem("", reason, "a run file may not set it", where=name)
     hint = did_you_mean(name.upper(), set(names), most=3)
     if name in STAGE_ROWS:
         hint = f"use --stage {name}"
@@ -275,4 +278,4 @@ def _unknown(name: str, stage: str, names: Sequence[str], secrets: Sequence[str]
         hint = f"did you mean {right}?"
     if not hint and leaked([name], secrets):
         hint = "it is unset if the submitting shell exports it. To use it, set it under environment in the run file"
-    return f"{name if name.isprintable() else ascii(name)}: no stage sets it" + (f"; {hint}" if hint else "")
+    return Problem("", "no stage sets it", hint, where=name if name.isprintable() else ascii(name))

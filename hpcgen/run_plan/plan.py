@@ -15,7 +15,7 @@ from hpcgen.config import tokenizer as tokenizers
 from hpcgen.config.loader import Run
 from hpcgen.config.presets import missing_tokenizer
 from hpcgen.config.run import TRAINER_SECTIONS, RunConfig
-from hpcgen.config.validation import MISSING, describe
+from hpcgen.config.validation import MISSING, located
 from hpcgen.errors import ConfigErrors, HpcgenError, Problem
 from hpcgen.files import no_access
 from hpcgen.planning.container import (
@@ -82,7 +82,7 @@ def plan(run: Run, stages: Collection[str] = (), *, exists: Callable[[str], bool
     training = plan_training(run, config) if reads_trainer_config and not run.omitted else None
     trainer = training.trainer if training else None
     problems = (*_missing_keys(run, checked), *_problems(run, checked, training))
-    errors = [_describe(run, problem) for problem in problems]
+    errors = [_located(run, problem) for problem in problems]
     planned: dict[str, StagePlan] = {}
     for stage in ordered:
         lead_s = training.signal_lead_s if training and stage.trains else 0
@@ -94,7 +94,7 @@ def plan(run: Run, stages: Collection[str] = (), *, exists: Callable[[str], bool
     missing, unsure = _missing_inputs(run, config, planned, exists)
     errors += missing
     if errors:
-        raise ConfigErrors(list(dict.fromkeys(errors)))
+        raise ConfigErrors(errors)
     warnings = [*_stage_warnings(run, config, planned, exists), *(training.warnings if training else ())]
     for stage in checked:
         warnings += missing_package_warnings(stage.packages(config), run.config, run.cluster, exists)
@@ -109,8 +109,8 @@ def plan(run: Run, stages: Collection[str] = (), *, exists: Callable[[str], bool
         trainer=trainer,
         layout=training.layout if training else None,
         warnings=(
-            *(_describe(run, problem) for problem in dict.fromkeys(warnings)),
-            *unsure,
+            *(str(_located(run, problem)) for problem in dict.fromkeys(warnings)),
+            *map(str, unsure),
             *_unchecked_pairs(config, planned, exists),
         ),
     )
@@ -159,10 +159,10 @@ def _unchecked_pairs(
         )
 
 
-def _describe(run: Run, problem: Problem) -> str:
+def _located(run: Run, problem: Problem) -> Problem:
     if problem.file == "cluster":
-        return describe(problem, run.cluster_document, run.cluster)
-    return describe(problem, run.document, run.config)
+        return located(problem, run.cluster_document, run.cluster)
+    return located(problem, run.document, run.config)
 
 
 def _section_problems(run: Run, stages: Sequence[Stage]) -> Iterator[Problem]:
@@ -236,7 +236,7 @@ def _missing_pair(key: str, path: str, stage: str) -> Problem:
 
 def _missing_inputs(
     run: Run, config: RunConfig, stages: dict[str, StagePlan], exists: Callable[[str], bool]
-) -> tuple[list[str], list[str]]:
+) -> tuple[list[Problem], list[Problem]]:
     """Missing input files: errors, or warnings if not even the first directory of the path exists on this machine."""
     absent: dict[str, str] = {}
     for stage in (*stages.values(), *(stage.queued for stage in stages.values() if stage.queued)):
@@ -252,29 +252,29 @@ def _missing_inputs(
         if path in unmade:
             continue
         if not exists("/" + path.split("/")[1]):
-            warnings.append(f"{path} was not checked, because this machine has no /{path.split('/')[1]}")
+            reason = f"was not checked, because this machine has no /{path.split('/')[1]}"
+            warnings.append(Problem("", reason, subject=path))
         elif closed := no_access(path):
-            errors.append(f"{closed}. Stage {name} needs it")
+            errors.append(Problem("", f"{closed}. Stage {name} needs it"))
         elif corpus and path == manifest_of(corpus):
             hint = "run hpcgen data plan with this run file first"
-            errors.append(f"{path}: no such file. Stage {name} needs this manifest; {hint}")
+            errors.append(Problem("", f"no such file. Stage {name} needs this manifest", hint, where=path))
         elif load and path == proof_of_checkpoints(load):
-            errors.append(_describe(run, no_checkpoints(load, exists)))
+            errors.append(_located(run, no_checkpoints(load, exists)))
         elif path in prefixes:
             if path.endswith(".idx") or path.removesuffix(".bin") + ".idx" not in absent:
-                errors.append(_describe(run, _missing_pair(prefixes[path], path, name)))
+                errors.append(_located(run, _missing_pair(prefixes[path], path, name)))
         elif path == config.data.tokenizer.tokenizer_file:
-            errors.append(_describe(run, missing_tokenizer(config.preset, path, name)))
+            errors.append(_located(run, missing_tokenizer(config.preset, path, name)))
         else:
-            errors.append(f"{path}: no such file. Stage {name} needs it")
+            errors.append(Problem("", f"no such file. Stage {name} needs it", where=path))
     if unmade and not any(stage.kind.makes_pairs for stage in stages.values()):
         more = f" and {counted(len(unmade) - 1, 'more file')}" if len(unmade) > 1 else ""
         verb = "do" if more else "does"
         plan_first = "hpcgen data plan and then " if corpus and not exists(manifest_of(corpus)) else ""
-        warnings.append(
-            f"{unmade[0]}{more} {verb} not exist yet. Run {plan_first}the stage prepare (or tokenize)"
-        )
+        reason = f"{verb} not exist yet. Run {plan_first}the stage prepare (or tokenize)"
+        warnings.append(Problem("", reason, subject=f"{unmade[0]}{more}"))
         tokenizer = config.data.tokenizer.tokenizer_file
         if tokenizer and exists("/" + tokenizer.split("/")[1]) and not exists(tokenizer):
-            warnings.append(_describe(run, missing_tokenizer(config.preset, tokenizer, "prepare")))
+            warnings.append(_located(run, missing_tokenizer(config.preset, tokenizer, "prepare")))
     return errors, warnings

@@ -10,7 +10,7 @@ from hpcgen.config import document as documents
 from hpcgen.config.loader import ANY_RUN, load_document
 from hpcgen.config.profiles import Profile
 from hpcgen.config.run import RunConfig
-from hpcgen.config.validation import build, describe
+from hpcgen.config.validation import build, located
 from hpcgen.errors import Problem
 from hpcgen.planning.container import container_problems, container_warnings, missing_file_warnings
 from hpcgen.planning.environment import (
@@ -25,12 +25,9 @@ from hpcgen.stages import STAGES
 from hpcgen.stages.train import TRAIN
 
 
-def profile_mistakes(profile: Profile) -> tuple[str, ...]:
+def profile_mistakes(profile: Profile) -> list[Problem]:
     """The rules that a profile and its node type break, as planning a run would find them."""
-    described = (
-        describe(problem, profile.document, profile.config) for problem in _planning_problems(profile)
-    )
-    return tuple(dict.fromkeys(described))
+    return [located(problem, profile.document, profile.config) for problem in _planning_problems(profile)]
 
 
 def profile_warnings(name: str, directory: Path) -> tuple[str, ...]:
@@ -43,9 +40,8 @@ def profile_warnings(name: str, directory: Path) -> tuple[str, ...]:
     for stage in STAGES.values():
         found += environment_warnings(stage, run, stage_environment(stage, run, config))
     of_profile = (problem for problem in found if problem.file == "cluster")
-    return tuple(
-        dict.fromkeys(describe(problem, run.cluster_document, run.cluster) for problem in of_profile)
-    )
+    placed = (located(problem, run.cluster_document, run.cluster) for problem in of_profile)
+    return tuple(map(str, dict.fromkeys(placed)))
 
 
 def _planning_problems(profile: Profile) -> Iterator[Problem]:

@@ -169,9 +169,9 @@ def _with_vocabulary(config: RunConfig) -> tuple[ModelConfig, list[Problem]]:
 
 def _unknown(key: str, error: HpcgenError) -> Problem:
     """The problem of a value that a tokenizer would have, if it could be read."""
-    parts = error.mistakes[0].parts
-    hint = ", or ".join(filter(None, (parts["hint"], f"set {key}")))
-    return Problem(key, f"cannot be taken from data.tokenizer: {parts['reason']}", hint)
+    mistake = error.mistakes[0]
+    hint = ", or ".join(filter(None, (mistake.hint, f"set {key}")))
+    return Problem(key, f"cannot be taken from data.tokenizer: {mistake.reason}", hint)
 
 
 def _with_end_of_document(config: RunConfig) -> tuple[BlendConfig, list[Problem]]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcgen.config.validation import describe
+from hpcgen.config.validation import located
 from hpcgen.errors import ConfigErrors, Problem
 from hpcgen.planning.paths import BLENDS, trainer_data
 from hpcgen.run_plan.plan import Plan
@@ -125,7 +125,7 @@ def check_split(plan: Plan, documents: Sequence[int]) -> None:
 
 def _refuse(plan: Plan, problems: Sequence[Problem]) -> None:
     if problems:
-        raise ConfigErrors([describe(problem, plan.run.document, plan.run.config) for problem in problems])
+        raise ConfigErrors([located(problem, plan.run.document, plan.run.config) for problem in problems])
 
 
 def _split_problems(trainer: TrainerConfig, documents: Sequence[int]) -> Iterator[Problem]:

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from hpcgen.config.corpus import num_outputs
 from hpcgen.config.loader import Run
 from hpcgen.config.run import RunConfig
+from hpcgen.errors import Problem
 from hpcgen.planning.allocation import Allocation
-from hpcgen.planning.kind import Advice, Export, Stage, Work
+from hpcgen.planning.kind import Export, Stage, Work
 from hpcgen.planning.paths import corpus_job, manifest_of
 from trainer.contract.config import TrainerConfig
 
@@ -73,13 +74,12 @@ class CorpusStage(Stage):
         for name in HUB_OFFLINE if self.asks_hub else ():
             yield Export(name, "0", "This stage needs the hub, regardless of the submitting shell's setting.")
 
-    def environment_advice(self, run: Run, given: Mapping[str, str]) -> Iterator[Advice]:
+    def environment_advice(self, run: Run, given: Mapping[str, str]) -> Iterator[Problem]:
         """Warnings about variables that prevent downloads from the hub."""
         for name in HUB_OFFLINE if self.asks_hub else ():
             if given.get(name, "0").lower() in ("1", "on", "yes", "true"):
-                yield Advice(
-                    name, "prevents downloads from the hub", "remove it; the train stage sets it itself"
-                )
+                hint = "remove it; the train stage sets it itself"
+                yield Problem(f"environment.{name}", "prevents downloads from the hub", hint)
 
 
 PREPARE = CorpusStage.of("prepare", folder="tokens", makes_output_files=True, reads_source=True)

@@ -10,7 +10,7 @@ from hpcgen.config.stages import TRAINER_FILE
 from hpcgen.errors import Problem
 from hpcgen.planning.allocation import Allocation
 from hpcgen.planning.config_text import config_text
-from hpcgen.planning.kind import Advice, Export, Stage, Work
+from hpcgen.planning.kind import Export, Stage, Work
 from hpcgen.planning.node_check import preflight
 from hpcgen.planning.paths import checkpoint_directory, import_files, trainer_data
 from hpcgen.planning.resuming import (
@@ -91,16 +91,18 @@ class Train(Stage):
         if run.node_type.device == "cuda":
             yield from _exports_of_gpus(config)
 
-    def environment_advice(self, run: Run, given: Mapping[str, str]) -> Iterator[Advice]:
+    def environment_advice(self, run: Run, given: Mapping[str, str]) -> Iterator[Problem]:
         """Yields warnings about variables that conflict with the layout or with SHARP."""
         if run.node_type.device != "cuda":
             return
         if _overlaps(run.config.parallelism) and given.get("CUDA_DEVICE_MAX_CONNECTIONS", "1") != "1":
             reason = "is not 1, so TP or CP communication can be delayed by compute on GPUs before Blackwell"
-            yield Advice("CUDA_DEVICE_MAX_CONNECTIONS", reason, "remove it")
+            yield Problem("environment.CUDA_DEVICE_MAX_CONNECTIONS", reason, "remove it")
         if given.get("NCCL_COLLNET_ENABLE", "0") != "0":
             reason = "is removed by Megatron-Core, which allows only one process group to use SHARP"
-            yield Advice("NCCL_COLLNET_ENABLE", reason, "remove it and set parallelism.use_sharp")
+            yield Problem(
+                "environment.NCCL_COLLNET_ENABLE", reason, "remove it and set parallelism.use_sharp"
+            )
 
 
 def trainer_files(trainer: TrainerConfig | None) -> dict[str, str]:

@@ -71,7 +71,7 @@ def test_what_to_write_for_a_value_of_the_wrong_type(tmp_path, key, yaml):
     section[key.rpartition(".")[2]] = parse(f"value: {yaml}", "any").values["value"]
     [mistake] = refused(tmp_path, values)
     expected = CORRECTIONS[key, yaml]
-    assert mistake.endswith(f": {key}{'' if expected[0] in '[ ' else ' '}{expected}")
+    assert str(mistake).endswith(f": {key}{'' if expected[0] in '[ ' else ' '}{expected}")
 
 
 def test_the_list_for_a_number_gives_the_layers_of_megatron_core(tmp_path):
@@ -79,6 +79,6 @@ def test_the_list_for_a_number_gives_the_layers_of_megatron_core(tmp_path):
     model = {**values["model"], "num_layers": 5, "num_moe_experts": 2, "add_bias_linear": False}
     values["model"] = {**model, "moe_layer_freq": 2}
     [mistake] = refused(tmp_path, values)
-    assert mistake.parts["hint"] == "write [1, 0, 1, 0, 1]"
+    assert mistake.hint == "write [1, 0, 1, 0, 1]"
     values["model"]["moe_layer_freq"] = [1, 0, 1, 0, 1]
     assert plan(loaded(tmp_path, values)).trainer.model.moe_layer_freq == (1, 0, 1, 0, 1)

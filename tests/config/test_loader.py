@@ -19,7 +19,7 @@ def mistakes(directory: Path, text: str, overrides: tuple[str, ...] = ()) -> lis
     path.write_text(text)
     with pytest.raises(FileErrors) as error:
         load_run(path, overrides)
-    return [mistake.replace(f"{directory}/", "") for mistake in error.value.mistakes]
+    return [message.replace(f"{directory}/", "") for message in error.value.messages]
 
 
 def test_all_mistakes_at_once_each_with_its_place(tmp_path):
@@ -71,7 +71,9 @@ environment:
 def test_a_number_with_zeros_too_many_does_not_take_all_memory(tmp_path, key, most):
     corpus = {"directory": "/corpus", "source": {"directory": "/text"}}
     found = refused(tmp_path, minimal_run(data={"corpus": corpus}), [f"{key}=1000000000000"])
-    assert list(found) == [f"--set {key}: {key} = 1000000000000 must be at most {most}"]
+    assert [str(mistake) for mistake in found] == [
+        f"--set {key}: {key} = 1000000000000 must be at most {most}"
+    ]
 
 
 def test_a_text_in_place_of_a_section_is_shown_as_one(tmp_path):
@@ -79,7 +81,7 @@ def test_a_text_in_place_of_a_section_is_shown_as_one(tmp_path):
         "datasets": ["/corpora/a", "/corpora/b"],
         "corpus": {"directory": "d", "source": {"url": "http://h/?sig=x"}},
     }
-    hints = [mistake.partition(" must be ")[2] for mistake in refused(tmp_path, minimal_run(data=data))]
+    hints = [str(mistake).partition(" must be ")[2] for mistake in refused(tmp_path, minimal_run(data=data))]
     assert hints == [
         "a mapping of keys to values; write {prefix: /corpora/a}",
         "a mapping of keys to values; write {prefix: /corpora/b}",
@@ -106,7 +108,7 @@ def test_a_text_in_place_of_a_list_is_shown_as_one(tmp_path, key, text, hint):
     if section == "program":
         values = {name: values[name] for name in ("name", "cluster", "paths", "program")}
     [mistake] = refused(tmp_path, values)
-    assert mistake.parts["hint"] == (hint or None)
+    assert mistake.hint == hint
 
 
 def test_a_missing_key_is_reported_at_its_section(tmp_path):
@@ -144,8 +146,8 @@ def test_an_unknown_preset_is_the_only_mistake(tmp_path):
 
 
 def test_an_unknown_preset_with_a_complete_shape(tmp_path):
-    [message] = refused(tmp_path, minimal_run(preset="a b"))
-    assert 'preset = "a b" is not a known preset; use one of tiny, ' in message
+    [mistake] = refused(tmp_path, minimal_run(preset="a b"))
+    assert 'preset = "a b" is not a known preset; use one of tiny, ' in str(mistake)
 
 
 def test_an_unknown_cluster_lists_the_known_ones(tmp_path):
@@ -167,7 +169,7 @@ def test_a_path_of_a_profile_that_does_not_exist(tmp_path):
 @pytest.mark.parametrize("name", ["x" * 200, "a/" * 300 + "b", "ü"])
 def test_a_cluster_that_cannot_be_found(tmp_path, name):
     [mistake] = refused(tmp_path, minimal_run(cluster=name))
-    assert mistake.parts["reason"] == "is not a known cluster profile"
+    assert mistake.reason == "is not a known cluster profile"
 
 
 def test_mistakes_of_the_cluster_profile_have_its_lines(tmp_path):
@@ -195,7 +197,7 @@ def test_options_are_reported_as_typed(tmp_path):
     with pytest.raises(FileErrors) as error:
         load_cluster_run("local", "a b")
     [mistake] = error.value.mistakes
-    assert mistake.startswith('--run-dir "a b" must be a path of letters')
+    assert str(mistake).startswith('--run-dir "a b" must be a path of letters')
 
 
 @pytest.mark.parametrize(
@@ -232,13 +234,13 @@ def test_options_that_cannot_be_read_are_reported_with_all_other_mistakes(tmp_pa
         "--set training.train_iters",
         f"{tmp_path}/run.yaml",
     ]
-    assert [mistake.partition(":")[0] for mistake in found] == places
+    assert [str(mistake).partition(":")[0] for mistake in found] == places
 
 
 def test_a_profile_that_is_not_yaml(tmp_path):
     (tmp_path / "bad.yaml").write_text("a: [\n")
     [mistake] = refused(tmp_path, minimal_run(cluster="./bad.yaml"))
-    assert "bad.yaml:2: not valid YAML" in mistake
+    assert (mistake.where, mistake.reason[:14]) == (f"{tmp_path}/bad.yaml:2", "not valid YAML")
 
 
 def test_a_run_file_that_is_missing(tmp_path):

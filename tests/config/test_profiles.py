@@ -83,9 +83,9 @@ def test_a_misspelled_name_gets_a_suggestion(tmp_path):
 def test_a_health_command_is_found_on_every_node(tmp_path):
     write_yaml(tmp_path / "site.yaml", {"extends": "local", "health_command": ["check.sh", "-q"]})
     [mistake] = profile_mistakes(read_profile("./site.yaml", tmp_path))
-    assert "site.yaml:4: health_command[0] = check.sh is not an absolute path" in mistake
+    assert "site.yaml:4: health_command[0] = check.sh is not an absolute path" in str(mistake)
     write_yaml(tmp_path / "site.yaml", {"extends": "local", "health_command": ["/opt/check.sh", "-q"]})
-    assert profile_mistakes(read_profile("./site.yaml", tmp_path)) == ()
+    assert profile_mistakes(read_profile("./site.yaml", tmp_path)) == []
 
 
 def test_a_missing_parent_is_reported_in_the_child(tmp_path):

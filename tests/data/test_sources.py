@@ -477,7 +477,7 @@ def test_a_hub_that_answers_with_something_else_is_described(
     server.usually = lambda handler, content: handler.answer(200, {"Content-Type": kind, **headers}, body)
     with pytest.raises(HpcgenError) as error:
         list_repository(HubSource(repo_id="owner/corpus"), "HF_TOKEN", QUICK)
-    [message] = error.value.mistakes
+    message = str(error.value)
     url = f"{server.url}/api/datasets/owner/corpus/revision/main"
     begins = (
         f"owner/corpus on {server.url}: the answer is not that of a hub. {url} answers HTTP 200 ({kind}): "

@@ -38,7 +38,7 @@ def test_a_run_file_for_data_lacks_only_what_other_stages_need(tmp_path: Path, s
         return
     with pytest.raises(ConfigErrors) as error:
         planned(tmp_path, ONLY_DATA, [stage.name], overrides)
-    found = {mistake.parts["key"]: mistake for mistake in error.value.mistakes if "but stage" in mistake}
+    found = {mistake.path: str(mistake) for mistake in error.value.mistakes if "but stage" in mistake.reason}
     assert list(found) == missing
     for key, mistake in found.items():
         reason = f"{key} is missing, but stage {stage.name} needs it; {stage.needs[key]}"
@@ -62,7 +62,7 @@ def test_a_mistake_in_the_file_is_one_for_every_stage_and_reported_once(
     values = {**ONLY_DATA, **changes}
     with pytest.raises(ConfigErrors) as error:
         planned(tmp_path, values, ["prepare", "train"])
-    assert [mistake.parts["key"] for mistake in error.value.mistakes] == wrong
+    assert [mistake.path for mistake in error.value.mistakes] == wrong
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,7 @@ def mistakes(directory: Path, run: dict[str, Any], stages: tuple[str, ...]) -> l
     try:
         planned(directory, run, stages)
     except HpcgenError as error:
-        return [mistake.parts["key"] or mistake for mistake in error.mistakes]
+        return [mistake.path or str(mistake) for mistake in error.mistakes]
     return []
 
 
@@ -259,5 +259,5 @@ def test_a_preset_that_contradicts_the_run_file_is_reported_at_its_line(tmp_path
         planned(tmp_path, run)
     lines = (tmp_path / "run.yaml").read_text().splitlines()
     for mistake in error.value.mistakes:
-        assert "(preset mixtral-8x7b) has no effect" in mistake
-        assert "num_moe_experts" in lines[mistake.parts["line"] - 1]
+        assert "(preset mixtral-8x7b) has no effect" in str(mistake)
+        assert "num_moe_experts" in lines[int(mistake.where.rpartition(":")[2]) - 1]

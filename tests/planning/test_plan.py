@@ -229,7 +229,7 @@ def test_a_prefix_with_a_suffix_is_reported(tmp_path, suffix):
     run = loaded(tmp_path, minimal_run(data={"train": named}))
     with pytest.raises(ConfigErrors) as error:
         plan(run)
-    [mistake] = error.value.mistakes
+    [mistake] = error.value.messages
     assert re.match(r"\S+run\.yaml:\d+: data\.train\[0\]\.prefix = \S+ is not a \.bin/\.idx pair\. ", mistake)
     assert mistake.endswith(f"corpus{suffix}.idx, which does not exist; remove {suffix} from it")
 

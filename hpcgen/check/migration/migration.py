@@ -34,7 +34,7 @@ from hpcgen.check.migration.training import carry_training
 from hpcgen.config.cluster import ClusterConfig
 from hpcgen.config.fields import Name, constraint_problems
 from hpcgen.config.node_type import NodeType
-from hpcgen.errors import ConfigErrors, HpcgenError, Mistake
+from hpcgen.errors import ConfigErrors, HpcgenError, Problem
 from trainer.contract.config import ParallelismConfig
 from trainer.contract.model.ranks import fewest_ranks
 
@@ -65,7 +65,7 @@ TIME = "1-00:00:00"
 class Refusal(ConfigErrors):
     """Settings that affect the results and cannot be carried over, with everything that is only listed."""
 
-    def __init__(self, mistakes: list[Mistake], listed: tuple[Leftover, ...]) -> None:
+    def __init__(self, mistakes: list[Problem], listed: tuple[Leftover, ...]) -> None:
         super().__init__(mistakes)
         self.listed = listed
 
@@ -208,7 +208,7 @@ def _options(launch: Launch) -> dict[str, tuple[str, ...]]:
     return {name: tuple(word.text for word in flag.values) for name, flag in launch.flags.items()}
 
 
-def _refusal(path: str, leftover: Leftover, *, is_program: bool) -> Mistake:
+def _refusal(path: str, leftover: Leftover, *, is_program: bool) -> Problem:
     if leftover.keys:
         hint = f"choose with --set '{EXAMPLES.get(leftover.keys[0], leftover.keys[0] + '=...')}'"
     elif is_program:
@@ -216,7 +216,7 @@ def _refusal(path: str, leftover: Leftover, *, is_program: bool) -> Mistake:
     else:
         hint = "remove it from a copy of the script, or keep Megatron-LM with --program"
     reason = f"{printable(leftover.what)}: {printable(leftover.why)}"
-    return Mistake.at(f"{path}:{leftover.line}", reason, hint)
+    return Problem("", reason, hint, where=f"{path}:{leftover.line}")
 
 
 def printable(text: str) -> str:

@@ -132,7 +132,7 @@ def _read_run(config: Path, overrides: tuple[str, ...], *, with_source: bool = F
     from hpcgen.config.corpus import problems
     from hpcgen.config.loader import load_run
     from hpcgen.config.presets import missing_tokenizer
-    from hpcgen.config.validation import describe
+    from hpcgen.config.validation import located
     from hpcgen.data.sources.directory import directory_problem
     from hpcgen.errors import ConfigErrors
     from hpcgen.planning.paths import absolute_paths
@@ -145,11 +145,11 @@ def _read_run(config: Path, overrides: tuple[str, ...], *, with_source: bool = F
         source, own = Path(corpus.source.directory), Path(corpus.directory)
         wrong += filter(None, [directory_problem(source, exclude=own)])
     if wrong:
-        raise ConfigErrors([describe(problem, run.document, run.config) for problem in wrong])
+        raise ConfigErrors([located(problem, run.document, run.config) for problem in wrong])
     tokenizer = absolute.data.tokenizer.tokenizer_file
     if with_source and tokenizer and not Path(tokenizer).exists():
         problem = missing_tokenizer(absolute.preset, tokenizer, "prepare")
-        warn((describe(problem, run.document, run.config),))
+        warn((str(located(problem, run.document, run.config)),))
     return absolute
 
 

@@ -13,7 +13,7 @@ import msgspec
 from hpcgen.data.listed_files import ManifestFile
 from hpcgen.data.sources.listing import UNSPLIT, Listing
 from hpcgen.data.urls import redacted, url_reason
-from hpcgen.errors import ConfigErrors, HpcgenError, Mistake
+from hpcgen.errors import ConfigErrors, HpcgenError, Problem
 from hpcgen.text import counted, few
 from trainer.contract.files.regular_file import read_bytes
 
@@ -47,7 +47,7 @@ def read_file_list(path: Path, *, has_token: bool = False) -> Listing:
         lines = read_bytes(path).splitlines()
     except OSError as error:
         raise HpcgenError(f"cannot read data.corpus.source.manifest = {path}: {error.strerror}") from error
-    files, messages = [], []
+    files, mistakes = [], []
     for number, line in enumerate(lines, start=1):
         if not line.strip() or (number == 1 and _is_header(line)):
             continue
@@ -55,13 +55,11 @@ def read_file_list(path: Path, *, has_token: bool = False) -> Listing:
             files.append(_file(msgspec.json.decode(line, type=_Line), path.parent))
         except (HpcgenError, msgspec.MsgspecError, UnicodeDecodeError) as error:
             known = f" (valid keys: {_KEYS})" if isinstance(error, msgspec.ValidationError) else ""
-            messages.append(Mistake.at(f"{path}:{number}", f"{error}{known}"))
-    if messages:
-        rest = len(messages) - _MAX_MESSAGES
-        raise ConfigErrors(
-            messages[:_MAX_MESSAGES]
-            + ([Mistake.at(str(path), f"{counted(rest, 'more invalid line')}")] if rest > 0 else [])
-        )
+            mistakes.append(Problem("", f"{error}{known}", where=f"{path}:{number}"))
+    if mistakes:
+        rest = len(mistakes) - _MAX_MESSAGES
+        more = [Problem("", counted(rest, "more invalid line"), where=str(path))] if rest > 0 else []
+        raise ConfigErrors(mistakes[:_MAX_MESSAGES] + more)
     if not files:
         raise HpcgenError(
             f"{path}: the list is empty", f"write one JSON object per line with the keys {_KEYS}"

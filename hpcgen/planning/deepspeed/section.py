@@ -36,8 +36,8 @@ def problems(run: Run, section: DeepSpeedConfig, allocation: Allocation) -> Iter
     try:
         model_size(_with_absolute_model(run, section))
     except HpcgenError as error:
-        parts = error.mistakes[0].parts
-        yield Problem("program.deepspeed.model", f"cannot be used: {parts['reason']}", parts["hint"] or "")
+        mistake = error.mistakes[0]
+        yield Problem("program.deepspeed.model", f"cannot be used: {mistake.reason}", mistake.hint)
 
 
 def complete_config(

@@ -1,0 +1,44 @@
+"""The class Problem: something that is wrong. Its parts become a sentence only when it is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A mistake or a warning.
+
+    `path` is the dotted path of the value ("parallelism.tensor_model_parallel_size"); empty if the problem is not about
+    a single value. `reason` completes the sentence that starts with "path = value" ("does not divide
+    model.num_attention_heads = 16 (16 / 6)"). `hint` says what to do ("use 1, 2, 4, 8 or 16") and may be empty.
+    """
+
+    path: str
+    reason: str
+    hint: str = ""
+    file: Literal["run", "cluster"] = "run"
+    """File that contains `path`: the run file or the cluster profile."""
+    meant: str = ""
+    """Path of the key that the user probably meant, if `path` is an unknown key."""
+    about: tuple[str, ...] = ()
+    """Paths of the other keys that `reason` names. If `path` has its default, the first one that the user set shows the
+    place."""
+    candidates: Sequence[object] = field(default=(), compare=False)
+    """Values for `path` that may solve the problem, best first. Those that break no rule become part of the hint."""
+    offers: int = 6
+    """Maximum number of candidates in the hint."""
+    where: str = ""
+    """Place of the value, such as "run.yaml:14", or a source that is not a file. Empty until it is known."""
+    subject: str = ""
+    """What `reason` follows in the sentence: the path with its value. Default: `path`."""
+    value: object = field(default=None, compare=False)
+    """The value, for JSON; None if it is missing, a section, or must not be printed."""
+
+    def __str__(self) -> str:
+        """The message: place, what with its value, why, and what to do."""
+        sentence = f"{self.subject or self.path} {self.reason}".strip()
+        placed = f"{self.where}: {sentence}" if self.where else sentence
+        return f"{placed}; {self.hint}" if self.hint else placed
