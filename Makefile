@@ -63,10 +63,10 @@ check: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# More workers than cores, since the tests wait half of the time. tests/conftest.py has the longest files run first;
-# xdist would start with those that have the most tests.
+# More workers than cores, since tests of Slurm mostly wait; each worker takes 20 seconds of a core to collect and import.
+# tests/conftest.py has files with processes run first; xdist would start with those that have the most tests.
 pytest: $(READY)
-	$(BIN)/pytest --numprocesses 5 --dist loadfile --no-loadscope-reorder
+	$(BIN)/pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
 
 test-slow: $(READY)
 	$(BIN)/pytest -m slow

@@ -22,78 +22,6 @@ NOT_QUICK = ("process", "slow", "gpu")
 PROCESS_FOLDERS = tuple(f"{TESTS}/{name}/" for name in ("check", "enroot", "install", "lint", "slurm"))
 """Folders in which every test is marked `process`. Reading a script starts shfmt."""
 
-LONG_FILES = (
-    "test_docs.py",
-    "slurm/test_site.py",
-    "check/test_site.py",
-    "slurm/test_submit.py",
-    "slurm/test_run.py",
-    "install/test_code_dir.py",
-    "slurm/test_job.py",
-    "trainer/test_checkpoints.py",
-    "trainer/test_deepseek.py",
-    "trainer/test_rank_memory.py",
-    "trainer/test_saving.py",
-    "slurm/test_faults.py",
-    "trainer/test_resuming.py",
-    "trainer/test_pythons.py",
-    "slurm/test_train.py",
-    "data/test_bounds.py",
-    "slurm/test_submitting_shell.py",
-    "cli/test_irregular_files.py",
-    "slurm/test_share.py",
-    "trainer/evaluate/test_stop_strings.py",
-    "test_hostile.py",
-    "cli/test_templates.py",
-    "slurm/test_data.py",
-    "enroot/test_build_image.py",
-    "trainer/health/test_scripts.py",
-    "trainer/inference/test_command.py",
-    "slurm/test_preflight.py",
-    "trainer/evaluate/test_tasks.py",
-    "slurm/test_evaluation.py",
-    "trainer/huggingface/test_exporting.py",
-    "trainer/test_documents.py",
-    "trainer/test_layouts.py",
-    "trainer/test_experts.py",
-    "cli/test_conversion.py",
-    "check/test_rules.py",
-    "slurm/test_cluster.py",
-    "trainer/test_poison.py",
-    "trainer/inference/test_imported.py",
-    "slurm/test_generation.py",
-    "install/test_extras.py",
-    "trainer/huggingface/test_round_trip.py",
-    "trainer/huggingface/test_importing.py",
-    "trainer/test_one_rank.py",
-    "rendering/test_golden.py",
-    "enroot/test_health_check.py",
-    "trainer/test_failing.py",
-    "trainer/test_custom.py",
-    "trainer/test_fp16.py",
-    "trainer/test_long_context.py",
-    "trainer/huggingface/test_deepseek.py",
-    "trainer/test_alive.py",
-    "test_site.py",
-    "trainer/test_exchange.py",
-    "trainer/inference/test_generation.py",
-    "trainer/test_metrics.py",
-    "trainer/test_provenance.py",
-    "trainer/test_mtp_documents.py",
-    "data/test_tokenize.py",
-    "data/test_task.py",
-    "data/test_kills.py",
-    "data/test_identity.py",
-    "cli/test_submit_local.py",
-    "trainer/evaluate/test_job.py",
-    "lint/test_fuzz.py",
-    "lint/test_rules.py",
-)
-"""Files that run first, so that no worker is left with a long one while the others have finished.
-
-Files of tests/slurm, which mostly wait, alternate with files that mostly compute.
-"""
-
 STARTS = frozenset(("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"))
 """Audit events of the calls that start a process."""
 
@@ -145,8 +73,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if str(item.path).startswith(PROCESS_FOLDERS):
             item.add_marker("process")
-    places = {TESTS / name: place for place, name in enumerate(LONG_FILES)}
-    items.sort(key=lambda item: places.get(item.path, len(places)))
+    # Files without processes are short. At the end, no worker is left with a long file while the others have finished.
+    long = {item.path for item in items if item.get_closest_marker("process")}
+    # By size, files of tests/slurm, which mostly wait, alternate with files that mostly compute.
+    sizes = {path: path.stat().st_size for path in {item.path for item in items}}
+    items.sort(key=lambda item: (item.path not in long, -sizes[item.path], item.path))
 
 
 @pytest.hookimpl(wrapper=True)

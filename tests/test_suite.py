@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import LONG_FILES
-
 pytestmark = pytest.mark.process
 
 ROOT = Path(__file__).parents[1]
@@ -51,11 +49,6 @@ def test_on_a_gpu():
 def test_none():
     pass
 """
-
-
-def test_every_long_file_exists() -> None:
-    assert [name for name in LONG_FILES if not (ROOT / "tests" / name).is_file()] == []
-    assert len(LONG_FILES) == len(set(LONG_FILES))
 
 
 def test_what_a_test_starts_can_be_interrupted() -> None:
