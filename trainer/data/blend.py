@@ -21,7 +21,7 @@ from trainer.contract.resuming.sampling import Documents, Listed, Order, Samplin
 from trainer.contract.wording import counted
 from trainer.data import replay
 from trainer.data.corpora import SPLITS, Share, cut, documents_of_share, open_corpora, split_shares
-from trainer.data.documents import require_ends
+from trainer.data.kinds import kind_of
 from trainer.data.progress import OneBlend, Progress, fresh
 
 MOCK_SPLIT = "1,1,1"
@@ -110,10 +110,8 @@ def plan_blends(
         for source in sources:
             corpora |= open_corpora(f"data.{source.split}", source.datasets, rows)
         _require_disjoint(sources)
-    if data.needs_eod:
-        for prefix, corpus in corpora.items():
-            advice = "Set data.eod_id to the end-of-document token of the corpus, or tokenize it with one"
-            require_ends(prefix, corpus, data.eod_id, advice)
+    for prefix, corpus in corpora.items():
+        kind_of(data).check_pair(prefix, corpus, data)
     evaluation = config.training.eval_iters * config.training.global_batch_size
     blends = {}
     for source in sources:

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy
 import torch
 from megatron.core.datasets.blended_dataset import BlendedDataset
-from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig, MockGPTDataset
+from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 from megatron.core.datasets.utils import Split
 
 from trainer.contract.config import BlendConfig, Dataset, TrainerConfig
@@ -25,6 +25,7 @@ from trainer.contract.resuming.sampling import Order, Sampling, Stream
 from trainer.data.blend import Blend, LogLine, Part, plan_blends
 from trainer.data.corpora import SPLITS
 from trainer.data.index_files import Index, complete
+from trainer.data.kinds import Kind, kind_of
 from trainer.data.progress import Progress
 from trainer.data.replay import counts
 from trainer.faults.storage import at_rank_0
@@ -178,7 +179,8 @@ def open_datasets(
     if not is_needed:
         return dict.fromkeys(blends)
     at = functools.partial(_dataset_config, config, vocab_size, cache_dir)
-    return {split: _open(blend, at) for split, blend in blends.items()}
+    kind = kind_of(config.data)
+    return {split: _open(kind, blend, at) for split, blend in blends.items()}
 
 
 def build_index(
@@ -208,27 +210,27 @@ def complete_indices(
 
     Parts are built before blends, since building a blend reads its parts.
     """
-    blends = list(blends)
+    blends, kind = list(blends), kind_of(config.data)
     at = functools.partial(_dataset_config, config, vocab_size)
     indices = [
-        _order_index(blend.split, part, order, at, cache_dir)
+        _order_index(kind, blend.split, part, order, at, cache_dir)
         for blend in blends
         for part in blend.parts
         for order in part.stream.orders
     ]
-    indices += [_blend_index(blend, at, cache_dir) for blend in blends if len(blend.parts) > 1]
+    indices += [_blend_index(kind, blend, at, cache_dir) for blend in blends if len(blend.parts) > 1]
     complete(indices, cache_dir, log)
 
 
 def _order_index(
-    split: str, part: Part, order: Order, at: Callable[..., GPTDatasetConfig], cache_dir: Path
+    kind: Kind, split: str, part: Part, order: Order, at: Callable[..., GPTDatasetConfig], cache_dir: Path
 ) -> Index:
     def build(directory: Path) -> None:
         documents = numpy.arange(part.documents.first, part.documents.end, dtype=numpy.int32)
-        _order_dataset(split, part, order, functools.partial(at, directory), documents)
+        _order_dataset(kind, split, part, order, functools.partial(at, directory), documents)
 
     unread = functools.partial(at, cache_dir, defer_npy_index_mmap=True)
-    named = _order_dataset(split, part, order, unread)
+    named = _order_dataset(kind, split, part, order, unread)
     return Index(
         title=f"{split} of {part.prefix or 'mock samples'}",
         key=f"{named.unique_description_hash}-{type(named).__name__}-{split}",
@@ -238,13 +240,13 @@ def _order_index(
     )
 
 
-def _blend_index(blend: Blend, at: Callable[..., GPTDatasetConfig], cache_dir: Path) -> Index:
+def _blend_index(kind: Kind, blend: Blend, at: Callable[..., GPTDatasetConfig], cache_dir: Path) -> Index:
     def build(directory: Path) -> None:
-        parts = _part_datasets(blend, functools.partial(at, cache_dir))
+        parts = _part_datasets(kind, blend, functools.partial(at, cache_dir))
         _blended_dataset(blend, parts, at(directory))
 
     unread = functools.partial(at, cache_dir, defer_npy_index_mmap=True)
-    named = _blended_dataset(blend, _part_datasets(blend, unread), unread())
+    named = _blended_dataset(blend, _part_datasets(kind, blend, unread), unread())
     return Index(
         title=f"the blend of {blend.split}",
         key=f"{named.unique_description_hash}-{type(named).__name__}-{blend.split}",
@@ -254,18 +256,19 @@ def _blend_index(blend: Blend, at: Callable[..., GPTDatasetConfig], cache_dir: P
     )
 
 
-def _open(blend: Blend, at: Callable[..., GPTDatasetConfig]) -> torch.utils.data.Dataset:
-    parts = _part_datasets(blend, at)
+def _open(kind: Kind, blend: Blend, at: Callable[..., GPTDatasetConfig]) -> torch.utils.data.Dataset:
+    parts = _part_datasets(kind, blend, at)
     dataset = parts[0] if len(parts) == 1 else _blended_dataset(blend, parts, at())
     return Numbered(dataset, blend.first) if blend.first else dataset
 
 
 def _part_datasets(
-    blend: Blend, at: Callable[..., GPTDatasetConfig]
+    kind: Kind, blend: Blend, at: Callable[..., GPTDatasetConfig]
 ) -> list[GPTDataset] | list[Continuation]:
     """Datasets of the parts, all of one class. They are Core's own if each reads one order from its beginning."""
     orders = [
-        [_order_dataset(blend.split, part, order, at) for order in part.stream.orders] for part in blend.parts
+        [_order_dataset(kind, blend.split, part, order, at) for order in part.stream.orders]
+        for part in blend.parts
     ]
     if all(part.start == 0 and len(part.stream.orders) == 1 for part in blend.parts):
         return [first for (first,) in orders]
@@ -276,6 +279,7 @@ def _part_datasets(
 
 
 def _order_dataset(
+    kind: Kind,
     split: str,
     part: Part,
     order: Order,
@@ -284,9 +288,8 @@ def _order_dataset(
 ) -> GPTDataset:
     """Core's dataset for one order of a corpus. Core reads `documents` only to build the index."""
     dataset_config = at(seed=order.seed)
-    kind = MockGPTDataset if dataset_config.mock else GPTDataset
-    corpus = kind.build_low_level_dataset(part.prefix, dataset_config)
-    return kind(corpus, part.prefix, documents, order.num_samples, Split[split], dataset_config)
+    corpus = kind.dataset.build_low_level_dataset(part.prefix, dataset_config)
+    return kind.dataset(corpus, part.prefix, documents, order.num_samples, Split[split], dataset_config)
 
 
 def _blended_dataset(
