@@ -27,12 +27,12 @@ from trainer.contract.model.batch_size import batch_size_at
 from trainer.contract.resuming import provenance
 from trainer.contract.resuming.confirmations import Confirmations
 from trainer.contract.resuming.record_shape import CONFIRMED
+from trainer.contract.rules.engine import require
 from trainer.contract.wording import counted
 from trainer.data.datasets import Reading, open_datasets, plan
 from trainer.data.loader import num_microbatches, reads_samples
 from trainer.data.progress import fresh, resumed
 from trainer.distributed import groups, rendezvous
-from trainer.distributed.layout import check_layout
 from trainer.distributed.peers import Peers
 from trainer.distributed.rendezvous import Ranks
 from trainer.faults import lock
@@ -71,8 +71,8 @@ def train(config: TrainerConfig, stop_file: Path | None = None, progress: bool =
         NonFiniteError: the loss or the gradient norm is not finite.
         LostPeersError: another rank is gone.
     """
+    require(config)
     config = resolve(config)
-    check_layout(config)
     ranks = rendezvous.find_ranks(os.environ)
     is_rank_0 = ranks.rank == 0
     stop = StopRequest(stop_file if is_rank_0 else None)

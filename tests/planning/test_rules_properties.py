@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import random
 import re
+import types
+import typing
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpcgen.planning.repairs import check
-from tests.planning.cases import valid_facts
+from tests.planning.cases import MLA, MTP, YARN, valid_facts
+from trainer.contract.config import RecomputeModule, TrainerConfig, field_hints
+from trainer.contract.config.resolve import resolve
+from trainer.contract.rules.engine import TRAINING, facts_of, require
 from trainer.contract.rules.facts import Facts
 
 SIZES = {
@@ -114,3 +121,61 @@ def test_following_the_hints_ends_in_a_run_that_works(facts):
             return
         facts = facts.with_value(found[0].path, offered(found[0].hint)[0])
     raise AssertionError(f"twelve hints were not enough: {check(facts)[0]}")
+
+
+BASES = (
+    {},
+    MLA | {"model__add_bias_linear": False},
+    MTP,
+    {"model__num_moe_experts": 8, "model__add_bias_linear": False, "model__moe_aux_loss_coeff": 0.01},
+    {"model__position_embedding_type": "rope", "model__rope_scaling": YARN},
+    {"optimizer__lr_decay_style": "WSD"},
+    {"training__precision": "fp16"},
+    {"training__fp8": "hybrid"},
+    {"data__reset_attention_mask": True, "data__reset_position_ids": True},
+    {"parallelism__tensor_model_parallel_size": 2, "parallelism__sequence_parallel": True},
+    {"parallelism__pipeline_model_parallel_size": 2},
+    {"parallelism__context_parallel_size": 2},
+    {"training__recompute_granularity": "selective"},
+)
+"""Runs in which different keys have an effect."""
+KEYS = [
+    (section, key, hint)
+    for section in ("model", "parallelism", "training", "optimizer", "data", "checkpoint", "logging")
+    for key, hint in field_hints(field_hints(TrainerConfig)[section]).items()
+]
+
+
+def random_value(hint: Any, source: random.Random) -> Any:
+    """A value of this type; None for types whose values need a meaning of their own."""
+    while typing.get_origin(hint) in (typing.Union, types.UnionType, typing.Annotated):
+        hint = next(arg for arg in typing.get_args(hint) if arg is not type(None))
+    if typing.get_origin(hint) is typing.Literal:
+        return source.choice(typing.get_args(hint))
+    values = {
+        bool: [True, False],
+        int: [1, 2, 3, 4, 8, 16, 64, 128, 1000],
+        float: [0.0, 0.1, 0.5, 1.0, 2.0],
+        tuple[RecomputeModule, ...]: [("core_attn",), ("moe",), ("layernorm", "mla_up_proj")],
+    }
+    return source.choice(values.get(hint, [None]))
+
+
+def test_what_is_valid_as_written_stays_valid_when_resolved() -> None:
+    """hpcgen checks what is written, and the trainer of a job what hpcgen has resolved."""
+    source = random.Random(34)
+    valid = 0
+    for _ in range(1000):
+        changes = dict(source.choice(BASES))
+        for section, key, hint in source.sample(KEYS, source.randint(1, 2)):
+            if (value := random_value(hint, source)) is not None:
+                changes[f"{section}__{key}"] = value
+        facts = valid_facts(**changes)
+        sections = {section: getattr(facts, section) for section, _, _ in KEYS}
+        device = source.choice(("cuda", "cpu"))
+        written = TrainerConfig(name="x", run_dir="/x", device=device, world_size=16, **sections)
+        if any(found for rule in TRAINING for found in rule(facts_of(written))):
+            continue
+        require(resolve(written))
+        valid += 1
+    assert valid > 200

@@ -248,8 +248,8 @@ def test_settings_that_need_gpus_are_refused_without_gpus():
     engine = "requires Transformer Engine, but the cluster's nodes have no GPUs"
     assert [(problem.path, problem.reason) for problem in check(facts)[0]] == [
         ("parallelism.tp_comm_overlap", "requires Transformer Engine, but the cluster's nodes have no GPUs"),
-        ("training.fp8", "requires GPUs, but the cluster's nodes have none"),
+        ("training.fp8", "requires GPUs, but the cluster's nodes have no GPUs"),
         ("training.transformer_impl", engine),
         ("training.cross_entropy_fusion_impl", engine),
-        ("training.cuda_graph_impl", "requires GPUs, but the cluster's nodes have none"),
+        ("training.cuda_graph_impl", "requires GPUs, but the cluster's nodes have no GPUs"),
     ]

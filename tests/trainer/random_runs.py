@@ -14,8 +14,7 @@ from typing import Any
 from tests.trainer.runs import write_corpus
 from trainer.contract import config as configuration
 from trainer.contract.config import TrainerConfig
-from trainer.contract.rules.engine import ERRORS
-from trainer.contract.rules.facts import Facts, World
+from trainer.contract.rules.engine import ERRORS, facts_of
 
 STEPS, SAVED = 4, 2
 """Steps of a run, and the step at which it saves a checkpoint."""
@@ -253,14 +252,7 @@ def draw(seed: int, directory: Path, *, large: bool = False) -> Case:
 def is_valid(document: Document) -> bool:
     """True if hpcgen's rules accept the trainer's configuration."""
     config = configuration.from_dict(TrainerConfig, document, "a random run")
-    sections = ("model", "parallelism", "training", "optimizer", "data", "checkpoint", "logging")
-    facts = Facts(
-        **{name: getattr(config, name) for name in sections},
-        world=World(path="slurm.train.nodes", count=1, ranks_each=config.world_size),
-        gpus_per_node=config.world_size,
-        device="cpu",
-    )
-    return not any(problem for rule in ERRORS for problem in rule(facts))
+    return not any(problem for rule in ERRORS for problem in rule(facts_of(config)))
 
 
 def merged(document: Document, changes: Document) -> Document:

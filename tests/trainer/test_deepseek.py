@@ -189,7 +189,7 @@ def test_a_layout_with_incomplete_gradients_is_refused(config: dict[str, Any]) -
     config |= {"model": DEEPSEEK, "world_size": 2, "parallelism": {"tensor_model_parallel_size": 2}}
     result = run(config)
     assert 0 not in result.statuses
-    message = "multi_latent_attention with tensor_model_parallel_size = 2 requires sequence_parallel = true"
+    message = "sequence_parallel = false must be true for model.multi_latent_attention with TP = 2"
     assert message in result.log
 
 

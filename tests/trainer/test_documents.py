@@ -174,7 +174,7 @@ def test_documents_train_alike_with_other_settings(
 @pytest.mark.process
 def test_each_key_changes_the_losses(short_documents: str, tmp_path: Path) -> None:
     def first_loss(name: str, **data: Any) -> float:
-        config = documents_config(short_documents, tmp_path / name, eod_id=EOD, **data)
+        config = documents_config(short_documents, tmp_path / name, eod_id=EOD if data else None, **data)
         config["training"]["train_iters"] = 1
         config["optimizer"]["lr_warmup_iters"] = 0
         return finished(config).steps[0][1]

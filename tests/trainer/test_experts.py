@@ -17,8 +17,7 @@ from tests.trainer.runs import GPT, LLAMA, MOE, Run, finished, gpt_config
 from tests.trainer.tensors import assert_same_checkpoint, load_all
 from trainer.contract import config as configuration
 from trainer.contract.config import ConfigError, TrainerConfig
-from trainer.contract.config.resolve import resolve
-from trainer.distributed.layout import check_layout
+from trainer.contract.rules.engine import require
 from trainer.model.experts import Router
 
 pytestmark = pytest.mark.process
@@ -319,12 +318,32 @@ def test_names_of_experts_do_not_depend_on_the_layout(corpus: str, tmp_path: Pat
             4,
             "sequence_parallel = false does not work with experts",
         ),
-        ({}, {"expert_model_parallel_size": 3}, 3, "num_moe_experts = 4 is not a multiple of EP (3)"),
-        ({}, EP4, 2, "world_size = 2 is not a multiple of ETP x EP x PP = 1 x 4 x 1"),
-        ({"moe_ffn_hidden_size": 49}, ETP2, 2, "moe_ffn_hidden_size = 49 is not a multiple of ETP (2)"),
-        ({"add_bias_linear": True}, ETP2, 2, "add_bias_linear = true does not work with ETP = 2"),
-        ({}, EP2 | INSTANCES, 2, "num_distributed_optimizer_instances (2)"),
-        (None, EP2, 2, "expert_model_parallel_size = 2 needs model.num_moe_experts"),
+        (
+            {},
+            {"expert_model_parallel_size": 3},
+            3,
+            "size = 3 does not divide model.num_moe_experts = 4",
+        ),
+        (
+            {},
+            EP4,
+            2,
+            "results in ETP x EP = 1 x 4 = 4, which does not divide the 2 ranks of a pipeline stage",
+        ),
+        (
+            {"moe_ffn_hidden_size": 49},
+            ETP2,
+            2,
+            "size = 2 does not divide model.moe_ffn_hidden_size = 49",
+        ),
+        (
+            {"add_bias_linear": True},
+            ETP2,
+            2,
+            "is not supported for experts that 2 ranks share",
+        ),
+        ({}, EP2 | INSTANCES, 2, "num_distributed_optimizer_instances = 2 does not divide"),
+        (None, EP2, 2, "expert_model_parallel_size = 2 has no effect, because model.num_moe_experts is null"),
     ],
 )
 def test_layouts_that_cannot_work_are_refused(
@@ -333,6 +352,6 @@ def test_layouts_that_cannot_work_are_refused(
     document = moe_config("/corpus", tmp_path, LLAMA if model is None else MIXTRAL | model)
     document |= {"world_size": world_size, "parallelism": layout}
     document["training"]["global_batch_size"] = 12
-    config = resolve(configuration.from_dict(TrainerConfig, document, "test"))
+    config = configuration.from_dict(TrainerConfig, document, "test")
     with pytest.raises(ConfigError, match=re.escape(message)):
-        check_layout(config)
+        require(config)

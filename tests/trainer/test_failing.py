@@ -19,11 +19,10 @@ from tests.trainer.forked import run_python
 from tests.trainer.runs import ROOT, Ranks, environment, run
 from trainer.contract import config as configuration
 from trainer.contract.config import ConfigError, TrainerConfig
-from trainer.contract.config.resolve import resolve
 from trainer.contract.errors import Exit, TrainerError
 from trainer.contract.files.run_directory import RunDirectory, publish
 from trainer.contract.hang_report import HangReport
-from trainer.distributed.layout import check_layout
+from trainer.contract.rules.engine import require
 from trainer.faults import hang, lock
 from trainer.metrics.json_lines import JsonLines
 
@@ -287,15 +286,23 @@ def test_a_configuration_that_does_not_fit_ends_in_one_line(text: str, tmp_path:
 @pytest.mark.parametrize(
     ("section", "values", "message"),
     [
-        ("parallelism", {"tensor_model_parallel_size": 8}, "world_size = 4 is not a multiple"),
-        ("training", {"global_batch_size": 6}, "global_batch_size = 6 is not a multiple of"),
+        (
+            "parallelism",
+            {"pipeline_model_parallel_size": 2, "context_parallel_size": 4},
+            "world_size = 4 results in 4 ranks, which",
+        ),
+        (
+            "training",
+            {"global_batch_size": 6},
+            "global_batch_size = 6 is not a multiple of",
+        ),
         ("model", {"num_attention_heads": 1}, None),
         ("model", {"padded_vocab_size": 1001}, None),
         ("parallelism", {"pipeline_model_parallel_size": 4, "context_parallel_size": 1}, None),
         (
             "parallelism",
             {"virtual_pipeline_model_parallel_size": 2},
-            "needs pipeline_model_parallel_size > 1",
+            "virtual_pipeline_model_parallel_size = 2 requires .*pipeline_model_parallel_size > 1",
         ),
     ],
 )
@@ -303,9 +310,9 @@ def test_a_layout_must_divide(
     section: str, values: dict[str, Any], message: str | None, config: dict[str, Any]
 ) -> None:
     document = config | {"world_size": 4, section: config[section] | values}
-    parsed = resolve(configuration.from_dict(TrainerConfig, document, "test"))
+    parsed = configuration.from_dict(TrainerConfig, document, "test")
     if message is None:
-        check_layout(parsed)
+        require(parsed)
         return
     with pytest.raises(ConfigError, match=message):
-        check_layout(parsed)
+        require(parsed)

@@ -19,9 +19,10 @@ from tests.trainer.runs import gpt_config
 from trainer.checkpoint import megatron_lm
 from trainer.contract import config as configuration
 from trainer.contract.config import ModelConfig, OptimizerConfig, ParallelismConfig, TrainerConfig
-from trainer.contract.config.resolve import model_problems, resolve
+from trainer.contract.config.resolve import resolve
 from trainer.contract.errors import TrainerError
 from trainer.contract.resuming import hyperparameters
+from trainer.contract.rules.engine import contradictions
 from trainer.optimizer.schedule import Schedule
 
 COMPARED = ("num_layers", "hidden_size", "num_attention_heads", "add_position_embedding")
@@ -166,7 +167,7 @@ def test_arguments_that_megatron_core_does_not_read_are_not_part_of_the_model(un
     ]
     model = configuration.from_dict(ModelConfig, section, "test")
     assert model.num_moe_experts == 8
-    assert list(model_problems(model)) == []
+    assert contradictions(model) == []
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from tests.trainer.runs import gpt_config
 from trainer.contract import config as configuration
-from trainer.contract.config import ConfigError, LoggingConfig, TrainerConfig
+from trainer.contract.config import LoggingConfig, TrainerConfig
 from trainer.contract.files.run_directory import RunDirectory
 from trainer.metrics.profiling import Profiler
 
@@ -51,21 +51,3 @@ def test_other_ranks_and_steps_are_left_alone(
     assert not any(recorder.before(iteration) for iteration in iterations)
     recorder.close(20)
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("logging", "message"),
-    [
-        ({"profile_step_start": 4, "profile_step_end": 4}, "profile_step_end = 4 must be greater than"),
-        ({"profile_step_end": 4}, "logging.profile_step_end requires logging.profile_step_start"),
-        (
-            {"record_memory_history": True},
-            "logging.record_memory_history requires logging.profile_step_start",
-        ),
-    ],
-)
-def test_a_range_without_steps_is_refused(
-    config: TrainerConfig, logging: dict[str, object], message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        profiler(config, **logging)

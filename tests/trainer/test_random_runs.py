@@ -26,8 +26,8 @@ from tests.trainer.tensors import assert_same_checkpoint
 from trainer.contract import config as configuration
 from trainer.contract.config import TrainerConfig
 from trainer.contract.config.resolve import resolve
+from trainer.contract.rules.engine import require
 from trainer.distributed import groups
-from trainer.distributed.layout import check_layout
 from trainer.distributed.rendezvous import Ranks
 from trainer.model import kernels
 from trainer.model.build import build_model
@@ -139,8 +139,10 @@ def test_core_builds_a_random_layout(seed: int, tmp_path: Path, monkeypatch: pyt
         document = case.config(
             "large", layout, optimizer__parameter_groups=[]
         )  # need the names of other ranks
-        config = resolve(configuration.from_dict(TrainerConfig, document, "a random run"))
-        check_layout(config)
+        written = configuration.from_dict(TrainerConfig, document, "a random run")
+        require(written)
+        config = resolve(written)
+        require(config)
         for rank in {0, config.world_size // 2, config.world_size - 1}:
             ranks = Ranks(rank, rank, config.world_size, "a test")
             try:

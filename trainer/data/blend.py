@@ -91,13 +91,12 @@ def plan_blends(
     says which corpora are left out, and how many epochs are read from the rest.
 
     Raises:
-        ConfigError: not exactly one data source is given; a pair is missing, damaged or made with another tokenizer; a
+        ConfigError: a pair is missing, damaged or made with another tokenizer; a
             document would be in two splits; training or validation would have no documents; or what was read of the
             pairs before cannot be determined.
     """
     progress = progress or fresh(config)
     data = config.data
-    _require_one_source(data)
     if data.mock:
         return _mock_blends(config, progress)
     if data.datasets:
@@ -321,16 +320,6 @@ def _mock_blends(config: TrainerConfig, progress: Progress) -> dict[str, Blend]:
             stream = Stream({"prefix": None}, documents, config.model.seq_length, (order,))
             blends[split] = Blend(split, wanted, (Part(stream, 1.0),))
     return blends
-
-
-def _require_one_source(data: BlendConfig) -> None:
-    given = [bool(data.datasets), bool(data.train), data.mock]
-    if sum(given) != 1 or (not data.train and (data.valid or data.test)):
-        raise ConfigError(
-            "data: set exactly one of data.datasets, data.train (with data.valid and data.test) and "
-            f"data.mock = true; got datasets: {len(data.datasets)}, train: {len(data.train)}, "
-            f"valid: {len(data.valid)}, test: {len(data.test)}, mock: {data.mock}"
-        )
 
 
 def _require_disjoint(sources: Sequence[_Source]) -> None:

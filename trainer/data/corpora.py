@@ -7,7 +7,6 @@ documents round(a x n) to round(b x n), as in Megatron-Core.
 from __future__ import annotations
 
 import bisect
-import math
 import struct
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from megatron.core.datasets.utils import normalize
 from trainer.contract.config import ConfigError, Dataset
 from trainer.contract.files.regular_file import open_regular
 from trainer.contract.resuming.sampling import Documents
+from trainer.contract.rules.data import split_weights
 
 SPLITS = ("train", "valid", "test")
 
@@ -35,20 +35,10 @@ Share = tuple[float, float]
 
 
 def split_shares(split: str) -> dict[str, Share | None]:
-    """Share of each split by data.split; None for a split with weight 0.
-
-    Raises:
-        ConfigError: it is not three weights with the first above 0. Core would accept any text with digits.
-    """
-    try:
-        weights = [float(weight) for weight in split.split(",")]
-    except ValueError:
-        weights = []
-    if len(weights) != 3 or min(weights) < 0 or weights[0] == 0 or not math.isfinite(sum(weights)):
-        raise ConfigError(
-            f"data.split = {split!r} must be three weights, for train, valid and test, with train's above 0"
-        )
-    return dict(zip(SPLITS, convert_split_vector_to_split_matrix(normalize(weights)), strict=True))
+    """Share of each split by data.split; None for a split with weight 0."""
+    weights = split_weights(split)
+    assert weights is not None, split
+    return dict(zip(SPLITS, convert_split_vector_to_split_matrix(normalize(list(weights))), strict=True))
 
 
 def cut(num_documents: int, share: Share) -> tuple[int, int]:

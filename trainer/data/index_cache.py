@@ -13,6 +13,7 @@ from trainer.contract import config as configuration
 from trainer.contract.config.resolve import resolve
 from trainer.contract.errors import TrainerError
 from trainer.contract.files.run_directory import RunDirectory
+from trainer.contract.rules.engine import require
 from trainer.data.single_process import config_parser, single_process_group
 from trainer.distributed import device
 from trainer.metrics.console import quiet_libraries
@@ -24,7 +25,9 @@ def main() -> int:
     arguments = parser.parse_args()
     quiet_libraries()
     try:
-        config = resolve(configuration.read(arguments.config))
+        config = configuration.read(arguments.config)
+        require(config)
+        config = resolve(config)
         device.prepare("cpu")  # independent of the run's device
         _build(config)
     except TrainerError as error:

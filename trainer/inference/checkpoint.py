@@ -23,7 +23,7 @@ from trainer.contract.files.checkpoint_files import Checkpoint
 from trainer.contract.files.regular_file import read_bytes
 from trainer.contract.files.run_directory import RunDirectory
 from trainer.contract.model.pipeline import almost_even_layout
-from trainer.distributed.layout import check_layout
+from trainer.contract.rules.engine import FORWARD, require
 
 PREFIX = "iter_"
 """Prefix of the names of checkpoint directories."""
@@ -130,30 +130,23 @@ def inference_config(
         precision=precision or record["precision"],
         transformer_impl="torch",
     )
-    config = resolve(
-        TrainerConfig(
-            name=found.path.name,
-            run_dir=str(found.path.parent),
-            device=device,
-            world_size=tensor_parallel * pipeline_parallel * num_replicas,
-            model=model,
-            parallelism=ParallelismConfig(
-                tensor_model_parallel_size=tensor_parallel,
-                pipeline_model_parallel_size=pipeline_parallel,
-                pipeline_model_parallel_layout=_uneven_layout(model.num_layers, pipeline_parallel),
-            ),
-            training=training,
-            optimizer=OptimizerConfig(lr=1.0, lr_warmup_iters=0),
-            data=_documents(record),
-        )
+    config = TrainerConfig(
+        name=found.path.name,
+        run_dir=str(found.path.parent),
+        device=device,
+        world_size=tensor_parallel * pipeline_parallel * num_replicas,
+        model=model,
+        parallelism=ParallelismConfig(
+            tensor_model_parallel_size=tensor_parallel,
+            pipeline_model_parallel_size=pipeline_parallel,
+            pipeline_model_parallel_layout=_uneven_layout(model.num_layers, pipeline_parallel),
+        ),
+        training=training,
+        optimizer=OptimizerConfig(lr=1.0, lr_warmup_iters=0),
+        data=_documents(record),
     )
-    check_layout(config, trains=False)
-    groups = config.model.num_query_groups or config.model.num_attention_heads
-    if groups % tensor_parallel:
-        raise TrainerError(
-            f"TP = {tensor_parallel} does not divide the model's {groups} query groups. Use a divisor of {groups}"
-        )
-    return config
+    require(config, FORWARD)
+    return resolve(config)
 
 
 def _documents(record: Mapping[str, Any]) -> BlendConfig:

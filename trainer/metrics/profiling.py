@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from trainer.contract.config import ConfigError, LoggingConfig, TrainerConfig
+from trainer.contract.config import LoggingConfig, TrainerConfig
 from trainer.contract.files.run_directory import RunDirectory
 
 DEFAULT_STEPS = 2
@@ -95,16 +95,5 @@ def _range(logging: LoggingConfig) -> tuple[int, int]:
     """The iterations to record, [start, end)."""
     start, end = logging.profile_step_start, logging.profile_step_end
     if start is None:
-        if end is not None or logging.record_memory_history:
-            name = "record_memory_history" if end is None else "profile_step_end"
-            raise ConfigError(
-                f"logging.{name} requires logging.profile_step_start, the first iteration to record"
-            )
         return 0, 0
-    if end is None:
-        return start, start + DEFAULT_STEPS
-    if end <= start:
-        raise ConfigError(
-            f"logging: profile_step_end = {end} must be greater than profile_step_start = {start}"
-        )
-    return start, end
+    return start, start + DEFAULT_STEPS if end is None else end

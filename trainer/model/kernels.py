@@ -70,8 +70,6 @@ def choose(config: TrainerConfig) -> Kernels:
     wanted = training.transformer_impl
     if version is None:
         _refuse_what_needs_transformer_engine(config)
-    elif wanted == "torch":
-        _refuse_what_needs_its_layers(config)
     if config.device != "cuda":
         return Kernels(
             transformer_engine=None, adamw="torch", cross_entropy="native", weight_gradient=None, on_gpu=False
@@ -107,15 +105,6 @@ def _refuse_what_needs_transformer_engine(config: TrainerConfig) -> None:
             raise TrainerError(
                 f"{key} = {value} requires a GPU and Transformer Engine, which cannot be imported. "
                 "Use an image that has it (NVIDIA's PyTorch images do), or remove the key"
-            )
-
-
-def _refuse_what_needs_its_layers(config: TrainerConfig) -> None:
-    for key, value in _needs_its_layers(config).items():
-        if value is not None:
-            raise TrainerError(
-                f"{key} = {value} requires Transformer Engine's layers, but training.transformer_impl is 'torch'. "
-                "Remove one of the two"
             )
 
 

@@ -6,17 +6,12 @@ hpcgen resolves a run file before planning; the trainer resolves any configurati
 from __future__ import annotations
 
 import dataclasses
-import itertools
-import json
 import math
-import operator
-from collections.abc import Iterator
 
-from trainer.contract.attention import attention_of, attention_problems
+from trainer.contract.attention import attention_of
 from trainer.contract.config import (
     BlendConfig,
     CheckpointConfig,
-    ConfigError,
     ModelConfig,
     OptimizerConfig,
     ParallelismConfig,
@@ -24,10 +19,8 @@ from trainer.contract.config import (
     TrainerConfig,
     TrainingConfig,
 )
-from trainer.contract.config.unused_keys import Mistake
 from trainer.contract.model.batch_size import steps_within
-from trainer.contract.model.experts import default_width, expert_checks, expert_tensor_parallel_size
-from trainer.contract.wording import counted
+from trainer.contract.model.experts import default_width, expert_tensor_parallel_size
 
 WARMUP_TOKENS = 375_000_000
 """Warm-up of GPT-3: Brown et al., arXiv 2005.14165, appendix B."""
@@ -42,13 +35,9 @@ SAVE_EVERY_MINUTES = 30.0
 
 
 def resolve(config: TrainerConfig) -> TrainerConfig:
-    """Resolve model, parallelism, optimizer and checkpoint. A resolved `config` is returned unchanged.
-
-    Raises:
-        ConfigError: a null cannot be replaced, or a given value contradicts a resolved one.
-    """
+    """Resolve all sections of a `config` that obeys the rules. A resolved one is returned unchanged."""
     model = resolve_model(config.model)
-    resolved = dataclasses.replace(
+    return dataclasses.replace(
         config,
         model=model,
         parallelism=resolve_parallelism(config.parallelism, config.model),
@@ -56,20 +45,6 @@ def resolve(config: TrainerConfig) -> TrainerConfig:
         data=resolve_data(config.data, model),
         checkpoint=resolve_checkpoint(config.checkpoint),
     )
-    for key, reason, advice in model_problems(config.model):
-        raise ConfigError(
-            f"model.{key}{shown_value(config.model, key)} {reason}. {advice[0].upper()}{advice[1:]}"
-        )
-    _check_vocabulary(resolved.model)
-    _check_end_of_document(resolved)
-    _check_schedule(resolved.optimizer)
-    return resolved
-
-
-def shown_value(model: ModelConfig, key: str) -> str:
-    """The value of a key for a message: " = VALUE". Empty for a section."""
-    value = operator.attrgetter(key)(model)
-    return "" if dataclasses.is_dataclass(value) else f" = {json.dumps(value)}"
 
 
 def resolve_model(model: ModelConfig) -> ModelConfig:
@@ -100,79 +75,6 @@ def resolve_rope_scaling(scaling: RopeScaling) -> RopeScaling:
         beta_slow=scaling.beta_slow or YARN_BETA_SLOW,
         truncate=True if scaling.truncate is None else scaling.truncate,
     )
-
-
-def model_problems(model: ModelConfig) -> Iterator[Mistake]:
-    """Keys that contradict another key of the section `model`."""
-    return itertools.chain.from_iterable(model_checks(model))
-
-
-def model_checks(model: ModelConfig) -> Iterator[Iterator[Mistake]]:
-    """The checks of `model_problems`. They are independent of each other."""
-    yield _activation_problems(model)
-    yield from expert_checks(model)
-    yield attention_problems(model)
-    if model.mtp_num_layers is not None:
-        yield _multi_token_problems(model)
-    if model.rope_scaling is not None:
-        yield _requires_rope("rope_scaling", model)
-        yield _rope_scaling_problems(model.rope_scaling)
-
-
-def _activation_problems(model: ModelConfig) -> Iterator[Mistake]:
-    if model.swiglu and model.activation_func is not None:
-        reason = "has no effect, because swiglu = true uses SiLU"
-        yield "activation_func", reason, "set swiglu to false or remove it"
-
-
-def _multi_token_problems(model: ModelConfig) -> Iterator[Mistake]:
-    """megatron/training/arguments.py, validate_args. The stages would not add up gradients of learned positions."""
-    if model.model_provider is not None:
-        reason = "requires Megatron-Core's GPTModel, but model.model_provider is set"
-        yield "mtp_num_layers", reason, "remove one of them"
-    yield from _requires_rope("mtp_num_layers", model)
-
-
-def _requires_rope(key: str, model: ModelConfig) -> Iterator[Mistake]:
-    if model.position_embedding_type != "rope":
-        reason = f"requires position_embedding_type = rope, but it is {model.position_embedding_type}"
-        yield key, reason, f"set position_embedding_type to rope or remove {key}"
-
-
-ROPE_SCALING_KEYS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "linear": ((), ()),
-    "llama3": (("original_max_position_embeddings", "low_freq_factor", "high_freq_factor"), ()),
-    "yarn": (
-        ("original_max_position_embeddings",),
-        ("beta_fast", "beta_slow", "truncate", "attention_factor", "mscale", "mscale_all_dim"),
-    ),
-}
-"""Keys of each rope_type besides factor: required and optional. Source: transformers' modeling_rope_utils.py."""
-
-
-def _rope_scaling_problems(scaling: RopeScaling) -> Iterator[Mistake]:
-    kind = scaling.rope_type
-    required, optional = ROPE_SCALING_KEYS[kind]
-    if missing := [key for key in required if getattr(scaling, key) is None]:
-        reason = f"has no {', '.join(missing)}, which rope_type = {kind} requires"
-        extends = missing == ["original_max_position_embeddings"]
-        own = "set it to the seq_length of the first training, or " if extends else ""
-        yield "rope_scaling", reason, f"{own}take the value from the model's config.json"
-    for field in dataclasses.fields(scaling):
-        is_used = field.name in ("rope_type", "factor", *required, *optional)
-        if not is_used and getattr(scaling, field.name) is not None:
-            yield f"rope_scaling.{field.name}", f"is not used by rope_type = {kind}", "remove it"
-    low, high = scaling.low_freq_factor, scaling.high_freq_factor
-    if low is not None and high is not None and low >= high:
-        reason = f"must be greater than low_freq_factor = {low:g}"
-        yield (
-            "rope_scaling.high_freq_factor",
-            reason,
-            f"use more than {low:g}",
-        )
-    slow, fast = scaling.beta_slow or YARN_BETA_SLOW, scaling.beta_fast or YARN_BETA_FAST
-    if fast < slow:
-        yield "rope_scaling.beta_fast", f"must be at least beta_slow = {slow:g}", f"use {slow:g} or more"
 
 
 def resolve_parallelism(parallelism: ParallelismConfig, model: ModelConfig) -> ParallelismConfig:
@@ -246,48 +148,3 @@ def pad_vocab_size(vocab_size: int) -> int:
     50432 rows instead of 50304 raise the first loss by ln(50432 / 50304) = 0.0025.
     """
     return -(-vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
-
-
-def _check_vocabulary(model: ModelConfig) -> None:
-    if model.padded_vocab_size is None:
-        raise ConfigError("model.vocab_size is null. Set it; the trainer does not read a tokenizer")
-    if model.vocab_size is not None and model.padded_vocab_size < model.vocab_size:
-        raise ConfigError(
-            f"model.padded_vocab_size = {model.padded_vocab_size} is below "
-            f"model.vocab_size = {model.vocab_size}"
-        )
-
-
-def _check_end_of_document(config: TrainerConfig) -> None:
-    data, rows = config.data, config.model.padded_vocab_size
-    if data.needs_eod and data.eod_id is None:
-        raise ConfigError(
-            "data.eod_id is null, but reset_attention_mask, reset_position_ids and eod_mask_loss need the ID of the "
-            "end-of-document token. Set it; the trainer does not read a tokenizer"
-        )
-    if data.eod_id is not None and rows is not None and data.eod_id >= rows:
-        raise ConfigError(
-            f"data.eod_id = {data.eod_id} is not below model.padded_vocab_size = {rows}. Set it to the ID of the "
-            "end-of-document token"
-        )
-
-
-def _check_schedule(optimizer: OptimizerConfig) -> None:
-    """Check the conditions that Core only asserts, with a message that says what to do."""
-    steps, end, least = optimizer.lr_warmup_iters, optimizer.lr_decay_iters, optimizer.min_lr
-    assert steps is not None
-    assert end is not None
-    assert least is not None
-    if steps >= end:
-        raise ConfigError(
-            f"optimizer: the warm-up of {counted(steps, 'step')} does not end before the decay ends at step {end}. "
-            "Set a smaller optimizer.lr_warmup_iters"
-        )
-    for name, rate in (("min_lr", least), ("lr_warmup_init", optimizer.lr_warmup_init)):
-        if rate > optimizer.lr:
-            raise ConfigError(f"optimizer.{name} = {rate:g} is greater than optimizer.lr = {optimizer.lr:g}")
-    if optimizer.lr_decay_style == "WSD" and (optimizer.lr_wsd_decay_iters or 0) > end - steps:
-        raise ConfigError(
-            f"optimizer.lr_wsd_decay_iters = {optimizer.lr_wsd_decay_iters} is more than the "
-            f"{counted(end - steps, 'step')} between the warm-up and lr_decay_iters"
-        )

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer.contract.config import ConfigError, ModelConfig, from_dict, typed_value
-from trainer.contract.config.resolve import model_problems, resolve_model, shown_value
+from trainer.contract.config.resolve import resolve_model
 from trainer.contract.families.config_json import TYPES, complete
 from trainer.contract.families.deepseek_family import DeepSeekV3
 from trainer.contract.families.expert_families import ExpertLlama, ExpertNames
 from trainer.contract.families.llama_families import LLAMA_KEYS, Llama
 from trainer.contract.families.model_family import LAYERS, Family, Form, Weight, head, indivisible
 from trainer.contract.model import rope_parameters
+from trainer.contract.rules.engine import contradictions
 from trainer.contract.wording import shown
 
 ACTIVATIONS = {"gelu_tanh": "gelu_new", "gelu": "gelu", "squared_relu": "relu2"}
@@ -341,10 +342,10 @@ def model_of(config: Any) -> tuple[Family, ModelConfig]:
     if config.get("quantization_config"):
         raise ConfigError("quantization_config is set; only weights that are not quantized are supported")
     values = complete(config, family.defaults, family.fixed, family.aliases)
-    if contradictions := list(family.contradictions(values)):
-        raise ConfigError("; ".join(contradictions))
+    if contradicting := list(family.contradictions(values)):
+        raise ConfigError("; ".join(contradicting))
     given = from_dict(ModelConfig, family.from_config(values), "its model in hpcgen's terms")
-    if problems := [f"{key}{shown_value(given, key)} {reason}" for key, reason, _ in model_problems(given)]:
+    if problems := contradictions(given):
         raise ConfigError(_in_terms_of(family, "; ".join(problems)))
     model = resolve_model(given)
     if misfits := family.misfits(model):

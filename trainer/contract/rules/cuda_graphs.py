@@ -15,9 +15,7 @@ def cuda_graphs_need_transformer_engine(facts: Facts) -> Iterator[Violation]:
     if facts.training.cuda_graph_impl == "none":
         return
     if facts.device != "cuda":
-        yield Violation(
-            path=KEY, reason="requires GPUs, but the cluster's nodes have none", candidates=["none"]
-        )
+        yield Violation(path=KEY, reason=f"requires GPUs, but {facts.why_no_gpus}", candidates=["none"])
     elif facts.training.transformer_impl == "torch":
         yield Violation(
             path="training.transformer_impl",

@@ -1,7 +1,23 @@
-"""All rules, in the order in which their violations are reported."""
+"""All rules, in the order in which their violations are reported, and the trainer's check of them.
+
+hpcgen lists all violations of a run file with values that repair it (hpcgen/planning/repairs.py).
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import json
+from collections.abc import Iterator, Sequence
+
+from trainer.contract.config import (
+    BlendConfig,
+    ConfigError,
+    ModelConfig,
+    OptimizerConfig,
+    ParallelismConfig,
+    TrainerConfig,
+    TrainingConfig,
+)
 from trainer.contract.rules import (
     batch,
     checkpoint,
@@ -10,6 +26,7 @@ from trainer.contract.rules import (
     data,
     evaluation,
     experts,
+    forward,
     latent_attention,
     logging,
     model,
@@ -20,7 +37,7 @@ from trainer.contract.rules import (
     recompute,
     schedule,
 )
-from trainer.contract.rules.facts import Rule
+from trainer.contract.rules.facts import Facts, Rule, Violation, World
 
 ERRORS: tuple[Rule, ...] = (
     *model.RULES,
@@ -50,3 +67,115 @@ WARNINGS: tuple[Rule, ...] = (
     *evaluation.WARNINGS,
 )
 """Rules that a run may break at the cost of speed, memory or quality."""
+
+OF_MODEL: tuple[Rule, ...] = (
+    *model.OF_MODEL,
+    *experts.OF_MODEL,
+    *multi_token.OF_MODEL,
+)
+"""Rules of keys of the section `model` that contradict each other."""
+
+
+def vocabulary_is_known(facts: Facts) -> Iterator[Violation]:
+    """The trainer needs vocab_size or padded_vocab_size. hpcgen takes it from the tokenizer."""
+    if facts.resolved_model.padded_vocab_size is None:
+        reason = "must be set, because the trainer does not read a tokenizer"
+        yield Violation(path="model.vocab_size", reason=reason)
+
+
+def end_of_document_is_known(facts: Facts) -> Iterator[Violation]:
+    """The trainer needs eod_id, unless it makes the samples itself. hpcgen takes it from the tokenizer."""
+    data = facts.data
+    if data.needs_eod and data.eod_id is None and not data.mock:
+        yield Violation(
+            path="data.eod_id",
+            reason="must be set for reset_attention_mask, reset_position_ids and eod_mask_loss, because the trainer "
+            "does not read a tokenizer",
+        )
+
+
+WITHOUT_TOKENIZER: tuple[Rule, ...] = (vocabulary_is_known, end_of_document_is_known)
+"""Rules for configurations that hpcgen has not completed."""
+
+FORWARD: tuple[Rule, ...] = (
+    *OF_MODEL,
+    model.padded_vocabulary_covers_vocabulary,
+    *forward.RULES,
+    data.end_of_document_has_row,
+    *WITHOUT_TOKENIZER,
+)
+"""Rules for computing a trained model."""
+
+TRAINING: tuple[Rule, ...] = (
+    *(rule for rule in ERRORS if rule is not optimizer.groups_match_parameters),
+    *WITHOUT_TOKENIZER,
+)
+"""Rules for training it. The trainer compares parameter groups with the parameters that the model really has."""
+
+
+def require(config: TrainerConfig, rules: Sequence[Rule] = TRAINING) -> None:
+    """Check that `config` obeys the rules. Check it before it is resolved: defaults hide some contradictions.
+
+    Raises:
+        ConfigError: the first violation.
+    """
+    facts = facts_of(config)
+    for rule in rules:
+        for violation in rule(facts):
+            raise ConfigError(_sentence(facts, violation, rules))
+
+
+def facts_of(config: TrainerConfig) -> Facts:
+    """The facts that the trainer knows. Nodes only matter for hints and warnings."""
+    return Facts(
+        model=config.model,
+        parallelism=config.parallelism,
+        training=config.training,
+        optimizer=config.optimizer,
+        data=config.data,
+        checkpoint=config.checkpoint,
+        logging=config.logging,
+        world=World(path="world_size", count=config.world_size, ranks_each=1),
+        gpus_per_node=config.world_size,
+        device=config.device,
+        why_no_gpus="device is cpu",
+    )
+
+
+def contradictions(model: ModelConfig) -> list[str]:
+    """What is wrong with keys of `model` that contradict each other."""
+    facts = Facts(
+        model=model,
+        parallelism=ParallelismConfig(),
+        training=TrainingConfig(micro_batch_size=1, global_batch_size=1, train_iters=1),
+        optimizer=OptimizerConfig(lr=1.0),
+        data=BlendConfig(mock=True),
+        world=World(path="world_size", count=1, ranks_each=1),
+        gpus_per_node=1,
+    )
+    return [f"{_with_value(facts, found)} {found.reason}" for rule in OF_MODEL for found in rule(facts)]
+
+
+def _with_value(facts: Facts, violation: Violation) -> str:
+    """The path of a violation with its value: "model.num_layers = 3". The value of a section is left out."""
+    value = facts.value_at(violation.path)
+    is_plain = not dataclasses.is_dataclass(value) and not (
+        isinstance(value, tuple) and any(map(dataclasses.is_dataclass, value))
+    )
+    return f"{violation.path} = {json.dumps(value)}" if is_plain else violation.path
+
+
+def _sentence(facts: Facts, violation: Violation, rules: Sequence[Rule]) -> str:
+    advice = " or ".join(filter(None, (_repair(facts, violation, rules), violation.advice)))
+    return (
+        f"{_with_value(facts, violation)} {violation.reason}{advice and f'. {advice[0].upper()}{advice[1:]}'}"
+    )
+
+
+def _repair(facts: Facts, violation: Violation, rules: Sequence[Rule]) -> str:
+    """The first candidate with which no rule is violated; empty if there is none."""
+    for value in violation.candidates:
+        changed = facts.with_value(violation.path, value)
+        if not any(True for rule in rules for _ in rule(changed)):
+            return f"use {json.dumps(value)}"
+    return ""

@@ -7,56 +7,27 @@ from collections.abc import Iterator, Sequence
 
 from trainer.contract.config import ParallelismConfig
 from trainer.contract.evaluation import is_task_file
-from trainer.contract.rules import experts, parallelism
+from trainer.contract.rules import forward
 from trainer.contract.rules.facts import Facts, Rule, Violation, divisors, multiples
 
 TP = "evaluation.tensor_model_parallel_size"
 PP = "evaluation.pipeline_model_parallel_size"
-LAYOUT_RULES: tuple[Rule, ...] = (
-    parallelism.tensor_parallel_divides_heads,
-    parallelism.tensor_parallel_fits_query_groups,
-    parallelism.tensor_parallel_divides_projection,
-    parallelism.tensor_parallel_divides_mlp,
-    parallelism.tensor_parallel_divides_vocabulary,
-    experts.expert_tensor_parallel_divides_experts,
-    experts.tensor_parallel_divides_shared_experts,
-)
-"""Rules for the layout of training that also apply to the layout of the evaluation."""
 
 
 def layout_fits_model(facts: Facts) -> Iterator[Violation]:
-    """TP of the evaluation divides the model as that of training does (see the rules in LAYOUT_RULES)."""
-    layout = ParallelismConfig(tensor_model_parallel_size=facts.evaluation.tensor_model_parallel_size)
+    """The layout of the evaluation divides the model (sources: forward.RULES)."""
+    layout = ParallelismConfig(
+        tensor_model_parallel_size=facts.evaluation.tensor_model_parallel_size,
+        pipeline_model_parallel_size=facts.evaluation.pipeline_model_parallel_size,
+    )
     of_evaluation = dataclasses.replace(facts, parallelism=layout)
     seen = set()
-    for rule in LAYOUT_RULES:
+    for rule in forward.RULES:
         for violation in rule(of_evaluation):
             path = violation.path.replace("parallelism.", "evaluation.")
             if path not in seen:
                 seen.add(path)
                 yield dataclasses.replace(violation, path=path, advice="")
-
-
-def each_stage_has_a_layer(facts: Facts) -> Iterator[Violation]:
-    """PP <= num_layers. The stages may have different numbers of layers (trainer/inference/checkpoint.py)."""
-    layers, stages = facts.model.num_layers, facts.evaluation.pipeline_model_parallel_size
-    if stages > layers:
-        reason = f"is more than model.num_layers = {layers}"
-        yield Violation(path=PP, reason=reason, candidates=[layers])
-
-
-def experts_with_biases_are_whole(facts: Facts) -> Iterator[Violation]:
-    """TP = 1 for experts with biases, since the ranks of a replica share each expert.
-
-    Source: megatron/core/transformer/transformer_config.py, __post_init__.
-    """
-    size = facts.evaluation.tensor_model_parallel_size
-    if facts.model.num_moe_experts is not None and facts.model.add_bias_linear and size > 1:
-        yield Violation(
-            path=TP,
-            reason="divides the experts, which is not supported with model.add_bias_linear = true",
-            candidates=[1],
-        )
 
 
 def layout_divides_ranks(facts: Facts) -> Iterator[Violation]:
@@ -153,8 +124,6 @@ def tasks_have_data(facts: Facts) -> Iterator[Violation]:
 
 RULES: tuple[Rule, ...] = (
     layout_fits_model,
-    each_stage_has_a_layer,
-    experts_with_biases_are_whole,
     layout_divides_ranks,
     evaluated_checkpoints_are_written,
     evaluation_has_work,

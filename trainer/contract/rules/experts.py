@@ -1,17 +1,18 @@
 """Rules for mixtures of experts: their layout, and how they are computed and balanced.
 
-Keys of the section `model` that contradict each other are checked with those of dense models
-(trainer/contract/model/experts.py). Unless stated otherwise, the sources are files of megatron/core.
+Unless stated otherwise, the sources are files of megatron/core.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trainer.contract.model.experts import expert_tensor_parallel_size
-from trainer.contract.rules.facts import Facts, Rule, Violation, divisors, unread
+from trainer.contract.config import ModelConfig
+from trainer.contract.config.unused_keys import Mistake, unused_keys
+from trainer.contract.model.experts import MODEL_KEYS, expert_tensor_parallel_size
+from trainer.contract.rules.facts import Facts, Rule, Violation, divisors, in_model, unread
 from trainer.contract.rules.parallelism import TP
-from trainer.contract.wording import counted
+from trainer.contract.wording import counted, one_of
 
 EP = "parallelism.expert_model_parallel_size"
 ETP = "parallelism.expert_tensor_parallel_size"
@@ -19,6 +20,151 @@ GROUPED_GEMM = "parallelism.moe_grouped_gemm"
 COEFFICIENT = "model.moe_aux_loss_coeff"
 
 LAYOUT_KEYS = (EP, ETP, "parallelism.moe_token_dispatcher_type", GROUPED_GEMM)
+
+
+def keys_of_experts_need_experts(facts: Facts) -> Iterator[Violation]:
+    """The other keys of experts need num_moe_experts (hpcgen's rule: unused keys are errors)."""
+    if facts.model.num_moe_experts is None:
+        unused = unused_keys(facts.model, MODEL_KEYS, "num_moe_experts is null", "set num_moe_experts")
+        yield from in_model(unused)
+
+
+def layers_have_experts(facts: Facts) -> Iterator[Violation]:
+    """One number per layer, and a 1 (models/gpt/gpt_layer_specs.py, get_gpt_decoder_layer_specs)."""
+    model, layers = facts.model, facts.model.moe_layer_freq
+    if model.num_moe_experts is None or layers is None:
+        return
+    if len(layers) != model.num_layers:
+        reason = f"has {counted(len(layers), 'number')}, but num_layers = {model.num_layers}"
+        advice = "write one number per layer, or null for experts in every layer"
+        yield Violation(path="model.moe_layer_freq", reason=reason, advice=advice)
+    elif not any(layers):
+        reason = "contains no 1, so no layer has experts"
+        yield Violation(path="model.moe_layer_freq", reason=reason, advice="set num_moe_experts to null")
+
+
+def shared_experts_have_no_biases(facts: Facts) -> Iterator[Violation]:
+    """Shared experts need add_bias_linear = false (transformer/moe/shared_experts.py)."""
+    model = facts.model
+    has_shared = model.num_moe_experts is not None and model.moe_shared_expert_intermediate_size is not None
+    if has_shared and model.add_bias_linear:
+        yield Violation(
+            path="model.moe_shared_expert_intermediate_size",
+            reason="does not support add_bias_linear = true",
+            advice="set add_bias_linear to false",
+        )
+
+
+def router_chooses_among_experts(facts: Facts) -> Iterator[Violation]:
+    """moe_router_topk <= num_moe_experts, with a gradient for the router.
+
+    Sources: transformer/moe/moe_utils.py, topk_routing_with_score_function; transformer/transformer_config.py,
+    __post_init__.
+    """
+    if facts.model.num_moe_experts is not None:
+        yield from in_model(_routing_problems(facts.model, facts.model.num_moe_experts))
+
+
+def _routing_problems(model: ModelConfig, experts: int) -> Iterator[Mistake]:
+    topk = model.moe_router_topk
+    if topk > experts:
+        yield "moe_router_topk", f"is more than num_moe_experts = {experts}", f"use at most {experts}"
+    is_softmax = model.moe_router_score_function == "softmax"
+    if topk == 1 and is_softmax and not model.moe_router_pre_softmax:
+        reason = "has no gradient for the router, because the softmax of a single score is always 1"
+        yield "moe_router_topk", reason, "set moe_router_pre_softmax to true"
+    if model.moe_router_pre_softmax and not is_softmax:
+        reason = f"has no effect with moe_router_score_function = {model.moe_router_score_function}"
+        yield "moe_router_pre_softmax", reason, "use false"
+
+
+def groups_of_experts_fit(facts: Facts) -> Iterator[Violation]:
+    """Groups divide the experts, and those chosen hold moe_router_topk experts.
+
+    Sources: transformer/transformer_config.py, __post_init__; transformer/moe/moe_utils.py, group_limited_topk.
+    """
+    model = facts.model
+    is_limited = model.moe_router_num_groups is not None or model.moe_router_group_topk is not None
+    if model.num_moe_experts is not None and is_limited:
+        yield from in_model(_group_problems(model, model.num_moe_experts))
+
+
+def _group_problems(model: ModelConfig, experts: int) -> Iterator[Mistake]:
+    groups, chosen, topk = model.moe_router_num_groups, model.moe_router_group_topk, model.moe_router_topk
+    if groups is None:
+        yield "moe_router_group_topk", "requires moe_router_num_groups", "set moe_router_num_groups"
+        return
+    if chosen is None:
+        reason = "has no effect without moe_router_group_topk"
+        yield "moe_router_num_groups", reason, "set moe_router_group_topk, or remove both"
+        return
+    if experts % groups:
+        reason = f"does not divide num_moe_experts = {experts} ({experts} / {groups})"
+        divisors = [str(number) for number in range(1, min(experts, 1024) + 1) if experts % number == 0]
+        yield "moe_router_num_groups", reason, f"use {one_of(divisors)}"
+    elif chosen > groups:
+        yield (
+            "moe_router_group_topk",
+            f"is more than moe_router_num_groups = {groups}",
+            f"use at most {groups}",
+        )
+    elif chosen > topk:
+        # Core rates a group by its best topk // group_topk experts. With none, all groups are equal.
+        yield "moe_router_group_topk", f"is more than moe_router_topk = {topk}", f"use at most {topk}"
+    elif topk > chosen * (experts // groups):
+        in_groups = f"{chosen} x {experts // groups} = {chosen * (experts // groups)}"
+        reason = f"is more than the {in_groups} experts of moe_router_group_topk groups"
+        yield "moe_router_topk", reason, "choose more groups or fewer experts"
+
+
+def balancing_fits_router(facts: Facts) -> Iterator[Violation]:
+    """Expert biases need sigmoid scores, and coefficients what they belong to.
+
+    Source: transformer/transformer_config.py, __post_init__. Keys that have no effect are errors here, and ignored by
+    Core.
+    """
+    if facts.model.num_moe_experts is not None:
+        yield from in_model(_balancing_problems(facts.model))
+
+
+def _balancing_problems(model: ModelConfig) -> Iterator[Mistake]:
+    if model.moe_router_enable_expert_bias and model.moe_router_score_function != "sigmoid":
+        reason = f"requires moe_router_score_function = sigmoid, but it is {model.moe_router_score_function}"
+        yield "moe_router_enable_expert_bias", reason, "set moe_router_score_function to sigmoid"
+    if not model.moe_router_enable_expert_bias:
+        needed = "set moe_router_enable_expert_bias to true"
+        why = "moe_router_enable_expert_bias is false"
+        yield from unused_keys(model, ("moe_router_bias_update_rate",), why, needed)
+    if model.moe_router_load_balancing_type == "none" and model.moe_aux_loss_coeff > 0:
+        reason = "has no effect, because moe_router_load_balancing_type is none"
+        yield "moe_aux_loss_coeff", reason, "set moe_router_load_balancing_type to aux_loss, or use 0"
+
+
+def capacity_is_reached(facts: Facts) -> Iterator[Violation]:
+    """Padding and dropping need a capacity that tokens can exceed.
+
+    Sources: transformer/transformer_config.py, __post_init__; transformer/moe/moe_utils.py, get_capacity and permute.
+    """
+    if facts.model.num_moe_experts is not None:
+        yield from in_model(_capacity_problems(facts.model, facts.model.num_moe_experts))
+
+
+def _capacity_problems(model: ModelConfig, experts: int) -> Iterator[Mistake]:
+    factor, topk = model.moe_expert_capacity_factor, model.moe_router_topk
+    if factor is None:
+        if model.moe_pad_expert_input_to_capacity:
+            advice = "set moe_expert_capacity_factor"
+            yield "moe_pad_expert_input_to_capacity", "requires moe_expert_capacity_factor", advice
+        needed = "set moe_expert_capacity_factor"
+        yield from unused_keys(
+            model, ("moe_token_drop_policy",), "moe_expert_capacity_factor is null", needed
+        )
+    elif topk <= experts < factor * topk:
+        # Padding fails in Core above the number of tokens, and a capacity that is never reached drops nothing.
+        reason = (
+            f"results in a capacity of {factor * topk / experts:g} times the tokens, which is never reached"
+        )
+        yield "moe_expert_capacity_factor", reason, f"use at most {experts / topk:g}, or null"
 
 
 def layout_of_experts_needs_experts(facts: Facts) -> Iterator[Violation]:
@@ -200,7 +346,19 @@ def load_is_balanced(facts: Facts) -> Iterator[Violation]:
         )
 
 
+OF_MODEL: tuple[Rule, ...] = (
+    keys_of_experts_need_experts,
+    layers_have_experts,
+    shared_experts_have_no_biases,
+    router_chooses_among_experts,
+    groups_of_experts_fit,
+    balancing_fits_router,
+    capacity_is_reached,
+)
+"""Rules of keys of the section `model` that contradict each other."""
+
 RULES: tuple[Rule, ...] = (
+    *OF_MODEL,
     layout_of_experts_needs_experts,
     expert_parallel_divides_experts,
     expert_tensor_parallel_divides_experts,

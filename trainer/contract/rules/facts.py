@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 from trainer.contract.config import (
     BlendConfig,
@@ -19,6 +20,7 @@ from trainer.contract.config import (
     TrainingConfig,
 )
 from trainer.contract.config.resolve import resolve_model, resolve_optimizer
+from trainer.contract.config.unused_keys import Mistake
 from trainer.contract.evaluation import EvaluationSettings
 from trainer.contract.model.experts import moe_layer_pattern
 from trainer.contract.model.layout import Layout, expert_data_parallel_size
@@ -65,6 +67,8 @@ class Facts:
     """Devices per node, all connected by NVLink."""
     device: Literal["cuda", "cpu"] = "cuda"
     """Device of the ranks."""
+    why_no_gpus: str = "the cluster's nodes have no GPUs"
+    """What makes the device a CPU, after "but"."""
     device_memory_gib: float | None = None
     """Memory of one device. None if unknown; the memory estimate is then not checked."""
     set_by_user: tuple[str, ...] = ()
@@ -105,7 +109,7 @@ class Facts:
     def engine_problem(self) -> str:
         """Why the layers cannot use Transformer Engine, after "but". Empty if they can."""
         if self.device != "cuda":
-            return "the cluster's nodes have no GPUs"
+            return self.why_no_gpus
         return "training.transformer_impl is torch" if self.training.transformer_impl == "torch" else ""
 
     @property
@@ -122,6 +126,15 @@ class Facts:
     def chunk_layers(self) -> tuple[int, ...] | None:
         """Layers of each model chunk, in pipeline order; None if the layers cannot be divided over the chunks."""
         return chunk_layers(self.model.num_layers, self.parallelism, self.model.mtp_num_layers)
+
+    def value_at(self, path: str) -> object:
+        """The value at `path`, such as "data.train[0].weight", or the path of the world."""
+        if path == self.world.path:
+            return self.world.count
+        value: Any = self
+        for key, index in re.findall(r"(\w+)|\[(\d+)\]", path):
+            value = getattr(value, key) if key else value[int(index)]
+        return value
 
     def with_value(self, path: str, value: object) -> Facts:
         """A copy with another value at `path` ("section.key", or the path of the world)."""
@@ -159,6 +172,12 @@ def unread(facts: Facts, paths: Sequence[str], reason: str, advice: str = "") ->
         [default] = (field.default for field in dataclasses.fields(section) if field.name == key)
         if getattr(section, key) != default:
             yield Violation(path=path, reason=reason, candidates=[default], advice=advice)
+
+
+def in_model(mistakes: Iterable[Mistake]) -> Iterator[Violation]:
+    """Yields mistakes in keys of the section `model` as violations."""
+    for key, reason, advice in mistakes:
+        yield Violation(path=f"model.{key}", reason=reason, advice=advice)
 
 
 def divisors(number: int, near: int) -> list[int]:

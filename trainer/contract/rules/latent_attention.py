@@ -1,4 +1,4 @@
-"""Rules for multi-head latent attention (MLA). Its rules within the section `model` are in trainer.contract."""
+"""Rules for multi-head latent attention (MLA)."""
 
 from __future__ import annotations
 

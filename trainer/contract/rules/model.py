@@ -6,12 +6,15 @@ started.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
-from trainer.contract.attention import attention_of
+from trainer.contract.attention import attention_of, attention_problems
 from trainer.contract.code.imports import IMPORT_PATH
-from trainer.contract.config.resolve import model_checks, pad_vocab_size
-from trainer.contract.rules.facts import Facts, Rule, Violation, divisors, unread
+from trainer.contract.config import RopeScaling
+from trainer.contract.config.resolve import YARN_BETA_FAST, YARN_BETA_SLOW, pad_vocab_size
+from trainer.contract.config.unused_keys import Mistake
+from trainer.contract.rules.facts import Facts, Rule, Violation, divisors, in_model, unread
 
 
 def heads_divide_hidden_size(facts: Facts) -> Iterator[Violation]:
@@ -51,7 +54,7 @@ def query_groups_divide_heads(facts: Facts) -> Iterator[Violation]:
 
 
 def rotary_head_width_is_even(facts: Facts) -> Iterator[Violation]:
-    """kv_channels % 2 == 0 with rope, if it rotates complete heads. `keys_fit_together` checks other widths.
+    """kv_channels % 2 == 0 with rope, if it rotates complete heads. `keys_fit_attention` checks other widths.
 
     Source: megatron/core/models/common/embeddings/rope_utils.py, _rotate_half.
     """
@@ -109,11 +112,78 @@ def padded_vocabulary_covers_vocabulary(facts: Facts) -> Iterator[Violation]:
         )
 
 
-def keys_fit_together(facts: Facts) -> Iterator[Violation]:
-    """Activation, biases, MLA, MTP and the scaling of rope (trainer/contract/config/resolve.py, as in the trainer)."""
-    for found in model_checks(facts.model):
-        for key, reason, advice in found:
-            yield Violation(path=f"model.{key}", reason=reason, advice=advice)
+def activation_is_used(facts: Facts) -> Iterator[Violation]:
+    """swiglu has its own activation function (hpcgen's rule: unused keys are errors)."""
+    if facts.model.swiglu and facts.model.activation_func is not None:
+        yield Violation(
+            path="model.activation_func",
+            reason="has no effect, because swiglu = true uses SiLU",
+            advice="set swiglu to false or remove it",
+        )
+
+
+def keys_fit_attention(facts: Facts) -> Iterator[Violation]:
+    """Keys of a kind of attention need it, and others do not contradict it (trainer/contract/attention)."""
+    yield from in_model(attention_problems(facts.model))
+
+
+def scaling_needs_rope(facts: Facts) -> Iterator[Violation]:
+    """rope_scaling needs rope."""
+    if facts.model.rope_scaling is not None:
+        yield from requires_rope(facts, "rope_scaling")
+
+
+def requires_rope(facts: Facts, key: str) -> Iterator[Violation]:
+    """A violation if the positions are learned."""
+    kind = facts.model.position_embedding_type
+    if kind != "rope":
+        yield Violation(
+            path=f"model.{key}",
+            reason=f"requires position_embedding_type = rope, but it is {kind}",
+            advice=f"set position_embedding_type to rope or remove {key}",
+        )
+
+
+def scaling_has_its_keys(facts: Facts) -> Iterator[Violation]:
+    """rope_scaling has the keys of its rope_type, and no others (transformers, modeling_rope_utils.py)."""
+    if facts.model.rope_scaling is not None:
+        yield from in_model(_scaling_problems(facts.model.rope_scaling))
+
+
+ROPE_SCALING_KEYS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "linear": ((), ()),
+    "llama3": (("original_max_position_embeddings", "low_freq_factor", "high_freq_factor"), ()),
+    "yarn": (
+        ("original_max_position_embeddings",),
+        ("beta_fast", "beta_slow", "truncate", "attention_factor", "mscale", "mscale_all_dim"),
+    ),
+}
+"""Keys of each rope_type besides factor: required and optional. Source: transformers' modeling_rope_utils.py."""
+
+
+def _scaling_problems(scaling: RopeScaling) -> Iterator[Mistake]:
+    kind = scaling.rope_type
+    required, optional = ROPE_SCALING_KEYS[kind]
+    if missing := [key for key in required if getattr(scaling, key) is None]:
+        reason = f"has no {', '.join(missing)}, which rope_type = {kind} requires"
+        extends = missing == ["original_max_position_embeddings"]
+        own = "set it to the seq_length of the first training, or " if extends else ""
+        yield "rope_scaling", reason, f"{own}take the value from the model's config.json"
+    for field in dataclasses.fields(scaling):
+        is_used = field.name in ("rope_type", "factor", *required, *optional)
+        if not is_used and getattr(scaling, field.name) is not None:
+            yield f"rope_scaling.{field.name}", f"is not used by rope_type = {kind}", "remove it"
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    if low is not None and high is not None and low >= high:
+        reason = f"must be greater than low_freq_factor = {low:g}"
+        yield (
+            "rope_scaling.high_freq_factor",
+            reason,
+            f"use more than {low:g}",
+        )
+    slow, fast = scaling.beta_slow or YARN_BETA_SLOW, scaling.beta_fast or YARN_BETA_FAST
+    if fast < slow:
+        yield "rope_scaling.beta_fast", f"must be at least beta_slow = {slow:g}", f"use {slow:g} or more"
 
 
 def yarn_uses_its_scales(facts: Facts) -> Iterator[Violation]:
@@ -177,6 +247,14 @@ def import_path(path: str, value: str | None) -> Iterator[Violation]:
         )
 
 
+OF_MODEL: tuple[Rule, ...] = (
+    activation_is_used,
+    keys_fit_attention,
+    scaling_needs_rope,
+    scaling_has_its_keys,
+)
+"""Rules of keys of the section `model` that contradict each other."""
+
 RULES: tuple[Rule, ...] = (
     heads_divide_hidden_size,
     query_groups_divide_heads,
@@ -184,7 +262,7 @@ RULES: tuple[Rule, ...] = (
     rotary_base_needs_rope,
     positions_cover_sequence,
     padded_vocabulary_covers_vocabulary,
-    keys_fit_together,
+    *OF_MODEL,
     yarn_uses_its_scales,
     architecture_is_an_import_path,
 )

@@ -1,4 +1,4 @@
-"""Rules for multi-token prediction (MTP). Its rules within the section `model` are in trainer.contract."""
+"""Rules for multi-token prediction (MTP)."""
 
 from __future__ import annotations
 
@@ -6,9 +6,29 @@ from collections.abc import Iterator
 
 from trainer.contract.model.pipeline import mtp_chunk
 from trainer.contract.rules.facts import Facts, Rule, Violation, divisors, unread
+from trainer.contract.rules.model import requires_rope
 from trainer.contract.rules.parallelism import TP
 
 KEY = "model.mtp_num_layers"
+
+
+def mtp_needs_model_of_core(facts: Facts) -> Iterator[Violation]:
+    """No model_provider with MTP (trainer/model/build.py)."""
+    if facts.model.mtp_num_layers is not None and facts.model.model_provider is not None:
+        yield Violation(
+            path=KEY,
+            reason="requires Megatron-Core's GPTModel, but model.model_provider is set",
+            advice="remove one of them",
+        )
+
+
+def mtp_needs_rope(facts: Facts) -> Iterator[Violation]:
+    """MTP needs rope, because the stages would not add up gradients of learned positions.
+
+    Source: megatron/training/arguments.py, validate_args.
+    """
+    if facts.model.mtp_num_layers is not None:
+        yield from requires_rope(facts, "mtp_num_layers")
 
 
 def mtp_weight_needs_mtp(facts: Facts) -> Iterator[Violation]:
@@ -86,7 +106,11 @@ def mtp_has_no_communication_overlap(facts: Facts) -> Iterator[Violation]:
         )
 
 
+OF_MODEL: tuple[Rule, ...] = (mtp_needs_model_of_core, mtp_needs_rope)
+"""Rules of keys of the section `model` that contradict each other."""
+
 RULES: tuple[Rule, ...] = (
+    *OF_MODEL,
     mtp_weight_needs_mtp,
     tensor_parallel_divides_mtp_projection,
     mtp_is_recomputed_by_layer,

@@ -219,7 +219,7 @@ def model_parallel_divides_world(facts: Facts) -> Iterator[Violation]:
     needed = model_parallel_size(axes)
     unit = needed // math.gcd(needed, facts.world.ranks_each)
     more_tasks = ""
-    if facts.device == "cpu":
+    if facts.device == "cpu" and facts.world.path.endswith(".nodes"):
         tasks = needed // math.gcd(needed, facts.world.count)
         more_tasks = f"set {facts.world.path.replace('.nodes', '.ntasks_per_node')} to {tasks}, or "
     yield Violation(

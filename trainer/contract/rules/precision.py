@@ -35,7 +35,7 @@ def fp8_needs_transformer_engine(facts: Facts) -> Iterator[Violation]:
         return
     if facts.device != "cuda":
         yield Violation(
-            path="training.fp8", reason="requires GPUs, but the cluster's nodes have none", candidates=[None]
+            path="training.fp8", reason=f"requires GPUs, but {facts.why_no_gpus}", candidates=[None]
         )
     elif facts.training.transformer_impl == "torch":
         yield Violation(
@@ -55,7 +55,7 @@ def transformer_engine_needs_gpus(facts: Facts) -> Iterator[Violation]:
         if is_engine and facts.device != "cuda":
             yield Violation(
                 path=path,
-                reason="requires Transformer Engine, but the cluster's nodes have no GPUs",
+                reason=f"requires Transformer Engine, but {facts.why_no_gpus}",
                 candidates=[None],
             )
 
