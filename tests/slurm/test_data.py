@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -75,9 +76,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield server
 
 
-def make_run(directory: Path, server: Server) -> Path:
+def make_run(directory: Path, server: Server, python: str = sys.executable) -> Path:
     """A run file whose corpus is planned."""
-    (directory / "cluster.yaml").write_text(conftest.profile_text())
+    (directory / "cluster.yaml").write_text(conftest.profile_text(python))
     (directory / "run").mkdir()
     kept = [line for line in conftest.RUN.splitlines() if not line.startswith(("slurm:", "data:"))]
     run = directory / "run.yaml"
@@ -192,10 +193,10 @@ def test_a_task_that_dies_is_the_only_one_submitted_again(
 
 
 def test_rendered_scripts_make_the_same_bytes(
-    slurm_cluster: SlurmCluster, server: Server, made_here: Path, tmp_path: Path
+    slurm_cluster: SlurmCluster, server: Server, made_here: Path, stand_in: str, tmp_path: Path
 ) -> None:
     """hpcgen render STAGE | sbatch, with another number of tasks."""
-    run = make_run(tmp_path, server)
+    run = make_run(tmp_path, server, stand_in)
     jobs: dict[str, str] = {}
     for stage in CHAIN:
         script = hpcgen("render", stage, "-c", str(run), f"--set=slurm.{stage}.num_tasks=1", cwd=tmp_path)
@@ -206,9 +207,9 @@ def test_rendered_scripts_make_the_same_bytes(
 
 
 def test_prepare_makes_the_same_bytes_and_again_what_is_missing(
-    slurm_cluster: SlurmCluster, server: Server, made_here: Path, tmp_path: Path
+    slurm_cluster: SlurmCluster, server: Server, made_here: Path, stand_in: str, tmp_path: Path
 ) -> None:
-    run = make_run(tmp_path, server)
+    run = make_run(tmp_path, server, stand_in)
     shutil.copytree(made_here / "download", tmp_path / "corpus/download")
     script = hpcgen("render", "prepare", "-c", str(run), cwd=tmp_path)
     wait_for_all(slurm_cluster, run, {"prepare": slurm_cluster.sbatch(script, cwd=tmp_path)})
