@@ -436,7 +436,7 @@ def _resolved(script: Script, command: Command, depth: int = 0) -> Iterator[tupl
     """The commands behind wrappers and functions that run their arguments, and whether they run in the background."""
     words = unwrapped(_with_positional(script, command))
     function = script.functions.get(words[0].text) if words and depth < MAX_INLINED else None
-    own = [found for found in script.commands if found.function == function.name] if function else []
+    own = script.commands_by_function.get(function.name, []) if function else []
     bodies = [found for found in own if any(word.source in ALL_ARGUMENTS for word in found.words)]
     if not bodies:
         yield words, command.background

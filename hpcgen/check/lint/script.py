@@ -324,6 +324,14 @@ class Script:
         return found
 
     @cached_property
+    def commands_by_function(self) -> dict[str, list[Command]]:
+        """Function -> the commands of its body, in the order of the script. "": those outside of functions."""
+        found: dict[str, list[Command]] = {}
+        for command in self.commands:
+            found.setdefault(command.function, []).append(command)
+        return found
+
+    @cached_property
     def names_set(self) -> frozenset[str]:
         """Every variable that the script sets, declares, exports or unsets anywhere."""
         found = {item.name for item in self.assigned} | self.unset

@@ -364,14 +364,22 @@ class Walker:
         loop = command.get("Loop", {})
         name = loop.get("Name", {}).get("Value", "")
         if loop.get("Type") == "WordIter":
-            for item in loop.get("Items", []):
-                self._expander.fields(item)
+            items = [word for item in loop.get("Items", []) for word in self._expander.fields(item)]
             self._set(name, self._at(command, place))
             self._variables.forget((name,))
+            if len(items) == 1 and _is_one_word(items[0]) and not self._is_left_early(command):
+                if items[0].known:
+                    self._variables[name] = variable_of(items[0].text)
+                self._statements(command.get("Do", []), place.branch(True))
+                return
         self._variables.begin()
         self._weaken_replaced(command)
         self._statements(command.get("Do", []), replace(place.within(loop=True), loop=name))
         self._variables.merge([{}, self._variables.end()])
+
+    def _is_left_early(self, loop: Node) -> bool:
+        """True if the loop's body may end before its last statement."""
+        return re.search(r"\b(break|continue)\b", self._expander.text_of(loop)) is not None
 
     def _caseclause(self, command: Node, place: Place) -> None:
         word = self._expander.single(command["Word"])
@@ -581,3 +589,8 @@ def _in_bytes(ranges: Ranges, text: str, source: bytes) -> Ranges:
         (len(text[:start].encode(errors="replace")), len(text[:end].encode(errors="replace")))
         for start, end in ranges
     )
+
+
+def _is_one_word(item: Word) -> bool:
+    """True if an item of a loop is certainly one word: a text, or a value in quotes."""
+    return item.certain and (item.known or re.fullmatch(r'"[^"@]*"', item.source) is not None)

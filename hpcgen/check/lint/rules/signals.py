@@ -85,7 +85,7 @@ def _only_says(script: Script, text: str) -> bool:
 
 def _function_only_says(script: Script, name: str) -> bool:
     function = script.functions.get(name)
-    own = [command for command in script.commands if command.function == name]
+    own = script.commands_by_function.get(name, [])
     if function is None or not own or any(item.function == name for item in script.assignments):
         return False
     body = script.lines[function.line - 1 : max(command.end for command in own)]

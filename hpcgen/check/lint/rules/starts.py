@@ -92,7 +92,7 @@ def function_in_step(job: Job) -> Iterator[Hit]:
 
 def _is_only_a_function(job: Job, name: str) -> bool:
     """True if a name is a function of the script, and not a program that the function wraps."""
-    body = [command for command in job.script.commands if command.function == name]
+    body = job.script.commands_by_function.get(name, [])
     calls_itself = any(word.text.rpartition("/")[2] == name for command in body for word in command.words)
     return name in job.script.functions and bool(body) and not calls_itself
 
