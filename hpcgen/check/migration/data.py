@@ -6,11 +6,13 @@ import re
 from typing import Any
 
 from hpcgen.check.lint.launch import Launch
+from hpcgen.check.lint.megatron import DOCUMENT_MASK, PACKED_DOCUMENTS, ignores_document_mask
 from hpcgen.check.lint.words import Word
 from hpcgen.check.migration.leftover import Carried, is_sure, unknown
 from hpcgen.check.migration.values import (
     PLACEHOLDER,
     Flags,
+    carry_as,
     integer,
     is_known,
     plain_path,
@@ -23,6 +25,8 @@ from hpcgen.config.tokenizer import TokenizerConfig, vocab_size
 from hpcgen.errors import HpcgenError
 from hpcgen.text import few
 from trainer.contract.config.resolve import VOCAB_MULTIPLE, pad_vocab_size
+
+SEPARATE_DOCUMENTS = "data.reset_attention_mask"
 
 READ_BY = {
     "GPT2BPETokenizer": {"tokenizer-type", "vocab-file", "merge-file"},
@@ -273,3 +277,34 @@ def is_same(one: Word, other: Word) -> bool:
     """True if two words certainly have the same text."""
     is_fixed = one.known or "(" not in one.text
     return one.text == other.text and one.certain and other.certain and is_fixed
+
+
+def carry_documents(flags: Flags, carried: Carried) -> None:
+    """Converts the document mask, and the packed documents of core 0.19, whose positions begin at 0."""
+    mask, packed = flags.get(DOCUMENT_MASK), flags.get(PACKED_DOCUMENTS)
+    carried.seen |= flags.keys() & {DOCUMENT_MASK, PACKED_DOCUMENTS}
+    if packed:
+        carried.put(SEPARATE_DOCUMENTS, True)
+        carried.put("data.reset_position_ids", True)
+    elif mask and ignores_document_mask(flags):
+        why = (
+            "Megatron-LM's attention ignores this mask (NVIDIA/Megatron-LM, issue 2357), so the script trains across "
+            "documents: true separates them, and false trains as the script does"
+        )
+        carried.refuse(mask.line, shown(mask), why, SEPARATE_DOCUMENTS)
+    elif mask:
+        carry_as(SEPARATE_DOCUMENTS, mask, carried)
+    _drop_positions_of_rope(flags, carried)
+
+
+def _drop_positions_of_rope(flags: Flags, carried: Carried) -> None:
+    """Positions that Megatron-Core ignores (models/gpt/gpt_model.py, _preprocess)."""
+    positions = flags.get("reset-position-ids")
+    if (
+        positions
+        and carried.get("model.position_embedding_type") == "rope"
+        and not carried.get(SEPARATE_DOCUMENTS)
+    ):
+        carried.drop("data.reset_position_ids")
+        why = "Megatron-Core computes rope from the number of tokens, and does not read the positions"
+        carried.leave(positions.line, shown(positions), why)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from hpcgen.check.lint.launch import Flag
 from hpcgen.check.lint.megatron import KEYS
-from hpcgen.check.migration.leftover import Carried, is_sure
-from hpcgen.check.migration.needs import without_effect
-from hpcgen.check.migration.values import Flags, carry_as, shown, why_not
-from hpcgen.check.migration.without_key import carry_without_key
+from hpcgen.check.migration.leftover import Carried
+from hpcgen.check.migration.options import carry_without_key, without_effect
+from hpcgen.check.migration.values import Flags, carry_as, shown, sure_text, why_not
 from hpcgen.config.layer_pattern import layer_pattern
 from hpcgen.config.megatron_options import row_of
 
@@ -33,9 +32,9 @@ def carry_experts(flags: Flags, carried: Carried) -> None:
             carried.leave(flag.line, shown(flag), why)
         elif flag.name == "moe-layer-freq":
             _layer_freq(flag, carried)
-        elif flag.name == "moe-expert-capacity-factor" and _text(flag).startswith("-"):
+        elif flag.name == "moe-expert-capacity-factor" and sure_text(flag).startswith("-"):
             carried.leave(flag.line, shown(flag), "a negative capacity is none")
-        elif flag.name == "moe-token-dispatcher-type" and _text(flag) in OTHER_DISPATCHERS:
+        elif flag.name == "moe-token-dispatcher-type" and sure_text(flag) in OTHER_DISPATCHERS:
             carried.leave(flag.line, shown(flag), "the trainer has alltoall and allgather")
         elif flag.name == "moe-layer-recompute" and _keeps_default_modules(flags, carried):
             carried.put("training.recompute_granularity", "selective")
@@ -66,7 +65,7 @@ def _keeps_default_modules(flags: Flags, carried: Carried) -> bool:
 
 def _layer_freq(flag: Flag, carried: Carried) -> None:
     """--moe-layer-freq is N for experts in every N-th layer, or a Python list of zeros and ones (moe_freq_type)."""
-    key, text, layers = "model.moe_layer_freq", _text(flag), carried.get("model.num_layers")
+    key, text, layers = "model.moe_layer_freq", sure_text(flag), carried.get("model.num_layers")
     if not text:
         carried.refuse(flag.line, shown(flag), why_not(key, flag), key)
     elif (pattern := layer_pattern(text, layers)) is None:
@@ -74,8 +73,3 @@ def _layer_freq(flag: Flag, carried: Carried) -> None:
         carried.refuse(flag.line, shown(flag), why, key)
     elif not all(pattern):
         carried.put(key, pattern)
-
-
-def _text(flag: Flag) -> str:
-    """The value of an option; empty if it is unknown."""
-    return flag.value.text if flag.value and is_sure(flag.value) and len(flag.values) == 1 else ""

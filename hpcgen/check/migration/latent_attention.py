@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hpcgen.check.lint.launch import Flag
 from hpcgen.check.lint.megatron import KEYS
-from hpcgen.check.migration.leftover import Carried, is_sure
-from hpcgen.check.migration.values import Flags, carry_as, shown
+from hpcgen.check.migration.leftover import Carried
+from hpcgen.check.migration.values import Flags, carry_as, shown, sure_text
 from hpcgen.config.megatron_options import carried_by
 
 SWITCH, KEY = "multi-latent-attention", "model.multi_latent_attention"
@@ -63,7 +63,7 @@ def _rope_scaling(given: Flags, carried: Carried) -> None:
     if factor == 1:
         return
     kind = given.get("rope-type")
-    if kind is not None and _text(kind) != "yarn":
+    if kind is not None and sure_text(kind) != "yarn":
         why = "Megatron-LM scales the scores of attention without scaling the rotary embedding"
         carried.refuse(kind.line, shown(kind), why, ROPE_SCALING)
         return
@@ -76,11 +76,6 @@ def _rope_scaling(given: Flags, carried: Carried) -> None:
 
 def _number(flag: Flag) -> float | None:
     try:
-        return float(_text(flag))
+        return float(sure_text(flag))
     except ValueError:
         return None
-
-
-def _text(flag: Flag) -> str:
-    """The value of an option; empty if it is unknown."""
-    return flag.value.text if flag.value and is_sure(flag.value) and len(flag.values) == 1 else ""

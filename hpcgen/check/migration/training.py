@@ -3,24 +3,43 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+from typing import TypeVar
 
 from hpcgen.check.lint.job import Job
 from hpcgen.check.lint.launch import Flag, Launch
 from hpcgen.check.lint.megatron import KEYS, counted_as_layers, virtual_stages
 from hpcgen.check.lint.words import Word
-from hpcgen.check.migration.data import carry_checkpoints, carry_data, carry_tokenizer, list_relative_paths
-from hpcgen.check.migration.documents import carry_documents
+from hpcgen.check.migration.data import (
+    carry_checkpoints,
+    carry_data,
+    carry_documents,
+    carry_tokenizer,
+    list_relative_paths,
+)
 from hpcgen.check.migration.experts import carry_experts
-from hpcgen.check.migration.graphs import carry_graphs
-from hpcgen.check.migration.leftover import Carried
+from hpcgen.check.migration.leftover import Carried, is_sure
 from hpcgen.check.migration.model import carry_model
-from hpcgen.check.migration.needs import without_effect
+from hpcgen.check.migration.options import carry_without_key, without_effect
 from hpcgen.check.migration.values import Flags, carry_as, decides, integer, num_values, shown, why_not
-from hpcgen.check.migration.without_key import carry_without_key
 from hpcgen.config.megatron_options import OptionRow, row_of, rows
-from trainer.contract.config import TrainingConfig
+from trainer.contract.config import (
+    BlendConfig,
+    ConfigError,
+    ModelConfig,
+    OptimizerConfig,
+    ParallelismConfig,
+    TrainingConfig,
+    from_dict,
+)
 from trainer.contract.model.batch_size import steps_within
 from trainer.contract.model.pipeline import layout_rows
+from trainer.contract.rules import cuda_graphs
+from trainer.contract.rules.facts import Facts, World
+
+S = TypeVar("S")
+GRAPH_OPTION = "cuda-graph-impl"
+CUDA_GRAPHS = KEYS[GRAPH_OPTION]
 
 
 def carry_training(job: Job, launch: Launch, carried: Carried) -> None:
@@ -305,3 +324,45 @@ def _takes(name: str) -> int | None:
     if row and row.takes:
         return None if row.takes == "*" else int(row.takes)
     return num_values(KEYS.get(name))
+
+
+def carry_graphs(flags: Flags, carried: Carried) -> None:
+    """Converts --cuda-graph-impl, after all options that it depends on.
+
+    Graphs do not change results, so they are left out where the trainer records none.
+    """
+    if (flag := flags.get(GRAPH_OPTION)) is None:
+        return
+    carried.seen.add(GRAPH_OPTION)
+    if is_sure(flag.value) and flag.value and flag.value.text == "local":
+        carried.leave(flag.line, shown(flag), "the trainer records graphs with transformer_engine")
+        return
+    carry_as(CUDA_GRAPHS, flag, carried)
+    if not carried.is_chosen(CUDA_GRAPHS) and (why := _graph_problem(carried)):
+        carried.drop(CUDA_GRAPHS)
+        carried.leave(flag.line, shown(flag), why)
+
+
+def _graph_problem(carried: Carried) -> str:
+    """Why the trainer cannot record the layers of this run. Empty if it can, or if a value is missing or invalid."""
+
+    def section(cls: type[S], name: str) -> S:
+        values = {field.name: carried.get(f"{name}.{field.name}") for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+        return from_dict(cls, {key: value for key, value in values.items() if value is not None}, name)
+
+    try:
+        facts = Facts(
+            model=section(ModelConfig, "model"),
+            parallelism=section(ParallelismConfig, "parallelism"),
+            training=section(TrainingConfig, "training"),
+            optimizer=OptimizerConfig(lr=1.0),
+            data=BlendConfig(reset_attention_mask=bool(carried.get("data.reset_attention_mask"))),
+            world=World(path="", count=1, ranks_each=1),
+            gpus_per_node=1,
+        )
+    except ConfigError:
+        return ""
+    found = next((found for rule in cuda_graphs.RULES for found in rule(facts)), None)
+    if found is None:
+        return ""
+    return f"{'it' if found.path == CUDA_GRAPHS else found.path} {found.reason}"

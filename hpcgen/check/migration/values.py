@@ -104,6 +104,11 @@ def shown(flag: Flag) -> str:
     return " ".join([f"--{flag.name}", *(word.text for word in words)])
 
 
+def sure_text(flag: Flag) -> str:
+    """The value of an option; empty if it is unknown."""
+    return flag.value.text if flag.value and is_sure(flag.value) and len(flag.values) == 1 else ""
+
+
 def integer(flags: Flags, name: str) -> int | None:
     """The integer value of an option; None if it has none."""
     flag = flags.get(name)
