@@ -8,8 +8,9 @@ import subprocess
 
 import pytest
 
+from hpcgen.check.lint.arithmetic import Refused
 from hpcgen.check.lint.check import Finding, lint
-from hpcgen.check.lint.filters import FILTERS, Call, Refused, Unknown
+from hpcgen.check.lint.filters import FILTERS, Call, Unknown
 from hpcgen.check.lint.reader import read
 from hpcgen.check.lint.sample import Sample
 

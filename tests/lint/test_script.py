@@ -43,6 +43,7 @@ SCRIPTS = [
     'x=1; y="a b"; show $x "$x" $y "$y" x$y"z"',
     'step=(--a "b c" --d=e); step+=(f); show "${step[@]}" ${step[@]} "$step" "${step[@]}x"',
     "x=3; show $((x * 4)) $((512 * 1024)) $(($x+1)) $(( (x - 5) / 2 )) $(( 7 % x ))",
+    "x=3; show $((x ** 2)) $((1 << x)) $((x > 2)) $((x ? 4 : 5)) $((-x + 1)) $((~x)) $((7 / -2)) $((-7 % x))",
     'show ${unset:-7} "${unset:-a b}" ${x:=4} $x; x=5; show ${x:-6}',
     'args="--a 1 \\\n  --b 2"; show $args "--c $args"',
     'a=(1 2); b=("${a[@]}" 3); b=("${b[@]}" 4); show "${b[@]}" ${#b[@]}',

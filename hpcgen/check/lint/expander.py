@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from hpcgen.check.lint.arithmetic import value_of
+from hpcgen.check.lint.arithmetic import Refused, value_of
 from hpcgen.check.lint.syntax import Node, names_in
 from hpcgen.check.lint.template import BRACES, MASK, parts
 from hpcgen.check.lint.words import (
@@ -130,7 +130,10 @@ class Expander:
 
     def arithmetic(self, node: Node) -> int | None:
         """The value of an arithmetic expression of known numbers; None if one is unknown."""
-        return value_of(node, self._number)
+        try:
+            return value_of(node, self._number)
+        except Refused:
+            return None
 
     def certain_arithmetic(self, node: Node) -> int | None:
         """The value of an arithmetic expression of numbers that can decide a condition; None otherwise."""

@@ -7,13 +7,11 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from hpcgen.check.lint.arithmetic import Refused, divided, remainder
+
 
 class Unknown(Exception):
     """Only a run can tell what is printed."""
-
-
-class Refused(Exception):
-    """The shell or a program stops with an error. The message says why."""
 
 
 @dataclass(frozen=True)
@@ -45,16 +43,8 @@ class Call:
 
 _OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: lambda a, b: a + b, ast.Sub: lambda a, b: a - b, ast.Mult: lambda a, b: a * b,
-    ast.Div: lambda a, b: divided(a, b), ast.Mod: lambda a, b: a - b * divided(a, b),
+    ast.Div: divided, ast.Mod: remainder,
 }  # fmt: skip
-
-
-def divided(dividend: int, divisor: int) -> int:
-    """The quotient, rounded toward 0 as in bash, expr and bc."""
-    if divisor == 0:
-        raise Refused("a division by 0")
-    quotient = abs(dividend) // abs(divisor)
-    return quotient if (dividend < 0) == (divisor < 0) else -quotient
 
 
 def calculated(expression: str) -> int:

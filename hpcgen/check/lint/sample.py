@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from hpcgen.check.lint.filters import FILTERS, Call, Refused, Unknown, compiled, counts_characters, divided
+from hpcgen.check.lint.arithmetic import Refused, remainder, value_of
+from hpcgen.check.lint.filters import FILTERS, Call, Unknown, compiled, counts_characters
 from hpcgen.check.lint.script import Script
 from hpcgen.check.lint.syntax import Node, ShellSyntaxError, parse
 from hpcgen.check.lint.words import Word
 
 MAX_RANDOM = 32767
 """The maximum value of $RANDOM (man bash)."""
-MAX_NUMBER = 2**63
 MAX_DEPTH = 20
 """Maximum depth of variables that refer to each other."""
 MAX_STEPS = 50_000
@@ -216,26 +216,11 @@ class Sample:
     # ---- arithmetic ----
 
     def _number(self, node: Node) -> int:
-        if not isinstance(node, Mapping):
-            raise Unknown
         self.effort.step()
-        kind, operator = node.get("Type"), node.get("Op", "")
-        if kind == "Word":
-            return self._integer(self._word(node))
-        if kind == "ParenArithm":
-            return self._number(node["X"])
-        if kind == "UnaryArithm" and operator in _UNARY and not node.get("Post"):
-            return _UNARY[operator](self._number(node["X"]))
-        if kind == "BinaryArithm" and operator == "?":
-            return self._number(node["Y"]["X" if self._number(node["X"]) else "Y"])
-        if kind == "BinaryArithm" and operator == "%":
-            return self._remainder(node)
-        if kind == "BinaryArithm" and operator in _BINARY:
-            left, right = self._number(node["X"]), self._number(node["Y"])
-            value = _BINARY[operator](left, right)
-            if abs(value) < MAX_NUMBER:
-                return value
-        raise Unknown
+        value = value_of(node, lambda word: self._integer(self._word(word)), {"%": self._remainder})
+        if value is None:
+            raise Unknown
+        return value
 
     def _remainder(self, node: Node) -> int:
         divisor = self._number(node["Y"])
@@ -246,7 +231,7 @@ class Sample:
             return abs(divisor) - 1 if self.greatest else 0
         if self.effort.draws > draws:
             return min(value, abs(divisor) - 1)  # the greatest number may have a small remainder
-        return value - divisor * divided(value, divisor)
+        return remainder(value, divisor)
 
     def _integer(self, text: str) -> int:
         """The value of a word in an arithmetic expression: a number in bash's notation, or a variable."""
@@ -324,15 +309,3 @@ def _expression(pattern: str) -> str:
         .replace("[!", "[^")
         .replace("[\\^", "[^")
     )
-
-
-_UNARY: Mapping[str, Callable[[int], int]] = {
-    "-": lambda a: -a, "+": lambda a: a, "!": lambda a: int(not a), "~": lambda a: ~a,
-}  # fmt: skip
-_BINARY: Mapping[str, Callable[[int, int], int]] = {
-    "+": lambda a, b: a + b, "-": lambda a, b: a - b, "*": lambda a, b: a * b, "/": divided,
-    "**": lambda a, b: a ** min(max(b, 0), 64), "<<": lambda a, b: a << b % 64, ">>": lambda a, b: a >> b % 64,
-    "&": lambda a, b: a & b, "|": lambda a, b: a | b, "^": lambda a, b: a ^ b,
-    "<": lambda a, b: int(a < b), ">": lambda a, b: int(a > b), "<=": lambda a, b: int(a <= b),
-    ">=": lambda a, b: int(a >= b), "==": lambda a, b: int(a == b), "!=": lambda a, b: int(a != b),
-}  # fmt: skip

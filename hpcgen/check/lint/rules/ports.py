@@ -6,7 +6,8 @@ import itertools
 import re
 from collections.abc import Iterator, Sequence
 
-from hpcgen.check.lint.filters import Refused, Unknown
+from hpcgen.check.lint.arithmetic import Refused
+from hpcgen.check.lint.filters import Unknown
 from hpcgen.check.lint.job import Job
 from hpcgen.check.lint.launch import Step
 from hpcgen.check.lint.rule import Hit, rule

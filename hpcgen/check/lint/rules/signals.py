@@ -88,8 +88,7 @@ def _function_only_says(script: Script, name: str) -> bool:
     own = script.commands_by_function.get(name, [])
     if function is None or not own or any(item.function == name for item in script.assignments):
         return False
-    body = script.lines[function.line - 1 : max(command.end for command in own)]
-    return all(command.name in _ONLY_SAYS for command in own) and not _writes("\n".join(body))
+    return all(command.name in _ONLY_SAYS for command in own) and not _writes(function.text)
 
 
 def _writes(text: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 
 from hpcgen.check.lint.job import Job
@@ -97,7 +97,7 @@ def unset_stops(job: Job) -> Iterator[Hit]:
     ${NAME:-} is empty instead. Not reported: variables that the script, the shell or Slurm has set before.
     """
     script = job.script
-    is_in_function, is_enabled = _in_functions(script), _nounset(script)
+    is_enabled = _nounset(script)
     read = script.names_set - script.assignments_by_name.keys()
     first_set = {
         name: min(0 if item.function else item.line for item in items)
@@ -107,7 +107,7 @@ def unset_stops(job: Job) -> Iterator[Hit]:
         if use.guarded or not is_enabled(use.line) or not re.fullmatch(r"[A-Za-z_]\w+", use.name, re.ASCII):
             continue
         # a function may be called after what is assigned below it
-        end = len(script.lines) if is_in_function(use.line) else use.line
+        end = len(script.lines) if use.function else use.line
         if (
             use.name in read
             or use.name in _ALWAYS_SET
@@ -124,22 +124,6 @@ def unset_stops(job: Job) -> Iterator[Hit]:
                 f"${{{use.name}:-}}",
                 cause=use.name,
             )
-
-
-def _in_functions(script: Script) -> Callable[[int], bool]:
-    """True for the lines in the body of a function, which ends at a line that begins with a brace."""
-    starts = sorted(function.line for function in script.functions.values())
-    ends = [number for number, text in enumerate(script.lines, start=1) if text.startswith("}")]
-
-    def is_in_function(line: int) -> bool:
-        number = bisect_right(starts, line)
-        if number == 0:
-            return False
-        start = starts[number - 1]
-        following = bisect_right(ends, start)
-        return line <= (ends[following] if following < len(ends) else start)
-
-    return is_in_function
 
 
 _ALWAYS_SET = frozenset((
