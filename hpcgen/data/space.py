@@ -14,7 +14,7 @@ from pathlib import Path
 from hpcgen.config.corpus import CorpusJob
 from hpcgen.data.free_space import FreeSpace, limits
 from hpcgen.data.manifest import Manifest
-from hpcgen.data.stages import DATA_STAGES
+from hpcgen.data.stages import DATA_STAGES, ROUTES
 from hpcgen.data.stages.base import Bounds, DataStage
 from hpcgen.data.unit import Unit, units_of_task
 from hpcgen.data.unit_checker import done_records
@@ -150,7 +150,7 @@ def _check_limit(need: Need, free: FreeSpace, stages: Sequence[DataStage], direc
     names = ", ".join(stage.name for stage in stages)
     asked = f"{names}: will write about {bounds_text(need)} in {files} below {directory}"
     hint = ""
-    if any(stage.is_detour for stage in stages):
+    if any(stage not in ROUTES[0] and not stage.makes_pairs for stage in stages):
         hint = ", or use prepare instead of extract, concat and tokenize"
     if free.bytes is not None and need.certain > free.bytes:
         raise HpcgenError(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hpcgen.config.corpus import CorpusJob
+from hpcgen.config.stages import STAGE_ROWS
 from hpcgen.data.progress import Step
 from hpcgen.data.record import Record, configuration_hash
 from hpcgen.data.suffixes import PARQUET
@@ -46,13 +47,13 @@ class DataStage(ABC):
     """The stage whose outputs this one reads. None: it reads the source."""
     folder: ClassVar[str]
     """Directory of the outputs, relative to the corpus's directory."""
-    makes_pairs: ClassVar[bool] = False
-    """The outputs are the corpus's pairs."""
-    joins_documents: ClassVar[bool] = False
-    """The first stage on its route that assigns documents to pairs. The first documents are checked before its job is
-    submitted."""
-    is_detour: ClassVar[bool] = False
-    """A shorter route has no such outputs, so it needs less space."""
+    downloads: ClassVar[bool] = False
+    """Tasks read the hub or another store, which may need a token."""
+    reads_source: ClassVar[bool] = False
+    """Tasks read files of the source in place, if these are in a directory."""
+    makes_output_files: ClassVar[bool] = False
+    """The outputs are the corpus's `num_output_files`, which are few and large. Further tasks would be idle.
+    Other stages write an output per source file."""
 
     @abstractmethod
     def units(self, job: CorpusJob, manifest: Manifest) -> Iterator[Unit]:
@@ -107,6 +108,16 @@ class DataStage(ABC):
             low, high = self.growth(file)
             least, most = least + size * low, most + size * high
         return least, most
+
+    @property
+    def makes_pairs(self) -> bool:
+        """True if the outputs are the corpus's pairs."""
+        return STAGE_ROWS[self.name].makes_pairs
+
+    @property
+    def joins_documents(self) -> bool:
+        """True for the first stage on a route that assigns documents to output files."""
+        return self.reads_source and self.makes_output_files
 
     @property
     def route(self) -> tuple[DataStage, ...]:

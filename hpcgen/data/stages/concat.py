@@ -36,8 +36,8 @@ class Concat(DataStage):
     name = "concat"
     before = EXTRACT
     folder = "concat"
-    joins_documents = True
-    is_detour = True
+    reads_source = True
+    makes_output_files = True
 
     def units(self, job: CorpusJob, manifest: Manifest) -> Iterator[Unit]:
         """A unit for each share of the corpus (see hpcgen.data.assignment.shares)."""

@@ -33,6 +33,7 @@ class Download(DataStage):
 
     name = "download"
     folder = "download"
+    downloads = True
 
     def units(self, job: CorpusJob, manifest: Manifest) -> Iterator[Unit]:
         """A unit for each file with a URL."""

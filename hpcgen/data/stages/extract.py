@@ -35,7 +35,7 @@ class Extract(DataStage):
     name = "extract"
     before = DOWNLOAD
     folder = "extract"
-    is_detour = True
+    reads_source = True
 
     def units(self, job: CorpusJob, manifest: Manifest) -> Iterator[Unit]:
         """A unit for each compressed file and each Parquet file."""

@@ -34,7 +34,7 @@ class PairStage(DataStage, ABC):
     """
 
     folder = "tokens"
-    makes_pairs = True
+    makes_output_files = True
 
     def unit(self, inputs: tuple[Input, ...], names: Sequence[str]) -> Unit:
         """The unit that makes the pairs `names` of `inputs`."""

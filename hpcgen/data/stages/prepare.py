@@ -20,7 +20,7 @@ class Prepare(PairStage):
 
     name = "prepare"
     before = DOWNLOAD
-    joins_documents = True
+    reads_source = True
 
     def units(self, job: CorpusJob, manifest: Manifest) -> Iterator[Unit]:
         """A unit for each share of the corpus (see hpcgen.data.assignment.shares)."""
