@@ -6,15 +6,23 @@ import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from hpcgen.cli.found import list_found
 from hpcgen.cli.lazy import CommandGroup
-from hpcgen.cli.options import complete_clusters, json_option
-
-if TYPE_CHECKING:
-    from hpcgen.config.profiles import Profile
+from hpcgen.cli.options import complete_clusters, json_option, warn
+from hpcgen.config.node_types import find_node_type
+from hpcgen.config.profiles import (
+    Profile,
+    cluster_names,
+    find_cluster,
+    load_cluster,
+    read_profile,
+    unknown_cluster,
+)
+from hpcgen.errors import ConfigErrors, HpcgenError
 
 _name_argument = click.argument("name", shell_complete=complete_clusters)
 
@@ -28,9 +36,6 @@ def command() -> None:
 @json_option
 def list_clusters(as_json: bool) -> None:
     """List the available profiles and their files."""
-    from hpcgen.cli.found import list_found
-    from hpcgen.config.profiles import cluster_names, find_cluster, load_cluster
-
     list_found(
         cluster_names(),
         find_cluster,
@@ -49,8 +54,6 @@ def show(name: str, as_json: bool) -> None:
     Includes the profiles that it extends. Values that are not set and have no default are omitted; with --json
     they are null.
     """
-    from hpcgen.config.node_types import find_node_type
-
     file, profile = _read(name)
     config, node_type = profile.config, profile.node_type
     values = dict(_leaves(dataclasses.asdict(config)))
@@ -84,9 +87,7 @@ def check(name: str) -> None:
     Reports all mistakes in keys and values, or else all broken rules, and exits with status 2 if there are any. The
     warnings are those that hpcgen render prints for this profile.
     """
-    from hpcgen.cli.options import warn
-    from hpcgen.errors import ConfigErrors
-    from hpcgen.run_plan.profile import profile_mistakes, profile_warnings
+    from hpcgen.run_plan.profile import profile_mistakes, profile_warnings  # the other commands need no plan
 
     file, profile = _read(name)
     if mistakes := profile_mistakes(profile):
@@ -101,9 +102,6 @@ def _read(name: str) -> tuple[Path, Profile]:
     Raises:
         HpcgenError: the profile does not exist, or see `read_profile`.
     """
-    from hpcgen.config.profiles import find_cluster, read_profile, unknown_cluster
-    from hpcgen.errors import HpcgenError
-
     file = find_cluster(name)
     if file is None:
         problem = unknown_cluster("name", name, directory=Path.cwd())

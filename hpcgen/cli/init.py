@@ -12,21 +12,28 @@ import click
 
 from hpcgen.cli.options import complete_clusters, run_arguments
 from hpcgen.cli.options import program as this_program
+from hpcgen.config.cluster import ClusterConfig
+from hpcgen.config.document import Document, constant, merge
+from hpcgen.config.loader import OMITTED_SECTIONS
+from hpcgen.config.node_type import NodeType
+from hpcgen.config.overrides import override
+from hpcgen.config.presets import PRESETS, Preset, unknown_preset
+from hpcgen.config.profiles import cluster_names, load_cluster
+from hpcgen.config.run import RunConfig
+from hpcgen.config.schema import json_schema
+from hpcgen.config.slurm import StageSettings
+from hpcgen.config.starter import TIME, program_starter, run_file, slurm_section, starter, starter_corpus
+from hpcgen.config.validation import build, check_text, located
 from hpcgen.errors import ConfigErrors, HpcgenError
+from hpcgen.files import is_special, require_directory, write_output
+from hpcgen.planning.request import within_limit
 
 if TYPE_CHECKING:
     from hpcgen.check.migration.leftover import Leftover
     from hpcgen.check.migration.migration import Migration
-    from hpcgen.config.cluster import ClusterConfig
-    from hpcgen.config.document import Document
-    from hpcgen.config.node_type import NodeType
-    from hpcgen.config.presets import Preset
-    from hpcgen.config.slurm import StageSettings
 
 
 def _complete_presets(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    from hpcgen.config.presets import PRESETS
-
     return [name for name in PRESETS if name.startswith(incomplete)]
 
 
@@ -86,13 +93,6 @@ def command(
 
     Also writes the JSON Schema of the run file next to it and creates the run directory. Default for PATH: run.yaml.
     """
-    from hpcgen.config.presets import PRESETS
-    from hpcgen.config.profiles import load_cluster
-    from hpcgen.config.run import RunConfig
-    from hpcgen.config.starter import TIME, program_starter, run_file, starter
-    from hpcgen.config.validation import check_text
-    from hpcgen.planning.request import within_limit
-
     _require_no_model(program, preset, hf_dir)
     _require_compatible(preset, cluster, script, hf_dir, overrides)
     _require_new_file(path, force)
@@ -152,8 +152,6 @@ def _require_new_file(path: Path, force: bool) -> None:
     Raises:
         HpcgenError: it is not a file name, its directory does not exist, or it exists and `force` is false.
     """
-    from hpcgen.files import is_special, require_directory
-
     if str(path) == "-" or is_special(path):
         raise HpcgenError(f"{path}: not a file name", "name a file; its JSON Schema is written next to it")
     require_directory(path)
@@ -173,9 +171,6 @@ def _require_compatible(
     Raises:
         HpcgenError: the preset is unknown, or an option needs or excludes another one.
     """
-    from hpcgen.config.presets import PRESETS, unknown_preset
-    from hpcgen.config.profiles import cluster_names
-
     if preset is not None and preset not in PRESETS:
         raise HpcgenError(f"--preset {preset}: unknown preset", unknown_preset(preset))
     if preset is not None and script is not None:
@@ -216,10 +211,6 @@ def _write(path: Path, text: str, run_dir: str) -> None:
     Raises:
         HpcgenError: the directory or a file cannot be written.
     """
-    from hpcgen.config.run import RunConfig
-    from hpcgen.config.schema import json_schema
-    from hpcgen.files import write_output
-
     directory = path.absolute().parent / run_dir
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -236,10 +227,6 @@ def _chosen(overrides: tuple[str, ...]) -> Document:
     Raises:
         HpcgenError: an assignment is malformed, or sets a key that has its own option.
     """
-    from hpcgen.config.document import Document, merge
-    from hpcgen.config.overrides import override
-    from hpcgen.config.run import RunConfig
-
     chosen = Document({}, {"": "--set"})
     for assignment in overrides:
         key = assignment.partition("=")[0]
@@ -253,10 +240,9 @@ def _from_huggingface(
     own: dict[str, Any], hf_dir: Path, weights: str, node_type: NodeType, of_cluster: StageSettings, time: str
 ) -> dict[str, Any]:
     """The values of a run file that starts from the model in `hf_dir`, imported to `weights`."""
-    from hpcgen.config import from_huggingface
-    from hpcgen.config.starter import slurm_section, starter_corpus
-
     slurm = slurm_section(of_cluster, time, {"nodes": of_cluster.nodes or 1})
+    from hpcgen.config import from_huggingface
+
     sections = from_huggingface.sections(hf_dir, weights)
     sections["data"] |= starter_corpus(own["name"], node_type.gpus_per_node)
     return {**own, "slurm": slurm, **sections}
@@ -268,11 +254,6 @@ def _complete(carried: Mapping[str, Any], chosen: Document, script: str) -> dict
     Raises:
         ConfigErrors: values are not valid in a run file.
     """
-    from hpcgen.config.document import constant, merge
-    from hpcgen.config.loader import OMITTED_SECTIONS
-    from hpcgen.config.run import RunConfig
-    from hpcgen.config.validation import build, located
-
     document = merge(constant(carried, script), chosen)
     checked = document
     if "program" in document.values:  # which needs no model

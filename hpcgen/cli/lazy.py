@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import importlib
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 
 class CommandGroup(click.Group):
@@ -53,40 +56,51 @@ def _unknown_options() -> Iterator[None]:
         raise click.UsageError(unknown_option(error.option_name, error.ctx), error.ctx) from error
 
 
+class Lazy(NamedTuple):
+    """A command that is imported on first use."""
+
+    module: str
+    """Module that defines one command as `command`, or several by name as `commands`."""
+    summary: str = ""
+    """The first sentence of the command's help. If empty, the help of its group imports the command to read it."""
+
+
 class LazyGroup(CommandGroup):
-    """A group with its commands in named sections of the help, each imported on first use.
+    """A group with its commands in named sections of the help, each imported on first use."""
 
-    `sections` maps a heading to command names and their modules. A module defines one command as `command`, or
-    several by name as `commands`. The first sentence of a command's help is its summary.
-    """
-
-    def __init__(self, *args: Any, sections: Mapping[str, Mapping[str, str]], **kwargs: Any) -> None:
+    def __init__(self, *args: Any, sections: Mapping[str, Mapping[str, Lazy]], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._sections = sections
-        self._modules = {name: module for section in sections.values() for name, module in section.items()}
+        self._lazy = {name: lazy for section in sections.values() for name, lazy in section.items()}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """All command names, without importing any module."""
-        return list(self._modules)
+        return list(self._lazy)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Imports the command."""
-        if cmd_name not in self._modules:
+        if cmd_name not in self._lazy:
             return None
-        module = importlib.import_module(self._modules[cmd_name])
+        module = importlib.import_module(self._lazy[cmd_name].module)
         commands: Mapping[str, click.Command] = getattr(module, "commands", {})
         command: click.Command = commands[cmd_name] if commands else module.command
         return command
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Completes the names of commands with their summaries, and the options of the group."""
+        names = [name for name in self._lazy if name.startswith(incomplete)]
+        from click.shell_completion import CompletionItem
+
+        items = [CompletionItem(name, help=self._summary(ctx, name)) for name in names]
+        return [*items, *click.Command.shell_complete(self, ctx, incomplete)]
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Writes a list of commands per section, with the summaries of all sections in one column."""
-        width = max(map(len, self._modules))
+        width = max(map(len, self._lazy))
         for heading, names in self._sections.items():
-            commands = {name: self.get_command(ctx, name) for name in names}
-            rows = [
-                (f"{name:<{width}}", command.get_short_help_str(limit=formatter.width - width - 6))
-                for name, command in commands.items()
-                if command is not None
-            ]
             with formatter.section(heading):
-                formatter.write_dl(rows)
+                formatter.write_dl([(f"{name:<{width}}", self._summary(ctx, name)) for name in names])
+
+    def _summary(self, ctx: click.Context, name: str) -> str:
+        command = None if self._lazy[name].summary else self.get_command(ctx, name)
+        return command.get_short_help_str(limit=80) if command else self._lazy[name].summary

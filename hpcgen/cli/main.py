@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import click
 
-from hpcgen.cli.lazy import LazyGroup
+from hpcgen.cli.lazy import Lazy, LazyGroup
 from hpcgen.errors import FileErrors, HpcgenError, JobFailed
 from hpcgen.text import counted, harmless
 from hpcgen.version import __version__
@@ -18,36 +18,36 @@ from trainer.contract.files.regular_file import IrregularFileError
 
 SECTIONS = {
     "Start": {
-        "init": "hpcgen.cli.init",
-        "presets": "hpcgen.cli.presets",
-        "schema": "hpcgen.cli.schema",
-        "completion": "hpcgen.cli.completion",
+        "init": Lazy("hpcgen.cli.init", "Write a commented run file to PATH."),
+        "presets": Lazy("hpcgen.cli.presets", "List the model presets and their parameter counts."),
+        "schema": Lazy("hpcgen.cli.schema", "Print the JSON Schema of a run file or a cluster profile."),
+        "completion": Lazy("hpcgen.cli.completion", "Print the completion script for bash, zsh or fish."),
     },
     "Run": {
-        "validate": "hpcgen.cli.validate",
-        "render": "hpcgen.cli.render",
-        "submit": "hpcgen.cli.submit",
-        "env": "hpcgen.cli.env",
-        "generate": "hpcgen.cli.generate",
+        "validate": Lazy("hpcgen.cli.validate", "Check a run file and summarize what its stages would do."),
+        "render": Lazy("hpcgen.cli.render", "Render the batch script of one stage."),
+        "submit": Lazy("hpcgen.cli.submit", "Submit stages to Slurm, or run them on this machine."),
+        "env": Lazy("hpcgen.cli.env", "Print a stage's environment for use in your own scripts."),
+        "generate": Lazy("hpcgen.cli.generate", "Continue prompts with a trained model."),
     },
     "Data": {
-        "data": "hpcgen.cli.data",
-        "checkpoint": "hpcgen.cli.checkpoint",
+        "data": Lazy("hpcgen.cli.data", "Prepare and inspect training data."),
+        "checkpoint": Lazy("hpcgen.cli.checkpoint", "List, inspect, prune, pin and convert checkpoints."),
     },
     "Inspect": {
-        "report": "hpcgen.cli.report",
-        "explain": "hpcgen.cli.explain",
-        "memory": "hpcgen.cli.memory",
-        "lint": "hpcgen.cli.lint",
+        "report": Lazy("hpcgen.cli.report", "Summarize training runs in one HTML file."),
+        "explain": Lazy("hpcgen.cli.explain", "Explain where a stage's environment variables come from."),
+        "memory": Lazy("hpcgen.cli.memory", "Show which of DeepSpeed's ZeRO stages fit the nodes."),
+        "lint": Lazy("hpcgen.cli.lint", "Check batch scripts for mistakes without running them."),
     },
     "Cluster": {
-        "cluster": "hpcgen.cli.cluster",
-        "topology": "hpcgen.cli.topology",
-        "templates": "hpcgen.cli.templates",
-        "install-code": "hpcgen.cli.install_code",
+        "cluster": Lazy("hpcgen.cli.cluster", "List, show and check cluster profiles."),
+        "topology": Lazy("hpcgen.cli.topology", "Show, draw and verify node types."),
+        "templates": Lazy("hpcgen.cli.templates", "List, override and check job script templates."),
+        "install-code": Lazy("hpcgen.cli.install_code", "Install the Python code that compute nodes need."),
     },
 }
-"""Heading of the help -> command -> module."""
+"""Heading of the help -> command -> module and summary."""
 _UNUSABLE_PATH = (errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR)
 """Errors of a path that no file can have."""
 _ALLOCATIONS_BEFORE_COLLECTION = 50_000

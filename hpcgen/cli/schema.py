@@ -6,14 +6,14 @@ import json
 
 import click
 
+from hpcgen.config.cluster import ClusterConfig
+from hpcgen.config.run import RunConfig
+from hpcgen.config.schema import json_schema
+
 
 @click.command("schema")
 @click.argument("kind", type=click.Choice(["run", "cluster"]), default="run")
 def command(kind: str) -> None:
     """Print the JSON Schema of a run file or a cluster profile."""
-    from hpcgen.config.cluster import ClusterConfig
-    from hpcgen.config.run import RunConfig
-    from hpcgen.config.schema import json_schema
-
     described = {"run": RunConfig, "cluster": ClusterConfig}[kind]
     click.echo(json.dumps(json_schema(described), indent=1))

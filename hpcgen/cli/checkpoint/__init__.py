@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import click
 
-from hpcgen.cli.lazy import LazyGroup
+from hpcgen.cli.lazy import Lazy, LazyGroup
 
 SECTIONS = {
     "Commands": {
-        "list": "hpcgen.cli.checkpoint.list",
-        "inspect": "hpcgen.cli.checkpoint.inspect",
-        "prune": "hpcgen.cli.checkpoint.prune",
-        "pin": "hpcgen.cli.checkpoint.pin",
-        "unpin": "hpcgen.cli.checkpoint.pin",
-        "export": "hpcgen.cli.checkpoint.export",
-        "import": "hpcgen.cli.checkpoint.import_model",
+        "list": Lazy("hpcgen.cli.checkpoint.list", "List the checkpoints of a run, newest first."),
+        "inspect": Lazy("hpcgen.cli.checkpoint.inspect", "Show what a checkpoint contains."),
+        "prune": Lazy(
+            "hpcgen.cli.checkpoint.prune", "Remove checkpoints that the retention rules do not keep."
+        ),
+        "pin": Lazy("hpcgen.cli.checkpoint.pin", "Pin checkpoints, so that retention never deletes them."),
+        "unpin": Lazy("hpcgen.cli.checkpoint.pin", "Unpin checkpoints, so that retention may delete them."),
+        "export": Lazy("hpcgen.cli.checkpoint.export", "Write a checkpoint as a Hugging Face directory."),
+        "import": Lazy(
+            "hpcgen.cli.checkpoint.import_model", "Write a Hugging Face model as a checkpoint for training."
+        ),
     }
 }
-"""Heading of the help -> command -> module."""
+"""Heading of the help -> command -> module and summary."""
 
 
 @click.group("checkpoint", cls=LazyGroup, sections=SECTIONS)

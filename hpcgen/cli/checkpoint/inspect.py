@@ -7,17 +7,19 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from hpcgen.checkpoints.finding import find_checkpoint, find_problems
+from hpcgen.checkpoints.index import Tensor, read_tensors
+from hpcgen.checkpoints.listing import size_of
 from hpcgen.cli.checkpoint.paths import path_argument
 from hpcgen.cli.options import json_option
+from hpcgen.report.essentials import shown, text
+from hpcgen.report.words import moment
 from hpcgen.text import counted, harmless, size_text
-
-if TYPE_CHECKING:
-    from hpcgen.checkpoints.index import Tensor
-    from trainer.contract.files.checkpoint_files import Checkpoint
+from trainer.contract.files.checkpoint_files import FORMAT, Checkpoint, consumed_tokens
 
 SHOWN_PROBLEMS = 20
 
@@ -34,18 +36,14 @@ def command(ctx: click.Context, path: Path, verify: bool, tensors: bool, as_json
     PATH is a checkpoint. For a run directory or a directory of checkpoints, the newest complete checkpoint is shown.
     Exits with status 1 if a file is missing or differs from the record.
     """
-    from hpcgen.checkpoints.finding import find_checkpoint
-    from hpcgen.checkpoints.index import read_tensors
-    from hpcgen.checkpoints.listing import size_of
-
     checkpoint = find_checkpoint(path)
     problems = _problems(checkpoint, verify)
     found = read_tensors(checkpoint.path) if tensors else []
     if as_json:
         click.echo(json.dumps(_inspection_json(checkpoint, problems, found, verify, tensors), indent=1))
     else:
-        for title, text in _lines(checkpoint, size_of(checkpoint)):
-            click.echo(f"{click.style(f'{title:<12}', bold=True)}{harmless(text)}")
+        for title, line in _lines(checkpoint, size_of(checkpoint)):
+            click.echo(f"{click.style(f'{title:<12}', bold=True)}{harmless(line)}")
         if tensors:
             _print_tensors(found)
         _print_problems(checkpoint, problems, verify)
@@ -54,9 +52,6 @@ def command(ctx: click.Context, path: Path, verify: bool, tensors: bool, as_json
 
 
 def _problems(checkpoint: Checkpoint, verify: bool) -> list[str]:
-    from hpcgen.checkpoints.finding import find_problems
-    from hpcgen.checkpoints.listing import size_of
-
     if not verify or checkpoint.record is None:
         return find_problems(checkpoint, hashes=False)
     total = size_of(checkpoint)
@@ -82,9 +77,6 @@ def _inspection_json(
 
 def _lines(checkpoint: Checkpoint, num_bytes: int) -> Iterator[tuple[str, str]]:
     """Yields the title and text of each line about the checkpoint."""
-    from hpcgen.report.words import moment
-    from trainer.contract.files.checkpoint_files import FORMAT, consumed_tokens
-
     pinned = ", pinned" if checkpoint.is_pinned else ""
     yield "checkpoint", f"{checkpoint.path}{pinned}"
     record = checkpoint.record
@@ -130,8 +122,6 @@ def _lines(checkpoint: Checkpoint, num_bytes: int) -> Iterator[tuple[str, str]]:
 
 def _section(name: str, values: dict[str, Any]) -> str:
     """The keys that the report shows of a section, on one line."""
-    from hpcgen.report.essentials import shown, text
-
     rows = (
         (key, f"[{text(value)}]" if isinstance(value, list) else text(value))
         for key, value in shown(name, values)
@@ -153,8 +143,8 @@ def _data(data: dict[str, Any]) -> str:
     if data.get("mock"):
         return "mock data"
     datasets = data.get("datasets") or data.get("train") or []
-    shown = ", ".join(dataset["prefix"] for dataset in datasets[:3])
-    return shown + (f" and {len(datasets) - 3} more" if len(datasets) > 3 else "")
+    first = ", ".join(dataset["prefix"] for dataset in datasets[:3])
+    return first + (f" and {len(datasets) - 3} more" if len(datasets) > 3 else "")
 
 
 def _print_tensors(found: Sequence[Tensor]) -> None:

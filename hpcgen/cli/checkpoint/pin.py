@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from hpcgen.checkpoints.finding import find_exactly
+from hpcgen.checkpoints.retention import pin, unpin
 from hpcgen.cli.checkpoint.paths import paths_argument
 
 
@@ -16,9 +18,6 @@ def _pin(paths: tuple[Path, ...]) -> None:
 
     Neither the trainer nor hpcgen checkpoint prune removes a pinned checkpoint.
     """
-    from hpcgen.checkpoints.finding import find_exactly
-    from hpcgen.checkpoints.retention import pin
-
     for checkpoint in [find_exactly(path) for path in paths]:
         pin(checkpoint)
         click.echo(f"pinned {checkpoint.path}", err=True)
@@ -28,9 +27,6 @@ def _pin(paths: tuple[Path, ...]) -> None:
 @paths_argument
 def _unpin(paths: tuple[Path, ...]) -> None:
     """Unpin checkpoints, so that retention may delete them."""
-    from hpcgen.checkpoints.finding import find_exactly
-    from hpcgen.checkpoints.retention import unpin
-
     for checkpoint in [find_exactly(path) for path in paths]:
         unpin(checkpoint)
         done = f"unpinned {checkpoint.path}" if checkpoint.is_pinned else f"{checkpoint.path} was not pinned"

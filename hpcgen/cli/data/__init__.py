@@ -4,24 +4,34 @@ from __future__ import annotations
 
 import click
 
-from hpcgen.cli.lazy import LazyGroup
+from hpcgen.cli.lazy import Lazy, LazyGroup
 from hpcgen.config.stages import STAGE_ROWS
 
 SECTIONS = {
     "Prepare": {
-        "plan": "hpcgen.cli.data.plan",
-        **{name: "hpcgen.cli.data.stages" for name, stage in STAGE_ROWS.items() if stage.is_array},
-        "tokenize": "hpcgen.cli.data.tokenize",  # also tokenizes files that belong to no corpus
-        "sample": "hpcgen.cli.data.sample",
+        "plan": Lazy("hpcgen.cli.data.plan", "List the files of the corpus and freeze them in a manifest."),
+        **{name: Lazy("hpcgen.cli.data.stages") for name, stage in STAGE_ROWS.items() if stage.is_array},
+        "tokenize": Lazy(
+            "hpcgen.cli.data.tokenize", "Tokenize INPUT files, or the concatenated files of a corpus."
+        ),  # also tokenizes files that belong to no corpus
+        "sample": Lazy("hpcgen.cli.data.sample", "Write a small corpus to OUT (.jsonl or .jsonl.zst)."),
     },
     "Inspect": {
-        "status": "hpcgen.cli.data.status",
-        "verify": "hpcgen.cli.data.verify",
-        "inspect": "hpcgen.cli.data.inspect",
+        "status": Lazy(
+            "hpcgen.cli.data.status", "Show the progress of the data stages and their failed tasks."
+        ),
+        "verify": Lazy(
+            "hpcgen.cli.data.verify", "Read .bin/.idx pairs or exports completely and report problems."
+        ),
+        "inspect": Lazy(
+            "hpcgen.cli.data.inspect", "Show statistics of a .bin/.idx pair, or one of its documents."
+        ),
     },
-    "Export": {"export": "hpcgen.cli.data.export"},
+    "Export": {
+        "export": Lazy("hpcgen.cli.data.export", "Write .bin/.idx pairs as Parquet or Arrow datasets.")
+    },
 }
-"""Heading of the help -> command -> module."""
+"""Heading of the help -> command -> module and summary."""
 
 
 @click.group("data", cls=LazyGroup, sections=SECTIONS)
