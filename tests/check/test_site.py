@@ -160,9 +160,9 @@ BAD = {
         one_block("image", "main", "main() {", "    begin", "    set_environment", "    conclude", "}"),
         ("step-lost", 3),
     ),
-    "a library's function": (one_block("base", "site", "conclude() { say bye; }"), ("overwritten", 3)),
+    "a library's function": (one_block("train", "site", "conclude() { say bye; }"), ("overwritten", 3)),
     "a function of other stages": (
-        one_block("base", "site", "site_prologue() {", "    list_nodes", "}"),
+        one_block("tensorboard", "site", "site_prologue() {", "    list_nodes", "}"),
         ("unknown-command", 4),
     ),
     "an unset variable in the epilogue": (
