@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -86,11 +85,11 @@ def files_below(*directories: Path) -> list[Path]:
     return sorted(path for directory in directories for path in directory.rglob("*") if path.is_file())
 
 
-def check(files: list[Path], *commands: list[str], spare: Path) -> None:
-    """Puts each kind in the place of each file, and runs each command."""
+def check(files: list[Path], *commands: list[str], spare: Path, python: str) -> None:
+    """Puts each kind in the place of each file, and runs each command, all in one process of this Python."""
     replaced = [(str(path), put) for path in files for put in PUT.values()]
     done = subprocess.run(
-        [sys.executable, "-c", COMMANDS],
+        [python, "-c", COMMANDS],
         input=json.dumps([str(spare), replaced, *commands]),
         capture_output=True,
         text=True,
@@ -109,7 +108,7 @@ def check(files: list[Path], *commands: list[str], spare: Path) -> None:
     assert not wrong, f"{len(wrong)} of {len(outcomes)}: {wrong[:3]}"
 
 
-def test_a_corpus(tmp_path, monkeypatch):
+def test_a_corpus(tmp_path, monkeypatch, stand_in):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run.yaml").write_text(RUN.replace("num_output_files: 4", "num_output_files: 1"))
     (tmp_path / "source").mkdir()
@@ -135,10 +134,11 @@ def test_a_corpus(tmp_path, monkeypatch):
             "--overwrite",
         ],
         spare=tmp_path / "spare",
+        python=stand_in,
     )
 
 
-def test_a_hugging_face_directory(tmp_path, monkeypatch):
+def test_a_hugging_face_directory(tmp_path, monkeypatch, stand_in):
     pytest.importorskip("torch")
     monkeypatch.chdir(tmp_path)
     model = tmp_path / "model"
@@ -157,10 +157,10 @@ def test_a_hugging_face_directory(tmp_path, monkeypatch):
         )
     )
     (model / "model.safetensors").write_bytes(b"")
-    check(files_below(model), ["import", "model"], spare=tmp_path / "spare")
+    check(files_below(model), ["import", "model"], spare=tmp_path / "spare", python=stand_in)
 
 
-def test_a_run(tmp_path, monkeypatch):
+def test_a_run(tmp_path, monkeypatch, stand_in):
     monkeypatch.chdir(tmp_path)
     run = write_run(tmp_path / "run", [start(), *steps(1, 20)])
     write_checkpoint(run / "checkpoints", 10)
@@ -176,4 +176,5 @@ def test_a_run(tmp_path, monkeypatch):
         ["checkpoint", "prune", "run", "--keep-last", "1", "--dry-run"],
         ["trainer", "run"],
         spare=tmp_path / "spare",
+        python=stand_in,
     )
