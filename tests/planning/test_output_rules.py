@@ -59,9 +59,8 @@ REFUSED = {
         "use 1, 2, 4 or 8",
     ),
     "TP of the evaluation and query groups": (
-        {EVALUATION_TP: 8, HEADS: 48, "model__hidden_size": 3072, GROUPS: 12},
-        "evaluation.tensor_model_parallel_size neither divides model.num_query_groups = 12 nor is a multiple of it "
-        "(12 / 8); use 1, 2 or 4",
+        {EVALUATION_TP: 8, HEADS: 48, "model__hidden_size": 3072, GROUPS: 4},
+        "evaluation.tensor_model_parallel_size does not divide model.num_query_groups = 4 (4 / 8); use 1, 2 or 4",
     ),
     "stages of the evaluation without a layer": (
         {EVALUATION_PP: 16, "evaluation_ranks": 16},

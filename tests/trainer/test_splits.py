@@ -21,6 +21,7 @@ from tests.trainer.runs import write_corpus
 from trainer.contract import config as configuration
 from trainer.contract.config import ConfigError, TrainerConfig
 from trainer.contract.resuming.sampling import draws
+from trainer.contract.rules.engine import SAMPLES, require
 from trainer.data.blend import Blend, plan_blends
 from trainer.data.corpora import cut, split_shares
 from trainer.data.datasets import Vocabulary, build_datasets
@@ -262,6 +263,7 @@ def test_tokens_that_would_be_read_for_ever_are_refused(config: dict[str, Any], 
 
 
 @pytest.mark.parametrize("split", ["", "1,1", "0,1,1", "1,-1,0", "a,b,c", "1,1,1,1", "nan,1,1"])
-def test_a_split_that_is_not_three_weights_is_refused(split: str) -> None:
+def test_a_split_that_is_not_three_weights_is_refused(split: str, config: dict[str, Any]) -> None:
+    config["data"] = {"datasets": [{"prefix": "/corpus"}], "split": split}
     with pytest.raises(ConfigError, match="three weights"):
-        split_shares(split)
+        require(configuration.from_dict(TrainerConfig, config, "test"), SAMPLES)

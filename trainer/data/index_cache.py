@@ -13,7 +13,7 @@ from trainer.contract import config as configuration
 from trainer.contract.config.resolve import resolve
 from trainer.contract.errors import TrainerError
 from trainer.contract.files.run_directory import RunDirectory
-from trainer.contract.rules.engine import require
+from trainer.contract.rules.engine import SAMPLES, require
 from trainer.data.single_process import config_parser, single_process_group
 from trainer.distributed import device
 from trainer.metrics.console import quiet_libraries
@@ -26,7 +26,7 @@ def main() -> int:
     quiet_libraries()
     try:
         config = configuration.read(arguments.config)
-        require(config)
+        require(config, SAMPLES)
         config = resolve(config)
         device.prepare("cpu")  # independent of the run's device
         _build(config)

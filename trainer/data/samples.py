@@ -13,7 +13,7 @@ from trainer.contract.config.resolve import resolve
 from trainer.contract.errors import TrainerError
 from trainer.contract.files.run_directory import RunDirectory
 from trainer.contract.resuming.sampling import Phase, Sampling
-from trainer.contract.rules.engine import require
+from trainer.contract.rules.engine import SAMPLES, require
 from trainer.data.progress import Progress, newest_checkpoint, of_next_attempt
 from trainer.data.single_process import config_parser, single_process_group
 from trainer.distributed import device
@@ -32,7 +32,7 @@ def main() -> int:
     quiet_libraries()
     try:
         config = configuration.read(arguments.config)
-        require(config)
+        require(config, SAMPLES)
         config = resolve(config)
         progress = _progress(config)
         last = arguments.first if arguments.last is None else arguments.last

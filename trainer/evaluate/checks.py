@@ -11,6 +11,7 @@ from trainer.contract.config import BlendConfig, ConfigError, TrainerConfig
 from trainer.contract.errors import TrainerError
 from trainer.contract.evaluation import EvaluationConfig, evaluated, is_due
 from trainer.contract.files.checkpoint_files import Checkpoint, iteration_of
+from trainer.contract.rules.engine import evaluation_problems
 from trainer.contract.wording import counted
 from trainer.data.blend import LogLine
 from trainer.evaluate.perplexity import open_pair
@@ -35,18 +36,14 @@ class Work:
 
 
 def check_sizes(config: EvaluationConfig) -> None:
-    """Check that the ranks can be divided into replicas of the model, and that there is something to compute.
+    """Check the settings by the rules of evaluations, and that there is something to compute.
 
     Raises:
-        ConfigError: they cannot, or there is not.
+        ConfigError: the settings break rules, or there is nothing.
     """
+    if problems := evaluation_problems(config):
+        raise ConfigError("\n".join(problems))
     settings = config.settings
-    tensor, pipeline = settings.tensor_model_parallel_size, settings.pipeline_model_parallel_size
-    if config.world_size % (tensor * pipeline):
-        raise ConfigError(
-            f"world_size = {config.world_size} is not a multiple of TP x PP = {tensor} x {pipeline} = "
-            f"{tensor * pipeline}, the number of ranks of one replica of the model"
-        )
     if not settings.data and not settings.tasks:
         raise ConfigError("evaluation.data and evaluation.tasks are empty, so there is nothing to evaluate")
 
@@ -92,11 +89,6 @@ def prepare(config: EvaluationConfig, log: LogLine) -> Work:
     model = collect(model_config, config, checkpoints[0]) if checkpoints else None
     vocab_size = _vocab_size(model) if model else MAX_VOCAB_SIZE
     settings = config.settings
-    names = [data.name for data in settings.data]
-    problems += [
-        f"evaluation.data: two texts have the name {name!r}. Rename one of them"
-        for name in sorted({name for name in names if names.count(name) > 1})
-    ]
     for index, data in enumerate(settings.data):
         collect(
             open_pair, data, f"evaluation.data[{index}]", vocab_size, model.data if model else BlendConfig()

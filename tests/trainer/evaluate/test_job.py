@@ -141,7 +141,7 @@ def test_a_terminated_job_keeps_the_results_that_it_has(checkpoints: Path, tmp_p
         ({"world_size": 3}, "the layout was planned for world_size = 3"),
         (
             {"world_size": 3, "settings": {"tensor_model_parallel_size": 2}},
-            "is not a multiple of TP x PP = 2 x 1",
+            "results in TP x PP = 2 x 1 = 2, which does not divide 3 ranks",
         ),
         ({"settings": {"data": []}}, "evaluation.data and evaluation.tasks are empty"),
         ({"settings": {"batch_size": 0}}, "settings: batch_size = 0"),

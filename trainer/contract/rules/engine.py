@@ -18,6 +18,7 @@ from trainer.contract.config import (
     TrainerConfig,
     TrainingConfig,
 )
+from trainer.contract.evaluation import EvaluationConfig
 from trainer.contract.rules import (
     batch,
     checkpoint,
@@ -106,6 +107,9 @@ FORWARD: tuple[Rule, ...] = (
 )
 """Rules for computing a trained model."""
 
+SAMPLES: tuple[Rule, ...] = (*data.RULES, *WITHOUT_TOKENIZER)
+"""Rules for reading the samples of a run, whatever its ranks are."""
+
 TRAINING: tuple[Rule, ...] = (
     *(rule for rule in ERRORS if rule is not optimizer.groups_match_parameters),
     *WITHOUT_TOKENIZER,
@@ -144,16 +148,28 @@ def facts_of(config: TrainerConfig) -> Facts:
 
 def contradictions(model: ModelConfig) -> list[str]:
     """What is wrong with keys of `model` that contradict each other."""
-    facts = Facts(
-        model=model,
-        parallelism=ParallelismConfig(),
-        training=TrainingConfig(micro_batch_size=1, global_batch_size=1, train_iters=1),
-        optimizer=OptimizerConfig(lr=1.0),
-        data=BlendConfig(mock=True),
-        world=World(path="world_size", count=1, ranks_each=1),
-        gpus_per_node=1,
-    )
+    facts = dataclasses.replace(ANY_RUN, model=model)
     return [f"{_with_value(facts, found)} {found.reason}" for rule in OF_MODEL for found in rule(facts)]
+
+
+def evaluation_problems(config: EvaluationConfig) -> list[str]:
+    """What is wrong with the settings of an evaluation job, apart from those of its model."""
+    world = World(path="world_size", count=config.world_size, ranks_each=1)
+    facts = dataclasses.replace(ANY_RUN, evaluation=config.settings, evaluation_world=world)
+    rules = evaluation.OF_JOB
+    return [_sentence(facts, found, rules) for rule in rules for found in rule(facts)]
+
+
+ANY_RUN = Facts(
+    model=ModelConfig(num_layers=1, hidden_size=1, num_attention_heads=1, seq_length=1),
+    parallelism=ParallelismConfig(),
+    training=TrainingConfig(micro_batch_size=1, global_batch_size=1, train_iters=1),
+    optimizer=OptimizerConfig(lr=1.0),
+    data=BlendConfig(mock=True),
+    world=World(path="world_size", count=1, ranks_each=1),
+    gpus_per_node=1,
+)
+"""Facts for rules that read a single section."""
 
 
 def _with_value(facts: Facts, violation: Violation) -> str:

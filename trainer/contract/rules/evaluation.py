@@ -122,11 +122,13 @@ def tasks_have_data(facts: Facts) -> Iterator[Violation]:
         )
 
 
+OF_JOB: tuple[Rule, ...] = (layout_divides_ranks, names_are_unique)
+"""Rules of a job that evaluates existing checkpoints."""
+
 RULES: tuple[Rule, ...] = (
     layout_fits_model,
-    layout_divides_ranks,
+    *OF_JOB,
     evaluated_checkpoints_are_written,
     evaluation_has_work,
-    names_are_unique,
 )
 WARNINGS: tuple[Rule, ...] = (final_checkpoint_is_evaluated, tasks_have_data)
