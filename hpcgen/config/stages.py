@@ -99,6 +99,11 @@ class StageRow:
         return self.name.replace("-", "_")
 
     @property
+    def module(self) -> str:
+        """The stage's module in hpcgen/stages, such as nccl_test. The stages of the corpus share one."""
+        return "data" if self.is_array else self.section
+
+    @property
     def template(self) -> str:
         """The stage's template, such as slurm/nccl-test.sbatch.j2."""
         return f"slurm/{self.name}.sbatch.j2"

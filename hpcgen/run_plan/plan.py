@@ -73,7 +73,7 @@ def plan(run: Run, stages: Collection[str] = (), *, exists: Callable[[str], bool
     stages = [stages] if isinstance(stages, str) else stages or [main_stage(run)]
     if unknown := [stage for stage in stages if stage not in STAGES]:
         raise HpcgenError(f"unknown stage {unknown[0]!r}", f"use {', '.join(STAGES)}")
-    ordered = [stage for stage in STAGES.values() if stage.name in stages]
+    ordered = [STAGES[name] for name in STAGES if name in stages]
     config = absolute_paths(run.config, run.directory)
     queued = (stage.queued_stage(config) for stage in ordered)
     # a stage that a job queues follows the same rules

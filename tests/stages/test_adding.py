@@ -78,7 +78,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for folder in ("hpcgen", "trainer", "templates", "topologies", "enroot"):
         shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", copy)
-    (copy / "hpcgen" / "stages" / "hello.py").write_text(MODULE)
+    (copy / "hpcgen" / "stages" / "hello_node.py").write_text(MODULE)
     rows = copy / "hpcgen" / "config" / "stages.py"
     before, end, after = rows.read_text().partition("    )\n}\n")
     rows.write_text(before + ROW + end + after)
