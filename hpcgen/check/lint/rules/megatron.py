@@ -148,7 +148,7 @@ def model_shape(job: Job) -> Iterator[Hit]:
 
     A token cannot have more experts than there are, or than its groups have.
     """
-    for _, hit in _broken(job, model.RULES):
+    for _, hit in _broken(job, (*model.RULES, *experts.OF_MODEL)):
         yield hit
 
 
