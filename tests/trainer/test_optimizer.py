@@ -6,7 +6,17 @@ import pytest
 import torch
 
 from tests.trainer.runs import Run
+from trainer.contract.config import OptimizerConfig
+from trainer.contract.optimizers import OPTIMIZERS
 from trainer.optimizer.adamw import FusedAdam
+from trainer.optimizer.build import PARTS
+
+
+def test_the_trainer_builds_each_optimizer_with_its_keys() -> None:
+    assert set(PARTS) == set(OPTIMIZERS)
+    section = OptimizerConfig(lr=1e-3)
+    for optimizer, parts in PARTS.items():
+        assert set(optimizer.keys) <= parts.core_arguments(section).keys()
 
 
 def test_the_stand_in_for_fused_adam_is_adamw() -> None:

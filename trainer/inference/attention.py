@@ -66,7 +66,7 @@ class CachedAttention(torch.nn.Module):
         super().__init__()
         self.attention = attention
         self.layer = layer
-        self.scale = attention.scale
+        self.scale = attention.scale  # for hooks, as in docs/generation.md
         self.window = attention.window
         self.cache: Cache | None = None
         """The cache of this step; None to attend only to the tokens of the step."""
@@ -83,7 +83,5 @@ class CachedAttention(torch.nn.Module):
         _, rows, _, width = query.shape
         # The heads of a group take the place of queries: they share keys, values and mask.
         by_group = query[0].reshape(rows, keys.shape[1], -1, width)  # [b, g, n/g, d]
-        context = torch.nn.functional.scaled_dot_product_attention(
-            by_group, keys, values, attn_mask=self.cache.mask, scale=self.scale
-        )
+        context = self.attention.attend(by_group, keys, values, self.cache.mask)
         return context.reshape(1, rows, -1)

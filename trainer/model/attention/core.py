@@ -89,12 +89,16 @@ class CoreAttention(MegatronModule):
             # Queries that are grouped, rotated or normalized are a copy. For views of the others, the backward pass
             # would keep all of the QKV projection. Transformer Engine copies these too (get_qkv_layout).
             key, value = key.contiguous(), value.contiguous()
-        context = self._attend(*(x.permute(1, 2, 0, 3) for x in (query, key, value)), mask)  # [b, n, s, d]
+        context = self.attend(*(x.permute(1, 2, 0, 3) for x in (query, key, value)), mask)  # [b, n, s, d]
         return context.permute(2, 0, 1, 3).flatten(2).contiguous()
 
-    def _attend(
+    def attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
     ) -> torch.Tensor:
+        """Query [b, n, s, d], key and value [b, g, S, d] -> [b, n, s, d]. Causal without a mask.
+
+        Generation calls this too, for tokens that attend to its cache.
+        """
         arguments: dict[str, Any] = {
             "attn_mask": mask,
             "is_causal": mask is None,
