@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 from trainer.contract.config import ModelConfig
 from trainer.contract.config.unused_keys import Mistake
 
 
-@dataclass(frozen=True)
-class Projection:
+class Projection(NamedTuple):
     """A matrix product of an attention layer."""
 
     name: str
@@ -43,8 +41,7 @@ class Projection:
         return outputs, inputs
 
 
-@dataclass(frozen=True)
-class MatrixWidth:
+class MatrixWidth(NamedTuple):
     """A width of the matrices on a rank that follows from a key of the section `model`."""
 
     key: str
