@@ -14,45 +14,18 @@ from hpcgen.config.document import Document
 from hpcgen.config.loader import Run
 from hpcgen.config.node_type import NodeType
 from hpcgen.config.node_types import read_node_type
+from hpcgen.config.reserved import RESERVED, RESERVED_PREFIXES
 from hpcgen.config.run import RunConfig
-from hpcgen.config.stages import STAGE_ROWS
+from hpcgen.config.secret import SECRET, SECRET_VALUE
 from hpcgen.errors import Problem
 from hpcgen.planning.kind import Stage
 from hpcgen.planning.request import make_allocation
-from hpcgen.planning.secret import SECRET, SECRET_VALUE
 from hpcgen.planning.software import LAST_RELEASE_WITH_SHARP, holds_for, ngc_release, runtime, torch_version
-
-ON_SCRATCH = ("HOME", "TMPDIR", "XDG_CACHE_HOME", "HF_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
-"""Variables that the script sets so that the tasks' caches are on the node."""
-
-# fmt: off
-BASH_VARIABLES = (
-    "PATH", "ENV", "IFS", "SHELLOPTS", "POSIXLY_CORRECT", "GLOBIGNORE", "TMOUT", "FUNCNEST", "UID",
-    "EUID", "PPID", "GROUPS", "DIRSTACK", "PIPESTATUS", "LD_PRELOAD", "LD_AUDIT",
-)
-# fmt: on
-"""Variables that change how bash runs the script, or that must not be set."""
 
 LOADS_CODE = frozenset(
     ("PYTHONSTARTUP", "PERL5OPT", "PERL5LIB", "RUBYOPT", "NODE_OPTIONS", "GIT_SSH_COMMAND", "GIT_SSH")
 )
 """Variables that make Python, Perl, Ruby, Node.js or git run additional code."""
-
-RESERVED = frozenset(
-    (
-        *itertools.chain.from_iterable(stage.script_variables for stage in STAGE_ROWS.values()),
-        *ON_SCRATCH,
-        *BASH_VARIABLES,
-        "CHECK_MEMLOCK",
-        "RANK",
-        "LOCAL_RANK",
-        "PYTHONPATH",
-        "PYTHONHOME",
-    )
-)
-"""Variables that run files and profiles may not set, because the script, the image or bash depends on them."""
-
-RESERVED_PREFIXES = ("TORCHELASTIC_", "SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "BASH")
 
 # fmt: off
 LEAKED = (
@@ -232,7 +205,7 @@ def _unread(environment: Iterable[Variable], run: Run) -> Iterator[Problem]:
         is_known = name != "NCCL_DEBUG" and any(hidden.layer in own_layers for hidden in variable.hides)
         if is_known or (variable.layer in own_layers and (is_shipped or not in_node_type)):
             continue
-        from hpcgen.planning.known_variables import mistake_in
+        from hpcgen.config.known_variables import mistake_in
 
         mistake = mistake_in(name, variable.value)
         if mistake and in_node_type:

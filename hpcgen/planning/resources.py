@@ -11,7 +11,7 @@ from trainer.contract.model.layout import Layout
 from trainer.contract.optimizers import optimizer_of
 from trainer.contract.rules import context_parallel
 from trainer.contract.rules.facts import Facts, Rule, Violation, divisors
-from trainer.contract.rules.parallelism import CP, PP, TP
+from trainer.contract.rules.parallelism import PP, TP
 from trainer.contract.wording import one_of
 
 OTHER_GIB = 3.0
@@ -19,49 +19,6 @@ OTHER_GIB = 3.0
 2.6 GiB were not enough for preset llama3-70b, even without NCCL's buffers (docs/performance.md, "One rank alone")."""
 
 MAX_BUBBLE_FRACTION = 0.1
-
-
-def tensor_and_context_parallel_stay_in_node(facts: Facts) -> Iterator[Violation]:
-    """TP x CP <= the devices connected by NVLink (hpcgen's rule).
-
-    Both exchange activations in every layer, which is limited by the network between nodes (arXiv 2104.04473,
-    section 3.2, on tensor parallelism). With hierarchical context parallelism, this applies to its groups.
-    """
-    axes, node = facts.parallelism, facts.gpus_per_node
-    tensor, context = axes.tensor_model_parallel_size, axes.context_parallel_size
-    if axes.hierarchical_context_parallel_sizes:
-        context = axes.hierarchical_context_parallel_sizes[0]
-    if tensor > node:
-        yield Violation(
-            path=TP,
-            reason=f"is more than the {facts.devices_of_node} of a node, so every layer waits for the network",
-            candidates=[
-                size for size in divisors(facts.model.num_attention_heads, near=node) if size <= node
-            ],
-            offers=1,
-        )
-    elif tensor * context > node and context > 1:
-        yield Violation(
-            path=CP,
-            reason=f"results in TP x CP = {tensor} x {context} = {tensor * context}, more than the "
-            f"{facts.devices_of_node} of a node, so every layer waits for the network",
-            candidates=[size for size in divisors(context, near=context) if tensor * size <= node],
-            offers=1,
-            advice=_hierarchy(facts),
-        )
-
-
-def _hierarchy(facts: Facts) -> str:
-    """Advice to exchange by heads within a node; empty if the model, its data or the kernels do not allow it."""
-    axes = facts.parallelism
-    group = facts.gpus_per_node // axes.tensor_model_parallel_size
-    if group < 2 or axes.context_parallel_size % group or axes.hierarchical_context_parallel_sizes:
-        return ""
-    sizes = (group, axes.context_parallel_size // group)
-    changed = facts.with_value(context_parallel.KIND, "a2a+p2p").with_value(context_parallel.SIZES, sizes)
-    if any(violation for check in context_parallel.RULES for violation in check(changed)):
-        return ""
-    return f"set cp_comm_type to a2a+p2p and hierarchical_context_parallel_sizes to {list(sizes)}"
 
 
 def pipeline_is_mostly_busy(facts: Facts) -> Iterator[Violation]:
@@ -158,7 +115,7 @@ def _ways_to_fit(facts: Facts, *, parameters_fit: bool, times_nodes: int | None)
 
 
 RULES: tuple[Rule, ...] = (
-    tensor_and_context_parallel_stay_in_node,
+    context_parallel.tensor_and_context_parallel_stay_in_node,
     pipeline_is_mostly_busy,
     model_fits_device,
 )

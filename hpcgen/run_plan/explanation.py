@@ -7,15 +7,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+from hpcgen.config.known_variables import right_name
 from hpcgen.config.loader import Run
+from hpcgen.config.reserved import ON_SCRATCH, RESERVED
 from hpcgen.config.run import RunConfig
 from hpcgen.config.stages import RENDEZVOUS, STAGE_ROWS
 from hpcgen.config.validation import located
 from hpcgen.errors import ConfigErrors, Problem
 from hpcgen.planning.environment import (
     LEAKED,
-    ON_SCRATCH,
-    RESERVED,
     Variable,
     all_environment_problems,
     environment_warnings,
@@ -25,7 +25,6 @@ from hpcgen.planning.environment import (
     uses_gpus,
 )
 from hpcgen.planning.kind import Stage
-from hpcgen.planning.known_variables import right_name
 from hpcgen.planning.paths import absolute_paths
 from hpcgen.planning.software import runtime
 from hpcgen.stages import STAGES

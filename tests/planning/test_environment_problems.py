@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from hpcgen.config import known_variables
 from hpcgen.config.loader import Run
 from hpcgen.config.profiles import load_cluster
+from hpcgen.config.reserved import RESERVED
 from hpcgen.errors import ConfigErrors
-from hpcgen.planning import known_variables
 from hpcgen.planning.environment import (
-    RESERVED,
     all_environment_problems,
     environment_problems,
     environment_warnings,

@@ -10,8 +10,8 @@ from hpcgen.check.lint.rule import Hit, rule
 from hpcgen.check.lint.rules.steps import SHORT_JOB_S
 from hpcgen.check.lint.script import Assignment, switched
 from hpcgen.check.lint.words import PLACEHOLDER
-from hpcgen.planning import known_variables as variables
-from hpcgen.planning.secret import SECRET, SECRET_VALUE
+from hpcgen.config import known_variables as variables
+from hpcgen.config.secret import SECRET, SECRET_VALUE
 from hpcgen.text import counted
 
 

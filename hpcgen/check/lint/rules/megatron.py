@@ -22,9 +22,16 @@ from hpcgen.check.lint.megatron import (
 from hpcgen.check.lint.megatron_facts import facts
 from hpcgen.check.lint.rule import Hit, rule
 from hpcgen.config.megatron_options import in_group, of_kind, rows
-from hpcgen.planning import resources
 from hpcgen.text import one_of
-from trainer.contract.rules import batch, experts, latent_attention, model, parallelism, schedule
+from trainer.contract.rules import (
+    batch,
+    context_parallel,
+    experts,
+    latent_attention,
+    model,
+    parallelism,
+    schedule,
+)
 from trainer.contract.rules import facts as planning
 from trainer.contract.rules.facts import divisors
 
@@ -250,7 +257,7 @@ def tensor_parallel_across_nodes(job: Job) -> Iterator[Hit]:
     """
     if (job.gpus_per_node or 0) < 8:
         return
-    for launch, hit in _broken(job, (resources.tensor_and_context_parallel_stay_in_node,)):
+    for launch, hit in _broken(job, (context_parallel.tensor_and_context_parallel_stay_in_node,)):
         if (integer(launch, "tensor-model-parallel-size") or 1) > (job.gpus_per_node or 0):
             yield hit
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from hpcgen.check.lint.job import Job
 from hpcgen.check.lint.rule import Hit, rule
 from hpcgen.check.lint.script import Script, Use, shebang_switches, switched
+from hpcgen.config.known_variables import unread
 from hpcgen.config.sbatch_options import SBATCH_OPTIONS
-from hpcgen.planning.known_variables import unread
 
 _SBATCH_INPUTS = frozenset(f"SBATCH_{option.replace('-', '_').upper()}" for option in SBATCH_OPTIONS) | {
     "SBATCH_ARRAY_INX", "SBATCH_CORE_SPEC", "SBATCH_CPUS_PER_GPU", "SBATCH_DEBUG", "SBATCH_NO_REQUEUE",
