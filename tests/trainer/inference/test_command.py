@@ -99,9 +99,9 @@ def test_hpcgen_generate_writes_json_lines_into_a_pipe(run: Path, expected: list
     assert done.stderr.startswith("3 prompts, 24 new tokens in ")
 
 
-def test_lines_that_are_typed_are_continued(run: Path, expected: list[dict[str, Any]]) -> None:
+def test_lines_that_are_typed_are_continued(run: Path, expected: list[dict[str, Any]], stand_in: str) -> None:
     typed = subprocess.run(
-        [sys.executable, "-m", "trainer.inference", str(run), *OPTIONS],
+        [stand_in, "-m", "trainer.inference", str(run), *OPTIONS],
         cwd=ROOT,
         env=environment(0, 1, "0"),
         input=f"{PROMPTS[0]}\n{'x' * 64}\n{PROMPTS[2]}\n",
