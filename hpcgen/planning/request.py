@@ -46,22 +46,24 @@ def stage_settings(stage: Stage, config: RunConfig, cluster: ClusterConfig) -> S
     return type(own)(**chosen)
 
 
-def _extra_directives(stage: Stage, config: RunConfig, cluster: ClusterConfig) -> Iterator[tuple[Place, str]]:
+def _extra_directives(
+    stage: Stage, config: RunConfig, cluster: ClusterConfig
+) -> Iterator[tuple[Setting, str]]:
     """Yields the cluster's extra sbatch options, then the run's, each with its place.
 
     sbatch uses the last of two options with the same name, so a cluster option that the run also sets is omitted.
     """
     name = "extra_directives"
     own = config.slurm.of(stage)
-    run_options, where = own.extra_directives, Place(f"slurm.{stage.section}.{name}")
+    run_options, where = own.extra_directives, Setting(f"slurm.{stage.section}.{name}")
     if run_options is None:
-        run_options, where = config.slurm.defaults.extra_directives or (), Place(f"slurm.defaults.{name}")
+        run_options, where = config.slurm.defaults.extra_directives or (), Setting(f"slurm.defaults.{name}")
     given = {_option_name(option) for option in run_options}
     for index, option in enumerate(cluster.slurm.extra_directives or ()):
         if _option_name(option) not in given:
-            yield Place(f"slurm.{name}[{index}]", "cluster"), option
+            yield Setting(f"slurm.{name}[{index}]", "cluster"), option
     for index, option in enumerate(run_options):
-        yield Place(f"{where.path}[{index}]"), option
+        yield Setting(f"{where.path}[{index}]"), option
 
 
 def _option_name(directive: str) -> str:
@@ -76,7 +78,7 @@ def within_limit(time: str, partition: str | None, cluster: ClusterConfig) -> st
 
 
 @dataclass(frozen=True)
-class Place:
+class Setting:
     """The place of a setting: a dotted path in the run file or in the cluster profile."""
 
     path: str
@@ -87,17 +89,17 @@ class Place:
         return Problem(self.path, reason, hint, self.file)
 
 
-def place_of(stage: Stage, name: str, config: RunConfig, cluster: ClusterConfig) -> Place:
+def place_of(stage: Stage, name: str, config: RunConfig, cluster: ClusterConfig) -> Setting:
     """The place that sets a stage's setting, or the stage's own section if it is not set."""
     own_alone = (name == "time" and stage.time_limit is not None) or (
         name == "nodes" and stage.one_node_by_default
     )
     if getattr(config.slurm.of(stage), name) is None and not own_alone:
         if getattr(config.slurm.defaults, name) is not None:
-            return Place(f"slurm.defaults.{name}")
+            return Setting(f"slurm.defaults.{name}")
         if getattr(cluster.slurm, name) is not None:
-            return Place(f"slurm.{name}", "cluster")
-    return Place(f"slurm.{stage.section}.{name}")
+            return Setting(f"slurm.{name}", "cluster")
+    return Setting(f"slurm.{stage.section}.{name}")
 
 
 def make_allocation(
@@ -107,6 +109,7 @@ def make_allocation(
     settings = stage_settings(stage, config, cluster)
     gpus = node_type.gpus_per_node if stage.uses_gpus else 0
     spares = stage.spare_nodes(config)
+    # by default one rank per GPU, and one per node without GPUs
     ranks = 1 if stage.is_single_task else settings.ntasks_per_node or gpus or 1
     tasks = stage.tasks_per_node(config, ranks)
     share = max(1, node_type.cpus_per_node // tasks) if node_type.cpus_per_node else None
@@ -116,12 +119,15 @@ def make_allocation(
         nodes=1 if stage.is_single_task else settings.nodes or 1,
         ntasks_per_node=tasks,
         cpus_per_task=cpus,
+        # with gres: none, Slurm gets no request for GPUs, but the ranks use those of the node
         gpus_per_node=0 if cluster.gres == "none" else gpus,
         gres=cluster.gres,
         exclusive=exclusive,
         settings=settings,
+        # on a shared node, the CPUs of a mask may belong to another job
         cpu_masks=_cpu_masks(node_type, tasks, cpus) if gpus and exclusive else (),
         spare_nodes=spares,
+        # Slurm would end the job with the failed node that a spare is there to replace
         no_kill=spares > 0 or stage.no_kill,
         ranks_per_node=ranks,
         array=make_array(stage, config, cluster),
@@ -151,7 +157,7 @@ def allocation_problems(
     allocation = make_allocation(stage, config, cluster, node_type)
     settings = allocation.settings
 
-    def place(name: str) -> Place:
+    def place(name: str) -> Setting:
         return place_of(stage, name, config, cluster)
 
     yield from _time_problems(settings, place)
@@ -161,7 +167,7 @@ def allocation_problems(
     yield from _directive_problems(stage, config, cluster)
 
 
-def _time_problems(settings: StageSettings, place: Callable[[str], Place]) -> Iterator[Problem]:
+def _time_problems(settings: StageSettings, place: Callable[[str], Setting]) -> Iterator[Problem]:
     if settings.time is None:
         reason = "is missing. Without a time limit, the job never gets the signal to save a last checkpoint"
         yield place("time").problem(reason, "set one, for example 1-00:00:00")
@@ -199,7 +205,7 @@ def _directive_problems(stage: Stage, config: RunConfig, cluster: ClusterConfig)
 
 
 def _task_problems(
-    allocation: Allocation, node_type: NodeType, place: Callable[[str], Place]
+    allocation: Allocation, node_type: NodeType, place: Callable[[str], Setting]
 ) -> Iterator[Problem]:
     settings, gpus = allocation.settings, allocation.gpus_per_node
     tasks, cpus = allocation.ntasks_per_node, settings.cpus_per_task or 1
@@ -213,7 +219,7 @@ def _task_problems(
 
 
 def _single_node_problems(
-    stage: Stage, settings: StageSettings, place: Callable[[str], Place]
+    stage: Stage, settings: StageSettings, place: Callable[[str], Setting]
 ) -> Iterator[Problem]:
     if not stage.is_single_task:
         return
@@ -227,7 +233,7 @@ def _single_node_problems(
 
 
 def _partition_problems(
-    allocation: Allocation, settings: StageSettings, cluster: ClusterConfig, place: Callable[[str], Place]
+    allocation: Allocation, settings: StageSettings, cluster: ClusterConfig, place: Callable[[str], Setting]
 ) -> Iterator[Problem]:
     for name in (settings.partition or "").split(",") if cluster.partitions else ():
         if not name:
@@ -243,14 +249,14 @@ def _partition_problems(
 
 
 def _partition_time_problems(
-    settings: StageSettings, max_time: str | None, reason: str, place: Callable[[str], Place]
+    settings: StageSettings, max_time: str | None, reason: str, place: Callable[[str], Setting]
 ) -> Iterator[Problem]:
     if max_time and settings.time and seconds(settings.time) > seconds(max_time):
         yield place("time").problem(reason, f"use at most {max_time}")
 
 
 def _partition_size_problems(
-    allocation: Allocation, max_nodes: int | None, reason: str, place: Callable[[str], Place]
+    allocation: Allocation, max_nodes: int | None, reason: str, place: Callable[[str], Setting]
 ) -> Iterator[Problem]:
     spares = allocation.spare_nodes
     if max_nodes and allocation.nodes + spares > max_nodes:

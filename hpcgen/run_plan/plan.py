@@ -73,12 +73,14 @@ def plan(run: Run, stages: Collection[str] = (), *, exists: Callable[[str], bool
     stages = [stages] if isinstance(stages, str) else stages or [main_stage(run)]
     if unknown := [stage for stage in stages if stage not in STAGES]:
         raise HpcgenError(f"unknown stage {unknown[0]!r}", f"use {', '.join(STAGES)}")
+    # jobs are queued in the order of the table, whatever the order of the words
     ordered = [STAGES[name] for name in STAGES if name in stages]
     config = absolute_paths(run.config, run.directory)
     queued = (stage.queued_stage(config) for stage in ordered)
     # a stage that a job queues follows the same rules
     checked = list(dict.fromkeys((*ordered, *(stage for stage in queued if stage is not None))))
     reads_trainer_config = any(stage.reads_trainer_config for stage in ordered) and not _has_program(run)
+    # a run file without its sections has no training to plan; _missing_keys reports them
     training = plan_training(run, config) if reads_trainer_config and not run.omitted else None
     trainer = training.trainer if training else None
     problems = (*_missing_keys(run, checked), *_problems(run, checked, training))
@@ -87,6 +89,7 @@ def plan(run: Run, stages: Collection[str] = (), *, exists: Callable[[str], bool
     for stage in ordered:
         lead_s = training.signal_lead_s if training and stage.trains else 0
         try:
+            # without a corpus, an array has no tasks; _missing_keys reports it
             if not stage.is_array or config.data.corpus is not None:
                 planned[stage.name] = make_stage(stage, run, config, trainer, lead_s)
         except HpcgenError as error:

@@ -18,7 +18,7 @@ from hpcgen.planning.allocation import Allocation
 from hpcgen.planning.functions import function_problems
 from hpcgen.planning.paths import trainer_data
 from hpcgen.planning.repairs import check
-from hpcgen.planning.request import Place, make_allocation, place_of
+from hpcgen.planning.request import Setting, make_allocation, place_of
 from hpcgen.run_plan.time_limit import time_problems, timing
 from hpcgen.stages.evaluate import EVALUATE
 from hpcgen.stages.train import TRAIN
@@ -121,7 +121,7 @@ def _set_by_user(document: Document) -> tuple[str, ...]:
     return tuple(path for path, _ in sorted(own, key=lambda item: not item[1].startswith("--set")))
 
 
-def _in_file(problem: Problem, nodes: Place) -> Problem:
+def _in_file(problem: Problem, nodes: Setting) -> Problem:
     """Points a problem with the number of nodes at the file that sets it. The rules know only the run file."""
     return dataclasses.replace(problem, file=nodes.file) if problem.path == nodes.path else problem
 

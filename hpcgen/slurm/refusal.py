@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from hpcgen.planning.request import Place, place_of
+from hpcgen.planning.request import Setting, place_of
 from hpcgen.run_plan.plan import Plan
 from hpcgen.run_plan.stage import StagePlan
 from hpcgen.text import one_of
@@ -55,7 +55,7 @@ def _keys(names: tuple[str, ...], plan: Plan, stage: StagePlan) -> Iterator[str]
     others = (name for name in names[1:] if name == "gres" or getattr(settings, name, None) is not None)
     for name in (*names[:1], *others):
         place = (
-            Place("gres", "cluster")
+            Setting("gres", "cluster")
             if name == "gres"
             else place_of(stage.kind, name, run.config, run.cluster)
         )

@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 
 from tests.trainer.runs import Run, finished
-from trainer.faults.stragglers import CHECK_INTERVAL, MAX_REPORTED, Place, connected_groups, find_stragglers
+from trainer.faults.stragglers import (
+    CHECK_INTERVAL,
+    MAX_REPORTED,
+    RankLocation,
+    connected_groups,
+    find_stragglers,
+)
 
 SLOW_LAYERS = """
 import dataclasses, os, time
@@ -28,14 +34,16 @@ def layers(core, vp_stage, usual):
 """
 
 
-def places(*stages: int) -> list[Place]:
-    return [Place(f"node-{rank // 2}", rank % 2, stage, (rank,)) for rank, stage in enumerate(stages)]
+def places(*stages: int) -> list[RankLocation]:
+    return [RankLocation(f"node-{rank // 2}", rank % 2, stage, (rank,)) for rank, stage in enumerate(stages)]
 
 
-def places_of_groups(num_groups: int, size: int, waiting: str) -> list[Place]:
+def places_of_groups(num_groups: int, size: int, waiting: str) -> list[RankLocation]:
     """Groups of ranks that wait for each other, on nodes of eight ranks."""
     groups = [tuple(range(first, first + size)) for first in range(0, num_groups * size, size)]
-    return [Place(f"node-{rank // 8}", rank % 8, 0, ranks, waiting) for ranks in groups for rank in ranks]
+    return [
+        RankLocation(f"node-{rank // 8}", rank % 8, 0, ranks, waiting) for ranks in groups for rank in ranks
+    ]
 
 
 def test_a_rank_is_compared_with_those_of_its_pipeline_stage() -> None:

@@ -35,7 +35,7 @@ MAX_REPORTED = 8
 
 
 @dataclass(frozen=True)
-class Place:
+class RankLocation:
     """Location of a rank: its host, and the part of the model that it computes."""
 
     host: str
@@ -52,7 +52,7 @@ class Straggler:
     """A slow rank, or a slow group of ranks that wait for each other."""
 
     ranks: tuple[int, ...]
-    places: tuple[Place, ...]
+    places: tuple[RankLocation, ...]
     """One for each rank."""
     seconds: float
     """Compute time per step of the slowest of these ranks. The others are nearly the same."""
@@ -84,7 +84,7 @@ class Straggler:
         )
 
 
-def find_stragglers(seconds: Sequence[float], places: Sequence[Place]) -> list[Straggler]:
+def find_stragglers(seconds: Sequence[float], places: Sequence[RankLocation]) -> list[Straggler]:
     """Ranks above SLOW times the median of their pipeline stage, slowest first.
 
     `seconds` is the compute time per step of each rank. Ranks that wait for each other count as one. With two values,
@@ -103,8 +103,8 @@ def find_stragglers(seconds: Sequence[float], places: Sequence[Place]) -> list[S
     return sorted(found, key=lambda straggler: -straggler.slowdown)[:MAX_REPORTED]
 
 
-def gather_places(ranks: Ranks, groups: ProcessGroupCollection) -> list[Place]:
-    """Place of each rank, in order. Every rank must call this."""
+def gather_places(ranks: Ranks, groups: ProcessGroupCollection) -> list[RankLocation]:
+    """Location of each rank, in order. Every rank must call this."""
     named = {"tensor": groups.tp, "context": groups.cp, "expert": groups.ep}
     kinds = [name for name, group in named.items() if group.size() > 1]
     members = {
@@ -112,7 +112,7 @@ def gather_places(ranks: Ranks, groups: ProcessGroupCollection) -> list[Place]:
         for group in (groups.tp_cp, groups.tp_ep)
         for rank in torch.distributed.get_process_group_ranks(group)
     }
-    own = Place(
+    own = RankLocation(
         socket.gethostname(),
         ranks.local_rank,
         groups.pp.rank(),
@@ -139,7 +139,7 @@ def connected_groups(groups: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]
 class StragglerWatch:
     """Compares the compute times of all ranks at regular intervals."""
 
-    def __init__(self, timers: Timers, places: list[Place], rank: int, device: str) -> None:
+    def __init__(self, timers: Timers, places: list[RankLocation], rank: int, device: str) -> None:
         self._timers, self._places, self._rank, self._device = timers, places, rank, device
         self._steps = 0
         self._since = timers.totals()

@@ -20,7 +20,7 @@ STACKED = {
 
 
 @dataclass(frozen=True)
-class Place:
+class TensorPart:
     """A tensor of a file, or the part of one that belongs to one expert."""
 
     stored: str
@@ -46,7 +46,7 @@ class Place:
         return self.expert, slice(self.half * shape[0], (self.half + 1) * shape[0])
 
 
-def places(name: str, tied: str | None, num_experts: int) -> Iterator[Place]:
+def places(name: str, tied: str | None, num_experts: int) -> Iterator[TensorPart]:
     """Yields the places where a file may have the tensor that the family calls `name`.
 
     `tied` is the embedding of a model that also uses it as its head. Files keep one of the two names.
@@ -55,7 +55,7 @@ def places(name: str, tied: str | None, num_experts: int) -> Iterator[Place]:
     names += [each.replace(".block_sparse_moe.", ".mlp.") for each in names if ".block_sparse_moe." in each]
     names += [each.partition(".")[2] for each in names if each != HEAD]  # models without a head
     for each in names:
-        yield Place(each)
+        yield TensorPart(each)
         if expert := EXPERT.fullmatch(each):
             tensor, half = STACKED[expert["matrix"]]
-            yield Place(f"{expert['experts']}.{tensor}", int(expert["number"]), half, num_experts)
+            yield TensorPart(f"{expert['experts']}.{tensor}", int(expert["number"]), half, num_experts)

@@ -18,7 +18,7 @@ from trainer.contract.files.git_lfs import pointer_problem
 from trainer.contract.files.regular_file import read_bytes, require_regular
 from trainer.contract.wording import shown
 from trainer.huggingface import layouts
-from trainer.huggingface.places import Place, places
+from trainer.huggingface.places import TensorPart, places
 from trainer.huggingface.transforms import expected_shapes
 
 INDEX = "model.safetensors.index.json"
@@ -177,7 +177,7 @@ def _is_file_name(name: str) -> bool:
 
 def _find_tensors(
     path: Path, family: Family, model: ModelConfig, shapes: Mapping[str, tuple[int, ...]]
-) -> dict[str, tuple[Place, tuple[int, ...]]]:
+) -> dict[str, tuple[TensorPart, tuple[int, ...]]]:
     """Where the files have each tensor of the family, and its shape.
 
     Raises:

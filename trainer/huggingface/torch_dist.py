@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.metadata import (
 from trainer.contract.errors import TrainerError
 from trainer.contract.families.model_family import LAYERS, Weight
 from trainer.contract.files import checkpoint_index
-from trainer.contract.files.checkpoint_index import INDEX, Place, StoredTensor
+from trainer.contract.files.checkpoint_index import INDEX, StoredBytes, StoredTensor
 from trainer.contract.files.hashed_file import HashedFile
 from trainer.contract.files.regular_file import open_regular, read_bytes
 
@@ -56,7 +56,7 @@ class StoredWeights:
         except (OSError, ValueError) as error:
             raise TrainerError(f"{path / INDEX} cannot be read: {error}") from error
         self._tensors = index.tensors
-        self._places: dict[str, dict[tuple[int, ...], Place]] = defaultdict(dict)
+        self._places: dict[str, dict[tuple[int, ...], StoredBytes]] = defaultdict(dict)
         for place in index.places:
             if place.offsets is not None:
                 self._places[place.name][place.offsets] = place

@@ -20,7 +20,7 @@ from trainer.contract.config import TrainerConfig, TrainingConfig
 from trainer.contract.files.run_directory import RunDirectory
 from trainer.contract.model.flops import FORMULA, flops_per_sample
 from trainer.contract.model.ranks import model_parallel_size
-from trainer.faults.stragglers import Place, Straggler
+from trainer.faults.stragglers import RankLocation, Straggler
 from trainer.metrics import experts
 from trainer.metrics.columns import Column, Progress, Throughput
 from trainer.metrics.console import Log
@@ -76,7 +76,11 @@ class Metrics:
         self._last_time = time.perf_counter()
 
     def start(
-        self, iteration: int, places: Sequence[Place], source: Source | None, code: list[dict[str, Any]]
+        self,
+        iteration: int,
+        places: Sequence[RankLocation],
+        source: Source | None,
+        code: list[dict[str, Any]],
     ) -> None:
         """Record configuration, hosts, checkpoint and code of this attempt, and log the basis of its FLOP numbers."""
         config, layout = self._config, self._config.parallelism

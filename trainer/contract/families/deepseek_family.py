@@ -10,7 +10,7 @@ from typing import Any
 from trainer.contract.config import ModelConfig
 from trainer.contract.families.expert_families import ExpertNames, experts
 from trainer.contract.families.llama_families import ROTARY_KEYS, gated_mlp
-from trainer.contract.families.model_family import Family, Place, Weight, head, layer_places
+from trainer.contract.families.model_family import Family, LayerPrefix, Weight, head, layer_places
 from trainer.contract.model import rope_parameters
 from trainer.contract.model.experts import num_moe_layers
 
@@ -74,7 +74,7 @@ class DeepSeekV3(Family):
             yield Weight(f"{core}enorm.weight", (f"{name}enorm.weight",), (h,))
             yield Weight(f"{core}hnorm.weight", (f"{name}hnorm.weight",), (h,))
             yield Weight(f"{core}eh_proj.weight", (f"{name}eh_proj.weight",), (h, 2 * h))
-            yield from _layer(model, Place(f"{core}transformer_layer.", name), has_experts)
+            yield from _layer(model, LayerPrefix(f"{core}transformer_layer.", name), has_experts)
             yield Weight(f"{core}final_layernorm.weight", (f"{name}shared_head.norm.weight",), (h,))
         yield from head(model)
 
@@ -129,7 +129,7 @@ class DeepSeekV3(Family):
         return super().copies(model) | embeddings | heads
 
 
-def _layer(model: ModelConfig, place: Place, has_experts: bool) -> Iterator[Weight]:
+def _layer(model: ModelConfig, place: LayerPrefix, has_experts: bool) -> Iterator[Weight]:
     """Yields the tensors of a layer."""
     h = model.hidden_size
     yield Weight(f"{place.core}input_layernorm.weight", (f"{place.name}input_layernorm.weight",), (h,))

@@ -8,7 +8,7 @@ from typing import Any
 
 from trainer.contract.config import ModelConfig
 from trainer.contract.families.llama_families import Llama, linear
-from trainer.contract.families.model_family import Place, Weight
+from trainer.contract.families.model_family import LayerPrefix, Weight
 from trainer.contract.model.experts import moe_layer_pattern
 from trainer.contract.wording import shown
 
@@ -27,7 +27,7 @@ class ExpertNames:
     down: str
 
 
-def experts(model: ModelConfig, place: Place, names: ExpertNames) -> Iterator[Weight]:
+def experts(model: ModelConfig, place: LayerPrefix, names: ExpertNames) -> Iterator[Weight]:
     """Yields the tensors of router and experts, and of the norm before them. Megatron-Core stacks the experts."""
     h, number, width = model.hidden_size, model.num_moe_experts or 0, model.moe_ffn_hidden_size or 0
     norm = f"{place.name}post_attention_layernorm.weight"
@@ -68,7 +68,7 @@ class ExpertLlama(Llama):
             "moe_expert_capacity_factor": (None,),
         }
 
-    def mlp(self, model: ModelConfig, place: Place, has_experts: bool) -> Iterator[Weight]:
+    def mlp(self, model: ModelConfig, place: LayerPrefix, has_experts: bool) -> Iterator[Weight]:
         """Yields the tensors of the experts, or of a dense MLP."""
         if has_experts:
             yield from experts(model, place, self.names)

@@ -10,7 +10,7 @@ from trainer.contract.config import ModelConfig
 from trainer.contract.families.model_family import (
     Family,
     Form,
-    Place,
+    LayerPrefix,
     Weight,
     head,
     indivisible,
@@ -80,7 +80,7 @@ class Llama(Family):
         yield Weight("decoder.final_layernorm.weight", ("model.norm.weight",), (model.hidden_size,))
         yield from head(model)
 
-    def attention(self, model: ModelConfig, place: Place) -> Iterator[Weight]:
+    def attention(self, model: ModelConfig, place: LayerPrefix) -> Iterator[Weight]:
         """Yields the tensors of attention and of the norm before it."""
         h, d = model.hidden_size, model.kv_channels or 0
         heads, groups = model.num_attention_heads, model.num_query_groups or 0
@@ -94,7 +94,7 @@ class Llama(Family):
                 yield Weight(f"{core}.{each}_layernorm.weight", (f"{name}.{each}_norm.weight",), (d,))
         yield from linear(f"{core}.linear_proj", (f"{name}.o_proj",), (h, heads * d), model.add_bias_linear)
 
-    def mlp(self, model: ModelConfig, place: Place, has_experts: bool) -> Iterator[Weight]:
+    def mlp(self, model: ModelConfig, place: LayerPrefix, has_experts: bool) -> Iterator[Weight]:
         """Yields the tensors of a dense MLP and of the norm before it."""
         assert not has_experts
         h = model.hidden_size

@@ -57,7 +57,7 @@ class Weight:
 
 
 @dataclass(frozen=True)
-class Place:
+class LayerPrefix:
     """Beginnings of the names of a layer's tensors."""
 
     core: str
@@ -66,11 +66,11 @@ class Place:
     """In safetensors."""
 
 
-STACKED = Place(LAYERS, "model.layers.{n}.")
+STACKED = LayerPrefix(LAYERS, "model.layers.{n}.")
 """Every layer, if all have the same tensors."""
 
 
-def layer_places(model: ModelConfig) -> Iterator[tuple[Place, bool]]:
+def layer_places(model: ModelConfig) -> Iterator[tuple[LayerPrefix, bool]]:
     """Yields the places of the layers of a resolved `model`, and whether they have experts.
 
     Megatron-Core stacks layers only if all have the same tensors.
@@ -80,7 +80,7 @@ def layer_places(model: ModelConfig) -> Iterator[tuple[Place, bool]]:
         yield STACKED, pattern[0]
         return
     for number, has_experts in enumerate(pattern):
-        yield Place(f"{LAYERS}{number}.", f"model.layers.{number}."), has_experts
+        yield LayerPrefix(f"{LAYERS}{number}.", f"model.layers.{number}."), has_experts
 
 
 def as_yaml(value: object) -> str:

@@ -60,7 +60,7 @@ class StoredTensor:
 
 
 @dataclass(frozen=True)
-class Place:
+class StoredBytes:
     """Location of the bytes of an object or of one piece of a tensor."""
 
     name: str
@@ -83,7 +83,7 @@ class CheckpointIndex:
     tensors: Mapping[str, StoredTensor]
     objects: tuple[str, ...]
     """Names of the entries that are stored as bytes, such as Core's extra states."""
-    places: tuple[Place, ...]
+    places: tuple[StoredBytes, ...]
     version: str | None
     """Version of torch.distributed.checkpoint's format."""
 
@@ -148,14 +148,14 @@ def _tensor(entry: Any) -> StoredTensor:
     return StoredTensor(_sizes(entry.size), _text(dtype), chunks)
 
 
-def _place(key: Any, value: Any) -> Place:
+def _place(key: Any, value: Any) -> StoredBytes:
     file = _text(value.relative_path)
     if file in {"", ".", ".."} or "/" in file or "\0" in file:
         raise ValueError(f"{file!r} is not the name of a file in the checkpoint")
     if getattr(value, "transform_descriptors", None):
         raise ValueError(f"{file} is transformed: {value.transform_descriptors!r}")
     offsets, number = getattr(key, "offset", None), getattr(key, "index", None)
-    return Place(
+    return StoredBytes(
         name=_text(key.fqn),
         offsets=None if offsets is None else _sizes(offsets),
         number=None if number is None else _count(number),
