@@ -15,6 +15,7 @@ from trainer.contract import config as configuration
 from trainer.contract.config import ConfigError, TrainerConfig
 from trainer.contract.errors import Exit
 from trainer.contract.model.batch_size import Batch
+from trainer.contract.rules.engine import SAMPLES, require
 from trainer.data.corpora import CHECKED_TOKENS
 from trainer.data.datasets import build_datasets
 from trainer.data.loader import MicroBatchSampler
@@ -97,13 +98,13 @@ def test_an_empty_test_split_is_left_out(config: dict[str, Any], corpus: str, tm
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ({}, "exactly one of"),
-        ({"mock": True, "train": [{"prefix": "CORPUS"}]}, "exactly one of"),
+        ({}, "data has no source of samples"),
+        ({"mock": True, "train": [{"prefix": "CORPUS"}]}, "data.mock = true conflicts with data.train"),
         ({"datasets": [{"prefix": "/absent/corpus"}]}, "/absent/corpus.bin is not a file"),
         ({"datasets": [{"prefix": "CORPUS.bin"}]}, "is not a file"),
         (
             {"datasets": [{"prefix": "CORPUS", "weight": 1.0}, {"prefix": "CORPUS"}]},
-            "Give a weight to all of them or to none",
+            "weight = null is missing, but other datasets of data.datasets have a weight",
         ),
         ({"datasets": [{"prefix": "CORPUS"}], "split": "99990,8,2"}, "no document .* for valid"),
     ],
@@ -112,8 +113,14 @@ def test_data_that_cannot_be_read_is_an_error(
     data: dict[str, Any], message: str, config: dict[str, Any], corpus: str, tmp_path: Path
 ) -> None:
     data = json.loads(json.dumps(data).replace("CORPUS", corpus))
+    wanted = trainer_config(config, data, eval_iters=1)
+
+    def check_and_build() -> None:
+        require(wanted, SAMPLES)
+        build(wanted, tmp_path)
+
     with pytest.raises(ConfigError, match=message):
-        build(trainer_config(config, data, eval_iters=1), tmp_path)
+        check_and_build()
 
 
 def test_a_corpus_without_a_token_is_an_error(config: dict[str, Any], tmp_path: Path) -> None:

@@ -61,11 +61,6 @@ def _tokens(corpus: IndexedDataset, first: int, end: int) -> int:
 
 def open_corpora(where: str, datasets: Sequence[Dataset], rows: int) -> dict[str, IndexedDataset]:
     """Open the pairs of a blend, by prefix. `where` is the key that lists them. See `open_corpus`."""
-    weights = sum(dataset.weight is not None for dataset in datasets)
-    if weights not in (0, len(datasets)):
-        raise ConfigError(
-            f"{where}: {weights} of {len(datasets)} datasets have a weight. Give a weight to all of them or to none"
-        )
     return {dataset.prefix: open_corpus(where, dataset.prefix, rows) for dataset in datasets}
 
 
