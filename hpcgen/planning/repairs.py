@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 from hpcgen.errors import Problem
 from hpcgen.planning import resources
 from trainer.contract.rules import engine
 from trainer.contract.rules.engine import ERRORS
-from trainer.contract.rules.facts import Facts, Rule, Violation
+from trainer.contract.rules.facts import Facts, Rule
 
 WARNINGS: tuple[Rule, ...] = (*resources.RULES, *engine.WARNINGS)
 
@@ -34,18 +35,20 @@ def _problems(facts: Facts, rules: Sequence[Rule], *, may_break_rules: bool) -> 
         if remaining is None or violation.path in problems:
             continue
         values = _offers(facts, rules, key, remaining, may_break_rules=may_break_rules)
-        problems[violation.path] = Problem(violation.path, violation.reason, _hint(values, violation))
+        problems[violation.path] = dataclasses.replace(
+            violation, hint=_hint(values, violation), candidates=()
+        )
         if values:
             facts = facts.with_value(violation.path, values[0])
     return list(problems.values())
 
 
-def _violations(facts: Facts, rules: Sequence[Rule]) -> dict[Key, Violation]:
+def _violations(facts: Facts, rules: Sequence[Rule]) -> dict[Key, Problem]:
     return {(rule.__name__, violation.path): violation for rule in rules for violation in rule(facts)}
 
 
 def _offers(
-    facts: Facts, rules: Sequence[Rule], key: Key, violation: Violation, *, may_break_rules: bool
+    facts: Facts, rules: Sequence[Rule], key: Key, violation: Problem, *, may_break_rules: bool
 ) -> list[object]:
     """The candidates that remove the violation and leave the fewest others, best first.
 
@@ -63,9 +66,9 @@ def _offers(
     return [value for rank, value in ranked if rank == best][: violation.offers]
 
 
-def _hint(values: Sequence[object], violation: Violation) -> str:
+def _hint(values: Sequence[object], violation: Problem) -> str:
     """The hint: "use 1, 2 or 4, or <advice>", with numbers in ascending order."""
-    advice = violation.advice
+    advice = violation.hint
     if not values:
         return advice
     numbers = [value for value in values if isinstance(value, int)]

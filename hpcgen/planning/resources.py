@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from hpcgen.planning.memory import GIB, MemoryEstimate, Setup, estimate_memory
 from trainer.contract.model.layout import Layout
 from trainer.contract.optimizers import optimizer_of
+from trainer.contract.problem import Problem
 from trainer.contract.rules import context_parallel
-from trainer.contract.rules.facts import Facts, Rule, Violation, divisors
+from trainer.contract.rules.facts import Facts, Rule, divisors
 from trainer.contract.rules.parallelism import PP, TP
 from trainer.contract.wording import one_of
 
@@ -21,7 +22,7 @@ OTHER_GIB = 3.0
 MAX_BUBBLE_FRACTION = 0.1
 
 
-def pipeline_is_mostly_busy(facts: Facts) -> Iterator[Violation]:
+def pipeline_is_mostly_busy(facts: Facts) -> Iterator[Problem]:
     """(PP - 1) / (VPP x num_microbatches) <= 10% (arXiv 2104.04473, section 2.2; the limit is hpcgen's)."""
     layout = facts.layout
     if layout is None or layout.bubble_fraction <= MAX_BUBBLE_FRACTION:
@@ -30,17 +31,17 @@ def pipeline_is_mostly_busy(facts: Facts) -> Iterator[Violation]:
     microbatches = math.ceil((stages - 1) / (chunks * MAX_BUBBLE_FRACTION))
     microbatches = math.ceil(microbatches / stages) * stages if chunks > 1 else microbatches
     enough = microbatches * layout.data_parallel_size * facts.training.micro_batch_size
-    yield Violation(
+    yield Problem(
         path=PP,
         reason=f"results in a pipeline bubble of {layout.bubble_fraction:.0%} of the compute time: (PP - 1) / (VPP x "
         f"num_microbatches) = {stages - 1} / ({chunks} x {layout.num_microbatches})",
         candidates=[size for size in divisors(stages, near=stages) if size < stages],
         offers=1,
-        advice=f"set training.global_batch_size to {enough} or more, or use more virtual stages",
+        hint=f"set training.global_batch_size to {enough} or more, or use more virtual stages",
     )
 
 
-def model_fits_device(facts: Facts) -> Iterator[Violation]:
+def model_fits_device(facts: Facts) -> Iterator[Problem]:
     """The estimated memory fits the device (sources: hpcgen.planning.memory)."""
     layout, model, available = facts.layout, facts.resolved_model, facts.device_memory_gib
     if layout is None or available is None or model.padded_vocab_size is None:
@@ -49,7 +50,7 @@ def model_fits_device(facts: Facts) -> Iterator[Violation]:
     usable = available - OTHER_GIB
     if estimate.total_gib > usable:
         size = layout.tensor_model_parallel_size
-        yield Violation(
+        yield Problem(
             path=TP,
             reason=f"results in about {estimate.total_gib:.1f} GiB on a device with {available:g} GiB, of which CUDA, "
             f"NCCL and fragmentation need {OTHER_GIB:g} GiB: "
@@ -58,7 +59,7 @@ def model_fits_device(facts: Facts) -> Iterator[Violation]:
             f"{estimate.kernel_bytes / GIB:.1f} GiB of buffers for kernels",
             candidates=[tensor for tensor in divisors(model.num_attention_heads, near=size) if tensor > size],
             offers=1,
-            advice=_ways_to_fit(
+            hint=_ways_to_fit(
                 facts,
                 parameters_fit=estimate.parameter_bytes < usable * GIB,
                 times_nodes=_times_nodes_that_fit(facts, layout, usable),

@@ -8,7 +8,8 @@ from trainer.contract.attention.kind import Attention
 from trainer.contract.attention.latent import LATENT
 from trainer.contract.attention.usual import USUAL
 from trainer.contract.config import ModelConfig
-from trainer.contract.config.unused_keys import Mistake, unused_keys
+from trainer.contract.config.unused_keys import unused_keys
+from trainer.contract.problem import Problem
 
 KINDS: tuple[Attention, ...] = (LATENT, USUAL)
 """All kinds. The last one has no key."""
@@ -22,7 +23,7 @@ def attention_of(model: ModelConfig) -> Attention:
     return next(kind for kind in KINDS if kind.is_chosen(model))
 
 
-def attention_problems(model: ModelConfig) -> Iterator[Mistake]:
+def attention_problems(model: ModelConfig) -> Iterator[Problem]:
     """Keys that contradict the kind of attention of `model`, or that need another one."""
     chosen = attention_of(model)
     yield from chosen.problems(model)

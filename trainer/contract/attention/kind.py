@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import ClassVar, Literal, NamedTuple
 
 from trainer.contract.config import ModelConfig
-from trainer.contract.config.unused_keys import Mistake
+from trainer.contract.problem import Problem
 
 
 class Projection(NamedTuple):
@@ -73,7 +73,7 @@ class Attention(ABC):
         """`model` without nulls in kv_channels, add_qkv_bias and the keys of this kind."""
 
     @abstractmethod
-    def problems(self, model: ModelConfig) -> Iterator[Mistake]:
+    def problems(self, model: ModelConfig) -> Iterator[Problem]:
         """Keys that contradict this kind, which `model` chooses."""
 
     @abstractmethod

@@ -11,7 +11,7 @@ from typing import Any
 
 from trainer.contract.attention.kind import Attention, MatrixWidth, Projection
 from trainer.contract.config import ModelConfig, RopeScaling
-from trainer.contract.config.unused_keys import Mistake
+from trainer.contract.problem import Problem
 
 LATENT_WIDTHS = {"kv_lora_rank": 512, "qk_head_dim": 128, "qk_pos_emb_head_dim": 64, "v_head_dim": 128}
 """Megatron-Core's defaults of the widths of latents and heads."""
@@ -36,26 +36,28 @@ class LatentAttention(Attention):
             add_qkv_bias=bool(model.add_qkv_bias),
         )
 
-    def problems(self, model: ModelConfig) -> Iterator[Mistake]:
+    def problems(self, model: ModelConfig) -> Iterator[Problem]:
         """Keys that Core does not support with latent attention, or computes differently."""
         if model.position_embedding_type != "rope":
             reason = f"requires position_embedding_type = rope, but it is {model.position_embedding_type}"
-            yield "multi_latent_attention", reason, "set position_embedding_type to rope"
+            yield Problem("model.multi_latent_attention", reason, "set position_embedding_type to rope")
         if model.num_query_groups not in (None, model.num_attention_heads):
             reason = (
                 "is not used by multi_latent_attention, in which each head has keys and values of its own"
             )
-            yield "num_query_groups", reason, "use null"
+            yield Problem("model.num_query_groups", reason, "use null")
         width = _query_width(model)
         if model.kv_channels not in (None, width):
-            yield "kv_channels", f"is not qk_head_dim + qk_pos_emb_head_dim = {width}", "use null"
+            yield Problem(
+                "model.kv_channels", f"is not qk_head_dim + qk_pos_emb_head_dim = {width}", "use null"
+            )
         rotated = model.qk_pos_emb_head_dim or 0
         if rotated % 2:
             advice = f"use {rotated + 1}" if rotated == 1 else f"use {rotated - 1} or {rotated + 1}"
-            yield "qk_pos_emb_head_dim", "is odd, but rope rotates channels in pairs", advice
+            yield Problem("model.qk_pos_emb_head_dim", "is odd, but rope rotates channels in pairs", advice)
         if model.add_qkv_bias:
             reason = "is not supported by multi_latent_attention, which has no such bias"
-            yield "add_qkv_bias", reason, "use false"
+            yield Problem("model.add_qkv_bias", reason, "use false")
         if model.rope_scaling is not None and model.rope_scaling.rope_type == "yarn":
             yield from _yarn_problems(model.rope_scaling)
 
@@ -119,19 +121,19 @@ def _query_width(model: ModelConfig) -> int:
     return sum(getattr(model, key) or LATENT_WIDTHS[key] for key in ("qk_head_dim", "qk_pos_emb_head_dim"))
 
 
-def _yarn_problems(scaling: RopeScaling) -> Iterator[Mistake]:
+def _yarn_problems(scaling: RopeScaling) -> Iterator[Problem]:
     """Values of YaRN that Core's latent attention computes differently from transformers, or not at all."""
     if scaling.attention_factor is not None:
         reason = (
             "is not supported with multi_latent_attention, which computes it from mscale and mscale_all_dim"
         )
-        yield "rope_scaling.attention_factor", reason, "use null"
+        yield Problem("model.rope_scaling.attention_factor", reason, "use null")
     if scaling.truncate is False:
-        yield "rope_scaling.truncate", "is always true with multi_latent_attention", "use true"
+        yield Problem("model.rope_scaling.truncate", "is always true with multi_latent_attention", "use true")
     given = (scaling.mscale, scaling.mscale_all_dim)
     if given != (None, None) and not all(given):
         reason = "requires mscale and mscale_all_dim together, both above 0, with multi_latent_attention"
-        yield "rope_scaling", reason, "set both, as in the model's config.json, or neither"
+        yield Problem("model.rope_scaling", reason, "set both, as in the model's config.json, or neither")
 
 
 LATENT = LatentAttention()

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from trainer.contract.attention.kind import Attention, MatrixWidth, Projection
 from trainer.contract.config import ModelConfig
-from trainer.contract.config.unused_keys import Mistake
+from trainer.contract.problem import Problem
 
 
 class UsualAttention(Attention):
@@ -24,12 +24,12 @@ class UsualAttention(Attention):
             add_qkv_bias=model.add_bias_linear if model.add_qkv_bias is None else model.add_qkv_bias,
         )
 
-    def problems(self, model: ModelConfig) -> Iterator[Mistake]:
+    def problems(self, model: ModelConfig) -> Iterator[Problem]:
         """Keys that contradict each other."""
         # bias = add_bias_linear or add_qkv_bias
         if model.add_bias_linear and model.add_qkv_bias is False:
             reason = "contradicts add_bias_linear = true, which includes this bias"
-            yield "add_qkv_bias", reason, "set add_bias_linear to false or remove add_qkv_bias"
+            yield Problem("model.add_qkv_bias", reason, "set add_bias_linear to false or remove add_qkv_bias")
 
     def projections(self, model: ModelConfig) -> tuple[Projection, ...]:
         """linear_qkv and linear_proj."""

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from trainer.contract.config import ModelConfig, ParallelismConfig
+from trainer.contract.problem import Problem
 from trainer.contract.wording import counted
 
 UNEVEN_KEYS = (
@@ -21,8 +22,6 @@ UNEVEN_KEYS = (
 """Keys for pipelines whose stages have different numbers of layers."""
 LAYOUT = "pipeline_model_parallel_layout"
 VPP = "virtual_pipeline_model_parallel_size"
-Mistake = tuple[str, str, str]
-"""Key of the section `parallelism`, reason, and what to do (may be empty)."""
 MAX_LAYOUT = 100_000
 """Maximum number of characters of a layout whose repetitions are written out."""
 
@@ -34,7 +33,7 @@ def uneven_keys(parallelism: ParallelismConfig) -> list[str]:
 
 def split_problems(
     num_layers: int, parallelism: ParallelismConfig, mtp_num_layers: int | None = None
-) -> Iterator[Mistake]:
+) -> Iterator[Problem]:
     """The first mistake in the keys for an uneven pipeline, if there is one.
 
     Source: megatron/core/transformer/transformer_config.py, TransformerConfig.__post_init__, and
@@ -46,10 +45,12 @@ def split_problems(
     stages = parallelism.pipeline_model_parallel_size
     if stages == 1:
         reason = "needs parallelism.pipeline_model_parallel_size > 1, but it is 1"
-        yield keys[0], reason, "remove it, or use more pipeline stages"
+        yield Problem(f"parallelism.{keys[0]}", reason, "remove it, or use more pipeline stages")
     elif len({_kind(key) for key in keys}) > 1:
         other = next(key for key in keys if _kind(key) != _kind(keys[-1]))
-        yield keys[-1], f"cannot be combined with parallelism.{other}", "use one of them"
+        yield Problem(
+            f"parallelism.{keys[-1]}", f"cannot be combined with parallelism.{other}", "use one of them"
+        )
     elif keys[0] == LAYOUT:
         yield from _layout_problems(num_layers, parallelism, mtp_num_layers or 0)
     else:
@@ -163,7 +164,7 @@ def _layers_of_stages(num_layers: int, parallelism: ParallelismConfig) -> list[i
 
 def _count_problems(
     num_layers: int, parallelism: ParallelismConfig, keys: Sequence[str]
-) -> Iterator[Mistake]:
+) -> Iterator[Problem]:
     """Mistakes in the numbers of layers of the first and last stage, or in what counts as a layer."""
     stages, chunks = (
         parallelism.pipeline_model_parallel_size,
@@ -172,27 +173,33 @@ def _count_problems(
     per_stage = _layers_of_stages(num_layers, parallelism)
     uneven = () if per_stage is None else [layers for layers in per_stage if layers % chunks]
     if uneven:
-        yield keys[0], f"results in a stage of {uneven[0]} layers, which VPP = {chunks} does not divide", ""
+        yield Problem(
+            f"parallelism.{keys[0]}",
+            f"results in a stage of {uneven[0]} layers, which VPP = {chunks} does not divide",
+            "",
+        )
     elif per_stage is None and _kind(keys[0]) == "account":
         total = f"{num_layers} + {len(keys)} = {num_layers + len(keys)}"
         reason = (
             f"results in model.num_layers + {len(keys)} = {total} layers, which PP = {stages} does not divide"
         )
-        yield keys[0], reason, "change model.num_layers or the number of pipeline stages"
+        yield Problem(
+            f"parallelism.{keys[0]}", reason, "change model.num_layers or the number of pipeline stages"
+        )
     elif per_stage is None:
         left = num_layers - sum(getattr(parallelism, key) for key in keys)
         reason = f"leaves {left} of {num_layers} layers for {counted(stages - len(keys), 'other stage')}"
-        yield keys[0], f"{reason}, which cannot share them evenly", ""
+        yield Problem(f"parallelism.{keys[0]}", f"{reason}, which cannot share them evenly", "")
 
 
 def _layout_problems(
     num_layers: int, parallelism: ParallelismConfig, mtp_num_layers: int
-) -> Iterator[Mistake]:
+) -> Iterator[Problem]:
     """Mistakes in pipeline_model_parallel_layout."""
     try:
         rows = layout_rows(parallelism.pipeline_model_parallel_layout or "")
     except ValueError as error:
-        yield LAYOUT, str(error), "write a shorter layout"
+        yield Problem(f"parallelism.{LAYOUT}", str(error), "write a shorter layout")
         return
     stages, text = parallelism.pipeline_model_parallel_size, "".join(rows)
     chunks, rest = divmod(len(rows), stages)
@@ -200,28 +207,40 @@ def _layout_problems(
     if strange := sorted(set(text) - set("EtmL")):
         known = "E (embedding), t (transformer layer), m (MTP layer), L (loss), |, commas, and repetitions "
         known += "such as t*3 or (tt|)*2"
-        yield LAYOUT, f"has {strange[0]!r}", f"use {known}"
+        yield Problem(f"parallelism.{LAYOUT}", f"has {strange[0]!r}", f"use {known}")
     elif [text.find("E"), text.rfind("E"), text.find("L")] != [0, 0, len(text) - 1] or not (
         rows[0] and rows[-1]
     ):
-        yield LAYOUT, "must begin with its only E and end with its only L", hint
+        yield Problem(f"parallelism.{LAYOUT}", "must begin with its only E and end with its only L", hint)
     elif text.count("t") != num_layers:
-        yield LAYOUT, f"has {text.count('t')} layers, but model.num_layers = {num_layers}", hint
+        yield Problem(
+            f"parallelism.{LAYOUT}",
+            f"has {text.count('t')} layers, but model.num_layers = {num_layers}",
+            hint,
+        )
     elif text.count("m") != mtp_num_layers:
-        yield (
-            LAYOUT,
+        yield Problem(
+            f"parallelism.{LAYOUT}",
             f"has {counted(text.count('m'), 'm')}, but model.mtp_num_layers = {mtp_num_layers}",
             hint,
         )
     elif mtp_num_layers and (reason := _mtp_problem(rows, stages)):
-        yield LAYOUT, reason, (not rest and _with_mtp_before_loss(rows)) or hint or "write mL"
+        yield Problem(
+            f"parallelism.{LAYOUT}", reason, (not rest and _with_mtp_before_loss(rows)) or hint or "write mL"
+        )
     elif rest:
-        yield LAYOUT, f"has {len(rows)} parts between |, which PP = {stages} does not divide", hint
+        yield Problem(
+            f"parallelism.{LAYOUT}",
+            f"has {len(rows)} parts between |, which PP = {stages} does not divide",
+            hint,
+        )
     elif not all(rows):
-        yield LAYOUT, f"has no layer in part {rows.index('') + 1} of {len(rows)}", hint
+        yield Problem(
+            f"parallelism.{LAYOUT}", f"has no layer in part {rows.index('') + 1} of {len(rows)}", hint
+        )
     elif chunks != (parallelism.virtual_pipeline_model_parallel_size or 1):
         reason = f"does not fit parallelism.{LAYOUT}, which has {len(rows)} parts for {stages} stages"
-        yield VPP, reason, f"set it to {chunks if chunks > 1 else 'null'}"
+        yield Problem(f"parallelism.{VPP}", reason, f"set it to {chunks if chunks > 1 else 'null'}")
 
 
 def _mtp_problem(rows: Sequence[str], stages: int) -> str | None:

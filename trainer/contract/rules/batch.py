@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from trainer.contract.model.batch_size import rampup_problem
 from trainer.contract.model.ranks import model_parallel_size
-from trainer.contract.rules.facts import Facts, Rule, Violation, divisors, multiples, unread
+from trainer.contract.problem import Problem
+from trainer.contract.rules.facts import Facts, Rule, divisors, multiples, unread
 from trainer.contract.rules.parallelism import PP, VPP
 from trainer.contract.wording import counted
 
@@ -14,7 +15,7 @@ GLOBAL_BATCH = "training.global_batch_size"
 RAMPUP = "training.rampup_batch_size"
 
 
-def batch_is_multiple_of_microbatches(facts: Facts) -> Iterator[Violation]:
+def batch_is_multiple_of_microbatches(facts: Facts) -> Iterator[Problem]:
     """global_batch_size % (micro_batch_size x DP) == 0.
 
     Source: megatron/core/num_microbatches_calculator.py, ConstantNumMicroBatchesCalculator.
@@ -30,7 +31,7 @@ def batch_is_multiple_of_microbatches(facts: Facts) -> Iterator[Violation]:
     if chosen == facts.world.path:
         yield _nodes_for_batch(facts, unit)
     else:
-        yield Violation(
+        yield Problem(
             path=GLOBAL_BATCH,
             reason=f"is not a multiple of micro_batch_size x DP = {training.micro_batch_size} x "
             f"{facts.data_parallel_size} = {unit} ({training.global_batch_size} / {unit})",
@@ -39,23 +40,23 @@ def batch_is_multiple_of_microbatches(facts: Facts) -> Iterator[Violation]:
         )
 
 
-def _nodes_for_batch(facts: Facts, unit: int) -> Violation:
+def _nodes_for_batch(facts: Facts, unit: int) -> Problem:
     """The problem as one of the number of nodes, for a user who set that and left the batch to the preset."""
     training = facts.training
     ranks = training.global_batch_size // training.micro_batch_size * model_parallel_size(facts.parallelism)
     counts = divisors(ranks // facts.world.ranks_each, near=facts.world.count)
-    return Violation(
+    return Problem(
         path=facts.world.path,
         reason=f"results in {facts.world} with DP = {facts.data_parallel_size}, but {GLOBAL_BATCH} = "
         f"{training.global_batch_size} is not a multiple of micro_batch_size x DP = "
         f"{training.micro_batch_size} x {facts.data_parallel_size} = {unit}",
         candidates=counts,
         offers=3,
-        advice=f"set {GLOBAL_BATCH} to a multiple of {unit}",
+        hint=f"set {GLOBAL_BATCH} to a multiple of {unit}",
     )
 
 
-def interleaving_fills_pipeline(facts: Facts) -> Iterator[Violation]:
+def interleaving_fills_pipeline(facts: Facts) -> Iterator[Problem]:
     """With VPP > 1, num_microbatches % PP == 0.
 
     Source: megatron/core/pipeline_parallel/schedules.py, forward_backward_pipelining_with_interleaving. It requires
@@ -67,7 +68,7 @@ def interleaving_fills_pipeline(facts: Facts) -> Iterator[Violation]:
         return
     training = facts.training
     samples = training.micro_batch_size * layout.data_parallel_size
-    yield Violation(
+    yield Problem(
         path=GLOBAL_BATCH,
         reason=f"results in {training.global_batch_size} / (micro_batch_size x DP) = "
         f"{training.global_batch_size} / {samples} = "
@@ -79,16 +80,16 @@ def interleaving_fills_pipeline(facts: Facts) -> Iterator[Violation]:
     )
 
 
-def rampup_reaches_batch(facts: Facts) -> Iterator[Violation]:
+def rampup_reaches_batch(facts: Facts) -> Iterator[Problem]:
     """Three numbers, and an integer number of increments from the first to global_batch_size.
 
     Source: megatron/core/num_microbatches_calculator.py, RampupBatchsizeNumMicroBatchesCalculator.
     """
     if problem := rampup_problem(facts.training):
-        yield Violation(path=RAMPUP, reason=problem, candidates=_rampups(facts), offers=1)
+        yield Problem(path=RAMPUP, reason=problem, candidates=_rampups(facts), offers=1)
 
 
-def rampup_is_multiple_of_microbatches(facts: Facts) -> Iterator[Violation]:
+def rampup_is_multiple_of_microbatches(facts: Facts) -> Iterator[Problem]:
     """Every batch size of the ramp-up obeys the rules for global_batch_size above."""
     training, ranks = facts.training, facts.data_parallel_size
     if training.rampup_batch_size is None or ranks is None or rampup_problem(training):
@@ -98,7 +99,7 @@ def rampup_is_multiple_of_microbatches(facts: Facts) -> Iterator[Violation]:
         if size % unit:
             stages = f" x PP = {training.micro_batch_size} x {ranks} x {unit // ranks // training.micro_batch_size}"
             factors = stages if facts.num_chunks > 1 else f" = {training.micro_batch_size} x {ranks}"
-            yield Violation(
+            yield Problem(
                 path=RAMPUP,
                 reason=f"results in batch sizes that are not multiples of micro_batch_size x DP{factors} = {unit} "
                 f"({size} / {unit})",
@@ -128,7 +129,7 @@ def _rampups(facts: Facts) -> list[tuple[int, ...]]:
     return [(start, increment, rampup[2])]
 
 
-def skipped_batches_have_spikes(facts: Facts) -> Iterator[Violation]:
+def skipped_batches_have_spikes(facts: Facts) -> Iterator[Problem]:
     """skip_loss_spikes needs loss_spike_factor (hpcgen's rule: it would have no effect)."""
     if facts.training.loss_spike_factor is None:
         reason = "has no effect, because training.loss_spike_factor is null"

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trainer.contract.rules.facts import Facts, Rule, Violation, multiples, unread
+from trainer.contract.problem import Problem
+from trainer.contract.rules.facts import Facts, Rule, multiples, unread
 
 
-def kept_checkpoints_are_written(facts: Facts) -> Iterator[Violation]:
+def kept_checkpoints_are_written(facts: Facts) -> Iterator[Problem]:
     """keep_every % save_interval == 0 (megatron/training/arguments.py, validate_args, for save_retain_interval)."""
     keep, interval = facts.checkpoint.keep_every, facts.checkpoint.save_interval
     if keep is None:
         return
     if interval is None:
-        yield Violation(
+        yield Problem(
             path="checkpoint.keep_every",
             reason="keeps only multiples of this step, but without checkpoint.save_interval any step may be saved",
             candidates=[None],
-            advice="set checkpoint.save_interval to a divisor of it",
+            hint="set checkpoint.save_interval to a divisor of it",
         )
     elif keep % interval:
-        yield Violation(
+        yield Problem(
             path="checkpoint.keep_every",
             reason=f"is not a multiple of checkpoint.save_interval = {interval} ({keep} / {interval})",
             candidates=multiples(interval, near=keep),
@@ -28,7 +29,7 @@ def kept_checkpoints_are_written(facts: Facts) -> Iterator[Violation]:
         )
 
 
-def finetuning_needs_weights(facts: Facts) -> Iterator[Violation]:
+def finetuning_needs_weights(facts: Facts) -> Iterator[Problem]:
     """finetune needs load (hpcgen's rule: the run would silently start from random weights)."""
     if facts.checkpoint.load is None:
         reason = "loads weights from checkpoint.load, which is null"
@@ -36,7 +37,7 @@ def finetuning_needs_weights(facts: Facts) -> Iterator[Violation]:
         yield from unread(facts, ["checkpoint.finetune"], reason, advice)
 
 
-def changed_names_hyperparameters(facts: Facts) -> Iterator[Violation]:
+def changed_names_hyperparameters(facts: Facts) -> Iterator[Problem]:
     """changed lists hyperparameters by name (trainer/contract/resuming/hyperparameters.py)."""
     if not facts.checkpoint.changed:
         return
@@ -45,7 +46,7 @@ def changed_names_hyperparameters(facts: Facts) -> Iterator[Violation]:
     for index, name in enumerate(facts.checkpoint.changed):
         if problem := name_problem(name):
             reason, hint = problem
-            yield Violation(path=f"checkpoint.changed[{index}]", reason=reason, advice=hint)
+            yield Problem(path=f"checkpoint.changed[{index}]", reason=reason, hint=hint)
 
 
 RULES: tuple[Rule, ...] = (

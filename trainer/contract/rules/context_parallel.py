@@ -11,30 +11,31 @@ from collections.abc import Iterator
 
 from trainer.contract.attention import attention_of
 from trainer.contract.attention.visibility import exchanges, limiting_key
-from trainer.contract.rules.facts import Facts, Rule, Violation, divisors, unread
+from trainer.contract.problem import Problem
+from trainer.contract.rules.facts import Facts, Rule, divisors, unread
 from trainer.contract.rules.parallelism import CP, TP
 
 KIND = "parallelism.cp_comm_type"
 SIZES = "parallelism.hierarchical_context_parallel_sizes"
 
 
-def exchange_needs_context_parallel(facts: Facts) -> Iterator[Violation]:
+def exchange_needs_context_parallel(facts: Facts) -> Iterator[Problem]:
     """cp_comm_type needs CP > 1 (hpcgen's rule: it would have no effect)."""
     if facts.parallelism.context_parallel_size == 1:
         yield from unread(facts, [KIND], f"has no effect, because {CP} is 1", f"set {CP}")
 
 
-def exchange_fits_kernels(facts: Facts) -> Iterator[Violation]:
+def exchange_fits_kernels(facts: Facts) -> Iterator[Problem]:
     """torch's kernels gather keys and values (trainer/model/attention/core.py)."""
     if facts.parallelism.cp_comm_type not in (None, "all_gather") and facts.engine_problem:
-        yield Violation(
+        yield Problem(
             path=KIND,
             reason=f"requires Transformer Engine, but {facts.engine_problem}",
             candidates=[None, "all_gather"],
         )
 
 
-def exchange_fits_attention(facts: Facts) -> Iterator[Violation]:
+def exchange_fits_attention(facts: Facts) -> Iterator[Problem]:
     """Windows need all_gather or a2a (attn_forward_func_with_cp), and documents all_gather.
 
     With documents, the trainer gathers keys and values itself (trainer/model/packing.py): all_gather and a2a+p2p refuse
@@ -42,20 +43,20 @@ def exchange_fits_attention(facts: Facts) -> Iterator[Violation]:
     """
     kind = facts.parallelism.cp_comm_type
     if facts.data.reset_attention_mask and kind not in (None, "all_gather"):
-        yield Violation(
+        yield Problem(
             path=KIND,
             reason="does not support data.reset_attention_mask = true",
             candidates=[None, "all_gather"],
         )
     elif kind is not None and kind not in exchanges(facts.model):
-        yield Violation(
+        yield Problem(
             path=KIND,
             reason=f"does not support model.{limiting_key(facts.model)}",
             candidates=[None, *exchanges(facts.model)],
         )
 
 
-def heads_fit_kernels(facts: Facts) -> Iterator[Violation]:
+def heads_fit_kernels(facts: Facts) -> Iterator[Problem]:
     """The widths of queries and values in a head % 8 == 0 with CP > 1 on GPUs.
 
     Source: Transformer Engine, dot_product_attention/utils.py, get_attention_backend. FlashAttention and cuDNN need it,
@@ -71,7 +72,7 @@ def heads_fit_kernels(facts: Facts) -> Iterator[Violation]:
     values = attention_of(model).value_width(model)
     for name, width in (("queries and keys", model.kv_channels or 0), ("values", values)):
         if width % 8:
-            yield Violation(
+            yield Problem(
                 path=CP,
                 reason=f"requires Transformer Engine's attention, which supports only multiples of 8 as the width of a "
                 f"head, but that of {name} is {width}",
@@ -80,7 +81,7 @@ def heads_fit_kernels(facts: Facts) -> Iterator[Violation]:
             return
 
 
-def exchange_divides_heads(facts: Facts) -> Iterator[Violation]:
+def exchange_divides_heads(facts: Facts) -> Iterator[Problem]:
     """a2a divides the heads of a tensor-parallel rank by CP, and a2a+p2p by the first of its sizes.
 
     Source: AttnFuncWithCPAndQKVOA2A.forward, for queries, keys and values.
@@ -97,7 +98,7 @@ def exchange_divides_heads(facts: Facts) -> Iterator[Violation]:
         ("num_query_groups", max(1, groups // tensor)),
     ):
         if heads % ranks:
-            yield Violation(
+            yield Problem(
                 path=KIND if kind == "a2a" else SIZES,
                 reason=f"divides heads by {ranks}, but model.{key} / TP = {heads} is not a multiple of it "
                 f"({heads} / {ranks})",
@@ -107,7 +108,7 @@ def exchange_divides_heads(facts: Facts) -> Iterator[Violation]:
             return
 
 
-def hierarchy_fits_ranks(facts: Facts) -> Iterator[Violation]:
+def hierarchy_fits_ranks(facts: Facts) -> Iterator[Problem]:
     """a2a+p2p needs two sizes with the product CP.
 
     Sources: attn_forward_func_with_cp, and megatron/core/parallel_state.py, initialize_model_parallel.
@@ -121,7 +122,7 @@ def hierarchy_fits_ranks(facts: Facts) -> Iterator[Violation]:
     if sizes is None or len(sizes) != 2 or math.prod(sizes) != size:
         wrong = "is missing, but" if sizes is None else "does not fit:"
         reason = f"{wrong} {KIND} = a2a+p2p needs two sizes with the product {CP} = {size}"
-        yield Violation(path=SIZES, reason=reason, candidates=_sizes(facts), offers=2)
+        yield Problem(path=SIZES, reason=reason, candidates=_sizes(facts), offers=2)
 
 
 def _sizes(facts: Facts) -> list[tuple[int, int]]:
@@ -131,7 +132,7 @@ def _sizes(facts: Facts) -> list[tuple[int, int]]:
     return [(group, size // group) for group in inner]
 
 
-def tensor_and_context_parallel_stay_in_node(facts: Facts) -> Iterator[Violation]:
+def tensor_and_context_parallel_stay_in_node(facts: Facts) -> Iterator[Problem]:
     """TP x CP <= the devices connected by NVLink (hpcgen's rule).
 
     Both exchange activations in every layer, which is limited by the network between nodes (arXiv 2104.04473,
@@ -142,7 +143,7 @@ def tensor_and_context_parallel_stay_in_node(facts: Facts) -> Iterator[Violation
     if axes.hierarchical_context_parallel_sizes:
         context = axes.hierarchical_context_parallel_sizes[0]
     if tensor > node:
-        yield Violation(
+        yield Problem(
             path=TP,
             reason=f"is more than the {facts.devices_of_node} of a node, so every layer waits for the network",
             candidates=[
@@ -151,13 +152,13 @@ def tensor_and_context_parallel_stay_in_node(facts: Facts) -> Iterator[Violation
             offers=1,
         )
     elif tensor * context > node and context > 1:
-        yield Violation(
+        yield Problem(
             path=CP,
             reason=f"results in TP x CP = {tensor} x {context} = {tensor * context}, more than the "
             f"{facts.devices_of_node} of a node, so every layer waits for the network",
             candidates=[size for size in divisors(context, near=context) if tensor * size <= node],
             offers=1,
-            advice=_hierarchy(facts),
+            hint=_hierarchy(facts),
         )
 
 

@@ -7,55 +7,56 @@ import re
 from collections.abc import Iterator
 
 from trainer.contract.config import BlendConfig
-from trainer.contract.rules.facts import Facts, Rule, Violation, unread
+from trainer.contract.problem import Problem
+from trainer.contract.rules.facts import Facts, Rule, unread
 
 SPLIT = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*", re.ASCII)
 
 
-def data_has_one_source(facts: Facts) -> Iterator[Violation]:
+def data_has_one_source(facts: Facts) -> Iterator[Problem]:
     """Exactly one of datasets, train (with valid and test) and mock (megatron/training/arguments.py, validate_args)."""
     data = facts.data
     given = [key for key in ("datasets", "train", "mock") if getattr(data, key)]
     if len(given) > 1:
-        yield Violation(
+        yield Problem(
             path=f"data.{given[-1]}",
             reason=f"conflicts with data.{' and data.'.join(given[:-1])}. Samples come from only one of them",
-            advice=f"keep one of {', '.join(given)}",
+            hint=f"keep one of {', '.join(given)}",
         )
     elif not given and not data.valid and not data.test:
-        yield Violation(
+        yield Problem(
             path="data",
             reason="has no source of samples",
-            advice="set data.corpus, data.datasets, data.train (with valid and test), or data.mock: true",
+            hint="set data.corpus, data.datasets, data.train (with valid and test), or data.mock: true",
         )
 
 
-def held_out_blends_need_train(facts: Facts) -> Iterator[Violation]:
+def held_out_blends_need_train(facts: Facts) -> Iterator[Problem]:
     """valid and test need train (megatron/training/arguments.py, validate_args)."""
     data = facts.data
     for key in ("valid", "test"):
         if getattr(data, key) and not data.train:
-            yield Violation(
+            yield Problem(
                 path=f"data.{key}",
                 reason="requires data.train, which is empty",
-                advice=f"set data.train, or remove data.{key} and divide data.datasets with data.split",
+                hint=f"set data.train, or remove data.{key} and divide data.datasets with data.split",
             )
 
 
-def weights_are_given_for_all_or_none(facts: Facts) -> Iterator[Violation]:
+def weights_are_given_for_all_or_none(facts: Facts) -> Iterator[Problem]:
     """All datasets of a blend have a weight, or none (hpcgen's rule: null has no meaning next to weights)."""
     for key in ("datasets", "train", "valid", "test"):
         blend = getattr(facts.data, key)
         missing = [index for index, dataset in enumerate(blend) if dataset.weight is None]
         if missing and len(missing) < len(blend):
-            yield Violation(
+            yield Problem(
                 path=f"data.{key}[{missing[0]}].weight",
                 reason=f"is missing, but other datasets of data.{key} have a weight",
-                advice="give all datasets a weight, or none to weight them by tokens",
+                hint="give all datasets a weight, or none to weight them by tokens",
             )
 
 
-def split_is_valid(facts: Facts) -> Iterator[Violation]:
+def split_is_valid(facts: Facts) -> Iterator[Problem]:
     """Three weights, the first above 0 (hpcgen's rule).
 
     Core's parse_and_normalize_split (megatron/core/datasets/blended_megatron_dataset_config.py) extracts digits and
@@ -65,20 +66,20 @@ def split_is_valid(facts: Facts) -> Iterator[Violation]:
         return
     weights = split_weights(facts.data.split)
     if weights is None or weights[0] == 0:
-        yield Violation(
+        yield Problem(
             path="data.split",
             reason="must be three weights, for train, valid and test, with train's above 0",
             candidates=["99990,8,2"],
         )
 
 
-def split_divides_datasets(facts: Facts) -> Iterator[Violation]:
+def split_divides_datasets(facts: Facts) -> Iterator[Problem]:
     """split does not divide data.train (hpcgen's rule: nothing would be evaluated)."""
     if facts.data.train and facts.data.split != BlendConfig.split:
-        yield Violation(
+        yield Problem(
             path="data.split",
             reason="has no effect with data.train, which is not divided",
-            advice="remove it, or name the pairs in data.datasets in place of data.train",
+            hint="remove it, or name the pairs in data.datasets in place of data.train",
         )
 
 
@@ -91,36 +92,36 @@ def split_weights(split: str) -> tuple[float, float, float] | None:
     return weights[0], weights[1], weights[2]
 
 
-def evaluation_has_samples(facts: Facts) -> Iterator[Violation]:
+def evaluation_has_samples(facts: Facts) -> Iterator[Problem]:
     """With eval_iters > 0, split has validation documents (hpcgen's rule: Core would loop forever).
 
     With a blend per split, valid is optional; without it, nothing is evaluated.
     """
     weights = split_weights(facts.data.split)
     if facts.data.datasets and facts.training.eval_iters and weights and weights[0] and not weights[1]:
-        yield Violation(
+        yield Problem(
             path="training.eval_iters",
             reason=f"requires validation documents, but data.split = {facts.data.split} leaves none",
             candidates=[0],
-            advice="set a data.split with a weight for valid, such as 99990,8,2",
+            hint="set a data.split with a weight for valid, such as 99990,8,2",
         )
 
 
-def documents_need_transformer_engine_on_gpus(facts: Facts) -> Iterator[Violation]:
+def documents_need_transformer_engine_on_gpus(facts: Facts) -> Iterator[Problem]:
     """reset_attention_mask needs Transformer Engine on GPUs (hpcgen's rule).
 
     torch's kernels would need a mask of all queries and keys, which the trainer only builds on CPUs.
     """
     if facts.data.reset_attention_mask and facts.device == "cuda" and facts.engine_problem:
-        yield Violation(
+        yield Problem(
             path="data.reset_attention_mask",
             reason=f"requires Transformer Engine on GPUs, but {facts.engine_problem}",
             candidates=[False],
-            advice="set transformer_impl to transformer_engine",
+            hint="set transformer_impl to transformer_engine",
         )
 
 
-def positions_are_learned(facts: Facts) -> Iterator[Violation]:
+def positions_are_learned(facts: Facts) -> Iterator[Problem]:
     """reset_position_ids alone needs learned positions (megatron/core/models/gpt/gpt_model.py, _preprocess).
 
     Core computes rope from the number of tokens. With reset_attention_mask, its angles are those of positions that
@@ -135,21 +136,21 @@ def positions_are_learned(facts: Facts) -> Iterator[Violation]:
         yield from unread(facts, ["data.reset_position_ids"], reason, "set reset_attention_mask to true")
 
 
-def end_of_document_is_used(facts: Facts) -> Iterator[Violation]:
+def end_of_document_is_used(facts: Facts) -> Iterator[Problem]:
     """eod_id needs a key that reads it (hpcgen's rule: it would have no effect)."""
     if not facts.data.needs_eod:
         reason = "has no effect without reset_attention_mask, reset_position_ids or eod_mask_loss"
         yield from unread(facts, ["data.eod_id"], reason)
 
 
-def end_of_document_has_row(facts: Facts) -> Iterator[Violation]:
+def end_of_document_has_row(facts: Facts) -> Iterator[Problem]:
     """eod_id < padded_vocab_size (hpcgen's rule: no token has such an ID, so no document would end)."""
     eod_id, rows = facts.data.eod_id, facts.resolved_model.padded_vocab_size
     if eod_id is not None and rows is not None and eod_id >= rows:
-        yield Violation(
+        yield Problem(
             path="data.eod_id",
             reason=f"is not below the size of the vocabulary, model.padded_vocab_size = {rows}",
-            advice="use the ID of the token at the end of each document",
+            hint="use the ID of the token at the end of each document",
         )
 
 

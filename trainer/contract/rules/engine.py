@@ -19,6 +19,7 @@ from trainer.contract.config import (
     TrainingConfig,
 )
 from trainer.contract.evaluation import EvaluationConfig
+from trainer.contract.problem import Problem
 from trainer.contract.rules import (
     batch,
     checkpoint,
@@ -38,7 +39,7 @@ from trainer.contract.rules import (
     recompute,
     schedule,
 )
-from trainer.contract.rules.facts import Facts, Rule, Violation, World
+from trainer.contract.rules.facts import Facts, Rule, World
 
 ERRORS: tuple[Rule, ...] = (
     *model.RULES,
@@ -77,18 +78,18 @@ OF_MODEL: tuple[Rule, ...] = (
 """Rules of keys of the section `model` that contradict each other."""
 
 
-def vocabulary_is_known(facts: Facts) -> Iterator[Violation]:
+def vocabulary_is_known(facts: Facts) -> Iterator[Problem]:
     """The trainer needs vocab_size or padded_vocab_size. hpcgen takes it from the tokenizer."""
     if facts.resolved_model.padded_vocab_size is None:
         reason = "must be set, because the trainer does not read a tokenizer"
-        yield Violation(path="model.vocab_size", reason=reason)
+        yield Problem(path="model.vocab_size", reason=reason)
 
 
-def end_of_document_is_known(facts: Facts) -> Iterator[Violation]:
+def end_of_document_is_known(facts: Facts) -> Iterator[Problem]:
     """The trainer needs eod_id, unless it makes the samples itself. hpcgen takes it from the tokenizer."""
     data = facts.data
     if data.needs_eod and data.eod_id is None and not data.mock:
-        yield Violation(
+        yield Problem(
             path="data.eod_id",
             reason="must be set for reset_attention_mask, reset_position_ids and eod_mask_loss, because the trainer "
             "does not read a tokenizer",
@@ -172,7 +173,7 @@ ANY_RUN = Facts(
 """Facts for rules that read a single section."""
 
 
-def _with_value(facts: Facts, violation: Violation) -> str:
+def _with_value(facts: Facts, violation: Problem) -> str:
     """The path of a violation with its value: "model.num_layers = 3". The value of a section is left out."""
     value = facts.value_at(violation.path)
     is_plain = not dataclasses.is_dataclass(value) and not (
@@ -181,14 +182,14 @@ def _with_value(facts: Facts, violation: Violation) -> str:
     return f"{violation.path} = {json.dumps(value)}" if is_plain else violation.path
 
 
-def _sentence(facts: Facts, violation: Violation, rules: Sequence[Rule]) -> str:
-    advice = " or ".join(filter(None, (_repair(facts, violation, rules), violation.advice)))
+def _sentence(facts: Facts, violation: Problem, rules: Sequence[Rule]) -> str:
+    advice = " or ".join(filter(None, (_repair(facts, violation, rules), violation.hint)))
     return (
         f"{_with_value(facts, violation)} {violation.reason}{advice and f'. {advice[0].upper()}{advice[1:]}'}"
     )
 
 
-def _repair(facts: Facts, violation: Violation, rules: Sequence[Rule]) -> str:
+def _repair(facts: Facts, violation: Problem, rules: Sequence[Rule]) -> str:
     """The first candidate with which no rule is violated; empty if there is none."""
     for value in violation.candidates:
         changed = facts.with_value(violation.path, value)

@@ -7,14 +7,15 @@ from collections.abc import Iterator, Sequence
 
 from trainer.contract.config import ParallelismConfig
 from trainer.contract.evaluation import is_task_file
+from trainer.contract.problem import Problem
 from trainer.contract.rules import forward
-from trainer.contract.rules.facts import Facts, Rule, Violation, divisors, multiples
+from trainer.contract.rules.facts import Facts, Rule, divisors, multiples
 
 TP = "evaluation.tensor_model_parallel_size"
 PP = "evaluation.pipeline_model_parallel_size"
 
 
-def layout_fits_model(facts: Facts) -> Iterator[Violation]:
+def layout_fits_model(facts: Facts) -> Iterator[Problem]:
     """The layout of the evaluation divides the model (sources: forward.RULES)."""
     layout = ParallelismConfig(
         tensor_model_parallel_size=facts.evaluation.tensor_model_parallel_size,
@@ -27,10 +28,10 @@ def layout_fits_model(facts: Facts) -> Iterator[Violation]:
             path = violation.path.replace("parallelism.", "evaluation.")
             if path not in seen:
                 seen.add(path)
-                yield dataclasses.replace(violation, path=path, advice="")
+                yield dataclasses.replace(violation, path=path, hint="")
 
 
-def layout_divides_ranks(facts: Facts) -> Iterator[Violation]:
+def layout_divides_ranks(facts: Facts) -> Iterator[Problem]:
     """world_size % (TP x PP) == 0 (megatron/core/parallel_state.py, initialize_model_parallel)."""
     world = facts.evaluation_world
     tensor, pipeline = (
@@ -41,29 +42,29 @@ def layout_divides_ranks(facts: Facts) -> Iterator[Violation]:
         return
     is_pipeline = world.size % pipeline != 0
     own, other = (pipeline, tensor) if is_pipeline else (tensor, pipeline)
-    yield Violation(
+    yield Problem(
         path=PP if is_pipeline else TP,
         reason=f"results in TP x PP = {tensor} x {pipeline} = {tensor * pipeline}, which does not divide {world} of "
         f"the evaluation job ({world.size} / {tensor * pipeline})",
         candidates=[size for size in divisors(world.size, near=own) if world.size % (size * other) == 0],
-        advice=f"change {world.path}",
+        hint=f"change {world.path}",
     )
 
 
-def evaluated_checkpoints_are_written(facts: Facts) -> Iterator[Violation]:
+def evaluated_checkpoints_are_written(facts: Facts) -> Iterator[Problem]:
     """every % save_interval == 0."""
     every, interval = facts.evaluation.every, facts.checkpoint.save_interval
     if every is None:
         return
     if interval is None:
-        yield Violation(
+        yield Problem(
             path="evaluation.every",
             reason="selects multiples of this step, but without checkpoint.save_interval any step may be saved",
             candidates=[None],
-            advice="set checkpoint.save_interval to a divisor of it",
+            hint="set checkpoint.save_interval to a divisor of it",
         )
     elif every % interval:
-        yield Violation(
+        yield Problem(
             path="evaluation.every",
             reason=f"is not a multiple of checkpoint.save_interval = {interval} ({every} / {interval})",
             candidates=multiples(interval, near=every),
@@ -71,38 +72,38 @@ def evaluated_checkpoints_are_written(facts: Facts) -> Iterator[Violation]:
         )
 
 
-def evaluation_has_work(facts: Facts) -> Iterator[Violation]:
+def evaluation_has_work(facts: Facts) -> Iterator[Problem]:
     """every needs data or tasks."""
     evaluation = facts.evaluation
     if evaluation.every is not None and not evaluation.data and not evaluation.tasks:
-        yield Violation(
+        yield Problem(
             path="evaluation.every",
             reason="queues jobs with nothing to compute, because evaluation.data and evaluation.tasks are empty",
             candidates=[None],
-            advice="set evaluation.data or evaluation.tasks",
+            hint="set evaluation.data or evaluation.tasks",
         )
 
 
-def names_are_unique(facts: Facts) -> Iterator[Violation]:
+def names_are_unique(facts: Facts) -> Iterator[Problem]:
     """Results are stored by the name of the text or task."""
     names = [text.name for text in facts.evaluation.data]
     yield from _duplicates(names, "evaluation.data[{}].name")
     yield from _duplicates(facts.evaluation.tasks, "evaluation.tasks[{}]")
 
 
-def _duplicates(names: Sequence[str], path: str) -> Iterator[Violation]:
+def _duplicates(names: Sequence[str], path: str) -> Iterator[Problem]:
     for index, name in enumerate(names):
         if name in names[:index]:
             first = path.format(names.index(name))
-            yield Violation(path=path.format(index), reason=f"is a duplicate of {first}", advice="remove it")
+            yield Problem(path=path.format(index), reason=f"is a duplicate of {first}", hint="remove it")
 
 
-def final_checkpoint_is_evaluated(facts: Facts) -> Iterator[Violation]:
+def final_checkpoint_is_evaluated(facts: Facts) -> Iterator[Problem]:
     """train_iters % every == 0."""
     every, last = facts.evaluation.every, facts.training.train_iters
     if every is None or last % every == 0:
         return
-    yield Violation(
+    yield Problem(
         path="evaluation.every",
         reason=f"does not divide training.train_iters = {last}, so training does not queue an evaluation of the final "
         "checkpoint",
@@ -111,14 +112,14 @@ def final_checkpoint_is_evaluated(facts: Facts) -> Iterator[Violation]:
     )
 
 
-def tasks_have_data(facts: Facts) -> Iterator[Violation]:
+def tasks_have_data(facts: Facts) -> Iterator[Problem]:
     """Tasks that lm-eval knows by name have data sets on the Hugging Face Hub."""
     named = [task for task in facts.evaluation.tasks if not is_task_file(task)]
     if named and facts.evaluation.hf_home is None:
-        yield Violation(
+        yield Problem(
             path="evaluation.hf_home",
             reason=f"is null, so a job of the cluster finds no data set for evaluation.tasks ({', '.join(named)})",
-            advice="set it to a directory that python -m trainer.evaluate --download has filled",
+            hint="set it to a directory that python -m trainer.evaluate --download has filled",
         )
 
 

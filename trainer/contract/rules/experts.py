@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trainer.contract.config import ModelConfig
-from trainer.contract.config.unused_keys import Mistake, unused_keys
+from trainer.contract.config.unused_keys import unused_keys
 from trainer.contract.model.experts import MODEL_KEYS, expert_tensor_parallel_size
-from trainer.contract.rules.facts import Facts, Rule, Violation, divisors, in_model, unread
+from trainer.contract.problem import Problem
+from trainer.contract.rules.facts import Facts, Rule, divisors, unread
 from trainer.contract.rules.parallelism import TP
 from trainer.contract.wording import counted, one_of
 
@@ -22,14 +23,14 @@ COEFFICIENT = "model.moe_aux_loss_coeff"
 LAYOUT_KEYS = (EP, ETP, "parallelism.moe_token_dispatcher_type", GROUPED_GEMM)
 
 
-def keys_of_experts_need_experts(facts: Facts) -> Iterator[Violation]:
+def keys_of_experts_need_experts(facts: Facts) -> Iterator[Problem]:
     """The other keys of experts need num_moe_experts (hpcgen's rule: unused keys are errors)."""
     if facts.model.num_moe_experts is None:
         unused = unused_keys(facts.model, MODEL_KEYS, "num_moe_experts is null", "set num_moe_experts")
-        yield from in_model(unused)
+        yield from unused
 
 
-def layers_have_experts(facts: Facts) -> Iterator[Violation]:
+def layers_have_experts(facts: Facts) -> Iterator[Problem]:
     """One number per layer, and a 1 (models/gpt/gpt_layer_specs.py, get_gpt_decoder_layer_specs)."""
     model, layers = facts.model, facts.model.moe_layer_freq
     if model.num_moe_experts is None or layers is None:
@@ -37,48 +38,50 @@ def layers_have_experts(facts: Facts) -> Iterator[Violation]:
     if len(layers) != model.num_layers:
         reason = f"has {counted(len(layers), 'number')}, but num_layers = {model.num_layers}"
         advice = "write one number per layer, or null for experts in every layer"
-        yield Violation(path="model.moe_layer_freq", reason=reason, advice=advice)
+        yield Problem(path="model.moe_layer_freq", reason=reason, hint=advice)
     elif not any(layers):
         reason = "contains no 1, so no layer has experts"
-        yield Violation(path="model.moe_layer_freq", reason=reason, advice="set num_moe_experts to null")
+        yield Problem(path="model.moe_layer_freq", reason=reason, hint="set num_moe_experts to null")
 
 
-def shared_experts_have_no_biases(facts: Facts) -> Iterator[Violation]:
+def shared_experts_have_no_biases(facts: Facts) -> Iterator[Problem]:
     """Shared experts need add_bias_linear = false (transformer/moe/shared_experts.py)."""
     model = facts.model
     has_shared = model.num_moe_experts is not None and model.moe_shared_expert_intermediate_size is not None
     if has_shared and model.add_bias_linear:
-        yield Violation(
+        yield Problem(
             path="model.moe_shared_expert_intermediate_size",
             reason="does not support add_bias_linear = true",
-            advice="set add_bias_linear to false",
+            hint="set add_bias_linear to false",
         )
 
 
-def router_chooses_among_experts(facts: Facts) -> Iterator[Violation]:
+def router_chooses_among_experts(facts: Facts) -> Iterator[Problem]:
     """moe_router_topk <= num_moe_experts, with a gradient for the router.
 
     Sources: transformer/moe/moe_utils.py, topk_routing_with_score_function; transformer/transformer_config.py,
     __post_init__.
     """
     if facts.model.num_moe_experts is not None:
-        yield from in_model(_routing_problems(facts.model, facts.model.num_moe_experts))
+        yield from _routing_problems(facts.model, facts.model.num_moe_experts)
 
 
-def _routing_problems(model: ModelConfig, experts: int) -> Iterator[Mistake]:
+def _routing_problems(model: ModelConfig, experts: int) -> Iterator[Problem]:
     topk = model.moe_router_topk
     if topk > experts:
-        yield "moe_router_topk", f"is more than num_moe_experts = {experts}", f"use at most {experts}"
+        yield Problem(
+            "model.moe_router_topk", f"is more than num_moe_experts = {experts}", f"use at most {experts}"
+        )
     is_softmax = model.moe_router_score_function == "softmax"
     if topk == 1 and is_softmax and not model.moe_router_pre_softmax:
         reason = "has no gradient for the router, because the softmax of a single score is always 1"
-        yield "moe_router_topk", reason, "set moe_router_pre_softmax to true"
+        yield Problem("model.moe_router_topk", reason, "set moe_router_pre_softmax to true")
     if model.moe_router_pre_softmax and not is_softmax:
         reason = f"has no effect with moe_router_score_function = {model.moe_router_score_function}"
-        yield "moe_router_pre_softmax", reason, "use false"
+        yield Problem("model.moe_router_pre_softmax", reason, "use false")
 
 
-def groups_of_experts_fit(facts: Facts) -> Iterator[Violation]:
+def groups_of_experts_fit(facts: Facts) -> Iterator[Problem]:
     """Groups divide the experts, and those chosen hold moe_router_topk experts.
 
     Sources: transformer/transformer_config.py, __post_init__; transformer/moe/moe_utils.py, group_limited_topk.
@@ -86,75 +89,85 @@ def groups_of_experts_fit(facts: Facts) -> Iterator[Violation]:
     model = facts.model
     is_limited = model.moe_router_num_groups is not None or model.moe_router_group_topk is not None
     if model.num_moe_experts is not None and is_limited:
-        yield from in_model(_group_problems(model, model.num_moe_experts))
+        yield from _group_problems(model, model.num_moe_experts)
 
 
-def _group_problems(model: ModelConfig, experts: int) -> Iterator[Mistake]:
+def _group_problems(model: ModelConfig, experts: int) -> Iterator[Problem]:
     groups, chosen, topk = model.moe_router_num_groups, model.moe_router_group_topk, model.moe_router_topk
     if groups is None:
-        yield "moe_router_group_topk", "requires moe_router_num_groups", "set moe_router_num_groups"
+        yield Problem(
+            "model.moe_router_group_topk", "requires moe_router_num_groups", "set moe_router_num_groups"
+        )
         return
     if chosen is None:
         reason = "has no effect without moe_router_group_topk"
-        yield "moe_router_num_groups", reason, "set moe_router_group_topk, or remove both"
+        yield Problem("model.moe_router_num_groups", reason, "set moe_router_group_topk, or remove both")
         return
     if experts % groups:
         reason = f"does not divide num_moe_experts = {experts} ({experts} / {groups})"
         divisors = [str(number) for number in range(1, min(experts, 1024) + 1) if experts % number == 0]
-        yield "moe_router_num_groups", reason, f"use {one_of(divisors)}"
+        yield Problem("model.moe_router_num_groups", reason, f"use {one_of(divisors)}")
     elif chosen > groups:
-        yield (
-            "moe_router_group_topk",
+        yield Problem(
+            "model.moe_router_group_topk",
             f"is more than moe_router_num_groups = {groups}",
             f"use at most {groups}",
         )
     elif chosen > topk:
         # Core rates a group by its best topk // group_topk experts. With none, all groups are equal.
-        yield "moe_router_group_topk", f"is more than moe_router_topk = {topk}", f"use at most {topk}"
+        yield Problem(
+            "model.moe_router_group_topk", f"is more than moe_router_topk = {topk}", f"use at most {topk}"
+        )
     elif topk > chosen * (experts // groups):
         in_groups = f"{chosen} x {experts // groups} = {chosen * (experts // groups)}"
         reason = f"is more than the {in_groups} experts of moe_router_group_topk groups"
-        yield "moe_router_topk", reason, "choose more groups or fewer experts"
+        yield Problem("model.moe_router_topk", reason, "choose more groups or fewer experts")
 
 
-def balancing_fits_router(facts: Facts) -> Iterator[Violation]:
+def balancing_fits_router(facts: Facts) -> Iterator[Problem]:
     """Expert biases need sigmoid scores, and coefficients what they belong to.
 
     Source: transformer/transformer_config.py, __post_init__. Keys that have no effect are errors here, and ignored by
     Core.
     """
     if facts.model.num_moe_experts is not None:
-        yield from in_model(_balancing_problems(facts.model))
+        yield from _balancing_problems(facts.model)
 
 
-def _balancing_problems(model: ModelConfig) -> Iterator[Mistake]:
+def _balancing_problems(model: ModelConfig) -> Iterator[Problem]:
     if model.moe_router_enable_expert_bias and model.moe_router_score_function != "sigmoid":
         reason = f"requires moe_router_score_function = sigmoid, but it is {model.moe_router_score_function}"
-        yield "moe_router_enable_expert_bias", reason, "set moe_router_score_function to sigmoid"
+        yield Problem(
+            "model.moe_router_enable_expert_bias", reason, "set moe_router_score_function to sigmoid"
+        )
     if not model.moe_router_enable_expert_bias:
         needed = "set moe_router_enable_expert_bias to true"
         why = "moe_router_enable_expert_bias is false"
         yield from unused_keys(model, ("moe_router_bias_update_rate",), why, needed)
     if model.moe_router_load_balancing_type == "none" and model.moe_aux_loss_coeff > 0:
         reason = "has no effect, because moe_router_load_balancing_type is none"
-        yield "moe_aux_loss_coeff", reason, "set moe_router_load_balancing_type to aux_loss, or use 0"
+        yield Problem(
+            "model.moe_aux_loss_coeff", reason, "set moe_router_load_balancing_type to aux_loss, or use 0"
+        )
 
 
-def capacity_is_reached(facts: Facts) -> Iterator[Violation]:
+def capacity_is_reached(facts: Facts) -> Iterator[Problem]:
     """Padding and dropping need a capacity that tokens can exceed.
 
     Sources: transformer/transformer_config.py, __post_init__; transformer/moe/moe_utils.py, get_capacity and permute.
     """
     if facts.model.num_moe_experts is not None:
-        yield from in_model(_capacity_problems(facts.model, facts.model.num_moe_experts))
+        yield from _capacity_problems(facts.model, facts.model.num_moe_experts)
 
 
-def _capacity_problems(model: ModelConfig, experts: int) -> Iterator[Mistake]:
+def _capacity_problems(model: ModelConfig, experts: int) -> Iterator[Problem]:
     factor, topk = model.moe_expert_capacity_factor, model.moe_router_topk
     if factor is None:
         if model.moe_pad_expert_input_to_capacity:
             advice = "set moe_expert_capacity_factor"
-            yield "moe_pad_expert_input_to_capacity", "requires moe_expert_capacity_factor", advice
+            yield Problem(
+                "model.moe_pad_expert_input_to_capacity", "requires moe_expert_capacity_factor", advice
+            )
         needed = "set moe_expert_capacity_factor"
         yield from unused_keys(
             model, ("moe_token_drop_policy",), "moe_expert_capacity_factor is null", needed
@@ -164,10 +177,10 @@ def _capacity_problems(model: ModelConfig, experts: int) -> Iterator[Mistake]:
         reason = (
             f"results in a capacity of {factor * topk / experts:g} times the tokens, which is never reached"
         )
-        yield "moe_expert_capacity_factor", reason, f"use at most {experts / topk:g}, or null"
+        yield Problem("model.moe_expert_capacity_factor", reason, f"use at most {experts / topk:g}, or null")
 
 
-def layout_of_experts_needs_experts(facts: Facts) -> Iterator[Violation]:
+def layout_of_experts_needs_experts(facts: Facts) -> Iterator[Problem]:
     """EP > 1 needs num_moe_experts (transformer/transformer_config.py, __post_init__). The other keys would be
     ignored."""
     if facts.model.num_moe_experts is None:
@@ -175,18 +188,18 @@ def layout_of_experts_needs_experts(facts: Facts) -> Iterator[Violation]:
         yield from unread(facts, LAYOUT_KEYS, reason)
 
 
-def expert_parallel_divides_experts(facts: Facts) -> Iterator[Violation]:
+def expert_parallel_divides_experts(facts: Facts) -> Iterator[Problem]:
     """num_moe_experts % EP == 0 (transformer/moe/moe_layer.py, BaseMoELayer)."""
     experts, size = facts.model.num_moe_experts, facts.parallelism.expert_model_parallel_size
     if experts is not None and experts % size:
-        yield Violation(
+        yield Problem(
             path=EP,
             reason=f"does not divide model.num_moe_experts = {experts} ({experts} / {size})",
             candidates=divisors(experts, near=size),
         )
 
 
-def expert_layout_divides_world(facts: Facts) -> Iterator[Violation]:
+def expert_layout_divides_world(facts: Facts) -> Iterator[Problem]:
     """world_size % (ETP x EP x PP) == 0 (parallel_state.py, initialize_model_parallel).
 
     The expert ranks of a pipeline stage are its TP x CP x DP ranks, divided differently.
@@ -203,56 +216,56 @@ def expert_layout_divides_world(facts: Facts) -> Iterator[Violation]:
     else:
         path = ETP
         candidates = [d for d in divisors(axes.tensor_model_parallel_size, near=tensor) if stage % d == 0]
-    yield Violation(
+    yield Problem(
         path=path,
         reason=f"results in ETP x EP = {tensor} x {size} = {tensor * size}, which does not divide the "
         f"{counted(stage, 'rank')} of a pipeline stage ({stage} / {tensor * size})",
         candidates=candidates,
-        advice=f"set {ETP} to 1" if path == EP and tensor > 1 and stage % size == 0 else "",
+        hint=f"set {ETP} to 1" if path == EP and tensor > 1 and stage % size == 0 else "",
     )
 
 
-def optimizer_instances_divide_expert_ranks(facts: Facts) -> Iterator[Violation]:
+def optimizer_instances_divide_expert_ranks(facts: Facts) -> Iterator[Problem]:
     """Expert DP % num_distributed_optimizer_instances == 0 (parallel_state.py, initialize_model_parallel)."""
     ranks, instances = facts.expert_data_parallel_size, facts.parallelism.num_distributed_optimizer_instances
     if ranks is not None and ranks % instances:
         holders = "1 rank that holds" if ranks == 1 else f"{ranks} ranks that hold"
-        yield Violation(
+        yield Problem(
             path="parallelism.num_distributed_optimizer_instances",
             reason=f"does not divide the {holders} the same experts ({ranks} / {instances})",
             candidates=divisors(ranks, near=instances),
         )
 
 
-def expert_tensor_parallel_divides_experts(facts: Facts) -> Iterator[Violation]:
+def expert_tensor_parallel_divides_experts(facts: Facts) -> Iterator[Problem]:
     """moe_ffn_hidden_size % ETP == 0 (tensor_parallel/layers.py, asserted by `divide`)."""
     width, size = facts.resolved_model.moe_ffn_hidden_size, expert_tensor_parallel_size(facts.parallelism)
     if width is not None and width % size:
-        yield Violation(
+        yield Problem(
             path=TP if facts.parallelism.expert_tensor_parallel_size is None else ETP,
             reason=f"does not divide model.moe_ffn_hidden_size = {width} ({width} / {size})",
             candidates=divisors(width, near=size),
         )
 
 
-def tensor_parallel_divides_shared_experts(facts: Facts) -> Iterator[Violation]:
+def tensor_parallel_divides_shared_experts(facts: Facts) -> Iterator[Problem]:
     """moe_shared_expert_intermediate_size % TP == 0 (tensor_parallel/layers.py, asserted by `divide`)."""
     size = facts.parallelism.tensor_model_parallel_size
     width = facts.model.moe_shared_expert_intermediate_size
     if width is not None and width % size:
-        yield Violation(
+        yield Problem(
             path=TP,
             reason=f"does not divide model.moe_shared_expert_intermediate_size = {width} ({width} / {size})",
             candidates=divisors(width, near=size),
         )
 
 
-def experts_with_tensor_parallel_need_sequence_parallel(facts: Facts) -> Iterator[Violation]:
+def experts_with_tensor_parallel_need_sequence_parallel(facts: Facts) -> Iterator[Problem]:
     """TP > 1 with experts needs sequence_parallel (transformer/moe/moe_layer.py, MoELayer.forward)."""
     axes = facts.parallelism
     if facts.model.num_moe_experts is None or axes.sequence_parallel or axes.tensor_model_parallel_size == 1:
         return
-    yield Violation(
+    yield Problem(
         path="parallelism.sequence_parallel",
         reason=f"does not work with experts and TP = {axes.tensor_model_parallel_size}, because all tensor-parallel "
         "ranks would send the same tokens to the experts",
@@ -260,19 +273,19 @@ def experts_with_tensor_parallel_need_sequence_parallel(facts: Facts) -> Iterato
     )
 
 
-def expert_biases_need_undivided_experts(facts: Facts) -> Iterator[Violation]:
+def expert_biases_need_undivided_experts(facts: Facts) -> Iterator[Problem]:
     """add_bias_linear needs ETP = 1 (transformer/transformer_config.py, __post_init__)."""
     size = expert_tensor_parallel_size(facts.parallelism)
     if facts.model.num_moe_experts is not None and facts.model.add_bias_linear and size > 1:
-        yield Violation(
+        yield Problem(
             path="model.add_bias_linear",
             reason=f"is not supported for experts that {counted(size, 'rank')} share (ETP = {size})",
             candidates=[False],
-            advice=f"set {ETP} to 1",
+            hint=f"set {ETP} to 1",
         )
 
 
-def grouped_products_need_transformer_engine(facts: Facts) -> Iterator[Violation]:
+def grouped_products_need_transformer_engine(facts: Facts) -> Iterator[Problem]:
     """moe_grouped_gemm needs Transformer Engine, and no biases.
 
     Core 0.16.1 has no other grouped product that is still maintained (extensions/transformer_engine_spec_provider.py,
@@ -285,7 +298,7 @@ def grouped_products_need_transformer_engine(facts: Facts) -> Iterator[Violation
         (facts.model.add_bias_linear, "does not support model.add_bias_linear = true"),
     ):
         if is_missing:
-            yield Violation(
+            yield Problem(
                 path=GROUPED_GEMM,
                 reason=why,
                 candidates=[None],
@@ -293,20 +306,20 @@ def grouped_products_need_transformer_engine(facts: Facts) -> Iterator[Violation
             return
 
 
-def balancing_loss_has_a_coefficient(facts: Facts) -> Iterator[Violation]:
+def balancing_loss_has_a_coefficient(facts: Facts) -> Iterator[Problem]:
     """seq_aux_loss needs moe_aux_loss_coeff (hpcgen's rule: it would have no effect)."""
     model = facts.model
     is_chosen = model.num_moe_experts is not None and model.moe_router_load_balancing_type == "seq_aux_loss"
     if is_chosen and model.moe_aux_loss_coeff == 0:
-        yield Violation(
+        yield Problem(
             path="model.moe_router_load_balancing_type",
             reason=f"has no effect, because {COEFFICIENT} is 0",
             candidates=["none"],
-            advice="set moe_aux_loss_coeff",
+            hint="set moe_aux_loss_coeff",
         )
 
 
-def experts_stay_in_node(facts: Facts) -> Iterator[Violation]:
+def experts_stay_in_node(facts: Facts) -> Iterator[Problem]:
     """EP x ETP <= the devices connected by NVLink (hpcgen's rule).
 
     Every MoE layer exchanges each token moe_router_topk times in both directions. An H100 node has 450 GB/s per GPU and
@@ -318,18 +331,18 @@ def experts_stay_in_node(facts: Facts) -> Iterator[Violation]:
     size = axes.expert_model_parallel_size
     if experts is None or size == 1 or tensor * size <= node:
         return
-    yield Violation(
+    yield Problem(
         path=EP,
         reason=f"results in EP x ETP = {size} x {tensor} = {size * tensor}, more than the {facts.devices_of_node} of "
         f"a node, so every MoE layer sends {facts.model.moe_router_topk} copies of each token over the network and "
         "back",
         candidates=[d for d in divisors(experts, near=size) if d * tensor <= node],
         offers=1,
-        advice="ignore this warning if the experts do not fit in a node",
+        hint="ignore this warning if the experts do not fit in a node",
     )
 
 
-def load_is_balanced(facts: Facts) -> Iterator[Violation]:
+def load_is_balanced(facts: Facts) -> Iterator[Problem]:
     """Something balances the load (hpcgen's rule; Fedus et al., arXiv 2101.03961, section 2.2).
 
     Without it, routers prefer the experts that they have trained, and the others are never used.
@@ -338,11 +351,11 @@ def load_is_balanced(facts: Facts) -> Iterator[Violation]:
     if model.num_moe_experts is None or model.moe_router_load_balancing_type == "none":
         return
     if model.moe_aux_loss_coeff == 0 and not model.moe_router_enable_expert_bias:
-        yield Violation(
+        yield Problem(
             path=COEFFICIENT,
             reason="balances nothing, so a few experts may process all tokens",
             candidates=[0.01],
-            advice="set moe_router_load_balancing_type to none if this is intended",
+            hint="set moe_router_load_balancing_type to none if this is intended",
         )
 
 

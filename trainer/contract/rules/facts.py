@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -20,12 +20,12 @@ from trainer.contract.config import (
     TrainingConfig,
 )
 from trainer.contract.config.resolve import resolve_model, resolve_optimizer
-from trainer.contract.config.unused_keys import Mistake
 from trainer.contract.evaluation import EvaluationSettings
 from trainer.contract.model.experts import moe_layer_pattern
 from trainer.contract.model.layout import Layout, expert_data_parallel_size
 from trainer.contract.model.pipeline import chunk_layers
 from trainer.contract.model.ranks import model_parallel_size
+from trainer.contract.problem import Problem
 from trainer.contract.wording import counted
 
 
@@ -146,38 +146,19 @@ class Facts:
         return dataclasses.replace(self, **{section_name: section})
 
 
-@dataclass(frozen=True, kw_only=True)
-class Violation:
-    """A problem without its hint.
-
-    `candidates` are values for `path` that may satisfy the rule, best first. Those that satisfy all rules become the
-    hint, at most `offers` of them. `advice` is an alternative.
-    """
-
-    path: str
-    reason: str
-    candidates: Sequence[object] = ()
-    offers: int = 6
-    advice: str = ""
+Rule = Callable[[Facts], Iterator[Problem]]
 
 
-Rule = Callable[[Facts], Iterator[Violation]]
-
-
-def unread(facts: Facts, paths: Sequence[str], reason: str, advice: str = "") -> Iterator[Violation]:
-    """Yields violations for keys ("section.key") that have no effect here but differ from their defaults."""
+def unread(
+    facts: Facts, paths: Sequence[str], reason: str, hint: str = "", about: tuple[str, ...] = ()
+) -> Iterator[Problem]:
+    """Yields problems for keys ("section.key") that have no effect here but differ from their defaults."""
     for path in paths:
         section_name, key = path.split(".")
         section = getattr(facts, section_name)
         [default] = (field.default for field in dataclasses.fields(section) if field.name == key)
         if getattr(section, key) != default:
-            yield Violation(path=path, reason=reason, candidates=[default], advice=advice)
-
-
-def in_model(mistakes: Iterable[Mistake]) -> Iterator[Violation]:
-    """Yields mistakes in keys of the section `model` as violations."""
-    for key, reason, advice in mistakes:
-        yield Violation(path=f"model.{key}", reason=reason, advice=advice)
+            yield Problem(path, reason, hint, about=about, candidates=[default])
 
 
 def divisors(number: int, near: int) -> list[int]:

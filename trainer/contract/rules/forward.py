@@ -5,42 +5,43 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trainer.contract.model.experts import expert_tensor_parallel_size
+from trainer.contract.problem import Problem
 from trainer.contract.rules import experts, parallelism
-from trainer.contract.rules.facts import Facts, Rule, Violation, divisors
+from trainer.contract.rules.facts import Facts, Rule, divisors
 from trainer.contract.rules.parallelism import PP, TP
 
 
-def tensor_parallel_divides_query_groups(facts: Facts) -> Iterator[Violation]:
+def tensor_parallel_divides_query_groups(facts: Facts) -> Iterator[Problem]:
     """num_query_groups % TP == 0, because each rank caches its own keys and values (trainer/inference/attention.py)."""
     size, groups = facts.parallelism.tensor_model_parallel_size, facts.resolved_model.num_query_groups
     assert groups is not None
     if groups % size:
-        yield Violation(
+        yield Problem(
             path=TP,
             reason=f"does not divide model.num_query_groups = {groups} ({groups} / {size})",
             candidates=divisors(groups, near=size),
         )
 
 
-def stages_have_layers(facts: Facts) -> Iterator[Violation]:
+def stages_have_layers(facts: Facts) -> Iterator[Problem]:
     """PP <= num_layers. The stages may have different numbers of layers (trainer/inference/checkpoint.py)."""
     layers, stages = facts.model.num_layers, facts.parallelism.pipeline_model_parallel_size
     if stages > layers:
-        yield Violation(path=PP, reason=f"is more than model.num_layers = {layers}", candidates=[layers])
+        yield Problem(path=PP, reason=f"is more than model.num_layers = {layers}", candidates=[layers])
 
 
-def experts_with_biases_are_whole(facts: Facts) -> Iterator[Violation]:
+def experts_with_biases_are_whole(facts: Facts) -> Iterator[Problem]:
     """TP = 1 for experts with biases, since the ranks of a replica share each expert.
 
     Source: megatron/core/transformer/transformer_config.py, __post_init__.
     """
     size = expert_tensor_parallel_size(facts.parallelism)
     if facts.model.num_moe_experts is not None and facts.model.add_bias_linear and size > 1:
-        yield Violation(
+        yield Problem(
             path=TP,
             reason="divides the experts, which is not supported with model.add_bias_linear = true",
             candidates=[1],
-            advice="divide the model with pipeline stages",
+            hint="divide the model with pipeline stages",
         )
 
 

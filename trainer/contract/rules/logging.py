@@ -4,50 +4,51 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trainer.contract.rules.facts import Facts, Rule, Violation, unread
+from trainer.contract.problem import Problem
+from trainer.contract.rules.facts import Facts, Rule, unread
 
 
-def profile_ends_after_its_start(facts: Facts) -> Iterator[Violation]:
+def profile_ends_after_its_start(facts: Facts) -> Iterator[Problem]:
     """profile_step_start < profile_step_end, and within the run."""
     start, end = facts.logging.profile_step_start, facts.logging.profile_step_end
     if start is None:
         reason = "has no effect, because logging.profile_step_start is null"
         yield from unread(facts, ["logging.profile_step_end", "logging.profile_ranks"], reason)
     if start is not None and end is not None and end <= start:
-        yield Violation(
+        yield Problem(
             path="logging.profile_step_end",
             reason=f"must be greater than logging.profile_step_start = {start}",
             candidates=[start + 2],
         )
     last = facts.training.train_iters
     if start is not None and start >= last:
-        yield Violation(
+        yield Problem(
             path="logging.profile_step_start",
             reason=f"must be less than training.train_iters = {last}",
             candidates=[max(0, last - 2)],
         )
 
 
-def profiled_ranks_exist(facts: Facts) -> Iterator[Violation]:
+def profiled_ranks_exist(facts: Facts) -> Iterator[Problem]:
     """profile_ranks are below the world size."""
     size = facts.world.size
     beyond = [rank for rank in facts.logging.profile_ranks if rank >= size]
     if facts.logging.profile_step_start is not None and beyond:
-        yield Violation(
+        yield Problem(
             path="logging.profile_ranks",
             reason=f"contains rank {beyond[0]}, but the last of {facts.world} is rank {size - 1}",
             candidates=[tuple(rank for rank in facts.logging.profile_ranks if rank < size) or (0,)],
         )
 
 
-def memory_history_needs_profile(facts: Facts) -> Iterator[Violation]:
+def memory_history_needs_profile(facts: Facts) -> Iterator[Problem]:
     """record_memory_history needs a profile."""
     if facts.logging.profile_step_start is None:
         reason = "is written at the end of a profile, but logging.profile_step_start is null"
         yield from unread(facts, ["logging.record_memory_history"], reason, "set logging.profile_step_start")
 
 
-def names_in_wandb_need_project(facts: Facts) -> Iterator[Violation]:
+def names_in_wandb_need_project(facts: Facts) -> Iterator[Problem]:
     """wandb_entity and wandb_exp_name need wandb_project."""
     if facts.logging.wandb_project is None:
         reason = "has no effect, because logging.wandb_project is null"

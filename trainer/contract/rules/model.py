@@ -13,11 +13,11 @@ from trainer.contract.attention import attention_of, attention_problems
 from trainer.contract.code.imports import IMPORT_PATH
 from trainer.contract.config import RopeScaling
 from trainer.contract.config.resolve import YARN_BETA_FAST, YARN_BETA_SLOW, pad_vocab_size
-from trainer.contract.config.unused_keys import Mistake
-from trainer.contract.rules.facts import Facts, Rule, Violation, divisors, in_model, unread
+from trainer.contract.problem import Problem
+from trainer.contract.rules.facts import Facts, Rule, divisors, unread
 
 
-def heads_divide_hidden_size(facts: Facts) -> Iterator[Violation]:
+def heads_divide_hidden_size(facts: Facts) -> Iterator[Problem]:
     """hidden_size % num_attention_heads == 0 unless kv_channels is set, or the heads have widths of their own.
 
     Source: megatron/training/arguments.py, validate_args.
@@ -28,7 +28,7 @@ def heads_divide_hidden_size(facts: Facts) -> Iterator[Violation]:
         and attention_of(model).has_complete_heads
         and model.hidden_size % model.num_attention_heads
     ):
-        yield Violation(
+        yield Problem(
             path="model.num_attention_heads",
             reason=f"does not divide model.hidden_size = {model.hidden_size} "
             f"({model.hidden_size} / {model.num_attention_heads}), and model.kv_channels is null",
@@ -37,7 +37,7 @@ def heads_divide_hidden_size(facts: Facts) -> Iterator[Violation]:
         )
 
 
-def query_groups_divide_heads(facts: Facts) -> Iterator[Violation]:
+def query_groups_divide_heads(facts: Facts) -> Iterator[Problem]:
     """num_attention_heads % num_query_groups == 0.
 
     Source: megatron/core/transformer/attention.py, get_query_key_value_tensors, which rounds down and then fails
@@ -45,7 +45,7 @@ def query_groups_divide_heads(facts: Facts) -> Iterator[Violation]:
     """
     model = facts.model
     if model.num_query_groups is not None and model.num_attention_heads % model.num_query_groups:
-        yield Violation(
+        yield Problem(
             path="model.num_query_groups",
             reason=f"does not divide model.num_attention_heads = {model.num_attention_heads} "
             f"({model.num_attention_heads} / {model.num_query_groups})",
@@ -53,7 +53,7 @@ def query_groups_divide_heads(facts: Facts) -> Iterator[Violation]:
         )
 
 
-def rotary_head_width_is_even(facts: Facts) -> Iterator[Violation]:
+def rotary_head_width_is_even(facts: Facts) -> Iterator[Problem]:
     """kv_channels % 2 == 0 with rope, if it rotates complete heads. `keys_fit_attention` checks other widths.
 
     Source: megatron/core/models/common/embeddings/rope_utils.py, _rotate_half.
@@ -65,13 +65,13 @@ def rotary_head_width_is_even(facts: Facts) -> Iterator[Violation]:
     if not is_rotated or width % 2 == 0:
         return
     if model.kv_channels is not None:
-        yield Violation(
+        yield Problem(
             path="model.kv_channels",
             reason="is odd, but position_embedding_type = rope rotates channels in pairs",
             candidates=[width - 1, width + 1] if width > 1 else [2],
         )
     else:
-        yield Violation(
+        yield Problem(
             path="model.num_attention_heads",
             reason=f"results in heads of {width} channels ({model.hidden_size} / {model.num_attention_heads}), "
             "but position_embedding_type = rope rotates channels in pairs",
@@ -80,7 +80,7 @@ def rotary_head_width_is_even(facts: Facts) -> Iterator[Violation]:
         )
 
 
-def rotary_base_needs_rope(facts: Facts) -> Iterator[Violation]:
+def rotary_base_needs_rope(facts: Facts) -> Iterator[Problem]:
     """rotary_base needs rope (hpcgen's rule: it would have no effect)."""
     kind = facts.model.position_embedding_type
     if kind != "rope":
@@ -88,66 +88,66 @@ def rotary_base_needs_rope(facts: Facts) -> Iterator[Violation]:
         yield from unread(facts, ["model.rotary_base"], reason, "set position_embedding_type to rope")
 
 
-def positions_cover_sequence(facts: Facts) -> Iterator[Violation]:
+def positions_cover_sequence(facts: Facts) -> Iterator[Problem]:
     """max_position_embeddings >= seq_length (megatron/training/arguments.py, validate_args)."""
     model = facts.model
     if model.max_position_embeddings is not None and model.max_position_embeddings < model.seq_length:
-        yield Violation(
+        yield Problem(
             path="model.max_position_embeddings",
             reason=f"is less than model.seq_length = {model.seq_length}",
             candidates=[model.seq_length],
-            advice="reduce seq_length",
+            hint="reduce seq_length",
         )
 
 
-def padded_vocabulary_covers_vocabulary(facts: Facts) -> Iterator[Violation]:
+def padded_vocabulary_covers_vocabulary(facts: Facts) -> Iterator[Problem]:
     """padded_vocab_size >= vocab_size (hpcgen's rule: every token needs a row of the embedding)."""
     padded, vocab_size = facts.model.padded_vocab_size, facts.model.vocab_size
     if padded is not None and vocab_size is not None and padded < vocab_size:
-        yield Violation(
+        yield Problem(
             path="model.padded_vocab_size",
             reason=f"is less than model.vocab_size = {vocab_size}",
             candidates=[pad_vocab_size(vocab_size)],
-            advice="set it to null, which pads vocab_size to a multiple of 128",
+            hint="set it to null, which pads vocab_size to a multiple of 128",
         )
 
 
-def activation_is_used(facts: Facts) -> Iterator[Violation]:
+def activation_is_used(facts: Facts) -> Iterator[Problem]:
     """swiglu has its own activation function (hpcgen's rule: unused keys are errors)."""
     if facts.model.swiglu and facts.model.activation_func is not None:
-        yield Violation(
+        yield Problem(
             path="model.activation_func",
             reason="has no effect, because swiglu = true uses SiLU",
-            advice="set swiglu to false or remove it",
+            hint="set swiglu to false or remove it",
         )
 
 
-def keys_fit_attention(facts: Facts) -> Iterator[Violation]:
+def keys_fit_attention(facts: Facts) -> Iterator[Problem]:
     """Keys of a kind of attention need it, and others do not contradict it (trainer/contract/attention)."""
-    yield from in_model(attention_problems(facts.model))
+    yield from attention_problems(facts.model)
 
 
-def scaling_needs_rope(facts: Facts) -> Iterator[Violation]:
+def scaling_needs_rope(facts: Facts) -> Iterator[Problem]:
     """rope_scaling needs rope."""
     if facts.model.rope_scaling is not None:
         yield from requires_rope(facts, "rope_scaling")
 
 
-def requires_rope(facts: Facts, key: str) -> Iterator[Violation]:
+def requires_rope(facts: Facts, key: str) -> Iterator[Problem]:
     """A violation if the positions are learned."""
     kind = facts.model.position_embedding_type
     if kind != "rope":
-        yield Violation(
+        yield Problem(
             path=f"model.{key}",
             reason=f"requires position_embedding_type = rope, but it is {kind}",
-            advice=f"set position_embedding_type to rope or remove {key}",
+            hint=f"set position_embedding_type to rope or remove {key}",
         )
 
 
-def scaling_has_its_keys(facts: Facts) -> Iterator[Violation]:
+def scaling_has_its_keys(facts: Facts) -> Iterator[Problem]:
     """rope_scaling has the keys of its rope_type, and no others (transformers, modeling_rope_utils.py)."""
     if facts.model.rope_scaling is not None:
-        yield from in_model(_scaling_problems(facts.model.rope_scaling))
+        yield from _scaling_problems(facts.model.rope_scaling)
 
 
 ROPE_SCALING_KEYS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -161,32 +161,32 @@ ROPE_SCALING_KEYS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 """Keys of each rope_type besides factor: required and optional. Source: transformers' modeling_rope_utils.py."""
 
 
-def _scaling_problems(scaling: RopeScaling) -> Iterator[Mistake]:
+def _scaling_problems(scaling: RopeScaling) -> Iterator[Problem]:
     kind = scaling.rope_type
     required, optional = ROPE_SCALING_KEYS[kind]
     if missing := [key for key in required if getattr(scaling, key) is None]:
         reason = f"has no {', '.join(missing)}, which rope_type = {kind} requires"
         extends = missing == ["original_max_position_embeddings"]
         own = "set it to the seq_length of the first training, or " if extends else ""
-        yield "rope_scaling", reason, f"{own}take the value from the model's config.json"
+        yield Problem("model.rope_scaling", reason, f"{own}take the value from the model's config.json")
     for field in dataclasses.fields(scaling):
         is_used = field.name in ("rope_type", "factor", *required, *optional)
         if not is_used and getattr(scaling, field.name) is not None:
-            yield f"rope_scaling.{field.name}", f"is not used by rope_type = {kind}", "remove it"
+            yield Problem(
+                f"model.rope_scaling.{field.name}", f"is not used by rope_type = {kind}", "remove it"
+            )
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     if low is not None and high is not None and low >= high:
         reason = f"must be greater than low_freq_factor = {low:g}"
-        yield (
-            "rope_scaling.high_freq_factor",
-            reason,
-            f"use more than {low:g}",
-        )
+        yield Problem("model.rope_scaling.high_freq_factor", reason, f"use more than {low:g}")
     slow, fast = scaling.beta_slow or YARN_BETA_SLOW, scaling.beta_fast or YARN_BETA_FAST
     if fast < slow:
-        yield "rope_scaling.beta_fast", f"must be at least beta_slow = {slow:g}", f"use {slow:g} or more"
+        yield Problem(
+            "model.rope_scaling.beta_fast", f"must be at least beta_slow = {slow:g}", f"use {slow:g} or more"
+        )
 
 
-def yarn_uses_its_scales(facts: Facts) -> Iterator[Violation]:
+def yarn_uses_its_scales(facts: Facts) -> Iterator[Problem]:
     """mscale and mscale_all_dim are both above 0, without attention_factor (hpcgen's rule).
 
     Otherwise they have no effect, as in transformers (modeling_rope_utils.py, _compute_yarn_parameters). Other
@@ -200,20 +200,20 @@ def yarn_uses_its_scales(facts: Facts) -> Iterator[Violation]:
     if given is None:
         return
     if scaling.attention_factor is not None:
-        yield Violation(
+        yield Problem(
             path=f"model.rope_scaling.{given}",
             reason="has no effect, because model.rope_scaling.attention_factor is set",
-            advice="remove one of the two",
+            hint="remove one of the two",
         )
     elif not all(scales.values()):
-        yield Violation(
+        yield Problem(
             path=f"model.rope_scaling.{given}",
             reason="has no effect unless both mscale and mscale_all_dim are above 0",
-            advice="set both, or remove it",
+            hint="set both, or remove it",
         )
 
 
-def yarn_reaches_sequence(facts: Facts) -> Iterator[Violation]:
+def yarn_reaches_sequence(facts: Facts) -> Iterator[Problem]:
     """factor x original_max_position_embeddings >= seq_length with YaRN, which stretches to that length.
 
     Source: transformers, modeling_rope_utils.py, which warns if the factor differs from that of the positions. The
@@ -224,26 +224,26 @@ def yarn_reaches_sequence(facts: Facts) -> Iterator[Violation]:
         return
     original = scaling.original_max_position_embeddings
     if scaling.factor * original < length:
-        yield Violation(
+        yield Problem(
             path="model.rope_scaling.factor",
             reason=f"extends {original} tokens to {scaling.factor * original:g}, but model.seq_length is {length}",
-            advice=f"use {length / original:g} or more",
+            hint=f"use {length / original:g} or more",
         )
 
 
-def architecture_is_an_import_path(facts: Facts) -> Iterator[Violation]:
+def architecture_is_an_import_path(facts: Facts) -> Iterator[Problem]:
     """layer_spec and model_provider are package.module:function or file.py:function (contract/code/imports.py)."""
     yield from import_path("model.layer_spec", facts.model.layer_spec)
     yield from import_path("model.model_provider", facts.model.model_provider)
 
 
-def import_path(path: str, value: str | None) -> Iterator[Violation]:
+def import_path(path: str, value: str | None) -> Iterator[Problem]:
     """Checks only the syntax, because the function may be available only where the job runs."""
     if value is not None and IMPORT_PATH.fullmatch(value) is None:
-        yield Violation(
+        yield Problem(
             path=path,
             reason="is not an import path",
-            advice="use package.module:function or file.py:function",
+            hint="use package.module:function or file.py:function",
         )
 
 

@@ -5,24 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trainer.contract.model.pipeline import mtp_chunk
-from trainer.contract.rules.facts import Facts, Rule, Violation, divisors, unread
+from trainer.contract.problem import Problem
+from trainer.contract.rules.facts import Facts, Rule, divisors, unread
 from trainer.contract.rules.model import requires_rope
 from trainer.contract.rules.parallelism import TP
 
 KEY = "model.mtp_num_layers"
 
 
-def mtp_needs_model_of_core(facts: Facts) -> Iterator[Violation]:
+def mtp_needs_model_of_core(facts: Facts) -> Iterator[Problem]:
     """No model_provider with MTP (trainer/model/build.py)."""
     if facts.model.mtp_num_layers is not None and facts.model.model_provider is not None:
-        yield Violation(
+        yield Problem(
             path=KEY,
             reason="requires Megatron-Core's GPTModel, but model.model_provider is set",
-            advice="remove one of them",
+            hint="remove one of them",
         )
 
 
-def mtp_needs_rope(facts: Facts) -> Iterator[Violation]:
+def mtp_needs_rope(facts: Facts) -> Iterator[Problem]:
     """MTP needs rope, because the stages would not add up gradients of learned positions.
 
     Source: megatron/training/arguments.py, validate_args.
@@ -31,25 +32,25 @@ def mtp_needs_rope(facts: Facts) -> Iterator[Violation]:
         yield from requires_rope(facts, "mtp_num_layers")
 
 
-def mtp_weight_needs_mtp(facts: Facts) -> Iterator[Violation]:
+def mtp_weight_needs_mtp(facts: Facts) -> Iterator[Problem]:
     """mtp_loss_scaling_factor needs mtp_num_layers (hpcgen's rule: it would have no effect)."""
     if facts.model.mtp_num_layers is None:
         reason = f"has no effect, because {KEY} is null"
         yield from unread(facts, ["model.mtp_loss_scaling_factor"], reason, "set mtp_num_layers")
 
 
-def tensor_parallel_divides_mtp_projection(facts: Facts) -> Iterator[Violation]:
+def tensor_parallel_divides_mtp_projection(facts: Facts) -> Iterator[Problem]:
     """hidden_size % TP == 0 with MTP (megatron/core/transformer/multi_token_prediction.py, eh_proj)."""
     size, hidden = facts.parallelism.tensor_model_parallel_size, facts.model.hidden_size
     if facts.model.mtp_num_layers is not None and hidden % size:
-        yield Violation(
+        yield Problem(
             path=TP,
             reason=f"does not divide model.hidden_size = {hidden} ({hidden} / {size}), which {KEY} requires",
             candidates=divisors(hidden, near=size),
         )
 
 
-def mtp_is_recomputed_by_layer(facts: Facts) -> Iterator[Violation]:
+def mtp_is_recomputed_by_layer(facts: Facts) -> Iterator[Problem]:
     """Uniform recomputation of MTP needs recompute_num_layers = 1.
 
     Source: megatron/core/transformer/multi_token_prediction.py, _checkpointed_forward. With block, it does not
@@ -62,15 +63,15 @@ def mtp_is_recomputed_by_layer(facts: Facts) -> Iterator[Violation]:
         and training.recompute_method == "uniform"
         and training.recompute_num_layers not in (None, 1)
     ):
-        yield Violation(
+        yield Problem(
             path="training.recompute_num_layers",
             reason=f"must be 1 with {KEY} and recompute_method = uniform",
             candidates=[1],
-            advice="set recompute_method to block",
+            hint="set recompute_method to block",
         )
 
 
-def mtp_is_after_a_layer_of_the_user(facts: Facts) -> Iterator[Violation]:
+def mtp_is_after_a_layer_of_the_user(facts: Facts) -> Iterator[Problem]:
     """With layer_spec, the MTP layers follow a layer in their chunk, whose parts they have.
 
     Source: trainer/model/multi_token.py.
@@ -82,15 +83,15 @@ def mtp_is_after_a_layer_of_the_user(facts: Facts) -> Iterator[Violation]:
         and chunks
         and not chunks[mtp_chunk(facts.parallelism)]
     ):
-        yield Violation(
+        yield Problem(
             path="model.layer_spec",
             reason="would not change the MTP layers, which have the parts of the last layer on their pipeline stage, "
             "but there is none",
-            advice="move a layer to that stage",
+            hint="move a layer to that stage",
         )
 
 
-def mtp_has_no_communication_overlap(facts: Facts) -> Iterator[Violation]:
+def mtp_has_no_communication_overlap(facts: Facts) -> Iterator[Problem]:
     """No tp_comm_overlap with MTP.
 
     Source: megatron/core/extensions/transformer_engine.py, TELinear. In megatron-core 0.16, the projection of an MTP
@@ -98,7 +99,7 @@ def mtp_has_no_communication_overlap(facts: Facts) -> Iterator[Violation]:
     Engine does not know, which turns the overlap off for the layers that are built after it.
     """
     if facts.model.mtp_num_layers is not None and facts.parallelism.tp_comm_overlap:
-        yield Violation(
+        yield Problem(
             path="parallelism.tp_comm_overlap",
             reason=f"is not supported with {KEY} = {facts.model.mtp_num_layers}, because Transformer Engine has no "
             "buffer for the projection of an MTP layer",

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator
 
 from trainer.contract.attention import attention_of
 from trainer.contract.model.pipeline import split_problems, uneven_keys
 from trainer.contract.model.ranks import model_parallel_size
-from trainer.contract.rules.facts import Facts, Rule, Violation, divisors, multiples
+from trainer.contract.problem import Problem
+from trainer.contract.rules.facts import Facts, Rule, divisors, multiples
 
 TP = "parallelism.tensor_model_parallel_size"
 PP = "parallelism.pipeline_model_parallel_size"
@@ -16,12 +18,12 @@ VPP = "parallelism.virtual_pipeline_model_parallel_size"
 CP = "parallelism.context_parallel_size"
 
 
-def tensor_parallel_divides_heads(facts: Facts) -> Iterator[Violation]:
+def tensor_parallel_divides_heads(facts: Facts) -> Iterator[Problem]:
     """num_attention_heads % TP == 0 (megatron/core/transformer/transformer_config.py, __post_init__)."""
     yield from _tensor_parallel_divides(facts, "num_attention_heads", facts.model.num_attention_heads)
 
 
-def tensor_parallel_fits_query_groups(facts: Facts) -> Iterator[Violation]:
+def tensor_parallel_fits_query_groups(facts: Facts) -> Iterator[Problem]:
     """num_query_groups % TP == 0 or TP % num_query_groups == 0.
 
     Source: megatron/core/transformer/transformer_config.py, TransformerConfig.__post_init__.
@@ -30,7 +32,7 @@ def tensor_parallel_fits_query_groups(facts: Facts) -> Iterator[Violation]:
     groups = facts.resolved_model.num_query_groups
     assert groups is not None
     if groups % size and size % groups:
-        yield Violation(
+        yield Problem(
             path=TP,
             reason=f"neither divides model.num_query_groups = {groups} nor is a multiple of it "
             f"({groups} / {size})",
@@ -38,7 +40,7 @@ def tensor_parallel_fits_query_groups(facts: Facts) -> Iterator[Violation]:
         )
 
 
-def tensor_parallel_divides_projection(facts: Facts) -> Iterator[Violation]:
+def tensor_parallel_divides_projection(facts: Facts) -> Iterator[Problem]:
     """(num_attention_heads + 2 x num_query_groups) x kv_channels % TP == 0 (tensor_parallel/layers.py, `divide`).
 
     It only fails if TP > num_query_groups (megatron/core/transformer/attention.py, SelfAttention: linear_qkv). Latent
@@ -50,7 +52,7 @@ def tensor_parallel_divides_projection(facts: Facts) -> Iterator[Violation]:
     assert width is not None
     rows = (heads + 2 * groups) * width
     if attention_of(model).has_complete_heads and rows % size:
-        yield Violation(
+        yield Problem(
             path=TP,
             reason="does not divide (model.num_attention_heads + 2 x model.num_query_groups) x model.kv_channels = "
             f"({heads} + 2 x {groups}) x {width} = {rows} ({rows} / {size})",
@@ -58,7 +60,7 @@ def tensor_parallel_divides_projection(facts: Facts) -> Iterator[Violation]:
         )
 
 
-def tensor_parallel_divides_mlp(facts: Facts) -> Iterator[Violation]:
+def tensor_parallel_divides_mlp(facts: Facts) -> Iterator[Problem]:
     """ffn_hidden_size % TP == 0 in dense layers (megatron/core/tensor_parallel/layers.py, asserted by `divide`)."""
     ffn_hidden_size = facts.resolved_model.ffn_hidden_size
     assert ffn_hidden_size is not None
@@ -66,7 +68,7 @@ def tensor_parallel_divides_mlp(facts: Facts) -> Iterator[Violation]:
         yield from _tensor_parallel_divides(facts, "ffn_hidden_size", ffn_hidden_size)
 
 
-def tensor_parallel_divides_vocabulary(facts: Facts) -> Iterator[Violation]:
+def tensor_parallel_divides_vocabulary(facts: Facts) -> Iterator[Problem]:
     """padded_vocab_size % TP == 0 (megatron/core/tensor_parallel/utils.py, VocabUtility).
 
     Megatron-LM pads to a multiple of TP; here the padded size does not depend on the layout.
@@ -76,38 +78,38 @@ def tensor_parallel_divides_vocabulary(facts: Facts) -> Iterator[Violation]:
         yield from _tensor_parallel_divides(facts, "padded_vocab_size", padded_vocab_size)
 
 
-def _tensor_parallel_divides(facts: Facts, key: str, value: int) -> Iterator[Violation]:
+def _tensor_parallel_divides(facts: Facts, key: str, value: int) -> Iterator[Problem]:
     size = facts.parallelism.tensor_model_parallel_size
     if value % size:
-        yield Violation(
+        yield Problem(
             path=TP,
             reason=f"does not divide model.{key} = {value} ({value} / {size})",
             candidates=divisors(value, near=size),
         )
 
 
-def sequence_parallel_needs_tensor_parallel(facts: Facts) -> Iterator[Violation]:
+def sequence_parallel_needs_tensor_parallel(facts: Facts) -> Iterator[Problem]:
     """sequence_parallel needs TP > 1 (megatron/core/model_parallel_config.py, __post_init__).
 
     Megatron-LM's command line silently disables it; a run file must state what will run.
     """
     if facts.parallelism.sequence_parallel and facts.parallelism.tensor_model_parallel_size == 1:
-        yield Violation(
+        yield Problem(
             path="parallelism.sequence_parallel",
             reason=f"requires {TP} > 1, but it is 1",
             candidates=[False],
         )
 
 
-def pipeline_divides_layers(facts: Facts) -> Iterator[Violation]:
+def pipeline_divides_layers(facts: Facts) -> Iterator[Problem]:
     """num_layers % PP == 0 (megatron/core/transformer/transformer_block.py, get_num_layers_to_build)."""
     num_layers, stages = facts.model.num_layers, facts.parallelism.pipeline_model_parallel_size
     if num_layers % stages and not uneven_keys(facts.parallelism):
-        yield Violation(
+        yield Problem(
             path=PP,
             reason=f"does not divide model.num_layers = {num_layers} ({num_layers} / {stages})",
             candidates=divisors(num_layers, near=stages),
-            advice=_uneven_advice(num_layers, stages),
+            hint=_uneven_advice(num_layers, stages),
         )
 
 
@@ -123,18 +125,12 @@ def _uneven_advice(num_layers: int, stages: int) -> str:
     return "divide the layers unevenly with pipeline_model_parallel_layout"
 
 
-def uneven_pipeline_has_all_layers(facts: Facts) -> Iterator[Violation]:
+def uneven_pipeline_has_all_layers(facts: Facts) -> Iterator[Problem]:
     """The keys for an uneven pipeline divide all layers (sources: trainer.contract.model.pipeline)."""
-    for key, reason, hint in split_problems(
-        facts.model.num_layers, facts.parallelism, facts.model.mtp_num_layers
-    ):
-        yield Violation(
-            path=f"parallelism.{key}",
-            reason=reason,
-            candidates=_counts_that_fit(facts, key) if key.startswith("num_layers") else (),
-            advice=hint,
-            offers=4,
-        )
+    for problem in split_problems(facts.model.num_layers, facts.parallelism, facts.model.mtp_num_layers):
+        key = problem.path.removeprefix("parallelism.")
+        counts = _counts_that_fit(facts, key) if key.startswith("num_layers") else ()
+        yield dataclasses.replace(problem, candidates=counts, offers=4)
 
 
 def _counts_that_fit(facts: Facts, key: str) -> list[int]:
@@ -146,20 +142,20 @@ def _counts_that_fit(facts: Facts, key: str) -> list[int]:
     return sorted(fitting, key=lambda count: abs(count - given))
 
 
-def interleaving_needs_pipeline(facts: Facts) -> Iterator[Violation]:
+def interleaving_needs_pipeline(facts: Facts) -> Iterator[Problem]:
     """VPP > 1 needs PP > 1 (megatron/core/parallel_state.py, initialize_model_parallel).
 
     Megatron-LM requires PP > 2 without overlapped pipeline communication; the trainer always overlaps it.
     """
     if facts.num_chunks > 1 and facts.parallelism.pipeline_model_parallel_size == 1:
-        yield Violation(
+        yield Problem(
             path=VPP,
             reason=f"requires {PP} > 1, but it is 1",
             candidates=[None],
         )
 
 
-def chunks_divide_stage(facts: Facts) -> Iterator[Violation]:
+def chunks_divide_stage(facts: Facts) -> Iterator[Problem]:
     """(num_layers / PP) % VPP == 0.
 
     Source: megatron/core/transformer/transformer_block.py, get_num_layers_to_build.
@@ -169,7 +165,7 @@ def chunks_divide_stage(facts: Facts) -> Iterator[Violation]:
     if uneven_keys(facts.parallelism):
         return
     if layers_left == 0 and layers_per_stage % facts.num_chunks:
-        yield Violation(
+        yield Problem(
             path=VPP,
             reason=f"does not divide the layers of a stage, model.num_layers / {PP} = "
             f"{facts.model.num_layers} / {stages} = {layers_per_stage} "
@@ -178,14 +174,14 @@ def chunks_divide_stage(facts: Facts) -> Iterator[Violation]:
         )
 
 
-def context_parallel_divides_sequence(facts: Facts) -> Iterator[Violation]:
+def context_parallel_divides_sequence(facts: Facts) -> Iterator[Problem]:
     """seq_length % (2 x CP) == 0 when CP > 1 (megatron/training/arguments.py, validate_args).
 
     Each rank takes one slice from the front and one from the back, which balances the work of the causal mask.
     """
     seq_length, size = facts.model.seq_length, facts.parallelism.context_parallel_size
     if size > 1 and seq_length % (2 * size):
-        yield Violation(
+        yield Problem(
             path=CP,
             reason=f"divides each sequence into 2 x {size} slices, but model.seq_length = {seq_length} "
             f"is not a multiple of {2 * size} ({seq_length} / {2 * size})",
@@ -193,12 +189,12 @@ def context_parallel_divides_sequence(facts: Facts) -> Iterator[Violation]:
         )
 
 
-def sequence_parallel_divides_sequence(facts: Facts) -> Iterator[Violation]:
+def sequence_parallel_divides_sequence(facts: Facts) -> Iterator[Problem]:
     """seq_length % (CP x TP) == 0 with sequence_parallel (hpcgen's rule: Core's first reduce-scatter fails)."""
     axes = facts.parallelism
     ranks = axes.context_parallel_size * axes.tensor_model_parallel_size
     if axes.sequence_parallel and facts.model.seq_length % ranks:
-        yield Violation(
+        yield Problem(
             path="model.seq_length",
             reason=f"is not a multiple of CP x TP = {axes.context_parallel_size} x "
             f"{axes.tensor_model_parallel_size} = {ranks}, which parallelism.sequence_parallel = true requires "
@@ -208,7 +204,7 @@ def sequence_parallel_divides_sequence(facts: Facts) -> Iterator[Violation]:
         )
 
 
-def model_parallel_divides_world(facts: Facts) -> Iterator[Violation]:
+def model_parallel_divides_world(facts: Facts) -> Iterator[Problem]:
     """world_size % (TP x PP x CP) == 0; the quotient is DP.
 
     Source: megatron/core/parallel_state.py, initialize_model_parallel.
@@ -222,18 +218,18 @@ def model_parallel_divides_world(facts: Facts) -> Iterator[Violation]:
     if facts.device == "cpu" and facts.world.path.endswith(".nodes"):
         tasks = needed // math.gcd(needed, facts.world.count)
         more_tasks = f"set {facts.world.path.replace('.nodes', '.ntasks_per_node')} to {tasks}, or "
-    yield Violation(
+    yield Problem(
         path=facts.world.path,
         reason=f"results in {facts.world}, which TP x PP x CP = {axes.tensor_model_parallel_size} x "
         f"{axes.pipeline_model_parallel_size} x {axes.context_parallel_size} = {needed} does not divide "
         f"({facts.world.size} / {needed})",
         candidates=multiples(unit, near=facts.world.count),
         offers=2,
-        advice=f"{more_tasks}choose parallel sizes whose product divides {facts.world.size}",
+        hint=f"{more_tasks}choose parallel sizes whose product divides {facts.world.size}",
     )
 
 
-def tensor_parallel_overlap_needs_sequence_parallel(facts: Facts) -> Iterator[Violation]:
+def tensor_parallel_overlap_needs_sequence_parallel(facts: Facts) -> Iterator[Problem]:
     """tp_comm_overlap needs Transformer Engine and sequence_parallel.
 
     Source: megatron/training/arguments.py, validate_args.
@@ -249,27 +245,27 @@ def tensor_parallel_overlap_needs_sequence_parallel(facts: Facts) -> Iterator[Vi
         ),
     ):
         if is_missing:
-            yield Violation(
+            yield Problem(
                 path="parallelism.tp_comm_overlap",
                 reason=reason,
                 candidates=[False],
-                advice=advice,
+                hint=advice,
             )
             return
 
 
-def param_gather_overlap_needs_grad_reduce_overlap(facts: Facts) -> Iterator[Violation]:
+def param_gather_overlap_needs_grad_reduce_overlap(facts: Facts) -> Iterator[Problem]:
     """overlap_param_gather needs overlap_grad_reduce (megatron/training/arguments.py, validate_args)."""
     if facts.parallelism.overlap_param_gather and not facts.parallelism.overlap_grad_reduce:
-        yield Violation(
+        yield Problem(
             path="parallelism.overlap_param_gather",
             reason="requires parallelism.overlap_grad_reduce = true, but it is false",
             candidates=[False],
-            advice="set overlap_grad_reduce to true",
+            hint="set overlap_grad_reduce to true",
         )
 
 
-def optimizer_instances_divide_ranks(facts: Facts) -> Iterator[Violation]:
+def optimizer_instances_divide_ranks(facts: Facts) -> Iterator[Problem]:
     """(DP x CP) % num_distributed_optimizer_instances == 0.
 
     Source: megatron/core/parallel_state.py, initialize_model_parallel.
@@ -280,7 +276,7 @@ def optimizer_instances_divide_ranks(facts: Facts) -> Iterator[Violation]:
     context_parallel = facts.parallelism.context_parallel_size
     ranks = data_parallel * context_parallel
     if ranks % instances:
-        yield Violation(
+        yield Problem(
             path="parallelism.num_distributed_optimizer_instances",
             reason=f"does not divide DP x CP = {data_parallel} x {context_parallel} = {ranks} ({ranks} / {instances})",
             candidates=divisors(ranks, near=instances),

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from trainer.contract.attention import attention_of
 from trainer.contract.model.experts import expert_tensor_parallel_size
-from trainer.contract.rules.facts import Facts, Rule, Violation, multiples, unread
+from trainer.contract.problem import Problem
+from trainer.contract.rules.facts import Facts, Rule, multiples, unread
 
 FP8_MULTIPLE = 16
 """Required divisor of the widths of TE's FP8 matrix products, and of their tokens in the backward pass.
@@ -29,23 +30,23 @@ ADAPTIVE_SCALE_KEYS = (
 )
 
 
-def fp8_needs_transformer_engine(facts: Facts) -> Iterator[Violation]:
+def fp8_needs_transformer_engine(facts: Facts) -> Iterator[Problem]:
     """fp8 needs a GPU and Transformer Engine's layers (megatron/core/fp8_utils.py)."""
     if facts.training.fp8 is None:
         return
     if facts.device != "cuda":
-        yield Violation(
+        yield Problem(
             path="training.fp8", reason=f"requires GPUs, but {facts.why_no_gpus}", candidates=[None]
         )
     elif facts.training.transformer_impl == "torch":
-        yield Violation(
+        yield Problem(
             path="training.transformer_impl",
             reason=f"does not support training.fp8 = {facts.training.fp8}",
             candidates=["transformer_engine", None],
         )
 
 
-def transformer_engine_needs_gpus(facts: Facts) -> Iterator[Violation]:
+def transformer_engine_needs_gpus(facts: Facts) -> Iterator[Problem]:
     """Kernels of Transformer Engine need a GPU (the trainer's rule, `trainer.model.kernels`)."""
     chosen = {
         "training.transformer_impl": facts.training.transformer_impl == "transformer_engine",
@@ -53,37 +54,37 @@ def transformer_engine_needs_gpus(facts: Facts) -> Iterator[Violation]:
     }
     for path, is_engine in chosen.items():
         if is_engine and facts.device != "cuda":
-            yield Violation(
+            yield Problem(
                 path=path,
                 reason=f"requires Transformer Engine, but {facts.why_no_gpus}",
                 candidates=[None],
             )
 
 
-def cross_entropy_is_deterministic(facts: Facts) -> Iterator[Violation]:
+def cross_entropy_is_deterministic(facts: Facts) -> Iterator[Problem]:
     """No cross entropy of Transformer Engine with deterministic_mode, which the trainer would not use
     (`trainer.model.kernels`)."""
     if facts.training.deterministic_mode and facts.training.cross_entropy_fusion_impl == "te":
-        yield Violation(
+        yield Problem(
             path="training.cross_entropy_fusion_impl",
             reason="has no effect, because training.deterministic_mode = true uses Megatron-Core's cross entropy",
             candidates=[None],
-            advice="set deterministic_mode to false",
+            hint="set deterministic_mode to false",
         )
 
 
-def fp8_needs_half_precision(facts: Facts) -> Iterator[Violation]:
+def fp8_needs_half_precision(facts: Facts) -> Iterator[Problem]:
     """fp8 needs bf16 or fp16 weights (hpcgen's rule: FP8 products defeat the purpose of fp32)."""
     if facts.training.fp8 is not None and facts.training.precision == "fp32":
-        yield Violation(
+        yield Problem(
             path="training.precision",
             reason=f"cannot be combined with training.fp8 = {facts.training.fp8}, which discards its precision",
             candidates=["bf16"],
-            advice="set training.fp8 to null",
+            hint="set training.fp8 to null",
         )
 
 
-def fp8_fits_widths(facts: Facts) -> Iterator[Violation]:
+def fp8_fits_widths(facts: Facts) -> Iterator[Problem]:
     """Widths of each rank's matrices % 16 == 0, and its tokens (sources: FP8_MULTIPLE and FP8_SHARED_TOKENS).
 
     Projections that tensor parallelism does not divide do not gather tokens.
@@ -93,13 +94,13 @@ def fp8_fits_widths(facts: Facts) -> Iterator[Violation]:
     for key, width, what, unit in _matrix_widths(facts):
         if width % FP8_MULTIPLE:
             near = getattr(facts.resolved_model, key)
-            yield Violation(
+            yield Problem(
                 path=f"model.{key}",
                 reason=f"{what.strip() + ' ' if what else ''}results in matrices {width} wide, but training.fp8 = "
                 f"{facts.training.fp8} requires multiples of {FP8_MULTIPLE}",
                 candidates=multiples(FP8_MULTIPLE * unit, near=near),
                 offers=2,
-                advice="set training.fp8 to null",
+                hint="set training.fp8 to null",
             )
     model, axes = facts.resolved_model, facts.parallelism
     tensor = axes.tensor_model_parallel_size
@@ -109,13 +110,13 @@ def fp8_fits_widths(facts: Facts) -> Iterator[Violation]:
     is_gathered = axes.sequence_parallel and all(product.divided != "none" for product in products)
     unit = FP8_SHARED_TOKENS if is_gathered else FP8_MULTIPLE
     if tokens % unit:
-        yield Violation(
+        yield Problem(
             path="model.seq_length",
             reason=f"x micro_batch_size results in {tokens} tokens per rank, but training.fp8 = "
             f"{facts.training.fp8} requires a multiple of {unit}",
             candidates=multiples(unit * shares, near=model.seq_length),
             offers=2,
-            advice="set training.fp8 to null",
+            hint="set training.fp8 to null",
         )
 
 
@@ -138,7 +139,7 @@ def _matrix_widths(facts: Facts) -> Iterator[tuple[str, int, str, int]]:
         yield "moe_shared_expert_intermediate_size", width, over_tensor, tensor
 
 
-def fp8_details_need_their_recipe(facts: Facts) -> Iterator[Violation]:
+def fp8_details_need_their_recipe(facts: Facts) -> Iterator[Problem]:
     """A recipe needs fp8, and the keys of delayed scaling need that recipe (hpcgen's rule: unused keys are errors)."""
     training = facts.training
     if training.fp8 is None:
@@ -149,7 +150,7 @@ def fp8_details_need_their_recipe(facts: Facts) -> Iterator[Violation]:
         yield from unread(facts, DELAYED_SCALING_KEYS, reason, "set fp8_recipe to delayed")
 
 
-def loss_scale_needs_fp16(facts: Facts) -> Iterator[Violation]:
+def loss_scale_needs_fp16(facts: Facts) -> Iterator[Problem]:
     """The loss is scaled only for fp16, and a fixed scale does not change.
 
     Source: megatron/core/optimizer, _get_megatron_optimizer_based_on_param_groups.
@@ -164,21 +165,21 @@ def loss_scale_needs_fp16(facts: Facts) -> Iterator[Violation]:
         yield from unread(facts, ADAPTIVE_SCALE_KEYS, reason, "set loss_scale to null")
 
 
-def loss_scale_starts_above_its_minimum(facts: Facts) -> Iterator[Violation]:
+def loss_scale_starts_above_its_minimum(facts: Facts) -> Iterator[Problem]:
     """min_loss_scale <= initial_loss_scale (megatron/core/optimizer/grad_scaler.py, DynamicGradScaler)."""
     optimizer = facts.optimizer
     if optimizer.min_loss_scale > optimizer.initial_loss_scale:
-        yield Violation(
+        yield Problem(
             path="optimizer.min_loss_scale",
             reason=f"is greater than optimizer.initial_loss_scale = {optimizer.initial_loss_scale:g}",
             candidates=[1.0],
         )
 
 
-def bf16_is_as_fast(facts: Facts) -> Iterator[Violation]:
+def bf16_is_as_fast(facts: Facts) -> Iterator[Problem]:
     """bf16 in place of fp16 (hpcgen's rule: GPUs since A100 are as fast in bf16, which needs no loss scale)."""
     if facts.training.precision == "fp16" and facts.device == "cuda":
-        yield Violation(
+        yield Problem(
             path="training.precision",
             reason="skips a step whenever gradients overflow, and is not faster than bf16",
             candidates=["bf16"],

@@ -7,33 +7,34 @@ from collections.abc import Iterator
 
 from trainer.contract.attention import KINDS
 from trainer.contract.config import DISCARDS_OUTPUT
-from trainer.contract.rules.facts import Facts, Rule, Violation, divisors
+from trainer.contract.problem import Problem
+from trainer.contract.rules.facts import Facts, Rule, divisors
 from trainer.contract.wording import counted
 
 
-def full_recompute_needs_method(facts: Facts) -> Iterator[Violation]:
+def full_recompute_needs_method(facts: Facts) -> Iterator[Problem]:
     """recompute_granularity full needs a method (transformer_config.py, __post_init__)."""
     training = facts.training
     if training.recompute_granularity == "full" and training.recompute_method is None:
-        yield Violation(
+        yield Problem(
             path="training.recompute_method",
             reason="must be set with training.recompute_granularity = full",
             candidates=["uniform", "block"],
         )
 
 
-def full_recompute_needs_num_layers(facts: Facts) -> Iterator[Violation]:
+def full_recompute_needs_num_layers(facts: Facts) -> Iterator[Problem]:
     """recompute_granularity full needs a number of layers (transformer_config.py, __post_init__)."""
     training = facts.training
     if training.recompute_granularity == "full" and training.recompute_num_layers is None:
-        yield Violation(
+        yield Problem(
             path="training.recompute_num_layers",
             reason="must be set with training.recompute_granularity = full",
             candidates=[1],
         )
 
 
-def recompute_details_need_full(facts: Facts) -> Iterator[Violation]:
+def recompute_details_need_full(facts: Facts) -> Iterator[Problem]:
     """Method and number of layers need full recomputation.
 
     Core refuses a number of layers with selective (transformer_config.py, __post_init__) and ignores the other cases.
@@ -48,15 +49,15 @@ def recompute_details_need_full(facts: Facts) -> Iterator[Violation]:
         ("recompute_num_layers", training.recompute_num_layers),
     ):
         if value is not None:
-            yield Violation(
+            yield Problem(
                 path=f"training.{key}",
                 reason=f"is used only with recompute_granularity = full, not {granularity}",
                 candidates=[None],
-                advice="set recompute_granularity to full",
+                hint="set recompute_granularity to full",
             )
 
 
-def recompute_fits_chunk(facts: Facts) -> Iterator[Violation]:
+def recompute_fits_chunk(facts: Facts) -> Iterator[Problem]:
     """Groups of recompute_num_layers fill a model chunk (transformer_block.py, _checkpointed_forward).
 
     An incomplete group with uniform would run past the last layer, and block would recompute layers that do not exist.
@@ -70,36 +71,36 @@ def recompute_fits_chunk(facts: Facts) -> Iterator[Violation]:
     if training.recompute_method == "uniform":
         chunk = next((size for size in sizes if size % num_layers), None)
         if chunk is not None:
-            yield Violation(
+            yield Problem(
                 path="training.recompute_num_layers",
                 reason=f"does not divide the {counted(chunk, 'layer')} of a model chunk ({chunk} / {num_layers})",
                 candidates=divisors(math.gcd(*sizes), near=num_layers),
             )
     if training.recompute_method == "block" and num_layers > sizes[0]:
-        yield Violation(
+        yield Problem(
             path="training.recompute_num_layers",
             reason=f"is more than the {counted(sizes[0], 'layer')} of a model chunk",
             candidates=[sizes[0]],
-            advice="use fewer layers",
+            hint="use fewer layers",
         )
 
 
-def modules_need_selective(facts: Facts) -> Iterator[Violation]:
+def modules_need_selective(facts: Facts) -> Iterator[Problem]:
     """recompute_modules needs recompute_granularity selective (transformer_config.py, __post_init__), and a module."""
     training = facts.training
     if training.recompute_modules is not None and training.recompute_granularity != "selective":
         granularity = training.recompute_granularity or "null"
-        yield Violation(
+        yield Problem(
             path="training.recompute_modules",
             reason=f"is used only with recompute_granularity = selective, not {granularity}",
             candidates=[None],
-            advice="set recompute_granularity to selective",
+            hint="set recompute_granularity to selective",
         )
     elif training.recompute_modules == ():
-        yield Violation(
+        yield Problem(
             path="training.recompute_modules",
             reason="is empty, so selective recomputation recomputes nothing",
-            advice="list modules, or remove it to recompute core_attn",
+            hint="list modules, or remove it to recompute core_attn",
         )
 
 
@@ -113,7 +114,7 @@ Transformer Engine computes the norms of other models inside the projections (gp
 get_gpt_layer_with_transformer_engine_spec), so recomputing them would do nothing."""
 
 
-def modules_exist(facts: Facts) -> Iterator[Violation]:
+def modules_exist(facts: Facts) -> Iterator[Problem]:
     """The model has the modules to recompute (transformer_config.py, __post_init__; transformer_layer.py)."""
     for module in facts.training.recompute_modules or ():
         kinds = [str(kind.key) for kind in KINDS if module in kind.recomputable]
@@ -122,7 +123,7 @@ def modules_exist(facts: Facts) -> Iterator[Violation]:
             yield _without(facts, module, f"requires model.{' or model.'.join(keys)}")
 
 
-def modules_can_be_recomputed(facts: Facts) -> Iterator[Violation]:
+def modules_can_be_recomputed(facts: Facts) -> Iterator[Problem]:
     """Modules that discard outputs need Transformer Engine, mlp an MLP without biases, and moe_act grouped experts.
 
     Sources: tensor_parallel/random.py, CheckpointWithoutOutputFunction, which reads Transformer Engine's state;
@@ -146,7 +147,7 @@ def _has_grouped_gemm(facts: Facts) -> bool:
     return not facts.model.add_bias_linear if chosen is None else chosen
 
 
-def delayed_scaling_keeps_outputs(facts: Facts) -> Iterator[Violation]:
+def delayed_scaling_keeps_outputs(facts: Facts) -> Iterator[Problem]:
     """FP8 with delayed scaling cannot recompute layernorm and moe_act (transformer_config.py, __post_init__)."""
     training = facts.training
     if training.fp8 is None or training.fp8_recipe != "delayed":
@@ -156,10 +157,10 @@ def delayed_scaling_keeps_outputs(facts: Facts) -> Iterator[Violation]:
             yield _without(facts, module, "does not support training.fp8_recipe = delayed")
 
 
-def _without(facts: Facts, module: str, reason: str) -> Violation:
+def _without(facts: Facts, module: str, reason: str) -> Problem:
     """The violation of a rule by one of recompute_modules, which the other modules do not break."""
     others = tuple(other for other in facts.training.recompute_modules or () if other != module)
-    return Violation(
+    return Problem(
         path="training.recompute_modules",
         reason=f"contains {module}, which {reason}",
         candidates=[others or None],

@@ -5,23 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trainer.contract.config.resolve import default_min_lr
-from trainer.contract.rules.facts import Facts, Rule, Violation, unread
+from trainer.contract.problem import Problem
+from trainer.contract.rules.facts import Facts, Rule, unread
 from trainer.contract.rules.model import import_path
 from trainer.contract.wording import counted
 
 
-def min_lr_is_not_above_lr(facts: Facts) -> Iterator[Violation]:
+def min_lr_is_not_above_lr(facts: Facts) -> Iterator[Problem]:
     """min_lr <= lr (megatron/core/optimizer_param_scheduler.py, OptimizerParamScheduler)."""
     optimizer = facts.optimizer
     if optimizer.min_lr is not None and optimizer.min_lr > optimizer.lr:
-        yield Violation(
+        yield Problem(
             path="optimizer.min_lr",
             reason=f"is greater than optimizer.lr = {optimizer.lr:g}",
             candidates=[default_min_lr(optimizer.lr)],
         )
 
 
-def constant_rate_has_no_end(facts: Facts) -> Iterator[Violation]:
+def constant_rate_has_no_end(facts: Facts) -> Iterator[Problem]:
     """min_lr and lr_decay_iters need a rate that falls (megatron/core/optimizer_param_scheduler.py, get_lr).
 
     lr_warmup_fraction is a part of lr_decay_iters, and lr_schedule may read both. Those of a preset are no mistake.
@@ -36,18 +37,18 @@ def constant_rate_has_no_end(facts: Facts) -> Iterator[Violation]:
         yield from unread(facts, given, reason, "use another lr_decay_style")
 
 
-def warmup_is_given_once(facts: Facts) -> Iterator[Violation]:
+def warmup_is_given_once(facts: Facts) -> Iterator[Problem]:
     """lr_warmup_iters or lr_warmup_fraction, not both (megatron/training/arguments.py, validate_args)."""
     optimizer = facts.optimizer
     if optimizer.lr_warmup_iters is not None and optimizer.lr_warmup_fraction is not None:
-        yield Violation(
+        yield Problem(
             path="optimizer.lr_warmup_iters",
             reason=f"conflicts with lr_warmup_fraction = {optimizer.lr_warmup_fraction:g}; both set the warm-up",
             candidates=[None],
         )
 
 
-def warmup_ends_before_decay(facts: Facts) -> Iterator[Violation]:
+def warmup_ends_before_decay(facts: Facts) -> Iterator[Problem]:
     """lr_warmup_iters < lr_decay_iters.
 
     Source: megatron/core/optimizer_param_scheduler.py, OptimizerParamScheduler.
@@ -58,32 +59,32 @@ def warmup_ends_before_decay(facts: Facts) -> Iterator[Violation]:
     if warmup >= decay:
         meaning = f"(default: {warmup}) " if facts.optimizer.lr_warmup_iters is None else ""
         key = "training.train_iters" if facts.optimizer.lr_decay_iters is None else "optimizer.lr_decay_iters"
-        yield Violation(
+        yield Problem(
             path="optimizer.lr_warmup_iters",
             reason=f"{meaning}must be less than {key} = {decay}, where the decay ends",
             candidates=[decay // 10, None],
         )
 
 
-def warmup_starts_below_lr(facts: Facts) -> Iterator[Violation]:
+def warmup_starts_below_lr(facts: Facts) -> Iterator[Problem]:
     """lr_warmup_init <= lr (megatron/core/optimizer_param_scheduler.py, OptimizerParamScheduler)."""
     optimizer = facts.optimizer
     if optimizer.lr_warmup_init > optimizer.lr:
-        yield Violation(
+        yield Problem(
             path="optimizer.lr_warmup_init",
             reason=f"is greater than optimizer.lr = {optimizer.lr:g}",
             candidates=[0.0],
         )
 
 
-def warmup_has_a_start(facts: Facts) -> Iterator[Violation]:
+def warmup_has_a_start(facts: Facts) -> Iterator[Problem]:
     """lr_warmup_init needs a warm-up (megatron/core/optimizer_param_scheduler.py, get_lr)."""
     if facts.resolved_optimizer.lr_warmup_iters == 0:
         reason = "has no effect without a warm-up: optimizer.lr_warmup_iters is 0"
         yield from unread(facts, ["optimizer.lr_warmup_init"], reason, "set lr_warmup_iters")
 
 
-def wsd_details_need_wsd(facts: Facts) -> Iterator[Violation]:
+def wsd_details_need_wsd(facts: Facts) -> Iterator[Problem]:
     """lr_wsd_decay_iters and lr_wsd_decay_style need WSD (hpcgen's rule: unused keys are errors)."""
     style = facts.optimizer.lr_decay_style
     if style != "WSD":
@@ -92,14 +93,14 @@ def wsd_details_need_wsd(facts: Facts) -> Iterator[Violation]:
         yield from unread(facts, keys, reason, "set lr_decay_style to WSD")
 
 
-def wsd_decay_follows_warmup(facts: Facts) -> Iterator[Violation]:
+def wsd_decay_follows_warmup(facts: Facts) -> Iterator[Problem]:
     """lr_wsd_decay_iters <= lr_decay_iters - lr_warmup_iters (hpcgen's rule: the rate would jump after the warm-up)."""
     optimizer = facts.resolved_optimizer
     warmup, end, decay = optimizer.lr_warmup_iters, optimizer.lr_decay_iters, optimizer.lr_wsd_decay_iters
     assert warmup is not None
     assert end is not None
     if optimizer.lr_decay_style == "WSD" and decay is not None and warmup < end < warmup + decay:
-        yield Violation(
+        yield Problem(
             path="optimizer.lr_wsd_decay_iters",
             reason=f"is more than the {counted(end - warmup, 'step')} from the end of the warm-up "
             "to the end of the decay",
@@ -107,7 +108,7 @@ def wsd_decay_follows_warmup(facts: Facts) -> Iterator[Violation]:
         )
 
 
-def schedule_is_an_import_path(facts: Facts) -> Iterator[Violation]:
+def schedule_is_an_import_path(facts: Facts) -> Iterator[Problem]:
     """lr_schedule is package.module:function or file.py:function (trainer/contract/code/imports.py)."""
     yield from import_path("optimizer.lr_schedule", facts.optimizer.lr_schedule)
 

@@ -23,6 +23,7 @@ from hpcgen.check.lint.megatron_facts import facts
 from hpcgen.check.lint.rule import Hit, rule
 from hpcgen.config.megatron_options import in_group, of_kind, rows
 from hpcgen.text import one_of
+from trainer.contract.problem import Problem
 from trainer.contract.rules import (
     batch,
     context_parallel,
@@ -94,7 +95,7 @@ def _broken(job: Job, rules: Sequence[planning.Rule]) -> Iterator[tuple[Launch, 
 
 def _hits(launch: Launch, known: planning.Facts, rules: Sequence[planning.Rule]) -> Iterator[Hit]:
     """At most one hit per option, since one mistake violates several rules."""
-    found: dict[str, planning.Violation] = {}
+    found: dict[str, Problem] = {}
     for check in rules:
         for violation in check(known):
             found.setdefault(violation.path, violation)
@@ -107,7 +108,7 @@ def _hits(launch: Launch, known: planning.Facts, rules: Sequence[planning.Rule])
 
 
 def _valid_candidates(
-    known: planning.Facts, rules: Sequence[planning.Rule], violation: planning.Violation
+    known: planning.Facts, rules: Sequence[planning.Rule], violation: Problem
 ) -> list[object]:
     """The candidates that satisfy every rule about the same value."""
     kept = []
@@ -129,19 +130,19 @@ def _subject(launch: Launch, path: str) -> str:
     return f"--{name} {_text(launch, name)}" if name in launch.flags else f"a run without --{name}"
 
 
-def _fix(values: Sequence[object], option: str, violation: planning.Violation) -> str:
+def _fix(values: Sequence[object], option: str, violation: Problem) -> str:
     """The advice: "use --OPTION 1, 2 or 4", "use 3 or 6 nodes, or <advice>"."""
     if any(value is True for value in values):
         return f"add --{option}"
     if negated := NEGATED.get(violation.path):
-        return f"add --{negated}, or {violation.advice}"
+        return f"add --{negated}, or {violation.hint}"
     found = [value for value in values if value is not None]
     numbers = sorted(value for value in found if isinstance(value, int))
     texts = list(map(str, numbers if len(numbers) == len(found) else found))
     listed = one_of(texts) if texts else ""
     use = f"use --{option} {listed}" if option else f"use {listed} nodes"
     leave = f"remove --{option}" if None in values else ""
-    return ", or ".join(filter(None, (use if listed else "", leave, violation.advice)))
+    return ", or ".join(filter(None, (use if listed else "", leave, violation.hint)))
 
 
 def _text(launch: Launch, name: str) -> str:
