@@ -25,11 +25,21 @@ def _counts(node_type: NodeType) -> Iterator[Problem]:
             reason = (
                 f"has {counted(count, 'entry', 'entries')}, but gpus_per_node is {node_type.gpus_per_node}"
             )
-            yield Problem(key, reason, "use one entry per GPU, or none")
+            yield Problem(key, reason, "use one entry per GPU, or none", about=("gpus_per_node",))
     if node_type.nics and node_type.fabric is None:
-        yield Problem("fabric", "is missing, but there are nics", "set it to infiniband, roce or ethernet")
+        yield Problem(
+            "fabric",
+            "is missing, but there are nics",
+            "set it to infiniband, roce or ethernet",
+            about=("nics",),
+        )
     if node_type.gpus and not (node_type.processor and node_type.pci_link and node_type.numa_nodes):
-        yield Problem("gpus", "requires processor, pci_link and numa_nodes", "set all three, or remove gpus")
+        yield Problem(
+            "gpus",
+            "requires processor, pci_link and numa_nodes",
+            "set all three, or remove gpus",
+            about=("processor", "pci_link", "numa_nodes"),
+        )
 
 
 def _numa_nodes(node_type: NodeType) -> Iterator[Problem]:
@@ -54,7 +64,7 @@ def _cpu_counts(node_type: NodeType) -> Iterator[Problem]:
         named |= cpus.listed(numa.cpus)
     if named and total > named.bit_count():
         reason = f"is more than the {named.bit_count()} CPUs of numa_nodes ({cpus.ranges(named)})"
-        yield Problem("cpus_per_node", reason, "correct one of them")
+        yield Problem("cpus_per_node", reason, "correct one of them", about=("numa_nodes",))
     share = total // len(node_type.cpu_masks) if node_type.cpu_masks else 0
     for index, text in enumerate(node_type.cpu_masks):
         if 0 < (size := int(text, 16).bit_count()) < share:
@@ -62,7 +72,7 @@ def _cpu_counts(node_type: NodeType) -> Iterator[Problem]:
                 f"contains {counted(size, 'CPU')}, but a rank's share of cpus_per_node = {total} is {share}"
             )
             hint = "use masks that cover all CPUs, or set cpu_masks to [] to leave the binding to Slurm"
-            yield Problem(f"cpu_masks[{index}]", reason, hint)
+            yield Problem(f"cpu_masks[{index}]", reason, hint, about=("cpus_per_node",))
             return  # the other masks usually have the same size
 
 
@@ -79,7 +89,11 @@ def _pci(node_type: NodeType) -> Iterator[Problem]:
         seen.setdefault(device.bus_id, path)
         if node_type.numa_nodes and device.numa >= len(node_type.numa_nodes):
             nodes = counted(len(node_type.numa_nodes), "entry", "entries")
-            yield Problem(f"{path}.numa", f"is not a NUMA node: numa_nodes has {nodes}, counted from 0")
+            yield Problem(
+                f"{path}.numa",
+                f"is not a NUMA node: numa_nodes has {nodes}, counted from 0",
+                about=("numa_nodes",),
+            )
         if device.bridge and numa_of_bridge.setdefault(device.bridge, device.numa) != device.numa:
             other = numa_of_bridge[device.bridge]
             reason = f"is on NUMA node {other} for other devices, but {path}.numa is {device.numa}"

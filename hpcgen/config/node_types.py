@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -135,8 +134,10 @@ def _placed(problem: Problem, document: Document) -> Problem:
     """The problem, with the place of each fact in its reason that another file sets."""
     own = (document.origin(problem.path) or "").rpartition(":")[0]
 
-    def placed(word: re.Match[str]) -> str:
-        where = document.origins.get(word[0], "") if word[0] in document.values else ""
-        return f"{word[0]} ({where})" if own and where and where.rpartition(":")[0] != own else word[0]
-
-    return dataclasses.replace(problem, reason=re.sub(r"\b\w+_\w+\b", placed, problem.reason))
+    reason = problem.reason
+    for name in problem.about if own else ():
+        where = document.origin(name) or own
+        if where.rpartition(":")[0] != own:
+            before, found, after = reason.partition(name)
+            reason = f"{before}{found} ({where}){after}"
+    return dataclasses.replace(problem, reason=reason)

@@ -169,7 +169,12 @@ def _command_problems(program: ProgramConfig) -> Iterator[Problem]:
     name = first.rpartition("/")[2]
     if program.launcher == "torchrun" and re.match(r"python[0-9.]*$|torchrun$", name):
         reason = "is started by launcher torchrun itself"
-        yield Problem("program.command[0]", reason, "begin with the script, or with -m and a module")
+        yield Problem(
+            "program.command[0]",
+            reason,
+            "begin with the script, or with -m and a module",
+            about=("program.launcher",),
+        )
     if not first or (program.launcher == "srun" and first.startswith("-")):
         yield Problem("program.command[0]", "is not a command", "begin with a command, such as python")
     known = tuple(name for name in VARIABLES if name != DEEPSPEED_CONFIG or program.deepspeed is not None)
@@ -191,7 +196,7 @@ def variable_problems(path: str, text: str, known: Sequence[str]) -> Iterator[Pr
                 yield Problem(path, f"has a single {found[0]}", f"write {2 * found[0]} for a brace")
         elif name == DEEPSPEED_CONFIG and name not in known:
             reason = f"has {{{name}}}, but there is no section program.deepspeed"
-            yield Problem(path, reason, "add the section with the key config")
+            yield Problem(path, reason, "add the section with the key config", about=("program.deepspeed",))
         elif name not in known:
             hint = did_you_mean(name, known) or f"use {one_of(list(known))}"
             braces = "write {{ and }} for braces"

@@ -60,10 +60,12 @@ def problems(config: TokenizerConfig, path: str = "data.tokenizer") -> Iterator[
     if config.kind == "gpt2" and (config.vocab_file is None) != (config.merges_file is None):
         missing = "vocab_file" if config.vocab_file is None else "merges_file"
         other = "merges_file" if missing == "vocab_file" else "vocab_file"
-        yield Problem(f"{path}.{missing}", f"is missing, but {other} is set", "set both or neither")
+        reason = f"is missing, but {other} is set"
+        yield Problem(f"{path}.{missing}", reason, "set both or neither", about=(f"{path}.{other}",))
     if config.kind == "huggingface" and config.tokenizer_file is None:
         reason = f"is required with {path}.kind = huggingface"
-        yield Problem(f"{path}.tokenizer_file", reason, "set it to the path of a tokenizer.json")
+        hint = "set it to the path of a tokenizer.json"
+        yield Problem(f"{path}.tokenizer_file", reason, hint, about=(f"{path}.kind",))
 
 
 def vocab_size(config: TokenizerConfig) -> int:

@@ -108,11 +108,8 @@ def _is_not_the_users(origin: str) -> bool:
 
 
 def _conflicting_origin(problem: Problem, document: Document) -> str | None:
-    """The origin of the first key in the problem's reason that the user set. A key without its section is in the
-    problem's."""
-    section = problem.path.rpartition(".")[0]
-    names = re.findall(r"\b[a-z]\w*(?:\.\w+)*", problem.reason)
-    origins = (document.origin(name if "." in name else f"{section}.{name}") for name in names)
+    """The origin of the first other key that the problem is about and that the user set."""
+    origins = map(document.origin, problem.about)
     return next((origin for origin in origins if origin and not _is_not_the_users(origin)), None)
 
 

@@ -271,7 +271,9 @@ def _unused(config: RunConfig) -> Iterator[Problem]:
         if getattr(config.container, key):
             verb, it = ("have", "them") if key == "mounts" else ("has", "it")
             hint = f"set container.runtime: pyxis or enroot, or remove {it}"
-            yield Problem(f"container.{key}", f"{verb} no effect with runtime none", hint)
+            yield Problem(
+                f"container.{key}", f"{verb} no effect with runtime none", hint, about=("container.runtime",)
+            )
 
 
 def _image_problems(config: RunConfig, cluster: ClusterConfig) -> Iterator[Problem]:
@@ -283,7 +285,13 @@ def _image_problems(config: RunConfig, cluster: ClusterConfig) -> Iterator[Probl
         return
     elif runtime(config, cluster) == "enroot":
         reason = "is a registry reference, but runtime enroot needs a .sqsh file"
-        yield Problem("container.image", reason, "build one with hpcgen render image", file)
+        yield Problem(
+            "container.image",
+            reason,
+            "build one with hpcgen render image",
+            file,
+            about=("container.runtime",),
+        )
     elif _first(config.container.copy_image, cluster.container.copy_image):
         where: Literal["run", "cluster"] = "cluster" if config.container.copy_image is None else "run"
         reason = f"has no effect, because {image} is not a .sqsh file"

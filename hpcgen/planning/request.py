@@ -84,9 +84,9 @@ class Setting:
     path: str
     file: Literal["run", "cluster"] = "run"
 
-    def problem(self, reason: str, hint: str = "") -> Problem:
+    def problem(self, reason: str, hint: str = "", about: tuple[str, ...] = ()) -> Problem:
         """A problem with the setting."""
-        return Problem(self.path, reason, hint, self.file)
+        return Problem(self.path, reason, hint, self.file, about=about)
 
 
 def place_of(stage: Stage, name: str, config: RunConfig, cluster: ClusterConfig) -> Setting:
@@ -261,7 +261,9 @@ def _partition_size_problems(
     spares = allocation.spare_nodes
     if max_nodes and allocation.nodes + spares > max_nodes:
         with_spares = f"{reason} with preflight.spare_nodes = {spares}" if spares else reason
-        yield place("nodes").problem(with_spares, f"use at most {max(0, max_nodes - spares)}")
+        yield place("nodes").problem(
+            with_spares, f"use at most {max(0, max_nodes - spares)}", about=("preflight.spare_nodes",)
+        )
 
 
 def cluster_problems(cluster: ClusterConfig, node_type: NodeType) -> Iterator[Problem]:

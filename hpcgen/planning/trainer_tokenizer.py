@@ -34,4 +34,4 @@ def tokenizer_problems(tokenizer: TokenizerConfig, reader: str) -> Iterator[Prob
     if tuple(path.name for path in paths) != GPT2_FILES or paths[0].parent != paths[1].parent:
         reason = f"and merges_file have other names or directories than {reader} requires"
         hint = f"put both files into one directory as {' and '.join(GPT2_FILES)}"
-        yield Problem("data.tokenizer.vocab_file", reason, hint)
+        yield Problem("data.tokenizer.vocab_file", reason, hint, about=("data.tokenizer.merges_file",))

@@ -163,7 +163,7 @@ def _with_vocabulary(config: RunConfig) -> tuple[ModelConfig, list[Problem]]:
     if asked is not None and asked < known:
         reason = f"is less than the {known} ids of data.tokenizer ({config.data.tokenizer.kind})"
         hint = f"set data.tokenizer to the model's tokenizer, or use at least {known}"
-        return model, [Problem("model.vocab_size", reason, hint)]
+        return model, [Problem("model.vocab_size", reason, hint, about=("data.tokenizer",))]
     return dataclasses.replace(model, vocab_size=asked or known), []
 
 
@@ -171,7 +171,9 @@ def _unknown(key: str, error: HpcgenError) -> Problem:
     """The problem of a value that a tokenizer would have, if it could be read."""
     mistake = error.mistakes[0]
     hint = ", or ".join(filter(None, (mistake.hint, f"set {key}")))
-    return Problem(key, f"cannot be taken from data.tokenizer: {mistake.reason}", hint)
+    return Problem(
+        key, f"cannot be taken from data.tokenizer: {mistake.reason}", hint, about=("data.tokenizer",)
+    )
 
 
 def _with_end_of_document(config: RunConfig) -> tuple[BlendConfig, list[Problem]]:
@@ -192,7 +194,7 @@ def _with_end_of_document(config: RunConfig) -> tuple[BlendConfig, list[Problem]
         reason = (
             f"differs from the token {known} of data.tokenizer, with which the documents of data.corpus end"
         )
-        return data, [Problem("data.eod_id", reason, "remove it")]
+        return data, [Problem("data.eod_id", reason, "remove it", about=("data.tokenizer", "data.corpus"))]
     return dataclasses.replace(data, eod_id=known), []
 
 
@@ -216,7 +218,7 @@ def _vocabulary_warning(config: RunConfig, model: ModelConfig) -> list[Problem]:
         f"{rows:,} parameters would never be used"
     )
     hint = f"set data.tokenizer to the model's tokenizer, or set vocab_size to {known}"
-    return [Problem("model.vocab_size", reason, hint)]
+    return [Problem("model.vocab_size", reason, hint, about=("data.tokenizer",))]
 
 
 def _batch_warning(config: RunConfig) -> list[Problem]:

@@ -72,6 +72,7 @@ def check_tokenizers(plan: Plan) -> None:
                 key,
                 f"was made with another tokenizer than data.tokenizer: {found[Path(prefix)]}",
                 "name the tokenizer that made the pair in data.tokenizer, or tokenize the text again",
+                about=("data.tokenizer",),
             )
             for key, prefix in prefixes.items()
             if Path(prefix) in found

@@ -64,7 +64,7 @@ class Image(Stage):
         if not _output(run, config):
             reason = "is not set, and container.image is not a .sqsh file"
             hint = "name the .sqsh file to build, on storage shared by all nodes"
-            yield Problem("image.output", reason, hint)
+            yield Problem("image.output", reason, hint, about=("container.image",))
         if code is None:
             reason = "is not set, and neither is code_dir in the cluster profile, so the image would lack the trainer"
             yield Problem("image.code", reason, "run hpcgen install-code and use its directory here")

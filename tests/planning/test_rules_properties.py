@@ -11,11 +11,12 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcgen.planning.repairs import check
+from hpcgen.planning.repairs import WARNINGS, check
 from tests.planning.cases import MLA, MTP, YARN, valid_facts
 from trainer.contract.config import RecomputeModule, TrainerConfig, field_hints
 from trainer.contract.config.resolve import resolve
-from trainer.contract.rules.engine import TRAINING, facts_of, require
+from trainer.contract.problem import Problem
+from trainer.contract.rules.engine import ERRORS, TRAINING, facts_of, require
 from trainer.contract.rules.facts import Facts
 
 SIZES = {
@@ -146,6 +147,9 @@ KEYS = [
 ]
 
 
+PATHS = {f"{section}.{key}" for section, key, _ in KEYS}
+
+
 def random_value(hint: Any, source: random.Random) -> Any:
     """A value of this type; None for types whose values need a meaning of their own."""
     while typing.get_origin(hint) in (typing.Union, types.UnionType, typing.Annotated):
@@ -161,16 +165,21 @@ def random_value(hint: Any, source: random.Random) -> Any:
     return source.choice(values.get(hint, [None]))
 
 
+def random_changes(source: random.Random) -> dict[str, Any]:
+    """One of BASES with random values of one or two other keys."""
+    changes = dict(source.choice(BASES))
+    for section, key, hint in source.sample(KEYS, source.randint(1, 2)):
+        if (value := random_value(hint, source)) is not None:
+            changes[f"{section}__{key}"] = value
+    return changes
+
+
 def test_what_is_valid_as_written_stays_valid_when_resolved() -> None:
     """hpcgen checks what is written, and the trainer of a job what hpcgen has resolved."""
     source = random.Random(34)
     valid = 0
     for _ in range(1000):
-        changes = dict(source.choice(BASES))
-        for section, key, hint in source.sample(KEYS, source.randint(1, 2)):
-            if (value := random_value(hint, source)) is not None:
-                changes[f"{section}__{key}"] = value
-        facts = valid_facts(**changes)
+        facts = valid_facts(**random_changes(source))
         sections = {section: getattr(facts, section) for section, _, _ in KEYS}
         device = source.choice(("cuda", "cpu"))
         written = TrainerConfig(name="x", run_dir="/x", device=device, world_size=16, **sections)
@@ -179,3 +188,23 @@ def test_what_is_valid_as_written_stays_valid_when_resolved() -> None:
         require(resolve(written))
         valid += 1
     assert valid > 200
+
+
+def named_keys(problem: Problem) -> set[str]:
+    """The other keys in the reason of a problem. A key without its section is in the problem's."""
+    section = problem.path.rpartition(".")[0]
+    names = re.findall(r"\b[a-z]\w*(?:\.\w+)*", problem.reason)
+    return {name if "." in name else f"{section}.{name}" for name in names} & PATHS - {problem.path}
+
+
+def test_every_key_that_a_reason_names_is_in_about() -> None:
+    """If a value is from a preset or a default, the line of a key in `about` is shown."""
+    source = random.Random(35)
+    found: set[Problem] = set()
+    for _ in range(1000):
+        facts = valid_facts(**random_changes(source))
+        errors = {problem for rule in ERRORS for problem in rule(facts)}
+        found |= errors or {problem for rule in WARNINGS for problem in rule(facts)}
+    assert len({problem.path for problem in found}) > 40
+    for problem in found:
+        assert named_keys(problem) <= set(problem.about), problem

@@ -31,7 +31,10 @@ def problems(run: Run, section: DeepSpeedConfig, allocation: Allocation) -> Iter
     yield from swap_problems(run, section.config)
     if section.model is not None and section.parameters is not None:
         yield Problem(
-            "program.deepspeed.parameters", "is ignored, because model is set", "remove one of them"
+            "program.deepspeed.parameters",
+            "is ignored, because model is set",
+            "remove one of them",
+            about=("program.deepspeed.model",),
         )
     try:
         model_size(_with_absolute_model(run, section))

@@ -28,5 +28,5 @@ def attention_problems(model: ModelConfig) -> Iterator[Problem]:
     chosen = attention_of(model)
     yield from chosen.problems(model)
     for kind in KINDS:
-        if kind is not chosen:
-            yield from unused_keys(model, kind.keys, f"{kind.key} is false", f"set {kind.key} to true")
+        if kind is not chosen and kind.key is not None:
+            yield from unused_keys(model, kind.keys, kind.key, "false", f"set {kind.key} to true")

@@ -40,16 +40,26 @@ class LatentAttention(Attention):
         """Keys that Core does not support with latent attention, or computes differently."""
         if model.position_embedding_type != "rope":
             reason = f"requires position_embedding_type = rope, but it is {model.position_embedding_type}"
-            yield Problem("model.multi_latent_attention", reason, "set position_embedding_type to rope")
+            yield Problem(
+                "model.multi_latent_attention",
+                reason,
+                "set position_embedding_type to rope",
+                about=("model.position_embedding_type",),
+            )
         if model.num_query_groups not in (None, model.num_attention_heads):
             reason = (
                 "is not used by multi_latent_attention, in which each head has keys and values of its own"
             )
-            yield Problem("model.num_query_groups", reason, "use null")
+            yield Problem(
+                "model.num_query_groups", reason, "use null", about=("model.multi_latent_attention",)
+            )
         width = _query_width(model)
         if model.kv_channels not in (None, width):
             yield Problem(
-                "model.kv_channels", f"is not qk_head_dim + qk_pos_emb_head_dim = {width}", "use null"
+                "model.kv_channels",
+                f"is not qk_head_dim + qk_pos_emb_head_dim = {width}",
+                "use null",
+                about=("model.qk_head_dim", "model.qk_pos_emb_head_dim"),
             )
         rotated = model.qk_pos_emb_head_dim or 0
         if rotated % 2:
@@ -57,7 +67,7 @@ class LatentAttention(Attention):
             yield Problem("model.qk_pos_emb_head_dim", "is odd, but rope rotates channels in pairs", advice)
         if model.add_qkv_bias:
             reason = "is not supported by multi_latent_attention, which has no such bias"
-            yield Problem("model.add_qkv_bias", reason, "use false")
+            yield Problem("model.add_qkv_bias", reason, "use false", about=("model.multi_latent_attention",))
         if model.rope_scaling is not None and model.rope_scaling.rope_type == "yarn":
             yield from _yarn_problems(model.rope_scaling)
 
@@ -127,13 +137,23 @@ def _yarn_problems(scaling: RopeScaling) -> Iterator[Problem]:
         reason = (
             "is not supported with multi_latent_attention, which computes it from mscale and mscale_all_dim"
         )
-        yield Problem("model.rope_scaling.attention_factor", reason, "use null")
+        yield Problem(
+            "model.rope_scaling.attention_factor",
+            reason,
+            "use null",
+            about=("model.rope_scaling.mscale", "model.rope_scaling.mscale_all_dim"),
+        )
     if scaling.truncate is False:
         yield Problem("model.rope_scaling.truncate", "is always true with multi_latent_attention", "use true")
     given = (scaling.mscale, scaling.mscale_all_dim)
     if given != (None, None) and not all(given):
         reason = "requires mscale and mscale_all_dim together, both above 0, with multi_latent_attention"
-        yield Problem("model.rope_scaling", reason, "set both, as in the model's config.json, or neither")
+        yield Problem(
+            "model.rope_scaling",
+            reason,
+            "set both, as in the model's config.json, or neither",
+            about=("model.multi_latent_attention",),
+        )
 
 
 LATENT = LatentAttention()

@@ -29,7 +29,12 @@ class UsualAttention(Attention):
         # bias = add_bias_linear or add_qkv_bias
         if model.add_bias_linear and model.add_qkv_bias is False:
             reason = "contradicts add_bias_linear = true, which includes this bias"
-            yield Problem("model.add_qkv_bias", reason, "set add_bias_linear to false or remove add_qkv_bias")
+            yield Problem(
+                "model.add_qkv_bias",
+                reason,
+                "set add_bias_linear to false or remove add_qkv_bias",
+                about=("model.add_bias_linear",),
+            )
 
     def projections(self, model: ModelConfig) -> tuple[Projection, ...]:
         """linear_qkv and linear_proj."""

@@ -10,8 +10,10 @@ from trainer.contract.config import ModelConfig
 from trainer.contract.problem import Problem
 
 
-def unused_keys(model: ModelConfig, keys: Sequence[str], why: str, needed: str) -> Iterator[Problem]:
-    """Yields one mistake for those of `keys` that are set, but have no effect without what is `needed`."""
+def unused_keys(
+    model: ModelConfig, keys: Sequence[str], switch: str, state: str, needed: str
+) -> Iterator[Problem]:
+    """Yields one problem for those of `keys` that are set, but have no effect, because the key `switch` is `state`."""
     fields = (field for field in dataclasses.fields(ModelConfig) if field.name in keys)
     given = {field.name: field.default for field in fields if getattr(model, field.name) != field.default}
     if given:
@@ -19,4 +21,6 @@ def unused_keys(model: ModelConfig, keys: Sequence[str], why: str, needed: str) 
         others = f". The same applies to {', '.join(more)}" if more else ""
         defaults = {name: json.dumps(default).strip('"') for name, default in given.items()}
         unset = ", ".join(f"{name}: {text}" for name, text in defaults.items()) if more else defaults[first]
-        yield Problem(f"model.{first}", f"has no effect, because {why}{others}", f"{needed}, or use {unset}")
+        reason = f"has no effect, because {switch} is {state}{others}"
+        about = tuple(f"model.{name}" for name in (switch, *more))
+        yield Problem(f"model.{first}", reason, f"{needed}, or use {unset}", about=about)

@@ -45,7 +45,12 @@ def split_problems(
     stages = parallelism.pipeline_model_parallel_size
     if stages == 1:
         reason = "needs parallelism.pipeline_model_parallel_size > 1, but it is 1"
-        yield Problem(f"parallelism.{keys[0]}", reason, "remove it, or use more pipeline stages")
+        yield Problem(
+            f"parallelism.{keys[0]}",
+            reason,
+            "remove it, or use more pipeline stages",
+            about=("parallelism.pipeline_model_parallel_size",),
+        )
     elif len({_kind(key) for key in keys}) > 1:
         other = next(key for key in keys if _kind(key) != _kind(keys[-1]))
         yield Problem(
@@ -184,7 +189,10 @@ def _count_problems(
             f"results in model.num_layers + {len(keys)} = {total} layers, which PP = {stages} does not divide"
         )
         yield Problem(
-            f"parallelism.{keys[0]}", reason, "change model.num_layers or the number of pipeline stages"
+            f"parallelism.{keys[0]}",
+            reason,
+            "change model.num_layers or the number of pipeline stages",
+            about=("model.num_layers",),
         )
     elif per_stage is None:
         left = num_layers - sum(getattr(parallelism, key) for key in keys)
@@ -217,12 +225,14 @@ def _layout_problems(
             f"parallelism.{LAYOUT}",
             f"has {text.count('t')} layers, but model.num_layers = {num_layers}",
             hint,
+            about=("model.num_layers",),
         )
     elif text.count("m") != mtp_num_layers:
         yield Problem(
             f"parallelism.{LAYOUT}",
             f"has {counted(text.count('m'), 'm')}, but model.mtp_num_layers = {mtp_num_layers}",
             hint,
+            about=("model.mtp_num_layers",),
         )
     elif mtp_num_layers and (reason := _mtp_problem(rows, stages)):
         yield Problem(
@@ -240,7 +250,12 @@ def _layout_problems(
         )
     elif chunks != (parallelism.virtual_pipeline_model_parallel_size or 1):
         reason = f"does not fit parallelism.{LAYOUT}, which has {len(rows)} parts for {stages} stages"
-        yield Problem(f"parallelism.{VPP}", reason, f"set it to {chunks if chunks > 1 else 'null'}")
+        yield Problem(
+            f"parallelism.{VPP}",
+            reason,
+            f"set it to {chunks if chunks > 1 else 'null'}",
+            about=("parallelism.pipeline_model_parallel_layout",),
+        )
 
 
 def _mtp_problem(rows: Sequence[str], stages: int) -> str | None:

@@ -37,6 +37,7 @@ def batch_is_multiple_of_microbatches(facts: Facts) -> Iterator[Problem]:
             f"{facts.data_parallel_size} = {unit} ({training.global_batch_size} / {unit})",
             candidates=multiples(unit, near=training.global_batch_size),
             offers=2,
+            about=("training.micro_batch_size",),
         )
 
 
@@ -53,6 +54,7 @@ def _nodes_for_batch(facts: Facts, unit: int) -> Problem:
         candidates=counts,
         offers=3,
         hint=f"set {GLOBAL_BATCH} to a multiple of {unit}",
+        about=("training.global_batch_size",),
     )
 
 
@@ -77,6 +79,11 @@ def interleaving_fills_pipeline(facts: Facts) -> Iterator[Problem]:
         f"({layout.num_microbatches} / {stages})",
         candidates=multiples(samples * stages, near=training.global_batch_size),
         offers=2,
+        about=(
+            "training.micro_batch_size",
+            "parallelism.virtual_pipeline_model_parallel_size",
+            "parallelism.pipeline_model_parallel_size",
+        ),
     )
 
 
@@ -105,6 +112,7 @@ def rampup_is_multiple_of_microbatches(facts: Facts) -> Iterator[Problem]:
                 f"({size} / {unit})",
                 candidates=_rampups(facts),
                 offers=1,
+                about=("training.micro_batch_size",),
             )
             return
 
@@ -133,7 +141,13 @@ def skipped_batches_have_spikes(facts: Facts) -> Iterator[Problem]:
     """skip_loss_spikes needs loss_spike_factor (hpcgen's rule: it would have no effect)."""
     if facts.training.loss_spike_factor is None:
         reason = "has no effect, because training.loss_spike_factor is null"
-        yield from unread(facts, ["training.skip_loss_spikes"], reason, "set loss_spike_factor")
+        yield from unread(
+            facts,
+            ["training.skip_loss_spikes"],
+            reason,
+            "set loss_spike_factor",
+            about=("training.loss_spike_factor",),
+        )
 
 
 RULES: tuple[Rule, ...] = (

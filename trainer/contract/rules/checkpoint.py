@@ -19,6 +19,7 @@ def kept_checkpoints_are_written(facts: Facts) -> Iterator[Problem]:
             reason="keeps only multiples of this step, but without checkpoint.save_interval any step may be saved",
             candidates=[None],
             hint="set checkpoint.save_interval to a divisor of it",
+            about=("checkpoint.save_interval",),
         )
     elif keep % interval:
         yield Problem(
@@ -26,6 +27,7 @@ def kept_checkpoints_are_written(facts: Facts) -> Iterator[Problem]:
             reason=f"is not a multiple of checkpoint.save_interval = {interval} ({keep} / {interval})",
             candidates=multiples(interval, near=keep),
             offers=2,
+            about=("checkpoint.save_interval",),
         )
 
 
@@ -34,7 +36,7 @@ def finetuning_needs_weights(facts: Facts) -> Iterator[Problem]:
     if facts.checkpoint.load is None:
         reason = "loads weights from checkpoint.load, which is null"
         advice = "set checkpoint.load to a directory of checkpoints"
-        yield from unread(facts, ["checkpoint.finetune"], reason, advice)
+        yield from unread(facts, ["checkpoint.finetune"], reason, advice, about=("checkpoint.load",))
 
 
 def changed_names_hyperparameters(facts: Facts) -> Iterator[Problem]:

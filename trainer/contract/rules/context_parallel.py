@@ -22,7 +22,13 @@ SIZES = "parallelism.hierarchical_context_parallel_sizes"
 def exchange_needs_context_parallel(facts: Facts) -> Iterator[Problem]:
     """cp_comm_type needs CP > 1 (hpcgen's rule: it would have no effect)."""
     if facts.parallelism.context_parallel_size == 1:
-        yield from unread(facts, [KIND], f"has no effect, because {CP} is 1", f"set {CP}")
+        yield from unread(
+            facts,
+            [KIND],
+            f"has no effect, because {CP} is 1",
+            f"set {CP}",
+            about=("parallelism.context_parallel_size",),
+        )
 
 
 def exchange_fits_kernels(facts: Facts) -> Iterator[Problem]:
@@ -47,6 +53,7 @@ def exchange_fits_attention(facts: Facts) -> Iterator[Problem]:
             path=KIND,
             reason="does not support data.reset_attention_mask = true",
             candidates=[None, "all_gather"],
+            about=("data.reset_attention_mask",),
         )
     elif kind is not None and kind not in exchanges(facts.model):
         yield Problem(
@@ -116,13 +123,21 @@ def hierarchy_fits_ranks(facts: Facts) -> Iterator[Problem]:
     kind, sizes = facts.parallelism.cp_comm_type, facts.parallelism.hierarchical_context_parallel_sizes
     if kind != "a2a+p2p":
         advice = "set cp_comm_type to a2a+p2p"
-        yield from unread(facts, [SIZES], f"is used only with {KIND} = a2a+p2p", advice)
+        yield from unread(
+            facts, [SIZES], f"is used only with {KIND} = a2a+p2p", advice, about=("parallelism.cp_comm_type",)
+        )
         return
     size = facts.parallelism.context_parallel_size
     if sizes is None or len(sizes) != 2 or math.prod(sizes) != size:
         wrong = "is missing, but" if sizes is None else "does not fit:"
         reason = f"{wrong} {KIND} = a2a+p2p needs two sizes with the product {CP} = {size}"
-        yield Problem(path=SIZES, reason=reason, candidates=_sizes(facts), offers=2)
+        yield Problem(
+            path=SIZES,
+            reason=reason,
+            candidates=_sizes(facts),
+            offers=2,
+            about=("parallelism.cp_comm_type", "parallelism.context_parallel_size"),
+        )
 
 
 def _sizes(facts: Facts) -> list[tuple[int, int]]:

@@ -23,6 +23,7 @@ def cuda_graphs_need_transformer_engine(facts: Facts) -> Iterator[Problem]:
             reason=f"does not support {KEY} = {facts.training.cuda_graph_impl}",
             candidates=["transformer_engine", None],
             hint=f"set {KEY} to none",
+            about=("training.cuda_graph_impl",),
         )
 
 
@@ -34,6 +35,7 @@ def cuda_graphs_need_bf16(facts: Facts) -> Iterator[Problem]:
             reason=f"does not support {KEY} = {facts.training.cuda_graph_impl}",
             candidates=["bf16"],
             hint=f"set {KEY} to none",
+            about=("training.cuda_graph_impl",),
         )
 
 
@@ -48,6 +50,7 @@ def cuda_graphs_need_no_dropout(facts: Facts) -> Iterator[Problem]:
                 reason=f"would not follow the run's seed with {KEY} = {facts.training.cuda_graph_impl}",
                 candidates=[0.0],
                 hint=f"set {KEY} to none",
+                about=("training.cuda_graph_impl",),
             )
 
 
@@ -59,6 +62,7 @@ def cuda_graphs_need_no_full_recompute(facts: Facts) -> Iterator[Problem]:
             reason="does not support training.recompute_granularity = full",
             candidates=["none"],
             hint="set recompute_granularity to selective",
+            about=("training.recompute_granularity",),
         )
 
 
@@ -71,6 +75,7 @@ def cuda_graphs_in_pipelines_need_constant_batch(facts: Facts) -> Iterator[Probl
             reason="requires a fixed number of microbatches in a pipeline, but training.rampup_batch_size changes it",
             candidates=["none"],
             hint="set rampup_batch_size to null",
+            about=("training.rampup_batch_size",),
         )
 
 
@@ -113,6 +118,7 @@ def cuda_graphs_need_one_document(facts: Facts) -> Iterator[Problem]:
             reason="has fixed shapes, but with data.reset_attention_mask = true the number of documents varies",
             candidates=["none"],
             hint="set reset_attention_mask to false",
+            about=("data.reset_attention_mask",),
         )
 
 

@@ -40,6 +40,7 @@ def held_out_blends_need_train(facts: Facts) -> Iterator[Problem]:
                 path=f"data.{key}",
                 reason="requires data.train, which is empty",
                 hint=f"set data.train, or remove data.{key} and divide data.datasets with data.split",
+                about=("data.train",),
             )
 
 
@@ -70,6 +71,7 @@ def split_is_valid(facts: Facts) -> Iterator[Problem]:
             path="data.split",
             reason="must be three weights, for train, valid and test, with train's above 0",
             candidates=["99990,8,2"],
+            about=("data.train", "data.valid", "data.test"),
         )
 
 
@@ -80,6 +82,7 @@ def split_divides_datasets(facts: Facts) -> Iterator[Problem]:
             path="data.split",
             reason="has no effect with data.train, which is not divided",
             hint="remove it, or name the pairs in data.datasets in place of data.train",
+            about=("data.train",),
         )
 
 
@@ -104,6 +107,7 @@ def evaluation_has_samples(facts: Facts) -> Iterator[Problem]:
             reason=f"requires validation documents, but data.split = {facts.data.split} leaves none",
             candidates=[0],
             hint="set a data.split with a weight for valid, such as 99990,8,2",
+            about=("data.split",),
         )
 
 
@@ -133,14 +137,25 @@ def positions_are_learned(facts: Facts) -> Iterator[Problem]:
         reason = (
             "has no effect with model.position_embedding_type = rope and without data.reset_attention_mask"
         )
-        yield from unread(facts, ["data.reset_position_ids"], reason, "set reset_attention_mask to true")
+        yield from unread(
+            facts,
+            ["data.reset_position_ids"],
+            reason,
+            "set reset_attention_mask to true",
+            about=("model.position_embedding_type", "data.reset_attention_mask"),
+        )
 
 
 def end_of_document_is_used(facts: Facts) -> Iterator[Problem]:
     """eod_id needs a key that reads it (hpcgen's rule: it would have no effect)."""
     if not facts.data.needs_eod:
         reason = "has no effect without reset_attention_mask, reset_position_ids or eod_mask_loss"
-        yield from unread(facts, ["data.eod_id"], reason)
+        yield from unread(
+            facts,
+            ["data.eod_id"],
+            reason,
+            about=("data.reset_attention_mask", "data.reset_position_ids", "data.eod_mask_loss"),
+        )
 
 
 def end_of_document_has_row(facts: Facts) -> Iterator[Problem]:
@@ -151,6 +166,7 @@ def end_of_document_has_row(facts: Facts) -> Iterator[Problem]:
             path="data.eod_id",
             reason=f"is not below the size of the vocabulary, model.padded_vocab_size = {rows}",
             hint="use the ID of the token at the end of each document",
+            about=("model.padded_vocab_size",),
         )
 
 

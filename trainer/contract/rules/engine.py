@@ -93,6 +93,12 @@ def end_of_document_is_known(facts: Facts) -> Iterator[Problem]:
             path="data.eod_id",
             reason="must be set for reset_attention_mask, reset_position_ids and eod_mask_loss, because the trainer "
             "does not read a tokenizer",
+            about=(
+                "data.reset_attention_mask",
+                "data.reset_position_ids",
+                "data.eod_mask_loss",
+                "data.tokenizer",
+            ),
         )
 
 

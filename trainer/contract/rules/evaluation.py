@@ -62,6 +62,7 @@ def evaluated_checkpoints_are_written(facts: Facts) -> Iterator[Problem]:
             reason="selects multiples of this step, but without checkpoint.save_interval any step may be saved",
             candidates=[None],
             hint="set checkpoint.save_interval to a divisor of it",
+            about=("checkpoint.save_interval",),
         )
     elif every % interval:
         yield Problem(
@@ -69,6 +70,7 @@ def evaluated_checkpoints_are_written(facts: Facts) -> Iterator[Problem]:
             reason=f"is not a multiple of checkpoint.save_interval = {interval} ({every} / {interval})",
             candidates=multiples(interval, near=every),
             offers=2,
+            about=("checkpoint.save_interval",),
         )
 
 
@@ -81,6 +83,7 @@ def evaluation_has_work(facts: Facts) -> Iterator[Problem]:
             reason="queues jobs with nothing to compute, because evaluation.data and evaluation.tasks are empty",
             candidates=[None],
             hint="set evaluation.data or evaluation.tasks",
+            about=("evaluation.data", "evaluation.tasks"),
         )
 
 
@@ -109,6 +112,7 @@ def final_checkpoint_is_evaluated(facts: Facts) -> Iterator[Problem]:
         "checkpoint",
         candidates=[size for size in divisors(last, near=every) if size > 1],
         offers=2,
+        about=("training.train_iters",),
     )
 
 
@@ -120,6 +124,7 @@ def tasks_have_data(facts: Facts) -> Iterator[Problem]:
             path="evaluation.hf_home",
             reason=f"is null, so a job of the cluster finds no data set for evaluation.tasks ({', '.join(named)})",
             hint="set it to a directory that python -m trainer.evaluate --download has filled",
+            about=("evaluation.data", "evaluation.tasks"),
         )
 
 

@@ -26,7 +26,7 @@ LAYOUT_KEYS = (EP, ETP, "parallelism.moe_token_dispatcher_type", GROUPED_GEMM)
 def keys_of_experts_need_experts(facts: Facts) -> Iterator[Problem]:
     """The other keys of experts need num_moe_experts (hpcgen's rule: unused keys are errors)."""
     if facts.model.num_moe_experts is None:
-        unused = unused_keys(facts.model, MODEL_KEYS, "num_moe_experts is null", "set num_moe_experts")
+        unused = unused_keys(facts.model, MODEL_KEYS, "num_moe_experts", "null", "set num_moe_experts")
         yield from unused
 
 
@@ -38,7 +38,7 @@ def layers_have_experts(facts: Facts) -> Iterator[Problem]:
     if len(layers) != model.num_layers:
         reason = f"has {counted(len(layers), 'number')}, but num_layers = {model.num_layers}"
         advice = "write one number per layer, or null for experts in every layer"
-        yield Problem(path="model.moe_layer_freq", reason=reason, hint=advice)
+        yield Problem(path="model.moe_layer_freq", reason=reason, hint=advice, about=("model.num_layers",))
     elif not any(layers):
         reason = "contains no 1, so no layer has experts"
         yield Problem(path="model.moe_layer_freq", reason=reason, hint="set num_moe_experts to null")
@@ -53,6 +53,7 @@ def shared_experts_have_no_biases(facts: Facts) -> Iterator[Problem]:
             path="model.moe_shared_expert_intermediate_size",
             reason="does not support add_bias_linear = true",
             hint="set add_bias_linear to false",
+            about=("model.add_bias_linear",),
         )
 
 
@@ -70,7 +71,10 @@ def _routing_problems(model: ModelConfig, experts: int) -> Iterator[Problem]:
     topk = model.moe_router_topk
     if topk > experts:
         yield Problem(
-            "model.moe_router_topk", f"is more than num_moe_experts = {experts}", f"use at most {experts}"
+            "model.moe_router_topk",
+            f"is more than num_moe_experts = {experts}",
+            f"use at most {experts}",
+            about=("model.num_moe_experts",),
         )
     is_softmax = model.moe_router_score_function == "softmax"
     if topk == 1 and is_softmax and not model.moe_router_pre_softmax:
@@ -78,7 +82,9 @@ def _routing_problems(model: ModelConfig, experts: int) -> Iterator[Problem]:
         yield Problem("model.moe_router_topk", reason, "set moe_router_pre_softmax to true")
     if model.moe_router_pre_softmax and not is_softmax:
         reason = f"has no effect with moe_router_score_function = {model.moe_router_score_function}"
-        yield Problem("model.moe_router_pre_softmax", reason, "use false")
+        yield Problem(
+            "model.moe_router_pre_softmax", reason, "use false", about=("model.moe_router_score_function",)
+        )
 
 
 def groups_of_experts_fit(facts: Facts) -> Iterator[Problem]:
@@ -96,32 +102,51 @@ def _group_problems(model: ModelConfig, experts: int) -> Iterator[Problem]:
     groups, chosen, topk = model.moe_router_num_groups, model.moe_router_group_topk, model.moe_router_topk
     if groups is None:
         yield Problem(
-            "model.moe_router_group_topk", "requires moe_router_num_groups", "set moe_router_num_groups"
+            "model.moe_router_group_topk",
+            "requires moe_router_num_groups",
+            "set moe_router_num_groups",
+            about=("model.moe_router_num_groups",),
         )
         return
     if chosen is None:
         reason = "has no effect without moe_router_group_topk"
-        yield Problem("model.moe_router_num_groups", reason, "set moe_router_group_topk, or remove both")
+        yield Problem(
+            "model.moe_router_num_groups",
+            reason,
+            "set moe_router_group_topk, or remove both",
+            about=("model.moe_router_group_topk",),
+        )
         return
     if experts % groups:
         reason = f"does not divide num_moe_experts = {experts} ({experts} / {groups})"
         divisors = [str(number) for number in range(1, min(experts, 1024) + 1) if experts % number == 0]
-        yield Problem("model.moe_router_num_groups", reason, f"use {one_of(divisors)}")
+        yield Problem(
+            "model.moe_router_num_groups", reason, f"use {one_of(divisors)}", about=("model.num_moe_experts",)
+        )
     elif chosen > groups:
         yield Problem(
             "model.moe_router_group_topk",
             f"is more than moe_router_num_groups = {groups}",
             f"use at most {groups}",
+            about=("model.moe_router_num_groups",),
         )
     elif chosen > topk:
         # Core rates a group by its best topk // group_topk experts. With none, all groups are equal.
         yield Problem(
-            "model.moe_router_group_topk", f"is more than moe_router_topk = {topk}", f"use at most {topk}"
+            "model.moe_router_group_topk",
+            f"is more than moe_router_topk = {topk}",
+            f"use at most {topk}",
+            about=("model.moe_router_topk",),
         )
     elif topk > chosen * (experts // groups):
         in_groups = f"{chosen} x {experts // groups} = {chosen * (experts // groups)}"
         reason = f"is more than the {in_groups} experts of moe_router_group_topk groups"
-        yield Problem("model.moe_router_topk", reason, "choose more groups or fewer experts")
+        yield Problem(
+            "model.moe_router_topk",
+            reason,
+            "choose more groups or fewer experts",
+            about=("model.moe_router_group_topk",),
+        )
 
 
 def balancing_fits_router(facts: Facts) -> Iterator[Problem]:
@@ -138,16 +163,22 @@ def _balancing_problems(model: ModelConfig) -> Iterator[Problem]:
     if model.moe_router_enable_expert_bias and model.moe_router_score_function != "sigmoid":
         reason = f"requires moe_router_score_function = sigmoid, but it is {model.moe_router_score_function}"
         yield Problem(
-            "model.moe_router_enable_expert_bias", reason, "set moe_router_score_function to sigmoid"
+            "model.moe_router_enable_expert_bias",
+            reason,
+            "set moe_router_score_function to sigmoid",
+            about=("model.moe_router_score_function",),
         )
     if not model.moe_router_enable_expert_bias:
         needed = "set moe_router_enable_expert_bias to true"
-        why = "moe_router_enable_expert_bias is false"
-        yield from unused_keys(model, ("moe_router_bias_update_rate",), why, needed)
+        keys = ("moe_router_bias_update_rate",)
+        yield from unused_keys(model, keys, "moe_router_enable_expert_bias", "false", needed)
     if model.moe_router_load_balancing_type == "none" and model.moe_aux_loss_coeff > 0:
         reason = "has no effect, because moe_router_load_balancing_type is none"
         yield Problem(
-            "model.moe_aux_loss_coeff", reason, "set moe_router_load_balancing_type to aux_loss, or use 0"
+            "model.moe_aux_loss_coeff",
+            reason,
+            "set moe_router_load_balancing_type to aux_loss, or use 0",
+            about=("model.moe_router_load_balancing_type",),
         )
 
 
@@ -166,11 +197,14 @@ def _capacity_problems(model: ModelConfig, experts: int) -> Iterator[Problem]:
         if model.moe_pad_expert_input_to_capacity:
             advice = "set moe_expert_capacity_factor"
             yield Problem(
-                "model.moe_pad_expert_input_to_capacity", "requires moe_expert_capacity_factor", advice
+                "model.moe_pad_expert_input_to_capacity",
+                "requires moe_expert_capacity_factor",
+                advice,
+                about=("model.moe_expert_capacity_factor",),
             )
         needed = "set moe_expert_capacity_factor"
         yield from unused_keys(
-            model, ("moe_token_drop_policy",), "moe_expert_capacity_factor is null", needed
+            model, ("moe_token_drop_policy",), "moe_expert_capacity_factor", "null", needed
         )
     elif topk <= experts < factor * topk:
         # Padding fails in Core above the number of tokens, and a capacity that is never reached drops nothing.
@@ -185,7 +219,7 @@ def layout_of_experts_needs_experts(facts: Facts) -> Iterator[Problem]:
     ignored."""
     if facts.model.num_moe_experts is None:
         reason = "has no effect, because model.num_moe_experts is null"
-        yield from unread(facts, LAYOUT_KEYS, reason)
+        yield from unread(facts, LAYOUT_KEYS, reason, about=("model.num_moe_experts",))
 
 
 def expert_parallel_divides_experts(facts: Facts) -> Iterator[Problem]:
@@ -196,6 +230,7 @@ def expert_parallel_divides_experts(facts: Facts) -> Iterator[Problem]:
             path=EP,
             reason=f"does not divide model.num_moe_experts = {experts} ({experts} / {size})",
             candidates=divisors(experts, near=size),
+            about=("model.num_moe_experts",),
         )
 
 
@@ -245,6 +280,7 @@ def expert_tensor_parallel_divides_experts(facts: Facts) -> Iterator[Problem]:
             path=TP if facts.parallelism.expert_tensor_parallel_size is None else ETP,
             reason=f"does not divide model.moe_ffn_hidden_size = {width} ({width} / {size})",
             candidates=divisors(width, near=size),
+            about=("model.moe_ffn_hidden_size",),
         )
 
 
@@ -257,6 +293,7 @@ def tensor_parallel_divides_shared_experts(facts: Facts) -> Iterator[Problem]:
             path=TP,
             reason=f"does not divide model.moe_shared_expert_intermediate_size = {width} ({width} / {size})",
             candidates=divisors(width, near=size),
+            about=("model.moe_shared_expert_intermediate_size",),
         )
 
 
@@ -316,6 +353,7 @@ def balancing_loss_has_a_coefficient(facts: Facts) -> Iterator[Problem]:
             reason=f"has no effect, because {COEFFICIENT} is 0",
             candidates=["none"],
             hint="set moe_aux_loss_coeff",
+            about=("model.moe_aux_loss_coeff",),
         )
 
 

@@ -20,6 +20,7 @@ def tensor_parallel_divides_query_groups(facts: Facts) -> Iterator[Problem]:
             path=TP,
             reason=f"does not divide model.num_query_groups = {groups} ({groups} / {size})",
             candidates=divisors(groups, near=size),
+            about=("model.num_query_groups",),
         )
 
 
@@ -27,7 +28,12 @@ def stages_have_layers(facts: Facts) -> Iterator[Problem]:
     """PP <= num_layers. The stages may have different numbers of layers (trainer/inference/checkpoint.py)."""
     layers, stages = facts.model.num_layers, facts.parallelism.pipeline_model_parallel_size
     if stages > layers:
-        yield Problem(path=PP, reason=f"is more than model.num_layers = {layers}", candidates=[layers])
+        yield Problem(
+            path=PP,
+            reason=f"is more than model.num_layers = {layers}",
+            candidates=[layers],
+            about=("model.num_layers",),
+        )
 
 
 def experts_with_biases_are_whole(facts: Facts) -> Iterator[Problem]:
@@ -42,6 +48,7 @@ def experts_with_biases_are_whole(facts: Facts) -> Iterator[Problem]:
             reason="divides the experts, which is not supported with model.add_bias_linear = true",
             candidates=[1],
             hint="divide the model with pipeline stages",
+            about=("model.add_bias_linear",),
         )
 
 

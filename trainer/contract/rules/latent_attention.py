@@ -34,6 +34,7 @@ def latent_attention_needs_sequence_parallel(facts: Facts) -> Iterator[Problem]:
             reason=f"must be true for {KEY} with TP = {size}, because Megatron-Core leaves out "
             "gradients otherwise",
             candidates=[True],
+            about=("model.multi_latent_attention",),
         )
 
 
@@ -48,6 +49,7 @@ def latent_attention_has_no_communication_overlap(facts: Facts) -> Iterator[Prob
             path="parallelism.tp_comm_overlap",
             reason=f"has no effect with {WHAT}",
             candidates=[False],
+            about=("model.multi_latent_attention",),
         )
 
 
@@ -67,6 +69,7 @@ def yarn_of_latent_attention_divides_context(facts: Facts) -> Iterator[Problem]:
             reason=f"requires that model.rope_scaling.original_max_position_embeddings = {length} is a multiple of "
             f"2 x {size} with {WHAT} ({length} / {2 * size})",
             candidates=divisors(max(1, length // 2), near=size) if length % 2 == 0 else [1],
+            about=("model.rope_scaling.original_max_position_embeddings", "model.multi_latent_attention"),
         )
 
 
@@ -84,6 +87,7 @@ def windows_of_latent_attention_are_on_one_rank(facts: Facts) -> Iterator[Proble
             f"parallelism.context_parallel_size = {size}",
             candidates=[None],
             hint="set context_parallel_size to 1",
+            about=("model.multi_latent_attention", "parallelism.context_parallel_size"),
         )
 
 
@@ -105,6 +109,7 @@ def latent_attention_exchanges_around_a_ring(facts: Facts) -> Iterator[Problem]:
             path="parallelism.cp_comm_type",
             reason=f"is not supported by Transformer Engine before 2.16 with {WHAT}",
             candidates=[None, "p2p", "a2a+p2p"],
+            about=("model.multi_latent_attention",),
         )
 
 

@@ -13,12 +13,18 @@ def profile_ends_after_its_start(facts: Facts) -> Iterator[Problem]:
     start, end = facts.logging.profile_step_start, facts.logging.profile_step_end
     if start is None:
         reason = "has no effect, because logging.profile_step_start is null"
-        yield from unread(facts, ["logging.profile_step_end", "logging.profile_ranks"], reason)
+        yield from unread(
+            facts,
+            ["logging.profile_step_end", "logging.profile_ranks"],
+            reason,
+            about=("logging.profile_step_start",),
+        )
     if start is not None and end is not None and end <= start:
         yield Problem(
             path="logging.profile_step_end",
             reason=f"must be greater than logging.profile_step_start = {start}",
             candidates=[start + 2],
+            about=("logging.profile_step_start",),
         )
     last = facts.training.train_iters
     if start is not None and start >= last:
@@ -26,6 +32,7 @@ def profile_ends_after_its_start(facts: Facts) -> Iterator[Problem]:
             path="logging.profile_step_start",
             reason=f"must be less than training.train_iters = {last}",
             candidates=[max(0, last - 2)],
+            about=("training.train_iters",),
         )
 
 
@@ -45,7 +52,13 @@ def memory_history_needs_profile(facts: Facts) -> Iterator[Problem]:
     """record_memory_history needs a profile."""
     if facts.logging.profile_step_start is None:
         reason = "is written at the end of a profile, but logging.profile_step_start is null"
-        yield from unread(facts, ["logging.record_memory_history"], reason, "set logging.profile_step_start")
+        yield from unread(
+            facts,
+            ["logging.record_memory_history"],
+            reason,
+            "set logging.profile_step_start",
+            about=("logging.profile_step_start",),
+        )
 
 
 def names_in_wandb_need_project(facts: Facts) -> Iterator[Problem]:
@@ -53,7 +66,7 @@ def names_in_wandb_need_project(facts: Facts) -> Iterator[Problem]:
     if facts.logging.wandb_project is None:
         reason = "has no effect, because logging.wandb_project is null"
         keys = ["logging.wandb_entity", "logging.wandb_exp_name"]
-        yield from unread(facts, keys, reason, "set logging.wandb_project")
+        yield from unread(facts, keys, reason, "set logging.wandb_project", about=("logging.wandb_project",))
 
 
 RULES: tuple[Rule, ...] = (

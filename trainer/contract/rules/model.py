@@ -34,6 +34,7 @@ def heads_divide_hidden_size(facts: Facts) -> Iterator[Problem]:
             f"({model.hidden_size} / {model.num_attention_heads}), and model.kv_channels is null",
             candidates=divisors(model.hidden_size, near=model.num_attention_heads),
             offers=4,
+            about=("model.hidden_size", "model.kv_channels"),
         )
 
 
@@ -50,6 +51,7 @@ def query_groups_divide_heads(facts: Facts) -> Iterator[Problem]:
             reason=f"does not divide model.num_attention_heads = {model.num_attention_heads} "
             f"({model.num_attention_heads} / {model.num_query_groups})",
             candidates=divisors(model.num_attention_heads, near=model.num_query_groups),
+            about=("model.num_attention_heads",),
         )
 
 
@@ -69,6 +71,7 @@ def rotary_head_width_is_even(facts: Facts) -> Iterator[Problem]:
             path="model.kv_channels",
             reason="is odd, but position_embedding_type = rope rotates channels in pairs",
             candidates=[width - 1, width + 1] if width > 1 else [2],
+            about=("model.position_embedding_type",),
         )
     else:
         yield Problem(
@@ -77,6 +80,7 @@ def rotary_head_width_is_even(facts: Facts) -> Iterator[Problem]:
             "but position_embedding_type = rope rotates channels in pairs",
             candidates=divisors(model.hidden_size, near=model.num_attention_heads),
             offers=4,
+            about=("model.position_embedding_type",),
         )
 
 
@@ -85,7 +89,13 @@ def rotary_base_needs_rope(facts: Facts) -> Iterator[Problem]:
     kind = facts.model.position_embedding_type
     if kind != "rope":
         reason = f"has no effect, because model.position_embedding_type is {kind}"
-        yield from unread(facts, ["model.rotary_base"], reason, "set position_embedding_type to rope")
+        yield from unread(
+            facts,
+            ["model.rotary_base"],
+            reason,
+            "set position_embedding_type to rope",
+            about=("model.position_embedding_type",),
+        )
 
 
 def positions_cover_sequence(facts: Facts) -> Iterator[Problem]:
@@ -97,6 +107,7 @@ def positions_cover_sequence(facts: Facts) -> Iterator[Problem]:
             reason=f"is less than model.seq_length = {model.seq_length}",
             candidates=[model.seq_length],
             hint="reduce seq_length",
+            about=("model.seq_length",),
         )
 
 
@@ -109,6 +120,7 @@ def padded_vocabulary_covers_vocabulary(facts: Facts) -> Iterator[Problem]:
             reason=f"is less than model.vocab_size = {vocab_size}",
             candidates=[pad_vocab_size(vocab_size)],
             hint="set it to null, which pads vocab_size to a multiple of 128",
+            about=("model.vocab_size",),
         )
 
 
@@ -119,6 +131,7 @@ def activation_is_used(facts: Facts) -> Iterator[Problem]:
             path="model.activation_func",
             reason="has no effect, because swiglu = true uses SiLU",
             hint="set swiglu to false or remove it",
+            about=("model.swiglu",),
         )
 
 
@@ -141,6 +154,7 @@ def requires_rope(facts: Facts, key: str) -> Iterator[Problem]:
             path=f"model.{key}",
             reason=f"requires position_embedding_type = rope, but it is {kind}",
             hint=f"set position_embedding_type to rope or remove {key}",
+            about=("model.position_embedding_type",),
         )
 
 
@@ -173,16 +187,27 @@ def _scaling_problems(scaling: RopeScaling) -> Iterator[Problem]:
         is_used = field.name in ("rope_type", "factor", *required, *optional)
         if not is_used and getattr(scaling, field.name) is not None:
             yield Problem(
-                f"model.rope_scaling.{field.name}", f"is not used by rope_type = {kind}", "remove it"
+                f"model.rope_scaling.{field.name}",
+                f"is not used by rope_type = {kind}",
+                "remove it",
+                about=("model.rope_scaling.rope_type",),
             )
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     if low is not None and high is not None and low >= high:
         reason = f"must be greater than low_freq_factor = {low:g}"
-        yield Problem("model.rope_scaling.high_freq_factor", reason, f"use more than {low:g}")
+        yield Problem(
+            "model.rope_scaling.high_freq_factor",
+            reason,
+            f"use more than {low:g}",
+            about=("model.rope_scaling.low_freq_factor",),
+        )
     slow, fast = scaling.beta_slow or YARN_BETA_SLOW, scaling.beta_fast or YARN_BETA_FAST
     if fast < slow:
         yield Problem(
-            "model.rope_scaling.beta_fast", f"must be at least beta_slow = {slow:g}", f"use {slow:g} or more"
+            "model.rope_scaling.beta_fast",
+            f"must be at least beta_slow = {slow:g}",
+            f"use {slow:g} or more",
+            about=("model.rope_scaling.beta_slow",),
         )
 
 
@@ -204,12 +229,14 @@ def yarn_uses_its_scales(facts: Facts) -> Iterator[Problem]:
             path=f"model.rope_scaling.{given}",
             reason="has no effect, because model.rope_scaling.attention_factor is set",
             hint="remove one of the two",
+            about=("model.rope_scaling.attention_factor",),
         )
     elif not all(scales.values()):
         yield Problem(
             path=f"model.rope_scaling.{given}",
             reason="has no effect unless both mscale and mscale_all_dim are above 0",
             hint="set both, or remove it",
+            about=("model.rope_scaling.mscale", "model.rope_scaling.mscale_all_dim"),
         )
 
 
@@ -228,6 +255,7 @@ def yarn_reaches_sequence(facts: Facts) -> Iterator[Problem]:
             path="model.rope_scaling.factor",
             reason=f"extends {original} tokens to {scaling.factor * original:g}, but model.seq_length is {length}",
             hint=f"use {length / original:g} or more",
+            about=("model.seq_length",),
         )
 
 

@@ -20,6 +20,7 @@ def mtp_needs_model_of_core(facts: Facts) -> Iterator[Problem]:
             path=KEY,
             reason="requires Megatron-Core's GPTModel, but model.model_provider is set",
             hint="remove one of them",
+            about=("model.model_provider",),
         )
 
 
@@ -36,7 +37,13 @@ def mtp_weight_needs_mtp(facts: Facts) -> Iterator[Problem]:
     """mtp_loss_scaling_factor needs mtp_num_layers (hpcgen's rule: it would have no effect)."""
     if facts.model.mtp_num_layers is None:
         reason = f"has no effect, because {KEY} is null"
-        yield from unread(facts, ["model.mtp_loss_scaling_factor"], reason, "set mtp_num_layers")
+        yield from unread(
+            facts,
+            ["model.mtp_loss_scaling_factor"],
+            reason,
+            "set mtp_num_layers",
+            about=("model.mtp_num_layers",),
+        )
 
 
 def tensor_parallel_divides_mtp_projection(facts: Facts) -> Iterator[Problem]:
@@ -47,6 +54,7 @@ def tensor_parallel_divides_mtp_projection(facts: Facts) -> Iterator[Problem]:
             path=TP,
             reason=f"does not divide model.hidden_size = {hidden} ({hidden} / {size}), which {KEY} requires",
             candidates=divisors(hidden, near=size),
+            about=("model.hidden_size", "model.mtp_num_layers"),
         )
 
 
@@ -68,6 +76,7 @@ def mtp_is_recomputed_by_layer(facts: Facts) -> Iterator[Problem]:
             reason=f"must be 1 with {KEY} and recompute_method = uniform",
             candidates=[1],
             hint="set recompute_method to block",
+            about=("model.mtp_num_layers", "training.recompute_method"),
         )
 
 
@@ -104,6 +113,7 @@ def mtp_has_no_communication_overlap(facts: Facts) -> Iterator[Problem]:
             reason=f"is not supported with {KEY} = {facts.model.mtp_num_layers}, because Transformer Engine has no "
             "buffer for the projection of an MTP layer",
             candidates=[False],
+            about=("model.mtp_num_layers",),
         )
 
 

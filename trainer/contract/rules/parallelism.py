@@ -37,6 +37,7 @@ def tensor_parallel_fits_query_groups(facts: Facts) -> Iterator[Problem]:
             reason=f"neither divides model.num_query_groups = {groups} nor is a multiple of it "
             f"({groups} / {size})",
             candidates=divisors(facts.model.num_attention_heads, near=size),
+            about=("model.num_query_groups",),
         )
 
 
@@ -57,6 +58,7 @@ def tensor_parallel_divides_projection(facts: Facts) -> Iterator[Problem]:
             reason="does not divide (model.num_attention_heads + 2 x model.num_query_groups) x model.kv_channels = "
             f"({heads} + 2 x {groups}) x {width} = {rows} ({rows} / {size})",
             candidates=divisors(heads, near=size),
+            about=("model.num_attention_heads", "model.num_query_groups", "model.kv_channels"),
         )
 
 
@@ -98,6 +100,7 @@ def sequence_parallel_needs_tensor_parallel(facts: Facts) -> Iterator[Problem]:
             path="parallelism.sequence_parallel",
             reason=f"requires {TP} > 1, but it is 1",
             candidates=[False],
+            about=("parallelism.tensor_model_parallel_size",),
         )
 
 
@@ -110,6 +113,7 @@ def pipeline_divides_layers(facts: Facts) -> Iterator[Problem]:
             reason=f"does not divide model.num_layers = {num_layers} ({num_layers} / {stages})",
             candidates=divisors(num_layers, near=stages),
             hint=_uneven_advice(num_layers, stages),
+            about=("model.num_layers",),
         )
 
 
@@ -152,6 +156,7 @@ def interleaving_needs_pipeline(facts: Facts) -> Iterator[Problem]:
             path=VPP,
             reason=f"requires {PP} > 1, but it is 1",
             candidates=[None],
+            about=("parallelism.pipeline_model_parallel_size",),
         )
 
 
@@ -171,6 +176,7 @@ def chunks_divide_stage(facts: Facts) -> Iterator[Problem]:
             f"{facts.model.num_layers} / {stages} = {layers_per_stage} "
             f"({layers_per_stage} / {facts.num_chunks})",
             candidates=[d for d in divisors(layers_per_stage, near=facts.num_chunks) if d > 1] or [None],
+            about=("model.num_layers", "parallelism.pipeline_model_parallel_size"),
         )
 
 
@@ -186,6 +192,7 @@ def context_parallel_divides_sequence(facts: Facts) -> Iterator[Problem]:
             reason=f"divides each sequence into 2 x {size} slices, but model.seq_length = {seq_length} "
             f"is not a multiple of {2 * size} ({seq_length} / {2 * size})",
             candidates=divisors(max(1, seq_length // 2), near=size),
+            about=("model.seq_length",),
         )
 
 
@@ -201,6 +208,7 @@ def sequence_parallel_divides_sequence(facts: Facts) -> Iterator[Problem]:
             f"({facts.model.seq_length} / {ranks})",
             candidates=multiples(ranks, near=facts.model.seq_length),
             offers=2,
+            about=("parallelism.sequence_parallel",),
         )
 
 
@@ -262,6 +270,7 @@ def param_gather_overlap_needs_grad_reduce_overlap(facts: Facts) -> Iterator[Pro
             reason="requires parallelism.overlap_grad_reduce = true, but it is false",
             candidates=[False],
             hint="set overlap_grad_reduce to true",
+            about=("parallelism.overlap_grad_reduce",),
         )
 
 

@@ -43,6 +43,7 @@ def fp8_needs_transformer_engine(facts: Facts) -> Iterator[Problem]:
             path="training.transformer_impl",
             reason=f"does not support training.fp8 = {facts.training.fp8}",
             candidates=["transformer_engine", None],
+            about=("training.fp8",),
         )
 
 
@@ -70,6 +71,7 @@ def cross_entropy_is_deterministic(facts: Facts) -> Iterator[Problem]:
             reason="has no effect, because training.deterministic_mode = true uses Megatron-Core's cross entropy",
             candidates=[None],
             hint="set deterministic_mode to false",
+            about=("training.deterministic_mode",),
         )
 
 
@@ -81,6 +83,7 @@ def fp8_needs_half_precision(facts: Facts) -> Iterator[Problem]:
             reason=f"cannot be combined with training.fp8 = {facts.training.fp8}, which discards its precision",
             candidates=["bf16"],
             hint="set training.fp8 to null",
+            about=("training.fp8",),
         )
 
 
@@ -101,6 +104,7 @@ def fp8_fits_widths(facts: Facts) -> Iterator[Problem]:
                 candidates=multiples(FP8_MULTIPLE * unit, near=near),
                 offers=2,
                 hint="set training.fp8 to null",
+                about=("training.fp8",),
             )
     model, axes = facts.resolved_model, facts.parallelism
     tensor = axes.tensor_model_parallel_size
@@ -117,6 +121,7 @@ def fp8_fits_widths(facts: Facts) -> Iterator[Problem]:
             candidates=multiples(unit * shares, near=model.seq_length),
             offers=2,
             hint="set training.fp8 to null",
+            about=("training.fp8",),
         )
 
 
@@ -144,10 +149,14 @@ def fp8_details_need_their_recipe(facts: Facts) -> Iterator[Problem]:
     training = facts.training
     if training.fp8 is None:
         reason = "has no effect, because training.fp8 is null"
-        yield from unread(facts, ["training.fp8_recipe"], reason, "set training.fp8 to hybrid")
+        yield from unread(
+            facts, ["training.fp8_recipe"], reason, "set training.fp8 to hybrid", about=("training.fp8",)
+        )
     if training.fp8 is None or training.fp8_recipe != "delayed":
         reason = "is used only with training.fp8_recipe = delayed"
-        yield from unread(facts, DELAYED_SCALING_KEYS, reason, "set fp8_recipe to delayed")
+        yield from unread(
+            facts, DELAYED_SCALING_KEYS, reason, "set fp8_recipe to delayed", about=("training.fp8_recipe",)
+        )
 
 
 def loss_scale_needs_fp16(facts: Facts) -> Iterator[Problem]:
@@ -157,12 +166,16 @@ def loss_scale_needs_fp16(facts: Facts) -> Iterator[Problem]:
     """
     if facts.training.precision != "fp16":
         reason = f"is used only with training.precision = fp16, not {facts.training.precision}"
-        yield from unread(facts, ["optimizer.loss_scale", *ADAPTIVE_SCALE_KEYS], reason)
+        yield from unread(
+            facts, ["optimizer.loss_scale", *ADAPTIVE_SCALE_KEYS], reason, about=("training.precision",)
+        )
     elif facts.optimizer.loss_scale is not None:
         reason = (
             f"has no effect, because optimizer.loss_scale = {facts.optimizer.loss_scale:g} does not change"
         )
-        yield from unread(facts, ADAPTIVE_SCALE_KEYS, reason, "set loss_scale to null")
+        yield from unread(
+            facts, ADAPTIVE_SCALE_KEYS, reason, "set loss_scale to null", about=("optimizer.loss_scale",)
+        )
 
 
 def loss_scale_starts_above_its_minimum(facts: Facts) -> Iterator[Problem]:
@@ -173,6 +186,7 @@ def loss_scale_starts_above_its_minimum(facts: Facts) -> Iterator[Problem]:
             path="optimizer.min_loss_scale",
             reason=f"is greater than optimizer.initial_loss_scale = {optimizer.initial_loss_scale:g}",
             candidates=[1.0],
+            about=("optimizer.initial_loss_scale",),
         )
 
 

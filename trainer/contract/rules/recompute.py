@@ -20,6 +20,7 @@ def full_recompute_needs_method(facts: Facts) -> Iterator[Problem]:
             path="training.recompute_method",
             reason="must be set with training.recompute_granularity = full",
             candidates=["uniform", "block"],
+            about=("training.recompute_granularity",),
         )
 
 
@@ -31,6 +32,7 @@ def full_recompute_needs_num_layers(facts: Facts) -> Iterator[Problem]:
             path="training.recompute_num_layers",
             reason="must be set with training.recompute_granularity = full",
             candidates=[1],
+            about=("training.recompute_granularity",),
         )
 
 
@@ -54,6 +56,7 @@ def recompute_details_need_full(facts: Facts) -> Iterator[Problem]:
                 reason=f"is used only with recompute_granularity = full, not {granularity}",
                 candidates=[None],
                 hint="set recompute_granularity to full",
+                about=("training.recompute_granularity",),
             )
 
 
@@ -95,6 +98,7 @@ def modules_need_selective(facts: Facts) -> Iterator[Problem]:
             reason=f"is used only with recompute_granularity = selective, not {granularity}",
             candidates=[None],
             hint="set recompute_granularity to selective",
+            about=("training.recompute_granularity",),
         )
     elif training.recompute_modules == ():
         yield Problem(

@@ -19,6 +19,7 @@ def min_lr_is_not_above_lr(facts: Facts) -> Iterator[Problem]:
             path="optimizer.min_lr",
             reason=f"is greater than optimizer.lr = {optimizer.lr:g}",
             candidates=[default_min_lr(optimizer.lr)],
+            about=("optimizer.lr",),
         )
 
 
@@ -34,7 +35,9 @@ def constant_rate_has_no_end(facts: Facts) -> Iterator[Problem]:
             keys.append("optimizer.lr_decay_iters")
         reason = "has no effect with optimizer.lr_decay_style = constant"
         given = [key for key in keys if key in facts.set_by_user]
-        yield from unread(facts, given, reason, "use another lr_decay_style")
+        yield from unread(
+            facts, given, reason, "use another lr_decay_style", about=("optimizer.lr_decay_style",)
+        )
 
 
 def warmup_is_given_once(facts: Facts) -> Iterator[Problem]:
@@ -45,6 +48,7 @@ def warmup_is_given_once(facts: Facts) -> Iterator[Problem]:
             path="optimizer.lr_warmup_iters",
             reason=f"conflicts with lr_warmup_fraction = {optimizer.lr_warmup_fraction:g}; both set the warm-up",
             candidates=[None],
+            about=("optimizer.lr_warmup_fraction",),
         )
 
 
@@ -63,6 +67,7 @@ def warmup_ends_before_decay(facts: Facts) -> Iterator[Problem]:
             path="optimizer.lr_warmup_iters",
             reason=f"{meaning}must be less than {key} = {decay}, where the decay ends",
             candidates=[decay // 10, None],
+            about=("training.train_iters", "optimizer.lr_decay_iters"),
         )
 
 
@@ -74,6 +79,7 @@ def warmup_starts_below_lr(facts: Facts) -> Iterator[Problem]:
             path="optimizer.lr_warmup_init",
             reason=f"is greater than optimizer.lr = {optimizer.lr:g}",
             candidates=[0.0],
+            about=("optimizer.lr",),
         )
 
 
@@ -81,7 +87,13 @@ def warmup_has_a_start(facts: Facts) -> Iterator[Problem]:
     """lr_warmup_init needs a warm-up (megatron/core/optimizer_param_scheduler.py, get_lr)."""
     if facts.resolved_optimizer.lr_warmup_iters == 0:
         reason = "has no effect without a warm-up: optimizer.lr_warmup_iters is 0"
-        yield from unread(facts, ["optimizer.lr_warmup_init"], reason, "set lr_warmup_iters")
+        yield from unread(
+            facts,
+            ["optimizer.lr_warmup_init"],
+            reason,
+            "set lr_warmup_iters",
+            about=("optimizer.lr_warmup_iters",),
+        )
 
 
 def wsd_details_need_wsd(facts: Facts) -> Iterator[Problem]:
