@@ -136,8 +136,8 @@ def _placed(problem: Problem, document: Document) -> Problem:
 
     reason = problem.reason
     for name in problem.about if own else ():
-        where = document.origin(name) or own
-        if where.rpartition(":")[0] != own:
+        where = document.origins.get(name) if name in document.values else None
+        if where and where.rpartition(":")[0] != own:
             before, found, after = reason.partition(name)
             reason = f"{before}{found} ({where}){after}"
     return dataclasses.replace(problem, reason=reason)
