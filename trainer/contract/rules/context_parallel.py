@@ -37,6 +37,7 @@ def exchange_fits_kernels(facts: Facts) -> Iterator[Problem]:
         yield Problem(
             path=KIND,
             reason=f"requires Transformer Engine, but {facts.engine_problem}",
+            about=("training.transformer_impl",),
             candidates=[None, "all_gather"],
         )
 

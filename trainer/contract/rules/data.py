@@ -120,6 +120,7 @@ def documents_need_transformer_engine_on_gpus(facts: Facts) -> Iterator[Problem]
         yield Problem(
             path="data.reset_attention_mask",
             reason=f"requires Transformer Engine on GPUs, but {facts.engine_problem}",
+            about=("training.transformer_impl",),
             candidates=[False],
             hint="set transformer_impl to transformer_engine",
         )

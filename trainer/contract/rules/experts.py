@@ -330,15 +330,21 @@ def grouped_products_need_transformer_engine(facts: Facts) -> Iterator[Problem]:
     """
     if facts.model.num_moe_experts is None or not facts.parallelism.moe_grouped_gemm:
         return
-    for is_missing, why in (
-        (facts.engine_problem, f"requires Transformer Engine, but {facts.engine_problem}"),
-        (facts.model.add_bias_linear, "does not support model.add_bias_linear = true"),
+    engine = facts.engine_problem
+    for is_missing, key, why in (
+        (engine, "training.transformer_impl", f"requires Transformer Engine, but {engine}"),
+        (
+            facts.model.add_bias_linear,
+            "model.add_bias_linear",
+            "does not support model.add_bias_linear = true",
+        ),
     ):
         if is_missing:
             yield Problem(
                 path=GROUPED_GEMM,
                 reason=why,
                 candidates=[None],
+                about=(key,),
             )
             return
 

@@ -87,6 +87,7 @@ def _tensor_parallel_divides(facts: Facts, key: str, value: int) -> Iterator[Pro
             path=TP,
             reason=f"does not divide model.{key} = {value} ({value} / {size})",
             candidates=divisors(value, near=size),
+            about=(f"model.{key}",),
         )
 
 
@@ -244,10 +245,16 @@ def tensor_parallel_overlap_needs_sequence_parallel(facts: Facts) -> Iterator[Pr
     """
     if not facts.parallelism.tp_comm_overlap:
         return
-    for is_missing, reason, advice in (
-        (facts.engine_problem, f"requires Transformer Engine, but {facts.engine_problem}", ""),
+    for is_missing, key, reason, advice in (
+        (
+            facts.engine_problem,
+            "training.transformer_impl",
+            f"requires Transformer Engine, but {facts.engine_problem}",
+            "",
+        ),
         (
             not facts.parallelism.sequence_parallel,
+            "parallelism.sequence_parallel",
             "requires parallelism.sequence_parallel = true, but it is false",
             f"set sequence_parallel to true, with {TP} above 1",
         ),
@@ -258,6 +265,7 @@ def tensor_parallel_overlap_needs_sequence_parallel(facts: Facts) -> Iterator[Pr
                 reason=reason,
                 candidates=[False],
                 hint=advice,
+                about=(key,),
             )
             return
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from trainer.contract.attention import KINDS
 from trainer.contract.config import DISCARDS_OUTPUT
@@ -124,7 +124,8 @@ def modules_exist(facts: Facts) -> Iterator[Problem]:
         kinds = [str(kind.key) for kind in KINDS if module in kind.recomputable]
         keys = (*NEEDED_BY_MODULE.get(module, ()), *kinds)
         if keys and not any(getattr(facts.model, key) for key in keys):
-            yield _without(facts, module, f"requires model.{' or model.'.join(keys)}")
+            needed = [f"model.{key}" for key in keys]
+            yield _without(facts, module, f"requires {' or '.join(needed)}", needed)
 
 
 def modules_can_be_recomputed(facts: Facts) -> Iterator[Problem]:
@@ -139,10 +140,10 @@ def modules_can_be_recomputed(facts: Facts) -> Iterator[Problem]:
         if module in DISCARDS_OUTPUT and facts.engine_problem:
             yield _without(facts, module, "requires GPUs and Transformer Engine's layers")
         elif module == "mlp" and facts.model.add_bias_linear:
-            yield _without(facts, module, "requires model.add_bias_linear = false")
+            yield _without(facts, module, "requires model.add_bias_linear = false", ["model.add_bias_linear"])
         elif module == "moe_act" and not _has_grouped_gemm(facts):
             reason = "requires moe_grouped_gemm = true and model.add_bias_linear = false"
-            yield _without(facts, module, reason)
+            yield _without(facts, module, reason, ["parallelism.moe_grouped_gemm", "model.add_bias_linear"])
 
 
 def _has_grouped_gemm(facts: Facts) -> bool:
@@ -158,16 +159,19 @@ def delayed_scaling_keeps_outputs(facts: Facts) -> Iterator[Problem]:
         return
     for module in training.recompute_modules or ():
         if module in ("layernorm", "moe_act"):
-            yield _without(facts, module, "does not support training.fp8_recipe = delayed")
+            yield _without(
+                facts, module, "does not support training.fp8_recipe = delayed", ["training.fp8_recipe"]
+            )
 
 
-def _without(facts: Facts, module: str, reason: str) -> Problem:
+def _without(facts: Facts, module: str, reason: str, about: Sequence[str] = ()) -> Problem:
     """The violation of a rule by one of recompute_modules, which the other modules do not break."""
     others = tuple(other for other in facts.training.recompute_modules or () if other != module)
     return Problem(
         path="training.recompute_modules",
         reason=f"contains {module}, which {reason}",
         candidates=[others or None],
+        about=tuple(about),
     )
 
 

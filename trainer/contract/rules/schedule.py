@@ -102,7 +102,7 @@ def wsd_details_need_wsd(facts: Facts) -> Iterator[Problem]:
     if style != "WSD":
         keys = ["optimizer.lr_wsd_decay_iters", "optimizer.lr_wsd_decay_style"]
         reason = f"is used only with lr_decay_style = WSD, not {style}"
-        yield from unread(facts, keys, reason, "set lr_decay_style to WSD")
+        yield from unread(facts, keys, reason, "set lr_decay_style to WSD", ("optimizer.lr_decay_style",))
 
 
 def wsd_decay_follows_warmup(facts: Facts) -> Iterator[Problem]:
