@@ -10,11 +10,12 @@ import json
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, Literal, cast
 
 from hpcgen.errors import HpcgenError
+from trainer.contract.record import record
 
 MAX_BYTES = 256 * 1024
 MAX_VALUES = 20_000
@@ -24,7 +25,7 @@ _MAX_INT_BITS = 1023
 """Longer integers do not fit into a float, and Python refuses to print very long ones."""
 
 
-@dataclass(frozen=True)
+@record
 class Document:
     """Plain data with origins: dotted path -> "run.yaml:14", "--set ..." or "preset 13b"."""
 

@@ -11,14 +11,14 @@ import re
 import types
 import typing
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any, Union
 
 from hpcgen.errors import Problem
 from trainer.contract.config import Range, field_hints
+from trainer.contract.record import record
 
 
-@dataclass(frozen=True)
+@record
 class Text:
     """The required pattern of a string. Unprintable characters are refused in all strings."""
 

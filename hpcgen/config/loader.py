@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from hpcgen.config.run import TRAINER_SECTIONS, RunConfig
 from hpcgen.config.validation import MISSING, build, located
 from hpcgen.errors import ConfigErrors, FileErrors, HpcgenError, Problem
 from trainer.contract.config import BlendConfig
+from trainer.contract.record import record
 
 OMITTED_SECTIONS: dict[str, Any] = {
     "model": {"num_layers": 1, "hidden_size": 1, "num_attention_heads": 1, "seq_length": 1},
@@ -38,7 +38,7 @@ ANY_RUN: dict[str, Any] = {
 """A run with the required keys only, for checks of a cluster profile."""
 
 
-@dataclass(frozen=True)
+@record
 class Run:
     """A loaded run file: the configuration, and the document with the origin of each value."""
 

@@ -20,12 +20,12 @@ from __future__ import annotations
 
 import re
 import shlex
-from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
 from hpcgen.errors import Problem
 from hpcgen.text import did_you_mean
+from trainer.contract.record import record
 
 GPT3_TOKENS = 300_000_000_000
 LLAMA3_TOKENS = 15_000_000_000_000
@@ -38,7 +38,7 @@ DEEPSEEK_V3_BATCH = 15_360 * 4096
 Section = dict[str, Any]
 
 
-@dataclass(frozen=True)
+@record
 class Preset:
     """Named sections of a run file."""
 

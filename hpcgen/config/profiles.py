@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from hpcgen.config import document as documents
@@ -26,11 +25,12 @@ from hpcgen.config.validation import build, located
 from hpcgen.errors import FileErrors, HpcgenError, Problem
 from hpcgen.files import no_access
 from hpcgen.text import did_you_mean
+from trainer.contract.record import record
 
 SHIPPED_CLUSTERS = Path(__file__).parent.parent / "clusters"
 
 
-@dataclass(frozen=True)
+@record
 class Profile:
     """A loaded cluster profile, merged with the profiles that it extends."""
 

@@ -7,8 +7,10 @@ row.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
+
+from trainer.contract.record import record
 
 RENDEZVOUS = {
     "MASTER_ADDR": "address of the step's first node, as reported by scontrol",
@@ -28,7 +30,7 @@ TRAINING = dict.fromkeys(("model", "training", "optimizer"), "add it, or a prese
 TRAINER_FILE = "trainer.json"
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@record(kw_only=True, eq=False)
 class StageRow:
     """What commands, run files and plans need to know about a stage, but not what its job does."""
 

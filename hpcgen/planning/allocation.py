@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from hpcgen.config.fields import seconds, slurm_time
 from hpcgen.config.slurm import StageSettings
 from hpcgen.text import ranges
+from trainer.contract.record import record
 
 MAX_RESTARTS = 100
 
 
-@dataclass(frozen=True)
+@record
 class Array:
     """A job array. Task t produces the outputs t, t + num_tasks, t + 2 num_tasks and so on."""
 
@@ -26,7 +26,7 @@ class Array:
         return ranges(range(self.num_tasks) if tasks is None else tasks) + limit
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(kw_only=True)
 class Allocation:
     """The nodes and tasks of one stage, and how they are requested."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Literal
 
@@ -14,6 +13,7 @@ from hpcgen.config.run import RunConfig
 from hpcgen.config.shown import show
 from hpcgen.errors import HpcgenError, Problem
 from hpcgen.planning.software import runtime
+from trainer.contract.record import record
 
 CONTAINER_NAME = "hpcgen"
 """Name of the container that runtime enroot creates on each node, in a data directory specific to the job."""
@@ -38,7 +38,7 @@ ENROOT_STARTED = ("sh", "-c", ': >"$STARTED"; exec "$@"', "enroot_started")
 """Runs in the container: marks the task as started, so that the next task of the node can start."""
 
 
-@dataclass(frozen=True)
+@record
 class Container:
     """The container of one stage."""
 

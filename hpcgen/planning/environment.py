@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -21,6 +20,7 @@ from hpcgen.errors import Problem
 from hpcgen.planning.kind import Stage
 from hpcgen.planning.request import make_allocation
 from hpcgen.planning.software import LAST_RELEASE_WITH_SHARP, holds_for, ngc_release, runtime, torch_version
+from trainer.contract.record import record
 
 LOADS_CODE = frozenset(
     ("PYTHONSTARTUP", "PERL5OPT", "PERL5LIB", "RUBYOPT", "NODE_OPTIONS", "GIT_SSH_COMMAND", "GIT_SSH")
@@ -50,7 +50,7 @@ Layer = Literal["built-in", "node type", "stage", "cluster", "run file", "overri
 """Layers in ascending order of precedence."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(kw_only=True)
 class Variable:
     """One environment variable of a stage, with the values that it overrides."""
 

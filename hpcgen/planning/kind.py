@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, NamedTuple, TypeVar
 
 from hpcgen.config.loader import Run
@@ -13,11 +13,12 @@ from hpcgen.config.stages import STAGE_ROWS, StageRow
 from hpcgen.errors import Problem
 from hpcgen.planning.allocation import Allocation
 from trainer.contract.config import TrainerConfig
+from trainer.contract.record import record
 
 StageT = TypeVar("StageT", bound="Stage")
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(kw_only=True)
 class Work:
     """The command of a stage, and the host paths that it uses."""
 
@@ -52,7 +53,7 @@ class Export(NamedTuple):
     """Public source of the value."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@record(kw_only=True, eq=False)
 class Stage(StageRow, ABC):
     """A kind of job: its row, and what the job does. Subclasses define it; their instances are the stages.
 

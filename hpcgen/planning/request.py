@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from hpcgen.config.cluster import ClusterConfig
@@ -20,6 +19,7 @@ from hpcgen.errors import Problem
 from hpcgen.planning.allocation import Allocation, Array
 from hpcgen.planning.kind import Stage
 from hpcgen.text import counted, one_of
+from trainer.contract.record import record
 
 NUM_TASKS = 8
 """Default number of tasks in an array."""
@@ -77,7 +77,7 @@ def within_limit(time: str, partition: str | None, cluster: ClusterConfig) -> st
     return min((time, *limits), key=seconds)
 
 
-@dataclass(frozen=True)
+@record
 class Setting:
     """The place of a setting: a dotted path in the run file or in the cluster profile."""
 

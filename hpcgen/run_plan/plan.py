@@ -6,7 +6,6 @@ import itertools
 import operator
 import os.path
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import PurePosixPath
 
@@ -40,9 +39,10 @@ from hpcgen.stages.train import TRAIN
 from hpcgen.text import counted
 from trainer.contract.config import TrainerConfig
 from trainer.contract.model.layout import Layout
+from trainer.contract.record import record
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(kw_only=True)
 class Plan:
     """The plans of the stages, and all warnings."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from hpcgen.config.loader import Run
@@ -14,9 +13,10 @@ from hpcgen.planning.environment import Variable, stage_environment, stage_secre
 from hpcgen.planning.kind import Stage, Work
 from hpcgen.planning.request import make_allocation
 from trainer.contract.config import TrainerConfig
+from trainer.contract.record import record
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(kw_only=True)
 class StagePlan:
     """The Slurm resources of one stage, and what it runs."""
 

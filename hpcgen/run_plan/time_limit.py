@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from hpcgen.config.fields import seconds, slurm_time
 from hpcgen.config.loader import Run
@@ -18,9 +17,10 @@ from hpcgen.planning.request import place_of, within_limit
 from hpcgen.stages.train import TRAIN
 from hpcgen.text import duration
 from trainer.contract.config import TrainerConfig
+from trainer.contract.record import record
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(kw_only=True)
 class Timing:
     """How long the parts of an attempt take, in seconds."""
 

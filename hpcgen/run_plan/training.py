@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from dataclasses import dataclass
 
 from hpcgen.config import tokenizer as tokenizers
 from hpcgen.config.document import Document, is_preset
@@ -28,6 +27,7 @@ from trainer.contract.config.resolve import resolve
 from trainer.contract.model.layout import Layout
 from trainer.contract.model.model_size import checkpoint_bytes
 from trainer.contract.optimizers import optimizer_of
+from trainer.contract.record import record
 from trainer.contract.rules.facts import Facts, World
 
 MUCH_SPACE_TB = 10
@@ -37,7 +37,7 @@ LARGE_CHECKPOINT_GB = 100
 WANDB_KEY = "WANDB_API_KEY"
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(kw_only=True)
 class Training:
     """The planned training. With errors, `trainer` and `layout` are None."""
 

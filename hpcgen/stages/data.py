@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hpcgen.config.corpus import num_outputs
@@ -17,6 +16,7 @@ from hpcgen.planning.allocation import Allocation
 from hpcgen.planning.kind import Export, Stage, Work
 from hpcgen.planning.paths import corpus_job, manifest_of
 from trainer.contract.config import TrainerConfig
+from trainer.contract.record import record
 
 if TYPE_CHECKING:
     from hpcgen.data.stages.base import DataStage
@@ -26,7 +26,7 @@ DOWNLOAD_CPUS = 4
 HUB_OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@record(kw_only=True, eq=False)
 class CorpusStage(Stage):
     """A step from a corpus's files to its pairs. A task runs `hpcgen data NAME`."""
 

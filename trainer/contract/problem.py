@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
+from trainer.contract.record import record
 
-@dataclass(frozen=True)
+
+@record
 class Problem:
     """A mistake or a warning.
 

@@ -7,14 +7,13 @@ to be fused, so its score matrix is never stored.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from hpcgen.planning.memory.setup import Setup
 from trainer.contract.attention import attention_of
 from trainer.contract.attention.visibility import exchange
+from trainer.contract.record import record
 
 
-@dataclass(frozen=True)
+@record
 class Part:
     """Memory of a part of a layer: the attention or the MLP."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from hpcgen.planning.memory.setup import Setup
 from trainer.contract.model.experts import moe_layer_pattern
@@ -16,9 +16,10 @@ from trainer.contract.model.model_size import (
 )
 from trainer.contract.model.pipeline import embedding_stages, mtp_stage
 from trainer.contract.optimizers.kind import Kind
+from trainer.contract.record import record
 
 
-@dataclass(frozen=True)
+@record
 class Counts:
     """Numbers of parameters on a device."""
 

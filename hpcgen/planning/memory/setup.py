@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from trainer.contract.config import ModelConfig, ParallelismConfig, TrainerConfig, TrainingConfig
 from trainer.contract.model.layout import Layout
 from trainer.contract.optimizers import optimizer_of
 from trainer.contract.optimizers.kind import Optimizer
+from trainer.contract.record import record
 
 
-@dataclass(frozen=True)
+@record
 class Setup:
     """A resolved model, its layout, and how it is trained."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from hpcgen.planning.memory.attention import Part, attention_part
 from hpcgen.planning.memory.kernels import kernel_bytes
@@ -16,11 +15,12 @@ from trainer.contract.model.experts import moe_layer_pattern
 from trainer.contract.model.layout import Layout
 from trainer.contract.model.model_size import last_layer_has_experts
 from trainer.contract.model.pipeline import mtp_chunk, mtp_stage
+from trainer.contract.record import record
 
 GIB = 1024**3
 
 
-@dataclass(frozen=True)
+@record
 class MemoryEstimate:
     """Bytes on the device with the most memory in use, without fragmentation, NCCL and CUDA itself.
 
@@ -40,7 +40,7 @@ class MemoryEstimate:
         return (self.parameter_bytes + self.activation_bytes + self.kernel_bytes) / GIB
 
 
-@dataclass(frozen=True)
+@record
 class Layer:
     """Memory of a layer. Bytes per token."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from hpcgen.config.stages import TRAINER_FILE
@@ -12,9 +11,10 @@ from hpcgen.files import Share
 from hpcgen.resources import shipped
 from hpcgen.run_plan.stage import StagePlan
 from hpcgen.slurm.rendering.settings import has_preflight
+from trainer.contract.record import record
 
 
-@dataclass(frozen=True)
+@record
 class Library:
     """A file in templates/lib."""
 

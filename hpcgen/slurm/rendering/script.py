@@ -8,7 +8,6 @@ import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +21,14 @@ from hpcgen.slurm.rendering.libraries import stage_libraries
 from hpcgen.slurm.rendering.render import render_template
 from hpcgen.slurm.rendering.settings import has_preflight, stage_settings
 from hpcgen.version import __version__
+from trainer.contract.record import record
 
 _HOOK = re.compile(r"\bsite_(?:prologue|epilogue)\b")
 CALL = 'main "$@"'
 """The last line of a script. All lines above it are definitions."""
 
 
-@dataclass(frozen=True)
+@record
 class Script:
     """A rendered batch script."""
 

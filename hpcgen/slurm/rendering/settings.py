@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from hpcgen.planning.container import CONTAINER_NAME
 from hpcgen.planning.environment import LEAKED, library_path
 from hpcgen.planning.slurm_variables import option_variables
 from hpcgen.run_plan.plan import Plan
 from hpcgen.run_plan.stage import StagePlan
+from trainer.contract.record import record
 
 LIBRARY_PATH = 'export LD_LIBRARY_PATH="$1${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"; shift; exec "$@"'
 """Follows the words that start the container, because only a shell in the task knows the image's LD_LIBRARY_PATH."""
@@ -17,7 +17,7 @@ LIBRARY_PATH = 'export LD_LIBRARY_PATH="$1${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 Value = str | int | Sequence[str]
 
 
-@dataclass(frozen=True)
+@record
 class Setting:
     """A shell variable: a scalar, or an array of words."""
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
+from trainer.contract.record import record
 
-@dataclass(frozen=True)
+
+@record
 class Range:
     """Range of valid numbers. `at_least` and `at_most` are inclusive bounds; `above` and `below` are exclusive."""
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import bisect
 import dataclasses
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from trainer.contract.config import TrainingConfig
+from trainer.contract.record import record
 
 
-@dataclass(frozen=True)
+@record
 class Batch:
     """Samples of one optimizer step: [first, first + size) of the shuffled training set."""
 
@@ -34,7 +34,7 @@ def batch_size_at(training: TrainingConfig, consumed_samples: int) -> int:
     return min(size, training.global_batch_size)
 
 
-@dataclass(frozen=True)
+@record
 class Batches:
     """Batches of the remaining steps, from `iteration` (after `consumed_samples` samples) to train_iters."""
 

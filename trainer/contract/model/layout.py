@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
 
 from trainer.contract.config import ModelConfig, ParallelismConfig, TrainingConfig
 from trainer.contract.model.experts import expert_tensor_parallel_size
 from trainer.contract.model.pipeline import chunk_layers
 from trainer.contract.model.ranks import expert_parallel_size, model_parallel_size
+from trainer.contract.record import record
 from trainer.contract.wording import counted
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(kw_only=True)
 class Layout:
     """The axes of a run. `make` builds a layout only if the sizes are consistent.
 

@@ -6,7 +6,6 @@ import dataclasses
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
@@ -26,10 +25,11 @@ from trainer.contract.model.layout import Layout, expert_data_parallel_size
 from trainer.contract.model.pipeline import chunk_layers
 from trainer.contract.model.ranks import model_parallel_size
 from trainer.contract.problem import Problem
+from trainer.contract.record import record
 from trainer.contract.wording import counted
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(kw_only=True)
 class World:
     """The ranks of the job: `count`, the value of the key `path`, times `ranks_each`."""
 
@@ -48,7 +48,7 @@ class World:
         return f"{factors}{counted(self.size, 'rank')}"
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(kw_only=True)
 class Facts:
     """The facts that the rules need. Sections may contain nulls; `resolved_model` does not."""
 
