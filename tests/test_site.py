@@ -72,6 +72,7 @@ def test_the_reference_has_every_key_command_and_variable(site: Path) -> None:
             *(f"hpcgen {name}" for commands in SECTIONS.values() for name in commands),
             "hpcgen data plan",
             "--launcher",
+            "hpcgen render train -c run.yaml | sbatch\n",  # an example in a block of its own
         ],
         "environment": ["NCCL_PXN_DISABLE", "PYTHONSAFEPATH", "MASTER_ADDR", "HPCGEN_TEMPLATES"],
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 import re
 import types
@@ -212,7 +213,7 @@ def _children(
 
 def _help(command: click.Command) -> str:
     """The help text; a paragraph that click leaves as it is (after a line with \\b) becomes a block."""
-    paragraphs = (command.help or "").replace("\f", "").split("\n\n")
+    paragraphs = inspect.cleandoc(command.help or "").replace("\f", "").split("\n\n")
     return "\n\n".join(
         f"```text\n{each[2:]}\n```" if each.startswith("\b\n") else escaped(" ".join(each.split()))
         for each in paragraphs

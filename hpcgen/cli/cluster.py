@@ -27,9 +27,7 @@ from hpcgen.errors import ConfigErrors, HpcgenError
 _name_argument = click.argument("name", shell_complete=complete_clusters)
 
 
-@click.group("cluster", cls=CommandGroup)
-def command() -> None:
-    """List, show and check cluster profiles."""
+command = CommandGroup("cluster")
 
 
 @command.command("list")

@@ -8,10 +8,7 @@ import click
 @click.command("completion")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def command(shell: str) -> None:
-    """Print the completion script for bash, zsh or fish.
-
-    For bash, add this line to ~/.bashrc: eval "$(hpcgen completion bash)"
-    """
+    """For bash, add this line to ~/.bashrc: eval "$(hpcgen completion bash)" """
     from click.shell_completion import get_completion_class
 
     from hpcgen.cli.main import cli

@@ -44,9 +44,7 @@ def command(
     overrides: tuple[str, ...],
     form: str,
 ) -> None:
-    """Print a stage's environment for use in your own scripts.
-
-    For example: eval "$(hpcgen env train --cluster azure-ndv5)"
+    """For example: eval "$(hpcgen env train --cluster azure-ndv5)"
 
     Default for STAGE: as for hpcgen validate.
 

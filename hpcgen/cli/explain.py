@@ -53,9 +53,7 @@ def command(
     other: str | None,
     as_json: bool,
 ) -> None:
-    """Explain where a stage's environment variables come from.
-
-    For example: hpcgen explain -c run.yaml 'NCCL_*'
+    """For example: hpcgen explain -c run.yaml 'NCCL_*'
 
     For each variable, prints the value, the layer and file that set it, the reason, and the values it overrides.
     NAME may contain * and ?. Default: all variables.

@@ -116,10 +116,8 @@ def command(
     as_json: bool,
     **options: object,
 ) -> None:
-    """Continue prompts with a trained model.
-
-    Loads a checkpoint of any layout into one process, on a GPU or on a CPU. Without --prompt and --prompts, continues
-    the lines that are typed on a terminal. Needs torch, megatron-core and tokenizers.
+    """Loads a checkpoint of any layout into one process, on a GPU or on a CPU. Without --prompt and --prompts,
+    continues the lines that are typed on a terminal. Needs torch, megatron-core and tokenizers.
     """
     if prompt is not None and prompts is not None:
         raise HpcgenError("--prompt and --prompts both give prompts", "use only one of them")

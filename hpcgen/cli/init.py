@@ -89,9 +89,8 @@ def command(
     program: bool,
     force: bool,
 ) -> None:
-    """Write a commented run file to PATH.
-
-    Also writes the JSON Schema of the run file next to it and creates the run directory. Default for PATH: run.yaml.
+    """Also writes the JSON Schema of the run file next to it and creates the run directory.
+    Default for PATH: run.yaml.
     """
     _require_no_model(program, preset, hf_dir)
     _require_compatible(preset, cluster, script, hf_dir, overrides)

@@ -22,9 +22,7 @@ from hpcgen.install import code_dir
     "[default: the version that runs hpcgen]",
 )
 def command(directory: Path, python_version: str) -> None:
-    """Install the Python code that compute nodes need.
-
-    Installs hpcgen, the trainer, megatron-core and their dependencies into a new subdirectory of DIRECTORY. Prints
+    """Installs hpcgen, the trainer, megatron-core and their dependencies into a new subdirectory of DIRECTORY. Prints
     the path of the subdirectory, whose name is a hash of its content. Use it as `code_dir` in a cluster profile.
     PyTorch, Transformer Engine, apex and their dependencies come from the image.
     """

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import importlib
+import inspect
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -62,7 +64,17 @@ class Lazy(NamedTuple):
     module: str
     """Module that defines one command as `command`, or several by name as `commands`."""
     summary: str = ""
-    """The first sentence of the command's help. If empty, the help of its group imports the command to read it."""
+    """The first paragraph of the command's help; the command itself has the others. If empty, the command has all, and
+    the help of its group imports it."""
+
+    def load(self, name: str) -> click.Command:
+        """Imports the command called `name`."""
+        module = importlib.import_module(self.module)
+        commands: Mapping[str, click.Command] = getattr(module, "commands", {})
+        command = copy.copy(commands[name] if commands else module.command)
+        if self.summary:
+            command.help = "\n\n".join((self.summary, inspect.cleandoc(command.help or ""))).rstrip()
+        return command
 
 
 class LazyGroup(CommandGroup):
@@ -79,19 +91,14 @@ class LazyGroup(CommandGroup):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Imports the command."""
-        if cmd_name not in self._lazy:
-            return None
-        module = importlib.import_module(self._lazy[cmd_name].module)
-        commands: Mapping[str, click.Command] = getattr(module, "commands", {})
-        command: click.Command = commands[cmd_name] if commands else module.command
-        return command
+        return self._lazy[cmd_name].load(cmd_name) if cmd_name in self._lazy else None
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Completes the names of commands with their summaries, and the options of the group."""
         names = [name for name in self._lazy if name.startswith(incomplete)]
         from click.shell_completion import CompletionItem
 
-        items = [CompletionItem(name, help=self._summary(ctx, name)) for name in names]
+        items = [CompletionItem(name, help=self._summary(name)) for name in names]
         return [*items, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -99,8 +106,8 @@ class LazyGroup(CommandGroup):
         width = max(map(len, self._lazy))
         for heading, names in self._sections.items():
             with formatter.section(heading):
-                formatter.write_dl([(f"{name:<{width}}", self._summary(ctx, name)) for name in names])
+                formatter.write_dl([(f"{name:<{width}}", self._summary(name)) for name in names])
 
-    def _summary(self, ctx: click.Context, name: str) -> str:
-        command = None if self._lazy[name].summary else self.get_command(ctx, name)
-        return command.get_short_help_str(limit=80) if command else self._lazy[name].summary
+    def _summary(self, name: str) -> str:
+        lazy = self._lazy[name]
+        return lazy.summary or lazy.load(name).get_short_help_str(limit=80)

@@ -89,9 +89,7 @@ def command(
     slurm_version: str | None,
     as_json: bool,
 ) -> None:
-    """Check batch scripts for mistakes without running them.
-
-    Use - as SCRIPT for standard input. Exits with status 1 if there is an error or a warning, and with 0 if there
+    """Use - as SCRIPT for standard input. Exits with status 1 if there is an error or a warning, and with 0 if there
     are only notes. A bug in hpcgen is reported with its traceback after the findings, and also means status 1.
     """
     find_shfmt()  # its absence is no bug

@@ -19,9 +19,7 @@ from hpcgen.planning.deepspeed.memory import GIB
 @run_options
 @json_option
 def command(config: Path, overrides: tuple[str, ...], as_json: bool) -> None:
-    """Show which of DeepSpeed's ZeRO stages fit the nodes.
-
-    Lists the memory that each stage needs, with and without offload to the host and NVMe. The run file needs
+    """Lists the memory that each stage needs, with and without offload to the host and NVMe. The run file needs
     program.deepspeed with model or parameters. The estimates exclude activations.
     """
     plan = api.plan(api.load_run(config, overrides))

@@ -20,10 +20,7 @@ REFERENCE_VOCAB = 50304
 @click.command("presets")
 @json_option
 def command(as_json: bool) -> None:
-    """List the model presets and their parameter counts.
-
-    The counts are computed from the shapes of the models. Active parameters are those that process each token.
-    """
+    """The counts are computed from the shapes of the models. Active parameters are those that process each token."""
     rows = []
     for preset in PRESETS.values():
         shape = {"padded_vocab_size": REFERENCE_VOCAB, **preset.sections["model"]}

@@ -37,9 +37,7 @@ def command(
     templates: tuple[Path, ...],
     output: Path,
 ) -> None:
-    """Render the batch script of one stage.
-
-    \b
+    """\b
     hpcgen render train -c run.yaml | sbatch
     hpcgen render nccl-test --cluster azure-ndv5 | sbatch
 

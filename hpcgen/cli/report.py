@@ -42,9 +42,7 @@ from hpcgen.text import counted, harmless
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON. Writes HTML only with -o.")
 def command(run_dirs: tuple[Path, ...], output: Path | None, as_json: bool) -> None:
-    """Summarize training runs in one HTML file.
-
-    RUN_DIR is a run directory, or a run file with the directory in paths.run_dir.
+    """RUN_DIR is a run directory, or a run file with the directory in paths.run_dir.
 
     Shows loss, throughput, memory, restarts and checkpoints, with several runs side by side. The file is
     self-contained. A run that is still training is shown up to its latest step.

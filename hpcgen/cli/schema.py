@@ -14,6 +14,5 @@ from hpcgen.config.schema import json_schema
 @click.command("schema")
 @click.argument("kind", type=click.Choice(["run", "cluster"]), default="run")
 def command(kind: str) -> None:
-    """Print the JSON Schema of a run file or a cluster profile."""
     described = {"run": RunConfig, "cluster": ClusterConfig}[kind]
     click.echo(json.dumps(json_schema(described), indent=1))

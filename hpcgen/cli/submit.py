@@ -53,9 +53,7 @@ def command(
     launcher: Literal["slurm", "local"],
     dry_run: bool,
 ) -> None:
-    """Submit stages to Slurm, or run them on this machine.
-
-    For example: hpcgen submit download prepare index-cache train -c run.yaml
+    """For example: hpcgen submit download prepare index-cache train -c run.yaml
 
     Each stage starts after the previous one has succeeded. Data stages submit only the tasks that still have output
     to produce.

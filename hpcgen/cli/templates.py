@@ -47,9 +47,7 @@ from hpcgen.text import counted, did_you_mean
 NAMES = (*FRAMES, *STAGE_ROWS)
 
 
-@click.group("templates", cls=CommandGroup)
-def command() -> None:
-    """List, override and check job script templates."""
+command = CommandGroup("templates")
 
 
 @command.command("list")

@@ -35,10 +35,7 @@ _name_argument = click.argument("name", shell_complete=_names)
 
 @click.group("topology", cls=CommandGroup)
 def command() -> None:
-    """Show, draw and verify node types.
-
-    A node type is a set of facts about one kind of node, such as an Azure NDv5 VM.
-    """
+    """A node type is a set of facts about one kind of node, such as an Azure NDv5 VM."""
 
 
 @command.command("list")

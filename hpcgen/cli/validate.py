@@ -17,10 +17,7 @@ from hpcgen.errors import HpcgenError, Problem
 @run_options
 @click.option("--json", "as_json", is_flag=True, help="Print the summary or the mistakes as JSON.")
 def command(stages: tuple[str, ...], config: Path, overrides: tuple[str, ...], as_json: bool) -> None:
-    """Check a run file and summarize what its stages would do.
-
-    Default for STAGE: train, run for a run file with a program, or prepare for a run file with only a corpus.
-    """
+    """Default for STAGE: train, run for a run file with a program, or prepare for a run file with only a corpus."""
     from hpcgen import api
     from hpcgen.run_plan.summary import for_people, summarize
     from hpcgen.slurm.corpus import check_pairs

@@ -22,7 +22,7 @@ from hpcgen.stages import STAGES
 from tests.cli.command import hpcgen
 from tests.runs import minimal_run, write_yaml
 
-COMMANDS = [name for section in SECTIONS.values() for name in section]
+COMMANDS = {name: command for section in SECTIONS.values() for name, command in section.items()}
 
 
 @pytest.fixture
@@ -72,12 +72,10 @@ GROUPS = {" ".join(("hpcgen", *words)): (words, group) for words, group in group
 def test_no_summary_is_cut_at_80_columns(words, group, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     found = hpcgen(*words, "--help")
-    context = click.Context(group)
     rows = {name: text for section in summaries(found.stdout).values() for name, text in section.items()}
-    assert sorted(rows) == sorted(group.list_commands(context))
-    for name, summary in rows.items():
+    assert sorted(rows) == sorted(group.list_commands(click.Context(group)))
+    for summary in rows.values():
         assert re.search(r"[^.]\.$", summary)
-        assert " ".join(group.get_command(context, name).help.split()).startswith(summary)
     assert max(map(len, found.stdout.splitlines())) <= 80
 
 
@@ -86,7 +84,7 @@ def test_every_command_has_help(name, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     found = hpcgen(name, "--help")
     assert found.status == 0
-    assert found.stdout.startswith(f"Usage: hpcgen {name} ")
+    assert re.match(rf"Usage: hpcgen {name} .*\n\n  {re.escape(COMMANDS[name].summary)}\n", found.stdout)
     assert max(map(len, found.stdout.splitlines())) <= 80
 
 

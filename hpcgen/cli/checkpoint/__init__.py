@@ -26,7 +26,4 @@ SECTIONS = {
 
 @click.group("checkpoint", cls=LazyGroup, sections=SECTIONS)
 def command() -> None:
-    """List, inspect, prune, pin and convert checkpoints.
-
-    Only export and import need torch.
-    """
+    """Only export and import need torch."""

@@ -84,10 +84,8 @@ def command(
     vocab_size: int | None,
     check: bool,
 ) -> None:
-    """Write a checkpoint as a Hugging Face directory.
-
-    CHECKPOINT is a checkpoint of the trainer or of Megatron-LM. For a run directory or a directory of checkpoints, the
-    newest complete checkpoint is exported. Needs torch and safetensors, but no GPU.
+    """CHECKPOINT is a checkpoint of the trainer or of Megatron-LM. For a run directory or a directory of checkpoints,
+    the newest complete checkpoint is exported. Needs torch and safetensors, but no GPU.
     """
     found = find_checkpoint(checkpoint)
     options = {"--dtype": dtype, "--family": family, "--vocab-size": vocab_size}

@@ -22,9 +22,7 @@ from hpcgen.text import harmless
 )
 @click.pass_context
 def command(ctx: click.Context, hf_dir: Path, destination: Path) -> None:
-    """Write a Hugging Face model as a checkpoint for training.
-
-    HF_DIR is a local directory with config.json and safetensors files. DIR becomes a directory of checkpoints with
+    """HF_DIR is a local directory with config.json and safetensors files. DIR becomes a directory of checkpoints with
     weights only, for checkpoint.load with checkpoint.finetune: true, at any layout. Needs torch and safetensors, but no
     GPU.
     """

@@ -31,9 +31,7 @@ SHOWN_PROBLEMS = 20
 @json_option
 @click.pass_context
 def command(ctx: click.Context, path: Path, verify: bool, tensors: bool, as_json: bool) -> None:
-    """Show what a checkpoint contains.
-
-    PATH is a checkpoint. For a run directory or a directory of checkpoints, the newest complete checkpoint is shown.
+    """PATH is a checkpoint. For a run directory or a directory of checkpoints, the newest complete checkpoint is shown.
     Exits with status 1 if a file is missing or differs from the record.
     """
     checkpoint = find_checkpoint(path)

@@ -26,9 +26,7 @@ COLORS = {"complete": "green", "damaged": "red", "incomplete": "yellow", "set as
 @directory_argument
 @json_option
 def command(directory: Path, as_json: bool) -> None:
-    """List the checkpoints of a run, newest first.
-
-    DIR is a run directory or a directory of checkpoints. Only the names and sizes of files are checked; to check
+    """DIR is a run directory or a directory of checkpoints. Only the names and sizes of files are checked; to check
     their contents, use hpcgen checkpoint inspect --verify.
     """
     where = find_directory(directory)

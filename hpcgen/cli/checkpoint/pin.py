@@ -14,10 +14,7 @@ from hpcgen.cli.checkpoint.paths import paths_argument
 @click.command("pin")
 @paths_argument
 def _pin(paths: tuple[Path, ...]) -> None:
-    """Pin checkpoints, so that retention never deletes them.
-
-    Neither the trainer nor hpcgen checkpoint prune removes a pinned checkpoint.
-    """
+    """Neither the trainer nor hpcgen checkpoint prune removes a pinned checkpoint."""
     for checkpoint in [find_exactly(path) for path in paths]:
         pin(checkpoint)
         click.echo(f"pinned {checkpoint.path}", err=True)
@@ -26,7 +23,6 @@ def _pin(paths: tuple[Path, ...]) -> None:
 @click.command("unpin")
 @paths_argument
 def _unpin(paths: tuple[Path, ...]) -> None:
-    """Unpin checkpoints, so that retention may delete them."""
     for checkpoint in [find_exactly(path) for path in paths]:
         unpin(checkpoint)
         done = f"unpinned {checkpoint.path}" if checkpoint.is_pinned else f"{checkpoint.path} was not pinned"

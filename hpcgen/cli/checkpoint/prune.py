@@ -44,9 +44,7 @@ def command(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Remove checkpoints that the retention rules do not keep.
-
-    DIR is a run directory or a directory of checkpoints. The newest valid checkpoint, pinned and incomplete ones,
+    """DIR is a run directory or a directory of checkpoints. The newest valid checkpoint, pinned and incomplete ones,
     and those of Megatron-LM are never removed.
     """
     if broken and (keep_last is not None or keep_every is not None):

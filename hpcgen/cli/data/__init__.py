@@ -36,7 +36,4 @@ SECTIONS = {
 
 @click.group("data", cls=LazyGroup, sections=SECTIONS)
 def command() -> None:
-    """Prepare and inspect training data.
-
-    First plan the corpus. Then run the stages download and prepare, or download, extract, concat and tokenize.
-    """
+    """First plan the corpus. Then run the stages download and prepare, or download, extract, concat and tokenize."""

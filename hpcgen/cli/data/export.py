@@ -57,9 +57,7 @@ def command(
     workers: int | None,
     as_json: bool,
 ) -> None:
-    """Write .bin/.idx pairs as Parquet or Arrow datasets.
-
-    Their token IDs are in the column input_ids. Each pair becomes one file. Every byte is read and compared with the
+    """Their token IDs are in the column input_ids. Each pair becomes one file. Every byte is read and compared with the
     SHA-256 in the record of the pair. The same command continues an export that was interrupted.
 
     \b

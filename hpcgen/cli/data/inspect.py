@@ -45,10 +45,7 @@ def command(
     png: Path | None,
     as_json: bool,
 ) -> None:
-    """Show statistics of a .bin/.idx pair, or one of its documents.
-
-    PREFIX is the pair's path without suffix. Also reads pairs made by Megatron-LM's preprocess_data.py.
-    """
+    """PREFIX is the pair's path without suffix. Also reads pairs made by Megatron-LM's preprocess_data.py."""
     from hpcgen.data.inspection import draw_png, inspect_pair, read_document
     from hpcgen.data.pair import as_prefix
 

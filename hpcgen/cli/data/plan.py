@@ -36,11 +36,9 @@ _LARGE_PAIR = 2 * _USUAL_PAIR
 def command(
     config: Path, overrides: tuple[str, ...], hash_contents: bool, replan: bool, dry_run: bool, as_json: bool
 ) -> None:
-    """List the files of the corpus and freeze them in a manifest.
-
-    Lists the source, selects files and writes manifest.jsonl, which every later stage reads in place of the source. The
-    first documents of local files are read, so that mistakes such as another key of the text are found before a job is
-    queued.
+    """Lists the source, selects files and writes manifest.jsonl, which every later stage reads in place of the source.
+    The first documents of local files are read, so that mistakes such as another key of the text are found before a
+    job is queued.
     """
     from hpcgen.data.corpus_plan import freeze, plan_corpus
     from hpcgen.data.first_documents import check_first_documents

@@ -21,10 +21,7 @@ import click
 @click.option("--overwrite", is_flag=True, help="Replace an existing file that differs.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def command(out: Path, max_mb: float, overwrite: bool, as_json: bool) -> None:
-    """Write a small corpus to OUT (.jsonl or .jsonl.zst).
-
-    Its text is the source code of Python's standard library.
-    """
+    """Its text is the source code of Python's standard library."""
     from hpcgen.data.sample import write_sample
 
     report = write_sample(out, max_mb=max_mb, overwrite=overwrite)

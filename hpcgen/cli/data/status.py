@@ -54,10 +54,7 @@ def command(
     num_tasks: int | None,
     as_json: bool,
 ) -> None:
-    """Show the progress of the data stages and their failed tasks.
-
-    Default for STAGE: the stages in use, either download and prepare or download, extract, concat and tokenize.
-    """
+    """Default for STAGE: the stages in use, either download and prepare or download, extract, concat and tokenize."""
     if missing is not None:
         if stages:
             raise HpcgenError(

@@ -70,9 +70,7 @@ _SHARED_OPTIONS = ("workers", "as_json", "verify_fraction", *_STAGE_OPTIONS)
 @task_options
 @click.pass_context
 def command(context: click.Context, /, inputs: tuple[Path, ...], **options: Any) -> None:
-    """Tokenize INPUT files, or the concatenated files of a corpus.
-
-    INPUT files become one Megatron .bin/.idx pair.
+    """INPUT files become one Megatron .bin/.idx pair.
 
     \b
     hpcgen data tokenize a.jsonl b.jsonl.zst c.jsonl.gz d.parquet --output-prefix tokens/abc

@@ -45,12 +45,10 @@ def command(
     no_megatron: bool,
     as_json: bool,
 ) -> None:
-    """Read .bin/.idx pairs or exports completely and report problems.
-
-    Checks the index against the token IDs, and sizes and SHA-256 against the record next to the pair. If Megatron-Core
-    is installed, also compares counts and documents with those that its IndexedDataset reads. PREFIX is a pair's path
-    with or without the suffix .bin or .idx, or a directory that `hpcgen data export` wrote. Rows of an export are
-    compared with the pairs that they were made from. Exits with status 1 if there are problems.
+    """Checks the index against the token IDs, and sizes and SHA-256 against the record next to the pair. If
+    Megatron-Core is installed, also compares counts and documents with those that its IndexedDataset reads. PREFIX is a
+    pair's path with or without the suffix .bin or .idx, or a directory that `hpcgen data export` wrote. Rows of an
+    export are compared with the pairs that they were made from. Exits with status 1 if there are problems.
     """
     from hpcgen.data.verification import verify
     from hpcgen.data.workers import cores
