@@ -2,7 +2,8 @@
 
     python -m benchmarks.render [--runs 15] [--json]
 
-Both are complete processes and run alternately, so that a busy machine slows down both. Compare the ratio.
+Both are complete processes and run alternately. CPU seconds are compared, of which other work on the machine takes
+little. Look at the ratio.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 FLOOR = (sys.executable, "-c", "import click, jinja2; from pydantic import TypeAdapter")
@@ -32,12 +33,13 @@ training: {train_iters: 100000}
 
 
 def seconds(command: tuple[str, ...], byte_code: Path) -> float:
-    """Run time of a process with its byte code in the given directory, independent of this environment (seconds)."""
+    """CPU seconds of a process with its byte code in the given directory, independent of this environment."""
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
     environment["PYTHONPYCACHEPREFIX"] = str(byte_code)
-    start = time.perf_counter()
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    return time.perf_counter() - start
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def main() -> None:
