@@ -224,7 +224,7 @@ def require_directory(target: Path) -> None:
 
 
 def without_access(error: PermissionError) -> str:
-    """What a user without access to a path reads: the path, and whose directory keeps it closed."""
+    """Message for a user without access to a path: the path, the directory that denies it, and its owner."""
     path = Path(os.fsdecode(error.filename)).absolute()
     # the topmost directory that cannot be searched, or else the path itself
     closed = next((place for place in reversed(path.parents) if not os.access(place, os.X_OK)), path)
@@ -236,7 +236,7 @@ def without_access(error: PermissionError) -> str:
 
 
 def no_access(path: str | Path) -> str:
-    """Why this user cannot tell whether the path exists; empty if nothing keeps it closed."""
+    """Why this user may not see whether the path exists; empty if nothing denies it."""
     try:
         Path(path).stat()
     except PermissionError as error:
@@ -247,12 +247,12 @@ def no_access(path: str | Path) -> str:
 
 
 def to_read(directory: Path) -> str:
-    """What a user does about a directory that cannot be read."""
+    """Hint for a directory that cannot be read."""
     return _by_owner(directory, f"chmod u+rx {directory}", "for access")
 
 
 def to_protect(path: Path, mode: str) -> str:
-    """What a user does about a path that others can write to."""
+    """Hint for a path that others can write to."""
     command = f"chmod {mode} {path}"
     return _by_owner(path, f"run {command}", f"to run {command}")
 

@@ -1,7 +1,7 @@
-"""The loss of a microbatch: what is differentiated, and which sums are logged.
+"""The loss of a microbatch: the sum to differentiate, and the sums to log.
 
-The main loss is that of the next token. A term is a further loss, which its model adds to the gradients itself. It is
-logged, but not part of the main loss. Each loss is a pair of the sum and the number of tokens that it is the mean of.
+The main loss is the loss of the next token. A term is a further loss that is logged next to it. The model itself adds
+the gradients of a term, so it is not part of the main loss. Each loss is a pair: a sum over tokens, and their number.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from trainer.model import multi_token
 
 
 class Term(Protocol):
-    """A further loss, such as that of MTP layers. A module is one if it has these functions."""
+    """A further loss, such as that of MTP layers. Any module with these functions is a term."""
 
     def names(self, model: ModelConfig) -> tuple[str, ...]:
         """Columns of metrics.jsonl. Empty if `model` does not have the loss."""
 
     def sums(self, chunk: torch.nn.Module) -> Sequence[torch.Tensor]:
-        """The sum and the number of tokens for each name, in the last microbatch of the last chunk."""
+        """The sum and the number of tokens for each name, from the latest microbatch of the last chunk."""
 
     def arguments(self, chunk: torch.nn.Module, batch: MicroBatch) -> dict[str, Any]:
         """Further arguments of the forward pass of `chunk`."""
@@ -47,7 +47,7 @@ def next_token(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """[b, s] -> the sum to differentiate, its number of tokens, and the sums of all losses for the log.
 
-    No scaling here: the schedule divides by the tokens of the global batch, and handles context parallelism.
+    The sum is not scaled. The schedule divides it by the tokens of the global batch, and handles context parallelism.
     """
     total, tokens = (token_losses.float() * batch.loss_mask).sum(), batch.loss_mask.sum()
     of_terms = (value for term in TERMS for value in term.sums(chunk))

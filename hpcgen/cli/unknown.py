@@ -22,7 +22,7 @@ WORDS_OF_A_RUN = ("name", "cluster", "preset")
 
 
 def unknown_command(context: click.Context, name: str) -> str:
-    """What to use in place of the command `name` of the group of `context`."""
+    """Hint for the unknown command `name` in the group of `context`."""
     root, group = context.find_root().command, context.command
     assert isinstance(root, click.Group)
     assert isinstance(group, click.Group)
@@ -63,7 +63,7 @@ def _groups_with(context: click.Context, root: click.Group, name: str) -> Iterat
 
 
 def unknown_stage(name: str, stages: Sequence[str]) -> str:
-    """What to use in place of the stage `name` of a command that accepts `stages`."""
+    """Hint for the unknown stage `name` of a command that accepts `stages`."""
     if Path(name).suffix in (".yaml", ".yml"):
         return f"to name the run file, use -c {name}"
     stage = stage_called(name)

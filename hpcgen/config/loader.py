@@ -112,19 +112,20 @@ def load_document(document: Document, directory: Path, overrides: Sequence[str] 
     """
     mistakes: list[Problem] = []
     for assignment in [overrides] if isinstance(overrides, str) else overrides:
+        # first, because an override may name another preset or cluster
         try:
             document = documents.merge(document, override(RunConfig, assignment))
         except HpcgenError as error:
             mistakes += error.mistakes
     if document.get("program") is not None:
         mistakes += [located(problem, document) for problem in _trainer_keys(document)]
-        document = _without_trainer(document)
+        document = _without_trainer(document)  # a further mistake in these keys would only distract
     preset = _preset(document, mistakes)
     if preset is not None:
         document = documents.merge(documents.constant(preset.sections, f"preset {preset.name}"), document)
     has_unknown_preset = preset is None and isinstance(document.get("preset"), str)
     if has_unknown_preset:
-        document = documents.without(document, "preset")
+        document = documents.without(document, "preset")  # `_preset` has reported it
     omitted = {name: values for name, values in OMITTED_SECTIONS.items() if name not in document.values}
     config, problems = build(RunConfig, documents.merge(documents.constant(omitted, ""), document))
     if has_unknown_preset:  # keys may be missing only because of it
@@ -132,7 +133,7 @@ def load_document(document: Document, directory: Path, overrides: Sequence[str] 
     mistakes += [located(problem, document) for problem in problems]
     name = document.get("cluster")
     profile = None
-    if isinstance(name, str) and not any(constraint_problems(FilePath, name)):
+    if isinstance(name, str) and not any(constraint_problems(FilePath, name)):  # `build` reports other values
         try:
             profile = read_profile(name, directory, document)
         except ConfigErrors as error:

@@ -19,12 +19,13 @@ from typing import Literal, cast
 TABLE = Path(__file__).with_suffix(".tsv")
 
 Kind = Literal["key", "negated", "converted", "usual", "no key", "removed", "absent", "name", "family"]
-"""What an option is to a run file.
+"""Relation of an option to the run file.
 
 key: the first of its keys has the same value. negated: the first of its keys has the opposite value. converted: its
-keys are computed. usual: it requests what the trainer always does. no key: none of these. removed: newer releases of
-Megatron-LM stop at it. absent: Megatron-LM does not have it, but people write it. name: no option, but a name in the
-configuration of Megatron-Core or Megatron-LM. family: names that begin or end alike, of which forks have more.
+keys are computed. usual: it requests what the trainer always does. no key: no key corresponds to it. removed: newer
+releases of Megatron-LM stop with an error at it. absent: Megatron-LM does not have it, but people write it. name: not
+an option, but a name in the configuration of Megatron-Core or Megatron-LM. family: a pattern for names that begin or
+end alike, because forks have more of them.
 """
 
 
@@ -38,23 +39,23 @@ class OptionRow:
     decides: bool
     """True if the results of a training can depend on it. `same` in the table: at most by rounding."""
     keys: tuple[str, ...]
-    """Keys of a run file that say the same. If the option cannot be converted, one of them must be set."""
+    """Equivalent keys of a run file. If the option cannot be converted, one of them must be set."""
     carried_by: str
     """Module of hpcgen/check/migration that converts it. Empty: its value becomes that of the key as it is."""
     takes: Literal["", "0", "*"]
     """Number of values. Empty: as many as the key takes."""
     values: tuple[str, ...]
-    """Values for which the option is usual. Empty: any."""
+    """Values for which an option of the kind `usual` is usual. Empty: all values."""
     needs: tuple[str, ...]
-    """What must hold for it to have an effect: "KEY", "KEY = VALUE", "KEY > NUMBER", "not KEY...", or "--OPTION"."""
+    """Conditions for it to have an effect: "KEY", "KEY = VALUE", "KEY > NUMBER", "not KEY...", or "--OPTION"."""
     default: object
-    """Megatron-LM's default, if it is not that of the key. None if it is."""
+    """Megatron-LM's default. None if the key has the same default."""
     group: str
     """A group of options that lint treats alike."""
     configuration: Literal["", "Core", "LM"]
     """Program whose configuration has the name, with underscores: Megatron-Core or Megatron-LM, 0.16 or 0.19."""
     note: str
-    """What replaces the option, or why it is not carried over."""
+    """Replacement for the option, or the reason why it is not carried over."""
 
     @property
     def exists(self) -> bool:
@@ -80,7 +81,7 @@ def rows() -> Mapping[str, OptionRow]:
 
 
 def row_of(name: str) -> OptionRow | None:
-    """The row of an option, or else of the first family that it fits; None for any other option."""
+    """The row of an option, or of the first family whose pattern it matches; None if there is neither."""
     return rows().get(name) or next((row for row in _families() if fnmatchcase(name, row.name)), None)
 
 

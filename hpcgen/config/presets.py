@@ -402,7 +402,7 @@ PRESETS: dict[str, Preset] = {preset.name: preset for preset in _ALL}
 
 
 def unknown_preset(name: str) -> str:
-    """What to use in place of a preset of this name. Names with another size are no misspellings."""
+    """Hint for an unknown preset. A name with another size does not count as a misspelling."""
     size = re.sub(r"^gpt-?3-", "", name.lower())
     return (
         did_you_mean(size, PRESETS, most=3)

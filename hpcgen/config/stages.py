@@ -25,14 +25,14 @@ RENDEZVOUS_ID = {
 """Computed together with RENDEZVOUS."""
 
 TRAINING = dict.fromkeys(("model", "training", "optimizer"), "add it, or a preset (see hpcgen presets)")
-"""The needs of stages that read the trainer's configuration."""
+"""`StageRow.needs` of stages that read the trainer's configuration."""
 
 TRAINER_FILE = "trainer.json"
 
 
 @record(kw_only=True, eq=False)
 class StageRow:
-    """What commands, run files and plans need to know about a stage, but not what its job does."""
+    """Facts about a stage for commands, run files and plans. Its class in `hpcgen/stages` describes its job."""
 
     name: str
     """Name in commands, template files and logs, such as nccl-test."""
@@ -41,7 +41,7 @@ class StageRow:
     settings_doc: str
     """Documentation of the stage's section under `slurm`."""
     other_names: tuple[str, ...] = ()
-    """Words that users of other programs type for this kind of job. Errors answer them with `name`."""
+    """Words for this kind of job in other programs. If a user types one, the error message suggests `name`."""
 
     is_array: bool = False
     """The job is an array whose tasks share the work on the corpus."""

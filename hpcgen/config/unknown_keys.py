@@ -58,7 +58,7 @@ def _problem(path: str, hint: str, meant: str) -> Problem:
 
 
 def _is_translated(cls: type, section: Sequence[str]) -> bool:
-    """Whether the flat tables of names in other programs apply."""
+    """True if the tables of names in other programs apply to this section."""
     return "model" in field_hints(cls) and (not section or section[0] in TRANSLATED_SECTIONS)
 
 
@@ -131,7 +131,7 @@ def _misspelled_in_other_program(cls: type, section: Sequence[str], name: str) -
 
 
 def _hints(cls: type, section: Sequence[str], name: str) -> Iterator[str]:
-    """What to do about a name that is nothing like the keys of its section."""
+    """Yields hints for a name that does not resemble any key of its section. Some may be empty."""
     if _is_translated(cls, section):
         yield spellings.answer(name)
     if not section:

@@ -203,7 +203,7 @@ def range_start(response: httpx2.Response) -> int | None:
 
 
 def describe_answer(url: str, headers: Mapping[str, str]) -> str:
-    """What a server answers to a request now: status, content type and first words. For unexpected answers."""
+    """Requests `url` again to describe an unexpected answer: status, content type and first words."""
     try:
         with Web() as web, web.request("GET", url, headers, also=(204,)) as response:
             begin = str(b"".join(itertools.islice(response.iter_raw(_SHOWN_BYTES), 1)), "utf-8", "replace")

@@ -59,7 +59,10 @@ def _has_size(record: Record, prefix: Path) -> bool:
 
 
 def _difference(made: TokenizerIdentity, now: TokenizerIdentity, eod_id: int | None) -> str | None:
-    """The same tokenizer may be written in several ways, so only files of the same kind are compared."""
+    """How the tokenizer that made a pair differs from the present one; None if it does not.
+
+    Only files of the same kind are compared, because one tokenizer can be stored in several ways.
+    """
     if made.vocab_size != now.vocab_size:
         return f"its tokenizer has {made.vocab_size:,} ids, and data.tokenizer has {now.vocab_size:,}"
     if made.eod_id not in (now.eod_id, eod_id):

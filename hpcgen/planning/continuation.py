@@ -187,7 +187,7 @@ class _Source:
     """The run ended with this checkpoint, and `trainer` has nothing left to train."""
 
     def confirmations(self, trainer: TrainerConfig) -> Confirmations:
-        """What checkpoint.changed confirms for this checkpoint."""
+        """The changes that checkpoint.changed confirms for this checkpoint."""
         return Confirmations.of(trainer.checkpoint.changed, None if self.weights_only else self.record)
 
 

@@ -1,4 +1,4 @@
-"""What a training has read of each pair, according to its newest checkpoint, and what it will read.
+"""Samples of each pair that a training has read, according to its newest checkpoint, and that it will read.
 
 The lengths of documents are not read. So the number of tokens that data.split gives to training is estimated, unless
 the checkpoint records it.
@@ -29,7 +29,7 @@ _TOKEN_BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 8, 7: 4, 8: 2}
 
 @dataclass(frozen=True)
 class Reading:
-    """What a training reads of one pair."""
+    """Samples that a training reads from one pair."""
 
     prefix: str
     read: int | None

@@ -111,6 +111,7 @@ def make_allocation(
     spares = stage.spare_nodes(config)
     # by default one rank per GPU, and one per node without GPUs
     ranks = 1 if stage.is_single_task else settings.ntasks_per_node or gpus or 1
+    # one task may start several ranks, as torchrun does
     tasks = stage.tasks_per_node(config, ranks)
     share = max(1, node_type.cpus_per_node // tasks) if node_type.cpus_per_node else None
     cpus = settings.cpus_per_task or stage.cpus_per_task(share)

@@ -78,8 +78,8 @@ def changed_hyperparameters(config: RunConfig, trainer: TrainerConfig) -> list[P
 
 
 def pair_readings(trainer: TrainerConfig) -> list[Reading]:
-    """What the training has read of each pair and will read. Empty if this machine does not see all pairs, or cannot
-    tell where the training continues."""
+    """Samples of each pair that the training has read and will read. Empty if this machine does not see all pairs, or
+    cannot tell where the training continues."""
     from hpcgen.planning import mixture
 
     try:

@@ -83,7 +83,7 @@ def option_variables(directives: Iterable[str]) -> tuple[str, ...]:
 
 
 def reach_sbatch(names: Iterable[str], directives: Iterable[str]) -> tuple[str, ...]:
-    """Those of a submitting shell's variables that would change how sbatch reads a script with these directives."""
+    """Variables of a submitting shell that would change how sbatch reads a script with these directives."""
     options = {directive.removeprefix("--").partition("=")[0] for directive in directives}
     allowed = {name for option, defaults in DEFAULTS.items() if option not in options for name in defaults}
     allowed.update(CLIENT)

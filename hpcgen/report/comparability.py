@@ -13,7 +13,7 @@ MAX_SHOWN = 3
 """Number of pairs of a blend that a sentence names."""
 
 Facts = dict[str, Any]
-"""What a number was measured on, by the key that sets it."""
+"""The settings that a number was measured with, by key."""
 
 
 def validation_facts(config: Mapping[str, Any]) -> Facts:

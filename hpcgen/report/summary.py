@@ -74,7 +74,7 @@ class Summary:
     evaluations: dict[str, float | None]
     """Last loss of each split."""
     validation_data: dict[str, Any]
-    """What the loss of the split valid depends on, by key of the configuration."""
+    """The settings that the loss of the split valid depends on, by key."""
     results: tuple[EvaluationResult, ...]
     """Results of the stage evaluate, oldest first."""
     unreadable_results: tuple[str, ...]

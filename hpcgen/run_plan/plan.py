@@ -88,6 +88,7 @@ def plan(run: Run, stages: Collection[str] = (), *, exists: Callable[[str], bool
     planned: dict[str, StagePlan] = {}
     for stage in ordered:
         lead_s = training.signal_lead_s if training and stage.trains else 0
+        # errors are collected, so that one round shows the mistakes of all stages
         try:
             # without a corpus, an array has no tasks; _missing_keys reports it
             if not stage.is_array or config.data.corpus is not None:
@@ -112,6 +113,7 @@ def plan(run: Run, stages: Collection[str] = (), *, exists: Callable[[str], bool
         trainer=trainer,
         layout=training.layout if training else None,
         warnings=(
+            # several stages may warn about the same setting
             *(str(_located(run, problem)) for problem in dict.fromkeys(warnings)),
             *map(str, unsure),
             *_unchecked_pairs(config, planned, exists),
@@ -252,9 +254,9 @@ def _missing_inputs(
     load, prefixes = config.checkpoint.load, _prefix_keys(config)
     errors, warnings = [], []
     for path, name in absent.items():
-        if path in unmade:
+        if path in unmade:  # a stage can still make it; one warning below is about all of these files
             continue
-        if not exists("/" + path.split("/")[1]):
+        if not exists("/" + path.split("/")[1]):  # storage that only the compute nodes may mount
             reason = f"was not checked, because this machine has no /{path.split('/')[1]}"
             warnings.append(Problem("", reason, subject=path))
         elif closed := no_access(path):
@@ -265,6 +267,7 @@ def _missing_inputs(
         elif load and path == proof_of_checkpoints(load):
             errors.append(_located(run, no_checkpoints(load, exists)))
         elif path in prefixes:
+            # if both files of a pair are absent, only the .idx is reported
             if path.endswith(".idx") or path.removesuffix(".bin") + ".idx" not in absent:
                 errors.append(_located(run, _missing_pair(prefixes[path], path, name)))
         elif path == config.data.tokenizer.tokenizer_file:
@@ -277,6 +280,7 @@ def _missing_inputs(
         plan_first = "hpcgen data plan and then " if corpus and not exists(manifest_of(corpus)) else ""
         reason = f"{verb} not exist yet. Run {plan_first}the stage prepare (or tokenize)"
         warnings.append(Problem("", reason, subject=f"{unmade[0]}{more}"))
+        # training does not read the tokenizer's file, but the stage that this warning suggests does
         tokenizer = config.data.tokenizer.tokenizer_file
         if tokenizer and exists("/" + tokenizer.split("/")[1]) and not exists(tokenizer):
             warnings.append(_located(run, missing_tokenizer(config.preset, tokenizer, "prepare")))

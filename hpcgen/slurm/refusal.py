@@ -35,7 +35,7 @@ The first that matches counts."""
 
 
 def advice(answer: str, plan: Plan, stage: StagePlan) -> str:
-    """What to change after sbatch answered this: the keys that decide it, with their values; "" if none does."""
+    """Hint after an answer of sbatch: the keys that decide it, with their values; "" if none does."""
     if "job array" in answer:
         where = plan.run.cluster_document.origin("max_array_size") or plan.run.cluster_files[0]
         return (

@@ -155,7 +155,7 @@ def _submit(
 
 
 def _answer(error: Exception) -> str:
-    """What sbatch answered. A plugin of the site may answer in another encoding, of which submitit says nothing."""
+    """The message of sbatch. A plugin of the site may write another encoding, which submitit does not show."""
     if isinstance(error.__cause__, UnicodeDecodeError):
         return f"the answer of sbatch is not UTF-8: {error.__cause__.object!r}"
     return str(error) or "sbatch ended without a message"

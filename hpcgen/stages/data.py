@@ -32,7 +32,7 @@ class CorpusStage(Stage):
 
     @property
     def data_stage(self) -> DataStage:
-        """What the tasks do."""
+        """The data stage that the tasks run."""
         from hpcgen.data.stages import DATA_STAGES  # not at the top: a render of other stages does without it
 
         return DATA_STAGES[self.name]

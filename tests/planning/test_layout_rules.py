@@ -150,7 +150,7 @@ REFUSED = {
     ),
     "MTP without a layer of the user before it": (
         MTP | {PP: 2, LAYOUT: "Et*12|mL", "model__layer_spec": "my.layers:spec"},
-        "model.layer_spec would not change the MTP layers, which have the parts of the last layer on their pipeline "
+        "model.layer_spec would not change the MTP layers, which copy the spec of the last layer on their pipeline "
         "stage, but there is none; move a layer to that stage",
     ),
     "MLA at TP without sequence parallelism": (

@@ -80,15 +80,15 @@ class NodeHealthConfig:
     ranks_per_node: Count
     """Number of tasks per node: one per GPU."""
     peak_tflops: PositiveFloat | None = None
-    """Dense bf16 peak of one GPU (TFLOP/s); null only compares the GPUs of a node with each other."""
+    """Dense bf16 peak of one GPU (TFLOP/s); null: the GPUs of a node are only compared with each other."""
     min_peak_fraction: Fraction = 0.6
     """Fraction of the peak that a large matrix product must reach."""
     max_gpu_deficit: Fraction = 0.15
     """Allowed shortfall of a GPU from the median of its node; four healthy H200s differed by up to 8%."""
     host_device_gb_s: PositiveFloat | None = None
-    """Minimum bandwidth between host and one GPU, in each direction (GB/s); null only measures it."""
+    """Minimum bandwidth between host and one GPU, in each direction (GB/s); null: measured, but not judged."""
     peer_gb_s: PositiveFloat | None = None
-    """Minimum bandwidth of copies from one GPU to the next (GB/s); null only measures it."""
+    """Minimum bandwidth of copies from one GPU to the next (GB/s); null: measured, but not judged."""
     gpus_per_node: NonNegative = 0
     """Number of GPUs in a node of this type; the all-reduce is checked only if all of them take part."""
     all_reduce_bytes: Count

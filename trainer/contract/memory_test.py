@@ -38,7 +38,7 @@ class MemoryTestConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class StageMemory:
-    """What a rank of a pipeline stage needed. Sizes in GiB."""
+    """Memory that a rank of a pipeline stage needed. Sizes in GiB."""
 
     stage: int
     rank: int

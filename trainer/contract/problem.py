@@ -1,4 +1,4 @@
-"""The class Problem: something that is wrong. Its parts become a sentence only when it is shown."""
+"""A mistake or a warning, in parts. The parts become a sentence only when it is shown."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Problem:
     where: str = ""
     """Place of the value, such as "run.yaml:14", or a source that is not a file. Empty until it is known."""
     subject: str = ""
-    """What `reason` follows in the sentence: the path with its value. Default: `path`."""
+    """Words before `reason` in the sentence, usually the path with its value. Default: `path`."""
     value: object = field(default=None, compare=False)
     """The value, for JSON; None if it is missing, a section, or must not be printed."""
 

@@ -1,4 +1,4 @@
-"""Frozen dataclasses that start fast."""
+"""Frozen dataclasses that take little time to define."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def record(*, kw_only: bool = False, eq: bool = True) -> Callable[[type[T]], typ
 def record(cls: Any = None, /, *, kw_only: bool = False, eq: bool = True) -> Any:
     """Makes a frozen dataclass, as `dataclass(frozen=True)` does.
 
-    All records share the methods below. `dataclass` compiles six functions for each class, which took a third of the
-    time of `hpcgen render`.
+    All records share the methods below. `dataclass` would compile six functions for each class, which took a third of
+    the time of `hpcgen render`.
     """
     if cls is None:
         return functools.partial(_made, kw_only=kw_only, eq=eq)
@@ -46,7 +46,7 @@ def _made(cls: Any, *, kw_only: bool, eq: bool) -> Any:
 
 
 class _Shape(NamedTuple):
-    """What the shared methods need to know of a class."""
+    """The facts about a class that the shared methods need."""
 
     names: frozenset[str]
     positional: tuple[str, ...]

@@ -71,7 +71,7 @@ def _cost(typed: str, right: str) -> int | None:
 
 
 def _is_same_word(written: str, wanted: str) -> bool:
-    """Whether a word in a name can be a misspelling of another: max is not one of min, nor gpus of cpus."""
+    """True if a word in a name can be a misspelling of another. max cannot be one of min, nor gpus one of cpus."""
     shorter = min(len(written), len(wanted))
     if shorter < 5 and written[0] != wanted[0] and sorted(written) != sorted(wanted):
         return False
@@ -96,9 +96,9 @@ def _joined(words: list[str]) -> str:
 
 
 def _is_slip(written: str, wanted: str) -> bool:
-    """Whether one edit of a short word is a slip of the finger.
+    """True if one edit of a short word is a typing error rather than another word.
 
-    Many short words differ only in their first letter, as gender and render, or in one letter, as line and lint.
+    Many short words differ only in their first letter (gender, render), or in another letter (line, lint).
     """
     if sorted(written) == sorted(wanted):
         return True
@@ -122,7 +122,7 @@ def _abbreviates(a: str, b: str) -> bool:
 
 
 def _begins(name: str, known: str) -> bool:
-    """Whether `known` begins with the words of `name`, of which the last may be cut if it is not very short."""
+    """True if `known` begins with the words of `name`. The last word may be cut off, unless it is very short."""
     ours, theirs = _words(name), _words(known)
     if not ours or (len(_joined(ours)) < 4 and not _numbers(ours)) or len(ours) > len(theirs):
         return False

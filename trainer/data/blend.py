@@ -70,7 +70,7 @@ class Blend:
     first: int = 0
     """Number of the first sample. Above 0 if the run has read samples of other blends before."""
     sampling: Sampling | None = None
-    """What the run has read of each pair, for its checkpoints. None for validation, test and mock data."""
+    """Samples that the run has read of each pair, for its checkpoints. None for validation, test and mock data."""
 
 
 @dataclass(frozen=True)

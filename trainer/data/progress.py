@@ -44,7 +44,7 @@ class Progress:
     pairs: Sequence[Mapping[str, Any]]
     """Identities of the configuration's training pairs, in order. Empty for mock data."""
     earlier: Sampling | OneBlend = field(default_factory=Sampling)
-    """What the run has read of each pair."""
+    """Samples that the run has read of each pair."""
 
 
 def fresh(config: TrainerConfig, origins: Mapping[str, Any] | None = None) -> Progress:

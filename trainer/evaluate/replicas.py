@@ -47,7 +47,7 @@ class Replicas:
         return _generate(self, prompts)
 
     def serve(self) -> None:
-        """Compute what rank 0 requests until it releases this rank."""
+        """Serve the requests of rank 0 until it calls `release`."""
         while True:
             box: list[Any] = [None]
             torch.distributed.broadcast_object_list(box, src=0)

@@ -68,7 +68,7 @@ class Beat:
     time: float
     """Unix time (seconds)."""
     clock: float
-    """The same instant on the monotonic clock."""
+    """Monotonic clock at `time` (seconds)."""
 
 
 class Watch:

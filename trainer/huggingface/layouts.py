@@ -33,7 +33,7 @@ NO_WEIGHTS = OTHER_PROGRAMS | {
     "*.h5": "It has TensorFlow's weights. Load it with from_tf=True of transformers 4, and save it",
     "*.msgpack": "It has Flax's weights. Load it with from_flax=True of transformers 4, and save it",
 }
-"""The same without safetensors files."""
+"""File in a directory without safetensors files -> what the directory is and what to do."""
 
 
 def found(path: Path, layouts: Mapping[str, str]) -> str:

@@ -172,7 +172,7 @@ def copy_tokenizer(tokenizer: Tokenizer, directory: Path, max_length: int | None
 
 
 def lost(tokenizer: Tokenizer) -> str | None:
-    """What an export cannot keep of the tokenizer. None if it keeps everything."""
+    """The part of the tokenizer that an export loses. None if it keeps everything."""
     if SETTINGS in tokenizer.files:
         has_code = "auto_map" in json_object(tokenizer.files[SETTINGS])
         return f"{SETTINGS} names Python code (auto_map), which is not copied" if has_code else None

@@ -110,7 +110,7 @@ def inference_config(
 ) -> TrainerConfig:
     """Configuration of the trained model in another layout, without dropout and MTP layers.
 
-    Of the data, it has how documents were trained. Call `prepare_device` first.
+    From the section `data`, it keeps only the keys about documents. Call `prepare_device` first.
 
     `vocab_size` is the number of tokens for a checkpoint of Megatron-LM that does not say how many rows are padding.
 

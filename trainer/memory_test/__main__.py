@@ -145,7 +145,7 @@ def failure(stages: list[StageMemory]) -> str:
 
 
 def conclusion(stages: list[StageMemory]) -> str:
-    """What the figures mean, in one line."""
+    """The conclusion from the figures, in one line."""
     fullest = max(stages, key=lambda stage: stage.in_use_gib or 0.0)
     of = f" of {fullest.device_gib:.1f}" if fullest.device_gib else ""
     return (

@@ -10,7 +10,7 @@ from trainer.contract.config import TrainerConfig
 class RandomSamples(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
     """Samples like those of Megatron-Core's GPTDataset. Experts get about the same number of random tokens.
 
-    All tokens are in the first tensor-parallel rank's part of the vocabulary, as no other rank computes their logits.
+    All tokens are in the vocabulary shard of tensor-parallel rank 0, because no other rank computes their logits.
     """
 
     def __init__(self, config: TrainerConfig) -> None:

@@ -1,4 +1,4 @@
-"""Columns of a line of metrics.jsonl that follow from the results of its steps.
+"""Columns of metrics.jsonl that are computed from the results of steps.
 
 To add a metric, add a class with the two methods of `Column`, and list it in `Window` (`trainer.metrics.record`).
 docs/metrics.md describes every column.
@@ -16,17 +16,17 @@ from trainer.step import StepResult
 
 
 class Column(Protocol):
-    """Collects steps for some columns of one line."""
+    """Collects the steps of one line, and computes some of its columns."""
 
     def add(self, result: StepResult, seconds: float) -> None:
         """Add a step and its duration."""
 
     def values(self) -> dict[str, Any]:
-        """The columns by name, for at least one step."""
+        """The columns by name. Needs at least one step."""
 
 
 class Progress:
-    """Losses, norms, and how far the run is."""
+    """Losses, norms and progress of the run."""
 
     def __init__(self) -> None:
         self._losses: list[dict[str, float]] = []
@@ -77,7 +77,7 @@ class Throughput:
         )
 
     def values(self) -> dict[str, Any]:
-        """Rates over the complete time of the steps."""
+        """Rates over the total time of the steps."""
         config, seconds = self._config, self._seconds
         tokens = self._samples * config.model.seq_length
         tflops = flops(config.model, tokens, self._pairs) / seconds / config.world_size / 1e12

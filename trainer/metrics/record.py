@@ -3,7 +3,7 @@
 Only rank 0 writes. Each line of metrics.jsonl is a JSON object with `event`, `iteration` and `time` (Unix seconds);
 docs/metrics.md describes the events, and `columns` and `experts` next to this file compute the values of steps.
 Units: losses in nats per token, times in seconds, memory in GiB. Nothing here waits for the GPU: the loss and the norm
-of a step were already read before its update, and times come from events that the GPU has passed.
+of a step were already read before its update, and times come from CUDA events that have completed.
 """
 
 from __future__ import annotations

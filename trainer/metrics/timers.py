@@ -2,7 +2,7 @@
 
 Megatron-Core calls `config.timers(name, log_level=...)`, and `.start(barrier=...)` and `.stop()` on the result, around
 the parts of a step. Its own timers synchronize the GPU at each of these calls. These timers put CUDA events between the
-kernels and read them once the GPU has passed them. On a CPU, where every call blocks, they read the clock.
+kernels and read them once they have completed. On a CPU, where every call blocks, they read the clock.
 """
 
 from __future__ import annotations

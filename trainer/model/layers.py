@@ -89,7 +89,7 @@ def _use_torch(layer: ModuleSpec, config: TransformerConfig) -> None:
 
 
 class _Norm(torch.nn.Module):
-    """What both norms add to torch's: the constructor that Megatron-Core expects, and the sum of gradients."""
+    """Adapts torch's norms to Megatron-Core: its constructor, and the mark for gradients to be summed over ranks."""
 
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5) -> None:
         super().__init__(hidden_size, eps=eps)

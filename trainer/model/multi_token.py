@@ -29,9 +29,9 @@ from trainer.model import layers
 from trainer.model.kernels import Kernels
 
 DIVIDES_BY_TARGETS = hasattr(multi_token_prediction, "process_mtp_loss")
-"""Whether Core divides the losses of a layer by its own number of targets on this rank (since megatron-core 0.17).
+"""True if Core divides the losses of a layer by its own number of targets on this rank (since megatron-core 0.17).
 
-Without this, they are divided by the tokens of the main loss (DeepSeek-V3, arXiv 2412.19437, equation 24).
+Otherwise, they are divided by the tokens of the main loss (DeepSeek-V3, arXiv 2412.19437, equation 24).
 """
 
 
@@ -42,7 +42,7 @@ def block_spec(
     kernels: Kernels,
     separate_documents: bool,
 ) -> dict[str, Any]:
-    """GPTModel's argument for the MTP layers. They have the parts of the last layer, and are in the last chunk."""
+    """GPTModel's argument for the MTP layers. They copy the spec of the last layer, and are in the last chunk."""
     uses_engine = kernels.transformer_engine is not None
     if decoder.layer_specs:
         last = decoder.layer_specs[-1]

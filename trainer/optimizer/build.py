@@ -19,7 +19,7 @@ from trainer.optimizer import adamw, parameter_groups
 
 
 class Parts(Protocol):
-    """What a module of an optimizer has."""
+    """Functions and constants of a module of an optimizer."""
 
     GROUP_KEYS: tuple[str, ...]
     """Values of Core's parameter groups that are hyperparameters of this optimizer."""
@@ -35,7 +35,7 @@ PARTS: dict[Optimizer, Parts] = {ADAMW: adamw}
 
 
 def parts_of(section: OptimizerConfig) -> Parts:
-    """What the trainer builds for the section `optimizer`."""
+    """The module for the section `optimizer`."""
     return PARTS[optimizer_of(section)]
 
 

@@ -177,7 +177,7 @@ def parse_options(words: Sequence[str]) -> Iterator[Argument]:
 
 
 def num_option_words(words: Sequence[str]) -> int:
-    """Number of words that the options at the start take."""
+    """Number of leading words that are options or their values."""
     end = 0
     for argument in parse_options(words):
         takes_next = argument.value is not None and _option(words[argument.index])[1] is None

@@ -25,8 +25,7 @@ SETTERS = ("read", "readarray", "mapfile", "getopts", "wait")
 """Builtins that set the variables they name."""
 
 Status = Literal["plain", "tested", "ignored", "piped", "substituted"]
-"""The use of a command's exit status: nothing reads it, something does, `|| true` discards it, the next command of a
-pipe hides it, or the command is within $( )."""
+"""Use of a command's exit status: unchecked, checked, discarded by `|| true`, hidden by a pipe, or inside $( )."""
 
 
 def switched(arguments: Iterable[str]) -> Iterator[tuple[str, bool]]:

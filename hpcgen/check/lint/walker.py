@@ -336,7 +336,7 @@ class Walker:
         return lambda inside: self._statements(statements, inside)
 
     def _branches(self, branches: Sequence[_Branch], place: Place, *, exhaustive: bool = False) -> None:
-        """Reads branches, at most one of which runs. `exhaustive`: one certainly does."""
+        """Reads mutually exclusive branches. With `exhaustive`, exactly one of them runs."""
         ends: list[Values] = []
         for runs, visit, leaves_script in branches:
             self._variables.begin()

@@ -65,7 +65,8 @@ def carry_environment(
     ):
         name, text = setting.name, setting.text
         if trains and name == "CUDA_DEVICE_MAX_CONNECTIONS" and text == "1":
-            carried.own.append(name)  # with tensor or context parallelism
+            carried.own.append(name)  # hpcgen sets it with tensor or context parallelism
+        # before the rules that name or keep a value
         elif SECRET.search(name) or SECRET_VALUE.search(text):
             secrets.add(name)
             carried.leave(setting.line, name, "it is a secret: export it in the shell that submits the job")
@@ -79,6 +80,7 @@ def carry_environment(
             environment[name] = text
         else:
             environment.pop(name, None)  # set twice, and at last as the node type does
+    # a secret that the script uses but never assigns comes from the submitting shell
     used = {use.name for use in job.script.uses if SECRET.search(use.name)}
     assigned = {assignment.name for assignment in job.script.assignments}
     if secrets or used - assigned:

@@ -26,7 +26,7 @@ def carry_without_key(flag: Flag, carried: Carried) -> None:
 
 
 def _why_no_key(name: str, row: OptionRow | None) -> str | None:
-    """What is special about an option without a key; None for an ordinary one."""
+    """Why a run file has no key for an option, if there is more to say than that; otherwise None."""
     if row is None or row.kind in ("name", "family"):
         meant = nearest_option(name)
         return f"no release of Megatron-LM has this option{f'; did you mean --{meant}?' if meant else ''}"

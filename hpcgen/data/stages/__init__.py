@@ -39,7 +39,7 @@ PAIR_STAGES = tuple(stage for stage in DATA_STAGES.values() if stage.makes_pairs
 """Stages that produce pairs."""
 
 ROUTES = tuple(sorted((stage.route for stage in PAIR_STAGES), key=len))
-"""Each way from the source to pairs, the shortest first."""
+"""Each sequence of stages from the source to pairs, shortest first."""
 
 
 def units(stage: str, job: CorpusJob, manifest: Manifest) -> list[Unit]:

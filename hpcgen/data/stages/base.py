@@ -1,4 +1,4 @@
-"""What a data stage is: an object that knows its units, how one is made, and how large its outputs will be."""
+"""Base class of the data stages. A stage knows its units, how to make one, and how large its outputs will be."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class DataStage(ABC):
     name: ClassVar[str]
     """Name of the stage, of its job and of its command. The docstring of the class is the help of the command."""
     before: ClassVar[DataStage | None] = None
-    """The stage whose outputs this one reads. None: it reads the source."""
+    """The stage whose outputs this one reads; None if it reads the source."""
     folder: ClassVar[str]
     """Directory of the outputs, relative to the corpus's directory."""
     downloads: ClassVar[bool] = False
@@ -52,7 +52,7 @@ class DataStage(ABC):
     reads_source: ClassVar[bool] = False
     """Tasks read files of the source in place, if these are in a directory."""
     makes_output_files: ClassVar[bool] = False
-    """The outputs are the corpus's `num_output_files`, which are few and large. Further tasks would be idle.
+    """The stage writes `num_output_files` outputs, which are few and large, so it cannot use more tasks than outputs.
     Other stages write an output per source file."""
 
     @abstractmethod
@@ -89,11 +89,11 @@ class DataStage(ABC):
         return configuration_hash(self.settings(job))
 
     def earlier_configuration(self, job: CorpusJob) -> str | None:
-        """Another hash whose records remain valid, because earlier versions wrote it. None: there is none."""
+        """Hash that earlier versions wrote for the same settings, if its records remain valid; otherwise None."""
         return None
 
     def modules(self, units: Sequence[Unit]) -> Iterator[str]:
-        """Modules that making `units` imports. A task imports them first, so that a missing package is found then."""
+        """Modules that `make` imports for `units`. A task imports them first, to find a missing package early."""
         if any(item.url is None and item.path.suffix == PARQUET for unit in units for item in unit.inputs):
             yield "hpcgen.data.parquet"
 
@@ -116,7 +116,7 @@ class DataStage(ABC):
 
     @property
     def joins_documents(self) -> bool:
-        """True for the first stage on a route that assigns documents to output files."""
+        """True for the stage of a route that assigns documents to output files."""
         return self.reads_source and self.makes_output_files
 
     @property

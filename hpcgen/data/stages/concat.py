@@ -88,7 +88,7 @@ class Concat(DataStage):
         return expansion(file.name)
 
     def certain_bytes(self, item: Input) -> int:
-        """The size of a plain file, and what the stage extract certainly makes of another one."""
+        """The size of a plain file, or the minimum size of an extracted one."""
         if item.maker is None or item.maker.stage != EXTRACT.name:
             return item.size or 0
         return sum(map(EXTRACT.certain_bytes, item.maker.inputs))

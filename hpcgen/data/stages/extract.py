@@ -79,7 +79,7 @@ class Extract(DataStage):
             return publish_unit([(file, place)], record, place)
 
     def modules(self, units: Sequence[Unit]) -> Iterator[str]:
-        """What decompresses, and what decodes Parquet files."""
+        """The module for decompression, and the one for Parquet files."""
         yield "hpcgen.data.compression"
         yield from super().modules(units)
 
@@ -88,7 +88,7 @@ class Extract(DataStage):
         return expansion(file.name) if is_packed(file.name) else (0.0, 0.0)
 
     def certain_bytes(self, item: Input) -> int:
-        """Compressed files do not shrink. An encoding of repeated values may be larger or smaller than the lines."""
+        """Compressed files do not shrink. A Parquet file can be larger than its lines, so it guarantees nothing."""
         return 0 if item.name.endswith(PARQUET) else int((item.size or 0) * _STORED)
 
 

@@ -1,4 +1,4 @@
-"""What the stages that make pairs, tokenize and prepare, have in common."""
+"""Base class of the stages that make pairs: tokenize and prepare."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class PairStage(DataStage, ABC):
         return make_pairs(unit, job.corpus, tokenizer, context)
 
     def settings(self, job: CorpusJob) -> Mapping[str, Any]:
-        """The tokenizer, and how documents are read."""
+        """The tokenizer, and the settings for reading documents."""
         corpus, tokenizer = job.corpus, TokenizerIdentity.of(job.tokenizer)
         return {
             "tokenizer": {
@@ -87,12 +87,12 @@ class PairStage(DataStage, ABC):
         return configuration_hash({**settings, "tokenizer": settings["tokenizer"] | {"files": []}})
 
     def modules(self, units: Sequence[Unit]) -> Iterator[str]:
-        """What tokenizes, and what decodes Parquet files."""
+        """The module that tokenizes, and the one for Parquet files."""
         yield "hpcgen.data.tokenize"
         yield from super().modules(units)
 
     def growth(self, file: ManifestFile) -> Bounds:
-        """As JSON Lines; `output_bounds` multiplies by the size of the token ids."""
+        """Bytes of JSON Lines. `output_bounds` multiplies them by the bytes of token ids per byte."""
         return expansion(file.name)
 
     def output_bounds(self, files: Iterable[tuple[ManifestFile, float]], job: CorpusJob) -> Bounds:
@@ -104,7 +104,7 @@ class PairStage(DataStage, ABC):
         return least * low, most * high
 
     def certain_bytes(self, item: Input) -> int:
-        """None: the lines may be almost only metadata."""
+        """Zero, because the lines may contain little more than metadata."""
         return 0
 
 

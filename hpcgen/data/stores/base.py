@@ -1,4 +1,4 @@
-"""What a store is: a web server, an object store or a file system from which files of a corpus are downloaded."""
+"""Base class of the stores from which files are downloaded: web servers, object stores and file systems."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Wanted:
 
 @dataclass(frozen=True, kw_only=True)
 class Stat:
-    """What a store says about a file."""
+    """Size and version of a file in a store."""
 
     size: int | None
     """Size in bytes; None if the store does not state it."""
@@ -63,11 +63,11 @@ class FileNotInStore(HpcgenError):
 
 
 class StartOver(TransientError):
-    """What has been downloaded cannot be continued."""
+    """The download cannot continue after the bytes that are already there. It must start over."""
 
 
 class NotTheFile(Exception):
-    """A store sends something else than the file, perhaps temporarily."""
+    """A store sends content other than the file, perhaps temporarily."""
 
     def __init__(self, reason: str, hint: str) -> None:
         super().__init__(reason)
@@ -77,7 +77,8 @@ class NotTheFile(Exception):
 class Store(ABC):
     """Reads files with URLs of its schemes. A process opens one for many files.
 
-    A store knows nothing of parts, hashes and free space. Its methods try once; `policy` says how to try again.
+    A store does not deal with partial files, hashes or free space. Its methods try once; the caller retries them with
+    `policy`.
     """
 
     schemes: ClassVar[tuple[str, ...]]
@@ -87,7 +88,7 @@ class Store(ABC):
 
     def __init__(self, policy: RetryPolicy, token_variable: str | None = None) -> None:
         self.policy = policy
-        """How the caller tries again."""
+        """How the caller retries."""
         self.token_variable = token_variable
         """Name of the environment variable with a token for web servers."""
 
@@ -102,7 +103,7 @@ class Store(ABC):
 
     @abstractmethod
     def stat(self, url: str) -> Stat:
-        """Asks for a file.
+        """Asks for the size and the version of a file.
 
         Raises:
             FileNotInStore: the store does not have it.

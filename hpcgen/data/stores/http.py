@@ -1,5 +1,5 @@
-"""Web servers as a store. What concerns HTTP (ranges, validators, encodings, statuses) stays in this module and in
-hpcgen.data.http."""
+"""Web servers as a store. Only this module and hpcgen.data.http deal with HTTP: ranges, validators, encodings and
+statuses."""
 
 from __future__ import annotations
 

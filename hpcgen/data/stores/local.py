@@ -50,10 +50,10 @@ class Local(Store):
 def refuse_in_shared_corpus(urls: Iterable[str], share: Share) -> None:
     """Refuses files of this machine in a corpus of a group.
 
-    Whoever may edit its manifest could name private files of the user who downloads, and would then read them.
+    Anyone who can edit its manifest could name private files of the user who downloads, and then read the copies.
 
     Raises:
-        HpcgenError: there is one.
+        HpcgenError: `urls` has such a file.
     """
     own = next((url for url in urls if share == "group" and urlsplit(url).scheme in Local.schemes), None)
     if own is not None:

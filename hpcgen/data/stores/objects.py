@@ -66,7 +66,7 @@ class Objects(Store):
         )
 
     def _blocks(self, url: str, start: int, before: Stat) -> Iterator[bytes]:
-        """Yields the object from `start` on. Its version is checked again at the end: each block is a request."""
+        """Yields the object from `start` on. Each block is a request, so the version is checked again at the end."""
         file_system, size = _file_system(urlsplit(url).scheme), before.size or 0
         while start < size:
             end = min(start + _BLOCK, size)
@@ -108,7 +108,7 @@ def _stat(details: dict[str, Any]) -> Stat:
 def _explained(url: str) -> Iterator[None]:
     """Turns the errors of the libraries into hpcgen's.
 
-    The libraries have no common class of errors. What is neither a missing object nor denied access is tried again.
+    The libraries have no common class of errors. Except for missing objects and denied access, every error is retried.
     """
     scheme = urlsplit(url).scheme
     try:
@@ -138,6 +138,6 @@ def _is_denied(error: Exception) -> bool:
 
 
 def _first_line(error: Exception) -> str:
-    """The message, without signatures of URLs in it."""
+    """First line of the message, without the signatures of URLs."""
     line = (str(error).strip().splitlines() or ["no reason given"])[0]
     return re.sub(r"\b(sig|X-(?:Amz|Goog)-\w+)=[^&\s'\"]+", r"\1=...", line, flags=re.IGNORECASE)

@@ -81,7 +81,7 @@ class Facts:
 
     @property
     def optimizer_type(self) -> str | None:
-        """Type of the optimizer in lower case; None if the program makes it."""
+        """Type of the optimizer in lower case; None if the program creates its own optimizer."""
         value = self.get("optimizer.type")
         return value.lower() if value else None
 

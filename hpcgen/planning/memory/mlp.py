@@ -27,7 +27,7 @@ def mlp_part(setup: Setup, *, has_experts: bool) -> Part:
 
 
 def _recomputed_bytes(setup: Setup, inside: float, *, has_experts: bool) -> float:
-    """What selective recomputation does not keep.
+    """Bytes that selective recomputation frees.
 
     Sources: transformer_layer.py, moe/moe_layer.py and moe/experts.py in megatron/core/transformer.
     """
@@ -95,7 +95,7 @@ def _weight_gradient_bytes(setup: Setup, width: float) -> float:
 
 
 def _experts_bytes(setup: Setup) -> float:
-    """What the router, the routed and the shared experts keep."""
+    """Activations of the router, and of the routed and the shared experts."""
     model = setup.model
     assert model.num_moe_experts
     row_map = ROW_MAP_BYTES if setup.uses_engine else 0

@@ -1,4 +1,4 @@
-"""What the memory of a device depends on."""
+"""The settings that the memory of a device depends on."""
 
 from __future__ import annotations
 

@@ -59,7 +59,10 @@ class Layer:
 
     @property
     def computing(self) -> float:
-        """What its forward or backward pass adds at most. The MLP has released its activations before the attention."""
+        """Peak of the temporary memory in its forward or backward pass.
+
+        The MLP has released its activations when the attention is at its peak.
+        """
         mlp, attention = (part.recomputed + part.working for part in (self.mlp, self.attention))
         return max(mlp, attention - self.mlp.kept)
 

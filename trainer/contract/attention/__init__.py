@@ -19,12 +19,12 @@ SWITCHES = tuple(kind.key for kind in KINDS if kind.key is not None)
 
 
 def attention_of(model: ModelConfig) -> Attention:
-    """The kind of attention that `model` has, which may contain nulls."""
+    """The kind of attention of `model`. It need not be resolved."""
     return next(kind for kind in KINDS if kind.is_chosen(model))
 
 
 def attention_problems(model: ModelConfig) -> Iterator[Problem]:
-    """Keys that contradict the kind of attention of `model`, or that need another one."""
+    """Yields the keys that contradict the kind of attention of `model`, or that need another kind."""
     chosen = attention_of(model)
     yield from chosen.problems(model)
     for kind in KINDS:

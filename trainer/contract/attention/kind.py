@@ -1,7 +1,7 @@
-"""What a kind of attention decides: its keys, and the products and norms of a layer.
+"""Base class of the kinds of attention. A kind decides its keys, and the products and norms of a layer.
 
-Memory, numbers of parameters, FLOPs and rules follow from them. What the trainer builds is in trainer/model/attention,
-and rules about layouts are in a module of trainer/contract/rules with the name of the kind.
+Memory, numbers of parameters, FLOPs and rules follow from them. trainer/model/attention builds the modules, and rules
+about layouts are in a module of trainer/contract/rules with the name of the kind.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Projection(NamedTuple):
     """Norm of its input, which Transformer Engine computes in the same module."""
     has_bias: bool = False
     divided: Literal["outputs", "inputs", "none"] = "outputs"
-    """What tensor parallelism divides. With none, each rank has the complete product."""
+    """The side that tensor parallelism divides. With none, the product is replicated on all ranks."""
 
     @property
     def weights(self) -> int:
@@ -47,7 +47,7 @@ class MatrixWidth(NamedTuple):
     key: str
     width: int
     how: str = ""
-    """How the width follows from the value of the key, after this value."""
+    """Formula that completes the value of the key to the width, such as " x num_attention_heads"."""
 
 
 class Attention(ABC):
@@ -58,11 +58,11 @@ class Attention(ABC):
     keys: ClassVar[tuple[str, ...]] = ()
     """Further keys of the section `model` that only this kind uses."""
     has_complete_heads: ClassVar[bool] = True
-    """True if a projection results in queries and keys as they are, which qk_layernorm and rope then change."""
+    """True if projections compute complete queries and keys, to which qk_layernorm and rope are then applied."""
     recomputable: ClassVar[tuple[str, ...]] = ()
     """Values of training.recompute_modules that need this kind."""
     has_cuda_graphs: ClassVar[bool] = True
-    """True if losses with CUDA graphs were compared with those without."""
+    """True if losses with CUDA graphs have been compared with those without."""
 
     def is_chosen(self, model: ModelConfig) -> bool:
         """True if the section `model` chooses this kind."""
@@ -86,7 +86,7 @@ class Attention(ABC):
 
     @abstractmethod
     def value_width(self, model: ModelConfig) -> int:
-        """Width of the values in a head. That of queries and keys is kv_channels."""
+        """Width of the values in a head. The width of queries and keys is kv_channels."""
 
     @abstractmethod
     def rotated_width(self, model: ModelConfig) -> int:
@@ -97,10 +97,10 @@ class Attention(ABC):
         return 0
 
     def score_width(self, model: ModelConfig) -> int:
-        """Multiplications for each pair of a query and a key in all heads: its score and its product with the value."""
+        """Multiplications per pair of a query and a key in all heads: its score, and its product with the value."""
         assert model.kv_channels
         return model.num_attention_heads * (model.kv_channels + self.value_width(model))
 
     @abstractmethod
     def matrix_widths(self, model: ModelConfig, tensor_parallel: int) -> Iterator[MatrixWidth]:
-        """Widths of the matrices on a rank besides hidden_size. Other widths are multiples if these are."""
+        """Widths of the matrices on a rank, except hidden_size. If all are multiples of 16, so are the others."""

@@ -72,7 +72,10 @@ class LatentAttention(Attention):
             yield from _yarn_problems(model.rope_scaling)
 
     def projections(self, model: ModelConfig) -> tuple[Projection, ...]:
-        """The down-projections, from the hidden state to the latents, are complete on each tensor-parallel rank."""
+        """Down-projections to the latents, up-projections to the heads, and the output projection.
+
+        The down-projections are replicated on all tensor-parallel ranks.
+        """
         h, heads, rank = model.hidden_size, model.num_attention_heads, model.q_lora_rank
         latent, values = model.kv_lora_rank or 0, self.value_width(model)
         queries = heads * (model.kv_channels or 0)
@@ -98,12 +101,12 @@ class LatentAttention(Attention):
         return {each.norm: each.inputs for each in self.projections(model) if each.norm}
 
     def value_width(self, model: ModelConfig) -> int:
-        """v_head_dim."""
+        """The value of v_head_dim."""
         assert model.v_head_dim
         return model.v_head_dim
 
     def rotated_width(self, model: ModelConfig) -> int:
-        """A part of the channels, which the keys of all heads share."""
+        """Rope rotates only some channels. The keys of all heads share these."""
         assert model.qk_pos_emb_head_dim
         return model.qk_pos_emb_head_dim
 

@@ -1,4 +1,4 @@
-"""Usual attention: one projection results in the queries, keys and values of all heads, whose keys may be shared.
+"""Usual attention: one projection computes the queries, keys and values of all heads, which may share keys and values.
 
 Source: megatron/core/transformer/attention.py, SelfAttention.
 """
@@ -26,7 +26,7 @@ class UsualAttention(Attention):
 
     def problems(self, model: ModelConfig) -> Iterator[Problem]:
         """Keys that contradict each other."""
-        # bias = add_bias_linear or add_qkv_bias
+        # Core adds the bias to linear_qkv if either of the two keys is true.
         if model.add_bias_linear and model.add_qkv_bias is False:
             reason = "contradicts add_bias_linear = true, which includes this bias"
             yield Problem(
@@ -52,12 +52,12 @@ class UsualAttention(Attention):
         return dict.fromkeys(names, self.value_width(model))
 
     def value_width(self, model: ModelConfig) -> int:
-        """Queries, keys and values have one width."""
+        """Queries, keys and values have the same width."""
         assert model.kv_channels
         return model.kv_channels
 
     def rotated_width(self, model: ModelConfig) -> int:
-        """Complete queries and keys."""
+        """Rope rotates all channels of queries and keys."""
         return self.value_width(model)
 
     def matrix_widths(self, model: ModelConfig, tensor_parallel: int) -> Iterator[MatrixWidth]:

@@ -1,4 +1,4 @@
-"""What a query sees: all tokens before it, or those in a window (model.window_size)."""
+"""Tokens that a query sees: all tokens before it, or those in a window (model.window_size)."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def hides_tokens(model: ModelConfig) -> bool:
 
 
 def visible_pairs(model: ModelConfig, documents: Iterable[int]) -> float:
-    """Pairs of a query and a visible key in causal attention within `documents`, which are lengths.
+    """Number of pairs of a query and a visible key in causal attention. `documents` are lengths in tokens.
 
-    l^2 / 2 for a document of l tokens, and w x l - w^2 / 2 in a window of w < l.
+    It is l^2 / 2 for a document of l tokens, and w x l - w^2 / 2 in a window of w < l.
     """
     pairs = 0.0
     for length in documents:
@@ -32,7 +32,7 @@ def visible_pairs(model: ModelConfig, documents: Iterable[int]) -> float:
 def exchanges(model: ModelConfig) -> tuple[str, ...]:
     """Ways in which Transformer Engine's context-parallel ranks can exchange keys and values, the default first.
 
-    Its p2p refuses windows (context_parallel.py, attn_forward_func_with_cp).
+    Transformer Engine's p2p refuses windows (context_parallel.py, attn_forward_func_with_cp).
     """
     return ("p2p", "all_gather", "a2a", "a2a+p2p") if model.window_size is None else ("all_gather", "a2a")
 

@@ -1,4 +1,4 @@
-"""What checkpoints record of the user's code, and how it differs from the code that is there now."""
+"""The record of the user's code in checkpoints, and its differences from the present code."""
 
 from __future__ import annotations
 

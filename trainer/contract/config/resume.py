@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class Resume(Enum):
-    """What a key determines, and so whether a resumed run may change it."""
+    """Effect of a key, which decides whether a resumed run may change it."""
 
     FREE = "affects speed, length or reports of the run, but not what is learned"
     FIXED = "determines the shape or the meaning of the weights"

@@ -31,7 +31,7 @@ EXPERT_KEYS = {
     "moe_router_num_groups": "n_group",
     "moe_router_group_topk": "topk_group",
 }
-"""The same for layers with experts."""
+"""Keys of ModelConfig -> of config.json, in models with experts."""
 
 NAMES = ExpertNames("mlp.gate", "mlp.experts", "gate_proj", "up_proj", "down_proj")
 

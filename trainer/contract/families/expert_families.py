@@ -52,7 +52,7 @@ class ExpertLlama(Llama):
     has_dense_layers: bool = False
     """Some layers may be dense. Then their width has a key of its own."""
     normalizes: tuple[bool, ...] = (True,)
-    """Whether the weights of the chosen experts are divided by their sum."""
+    """True: the weights of the chosen experts are divided by their sum. Lists the values that the family supports."""
 
     def expresses(self, model: ModelConfig) -> dict[str, tuple[Any, ...]]:
         """The values of Llama models, and those of experts. Excludes shared experts, groups and capacities."""

@@ -37,7 +37,7 @@ ROTARY_KEYS = {
 """Keys of ModelConfig -> of config.json, in all families with rotary embedding."""
 
 LLAMA_KEYS = ROTARY_KEYS | {"num_query_groups": "num_key_value_heads", "kv_channels": "head_dim"}
-"""The same in the families of this module."""
+"""Keys of ModelConfig -> of config.json, in the families of this module."""
 
 
 @dataclass(frozen=True, kw_only=True)

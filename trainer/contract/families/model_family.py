@@ -122,7 +122,7 @@ class Family(ABC):
     keys: Mapping[str, str]
     """Keys of ModelConfig -> keys of config.json with the same value."""
     expert_keys: Mapping[str, str] = field(default_factory=dict)
-    """The same, for keys that only a model with experts has."""
+    """Keys of ModelConfig -> of config.json that only a model with experts has."""
     defaults: Mapping[str, Any]
     """The keys of config.json that define a model, with transformers' defaults."""
     fixed: Mapping[str, tuple[Any, ...]]

@@ -66,9 +66,9 @@ def layer_parameter_count(model: ModelConfig, *, has_experts: bool = False) -> i
 
 
 def replicated_parameter_count(model: ModelConfig, *, has_experts: bool = False) -> int:
-    """Number of those parameters of a layer that each tensor-parallel rank has complete.
+    """Number of parameters of a layer that are replicated on all tensor-parallel ranks.
 
-    These are norms, biases of the products that end the attention and the MLP, routers, and projections that tensor
+    These are norms, routers, the biases of the output projections of attention and MLP, and projections that tensor
     parallelism does not divide.
     """
     count = _layer_norms_parameter_count(model)

@@ -35,9 +35,9 @@ class AdamW(Optimizer):
         return ("exp_avg", "exp_avg_sq")
 
     def usual_lr(self, parameters: float) -> float:
-        """PUBLISHED, interpolated in log space.
+        """The rates in PUBLISHED, interpolated in log space.
 
-        Below its range: 0.003239 - 0.0001395 x ln(parameters), fitted to models of up to a billion parameters (Kaplan
+        Below their range: 0.003239 - 0.0001395 x ln(parameters), fitted to models of up to a billion parameters (Kaplan
         et al., arXiv 2001.08361, appendix D.6).
         """
         if parameters <= PUBLISHED[0][0]:
@@ -49,7 +49,7 @@ class AdamW(Optimizer):
         return PUBLISHED[-1][1]
 
     def effect_of_lr(self, lr: float) -> str:
-        """Kingma and Ba, arXiv 1412.6980, section 2.1."""
+        """A step moves each weight by about the learning rate (Kingma and Ba, arXiv 1412.6980, section 2.1)."""
         return f"each step would move every weight by about {lr:g}"
 
 

@@ -1,6 +1,6 @@
-"""What an optimizer decides: its keys, its state, and where its ranks keep it.
+"""Base class of the optimizers. An optimizer decides its keys, its state, and which ranks keep it.
 
-Memory, the size of checkpoints and rules follow from it. What the trainer builds is in trainer/optimizer.
+Memory, the size of checkpoints and rules follow from it. trainer/optimizer builds it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from typing import ClassVar, Literal
 
 Kind = Literal["table", "layer"]
-"""Parameters of layers, or embeddings, the output layer and other parameters outside of layers."""
+"""layer: parameters of layers. table: embeddings, the output layer and other parameters outside of layers."""
 
 
 class Optimizer(ABC):
@@ -22,14 +22,14 @@ class Optimizer(ABC):
     keys: ClassVar[tuple[str, ...]]
     """Keys of the section `optimizer` that only this optimizer uses. Megatron-LM has arguments of the same names."""
     sharding: ClassVar[Literal["distributed", "replicated"]]
-    """distributed: data-parallel ranks divide the state, and each updates a part of the weights. replicated: each has
-    all of it."""
+    """distributed: data-parallel ranks divide the state, and each updates its part of the weights. replicated: each
+    rank has the complete state."""
     largest_lr: ClassVar[float]
-    """Maximum learning rate that can train a GPT."""
+    """Maximum learning rate with which a GPT can train."""
 
     @abstractmethod
     def moments(self, kind: Kind) -> tuple[str, ...]:
-        """Names of the tensors that it keeps for a parameter of `kind` in the parameter's shape, in fp32."""
+        """Names of the fp32 tensors that it keeps for a parameter of `kind`, each in the shape of the parameter."""
 
     @abstractmethod
     def usual_lr(self, parameters: float) -> float:
@@ -37,7 +37,7 @@ class Optimizer(ABC):
 
     @abstractmethod
     def effect_of_lr(self, lr: float) -> str:
-        """What a step does to the weights, in words."""
+        """Effect of a learning rate that is too large, in words."""
 
     def state_bytes(self, kind: Kind) -> int:
         """Bytes per parameter of `kind`: the fp32 weight and the moments."""

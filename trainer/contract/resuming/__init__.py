@@ -1,1 +1,1 @@
-"""What a resumed run may change, and the records that this is decided from."""
+"""The changes that a resumed run may make, and the records that decide it."""

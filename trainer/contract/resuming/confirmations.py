@@ -1,10 +1,10 @@
-"""What `checkpoint.changed` confirms. Each of its entries counts once, so that one that is left over confirms nothing.
+"""The changes that `checkpoint.changed` confirms. Each entry counts once, so a leftover entry confirms nothing.
 
 An entry is the name of a hyperparameter, which may be followed by an iteration: `optimizer.lr`, `optimizer.lr@12000`.
-The checkpoints of an attempt record the names that it started with (`confirmed`), and from then on they are used. A
-name without an iteration confirms only the first change of a hyperparameter in a run. With an iteration, it confirms
-one more change if the iteration is higher than that of the last use. So it still does if an attempt falls back to an
-older checkpoint. An attempt that was killed before its first checkpoint has used nothing.
+The checkpoints of an attempt record the names that it started with (`confirmed`). From then on, these entries are used.
+A name without an iteration confirms only the first change of a hyperparameter in a run. With an iteration, it confirms
+one more change if the iteration is higher than that of the last use. It therefore stays valid if an attempt falls back
+to an older checkpoint. An attempt that was killed before its first checkpoint has used no entry.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Confirmations:
 
     @classmethod
     def of(cls, entries: Sequence[str], record: Mapping[str, Any] | None) -> Confirmations:
-        """What `entries` confirm for an attempt that starts from the checkpoint with this record."""
+        """The confirmations of `entries` for an attempt that starts from the checkpoint with this record."""
         record = record or {}
         return cls(tuple(entries), record.get("iteration", 0), record.get(CONFIRMED, {}))
 

@@ -159,10 +159,10 @@ def _text(path: Path) -> str:
 
 @dataclass(frozen=True)
 class _Story:
-    """What metrics.jsonl tells."""
+    """Evidence in metrics.jsonl."""
 
     last: tuple[int | None, str] | None = None
-    """Last saved iteration, and what shows it. None without one."""
+    """Last saved iteration, and the evidence of it. None if nothing was saved."""
     has_start: bool = False
     """Every attempt that trains writes a line at its start, before any other file."""
     is_damaged: bool = False

@@ -97,7 +97,7 @@ class Stream:
 
 @dataclass(frozen=True)
 class Portion:
-    """What a phase reads from one stream."""
+    """Samples that a phase reads from one stream."""
 
     stream: int
     """Number of the stream."""

@@ -59,7 +59,7 @@ ERRORS: tuple[Rule, ...] = (
     *logging.RULES,
     *evaluation.RULES,
 )
-"""Rules that a run must obey. Causes precede their consequences, because the first violation is reported."""
+"""Rules that a run must obey. Causes precede consequences, because the trainer reports only the first violation."""
 
 WARNINGS: tuple[Rule, ...] = (
     *model.WARNINGS,
@@ -75,7 +75,7 @@ OF_MODEL: tuple[Rule, ...] = (
     *experts.OF_MODEL,
     *multi_token.OF_MODEL,
 )
-"""Rules of keys of the section `model` that contradict each other."""
+"""Rules about keys of the section `model` that contradict each other."""
 
 
 def vocabulary_is_known(facts: Facts) -> Iterator[Problem]:
@@ -115,17 +115,17 @@ FORWARD: tuple[Rule, ...] = (
 """Rules for computing a trained model."""
 
 SAMPLES: tuple[Rule, ...] = (*data.RULES, *WITHOUT_TOKENIZER)
-"""Rules for reading the samples of a run, whatever its ranks are."""
+"""Rules for reading the samples of a run, which do not depend on its ranks."""
 
 TRAINING: tuple[Rule, ...] = (
     *(rule for rule in ERRORS if rule is not optimizer.groups_match_parameters),
     *WITHOUT_TOKENIZER,
 )
-"""Rules for training it. The trainer compares parameter groups with the parameters that the model really has."""
+"""Rules for training. The trainer compares parameter groups with the parameters of the real model instead."""
 
 
 def require(config: TrainerConfig, rules: Sequence[Rule] = TRAINING) -> None:
-    """Check that `config` obeys the rules. Check it before it is resolved: defaults hide some contradictions.
+    """Check that `config` obeys the rules. Call this before `resolve`, because defaults hide some contradictions.
 
     Raises:
         ConfigError: the first violation.
@@ -154,13 +154,13 @@ def facts_of(config: TrainerConfig) -> Facts:
 
 
 def contradictions(model: ModelConfig) -> list[str]:
-    """What is wrong with keys of `model` that contradict each other."""
+    """Messages about keys of `model` that contradict each other."""
     facts = dataclasses.replace(ANY_RUN, model=model)
     return [f"{_with_value(facts, found)} {found.reason}" for rule in OF_MODEL for found in rule(facts)]
 
 
 def evaluation_problems(config: EvaluationConfig) -> list[str]:
-    """What is wrong with the settings of an evaluation job, apart from those of its model."""
+    """Messages about the settings of an evaluation job, except those of its model."""
     world = World(path="world_size", count=config.world_size, ranks_each=1)
     facts = dataclasses.replace(ANY_RUN, evaluation=config.settings, evaluation_world=world)
     rules = evaluation.OF_JOB

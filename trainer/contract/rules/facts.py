@@ -68,7 +68,7 @@ class Facts:
     device: Literal["cuda", "cpu"] = "cuda"
     """Device of the ranks."""
     why_no_gpus: str = "the cluster's nodes have no GPUs"
-    """What makes the device a CPU, after "but"."""
+    """Why the device is a CPU, as the end of a sentence after "but"."""
     device_memory_gib: float | None = None
     """Memory of one device. None if unknown; the memory estimate is then not checked."""
     set_by_user: tuple[str, ...] = ()

@@ -81,7 +81,7 @@ def mtp_is_recomputed_by_layer(facts: Facts) -> Iterator[Problem]:
 
 
 def mtp_is_after_a_layer_of_the_user(facts: Facts) -> Iterator[Problem]:
-    """With layer_spec, the MTP layers follow a layer in their chunk, whose parts they have.
+    """With layer_spec, the chunk of the MTP layers needs another layer, because they copy its spec.
 
     Source: trainer/model/multi_token.py.
     """
@@ -94,7 +94,7 @@ def mtp_is_after_a_layer_of_the_user(facts: Facts) -> Iterator[Problem]:
     ):
         yield Problem(
             path="model.layer_spec",
-            reason="would not change the MTP layers, which have the parts of the last layer on their pipeline stage, "
+            reason="would not change the MTP layers, which copy the spec of the last layer on their pipeline stage, "
             "but there is none",
             hint="move a layer to that stage",
         )

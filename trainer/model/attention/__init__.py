@@ -13,14 +13,14 @@ from trainer.model.attention.parts import Parts
 from trainer.model.attention.usual import UsualParts
 
 PARTS: dict[Attention, Parts] = {LATENT: LatentParts(), USUAL: UsualParts()}
-"""What the trainer builds for each kind."""
+"""Parts of each kind."""
 
 
 def parts_of(model: ModelConfig) -> Parts:
-    """What the trainer builds for the attention of `model`."""
+    """Parts of the attention of `model`."""
     return PARTS[attention_of(model)]
 
 
 def parts_of_core(core: TransformerConfig) -> Parts:
-    """What the trainer builds for the attention of Core's configuration."""
+    """Parts of the attention in Core's configuration."""
     return next(parts for parts in PARTS.values() if parts.config is type(core))

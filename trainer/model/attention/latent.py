@@ -75,7 +75,7 @@ class LatentParts(Parts):
         if norm is None:
             return
         module: Any = multi_latent_attention
-        module.Linear = DownProjection  # whose arguments Core knows by this name
+        module.Linear = DownProjection  # Core compares classes with this name to choose their arguments
         if not isinstance(module.TELinear, type):
             module.HAVE_TE = False  # True in megatron-core 0.16, which then passes it to isinstance
         attention = layer.submodules.self_attention.submodules

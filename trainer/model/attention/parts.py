@@ -1,4 +1,4 @@
-"""What the trainer builds for a kind of attention (`trainer.contract.attention`)."""
+"""Base class of the parts that the trainer builds for a kind of attention (`trainer.contract.attention`)."""
 
 from __future__ import annotations
 
