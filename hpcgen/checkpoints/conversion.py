@@ -57,9 +57,9 @@ def convert(arguments: list[str], on_line: Callable[[str], None]) -> int:
 
 
 def require_tokenizer(checkpoint: Checkpoint, tokenizer: TokenizerConfig) -> None:
-    """Checks that the pairs that a checkpoint was trained with were made with `tokenizer`, where they are still there.
+    """Checks that `tokenizer` made the pairs that a checkpoint was trained with.
 
-    Without the extra `data`, nothing is checked.
+    Pairs that no longer exist are skipped. Without the extra `data`, nothing is checked.
 
     Raises:
         HpcgenError: another tokenizer made one of them.

@@ -93,7 +93,7 @@ def _frames(path: Path, source: Readable, frame_type: Any) -> Iterator[bytes]:
 
 
 def _require_frame(path: Path, frame: Any, begin: int) -> None:
-    """Refuses other data after a complete frame, which the libraries take for a damaged or truncated frame."""
+    """Refuses data after a complete frame that is not a frame. The libraries would call it damaged or truncated."""
     is_cut = len(frame.header) < _MAGIC_BYTES and frame.header[:1] in _FIRST_BYTES
     if begin and not is_cut and binary_suffix(frame.header) != path.suffix:
         raise HpcgenError(

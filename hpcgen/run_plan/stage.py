@@ -49,7 +49,7 @@ class StagePlan:
     """Members of `inputs` that are dataset files. There may be thousands, so the job checks each once and not on every
     node."""
     queued: StagePlan | None
-    """The stage whose jobs the job queues. Its script is the job's file NAME.sh."""
+    """The stage that the running job submits, as train submits evaluate. Its script is the job's file NAME.sh."""
     signal_lead_s: int
     """Seconds before the time limit at which the job receives its signal; 0 for stages with nothing to save."""
 
@@ -60,7 +60,7 @@ class StagePlan:
 
     @property
     def checks_nodes(self) -> bool:
-        """Returns True if the job checks its nodes on their hosts."""
+        """True if the job checks its nodes, outside of the container."""
         return "node_expectations" in self.values
 
     def required_everywhere(self) -> tuple[str, ...]:

@@ -73,8 +73,8 @@ def time_problems(
 ) -> tuple[list[Problem], list[Problem]]:
     """Errors about times that are too short to train or to save, and warnings.
 
-    A limit that only a shipped profile sets, as `local` does, is a stand-in for a machine without Slurm. Nobody there
-    can make it longer.
+    A shipped profile for a machine without Slurm, such as `local`, sets a limit that its users cannot extend. If only
+    such a profile sets the limit, a warning about the slow steps replaces the errors.
     """
     problems = list(_problems(times, run, config, allocation))
     limit = place_of(TRAIN, "time", config, run.cluster)

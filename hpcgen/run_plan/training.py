@@ -168,7 +168,7 @@ def _with_vocabulary(config: RunConfig) -> tuple[ModelConfig, list[Problem]]:
 
 
 def _unknown(key: str, error: HpcgenError) -> Problem:
-    """The problem of a value that a tokenizer would have, if it could be read."""
+    """The problem of a key whose value would come from the tokenizer, which cannot be read."""
     mistake = error.mistakes[0]
     hint = ", or ".join(filter(None, (mistake.hint, f"set {key}")))
     return Problem(

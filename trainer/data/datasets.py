@@ -105,7 +105,7 @@ class Numbered(torch.utils.data.Dataset):
 
 
 def located(dataset: torch.utils.data.Dataset, sample: int) -> tuple[GPTDataset, int]:
-    """Core's dataset that a sample of a training set comes from, and its number there."""
+    """Core's dataset that a sample of a training set comes from, and the sample's number in it."""
     while not isinstance(dataset, GPTDataset):
         if isinstance(dataset, Numbered):
             dataset, sample = dataset.dataset, sample - dataset.first

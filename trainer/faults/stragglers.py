@@ -42,7 +42,7 @@ class RankLocation:
     local_rank: int
     pipeline_stage: int
     together: tuple[int, ...]
-    """Ranks, including this one, that wait for each other in every layer. If one of them is slow, all are."""
+    """Ranks, including this one, that wait for each other in every layer. If one of them is slow, all of them are."""
     waiting: str = ""
     """Kinds of parallelism in which they wait: tensor, context or expert; empty for a single rank."""
 

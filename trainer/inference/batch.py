@@ -22,7 +22,7 @@ Choose = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class Batch:
-    """Sequences that are continued together. Every rank must make the same calls, in inference mode."""
+    """Sequences that are continued together. All ranks must call its methods in the same order, in inference mode."""
 
     def __init__(
         self,

@@ -151,7 +151,7 @@ def routers(model: Sequence[torch.nn.Module]) -> tuple[Router, ...]:
     for chunk in model:
         for name, module in chunk.named_modules():
             if isinstance(module, Router):
-                module.is_mtp_layer = "mtp." in name  # Core 0.16 does not tell its routers
+                module.is_mtp_layer = "mtp." in name  # Core 0.16 does not pass this to its routers
                 found.append(module)
     return tuple(found)
 

@@ -88,9 +88,10 @@ def fp8_needs_half_precision(facts: Facts) -> Iterator[Problem]:
 
 
 def fp8_fits_widths(facts: Facts) -> Iterator[Problem]:
-    """Widths of each rank's matrices % 16 == 0, and its tokens (sources: FP8_MULTIPLE and FP8_SHARED_TOKENS).
+    """FP8 limits the widths of each rank's matrices, and its number of tokens, to multiples of 16 or 8.
 
-    Projections that tensor parallelism does not divide do not gather tokens.
+    FP8_MULTIPLE and FP8_SHARED_TOKENS name the sources. Projections that tensor parallelism does not divide do not
+    gather the tokens of other ranks.
     """
     if facts.training.fp8 is None:
         return

@@ -39,7 +39,7 @@ def secrets_stay_out(facts: Facts) -> Iterator[Problem]:
 
 
 def autotuning_needs_the_launcher(facts: Facts) -> Iterator[Problem]:
-    """Autotuning starts jobs itself, which only the command `deepspeed --autotuning` does (launcher/runner.py)."""
+    """Autotuning starts jobs itself. Only the command `deepspeed --autotuning` can do this (launcher/runner.py)."""
     if facts.get("autotuning.enabled", False):
         reason = "needs the launcher deepspeed, which starts jobs by itself over ssh"
         yield problem("autotuning", reason, "remove it; run it once by hand on one node")
