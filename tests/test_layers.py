@@ -9,12 +9,25 @@ from pathlib import Path
 
 import pytest
 
+from hpcgen.cli.checkpoint import SECTIONS as CHECKPOINT
+from hpcgen.cli.data import SECTIONS as DATA
+from hpcgen.cli.main import SECTIONS
 from tests.runs import big_run, write_yaml
 
 pytestmark = pytest.mark.process
 
 CHECKOUT = Path(__file__).parents[1]
 HEAVY = {"torch", "submitit", "rich", "numpy", "gigatoken", "tokenizers", "megatron"}
+WORK = (
+    "hpcgen.check",
+    "hpcgen.config.loader",
+    "hpcgen.planning",
+    "hpcgen.run_plan",
+    "hpcgen.stages",
+    "jinja2",
+    "pydantic",
+)
+"""Modules, or packages of them, with which commands do their work."""
 NOT_RENDERED = {
     "pydantic",  # a correct run file needs none of it
     *("urllib.request", "http.client", "ssl", "socket", "logging", "concurrent.futures"),
@@ -55,6 +68,20 @@ def imported_modules(program: str, cwd: Path) -> set[str]:
 def test_frequent_commands_start_fast(program: str, tmp_path: Path) -> None:
     write_yaml(tmp_path / "run.yaml", big_run())
     assert imported_modules(program, tmp_path) & HEAVY == set()
+
+
+def test_help_imports_nothing_that_commands_do_their_work_with(tmp_path: Path) -> None:
+    groups = {(): SECTIONS, ("data",): DATA, ("checkpoint",): CHECKPOINT}
+    words = [(*group, name) for group, table in groups.items() for names in table.values() for name in names]
+    program = (
+        "import contextlib\nfrom hpcgen.cli.main import main\n"
+        f"for words in {words}:\n"
+        "    with contextlib.suppress(SystemExit):\n        main([*words, '--help'])\n"
+    )
+    modules = imported_modules(program, tmp_path)
+    assert "hpcgen.cli.checkpoint.prune" in modules
+    assert modules & HEAVY == set()
+    assert [name for name in modules if name.startswith(WORK)] == []
 
 
 @pytest.mark.parametrize("command", ["render", "validate"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -15,11 +16,11 @@ from hpcgen.cli.options import (
     stage_list,
     warn,
 )
-from hpcgen.planning.environment import Variable
-from hpcgen.run_plan.explanation import Explanation, by_change, explain
-from hpcgen.run_plan.plan import main_stage
-from hpcgen.slurm.rendering import filters
 from hpcgen.version import __version__
+
+if TYPE_CHECKING:
+    from hpcgen.planning.environment import Variable
+    from hpcgen.run_plan.explanation import Explanation
 
 NOT_FOR_A_SHELL = ("LD_LIBRARY_PATH",)
 """Variables left out because they would affect programs of the shell that evaluates the exports."""
@@ -52,6 +53,9 @@ def command(
     the names for srun --container-env="$HPCGEN_CONTAINER_ENV". For variables not named there, values set in the
     image take precedence.
     """
+    from hpcgen.run_plan.explanation import explain
+    from hpcgen.run_plan.plan import main_stage
+
     run = read_run_or_cluster(config, cluster, run_dir, overrides)
     explained = explain(stage or main_stage(run), run)
     warn(explained.warnings)
@@ -78,6 +82,7 @@ def _shell_lines(
     explained: Explanation, variables: list[Variable], names: list[str], has_run_file: bool
 ) -> Iterator[str]:
     """Yields the exports, each preceded by its reason, and the list for --container-env."""
+    from hpcgen.slurm.rendering import filters
 
     def comment(text: str) -> str:
         return f"# {filters.comment(text)}"
@@ -101,6 +106,8 @@ def _shell_lines(
 
 def _open_without_a_run_file(explained: Explanation) -> Iterator[str]:
     """Yields the assumptions made without a run file, and the variables that --set can add."""
+    from hpcgen.run_plan.explanation import by_change
+
     yield f"Without a run file, the run directory is {explained.run_dir} (change it with --run-dir)."
     for change, variables in by_change(explained.absent).items():
         if change.startswith("--set "):

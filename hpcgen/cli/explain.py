@@ -10,17 +10,17 @@ import sys
 import textwrap
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from hpcgen.cli.options import StageChoice, json_option, read_run_or_cluster, run_or_cluster_options, warn
-from hpcgen.config.loader import Run
-from hpcgen.planning.environment import LEAKED, Variable
-from hpcgen.run_plan.explanation import Absent, Difference, Explanation, by_change, compare, explain, leaked
-from hpcgen.run_plan.plan import main_stage
-from hpcgen.slurm.rendering.filters import shell_word
 from hpcgen.text import counted
+
+if TYPE_CHECKING:
+    from hpcgen.config.loader import Run
+    from hpcgen.planning.environment import Variable
+    from hpcgen.run_plan.explanation import Absent, Difference, Explanation
 
 GIVEN = ("cluster", "run file", "override")
 """Layers whose values a person set, so the origin is a sufficient reason."""
@@ -58,6 +58,9 @@ def command(
     For each variable, prints the value, the layer and file that set it, the reason, and the values it overrides.
     NAME may contain * and ?. Default: all variables.
     """
+    from hpcgen.run_plan.explanation import compare, explain, leaked
+    from hpcgen.run_plan.plan import main_stage
+
     run = read_run_or_cluster(config, cluster, run_dir, overrides)
     stage = stage or main_stage(run)
     explained = explain(stage, run)
@@ -86,6 +89,8 @@ def _other(other: str, run: Run, cluster: str | None) -> Run:
 
 
 def _print_explanation(explained: Explanation, here: tuple[str, ...], everything: bool) -> None:
+    from hpcgen.planning.environment import LEAKED
+
     if everything:
         _print_heading(f"stage {explained.stage} on {explained.cluster}: exported by the script")
     for variable in explained.variables:
@@ -107,6 +112,8 @@ def _print_explanation(explained: Explanation, here: tuple[str, ...], everything
 
 def _print_absent(absent: Iterable[Absent], everything: bool) -> None:
     """Prints variables that are not set, grouped by the change that would set them. Omits reasons with `everything`."""
+    from hpcgen.run_plan.explanation import by_change
+
     for number, (change, variables) in enumerate(by_change(absent).items()):
         if number == 0:
             _print_heading("not set; these changes would set them")
@@ -190,10 +197,14 @@ def _place(variable: Variable) -> str:
 
 def _word(value: str) -> str:
     """The value quoted for a shell, so that a value with spaces is recognizable as one word."""
+    from hpcgen.slurm.rendering.filters import shell_word
+
     return shell_word(value)
 
 
 def _explanation_json(explained: Explanation, here: tuple[str, ...]) -> dict[str, Any]:
+    from hpcgen.planning.environment import LEAKED
+
     return {
         "stage": explained.stage,
         "cluster": explained.cluster,

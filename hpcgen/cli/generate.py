@@ -6,18 +6,16 @@ import contextlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from hpcgen.checkpoints.finding import find_checkpoint
-from hpcgen.checkpoints.generation import prompt_file, run_generation, tokenizer_arguments
 from hpcgen.cli.checkpoint.paths import complete_checkpoints
 from hpcgen.cli.options import override_option
-from hpcgen.config.loader import load_run
-from hpcgen.config.run import RunConfig
 from hpcgen.errors import HpcgenError
-from hpcgen.planning.paths import absolute_paths
-from trainer.contract.generation import mistake_in_text
+
+if TYPE_CHECKING:
+    from hpcgen.config.run import RunConfig
 
 PASSED_ON = (
     *("max_new_tokens", "temperature", "top_k", "top_p", "repetition_penalty", "seed", "batch_size"),
@@ -119,6 +117,10 @@ def command(
     """Loads a checkpoint of any layout into one process, on a GPU or on a CPU. Without --prompt and --prompts,
     continues the lines that are typed on a terminal. Needs torch, megatron-core and tokenizers.
     """
+    from hpcgen.checkpoints.finding import find_checkpoint
+    from hpcgen.checkpoints.generation import prompt_file, run_generation
+    from trainer.contract.generation import mistake_in_text
+
     if prompt is not None and prompts is not None:
         raise HpcgenError("--prompt and --prompts both give prompts", "use only one of them")
     if prompt is None and prompts is None and not sys.stdin.isatty():
@@ -148,6 +150,9 @@ def command(
 
 def _read_run(config: Path | None, overrides: tuple[str, ...]) -> RunConfig | None:
     """The run file with absolute paths; None without one."""
+    from hpcgen.config.loader import load_run
+    from hpcgen.planning.paths import absolute_paths
+
     if config is None:
         if overrides:
             raise HpcgenError("--set requires a run file", "use -c run.yaml")
@@ -171,6 +176,8 @@ def _checkpoints_of(run: RunConfig | None) -> Path:
 @contextlib.contextmanager
 def _tokenizer(run: RunConfig | None, tokenizer: str | None, eod_token: str | None) -> Iterator[list[str]]:
     """Arguments that name the tokenizer."""
+    from hpcgen.checkpoints.generation import tokenizer_arguments
+
     if run is not None:
         if tokenizer is not None or eod_token is not None:
             raise HpcgenError("--config and --tokenizer both name a tokenizer", "use only one of them")

@@ -12,25 +12,17 @@ import click
 
 from hpcgen.cli.options import complete_clusters, run_arguments
 from hpcgen.cli.options import program as this_program
-from hpcgen.config.cluster import ClusterConfig
 from hpcgen.config.document import Document, constant, merge
-from hpcgen.config.loader import OMITTED_SECTIONS
-from hpcgen.config.node_type import NodeType
-from hpcgen.config.overrides import override
 from hpcgen.config.presets import PRESETS, Preset, unknown_preset
-from hpcgen.config.profiles import cluster_names, load_cluster
-from hpcgen.config.run import RunConfig
-from hpcgen.config.schema import json_schema
-from hpcgen.config.slurm import StageSettings
-from hpcgen.config.starter import TIME, program_starter, run_file, slurm_section, starter, starter_corpus
-from hpcgen.config.validation import build, check_text, located
 from hpcgen.errors import ConfigErrors, HpcgenError
 from hpcgen.files import is_special, require_directory, write_output
-from hpcgen.planning.request import within_limit
 
 if TYPE_CHECKING:
     from hpcgen.check.migration.leftover import Leftover
     from hpcgen.check.migration.migration import Migration
+    from hpcgen.config.cluster import ClusterConfig
+    from hpcgen.config.node_type import NodeType
+    from hpcgen.config.slurm import StageSettings
 
 
 def _complete_presets(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
@@ -92,6 +84,12 @@ def command(
     """Also writes the JSON Schema of the run file next to it and creates the run directory.
     Default for PATH: run.yaml.
     """
+    from hpcgen.config.profiles import load_cluster
+    from hpcgen.config.run import RunConfig
+    from hpcgen.config.starter import TIME, program_starter, run_file, starter
+    from hpcgen.config.validation import check_text
+    from hpcgen.planning.request import within_limit
+
     _require_no_model(program, preset, hf_dir)
     _require_compatible(preset, cluster, script, hf_dir, overrides)
     _require_new_file(path, force)
@@ -170,6 +168,8 @@ def _require_compatible(
     Raises:
         HpcgenError: the preset is unknown, or an option needs or excludes another one.
     """
+    from hpcgen.config.profiles import cluster_names
+
     if preset is not None and preset not in PRESETS:
         raise HpcgenError(f"--preset {preset}: unknown preset", unknown_preset(preset))
     if preset is not None and script is not None:
@@ -210,6 +210,9 @@ def _write(path: Path, text: str, run_dir: str) -> None:
     Raises:
         HpcgenError: the directory or a file cannot be written.
     """
+    from hpcgen.config.run import RunConfig
+    from hpcgen.config.schema import json_schema
+
     directory = path.absolute().parent / run_dir
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -226,6 +229,9 @@ def _chosen(overrides: tuple[str, ...]) -> Document:
     Raises:
         HpcgenError: an assignment is malformed, or sets a key that has its own option.
     """
+    from hpcgen.config.overrides import override
+    from hpcgen.config.run import RunConfig
+
     chosen = Document({}, {"": "--set"})
     for assignment in overrides:
         key = assignment.partition("=")[0]
@@ -239,6 +245,8 @@ def _from_huggingface(
     own: dict[str, Any], hf_dir: Path, weights: str, node_type: NodeType, of_cluster: StageSettings, time: str
 ) -> dict[str, Any]:
     """The values of a run file that starts from the model in `hf_dir`, imported to `weights`."""
+    from hpcgen.config.starter import slurm_section, starter_corpus
+
     slurm = slurm_section(of_cluster, time, {"nodes": of_cluster.nodes or 1})
     from hpcgen.config import from_huggingface
 
@@ -253,6 +261,10 @@ def _complete(carried: Mapping[str, Any], chosen: Document, script: str) -> dict
     Raises:
         ConfigErrors: values are not valid in a run file.
     """
+    from hpcgen.config.loader import OMITTED_SECTIONS
+    from hpcgen.config.run import RunConfig
+    from hpcgen.config.validation import build, located
+
     document = merge(constant(carried, script), chosen)
     checked = document
     if "program" in document.values:  # which needs no model

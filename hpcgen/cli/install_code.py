@@ -9,8 +9,6 @@ from pathlib import Path
 
 import click
 
-from hpcgen.install import code_dir
-
 
 @click.command("install-code")
 @click.argument("directory", type=click.Path(file_okay=False, path_type=Path))
@@ -26,6 +24,8 @@ def command(directory: Path, python_version: str) -> None:
     the path of the subdirectory, whose name is a hash of its content. Use it as `code_dir` in a cluster profile.
     PyTorch, Transformer Engine, apex and their dependencies come from the image.
     """
+    from hpcgen.install import code_dir
+
     click.echo(f"installing for Python {python_version} into {directory}", err=True)
     with _phases() as on_phase:
         target = code_dir.install_code(directory.absolute(), python_version, on_phase)

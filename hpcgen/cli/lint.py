@@ -8,22 +8,28 @@ import sys
 import traceback
 from collections import Counter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from hpcgen.check.lint.check import RULES, Finding, lint, release_of, require_known, selection
-from hpcgen.check.lint.syntax import find_shfmt
 from hpcgen.errors import HpcgenError
 from hpcgen.text import counted, harmless
+
+if TYPE_CHECKING:
+    from hpcgen.check.lint.check import Finding
 
 COLORS = {"error": "red", "warning": "yellow", "note": "cyan"}
 
 
 def _complete_rules(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    from hpcgen.check.lint.check import RULES
+
     return [id for id in RULES if id.startswith(incomplete)]
 
 
 def _print_rules(context: click.Context, parameter: click.Parameter, asked: bool) -> None:
+    from hpcgen.check.lint.check import RULES
+
     if not asked:
         return
     width = max(map(len, RULES))
@@ -33,6 +39,8 @@ def _print_rules(context: click.Context, parameter: click.Parameter, asked: bool
 
 
 def _explain(context: click.Context, parameter: click.Parameter, id: str | None) -> None:
+    from hpcgen.check.lint.check import RULES, require_known
+
     if id is None:
         return
     require_known(id)
@@ -92,6 +100,9 @@ def command(
     """Use - as SCRIPT for standard input. Exits with status 1 if there is an error or a warning, and with 0 if there
     are only notes. A bug in hpcgen is reported with its traceback after the findings, and also means status 1.
     """
+    from hpcgen.check.lint.check import lint, release_of, selection
+    from hpcgen.check.lint.syntax import find_shfmt
+
     find_shfmt()  # its absence is no bug
     rules = selection(chosen, ignore)
     release = None if slurm_version is None else release_of(slurm_version)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from hpcgen import api
 from hpcgen.cli.options import json_option, run_options, warn
 from hpcgen.errors import HpcgenError
-from hpcgen.planning.deepspeed.fit import Fit, all_fits, configured_fit
-from hpcgen.planning.deepspeed.memory import GIB
+
+if TYPE_CHECKING:
+    from hpcgen.planning.deepspeed.fit import Fit
 
 
 @click.command("memory")
@@ -22,6 +23,9 @@ def command(config: Path, overrides: tuple[str, ...], as_json: bool) -> None:
     """Lists the memory that each stage needs, with and without offload to the host and NVMe. The run file needs
     program.deepspeed with model or parameters. The estimates exclude activations.
     """
+    from hpcgen import api
+    from hpcgen.planning.deepspeed.fit import all_fits, configured_fit
+
     plan = api.plan(api.load_run(config, overrides))
     program = plan.config.program
     if program is None or program.deepspeed is None:
@@ -45,6 +49,7 @@ def command(config: Path, overrides: tuple[str, ...], as_json: bool) -> None:
 
 def _print_table(fits: list[Fit], configured: Fit | None) -> None:
     """Prints a row for each setup. An asterisk marks the configured one."""
+    from hpcgen.planning.deepspeed.memory import GIB
 
     def gib(value: float | None) -> str:
         return "?" if value is None else f"{value / GIB:,.1f}"

@@ -6,22 +6,18 @@ import dataclasses
 import json
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from hpcgen.cli.options import write_output
-from hpcgen.config.loader import load_run
 from hpcgen.files import shared_as_directory
-from hpcgen.report.comparability import differences_of_meaning
-from hpcgen.report.curve import Curve, draw_text
-from hpcgen.report.evaluations import line
-from hpcgen.report.history import number_or_none
-from hpcgen.report.labels import labels
-from hpcgen.report.page import render_page
-from hpcgen.report.run import Run, read_run
-from hpcgen.report.summary import Summary, summarize
 from hpcgen.report.words import count_in_short, duration, figure, percent
 from hpcgen.text import counted, harmless
+
+if TYPE_CHECKING:
+    from hpcgen.report.run import Run
+    from hpcgen.report.summary import Summary
 
 
 @click.command("report")
@@ -47,6 +43,12 @@ def command(run_dirs: tuple[Path, ...], output: Path | None, as_json: bool) -> N
     Shows loss, throughput, memory, restarts and checkpoints, with several runs side by side. The file is
     self-contained. A run that is still training is shown up to its latest step.
     """
+    from hpcgen.report.comparability import differences_of_meaning
+    from hpcgen.report.labels import labels
+    from hpcgen.report.page import render_page
+    from hpcgen.report.run import read_run
+    from hpcgen.report.summary import summarize
+
     run_dirs = tuple(map(_run_directory, run_dirs))
     runs = [read_run(directory, time.time()) for directory in run_dirs]
     summaries = [summarize(run) for run in runs]
@@ -68,6 +70,8 @@ def command(run_dirs: tuple[Path, ...], output: Path | None, as_json: bool) -> N
 
 def _run_directory(path: Path) -> Path:
     """The run directory that a path means: itself, or paths.run_dir of a run file."""
+    from hpcgen.config.loader import load_run
+
     if path.suffix not in (".yaml", ".yml") or not path.is_file():
         return path
     run = load_run(path)
@@ -76,6 +80,10 @@ def _run_directory(path: Path) -> Path:
 
 def _show(label: str, run: Run, summary: Summary) -> None:
     """Prints the run in a few lines."""
+    from hpcgen.report.curve import Curve, draw_text
+    from hpcgen.report.evaluations import line
+    from hpcgen.report.history import number_or_none
+
     colour = {"done": "green", "running": "cyan", "stopped": "yellow", "silent": "yellow"}.get(
         summary.state, "red"
     )

@@ -7,42 +7,23 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpcgen.api import site_directories
-from hpcgen.check.lint.syntax import find_shfmt
-from hpcgen.check.scripts import read_scripts
-from hpcgen.check.shell_programs import has_shellcheck
-from hpcgen.check.site import Report, check_site, explanation
 from hpcgen.cli.lazy import CommandGroup
 from hpcgen.cli.options import complete_clusters, json_option, templates_option
-from hpcgen.config.directories import configuration_directories
-from hpcgen.config.profiles import cluster_names, load_cluster
 from hpcgen.config.stages import FRAMES, STAGE_ROWS
-from hpcgen.config.trust import require_safe_parents, require_trusted
 from hpcgen.errors import HpcgenError
 from hpcgen.files import write_text
 from hpcgen.slurm.rendering.block_docs import block_docs
-from hpcgen.slurm.rendering.environment import ShellEnvironment, make_environment
-from hpcgen.slurm.rendering.inventory import (
-    TEMPLATES,
-    TemplateFile,
-    block_names,
-    template_chain,
-    template_file,
-    unused_files,
-)
-from hpcgen.slurm.rendering.override import override_text
-from hpcgen.slurm.rendering.replaced import (
-    Replaced,
-    digest,
-    replaced_functions,
-    shipped_functions,
-    with_records,
-)
 from hpcgen.text import counted, did_you_mean
+
+if TYPE_CHECKING:
+    from hpcgen.check.site import Report
+    from hpcgen.slurm.rendering.environment import ShellEnvironment
+    from hpcgen.slurm.rendering.inventory import TemplateFile
+    from hpcgen.slurm.rendering.replaced import Replaced
 
 NAMES = (*FRAMES, *STAGE_ROWS)
 
@@ -58,6 +39,9 @@ def list_command(templates: tuple[Path, ...], as_json: bool) -> None:
 
     Shows each template's file, the templates it extends, and the blocks and functions that the site replaces.
     """
+    from hpcgen.slurm.rendering.inventory import TEMPLATES, template_chain, unused_files
+    from hpcgen.slurm.rendering.replaced import replaced_functions
+
     environment = _environment(templates)
     chains = {name: template_chain(environment, name) for name in TEMPLATES}
     replaced = {name: replaced_functions(environment, name) for name in TEMPLATES}
@@ -81,11 +65,16 @@ def list_command(templates: tuple[Path, ...], as_json: bool) -> None:
 
 def _environment(templates: Sequence[Path]) -> ShellEnvironment:
     """The templates from which jobs are rendered."""
+    from hpcgen.api import site_directories
+    from hpcgen.slurm.rendering.environment import make_environment
+
     return make_environment(site_directories(templates), _trusted_groups())
 
 
 def _trusted_groups() -> set[str]:
     """Groups trusted by any profile. These commands only read and write templates and never run them."""
+    from hpcgen.config.profiles import cluster_names, load_cluster
+
     trusted: set[str] = set()
     for name in cluster_names():
         try:
@@ -110,6 +99,8 @@ def _file(file: TemplateFile) -> dict[str, Any]:
 
 
 def _function(function: Replaced) -> dict[str, Any]:
+    from hpcgen.slurm.rendering.replaced import digest
+
     return {
         "name": function.name,
         "line": function.line,
@@ -144,6 +135,9 @@ def _print_table(rows: Sequence[tuple[str, ...]]) -> None:
 
 def _complete_blocks(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     """Blocks of the template named in the preceding argument, for shell completion."""
+    from hpcgen.slurm.rendering.environment import make_environment
+    from hpcgen.slurm.rendering.inventory import block_names, template_chain
+
     name = context.params.get("name")
     known = block_names(template_chain(make_environment(), name if name in NAMES else "base"))
     return [block for block in known if block.startswith(incomplete)]
@@ -172,6 +166,11 @@ def override_command(name: str, blocks: tuple[str, ...], output: Path | None) ->
     NAME is a stage, base for all stages, or data for the data stages. The new template extends the shipped one.
     An existing file is never changed.
     """
+    from hpcgen.config.directories import configuration_directories
+    from hpcgen.slurm.rendering.environment import make_environment
+    from hpcgen.slurm.rendering.inventory import block_names, template_chain, template_file
+    from hpcgen.slurm.rendering.override import override_text
+
     known = block_names(template_chain(make_environment(), name))
     for block in blocks:
         if block not in known:
@@ -198,6 +197,8 @@ def _make_directory(directory: Path) -> None:
     Raises:
         HpcgenError: the directory cannot be created, or others can write to it.
     """
+    from hpcgen.config.trust import require_safe_parents, require_trusted
+
     missing = [path for path in (directory, *directory.parents) if not path.exists()]
     try:
         for path in reversed(missing):
@@ -222,6 +223,8 @@ def diff_command(name: str, templates: tuple[Path, ...], accept: bool) -> None:
     Compares the functions in the site's template NAME. If a shipped function has changed since the site's
     version was written, the change is shown first.
     """
+    from hpcgen.slurm.rendering.replaced import replaced_functions, shipped_functions, with_records
+
     replaced = replaced_functions(_environment(templates), name)
     for function in replaced:
         for diff in function.diffs():
@@ -255,6 +258,13 @@ def check_command(
     Bash, shellcheck (if installed) and hpcgen lint read the scripts; nothing is run. Exits with status 1 if there are
     findings.
     """
+    from hpcgen.api import site_directories
+    from hpcgen.check.lint.syntax import find_shfmt
+    from hpcgen.check.scripts import read_scripts
+    from hpcgen.check.shell_programs import has_shellcheck
+    from hpcgen.check.site import check_site
+    from hpcgen.config.profiles import cluster_names
+
     find_shfmt()  # now rather than after all scripts are rendered
     directories = site_directories(templates)
     report = check_site(directories, clusters or cluster_names(), read_scripts, named=bool(clusters))
@@ -287,6 +297,8 @@ def _as_json(report: Report, shellchecked: bool) -> dict[str, Any]:
 
 
 def _print_report(report: Report, directories: Sequence[Path], shellchecked: bool) -> None:
+    from hpcgen.check.site import explanation
+
     for seen in report.findings:
         finding = seen.finding
         color = "red" if finding.severity == "error" else "yellow"

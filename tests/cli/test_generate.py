@@ -33,7 +33,7 @@ def passed_on(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             arguments.append(Path(given[given.index("--prompts") + 1]).read_text())
         return 7
 
-    monkeypatch.setattr("hpcgen.cli.generate.run_generation", record)
+    monkeypatch.setattr("hpcgen.checkpoints.generation.run_generation", record)
     return arguments
 
 

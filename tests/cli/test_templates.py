@@ -59,7 +59,7 @@ def one_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
         [findings] = read_scripts([shortest])
         return [findings if script is shortest else [] for script in scripts]
 
-    monkeypatch.setattr("hpcgen.cli.templates.read_scripts", read_one)
+    monkeypatch.setattr("hpcgen.check.scripts.read_scripts", read_one)
 
 
 def rows(stdout: str) -> dict[str, str]:

@@ -5,20 +5,18 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 import click
 
-from hpcgen.checkpoints.conversion import convert, require_tokenizer, tokenizer_arguments
-from hpcgen.checkpoints.finding import find_checkpoint
 from hpcgen.cli.checkpoint.paths import complete_checkpoints
 from hpcgen.config.huggingface_export import FamilyName
-from hpcgen.config.loader import load_run
-from hpcgen.config.tokenizer import TokenizerConfig
 from hpcgen.errors import HpcgenError
-from hpcgen.planning.paths import absolute_paths
 from hpcgen.text import harmless
-from trainer.contract.files.checkpoint_files import Checkpoint
+
+if TYPE_CHECKING:
+    from hpcgen.config.tokenizer import TokenizerConfig
+    from trainer.contract.files.checkpoint_files import Checkpoint
 
 GPT2 = "gpt2"
 
@@ -87,6 +85,9 @@ def command(
     """CHECKPOINT is a checkpoint of the trainer or of Megatron-LM. For a run directory or a directory of checkpoints,
     the newest complete checkpoint is exported. Needs torch and safetensors, but no GPU.
     """
+    from hpcgen.checkpoints.conversion import convert
+    from hpcgen.checkpoints.finding import find_checkpoint
+
     found = find_checkpoint(checkpoint)
     options = {"--dtype": dtype, "--family": family, "--vocab-size": vocab_size}
     given = [str(part) for name, value in options.items() if value is not None for part in (name, value)]
@@ -103,6 +104,9 @@ def _echo(line: str) -> None:
 def _tokenizer_arguments(
     found: Checkpoint, tokenizer: str | None, eod_token: str | None, config: Path | None
 ) -> Iterator[list[str]]:
+    from hpcgen.checkpoints.conversion import require_tokenizer, tokenizer_arguments
+    from hpcgen.config.tokenizer import TokenizerConfig
+
     if config is not None:
         if tokenizer is not None or eod_token is not None:
             raise HpcgenError("--config and --tokenizer both name a tokenizer", "use only one of them")
@@ -123,4 +127,7 @@ def _tokenizer_arguments(
 
 
 def _tokenizer_of(config: Path) -> TokenizerConfig:
+    from hpcgen.config.loader import load_run
+    from hpcgen.planning.paths import absolute_paths
+
     return absolute_paths(load_run(config).config, config.absolute().parent).data.tokenizer

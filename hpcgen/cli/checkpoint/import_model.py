@@ -6,7 +6,6 @@ from pathlib import Path
 
 import click
 
-from hpcgen.checkpoints.conversion import convert
 from hpcgen.text import harmless
 
 
@@ -26,5 +25,7 @@ def command(ctx: click.Context, hf_dir: Path, destination: Path) -> None:
     weights only, for checkpoint.load with checkpoint.finetune: true, at any layout. Needs torch and safetensors, but no
     GPU.
     """
+    from hpcgen.checkpoints.conversion import convert
+
     arguments = ["import", str(hf_dir), "--to", str(destination)]
     ctx.exit(convert(arguments, lambda line: click.echo(harmless(line), err=True)))
