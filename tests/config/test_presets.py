@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpcgen.config.presets import PRESETS, Preset
+from hpcgen.config.presets import DIRECTORY, PRESETS, Preset
 from hpcgen.planning.repairs import check
 from trainer.contract.config import (
     BlendConfig,
@@ -108,10 +108,23 @@ def test_published_optimisation_defaults(name, lr, min_lr, batch):
     assert found.training.global_batch_size == batch
 
 
-def test_gpt3_presets_train_on_300_billion_tokens_after_375_million_of_warmup():
+@pytest.mark.parametrize(
+    ("names", "tokens"),
+    [
+        ("125m 375m 345m 857m 1.3b 13b 30b 175b", 300 * 10**9),
+        ("llama3-8b llama3-70b llama3-405b", 15 * 10**12),
+        ("deepseek-v3", 14_800 * 10**9),
+    ],
+)
+def test_presets_train_on_the_published_number_of_tokens(names, tokens):
+    for name in names.split():
+        training, model = (PRESETS[name].sections[section] for section in ("training", "model"))
+        assert training["train_iters"] == tokens // (training["global_batch_size"] * model["seq_length"])
+
+
+def test_gpt3_presets_warm_up_for_375_million_tokens():
     found = facts(PRESETS["175b"])
     tokens_per_iter = 1536 * 2048
-    assert found.training.train_iters * tokens_per_iter == pytest.approx(300e9, rel=1e-4)
     assert found.resolved_optimizer.lr_warmup_iters * tokens_per_iter == pytest.approx(375e6, rel=1e-2)
 
 
@@ -125,5 +138,6 @@ def test_deepseek_v3_decays_between_10_and_14_3_of_14_8_trillion_tokens():
 
 
 def test_names_and_descriptions():
+    assert sorted(PRESETS) == sorted(file.name.removesuffix(".yaml") for file in DIRECTORY.iterdir())
     assert list(PRESETS) == [preset.name for preset in PRESETS.values()]
     assert all(preset.description and "\n" not in preset.description for preset in PRESETS.values())
