@@ -19,17 +19,9 @@ class CommandGroup(click.Group):
     """A group of commands whose errors say what to type, and which extra to install if a package is missing."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Runs the subcommand. A missing package of an extra is reported as a mistake, without a traceback."""
-        try:
-            with _unknown_options():
-                return super().invoke(ctx)
-        except ModuleNotFoundError as error:
-            from hpcgen.install.extras import missing_package
-
-            mistake = missing_package(error, f"{ctx.command_path} {ctx.invoked_subcommand}")
-            if mistake is None:
-                raise
-            raise mistake from error
+        """Runs the subcommand."""
+        with _missing_extras(ctx), _unknown_options():
+            return super().invoke(ctx)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parses the options of the group itself."""
@@ -44,7 +36,25 @@ class CommandGroup(click.Group):
             from hpcgen.cli.unknown import unknown_command
 
             ctx.fail(f"no such command {args[0]!r}; {unknown_command(ctx, args[0])}")
-        return super().resolve_command(ctx, args)
+        with _missing_extras(ctx, *args[:1]):  # importing the command may fail already
+            return super().resolve_command(ctx, args)
+
+
+@contextlib.contextmanager
+def _missing_extras(ctx: click.Context, name: str = "") -> Iterator[None]:
+    """Turns the error for a missing package of an extra into one that names the extra.
+
+    `name` is the subcommand. Default: the one that is being invoked.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        from hpcgen.install.extras import missing_package
+
+        mistake = missing_package(error, f"{ctx.command_path} {name or ctx.invoked_subcommand}")
+        if mistake is None:
+            raise
+        raise mistake from error
 
 
 @contextlib.contextmanager

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hpcgen.report.run import Run
+if TYPE_CHECKING:
+    from hpcgen.report.run import Run
 
 SHOWN: dict[str, tuple[str, ...]] = {
     "model": (
