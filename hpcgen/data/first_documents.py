@@ -116,7 +116,7 @@ def _lines_with_text(file: ManifestFile, job: CorpusJob) -> NDArray[np.int64] | 
 
 
 def _texts(file: ManifestFile, job: CorpusJob) -> Iterator[Texts]:
-    """Yields the documents of a file, in blocks; nothing for a file that cannot be read here, or not any more.
+    """Yields the documents of a file, in blocks. Yields nothing if the file cannot be read, or can no longer be read.
 
     Raises:
         HpcgenError: the file is damaged or differs from the manifest, or a document is bad and is not to be skipped.

@@ -26,7 +26,7 @@ class FreeSpace:
     name: str
     """Name of the limit, for messages."""
     bytes: int | None
-    """None: no limit."""
+    """None if there is no limit."""
     files: int | None
 
 

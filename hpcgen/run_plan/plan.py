@@ -122,7 +122,7 @@ def plan(run: Run, stages: Collection[str] = (), *, exists: Callable[[str], bool
 
 
 def _problems(run: Run, stages: Sequence[Stage], training: Training | None) -> Iterator[Problem]:
-    """Yields the broken rules. Those of a stage are skipped if the run file omits a section that the stage needs."""
+    """Yields the broken rules. Skips the rules of a stage if the run file omits a section that the stage needs."""
     yield from _section_problems(run, stages)
     yield from training.errors if training else ()
     for stage in stages:

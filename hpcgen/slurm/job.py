@@ -19,7 +19,7 @@ class Job:
     submitit_job: Any
     """submitit's handle for results and logs. For an array, a list with one per task."""
     tasks: tuple[int, ...] | None = None
-    """For an array, the indices of the stage's tasks that it runs."""
+    """Indices of the stage's tasks that the job runs, if it is an array."""
 
 
 @dataclass(frozen=True)

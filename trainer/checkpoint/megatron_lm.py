@@ -24,7 +24,7 @@ from trainer.contract.optimizers import OPTIMIZERS, optimizer_of
 
 OPTIMIZER = ("lr_warmup_init", "clip_grad", *(key for optimizer in OPTIMIZERS for key in optimizer.keys))
 FP16 = ("loss_scale", "loss_scale_window", "hysteresis")
-"""Fields of OptimizerConfig that are also arguments of the same name. Those in FP16 only apply with --fp16."""
+"""Fields of OptimizerConfig that are also arguments of the same name. The fields in FP16 apply only with --fp16."""
 
 FP8 = ("fp8", "fp8_recipe", "fp8_amax_history_len", "fp8_amax_compute_algo")
 """Fields of TrainingConfig that are also arguments of the same name. They only apply with --fp8."""

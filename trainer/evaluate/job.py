@@ -133,7 +133,7 @@ def _evaluate(
     tasks: Tasks | None,
     log: Log,
 ) -> tuple[EvaluationResult, list[dict[str, Any]]]:
-    """Results of a checkpoint, and the answers to each question. Those of tasks are only complete on rank 0."""
+    """Results of a checkpoint, and the answers to each question. The answers of tasks are complete on rank 0 only."""
     started = time.monotonic()
     settings = config.settings
     gc.collect()  # the model of the previous checkpoint

@@ -44,7 +44,7 @@ class Carried:
     _claimed: list[object] = field(default_factory=list)
 
     def claim(self, *things: object) -> None:
-        """Notes parts of the script that are carried over, listed or refused. What nothing claims is listed."""
+        """Notes the parts of the script that are carried over, listed or refused. Lists parts that nothing claims."""
         self._claimed += things
 
     def is_claimed(self, thing: object) -> bool:

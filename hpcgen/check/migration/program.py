@@ -361,7 +361,7 @@ def _literal(text: str) -> str:
 
 
 def _carry_signal(job: Job, carried: Carried) -> None:
-    """Carries over --signal for the tasks. What a signal to the batch shell means is known only to its trap."""
+    """Carries over --signal for the tasks. Only the script's trap knows what a signal to the batch shell means."""
     text = job.script.options.get("signal")
     if text is None:
         return

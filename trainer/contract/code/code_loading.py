@@ -77,7 +77,7 @@ def load(path: str, what: str) -> Callable[..., Any]:
 
 
 class _Finder(MetaPathFinder):
-    """Finds modules of the user in memory, and refuses those whose content nobody has hashed."""
+    """Finds modules of the user in memory, and refuses those whose content was not hashed."""
 
     def __init__(self) -> None:
         self.codes: dict[str, UserCode] = {}

@@ -61,9 +61,9 @@ class LayerPrefix:
     """Beginnings of the names of a layer's tensors."""
 
     core: str
-    """In a torch_dist checkpoint."""
+    """Beginning in a torch_dist checkpoint."""
     name: str
-    """In safetensors."""
+    """Beginning in safetensors files."""
 
 
 STACKED = LayerPrefix(LAYERS, "model.layers.{n}.")

@@ -52,7 +52,7 @@ class RunDirectory:
 
     @property
     def stacks(self) -> Path:
-        """Reports of the ranks when a run hangs. Those of earlier hangs are in stacks.1, stacks.2, ..."""
+        """Reports of the ranks when a run hangs. Reports of earlier hangs are in stacks.1, stacks.2, ..."""
         return self.root / "stacks"
 
     @property
