@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from trainer.contract.problem import FilePlace as FilePlace
 from trainer.contract.problem import Problem as Problem
+from trainer.contract.problem import file_of as file_of
 
 
 class HpcgenError(Exception):
     """A mistake of the user. The command prints it without a traceback and exits with status 2."""
 
     def __init__(self, message: str, hint: str = "", *, where: str = "") -> None:
-        """`where` is the place of the mistake, such as "run.yaml:14"."""
+        """`where` is the place of the mistake, such as FilePlace("run.yaml", 14)."""
         self.mistakes: tuple[Problem, ...] = (Problem("", message, hint, where=where),)
         super().__init__(str(self.mistakes[0]))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +12,7 @@ from hpcgen.check.lint import check as lint_check
 from hpcgen.check.lint.check import Finding
 from hpcgen.check.representative import Representative, representatives
 from hpcgen.check.scripts import ReadScripts, compare
-from hpcgen.errors import ConfigErrors, HpcgenError
+from hpcgen.errors import ConfigErrors, FilePlace, HpcgenError
 from hpcgen.slurm.rendering.blocks import require_known_blocks
 from hpcgen.slurm.rendering.environment import ShellEnvironment, make_environment, template_origins
 from hpcgen.slurm.rendering.inventory import TemplateFile, template_chain, template_file, unused_files
@@ -194,11 +193,12 @@ def _checked(
             context = template_context(run.plan, stage, template.sources, hooks=hooks)
             script = script_text(environment, name, context)
         except HpcgenError as error:
-            file, line, what = _place(str(error))
-            found = replace(
-                _finding("template", what, "correct it; see the rules in templates/README.md"), line=line
-            )
-            collected.add(found, file=file, seen=f"{stage} ({run.label})")
+            for mistake in error.mistakes:
+                place = mistake.where if isinstance(mistake.where, FilePlace) else FilePlace("")
+                what = str(replace(mistake, where="") if place else mistake)
+                found = _finding("template", what, "correct it; see the rules in templates/README.md")
+                found = replace(found, line=place.line or 0)
+                collected.add(found, file=place.file, seen=f"{stage} ({run.label})")
             continue
         shipped = make_environment()
         sources = template_sources(shipped, template_origins(shipped, name))
@@ -213,12 +213,6 @@ def _checked(
 
 def _finding(rule: str, why: str, fix: str) -> Finding:
     return Finding(path="", line=0, rule=rule, severity="error", why=why, fix=fix)
-
-
-def _place(message: str) -> tuple[str, int, str]:
-    """File, line and remainder of a message that begins with FILE:LINE or FILE."""
-    found = re.match(r"(/[^:]*)(?::(\d+))?: (.*)", message, re.DOTALL)
-    return (found[1], int(found[2] or 0), found[3]) if found else ("", 0, message)
 
 
 class _Collected:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from hpcgen.cli.options import StageChoice, run_options, stage_list, warn
-from hpcgen.errors import HpcgenError, Problem
+from hpcgen.errors import FilePlace, HpcgenError, Problem
 
 
 @click.command("validate", epilog=stage_list())
@@ -42,13 +42,12 @@ def command(stages: tuple[str, ...], config: Path, overrides: tuple[str, ...], a
 
 def _in_json(mistake: Problem) -> dict[str, Any]:
     """The parts of a mistake. The file is null for --set, presets and defaults."""
-    file, _, line = mistake.where.rpartition(":")
-    in_file = line.isdigit() and not file.startswith("--")
+    place = mistake.where if isinstance(mistake.where, FilePlace) else None
     return {
         "key": mistake.path or None,
         "value": mistake.value,
-        "file": file if in_file else None,
-        "line": int(line) if in_file else None,
+        "file": place and place.file,
+        "line": place and place.line,
         "reason": mistake.reason,
         "hint": mistake.hint or None,
     }

@@ -14,7 +14,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from hpcgen.errors import HpcgenError
+from hpcgen.errors import FilePlace, HpcgenError
 from trainer.contract.record import record
 
 MAX_BYTES = 256 * 1024
@@ -64,7 +64,7 @@ class Document:
 
 def is_preset(origin: str) -> bool:
     """True for the origin "preset NAME", and not for a line of a file whose name begins so."""
-    return origin.startswith("preset ") and re.search(r":\d+$", origin) is None
+    return origin.startswith("preset ") and not isinstance(origin, FilePlace)
 
 
 def constant(values: Mapping[str, Any], origin: str) -> Document:
@@ -221,25 +221,27 @@ def parse(text: str, name: str) -> Document:
     Raises:
         HpcgenError: see `read`.
     """
-    document = _parsed(text, name)
+    document = _parsed(text, FilePlace(name))
     return Document(copy.deepcopy(document.values), dict(document.origins))
 
 
 # Most of the time of loading a run goes into its profile and node type, which `templates check` loads once for each
 # script.
 @functools.lru_cache(maxsize=32)
-def _parsed(text: str, name: str) -> Document:
+def _parsed(text: str, name: FilePlace) -> Document:
     if (shipped := _shipped().get(_sha256(text))) is not None:
         return Document(
             shipped["values"],
-            {path: f"{name}:{line}" if path else name for path, line in shipped["lines"].items()},
+            {path: FilePlace(name, line) if path else name for path, line in shipped["lines"].items()},
         )
     walk = _Walk(name, text)
     if walk.root is None:
         return Document({}, {"": name})
     values = walk.plain()
     if not isinstance(values, dict):
-        raise HpcgenError(f"expected a mapping of keys to values, got {_short(values)}", where=f"{name}:1")
+        raise HpcgenError(
+            f"expected a mapping of keys to values, got {_short(values)}", where=FilePlace(name, 1)
+        )
     return Document(values, {**walk.origins, "": name})
 
 
@@ -262,7 +264,11 @@ def write_shipped(target: Path, files: Sequence[Path]) -> None:
     documents = {}
     for file in files:
         document = read(file)
-        lines = {path: int(origin.rpartition(":")[2]) for path, origin in document.origins.items() if path}
+        lines = {
+            path: place.line
+            for path, place in document.origins.items()
+            if isinstance(place, FilePlace) and path
+        }
         documents[_sha256(read_text(file))] = {"values": document.values, "lines": {"": 0, **lines}}
     target.write_text(json.dumps(documents))
 
@@ -296,7 +302,7 @@ def _yaml_errors(name: str) -> Iterator[None]:
         if problem.startswith("but "):
             problem = f"{error.context}, {problem}"
         hint = next((hint for part, hint in YAML_HINTS.items() if part in problem), "")
-        where = f"{name}:{mark.line + 1}" if mark else name
+        where = _line(name, mark.line + 1) if mark else name
         raise HpcgenError(f"not valid YAML: {problem}", hint, where=where) from error
     except YAMLError as error:
         raise HpcgenError(f"not valid YAML: {' '.join(str(error).split())}", where=name) from error
@@ -359,7 +365,7 @@ class _Walk:
             depth += 1
             if depth > MAX_DEPTH + 1:  # the document itself is at depth 0
                 line = composer.parser.peek_event().start_mark.line + 1
-                raise _nested_too_deeply(f"{self.name}:{line}")
+                raise _nested_too_deeply(_line(self.name, line))
             node = compose(parent, index)
             depth -= 1
             return node
@@ -372,7 +378,7 @@ class _Walk:
             return self._plain(self.root, "", 1, 0)
 
     def _plain(self, node: Any, path: str, line: int, depth: int) -> Any:
-        where = f"{self.name}:{line}"
+        where = _line(self.name, line)
         self._values += 1
         if self._values > MAX_VALUES:
             raise HpcgenError(f"more than {MAX_VALUES} values after expanding aliases", where=where)
@@ -430,7 +436,7 @@ class _Walk:
     def _refuse_repeated_keys(self, node: Any, path: str) -> None:
         seen: dict[str, int] = {}
         for key, _ in node.value:
-            where = f"{self.name}:{key.start_mark.line + 1}"
+            where = _line(self.name, key.start_mark.line + 1)
             if key.id != "scalar" or key.tag not in (STRING, MERGE):
                 raise HpcgenError(f"the key {_short(key.value)} is not a string", "quote it", where=where)
             if key.value in seen:
@@ -445,6 +451,11 @@ class _Walk:
 
 STRING, MERGE = "tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"
 PLAIN_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float", "str", "seq", "map")}
+
+
+def _line(name: str, line: int) -> str:
+    """The place of a line in a file, or in the value of --set."""
+    return FilePlace(name, line) if isinstance(name, FilePlace) else f"{name}:{line}"
 
 
 def _nested_too_deeply(where: str) -> HpcgenError:

@@ -72,7 +72,7 @@ def _restated_sources(parent: Document, child: Document) -> Document:
         inner = values
         for section in sections:
             inner = inner.setdefault(section, {})
-        inner[key] = f"{origin}; the rest: {old}" if is_part else origin
+        inner[key] = f"{origin}; the rest: {old}" if is_part else str(origin)
         origins[path] = origin
 
     for key in child.values:

@@ -24,7 +24,7 @@ from hpcgen.config.node_type_rules import node_type_problems
 from hpcgen.config.shown import show
 from hpcgen.config.trust import require_trusted_file
 from hpcgen.config.validation import build, located
-from hpcgen.errors import ConfigErrors, HpcgenError, Problem
+from hpcgen.errors import ConfigErrors, HpcgenError, Problem, file_of
 from hpcgen.resources import shipped
 from hpcgen.text import did_you_mean
 
@@ -132,12 +132,11 @@ def cycle(names: Sequence[str]) -> Problem:
 
 def _placed(problem: Problem, document: Document) -> Problem:
     """The problem, with the place of each fact in its reason that another file sets."""
-    own = (document.origin(problem.path) or "").rpartition(":")[0]
-
+    own = file_of(document.origin(problem.path))
     reason = problem.reason
     for name in problem.about if own else ():
         where = document.origins.get(name) if name in document.values else None
-        if where and where.rpartition(":")[0] != own:
+        if where and file_of(where) != own:
             before, found, after = reason.partition(name)
             reason = f"{before}{found} ({where}){after}"
     return dataclasses.replace(problem, reason=reason)

@@ -22,7 +22,7 @@ from hpcgen.config.node_type import NodeType
 from hpcgen.config.node_types import cycle, find_node_type, load_node_type_and_files, unknown_node_type
 from hpcgen.config.trust import require_trusted_file
 from hpcgen.config.validation import build, located
-from hpcgen.errors import FileErrors, HpcgenError, Problem
+from hpcgen.errors import FileErrors, HpcgenError, Problem, file_of
 from hpcgen.files import no_access
 from hpcgen.text import did_you_mean
 from trainer.contract.record import record
@@ -145,7 +145,7 @@ def _cluster_document(name: str, asked: Document, directory: Path) -> tuple[Docu
 def is_set_by_site(profile: Document, path: str) -> bool:
     """True if the value at `path` of a profile comes from a file that hpcgen does not ship."""
     where = profile.origin(path)
-    return where is not None and not is_below(Path(where.rpartition(":")[0]), SHIPPED_CLUSTERS)
+    return where is not None and not is_below(Path(file_of(where)), SHIPPED_CLUSTERS)
 
 
 def unknown_cluster(key: str, name: str, base: Path | None = None, directory: Path | None = None) -> Problem:

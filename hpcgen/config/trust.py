@@ -8,7 +8,7 @@ import stat
 from collections.abc import Collection
 from pathlib import Path
 
-from hpcgen.errors import HpcgenError
+from hpcgen.errors import FilePlace, HpcgenError
 from hpcgen.files import to_protect
 
 
@@ -27,7 +27,8 @@ def require_trusted(
     if is_sticky and sticky_is_safe:
         return
     if status.st_mode & stat.S_IWOTH:
-        raise HpcgenError(f"{path}: not trusted, because all users can write to it", to_protect(path, "o-w"))
+        reason = "not trusted, because all users can write to it"
+        raise HpcgenError(reason, to_protect(path, "o-w"), where=FilePlace(path))
     if status.st_mode & stat.S_IWGRP and status.st_uid not in (0, os.geteuid()):
         group = _group_name(status.st_gid)
         if group not in (trusted_groups or ()):
@@ -35,7 +36,7 @@ def require_trusted(
             if trusted_groups is not None:
                 hint += f", or add {group} to trusted_groups in the cluster profile"
             reason = f"not trusted, because another user (id {status.st_uid}) owns it and group {group} can write to it"
-            raise HpcgenError(f"{path}: {reason}", hint)
+            raise HpcgenError(reason, hint, where=FilePlace(path))
 
 
 def require_safe_parents(directory: Path) -> None:
@@ -44,8 +45,9 @@ def require_safe_parents(directory: Path) -> None:
         mode = parent.stat().st_mode
         if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
             raise HpcgenError(
-                f"{directory}: not trusted, because all users can write to {parent} and could replace it",
+                f"not trusted, because all users can write to {parent} and could replace it",
                 to_protect(parent, "o-w"),
+                where=FilePlace(directory),
             )
 
 
@@ -71,7 +73,7 @@ def require_trusted_file(path: Path, *, looked_up: bool) -> None:
                     f"not trusted, because another user (id {owner}) owns it, and it was found only by name"
                 )
                 hint = "copy it to ~/.config/hpcgen, or refer to a profile by its path: cluster: ./clusters/NAME.yaml"
-                raise HpcgenError(f"{place}: {reason}", hint)
+                raise HpcgenError(reason, hint, where=FilePlace(place))
 
 
 def _group_name(group_id: int) -> str:

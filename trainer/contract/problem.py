@@ -9,6 +9,28 @@ from typing import Literal
 from trainer.contract.record import record
 
 
+class FilePlace(str):
+    """A file or a line of it, "run.yaml:14". Other places, such as "--set optimizer.lr" and "preset 13b", are text."""
+
+    file: str
+    line: int | None
+
+    def __new__(cls, file: object, line: int | None = None) -> FilePlace:
+        """The place in `file`, a name or a path."""
+        place = super().__new__(cls, file if line is None else f"{file}:{line}")
+        place.file, place.line = str(file), line
+        return place
+
+    def __getnewargs__(self) -> tuple[str, int | None]:  # type: ignore[override]
+        """Arguments of a copy."""
+        return self.file, self.line
+
+
+def file_of(place: str | None) -> str:
+    """The file of a place; "" if it is not in a file."""
+    return place.file if isinstance(place, FilePlace) else ""
+
+
 @record
 class Problem:
     """A mistake or a warning.
@@ -33,7 +55,7 @@ class Problem:
     offers: int = 6
     """Maximum number of candidates in the hint."""
     where: str = ""
-    """Place of the value, such as "run.yaml:14", or a source that is not a file. Empty until it is known."""
+    """Place of the value: a FilePlace, or the name of another source. Empty until it is known."""
     subject: str = ""
     """Words before `reason` in the sentence, usually the path with its value. Default: `path`."""
     value: object = field(default=None, compare=False)

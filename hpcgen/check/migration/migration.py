@@ -34,7 +34,7 @@ from hpcgen.check.migration.training import carry_training
 from hpcgen.config.cluster import ClusterConfig
 from hpcgen.config.fields import Name, constraint_problems
 from hpcgen.config.node_type import NodeType
-from hpcgen.errors import ConfigErrors, HpcgenError, Problem
+from hpcgen.errors import ConfigErrors, FilePlace, HpcgenError, Problem
 from trainer.contract.config import ParallelismConfig
 from trainer.contract.model.ranks import fewest_ranks
 
@@ -112,7 +112,7 @@ def migrate(
             f"{path}: is not a shell script: its interpreter is {script.interpreter}", "give a shell script"
         )
     if error := next(filter(None, (script.error, *script.text_errors)), None):
-        raise HpcgenError(error.reason, "correct the script", where=f"{path}:{error.line}")
+        raise HpcgenError(error.reason, "correct the script", where=FilePlace(path, error.line))
     job = Job(script)
     carried = Carried(chosen)
     launch, others = (None, ()) if as_program else _gpt_trainings(job)
@@ -162,7 +162,7 @@ def _no_program(job: Job, path: str) -> HpcgenError:
             return HpcgenError(
                 "submits another script, which the shell completes first",
                 "in a copy, replace sbatch and its options by cat, run the copy, and convert what it prints",
-                where=f"{path}:{command.line}",
+                where=FilePlace(path, command.line),
             )
     return HpcgenError(
         f"{path}: starts no program that hpcgen finds",
@@ -216,7 +216,7 @@ def _refusal(path: str, leftover: Leftover, *, is_program: bool) -> Problem:
     else:
         hint = "remove it from a copy of the script, or keep Megatron-LM with --program"
     reason = f"{printable(leftover.what)}: {printable(leftover.why)}"
-    return Problem("", reason, hint, where=f"{path}:{leftover.line}")
+    return Problem("", reason, hint, where=FilePlace(path, leftover.line))
 
 
 def printable(text: str) -> str:

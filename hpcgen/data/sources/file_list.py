@@ -13,7 +13,7 @@ import msgspec
 from hpcgen.data.listed_files import ManifestFile
 from hpcgen.data.sources.listing import UNSPLIT, Listing
 from hpcgen.data.urls import redacted, url_reason
-from hpcgen.errors import ConfigErrors, HpcgenError, Problem
+from hpcgen.errors import ConfigErrors, FilePlace, HpcgenError, Problem
 from hpcgen.text import counted, few
 from trainer.contract.files.regular_file import read_bytes
 
@@ -55,7 +55,7 @@ def read_file_list(path: Path, *, has_token: bool = False) -> Listing:
             files.append(_file(msgspec.json.decode(line, type=_Line), path.parent))
         except (HpcgenError, msgspec.MsgspecError, UnicodeDecodeError) as error:
             known = f" (valid keys: {_KEYS})" if isinstance(error, msgspec.ValidationError) else ""
-            mistakes.append(Problem("", f"{error}{known}", where=f"{path}:{number}"))
+            mistakes.append(Problem("", f"{error}{known}", where=FilePlace(path, number)))
     if mistakes:
         rest = len(mistakes) - _MAX_MESSAGES
         more = [Problem("", counted(rest, "more invalid line"), where=str(path))] if rest > 0 else []

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from jinja2 import nodes
 
-from hpcgen.errors import HpcgenError
+from hpcgen.errors import FilePlace, HpcgenError
 from hpcgen.slurm.rendering.environment import ShellEnvironment
 from hpcgen.slurm.rendering.template_errors import template_errors
 from hpcgen.text import did_you_mean
@@ -44,15 +44,12 @@ def require_known_blocks(environment: ShellEnvironment, name: str) -> None:
     for position, (filename, tree) in enumerate(reversed(chain)):
         for block in (node for node in tree.body if isinstance(node, nodes.Block)):
             if position > 0 and block.name not in known:
+                where = FilePlace(filename, block.lineno)
                 if block.name in REPLACED:
                     hint = f"write {REPLACED[block.name]} (docs/templates.md)"
-                    raise HpcgenError(
-                        f"{filename}:{block.lineno}: block {block.name!r} no longer exists", hint
-                    )
+                    raise HpcgenError(f"block {block.name!r} no longer exists", hint, where=where)
                 hint = did_you_mean(block.name, known) or f"blocks are {', '.join(sorted(known))}"
-                raise HpcgenError(
-                    f"{filename}:{block.lineno}: no shipped template has block {block.name!r}", hint
-                )
+                raise HpcgenError(f"no shipped template has block {block.name!r}", hint, where=where)
         known |= {block.name for block in tree.find_all(nodes.Block)}
 
 

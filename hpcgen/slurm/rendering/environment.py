@@ -13,7 +13,7 @@ from jinja2.loaders import split_template_path
 from markupsafe import Markup
 
 from hpcgen.config.trust import require_safe_parents, require_trusted
-from hpcgen.errors import HpcgenError
+from hpcgen.errors import FilePlace, HpcgenError
 from hpcgen.files import to_read
 from hpcgen.resources import shipped
 from hpcgen.slurm.rendering.filters import LOGIC_FILTERS, OUTPUT_FILTERS, shell_word
@@ -120,12 +120,14 @@ class DirectoryLoader(jinja2.BaseLoader):
             text = path.read_text(encoding="utf-8")
         except (FileNotFoundError, NotADirectoryError):
             if path.is_symlink():
-                raise HpcgenError(f"{path}: the template is a broken symbolic link") from None
+                raise HpcgenError("the template is a broken symbolic link", where=FilePlace(path)) from None
             raise jinja2.TemplateNotFound(template) from None
         except OSError as error:
-            raise HpcgenError(f"{path}: cannot read the template: {error.strerror}") from error
+            raise HpcgenError(f"cannot read the template: {error.strerror}", where=FilePlace(path)) from error
         except UnicodeDecodeError as error:
-            raise HpcgenError(f"{path}: the template is not UTF-8 at byte {error.start}") from error
+            raise HpcgenError(
+                f"the template is not UTF-8 at byte {error.start}", where=FilePlace(path)
+            ) from error
         if self._trusted_groups is not None:
             self._require_trusted(path, self._trusted_groups)
         return text, str(path), lambda: True
@@ -186,6 +188,8 @@ def _quoted(eval_context: jinja2.nodes.EvalContext, value: object) -> Markup:
 
 def _require_usable(directory: Path) -> None:
     if not directory.is_dir():
-        raise HpcgenError(f"{directory}: the template directory does not exist")
+        raise HpcgenError("the template directory does not exist", where=FilePlace(directory))
     if not os.access(directory, os.R_OK | os.X_OK):
-        raise HpcgenError(f"{directory}: the template directory cannot be read", to_read(directory))
+        raise HpcgenError(
+            "the template directory cannot be read", to_read(directory), where=FilePlace(directory)
+        )

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import jinja2
 
-from hpcgen.errors import HpcgenError
+from hpcgen.errors import FilePlace, HpcgenError
 from hpcgen.slurm.rendering.filters import UnwritableValue
 from hpcgen.text import did_you_mean
 
@@ -26,34 +26,34 @@ def template_errors(directories: Sequence[Path], name: str, values: Collection[s
     try:
         yield
     except jinja2.TemplateSyntaxError as error:
-        raise HpcgenError(f"{error.filename or error.name}:{error.lineno}: {error.message}") from error
+        where = FilePlace(error.filename or error.name, error.lineno)
+        raise HpcgenError(str(error.message), where=where) from error
     except jinja2.TemplateNotFound as error:
         searched = ", ".join(str(directory) for directory in directories)
-        where = _where(error, directories)
-        raise HpcgenError(f"{where}template {error.name!r} does not exist in {searched}") from error
+        raise _placed(f"template {error.name!r} does not exist in {searched}", error, directories) from error
     except jinja2.UndefinedError as error:
         undefined = re.match(r"'(\w+)' is undefined", str(error.message))
         hint = undefined and did_you_mean(undefined[1], values)
         hint = hint or "see templates/README.md for the variables of each stage"
-        raise HpcgenError(f"{_where(error, directories)}{error.message}", hint) from error
+        raise _placed(str(error.message), error, directories, hint) from error
     except UnwritableValue as error:
-        raise HpcgenError(f"{_where(error, directories)}{error}") from error
+        raise _placed(str(error), error, directories) from error
     except RecursionError as error:
         hint = f'extend "hpcgen/{name}"; the plain name refers to the site\'s own file'
         raise HpcgenError(f"{name}: the templates extend or include each other in a loop", hint) from error
     except (TypeError, ValueError) as error:
         if not _is_of_template(error, directories):
             raise
-        raise HpcgenError(f"{_where(error, directories)}{error}") from error
+        raise _placed(str(error), error, directories) from error
 
 
-def _where(error: BaseException, directories: Sequence[Path]) -> str:
-    """The innermost template line in the traceback as "FILE:LINE: `the line`: ", or "" without one."""
+def _placed(message: str, error: BaseException, directories: Sequence[Path], hint: str = "") -> HpcgenError:
+    """The message with the innermost line of a template in the traceback of `error`, if there is one."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if _is_template(frame.filename, directories):
             line = f"`{frame.line}`: " if frame.line else ""
-            return f"{frame.filename}:{frame.lineno}: {line}"
-    return ""
+            return HpcgenError(f"{line}{message}", hint, where=FilePlace(frame.filename, frame.lineno or 0))
+    return HpcgenError(message, hint)
 
 
 def _is_of_template(error: BaseException, directories: Sequence[Path]) -> bool:
