@@ -50,6 +50,11 @@ REFUSED = {
         "model.v_head_dim x num_attention_heads over TP = 4 results in matrices 260 wide, but training.fp8 = hybrid "
         "requires multiples of 16; use 64 or 80, or set training.fp8 to null",
     ),
+    "fp8 with odd queries, keys and values together": (
+        {"training__fp8": "hybrid", "model__kv_channels": 20, "model__num_query_groups": 1},
+        "model.kv_channels x (num_attention_heads + 2 x num_query_groups) over TP = 1 results in matrices 360 wide, "
+        "but training.fp8 = hybrid requires multiples of 16; use 16 or 32, or set training.fp8 to null",
+    ),
     "fp8 with odd tokens": (
         {"training__fp8": "hybrid", "model__seq_length": 2046},
         "model.seq_length x micro_batch_size results in 4092 tokens per rank, but training.fp8 = hybrid "

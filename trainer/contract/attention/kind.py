@@ -48,6 +48,8 @@ class MatrixWidth(NamedTuple):
     width: int
     how: str = ""
     """Formula that completes the value of the key to the width, such as " x num_attention_heads"."""
+    about: tuple[str, ...] = ()
+    """The keys that the formula names."""
 
 
 class Attention(ABC):
@@ -103,4 +105,4 @@ class Attention(ABC):
 
     @abstractmethod
     def matrix_widths(self, model: ModelConfig, tensor_parallel: int) -> Iterator[MatrixWidth]:
-        """Widths of the matrices on a rank, except hidden_size. If all are multiples of 16, so are the others."""
+        """Widths of the matrices on a rank, except hidden_size and multiples of the widths yielded."""

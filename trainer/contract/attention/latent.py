@@ -120,13 +120,15 @@ class LatentAttention(Attention):
         assert model.qk_head_dim
         latent, rotated, values = model.kv_lora_rank, self.rotated_width(model), self.value_width(model)
         heads, over = model.num_attention_heads // tensor_parallel, f"over TP = {tensor_parallel}"
-        yield MatrixWidth("v_head_dim", values * heads, f" x num_attention_heads {over}")
+        divided = ("model.num_attention_heads", "parallelism.tensor_model_parallel_size")
+        yield MatrixWidth("v_head_dim", values * heads, f" x num_attention_heads {over}", divided)
         if model.q_lora_rank is not None:
             yield MatrixWidth("q_lora_rank", model.q_lora_rank)
         yield MatrixWidth("kv_lora_rank", latent)
-        yield MatrixWidth("qk_pos_emb_head_dim", latent + rotated, " + kv_lora_rank")
-        of_pairs = (model.qk_head_dim + values) * heads
-        yield MatrixWidth("qk_head_dim", of_pairs, f" + v_head_dim, times num_attention_heads {over},")
+        yield MatrixWidth("qk_pos_emb_head_dim", latent + rotated, " + kv_lora_rank", ("model.kv_lora_rank",))
+        how = f" + v_head_dim, times num_attention_heads {over},"
+        about = ("model.v_head_dim", *divided)
+        yield MatrixWidth("qk_head_dim", (model.qk_head_dim + values) * heads, how, about)
 
 
 def _query_width(model: ModelConfig) -> int:

@@ -61,10 +61,16 @@ class UsualAttention(Attention):
         return self.value_width(model)
 
     def matrix_widths(self, model: ModelConfig, tensor_parallel: int) -> Iterator[MatrixWidth]:
-        """The output of all heads. The products of queries, keys and values are multiples of it or of hidden_size."""
-        heads = model.num_attention_heads // tensor_parallel
-        how = f" x num_attention_heads over TP = {tensor_parallel}"
-        yield MatrixWidth("kv_channels", self.value_width(model) * heads, how)
+        """The output of all heads, and their queries, keys and values."""
+        heads, groups, width = model.num_attention_heads, model.num_query_groups, self.value_width(model)
+        over = f" over TP = {tensor_parallel}"
+        divided = ("model.num_attention_heads", "parallelism.tensor_model_parallel_size")
+        how = f" x num_attention_heads{over}"
+        yield MatrixWidth("kv_channels", width * heads // tensor_parallel, how, divided)
+        if groups and groups != heads:  # otherwise, three times the width above
+            together = width * (heads + 2 * groups) // tensor_parallel
+            how = f" x (num_attention_heads + 2 x num_query_groups){over}"
+            yield MatrixWidth("kv_channels", together, how, (*divided, "model.num_query_groups"))
 
 
 USUAL = UsualAttention()

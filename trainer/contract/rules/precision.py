@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trainer.contract.attention import attention_of
+from trainer.contract.attention.kind import MatrixWidth
 from trainer.contract.model.experts import expert_tensor_parallel_size
 from trainer.contract.problem import Problem
 from trainer.contract.rules.facts import Facts, Rule, multiples, unread
@@ -95,7 +96,7 @@ def fp8_fits_widths(facts: Facts) -> Iterator[Problem]:
     """
     if facts.training.fp8 is None:
         return
-    for key, width, what, unit in _matrix_widths(facts):
+    for (key, width, what, about), unit in _matrix_widths(facts):
         if width % FP8_MULTIPLE:
             near = getattr(facts.resolved_model, key)
             yield Problem(
@@ -105,7 +106,7 @@ def fp8_fits_widths(facts: Facts) -> Iterator[Problem]:
                 candidates=multiples(FP8_MULTIPLE * unit, near=near),
                 offers=2,
                 hint="set training.fp8 to null",
-                about=("training.fp8",),
+                about=("training.fp8", *about),
             )
     model, axes = facts.resolved_model, facts.parallelism
     tensor = axes.tensor_model_parallel_size
@@ -126,23 +127,23 @@ def fp8_fits_widths(facts: Facts) -> Iterator[Problem]:
         )
 
 
-def _matrix_widths(facts: Facts) -> Iterator[tuple[str, int, str, int]]:
-    """Widths of each rank's matrices: key, width, how it is divided, and by how many ranks a new value is divided."""
+def _matrix_widths(facts: Facts) -> Iterator[tuple[MatrixWidth, int]]:
+    """Widths of each rank's matrices, each with the number of ranks that a new value of its key is divided by."""
     model, axes = facts.resolved_model, facts.parallelism
     assert model.ffn_hidden_size
     tensor, of_expert = axes.tensor_model_parallel_size, expert_tensor_parallel_size(axes)
-    over_tensor = f" over TP = {tensor}"
-    yield "hidden_size", model.hidden_size, "", 1
+    over_tensor, of_tensor = f" over TP = {tensor}", ("parallelism.tensor_model_parallel_size",)
+    yield MatrixWidth("hidden_size", model.hidden_size), 1
     if facts.has_dense_layers:
-        yield "ffn_hidden_size", model.ffn_hidden_size // tensor, over_tensor, tensor
+        yield MatrixWidth("ffn_hidden_size", model.ffn_hidden_size // tensor, over_tensor, of_tensor), tensor
     for found in attention_of(model).matrix_widths(model, tensor):
-        yield found.key, found.width, found.how, 1
+        yield found, 1
     if model.moe_ffn_hidden_size is not None:
-        width = model.moe_ffn_hidden_size // of_expert
-        yield "moe_ffn_hidden_size", width, f" over ETP = {of_expert}", of_expert
-    if model.moe_shared_expert_intermediate_size is not None:
-        width = model.moe_shared_expert_intermediate_size // tensor
-        yield "moe_shared_expert_intermediate_size", width, over_tensor, tensor
+        width, keys = model.moe_ffn_hidden_size // of_expert, ("parallelism.expert_tensor_parallel_size",)
+        yield MatrixWidth("moe_ffn_hidden_size", width, f" over ETP = {of_expert}", keys), of_expert
+    if (shared := model.moe_shared_expert_intermediate_size) is not None:
+        key = "moe_shared_expert_intermediate_size"
+        yield MatrixWidth(key, shared // tensor, over_tensor, of_tensor), tensor
 
 
 def fp8_details_need_their_recipe(facts: Facts) -> Iterator[Problem]:
