@@ -198,7 +198,7 @@ def _twice(word: str) -> str:
 @site_rule("no-trace", "`set -x` or similar")
 def no_trace(both: Comparison) -> Iterator[Hit]:
     """Tracing prints every command with its values, including secrets, to a log that others may read."""
-    for command in both.with_texts.commands:
+    for command in both.with_values.commands:
         words = tuple(word.text for word in command.words)
         is_shell = re.fullmatch(r"bash|sh", command.name)
         options = words[1:] if command.name == "set" or is_shell else ()
@@ -216,10 +216,10 @@ def no_environment_dump(both: Comparison) -> Iterator[Hit]:
     """The variables include tokens of the submitting shell, and others may read the log."""
     filtered = {
         id(line[0])
-        for line in both.with_texts.pipelines
+        for line in both.with_values.pipelines
         if len(line) > 1 and line[1].name in ("grep", "awk", "sed")
     }
-    for command in both.with_texts.commands:
+    for command in both.with_values.commands:
         words = tuple(word.text for word in command.words)
         prints = words in (("env",), ("printenv",), ("set",), ("export",), ("declare",)) or (
             len(words) == 2
@@ -239,7 +239,7 @@ def no_secret(both: Comparison) -> Iterator[Hit]:
     """Slurm keeps the script and shows it to others: scontrol write batch_script."""
     fix = "list it in the run file's `secrets`, or read it from a file with mode 0600"
     found: dict[int, str] = {}
-    for item in both.own(both.site.assigned):
+    for item in both.own(item for item in both.with_values.assigned if item.outer is None):
         is_literal = item.value and item.value.text and item.value.known and not item.value.variables
         if is_literal and SECRET.search(item.name):
             found[item.line] = item.name

@@ -33,19 +33,24 @@ class Comparison:
     """Functions of all libraries, including those that this script does not contain."""
 
     @cached_property
-    def with_texts(self) -> Script:
-        """The site's script, with what is in the text of a `bash -c` or of `eval`."""
-        return read_once(self.text)
-
-    @cached_property
     def site(self) -> Script:
-        """The site's script."""
-        return self.with_texts.without_texts()
+        """The site's script, with words as written."""
+        return read_once(self.text, follows_values=False)
 
     @cached_property
     def shipped(self) -> Script:
-        """The shipped script."""
-        return read_once(self.shipped_text).without_texts()
+        """The shipped script, with words as written."""
+        return read_once(self.shipped_text, follows_values=False)
+
+    @cached_property
+    def with_values(self) -> Script:
+        """The site's functions and statements, with values and what is in the text of a `bash -c` or of `eval`."""
+        # reading the rest as well would take most of the time of all rules
+        kept = {number for span in self._own_spans for number in span}
+        lines = (line if number in kept else "" for number, line in enumerate(self._lines, 1))
+        found = read_once("\n".join(lines))
+        # a line can also contain the end of a shipped function
+        return read_once(self.text) if found.error else found
 
     # ---- what the site wrote ----
 

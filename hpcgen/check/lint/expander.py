@@ -32,6 +32,8 @@ BLANKS = " \t\n"
 EXPANDED = re.compile(r"[*?]|(?<!=)\[|\{.*(,|\.\.).*\}|^~")
 """Unquoted text that the shell expands: patterns, braces and tildes. No file has a name like key=[a,b]."""
 
+_PLAIN = re.compile(r"[\w./:,@%+=-]+", re.ASCII)
+
 PATTERN = re.compile(r"[*?]|(?<!=)\[[^]]+\]")
 """Text that the shell replaces by the names of files, also in the value of a variable without quotes."""
 
@@ -102,6 +104,11 @@ class Expander:
 
     def fields(self, node: Node) -> tuple[Word, ...]:
         """The words to which one word of a command expands: none, one, or several."""
+        parts = node.get("Parts", [])
+        if len(parts) == 1 and not self.doubts and _is_plain(parts[0]):
+            # most words are this simple
+            text, source = parts[0]["Value"], self.text_of(node)
+            return (Word(text=text, known=True, line=self.line_of(node), source=source),)
         items = self._array_words(node)
         if items is not None:
             return items
@@ -329,6 +336,33 @@ class Expander:
         if all(piece.known for piece in pieces) and re.fullmatch(r"\d{1,15}", text, re.ASCII):
             return int(text)
         return None
+
+
+class AsWritten(Expander):
+    """Leaves words as written, for a reader that needs no values."""
+
+    def fields(self, node: Node) -> tuple[Word, ...]:
+        """The word as written."""
+        return (self.single(node),)
+
+    def single(self, node: Node) -> Word:
+        """The word as written."""
+        text = self.text_of(node)
+        return Word(text=text, known=False, line=self.line_of(node), source=text)
+
+    def scalar(self, node: Node) -> Variable:
+        """An unknown value."""
+        return Variable(pieces=(Piece(self.text_of(node), known=False),))
+
+    def arithmetic(self, node: Node) -> int | None:
+        """No number, because no variable is known."""
+        return None
+
+
+def _is_plain(part: Node) -> bool:
+    """True if a part of a word is text in which nothing is expanded."""
+    text = part.get("Value", "")
+    return part["Type"] == "Lit" and _PLAIN.fullmatch(text) is not None and not MASK.search(text)
 
 
 def _is_all_items(part: Node) -> bool:

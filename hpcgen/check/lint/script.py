@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 from hpcgen.check.lint import sbatch
 from hpcgen.check.lint.syntax import ShellSyntaxError
@@ -82,25 +82,31 @@ class Place:
     around: tuple[str, ...] = ()
     """Redirections of the groups, loops and conditions that contain it."""
 
+    def but(self, **changes: Any) -> Place:
+        """The place with other values. `dataclasses.replace` would take much of the time of reading a script."""
+        place = object.__new__(Place)
+        vars(place).update(vars(self), **changes)
+        return place
+
     def within(self, *, loop: bool = False) -> Place:
         """The place of a statement in the body of a compound command, which may not run."""
-        return replace(
-            self, status="plain", conditional=True, in_branch=True, in_loop=self.in_loop or loop, loop=""
+        return self.but(
+            status="plain", conditional=True, in_branch=True, in_loop=self.in_loop or loop, loop=""
         )
 
     def branch(self, runs: bool | None) -> Place:
         """The place of a branch that runs, does not run, or may run (None)."""
-        place = replace(self, in_branch=True) if runs else self.within()
-        return replace(place, status=self.status, dead=self.dead or runs is False)
+        place = self.but(in_branch=True) if runs else self.within()
+        return place.but(status=self.status, dead=self.dead or runs is False)
 
     def subshell(self, *, background: bool = False) -> Place:
         """The place of a statement that a subshell runs."""
-        return replace(self, in_subshell=True, in_background=self.in_background or background)
+        return self.but(in_subshell=True, in_background=self.in_background or background)
 
     def body(self, function: str, definition: int) -> Place:
         """The place of the body of a function, which is defined here and runs in the shell that calls it."""
-        inside = replace(self.within(), function=function, definition=definition)
-        return replace(inside, in_branch=False, in_subshell=False, in_background=False)
+        inside = self.within().but(function=function, definition=definition)
+        return inside.but(in_branch=False, in_subshell=False, in_background=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -302,17 +308,6 @@ class Script:
         for command in self.commands:
             found.setdefault(command.definition, []).append(command)
         return found
-
-    def without_texts(self) -> Script:
-        """The script without what is in the text of a `bash -c` or of `eval`."""
-        return replace(
-            self,
-            commands=tuple(item for item in self.commands if item.outer is None),
-            assigned=tuple(item for item in self.assigned if item.outer is None),
-            definitions=tuple(item for item in self.definitions if item.outer is None),
-            uses=tuple(item for item in self.uses if item.outer is None),
-            operands=tuple(item for item in self.operands if item.outer is None),
-        )
 
     @cached_property
     def assignments_by_name(self) -> dict[str, list[Assignment]]:

@@ -13,6 +13,8 @@ SUBSTITUTIONS = frozenset(("CmdSubst", "ProcSubst"))
 ARITHMETIC = frozenset(("ArithmExp", "ArithmCmd", "LetClause", "CStyleLoop"))
 DEFAULTS = frozenset((":-", "-", ":=", "="))
 """Operators of ${name:-word} that replace an unset variable."""
+_LITERALS = frozenset(("Lit", "SglQuoted"))
+_NODES = (dict, list)
 GUARDS = DEFAULTS | {":+", "+", ":?", "?"}
 """Operators that handle an unset variable."""
 
@@ -28,16 +30,16 @@ class Part(NamedTuple):
 
 
 def parts_of(statement: Node) -> Iterator[Part]:
-    """The nodes of a statement in order, without those of the statements in it."""
+    """The nodes of a statement in order, without literals and without those of the statements in it."""
     stack = [(statement, False, False)]
     while stack:
         node, in_arithmetic, in_default = stack.pop()
         if isinstance(node, list):
             stack += [(inner, in_arithmetic, in_default) for inner in reversed(node)]
             continue
-        if node is not statement and _is_statement(node):
-            continue
         kind = node.get("Type", "")
+        if kind in _LITERALS or (not kind and node is not statement and _is_statement(node)):
+            continue
         if kind:
             yield Part(node, kind, in_arithmetic, in_default)
         if kind not in SUBSTITUTIONS:
@@ -45,12 +47,12 @@ def parts_of(statement: Node) -> Iterator[Part]:
             stack += [
                 (inner, in_arithmetic, in_default or key == "Exp")
                 for key, inner in reversed(node.items())
-                if isinstance(inner, dict | list)
+                if isinstance(inner, _NODES)
             ]
 
 
 def _is_statement(node: Node) -> bool:
-    return "Type" not in node and ("Cmd" in node or "Redirs" in node)
+    return "Cmd" in node or "Redirs" in node
 
 
 def operands(node: Node) -> Iterator[tuple[Node, str, bool]]:
@@ -94,11 +96,6 @@ def assigned_in_arithmetic(node: Node) -> Iterator[str]:
     return (name for _, name, is_set in operands(node) if is_set)
 
 
-def assigned(node: Node, *, appends: bool = True) -> Iterator[str]:
-    """Variables that a node assigns, including by += with `appends`."""
-    return (name for _, name, is_append in assignments(node) if appends or not is_append)
-
-
 def assignments(node: Node) -> Iterator[tuple[int, str, bool]]:
     """The byte offset, variable, and whether it is a +=, for each assignment in a node."""
     if isinstance(node, list):
@@ -113,5 +110,5 @@ def assignments(node: Node) -> Iterator[tuple[int, str, bool]]:
             if item.get("Name"):
                 yield item["Pos"]["Offset"], item["Name"]["Value"], bool(item.get("Append"))
         for inner in node.values():
-            if isinstance(inner, dict | list):
+            if isinstance(inner, _NODES):
                 yield from assignments(inner)

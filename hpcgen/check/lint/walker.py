@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import bisect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from hpcgen.check.lint.conditions import holds, leaves, matches
-from hpcgen.check.lint.expander import Expander
+from hpcgen.check.lint.expander import AsWritten, Expander
 from hpcgen.check.lint.script import (
     SETTERS,
     Assignment,
@@ -30,7 +31,6 @@ from hpcgen.check.lint.tree import (
     NAME,
     SUBSTITUTIONS,
     Part,
-    assigned,
     assigned_in_arithmetic,
     assignments,
     does_nothing,
@@ -64,15 +64,19 @@ class Redirected(NamedTuple):
 class Walker:
     """Reads the statements of a script in order, and tracks the values of its variables."""
 
-    def __init__(self, options: Mapping[str, str], *, trusts_defaults: bool) -> None:
+    def __init__(
+        self, options: Mapping[str, str], *, trusts_defaults: bool = False, follows_values: bool = True
+    ) -> None:
         self._variables = Variables(options)
-        self._expander = Expander(b"", self._variables)
+        self._follows_values = follows_values
+        self._new_expander = Expander if follows_values else AsWritten
+        self._expander = self._new_expander(b"", self._variables)
         self._trusts_defaults = trusts_defaults
         self._budget = Budget()
         self._statement = 0
         self._nested = 0
-        self._last_assigned: dict[str, int] = {}
-        """Variable -> offset of its last assignment in the text that is being read."""
+        self._assignments: list[tuple[int, str, bool]] = []
+        """The assignments in the text that is being read, in order: byte offset, variable, and whether it is a +=."""
         self._written = WrittenFiles()
         # what was found so far: the fields of `Script`
         self._commands: list[Command] = []
@@ -133,9 +137,9 @@ class Walker:
         """
         parsed = parse_template(text, is_script=place is None)
         self._error = self._error or parsed.error
-        before, last_before = self._expander, self._last_assigned
-        self._last_assigned = {name: offset for offset, name, _ in sorted(assignments(parsed.tree))}
-        self._expander = Expander(
+        before = self._expander, self._assignments
+        self._assignments = sorted(assignments(parsed.tree)) if self._follows_values else []
+        self._expander = self._new_expander(
             parsed.source,
             self._variables,
             line_offset=line_offset,
@@ -156,7 +160,7 @@ class Walker:
                 if (found.get("Cmd") or {}).get("Type") != "FuncDecl"
             ]
         self._statements(statements, place or Place())
-        self._expander, self._last_assigned = before, last_before
+        self._expander, self._assignments = before
 
     def _statements(self, statements: list[Node], place: Place) -> None:
         """Reads a list of statements. The last one gives the list its status; `$?` reads that of an earlier one."""
@@ -166,10 +170,10 @@ class Walker:
             reads = following is not None and self._reads_status(following)
             is_last = following is None
             status: Status = "tested" if reads else place.status if is_last else "plain"
-            self._one(statement, replace(place, status=status, statement=self._statement))
+            self._one(statement, place.but(status=status, statement=self._statement))
             if following is not None and leaves([statement]) and not statement.get("Background"):
                 # nothing after an exit runs
-                place = replace(place.branch(False), in_branch=place.in_branch)
+                place = place.branch(False).but(in_branch=place.in_branch)
 
     def _reads_status(self, statement: Node) -> bool:
         """True if a statement expands $? or PIPESTATUS."""
@@ -178,7 +182,7 @@ class Walker:
 
     def _one(self, statement: Node, place: Place) -> None:
         if statement.get("Negated"):
-            place = replace(place, status="tested")
+            place = place.but(status="tested")
         if statement.get("Background"):
             with self._variables.subshell():
                 self._read_one(statement, place.subshell(background=True))
@@ -197,12 +201,12 @@ class Walker:
         if kind == "CallExpr":
             self._call(statement, command, place, here)
         elif visit:
-            visit(command, replace(place, around=(*place.around, *here.redirections)))
+            visit(command, place.but(around=(*place.around, *here.redirections)))
 
     def _at(self, node: Node, place: Place) -> Place:
         """The place with the position of a node."""
         line, offset = self._expander.line_of(node), self._expander.offset_of(node)
-        return replace(place, line=line, offset=offset)
+        return place.but(line=line, offset=offset)
 
     def _in_subshell(self, statement: Node, place: Place) -> None:
         with self._variables.subshell():
@@ -253,7 +257,9 @@ class Walker:
     def _redirections(self, statement: Node, place: Place) -> Redirected:
         """Reads the redirections of a command."""
         found = Redirected()
-        for redirection in statement.get("Redirs", []):
+        if "Redirs" not in statement:
+            return found
+        for redirection in statement["Redirs"]:
             if (descriptor := redirection.get("N", {}).get("Value", "")).startswith("{"):  # exec {file}<x
                 self._set(descriptor.strip("{}"), self._at(redirection, place))
             if "Hdoc" in redirection:
@@ -275,7 +281,7 @@ class Walker:
                     self._written.change(word)
                 if redirection["Op"] in (">", ">|") and redirection.get("N", {}).get("Value", "1") == "1":
                     found = found._replace(writes_to=word)
-        written = (self._redirection(redirection) for redirection in statement.get("Redirs", []))
+        written = (self._redirection(redirection) for redirection in statement["Redirs"])
         return found._replace(redirections=tuple(written))
 
     def _redirection(self, redirection: Node) -> str:
@@ -300,13 +306,13 @@ class Walker:
         operator, left, right = command["Op"], command["X"], command["Y"]
         if operator in ("|", "|&"):
             first = len(self._commands)
-            self._in_subshell(left, replace(place, status="piped"))
+            self._in_subshell(left, place.but(status="piped"))
             self._in_subshell(right, place)
             if len(self._commands) > first:
                 self._pipelines.append(tuple(self._commands[first:]))
             return
         ignored = operator == "||" and does_nothing(right)
-        self._one(left, replace(place, status="ignored" if ignored else "tested"))
+        self._one(left, place.but(status="ignored" if ignored else "tested"))
         runs = holds([left], self._expander)
         if runs is not None and operator == "||":
             runs = not runs
@@ -319,7 +325,7 @@ class Walker:
             if command.get("Cond"):
                 self._statements(
                     command["Cond"],
-                    replace(place, status="tested", in_branch=place.in_branch or bool(branches)),
+                    place.but(status="tested", in_branch=place.in_branch or bool(branches)),
                 )
                 condition = holds(command["Cond"], self._expander)
             else:
@@ -349,7 +355,7 @@ class Walker:
         self._variables.merge(ends)
 
     def _whileclause(self, command: Node, place: Place) -> None:
-        condition = replace(place.within(loop=True), status="tested", in_branch=place.in_branch)
+        condition = place.within(loop=True).but(status="tested", in_branch=place.in_branch)
         self._variables.begin()
         self._weaken_replaced(command)
         self._statements(command.get("Cond", []), condition)
@@ -358,7 +364,17 @@ class Walker:
 
     def _weaken_replaced(self, loop: Node) -> None:
         """Makes uncertain what the body of a loop replaces, since an earlier iteration may have done it."""
-        self._variables.weaken((*assigned(loop, appends=False), *assigned_in_arithmetic(loop)))
+        replaced = (name for name, is_append in self._assigned_in(loop) if not is_append)
+        self._variables.weaken((*replaced, *assigned_in_arithmetic(loop)))
+
+    def _assigned_in(self, node: Node) -> Iterator[tuple[str, bool]]:
+        """The variables that a node assigns, each with True if it is a +=."""
+        first, end = (self._first_from(node[side]["Offset"]) for side in ("Pos", "End"))
+        return ((name, is_append) for _, name, is_append in self._assignments[first:end])
+
+    def _first_from(self, offset: int) -> int:
+        """Index of the first assignment at a byte offset or behind it."""
+        return bisect.bisect_left(self._assignments, (offset,))
 
     def _forclause(self, command: Node, place: Place) -> None:
         loop = command.get("Loop", {})
@@ -374,7 +390,7 @@ class Walker:
                 return
         self._variables.begin()
         self._weaken_replaced(command)
-        self._statements(command.get("Do", []), replace(place.within(loop=True), loop=name))
+        self._statements(command.get("Do", []), place.within(loop=True).but(loop=name))
         self._variables.merge([{}, self._variables.end()])
 
     def _is_left_early(self, loop: Node) -> bool:
@@ -403,7 +419,7 @@ class Walker:
             first, commands = len(self._assigned), len(self._commands)
             self._statements(
                 item.get("Stmts", []),
-                replace(place, status="plain", conditional=True, in_branch=True, loop=""),
+                place.but(status="plain", conditional=True, in_branch=True, loop=""),
             )
             branches.append(
                 Branch(
@@ -424,9 +440,9 @@ class Walker:
         self._variables.begin()
         # the body runs at the call, so assignments below the function can change its variables
         end = command["End"]["Offset"]
-        self._variables.weaken(name for name, offset in self._last_assigned.items() if offset > end)
+        self._variables.weaken(name for _, name, _ in self._assignments[self._first_from(end) :])
         self._one(command["Body"], place.body(name, at.offset))
-        self._variables.end_function(name, assigned(command["Body"]))
+        self._variables.end_function(name, (found for found, _ in self._assigned_in(command["Body"])))
         self._definitions.append(
             Function(
                 **vars(at),
@@ -510,6 +526,8 @@ class Walker:
 
     def _run(self, command: Command) -> None:
         """Applies the command's effects on variables, and reads the text of a `bash -c` or of `eval`."""
+        if not self._follows_values:
+            return
         self._variables.run(command)
         self._written.run(command)
         if command.name == "unset":
