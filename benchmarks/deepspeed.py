@@ -41,6 +41,7 @@ CPU = {"DS_ACCELERATOR": "cpu"}
 def main() -> int:
     """Run the three programs in turn."""
     options = parser()
+    options.set_defaults(one_rank=False)
     arguments = options.parse_args()
     runs.end_like_ctrl_c()
     gpus = 2 if arguments.cpu else arguments.gpus or runs.count_gpus(options)
@@ -91,7 +92,7 @@ def measure(name: str, case: Case, arguments: argparse.Namespace, scratch: Path)
     if arguments.cpu:
         config["device"] = "cpu"
     if name == "trainer":
-        return of_trainer(config, arguments.steps)
+        return of_trainer(config, case, arguments)
     file = runs.write_config(config)
     command = ["-m", "benchmarks.deepspeed_loop", str(file), name[-1], str(WARM_STEPS), str(arguments.steps)]
     output = runs.run(command, file.with_name("log"), case.gpus, CPU if arguments.cpu else None)
@@ -104,10 +105,10 @@ def measure(name: str, case: Case, arguments: argparse.Namespace, scratch: Path)
     }
 
 
-def of_trainer(config: dict[str, Any], steps: int) -> dict[str, Any]:
+def of_trainer(config: dict[str, Any], case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
     """Results of the trainer, from its record."""
-    end = WARM_STEPS + steps
-    record = run_until(config, lambda lines: len(runs.steps(lines)) >= end)
+    end = WARM_STEPS + arguments.steps
+    record = run_until(config, lambda lines: len(runs.steps(lines)) >= end, case, arguments)
     timed = runs.steps(record)[WARM_STEPS:end]
     return {
         "times": [each["step_time_s"] for each in timed],

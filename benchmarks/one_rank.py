@@ -43,7 +43,7 @@ def replace_functions() -> None:
     from trainer.faults import stragglers
 
     stragglers.gather_places = lambda ranks, _: [
-        stragglers.Place("one rank", rank, 0, (rank,), "") for rank in range(ranks.world_size)
+        stragglers.RankLocation("one rank", rank, 0, (rank,), "") for rank in range(ranks.world_size)
     ]
 
 

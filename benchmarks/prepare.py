@@ -15,7 +15,8 @@ from typing import Any
 
 from hpcgen.config.corpus import CorpusConfig, CorpusJob
 from hpcgen.config.tokenizer import TokenizerConfig
-from hpcgen.data.manifest import Manifest, ManifestFile, manifest_path, write_manifest
+from hpcgen.data.listed_files import ManifestFile
+from hpcgen.data.manifest import Manifest, manifest_path, write_manifest
 
 TOKENIZER = TokenizerConfig()
 """GPT-2's BPE."""
