@@ -244,7 +244,7 @@ def test_each_name_has_one_answer():
 
 
 def test_the_table_of_options_is_not_repeated():
-    """What follows from a row of Megatron-LM's options is in no list of names; a remark is a reason to be in both."""
+    """A name that the table of Megatron-LM's options answers is in no list of names, unless it has a remark."""
     text = Path(spellings.__file__).with_name("other_names.txt").read_text(encoding="utf-8")
     for name, row in megatron_options.names().items():
         if row.key:

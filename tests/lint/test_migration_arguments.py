@@ -37,7 +37,7 @@ TASK = {
     "SLURM_JOB_ID": "77", "SLURM_JOB_NUM_NODES": "1", "SLURM_NTASKS_PER_NODE": "8", "SLURM_GPUS_ON_NODE": "8",
     "MASTER_ADDR": "n1", "MASTER_PORT": "1234",
 }  # fmt: skip
-"""What Slurm, and here also the shell that submits the script, set for the task."""
+"""Variables that Slurm sets for the task. In these tests, the submitting shell sets them as well."""
 
 FORMS = """\
 srun show a b
