@@ -1,4 +1,4 @@
-"""Adds the shipped YAML files to the wheel as JSON, because parsing them takes a quarter of a rendering's time."""
+"""Adds the shipped YAML files to installations as JSON, because parsing them takes a quarter of a rendering's time."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ class ParsedYaml(BuildHookInterface):  # type: ignore[misc]
     """Writes hpcgen/config/shipped.json, keyed by the SHA-256 of each file's text. Git never sees it."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Called before the wheel is written. An editable installation reads the YAML files themselves."""
-        if version != "standard":
-            return
+        """Called before a wheel is written, also the wheel of an editable installation, which reads the checkout."""
         root = Path(self.root)
         sys.path.insert(0, self.root)
         from hpcgen.config.document import SHIPPED, write_shipped
 
-        target = Path(self.directory) / SHIPPED.name
+        target = SHIPPED if version == "editable" else Path(self.directory) / SHIPPED.name
         target.parent.mkdir(parents=True, exist_ok=True)
         write_shipped(target, sorted({*root.glob("topologies/*.yaml"), *root.glob("hpcgen/**/*.yaml")}))
-        build_data["force_include"][str(target)] = SHIPPED.relative_to(root).as_posix()
+        if version == "standard":
+            build_data["force_include"][str(target)] = SHIPPED.relative_to(root).as_posix()

@@ -252,7 +252,7 @@ def _parsed(text: str, name: FilePlace) -> Document:
 
 
 SHIPPED = Path(__file__).with_name("shipped.json")
-"""hpcgen's own YAML files, parsed when its wheel was built (hatch_build.py). A checkout has no such file."""
+"""hpcgen's own YAML files, parsed when it was installed (hatch_build.py). A file edited since is parsed again."""
 
 
 @functools.cache
