@@ -12,7 +12,7 @@ import click
 
 from hpcgen.cli.checkpoint.paths import complete_checkpoints
 from hpcgen.cli.options import override_option
-from hpcgen.errors import HpcgenError
+from hpcgen.errors import ConfigErrors, HpcgenError
 
 if TYPE_CHECKING:
     from hpcgen.config.run import RunConfig
@@ -119,15 +119,15 @@ def command(
     """
     from hpcgen.checkpoints.finding import find_checkpoint
     from hpcgen.checkpoints.generation import prompt_file, run_generation
-    from trainer.contract.generation import mistake_in_text
+    from trainer.contract.generation import text_problem
 
     if prompt is not None and prompts is not None:
         raise HpcgenError("--prompt and --prompts both give prompts", "use only one of them")
     if prompt is None and prompts is None and not sys.stdin.isatty():
         raise HpcgenError("no prompt, and standard input is not a terminal", "use --prompt or --prompts")
-    for option, text in (("--prompt", prompt), *(("--stop", string) for string in stop)):
-        if text is not None and (mistake := mistake_in_text(text)):
-            raise HpcgenError(f"{option} {mistake}")
+    texts = (("--prompt", prompt or ""), *(("--stop", string) for string in stop))
+    if problems := [problem for option, text in texts if (problem := text_problem(option, text))]:
+        raise ConfigErrors(problems)
     run = _read_run(config, overrides)
     where = checkpoint or _checkpoints_of(run)
     found = find_checkpoint(where)

@@ -17,7 +17,7 @@ from hpcgen.config.overrides import override
 from hpcgen.config.presets import PRESETS, Preset, unknown_preset
 from hpcgen.config.profiles import read_profile
 from hpcgen.config.run import TRAINER_SECTIONS, RunConfig
-from hpcgen.config.validation import MISSING, build, located
+from hpcgen.config.validation import build, located
 from hpcgen.errors import ConfigErrors, FileErrors, HpcgenError, Problem
 from trainer.contract.config import BlendConfig
 from trainer.contract.record import record
@@ -129,7 +129,7 @@ def load_document(document: Document, directory: Path, overrides: Sequence[str] 
     omitted = {name: values for name, values in OMITTED_SECTIONS.items() if name not in document.values}
     config, problems = build(RunConfig, documents.merge(documents.constant(omitted, ""), document))
     if has_unknown_preset:  # keys may be missing only because of it
-        problems = tuple(problem for problem in problems if problem.reason != MISSING)
+        problems = tuple(problem for problem in problems if not problem.is_missing)
     mistakes += [located(problem, document) for problem in problems]
     name = document.get("cluster")
     profile = None

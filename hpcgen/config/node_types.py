@@ -131,12 +131,10 @@ def cycle(names: Sequence[str]) -> Problem:
 
 
 def _placed(problem: Problem, document: Document) -> Problem:
-    """The problem, with the place of each fact in its reason that another file sets."""
+    """The problem, with the place of each fact that it is about and that another file sets."""
     own = file_of(document.origin(problem.path))
-    reason = problem.reason
-    for name in problem.about if own else ():
-        where = document.origins.get(name) if name in document.values else None
-        if where and file_of(where) != own:
-            before, found, after = reason.partition(name)
-            reason = f"{before}{found} ({where}){after}"
-    return dataclasses.replace(problem, reason=reason)
+    places = {name: document.origins.get(name) for name in problem.about if own and name in document.values}
+    others = [f"{name}: {where}" for name, where in places.items() if where and file_of(where) != own]
+    return (
+        dataclasses.replace(problem, reason=f"{problem.reason} ({', '.join(others)})") if others else problem
+    )

@@ -35,9 +35,6 @@ EXPECTED = {
 """pydantic's error type -> description of the expected value."""
 
 
-MISSING = "is missing"
-
-
 def build(cls: type[T], document: Document) -> tuple[T | None, tuple[Problem, ...]]:
     """Builds the dataclass that `document` describes, or lists all mistakes in its keys, types and ranges.
 
@@ -54,7 +51,7 @@ def build(cls: type[T], document: Document) -> tuple[T | None, tuple[Problem, ..
     problems = tuple(
         problem
         for problem in problems
-        if problem.reason != MISSING
+        if not problem.is_missing
         or not any(key.startswith(f"{problem.path}.") or problem.path.startswith(key) for key in meant)
     )
     return None if problems else _validate(cls, values), problems
@@ -77,7 +74,7 @@ def located(problem: Problem, document: Document, resolved: object = None) -> Pr
     where = document.origin(problem.path)
     is_default = where is None
     if where is None:
-        has_default = resolved is not None and not problem.reason.startswith(MISSING)
+        has_default = resolved is not None and not problem.is_missing
         where = "default" if has_default else document.nearest_origin(problem.path)
         value = _attribute(resolved, problem.path)
     is_silent = is_private(problem.path) or not _is_value(value) or (is_default and value is None)
@@ -177,7 +174,7 @@ def _problem(cls: type, detail: Any, values: Mapping[str, Any]) -> Problem:
     if kind in ("unexpected_keyword_argument", "extra_forbidden"):
         return unknown_key(cls, path, names)
     if kind in ("missing", "missing_argument"):
-        return Problem(path, MISSING)
+        return Problem(path, "is missing", is_missing=True)
     if kind == "literal_error":
         choices = [choice.strip("'") for choice in re.split(r", | or ", detail["ctx"]["expected"])]
         return Problem(path, f"must be {one_of(choices)}", _meant(str(detail["input"]), choices))

@@ -14,7 +14,7 @@ from hpcgen.config import tokenizer as tokenizers
 from hpcgen.config.loader import Run
 from hpcgen.config.presets import missing_tokenizer
 from hpcgen.config.run import TRAINER_SECTIONS, RunConfig
-from hpcgen.config.validation import MISSING, located
+from hpcgen.config.validation import located
 from hpcgen.errors import ConfigErrors, HpcgenError, Problem
 from hpcgen.files import no_access
 from hpcgen.planning.container import (
@@ -196,7 +196,8 @@ def _missing_keys(run: Run, stages: Sequence[Stage]) -> Iterator[Problem]:
             continue
         for key in missing:
             if key not in found:
-                yield Problem(key, f"{MISSING}, but stage {stage.name} needs it", stage.needs[key])
+                reason = f"is missing, but stage {stage.name} needs it"
+                yield Problem(key, reason, stage.needs[key], is_missing=True)
         found.update(missing)
 
 

@@ -51,10 +51,8 @@ class Generate(Stage):
 
     def problems(self, run: Run, trainer: TrainerConfig | None) -> Iterator[Problem]:
         """Yields options that the trainer would refuse, and ranks that TP x PP does not divide."""
-        settings = run.config.generation
-        if mistake := settings.mistake():
-            name, _, reason = mistake.partition(" ")
-            yield Problem(f"generation.{name}", reason)
+        for problem in run.config.generation.problems():
+            yield dataclasses.replace(problem, path=f"generation.{problem.path}")
         yield from tokenizer_problems(run.config.data.tokenizer, "generation.prompts")
         allocation = make_allocation(self, run.config, run.cluster, run.node_type)
         yield from _layout_problems(run.config, allocation.num_tasks)

@@ -187,7 +187,7 @@ def test_a_contradiction_names_the_line_of_the_sites_file_too():
     assert len(found) == 2
     for key, message in zip(("gpus", "cpu_masks"), found, strict=True):
         assert f"{key} " in message.replace(" = ", " ", 1)
-        assert "has 8 entries, but gpus_per_node (topologies/mine.yaml:3) is 4" in message
+        assert "has 8 entries, but gpus_per_node is 4 (gpus_per_node: topologies/mine.yaml:3)" in message
 
 
 def test_gpu_does_not_suggest_cpu():

@@ -56,9 +56,9 @@ def test_the_job_continues_the_prompts_with_the_checkpoints_of_the_run(tmp_path:
 
 def test_mistakes_are_found_before_the_job_starts(tmp_path: Path) -> None:
     assert "generation.prompts is missing" in messages(tmp_path, "generate")
-    found = messages(tmp_path, "generate", generation=PROMPTS | {"top_p": 0.5})
-    assert "generation.top_p" in found
-    assert "has no effect at temperature 0" in found
+    found = messages(tmp_path, "generate", generation=PROMPTS | {"top_p": 0.5, "stop": ["", "x"]})
+    assert 'generation.stop = ["", "x"] must be ' in found
+    assert "generation.top_p = 0.5 has no effect at temperature 0" in found
     layout = ("slurm.generate.ntasks_per_node=3", "generation.tensor_model_parallel_size=2")
     found = messages(tmp_path, "generate", *layout, generation=PROMPTS)
     assert "results in TP x PP = 2 x 1 = 2, which does not divide the 3 ranks of the job" in found

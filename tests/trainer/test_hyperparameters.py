@@ -154,8 +154,8 @@ def test_keys_that_one_side_does_not_know_are_not_compared() -> None:
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("lr", "'lr' is not a hyperparameter; did you mean optimizer.lr?"),
-        ("training.lr", "'training.lr' is not a hyperparameter; did you mean optimizer.lr?"),
+        ("lr", "is not a hyperparameter; did you mean optimizer.lr?"),
+        ("training.lr", "is not a hyperparameter; did you mean optimizer.lr?"),
         ("optimizer.weight_deca", "did you mean optimizer.weight_decay?"),
         ("training.train_iters", "may change without being named; remove it"),
         ("model.num_layers", "determines the shape of the weights and cannot change; remove it"),
@@ -164,13 +164,13 @@ def test_keys_that_one_side_does_not_know_are_not_compared() -> None:
     ],
 )
 def test_names_that_are_not_hyperparameters_are_refused(name: str, reason: str) -> None:
-    with pytest.raises(ConfigError, match=r"checkpoint.changed: ") as error:
-        check_changes(SAVED, run((name,)))
-    assert reason in str(error.value)
+    [problem] = hyperparameters.name_problems(["optimizer.lr", name])
+    assert str(problem).startswith("checkpoint.changed[1] ")
+    assert reason in str(problem)
 
 
 def test_every_hyperparameter_may_be_named() -> None:
-    hyperparameters.check_names(NAMES)
+    assert not list(hyperparameters.name_problems(NAMES))
     plain = run()
     assert all(hasattr(getattr(plain, section), key) for section, _, key in (n.partition(".") for n in NAMES))
 

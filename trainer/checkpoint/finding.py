@@ -20,6 +20,7 @@ from trainer.contract.errors import Scope, TrainerError
 from trainer.contract.files import checkpoint_files
 from trainer.contract.files.checkpoint_files import FORMAT, METADATA, STARTED, TRACKER, Checkpoint
 from trainer.contract.files.run_directory import RunDirectory, publish
+from trainer.contract.problem import Problem
 from trainer.contract.resuming import evidence, hyperparameters, provenance
 from trainer.contract.resuming.change import Change
 from trainer.contract.resuming.confirmations import Confirmations
@@ -114,7 +115,7 @@ def find(
 def _check_evidence(own: Path, config: TrainerConfig, *, begins_at: int) -> None:
     """Raise TrainerError on all ranks if the run would discard saved training."""
 
-    def refusal() -> evidence.Refusal | None:
+    def refusal() -> Problem | None:
         keys = config.checkpoint
         return evidence.refusal(
             RunDirectory.of(config), keys.load, begins_at=begins_at, discard_up_to=keys.discard_up_to

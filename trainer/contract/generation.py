@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal
 
 from trainer.contract.config import Count, NonNegative, NonNegativeFloat
 from trainer.contract.config.section import config_section
+from trainer.contract.problem import Problem
 
 DIRECTORY = "generation"
 """Directory of the results in the run directory."""
 
 
-def mistake_in_text(text: str) -> str | None:
-    """Why a string is not text that a tokenizer can encode; None if it is."""
+def text_problem(path: str, text: str) -> Problem | None:
+    """The problem of a string at `path` that is not text and cannot be encoded; None if it is text."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
         code = ord(text[error.start])
-        return (
+        reason = (
             f"has U+{code:04X} at character {error.start + 1}, which is half of a surrogate pair or a byte that is not "
-            "UTF-8. Remove it"
+            "UTF-8"
         )
+        return Problem(path, reason, "remove it")
     return None
 
 
@@ -46,8 +49,8 @@ class Choice:
     batch_size: Count = 32
     """Number of prompts that a replica of the model continues together."""
 
-    def mistake(self) -> str | None:
-        """The first value that is out of range or has no effect; None if there is none."""
+    def problems(self) -> Iterator[Problem]:
+        """Yields the values that are out of range or have no effect. Their paths are the names of the keys."""
         for name, is_valid, valid in (
             ("max_new_tokens", self.max_new_tokens >= 1, "at least 1"),
             ("temperature", 0 <= self.temperature < float("inf"), "0 or a positive number"),
@@ -58,17 +61,17 @@ class Choice:
             ("stop", all(self.stop), "strings that are not empty"),
         ):
             if not is_valid:
-                return f"{name} = {getattr(self, name)!r} must be {valid}"
-        for string in self.stop:
-            if mistake := mistake_in_text(string):
-                return f"stop: {string!r} {mistake}"
+                yield self._problem(name, f"must be {valid}")
+        for index, string in enumerate(self.stop):
+            if problem := text_problem(f"stop[{index}]", string):
+                yield problem
         for name in ("top_k", "top_p"):
             if getattr(self, name) is not None and self.temperature == 0:
-                return (
-                    f"{name} = {getattr(self, name)} has no effect at temperature 0, which always takes the most "
-                    f"likely token. Set a temperature, such as 1.0, or remove {name}"
-                )
-        return None
+                reason = "has no effect at temperature 0, which always takes the most likely token"
+                yield self._problem(name, reason, f"set a temperature, such as 1.0, or remove {name}")
+
+    def _problem(self, name: str, reason: str, hint: str = "") -> Problem:
+        return Problem(name, reason, hint, subject=f"{name} = {getattr(self, name)!r}")
 
 
 @config_section

@@ -50,6 +50,8 @@ class Problem:
     about: tuple[str, ...] = ()
     """Paths of the other keys that `reason` names. If `path` has its default, the first one that the user set shows the
     place."""
+    is_missing: bool = False
+    """True if `path` must have a value and has none."""
     candidates: Sequence[object] = field(default=(), compare=False)
     """Values for `path` that may solve the problem, best first. Those that break no rule become part of the hint."""
     offers: int = 6

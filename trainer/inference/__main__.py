@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from trainer.contract.errors import Exit, ReportedByRank0Error, TrainerError
 from trainer.contract.files.run_directory import publish
-from trainer.contract.generation import mistake_in_text
+from trainer.contract.generation import text_problem
 from trainer.contract.wording import counted
 from trainer.distributed.rendezvous import Ranks, find_ranks
 from trainer.faults.stopping import announce, leave
@@ -269,8 +269,8 @@ def _prompt(line: bytes) -> str:
     prompt = document.get("prompt") if isinstance(document, dict) else None
     if not isinstance(prompt, str):
         raise ValueError(f'expected a line such as {{"prompt": "Once upon a time"}}, got {text:.60}')
-    if mistake := mistake_in_text(prompt):
-        raise ValueError(f"the prompt {mistake}")
+    if problem := text_problem("the prompt", prompt):
+        raise ValueError(str(problem))
     return prompt
 
 

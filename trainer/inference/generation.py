@@ -13,7 +13,7 @@ import torch
 
 from trainer.contract.config.section import config_section
 from trainer.contract.errors import TrainerError
-from trainer.contract.generation import Choice, mistake_in_text
+from trainer.contract.generation import Choice, text_problem
 from trainer.inference import sampling
 from trainer.inference.ending import Ending
 from trainer.inference.tokenizer import Tokenizer
@@ -29,12 +29,12 @@ class Options(Choice):
     """How to continue a prompt (see `trainer.contract.generation`).
 
     Raises:
-        TrainerError: a value is out of range, or has no effect.
+        TrainerError: values are out of range, or have no effect. Lists all of them.
     """
 
     def __post_init__(self) -> None:
-        if mistake := self.mistake():
-            raise TrainerError(mistake)
+        if problems := list(self.problems()):
+            raise TrainerError("\n".join(map(str, problems)))
 
 
 @dataclass(frozen=True)
@@ -158,8 +158,8 @@ def require_beginning(model: Model, prompt: str) -> None:
 
 
 def _row(index: int, prompt: str, model: Model, tokenizer: Tokenizer, options: Options) -> _Row:
-    if mistake := mistake_in_text(prompt):
-        raise TrainerError(f"prompt {index + 1} {mistake}")
+    if problem := text_problem(f"prompt {index + 1}", prompt):
+        raise TrainerError(str(problem))
     ids = tokenizer.encode(prompt)
     if not ids:
         require_beginning(model, f"prompt {index + 1}")

@@ -22,22 +22,12 @@ from trainer.contract.files import checkpoint_files
 from trainer.contract.files.checkpoint_files import COMPLETE, METADATA, STARTED, TRACKER
 from trainer.contract.files.regular_file import open_regular, read_text
 from trainer.contract.files.run_directory import RunDirectory
+from trainer.contract.problem import Problem
 
 DISCARD_KEY = "checkpoint.discard_up_to"
 
 _ITERATION = re.compile(r"[0-9]{1,15}")
 _NAME = re.compile(r"iter_(\d{7,})(\.broken(-\d+)?)?")
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """Reason why a run must not begin, and what to do about it."""
-
-    reason: str
-    hint: str
-
-    def __str__(self) -> str:
-        return f"{self.reason}; {self.hint}"
 
 
 @dataclass(frozen=True)
@@ -52,8 +42,8 @@ class Evidence:
 
 def refusal(
     run: RunDirectory, load: str | None, *, begins_at: int, discard_up_to: int | None
-) -> Refusal | None:
-    """Reason why a run without a valid checkpoint of its own must not begin at iteration `begins_at`.
+) -> Problem | None:
+    """The reason why a run without a valid checkpoint of its own must not begin at iteration `begins_at`.
 
     None if it may begin: there is no evidence of later training, or all of it may be discarded. `begins_at` is 0, or
     the iteration of the checkpoint in `load`.
@@ -74,7 +64,8 @@ def refusal(
     if discard_up_to is not None and iteration <= discard_up_to:
         return None
     allowed = "" if discard_up_to is None else f"; {DISCARD_KEY} = {discard_up_to} does not allow that"
-    return Refusal(
+    return Problem(
+        "",
         f"{run.checkpoints} holds no valid checkpoint, but {last.text}. The run would begin at iteration {begins_at} "
         f"and discard that training{allowed}",
         "mount or correct checkpoint.save, or restore a checkpoint; to start over, set "

@@ -15,7 +15,6 @@ from typing import Any
 
 from trainer.contract.config import (
     BlendConfig,
-    ConfigError,
     ModelConfig,
     OptimizerConfig,
     TrainerConfig,
@@ -24,6 +23,7 @@ from trainer.contract.config import (
 from trainer.contract.config.resume import Resume, resume_words
 from trainer.contract.errors import TrainerError
 from trainer.contract.model.batch_size import covering
+from trainer.contract.problem import Problem
 from trainer.contract.resuming.change import Change, show
 from trainer.contract.resuming.confirmations import SEPARATOR, Confirmations
 from trainer.contract.spelling import did_you_mean
@@ -101,10 +101,8 @@ def check_changes(
     have MTP layers that the model lacks, and the result is empty.
 
     Raises:
-        ConfigError: checkpoint.changed names something that is not a hyperparameter.
         TrainerError: a shape differs, or a hyperparameter that is not named. Lists all of them.
     """
-    check_names(config.checkpoint.changed)
     misfits, differing = compare(saved, config, weights_only=weights_only)
     if misfits:
         raise TrainerError(f"the checkpoint belongs to another model: {_list(misfits)}")
@@ -183,39 +181,29 @@ def planned_training(record: Mapping[str, Any]) -> TrainingConfig:
     return covering(training, record["iteration"], record["consumed_samples"])
 
 
-def check_names(changed: Sequence[str]) -> None:
-    """Check that `checkpoint.changed` names hyperparameters.
-
-    Raises:
-        ConfigError: the first name that is not a hyperparameter, with a suggestion.
-    """
-    for name in changed:
-        if reason := name_problem(name):
-            raise ConfigError(f"checkpoint.changed: {name!r} {reason[0]}; {reason[1]}")
+def name_problems(changed: Sequence[str]) -> Iterator[Problem]:
+    """Yields the entries that `checkpoint.changed` may not have."""
+    for index, entry in enumerate(changed):
+        yield from _name_problems(f"checkpoint.changed[{index}]", entry)
 
 
-def name_problem(entry: str) -> tuple[str, str] | None:
-    """Reason why `checkpoint.changed` may not have `entry`, and what to do about it. None if it may."""
+def _name_problems(path: str, entry: str) -> Iterator[Problem]:
     name, separator, iteration = entry.partition(SEPARATOR)
     if separator and not _ITERATION.fullmatch(iteration):
-        return (
-            f"has no iteration after {SEPARATOR}",
-            f"write the iteration of the checkpoint, {name}{SEPARATOR}1000",
-        )
-    if name in NAMES:
-        return None
-    if name in FREE:
-        return "may change without being named", "remove it"
-    if name in FIXED:
-        return "determines the shape of the weights and cannot change", "remove it"
-    if name in FIXED_BY_OPTIMIZER_STATE:
-        return (
-            "determines the grouping of the optimizer state and cannot change",
-            "load only the weights (checkpoint.finetune)",
-        )
-    ends = [known for known in NAMES if known.partition(".")[2] == name.rpartition(".")[2]]
-    hint = f"did you mean {one_of(ends)}?" if ends else did_you_mean(name, NAMES, most=1)
-    return "is not a hyperparameter", hint or "write section and key, such as optimizer.lr"
+        hint = f"write the iteration of the checkpoint, {name}{SEPARATOR}1000"
+        yield Problem(path, f"has no iteration after {SEPARATOR}", hint)
+    elif name in FREE:
+        yield Problem(path, "may change without being named", "remove it")
+    elif name in FIXED:
+        yield Problem(path, "determines the shape of the weights and cannot change", "remove it")
+    elif name in FIXED_BY_OPTIMIZER_STATE:
+        reason = "determines the grouping of the optimizer state and cannot change"
+        yield Problem(path, reason, "load only the weights (checkpoint.finetune)")
+    elif name not in NAMES:
+        ends = [known for known in NAMES if known.partition(".")[2] == name.rpartition(".")[2]]
+        hint = f"did you mean {one_of(ends)}?" if ends else did_you_mean(name, NAMES, most=1)
+        hint = hint or "write section and key, such as optimizer.lr"
+        yield Problem(path, "is not a hyperparameter", hint)
 
 
 def _fixed(config: TrainerConfig) -> frozenset[str]:

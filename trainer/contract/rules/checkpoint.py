@@ -43,12 +43,9 @@ def changed_names_hyperparameters(facts: Facts) -> Iterator[Problem]:
     """changed lists hyperparameters by name (trainer/contract/resuming/hyperparameters.py)."""
     if not facts.checkpoint.changed:
         return
-    from trainer.contract.resuming.hyperparameters import name_problem
+    from trainer.contract.resuming.hyperparameters import name_problems
 
-    for index, name in enumerate(facts.checkpoint.changed):
-        if problem := name_problem(name):
-            reason, hint = problem
-            yield Problem(path=f"checkpoint.changed[{index}]", reason=reason, hint=hint)
+    yield from name_problems(facts.checkpoint.changed)
 
 
 RULES: tuple[Rule, ...] = (
