@@ -13,12 +13,35 @@ from trainer.contract.config import TrainerConfig, TrainingConfig
 from trainer.contract.model.batch_size import Batches
 from trainer.data.loader import data_iterators
 from trainer.faults.stopping import StopRequest
+from trainer.faults.stragglers import StragglerWatch
 from trainer.faults.watch import Phase, Watch
 from trainer.metrics.console import Log
-from trainer.metrics.instruments import Instruments
+from trainer.metrics.profiling import Profiler
 from trainer.metrics.record import Metrics
+from trainer.metrics.timers import Timers
+from trainer.model.cuda_graphs import LayerGraphs
 from trainer.step import DataIterators, StepResult, TrainingState, Vote, train_step
 from trainer.validation import mean_loss
+
+
+@dataclass(frozen=True)
+class Instruments:
+    """What a rank does between steps without effect on results: profiles, CUDA graphs, straggler checks."""
+
+    timers: Timers
+    profiler: Profiler
+    graphs: LayerGraphs
+    stragglers: StragglerWatch
+
+    def before(self, iteration: int) -> bool:
+        """Do what is due before `iteration`. Returns whether that took time."""
+        recorded, profiled = self.graphs.before(iteration), self.profiler.before(iteration)
+        return recorded or profiled
+
+    def close(self, iteration: int) -> None:
+        """End recordings in progress before `iteration`."""
+        self.profiler.close(iteration)
+        self.graphs.close()
 
 
 @dataclass(frozen=True)

@@ -43,10 +43,9 @@ from trainer.faults.stopping import StopRequest, announce
 from trainer.faults.storage import at_rank_0
 from trainer.faults.stragglers import StragglerWatch, gather_places
 from trainer.faults.watch import Phase, Watch
-from trainer.loop import TrainingLoop
+from trainer.loop import Instruments, TrainingLoop
 from trainer.metrics import repository
 from trainer.metrics.console import Log
-from trainer.metrics.instruments import Instruments
 from trainer.metrics.profiling import Profiler
 from trainer.metrics.record import Metrics
 from trainer.metrics.timers import Timers

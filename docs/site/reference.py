@@ -17,13 +17,12 @@ import click
 from hpcgen.cli.main import cli
 from hpcgen.config import spellings
 from hpcgen.config.cluster import ClusterConfig
-from hpcgen.config.field_docs import field_docs
 from hpcgen.config.fields import Text
+from hpcgen.config.keys import field_docs, inner_class
 from hpcgen.config.loader import load_cluster_run
 from hpcgen.config.node_type import NodeType
 from hpcgen.config.run import RunConfig
 from hpcgen.config.section_names import RUN_FILE
-from hpcgen.config.type_hints import inner_class
 from hpcgen.run_plan.explanation import explain
 from trainer.contract.config import Range, field_hints
 

@@ -9,7 +9,7 @@ from hpcgen.config.container import ContainerConfig, MountPath
 from hpcgen.config.fields import EnvironmentName, FilePath, Name, SlurmWord, Text, TimeLimit
 from hpcgen.config.slurm import StageSettings
 from trainer.contract.config import Count, PositiveFloat
-from trainer.contract.config.section import config_section
+from trainer.contract.record import config_section
 
 GpuRequest = Annotated[
     str,

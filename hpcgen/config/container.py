@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from hpcgen.config.fields import Text
-from trainer.contract.config.section import config_section
+from trainer.contract.record import config_section
 
 MOUNTABLE = Text(
     r"(?!.*/\.\.(/|$))/[^\s,:$'\"`\\]{0,1000}",

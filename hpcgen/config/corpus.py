@@ -20,7 +20,7 @@ from hpcgen.config.tokenizer import TokenizerConfig
 from hpcgen.errors import Problem
 from hpcgen.files import Share
 from trainer.contract.config import Count, Dataset, Fraction, NonNegative, Range
-from trainer.contract.config.section import config_section
+from trainer.contract.record import config_section
 
 PairCount = Annotated[int, Range(at_least=1, at_most=99_999)]
 """Names of pairs have five digits."""

@@ -10,9 +10,9 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hpcgen.config.keys import hint_of, key_paths, section_of
 from hpcgen.config.layer_pattern import layer_pattern
 from hpcgen.config.shown import NUMBER, is_private, show
-from hpcgen.config.type_hints import hint_of, key_paths, section_of
 
 GROUPED = re.compile(r"[-+]?\d{1,3}(,\d{3})+")
 """A number with separators of thousands."""

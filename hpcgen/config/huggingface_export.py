@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
-from trainer.contract.config.section import config_section
+from trainer.contract.record import config_section
 
 FamilyName: TypeAlias = Literal[
     "gpt2", "llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "deepseek_v3"

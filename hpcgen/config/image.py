@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from hpcgen.config.container import Image
 from hpcgen.config.fields import Text
-from trainer.contract.config.section import config_section
+from trainer.contract.record import config_section
 
 # enroot's configuration files have no quoting, so these paths are more restricted than others.
 _PLAIN = r"(?!.*/\.\.(/|$))/[A-Za-z0-9._+@=/-]{1,1000}"

@@ -9,8 +9,8 @@ from hpcgen.config.container import MountPath, Runtime
 from hpcgen.config.fields import EnvironmentName, Mask, Name, Text
 from hpcgen.config.stages import STAGE_ROWS
 from trainer.contract.config import Count, Fraction, NonNegative, PositiveFloat
-from trainer.contract.config.section import config_section
 from trainer.contract.health import Threshold
+from trainer.contract.record import config_section
 
 if TYPE_CHECKING:
     GpuStage = str

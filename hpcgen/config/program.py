@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from hpcgen.config.deepspeed import DeepSpeedConfig
 from hpcgen.config.fields import FilePath, Text
 from hpcgen.errors import Problem
 from hpcgen.text import did_you_mean, one_of
-from trainer.contract.config.section import config_section
+from trainer.contract.config import Count, PositiveFloat
+from trainer.contract.record import config_section
 
 VARIABLES = {
     "RANK": "number of the task in the job, from 0",
@@ -51,6 +51,27 @@ Glob = Annotated[
     ),
 ]
 Signal = Literal["USR1", "USR2", "TERM", "INT"]
+
+
+@config_section
+class DeepSpeedConfig:
+    """DeepSpeed's configuration. The job writes it to the file {DEEPSPEED_CONFIG}, which the command must name."""
+
+    config: dict[str, Any]
+    """DeepSpeed's own keys, as in its JSON file. Two of the three batch sizes are enough. Strings can contain
+    variables of the job, such as {SCRATCH}; {{ and }} stand for braces."""
+    model: FilePath | None = None
+    """Hugging Face config.json of the model, or the directory that contains it, for the memory estimate."""
+    parameters: PositiveFloat | None = None
+    """Number of parameters of the model, for the memory estimate of a model without a config.json."""
+    largest_layer_parameters: PositiveFloat | None = None
+    """Number of parameters of the model's largest module, such as its embedding. Used with `parameters` and stage 3.
+    Default: 0."""
+    trainable_parameters: PositiveFloat | None = None
+    """Number of trainable parameters, for the memory estimate of adapters such as LoRA. Default: all."""
+    model_parallel_size: Count = 1
+    """Number of ranks among which the program itself divides each copy of the model, such as the stages of a
+    PipelineModule. The batch sizes count only the copies."""
 
 
 @config_section

@@ -10,22 +10,22 @@ from hpcgen.config.corpus import CorpusConfig
 from hpcgen.config.fields import EnvironmentName, FilePath, Name, RunPath
 from hpcgen.config.huggingface_export import ExportConfig
 from hpcgen.config.image import ImageConfig
-from hpcgen.config.preflight import PreflightConfig
 from hpcgen.config.program import ProgramConfig
-from hpcgen.config.slurm_section import SlurmConfig
+from hpcgen.config.slurm import SlurmConfig
 from hpcgen.config.tokenizer import TokenizerConfig
 from trainer.contract.config import (
     BlendConfig,
     CheckpointConfig,
     LoggingConfig,
     ModelConfig,
+    NonNegative,
     OptimizerConfig,
     ParallelismConfig,
     TrainingConfig,
 )
-from trainer.contract.config.section import config_section
 from trainer.contract.evaluation import EvaluationSettings
 from trainer.contract.generation import GenerationSettings
+from trainer.contract.record import config_section
 
 
 @config_section
@@ -45,6 +45,20 @@ class DataConfig(BlendConfig):
     """Tokenizer of the corpus. Its vocabulary determines the size of the embedding."""
     corpus: CorpusConfig | None = None
     """Corpus that the data stages convert to .bin/.idx pairs; null if the data is already tokenized."""
+
+
+@config_section
+class PreflightConfig:
+    """Node checks before training, and spare nodes."""
+
+    node_health: bool = False
+    """Check every node before training. A bad node is replaced by a spare. Without a spare, the job is requeued
+    with the node excluded."""
+    max_exclusions: NonNegative = 3
+    """Maximum number of times the job requeues itself because of bad nodes."""
+    spare_nodes: NonNegative = 0
+    """Extra nodes to allocate beyond slurm.train.nodes or slurm.run.nodes. A spare replaces a node that is bad or
+    fails. Implies node_health."""
 
 
 TRAINER_SECTIONS = (

@@ -7,10 +7,9 @@ import typing
 from typing import Any
 
 from hpcgen.config.cluster import ClusterConfig
-from hpcgen.config.field_docs import field_docs
 from hpcgen.config.fields import Text
+from hpcgen.config.keys import field_docs, inner_class
 from hpcgen.config.run import RunConfig
-from hpcgen.config.type_hints import inner_class
 from trainer.contract.config import ModelConfig, OptimizerConfig, Range, TrainingConfig, field_hints
 
 FILLED_IN = (ClusterConfig, ModelConfig, TrainingConfig, OptimizerConfig)

@@ -1,12 +1,14 @@
-"""Slurm settings of a stage in a run file or a cluster profile."""
+"""Slurm settings of a stage, and the section `slurm` of a run file: defaults and a section for each stage."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import field
+from typing import Annotated, TypeVar
 
 from hpcgen.config.fields import Directive, SlurmWord, TimeLimit
+from hpcgen.config.stages import STAGE_ROWS, StageRow, stage_called
 from trainer.contract.config import Count, NonNegative, Range
-from trainer.contract.config.section import config_section
+from trainer.contract.record import config_section
 
 LONGEST_LEAD_S = 65535
 """The largest number of seconds that sbatch --signal accepts."""
@@ -58,3 +60,36 @@ class ArraySettings(StageSettings):
     """Number of tasks in the array. Each processes its share of the files. Default: 8."""
     array_parallelism: Count | None = None
     """Maximum number of tasks that run at the same time; null for no limit."""
+
+
+T = TypeVar("T")
+
+
+def _with_stages(cls: type[T]) -> type[T]:
+    """Adds a field for each stage to a class before it becomes a dataclass."""
+    for stage in STAGE_ROWS.values():
+        settings = ArraySettings if stage.is_array else StageSettings
+        cls.__annotations__[stage.section] = settings
+        documented = field(default_factory=settings, metadata={"doc": stage.settings_doc})
+        setattr(cls, stage.section, documented)
+    return cls
+
+
+@config_section
+@_with_stages
+class SlurmConfig:
+    """Slurm settings for all stages (`defaults`) and for each stage."""
+
+    defaults: StageSettings = field(default_factory=StageSettings)
+    """Defaults for all stages."""
+
+    def of(self, stage: StageRow) -> StageSettings:
+        """The section of a stage."""
+        settings: StageSettings = getattr(self, stage.section)
+        return settings
+
+
+def section_called(word: str) -> str:
+    """The section of the stage with this name, here or in other programs; empty if there is none."""
+    stage = stage_called(word)
+    return stage.section if stage else ""

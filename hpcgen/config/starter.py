@@ -11,13 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
-from hpcgen.config.field_docs import field_docs
+from hpcgen.config.keys import field_docs, inner_class
 from hpcgen.config.presets import PRESETS, Preset
 from hpcgen.config.run import TRAINER_SECTIONS, RunConfig
 from hpcgen.config.slurm import StageSettings
-from hpcgen.config.type_hints import inner_class
 from trainer.contract.config import ParallelismConfig, field_hints
-from trainer.contract.model.ranks import fewest_ranks, model_parallel_size
+from trainer.contract.model.layout import fewest_ranks, model_parallel_size
 
 WIDTH = 110
 SHAPE = {"num_layers": 12, "hidden_size": 768, "num_attention_heads": 12, "seq_length": 1024}

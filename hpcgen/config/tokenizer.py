@@ -13,9 +13,9 @@ from typing import Any, Literal
 
 from hpcgen.config.fields import FilePath
 from hpcgen.errors import HpcgenError, Problem
-from trainer.contract.config.section import config_section
 from trainer.contract.files.git_lfs import pointer_problem
 from trainer.contract.files.regular_file import read_bytes
+from trainer.contract.record import config_section
 
 GPT2_EOD = "<|endoftext|>"
 _GPT2_VOCAB_SIZE = 50257

@@ -13,8 +13,8 @@ from typing import Any, TypeVar, cast
 
 from hpcgen.config.document import Document, constant, is_preset
 from hpcgen.config.fields import constraint_problems
+from hpcgen.config.keys import hint_of
 from hpcgen.config.shown import is_private, show
-from hpcgen.config.type_hints import hint_of
 from hpcgen.errors import ConfigErrors, Problem
 from hpcgen.text import did_you_mean, one_of
 from trainer.contract.config import ConfigError, from_dict

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import msgspec
 
@@ -39,6 +40,21 @@ class ManifestFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     version: str | None = None
     """Version of the file at `url` (ETag, generation); None if the store does not state it."""
     path: str | None = None
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The files that a source lists, in order."""
+
+    source: str
+    """Description of the source, for messages."""
+    files: Sequence[ManifestFile]
+    left_out_links: Sequence[str] = ()
+    """Names of symbolic links that are not listed: to directories, or to nothing."""
+
+
+UNSPLIT = WHOLE
+"""Split of files before `hpcgen.data.selection` assigns them."""
 
 
 def problems(files: Sequence[ManifestFile]) -> Iterator[Problem]:

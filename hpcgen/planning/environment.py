@@ -13,9 +13,8 @@ from hpcgen.config.document import Document
 from hpcgen.config.loader import Run
 from hpcgen.config.node_type import NodeType
 from hpcgen.config.node_types import read_node_type
-from hpcgen.config.reserved import RESERVED, RESERVED_PREFIXES
 from hpcgen.config.run import RunConfig
-from hpcgen.config.secret import SECRET, SECRET_VALUE
+from hpcgen.config.variables import RESERVED, RESERVED_PREFIXES, SECRET, SECRET_VALUE
 from hpcgen.errors import Problem
 from hpcgen.planning.kind import Stage
 from hpcgen.planning.request import make_allocation

@@ -1,18 +1,22 @@
-"""The expected properties of a node, for the host check of node-health and of a training job's preflight."""
+"""What checks of nodes expect: properties on the host, and the bandwidth of an all-reduce."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
 from hpcgen.config.loader import Run
 from hpcgen.config.node_type import Health, NodeType
 from hpcgen.config.run import RunConfig
 from hpcgen.planning.allocation import Allocation
+from trainer.contract.health import Threshold
 
 EXCLUDED_S = 24 * 3600
 """Seconds for which a bad node is excluded. After that, the name may belong to a replacement virtual machine."""
 SCRATCH_GIB = 10
 """Free space needed on the node-local disk for caches, temporary files and starting a container."""
+MESSAGE_BYTES = {"cuda": 4 * 2**30, "cpu": 4 * 2**20}
+"""Message size to check if no threshold names one, large enough to make latency negligible."""
 
 
 def node_check(run: Run) -> dict[str, object]:
@@ -34,6 +38,20 @@ def preflight(run: Run, config: RunConfig, allocation: Allocation) -> dict[str, 
         **node_check(run),
         "num_job_nodes": allocation.nodes + allocation.spare_nodes,
     }
+
+
+def thresholds(node_type: NodeType) -> tuple[Threshold, ...]:
+    """The thresholds in order. The first matching one applies."""
+    return tuple(
+        Threshold(**{field.name: getattr(each, field.name) for field in dataclasses.fields(Threshold)})
+        for each in (node_type.health.all_reduce if node_type.health else ())
+    )
+
+
+def message_bytes(node_type: NodeType) -> int:
+    """The message size of the thresholds in bytes."""
+    sizes = [each.message_gib for each in (node_type.health.all_reduce if node_type.health else ())]
+    return int(max(sizes) * 2**30) if sizes else MESSAGE_BYTES[node_type.device]
 
 
 def _expectations(node_type: NodeType) -> Iterator[str]:

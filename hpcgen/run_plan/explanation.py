@@ -9,10 +9,10 @@ from fnmatch import fnmatchcase
 
 from hpcgen.config.known_variables import right_name
 from hpcgen.config.loader import Run
-from hpcgen.config.reserved import ON_SCRATCH, RESERVED
 from hpcgen.config.run import RunConfig
 from hpcgen.config.stages import RENDEZVOUS, STAGE_ROWS
 from hpcgen.config.validation import located
+from hpcgen.config.variables import ON_SCRATCH, RESERVED
 from hpcgen.errors import ConfigErrors, Problem
 from hpcgen.planning.environment import (
     LEAKED,

@@ -10,7 +10,7 @@ from hpcgen.planning.allocation import Allocation
 from hpcgen.planning.config_text import config_text
 from hpcgen.planning.environment import stage_environment
 from hpcgen.planning.kind import Export, Stage, Work
-from hpcgen.planning.thresholds import message_bytes, thresholds
+from hpcgen.planning.node_check import message_bytes, thresholds
 from trainer.contract.config import TrainerConfig
 from trainer.contract.health import NcclTestConfig
 

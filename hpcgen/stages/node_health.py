@@ -7,8 +7,7 @@ from hpcgen.config.run import RunConfig
 from hpcgen.planning.allocation import Allocation
 from hpcgen.planning.config_text import config_text
 from hpcgen.planning.kind import Stage, Work
-from hpcgen.planning.node_check import node_check
-from hpcgen.planning.thresholds import message_bytes, thresholds
+from hpcgen.planning.node_check import message_bytes, node_check, thresholds
 from trainer.contract.config import TrainerConfig
 from trainer.contract.health import NodeHealthConfig
 

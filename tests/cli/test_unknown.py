@@ -10,9 +10,9 @@ import pytest
 from hpcgen.cli import words
 from hpcgen.cli.main import cli
 from hpcgen.cli.unknown import unknown_command, unknown_option, unknown_stage
+from hpcgen.config.keys import key_paths
 from hpcgen.config.presets import PRESETS, unknown_preset
 from hpcgen.config.run import RunConfig
-from hpcgen.config.type_hints import key_paths
 from hpcgen.stages import STAGES
 from hpcgen.text import did_you_mean, misspelled
 

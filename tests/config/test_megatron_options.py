@@ -8,9 +8,9 @@ from typing import get_args
 
 import pytest
 
+from hpcgen.config.keys import key_paths
 from hpcgen.config.megatron_options import TABLE, Kind, row_of, rows
 from hpcgen.config.run import RunConfig
-from hpcgen.config.type_hints import key_paths
 
 ROWS = list(rows().values())
 LINES = TABLE.read_text(encoding="utf-8").splitlines()

@@ -14,8 +14,8 @@ from trainer.contract.config import (
     TrainingConfig,
     from_dict,
 )
+from trainer.contract.model.layout import fewest_ranks
 from trainer.contract.model.model_size import parameter_count
-from trainer.contract.model.ranks import fewest_ranks
 from trainer.contract.rules.facts import Facts, World
 
 

@@ -12,13 +12,12 @@ import pytest
 
 from hpcgen.config.corpus import CorpusConfig, CorpusJob, HubSource, SourceConfig, UrlSource
 from hpcgen.config.tokenizer import TokenizerConfig
-from hpcgen.data.listed_files import ManifestFile
+from hpcgen.data.listed_files import Listing, ManifestFile
 from hpcgen.data.manifest import Manifest, manifest_path, write_manifest
 from hpcgen.data.pending import pending
 from hpcgen.data.sources import check_source, list_source
 from hpcgen.data.sources.directory import with_hashes
 from hpcgen.data.sources.hub import list_repository
-from hpcgen.data.sources.listing import Listing
 from hpcgen.data.stages import units
 from hpcgen.data.task import run_task
 from hpcgen.data.unit import Unit

@@ -10,7 +10,7 @@ import pytest
 from hpcgen.config import known_variables
 from hpcgen.config.loader import Run
 from hpcgen.config.profiles import load_cluster
-from hpcgen.config.reserved import RESERVED
+from hpcgen.config.variables import RESERVED
 from hpcgen.errors import ConfigErrors
 from hpcgen.planning.environment import (
     all_environment_problems,

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from hpcgen.config.keys import key_paths
 from hpcgen.config.run import RunConfig
-from hpcgen.config.type_hints import key_paths
 from hpcgen.errors import HpcgenError
 from tests.runs import MODEL_STAGES, SHAPE, planned, write_yaml
 

@@ -6,8 +6,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from hpcgen.slurm.rendering.environment import make_environment
-from hpcgen.slurm.rendering.render import render_template
+from hpcgen.slurm.rendering.environment import make_environment, render_template
 from tests.patience import PATIENCE_S
 
 CANARY = "canary"

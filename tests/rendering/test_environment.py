@@ -11,8 +11,7 @@ import pytest
 from hpcgen.errors import HpcgenError
 from hpcgen.resources import shipped
 from hpcgen.slurm.rendering import environment as environment_module
-from hpcgen.slurm.rendering.environment import make_environment, template_origins
-from hpcgen.slurm.rendering.render import render_template
+from hpcgen.slurm.rendering.environment import make_environment, render_template, template_origins
 from tests.rendering.scripts import rendered, write_templates
 
 AS_ROOT = os.geteuid() == 0

@@ -20,7 +20,7 @@ from trainer.contract.config import ModelConfig, TrainerConfig
 from trainer.contract.config.resolve import resolve_model
 from trainer.contract.errors import TrainerError
 from trainer.contract.model.model_size import parameter_count, parameter_names
-from trainer.model import activation, build, rotary
+from trainer.model import build, core_config, rotary
 from trainer.model.attention import PARTS, parts_of
 from trainer.model.core_config import transformer_config
 
@@ -106,7 +106,7 @@ def test_an_activation_is_the_same_function_on_every_device(
     model = FAMILIES["gpt2"].model | {"activation_func": name, "add_bias_linear": bias}
     config = resolved(tmp_path, model)
     mlp = model_of(config, process_groups).get_submodule("decoder.layers.0.mlp")
-    func, fused = activation.activation(config.model, on_gpu=on_gpu)
+    func, fused = core_config.activation(config.model, on_gpu=on_gpu)
     assert fused == (on_gpu and bias and name == "gelu_tanh")
     mlp.config = dataclasses.replace(mlp.config, activation_func=func, bias_activation_fusion=fused)
     mlp.activation_func = func

@@ -11,10 +11,10 @@ from trainer.contract import config as configuration
 from trainer.contract.config import ConfigError, Count, TrainerConfig, fingerprint
 from trainer.contract.config.resolve import resolve
 from trainer.contract.config.resume import Fixed, Free, Grouped, Resume, resume_words
-from trainer.contract.config.section import config_section
 from trainer.contract.errors import TrainerError
 from trainer.contract.model.batch_size import total_samples
 from trainer.contract.model.experts import MODEL_KEYS
+from trainer.contract.record import config_section
 from trainer.contract.resuming import hyperparameters
 from trainer.contract.resuming.hyperparameters import (
     NAMES,

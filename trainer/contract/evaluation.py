@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Literal
 
 from trainer.contract.config import ConfigError, Count, NonNegative, from_dict
-from trainer.contract.config.section import config_section
 from trainer.contract.files.regular_file import read_bytes
+from trainer.contract.record import config_section
 
 DIRECTORY = "evaluation"
 """Directory of the result files in the run directory."""

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Literal
 
 from trainer.contract.config import Count, NonNegative, NonNegativeFloat
-from trainer.contract.config.section import config_section
 from trainer.contract.problem import Problem
+from trainer.contract.record import config_section
 
 DIRECTORY = "generation"
 """Directory of the results in the run directory."""

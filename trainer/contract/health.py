@@ -11,7 +11,7 @@ from trainer.contract.config import (
     NonNegative,
     PositiveFloat,
 )
-from trainer.contract.config.section import config_section
+from trainer.contract.record import config_section
 
 
 @config_section

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.contract.config import Count, PositiveFloat, TrainerConfig
-from trainer.contract.config.section import config_section
+from trainer.contract.record import config_section
 
 RESULT = "memory-test.json"
 """File with the result, in the run directory."""

@@ -1,4 +1,4 @@
-"""Frozen dataclasses that take little time to define."""
+"""Frozen dataclasses that take little time to define: records, and sections of a configuration."""
 
 from __future__ import annotations
 
@@ -34,6 +34,13 @@ def record(cls: Any = None, /, *, kw_only: bool = False, eq: bool = True) -> Any
     if cls is None:
         return functools.partial(_made, kw_only=kw_only, eq=eq)
     return _made(cls, kw_only=kw_only, eq=eq)
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(dataclasses.field,))
+def config_section(cls: type[T]) -> type[T]:
+    """Makes a keyword-only record. pydantic refuses unknown keys for it."""
+    cls.__pydantic_config__ = {"extra": "forbid"}  # type: ignore[attr-defined]
+    return record(kw_only=True)(cls)
 
 
 def _made(cls: Any, *, kw_only: bool, eq: bool) -> Any:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from trainer.contract.config.section import config_section
 from trainer.contract.errors import TrainerError
 from trainer.contract.generation import Choice, text_problem
+from trainer.contract.record import config_section
 from trainer.inference import sampling
 from trainer.inference.ending import Ending
 from trainer.inference.tokenizer import Tokenizer

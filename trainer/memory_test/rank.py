@@ -16,7 +16,7 @@ from trainer.contract.config.resolve import resolve
 from trainer.contract.errors import TrainerError
 from trainer.contract.files.run_directory import publish
 from trainer.contract.memory_test import MemoryTestConfig, StageMemory
-from trainer.contract.model.ranks import model_parallel_size
+from trainer.contract.model.layout import model_parallel_size
 from trainer.distributed import device, one_rank
 from trainer.distributed.rendezvous import Ranks, select_gpu
 from trainer.metrics.console import quiet_libraries
@@ -63,6 +63,23 @@ def main() -> int:
     return 0
 
 
+class RandomSamples(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
+    """Samples like those of Megatron-Core's GPTDataset. Experts get about the same number of random tokens.
+
+    All tokens are in the vocabulary shard of tensor-parallel rank 0, because no other rank computes their logits.
+    """
+
+    def __init__(self, config: TrainerConfig) -> None:
+        rows = config.model.padded_vocab_size // config.parallelism.tensor_model_parallel_size
+        self._length, self._rows = config.model.seq_length, min(rows, config.model.vocab_size)
+        self._seed = config.training.seed
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        generator = torch.Generator().manual_seed(self._seed + index)
+        text = torch.randint(self._rows, (self._length + 1,), generator=generator)
+        return {"tokens": text[:-1], "labels": text[1:], "loss_mask": torch.ones(self._length)}
+
+
 def prepared(config: TrainerConfig) -> TrainerConfig:
     """The training to measure: a few steps without what needs other processes, and without needless microbatches.
 
@@ -95,7 +112,6 @@ def measure(config: TrainerConfig, ranks: Ranks) -> dict[str, float | str | None
     from trainer.contract.model.batch_size import Batches
     from trainer.data.loader import data_iterators, num_microbatches
     from trainer.distributed import groups
-    from trainer.memory_test.samples import RandomSamples
     from trainer.metrics.console import Log
     from trainer.metrics.timers import Timers
     from trainer.model.cuda_graphs import WARMUP_STEPS, LayerGraphs

@@ -19,7 +19,7 @@ import torch
 from trainer.contract.config import TrainerConfig, TrainingConfig
 from trainer.contract.files.run_directory import RunDirectory
 from trainer.contract.model.flops import FORMULA, flops_per_sample
-from trainer.contract.model.ranks import model_parallel_size
+from trainer.contract.model.layout import model_parallel_size
 from trainer.faults.stragglers import RankLocation, Straggler
 from trainer.metrics import experts
 from trainer.metrics.columns import Column, Progress, Throughput

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from megatron.core.activations import squared_relu
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from trainer.contract.config import ModelConfig, ParallelismConfig, TrainerConfig, TrainingConfig
 from trainer.contract.model.experts import MODEL_KEYS, expert_tensor_parallel_size, num_moe_layers
 from trainer.contract.model.pipeline import core_layout
 from trainer.model import experts
-from trainer.model.activation import activation
 from trainer.model.attention import core as core_attention
 from trainer.model.attention import parts_of
 from trainer.model.kernels import Kernels
@@ -158,3 +160,27 @@ def _leave_as_is(weight: torch.Tensor) -> torch.Tensor:
     ranks, and the gradient norm would then only count one rank's part.
     """
     return weight
+
+
+Activation = Callable[[torch.Tensor], torch.Tensor]
+
+FUNCTIONS: dict[str, Activation] = {
+    "gelu": torch.nn.functional.gelu,
+    "gelu_tanh": functools.partial(torch.nn.functional.gelu, approximate="tanh"),
+    "squared_relu": squared_relu,
+}
+
+
+def activation(model: ModelConfig, *, on_gpu: bool) -> tuple[Activation, bool]:
+    """The values of Core's `activation_func` and `bias_activation_fusion` for the resolved `model`.
+
+    Core's kernel for torch's gelu computes the tanh approximation (fused_bias_gelu.py), needs a bias, and does not
+    weight the outputs of experts. All others are computed unfused. The kernel for SwiGLU has neither restriction.
+    """
+    if model.swiglu:
+        return torch.nn.functional.silu, on_gpu
+    assert model.activation_func
+    has_kernel = on_gpu and model.add_bias_linear and model.num_moe_experts is None
+    if model.activation_func == "gelu_tanh" and has_kernel:
+        return torch.nn.functional.gelu, True
+    return FUNCTIONS[model.activation_func], False

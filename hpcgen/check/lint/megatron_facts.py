@@ -26,8 +26,8 @@ from trainer.contract.config import (
     TrainingConfig,
 )
 from trainer.contract.model.experts import expert_tensor_parallel_size
+from trainer.contract.model.layout import fewest_ranks, model_parallel_size
 from trainer.contract.model.pipeline import layout_rows
-from trainer.contract.model.ranks import fewest_ranks, model_parallel_size
 from trainer.contract.rules.facts import Facts, World
 
 

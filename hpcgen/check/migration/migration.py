@@ -36,7 +36,7 @@ from hpcgen.config.fields import Name, constraint_problems
 from hpcgen.config.node_type import NodeType
 from hpcgen.errors import ConfigErrors, FilePlace, HpcgenError, Problem
 from trainer.contract.config import ParallelismConfig
-from trainer.contract.model.ranks import fewest_ranks
+from trainer.contract.model.layout import fewest_ranks
 
 NEEDED = (
     "model.num_layers", "model.hidden_size", "model.num_attention_heads", "model.seq_length",

@@ -12,10 +12,10 @@ from typing import Annotated, Any, Literal, Union
 from hpcgen.check.lint.launch import Flag
 from hpcgen.check.lint.words import Word
 from hpcgen.check.migration.leftover import Carried, is_sure, unknown
+from hpcgen.config.keys import hint_of
 from hpcgen.config.megatron_options import row_of
 from hpcgen.config.run import RunConfig
-from hpcgen.config.secret import SECRET
-from hpcgen.config.type_hints import hint_of
+from hpcgen.config.variables import SECRET
 from hpcgen.text import one_of
 
 Flags = Mapping[str, Flag]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from hpcgen.config.corpus import CorpusJob
 from hpcgen.data.concurrent_map import concurrent_map
-from hpcgen.data.sources.listing import Listing
+from hpcgen.data.listed_files import Listing
 from hpcgen.errors import HpcgenError
 from hpcgen.text import counted
 

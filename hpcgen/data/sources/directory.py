@@ -10,8 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from hpcgen.data.listed_files import ManifestFile
-from hpcgen.data.sources.listing import UNSPLIT, Listing
+from hpcgen.data.listed_files import UNSPLIT, Listing, ManifestFile
 from hpcgen.data.workers import cores
 from hpcgen.errors import HpcgenError, Problem
 from hpcgen.text import few

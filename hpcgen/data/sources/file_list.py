@@ -10,8 +10,7 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
-from hpcgen.data.listed_files import ManifestFile
-from hpcgen.data.sources.listing import UNSPLIT, Listing
+from hpcgen.data.listed_files import UNSPLIT, Listing, ManifestFile
 from hpcgen.data.urls import redacted, url_reason
 from hpcgen.errors import ConfigErrors, FilePlace, HpcgenError, Problem
 from hpcgen.text import counted, few

@@ -28,9 +28,8 @@ from hpcgen.data.http import (
     retry_after_s,
     token_for,
 )
-from hpcgen.data.listed_files import ManifestFile
+from hpcgen.data.listed_files import UNSPLIT, Listing, ManifestFile
 from hpcgen.data.retries import INTERACTIVE, RetryPolicy
-from hpcgen.data.sources.listing import UNSPLIT, Listing
 from hpcgen.data.urls import redacted, url_reason
 from hpcgen.errors import HpcgenError
 

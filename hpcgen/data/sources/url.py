@@ -9,9 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import unquote, urlsplit
 
 from hpcgen.config.corpus import UrlSource
-from hpcgen.data.listed_files import ManifestFile
+from hpcgen.data.listed_files import UNSPLIT, Listing, ManifestFile
 from hpcgen.data.retries import INTERACTIVE, RetryPolicy
-from hpcgen.data.sources.listing import UNSPLIT, Listing
 from hpcgen.data.stores import open_store
 from hpcgen.data.stores.base import FileNotInStore, Listed, Stat, Store
 from hpcgen.data.urls import redacted, url_reason

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hpcgen.config.deepspeed import DeepSpeedConfig
+from hpcgen.config.program import DeepSpeedConfig
 from hpcgen.errors import Problem
 from hpcgen.planning.deepspeed import batch
 from hpcgen.planning.deepspeed.facts import ZERO, Facts

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hpcgen.config.deepspeed import DeepSpeedConfig
 from hpcgen.config.node_type import NodeType
+from hpcgen.config.program import DeepSpeedConfig
 from hpcgen.errors import Problem
 from hpcgen.planning.allocation import Allocation
 from hpcgen.planning.deepspeed.facts import Device, Facts, problem

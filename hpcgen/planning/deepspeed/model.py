@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from hpcgen.config.deepspeed import DeepSpeedConfig
 from hpcgen.config.from_huggingface import read_model
+from hpcgen.config.program import DeepSpeedConfig
 from hpcgen.errors import HpcgenError
 from hpcgen.planning.deepspeed.memory import ModelSize
 from trainer.contract.model.model_size import parameter_count

@@ -8,27 +8,29 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Iterator, Mapping
+from pathlib import PurePosixPath
 from typing import Any
 
-from hpcgen.config.deepspeed import DeepSpeedConfig
 from hpcgen.config.loader import Run
 from hpcgen.config.node_type import NodeType
+from hpcgen.config.program import DeepSpeedConfig
 from hpcgen.errors import HpcgenError, Problem
 from hpcgen.planning.allocation import Allocation
 from hpcgen.planning.deepspeed import batch
 from hpcgen.planning.deepspeed.check import deepspeed_problems
+from hpcgen.planning.deepspeed.facts import ZERO, problem
 from hpcgen.planning.deepspeed.file import config_with
 from hpcgen.planning.deepspeed.fit import configured_fit, fit_warnings
 from hpcgen.planning.deepspeed.model import model_size
-from hpcgen.planning.deepspeed.mounts import swap_problems
 from hpcgen.planning.memory import GIB
+from hpcgen.planning.software import runtime
 
 
 def problems(run: Run, section: DeepSpeedConfig, allocation: Allocation) -> Iterator[Problem]:
     """Yields mistakes in the section and in the configuration of DeepSpeed that it contains or names."""
     ranks_per_node = allocation.ranks_per_node
     yield from deepspeed_problems(section, allocation.nodes * ranks_per_node, ranks_per_node)
-    yield from swap_problems(run, section.config)
+    yield from _swap_problems(run, section.config)
     if section.model is not None and section.parameters is not None:
         yield Problem(
             "program.deepspeed.parameters",
@@ -41,6 +43,23 @@ def problems(run: Run, section: DeepSpeedConfig, allocation: Allocation) -> Iter
     except HpcgenError as error:
         mistake = error.mistakes[0]
         yield Problem("program.deepspeed.model", f"cannot be used: {mistake.reason}", mistake.hint)
+
+
+def _swap_problems(run: Run, config: Mapping[str, Any]) -> Iterator[Problem]:
+    """Yields each nvme_path that is not a mount. Its swap files would be in the container's own file system."""
+    zero = config.get(ZERO)
+    if not isinstance(zero, Mapping) or runtime(run.config, run.cluster) == "none":
+        return
+    mounts = (*run.cluster.container.mounts, *run.config.container.mounts)
+    visible = [run.cluster.scratch, *(mount.target or mount.source for mount in mounts)]
+    for name in ("offload_optimizer", "offload_param"):
+        section = zero.get(name)
+        path = section.get("nvme_path") if isinstance(section, Mapping) else None
+        if not isinstance(path, str) or not path.startswith("/"):
+            continue
+        if not any(PurePosixPath(path).is_relative_to(place) for place in visible):
+            hint = 'use "{SCRATCH}", or add the directory to container.mounts'
+            yield problem(f"{ZERO}.{name}.nvme_path", "is not mounted in the container", hint)
 
 
 def complete_config(

@@ -1,10 +1,10 @@
-"""The Jinja environment for scripts: loads templates and quotes the values they write."""
+"""The Jinja environment for scripts: loads and renders templates, and quotes the values they write."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 import jinja2
@@ -193,3 +193,19 @@ def _require_usable(directory: Path) -> None:
         raise HpcgenError(
             "the template directory cannot be read", to_read(directory), where=FilePlace(directory)
         )
+
+
+def render_template(environment: ShellEnvironment, name: str, context: Mapping[str, object]) -> str:
+    """The template's text with these values, ending with a newline.
+
+    Raises:
+        HpcgenError: a template is missing, unreadable or invalid, or a value is undefined or cannot be written where
+            the template puts it. The message has the template's file and line.
+    """
+    with template_errors(environment.directories, name, context):
+        text = environment.get_template(name).render(context)
+    control = next((character for character in text if character < " " and character not in "\n\t"), None)
+    if control is not None:
+        line = text[: text.index(control)].count("\n") + 1
+        raise HpcgenError(f"{name}: line {line} of the rendered text has the control character {control!r}")
+    return text if text.endswith("\n") else text + "\n"

@@ -15,10 +15,15 @@ from hpcgen.resources import shipped
 from hpcgen.run_plan.plan import Plan
 from hpcgen.run_plan.stage import StagePlan
 from hpcgen.slurm.rendering.blocks import require_known_blocks
-from hpcgen.slurm.rendering.environment import SHIPPED, ShellEnvironment, make_environment, template_origins
+from hpcgen.slurm.rendering.environment import (
+    SHIPPED,
+    ShellEnvironment,
+    make_environment,
+    render_template,
+    template_origins,
+)
 from hpcgen.slurm.rendering.filters import heredoc, shell_word
 from hpcgen.slurm.rendering.libraries import stage_libraries
-from hpcgen.slurm.rendering.render import render_template
 from hpcgen.slurm.rendering.settings import has_preflight, stage_settings
 from hpcgen.version import __version__
 from trainer.contract.record import record

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from hpcgen.config.deepspeed import DeepSpeedConfig
+from hpcgen.config.program import DeepSpeedConfig
 from hpcgen.planning.deepspeed.check import deepspeed_problems
 from hpcgen.planning.deepspeed.facts import Facts
 from hpcgen.planning.deepspeed.keys import TOP

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hpcgen.config.deepspeed import DeepSpeedConfig
+from hpcgen.config.program import DeepSpeedConfig
 from hpcgen.planning.deepspeed.check import deepspeed_problems
 from tests.planning.deepspeed.test_file import with_deepspeed
 from tests.planning.test_program import mistakes, planned

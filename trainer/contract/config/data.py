@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from trainer.contract.config.resume import Free
-from trainer.contract.config.section import config_section
 from trainer.contract.config.values import NonNegative, PositiveFloat
+from trainer.contract.record import config_section
 
 
 @config_section

@@ -16,11 +16,11 @@ from trainer.contract.config.optimizer import OptimizerConfig
 from trainer.contract.config.output import CheckpointConfig, LoggingConfig
 from trainer.contract.config.parallelism import ParallelismConfig
 from trainer.contract.config.resume import field_hints
-from trainer.contract.config.section import config_section
 from trainer.contract.config.training import TrainingConfig
 from trainer.contract.config.values import Count, PositiveFloat, Range
 from trainer.contract.errors import TrainerError
 from trainer.contract.files.shared_files import read_configuration
+from trainer.contract.record import config_section
 from trainer.contract.wording import shown
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from trainer.contract.config.resume import Fixed, Free
-from trainer.contract.config.section import config_section
 from trainer.contract.config.values import (
     Count,
     Fraction,
@@ -14,6 +13,7 @@ from trainer.contract.config.values import (
     PositiveFloat,
     Range,
 )
+from trainer.contract.record import config_section
 
 
 @config_section

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Literal
 
 from trainer.contract.config.resume import Free, Grouped
-from trainer.contract.config.section import config_section
 from trainer.contract.config.values import Count, Fraction, NonNegative, NonNegativeFloat, PositiveFloat
+from trainer.contract.record import config_section
 
 
 @config_section

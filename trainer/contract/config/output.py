@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from trainer.contract.config.section import config_section
 from trainer.contract.config.values import Count, NonNegative, PositiveFloat
+from trainer.contract.record import config_section
 
 
 @config_section

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from trainer.contract.config.section import config_section
 from trainer.contract.config.values import Count
+from trainer.contract.record import config_section
 
 
 @config_section

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Literal
 
 from trainer.contract.config.resume import Free
-from trainer.contract.config.section import config_section
 from trainer.contract.config.values import Count, NonNegative, PositiveFloat
+from trainer.contract.record import config_section
 
 RecomputeModule = Literal["core_attn", "layernorm", "mlp", "moe", "moe_act", "mla_up_proj"]
 DISCARDS_OUTPUT = frozenset(("layernorm", "moe_act", "mla_up_proj"))

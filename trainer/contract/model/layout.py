@@ -1,13 +1,16 @@
-"""The layout: how ranks are divided into tensor, pipeline, context and data parallel axes."""
+"""The layout: how ranks are divided into tensor, pipeline, context and data parallel axes.
+
+Source: megatron/core/parallel_state.py, initialize_model_parallel.
+"""
 
 from __future__ import annotations
 
 import itertools
+import math
 
 from trainer.contract.config import ModelConfig, ParallelismConfig, TrainingConfig
 from trainer.contract.model.experts import expert_tensor_parallel_size
 from trainer.contract.model.pipeline import chunk_layers
-from trainer.contract.model.ranks import expert_parallel_size, model_parallel_size
 from trainer.contract.record import record
 from trainer.contract.wording import counted
 
@@ -118,3 +121,26 @@ def expert_data_parallel_size(
         return None
     size, ranks_left = divmod(world_size, expert_parallel_size(parallelism))
     return None if ranks_left or size == 0 else size
+
+
+def model_parallel_size(parallelism: ParallelismConfig) -> int:
+    """Number of ranks per model replica: TP x PP x CP."""
+    return (
+        parallelism.tensor_model_parallel_size
+        * parallelism.pipeline_model_parallel_size
+        * parallelism.context_parallel_size
+    )
+
+
+def expert_parallel_size(parallelism: ParallelismConfig) -> int:
+    """Number of ranks that together hold all experts once: ETP x EP x PP."""
+    return (
+        expert_tensor_parallel_size(parallelism)
+        * parallelism.expert_model_parallel_size
+        * parallelism.pipeline_model_parallel_size
+    )
+
+
+def fewest_ranks(parallelism: ParallelismConfig) -> int:
+    """The smallest world size that TP x PP x CP and ETP x EP x PP both divide."""
+    return math.lcm(model_parallel_size(parallelism), expert_parallel_size(parallelism))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trainer.contract.model.batch_size import rampup_problem
-from trainer.contract.model.ranks import model_parallel_size
+from trainer.contract.model.layout import model_parallel_size
 from trainer.contract.problem import Problem
 from trainer.contract.rules.facts import Facts, Rule, divisors, multiples, unread
 from trainer.contract.rules.parallelism import PP, VPP

@@ -21,9 +21,8 @@ from trainer.contract.config import (
 from trainer.contract.config.resolve import resolve_model, resolve_optimizer
 from trainer.contract.evaluation import EvaluationSettings
 from trainer.contract.model.experts import moe_layer_pattern
-from trainer.contract.model.layout import Layout, expert_data_parallel_size
+from trainer.contract.model.layout import Layout, expert_data_parallel_size, model_parallel_size
 from trainer.contract.model.pipeline import chunk_layers
-from trainer.contract.model.ranks import model_parallel_size
 from trainer.contract.problem import Problem
 from trainer.contract.record import record
 from trainer.contract.wording import counted

@@ -7,8 +7,8 @@ import math
 from collections.abc import Iterator
 
 from trainer.contract.attention import attention_of
+from trainer.contract.model.layout import model_parallel_size
 from trainer.contract.model.pipeline import split_problems, uneven_keys
-from trainer.contract.model.ranks import model_parallel_size
 from trainer.contract.problem import Problem
 from trainer.contract.rules.facts import Facts, Rule, divisors, multiples
 

@@ -11,7 +11,7 @@ from hpcgen.check.lint.rules.steps import SHORT_JOB_S
 from hpcgen.check.lint.script import Assignment, switched
 from hpcgen.check.lint.words import PLACEHOLDER
 from hpcgen.config import known_variables as variables
-from hpcgen.config.secret import SECRET, SECRET_VALUE
+from hpcgen.config.variables import SECRET, SECRET_VALUE
 from hpcgen.text import counted
 
 

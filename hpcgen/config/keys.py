@@ -1,9 +1,12 @@
-"""Type hints of the keys of a document."""
+"""The keys of a document: their paths, their type hints, and the documentation below each."""
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import functools
+import inspect
+import textwrap
 import types
 import typing
 from collections.abc import Iterator, Sequence
@@ -47,3 +50,19 @@ def _walk(cls: type, prefix: str) -> Iterator[str]:
         inner = inner_class(hint)
         if inner is not None and typing.get_origin(hint) not in (tuple, dict):
             yield from _walk(inner, f"{prefix}{name}.")
+
+
+@functools.cache
+def field_docs(cls: type) -> dict[str, str]:
+    """Field name -> the string literal below the field, including those of base classes, or the field's metadata."""
+    docs = {field.name: field.metadata["doc"] for field in dataclasses.fields(cls) if "doc" in field.metadata}
+    for base in reversed(cls.__mro__[:-1]):
+        [definition] = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        assert isinstance(definition, ast.ClassDef)
+        for field, following in zip(definition.body, definition.body[1:], strict=False):
+            match field, following:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(
+                    value=ast.Constant(value=str(sentence))
+                ):
+                    docs[name] = " ".join(sentence.split())
+    return docs
