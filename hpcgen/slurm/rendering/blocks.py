@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from jinja2 import nodes
 
@@ -13,6 +12,7 @@ from hpcgen.resources import shipped
 from hpcgen.slurm.rendering.environment import ShellEnvironment
 from hpcgen.slurm.rendering.template_errors import template_errors
 from hpcgen.text import did_you_mean
+from trainer.contract.record import record
 
 REPLACED = {
     "header": "block directives, which can also contain comments",
@@ -67,7 +67,7 @@ def _chain(environment: ShellEnvironment, name: str) -> Iterator[tuple[str, node
         yield from _chain(environment, parent.template.value)
 
 
-@dataclass(frozen=True)
+@record
 class BlockDoc:
     """Documentation of a block: a row of the table in templates/README.md, in plain text."""
 
