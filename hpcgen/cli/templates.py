@@ -16,7 +16,7 @@ from hpcgen.cli.options import complete_clusters, json_option, templates_option
 from hpcgen.config.stages import FRAMES, STAGE_ROWS
 from hpcgen.errors import HpcgenError
 from hpcgen.files import write_text
-from hpcgen.slurm.rendering.blocks import block_docs
+from hpcgen.slurm.rendering.block_docs import block_docs
 from hpcgen.text import counted, did_you_mean
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from hpcgen.check.lint.check import Finding
 from hpcgen.check.scripts import read_scripts
 from hpcgen.cli.main import cli
 from hpcgen.config.stages import FRAMES
-from hpcgen.slurm.rendering.blocks import block_docs
+from hpcgen.slurm.rendering.block_docs import block_docs
 from hpcgen.slurm.rendering.environment import make_environment
 from hpcgen.slurm.rendering.inventory import block_names, template_chain
 from hpcgen.stages import STAGES

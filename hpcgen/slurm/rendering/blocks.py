@@ -1,18 +1,15 @@
-"""Blocks of templates: a check of the names in a site's template, and the documentation in templates/README.md."""
+"""Checks the names of blocks in a site's template. Jinja silently drops a misspelled block."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from jinja2 import nodes
 
 from hpcgen.errors import FilePlace, HpcgenError
-from hpcgen.resources import shipped
 from hpcgen.slurm.rendering.environment import ShellEnvironment
 from hpcgen.slurm.rendering.template_errors import template_errors
 from hpcgen.text import did_you_mean
-from trainer.contract.record import record
 
 REPLACED = {
     "header": "block directives, which can also contain comments",
@@ -36,7 +33,7 @@ REPLACED = {
 
 
 def require_known_blocks(environment: ShellEnvironment, name: str) -> None:
-    """Checks each template of the chain that `name` extends, because Jinja silently drops a misspelled block.
+    """Checks each template of the chain that `name` extends.
 
     Raises:
         HpcgenError: a top-level block does not exist in the templates that are extended.
@@ -65,31 +62,3 @@ def _chain(environment: ShellEnvironment, name: str) -> Iterator[tuple[str, node
     parent = tree.find(nodes.Extends)
     if parent is not None and isinstance(parent.template, nodes.Const):
         yield from _chain(environment, parent.template.value)
-
-
-@record
-class BlockDoc:
-    """Documentation of a block: a row of the table in templates/README.md, in plain text."""
-
-    holds: str
-    site_may: str
-
-
-def block_docs() -> dict[str, BlockDoc]:
-    """Block -> its documentation, in the order of the script.
-
-    The README is shipped with the templates, and a test checks that its table lists every block.
-    """
-    readme = (shipped("templates") / "README.md").read_text(encoding="utf-8")
-    _, _, section = readme.partition("\n## Blocks\n")
-    table, _, _ = section.partition("\n## ")
-    docs = {}
-    for row in re.findall(r"^\| `.*\|$", table, re.MULTILINE):
-        names, holds, site_may = (cell.strip() for cell in re.split(r"(?<!\\)\|", row)[1:4])
-        for name in re.findall(r"`(\w+)`", names):
-            docs[name] = BlockDoc(_plain(holds), _plain(site_may))
-    return docs
-
-
-def _plain(cell: str) -> str:
-    return cell.replace("`", "").replace("\\|", "|")

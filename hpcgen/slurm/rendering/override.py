@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from hpcgen.resources import shipped
-from hpcgen.slurm.rendering.blocks import BlockDoc
+from hpcgen.slurm.rendering.block_docs import BlockDoc
 from hpcgen.slurm.rendering.inventory import prefixed
 from hpcgen.slurm.rendering.replaced import shipped_functions, with_records
 
