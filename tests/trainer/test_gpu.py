@@ -218,7 +218,7 @@ def test_kernels_and_precisions_learn_alike(
     config = on_gpus(corpus, tmp_path / "run", 1, {}, SHAPES[name])
     config["training"] |= training
     if training.get("precision") == "fp16":
-        config["optimizer"]["initial_loss_scale"] = 2.0**16  # no overflow, since each would skip one of the few steps
+        config["optimizer"]["initial_loss_scale"] = 2.0**16  # of no overflow: each skips a step of the few
     assert_alike(finished(config), one_gpu(name))
 
 

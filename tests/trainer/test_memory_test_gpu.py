@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ def test_one_rank_allocates_what_its_training_does(tmp_path: Path) -> None:
     trained = finished(document)
     peak = max(event["peak_memory_gib"] for event in trained.events if event["event"] == "step")
     path = configuration(tmp_path, LLAMA | LARGE, {}, training={"precision": "bf16"}, **ON_GPU, world_size=1)
-    done = run_test(path)
+    done = run_test(path, sys.executable)
     assert done.returncode == 0, done.stderr
     (stage,) = stages_of(path)
     assert stage["allocated_gib"] == pytest.approx(peak, rel=0.02)
@@ -45,13 +46,13 @@ def test_one_rank_allocates_what_its_training_does(tmp_path: Path) -> None:
 def test_every_stage_is_measured(training: dict[str, Any], tmp_path: Path) -> None:
     training = {"precision": "bf16", **training}
     path = configuration(tmp_path, MOE | LARGE, PP2 | EP2, training=training, **ON_GPU)
-    done = run_test(path)
+    done = run_test(path, sys.executable)
     assert done.returncode == 0, done.stderr
     assert all(0 < stage["allocated_gib"] < stage["in_use_gib"] for stage in stages_of(path))
 
 
 def test_a_stage_that_does_not_fit_says_so(tmp_path: Path) -> None:
     path = configuration(tmp_path, LLAMA | {"num_layers": 8, "hidden_size": 65_536}, PP2, **ON_GPU)
-    done = run_test(path)
+    done = run_test(path, sys.executable)
     assert done.returncode == 1
     assert all("does not fit" in stage["error"] for stage in stages_of(path))
