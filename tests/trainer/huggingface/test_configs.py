@@ -12,7 +12,8 @@ import transformers
 
 from tests.trainer.huggingface.models import CASES, DEEPSEEK_EXPERTS, YARN
 from trainer.contract.config import ConfigError, ModelConfig
-from trainer.contract.families.huggingface import FAMILIES, model_of
+from trainer.contract.families.huggingface import FAMILIES, family_for, model_of
+from trainer.contract.record import config_section
 
 
 def read(case: str, changes: dict[str, Any]) -> ModelConfig:
@@ -54,6 +55,22 @@ def test_a_model_that_the_trainer_would_compute_differently_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         read(case, changes)
+
+
+@config_section
+class LaterModelConfig(ModelConfig):
+    """The model section of a later version, with a key that no family carries."""
+
+    logit_softcap: float | None = None
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_key_that_no_family_carries_is_refused_unless_it_is_unset(case: str) -> None:
+    family, config = CASES[case]
+    section = vars(model_of({"model_type": family, **config})[1])
+    assert family_for(LaterModelConfig(**section), family).name == family
+    with pytest.raises(ConfigError, match=r"model\.logit_softcap = 30\.0"):
+        family_for(LaterModelConfig(**section, logit_softcap=30.0), family)
 
 
 @pytest.mark.parametrize(("is_tied", "head"), [(False, "lm_head"), (True, "model.embed_tokens")])

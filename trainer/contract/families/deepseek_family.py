@@ -45,6 +45,8 @@ class DeepSeekV3(Family):
 
     keys: Mapping[str, str] = field(default_factory=lambda: KEYS)
     expert_keys: Mapping[str, str] = field(default_factory=lambda: EXPERT_KEYS)
+    # with latent attention, the last three follow from other keys
+    written = (*Family.written, *rope_parameters.KEYS, "kv_channels", "num_query_groups", "add_qkv_bias")
 
     def expresses(self, model: ModelConfig) -> dict[str, tuple[Any, ...]]:
         """Latent attention with norms, RMSNorm and SwiGLU, without biases."""

@@ -36,6 +36,9 @@ ACTIVATIONS_BY_NAME = {name: key for key, name in ACTIVATIONS.items()} | {
 class Gpt2(Family):
     """GPT-2 and GPT-3: learned positions, LayerNorm, biases, Conv1D matrices."""
 
+    # rotary_base has no effect without rope
+    written = (*Family.written, "activation_func", "rotary_base")
+
     def expresses(self, model: ModelConfig) -> dict[str, tuple[Any, ...]]:
         """No rotary embedding, no gated MLP, no grouped queries."""
         return {

@@ -53,6 +53,7 @@ class Llama(Family):
     """Sliding windows: none; in every layer if `sliding_window` is set; or as `layer_types` and related keys say."""
     head_dim: bool = True
     """config.json may set the width of a head."""
+    written = (*Family.written, *rope_parameters.KEYS)
 
     def expresses(self, model: ModelConfig) -> dict[str, tuple[Any, ...]]:
         """Rotary embedding, RMSNorm and SwiGLU."""

@@ -7,11 +7,12 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from trainer.contract.attention import SWITCHES
+from trainer.contract.attention import KINDS, SWITCHES
 from trainer.contract.config import ModelConfig
-from trainer.contract.model.experts import moe_layer_pattern
+from trainer.contract.model import rope_parameters
+from trainer.contract.model.experts import MODEL_KEYS, moe_layer_pattern
 from trainer.contract.wording import one_of
 
 Form = Literal["same", "fp32", "vocabulary", "transposed", "gate_up", "qkv", "qkv_conv1d"]
@@ -20,6 +21,32 @@ Form = Literal["same", "fp32", "vocabulary", "transposed", "gate_up", "qkv", "qk
 
 HEAD = "lm_head.weight"
 """Name of the output matrix in safetensors."""
+
+KIND_KEYS = ("num_moe_experts", *SWITCHES)
+"""Keys of the model section that choose another kind of model."""
+
+DETAILS = {
+    "num_moe_experts": MODEL_KEYS,
+    **{kind.key: kind.keys for kind in KINDS if kind.key is not None},
+    "position_embedding_type": rope_parameters.KEYS,
+    "swiglu": ("activation_func",),
+    "moe_router_score_function": ("moe_router_pre_softmax",),
+    "moe_router_num_groups": ("moe_router_group_topk",),
+}
+"""Keys of the model section -> keys that matter only with some of its values."""
+
+TRAINING_KEYS = (
+    *("seq_length", "padded_vocab_size", "hidden_dropout", "mtp_loss_scaling_factor"),
+    *(
+        "moe_router_load_balancing_type",
+        "moe_aux_loss_coeff",
+        "moe_z_loss_coeff",
+        "moe_router_bias_update_rate",
+    ),
+    *("moe_pad_expert_input_to_capacity", "moe_token_drop_policy"),
+)
+"""Keys of the model section that do not change what a trained model computes, so config.json need not have them. The
+last two matter only with moe_expert_capacity_factor."""
 
 LAYERS = "decoder.layers."
 """Prefix of the tensors that every layer has. In names of Hugging Face, {n} is the number of the layer."""
@@ -108,7 +135,7 @@ class Misfit:
     @property
     def is_of_another_kind(self) -> bool:
         """True if the family has no experts, or other attention, where the model has."""
-        return self.key in ("num_moe_experts", *SWITCHES)
+        return self.key in KIND_KEYS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,6 +156,8 @@ class Family(ABC):
     """Further keys that change the model, with the values that ModelConfig can express. The first is the default."""
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Other names of keys in config.json. transformers prefers them."""
+    written: ClassVar[tuple[str, ...]] = ("untie_embeddings_and_output_weights",)
+    """Further keys of ModelConfig that config.json has in another form."""
 
     @abstractmethod
     def expresses(self, model: ModelConfig) -> dict[str, tuple[Any, ...]]:
@@ -166,16 +195,21 @@ class Family(ABC):
         return last.names[0]
 
     def misfits(self, model: ModelConfig) -> list[Misfit]:
-        """The keys of a resolved `model` that the family cannot express."""
-        usual: dict[str, tuple[Any, ...]] = {
-            **dict.fromkeys(("layer_spec", "model_provider", "mtp_num_layers", "num_moe_experts"), (None,)),
-            **dict.fromkeys(SWITCHES, (False,)),
-        }
-        return [
+        """The keys of a resolved `model` that the family cannot express.
+
+        These are also keys that no part of the family names, unless they have their defaults. So a new key is refused
+        until a family carries it. Keys that matter only because of a listed one are left out.
+        """
+        carried = {*self.keys, *self.expert_keys, *self.written, *TRAINING_KEYS}
+        fields = (field for field in dataclasses.fields(model) if field.name not in carried)
+        expressed = {field.name: (field.default,) for field in fields} | self.expresses(model)
+        misfits = [
             Misfit(key, getattr(model, key), allowed)
-            for key, allowed in (usual | self.expresses(model)).items()
+            for key, allowed in expressed.items()
             if getattr(model, key) not in allowed
         ]
+        details = {key for misfit in misfits for key in DETAILS.get(misfit.key, ())}
+        return [misfit for misfit in misfits if misfit.key not in details]
 
 
 def in_order(family: Family, model: ModelConfig) -> Iterator[tuple[Weight, int]]:

@@ -9,6 +9,9 @@ from trainer.contract.config import ConfigError, ModelConfig, RopeScaling, from_
 from trainer.contract.families import config_json
 from trainer.contract.wording import shown
 
+KEYS = ("rotary_base", "rope_scaling")
+"""Keys of ModelConfig that `to_config` writes."""
+
 DEFAULTS = {
     "rope_parameters": None,
     "rope_scaling": None,
