@@ -17,7 +17,7 @@ import click
 from hpcgen.cli.main import cli
 from hpcgen.config import spellings
 from hpcgen.config.cluster import ClusterConfig
-from hpcgen.config.fields import Text
+from hpcgen.config.fields import text_of
 from hpcgen.config.keys import field_docs, inner_class
 from hpcgen.config.loader import load_cluster_run
 from hpcgen.config.node_type import NodeType
@@ -123,10 +123,10 @@ def type_name(hint: Any) -> str:
 def _constrained(base: Any, constraints: tuple[Any, ...]) -> str:
     words = [type_name(base)]
     for constraint in constraints:
-        if isinstance(constraint, Text):
-            words = [constraint.meaning]
-        elif isinstance(constraint, Range):
+        if isinstance(constraint, Range):
             words += _range(constraint)
+        elif text := text_of(constraint):
+            words = [text.meaning]
     return ", ".join(words)
 
 

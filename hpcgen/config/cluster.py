@@ -6,7 +6,7 @@ from dataclasses import field
 from typing import Annotated
 
 from hpcgen.config.container import ContainerConfig, MountPath
-from hpcgen.config.fields import EnvironmentName, FilePath, Name, SlurmWord, Text, TimeLimit
+from hpcgen.config.fields import EnvironmentName, Name, ProfileName, SlurmWord, Text, TimeLimit
 from hpcgen.config.slurm import StageSettings
 from trainer.contract.config import Count, PositiveFloat
 from trainer.contract.record import config_section
@@ -38,7 +38,7 @@ class PartitionConfig:
 class ClusterConfig:
     """A cluster profile. It can extend another profile and set only the values that differ."""
 
-    extends: FilePath | None = None
+    extends: ProfileName | None = None
     """Profile (name or path) that provides values not set here. Mappings are merged."""
     description: str = ""
     """Description of the cluster, in one line."""

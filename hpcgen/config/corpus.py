@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from hpcgen.config.fields import EnvironmentName, FilePath, Text
+from hpcgen.config.fields import EnvironmentName, Text
 from hpcgen.config.tokenizer import TokenizerConfig
 from hpcgen.errors import Problem
 from hpcgen.files import Share
-from trainer.contract.config import Count, Dataset, Fraction, NonNegative, Range
+from trainer.contract.config import Count, Dataset, FilePath, Fraction, NonNegative, Range
 from trainer.contract.record import config_section
 
 PairCount = Annotated[int, Range(at_least=1, at_most=99_999)]

@@ -14,7 +14,8 @@ from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Union
 
 from hpcgen.errors import Problem
-from trainer.contract.config import Range, field_hints
+from trainer.contract.code.imports import file_of
+from trainer.contract.config import PathKind, Range, field_hints
 from trainer.contract.record import record
 
 
@@ -61,8 +62,8 @@ PATH = Text(
     rf"(?![~-])(?=.{{1,1000}}$){_SEGMENT}(/{_SEGMENT})*",
     "a path without '..' (use an absolute path), of at most 1000 characters, that does not start with '~' or '-'",
 )
-FilePath = Annotated[str, PATH]
-"""A path. Relative paths start at the directory of the file that contains them."""
+ProfileName = Annotated[str, PATH]
+"""Name of a profile, or path of its file."""
 RunPath = Annotated[
     str,
     Text(
@@ -85,6 +86,15 @@ Mask = Annotated[
     ),
 ]
 """A mask for srun --cpu-bind. Slurm cuts off what follows its first 256 characters (task/affinity, get_cpuset)."""
+
+
+_PATHS = (PathKind.PATH, PathKind.TASK, PathKind.IN_RUN_DIR)
+"""Texts that are a path, or are checked like one."""
+
+
+def text_of(constraint: Any) -> Text | None:
+    """The pattern that a constraint of a type requires of the complete string; None if it requires none."""
+    return PATH if constraint in _PATHS else constraint if isinstance(constraint, Text) else None
 
 
 def constraint_problems(hint: Any, value: Any, path: str = "") -> Iterator[Problem]:
@@ -125,9 +135,18 @@ def _unmet(constraints: list[Any], value: Any, path: str) -> Iterator[Problem]:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if isinstance(constraint, Range) and is_number and (reason := constraint.reason(value)):
             yield Problem(path, reason)
-        is_text = isinstance(value, str) and value.isprintable()
-        if isinstance(constraint, Text) and is_text and (reason := constraint.reason(value)):
-            yield Problem(path, reason)
+        if isinstance(value, str) and value.isprintable():
+            yield from _unmet_by_text(constraint, value, path)
+
+
+def _unmet_by_text(constraint: Any, value: str, path: str) -> Iterator[Problem]:
+    if constraint is PathKind.FUNCTION:
+        file = file_of(value)
+        yield from () if file is None else _unmet_by_text(PathKind.PATH, file, path)
+    elif constraint in _PATHS and not value:
+        yield Problem(path, "is empty", "set a path, or remove the key")
+    elif (text := text_of(constraint)) and (reason := text.reason(value)):
+        yield Problem(path, reason)
 
 
 def seconds(time_limit: str) -> int:

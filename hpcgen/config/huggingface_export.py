@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
+from trainer.contract.config.path import FilePath
 from trainer.contract.record import config_section
 
 FamilyName: TypeAlias = Literal[
@@ -16,7 +17,7 @@ FamilyName: TypeAlias = Literal[
 class ExportConfig:
     """Export of the newest complete checkpoint as a Hugging Face directory."""
 
-    directory: str | None = None
+    directory: FilePath | None = None
     """New directory to write."""
     dtype: Literal["bf16", "fp16", "fp32"] | None = None
     """Data type of the weights. Default: that of the checkpoint."""

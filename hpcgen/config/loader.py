@@ -11,7 +11,7 @@ from typing import Any
 from hpcgen.config import document as documents
 from hpcgen.config.cluster import ClusterConfig
 from hpcgen.config.document import Document
-from hpcgen.config.fields import FilePath, constraint_problems
+from hpcgen.config.fields import ProfileName, constraint_problems
 from hpcgen.config.node_type import NodeType
 from hpcgen.config.overrides import override
 from hpcgen.config.presets import PRESETS, Preset, unknown_preset
@@ -133,7 +133,9 @@ def load_document(document: Document, directory: Path, overrides: Sequence[str] 
     mistakes += [located(problem, document) for problem in problems]
     name = document.get("cluster")
     profile = None
-    if isinstance(name, str) and not any(constraint_problems(FilePath, name)):  # `build` reports other values
+    if isinstance(name, str) and not any(
+        constraint_problems(ProfileName, name)
+    ):  # `build` reports other values
         try:
             profile = read_profile(name, directory, document)
         except ConfigErrors as error:

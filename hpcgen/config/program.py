@@ -7,10 +7,10 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
-from hpcgen.config.fields import FilePath, Text
+from hpcgen.config.fields import Text
 from hpcgen.errors import Problem
 from hpcgen.text import did_you_mean, one_of
-from trainer.contract.config import Count, PositiveFloat
+from trainer.contract.config import Count, FilePath, PathKind, PositiveFloat, paths_in
 from trainer.contract.record import config_section
 
 VARIABLES = {
@@ -49,7 +49,9 @@ Glob = Annotated[
         r"(?![~-])(?!(.*/)?\.\.(/|$))(?=.*[*?\[]).{1,1000}",
         "a path without '..' that has a wildcard, such as checkpoints/step_*",
     ),
+    PathKind.PATTERN,
 ]
+JobPath = Annotated[str, PathKind.IN_RUN_DIR]
 Signal = Literal["USR1", "USR2", "TERM", "INT"]
 
 
@@ -79,7 +81,7 @@ class ProgressConfig:
     """The number that shows the program's progress, from one of three sources. It must grow, for example with the
     step. Paths can begin with {RUN_DIR}/."""
 
-    file: FilePath | None = None
+    file: JobPath | None = None
     """File whose first line is the number."""
     checkpoints: Glob | None = None
     """Names of checkpoints, with wildcards. The number is the largest one that the wildcards match, such as 400 for
@@ -95,7 +97,7 @@ class StopConfig:
 
     signal: Signal | None = None
     """Signal to every process of the program. Launcher torchrun supports only TERM."""
-    file: FilePath | None = None
+    file: JobPath | None = None
     """File that the job creates, and removes before each attempt. It can begin with {RUN_DIR}/."""
 
 
@@ -103,7 +105,7 @@ class StopConfig:
 class DoneConfig:
     """Condition under which the program is done."""
 
-    file: FilePath
+    file: JobPath
     """File that the program creates when it is done. It can begin with {RUN_DIR}/."""
 
 
@@ -171,15 +173,13 @@ def problems(program: ProgramConfig) -> Iterator[Problem]:
 
 
 def _path_problems(program: ProgramConfig) -> Iterator[Problem]:
-    for name in ("progress", "stop", "done"):
-        for key in ("file", "checkpoints"):
-            path = getattr(getattr(program, name), key, None)
-            for found in _PART.finditer(in_run_dir(path, "") if path else ""):
-                if found[1] in VARIABLES:
-                    reason = f"has {found[0]}, which is replaced only in the command"
-                    yield Problem(
-                        f"program.{name}.{key}", reason, "begin with {RUN_DIR}/, or write the path itself"
-                    )
+    for key, kind, path in paths_in(program, "program"):
+        if kind not in (PathKind.IN_RUN_DIR, PathKind.PATTERN):
+            continue
+        for found in _PART.finditer(in_run_dir(path, "")):
+            if found[1] in VARIABLES:
+                reason = f"has {found[0]}, which is replaced only in the command"
+                yield Problem(key, reason, "begin with {RUN_DIR}/, or write the path itself")
 
 
 def _command_problems(program: ProgramConfig) -> Iterator[Problem]:
@@ -248,14 +248,12 @@ def in_run_dir(path: str, run_dir: str) -> str:
 
 def directories(program: ProgramConfig) -> tuple[str, ...]:
     """The directories that the program writes to, as far as the section shows. Paths are absolute."""
-    progress = program.progress
     files = (
-        progress.file if progress else None,
-        _before_wildcards(progress.checkpoints) if progress and progress.checkpoints else None,
-        program.stop.file if program.stop else None,
-        program.done.file if program.done else None,
+        _before_wildcards(path) if kind is PathKind.PATTERN else path
+        for _, kind, path in paths_in(program)
+        if kind in (PathKind.IN_RUN_DIR, PathKind.PATTERN)
     )
-    return (program.directory, *(path.rpartition("/")[0] or "/" for path in files if path))
+    return (program.directory, *(path.rpartition("/")[0] or "/" for path in files))
 
 
 def _before_wildcards(pattern: str) -> str:

@@ -7,7 +7,7 @@ from typing import Literal
 
 from hpcgen.config.container import ContainerConfig
 from hpcgen.config.corpus import CorpusConfig
-from hpcgen.config.fields import EnvironmentName, FilePath, Name, RunPath
+from hpcgen.config.fields import EnvironmentName, Name, ProfileName, RunPath
 from hpcgen.config.huggingface_export import ExportConfig
 from hpcgen.config.image import ImageConfig
 from hpcgen.config.program import ProgramConfig
@@ -74,7 +74,7 @@ class RunConfig:
 
     name: Name
     """Name of the run and of its Slurm jobs."""
-    cluster: FilePath
+    cluster: ProfileName
     """Cluster profile: a name (azure-ndv5, local) or the path of a .yaml file."""
     preset: Name | None = None
     """Preset that provides defaults for the model and optimizer (see `hpcgen presets`); null for none."""

@@ -7,7 +7,7 @@ import typing
 from typing import Any
 
 from hpcgen.config.cluster import ClusterConfig
-from hpcgen.config.fields import Text
+from hpcgen.config.fields import text_of
 from hpcgen.config.keys import field_docs, inner_class
 from hpcgen.config.run import RunConfig
 from trainer.contract.config import ModelConfig, OptimizerConfig, Range, TrainingConfig, field_hints
@@ -71,8 +71,8 @@ def _constraints(hint: Any) -> list[Any]:
 
 
 def _keywords(constraint: Any, kind: str | None) -> dict[str, Any]:
-    if isinstance(constraint, Text) and kind == "string":
-        return {"pattern": f"^(?:{constraint.pattern})$"}
+    if kind == "string" and (text := text_of(constraint)):
+        return {"pattern": f"^(?:{text.pattern})$"}
     if not isinstance(constraint, Range) or kind not in ("integer", "number"):
         return {}
     limits = {

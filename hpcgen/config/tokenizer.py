@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from hpcgen.config.fields import FilePath
 from hpcgen.errors import HpcgenError, Problem
+from trainer.contract.config.path import FilePath
 from trainer.contract.files.git_lfs import pointer_problem
 from trainer.contract.files.regular_file import read_bytes
 from trainer.contract.record import config_section

@@ -9,7 +9,7 @@ from pathlib import Path
 from hpcgen.config.run import RunConfig
 from hpcgen.errors import Problem
 from hpcgen.text import did_you_mean
-from trainer.contract.code.imports import FUNCTION_KEYS, IMPORT_PATH, file_of
+from trainer.contract.code.imports import IMPORT_PATH, file_of, named
 from trainer.contract.files.regular_file import read_bytes
 
 
@@ -20,11 +20,9 @@ def function_problems(config: RunConfig) -> tuple[list[Problem], list[Problem]]:
     Files that cannot be read here are reported as missing inputs of the stage.
     """
     errors, warnings = [], []
-    for key in FUNCTION_KEYS:
-        section, _, name = key.partition(".")
-        path = getattr(getattr(config, section), name)
-        file = file_of(path) if path else None
-        match = IMPORT_PATH.fullmatch(path) if path else None
+    for key, path in named(config).items():
+        file = file_of(path)
+        match = IMPORT_PATH.fullmatch(path)
         if file is None or match is None:
             continue
         try:

@@ -83,11 +83,11 @@ class Stage(StageRow, ABC):
             ConfigErrors: settings for the stage are missing or conflict.
         """
 
-    def problems(self, run: Run, trainer: TrainerConfig | None) -> Iterator[Problem]:
+    def problems(self, run: Run, config: RunConfig, trainer: TrainerConfig | None) -> Iterator[Problem]:
         """Yields mistakes specific to this stage."""
         yield from ()
 
-    def warnings(self, run: Run, trainer: TrainerConfig | None) -> Iterator[Problem]:
+    def warnings(self, run: Run, config: RunConfig, trainer: TrainerConfig | None) -> Iterator[Problem]:
         """Yields warnings specific to this stage."""
         yield from ()
 

@@ -129,14 +129,18 @@ def _shell_word(argument: str, values: Mapping[str, str]) -> str:
 
 
 def program_problems(stage: Stage, run: Run, program: ProgramConfig) -> Iterator[Problem]:
-    """Yields mistakes in the section `program`, and a time limit that leaves no time before the program must stop."""
-    yield from programs.problems(program)
+    """Yields mistakes in the section `program`, and a time limit that leaves no time before the program must stop.
+
+    The paths of `program` are absolute.
+    """
+    assert run.config.program is not None
+    yield from programs.problems(run.config.program)  # in absolute paths, {RUN_DIR} is replaced
     if program.deepspeed is not None:
         from hpcgen.planning.deepspeed import section
 
         allocation = make_allocation(stage, run.config, run.cluster, run.node_type)
         yield from section.problems(run, program.deepspeed, allocation)
-    directory = Path(os.path.normpath(run.directory / program.directory))
+    directory = Path(program.directory)
     is_seen = Path(*directory.parts[:2]).exists()  # otherwise, this machine does not have the file system
     if is_seen and not directory.is_dir():
         yield Problem("program.directory", f"is not a directory ({directory})", "correct the path")

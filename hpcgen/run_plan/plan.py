@@ -26,7 +26,7 @@ from hpcgen.planning.container import (
 from hpcgen.planning.environment import all_environment_problems, environment_warnings
 from hpcgen.planning.held_out import trained_texts
 from hpcgen.planning.kind import Stage
-from hpcgen.planning.paths import absolute_paths, manifest_of, plain_path_problems, similar_path
+from hpcgen.planning.paths import absolute_paths, manifest_of, run_dir_problems, similar_path
 from hpcgen.planning.program import missing_script_warnings
 from hpcgen.planning.request import allocation_problems, array_warnings, cluster_problems
 from hpcgen.planning.resuming import no_checkpoints, proof_of_checkpoints
@@ -83,7 +83,7 @@ def plan(run: Run, stages: Collection[str] = (), *, exists: Callable[[str], bool
     # a run file without its sections has no training to plan; _missing_keys reports them
     training = plan_training(run, config) if reads_trainer_config and not run.omitted else None
     trainer = training.trainer if training else None
-    problems = (*_missing_keys(run, checked), *_problems(run, checked, training))
+    problems = (*_missing_keys(run, checked), *_problems(run, config, checked, training))
     errors = [_located(run, problem) for problem in problems]
     planned: dict[str, StagePlan] = {}
     for stage in ordered:
@@ -105,7 +105,7 @@ def plan(run: Run, stages: Collection[str] = (), *, exists: Callable[[str], bool
     if trainer is not None:
         warnings += trained_texts(config, trainer, exists)
     for stage in ordered:
-        warnings += stage.warnings(run, trainer)
+        warnings += stage.warnings(run, config, trainer)
     return Plan(
         run=run,
         config=config,
@@ -121,13 +121,15 @@ def plan(run: Run, stages: Collection[str] = (), *, exists: Callable[[str], bool
     )
 
 
-def _problems(run: Run, stages: Sequence[Stage], training: Training | None) -> Iterator[Problem]:
+def _problems(
+    run: Run, config: RunConfig, stages: Sequence[Stage], training: Training | None
+) -> Iterator[Problem]:
     """Yields the broken rules. Skips the rules of a stage if the run file omits a section that the stage needs."""
     yield from _section_problems(run, stages)
     yield from training.errors if training else ()
     for stage in stages:
         if not any(section in stage.needs for section in run.omitted):
-            yield from stage.problems(run, training.trainer if training else None)
+            yield from stage.problems(run, config, training.trainer if training else None)
 
 
 def _stage_warnings(
@@ -172,7 +174,7 @@ def _located(run: Run, problem: Problem) -> Problem:
 
 def _section_problems(run: Run, stages: Sequence[Stage]) -> Iterator[Problem]:
     config, cluster, node_type = run.config, run.cluster, run.node_type
-    yield from plain_path_problems(config)
+    yield from run_dir_problems(config)
     yield from all_environment_problems(run)
     yield from container_problems(config, cluster)
     yield from tokenizers.problems(config.data.tokenizer)

@@ -56,9 +56,8 @@ class Evaluate(Stage):
             },
         )
 
-    def problems(self, run: Run, trainer: TrainerConfig | None) -> Iterator[Problem]:
+    def problems(self, run: Run, config: RunConfig, trainer: TrainerConfig | None) -> Iterator[Problem]:
         """Yields mistakes that leave the job without work, or lm-eval without the tokenizer of the model."""
-        config = run.config
         if not config.evaluation.data and not config.evaluation.tasks:
             reason = "has neither data nor tasks, so stage evaluate has nothing to compute"
             yield Problem("evaluation", reason, "set evaluation.data or evaluation.tasks")
@@ -69,9 +68,9 @@ class Evaluate(Stage):
         """lm-eval, for tasks."""
         return {"lm_eval": "evaluation.tasks"} if config.evaluation.tasks else {}
 
-    def warnings(self, run: Run, trainer: TrainerConfig | None) -> Iterator[Problem]:
+    def warnings(self, run: Run, config: RunConfig, trainer: TrainerConfig | None) -> Iterator[Problem]:
         """Yields a warning for each task file that runs code."""
-        for index, task in enumerate(run.config.evaluation.tasks):
+        for index, task in enumerate(config.evaluation.tasks):
             if not is_task_file(task):
                 continue
             try:

@@ -49,7 +49,7 @@ class Export(Stage):
             values={"destination": directory},
         )
 
-    def problems(self, run: Run, trainer: TrainerConfig | None) -> Iterator[Problem]:
+    def problems(self, run: Run, config: RunConfig, trainer: TrainerConfig | None) -> Iterator[Problem]:
         """Yields each key of the model that its family in transformers cannot express."""
         yield from tokenizer_problems(run.config.data.tokenizer, "export.directory")
         model = resolve_model(run.config.model)

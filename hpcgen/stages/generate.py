@@ -49,7 +49,7 @@ class Generate(Stage):
             values={"output": output},
         )
 
-    def problems(self, run: Run, trainer: TrainerConfig | None) -> Iterator[Problem]:
+    def problems(self, run: Run, config: RunConfig, trainer: TrainerConfig | None) -> Iterator[Problem]:
         """Yields options that the trainer would refuse, and ranks that TP x PP does not divide."""
         for problem in run.config.generation.problems():
             yield dataclasses.replace(problem, path=f"generation.{problem.path}")

@@ -11,7 +11,6 @@ from hpcgen.config.run import RunConfig
 from hpcgen.errors import Problem
 from hpcgen.planning.allocation import Allocation
 from hpcgen.planning.kind import Stage, Work
-from hpcgen.planning.paths import absolute_paths
 from hpcgen.resources import shipped
 from trainer.contract.config import TrainerConfig
 
@@ -57,9 +56,8 @@ class Image(Stage):
             values={"topology": next(iter(topology), "")},
         )
 
-    def problems(self, run: Run, trainer: TrainerConfig | None) -> Iterator[Problem]:
+    def problems(self, run: Run, config: RunConfig, trainer: TrainerConfig | None) -> Iterator[Problem]:
         """Yields settings that are missing or conflict."""
-        config = absolute_paths(run.config, run.directory)
         image, code = config.image, _code(run, config)
         if not _output(run, config):
             reason = "is not set, and container.image is not a .sqsh file"

@@ -41,7 +41,7 @@ class MemoryTest(Stage):
         )
         return Work(arguments=arguments, files={self.config_file: config_text(test)})
 
-    def problems(self, run: Run, trainer: TrainerConfig | None) -> Iterator[Problem]:
+    def problems(self, run: Run, config: RunConfig, trainer: TrainerConfig | None) -> Iterator[Problem]:
         """Yields a layout in which the shape of what a rank receives depends on its neighbors."""
         if trainer is not None and mtp_chunk(trainer.parallelism) != -1:
             reason = "has MTP layers before the last part. Ranks would have to learn the sizes of what they receive "

@@ -43,15 +43,15 @@ class RunProgram(Stage):
             signal_lead_s=lead_s if program.stop else 0,
         )
 
-    def problems(self, run: Run, trainer: TrainerConfig | None) -> Iterator[Problem]:
+    def problems(self, run: Run, config: RunConfig, trainer: TrainerConfig | None) -> Iterator[Problem]:
         """Yields mistakes in the section `program`."""
-        if run.config.program is not None:
-            yield from program_problems(self, run, run.config.program)
+        if config.program is not None:
+            yield from program_problems(self, run, config.program)
 
-    def warnings(self, run: Run, trainer: TrainerConfig | None) -> Iterator[Problem]:
+    def warnings(self, run: Run, config: RunConfig, trainer: TrainerConfig | None) -> Iterator[Problem]:
         """Yields a warning if DeepSpeed's estimated memory does not fit the nodes."""
-        if run.config.program is not None:
-            yield from memory_warnings(self, run, run.config.program)
+        if config.program is not None:
+            yield from memory_warnings(self, run, config.program)
 
     def job_name(self, run_name: str) -> str:
         """The name of the run."""

@@ -58,13 +58,13 @@ class Train(Stage):
             },
         )
 
-    def problems(self, run: Run, trainer: TrainerConfig | None) -> Iterator[Problem]:
+    def problems(self, run: Run, config: RunConfig, trainer: TrainerConfig | None) -> Iterator[Problem]:
         """Yields changes that the trainer would refuse when it resumes, and training that would be lost."""
         if trainer is not None:
             yield from changed_hyperparameters(run.config, trainer)
             yield from discarded_training(trainer)
 
-    def warnings(self, run: Run, trainer: TrainerConfig | None) -> Iterator[Problem]:
+    def warnings(self, run: Run, config: RunConfig, trainer: TrainerConfig | None) -> Iterator[Problem]:
         """Yields warnings about a run that has already finished, rotary frequencies, and names that are left over."""
         if trainer is not None:
             yield from nothing_to_do(trainer)

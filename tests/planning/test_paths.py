@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from hpcgen.config.corpus import selection
-from hpcgen.errors import HpcgenError
-from hpcgen.planning.paths import absolute_paths, corpus_job, plain_path_problems, planning_job, trainer_data
+from hpcgen.config.keys import field_docs, inner_class
+from hpcgen.config.run import RunConfig
+from hpcgen.errors import FileErrors, HpcgenError
+from hpcgen.planning.paths import absolute_paths, corpus_job, planning_job, run_dir_problems, trainer_data
 from tests.runs import loaded, minimal_run
+from trainer.contract.config import field_hints
 
 CORPUS = {"directory": "out/corpus", "source": {"directory": "in"}, "num_output_files": 2}
 
@@ -79,34 +84,65 @@ def test_a_given_blend_overrides_the_corpus(tmp_path, blend):
 
 @pytest.mark.parametrize("path", ["~/x", "-x", "..", "a/../b", "/a/..", "x" * 256, "/x" * 501])
 def test_paths_of_the_trainers_sections(tmp_path, path):
-    given = config(
-        tmp_path,
-        data={"datasets": [{"prefix": "/ok"}, {"prefix": path}], "cache_dir": path},
-        checkpoint={"save": path, "load": path},
-    )
-    found = list(plain_path_problems(given))
-    assert [problem.path for problem in found] == [
-        "data.datasets[1].prefix",
-        "data.cache_dir",
-        "checkpoint.save",
+    with pytest.raises(FileErrors) as refused:
+        config(
+            tmp_path,
+            data={"datasets": [{"prefix": "/ok"}, {"prefix": path}], "cache_dir": path},
+            model={"layer_spec": f"{path}/layers.py:spec", "model_provider": "installed.module:model"},
+            checkpoint={"save": path, "load": path},
+            evaluation={"tasks": ["hellaswag", path]},
+        )
+    found = refused.value.mistakes
+    assert sorted(problem.path for problem in found) == [
         "checkpoint.load",
+        "checkpoint.save",
+        "data.cache_dir",
+        "data.datasets[1].prefix",
+        "evaluation.tasks[1]",
+        "model.layer_spec",
     ]
     assert all(problem.reason.startswith("must be a path without '..'") for problem in found)
 
 
 def test_an_empty_path_is_refused(tmp_path):
-    [problem] = plain_path_problems(config(tmp_path, checkpoint={"save": ""}))
+    with pytest.raises(FileErrors) as refused:
+        config(tmp_path, checkpoint={"save": ""})
+    [problem] = refused.value.mistakes
     assert (problem.path, problem.reason) == ("checkpoint.save", "is empty")
 
 
 @pytest.mark.parametrize("path", ["/a..b/c", "a b", "./x", "/x/~y"])
 def test_valid_paths_have_no_problems(tmp_path, path):
-    assert list(plain_path_problems(config(tmp_path, checkpoint={"save": path}))) == []
+    assert config(tmp_path, checkpoint={"save": path}).checkpoint.save == path
+
+
+def text_keys(section):
+    """Each key of a section, and of those in it, that is a text: its hint and its documentation."""
+    docs = field_docs(section)
+    for name, hint in field_hints(section).items():
+        inner = inner_class(hint)
+        if inner is not None:
+            yield from text_keys(inner)
+        elif "str" in str(hint):
+            yield f"{section.__name__}.{name}", hint, docs[name]
+
+
+def test_a_key_documented_as_a_path_has_a_type_that_says_so():
+    """Its text would stay relative, and be checked by nobody."""
+    words = re.compile(
+        r"(With \w+: )?(new |working |json lines )?(path|director|file|manifest)", re.IGNORECASE
+    )
+    unmarked = [
+        key
+        for key, hint, doc in text_keys(RunConfig)
+        if words.match(doc) and "PathKind" not in str(hint) and "Text(" not in str(hint)
+    ]
+    assert unmarked == []
 
 
 @pytest.mark.parametrize("path", ["/", "//", "/./"])
 def test_the_run_directory_must_not_be_the_root_directory(tmp_path, path):
-    [problem] = plain_path_problems(config(tmp_path, paths={"run_dir": path}))
+    [problem] = run_dir_problems(config(tmp_path, paths={"run_dir": path}))
     assert (problem.path, problem.reason) == ("paths.run_dir", "is the root directory")
 
 

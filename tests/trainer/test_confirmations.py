@@ -12,7 +12,6 @@ import pytest
 from tests.trainer.runs import Ranks, finished, run
 from tests.trainer.test_hyperparameters import SAVED
 from tests.trainer.test_hyperparameters import run as configured
-from trainer.contract.code.imports import FUNCTION_KEYS
 from trainer.contract.errors import TrainerError
 from trainer.contract.files import checkpoint_files
 from trainer.contract.resuming import provenance
@@ -21,7 +20,7 @@ from trainer.contract.resuming.confirmations import Confirmations
 from trainer.contract.resuming.hyperparameters import NAMES, check_changes, sections
 from trainer.contract.resuming.provenance import PAIRS
 
-FILES = (*PAIRS, *FUNCTION_KEYS)
+FILES = (*PAIRS, "model.layer_spec", "model.model_provider", "optimizer.lr_schedule")
 """Keys whose files may change."""
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from trainer.contract.config import ConfigError, Count, NonNegative, from_dict
+from trainer.contract.config.path import FilePath, TaskName
 from trainer.contract.files.regular_file import read_bytes
 from trainer.contract.record import config_section
 
@@ -29,7 +30,7 @@ class EvaluationData:
 
     name: str
     """Name in results, such as wikitext."""
-    prefix: str
+    prefix: FilePath
     """Path of the .bin/.idx pair without the suffix."""
 
 
@@ -42,9 +43,9 @@ class EvaluationSettings:
     multiple of checkpoint.save_interval. Retention keeps these checkpoints until they are evaluated. Default: none."""
     data: tuple[EvaluationData, ...] = ()
     """Tokenized texts for perplexity."""
-    tasks: tuple[str, ...] = ()
+    tasks: tuple[TaskName, ...] = ()
     """Tasks of EleutherAI's lm-eval: names such as hellaswag, or paths of task files."""
-    hf_home: str | None = None
+    hf_home: FilePath | None = None
     """Directory with the data sets of tasks (HF_HOME of the job), which compute nodes cannot download. Default: a
     directory on the node's scratch, which is empty."""
     num_fewshot: NonNegative | None = None

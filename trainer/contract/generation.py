@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from trainer.contract.config import Count, NonNegative, NonNegativeFloat
+from trainer.contract.config.path import FilePath
 from trainer.contract.problem import Problem
 from trainer.contract.record import config_section
 
@@ -78,9 +79,9 @@ class Choice:
 class GenerationSettings(Choice):
     """Continues the prompts of a file with the newest complete checkpoint of a run."""
 
-    prompts: str | None = None
+    prompts: FilePath | None = None
     """JSON Lines file with a key `prompt` in each line."""
-    output: str | None = None
+    output: FilePath | None = None
     """JSON Lines file for the texts. It appears when all texts are done. Default: the name of the file with the
     prompts, in the directory `generation` of the run directory."""
     tensor_model_parallel_size: Count | None = None

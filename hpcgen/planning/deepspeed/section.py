@@ -5,8 +5,6 @@ Most programs have no such section, so these modules are imported only for those
 
 from __future__ import annotations
 
-import dataclasses
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Any
@@ -27,7 +25,7 @@ from hpcgen.planning.software import runtime
 
 
 def problems(run: Run, section: DeepSpeedConfig, allocation: Allocation) -> Iterator[Problem]:
-    """Yields mistakes in the section and in the configuration of DeepSpeed that it contains or names."""
+    """Yields mistakes in the section, whose paths are absolute, and in the configuration of DeepSpeed in it."""
     ranks_per_node = allocation.ranks_per_node
     yield from deepspeed_problems(section, allocation.nodes * ranks_per_node, ranks_per_node)
     yield from _swap_problems(run, section.config)
@@ -39,7 +37,7 @@ def problems(run: Run, section: DeepSpeedConfig, allocation: Allocation) -> Iter
             about=("program.deepspeed.model",),
         )
     try:
-        model_size(_with_absolute_model(run, section))
+        model_size(section)
     except HpcgenError as error:
         mistake = error.mistakes[0]
         yield Problem("program.deepspeed.model", f"cannot be used: {mistake.reason}", mistake.hint)
@@ -71,7 +69,6 @@ def complete_config(
 
 def memory_warnings(run: Run, section: DeepSpeedConfig, allocation: Allocation) -> Iterator[Problem]:
     """Yields a warning if DeepSpeed needs more memory than a GPU or a node has, according to the estimate."""
-    section = _with_absolute_model(run, section)
     fit = configured_fit(section, allocation, run.node_type)
     yield from fit_warnings(section, fit) if fit is not None else ()
 
@@ -91,8 +88,3 @@ def summary(section: DeepSpeedConfig, allocation: Allocation, node_type: NodeTyp
 def _filled(section: DeepSpeedConfig, allocation: Allocation) -> dict[str, Any]:
     copies = allocation.nodes * allocation.ranks_per_node // section.model_parallel_size
     return batch.filled(section.config, copies)
-
-
-def _with_absolute_model(run: Run, section: DeepSpeedConfig) -> DeepSpeedConfig:
-    model = section.model and os.path.normpath(run.directory / section.model)
-    return dataclasses.replace(section, model=model)

@@ -7,9 +7,9 @@ An import path is `package.module:function`, for modules that are installed or o
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from trainer.contract.config import OptimizerConfig, TrainerConfig
+from trainer.contract.config import OptimizerConfig, PathKind, paths_in
 
 if TYPE_CHECKING:
     from megatron.core.models.gpt import GPTModel
@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from megatron.core.transformer.spec_utils import ModuleSpec
     from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
     from megatron.core.transformer.transformer_config import TransformerConfig
-
-FUNCTION_KEYS = ("model.layer_spec", "model.model_provider", "optimizer.lr_schedule")
-"""Keys of the configuration that name a user's function."""
 
 IMPORT_PATH = re.compile(r"(?P<source>[^:\n]+\.py|[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<name>[^\W\d]\w*)")
 
@@ -72,11 +69,6 @@ def with_file(path: str, file: str) -> str:
     return f"{file}:{path.rpartition(':')[2]}"
 
 
-def named(config: TrainerConfig) -> dict[str, str]:
-    """Import paths in the configuration, by key."""
-    found = {}
-    for key in FUNCTION_KEYS:
-        section, _, name = key.partition(".")
-        if path := getattr(getattr(config, section), name):
-            found[key] = path
-    return found
+def named(config: Any) -> dict[str, str]:
+    """Import paths in the configuration of the trainer, or in a run file, by key."""
+    return {key: text for key, kind, text in paths_in(config) if kind is PathKind.FUNCTION and text}

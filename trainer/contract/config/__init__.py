@@ -20,6 +20,7 @@ from trainer.contract.config.model import ModelConfig, RopeScaling
 from trainer.contract.config.optimizer import OptimizerConfig, ParameterGroup
 from trainer.contract.config.output import CheckpointConfig, LoggingConfig
 from trainer.contract.config.parallelism import ParallelismConfig
+from trainer.contract.config.path import FilePath, NamedPath, PathKind, paths_in, with_paths
 from trainer.contract.config.resume import field_hints
 from trainer.contract.config.training import DISCARDS_OUTPUT, RecomputeModule, TrainingConfig
 from trainer.contract.config.values import (
@@ -38,14 +39,17 @@ __all__ = [
     "ConfigError",
     "Count",
     "Dataset",
+    "FilePath",
     "Fraction",
     "LoggingConfig",
     "ModelConfig",
+    "NamedPath",
     "NonNegative",
     "NonNegativeFloat",
     "OptimizerConfig",
     "ParallelismConfig",
     "ParameterGroup",
+    "PathKind",
     "PositiveFloat",
     "Range",
     "RecomputeModule",
@@ -55,8 +59,10 @@ __all__ = [
     "field_hints",
     "fingerprint",
     "from_dict",
+    "paths_in",
     "read",
     "read_as",
     "to_dict",
     "typed_value",
+    "with_paths",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from trainer.contract.config.path import FilePath
 from trainer.contract.config.resume import Free
 from trainer.contract.config.values import NonNegative, PositiveFloat
 from trainer.contract.record import config_section
@@ -11,7 +12,7 @@ from trainer.contract.record import config_section
 class Dataset:
     """One tokenized corpus in a blend."""
 
-    prefix: str
+    prefix: FilePath
     """Path of the .bin/.idx pair without the suffix."""
     weight: PositiveFloat | None = None
     """Weight in the blend. If no dataset has a weight, each is weighted by its number of tokens in the split."""
@@ -47,7 +48,7 @@ class BlendConfig:
     """ID of the end-of-document token, for the three keys above. Default: that of data.tokenizer."""
     num_workers: Free[NonNegative] = 2
     """Number of data loader processes per rank; 0 loads in the training process."""
-    cache_dir: Free[str | None] = None
+    cache_dir: Free[FilePath | None] = None
     """Directory of the sample indices. Default: `index-cache` in the run directory."""
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
+from trainer.contract.config.path import FunctionPath
 from trainer.contract.config.resume import Fixed, Free
 from trainer.contract.config.values import (
     Count,
@@ -166,8 +167,8 @@ class ModelConfig:
     """Size of the tokenizer's vocabulary. Default: taken from data.tokenizer."""
     padded_vocab_size: Fixed[Count | None] = None
     """Number of rows of the embedding. Default: vocab_size rounded up to a multiple of 128, for any layout."""
-    layer_spec: str | None = None
+    layer_spec: FunctionPath | None = None
     """Custom transformer layers: a function that returns their spec, as `package.module:function` or
     `file.py:function`."""
-    model_provider: str | None = None
+    model_provider: FunctionPath | None = None
     """Custom model to use in place of Megatron-Core's GPTModel, as `package.module:class` or `file.py:class`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from trainer.contract.config.path import FunctionPath
 from trainer.contract.config.resume import Free, Grouped
 from trainer.contract.config.values import Count, Fraction, NonNegative, NonNegativeFloat, PositiveFloat
 from trainer.contract.record import config_section
@@ -37,7 +38,7 @@ class OptimizerConfig:
     """Shape of the decay of WSD."""
     lr_wsd_decay_iters: Count | None = None
     """Number of decay steps of WSD. Default: lr_decay_iters / 10."""
-    lr_schedule: str | None = None
+    lr_schedule: FunctionPath | None = None
     """Custom decay function in place of lr_decay_style, as `package.module:function` or `file.py:function`."""
     lr_warmup_init: NonNegativeFloat = 0.0
     """Learning rate at the start of the warm-up."""

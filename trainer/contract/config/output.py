@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from trainer.contract.config.path import FilePath
 from trainer.contract.config.values import Count, NonNegative, PositiveFloat
 from trainer.contract.record import config_section
 
@@ -10,9 +11,9 @@ from trainer.contract.record import config_section
 class CheckpointConfig:
     """Checkpoints in Megatron-LM's directory layout (torch_dist), loadable at any TP/PP/DP."""
 
-    save: str | None = None
+    save: FilePath | None = None
     """Directory for checkpoints. Default: `checkpoints` in the run directory."""
-    load: str | None = None
+    load: FilePath | None = None
     """Directory of checkpoints (hpcgen's or Megatron-LM's) to start from if `save` contains none, or one `iter_...`
     directory in it. Default: start from random weights."""
     finetune: bool = False

@@ -1,0 +1,84 @@
+"""Words in the type of a key whose value names a file or a directory, and a walk over these values.
+
+Relative paths start at the directory of the run file. hpcgen makes them absolute, so the trainer's configuration
+contains only absolute ones.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Callable, Iterator
+from enum import Enum
+from typing import Annotated, Any, NamedTuple, TypeVar, Union
+
+from trainer.contract.config.resume import field_hints
+
+T = TypeVar("T")
+
+
+class PathKind(Enum):
+    """How a text names a file or a directory."""
+
+    PATH = "by its path"
+    FUNCTION = "as the file of a function, FILE.py:function; package.module:function names none"
+    TASK = "as the file of a task of lm-eval; the name of a task names none"
+    IN_RUN_DIR = "by a path that can begin with {RUN_DIR}/"
+    PATTERN = "by a path with wildcards that can begin with {RUN_DIR}/"
+
+
+FilePath = Annotated[str, PathKind.PATH]
+FunctionPath = Annotated[str, PathKind.FUNCTION]
+TaskName = Annotated[str, PathKind.TASK]
+
+
+class NamedPath(NamedTuple):
+    """A value of a section that names a file or a directory."""
+
+    key: str
+    """Dotted key, such as data.train[0].prefix."""
+    kind: PathKind
+    text: str
+
+
+def paths_in(section: Any, key: str = "") -> Iterator[NamedPath]:
+    """Yields the values of a section, and of those in it, that name files. `key` is that of the section."""
+    found: list[NamedPath] = []
+
+    def unchanged(named: NamedPath) -> str:
+        found.append(named)
+        return named.text
+
+    _mapped(type(section), section, key, unchanged)
+    yield from found
+
+
+def with_paths(section: T, change: Callable[[NamedPath], str]) -> T:
+    """The section with `change` applied to each value that names a file. Null stays null."""
+    changed: T = _mapped(type(section), section, "", change)
+    return changed
+
+
+def _mapped(hint: Any, value: Any, key: str, change: Callable[[NamedPath], str]) -> Any:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if value is None:
+        return None
+    if origin is Annotated:
+        kind = next((word for word in hint.__metadata__ if isinstance(word, PathKind)), None)
+        return change(NamedPath(key, kind, value)) if kind else _mapped(arguments[0], value, key, change)
+    if origin in (Union, types.UnionType):
+        [inner] = [argument for argument in arguments if argument is not type(None)]
+        return _mapped(inner, value, key, change)
+    if origin is tuple:
+        return tuple(
+            _mapped(arguments[0], item, f"{key}[{index}]", change) for index, item in enumerate(value)
+        )
+    if not dataclasses.is_dataclass(hint):
+        return value
+    values = {name: getattr(value, name) for name in field_hints(typing.cast(type, hint))}
+    changed = {
+        name: _mapped(inner, values[name], f"{key}.{name}" if key else name, change)
+        for name, inner in field_hints(typing.cast(type, hint)).items()
+    }
+    return value if changed == values else dataclasses.replace(value, **changed)
