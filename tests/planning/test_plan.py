@@ -167,14 +167,12 @@ slurm:
   train: {nodes: 16, partition: gpu, time: 5:00, extra_directives: [--nodes=4]}
 data: {mock: true}
 model: {num_attention_heads: 90}
-checkpoint: {save: ~/x}
 """)
     with pytest.raises(ConfigErrors) as error:
         plan(load_run(path))
     found = [message.replace(f"{tmp_path}/", "").partition(": ")[::2] for message in error.value.messages]
     places = [(where, what.split(" ")[0]) for where, what in found]
     assert places == [
-        ("run.yaml:13", "checkpoint.save"),
         ("run.yaml:6", "environment.HF_TOKEN"),
         ("run.yaml:8", "container.mounts[1].source"),
         ("run.yaml:10", "slurm.train.partition"),
