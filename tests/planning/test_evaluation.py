@@ -106,6 +106,14 @@ def test_a_missing_text_is_reported_by_its_key(tmp_path, stage):
     assert f"Stage evaluate needs {tmp_path}/texts/wikitext.idx, which does not exist" in message
 
 
+def test_a_task_file_that_runs_code_is_a_warning(tmp_path):
+    """Its relative path starts at the directory of the run file, and not at the current one."""
+    (tmp_path / "own.yaml").write_text("task: own\ndoc_to_text: !function own.text\n")
+    (tmp_path / "own.py").write_text("def text(document): ...\n")
+    found = warned(tmp_path, evaluated_run({"tasks": ["own.yaml"]}), "runs the code of")
+    assert [message.partition(": ")[2].partition(" ")[0] for message in found] == ["evaluation.tasks[0]"]
+
+
 def test_a_misspelled_key_of_the_section_is_reported(tmp_path):
     [message] = messages(tmp_path, evaluated_run(EVERY), "evaluation.evry=4")
     assert "did you mean every?" in message

@@ -88,7 +88,7 @@ def test_paths_of_the_trainers_sections(tmp_path, path):
         config(
             tmp_path,
             data={"datasets": [{"prefix": "/ok"}, {"prefix": path}], "cache_dir": path},
-            model={"layer_spec": f"{path}/layers.py:spec", "model_provider": "installed.module:model"},
+            optimizer={"lr": 0.001, "lr_schedule": f"{path}/rates.py:rate"},
             checkpoint={"save": path, "load": path},
             evaluation={"tasks": ["hellaswag", path]},
         )
@@ -99,7 +99,7 @@ def test_paths_of_the_trainers_sections(tmp_path, path):
         "data.cache_dir",
         "data.datasets[1].prefix",
         "evaluation.tasks[1]",
-        "model.layer_spec",
+        "optimizer.lr_schedule",
     ]
     assert all(problem.reason.startswith("must be a path without '..'") for problem in found)
 
