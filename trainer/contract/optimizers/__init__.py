@@ -10,5 +10,5 @@ OPTIMIZERS: tuple[Optimizer, ...] = (ADAMW,)
 
 
 def optimizer_of(section: OptimizerConfig) -> Optimizer:
-    """The optimizer that the section `optimizer` describes."""
+    """The optimizer of the section `optimizer`. AdamW is the only one, so no key chooses it."""
     return ADAMW
