@@ -49,13 +49,17 @@ class Preset:
         return shlex.join(words)
 
 
-NAMES = (
-    *("tiny", "tiny-moe"),
-    *("125m", "375m", "345m", "857m", "1.3b", "13b", "30b", "175b"),
-    *("llama3-8b", "llama3-70b", "llama3-405b"),
-    *("mixtral-8x7b", "deepseek-v3"),
-)
-"""Names of presets, from small to large in each family."""
+@functools.cache
+def _names() -> tuple[str, ...]:
+    return tuple(sorted((file.stem for file in DIRECTORY.glob("*.yaml")), key=_family_and_size))
+
+
+def _family_and_size(name: str) -> tuple[str, float]:
+    """The sort key of a name such as 125m, 1.3b or llama3-8b. A name can have no size."""
+    found = re.fullmatch(r"(.*?)(?:([\d.]+)([mb]))?", name)
+    assert found
+    family, number, unit = found.groups()
+    return family, float(number or 0) * (1000 if unit == "b" else 1)
 
 
 @functools.cache
@@ -69,19 +73,19 @@ class _Presets(Mapping[str, Preset]):
     """The presets by name. Each is read when it is looked up."""
 
     def __getitem__(self, name: str) -> Preset:
-        if name not in NAMES:
+        if name not in _names():
             raise KeyError(name)
         return _read(name)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(NAMES)
+        return iter(_names())
 
     def __len__(self) -> int:
-        return len(NAMES)
+        return len(_names())
 
 
 PRESETS: Mapping[str, Preset] = _Presets()
-"""Presets by name, in the order of NAMES."""
+"""Presets by name: GPT-3's sizes, then the other families, each from small to large."""
 
 
 def unknown_preset(name: str) -> str:
