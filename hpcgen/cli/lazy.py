@@ -73,17 +73,15 @@ class Lazy(NamedTuple):
 
     module: str
     """Module that defines one command as `command`, or several by name as `commands`."""
-    summary: str = ""
-    """The first paragraph of the command's help; the command itself has the others. If empty, the command has all, and
-    the help of its group imports it."""
+    summary: str
+    """The first paragraph of the command's help. The command itself has the others."""
 
     def load(self, name: str) -> click.Command:
         """Imports the command called `name`."""
         module = importlib.import_module(self.module)
         commands: Mapping[str, click.Command] = getattr(module, "commands", {})
         command = copy.copy(commands[name] if commands else module.command)
-        if self.summary:
-            command.help = "\n\n".join((self.summary, inspect.cleandoc(command.help or ""))).rstrip()
+        command.help = "\n\n".join((self.summary, inspect.cleandoc(command.help or ""))).rstrip()
         return command
 
 
@@ -108,7 +106,7 @@ class LazyGroup(CommandGroup):
         names = [name for name in self._lazy if name.startswith(incomplete)]
         from click.shell_completion import CompletionItem
 
-        items = [CompletionItem(name, help=self._summary(name)) for name in names]
+        items = [CompletionItem(name, help=self._lazy[name].summary) for name in names]
         return [*items, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -116,8 +114,4 @@ class LazyGroup(CommandGroup):
         width = max(map(len, self._lazy))
         for heading, names in self._sections.items():
             with formatter.section(heading):
-                formatter.write_dl([(f"{name:<{width}}", self._summary(name)) for name in names])
-
-    def _summary(self, name: str) -> str:
-        lazy = self._lazy[name]
-        return lazy.summary or lazy.load(name).get_short_help_str(limit=80)
+                formatter.write_dl([(f"{name:<{width}}", self._lazy[name].summary) for name in names])

@@ -70,7 +70,8 @@ def _with_stages(cls: type[T]) -> type[T]:
     for stage in STAGE_ROWS.values():
         settings = ArraySettings if stage.is_array else StageSettings
         cls.__annotations__[stage.section] = settings
-        documented = field(default_factory=settings, metadata={"doc": stage.settings_doc})
+        doc = f"Resources to {stage.summary}."
+        documented = field(default_factory=settings, metadata={"doc": doc})
         setattr(cls, stage.section, documented)
     return cls
 

@@ -37,9 +37,8 @@ class StageRow:
     name: str
     """Name in commands, template files and logs, such as nccl-test."""
     summary: str
-    """One-line description, as shown by the help of commands and in docs/stages.md."""
-    settings_doc: str
-    """Documentation of the stage's section under `slurm`."""
+    """What the job is for, in one line that begins with a verb. The help of commands, the documentation of the stage's
+    section under `slurm` and docs/stages.md have it."""
     other_names: tuple[str, ...] = ()
     """Words for this kind of job in other programs. If a user types one, the error message suggests `name`."""
 
@@ -142,8 +141,7 @@ STAGE_ROWS: Mapping[str, StageRow] = {
     for row in (
         StageRow(
             name="image",
-            summary="makes the container image",
-            settings_doc="Resources for building the container image.",
+            summary="make the container image",
             other_names=("build-image", "pull-image", "docker-build", "enroot-import"),
             is_single_task=True,
             in_container=False,
@@ -152,46 +150,40 @@ STAGE_ROWS: Mapping[str, StageRow] = {
         ),
         _data_stage(
             name="download",
-            summary="fetches the files of the corpus",
-            settings_doc="Resources for downloading the files of the corpus.",
+            summary="fetch the files of the corpus",
             other_names=("fetch", "wget"),
             shares_node=True,
             time_limit="1-00:00:00",
         ),
         _data_stage(
             name="extract",
-            summary="makes plain JSON Lines from compressed and Parquet files",
-            settings_doc="Resources for decompressing the files of the corpus.",
+            summary="make plain JSON Lines from compressed and Parquet files",
             other_names=("decompress", "unpack", "unzip", "gunzip", "untar"),
             time_limit="8:00:00",
         ),
         _data_stage(
             name="concat",
-            summary="joins the files of the corpus into num_output_files files",
-            settings_doc="Resources for joining the extracted files into num_output_files files.",
+            summary="join the extracted files into num_output_files files",
             other_names=("concatenate",),
             time_limit="8:00:00",
         ),
         _data_stage(
             name="tokenize",
-            summary="makes a .bin/.idx pair from each concatenated file",
-            settings_doc="Resources for tokenizing each concatenated file into a .bin/.idx pair.",
+            summary="make a .bin/.idx pair from each concatenated file",
             other_names=("tokenization", "encode"),
             makes_pairs=True,
             time_limit="8:00:00",
         ),
         _data_stage(
             name="prepare",
-            summary="makes the .bin/.idx pairs directly from the compressed files",
-            settings_doc="Resources for making the .bin/.idx pairs directly from the compressed files, in one pass.",
+            summary="make the .bin/.idx pairs directly from the files of the corpus",
             other_names=("preprocess", "preprocess-data", "preprocessing", "preparation"),
             makes_pairs=True,
             time_limit="12:00:00",
         ),
         StageRow(
             name="index-cache",
-            summary="builds Megatron's sample indices on CPUs before training",
-            settings_doc="Resources for building Megatron's sample indices before training.",
+            summary="build Megatron's sample indices on CPUs before training",
             other_names=("index", "build-index", "indices"),
             is_single_task=True,
             needs=TRAINING,
@@ -203,8 +195,7 @@ STAGE_ROWS: Mapping[str, StageRow] = {
         ),
         StageRow(
             name="memory-test",
-            summary="measures on one node whether the training fits its GPUs",
-            settings_doc="Resources for measuring the memory of training.",
+            summary="measure on one node whether the training fits its GPUs",
             other_names=("memory-check", "oom-test"),
             uses_gpus=True,
             is_single_task=True,
@@ -217,8 +208,7 @@ STAGE_ROWS: Mapping[str, StageRow] = {
         ),
         StageRow(
             name="train",
-            summary="trains the model",
-            settings_doc="Resources for training.",
+            summary="train the model",
             other_names=("training", "pretrain", "pretraining", "pretrain-gpt"),
             uses_gpus=True,
             needs=TRAINING,
@@ -233,8 +223,7 @@ STAGE_ROWS: Mapping[str, StageRow] = {
         ),
         StageRow(
             name="run",
-            summary="runs a training program of your own",
-            settings_doc="Resources for a training program of your own.",
+            summary="run a training program of your own",
             uses_gpus=True,
             runs_user_program=True,
             needs={"program": "set at least program.command"},
@@ -244,8 +233,7 @@ STAGE_ROWS: Mapping[str, StageRow] = {
         ),
         StageRow(
             name="evaluate",
-            summary="evaluates checkpoints: perplexity and tasks of lm-eval",
-            settings_doc="Resources for evaluating checkpoints.",
+            summary="evaluate checkpoints by perplexity and tasks of lm-eval",
             other_names=("eval", "evaluation", "lm-eval", "lm-harness", "perplexity", "ppl"),
             uses_gpus=True,
             needs=TRAINING,
@@ -257,8 +245,7 @@ STAGE_ROWS: Mapping[str, StageRow] = {
         ),
         StageRow(
             name="generate",
-            summary="continues the prompts of a file with the newest checkpoint",
-            settings_doc="Resources for generating text.",
+            summary="continue the prompts of a file with the newest checkpoint",
             other_names=("generation", "infer", "inference", "predict"),
             uses_gpus=True,
             one_node_by_default=True,
@@ -269,8 +256,7 @@ STAGE_ROWS: Mapping[str, StageRow] = {
         ),
         StageRow(
             name="export",
-            summary="writes the newest checkpoint as a Hugging Face directory",
-            settings_doc="Resources for exporting a checkpoint.",
+            summary="write the newest checkpoint as a Hugging Face directory",
             other_names=("to-hf", "export-hf"),
             is_single_task=True,
             needs={
@@ -283,16 +269,14 @@ STAGE_ROWS: Mapping[str, StageRow] = {
         ),
         StageRow(
             name="nccl-test",
-            summary="measures the bandwidth between the GPUs of the job",
-            settings_doc="Resources for measuring the bandwidth between GPUs.",
+            summary="measure the bandwidth between the GPUs of the job",
             other_names=("nccl", "all-reduce", "allreduce", "bandwidth", "bandwidth-test", "network-test"),
             uses_gpus=True,
             time_limit="30:00",
         ),
         StageRow(
             name="node-health",
-            summary="checks every node of the job, on the host and with its GPUs",
-            settings_doc="Resources for checking nodes.",
+            summary="check every node of the job, on the host and with its GPUs",
             other_names=("health", "health-check", "healthcheck", "node-check", "check-nodes", "burn-in"),
             uses_gpus=True,
             no_kill=True,
@@ -300,8 +284,7 @@ STAGE_ROWS: Mapping[str, StageRow] = {
         ),
         StageRow(
             name="tensorboard",
-            summary="serves TensorBoard for the run directory until the time limit",
-            settings_doc="Resources for serving TensorBoard.",
+            summary="serve TensorBoard for the run directory until the time limit",
             other_names=("tb",),
             is_single_task=True,
             shares_node=True,

@@ -139,6 +139,13 @@ def test_deepseek_v3_decays_between_10_and_14_3_of_14_8_trillion_tokens():
 
 def test_names_and_descriptions():
     assert list(PRESETS)[:3] == ["125m", "345m", "375m"]
-    assert list(PRESETS)[-6:] == ["llama3-8b", "llama3-70b", "llama3-405b", "mixtral-8x7b", "tiny", "tiny-moe"]
+    assert list(PRESETS)[-6:] == [
+        "llama3-8b",
+        "llama3-70b",
+        "llama3-405b",
+        "mixtral-8x7b",
+        "tiny",
+        "tiny-moe",
+    ]
     assert list(PRESETS) == [preset.name for preset in PRESETS.values()]
     assert all(preset.description and "\n" not in preset.description for preset in PRESETS.values())

@@ -33,8 +33,7 @@ STAGES = (Hello.of("hello-node"),)
 ROW = """\
         StageRow(
             name="hello-node",
-            summary="greets from one node",
-            settings_doc="For the greeting.",
+            summary="greet from one node",
             is_single_task=True,
             time_limit="5:00",
         ),
@@ -113,12 +112,12 @@ def test_its_section_of_the_run_file_holds(copy: Path) -> None:
 
 
 def test_commands_and_files_name_it(copy: Path) -> None:
-    assert "  hello-node   greets from one node\n" in hpcgen(copy, "render", "--help").stdout
+    assert "  hello-node   greet from one node\n" in hpcgen(copy, "render", "--help").stdout
     schema = json.loads(hpcgen(copy, "schema").stdout)
     section = schema["$defs"]["SlurmConfig"]["properties"]["hello_node"]
-    assert section["description"] == "For the greeting."
+    assert section["description"] == "Resources to greet from one node."
     assert hpcgen(copy, "init", "new.yaml", "--cluster", "local").returncode == 0
-    assert "  # For the greeting.\n  # hello_node: {}\n" in (copy / "new.yaml").read_text()
+    assert "  # Resources to greet from one node.\n  # hello_node: {}\n" in (copy / "new.yaml").read_text()
     assert "hello-node" in hpcgen(copy, "templates", "list").stdout
     refused = hpcgen(copy, "submit", "hello-node", "-c", "run.yaml")
     assert "use hpcgen render hello-node" in refused.stderr

@@ -10,7 +10,11 @@ from hpcgen.config.stages import STAGE_ROWS
 SECTIONS = {
     "Prepare": {
         "plan": Lazy("hpcgen.cli.data.plan", "List the files of the corpus and freeze them in a manifest."),
-        **{name: Lazy("hpcgen.cli.data.stages") for name, stage in STAGE_ROWS.items() if stage.is_array},
+        **{
+            name: Lazy("hpcgen.cli.data.stages", f"{stage.summary[0].upper()}{stage.summary[1:]}.")
+            for name, stage in STAGE_ROWS.items()
+            if stage.is_array
+        },
         "tokenize": Lazy(
             "hpcgen.cli.data.tokenize", "Tokenize INPUT files, or the concatenated files of a corpus."
         ),  # also tokenizes files that belong to no corpus

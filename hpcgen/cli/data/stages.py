@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import click
@@ -13,7 +12,7 @@ from hpcgen.data.stages.base import DataStage
 
 
 def _command(stage: DataStage) -> click.Command:
-    @click.command(stage.name, help=inspect.getdoc(type(stage)))
+    @click.command(stage.name)
     @task_options
     def command(**options: Any) -> None:
         run_stage(stage.name, **options)

@@ -42,7 +42,7 @@ class DataStage(ABC):
     """
 
     name: ClassVar[str]
-    """Name of the stage, of its job and of its command. The docstring of the class is the help of the command."""
+    """Name of the stage, of its job and of its command. Its row in hpcgen/config/stages.py has the summary."""
     before: ClassVar[DataStage | None] = None
     """The stage whose outputs this one reads; None if it reads the source."""
     folder: ClassVar[str]

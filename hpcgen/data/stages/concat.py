@@ -31,7 +31,7 @@ _BLOCK_BYTES = 4 * 1024 * 1024
 
 
 class Concat(DataStage):
-    """Join the extracted files into num_output_files files."""
+    """The stage concat, whose units are groups of extracted files."""
 
     name = "concat"
     before = EXTRACT

@@ -29,7 +29,7 @@ _BLOCK = 1 << 20
 
 
 class Download(DataStage):
-    """Download the missing files of the corpus."""
+    """The stage download, whose units are the files with a URL."""
 
     name = "download"
     folder = "download"

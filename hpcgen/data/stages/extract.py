@@ -30,7 +30,7 @@ _STORED = 0.99
 
 
 class Extract(DataStage):
-    """Make plain JSON Lines from compressed and Parquet files."""
+    """The stage extract, whose units are compressed files and Parquet files of the corpus."""
 
     name = "extract"
     before = DOWNLOAD

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Prepare(PairStage):
-    """Make .bin/.idx pairs directly from the files of the corpus."""
+    """The stage prepare, whose units are the files of the corpus."""
 
     name = "prepare"
     before = DOWNLOAD

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Tokenize(PairStage):
-    """Make a .bin/.idx pair from each concatenated file."""
+    """The stage tokenize, whose units are the concatenated files."""
 
     name = "tokenize"
     before = CONCAT
