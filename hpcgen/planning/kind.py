@@ -12,6 +12,7 @@ from hpcgen.config.run import RunConfig
 from hpcgen.config.stages import STAGE_ROWS, StageRow
 from hpcgen.errors import Problem
 from hpcgen.planning.allocation import Allocation
+from hpcgen.planning.inputs import Input
 from trainer.contract.config import TrainerConfig
 from trainer.contract.record import record
 
@@ -24,10 +25,8 @@ class Work:
 
     arguments: tuple[str, ...] = ()
     """Arguments after `python`. Empty if the stage's template contains the command."""
-    inputs: tuple[str, ...] = ()
-    """Host files that must exist. They can be checked on the login node."""
-    datasets: tuple[str, ...] = ()
-    """Members of `inputs` that are dataset files."""
+    inputs: tuple[Input, ...] = ()
+    """Host files that must exist."""
     reads: tuple[str, ...] = ()
     """Directories and files read in addition to `inputs`."""
     writes: tuple[str, ...] = ()

@@ -12,7 +12,6 @@ from hpcgen.config.corpus import CorpusConfig, CorpusJob, SourceConfig, blend, s
 from hpcgen.config.program import in_run_dir
 from hpcgen.config.run import RunConfig
 from hpcgen.errors import HpcgenError, Problem
-from hpcgen.text import nearest
 from trainer.contract.code import imports
 from trainer.contract.config import BlendConfig, NamedPath, PathKind, with_paths
 from trainer.contract.evaluation import is_task_file
@@ -110,19 +109,3 @@ def planning_job(config: RunConfig) -> CorpusJob:
 def manifest_of(corpus: CorpusConfig) -> str:
     """Path of the manifest, the list of the corpus's files that `hpcgen data plan` writes."""
     return f"{corpus.directory}/manifest.jsonl"
-
-
-def similar_path(path: str) -> str | None:
-    """An existing path with names spelled almost like those of `path`; None if there is none."""
-    found = Path("/")
-    for name in Path(path).parts[1:]:
-        try:
-            near = (
-                name if (found / name).exists() else nearest(name, [entry.name for entry in found.iterdir()])
-            )
-        except OSError:
-            return None
-        if near is None:
-            return None
-        found /= near
-    return str(found)

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import os.path
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcgen.config.run import RunConfig
 from hpcgen.errors import Problem
-from hpcgen.planning.paths import similar_path
 from trainer.contract.config import TrainerConfig
 
 if TYPE_CHECKING:
@@ -44,24 +42,6 @@ def checkpoints_read(load: str) -> str:
     from trainer.contract.files.checkpoint_files import directory_of
 
     return str(directory_of(Path(load)))
-
-
-def no_checkpoints(load: str, exists: Callable[[str], bool]) -> Problem:
-    """The problem for a directory `load` without checkpoints, with a hint if a related directory has some."""
-    from trainer.contract.files.checkpoint_files import COMPLETE, TRACKER
-
-    if exists(f"{load}/checkpoints"):
-        hint = f"did you mean {load}/checkpoints?"
-    elif exists(f"{load}/config.json"):
-        hint = f"to start from a Hugging Face model, run hpcgen checkpoint import {load} --to DIR and use DIR"
-    elif not exists(load) and (similar := similar_path(load)):
-        hint = f"did you mean {similar}?"
-    elif not exists(load) and exists(str(parent := Path(load).parent)) and load.startswith(f"{parent}/iter_"):
-        hint = f"use a checkpoint that is in {parent}"
-    else:
-        hint = "use a directory that contains iter_... directories, or one iter_... directory"
-    why = f"has neither {TRACKER} nor iter_.../{COMPLETE}" if exists(load) else "does not exist"
-    return Problem("checkpoint.load", f"has no checkpoint for stage train: {load} {why}", hint)
 
 
 def changed_hyperparameters(config: RunConfig, trainer: TrainerConfig) -> list[Problem]:

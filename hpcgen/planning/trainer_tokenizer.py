@@ -19,12 +19,6 @@ def tokenizer_name(tokenizer: TokenizerConfig) -> str:
     return str(PurePosixPath(tokenizer.vocab_file).parent) if tokenizer.vocab_file else tokenizer.kind
 
 
-def tokenizer_files(tokenizer: TokenizerConfig) -> tuple[str, ...]:
-    """The files that the run file names."""
-    files = (tokenizer.tokenizer_file, tokenizer.vocab_file, tokenizer.merges_file)
-    return tuple(file for file in files if file is not None)
-
-
 def tokenizer_problems(tokenizer: TokenizerConfig, reader: str) -> Iterator[Problem]:
     """Yields a problem if GPT-2's files are not in a directory that the trainer can read. `reader` is a key."""
     vocabulary, merges = tokenizer.vocab_file, tokenizer.merges_file

@@ -5,14 +5,12 @@ from __future__ import annotations
 import itertools
 import operator
 import os.path
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from importlib.util import find_spec
-from pathlib import PurePosixPath
 
 from hpcgen.config import corpus as corpora
 from hpcgen.config import tokenizer as tokenizers
 from hpcgen.config.loader import Run
-from hpcgen.config.presets import missing_tokenizer
 from hpcgen.config.run import TRAINER_SECTIONS, RunConfig
 from hpcgen.config.validation import located
 from hpcgen.errors import ConfigErrors, HpcgenError, Problem
@@ -25,11 +23,11 @@ from hpcgen.planning.container import (
 )
 from hpcgen.planning.environment import all_environment_problems, environment_warnings
 from hpcgen.planning.held_out import trained_texts
+from hpcgen.planning.inputs import Exists, Input, tokenizer_file
 from hpcgen.planning.kind import Stage
-from hpcgen.planning.paths import absolute_paths, manifest_of, run_dir_problems, similar_path
+from hpcgen.planning.paths import absolute_paths, manifest_of, run_dir_problems
 from hpcgen.planning.program import missing_script_warnings
 from hpcgen.planning.request import allocation_problems, array_warnings, cluster_problems
-from hpcgen.planning.resuming import no_checkpoints, proof_of_checkpoints
 from hpcgen.run_plan.stage import StagePlan, make_stage
 from hpcgen.run_plan.training import Training, plan_training
 from hpcgen.stages import STAGES
@@ -61,7 +59,7 @@ class Plan:
         return next((stage for stage in self.stages.values() if stage.kind.trains), None)
 
 
-def plan(run: Run, stages: Collection[str] = (), *, exists: Callable[[str], bool] = os.path.exists) -> Plan:
+def plan(run: Run, stages: Collection[str] = (), *, exists: Exists = os.path.exists) -> Plan:
     """Plans `stages` of a run, given by their names. Default: see `main_stage`.
 
     `exists` checks for data files on the login node.
@@ -133,7 +131,7 @@ def _problems(
 
 
 def _stage_warnings(
-    run: Run, config: RunConfig, stages: dict[str, StagePlan], exists: Callable[[str], bool]
+    run: Run, config: RunConfig, stages: dict[str, StagePlan], exists: Exists
 ) -> Iterator[Problem]:
     """Yields warnings about containers, files, arrays and variables."""
     if any(stage.container for stage in stages.values()):
@@ -148,16 +146,14 @@ def _stage_warnings(
         yield from environment_warnings(stage.kind, run, stage.environment)
 
 
-def _unchecked_pairs(
-    config: RunConfig, stages: dict[str, StagePlan], exists: Callable[[str], bool]
-) -> Iterator[str]:
+def _unchecked_pairs(config: RunConfig, stages: dict[str, StagePlan], exists: Exists) -> Iterator[str]:
     """Yields a warning if pairs that the stages read cannot be compared with the corpus's manifest."""
     corpus = config.data.corpus
     if corpus is None or not exists(manifest_of(corpus)) or find_spec("msgspec") is not None:
         return
     if any(stage.kind.makes_pairs for stage in stages.values()):
         return
-    read = {path for stage in stages.values() for path in stage.inputs}
+    read = {item.path for stage in stages.values() for item in stage.inputs}
     pairs = itertools.chain.from_iterable(corpora.blend(corpus).values())
     if any(f"{pair.prefix}.idx" in read for pair in pairs):
         yield (
@@ -217,74 +213,48 @@ def main_stage(run: Run) -> str:
     return PREPARE.name if run.document.get("data.corpus") is not None and not trains else TRAIN.name
 
 
-def _prefix_keys(config: RunConfig) -> dict[str, str]:
-    """Maps each file of the pairs in the run file to the key that names it."""
-    of_texts = {
-        text.prefix + suffix: f"evaluation.data[{index}].prefix"
-        for index, text in enumerate(config.evaluation.data)
-        for suffix in (".idx", ".bin")
-    }
-    return of_texts | {
-        dataset.prefix + suffix: f"data.{field}[{index}].prefix"
-        for field in ("datasets", "train", "valid", "test")
-        for index, dataset in enumerate(getattr(config.data, field))
-        for suffix in (".idx", ".bin")
-    }
-
-
-def _missing_pair(key: str, path: str, stage: str) -> Problem:
-    doubled = PurePosixPath(PurePosixPath(path).stem).suffix
-    hint = "use the path of a .bin/.idx pair without the suffix"
-    if doubled in (".bin", ".idx"):
-        hint = f"remove {doubled} from it"
-    elif similar := similar_path(path):
-        hint = f"did you mean {similar.removesuffix(PurePosixPath(path).suffix)}?"
-    return Problem(key, f"is not a .bin/.idx pair. Stage {stage} needs {path}, which does not exist", hint)
-
-
 def _missing_inputs(
-    run: Run, config: RunConfig, stages: dict[str, StagePlan], exists: Callable[[str], bool]
+    run: Run, config: RunConfig, stages: dict[str, StagePlan], exists: Exists
 ) -> tuple[list[Problem], list[Problem]]:
     """Missing input files: errors, or warnings if not even the first directory of the path exists on this machine."""
-    absent: dict[str, str] = {}
+    absent: dict[str, tuple[Input, str]] = {}
     for stage in (*stages.values(), *(stage.queued for stage in stages.values() if stage.queued)):
-        absent.update({path: stage.name for path in stage.inputs if path not in absent and not exists(path)})
-    corpus = config.data.corpus
-    pairs = itertools.chain.from_iterable(corpora.blend(corpus).values()) if corpus else ()
-    unmade = [
-        path for pair in pairs for path in (f"{pair.prefix}.idx", f"{pair.prefix}.bin") if path in absent
-    ]
-    load, prefixes = config.checkpoint.load, _prefix_keys(config)
-    errors, warnings = [], []
-    for path, name in absent.items():
-        if path in unmade:  # a stage can still make it; one warning below is about all of these files
+        for item in stage.inputs:
+            if item.path not in absent and not exists(item.path):
+                absent[item.path] = item, stage.name
+    errors, warnings, reported = [], [], set[str]()
+    for path, (item, name) in absent.items():
+        if item.is_made:  # one warning below is about all of these files
             continue
-        if not exists("/" + path.split("/")[1]):  # storage that only the compute nodes may mount
+        if not _is_seen(path, exists):
             reason = f"was not checked, because this machine has no /{path.split('/')[1]}"
             warnings.append(Problem("", reason, subject=path))
         elif closed := no_access(path):
             errors.append(Problem("", f"{closed}. Stage {name} needs it"))
-        elif corpus and path == manifest_of(corpus):
-            hint = "run hpcgen data plan with this run file first"
-            errors.append(Problem("", f"no such file. Stage {name} needs this manifest", hint, where=path))
-        elif load and path == proof_of_checkpoints(load):
-            errors.append(_located(run, no_checkpoints(load, exists)))
-        elif path in prefixes:
-            # if both files of a pair are absent, only the .idx is reported
-            if path.endswith(".idx") or path.removesuffix(".bin") + ".idx" not in absent:
-                errors.append(_located(run, _missing_pair(prefixes[path], path, name)))
-        elif path == config.data.tokenizer.tokenizer_file:
-            errors.append(_located(run, missing_tokenizer(config.preset, path, name)))
-        else:
-            errors.append(Problem("", f"no such file. Stage {name} needs it", where=path))
+        elif not item.key:
+            errors.append(item.missing(name, exists))
+        elif item.key not in reported:  # both files of a pair have the same key
+            errors.append(_located(run, item.missing(name, exists)))
+            reported.add(item.key)
+    unmade = [path for path, (item, _) in absent.items() if item.is_made]
     if unmade and not any(stage.kind.makes_pairs for stage in stages.values()):
-        more = f" and {counted(len(unmade) - 1, 'more file')}" if len(unmade) > 1 else ""
-        verb = "do" if more else "does"
-        plan_first = "hpcgen data plan and then " if corpus and not exists(manifest_of(corpus)) else ""
-        reason = f"{verb} not exist yet. Run {plan_first}the stage prepare (or tokenize)"
-        warnings.append(Problem("", reason, subject=f"{unmade[0]}{more}"))
-        # training does not read the tokenizer's file, but the stage that this warning suggests does
-        tokenizer = config.data.tokenizer.tokenizer_file
-        if tokenizer and exists("/" + tokenizer.split("/")[1]) and not exists(tokenizer):
-            warnings.append(_located(run, missing_tokenizer(config.preset, tokenizer, "prepare")))
+        warnings += _unmade_pairs(run, config, unmade, exists)
     return errors, warnings
+
+
+def _is_seen(path: str, exists: Exists) -> bool:
+    """False for a path on storage that only the compute nodes may mount."""
+    return exists("/" + path.split("/")[1])
+
+
+def _unmade_pairs(run: Run, config: RunConfig, paths: Sequence[str], exists: Exists) -> Iterator[Problem]:
+    """Yields a warning about all pairs that the data stages still have to make, and one about their tokenizer."""
+    more = f" and {counted(len(paths) - 1, 'more file')}" if len(paths) > 1 else ""
+    corpus = config.data.corpus
+    plan_first = "hpcgen data plan and then " if corpus and not exists(manifest_of(corpus)) else ""
+    reason = f"{'do' if more else 'does'} not exist yet. Run {plan_first}the stage prepare (or tokenize)"
+    yield Problem("", reason, subject=f"{paths[0]}{more}")
+    # training does not read the tokenizer's file, but the stage that this warning suggests does
+    for item in tokenizer_file(config):
+        if _is_seen(item.path, exists) and not exists(item.path):
+            yield _located(run, item.missing("prepare", exists))

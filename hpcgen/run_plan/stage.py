@@ -10,6 +10,7 @@ from hpcgen.config.run import RunConfig
 from hpcgen.planning.allocation import Allocation
 from hpcgen.planning.container import Container, make_container
 from hpcgen.planning.environment import Variable, stage_environment, stage_secrets, uses_gpus
+from hpcgen.planning.inputs import Input
 from hpcgen.planning.kind import Stage, Work
 from hpcgen.planning.request import make_allocation
 from trainer.contract.config import TrainerConfig
@@ -31,8 +32,8 @@ class StagePlan:
     python: str
     arguments: tuple[str, ...]
     """Arguments after `python`. The job adds those known only at run time: its configuration, stop file and task ID."""
-    inputs: tuple[str, ...]
-    """Host files that the stage reads. They can be checked on the login node."""
+    inputs: tuple[Input, ...]
+    """Host files that the stage reads."""
     required: tuple[str, ...]
     """Host paths that every node must have: inputs, and mounted paths that the job does not create."""
     directories: tuple[str, ...]
@@ -45,9 +46,6 @@ class StagePlan:
     """Name -> content of files that the script writes into the job's directory."""
     values: Mapping[str, object]
     """Variables of the stage's own template."""
-    datasets: tuple[str, ...]
-    """Members of `inputs` that are dataset files. There may be thousands, so the job checks each once and not on every
-    node."""
     queued: StagePlan | None
     """The stage that the running job submits, as train submits evaluate. Its script is the job's file NAME.sh."""
     signal_lead_s: int
@@ -65,7 +63,7 @@ class StagePlan:
 
     def required_everywhere(self) -> tuple[str, ...]:
         """Host paths to check on each node: `required`, with dataset files replaced by their directories."""
-        of_datasets = set(self.datasets)
+        of_datasets = {item.path for item in self.inputs if item.is_dataset}
         paths = (str(PurePosixPath(path).parent) if path in of_datasets else path for path in self.required)
         return tuple(dict.fromkeys(paths))
 
@@ -95,13 +93,12 @@ def make_stage(
         python=run.cluster.python,
         arguments=work.arguments,
         inputs=work.inputs,
-        required=(*work.inputs, *reads, *_needed_by(container, run, config)),
+        required=(*(item.path for item in work.inputs), *reads, *_needed_by(container, run, config)),
         directories=work.writes,
         striped_directories=work.large,
         secrets=stage_secrets(stage, config),
         files=work.files,
         values=work.values,
-        datasets=work.datasets,
         queued=make_stage(queued, run, config, trainer) if queued else None,
         signal_lead_s=signal_lead_s,
     )
@@ -112,7 +109,7 @@ def _container(
 ) -> Container | None:
     if not stage.in_container:
         return None
-    of_inputs = (str(PurePosixPath(path).parent) for path in work.inputs)
+    of_inputs = (str(PurePosixPath(item.path).parent) for item in work.inputs)
     variables = (variable.name for variable in environment)
     return make_container(
         config,

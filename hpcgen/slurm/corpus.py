@@ -173,5 +173,5 @@ def _pairs_read(plan: Plan) -> list[Dataset]:
     corpus = plan.config.data.corpus
     if corpus is None or any(stage.kind.makes_pairs for stage in plan.stages.values()):
         return []
-    read = {path for stage in plan.stages.values() for path in stage.inputs}
+    read = {item.path for stage in plan.stages.values() for item in stage.inputs}
     return [pair for pairs in blend(corpus).values() for pair in pairs if f"{pair.prefix}.idx" in read]

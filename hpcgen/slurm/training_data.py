@@ -37,7 +37,7 @@ def check_training_data(plan: Plan) -> None:
     trainer = plan.trainer
     if trainer is None or any(stage.kind.makes_pairs for stage in plan.stages.values()):
         return
-    read = {path for stage in plan.stages.values() for path in stage.inputs}
+    read = {item.path for stage in plan.stages.values() for item in stage.inputs}
     datasets = [dataset for field in BLENDS for dataset in getattr(trainer.data, field)]
     pairs = _open_pairs([dataset.prefix for dataset in datasets if f"{dataset.prefix}.idx" in read])
     evaluation = plan.config.evaluation
@@ -82,7 +82,7 @@ def check_tokenizers(plan: Plan) -> None:
 
 def _prefixes(plan: Plan) -> dict[str, str]:
     """Prefixes of the pairs that the planned stages read, or that their tokenizer must fit, by key."""
-    read = {path for stage in plan.stages.values() for path in stage.inputs}
+    read = {item.path for stage in plan.stages.values() for item in stage.inputs}
     fits = any(stage.kind.uses_tokenizer for stage in plan.stages.values())
     data, evaluation = trainer_data(plan.config), plan.config.evaluation
     named = {

@@ -13,8 +13,9 @@ from hpcgen.config.run import RunConfig
 from hpcgen.config.stages import STAGE_ROWS
 from hpcgen.errors import Problem
 from hpcgen.planning.allocation import Allocation
+from hpcgen.planning.inputs import manifest, tokenizer_files
 from hpcgen.planning.kind import Export, Stage, Work
-from hpcgen.planning.paths import corpus_job, manifest_of
+from hpcgen.planning.paths import corpus_job
 from trainer.contract.config import TrainerConfig
 from trainer.contract.record import record
 
@@ -42,15 +43,14 @@ class CorpusStage(Stage):
     ) -> Work:
         """The work of one task; the script adds the task ID. Requires a corpus in the run file."""
         job = corpus_job(config)
-        corpus, tokenizer, tool = job.corpus, job.tokenizer, self.data_stage
+        corpus, tool = job.corpus, self.data_stage
         outputs = f"{corpus.directory}/{tool.folder}"
         assert config.data.corpus is not None
         assert allocation.array is not None
         source, num_tasks = config.data.corpus.source.directory, allocation.array.num_tasks
-        vocabulary = (tokenizer.vocab_file, tokenizer.merges_file, tokenizer.tokenizer_file)
         return Work(
             arguments=("-m", "hpcgen", "data", self.name, f"--num-tasks={num_tasks}"),
-            inputs=(manifest_of(corpus), *(path for path in vocabulary if path and self.makes_pairs)),
+            inputs=(manifest(corpus), *(tokenizer_files(config) if self.makes_pairs else ())),
             reads=(source,) if source and tool.reads_source else (),
             writes=(corpus.directory, *(() if tool.makes_output_files else (outputs,))),
             large=(outputs,)

@@ -10,9 +10,10 @@ from hpcgen.config.run import RunConfig
 from hpcgen.errors import Problem
 from hpcgen.planning.allocation import Allocation
 from hpcgen.planning.config_text import config_text
+from hpcgen.planning.inputs import Input, text_files, tokenizer_files
 from hpcgen.planning.kind import Export, Stage, Work
 from hpcgen.planning.paths import checkpoint_directory
-from hpcgen.planning.trainer_tokenizer import tokenizer_files, tokenizer_name, tokenizer_problems
+from hpcgen.planning.trainer_tokenizer import tokenizer_name, tokenizer_problems
 from trainer.contract.config import TrainerConfig
 from trainer.contract.evaluation import DIRECTORY, EvaluationConfig, is_task_file
 from trainer.contract.task_files import code_of
@@ -40,11 +41,10 @@ class Evaluate(Stage):
             wandb_project=config.logging.wandb_project,
             wandb_entity=config.logging.wandb_entity,
         )
-        pairs = tuple(f"{text.prefix}{suffix}" for text in settings.data for suffix in (".idx", ".bin"))
-        task_files = tuple(task for task in settings.tasks if is_task_file(task))
+        task_files = (Input(task) for task in settings.tasks if is_task_file(task))
         return Work(
             arguments=("-m", "trainer.evaluate"),
-            inputs=(*pairs, *task_files, *(tokenizer_files(tokenizer) if settings.tasks else ())),
+            inputs=(*text_files(config), *task_files, *(tokenizer_files(config) if settings.tasks else ())),
             reads=(checkpoints,),
             # data sets are locked in their cache while they are read
             writes=(settings.hf_home,) if settings.hf_home else (),

@@ -9,9 +9,10 @@ from hpcgen.config.loader import Run
 from hpcgen.config.run import RunConfig
 from hpcgen.errors import ConfigErrors, Problem
 from hpcgen.planning.allocation import Allocation
+from hpcgen.planning.inputs import tokenizer_files
 from hpcgen.planning.kind import Stage, Work
 from hpcgen.planning.paths import checkpoint_directory
-from hpcgen.planning.trainer_tokenizer import tokenizer_files, tokenizer_name, tokenizer_problems
+from hpcgen.planning.trainer_tokenizer import tokenizer_name, tokenizer_problems
 from trainer.contract.config import TrainerConfig
 from trainer.contract.config.resolve import resolve_model
 from trainer.contract.families.huggingface import nearest_family
@@ -43,7 +44,7 @@ class Export(Stage):
                 *("-m", "trainer.huggingface", "export", checkpoints, f"--to={directory}"),
                 *(f"{name}={value}" for name, value in options.items() if value is not None),
             ),
-            inputs=tokenizer_files(tokenizer),
+            inputs=tokenizer_files(config),
             reads=(checkpoints,),
             large=(str(PurePosixPath(directory).parent),),
             values={"destination": directory},

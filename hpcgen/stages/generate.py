@@ -10,10 +10,11 @@ from hpcgen.config.loader import Run
 from hpcgen.config.run import RunConfig
 from hpcgen.errors import ConfigErrors, Problem
 from hpcgen.planning.allocation import Allocation
+from hpcgen.planning.inputs import Input, tokenizer_files
 from hpcgen.planning.kind import Export, Stage, Work
 from hpcgen.planning.paths import checkpoint_directory
 from hpcgen.planning.request import make_allocation
-from hpcgen.planning.trainer_tokenizer import tokenizer_files, tokenizer_name, tokenizer_problems
+from hpcgen.planning.trainer_tokenizer import tokenizer_name, tokenizer_problems
 from hpcgen.text import counted
 from trainer.contract.config import TrainerConfig
 from trainer.contract.generation import DIRECTORY, GenerationSettings
@@ -43,7 +44,7 @@ class Generate(Stage):
                 *(f"--device={run.node_type.device}", f"--tensor-model-parallel-size={_tensor_size(config)}"),
                 *_options(settings),
             ),
-            inputs=(settings.prompts, *tokenizer_files(tokenizer)),
+            inputs=(Input(settings.prompts), *tokenizer_files(config)),
             reads=(checkpoints,),
             writes=(str(PurePosixPath(output).parent),),
             values={"output": output},

@@ -10,6 +10,7 @@ from hpcgen.config.loader import Run
 from hpcgen.config.run import RunConfig
 from hpcgen.errors import Problem
 from hpcgen.planning.allocation import Allocation
+from hpcgen.planning.inputs import Input
 from hpcgen.planning.kind import Stage, Work
 from hpcgen.resources import shipped
 from trainer.contract.config import TrainerConfig
@@ -49,7 +50,7 @@ class Image(Stage):
         directories = [path for path in (code, image.megatron_deepspeed) if path]
         return Work(
             arguments=(*given, *packages),
-            inputs=(*([image.base] if is_image_file(image.base) else []), *directories),
+            inputs=tuple(map(Input, (*([image.base] if is_image_file(image.base) else []), *directories))),
             reads=tuple(directories),
             writes=(str(PurePosixPath(output).parent),),
             files={name: (folder / name).read_text(encoding="utf-8") for name in recipe} | topology,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hpcgen.config.loader import Run
 from hpcgen.config.run import RunConfig
 from hpcgen.planning.allocation import Allocation
+from hpcgen.planning.inputs import blend_files
 from hpcgen.planning.kind import Stage, Work
 from hpcgen.planning.paths import trainer_data
 from hpcgen.planning.resuming import checkpoints_read
@@ -20,12 +21,9 @@ class IndexCache(Stage):
     ) -> Work:
         """Runs the index builder with the training configuration, on which the names of the indices depend."""
         data, load = trainer_data(config), config.checkpoint.load
-        datasets = (*data.datasets, *data.train, *data.valid, *data.test)
-        files = tuple(f"{dataset.prefix}{suffix}" for dataset in datasets for suffix in (".idx", ".bin"))
         return Work(
             arguments=("-m", "trainer.data.index_cache"),
-            inputs=files,
-            datasets=files,
+            inputs=tuple(blend_files(config)),
             # what the run has read decides which indices it needs
             reads=(checkpoints_read(load),) if load else (),
             writes=(data.cache_dir,) if data.cache_dir else (),

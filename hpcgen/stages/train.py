@@ -10,6 +10,7 @@ from hpcgen.config.stages import TRAINER_FILE
 from hpcgen.errors import Problem
 from hpcgen.planning.allocation import Allocation
 from hpcgen.planning.config_text import config_text
+from hpcgen.planning.inputs import Input, blend_files, checkpoints
 from hpcgen.planning.kind import Export, Stage, Work
 from hpcgen.planning.node_check import preflight
 from hpcgen.planning.paths import checkpoint_directory, import_files, trainer_data
@@ -19,7 +20,6 @@ from hpcgen.planning.resuming import (
     discarded_training,
     leftover_confirmations,
     nothing_to_do,
-    proof_of_checkpoints,
     unscaled_positions,
 )
 from hpcgen.stages.evaluate import EVALUATE
@@ -34,25 +34,23 @@ class Train(Stage):
     ) -> Work:
         """Runs the trainer on the data blend with the run's checkpoints."""
         data, checkpoint = trainer_data(config), config.checkpoint
-        datasets = (*data.datasets, *data.train, *data.valid, *data.test)
-        files = tuple(f"{dataset.prefix}{suffix}" for dataset in datasets for suffix in (".idx", ".bin"))
-        inputs = (*files, *import_files(config))
-        if checkpoint.load:
-            inputs = (*inputs, proof_of_checkpoints(checkpoint.load))
-        checkpoints = checkpoint_directory(config)
+        saved = checkpoint_directory(config)
         return Work(
             arguments=("-m", "trainer"),
-            inputs=inputs,
-            datasets=files,
+            inputs=(
+                *blend_files(config),
+                *map(Input, import_files(config)),
+                *([checkpoints(checkpoint.load)] if checkpoint.load else []),
+            ),
             reads=(checkpoints_read(checkpoint.load),) if checkpoint.load else (),
             writes=(data.cache_dir,) if data.cache_dir else (),
-            large=(checkpoints,),
+            large=(saved,),
             files=trainer_files(trainer),
             values={
                 "train_iters": config.training.train_iters,
                 "fingerprint": "" if trainer is None else fingerprint(trainer),
                 "max_restarts": allocation.max_restarts,
-                "checkpoints": checkpoints,
+                "checkpoints": saved,
                 **({"evaluation_every": config.evaluation.every} if config.evaluation.every else {}),
                 **preflight(run, config, allocation),
             },

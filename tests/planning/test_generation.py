@@ -47,7 +47,10 @@ def test_the_job_continues_the_prompts_with_the_checkpoints_of_the_run(tmp_path:
         *("--eod-token=<end>", "--device=cpu", "--tensor-model-parallel-size=2"),
         *("--temperature=0.5", "--top-k=40", "--precision=bf16", "--stop=a b"),
     )
-    assert stage.inputs == (f"{tmp_path}/prompts.jsonl", f"{tmp_path}/tokenizer.json")
+    assert tuple(item.path for item in stage.inputs) == (
+        f"{tmp_path}/prompts.jsonl",
+        f"{tmp_path}/tokenizer.json",
+    )
     assert stage.allocation.nodes == 1  # slurm.defaults.nodes is for training
     assert (
         stage_plan(tmp_path, "generate", "slurm.generate.nodes=2", generation=PROMPTS).allocation.nodes == 2
