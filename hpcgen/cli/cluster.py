@@ -13,6 +13,8 @@ import click
 from hpcgen.cli.found import list_found
 from hpcgen.cli.lazy import CommandGroup
 from hpcgen.cli.options import complete_clusters, json_option, warn
+from hpcgen.config.node_types import find_node_type
+from hpcgen.config.profiles import cluster_names, find_cluster, load_cluster, read_profile, unknown_cluster
 from hpcgen.errors import ConfigErrors, HpcgenError
 
 if TYPE_CHECKING:
@@ -28,8 +30,6 @@ command = CommandGroup("cluster")
 @json_option
 def list_clusters(as_json: bool) -> None:
     """List the available profiles and their files."""
-    from hpcgen.config.profiles import cluster_names, find_cluster, load_cluster
-
     list_found(
         cluster_names(),
         find_cluster,
@@ -48,8 +48,6 @@ def show(name: str, as_json: bool) -> None:
     Includes the profiles that it extends. Values that are not set and have no default are omitted; with --json
     they are null.
     """
-    from hpcgen.config.node_types import find_node_type
-
     file, profile = _read(name)
     config, node_type = profile.config, profile.node_type
     values = dict(_leaves(dataclasses.asdict(config)))
@@ -98,8 +96,6 @@ def _read(name: str) -> tuple[Path, Profile]:
     Raises:
         HpcgenError: the profile does not exist, or see `read_profile`.
     """
-    from hpcgen.config.profiles import find_cluster, read_profile, unknown_cluster
-
     file = find_cluster(name)
     if file is None:
         problem = unknown_cluster("name", name, directory=Path.cwd())

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from hpcgen.checkpoints.finding import find_checkpoint
 from hpcgen.cli.checkpoint.paths import complete_checkpoints
-from hpcgen.cli.options import override_option
+from hpcgen.cli.options import override_option, read_absolute
 from hpcgen.errors import ConfigErrors, HpcgenError
+from trainer.contract.generation import text_problem
 
 if TYPE_CHECKING:
     from hpcgen.config.run import RunConfig
@@ -117,9 +119,7 @@ def command(
     """Loads a checkpoint of any layout into one process, on a GPU or on a CPU. Without --prompt and --prompts,
     continues the lines that are typed on a terminal. Needs torch, megatron-core and tokenizers.
     """
-    from hpcgen.checkpoints.finding import find_checkpoint
     from hpcgen.checkpoints.generation import prompt_file, run_generation
-    from trainer.contract.generation import text_problem
 
     if prompt is not None and prompts is not None:
         raise HpcgenError("--prompt and --prompts both give prompts", "use only one of them")
@@ -150,15 +150,11 @@ def command(
 
 def _read_run(config: Path | None, overrides: tuple[str, ...]) -> RunConfig | None:
     """The run file with absolute paths; None without one."""
-    from hpcgen.config.loader import load_run
-    from hpcgen.planning.paths import absolute_paths
-
     if config is None:
         if overrides:
             raise HpcgenError("--set requires a run file", "use -c run.yaml")
         return None
-    run = load_run(config, overrides)
-    return absolute_paths(run.config, run.directory)
+    return read_absolute(config, overrides)
 
 
 def _checkpoints_of(run: RunConfig | None) -> Path:

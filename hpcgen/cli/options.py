@@ -11,11 +11,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from hpcgen import files
+from hpcgen.config.document import split_assignment
+from hpcgen.config.shown import is_private
 from hpcgen.config.stages import STAGE_ROWS
-from hpcgen.errors import HpcgenError
+from hpcgen.errors import ConfigErrors, HpcgenError, Problem
 
 if TYPE_CHECKING:
     from hpcgen.config.loader import Run
+    from hpcgen.config.run import RunConfig
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -54,9 +58,6 @@ def _check_assignments(
     context: click.Context, parameter: click.Parameter, assignments: tuple[str, ...]
 ) -> tuple[str, ...]:
     """Refuses each `--set KEY VALUE` for its missing =, before VALUE is refused as an unknown argument."""
-    from hpcgen.config.document import split_assignment
-    from hpcgen.errors import ConfigErrors, Problem
-
     mistakes: list[Problem] = []
     for assignment in assignments:
         try:
@@ -163,6 +164,19 @@ def read_run_or_cluster(
     return load_cluster_run(cluster, run_dir or f"runs/{name}", overrides)
 
 
+def read_absolute(config: Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """Reads a run file. Its paths become absolute.
+
+    Raises:
+        HpcgenError: the run file is invalid.
+    """
+    from hpcgen.config.loader import load_run
+    from hpcgen.planning.paths import absolute_paths
+
+    run = load_run(config, overrides)
+    return absolute_paths(run.config, run.directory)
+
+
 def templates_option(command: Command) -> Command:
     """Adds --templates, the directories of site templates."""
     return click.option(
@@ -184,8 +198,6 @@ def write_output(output: Path, text: str, mode: int) -> None:
     if str(output) == "-":
         click.echo(text, nl=False)
         return
-    from hpcgen import files
-
     files.write_output(output, text, mode)
     click.echo(f"wrote {output}", err=True)
 
@@ -200,8 +212,6 @@ def program() -> str:
 
 def run_arguments(config: Path, overrides: Sequence[str]) -> str:
     """The options --config and --set of this call, for the command to type next, without values that may be secret."""
-    from hpcgen.config.shown import is_private
-
     words = ["-c", str(config)]
     for override in overrides:
         key, _, value = override.partition("=")

@@ -9,6 +9,9 @@ import click
 
 from hpcgen.cli.options import json_option
 from hpcgen.config.presets import PRESETS
+from trainer.contract.config import ModelConfig
+from trainer.contract.config.resolve import resolve_model
+from trainer.contract.model.model_size import active_parameter_count, parameter_count
 
 REFERENCE_VOCAB = 50304
 """Padded GPT-2 vocabulary size, used to count the parameters of presets that set no vocabulary."""
@@ -18,10 +21,6 @@ REFERENCE_VOCAB = 50304
 @json_option
 def command(as_json: bool) -> None:
     """The counts are computed from the shapes of the models. Active parameters are those that process each token."""
-    from trainer.contract.config import ModelConfig
-    from trainer.contract.config.resolve import resolve_model
-    from trainer.contract.model.model_size import active_parameter_count, parameter_count
-
     rows = []
     for preset in PRESETS.values():
         shape = {"padded_vocab_size": REFERENCE_VOCAB, **preset.sections["model"]}

@@ -6,13 +6,13 @@ import json
 
 import click
 
+from hpcgen.config.cluster import ClusterConfig
+from hpcgen.config.run import RunConfig
+from hpcgen.config.schema import json_schema
+
 
 @click.command("schema")
 @click.argument("kind", type=click.Choice(["run", "cluster"]), default="run")
 def command(kind: str) -> None:
-    from hpcgen.config.cluster import ClusterConfig
-    from hpcgen.config.run import RunConfig
-    from hpcgen.config.schema import json_schema
-
     described = {"run": RunConfig, "cluster": ClusterConfig}[kind]
     click.echo(json.dumps(json_schema(described), indent=1))

@@ -13,7 +13,10 @@ import click
 
 from hpcgen.cli.lazy import CommandGroup
 from hpcgen.cli.options import complete_clusters, json_option, templates_option
+from hpcgen.config.directories import configuration_directories
+from hpcgen.config.profiles import cluster_names, load_cluster
 from hpcgen.config.stages import FRAMES, STAGE_ROWS
+from hpcgen.config.trust import require_safe_parents, require_trusted
 from hpcgen.errors import HpcgenError
 from hpcgen.files import write_text
 from hpcgen.slurm.rendering.block_docs import block_docs
@@ -73,8 +76,6 @@ def _environment(templates: Sequence[Path]) -> ShellEnvironment:
 
 def _trusted_groups() -> set[str]:
     """Groups trusted by any profile. These commands only read and write templates and never run them."""
-    from hpcgen.config.profiles import cluster_names, load_cluster
-
     trusted: set[str] = set()
     for name in cluster_names():
         try:
@@ -166,7 +167,6 @@ def override_command(name: str, blocks: tuple[str, ...], output: Path | None) ->
     NAME is a stage, base for all stages, or data for the data stages. The new template extends the shipped one.
     An existing file is never changed.
     """
-    from hpcgen.config.directories import configuration_directories
     from hpcgen.slurm.rendering.environment import make_environment
     from hpcgen.slurm.rendering.inventory import block_names, template_chain, template_file
     from hpcgen.slurm.rendering.override import override_text
@@ -197,8 +197,6 @@ def _make_directory(directory: Path) -> None:
     Raises:
         HpcgenError: the directory cannot be created, or others can write to it.
     """
-    from hpcgen.config.trust import require_safe_parents, require_trusted
-
     missing = [path for path in (directory, *directory.parents) if not path.exists()]
     try:
         for path in reversed(missing):
@@ -263,7 +261,6 @@ def check_command(
     from hpcgen.check.scripts import read_scripts
     from hpcgen.check.shell_programs import has_shellcheck
     from hpcgen.check.site import check_site
-    from hpcgen.config.profiles import cluster_names
 
     find_shfmt()  # now rather than after all scripts are rendered
     directories = site_directories(templates)

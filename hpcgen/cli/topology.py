@@ -15,8 +15,14 @@ import click
 from hpcgen.cli.found import list_found
 from hpcgen.cli.lazy import CommandGroup
 from hpcgen.cli.options import json_option, write_output
+from hpcgen.config.node_types import find_node_type, load_node_type, node_type_names
 from hpcgen.errors import HpcgenError
 from hpcgen.text import counted
+from hpcgen.topology import nccl_xml, svg, text
+from hpcgen.topology import sysfs as live
+from hpcgen.topology.compare import differences
+from hpcgen.topology.layout import nvlink_words, pcie
+from hpcgen.topology.node import expected
 
 if TYPE_CHECKING:
     from hpcgen.config.node_type import AllReduceThreshold, NodeType, Variable
@@ -25,8 +31,6 @@ if TYPE_CHECKING:
 
 def _names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Node type names for shell completion."""
-    from hpcgen.config.node_types import node_type_names
-
     return [name for name in node_type_names() if name.startswith(incomplete)]
 
 
@@ -42,8 +46,6 @@ def command() -> None:
 @json_option
 def list_node_types(as_json: bool) -> None:
     """List the available node types and their files."""
-    from hpcgen.config.node_types import find_node_type, load_node_type, node_type_names
-
     list_found(
         node_type_names(),
         find_node_type,
@@ -58,8 +60,6 @@ def list_node_types(as_json: bool) -> None:
 @json_option
 def show(name: str, as_json: bool) -> None:
     """Show every fact about node type NAME and its source."""
-    from hpcgen.config.node_types import load_node_type
-
     node_type = load_node_type(name)
     if as_json:
         click.echo(json.dumps({"name": name, **dataclasses.asdict(node_type)}, indent=1))
@@ -80,8 +80,6 @@ def show(name: str, as_json: bool) -> None:
 
 def _facts(node_type: NodeType) -> Iterator[tuple[str, str]]:
     """Yields the name and text of each fact that fits on one line."""
-    from hpcgen.topology.layout import nvlink_words, pcie
-
     processor, memory = node_type.processor, node_type.gpu_memory_gib
     lines: dict[str, str | None] = {
         "extends": node_type.extends,
@@ -175,9 +173,6 @@ def _conditions(fact: Variable) -> str:
 @_name_argument
 def xml(name: str) -> None:
     """Print NCCL's topology file (NCCL_TOPO_FILE) for node type NAME."""
-    from hpcgen.config.node_types import load_node_type
-    from hpcgen.topology import nccl_xml
-
     click.echo(nccl_xml.write(name, load_node_type(name)), nl=False)
 
 
@@ -192,9 +187,6 @@ def xml(name: str) -> None:
 )
 def draw(name: str, as_svg: bool, output: Path | None) -> None:
     """Draw node type NAME as text or SVG."""
-    from hpcgen.config.node_types import load_node_type
-    from hpcgen.topology import svg, text
-
     node_type = load_node_type(name)
     if output is not None:
         if output.suffix.lower() not in ("", ".svg"):
@@ -230,10 +222,6 @@ def verify(ctx: click.Context, name: str, xml_file: Path | None, sysfs: Path | N
     Facts that are missing from the file or the node are not compared: virtual machines hide PCI bridges and often
     NUMA nodes. Exits with status 1 if there are differences.
     """
-    from hpcgen.config.node_types import load_node_type
-    from hpcgen.topology.compare import differences
-    from hpcgen.topology.node import expected
-
     if xml_file is not None and sysfs is not None:
         raise click.UsageError("--xml and --sysfs cannot be used together")
     node_type = load_node_type(name)
@@ -257,9 +245,6 @@ def verify(ctx: click.Context, name: str, xml_file: Path | None, sysfs: Path | N
 
 def _found(node_type: NodeType, xml_file: Path | None, sysfs: Path | None) -> tuple[str, Topology]:
     """The name and topology of the file or the live node to compare."""
-    from hpcgen.topology import nccl_xml
-    from hpcgen.topology import sysfs as live
-
     if xml_file is not None:
         return str(xml_file), nccl_xml.read(xml_file)
     directory = sysfs or Path("/sys")

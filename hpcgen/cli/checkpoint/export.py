@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, get_args
 
 import click
 
+from hpcgen.checkpoints.finding import find_checkpoint
 from hpcgen.cli.checkpoint.paths import complete_checkpoints
+from hpcgen.cli.options import read_absolute
 from hpcgen.config.huggingface_export import FamilyName
+from hpcgen.config.tokenizer import TokenizerConfig
 from hpcgen.errors import HpcgenError
 from hpcgen.text import harmless
 
@@ -86,7 +89,6 @@ def command(
     the newest complete checkpoint is exported. Needs torch and safetensors, but no GPU.
     """
     from hpcgen.checkpoints.conversion import convert
-    from hpcgen.checkpoints.finding import find_checkpoint
 
     found = find_checkpoint(checkpoint)
     options = {"--dtype": dtype, "--family": family, "--vocab-size": vocab_size}
@@ -105,12 +107,11 @@ def _tokenizer_arguments(
     found: Checkpoint, tokenizer: str | None, eod_token: str | None, config: Path | None
 ) -> Iterator[list[str]]:
     from hpcgen.checkpoints.conversion import require_tokenizer, tokenizer_arguments
-    from hpcgen.config.tokenizer import TokenizerConfig
 
     if config is not None:
         if tokenizer is not None or eod_token is not None:
             raise HpcgenError("--config and --tokenizer both name a tokenizer", "use only one of them")
-        of_run = _tokenizer_of(config)
+        of_run = read_absolute(config).data.tokenizer
         require_tokenizer(found, of_run)
         with tokenizer_arguments(of_run) as arguments:
             yield arguments
@@ -124,10 +125,3 @@ def _tokenizer_arguments(
         raise HpcgenError("--eod-token requires --tokenizer", "name a tokenizer.json")
     else:
         yield []
-
-
-def _tokenizer_of(config: Path) -> TokenizerConfig:
-    from hpcgen.config.loader import load_run
-    from hpcgen.planning.paths import absolute_paths
-
-    return absolute_paths(load_run(config).config, config.absolute().parent).data.tokenizer

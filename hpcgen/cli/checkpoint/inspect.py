@@ -11,10 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hpcgen.checkpoints.finding import find_checkpoint, find_problems
+from hpcgen.checkpoints.index import read_tensors
+from hpcgen.checkpoints.listing import size_of
 from hpcgen.cli.checkpoint.paths import path_argument
 from hpcgen.cli.options import json_option
+from hpcgen.report.essentials import shown, text
 from hpcgen.report.words import moment
 from hpcgen.text import counted, harmless, size_text
+from trainer.contract.files.checkpoint_files import FORMAT, consumed_tokens
 
 if TYPE_CHECKING:
     from hpcgen.checkpoints.index import Tensor
@@ -33,10 +38,6 @@ def command(ctx: click.Context, path: Path, verify: bool, tensors: bool, as_json
     """PATH is a checkpoint. For a run directory or a directory of checkpoints, the newest complete checkpoint is shown.
     Exits with status 1 if a file is missing or differs from the record.
     """
-    from hpcgen.checkpoints.finding import find_checkpoint
-    from hpcgen.checkpoints.index import read_tensors
-    from hpcgen.checkpoints.listing import size_of
-
     checkpoint = find_checkpoint(path)
     problems = _problems(checkpoint, verify)
     found = read_tensors(checkpoint.path) if tensors else []
@@ -53,9 +54,6 @@ def command(ctx: click.Context, path: Path, verify: bool, tensors: bool, as_json
 
 
 def _problems(checkpoint: Checkpoint, verify: bool) -> list[str]:
-    from hpcgen.checkpoints.finding import find_problems
-    from hpcgen.checkpoints.listing import size_of
-
     if not verify or checkpoint.record is None:
         return find_problems(checkpoint, hashes=False)
     total = size_of(checkpoint)
@@ -81,8 +79,6 @@ def _inspection_json(
 
 def _lines(checkpoint: Checkpoint, num_bytes: int) -> Iterator[tuple[str, str]]:
     """Yields the title and text of each line about the checkpoint."""
-    from trainer.contract.files.checkpoint_files import FORMAT, consumed_tokens
-
     pinned = ", pinned" if checkpoint.is_pinned else ""
     yield "checkpoint", f"{checkpoint.path}{pinned}"
     record = checkpoint.record
@@ -128,8 +124,6 @@ def _lines(checkpoint: Checkpoint, num_bytes: int) -> Iterator[tuple[str, str]]:
 
 def _section(name: str, values: dict[str, Any]) -> str:
     """The keys that the report shows of a section, on one line."""
-    from hpcgen.report.essentials import shown, text
-
     rows = (
         (key, f"[{text(value)}]" if isinstance(value, list) else text(value))
         for key, value in shown(name, values)

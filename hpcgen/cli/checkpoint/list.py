@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hpcgen.checkpoints.finding import find_directory
+from hpcgen.checkpoints.listing import list_entries
+from hpcgen.checkpoints.retention import read_retention
 from hpcgen.cli.checkpoint.paths import directory_argument
 from hpcgen.cli.options import json_option
 from hpcgen.report.words import moment
@@ -29,10 +32,6 @@ def command(directory: Path, as_json: bool) -> None:
     """DIR is a run directory or a directory of checkpoints. Only the names and sizes of files are checked; to check
     their contents, use hpcgen checkpoint inspect --verify.
     """
-    from hpcgen.checkpoints.finding import find_directory
-    from hpcgen.checkpoints.listing import list_entries
-    from hpcgen.checkpoints.retention import read_retention
-
     where = find_directory(directory)
     retention = read_retention(directory)
     entries = list_entries(where, retention)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.shell_completion import CompletionItem
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -15,8 +16,6 @@ def complete_checkpoints(
     context: click.Context, parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
     """The iter_ directories in the typed directory and its `checkpoints`, or any directory if there are none."""
-    from click.shell_completion import CompletionItem
-
     typed = Path(incomplete)
     parents = [typed] if incomplete.endswith("/") else [typed.parent, typed]
     found = [

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from hpcgen.checkpoints.finding import find_exactly
+from hpcgen.checkpoints.retention import pin, unpin
 from hpcgen.cli.checkpoint.paths import paths_argument
 
 
@@ -13,9 +15,6 @@ from hpcgen.cli.checkpoint.paths import paths_argument
 @paths_argument
 def _pin(paths: tuple[Path, ...]) -> None:
     """Neither the trainer nor hpcgen checkpoint prune removes a pinned checkpoint."""
-    from hpcgen.checkpoints.finding import find_exactly
-    from hpcgen.checkpoints.retention import pin
-
     for checkpoint in [find_exactly(path) for path in paths]:
         pin(checkpoint)
         click.echo(f"pinned {checkpoint.path}", err=True)
@@ -24,9 +23,6 @@ def _pin(paths: tuple[Path, ...]) -> None:
 @click.command("unpin")
 @paths_argument
 def _unpin(paths: tuple[Path, ...]) -> None:
-    from hpcgen.checkpoints.finding import find_exactly
-    from hpcgen.checkpoints.retention import unpin
-
     for checkpoint in [find_exactly(path) for path in paths]:
         unpin(checkpoint)
         done = f"unpinned {checkpoint.path}" if checkpoint.is_pinned else f"{checkpoint.path} was not pinned"

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from hpcgen.checkpoints.finding import find_directory
+from hpcgen.checkpoints.listing import list_set_aside, size_of
+from hpcgen.checkpoints.retention import prunable, read_retention, remove, require_named_by_user
 from hpcgen.cli.checkpoint.paths import directory_argument
 from hpcgen.cli.options import json_option
 from hpcgen.text import counted, size_text
@@ -48,9 +51,6 @@ def command(
     """DIR is a run directory or a directory of checkpoints. The newest valid checkpoint, pinned and incomplete ones,
     and those of Megatron-LM are never removed.
     """
-    from hpcgen.checkpoints.finding import find_directory
-    from hpcgen.checkpoints.retention import remove, require_named_by_user
-
     if broken and (keep_last is not None or keep_every is not None):
         raise click.UsageError("--broken cannot be used with --keep-last or --keep-every")
     where = find_directory(directory)
@@ -81,8 +81,6 @@ class _Removable:
 
 def _broken(where: Path) -> tuple[list[_Removable], str]:
     """The checkpoints set aside as broken, and the rule as text."""
-    from hpcgen.checkpoints.listing import list_set_aside
-
     removable = [_Removable(entry.path, entry.iteration, entry.bytes) for entry in list_set_aside(where)]
     return removable, "removing only checkpoints set aside as broken"
 
@@ -91,9 +89,6 @@ def _outdated(
     where: Path, directory: Path, keep_last: int | None, keep_every: int | None
 ) -> tuple[list[_Removable], str]:
     """The checkpoints that retention does not keep, oldest first, and the rules with their sources as text."""
-    from hpcgen.checkpoints.listing import size_of
-    from hpcgen.checkpoints.retention import prunable
-
     retention = _retention(directory, keep_last, keep_every)
     removable = [
         _Removable(checkpoint.path, checkpoint.iteration, size_of(checkpoint))
@@ -118,8 +113,6 @@ def _sources(retention: Retention, keep_last: int | None, keep_every: int | None
 
 def _retention(directory: Path, keep_last: int | None, keep_every: int | None) -> Retention:
     """The run's own rules, overridden by the options."""
-    from hpcgen.checkpoints.retention import read_retention
-
     own = read_retention(directory)
     return dataclasses.replace(
         own,

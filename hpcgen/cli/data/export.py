@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from hpcgen.cli.data.pairs import RunPairs, expected_pairs, manifest_of_run, read_named, run_file_option
+from hpcgen.cli.data.progress import shown
 from hpcgen.errors import HpcgenError, JobFailed
+from hpcgen.files import shared_as
+from hpcgen.slurm.processes import term_exits
 
 if TYPE_CHECKING:
     from hpcgen.data.record import Record
@@ -66,10 +69,7 @@ def command(
     """
     import pyarrow  # noqa: F401  # first, because its extra also brings what the others need
 
-    from hpcgen.cli.data.progress import shown
     from hpcgen.data.export import export_pairs, plan_export
-    from hpcgen.files import shared_as
-    from hpcgen.slurm.processes import term_exits
 
     run = read_named(prefixes, config, overrides)
     shards = plan_export(_records(prefixes, run), output, format, sequence_length)

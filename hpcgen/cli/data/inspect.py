@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from hpcgen.cli.data.pairs import read_pairs, run_file_option
+from hpcgen.config.tokenizer import TokenizerConfig
 from hpcgen.errors import HpcgenError
 from hpcgen.text import counted, harmless
 
@@ -64,8 +65,6 @@ def command(
 
 
 def _tokenizer(name: str | None, config: Path | None, overrides: tuple[str, ...]) -> TokenizerConfig | None:
-    from hpcgen.config.tokenizer import TokenizerConfig
-
     if name is not None and config is not None:
         raise HpcgenError("--tokenizer and -c both name a tokenizer", "use only one of them")
     if config is not None:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import click
 
+from hpcgen.data.sample import write_sample
+
 
 @click.command("sample")
 @click.argument("out", type=click.Path(path_type=Path))
@@ -22,7 +24,5 @@ import click
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def command(out: Path, max_mb: float, overwrite: bool, as_json: bool) -> None:
     """Its text is the source code of Python's standard library."""
-    from hpcgen.data.sample import write_sample
-
     report = write_sample(out, max_mb=max_mb, overwrite=overwrite)
     click.echo(json.dumps(report.to_dict()) if as_json else str(report))

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 from click.core import ParameterSource
 
+from hpcgen.cli.data.progress import shown
 from hpcgen.cli.data.stage import run_stage, task_options, verify_option
+from hpcgen.config.tokenizer import TokenizerConfig
 from hpcgen.errors import HpcgenError
 
 if TYPE_CHECKING:
@@ -125,7 +127,6 @@ def _tokenize(
         raise HpcgenError(
             "INPUT files require --output-prefix", "add --output-prefix PREFIX, the path of the pair to write"
         )
-    from hpcgen.cli.data.progress import shown
     from hpcgen.data.tokenize_files import tokenize_files
     from hpcgen.data.tokenizer import load_tokenizer
 
@@ -145,8 +146,6 @@ def _tokenize(
 def _tokenizer_config(
     tokenizer: str, vocab_file: Path | None, merges_file: Path | None, eod_token: str | None
 ) -> TokenizerConfig:
-    from hpcgen.config.tokenizer import TokenizerConfig
-
     names: dict[str, Literal["gpt2", "bytes"]] = {"gpt2": "gpt2", "bytes": "bytes"}
     return TokenizerConfig(
         kind=names.get(tokenizer, "huggingface"),
