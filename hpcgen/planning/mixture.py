@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hpcgen.planning.resuming import is_first_job
 from trainer.contract.config import TrainerConfig
 from trainer.contract.files.regular_file import open_regular
 from trainer.contract.model.batch_size import end_of_run, total_samples
@@ -47,6 +48,21 @@ class _Pair:
     tokens: int
     end: int
     """Number of sequences in training, which are the first ones (`trainer.contract.resuming.sampling.Documents`)."""
+
+
+def pair_readings(trainer: TrainerConfig) -> list[Reading]:
+    """Samples of each pair that the training has read and will read. Empty if this machine does not see all pairs, or
+    cannot tell where the training continues."""
+    try:
+        if is_first_job(trainer):
+            return readings(trainer, None)
+        from hpcgen.planning import continuation
+
+        if continuation.continues_from_unknown(trainer):
+            return []
+        return readings(trainer, continuation.resumed_record(trainer))
+    except OSError:
+        return []
 
 
 def readings(trainer: TrainerConfig, record: Mapping[str, Any] | None) -> list[Reading]:

@@ -17,7 +17,6 @@ from trainer.contract.config import TrainerConfig
 
 if TYPE_CHECKING:
     from hpcgen.planning.continuation import Continuation
-    from hpcgen.planning.mixture import Reading
 
 
 def proof_of_checkpoints(load: str) -> str:
@@ -44,85 +43,48 @@ def checkpoints_read(load: str) -> str:
     return str(directory_of(Path(load)))
 
 
-def changed_hyperparameters(config: RunConfig, trainer: TrainerConfig) -> list[Problem]:
-    """Changes of hyperparameters that the trainer would refuse, compared with the checkpoint that it would load.
+def resume_problems(config: RunConfig, trainer: TrainerConfig) -> list[Problem]:
+    """Changes that the trainer would refuse when it resumes, and training that would be lost.
 
     `config` is the run file and `trainer` the configuration resolved from it. Empty without a checkpoint, and for a
     checkpoint of Megatron-LM or one that cannot be read here, which the trainer checks.
     """
-    if _is_first_job(trainer):
+    if is_first_job(trainer):
         return []
     from hpcgen.planning import continuation
 
-    return continuation.changed_hyperparameters(config, trainer)
+    return [
+        *continuation.changed_hyperparameters(config, trainer),
+        *continuation.discarded_training(trainer),
+    ]
 
 
-def pair_readings(trainer: TrainerConfig) -> list[Reading]:
-    """Samples of each pair that the training has read and will read. Empty if this machine does not see all pairs, or
-    cannot tell where the training continues."""
-    from hpcgen.planning import mixture
+def resume_warnings(trainer: TrainerConfig) -> list[Problem]:
+    """Warnings about a run that has already finished, rotary frequencies, and names that are left over.
 
-    try:
-        if _is_first_job(trainer):
-            return mixture.readings(trainer, None)
-        from hpcgen.planning import continuation
-
-        if continuation.continues_from_unknown(trainer):
-            return []
-        return mixture.readings(trainer, continuation.resumed_record(trainer))
-    except OSError:
-        return []
-
-
-def discarded_training(trainer: TrainerConfig) -> list[Problem]:
-    """The problem if the trainer would refuse to start before an iteration that the run has already saved.
-
-    Empty if this machine does not see the checkpoint directory.
+    Its configuration must have passed `resume_problems`.
     """
-    if _is_first_job(trainer):
+    if is_first_job(trainer):
         return []
     from hpcgen.planning import continuation
 
-    return continuation.discarded_training(trainer)
-
-
-def nothing_to_do(trainer: TrainerConfig) -> list[Problem]:
-    """A warning if the run is already finished. Its configuration must have passed `changed_hyperparameters`."""
-    if _is_first_job(trainer):
-        return []
-    from hpcgen.planning import continuation
-
-    return continuation.nothing_to_do(trainer)
-
-
-def unscaled_positions(trainer: TrainerConfig) -> list[Problem]:
-    """A warning if the rotary frequencies do not fit sequences longer than those of the loaded weights."""
-    if _is_first_job(trainer):
-        return []
-    from hpcgen.planning import continuation
-
-    return continuation.unscaled_positions(trainer)
-
-
-def leftover_confirmations(trainer: TrainerConfig) -> list[Problem]:
-    """Warnings about entries of checkpoint.changed that earlier attempts have used."""
-    if _is_first_job(trainer):
-        return []
-    from hpcgen.planning import continuation
-
-    return continuation.leftover_confirmations(trainer)
+    return [
+        *continuation.nothing_to_do(trainer),
+        *continuation.unscaled_positions(trainer),
+        *continuation.leftover_confirmations(trainer),
+    ]
 
 
 def continuation_of(trainer: TrainerConfig) -> Continuation | None:
     """The checkpoint that the trainer would start from, and what changes; None if this machine sees none."""
-    if _is_first_job(trainer):
+    if is_first_job(trainer):
         return None
     from hpcgen.planning import continuation
 
     return continuation.continuation(trainer)
 
 
-def _is_first_job(trainer: TrainerConfig) -> bool:
+def is_first_job(trainer: TrainerConfig) -> bool:
     """Returns True if this machine sees nothing to resume from."""
     directories = (trainer.run_dir, trainer.checkpoint.save, trainer.checkpoint.load)
     return not any(directory and os.path.exists(directory) for directory in directories)  # noqa: PTH110

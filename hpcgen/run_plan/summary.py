@@ -11,7 +11,8 @@ from hpcgen.config.fields import slurm_time
 from hpcgen.planning import checkpointing
 from hpcgen.planning.allocation import Allocation
 from hpcgen.planning.memory import GIB, Setup, estimate_memory
-from hpcgen.planning.resuming import continuation_of, pair_readings
+from hpcgen.planning.mixture import pair_readings
+from hpcgen.planning.resuming import continuation_of
 from hpcgen.run_plan.plan import Plan
 from hpcgen.stages.train import TRAIN
 from hpcgen.text import counted, duration, size_text

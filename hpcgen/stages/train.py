@@ -14,14 +14,7 @@ from hpcgen.planning.inputs import Input, blend_files, checkpoints
 from hpcgen.planning.kind import Export, Stage, Work
 from hpcgen.planning.node_check import preflight
 from hpcgen.planning.paths import checkpoint_directory, import_files, trainer_data
-from hpcgen.planning.resuming import (
-    changed_hyperparameters,
-    checkpoints_read,
-    discarded_training,
-    leftover_confirmations,
-    nothing_to_do,
-    unscaled_positions,
-)
+from hpcgen.planning.resuming import checkpoints_read, resume_problems, resume_warnings
 from hpcgen.stages.evaluate import EVALUATE
 from trainer.contract.config import ParallelismConfig, TrainerConfig, fingerprint
 
@@ -59,15 +52,12 @@ class Train(Stage):
     def problems(self, run: Run, config: RunConfig, trainer: TrainerConfig | None) -> Iterator[Problem]:
         """Yields changes that the trainer would refuse when it resumes, and training that would be lost."""
         if trainer is not None:
-            yield from changed_hyperparameters(run.config, trainer)
-            yield from discarded_training(trainer)
+            yield from resume_problems(run.config, trainer)
 
     def warnings(self, run: Run, config: RunConfig, trainer: TrainerConfig | None) -> Iterator[Problem]:
         """Yields warnings about a run that has already finished, rotary frequencies, and names that are left over."""
         if trainer is not None:
-            yield from nothing_to_do(trainer)
-            yield from unscaled_positions(trainer)
-            yield from leftover_confirmations(trainer)
+            yield from resume_warnings(trainer)
 
     def queued_stage(self, config: RunConfig) -> Stage | None:
         """The stage evaluate with `evaluation.every`."""

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from hpcgen.planning.mixture import Reading, readings
-from hpcgen.planning.resuming import pair_readings
+from hpcgen.planning.mixture import Reading, pair_readings, readings
 from tests.recorded_run import CONFIG, write_checkpoint
 from trainer.contract import config as configuration
 from trainer.contract.config import TrainerConfig
