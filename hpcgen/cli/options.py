@@ -95,6 +95,17 @@ def run_options(command: Command, help: str = "The run file.") -> Command:
     )(override_option(command))
 
 
+def run_file_option(help: str) -> Callable[[Command], Command]:
+    """Adds --config and --set, both optional."""
+
+    def add(command: Command) -> Command:
+        return click.option(
+            "-c", "--config", "config", type=click.Path(path_type=Path), metavar="RUN.YAML", help=help
+        )(override_option(command))
+
+    return add
+
+
 def run_or_cluster_options(command: Command) -> Command:
     """Adds --config, --set, and for stages that need no run file --cluster with --run-dir."""
     command = click.option(

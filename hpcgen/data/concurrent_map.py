@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 _Item = TypeVar("_Item")
@@ -27,6 +26,8 @@ def concurrent_map(items: Sequence[_Item], function: Callable[[_Item], _Result])
     left = items[len(results) :]
     if not left or time.monotonic() - started < _SLOW_CALL_S * len(results):
         return results + [function(item) for item in left]
+    from concurrent.futures import ThreadPoolExecutor  # it imports slowly, and is rarely needed
+
     size = min(_CHUNK_ITEMS, -(-len(left) // _THREADS))
     chunks = [left[begin : begin + size] for begin in range(0, len(left), size)]
     with ThreadPoolExecutor(_THREADS) as threads:

@@ -13,6 +13,7 @@ from hpcgen.data.selection import Selection, select
 from hpcgen.data.sources import list_source
 from hpcgen.data.sources.directory import with_hashes
 from hpcgen.data.stores.local import refuse_in_shared_corpus
+from hpcgen.data.unit import is_local
 from hpcgen.errors import HpcgenError
 from hpcgen.files import make_directory
 
@@ -61,6 +62,11 @@ class CorpusPlan:
     def difference(self) -> Difference | None:
         """Difference from the existing manifest; None if there is no readable manifest."""
         return None if self.before is None else difference(self.before, self.manifest)
+
+    @property
+    def needs_downloads(self) -> bool:
+        """True if some files are not on this file system."""
+        return not all(map(is_local, self.manifest.files))
 
 
 @dataclass(frozen=True)

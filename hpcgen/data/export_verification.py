@@ -19,14 +19,19 @@ from hpcgen.data.pair_records import find_records
 from hpcgen.data.record import Record, read_record
 from hpcgen.data.shard import COLUMN, Shard, has_sources, row_groups, source_identities
 from hpcgen.data.verification import Meter, OnProgress, PairReport, VerifyReport, difference, hash_file
+from hpcgen.data.workers import cores
 from hpcgen.errors import HpcgenError
 from trainer.contract.files.regular_file import read_bytes
 
 _AGAIN = "run the export again"
 
 
-def verify_export(directory: Path, *, workers: int, on_progress: OnProgress | None = None) -> VerifyReport:
-    """Reads every byte of an export, `workers` shards at a time. Compares rows with those of pairs that still exist.
+def verify_export(
+    directory: Path, *, workers: int | None = None, on_progress: OnProgress | None = None
+) -> VerifyReport:
+    """Reads every byte of an export, `workers` shards at a time. Default: one per core.
+
+    Rows are compared with those of pairs that still exist.
 
     Raises:
         HpcgenError: the directory is not an export.
@@ -34,7 +39,7 @@ def verify_export(directory: Path, *, workers: int, on_progress: OnProgress | No
     manifest = read_manifest(directory)
     shards = _shards(directory.absolute(), manifest)
     meter = Meter(sum(_size(shard) for shard in shards), on_progress)
-    with ThreadPoolExecutor(workers) as pool:  # hashing, numpy and pyarrow release the GIL
+    with ThreadPoolExecutor(workers or cores()) as pool:  # hashing, numpy and pyarrow release the GIL
         reports = list(pool.map(lambda shard: _verify_shard(shard, meter), shards))
     if manifest.format == "arrow":
         reports[0].findings += _description_findings(shards)

@@ -23,7 +23,7 @@ from hpcgen.data.stages import DATA_STAGES
 from hpcgen.data.stages.base import Context, DataStage
 from hpcgen.data.unit import Unit, bytes_to_read, units_of_task
 from hpcgen.data.unit_checker import UnitChecker, done_records
-from hpcgen.data.workers import Failed, Finished, Update, run_all
+from hpcgen.data.workers import Failed, Finished, Update, cores, run_all
 from hpcgen.errors import HpcgenError
 from hpcgen.files import private_file, sweep
 from hpcgen.text import counted, few, size_text
@@ -136,7 +136,7 @@ def run_task(
     started, kind = time.monotonic(), DATA_STAGES[stage]
     mine = units_of_task(list(kind.units(job, manifest)), task_id, num_tasks)
     task = _Task(kind, job, mine, Progress(stage, task_id, num_tasks, units=len(mine)), on_progress)
-    task.make_all(workers or kind.num_workers(job))
+    task.make_all(workers or kind.num_workers(job) or cores())
     return TaskReport(
         stage=stage,
         task_id=task_id,

@@ -22,6 +22,7 @@ from hpcgen.data.pair import open_pair
 from hpcgen.data.pair_records import pair_names
 from hpcgen.data.record import FileIdentity, Record
 from hpcgen.data.reencoding import Reencoder
+from hpcgen.data.workers import cores
 from hpcgen.errors import HpcgenError
 from trainer.contract.files.regular_file import open_regular
 
@@ -95,12 +96,12 @@ class VerifyReport:
 def verify(
     expected: Mapping[Path, Expected],
     *,
-    workers: int,
+    workers: int | None = None,
     megatron: bool = True,
     on_progress: OnProgress | None = None,
     manifest: Manifest | None = None,
 ) -> VerifyReport:
-    """Reads every byte of the pairs at the prefixes in `expected`, `workers` pairs at a time.
+    """Reads every byte of the pairs at the prefixes in `expected`, `workers` pairs at a time. Default: one per core.
 
     `manifest` is the manifest of their corpus, if there is one. With `megatron`, Megatron-Core's own reader must
     return the same content, if it is installed.
@@ -118,7 +119,7 @@ def verify(
             report.findings += [finding] if finding else []
         return report
 
-    with ThreadPoolExecutor(workers) as pool:  # hashing and numpy release the GIL
+    with ThreadPoolExecutor(workers or cores()) as pool:  # hashing and numpy release the GIL
         pairs = list(pool.map(one, expected.items()))
     for pair, (prefix, known) in zip(pairs, expected.items(), strict=True):
         if known.record is not None and prefix.name == pair_names(known.record)[0]:

@@ -5,18 +5,15 @@ from __future__ import annotations
 import json
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import click
 
-from hpcgen.cli.data.pairs import RunPairs, expected_pairs, manifest_of_run, read_named, run_file_option
 from hpcgen.cli.data.progress import shown
-from hpcgen.errors import HpcgenError, JobFailed
+from hpcgen.cli.options import run_file_option
+from hpcgen.errors import JobFailed
 from hpcgen.files import shared_as
 from hpcgen.slurm.processes import term_exits
-
-if TYPE_CHECKING:
-    from hpcgen.data.record import Record
 
 
 @click.command("export")
@@ -70,29 +67,13 @@ def command(
     import pyarrow  # noqa: F401  # first, because its extra also brings what the others need
 
     from hpcgen.data.export import export_pairs, plan_export
+    from hpcgen.run_plan import pairs
 
-    run = read_named(prefixes, config, overrides)
-    shards = plan_export(_records(prefixes, run), output, format, sequence_length)
+    run = pairs.read_named(prefixes, config, overrides)
+    shards = plan_export(pairs.records_to_export(prefixes, run), output, format, sequence_length)
     access = shared_as(run.job.share) if run is not None and run.job is not None else nullcontext()
     with access, term_exits(), shown() as on_progress:
         report = export_pairs(shards, workers=workers, on_progress=on_progress)
     click.echo(json.dumps(report.to_dict()) if as_json else str(report))
     if report.errors:
         raise JobFailed("\n".join(report.errors))
-
-
-def _records(named: tuple[Path, ...], run: RunPairs | None) -> dict[Path, Record | None]:
-    """The records of the pairs to export.
-
-    Raises:
-        HpcgenError: there are no pairs, or the run's own stages would make one of them again.
-    """
-    expected = expected_pairs(named, run, manifest_of_run(run))
-    for prefix, known in expected.items():
-        if known.needs_record and known.record is None:
-            raise HpcgenError(
-                f"{prefix}: the pair is incomplete or has no record", "run the stage prepare again"
-            )
-        if known.stale:
-            raise HpcgenError(f"{prefix}: {known.stale}", "run the stage again")
-    return {prefix: known.record for prefix, known in expected.items()}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from hpcgen.cli.data.pairs import read_pairs, run_file_option
+from hpcgen.cli.options import run_file_option
 from hpcgen.config.tokenizer import TokenizerConfig
 from hpcgen.errors import HpcgenError
 from hpcgen.text import counted, harmless
@@ -47,27 +47,28 @@ def command(
     as_json: bool,
 ) -> None:
     """PREFIX is the pair's path without suffix. Also reads pairs made by Megatron-LM's preprocess_data.py."""
-    from hpcgen.data.inspection import draw_png, inspect_pair, read_document
-    from hpcgen.data.pair import as_prefix
+    from hpcgen.data import inspection, pair
 
     made_by = _tokenizer(tokenizer, config, overrides)
-    inspection, pair = inspect_pair(as_prefix(prefix))
-    document = read_document(pair, number, made_by) if number is not None else None
+    inspected, opened = inspection.inspect_pair(pair.as_prefix(prefix))
+    document = inspection.read_document(opened, number, made_by) if number is not None else None
     if png is not None:
-        draw_png(inspection, png)
+        inspection.draw_png(inspected, png)
         click.echo(f"wrote {png}", err=True)
     if as_json:
-        click.echo(json.dumps(_json(inspection, document)))
+        click.echo(json.dumps(_json(inspected, document)))
     elif document is not None:
         _show_document(document, whole)
     else:
-        _show(inspection)
+        _show(inspected)
 
 
 def _tokenizer(name: str | None, config: Path | None, overrides: tuple[str, ...]) -> TokenizerConfig | None:
     if name is not None and config is not None:
         raise HpcgenError("--tokenizer and -c both name a tokenizer", "use only one of them")
     if config is not None:
+        from hpcgen.run_plan.pairs import read_pairs
+
         return read_pairs(config, overrides).tokenizer
     if name is None:
         return None

@@ -6,17 +6,16 @@ import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
 
-from hpcgen.cli.options import run_options
+from hpcgen.cli.data.progress import shown
+from hpcgen.cli.options import run_options, warn
 from hpcgen.config.stages import STAGE_ROWS
-from hpcgen.errors import HpcgenError, JobFailed
-
-if TYPE_CHECKING:
-    from hpcgen.config.corpus import CorpusJob
-    from hpcgen.config.run import RunConfig
+from hpcgen.errors import JobFailed
+from hpcgen.files import shared_as
+from hpcgen.slurm.processes import term_exits
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 _MOST_ERRORS_SHOWN = 20
@@ -71,88 +70,6 @@ def verify_option(command: Command) -> Command:
     )(command)
 
 
-def read_job(config: Path, overrides: tuple[str, ...]) -> CorpusJob:
-    """The corpus of a run file or of a job's corpus.json.
-
-    Raises:
-        ConfigErrors: the file is invalid.
-        HpcgenError: the file cannot be read, or the existing manifest was planned for another selection of files.
-    """
-    from hpcgen.data.manifest import require_selection
-    from hpcgen.planning.paths import corpus_job
-
-    job = (
-        _read_job_file(config, overrides)
-        if config.suffix == ".json"
-        else corpus_job(_read_run(config, overrides))
-    )
-    require_selection(job)
-    return job
-
-
-def read_job_to_plan(config: Path, overrides: tuple[str, ...]) -> CorpusJob:
-    """The corpus of a run file, including its source.
-
-    Raises:
-        ConfigErrors: the file is invalid.
-        HpcgenError: the file cannot be read or is not a run file.
-    """
-    from hpcgen.planning.paths import planning_job
-
-    if config.suffix == ".json":
-        raise HpcgenError(f"{config} is a job's input and names no source", "use -c with the run file")
-    return planning_job(_read_run(config, overrides, with_source=True))
-
-
-def _read_job_file(config: Path, overrides: tuple[str, ...]) -> CorpusJob:
-    from hpcgen.config.corpus import CorpusJob
-    from trainer.contract.config import ConfigError, from_dict
-    from trainer.contract.files.shared_files import read_configuration
-
-    if overrides:
-        raise HpcgenError(
-            f"--set cannot change {config}, which is a job's input", "use --set with the run file"
-        )
-    try:
-        document = json.loads(read_configuration(config))
-        return from_dict(CorpusJob, document, where=str(config))
-    except OSError as error:
-        raise HpcgenError(f"cannot read {config}: {error.strerror}") from error
-    except (ValueError, ConfigError) as error:
-        raise HpcgenError(f"{config}: {error}") from error
-
-
-def _read_run(config: Path, overrides: tuple[str, ...], *, with_source: bool = False) -> RunConfig:
-    """Reads a run file and checks its corpus, the only section that data stages need. Its paths become absolute.
-
-    `with_source` also checks the source directory, which only planning reads, and warns of a missing tokenizer, which
-    planning does not need.
-    """
-    from hpcgen.cli.options import warn
-    from hpcgen.config.corpus import problems
-    from hpcgen.config.loader import load_run
-    from hpcgen.config.presets import missing_tokenizer
-    from hpcgen.config.validation import located
-    from hpcgen.data.sources.directory import directory_problem
-    from hpcgen.errors import ConfigErrors
-    from hpcgen.planning.paths import absolute_paths
-
-    run = load_run(config, overrides)
-    absolute = absolute_paths(run.config, run.directory)
-    corpus = absolute.data.corpus
-    wrong = [] if corpus is None else list(problems(corpus))
-    if with_source and corpus is not None and corpus.source.directory:
-        source, own = Path(corpus.source.directory), Path(corpus.directory)
-        wrong += filter(None, [directory_problem(source, exclude=own)])
-    if wrong:
-        raise ConfigErrors([located(problem, run.document, run.config) for problem in wrong])
-    tokenizer = absolute.data.tokenizer.tokenizer_file
-    if with_source and tokenizer and not Path(tokenizer).exists():
-        problem = missing_tokenizer(absolute.preset, tokenizer, "prepare")
-        warn((str(located(problem, run.document, run.config)),))
-    return absolute
-
-
 def run_stage(
     stage: str,
     config: Path,
@@ -168,29 +85,24 @@ def run_stage(
     Raises:
         JobFailed: some outputs could not be produced. The message lists them with the reasons.
     """
-    from hpcgen.cli.data.progress import shown
-    from hpcgen.cli.options import warn
-    from hpcgen.data.manifest import manifest_path, read_manifest
-    from hpcgen.data.space import check_space
-    from hpcgen.data.task import run_task
-    from hpcgen.files import shared_as
-    from hpcgen.slurm.processes import term_exits
+    from hpcgen.data import manifest, space, task
+    from hpcgen.run_plan.corpus_job import read_job
 
     job = read_job(config, overrides)
     if verify_fraction is not None:
         corpus = dataclasses.replace(job.corpus, verify_fraction=verify_fraction)
         job = dataclasses.replace(job, corpus=corpus)
-    manifest = read_manifest(manifest_path(job.directory))
+    planned = manifest.read_manifest(manifest.manifest_path(job.directory))
     if STAGE_ROWS[stage].makes_pairs and job.tokenizer.kind != "bytes":
         from hpcgen.data.tokenizer import missing_gigatoken
 
         warn(tuple(filter(None, [missing_gigatoken()])))
-    warn(tuple(check_space(stage, job, manifest, task_id=task_id, num_tasks=num_tasks)))
+    warn(tuple(space.check_space(stage, job, planned, task_id=task_id, num_tasks=num_tasks)))
     with shared_as(job.share), term_exits(), shown() as on_progress:
-        report = run_task(
+        report = task.run_task(
             stage,
             job,
-            manifest,
+            planned,
             task_id=task_id,
             num_tasks=num_tasks,
             workers=workers,

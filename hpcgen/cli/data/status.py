@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hpcgen.cli.data.stage import corpus_options, read_job
+from hpcgen.cli.data.stage import corpus_options
 from hpcgen.cli.options import StageChoice, json_option, program, run_arguments
 from hpcgen.config.stages import STAGE_ROWS
 from hpcgen.errors import HpcgenError
@@ -20,7 +20,6 @@ from hpcgen.text import counted, duration, size_text
 
 if TYPE_CHECKING:
     from hpcgen.data.status import StageStatus, TaskStatus
-    from hpcgen.planning.allocation import Array
 
 PAIR_STAGES = tuple(name for name, stage in STAGE_ROWS.items() if stage.makes_pairs)
 """Stages that produce the final pairs."""
@@ -65,12 +64,12 @@ def command(
         return
     if num_tasks is not None:
         raise HpcgenError("--num-tasks requires --missing", "omit it; status shows every task")
-    from hpcgen.data.manifest import manifest_path, read_manifest
-    from hpcgen.data.status import corpus_status
+    from hpcgen.data import manifest, status
+    from hpcgen.run_plan.corpus_job import read_job
 
     job = read_job(config, overrides)
-    manifest = read_manifest(manifest_path(job.directory))
-    found = corpus_status(job, manifest, stages, time.time())
+    planned = manifest.read_manifest(manifest.manifest_path(job.directory))
+    found = status.corpus_status(job, planned, stages, time.time())
     if as_json:
         click.echo(json.dumps([dataclasses.asdict(stage) for stage in found], indent=1))
         return
@@ -84,12 +83,13 @@ def _print_missing(
     stage: str, config: Path, overrides: tuple[str, ...], num_tasks: int | None, as_json: bool
 ) -> None:
     """Prints the unfinished tasks. Exits with 1 if there are none, as grep does, so that && does not submit."""
-    from hpcgen.data.manifest import manifest_path, read_manifest
-    from hpcgen.data.pending import pending
+    from hpcgen.data import manifest, pending
+    from hpcgen.run_plan.corpus_job import planned_array, read_job
 
-    array = _array(stage, config, overrides, num_tasks)
+    array = planned_array(stage, config, overrides, num_tasks)
     job = read_job(config, overrides)
-    tasks = pending(stage, job, read_manifest(manifest_path(job.directory))).tasks(array.num_tasks)
+    planned = manifest.read_manifest(manifest.manifest_path(job.directory))
+    tasks = pending.pending(stage, job, planned).tasks(array.num_tasks)
     if as_json:
         click.echo(json.dumps({"stage": stage, "num_tasks": array.num_tasks, "missing": tasks}))
     elif tasks:
@@ -97,23 +97,6 @@ def _print_missing(
     click.echo(f"{stage}: {len(tasks)} of {counted(array.num_tasks, 'task')} not done", err=True)
     if not tasks:
         sys.exit(1)
-
-
-def _array(stage: str, config: Path, overrides: tuple[str, ...], num_tasks: int | None) -> Array:
-    """The array of a stage as planned by the run file, or with `num_tasks`."""
-    from hpcgen.config.loader import load_run
-    from hpcgen.planning.allocation import Array
-    from hpcgen.planning.request import make_array
-    from hpcgen.stages import STAGES
-
-    if config.suffix == ".json":
-        if num_tasks is None:
-            raise HpcgenError(f"{config} does not contain the number of tasks", "add --num-tasks")
-        return Array(num_tasks)
-    run = load_run(config, overrides)
-    planned = make_array(STAGES[stage], run.config, run.cluster)
-    assert planned is not None
-    return planned if num_tasks is None else Array(num_tasks, planned.array_parallelism)
 
 
 def _print_table(found: Sequence[StageStatus]) -> None:

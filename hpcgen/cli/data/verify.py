@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hpcgen.cli.data.pairs import expected_pairs, manifest_of_run, read_named, run_file_option
+from hpcgen.cli.options import run_file_option
 from hpcgen.errors import HpcgenError
 from hpcgen.text import counted, duration, few, size_text
 
@@ -51,17 +51,17 @@ def command(
     export are compared with the pairs that they were made from. Exits with status 1 if there are problems.
     """
     from hpcgen.data.verification import verify
-    from hpcgen.data.workers import cores
+    from hpcgen.run_plan import pairs
 
     if exports := [path for path in prefixes if path.is_dir()]:
-        noun, report = "shard", _verify_export(prefixes, exports[0], workers or cores())
+        noun, report = "shard", _verify_export(prefixes, exports[0], workers)
     else:
-        run = read_named(prefixes, config, overrides)
-        manifest = manifest_of_run(run)
+        run = pairs.read_named(prefixes, config, overrides)
+        manifest = pairs.manifest_of_run(run)
         with _progress() as on_progress:
             report = verify(
-                expected_pairs(prefixes, run, manifest),
-                workers=workers or cores(),
+                pairs.expected_pairs(prefixes, run, manifest),
+                workers=workers,
                 megatron=not no_megatron,
                 on_progress=on_progress,
                 manifest=manifest,
@@ -77,7 +77,7 @@ def command(
         sys.exit(1)
 
 
-def _verify_export(named: tuple[Path, ...], directory: Path, workers: int) -> VerifyReport:
+def _verify_export(named: tuple[Path, ...], directory: Path, workers: int | None) -> VerifyReport:
     """Verifies the export in a directory, the only path that may be named."""
     from hpcgen.data.export_verification import verify_export
 

@@ -13,7 +13,6 @@ from hpcgen.data.progress import Step
 from hpcgen.data.record import Record, configuration_hash
 from hpcgen.data.suffixes import PARQUET
 from hpcgen.data.unit import Input, Unit
-from hpcgen.data.workers import cores
 
 if TYPE_CHECKING:
     from hpcgen.data.listed_files import ManifestFile
@@ -97,9 +96,9 @@ class DataStage(ABC):
         if any(item.url is None and item.path.suffix == PARQUET for unit in units for item in unit.inputs):
             yield "hpcgen.data.parquet"
 
-    def num_workers(self, job: CorpusJob) -> int:
-        """Default number of units that a task makes at once."""
-        return cores()
+    def num_workers(self, job: CorpusJob) -> int | None:
+        """Default number of units that a task makes at once; None means one per core."""
+        return None
 
     def output_bounds(self, files: Iterable[tuple[ManifestFile, float]], job: CorpusJob) -> Bounds:
         """Bounds of the stage's total output in bytes, for the corpus's files and their sizes."""

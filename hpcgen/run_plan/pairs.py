@@ -1,25 +1,22 @@
-"""The pairs of a run file, for the commands that inspect pairs."""
+"""The pairs of a run file, for the commands that inspect, verify and export pairs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
 
-import click
-
-from hpcgen.cli.data.stage import read_job
-from hpcgen.cli.options import override_option
+from hpcgen.config import tokenizer as tokenizers
+from hpcgen.config.corpus import CorpusJob, blend
+from hpcgen.config.loader import load_run
+from hpcgen.config.tokenizer import TokenizerConfig
+from hpcgen.data.manifest import Manifest, manifest_path, read_manifest
+from hpcgen.data.pair import as_prefixes
+from hpcgen.data.pair_records import find_records, pairs_without_vocabulary_hash, stale_pairs
+from hpcgen.data.record import Record
+from hpcgen.data.verification import Expected
 from hpcgen.errors import HpcgenError
-
-if TYPE_CHECKING:
-    from hpcgen.config.corpus import CorpusJob
-    from hpcgen.config.tokenizer import TokenizerConfig
-    from hpcgen.data.manifest import Manifest
-    from hpcgen.data.verification import Expected
-
-Command = TypeVar("Command", bound=Callable[..., Any])
+from hpcgen.planning.paths import absolute_paths, corpus_job, trainer_data
+from hpcgen.run_plan.corpus_job import read_job
 
 
 @dataclass(frozen=True)
@@ -32,27 +29,12 @@ class RunPairs:
     """The job that produces the pairs; None if they come from elsewhere."""
 
 
-def run_file_option(help: str) -> Callable[[Command], Command]:
-    """Adds --config and --set, both optional."""
-
-    def add(command: Command) -> Command:
-        return click.option(
-            "-c", "--config", "config", type=click.Path(path_type=Path), metavar="RUN.YAML", help=help
-        )(override_option(command))
-
-    return add
-
-
 def read_pairs(config: Path, overrides: tuple[str, ...]) -> RunPairs:
     """The pairs of a run file or of a job's corpus.json.
 
     Raises:
         ConfigErrors: the file is invalid.
     """
-    from hpcgen.config.corpus import blend
-    from hpcgen.config.loader import load_run
-    from hpcgen.planning.paths import absolute_paths, corpus_job, trainer_data
-
     if config.suffix == ".json":
         corpus_of_job = read_job(config, overrides)
         made = [dataset for part in blend(corpus_of_job.corpus).values() for dataset in part]
@@ -77,8 +59,6 @@ def read_named(named: tuple[Path, ...], config: Path | None, overrides: tuple[st
 
 def manifest_of_run(run: RunPairs | None) -> Manifest | None:
     """The manifest of the run's corpus, if there is one."""
-    from hpcgen.data.manifest import manifest_path, read_manifest
-
     if run is None or run.job is None:
         return None
     path = manifest_path(run.job.directory)
@@ -89,11 +69,6 @@ def expected_pairs(
     named: tuple[Path, ...], run: RunPairs | None, manifest: Manifest | None
 ) -> dict[Path, Expected]:
     """The expected properties of the named pairs, or of all pairs of the run."""
-    from hpcgen.config import tokenizer as tokenizers
-    from hpcgen.data.pair import as_prefixes
-    from hpcgen.data.pair_records import find_records, pairs_without_vocabulary_hash, stale_pairs
-    from hpcgen.data.verification import Expected
-
     prefixes = as_prefixes(named) or (list(run.prefixes) if run else [])
     if not prefixes:
         raise HpcgenError(
@@ -118,6 +93,23 @@ def expected_pairs(
         )
         for prefix in prefixes
     }
+
+
+def records_to_export(named: tuple[Path, ...], run: RunPairs | None) -> dict[Path, Record | None]:
+    """The records of the pairs to export.
+
+    Raises:
+        HpcgenError: there are no pairs, or the run's own stages would make one of them again.
+    """
+    expected = expected_pairs(named, run, manifest_of_run(run))
+    for prefix, known in expected.items():
+        if known.needs_record and known.record is None:
+            raise HpcgenError(
+                f"{prefix}: the pair is incomplete or has no record", "run the stage prepare again"
+            )
+        if known.stale:
+            raise HpcgenError(f"{prefix}: {known.stale}", "run the stage again")
+    return {prefix: known.record for prefix, known in expected.items()}
 
 
 def _is_made(run: RunPairs, prefix: Path) -> bool:
