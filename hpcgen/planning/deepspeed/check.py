@@ -11,8 +11,7 @@ from hpcgen.errors import Problem
 from hpcgen.planning.deepspeed import batch
 from hpcgen.planning.deepspeed.facts import ZERO, Facts
 from hpcgen.planning.deepspeed.file import CONFIG, variable_problems
-from hpcgen.planning.deepspeed.keys import OLD_SPELLINGS, REMOVED, TOP
-from hpcgen.planning.deepspeed.optimizer_keys import OPTIMIZER_PARAMS, SCHEDULER_PARAMS
+from hpcgen.planning.deepspeed.keys import REMOVED, RENAMED, SECTIONS
 from hpcgen.planning.deepspeed.rules import RULES
 from hpcgen.planning.deepspeed.types import Key, Section
 from hpcgen.text import did_you_mean
@@ -34,7 +33,7 @@ def deepspeed_problems(section: DeepSpeedConfig, ranks: int, ranks_per_node: int
     for path in paths:
         config = _without(config, path)
     unsure = {path.partition(".")[0] for path in paths}
-    if unsure <= TOP.keys.keys() - set(batch.SIZES):
+    if unsure <= SECTIONS[""].keys.keys() - set(batch.SIZES):
         yield from batch.problems(config, ranks // size)
     if ZERO not in unsure:  # most rules depend on the stage
         facts = Facts(config=config, ranks=ranks, ranks_per_node=ranks_per_node, model_parallel_size=size)
@@ -56,15 +55,14 @@ def _without(values: Any, path: str) -> Any:
 
 def key_problems(config: Mapping[str, Any]) -> Iterator[Problem]:
     """Yields unknown, removed and deprecated keys, and values of the wrong type."""
-    yield from _section_problems(TOP, config, CONFIG)
-    for name, params in (("optimizer", OPTIMIZER_PARAMS), ("scheduler", SCHEDULER_PARAMS)):
+    yield from _section_problems(SECTIONS[""], config, CONFIG)
+    for name in ("optimizer", "scheduler"):
         section = config.get(name)
         if not isinstance(section, Mapping) or not isinstance(section.get("type"), str):
             continue
         kind = section["type"].lower() if name == "optimizer" else section["type"]
-        values = section.get("params")
-        if kind in params and isinstance(values, Mapping):
-            known = Section(params[kind], f"{name} of type {section['type']}")
+        known, values = SECTIONS.get(f"{name}:{kind}"), section.get("params")
+        if known is not None and isinstance(values, Mapping):
             yield from _section_problems(known, values, f"{CONFIG}.{name}.params")
 
 
@@ -96,8 +94,8 @@ def _unknown(section: Section, path: str, name: str) -> Problem:
     removed = REMOVED.get(path.removeprefix(CONFIG).removeprefix("."), {})
     if name in removed:
         return Problem(f"{path}.{name}", "was removed from DeepSpeed", removed[name])
-    if name in OLD_SPELLINGS:
-        return Problem(f"{path}.{name}", "is not a key of DeepSpeed", f"use {OLD_SPELLINGS[name]}")
+    if name in RENAMED:
+        return Problem(f"{path}.{name}", "is not a key of DeepSpeed", f"use {RENAMED[name]}")
     if name == "max_grad_norm" and path.endswith("optimizer.params"):
         return Problem(f"{path}.{name}", "is not a parameter of the optimizer", "use gradient_clipping")
     hint = did_you_mean(name, section.keys) or f"known keys are {', '.join(sorted(section.keys))}"

@@ -49,7 +49,7 @@ def mapping(value: Any) -> str | None:
     return None if isinstance(value, Mapping) else "must be a mapping of keys to values"
 
 
-def integer(*, at_least: int | None = None, allows_exponent: bool = False) -> Reason:
+def integer(*, at_least: float | None = None, allows_exponent: bool = False) -> Reason:
     """A whole number. `allows_exponent` accepts 5e8, which pydantic converts."""
 
     def reason(value: Any) -> str | None:
@@ -61,6 +61,11 @@ def integer(*, at_least: int | None = None, allows_exponent: bool = False) -> Re
         return _range(value, at_least=at_least)
 
     return reason
+
+
+def size(*, at_least: float | None = None) -> Reason:
+    """A whole number that can be written as 5e8."""
+    return integer(at_least=at_least, allows_exponent=True)
 
 
 def number(
@@ -136,6 +141,36 @@ def either(*types: Reason) -> Reason:
     return reason
 
 
+_WITHOUT_LIMITS = {
+    "switch": switch,
+    "text": text,
+    "mapping": mapping,
+    "anything": anything,
+    "nothing": nothing,
+}
+_NUMBERS: dict[str, Callable[..., Reason]] = {"number": number, "integer": integer, "size": size}
+_LIMITS = {">=": "at_least", ">": "above", "<=": "at_most", "<": "below"}
+
+
+def parsed(words: str) -> Reason:
+    """The type that these words of keys.txt describe, such as "integer >=1 or one of auto"."""
+    alternatives = words.split(" or ")
+    if len(alternatives) > 1:
+        return either(*map(parsed, alternatives))
+    if words in _WITHOUT_LIMITS:
+        return _WITHOUT_LIMITS[words]
+    kind, _, items = words.partition(" of ")
+    if kind == "list":
+        length, space, item = items.partition(" ")
+        return list_of(parsed(item), int(length)) if length.isdigit() and space else list_of(parsed(items))
+    if kind in ("one", "any case"):
+        return choice(*items.split(", "), any_case=kind == "any case")
+    kind, *bounds = words.split()
+    found = [re.fullmatch(r"([<>]=?)(-?[0-9.]+)", bound) for bound in bounds]
+    limits = {_LIMITS[each[1]]: float(each[2]) for each in found if each}
+    return _NUMBERS[kind](**limits)
+
+
 @dataclass(frozen=True)
 class Key:
     """A key of DeepSpeed's configuration."""
@@ -145,6 +180,8 @@ class Key:
     """"auto" is allowed, because Hugging Face's Trainer or Accelerate fills it in."""
     nullable: bool = False
     """null is allowed, and is the default."""
+    required: bool = False
+    """The section must have the key."""
     deprecated: str = ""
     """The replacement of a deprecated key."""
 
@@ -153,26 +190,9 @@ class Key:
 class Section:
     """A mapping with known keys."""
 
-    keys: Mapping[str, Key | Section]
+    keys: dict[str, Key | Section]
     source: str
     """The code of DeepSpeed that reads the section."""
     nullable: bool = False
     open: bool = False
     """Unknown keys are allowed, because they are arguments of a class that DeepSpeed does not define."""
-
-
-SWITCH = Key(switch)
-TEXT = Key(text)
-OPTIONAL_TEXT = Key(text, nullable=True)
-INTEGER = Key(integer())
-COUNT = Key(integer(at_least=1))
-NATURAL = Key(integer(at_least=0))
-ELEMENTS = Key(integer(at_least=0, allows_exponent=True))
-FILLED_ELEMENTS = Key(integer(at_least=0, allows_exponent=True), auto=True)
-SHARE = Key(number(at_least=0, at_most=1))
-BATCH_SIZE = Key(integer(at_least=1), auto=True, nullable=True)
-DTYPE = choice("fp16", "bf16", "fp32")
-DTYPE_NAMES = choice(
-    *("fp32", "float32", "float", "torch.float32", "fp16", "float16", "half", "torch.float16"),
-    *("bf16", "bfloat16", "torch.bfloat16"),
-)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import subprocess
 from collections import Counter
 from pathlib import Path
@@ -17,9 +18,10 @@ from typing import Any
 import pytest
 
 from hpcgen.config.program import DeepSpeedConfig
+from hpcgen.planning.deepspeed import keys
 from hpcgen.planning.deepspeed.check import deepspeed_problems
 from hpcgen.planning.deepspeed.facts import Facts
-from hpcgen.planning.deepspeed.keys import TOP
+from hpcgen.planning.deepspeed.keys import SECTIONS
 from hpcgen.planning.deepspeed.memory import ModelSize, estimate, setup_of
 from hpcgen.planning.deepspeed.model import model_size
 from hpcgen.planning.deepspeed.types import Key, Section
@@ -34,6 +36,7 @@ pytestmark = [
     pytest.mark.skipif(PYTHON is None, reason="DEEPSPEED_PYTHON is not set"),
 ]
 RANKS = 16
+LEAVES = ("classes", "names", "name_suffixes")
 NUM_CONFIGS = 3000
 VALUES: tuple[Any, ...] = (
     *(
@@ -76,7 +79,7 @@ STRICTER = (
     "has device: nvme without nvme_path",
     "is a relative path",
     "does not divide",
-    "x sequence_parallel_size",
+    "times sequence_parallel_size",
     "is an odd number",
     "is ignored",
     "differs from",
@@ -142,7 +145,7 @@ def as_filled_in(config: dict[str, Any]) -> dict[str, Any]:
 
 def test_every_configuration_that_the_rules_accept_is_accepted_by_deepspeed() -> None:
     choose = random.Random(7)
-    configs = [{**MICRO, **random_section(choose, TOP, 0.05)} for _ in range(NUM_CONFIGS)]
+    configs = [{**MICRO, **random_section(choose, SECTIONS[""], 0.05)} for _ in range(NUM_CONFIGS)]
     configs += [{**MICRO, **config} for config in VALID]
     theirs = ask("verdicts", [[as_filled_in(config), RANKS] for config in configs])
     counts: Counter[str] = Counter()
@@ -159,6 +162,64 @@ def test_every_configuration_that_the_rules_accept_is_accepted_by_deepspeed() ->
     print(dict(counts))
     assert not surprises, f"{len(surprises)} surprises: {surprises[:10]}"
     assert len(counts) >= 3
+
+
+NOT_IN_FILES = {"TPTrainingConfig": {"dtype"}, "TPConfig": {"mpu", "tp_group"}}
+"""Class -> fields whose values are objects of Python, which a configuration file cannot express."""
+ALSO_ACCEPTED = {
+    ("DeepSpeedZeroConfig", "stage"),
+    *(("DeepSpeedZeroLeafModuleConfig", each) for each in LEAVES),
+}
+"""Fields whose types say less than their validators accept."""
+
+
+def kinds(words: str) -> set[str]:
+    """The kinds of values of a type in the words of keys.txt, without limits, lengths and choices."""
+    plain = {"size": "integer", "one": "text", "any": "text"}
+    return {plain.get(first, first) for first in (each.split()[0] for each in words.split(" or "))}
+
+
+def table_rows() -> dict[tuple[str, str], dict[str, list[str]]]:
+    """File and class of each section that is a class -> its keys, and the cells after each."""
+    found: dict[tuple[str, str], dict[str, list[str]]] = {}
+    for block in Path(keys.__file__).with_name("keys.txt").read_text().split("\n\n"):
+        head, *rows = block.splitlines()
+        source = re.fullmatch(r"\[.*\]\t(\S+\.py), ([A-Z]\w+)(\t.*)?", head)
+        if source is not None:
+            cells = {row.split("\t")[0]: row.split("\t")[1:] for row in rows}
+            found[source[1], source[2]] = {
+                re.sub(r"\[stage3_\](.*)", r"\1 stage3_\1", name): [*given, ""]
+                for name, given in cells.items()
+                if given[0] != "removed"
+            }
+    return found
+
+
+def test_the_keys_of_each_section_are_the_fields_of_its_class() -> None:
+    table = table_rows()
+    models = dict(zip(table, ask("models", list(table)), strict=True))
+    differences = []
+    for (file, name), fields in models.items():
+        if fields is None:  # DeepSpeed reads this section key by key
+            continue
+        ours = table[file, name]
+        for spellings, (words, is_nullable) in fields.items():
+            cells = ours.pop(spellings, None) or next(
+                filter(None, [ours.pop(each, None) for each in spellings.split()]), None
+            )
+            row = f"{name}: {spellings}\t{words}\t{'null' * is_nullable}"
+            if words.endswith("section") or spellings in NOT_IN_FILES.get(name, ()):
+                continue
+            if cells is None:
+                differences.append(row)
+            elif cells[0] != "deprecated":
+                same = kinds(cells[0]) == kinds(words) or "anything" in words
+                same = same or (name, spellings) in ALSO_ACCEPTED
+                if not same or ("null" in cells[1].split()) != is_nullable:
+                    differences.append(f"{row}, not {cells}")
+        differences += [f"{name}: {key} is no field" for key in ours]
+    assert sum(fields is not None for fields in models.values()) >= 15
+    assert not differences, "\n".join(differences)
 
 
 def test_what_the_constructor_refuses_is_a_mistake() -> None:

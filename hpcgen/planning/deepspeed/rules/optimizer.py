@@ -6,16 +6,27 @@ from collections.abc import Iterator
 
 from hpcgen.errors import Problem
 from hpcgen.planning.deepspeed.facts import ZERO, Facts, problem
-from hpcgen.planning.deepspeed.optimizer_keys import (
-    DEEPSPEED_OPTIMIZERS,
-    REMOVED_OPTIMIZERS,
-    REQUIRED_SCHEDULER_PARAMS,
-    SCHEDULER_PARAMS,
-    TORCH_OPTIMIZERS,
-    TORCH_SCHEDULERS,
-)
+from hpcgen.planning.deepspeed.keys import parameters
+from hpcgen.planning.deepspeed.types import Key
 from hpcgen.text import did_you_mean, one_of
 
+DEEPSPEED_OPTIMIZERS = (*parameters("optimizer"), "muadam", "muadamw", "musgd")
+"""Types that DeepSpeed recognizes in upper or lower case (runtime/config.py, DEEPSPEED_OPTIMIZERS). The last three are
+those of the package mup."""
+TORCH_OPTIMIZERS = (
+    *("ASGD", "Adadelta", "Adafactor", "Adamax", "LBFGS", "Muon", "NAdam", "RAdam", "RMSprop", "Rprop"),
+    *("SGD", "SparseAdam"),
+)
+"""Classes of torch.optim for which DeepSpeed has no optimizer of its own. Their names are case-sensitive."""
+REMOVED_OPTIMIZERS = ("onebitadam", "onebitlamb", "zerooneadam")
+"""Optimizers of earlier versions (runtime/config.py of 0.17)."""
+SCHEDULERS = parameters("scheduler")
+"""Type of the scheduler -> its parameters."""
+TORCH_SCHEDULERS = (
+    *("ConstantLR", "CosineAnnealingLR", "CosineAnnealingWarmRestarts", "CyclicLR", "ExponentialLR"),
+    *("LambdaLR", "LinearLR", "MultiStepLR", "MultiplicativeLR", "OneCycleLR", "PolynomialLR", "StepLR"),
+)
+"""Classes of torch.optim.lr_scheduler that a configuration can describe (runtime/engine.py, _scheduler_from_config)."""
 TESTED_WITH_ZERO = ("adam", "adamw", "adagrad", "lion", "muon")
 """Types whose classes are in ZERO_SUPPORTED_OPTIMIZERS (runtime/zero/utils.py)."""
 
@@ -88,18 +99,16 @@ def scheduler_exists(facts: Facts) -> Iterator[Problem]:
     if kind is None:
         yield problem("scheduler", "has no type, so DeepSpeed ignores the section", "set type: WarmupDecayLR")
         return
-    if kind not in SCHEDULER_PARAMS and kind not in TORCH_SCHEDULERS:
-        hint = (
-            did_you_mean(kind, (*SCHEDULER_PARAMS, *TORCH_SCHEDULERS))
-            or f"use {one_of(tuple(SCHEDULER_PARAMS))}"
-        )
+    if kind not in SCHEDULERS and kind not in TORCH_SCHEDULERS:
+        hint = did_you_mean(kind, (*SCHEDULERS, *TORCH_SCHEDULERS)) or f"use {one_of(tuple(SCHEDULERS))}"
         reason = "is neither a scheduler of DeepSpeed nor a class of torch.optim.lr_scheduler"
         yield problem("scheduler.type", reason, hint)
     elif params is None:
         yield problem("scheduler", "has no params", "add params, even if it is empty: {}")
     else:
-        for name in REQUIRED_SCHEDULER_PARAMS.get(kind, ()):
-            if name not in params:
+        keys = SCHEDULERS[kind].keys if kind in SCHEDULERS else {}
+        for name, key in keys.items():
+            if isinstance(key, Key) and key.required and name not in params:
                 yield problem("scheduler.params", f"has no {name}, which {kind} needs", "set it")
 
 

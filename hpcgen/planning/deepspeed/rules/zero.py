@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from hpcgen.errors import Problem
 from hpcgen.planning.deepspeed.facts import ZERO, Facts, problem
-from hpcgen.planning.deepspeed.zero_keys import STAGE3_KEYS
+from hpcgen.planning.deepspeed.keys import STAGE3_KEYS
 
 HPZ = f"{ZERO}.zero_hpz_partition_size"
 STAGE_3_ONLY = ("zero_quantized_weights", "zero_quantized_nontrainable_weights", "zero_quantized_gradients")
