@@ -67,9 +67,9 @@ def parse(text: str) -> tuple[Node, bytes]:
             return parse(ended)
         except ShellSyntaxError:
             raise _error(complaint, text) from None
+    ends: list[int] = []
     try:
-        tree = json.loads(output, object_hook=_node)
-        ends = [*_continued_comments(tree)] if re.search(rb"#[^\n]*\\\n", source) else []
+        tree = json.loads(output, object_hook=functools.partial(_node, ends=ends))
     except (ValueError, RecursionError):
         raise ShellSyntaxError(1, "it is nested too deeply to be read", is_ours=True) from None
     if not ends:
@@ -81,28 +81,20 @@ def parse(text: str) -> tuple[Node, bytes]:
     return parse(changed.decode(errors="replace"))
 
 
-def _continued_comments(node: Node) -> Iterator[int]:
-    """The offsets of the backslashes at the end of comments."""
-    if isinstance(node, dict):
-        if "Hash" in node and node.get("Text", "").endswith("\\\n"):
-            yield node["Hash"]["Offset"] + len(node["Text"].encode()) - 1
-        for inner in node.values():
-            yield from _continued_comments(inner)
-    elif isinstance(node, list):
-        for inner in node:
-            yield from _continued_comments(inner)
-
-
-def _node(found: Node) -> Node:
+def _node(found: Node, *, ends: list[int]) -> Node:
     """A node as the readers of the tree expect it.
 
     Positions are hidden from walkers, which would spend most of their time in these dictionaries. shfmt leaves out the
     value of an empty literal, such as a backslash at the end of a line of a here-document.
+
+    Appends the offset of a backslash at the end of a comment to `ends`.
     """
     if "Offset" in found:
         return MappingProxyType(found)
     if found.get("Type") == "Lit":
         found.setdefault("Value", "")
+    elif "Hash" in found and (text := found.get("Text", "")).endswith("\\\n"):
+        ends.append(found["Hash"]["Offset"] + len(text.encode()) - 1)
     return found
 
 

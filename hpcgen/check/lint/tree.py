@@ -72,7 +72,8 @@ def operands(node: Node) -> Iterator[tuple[Node, str, bool]]:
             return
         yield from ((node, name, False) for name in _names(node))
         for inner in node.values():
-            yield from operands(inner)
+            if isinstance(inner, _NODES):
+                yield from operands(inner)
 
 
 def _names(node: Node) -> Iterator[str]:
