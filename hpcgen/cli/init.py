@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -211,7 +210,7 @@ def _write(path: Path, text: str, run_dir: str) -> None:
         HpcgenError: the directory or a file cannot be written.
     """
     from hpcgen.config.run import RunConfig
-    from hpcgen.config.schema import json_schema
+    from hpcgen.config.schema import schema_text
 
     directory = path.absolute().parent / run_dir
     try:
@@ -219,7 +218,7 @@ def _write(path: Path, text: str, run_dir: str) -> None:
     except OSError as error:
         reason = f"{directory}: cannot be created ({error.strerror})"
         raise HpcgenError(reason, "choose another --run-dir") from error
-    write_output(_schema_of(path), json.dumps(json_schema(RunConfig), indent=1) + "\n", mode=0o666)
+    write_output(_schema_of(path), schema_text(RunConfig) + "\n", mode=0o666)
     write_output(path, text, mode=0o666)
 
 

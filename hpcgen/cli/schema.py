@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
-
 import click
 
 from hpcgen.config.cluster import ClusterConfig
 from hpcgen.config.run import RunConfig
-from hpcgen.config.schema import json_schema
+from hpcgen.config.schema import schema_text
 
 
 @click.command("schema")
 @click.argument("kind", type=click.Choice(["run", "cluster"]), default="run")
 def command(kind: str) -> None:
     described = {"run": RunConfig, "cluster": ClusterConfig}[kind]
-    click.echo(json.dumps(json_schema(described), indent=1))
+    click.echo(schema_text(described))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import json
 import typing
 from typing import Any
 
@@ -14,6 +16,12 @@ from trainer.contract.config import ModelConfig, OptimizerConfig, Range, Trainin
 
 FILLED_IN = (ClusterConfig, ModelConfig, TrainingConfig, OptimizerConfig)
 """Sections without required keys, because an extended profile or a preset may provide them."""
+
+
+@functools.cache
+def schema_text(cls: type) -> str:
+    """The schema of `cls` as JSON. Generating it takes 0.2 s."""
+    return json.dumps(json_schema(cls), indent=1)
 
 
 def json_schema(cls: type) -> dict[str, Any]:
