@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from hpcgen import render
-from hpcgen.check.comparison import RULES, read_once
+from hpcgen.check.comparison import RULES, Comparison, read_once
 from hpcgen.check.lint.check import Finding
-from hpcgen.check.scripts import compare
+from hpcgen.check.scripts import compare, library_functions
 from hpcgen.stages import STAGES
 from tests.rendering.golden import GOLDEN
 from tests.runs import big_run, planned
@@ -23,6 +23,26 @@ FILES = "\n# ==== the job's files ====\n"
 WORDS = '"${step[@]}" "${container[@]}" env "${task_environment[@]}"'
 
 
+CALLED = (
+    "begin",
+    "each_node",
+    "make_node_scratch",
+    "make_scratch",
+    "read_number",
+    "run_epilogue",
+    "run_step",
+    "set_traps",
+)
+"""Functions of the libraries whose statements matter to a rule."""
+
+
+def without_bodies(script: str) -> str:
+    """The script with most functions of its libraries emptied. Rules need their names, and reading them takes long."""
+    job, libraries = script.split("\n# ==== lib/", 1)
+    function = rf"(?ms)^(?!{'|'.join(CALLED)})(\w+)\(\) ([{{(])\n.*?^([}})])$"
+    return f"{job}\n# ==== lib/" + re.sub(function, r"\1() \2\n    :\n\3", libraries)
+
+
 @pytest.fixture(scope="module")
 def shipped(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The script of a site whose hooks are still the shipped ones."""
@@ -30,7 +50,8 @@ def shipped(tmp_path_factory: pytest.TempPathFactory) -> str:
     template = directory / "site/slurm/train.sbatch.j2"
     template.parent.mkdir(parents=True)
     template.write_text('{% extends "hpcgen/slurm/train.sbatch.j2" %}{# site_prologue, site_epilogue #}\n')
-    return render(planned(directory, big_run(secrets=["HF_TOKEN"])), "train", [directory / "site"])
+    plan = planned(directory, big_run(secrets=["HF_TOKEN"]))
+    return without_bodies(render(plan, "train", [directory / "site"]))
 
 
 @pytest.fixture
@@ -38,7 +59,7 @@ def found(shipped: str) -> Compare:
     def check(change: Change) -> list[Finding]:
         script = change(shipped)
         assert script != shipped
-        assert read_once(script).error is None  # otherwise nothing would be found
+        assert read_once(script, follows_values=False).error is None  # otherwise nothing would be found
         return compare(script, shipped)
 
     return check
@@ -325,12 +346,16 @@ def test_a_script_that_breaks_none(found: Compare, change: Change) -> None:
 def test_shipped_code_relies_on_no_unset_variable(stage: str) -> None:
     """Treats all shipped code as a site's, which tests the rule with every kind of variable."""
     script = next(iter(sorted(GOLDEN.rglob(f"{stage}.sbatch")))).read_text(encoding="utf-8")
+    assert unset_variables(script) == set()
+    if stage == "nccl-test":
+        assert unset_variables(script.replace(" restart=", " earlier=")) == {"nothing sets restart"}
+
+
+def unset_variables(script: str) -> set[str]:
+    """The findings of one rule, which does not need the values of variables. Reading those takes as long again."""
     directives = [line for line in script.split("\n") if line.startswith("#SBATCH")]
-    unset = [found.why for found in compare(script, "\n".join(directives)) if found.rule == "unset-variable"]
-    assert unset == []
-    changed = script.replace(" restart=", " earlier=")
-    unset = [found.why for found in compare(changed, "\n".join(directives)) if found.rule == "unset-variable"]
-    assert unset == ["nothing sets restart"]
+    both = Comparison(script, "\n".join(directives), library_functions())
+    return {hit.why for hit in RULES["unset-variable"].check(both)}
 
 
 def test_every_rule_has_an_example() -> None:

@@ -83,6 +83,14 @@ def each_script_is_parsed_once() -> Iterator[None]:
 
 
 @pytest.fixture
+def few_stages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stage for each template that these tests change."""
+    names = ("image", "prepare", "tensorboard", "train")
+    stages = {name: stage for name, stage in STAGES.items() if name in names}
+    monkeypatch.setattr("hpcgen.check.representative.STAGES", stages)
+
+
+@pytest.fixture
 def cluster(tmp_path: Path) -> str:
     """A profile without GPUs and with containers: three runtimes, few scripts."""
     values = {
@@ -129,12 +137,14 @@ def test_nothing_is_wrong_with_the_shipped_templates(cluster: str) -> None:
     assert report.num_scripts == SCRIPTS * (3 + 1 + 3)
 
 
+@pytest.mark.usefixtures("few_stages")
 def test_a_good_site(site: Path) -> None:
     write_templates(site, GOOD)
     shell_programs = reading("numactl") if shutil.which("shellcheck") else nothing
     assert check_site([site], ["local"], shell_programs, named=True).findings == ()
 
 
+@pytest.mark.usefixtures("few_stages")
 def test_a_good_launch_at_every_container_runtime(site: Path, cluster: str) -> None:
     train = "slurm/train.sbatch.j2"
     assert checked(site, cluster, {train: GOOD[train]}).findings == ()
@@ -153,23 +163,26 @@ BAD = {
         ("directive-lost", 5),
     ),
     "no directives": (one_block("image", "directives", "#SBATCH --comment=x"), ("directive-lost", 2)),
-    "a changed setting": (one_block("train", "settings", SUPER, "run_dir=/elsewhere"), ("setting-lost", 4)),
-    "no variables": (one_block("train", "environment", "export SITE=1"), ("variable-lost", 2)),
-    "an emptied block": (one_block("train", "main"), ("function-lost", 2)),
+    "a changed setting": (
+        one_block("tensorboard", "settings", SUPER, "run_dir=/elsewhere"),
+        ("setting-lost", 4),
+    ),
+    "no variables": (one_block("tensorboard", "environment", "export SITE=1"), ("variable-lost", 2)),
+    "an emptied block": (one_block("tensorboard", "main"), ("function-lost", 2)),
     "a main without a step": (
         one_block("image", "main", "main() {", "    begin", "    set_environment", "    conclude", "}"),
         ("step-lost", 3),
     ),
-    "a library's function": (one_block("train", "site", "conclude() { say bye; }"), ("overwritten", 3)),
+    "a library's function": (one_block("tensorboard", "site", "conclude() { say bye; }"), ("overwritten", 3)),
     "a function of other stages": (
         one_block("tensorboard", "site", "site_prologue() {", "    list_nodes", "}"),
         ("unknown-command", 4),
     ),
     "an unset variable in the epilogue": (
-        one_block("train", "site", "site_epilogue() {", '    cp -- "$results" /shared', "}"),
+        one_block("tensorboard", "site", "site_epilogue() {", '    cp -- "$results" /shared', "}"),
         ("unset-variable", 4),
     ),
-    "a launch in the foreground": (one_block("train", "site", LAUNCH), ("launch-foreground", 3)),
+    "a launch in the foreground": (one_block("tensorboard", "site", LAUNCH), ("launch-foreground", 3)),
     "a misspelled block": (one_block("train", "enviroment", "true"), ("template", 2)),
     "a block of earlier versions": (one_block("train", "prologue", "module load x"), ("template", 2)),
     "a mistake of Jinja": (one_block("train", "site", "{% if device == %}"), ("template", 3)),
@@ -180,6 +193,7 @@ BAD = {
 """A template of a site, the rule that it breaks, and the line of its file. The first line of a block is line 3."""
 
 
+@pytest.mark.usefixtures("few_stages")
 @pytest.mark.parametrize(("templates", "expected"), BAD.values(), ids=BAD)
 def test_findings_of_a_bad_site_have_rule_file_and_line(
     site: Path, cluster: str, templates: dict[str, str], expected: tuple[str, int]
@@ -191,17 +205,19 @@ def test_findings_of_a_bad_site_have_rule_file_and_line(
     assert explanation(rule)
 
 
-def test_a_finding_shared_by_many_scripts_is_reported_once(site: Path) -> None:
-    finding = only(checked(site, "local", one_block("base", "site", "set -e")))
-    assert len(finding.scripts) == SCRIPTS
-    assert "train (" in " ".join(finding.scripts)
+def test_a_finding_shared_by_scripts_is_reported_once(site: Path) -> None:
+    finding = only(checked(site, "local", one_block("train", "site", "set -e")))
+    assert finding.scripts == ("train (local, none)", "train (local, none, preflight)")
+    shared = only(checked(site, "local", one_block("base", "site", "{{ run_directory }}")))
+    assert len(shared.scripts) == SCRIPTS
 
 
+@pytest.mark.usefixtures("few_stages")
 def test_consequences_of_a_lost_block_are_not_reported(site: Path) -> None:
     """shellcheck misses run_dir and more in shipped lines. Of the site's own lines it may speak."""
-    templates = one_block("train", "settings", "run_dir=/elsewhere")
+    [(train, text)] = one_block("train", "settings", "run_dir=/elsewhere").items()
     copies = "site_epilogue() { cp $TRAINER_CONFIG /shared/kept; }"
-    write_templates(site, {**templates, **one_block("base", "site", copies)})
+    write_templates(site, {train: f"{text}{{% block site %}}\n{copies}\n{{% endblock %}}\n"})
     report = check_site([site], ["local"], reading("run_dir=/elsewhere"), named=True)
     assert {finding.finding.rule for finding in report.findings} >= {"setting-lost", "SC2086"}
     assert all(finding.finding.path.startswith(f"{site}/") for finding in report.findings)
@@ -253,6 +269,7 @@ def test_a_directory_that_everybody_may_write_to_is_refused(site: Path) -> None:
         check_site([site], ["local"], nothing)
 
 
+@pytest.mark.usefixtures("few_stages")
 def test_a_mistake_of_bash_is_found_with_its_template(site: Path) -> None:
     write_templates(site, one_block("train", "site", "if [[ -e /shared ]]; then", "    say there"))
     report = check_site([site], ["local"], reading("if [[ -e /shared ]]"), named=True)
@@ -260,12 +277,13 @@ def test_a_mistake_of_bash_is_found_with_its_template(site: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
+@pytest.mark.usefixtures("few_stages")
 def test_a_finding_of_shellcheck_has_the_template_line(site: Path) -> None:
     write_templates(
-        site, one_block("train", "site", "site_epilogue() { cp -- $TRAINER_CONFIG /shared/kept/; }")
+        site, one_block("tensorboard", "site", "site_epilogue() { cp -- $SLURM_JOB_NAME /shared/kept/; }")
     )
-    finding = only(check_site([site], ["local"], reading("cp -- $TRAINER_CONFIG"), named=True))
-    assert (finding.finding.rule, finding.where) == ("SC2086", f"{site}/slurm/train.sbatch.j2:3")
+    finding = only(check_site([site], ["local"], reading("cp -- $SLURM_JOB_NAME"), named=True))
+    assert (finding.finding.rule, finding.where) == ("SC2086", f"{site}/slurm/tensorboard.sbatch.j2:3")
 
 
 def test_an_invalid_profile_is_a_finding_unless_it_was_requested(tmp_path: Path) -> None:
@@ -277,10 +295,11 @@ def test_an_invalid_profile_is_a_finding_unless_it_was_requested(tmp_path: Path)
         check_site([], [broken, "local"], nothing, named=True)
 
 
+@pytest.mark.usefixtures("few_stages")
 def test_a_directive_after_a_command_is_found_by_lint(site: Path) -> None:
-    write_templates(site, one_block("train", "environment", SUPER, "#SBATCH --mail-type=END"))
+    write_templates(site, one_block("tensorboard", "environment", SUPER, "#SBATCH --mail-type=END"))
     finding = only(check_site([site], ["local"], reading("mail-type=END", read_by_lint), named=True))
     assert (finding.finding.rule, finding.where) == (
         "directive-after-command",
-        f"{site}/slurm/train.sbatch.j2:4",
+        f"{site}/slurm/tensorboard.sbatch.j2:4",
     )
