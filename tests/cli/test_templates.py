@@ -50,9 +50,19 @@ def cluster(workplace: Path) -> str:
     return "here"
 
 
+CHECKED = ("image", "tensorboard", "train")
+SCRIPTS = len(CHECKED) + 1
+"""Every stage, and training with preflight."""
+
+
 @pytest.fixture
-def one_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """bash, shellcheck and lint read the shortest script only, since they take most of the time of a check."""
+def few_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few stages are compared, and bash, shellcheck and lint read the shortest: they take most of the time of a check.
+
+    tests/check/test_site.py checks every stage.
+    """
+    stages = {name: stage for name, stage in STAGES.items() if name in CHECKED}
+    monkeypatch.setattr("hpcgen.check.representative.STAGES", stages)
 
     def read_one(scripts: Sequence[str]) -> list[list[Finding]]:
         shortest = min(scripts, key=len)
@@ -213,7 +223,7 @@ def test_completion_knows_templates_and_their_blocks() -> None:
     assert completed("templates", "override", "train", "--block", "se") == ["settings"]
 
 
-@pytest.mark.usefixtures("one_is_read")
+@pytest.mark.usefixtures("few_are_read")
 def test_a_replaced_function_goes_stale_with_the_shipped_one(cluster: str, workplace: Path) -> None:
     site = workplace / "site"
     assert hpcgen("templates", "override", "train", "--block", "site", "-o", site).status == 0
@@ -261,15 +271,15 @@ def test_diff_without_a_site() -> None:
 
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
-@pytest.mark.usefixtures("one_is_read")
+@pytest.mark.usefixtures("few_are_read")
 def test_check_of_a_good_site(cluster: str, workplace: Path) -> None:
     site = write_templates(workplace / "site", {"slurm/base.sbatch.j2": BASE})
     checked = hpcgen("templates", "check", "--templates", site, "--cluster", cluster)
     assert (checked.status, checked.stdout) == (0, "")
-    assert checked.stderr.startswith(f"no findings: {len(STAGES) + 1} scripts for here, with {site}\n")
+    assert checked.stderr.startswith(f"no findings: {SCRIPTS} scripts for here, with {site}\n")
 
 
-@pytest.mark.usefixtures("one_is_read")
+@pytest.mark.usefixtures("few_are_read")
 def test_check_reports_the_problem_its_reason_and_a_remedy(cluster: str, workplace: Path) -> None:
     text = BASE.replace("{% block site %}\nsite_epilogue() { true; }", "{% block settings %}\nstage=none")
     site = write_templates(workplace / "site", {"slurm/base.sbatch.j2": text})
@@ -282,24 +292,24 @@ def test_check_reports_the_problem_its_reason_and_a_remedy(cluster: str, workpla
     assert "\n    why: All functions of the script read the settings." in first
     assert "\n    fix: keep {{ super() }}" in first
     assert "\n    in:  image (here, none); " in first
-    assert f"; and {len(STAGES) + 1 - 3} more\n" in first
-    assert f": {len(STAGES) + 1} scripts" in checked.stderr
+    assert f"; and {SCRIPTS - 3} more\n" in first
+    assert f": {SCRIPTS} scripts" in checked.stderr
 
 
-@pytest.mark.usefixtures("one_is_read")
+@pytest.mark.usefixtures("few_are_read")
 def test_check_as_json(cluster: str, workplace: Path) -> None:
     site = write_templates(workplace / "site", {"slurm/trian.sbatch.j2": "", "slurm/train.sbatch.j2": TRAIN})
     checked = hpcgen("templates", "check", "--json", "--templates", site, "--cluster", cluster)
     report = json.loads(checked.stdout)
     assert (checked.status, checked.stderr) == (1, "")
-    assert (report["clusters"], report["scripts"]) == (["here"], len(STAGES) + 1)
+    assert (report["clusters"], report["scripts"]) == (["here"], SCRIPTS)
     [finding] = report["findings"]
     assert finding["rule"] == "unused-file"
     assert finding["file"] == f"{site}/slurm/trian.sbatch.j2"
     assert set(finding) == {"rule", "severity", "file", "line", "why", "fix", "seen"}
 
 
-@pytest.mark.usefixtures("one_is_read")
+@pytest.mark.usefixtures("few_are_read")
 def test_check_without_shellcheck_says_so(
     cluster: str, workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -358,7 +368,7 @@ def test_the_guides_way_to_load_modules_works_with_the_real_ones(
     assert status or "u" in done.stdout.rpartition(" ")[2]
 
 
-@pytest.mark.usefixtures("one_is_read")
+@pytest.mark.usefixtures("few_are_read")
 @pytest.mark.slow
 def test_check_reads_the_scripts_with_hpcgens_own_lint(cluster: str, workplace: Path) -> None:
     text = BASE.replace("epilogue", "prologue").replace("true", "export NCCL_DEBUG=INFOO")
