@@ -41,8 +41,8 @@ def package(folder: Path, files: dict[str, str]) -> str:
     return str(folder)
 
 
-def test_installed_components_are_found() -> None:
-    done = health_check("--only", "--need=torch,trainer,zstd", "--json")
+def test_installed_components_are_found(stand_in: str) -> None:
+    done = health_check("--only", "--need=torch,trainer,zstd", "--json", python=(stand_in,))
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert document["ok"] is True
@@ -89,6 +89,8 @@ def test_save_lists_the_installed_components(tmp_path: Path) -> None:
 
 # ==== apex ====
 
+TORCH = {"torch/__init__.py": ""}
+"""A torch that is imported in no time."""
 APEX = {"apex/__init__.py": "", "apex/multi_tensor_apply/__init__.py": ""}
 KERNELS = ("amp_C", "fused_layer_norm_cuda", "fused_weight_gradient_mlp_cuda")
 
@@ -99,14 +101,14 @@ def test_the_apex_of_pypi_is_not_nvidias(tmp_path: Path) -> None:
 
 
 def test_apex_without_its_kernels_does_not_count(tmp_path: Path) -> None:
-    path = package(tmp_path, APEX | {"amp_C.py": ""})
+    path = package(tmp_path, APEX | TORCH | {"amp_C.py": ""})
     found = finding("apex", PYTHONPATH=path)
     assert found["state"] == "missing"
     assert "without its kernels fused_layer_norm_cuda, fused_weight_gradient_mlp_cuda" in found["detail"]
 
 
 def test_apex_with_its_kernels_counts(tmp_path: Path) -> None:
-    path = package(tmp_path, APEX | {f"{name}.py": "" for name in KERNELS})
+    path = package(tmp_path, APEX | TORCH | {f"{name}.py": "" for name in KERNELS})
     assert finding("apex", PYTHONPATH=path)["state"] == "ok"
 
 
@@ -114,8 +116,8 @@ def test_apex_with_its_kernels_counts(tmp_path: Path) -> None:
 
 
 def te(folder: Path, text: str) -> str:
-    modules = {"torch/__init__.py": "", "transformer_engine/__init__.py": ""}
-    return package(folder, modules | {"transformer_engine/pytorch.py": text})
+    modules = {"transformer_engine/__init__.py": ""}
+    return package(folder, TORCH | modules | {"transformer_engine/pytorch.py": text})
 
 
 @pytest.mark.skipif(Path("/proc/driver/nvidia/version").exists(), reason="this machine has a GPU driver")

@@ -166,14 +166,9 @@ def image_with_pip(image: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def pip_inside(image: Path, *words: str) -> tuple[subprocess.CompletedProcess[str], dict[str, str]]:
     """The script's output, and the packages of the image's Python afterwards."""
     done = inside(image, *words, path=str(image / "opt/venv/bin"))
-    listed = subprocess.run(
-        [image / "opt/venv/bin/python", "-m", "pip", "list", "--format=json"],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={"PATH": os.environ["PATH"]},
-    )
-    return done, {one["name"]: one["version"] for one in json.loads(listed.stdout)}
+    [site] = (image / "opt/venv/lib").glob("python3*/site-packages")
+    installed = importlib.metadata.distributions(path=[str(site)])
+    return done, {one.metadata["Name"]: one.version for one in installed}
 
 
 def test_pip_keeps_the_images_packages(image_with_pip: Path) -> None:
