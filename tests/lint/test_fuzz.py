@@ -46,7 +46,7 @@ def mutated(text: str, seed: int) -> str:
     return text
 
 
-@pytest.mark.parametrize("seed", range(0, 120, 20))
+@pytest.mark.parametrize("seed", range(0, 60, 20))
 def test_no_change_breaks_lint(seed: int) -> None:
     cluster, node_type = load_cluster("azure-ndv5")
     sources = [SOUND, DEFECTS.read_text()]
@@ -107,7 +107,7 @@ def _sources() -> list[str]:
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_no_change_of_words_breaks_lint(seed: int) -> None:
-    _read_changed(seed, _sources()[seed::8])
+    _read_changed(seed, _sources()[seed::16])
 
 
 @pytest.mark.slow

@@ -134,7 +134,7 @@ def quoted(word: str) -> str:
 
 
 @given(words=WORDS)
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_quoted_words_come_back_through_arrays_and_variables(words: list[str]) -> None:
     text = f"array=({' '.join(map(quoted, words))})\nx={quoted(words[0])}\n" + 'show "${array[@]}" "$x"\n'
     [command] = shown(read(text))
