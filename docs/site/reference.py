@@ -22,7 +22,6 @@ from hpcgen.config.keys import field_docs, inner_class
 from hpcgen.config.loader import load_cluster_run
 from hpcgen.config.node_type import NodeType
 from hpcgen.config.run import RunConfig
-from hpcgen.config.section_names import RUN_FILE
 from hpcgen.run_plan.explanation import explain
 from trainer.contract.config import Range, field_hints
 
@@ -249,7 +248,7 @@ def other_names() -> str:
     lines = ["| name | in a run file |", "| --- | --- |"]
     names = spellings.table("keys") | {
         f"{section}.{name}".lstrip("."): key
-        for section, keys in RUN_FILE.items()
+        for section, keys in spellings.sections("RunConfig").items()
         for name, key in keys.items()
     }
     for name, answer in sorted(names.items()):

@@ -12,7 +12,7 @@ from hpcgen.check.lint.sbatch import WITHOUT_VALUE
 from hpcgen.cli import words
 from hpcgen.config import spellings
 from hpcgen.config.run import RunConfig
-from hpcgen.config.section_names import names_in_section
+from hpcgen.config.spellings import names_in_section
 from hpcgen.config.stages import stage_called
 from hpcgen.config.unknown_keys import TRANSLATED_SECTIONS, unknown_key
 from hpcgen.text import did_you_mean, misspelled, nearest, one_of

@@ -6,15 +6,21 @@ A hint names only what does what was asked. A name that can mean several things 
 from __future__ import annotations
 
 import functools
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hpcgen.config import megatron_options
+from hpcgen.config.sbatch_options import OWN_OPTIONS, SBATCH_OPTIONS, SBATCH_OPTIONS_OF_SOME
 
 EXPERTS = ("moe_", "expert_", "router_")
 """Beginnings of names of settings of experts."""
 
 SHORTEST = 5
 """Length of the shortest word of another program whose misspellings are recognized."""
+
+OF_SUBMISSION = ("help", "usage", "version", "parsable", "test-only", "wait", "quiet", "verbose")
+"""Options of sbatch that change nothing in the job."""
 
 OTHER_PROGRAM = "remove the key, or run a program that has it with `program` (docs/program.md)"
 
@@ -65,6 +71,44 @@ def choice(value: str) -> str:
     return table("values").get(value.lower(), "")
 
 
+def names_in_section(document: str, section: Sequence[str]) -> Mapping[str, str]:
+    """Names that other programs have for keys of `section` -> the key to use, with a remark. In other sections, they
+    mean something else.
+
+    `document` is the name of the class of the document.
+    """
+    path = ".".join(section)
+    if "slurm" not in section[:1]:
+        return sections(document).get(path, {})
+    stage = "slurm.train" if path == "slurm" and document == "RunConfig" else path
+    return {name: f"{stage}.{use}" for name, use in slurm_names().items()} | sections(document)["slurm"]
+
+
+def set_by_hpcgen(section: Sequence[str], name: str) -> str:
+    """The option of sbatch with this name that has no key, because hpcgen's scripts depend on its value; else empty."""
+    option = name.replace("_", "-")
+    return option if "slurm" in section[:1] and option in OWN_OPTIONS else ""
+
+
+@functools.cache
+def slurm_names() -> dict[str, str]:
+    """Name in a section below `slurm` -> its key, with a remark."""
+    options = sorted((SBATCH_OPTIONS | SBATCH_OPTIONS_OF_SOME) - OWN_OPTIONS - set(OF_SUBMISSION))
+    directives = {
+        option.replace("-", "_"): f"extra_directives with --{option}"
+        for option in options
+        if not option.startswith("container")
+    }
+    return directives | table("slurm")
+
+
+@functools.cache
+def sections(document: str) -> dict[str, dict[str, str]]:
+    """Section of a document -> its own names -> the key to use, with a remark."""
+    titles = re.findall(rf"^\[({document}(?: .*)?)\]$", _names_file(), re.MULTILINE)
+    return {title.removeprefix(document).strip(): table(title) for title in titles}
+
+
 def _entry(section: str, name: str) -> str:
     """The entry of a name, or of a beginning of the name that ends in an underscore."""
     entries = table(section)
@@ -75,10 +119,14 @@ def _entry(section: str, name: str) -> str:
 @functools.cache
 def table(section: str) -> dict[str, str]:
     """Name -> text, in a section of other_names.txt and in the table of Megatron-LM's options."""
-    text = Path(__file__).with_name("other_names.txt").read_text(encoding="utf-8")
-    lines = text.partition(f"[{section}]\n")[2].partition("\n\n")[0].splitlines()
+    lines = _names_file().partition(f"[{section}]\n")[2].partition("\n\n")[0].splitlines()
     rows = (line.rpartition(": ") for line in lines)
     return _options(section) | {name: answer for answer, _, names in rows for name in names.split()}
+
+
+@functools.cache
+def _names_file() -> str:
+    return Path(__file__).with_name("other_names.txt").read_text(encoding="utf-8")
 
 
 def _options(section: str) -> dict[str, str]:

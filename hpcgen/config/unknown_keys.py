@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 
 from hpcgen.config import spellings
 from hpcgen.config.keys import key_paths, section_of
-from hpcgen.config.section_names import names_in_section, set_by_hpcgen
 from hpcgen.config.slurm import section_called
+from hpcgen.config.spellings import names_in_section, set_by_hpcgen
 from hpcgen.errors import Problem
 from hpcgen.text import did_you_mean, misspelled, nearest, one_of, short_for
 from trainer.contract.config import field_hints

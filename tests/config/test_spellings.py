@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hpcgen.config import megatron_options, section_names, spellings
+from hpcgen.config import megatron_options, spellings
 from hpcgen.config.cluster import ClusterConfig
 from hpcgen.config.keys import inner_class, key_paths
 from hpcgen.config.node_type import NodeType
@@ -200,10 +200,10 @@ def test_any_other_word_gets_the_list_of_keys(section, word):
 @pytest.mark.parametrize(
     ("cls", "tables"),
     [
-        (RunConfig, section_names.RUN_FILE),
-        (RunConfig, {"slurm.train": section_names.SLURM}),
-        (ClusterConfig, section_names.PROFILE),
-        (NodeType, section_names.NODE_TYPE),
+        (RunConfig, spellings.sections("RunConfig")),
+        (RunConfig, {"slurm.train": spellings.slurm_names()}),
+        (ClusterConfig, spellings.sections("ClusterConfig")),
+        (NodeType, spellings.sections("NodeType")),
     ],
 )
 def test_the_names_of_a_section_mean_existing_keys_and_are_none(cls, tables):
