@@ -227,15 +227,15 @@ def test_a_misspelled_name_is_found_again(seed):
     ("name", "hint"),
     [
         *(
-            (size, "use one of tiny")
+            (size, "use one of 125m")
             for size in ("7b", "1b", "8b", "70b", "1.5b", "2.7b", "12b", "34b", "126m")
         ),
         *(
-            (name, "use one of tiny")
+            (name, "use one of 125m")
             for name in ("llama-7b", "llama2-7b", "llama3.1-8b", "llama3-80b", "mistral-7b")
         ),
         *(
-            (name, "use one of tiny")
+            (name, "use one of 125m")
             for name in ("gpt2", "mixtral-8x22b", "deepseek-v2", "qwen2-7b", "nano", "toy")
         ),
         *((name, "did you mean llama3-8b?") for name in ("llama-3-8b", "llama3_8B", "lama3-8b", "llama3-8")),

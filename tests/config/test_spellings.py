@@ -246,7 +246,9 @@ def test_each_name_has_one_answer():
 def test_the_table_of_options_is_not_repeated():
     """A name that the table of Megatron-LM's options answers is in no list of names, unless it has a remark."""
     text = Path(spellings.__file__).with_name("other_names.txt").read_text(encoding="utf-8")
-    text = text.partition("\n[slurm]")[0]  # names of one section can be those of options, which answer elsewhere
+    text = text.partition("\n[slurm]")[
+        0
+    ]  # names of one section can be those of options, which answer elsewhere
     for name, row in megatron_options.names().items():
         if row.key:
             [*answers] = re.findall(rf"^{re.escape(row.key)}: (?:.* )?{name}(?: .*)?$", text, re.MULTILINE)
