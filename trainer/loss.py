@@ -17,7 +17,7 @@ from trainer.model import multi_token
 
 
 class Term(Protocol):
-    """A further loss, such as that of MTP layers. Any module with these functions is a term."""
+    """A further loss, such as the loss of MTP layers. Any module with these functions is a term."""
 
     def names(self, model: ModelConfig) -> tuple[str, ...]:
         """Columns of metrics.jsonl. Empty if `model` does not have the loss."""

@@ -69,7 +69,7 @@ class StepResult:
 
     batch: Batch
     consumed_tokens: int
-    """Number of tokens that this step and those before it have read."""
+    """Number of tokens that this step and all previous ones have read."""
     loss: float
     """Mean over the tokens of the global batch (nats), without further losses."""
     grad_norm: float | None
@@ -215,7 +215,7 @@ def _agree(
 ) -> _Agreed:
     """Combine the numbers and votes of all ranks in one small all-reduce. fp64 keeps the counts exact.
 
-    `norm` is already that of all ranks.
+    `norm` is already the norm over all ranks.
     """
     own = torch.tensor([vote.stop, vote.save, vote.writing, vote.failed, pairs], dtype=torch.float64)
     numbers = torch.cat([totals, own.to(totals.device, non_blocking=True), statistics.flatten()])

@@ -202,7 +202,7 @@ def _out_of_order(planned: list[str], found: list[str]) -> str:
 
 @site_rule("launch-words", "`launch` omits planned words")
 def launch_words(both: Comparison) -> Iterator[Hit]:
-    """Without these words, the tasks lack options, the container or the environment, or run another command."""
+    """Without these words, the tasks lack options, the container or the environment, or run a different command."""
     launch = both.own_functions.get(LAUNCH)
     if launch is None:
         return

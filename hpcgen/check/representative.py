@@ -67,7 +67,7 @@ def representatives(cluster: str) -> Iterator[Representative]:
 
 
 def runtimes(profile: ClusterConfig) -> tuple[Runtime, ...]:
-    """The profile's runtime, none, and if the profile names an image, those that can start it."""
+    """The runtime of the profile, `none`, and the runtimes that can start the profile's image, if it names one."""
     own: Runtime = profile.container.runtime or "none"
     with_image: tuple[Runtime, ...] = ("pyxis", "enroot") if profile.container.image else ()
     return tuple(dict.fromkeys((own, "none", *with_image)))

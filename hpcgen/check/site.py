@@ -142,7 +142,7 @@ def check_site(
 
 
 def _add_stale(environment: ShellEnvironment, collected: _Collected) -> None:
-    """Adds a finding for each function of the site whose shipped version has changed since it was written."""
+    """Adds a finding for each function of the site whose shipped version has changed since the site wrote its own."""
     with contextlib.suppress(HpcgenError):  # reported for each stage
         for function in all_replaced(environment):
             if function.is_stale:

@@ -33,11 +33,11 @@ class Entry:
     kept_by: str | None
     """Reason why retention keeps the checkpoint; None if it may be removed."""
     evaluation: Literal["evaluated", "to be evaluated"] | None = None
-    """None if it has no result and evaluation.every does not select it."""
+    """None if the checkpoint has no result and evaluation.every does not select it."""
 
 
 def list_entries(directory: Path, retention: Retention) -> list[Entry]:
-    """Lists every checkpoint in `directory`, newest first, then those set aside as broken."""
+    """Lists every checkpoint in `directory`, newest first, followed by checkpoints set aside as broken."""
     checkpoints = read_directory(directory)
     checked = demote_incomplete(checkpoints)
     kept = retention.kept(checked)

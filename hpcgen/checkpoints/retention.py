@@ -76,7 +76,8 @@ def read_retention(path: Path) -> Retention:
 
 
 def _saves_into(config: dict[str, Any], path: Path) -> bool:
-    """Returns whether the run of `config` saves to `path`; a configuration next to `path` may be another run's."""
+    """Returns whether the run of `config` saves to `path`. A configuration next to `path` may belong to a different
+    run."""
     saved, run_dir = checkpoint_section(config).get("save"), config.get("run_dir")
     if not isinstance(saved, str):
         saved = str(Path(run_dir) / "checkpoints") if isinstance(run_dir, str) else None

@@ -23,7 +23,7 @@ PASSED_ON = (
     *("max_new_tokens", "temperature", "top_k", "top_p", "repetition_penalty", "seed", "batch_size"),
     *("device", "precision"),
 )
-"""Options that the trainer reads as they are."""
+"""Options that are passed to the trainer unchanged."""
 
 
 @click.command("generate")
@@ -149,7 +149,7 @@ def command(
 
 
 def _read_run(config: Path | None, overrides: tuple[str, ...]) -> RunConfig | None:
-    """The run file with absolute paths; None without one."""
+    """The run file with absolute paths; None if there is no run file."""
     if config is None:
         if overrides:
             raise HpcgenError("--set requires a run file", "use -c run.yaml")

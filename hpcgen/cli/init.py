@@ -275,7 +275,7 @@ def _complete(carried: Mapping[str, Any], chosen: Document, script: str) -> dict
 
 
 def _notes(script: Path | None, migration: Migration) -> list[str]:
-    """Comments for the run file of a program: the parts of the script that are not in it."""
+    """Comments for the run file of a program. They list the parts of the script that the run file does not contain."""
     from hpcgen.check.migration.migration import printable
 
     if "program" not in migration.sections or not migration.leftovers:

@@ -20,7 +20,8 @@ REFERENCE_VOCAB = 50304
 @click.command("presets")
 @json_option
 def command(as_json: bool) -> None:
-    """The counts are computed from the shapes of the models. Active parameters are those that process each token."""
+    """The counts are computed from the shapes of the models. Active parameters are the parameters that process each
+    token."""
     rows = []
     for preset in PRESETS.values():
         shape = {"padded_vocab_size": REFERENCE_VOCAB, **preset.sections["model"]}

@@ -33,7 +33,7 @@ def unknown_command(context: click.Context, name: str) -> str:
     stage = stage_called(name)
     if stage is not None and stage.name in known:
         return f"use {context.command_path} {stage.name}"
-    # in a group, the name of a stage may have another object: a download of what?
+    # in a group, the name of a stage may have a different object: a download of what?
     if stage is not None and (group is root or not any(_groups_with(context, root, stage.name))):
         return words.meaning("", name)
     if found := list(_commands_called(context, root, name)):
@@ -47,7 +47,7 @@ def unknown_command(context: click.Context, name: str) -> str:
 
 
 def _commands_called(context: click.Context, root: click.Group, name: str) -> Iterator[str]:
-    """The commands of hpcgen with this name, and if no group is named, also those of its groups."""
+    """The commands of hpcgen with this name. If no group is named, the commands of all groups are included."""
     if name in root.list_commands(context):
         yield f"hpcgen {name}"
     if context.command is root:

@@ -63,7 +63,7 @@ class ClusterConfig:
     container: ContainerConfig = field(default_factory=ContainerConfig)
     """Container defaults. Values in the run file override them; its mounts are added."""
     environment: dict[EnvironmentName, str] = field(default_factory=dict)
-    """Environment variables of all jobs. They override those of the node type."""
+    """Environment variables of all jobs. They override the node type's."""
     library_path: tuple[MountPath, ...] = ()
     """Directories to prepend to the image's LD_LIBRARY_PATH for tasks of GPU stages."""
     max_array_size: Count = 1001

@@ -127,7 +127,7 @@ def without(document: Document, path: str) -> Document:
 
 
 TypedTexts = Literal["all", "all but null", "quoted"]
-"""Scalars to use as strings, exactly as typed: all, all but null, or only those that are strings in YAML."""
+"""Scalars to use as strings, exactly as typed: all scalars, all but null, or only strings of YAML."""
 
 
 def override(assignment: str, typed_texts: TypedTexts = "quoted") -> Document:
@@ -412,7 +412,7 @@ class _Walk:
     def _bound_merges(self, node: Any, where: str) -> int:
         """The number of keys of a mapping after expanding `<<`, counted before any of them is copied.
 
-        A few lines of nested merges can expand to billions of keys, like aliases.
+        A few lines of nested merges can expand to billions of keys, as nested aliases can.
         """
         if node.id != "mapping":
             return 0  # the constructor reports that it cannot be merged

@@ -20,6 +20,6 @@ class ExportConfig:
     directory: FilePath | None = None
     """New directory to write."""
     dtype: Literal["bf16", "fp16", "fp32"] | None = None
-    """Data type of the weights. Default: that of the checkpoint."""
+    """Data type of the weights. Default: the checkpoint's."""
     family: FamilyName | None = None
     """Model family. Default: the first that can express the model."""

@@ -27,8 +27,8 @@ OMITTED_SECTIONS: dict[str, Any] = {
     "training": {"micro_batch_size": 1, "global_batch_size": 1, "train_iters": 1},
     "optimizer": {"lr": 1},
 }
-"""The sections that a run file may omit if none of its stages needs them (`Stage.needs`), with values that stand in for
-them."""
+"""Sections that a run file may omit if none of its stages needs them (`Stage.needs`), each with the value to use
+instead."""
 ANY_RUN: dict[str, Any] = {
     "name": "any",
     "cluster": "any",
@@ -112,7 +112,7 @@ def load_document(document: Document, directory: Path, overrides: Sequence[str] 
     """
     mistakes: list[Problem] = []
     for assignment in [overrides] if isinstance(overrides, str) else overrides:
-        # first, because an override may name another preset or cluster
+        # first, because an override may name a different preset or cluster
         try:
             document = documents.merge(document, override(RunConfig, assignment))
         except HpcgenError as error:
@@ -128,7 +128,7 @@ def load_document(document: Document, directory: Path, overrides: Sequence[str] 
         document = documents.without(document, "preset")  # `_preset` has reported it
     omitted = {name: values for name, values in OMITTED_SECTIONS.items() if name not in document.values}
     config, problems = build(RunConfig, documents.merge(documents.constant(omitted, ""), document))
-    if has_unknown_preset:  # keys may be missing only because of it
+    if has_unknown_preset:  # keys may be missing only because the preset is unknown
         problems = tuple(problem for problem in problems if not problem.is_missing)
     mistakes += [located(problem, document) for problem in problems]
     name = document.get("cluster")

@@ -1,6 +1,6 @@
-"""The table of Megatron-LM's options: everything that lint, `init --from` and hints about keys know of each.
+"""The table of Megatron-LM's options: everything that lint, `init --from` and hints about keys know about each.
 
-The options are those of pretrain_gpt.py: from megatron/training/arguments.py, megatron/arguments.py before it, and the
+These are the options of pretrain_gpt.py: from megatron/training/arguments.py, megatron/arguments.py before it, and the
 dataclasses that become options. Releases v1.0, v2.0, v2.5, v2.6, 23.04, core_v0.4.0 to 0.19.0, and commit d98e8a64
 (August 2026).
 """
@@ -23,9 +23,9 @@ Kind = Literal["key", "negated", "converted", "usual", "no key", "removed", "abs
 
 key: the first of its keys has the same value. negated: the first of its keys has the opposite value. converted: its
 keys are computed. usual: it requests what the trainer always does. no key: no key corresponds to it. removed: newer
-releases of Megatron-LM stop with an error at it. absent: Megatron-LM does not have it, but people write it. name: not
-an option, but a name in the configuration of Megatron-Core or Megatron-LM. family: a pattern for names that begin or
-end alike, because forks have more of them.
+releases of Megatron-LM stop with an error if it is set. absent: Megatron-LM does not have it, but people write it.
+name: not an option, but a name in the configuration of Megatron-Core or Megatron-LM. family: a pattern for names with a
+common beginning or end, because forks have more of them.
 """
 
 
@@ -41,7 +41,7 @@ class OptionRow:
     keys: tuple[str, ...]
     """Equivalent keys of a run file. If the option cannot be converted, one of them must be set."""
     carried_by: str
-    """Module of hpcgen/check/migration that converts it. Empty: its value becomes that of the key as it is."""
+    """Module of hpcgen/check/migration that converts the option. Empty: the key gets the option's value unchanged."""
     takes: Literal["", "0", "*"]
     """Number of values. Empty: as many as the key takes."""
     values: tuple[str, ...]
@@ -76,7 +76,7 @@ class OptionRow:
 
 @functools.cache
 def rows() -> Mapping[str, OptionRow]:
-    """The rows of single options by name, in the order of the table. A row comes after those that it needs."""
+    """The rows of single options by name, in the order of the table. Each row comes after the rows that it needs."""
     return {row.name: row for row in _table() if row.kind != "family"}
 
 

@@ -102,7 +102,7 @@ def load_node_type(name: str) -> NodeType:
 
 
 def load_node_type_and_files(name: str, base: Path | None = None) -> tuple[NodeType, tuple[str, ...]]:
-    """The node type, and the names of its files for the header of a script, its own first.
+    """The node type, and the names of its files for the header of a script. The node type's own file comes first.
 
     Raises:
         ConfigErrors, HpcgenError: see `load_node_type`.
@@ -131,7 +131,7 @@ def cycle(names: Sequence[str]) -> Problem:
 
 
 def _placed(problem: Problem, document: Document) -> Problem:
-    """The problem, with the place of each fact that it is about and that another file sets."""
+    """The problem, with the place of each fact that it mentions and another file sets."""
     own = file_of(document.origin(problem.path))
     places = {name: document.origins.get(name) for name in problem.about if own and name in document.values}
     others = [f"{name}: {where}" for name, where in places.items() if where and file_of(where) != own]

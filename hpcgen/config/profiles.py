@@ -108,7 +108,8 @@ def read_profile(name: str, directory: Path | None = None, asked: Document | Non
 
 
 def _cluster_document(name: str, asked: Document, directory: Path) -> tuple[Document, tuple[str, ...]]:
-    """The profile merged with the profiles that it extends, and the files of all of them, its own first.
+    """The profile merged with the profiles that it extends, and the files of all of them. The profile's own file comes
+    first.
 
     Raises:
         ConfigErrors: a file is missing, cannot be read, or can be changed by other users; or profiles extend each

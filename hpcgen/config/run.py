@@ -85,7 +85,7 @@ class RunConfig:
     secrets: tuple[EnvironmentName, ...] = ()
     """Names of environment variables that the job inherits from the submitting shell. Values are never written."""
     environment: dict[EnvironmentName, str] = field(default_factory=dict)
-    """Environment variables of the job. They override those of the node type and the cluster."""
+    """Environment variables of the job. They override the node type's and the cluster's."""
     container: ContainerConfig = field(default_factory=ContainerConfig)
     """Container in which stages run."""
     image: ImageConfig = field(default_factory=ImageConfig)

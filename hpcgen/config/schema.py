@@ -70,7 +70,7 @@ def _describe(section: type, schema: dict[str, Any]) -> None:
 
 
 def _constraints(hint: Any) -> list[Any]:
-    """The constraints on a value itself, without those on the items of a list or mapping."""
+    """The constraints on a value itself, but not on the items of a list or mapping."""
     if hasattr(hint, "__metadata__"):
         return list(hint.__metadata__)
     if typing.get_origin(hint) in (tuple, dict):

@@ -62,7 +62,7 @@ def answer(name: str) -> str:
 
 
 def instead(name: str) -> str:
-    """The hint for the name of something that hpcgen does in another way; empty for any other name."""
+    """The hint for the name of something that hpcgen does differently; empty for any other name."""
     return _entry("instead", name)
 
 

@@ -21,7 +21,7 @@ from trainer.contract.model.layout import fewest_ranks, model_parallel_size
 WIDTH = 110
 SHAPE = {"num_layers": 12, "hidden_size": 768, "num_attention_heads": 12, "seq_length": 1024}
 NOT_WORDS = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}
-"""Strings that some YAML readers parse as another type."""
+"""Strings that some YAML readers parse as a different type."""
 TIME = "1-00:00:00"
 """Time limit of a job if the partition allows it."""
 NO_SETTINGS = StageSettings()

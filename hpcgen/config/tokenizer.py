@@ -202,7 +202,7 @@ def _ids(vocabulary: Mapping[str, int]) -> dict[str, int]:
 
 
 def _candidates(config: TokenizerConfig, known: Mapping[str, int]) -> str:
-    """Possible end-of-document tokens: those marked special, or those that look special."""
+    """Possible end-of-document tokens: tokens that are marked special, or that look special."""
     special = []
     if config.kind == "huggingface":
         added = read_json(_vocabulary_file(config)).get("added_tokens", [])

@@ -23,7 +23,7 @@ MOST_PLACES = 3
 
 
 def unknown_key(cls: type, path: str, names: Sequence[str]) -> Problem:
-    """The problem of a key that its section, of a document that describes `cls`, does not have.
+    """The problem of an unknown key in a section of a document that describes `cls`.
 
     The hint is the first of these that exists: the key in other letters; what the name means in this section; the
     section that has the key; what other programs mean by the name; the key that is misspelled or written short, in the
@@ -78,7 +78,7 @@ def _in_section(cls: type, section: Sequence[str], name: str, inside: str) -> tu
 
 
 def _in_other_program(cls: type, section: Sequence[str], name: str) -> tuple[str, str] | None:
-    """The hint and the key for a name that another program has. Its optimizer_name is optimizer.name here."""
+    """The hint and the key for a name of another program. For example, optimizer_name there is optimizer.name here."""
     joined = "_".join((*section, name))
     for each in (name, joined) if _is_translated(cls, section) else ():
         if spellings.is_known(each):

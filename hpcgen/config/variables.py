@@ -1,4 +1,4 @@
-"""Environment variables: those that run files and profiles may not set, and those that hold secrets."""
+"""Environment variables that run files and profiles may not set, and variables that hold secrets."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ _GZIP_PIECE_BYTES = 1024 * 1024
 
 
 class Readable(Protocol):
-    """A file, possibly hashed as it is read."""
+    """A file that may be hashed while it is read."""
 
     def read(self, size: int, /) -> bytes:
         """Returns at most `size` bytes; empty at the end of the file."""

@@ -1,7 +1,7 @@
 """Runs a generator in a process of its own, whose memory the system limits.
 
-For libraries that decode files of others: a few hundred bytes can ask for many GB, and no setting of the library bounds
-that. A limit on this process itself would also hit its other threads.
+It is used for libraries that decode files of unknown origin: a few hundred bytes can ask for many GB, and no setting of
+the library limits this. A limit on this process itself would also hit its other threads.
 """
 
 from __future__ import annotations

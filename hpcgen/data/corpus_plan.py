@@ -25,11 +25,11 @@ class Difference:
     added: int = 0
     removed: int = 0
     changed: int = 0
-    """Files with the same name but another size, hash, modification time or split."""
+    """Files with the same name but a different size, hash, modification time or split."""
     restated: int = 0
-    """Files with the same content, as far as known, but another URL or a hash that was unknown before."""
+    """Files that have the same content, as far as known, but a new URL or a hash that was unknown before."""
     reordered: bool = False
-    """True if the common files are in another order."""
+    """True if the common files are in a different order."""
 
     def __bool__(self) -> bool:
         return self != Difference()

@@ -1,4 +1,4 @@
-"""Files that are hashed as they are read or written, so that every record identifies its inputs and outputs."""
+"""Files that are hashed while they are read or written, so that every record identifies its inputs and outputs."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class CheckedFile:
             message = f"{self.path} has changed since it was {since}: its {what} is {found}, not {wanted}"
             if made_by is None:
                 raise HpcgenError(message, "run hpcgen data plan again")
-            # A file with the recorded size and time counts as done, so it must be removed to be made again.
+            # A file with the recorded size and time counts as done. To make it again, remove it first.
             first = "remove it and " if what == "SHA-256" else ""
             raise HpcgenError(message, f"{first}run the stage {made_by} again")
 

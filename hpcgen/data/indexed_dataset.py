@@ -1,4 +1,4 @@
-"""Megatron-Core's .bin/.idx pair, byte for byte as megatron.core.datasets.indexed_dataset, without torch.
+"""Megatron-Core's .bin/.idx pair, byte for byte as megatron.core.datasets.indexed_dataset writes it, without torch.
 
 PREFIX.bin holds the token IDs of all sequences end to end. PREFIX.idx holds, as little-endian integers:
     9 bytes    b"MMIDIDX\\0\\0"
@@ -54,7 +54,7 @@ def token_dtype(vocab_size: int) -> np.dtype[Any]:
 
 
 class Writable(Protocol):
-    """A file, possibly hashed as it is written."""
+    """A file that may be hashed while it is written."""
 
     def write(self, data: Any, /) -> Any:
         """Appends the bytes of `data`."""

@@ -50,7 +50,7 @@ class Listing:
     """Description of the source, for messages."""
     files: Sequence[ManifestFile]
     left_out_links: Sequence[str] = ()
-    """Names of symbolic links that are not listed: to directories, or to nothing."""
+    """Names of symbolic links that are not listed, because they lead to a directory or are broken."""
 
 
 UNSPLIT = WHOLE

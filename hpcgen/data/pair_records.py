@@ -68,7 +68,7 @@ def _records(directory: Path) -> Iterator[Record]:
             record = decode_record(read_bytes(path))
         except OSError:
             continue
-        if record is not None:  # otherwise, the pair counts as one without a record
+        if record is not None:  # otherwise, the pair is treated as one without a record
             yield record
 
 

@@ -29,8 +29,8 @@ def other_tokenizers(
 ) -> dict[Path, str]:
     """Pairs that hpcgen made with another tokenizer, each with a description of the difference.
 
-    `eod_id` is a further end-of-document id that is accepted. A pair without a record, such as one of Megatron-LM, is
-    accepted, and so is one whose .bin is not the one in its record.
+    `eod_id` is a further end-of-document id that is accepted. A pair without a record, such as Megatron-LM's, is
+    accepted. So is a pair whose .bin does not match its record.
 
     Raises:
         HpcgenError: a file of the tokenizer is missing or invalid, or a pair is damaged.

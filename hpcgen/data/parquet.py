@@ -131,7 +131,8 @@ def read_rows(path: Path, source: CheckedFile, column: str) -> Iterator[Rows]:
 def json_lines(path: Path, source: CheckedFile, column: str) -> Iterator[bytes]:
     """Yields all rows as JSON Lines, with all columns. Values that JSON lacks, such as intervals, become strings.
 
-    Bytes become text, or base64 if they are not UTF-8, which is an error for those of `column`, the text.
+    Bytes become text, or base64 if they are not UTF-8. In `column`, which has the text, bytes that are not UTF-8 are an
+    error.
 
     Raises:
         HpcgenError: the file has no rows, is damaged or truncated, a string is not UTF-8, or decoding it needs more
@@ -191,7 +192,7 @@ def _lines_of_file(descriptor: int, path: Path, column: str) -> Iterator[tuple[i
 
 
 def _text_of(value: bytes | None, is_required: bool) -> str | bytes | None:
-    """The text that bytes are in UTF-8; the bytes if they are none.
+    """The bytes decoded as UTF-8; the bytes themselves if they are not UTF-8.
 
     Raises:
         UnicodeDecodeError: they are none, and a text is required.
@@ -271,8 +272,8 @@ def _decoded(
 ) -> Iterator[tuple[int, Any]]:
     """Yields the items that `convert` makes of each batch of `columns`, with the offset at which its row group ends.
 
-    `convert` gets the number of the batch's first row. If a batch needs too much memory, it is read again with fewer
-    rows, and so are all after it.
+    `convert` gets the number of the batch's first row. If a batch needs too much memory, this batch and all later ones
+    are read with fewer rows.
     """
     line, rows = 0, _MAX_ROWS
     for index in range(file.metadata.num_row_groups):

@@ -42,7 +42,8 @@ class FileIdentity:
     size: int | None = None
     sha256: str | None = None
     modified_ns: int | None = None
-    """Modification time (ns). If there is a hash, another time need not mean other content: the file is rehashed."""
+    """Modification time (ns). If the time differs and there is a hash, the file is rehashed, since its content may be
+    unchanged."""
     version: str | None = None
     """Version in the store that the file was downloaded from."""
 
@@ -89,7 +90,7 @@ class Counts:
     eod_in_text: int = 0
     """End-of-document ids that the text itself spells out."""
     verified: int = 0
-    """Documents whose ids were compared with those of the library `tokenizers`."""
+    """Number of documents whose ids were compared with the ids from the library `tokenizers`."""
     text_bytes: int = 0
     """Uncompressed size of the JSON Lines."""
 

@@ -56,7 +56,7 @@ class Shard:
     num_tokens: int
     """Number of tokens in the pair."""
     sources: tuple[FileIdentity, ...]
-    """The .bin and .idx file that the pair must have, with the SHA-256 of the pair's record if there is one."""
+    """The .bin and .idx file that the pair must have, with the SHA-256 from the pair's record if it has one."""
 
     @property
     def file(self) -> str:
@@ -249,7 +249,7 @@ class _Sink(io.RawIOBase):
 
 
 class _Source:
-    """A .bin file that is hashed as it is read."""
+    """A .bin file that is hashed while it is read."""
 
     def __init__(self, file: BinaryIO, pair: Pair, report: Callable[[Step], None]) -> None:
         self._file, self._dtype, self._report = file, pair.dtype, report

@@ -210,7 +210,7 @@ class _Task:
         self._report(ended=True)
 
     def _sweep(self) -> None:
-        """Removes private files of dead processes: first those of earlier runs, at the end those of this run."""
+        """Removes private files of dead processes: first from earlier runs, at the end from this run."""
         directory = self._job.directory
         sweep(
             place

@@ -53,7 +53,7 @@ class TokenizeReport:
     rejects: str
     """Number of rejected documents of each kind."""
     verified_documents: int
-    """Documents whose ids were compared with those of the library `tokenizers`."""
+    """Number of documents whose ids were compared with the ids from the library `tokenizers`."""
     input_bytes: int
     """Uncompressed size of the JSON Lines, or of the texts in Parquet files."""
     output_bytes: int

@@ -41,7 +41,7 @@ Encode = Callable[[list[str]], tuple[NDArray[Any], NDArray[np.int64]]]
 """Returns the ids of all texts end to end, and the number of ids of each text."""
 
 _MEMORY_CHECK_IDS = 32 * 1024 * 1024
-"""Encoded ids, those of about 128 MB of text, between two checks of the process's memory."""
+"""Number of encoded ids (about 128 MB of text) between two checks of the process's memory."""
 _MAX_MEMORY = 640 * 1024 * 1024
 """Maximum bytes per encoder. gigatoken caches every word that it sees; a worker should stay below 1 GiB per core."""
 
@@ -74,7 +74,7 @@ class Tokenizer:
     note: str = ""
     """Reason why gigatoken is not used; empty if it is, or if it was not considered."""
     reference: Encode | None = None
-    """Encoder of the library `tokenizers`, if `encode` is another one."""
+    """Encoder of the library `tokenizers`, if `encode` is a different encoder."""
     unknown_id: int | None = None
     """ID of the token for unknown text; None if there is none."""
     lost: Callable[[list[str]], int] | None = None
@@ -199,7 +199,7 @@ def _load_tokenizers(config: TokenizerConfig, source: str) -> Encode:
     def encode(texts: list[str]) -> tuple[NDArray[Any], NDArray[np.int64]]:
         try:
             rows = [encoding.ids for encoding in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
-        except Exception as error:  # such as a text with an unknown word, and no token for those
+        except Exception as error:  # such as an unknown word in a text, without a token for unknown words
             raise HpcgenError(
                 f"{path}: the library tokenizers cannot encode a text: {error}",
                 "add the token for unknown text to the vocabulary, or use a tokenizer that knows every byte",

@@ -64,7 +64,7 @@ class PairReport:
     dtype: str = ""
     largest_id: int | None = None
     hashes_checked: bool = False
-    """True if the files' hashes were compared with those of a record."""
+    """True if the files' hashes were compared with a record."""
     rows_checked: bool = False
     """True if the rows of an export's shard were compared with the pair that it was made from."""
     megatron_checked: bool = False

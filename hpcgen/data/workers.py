@@ -68,7 +68,8 @@ may use now. Must be importable, because it runs in another process."""
 
 
 def cores() -> int:
-    """Number of cores that this process may use: in a Slurm job, those of its task, even without core binding."""
+    """Number of cores that this process may use. In a Slurm job, these are the cores of its task, even without core
+    binding."""
     available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     given = os.environ.get("SLURM_CPUS_PER_TASK", "")
     return min(available, int(given)) if given.isdigit() and int(given) else available

@@ -167,9 +167,9 @@ class Continuation:
     path: Path
     iteration: int
     weights_only: bool
-    """True if only its weights are loaded, and the run starts at iteration 0."""
+    """True if only the weights are loaded and the run starts at iteration 0."""
     is_finished: bool
-    """True if it is the last one of a finished run."""
+    """True if the checkpoint is the last one of a finished run."""
     changes: tuple[Change, ...]
     """Hyperparameters and files that differ, which checkpoint.changed confirms."""
 

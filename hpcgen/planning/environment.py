@@ -88,7 +88,7 @@ def stage_environment(stage: Stage, run: Run, config: RunConfig) -> tuple[Variab
 
 
 def _built_in(stage: Stage, run: Run) -> Iterator[Variable]:
-    """Yields the variables of every stage on every cluster, and those for hpcgen's own code."""
+    """Yields the variables of every stage on every cluster, and variables for hpcgen's own code."""
     yield _own("built-in", "PYTHONUNBUFFERED", "1", "Log lines appear as soon as they are printed.")
     yield _own("built-in", "PYTHONNOUSERSITE", "1", "Packages in ~/.local must not shadow the image's.")
     if stage.runs_user_program:
@@ -273,7 +273,7 @@ def _sharp_warnings(run: Run) -> Iterator[Problem]:
 
 
 def environment_problems(environment: Mapping[str, str], secrets: tuple[str, ...]) -> Iterator[Problem]:
-    """Yields variables that a file may not set: those that the script computes, and values of secrets."""
+    """Yields variables that a file may not set: variables that the script computes, and values of secrets."""
     for name, value in environment.items():
         yield from _variable_problems(name, value)
     for index, name in enumerate(secrets):

@@ -1,4 +1,4 @@
-"""Texts of the evaluation that are pairs of the training, so that their loss is not that of unseen text."""
+"""Texts of the evaluation that are also pairs of the training, so that their loss is not the loss on unseen text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _COMPARED_BYTES = 2**20
 def trained_texts(
     config: RunConfig, trainer: TrainerConfig, exists: Callable[[str], bool]
 ) -> Iterator[Problem]:
-    """Yields a warning for each text that training reads: the same pair, also by another path, or a copy of it."""
+    """Yields a warning for each text that training reads: the same pair, even under a different path, or a copy."""
     for index, text in enumerate(config.evaluation.data):
         for key in ("train", "datasets"):
             for number, pair in enumerate(getattr(trainer.data, key)):

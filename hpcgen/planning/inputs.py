@@ -147,7 +147,7 @@ def checkpoints(load: str) -> Input:
 
 
 def _similar_path(path: str) -> str | None:
-    """An existing path with names spelled almost like those of `path`; None if there is none."""
+    """An existing path whose names are spelled almost like the names in `path`; None if there is none."""
     found = Path("/")
     for name in Path(path).parts[1:]:
         try:

@@ -36,7 +36,8 @@ class Work:
     files: Mapping[str, str] = field(default_factory=dict)
     """Name -> content of files that the script writes into the job's directory."""
     values: Mapping[str, object] = field(default_factory=dict)
-    """Settings of the stage's script in addition to those of all stages. Documented in templates/README.md."""
+    """Settings of the stage's script in addition to the settings that all stages have. Documented in
+    templates/README.md."""
     signal_lead_s: int = 0
     """Seconds before the time limit at which the job receives its signal; 0 for none."""
 
@@ -66,7 +67,7 @@ class Stage(StageRow, ABC):
 
     @property
     def environment_of(self) -> str:
-        """Name of the stage whose variables the node type sets for this one."""
+        """Name of the stage whose variables in the node type this stage uses."""
         return self.name
 
     @abstractmethod
@@ -91,7 +92,7 @@ class Stage(StageRow, ABC):
         yield from ()
 
     def packages(self, config: RunConfig) -> dict[str, str]:
-        """Modules that the job imports in addition to those of the trainer, with the key that needs them."""
+        """Modules that the job imports in addition to the trainer's, with the key that needs them."""
         return {}
 
     def queued_stage(self, config: RunConfig) -> Stage | None:
@@ -111,7 +112,7 @@ class Stage(StageRow, ABC):
         return share
 
     def spare_nodes(self, config: RunConfig) -> int:
-        """The number of spare nodes, in addition to those that the step runs on."""
+        """The number of spare nodes, in addition to the nodes that the step runs on."""
         return 0
 
     def tasks_per_node(self, config: RunConfig, ranks_per_node: int) -> int:

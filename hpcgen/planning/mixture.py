@@ -66,9 +66,8 @@ def pair_readings(trainer: TrainerConfig) -> list[Reading]:
 
 
 def readings(trainer: TrainerConfig, record: Mapping[str, Any] | None) -> list[Reading]:
-    """The reading of each training pair; empty if one does not exist on this machine.
-
-    `record` is that of the checkpoint that the training resumes from; None if it begins at sample 0.
+    """The reading of each training pair; empty if a pair does not exist on this machine. `record` comes from the
+    checkpoint that the training resumes from; None if it begins at sample 0.
 
     Raises:
         OSError: a file cannot be read.
@@ -148,7 +147,7 @@ def _is_same_pair(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def _read_sizes(prefix: str, share: float) -> _Pair | None:
-    """The sizes of a pair of which training gets a share; None if it does not exist or is not one."""
+    """The sizes of a pair of which training gets a share; None if the path does not exist or is not a pair."""
     index, data = Path(f"{prefix}.idx"), Path(f"{prefix}.bin")
     if not (index.is_file() and data.is_file()) or index.stat().st_size < _HEADER.size:
         return None

@@ -1,4 +1,5 @@
-"""The resources that a stage requests from Slurm: its settings from run file and cluster, and the mistakes in them.
+"""The resources that a stage requests from Slurm: its settings from the run file and the cluster profile, and the
+mistakes in them.
 
 `hpcgen.run_plan.stage` adds the directives that every job has: name, log, signal and requeue.
 """
@@ -120,7 +121,7 @@ def make_allocation(
         nodes=1 if stage.is_single_task else settings.nodes or 1,
         ntasks_per_node=tasks,
         cpus_per_task=cpus,
-        # with gres: none, Slurm gets no request for GPUs, but the ranks use those of the node
+        # with gres: none, Slurm gets no request for GPUs, but the ranks use the node's GPUs
         gpus_per_node=0 if cluster.gres == "none" else gpus,
         gres=cluster.gres,
         exclusive=exclusive,
@@ -292,7 +293,7 @@ def _version_problems(cluster: ClusterConfig) -> Iterator[Problem]:
 
 
 def make_array(stage: Stage, config: RunConfig, cluster: ClusterConfig) -> Array | None:
-    """The job array of a stage; None for a stage without one.
+    """The job array of a stage; None if the stage has none.
 
     The number of tasks is reduced to what Slurm and the number of outputs allow; each task then has more files.
     """

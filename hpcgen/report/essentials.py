@@ -78,7 +78,7 @@ REQUIRED = {"moe_router_topk": "num_moe_experts"}
 
 
 def essentials(run: Run) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Sections with keys and values, without those that are null or off."""
+    """Sections with keys and values, except values that are null or off."""
     config, start = run.config, run.history.start
     sections = [
         (section, [(key, text(value)) for key, value in shown(section, values)])
@@ -89,7 +89,8 @@ def essentials(run: Run) -> list[tuple[str, list[tuple[str, str]]]]:
 
 
 def shown(section: str, values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yields the keys to show of a section, with their values, without those that are null, off or without effect."""
+    """Yields the keys of a section to show, with their values. Leaves out values that are null, off or without
+    effect."""
     for key in SHOWN[section]:
         has_effect = values.get(REQUIRED.get(key, key)) not in (None, False)
         if has_effect and values.get(key) not in (None, False):

@@ -51,7 +51,7 @@ def main_metric(task: TaskResult) -> Metric | None:
 
 
 def main_metrics(result: EvaluationResult) -> dict[str, Metric]:
-    """The main metric of each task by "TASK METRIC". Of the tasks of a group, only those that were asked for."""
+    """The main metric of each task by "TASK METRIC". Of the tasks of a group, only requested ones."""
     groups = any(task.is_group for task in result.tasks)
     shown = [
         task for task in result.tasks if task.is_group or not groups or task.name in result.settings.tasks

@@ -112,7 +112,7 @@ class Difference:
     added: tuple[Variable, ...]
     removed: tuple[Variable, ...]
     changed: tuple[tuple[Variable, Variable], ...]
-    """Pairs of variables before and after, for those whose values differ."""
+    """Variables whose values differ, each before and after."""
     same: int
     """Number of variables with the same value in both."""
     added_secrets: tuple[str, ...]
@@ -209,7 +209,7 @@ def _in_place(how: str, run: Run, config: RunConfig) -> str:
 
 
 def _absent(stage: Stage, run: Run, config: RunConfig, present: set[str]) -> Iterator[Absent]:
-    """Yields variables that another setting or another stage would have, each with the smallest such change."""
+    """Yields variables that a different setting or stage would add, each with the smallest such change."""
     found = set(present)
     for change, other_stage, other in _changes(stage, run, config):
         for variable in stage_environment(other_stage, run, other):

@@ -51,7 +51,7 @@ def read_pairs(config: Path, overrides: tuple[str, ...]) -> RunPairs:
 
 
 def read_named(named: tuple[Path, ...], config: Path | None, overrides: tuple[str, ...]) -> RunPairs | None:
-    """The pairs of the run file; None without one. If no pairs are named, run.yaml is the default."""
+    """The pairs of the run file; None if there is no run file. If no pairs are named, run.yaml is the default."""
     if config is None and not named and Path("run.yaml").exists():
         config = Path("run.yaml")
     return read_pairs(config, overrides) if config is not None else None

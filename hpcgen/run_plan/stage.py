@@ -31,7 +31,8 @@ class StagePlan:
     container: Container | None
     python: str
     arguments: tuple[str, ...]
-    """Arguments after `python`. The job adds those known only at run time: its configuration, stop file and task ID."""
+    """Arguments after `python`. The job adds the arguments that are known only at run time: its configuration, stop
+    file and task ID."""
     inputs: tuple[Input, ...]
     """Host files that the stage reads."""
     required: tuple[str, ...]

@@ -50,7 +50,7 @@ def advice(answer: str, plan: Plan, stage: StagePlan) -> str:
 
 
 def _keys(names: tuple[str, ...], plan: Plan, stage: StagePlan) -> Iterator[str]:
-    """Yields the first setting, and those of the others that are set, each with its value and its place."""
+    """Yields the first setting, and the other settings that have a value, each with its value and its place."""
     settings, run = stage.allocation.settings, plan.run
     others = (name for name in names[1:] if name == "gres" or getattr(settings, name, None) is not None)
     for name in (*names[:1], *others):

@@ -1,4 +1,4 @@
-"""The environment of the shell that runs hpcgen: variables of it that must not reach a job."""
+"""The environment of the shell that runs hpcgen: variables that must not reach a job."""
 
 from __future__ import annotations
 

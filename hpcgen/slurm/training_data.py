@@ -49,7 +49,7 @@ def check_training_data(plan: Plan) -> None:
 
 
 def check_tokenizers(plan: Plan) -> None:
-    """Refuses pairs that another tokenizer made than the run's, as far as their records and their ids show it.
+    """Refuses pairs that were not made with the run's tokenizer, as far as their records and their ids show.
 
     Raises:
         ConfigErrors: there are such pairs.
@@ -163,7 +163,7 @@ def empty_split(split: str, documents: Sequence[int], evaluates: bool) -> str | 
 
 
 def _end_problem(trainer: TrainerConfig, pair: Pair) -> Problem | None:
-    """The problem of a pair none of whose first documents ends with the end-of-document token that the run needs."""
+    """The problem of a pair if none of its first documents ends with the end-of-document token that the run needs."""
     data = trainer.data
     ends = list[int]()
     for number in range(min(pair.num_documents, _CHECKED_DOCUMENTS)):

@@ -19,7 +19,7 @@ from hpcgen.topology.layout import (
 
 MARGIN = 28
 COLUMN, CARD = 144, 128
-"""Width of a column, and of a card in it."""
+"""Width of a column and of the cards in it."""
 CPU = 40
 """Width of the vertical CPU strip at the left of a NUMA node."""
 PADDING, BETWEEN = 14, 22

@@ -56,7 +56,7 @@ def _device(path: Path, fabric: str) -> Device | None:
 
 
 def _port(rdma_devices: Path) -> dict[str, Any]:
-    """Name, rate and state of the first RDMA device. A NIC without one has no driver loaded."""
+    """Name, rate and state of the first RDMA device. A NIC without an RDMA device has no driver loaded."""
     names = sorted(path.name for path in rdma_devices.iterdir()) if rdma_devices.is_dir() else []
     if not names:
         return {"state": "no RDMA device"}

@@ -253,7 +253,7 @@ def _blend(paths: list[str]) -> list[dict[str, Any]]:
 def _args(config: TrainerConfig, iteration: int, consumed_samples: int) -> argparse.Namespace:
     """The arguments that pretrain_gpt.py compares with its own, or uses with --use-checkpoint-args.
 
-    Only plain values, since torch's safe loading accepts no others.
+    Only plain values, since torch's safe loading accepts nothing else.
     """
     model, layout, training = config.model, config.parallelism, config.training
     return argparse.Namespace(

@@ -48,7 +48,7 @@ def current_expert_layout(layout: ParallelismConfig) -> dict[str, int]:
 
 
 def saved_expert_layout(args: Mapping[str, Any]) -> dict[str, int]:
-    """Expert-parallel sizes in `args`, of which ETP is TP unless it is set."""
+    """Expert-parallel sizes in `args`. ETP is TP by default."""
     return {
         "expert_model_parallel_size": args.get("expert_model_parallel_size") or 1,
         "expert_tensor_parallel_size": (

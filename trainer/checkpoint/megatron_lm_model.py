@@ -52,7 +52,8 @@ FIXED_MODEL = {
 """Arguments that change the meaning of the weights, with the only value that this trainer supports."""
 
 LATENT_YARN: dict[str, Any] = {"original_max_position_embeddings": 4096, "beta_fast": 32.0, "beta_slow": 1.0}
-"""YaRN of latent attention, of which Megatron-LM has no arguments: Megatron-Core's MLATransformerConfig."""
+"""Values of YaRN with latent attention. Megatron-LM has no arguments for them. They are the defaults of Megatron-Core's
+MLATransformerConfig."""
 
 
 def model_args(model: ModelConfig) -> dict[str, Any]:

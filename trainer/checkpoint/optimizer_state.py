@@ -70,9 +70,8 @@ def _sharded_part(optimizer: DistributedOptimizer, model: dict[str, Any]) -> dic
 
 
 def saved_parts(loaded: dict[Any, Any]) -> list[dict[str, Any]]:
-    """The state of each distributed optimizer that wrote a checkpoint, from the optimizer's part of it.
-
-    If expert parallelism has changed, the checkpoint may have one where the run has two, or two where it has one.
+    """The state of each distributed optimizer that wrote a checkpoint, from the optimizer's part of the checkpoint. If
+    expert parallelism has changed, the checkpoint may have one optimizer where the run has two, or the reverse.
     """
     return [part for part in (loaded, *loaded.values()) if isinstance(part, dict) and "optimizer" in part]
 

@@ -59,7 +59,7 @@ def sharded_weights(state: TrainingState, metadata: dict[str, Any]) -> dict[str,
 def sharded_optimizer(
     state: TrainingState, weights: dict[str, Any], metadata: dict[str, Any], *, is_loading: bool
 ) -> dict[str, Any]:
-    """The optimizer as sharded tensors. `weights` are those of its model."""
+    """The optimizer as sharded tensors. `weights` are the weights of its model."""
     if (parts := _sliceable(state, metadata["distrib_optim_sharding_type"])) is not None:
         return {"optimizer": optimizer_state.sharded_optimizer(parts, weights)}
     content = state.optimizer.sharded_state_dict(weights, is_loading=is_loading, metadata=metadata)
@@ -158,7 +158,7 @@ def fill(state: TrainingState, loaded: dict[str, Any], *, weights_only: bool) ->
     ]
     saved = optimizer_state.saved_parts(loaded["optimizer"])
     for part in saved:
-        if part.get("grad_scaler") == {}:  # that of a fixed loss scale, which an adaptive one cannot load
+        if part.get("grad_scaler") == {}:  # a fixed scale, which an adaptive one cannot load
             del part["grad_scaler"]
     sharding_type = saved[0].get("param_state_sharding_type") if saved else None
     if (parts := _sliceable(state, sharding_type)) is not None:

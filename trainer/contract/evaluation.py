@@ -49,7 +49,7 @@ class EvaluationSettings:
     """Directory with the data sets of tasks (HF_HOME of the job), which compute nodes cannot download. Default: a
     directory on the node's scratch, which is empty."""
     num_fewshot: NonNegative | None = None
-    """Number of examples before each question. Default: that of each task."""
+    """Number of examples before each question. Default: each task's own."""
     limit: Count | None = None
     """Number of documents per task and of sequences per text, for a quick look. Default: all."""
     batch_size: Count = 16
@@ -59,7 +59,7 @@ class EvaluationSettings:
     pipeline_model_parallel_size: Count = 1
     """Pipeline-parallel size of the model during evaluation."""
     precision: Literal["bf16", "fp16", "fp32"] | None = None
-    """Data type of the weights. Default: that of training."""
+    """Data type of the weights. Default: the training's."""
 
 
 @config_section
@@ -80,7 +80,7 @@ class EvaluationConfig:
     tokenizer: str | None = None
     """Tokenizer for tasks: gpt2, bytes, a tokenizer.json or a directory with tokenizer files."""
     eod_token: str | None = None
-    """Token at the end of a document. Default: that of the tokenizer."""
+    """Token at the end of a document. Default: the tokenizer's."""
     settings: EvaluationSettings
     """Texts, tasks and layout."""
     tensorboard: bool = True
@@ -153,7 +153,7 @@ class EvaluationResult:
     checkpoint: str
     """Path of the checkpoint."""
     checkpoint_sha256: str
-    """SHA-256 of its file COMPLETE, which contains those of all other files."""
+    """SHA-256 of the checkpoint's file COMPLETE, which contains the hashes of all other files."""
     time: float
     """End of the evaluation (Unix seconds)."""
     seconds: float

@@ -44,7 +44,7 @@ class Choice:
     """Factor by which tokens of the prompt and of the new text become less likely. Default: 1, which changes
     nothing."""
     stop: tuple[str, ...] = ()
-    """Strings that end a text. They are not part of it."""
+    """Strings that end a text. They are not part of the text."""
     seed: NonNegative = 1234
     """Seed of the draws. Each prompt has its own sequence of draws, so its text does not depend on the batch size."""
     batch_size: Count = 32
@@ -86,8 +86,8 @@ class GenerationSettings(Choice):
     prompts, in the directory `generation` of the run directory."""
     tensor_model_parallel_size: Count | None = None
     """Tensor-parallel size of the model during generation. Ranks beyond TP x PP hold further replicas, which share the
-    prompts. Default: that of training."""
+    prompts. Default: the training's."""
     pipeline_model_parallel_size: Count = 1
     """Pipeline-parallel size of the model during generation."""
     precision: Literal["bf16", "fp16", "fp32"] | None = None
-    """Data type of the weights. Default: that of training."""
+    """Data type of the weights. Default: the training's."""

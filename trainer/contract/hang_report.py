@@ -86,10 +86,10 @@ def _read(path: Path) -> HangReport | None:
 
 
 def describe_hang(reports: Mapping[int, HangReport], world_size: int | None, hosts: Mapping[int, str]) -> str:
-    """Say how long the run made no progress, which ranks did not report, and which wait at another place than most.
+    """Say how long the run made no progress, which ranks did not report, and which ranks wait in an unusual place.
 
     `world_size` is None if unknown. `hosts` are the known hosts of ranks that did not report. Places with the fewest
-    completed steps come first, then those with the fewest ranks.
+    completed steps come first, then places with the fewest ranks.
     """
     quiet_s = max(report.quiet_s for report in reports.values())
     places: dict[tuple[int, str], list[int]] = defaultdict(list)

@@ -54,7 +54,7 @@ class NcclTestConfig:
     sizes_bytes: tuple[Count, ...]
     """Message sizes to measure, in ascending order. Only the last one is compared with the limits."""
     iterations: Count = 20
-    """Number of all-reduces of each size after the warm-up; fewer if they would take longer than 10 s."""
+    """Number of all-reduces of each size after the warm-up. Fewer are run if they would take longer than 10 s."""
     thresholds: tuple[Threshold, ...] = ()
     """Known bandwidths of the node type; the first with matching conditions applies."""
     baseline: str
@@ -62,7 +62,8 @@ class NcclTestConfig:
     warn_deficit: Fraction = 0.10
     """Shortfall from the baseline, as a fraction, above which the test warns."""
     fail_deficit: Fraction = 0.25
-    """Shortfall from the baseline above which the test fails; also the shortfall of a weak node from the others."""
+    """Relative shortfall from the baseline above which the test fails. A node with this shortfall from the others is
+    weak."""
     environment: dict[str, str] = dataclasses.field(default_factory=dict)
     """Variables as the node type sets them; different values in a task may explain a low bandwidth."""
     nics: tuple[str, ...] = ()
@@ -94,6 +95,6 @@ class NodeHealthConfig:
     all_reduce_bytes: Count
     """Message size of the all-reduce between the node's GPUs (bytes)."""
     thresholds: tuple[Threshold, ...] = ()
-    """Known bandwidths of the node type; only those for one node are used."""
+    """Known bandwidths of the node type. Only the bandwidths for one node are used."""
     timeout_s: Count = 180
     """Timeout of each step of the check (seconds)."""

@@ -57,7 +57,7 @@ class Problem:
     offers: int = 6
     """Maximum number of candidates in the hint."""
     where: str = ""
-    """Place of the value: a FilePlace, or the name of another source. Empty until it is known."""
+    """Place of the value: a FilePlace, or the name of a source that is not a file. Empty until it is known."""
     subject: str = ""
     """Words before `reason` in the sentence, usually the path with its value. Default: `path`."""
     value: object = field(default=None, compare=False)

@@ -17,14 +17,14 @@ _MOST_BEGINNINGS = 4
 
 
 def nearest(name: str, known: Collection[str]) -> str | None:
-    """The name of `known` of which `name` is a misspelling; None if there is none."""
+    """The name in `known` that `name` misspells; None if there is none."""
     return next(iter(misspelled(name, known)), None)
 
 
 def did_you_mean(name: str, known: Collection[str], most: int = 2) -> str:
-    """A question that suggests up to `most` names of `known`: those of which `name` is a misspelling or a short form.
-
-    If there are none: the few names of `known` that begin with `name`. Empty if there are none or many.
+    """A question that suggests up to `most` names of `known`, of which `name` may be a misspelling or a short form.
+    Without such names, it suggests the names that begin with `name`, unless there are many. Empty if there is nothing
+    to suggest.
     """
     meant = misspelled(name, known) or short_for(name, known)
     if 0 < len(meant) <= most:
@@ -34,10 +34,10 @@ def did_you_mean(name: str, known: Collection[str], most: int = 2) -> str:
 
 
 def misspelled(name: str, known: Collection[str]) -> list[str]:
-    """The names of `known` of which `name` is equally likely a misspelling.
+    """The names in `known` that `name` most likely misspells, all equally likely.
 
-    These are misspellings: upper case and other separators, one wrong, missing, additional or exchanged letter (in long
-    names two), and the words in another order. Another word in the name is none: min_lr is not max_lr.
+    These are misspellings: upper case and other separators; one wrong, missing, additional or exchanged letter (two in
+    long names); the words in a different order. A different word is not a misspelling: min_lr is not max_lr.
     """
     found = [(cost, each) for each in sorted(known) if (cost := _cost(name, each)) is not None]
     most = max(1, min(found, default=(0, ""))[0])
@@ -71,7 +71,8 @@ def _cost(typed: str, right: str) -> int | None:
 
 
 def _is_same_word(written: str, wanted: str) -> bool:
-    """True if a word in a name can be a misspelling of another. max cannot be one of min, nor gpus one of cpus."""
+    """True if one word in a name can be a misspelling of another word. max cannot misspell min, and gpus cannot
+    misspell cpus."""
     shorter = min(len(written), len(wanted))
     if shorter < 5 and written[0] != wanted[0] and sorted(written) != sorted(wanted):
         return False

@@ -27,7 +27,7 @@ def group_in(file: Path) -> str | None:
 def task_sources(file: Path) -> list[Path]:
     """The task file, the files that it includes, and the Python files of their `!function` lines.
 
-    lm-eval loads a group with all task files of its directory, so these belong to it too.
+    lm-eval loads a group together with all task files of its directory, so these files are included.
 
     Raises:
         OSError: the file cannot be read.

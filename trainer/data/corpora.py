@@ -92,7 +92,7 @@ def open_corpus(where: str, prefix: str, rows: int) -> IndexedDataset:
 
 
 def _require_index(where: str, prefix: str) -> None:
-    """Refuse an invalid or truncated .idx. Core would fail with a traceback, and with another one in its cleanup."""
+    """Refuse an invalid or truncated .idx. Core would fail with one traceback, and with a second one in its cleanup."""
     index = Path(f"{prefix}.idx")
     with open_regular(index) as file:
         header = file.read(_HEADER.size)
@@ -112,7 +112,8 @@ def _require_index(where: str, prefix: str) -> None:
 
 
 def _require_rows(where: str, prefix: str, corpus: IndexedDataset, rows: int) -> None:
-    """Refuse a corpus made with another tokenizer, judging by its beginning. Core would embed unknown IDs as zeros."""
+    """Refuse a corpus if its beginning shows that it was made with a different tokenizer. Core would embed unknown IDs
+    as zeros."""
     beginning = numpy.fromfile(f"{prefix}.bin", dtype=corpus.index.dtype, count=CHECKED_TOKENS)
     if (largest := int(beginning.max())) >= rows:
         raise ConfigError(

@@ -122,7 +122,7 @@ class Reading:
     """Counts what the run has read of each pair, for its checkpoints."""
 
     def __init__(self, blend: Blend, dataset: torch.utils.data.Dataset | None, consumed: int) -> None:
-        """`dataset` is that of the training `blend`, of which `consumed` samples of the run have been read."""
+        """`dataset` belongs to the training `blend`. The run has read `consumed` samples of it."""
         inner = dataset.dataset if isinstance(dataset, Numbered) else dataset
         self._index = inner.dataset_index if isinstance(inner, BlendedDataset) else None
         self._first, self._consumed, self._sampling = blend.first, consumed, blend.sampling

@@ -28,7 +28,7 @@ class Kind(ABC):
 
 
 class GptSamples(Kind):
-    """Samples from a continuous stream of documents, each token of which is predicted."""
+    """Samples from a continuous stream of documents. Each token is predicted."""
 
     dataset = GPTDataset
 

@@ -85,7 +85,8 @@ def data_iterators(
 ) -> list[Iterator[MicroBatch] | None]:
     """Microbatches of `batches` for each chunk; None for chunks that read no samples.
 
-    The chunks of a rank share a loader. An interleaved schedule reads the same microbatch for each at another time.
+    The chunks of a rank share a loader. An interleaved schedule reads the same microbatch for each chunk at a different
+    time.
     """
     reading = [reads_samples(chunk, config.data) for chunk in model]
     copies = iter(itertools.tee(micro_batches(dataset, config, groups, batches), sum(reading)))

@@ -48,7 +48,7 @@ class Progress:
 
 
 def fresh(config: TrainerConfig, origins: Mapping[str, Any] | None = None) -> Progress:
-    """The progress of a run that begins at its first sample. `origins` are those of `provenance.examine`."""
+    """The progress of a run that begins at its first sample. `origins` come from `provenance.examine`."""
     return Progress(consumed=0, end=total_samples(config.training), pairs=_pairs(config, origins))
 
 
@@ -59,9 +59,8 @@ def resumed(
     iteration: int,
     consumed: int,
 ) -> Progress:
-    """The progress of a run that resumes from a checkpoint.
-
-    `record` is that of the checkpoint or, for one of Megatron-LM, the sections that are known.
+    """The progress of a run that resumes from a checkpoint. `record` is the checkpoint's record. For a checkpoint of
+    Megatron-LM, it has the sections that are known.
     """
     earlier = (
         sampling.from_dict(record["sampling"])

@@ -39,7 +39,7 @@ def replayed(
     rows: int,
     log: Callable[[str], None],
 ) -> Sampling:
-    """The streams of the run after `consumed` samples. `pairs` are those of the configuration, and may have been moved.
+    """The streams of the run after `consumed` samples. `pairs` come from the configuration and may have been moved.
 
     Raises:
         ConfigError: this depends on the size of a pair that is missing or has changed.
@@ -101,7 +101,7 @@ def _stream(
 def _find(
     prefix: str, identity: Mapping[str, Any] | None, pairs: Sequence[Mapping[str, Any]]
 ) -> Mapping[str, Any] | None:
-    """The pair that the run has read at `prefix`, there or among `pairs`; None if there is none with its .idx."""
+    """The pair that the run read at `prefix`, found there or among `pairs`. None if no pair has its .idx."""
     here = next((pair for pair in pairs if pair["prefix"] == prefix), None) or provenance.identify_pair(
         prefix
     )

@@ -92,7 +92,7 @@ def _lines(config: TrainerConfig, progress: Progress, first: int, last: int) -> 
 
 
 def _phases(config: TrainerConfig, last: Blend) -> Iterator[tuple[Blend, TrainerConfig]]:
-    """Yields the blend of each phase, the last of which is planned, and the configuration of its data."""
+    """Yields the blend of each phase and the configuration of its data. The last phase is the planned one."""
     from trainer.data.blend import training_blend
 
     planned = last.sampling

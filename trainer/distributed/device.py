@@ -214,7 +214,7 @@ def _as_list(sizes: Any) -> Any:
 
 
 def _skip_compiler(torch: Any) -> None:
-    """Keep torch's compiler from being imported, a sixth of the CPU time of a short run.
+    """Keep torch's compiler from being imported, which takes a sixth of the CPU time of a short run.
 
     torch marks some methods of optimizers as never compiled, and the first call of one imports the compiler to do so
     (torch/_compile.py).

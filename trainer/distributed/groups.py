@@ -138,7 +138,7 @@ def set_group_timeouts(seconds: float) -> None:
 
 @contextlib.contextmanager
 def reporting_lost_peers(ranks: Ranks, where: Callable[[], str]) -> Iterator[None]:
-    """Convert errors of gloo, NCCL and the store about a lost rank to one line. `where` returns the progress so far.
+    """Convert errors of gloo, NCCL and the store about a lost rank to one line. `where` returns the current progress.
 
     Raises:
         LostPeersError: instead of their error.

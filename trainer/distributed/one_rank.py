@@ -1,9 +1,10 @@
 """Runs one rank of a layout alone, as if the other ranks were there.
 
 The rank does all of its own work in its own memory, and only the transfers take no time: its process groups are torch's
-"fake" ones. What it would receive from other ranks in a collective is copied from what it sends. For experts, rank r
-sends what this rank does, but to as many places further as it is itself, so that this rank's experts get the average
-number of tokens. Between pipeline stages, it receives random numbers. The computed values have no meaning.
+"fake" ones. The data that it would receive from other ranks in a collective is a copy of the data that it sends. For
+experts, rank r sends what this rank does, but to as many places further as it is itself, so that this rank's experts
+get the average number of tokens. Between pipeline stages, it receives random numbers. The computed values have no
+meaning.
 
 Megatron-LM's --fake-process-group also runs a single rank, and receives nothing.
 """

@@ -18,8 +18,8 @@ from trainer.metrics.tensorboard import open_tensorboard
 from trainer.metrics.wandb import open_run, run_id
 
 TENSORBOARD_RUN = "evaluation"
-"""Subdirectory of the event files. TensorBoard reads only the newest file of a directory that grows: a file of another
-job next to those of training would end its curves."""
+"""Subdirectory of the event files. TensorBoard reads only the newest growing file of a directory, so a file of another
+job next to the files of training would end the curves."""
 
 
 def draw(config: EvaluationConfig, result: EvaluationResult, log: Log) -> None:
@@ -58,7 +58,7 @@ def _draw_wandb(config: EvaluationConfig, run: RunDirectory, result: EvaluationR
     """Add a result to a W&B run of its own, in the group of the training run.
 
     Training may still be logging, and W&B does not support two processes that write to one run. The x axis of both runs
-    is the iteration, which need not grow.
+    is the iteration, which may also decrease.
     """
     identity = {
         "project": config.wandb_project,

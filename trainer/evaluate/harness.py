@@ -97,7 +97,7 @@ class HarnessModel(TemplateLM):
         return [log_likelihood for log_likelihood, _ in self._score(parts)]
 
     def _without_context(self, tokens: list[int]) -> list[Pair]:
-        """Contexts and continuations whose log-likelihoods add up to that of a text.
+        """Contexts and continuations whose log-likelihoods add up to the log-likelihood of a text.
 
         The text follows the end of a document. If the model was trained on separate documents, only its first token
         sees this end. With eod_mask_loss, the first token is not predicted.

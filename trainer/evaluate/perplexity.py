@@ -1,9 +1,9 @@
 """Loss and perplexity of a model on a tokenized text.
 
 The text is cut into consecutive windows of the model's seq_length, and the model predicts each token of a window from
-those before it. These are the disjoint chunks in "Perplexity of fixed-length models" of transformers' documentation.
-Windows overlap by one token, which is the last target of one and the first input of the next. The last window of a
-text, which may be shorter, counts too.
+the tokens before it. These are the disjoint chunks in "Perplexity of fixed-length models" of transformers'
+documentation. Windows overlap by one token, which is the last target of one and the first input of the next. The last
+window of a text, which may be shorter, counts too.
 
 Documents are treated as in the model's training. If they see each other, the text is one stream of tokens,
 end-of-document tokens included, and its windows are the samples of the training data without shuffling. If they are
@@ -57,7 +57,7 @@ class Text:
 
     @property
     def lengths(self) -> numpy.ndarray:
-        """Number of inputs of each window, which is that of its targets."""
+        """Number of inputs of each window. It equals the number of targets."""
         return self.ends - self.firsts - 1
 
     def batches(self, batch_size: int) -> list[numpy.ndarray]:

@@ -20,7 +20,7 @@ from trainer.inference.tokenizer import Tokenizer
 from trainer.metrics.console import Log
 
 Pair = tuple[Sequence[int], Sequence[int]]
-"""Tokens of a context, and those of a continuation whose log-probability is wanted."""
+"""Tokens of a context, and tokens of a continuation whose log-probability is computed."""
 
 Prompt = tuple[Sequence[int], Options]
 """Tokens to continue, and how."""
@@ -61,7 +61,7 @@ class Replicas:
         self._send(None)
 
     def share(self, lengths: Sequence[int]) -> Iterable[list[int]]:
-        """Batches of this replica: numbers of sequences, of which the longest come first."""
+        """Batches of this replica, as numbers of sequences. The longest sequences come first."""
         order = sorted(range(len(lengths)), key=lambda number: -lengths[number])
         batches = [
             order[first : first + self._batch_size] for first in range(0, len(order), self._batch_size)

@@ -28,7 +28,7 @@ from trainer.metrics.console import Log
 
 
 def record_sha256(checkpoint: Checkpoint) -> str:
-    """SHA-256 of the record of a checkpoint, which contains those of its other files.
+    """SHA-256 of the record of a checkpoint. The record contains the hashes of the other files.
 
     Raises:
         OSError: the record cannot be read.

@@ -90,7 +90,8 @@ class _Owner:
     job: str
     restart: str
     beat: int = 0
-    """Counter that increases while the process runs. Clocks are not compared, since those of hosts differ."""
+    """Counter that increases while the process runs. Clocks are not compared, since clocks of different hosts
+    disagree."""
 
     @classmethod
     def this_process(cls) -> _Owner:
@@ -121,7 +122,7 @@ class _Owner:
 class _Claim:
     """Ownership of a directory, by a file that this process renews.
 
-    The last process to write the file is the owner; a process that finds another token in it ends at once. So if two
+    The last process to write the file is the owner; a process that finds a foreign token in it ends at once. So if two
     processes both consider an owner dead, they run at the same time for at most BEAT_S.
     """
 
@@ -184,7 +185,7 @@ class _Claim:
                 self._renew()
 
     def _release(self) -> None:
-        """Remove the file, so that the next process need not wait."""
+        """Remove the file, so that the next process does not wait."""
         self._ended.set()
         self._thread.join(BEAT_S)
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Loss spikes: batches whose loss is far above that of the previous steps."""
+"""Loss spikes: batches whose loss is far above the loss of the previous steps."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ def gather_places(ranks: Ranks, groups: ProcessGroupCollection) -> list[RankLoca
 
 
 def connected_groups(groups: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """The `groups`, with those merged that share a rank: ranks of experts wait for the ranks of other layers."""
+    """The `groups`, where groups that share a rank are merged: ranks of experts wait for the ranks of other layers."""
     merged: list[set[int]] = []
     for group in set(groups):
         apart = [each for each in merged if each.isdisjoint(group)]

@@ -105,7 +105,7 @@ class Watch:
         self.last = Beat(phase, iteration, time.time(), time.monotonic())
 
     def stepped(self, iteration: int) -> None:
-        """Report a completed step. From the first one on, the shorter timeout applies, also to process groups."""
+        """Report a completed step. From the first step on, the shorter timeout applies, also to process groups."""
         if self.has_stepped and self.last.phase is Phase.TRAIN:
             self._slowest_s = max(self._slowest_s, time.monotonic() - self.last.clock)
         self.beat(Phase.TRAIN, iteration)
@@ -166,7 +166,7 @@ class Watch:
         hosts |= self._peers.hosts()
 
     def _verdict(self, own: HangReport, hosts: Mapping[int, str]) -> str | None:
-        """The line for the log on the lowest rank that reported; None on the others."""
+        """On the lowest rank that reported, the line for the log. None on other ranks."""
         try:
             reports = call_with_timeout(REPORT_S, lambda: read_reports(self._run.stacks))
         except TimeoutError:

@@ -74,7 +74,7 @@ class _Search:
         self.found = Diagnosis()
 
     def alone(self, nodes: Sequence[str]) -> list[str]:
-        """Test each node alone, and return those that are fast enough."""
+        """Test each node alone, and return the nodes that are fast enough."""
         values = self._bandwidths("alone", [(node,) for node in nodes])
         slow, usual = self._slow(values, self._limits.alone_gb_s)
         if len(slow) == len(values):
@@ -87,7 +87,7 @@ class _Search:
         return [node for node in nodes if (node,) not in slow]
 
     def pairs(self, nodes: Sequence[str]) -> list[str]:
-        """Test nodes in pairs, and return those that are fast enough."""
+        """Test nodes in pairs, and return the nodes that are fast enough."""
         for pairs in itertools.islice(pairings(nodes), PAIRINGS):
             values = self._bandwidths("pair", pairs)
             slow, usual = self._slow(values, self._pair_limit)
@@ -107,7 +107,7 @@ class _Search:
 
     @property
     def _pair_limit(self) -> float:
-        """Limit for a pair. Without its own limit, that of the allocation applies, since a pair is at least as fast."""
+        """Limit for a pair. Default: the limit of the allocation, since a pair is at least as fast."""
         return self._limits.pair_gb_s or self._limits.together_gb_s or 0.0
 
     def _pair_with_good_nodes(self, suspects: list[str], good: list[str], usual: float) -> set[str]:

@@ -1,4 +1,4 @@
-"""Process groups for measurements: all ranks, those of one node, or those of several nodes."""
+"""Process groups for measurements: all ranks, the ranks of one node, or the ranks of several nodes."""
 
 from __future__ import annotations
 

@@ -237,7 +237,7 @@ def _first_line(error: Exception) -> str:
 def _is_there(store: Store, key: str, patience: datetime.timedelta) -> bool:
     try:
         store.wait([key], patience)
-    except RuntimeError:  # DistStoreError for a timeout, others if the store is gone
+    except RuntimeError:  # DistStoreError for a timeout, other errors if the store is gone
         return False
     return True
 

@@ -67,7 +67,7 @@ def _home() -> Path:
 def explain(
     settings: Mapping[str, Setting], planned: Mapping[str, str], nics: Sequence[str]
 ) -> Iterator[str]:
-    """Describe settings that are known to reduce bandwidth, and those that differ from the node type's."""
+    """Describe settings that are known to reduce bandwidth, and settings that differ from the node type's."""
     for name, setting in sorted(settings.items()):
         if planned.get(name) == setting.value:
             continue  # a setting that harms other node types may be right for this one

@@ -1,4 +1,4 @@
-"""Compares the logits of an exported model in transformers with those of the trainer's model, in fp32 on a CPU."""
+"""Compares the logits of an exported model in transformers with the logits of the trainer's model, in fp32 on a CPU."""
 
 from __future__ import annotations
 

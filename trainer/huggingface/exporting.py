@@ -31,7 +31,7 @@ SHARD_BYTES = 5 * 10**9
 """Maximum size of a file, unless a single tensor is larger. transformers' own limit before version 5."""
 
 NUM_READERS = 4
-"""Number of threads, and of tensors in memory besides those of the file that is written next."""
+"""Number of threads. As many tensors are in memory in addition to the tensors of the file that is written next."""
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 

@@ -1,6 +1,6 @@
 """The tokens that begin, end and pad a text, and the other settings of generation, as an export writes them.
 
-An export keeps those of the model in the tokenizer's directory, with which its training began.
+An export keeps the settings of the model in the tokenizer's directory, from which the training started.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ BOS, EOS, PAD = "bos_token_id", "eos_token_id", "pad_token_id"
 
 
 def token_ids(tokenizer: Tokenizer | None, vocab_size: int, report: Callable[[str], None]) -> dict[str, Any]:
-    """The IDs for config.json: those of the config.json next to the tokenizer, and the tokenizer's own.
+    """The IDs for config.json: from the config.json next to the tokenizer, and from the tokenizer itself.
 
     Raises:
         TrainerError: the file is not a JSON object.
@@ -35,7 +35,8 @@ def token_ids(tokenizer: Tokenizer | None, vocab_size: int, report: Callable[[st
 def generation_config(
     tokenizer: Tokenizer | None, ids: Mapping[str, Any], vocab_size: int, report: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Content of generation_config.json: that of the file next to the tokenizer, or else the `ids` of config.json.
+    """Content of generation_config.json: the content of the file next to the tokenizer, or else the `ids` of
+    config.json.
 
     Raises:
         TrainerError: the file is not a JSON object.

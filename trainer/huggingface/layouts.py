@@ -37,7 +37,7 @@ NO_WEIGHTS = OTHER_PROGRAMS | {
 
 
 def found(path: Path, layouts: Mapping[str, str]) -> str:
-    """A sentence on what a directory has: the first of `layouts` that fits. Empty if there is none."""
+    """A sentence that describes a directory: the first of `layouts` that matches. Empty if none matches."""
     for pattern, sentence in layouts.items():
         if match := min(path.glob(pattern), default=None):
             return f" {sentence} (found {match.name})"
@@ -45,7 +45,7 @@ def found(path: Path, layouts: Mapping[str, str]) -> str:
 
 
 def unusual_names(missing: str, names: Collection[str]) -> str:
-    """A sentence on files whose names have something more than those of transformers."""
+    """A sentence about files whose names have an addition that transformers' names do not have."""
     if any(".lora_" in name for name in names):
         return f" {BASE_MODEL}"
     wrapped = next((name for name in names if name.endswith(f".{missing}")), None)

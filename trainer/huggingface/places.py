@@ -16,7 +16,8 @@ STACKED = {
     **dict.fromkeys(("up_proj", "w3"), ("gate_up_proj", 1)),
     **dict.fromkeys(("down_proj", "w2"), ("down_proj", None)),
 }
-"""Matrix of an expert -> the tensor in which transformers 5 stacks the matrices of all experts, and the half of it."""
+"""Matrix of an expert -> the tensor in which transformers 5 stacks the matrices of all experts, and the half of the
+tensor that has the matrix."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class TensorPart:
     num_experts: int = 1
 
     def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Shape of the tensor in the file, from that of the part."""
+        """Shape of the tensor in the file, computed from the shape of the part."""
         if self.expert is None:
             return shape
         rows = shape[0] if self.half is None else 2 * shape[0]

@@ -67,7 +67,7 @@ class StoredWeights:
         return {name for name in self._tensors if not name.startswith("optimizer.")}
 
     def shape(self, name: str) -> tuple[int, ...] | None:
-        """Shape of a tensor; None if there is none of this name."""
+        """Shape of the tensor with this name; None if there is none."""
         tensor = self._tensors.get(name)
         return tensor and tensor.shape
 
@@ -155,7 +155,7 @@ class WeightsWriter:
         """Size and SHA-256 of each file by name, as in the record of a checkpoint."""
 
     def write(self, weight: Weight, tensor: torch.Tensor, layer: int = 0, num_layers: int = 1) -> None:
-        """Write a tensor, or that of a layer or an expert. They are stacked."""
+        """Write a tensor, or the part of a stacked tensor that belongs to one layer or expert."""
         assert tuple(tensor.shape) == weight.shape, (weight, tensor.shape)
         lead = weight.index(layer)
         tensor = tensor.reshape(*(1 for _ in lead), *tensor.shape).contiguous()
@@ -201,7 +201,8 @@ class WeightsWriter:
 
 
 def with_own_storage(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor or a copy of it, contiguous and alone in its storage: torch.save writes complete storages."""
+    """The tensor, or a copy of it that is contiguous and alone in its storage, because torch.save writes complete
+    storages."""
     tensor = tensor.contiguous()
     is_alone = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
     return tensor if is_alone else tensor.clone()

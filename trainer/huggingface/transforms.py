@@ -33,7 +33,7 @@ def to_huggingface(weight: Weight, tensor: torch.Tensor, model: ModelConfig) -> 
 
 
 def to_core(weight: Weight, parts: Sequence[torch.Tensor], model: ModelConfig) -> torch.Tensor:
-    """The tensor of Megatron-Core from Hugging Face's, in the order of `weight.names`."""
+    """Convert Hugging Face's tensors, in the order of `weight.names`, to the tensor of Megatron-Core."""
     match weight.form:
         case "fp32":
             return parts[0].float()

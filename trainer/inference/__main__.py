@@ -1,4 +1,4 @@
-"""`python -m trainer.inference`: continues prompts from a file, or those typed on a terminal.
+"""`python -m trainer.inference`: continues prompts from a file or a terminal.
 
 With several ranks (torchrun, srun), every rank runs the same command. Rank 0 reads the prompts and writes the results.
 Ranks beyond TP x PP hold further replicas of the model, which share the prompts of a file.

@@ -18,7 +18,8 @@ MIN_READ = 256
 """Number of slots that a recorded step reads at first. A graph has fixed shapes, so it doubles as texts grow."""
 
 Choose = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""Returns the next token of each row [b], for its logits [b, vocabulary], its tokens so far [b, S] and its draw [b]."""
+"""Returns the next token of each row [b], given its logits [b, vocabulary], its previous tokens [b, S] and its draw
+[b]."""
 
 
 class Batch:
@@ -38,7 +39,7 @@ class Batch:
         self._num_slots = num_slots
         self._cache = model.new_cache(num_slots) if model.has_cache else None
         self._num_tokens = [len(prompt) for prompt in prompts]
-        # Free slots have a token of their row, so that `choose` sees no others.
+        # Free slots have a token of their row, so that `choose` sees no foreign tokens.
         ids = [[*prompt, *[prompt[0]] * (num_slots - len(prompt))] for prompt in prompts]
         self._ids = torch.tensor(ids, device=model.device)
         self._draws = torch.zeros(self._ids.shape, dtype=torch.float64)
@@ -78,7 +79,7 @@ class Batch:
             self._cache.keep(index)
 
     def _compute_all(self, longest: int) -> None:
-        """A step that computes all tokens so far."""
+        """A step that computes all previous tokens again."""
         if self._cache is not None:
             self._cache.begin_prompts()
         positions = torch.arange(longest, device=self._model.device)[None]

@@ -54,7 +54,8 @@ def find_checkpoint(path: Path) -> Checkpoint:
 
 
 def complete_checkpoints(path: Path) -> tuple[list[Checkpoint], list[str]]:
-    """The complete checkpoints in a directory of checkpoints or of a run, newest first, and the flaws of others.
+    """The complete checkpoints in a directory of checkpoints or of a run, newest first, and the flaws of the other
+    checkpoints.
 
     Raises:
         TrainerError: the directory cannot be read.
@@ -108,7 +109,7 @@ def inference_config(
     num_replicas: int = 1,
     vocab_size: int | None = None,
 ) -> TrainerConfig:
-    """Configuration of the trained model in another layout, without dropout and MTP layers.
+    """Configuration of the trained model in a different layout, without dropout and MTP layers.
 
     From the section `data`, it keeps only the keys about documents. Call `prepare_device` first.
 

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from trainer.inference.tokenizer import INCOMPLETE, Tokenizer
 
 LOOKBACK = 2
-"""Number of last tokens to decode in addition to those of a stop string, as in `hf`: the model may use other tokens."""
+"""Number of last tokens to decode in addition to the tokens of a stop string, as in `hf`, because the model may spell
+the string with other tokens."""
 
 
 class Ending:
@@ -31,7 +32,7 @@ class Ending:
         return self._tokenizer.decode([*context, *tokens])[len(self._tokenizer.decode(context)) :]
 
     def cut(self, text: str) -> str:
-        """The text up to the stop strings in it."""
+        """The text before the first stop string."""
         for string in self._stop:
             text = text.partition(string)[0]
         return text
@@ -44,7 +45,8 @@ class Ending:
         byte = self._tokenizer.first_byte_id
         text = self.text(tokens if byte is None else [*tokens, byte], context).rstrip(INCOMPLETE)
         certain = text[: len(text) - self._begun(text)]
-        # `cut` depends on the order of stop strings that overlap, so none may still appear before the end of another.
+        # `cut` depends on the order of stop strings that overlap, so wait while one may still appear before the end of
+        # another.
         is_ended = any(string in certain for string in self._stop)
         begins = min((offset for string in self._stop if (offset := text.find(string)) >= 0), default=None)
         return certain[:begins], is_ended

@@ -120,8 +120,8 @@ def generate_from_tokens(
 ) -> Iterator[Completion]:
     """Continue token IDs. The number of a prompt seeds its draws. Every rank of a replica must call this.
 
-    Each prompt has at least one token and fewer than the model has positions. A text is that of its new tokens alone,
-    which begins without a space with tokenizers of the kind of Llama's.
+    Each prompt has at least one token and fewer than the model has positions. A completion's text has only the new
+    tokens. With tokenizers like Llama's, it begins without a space.
     """
     rows = [
         _Row(tokenizer.decode(ids), list(ids), random.Random(f"{options.seed}/{number}"), context=[])
@@ -144,7 +144,7 @@ def _continue_in_batches(
 
 
 def require_beginning(model: Model, prompt: str) -> None:
-    """Refuse an empty prompt if the model was not trained to begin a document after the end of another one.
+    """Refuse an empty prompt if the model was not trained to begin a document after the end of another document.
 
     Raises:
         TrainerError: it was not.
@@ -164,7 +164,7 @@ def _row(index: int, prompt: str, model: Model, tokenizer: Tokenizer, options: O
     if not ids:
         require_beginning(model, f"prompt {index + 1}")
     if not ids and tokenizer.eod_id is not None:
-        ids = [tokenizer.eod_id]  # in training, a document follows the end of another one
+        ids = [tokenizer.eod_id]  # in training, a document follows the end of another document
     if not ids:
         raise TrainerError(
             f"prompt {index + 1} is empty, and the end-of-document token, which precedes a document, is unknown. "
@@ -219,7 +219,7 @@ def _draws(row: _Row, options: Options) -> list[float]:
 def _choose(
     logits: torch.Tensor, ids: torch.Tensor, draws: torch.Tensor, *, options: Options
 ) -> torch.Tensor:
-    """The next token of each row [b], for logits [b, vocabulary], the tokens so far [b, S] and draws [b]."""
+    """The next token of each row [b], given logits [b, vocabulary], the previous tokens [b, S] and draws [b]."""
     if options.repetition_penalty != 1:
         seen = torch.zeros_like(logits, dtype=torch.bool).scatter_(1, ids, True)
         logits = sampling.penalize_repetition(logits, seen, options.repetition_penalty)

@@ -2,8 +2,8 @@
 
 The keys and values of all heads follow from the normalized latent of a token and its rotated key, so the cache has
 only these. A step with one token per row does not expand them. As q (W c) = (q W) c, it applies the up-projection of
-the keys to the queries, and that of the values to the mean of the latents. All heads then attend to the same keys.
-Source: DeepSeek-AI, "DeepSeek-V2", arXiv 2405.04434, section 2.1.2.
+the keys to the queries, and the up-projection of the values to the mean of the latents. All heads then attend to the
+same keys. Source: DeepSeek-AI, "DeepSeek-V2", arXiv 2405.04434, section 2.1.2.
 
 Shapes: s tokens of a step, b rows, S slots, n heads on this tensor-parallel rank, r width of a latent, d other widths.
 """

@@ -84,7 +84,7 @@ def load_part(found: Checkpoint, config: TrainerConfig, groups: ProcessGroupColl
         transformer_config(config, TORCH),
         # With initialization on a CPU, Core would allocate complete matrices and cut out the rank's part.
         use_cpu_initialization=config.device == "cpu",
-        # A capacity drops tokens when a batch has many. Here, a text must not depend on the others in its batch.
+        # A capacity drops tokens when a batch has many. Here, a text must not depend on the other texts in its batch.
         moe_expert_capacity_factor=None,
         moe_pad_expert_input_to_capacity=False,
     )
@@ -98,9 +98,8 @@ def load_part(found: Checkpoint, config: TrainerConfig, groups: ProcessGroupColl
 
 
 def _require_trusted(record: Path, paths: Mapping[str, str]) -> None:
-    """Refuse code that the record of a checkpoint names if others could have chosen it.
-
-    Whoever can write the record could name any file. If that is not only this user, the code must be this user's own.
+    """Refuse code that the record of a checkpoint names if other users could have chosen it. A user who can write the
+    record could name any file. If other users can write it, the code must be this user's own.
     """
     if not paths:
         return
@@ -167,7 +166,7 @@ def _load_weights(chunk: GPTModel, found: Checkpoint, sharding: dict[str, Any]) 
 
 
 def _fill(chunk: GPTModel, loaded: dict[str, Any]) -> set[str]:
-    """Copy the loaded weights. Returns the names of those that are missing."""
+    """Copy the loaded weights. Returns the names of missing weights."""
     weights = {name: value for name, value in loaded.items() if contents.EXTRA_STATE not in name}
     absent, unknown = chunk.load_state_dict(weights, strict=False)
     return {name for name in (*absent, *unknown) if contents.EXTRA_STATE not in name}

@@ -35,7 +35,7 @@ class Model:
         self._is_first = groups.pp.rank() == 0
         self._is_last = groups.pp.rank() == groups.pp.size() - 1
         self._is_tied = not config.model.untie_embeddings_and_output_weights
-        # A user's model may compute its logits in another way.
+        # A user's model may compute its logits differently.
         self._is_plain = isinstance(chunk, GPTModel) and all(
             getattr(type(chunk), name) is getattr(GPTModel, name) for name in ("forward", "_postprocess")
         )
@@ -48,7 +48,7 @@ class Model:
                 chunk, config.model, self.device, self._dtype
             )
         if self._is_plain:
-            # Then the model returns hidden states, and only those of the last token need logits.
+            # Then the model returns hidden states, and logits are computed only for the last token.
             self._output_weight = chunk.shared_embedding_or_output_weight() if self._is_tied else None
             chunk.post_process = False
 
@@ -65,7 +65,7 @@ class Model:
 
     @property
     def follows_documents(self) -> bool:
-        """True if the model was trained to begin a document after the end of another one, and to see this end."""
+        """True if the model was trained to begin a document after the end of another document, and to see this end."""
         return not (self.config.data.reset_attention_mask or self.config.data.eod_mask_loss)
 
     @property
@@ -113,8 +113,8 @@ class Model:
     ) -> torch.Tensor | None:
         """Logits in fp32 [b, vocabulary] after the token with index `last` [b] of each row of `tokens` [b, s].
 
-        `positions` are those of the tokens [b, s], or [1, s] if all rows have the same. With `cache`, `tokens` follow
-        those that it contains. Returns None on stages that have no logits.
+        `positions` are the positions of the tokens [b, s], or [1, s] if all rows have the same. With `cache`, `tokens`
+        follow the tokens in the cache. Returns None on stages that have no logits.
         """
         output = self._compute(tokens, positions, cache)
         if output is None:

@@ -21,7 +21,7 @@ def penalize_repetition(logits: torch.Tensor, seen: torch.Tensor, penalty: float
 
 
 def keep_top_k(logits: torch.Tensor, k: int) -> torch.Tensor:
-    """Keep the `k` most likely tokens, and those that are as likely as the last of them."""
+    """Keep the `k` most likely tokens, and all tokens that tie with the last of them."""
     smallest = logits.topk(min(k, logits.shape[-1])).values[:, -1:]
     return logits.masked_fill(logits < smallest, -math.inf)
 

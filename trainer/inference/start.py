@@ -39,7 +39,7 @@ def prepare_device(name: Literal["cuda", "cpu"] | None) -> Literal["cuda", "cpu"
 
 
 def open_groups(config: TrainerConfig, ranks: Ranks) -> ProcessGroupCollection:
-    """The process groups of the layout. A single process reuses those that an earlier call has opened.
+    """The process groups of the layout. A single process reuses the groups that an earlier call has opened.
 
     Raises:
         TrainerError: the ranks do not match the layout, or other process groups exist.
@@ -63,7 +63,7 @@ def open_groups(config: TrainerConfig, ranks: Ranks) -> ProcessGroupCollection:
 
 @contextlib.contextmanager
 def without_open_ports(ranks: Ranks) -> Iterator[None]:
-    """Make gloo listen on the loopback interface only if there is one rank, for which it opens a port too."""
+    """If there is only one rank, make gloo listen on the loopback interface only. It opens a port even then."""
     if ranks.world_size > 1:
         yield
         return

@@ -54,8 +54,8 @@ class Tokenizer:
     def context(self, prompt: Sequence[int]) -> list[int]:
         """The token after which to decode new tokens: the last one of `prompt` that is a complete text. May be empty.
 
-        Tokenizers of the kind of Llama's drop the space at the beginning of a text, and new tokens are not the
-        beginning. Special tokens do not count: they have no text.
+        Tokenizers like Llama's drop the space at the beginning of a text, and new tokens are not the beginning. Special
+        tokens do not count: they have no text.
         """
         for token in reversed(prompt):
             text = self.decode([token])

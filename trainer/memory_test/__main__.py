@@ -51,8 +51,8 @@ def main() -> int:
 
 
 def run(config: MemoryTestConfig, path: Path) -> list[StageMemory]:
-    """Measure every stage, print the table and write the result. An earlier result is deleted first: it may be that of
-    another configuration.
+    """Measure every stage, print the table and write the result. An earlier result is deleted first, because it may
+    belong to a different configuration.
 
     Raises:
         OSError: the result cannot be written.
@@ -134,7 +134,7 @@ def _rounded(value: float | None, digits: int) -> str:
 
 
 def failure(stages: list[StageMemory]) -> str:
-    """The stages that do not fit, and those that came to no result."""
+    """The stages that do not fit, and the stages without a result."""
     full = [str(stage.stage) for stage in stages if stage.error and stage.in_use_gib is not None]
     lost = [str(stage.stage) for stage in stages if stage.in_use_gib is None]
     reasons = [f"stages without a result: {', '.join(lost)}"] if lost else []

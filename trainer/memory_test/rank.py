@@ -22,8 +22,8 @@ from trainer.distributed.rendezvous import Ranks, select_gpu
 from trainer.metrics.console import quiet_libraries
 
 STEPS = 3
-"""Steps to run, after those before CUDA graphs are recorded. The optimizer's state exists after the first one. The time
-is that of the last one."""
+"""Number of steps to run once CUDA graphs are recorded. The optimizer's state exists after the first step. The last
+step is timed."""
 
 MICROBATCHES_PER_STAGE = 3
 """Microbatches for each pipeline stage. This is more than any schedule has in flight (`microbatches_in_flight` in
@@ -64,7 +64,7 @@ def main() -> int:
 
 
 class RandomSamples(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
-    """Samples like those of Megatron-Core's GPTDataset. Experts get about the same number of random tokens.
+    """Samples in the format of Megatron-Core's GPTDataset. Experts get about the same number of random tokens.
 
     All tokens are in the vocabulary shard of tensor-parallel rank 0, because no other rank computes their logits.
     """

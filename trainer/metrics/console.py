@@ -74,7 +74,7 @@ class Log:
         if iteration >= self._total:
             return ""
         now = time.monotonic()
-        if self._first is None:  # earlier times, such as that of the first step, are not representative
+        if self._first is None:  # earlier times, such as the first step's, are not representative
             self._first = (iteration, now)
         else:
             first, then = self._first

@@ -120,7 +120,7 @@ class Metrics:
         )
         self._log.line(f"TFLOP/s as in Megatron-LM (metrics.jsonl has the formula), {against}")
         if self._lines is not None:
-            # Other files that show training come later: if they exist and this line does not, lines were lost.
+            # Files that prove training are written after this line. If they exist without it, lines were lost.
             self._lines.sync()
             self._open_boards(iteration)
 
@@ -159,7 +159,7 @@ class Metrics:
         self._log.step(iteration, values)
 
     def evaluation(self, iteration: int, split: str, loss: float | None) -> None:
-        """Record the mean loss over the evaluation batches of a split; None if none of their tokens counts."""
+        """Record the mean loss over the evaluation batches of a split. It is None if no token of them counts."""
         if loss is None:
             self._log.line(
                 f"iteration {iteration}: no {split} loss, because data.eod_mask_loss masks every token of the first "
@@ -198,7 +198,7 @@ class Metrics:
         self._write("stop", iteration, {"reason": reason})
 
     def skip_time(self) -> None:
-        """Exclude the time since the last step, such as that of an evaluation or save, from the next step."""
+        """Exclude the time since the last step, such as the time of an evaluation or save, from the next step."""
         self._last_time = time.perf_counter()
 
     def close(self) -> None:

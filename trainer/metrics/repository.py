@@ -33,7 +33,7 @@ class CodeDirectory:
     sources: dict[str, bytes]
     """Content of the source files."""
     commit: str | None
-    """Commit of the repository that contains the directory; None if there is none or Git cannot read it."""
+    """Commit of the repository that contains the directory; None if there is no repository or Git cannot read it."""
     diff: bytes
     """Difference of the source code from this commit; empty if there is none."""
 
@@ -62,7 +62,8 @@ def _git(directory: Path, *arguments: str, stdin: bytes = b"") -> bytes:
         OSError: Git is missing.
         SubprocessError: Git fails, or takes too long.
     """
-    # The variables of another repository would be used, and those with GIT_CONFIG or GIT_TRACE write or run something.
+    # Variables that name another repository would redirect Git, and variables with GIT_CONFIG or GIT_TRACE can write
+    # files or run programs.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     done = subprocess.run(
         (*_GIT, "-C", str(directory), *arguments),
@@ -76,7 +77,7 @@ def _git(directory: Path, *arguments: str, stdin: bytes = b"") -> bytes:
 
 
 def _committed(directory: Path, commit: str, names: list[str]) -> dict[str, bytes | None]:
-    """Content of the files in a commit; None for those that it does not contain."""
+    """Content of the files in a commit; None for files that the commit does not contain."""
     asked = "".join(f"{commit}:./{name}\n" for name in names)
     answers = _git(directory, "cat-file", "--batch", stdin=os.fsencode(asked))
     found: dict[str, bytes | None] = {}

@@ -130,7 +130,8 @@ class LayerGraphs:
 
 
 def _is_out_of_memory(error: BaseException | None) -> bool:
-    """True if the error, or one in its context, is a lack of GPU memory. Aborting a recording raises another error."""
+    """True if the error, or an error in its context, is a lack of GPU memory. Aborting a recording raises another
+    error."""
     return error is not None and (
         isinstance(error, torch.OutOfMemoryError) or _is_out_of_memory(error.__context__)
     )

@@ -65,7 +65,8 @@ def _require_separated_documents(chunk: torch.nn.Module) -> None:
 
 
 def _attentions(chunk: torch.nn.Module) -> Iterator[torch.nn.Module]:
-    """The parts that mix tokens: each core_attention, and in layers without one what is in place of the attention."""
+    """The parts that mix tokens: each core_attention. In layers without core_attention, the part in place of the
+    attention."""
     for module in chunk.modules():
         if hasattr(module, "core_attention"):
             yield module.core_attention

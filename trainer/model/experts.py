@@ -59,7 +59,7 @@ class Router(TopKRouter):
         """Leave the counting to `routing`. Core also counts padding, with which all experts have the same load."""
 
     def _maintain_float32_expert_bias(self) -> None:
-        # Core restores the precision of the biases, but not of the counts, of which bf16 rounds those above 256.
+        # Core restores the precision of the biases, but not of the counts. bf16 rounds counts above 256.
         super()._maintain_float32_expert_bias()
         if self.local_tokens_per_expert is not None:
             self.local_tokens_per_expert.data = self.local_tokens_per_expert.float()
@@ -97,8 +97,8 @@ class Router(TopKRouter):
 def fuses_permutation(dispatcher: str, kernels: Kernels) -> bool:
     """True if Transformer Engine sorts the tokens by expert, which it can from version 2.1.
 
-    It stops with an AssertionError if there are none, as on a rank whose experts no token chooses. With alltoall, a
-    rank sorts its own tokens, of which there are some. With allgather, it sorts those of its experts.
+    It stops with an AssertionError if there are no tokens, as on a rank whose experts no token chooses. With alltoall,
+    a rank sorts its own tokens, of which there are some. With allgather, it sorts those of its experts.
     """
     has_kernel = getattr(moe_utils, "fused_permute_with_probs", None) is not None
     return kernels.transformer_engine is not None and has_kernel and dispatcher == "alltoall"
@@ -126,7 +126,8 @@ def store_as_transformer_engine(layer: ModuleSpec) -> None:
 def correct_ranks(chunk: torch.nn.Module, *, etp: int, tp: int) -> None:
     """Correct over which ranks Core adds up outputs, gradients and the gradient norm of experts.
 
-    - Core 0.16 only separates the gradients of experts from the others if EP > 1. With EP = 1 and another ETP than TP,
+    - Core 0.16 only separates the gradients of experts from other gradients if EP > 1. With EP = 1 and ETP different
+    from TP,
       it would reduce them over ranks with other tokens or other shards.
     - With sequence parallelism, Core adds up the gradients of the second biases over the tensor-parallel ranks. These
       have other experts, or have already been added up.
@@ -159,8 +160,8 @@ def routers(model: Sequence[torch.nn.Module]) -> tuple[Router, ...]:
 def take_statistics(routers: Sequence[Router], config: ModelConfig, device: torch.device) -> torch.Tensor:
     """Return this rank's statistics since the last call, [MoE layers, experts + LOSSES] in fp64, and reset them.
 
-    Layers on other ranks are zero. The sum over all ranks is that of the global batch. Layers that predict further
-    tokens (MTP) are left out. Empty for a dense model.
+    Layers on other ranks are zero. The sum over all ranks covers the global batch. Layers that predict further tokens
+    (MTP) are left out. Empty for a dense model.
     """
     rows = {layer: row for row, layer in enumerate(moe_layers(config))}
     columns = (config.num_moe_experts or 0) + LOSSES

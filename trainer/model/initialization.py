@@ -18,7 +18,7 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.process_groups_config import ProcessGroupCollection
 
 RESIDUAL_OUTPUTS = ("self_attention.linear_proj.weight", "linear_fc2.weight")
-"""Weights that write to the residual stream: two per transformer layer, of which the second may have experts."""
+"""Weights that write to the residual stream: two per transformer layer. The second may belong to experts."""
 
 
 @torch.no_grad()

@@ -1,8 +1,8 @@
-"""Chooses the kernels of a run from those that are installed, and reports what is missing.
+"""Chooses the kernels of a run from the installed ones, and reports missing ones.
 
-Transformer Engine has the fast layers, attention, cross entropy and AdamW. NVIDIA's apex (not PyPI's package of that
-name) has one kernel that Megatron-Core uses: it adds weight gradients directly to their fp32 buffer. If apex is
-missing, one matrix product of torch replaces it.
+Transformer Engine has the fast layers, attention, cross entropy and AdamW. NVIDIA's apex (not the package apex on PyPI)
+has one kernel that Megatron-Core uses: it adds weight gradients directly to their fp32 buffer. If apex is missing, one
+matrix product of torch replaces it.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class Pieces:
     max_seqlen_q: int
     max_seqlen_kv: int
     keys: tuple[tuple[int, int, int], ...]
-    """Keys of each chunk: the sample, the first key and the end. Empty if the keys are those of all samples."""
+    """Keys of each chunk: the sample, the first key and the end. Empty if the keys are all keys of all samples."""
 
     def arguments(self) -> dict[str, object]:
         """Arguments of the forward pass of Transformer Engine's attention."""
@@ -69,7 +69,7 @@ def attend_packed(
 
 
 def _keys(x: torch.Tensor, pieces: Pieces, cp_group: torch.distributed.ProcessGroup) -> torch.Tensor:
-    """Packed keys or values [t, g, d] of the pieces, from those of this rank [s, b, g, d]."""
+    """Packed keys or values [t, g, d] of the pieces, from this rank's keys or values [s, b, g, d]."""
     if not pieces.keys:
         return x.transpose(0, 1).flatten(0, 1)
     size = cp_group.size()

@@ -1,4 +1,4 @@
-"""Rotary frequencies with the scaling of model.rope_scaling, equal to those of Hugging Face transformers.
+"""Rotary frequencies with the scaling of model.rope_scaling, equal to the frequencies of Hugging Face transformers.
 
 Megatron-Core's rotary embedding has Llama 3.1's scaling with fixed constants, and no YaRN for GPTModel's rope. Here the
 frequencies are computed from the run's configuration; the kinds of attention put them in place of Core's

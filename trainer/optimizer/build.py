@@ -89,8 +89,8 @@ def core_config(config: TrainerConfig) -> core_optimizer.OptimizerConfig:
 def _share_loss_scale(optimizers: Sequence[MegatronOptimizer]) -> None:
     """Give all `optimizers` one loss scale, which follows the overflows of all of them.
 
-    Core gives each a scale that only follows its own overflows, but scales the loss by that of the first. Once they
-    differ, the gradients of experts would be too large or too small.
+    Core gives each optimizer a scale that only follows its own overflows, but scales the loss by the first scale. Once
+    the scales differ, the gradients of experts would be too large or too small.
     """
     scaler = optimizers[0].grad_scaler
     update = scaler.update

@@ -60,7 +60,7 @@ def value_of(
     Args:
         node: the expression.
         number: returns the value of a word.
-        special: operators with two operands that are evaluated in another way.
+        special: operators with two operands that need a different evaluation.
 
     Raises:
         Refused: bash stops with an error.

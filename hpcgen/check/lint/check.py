@@ -77,7 +77,7 @@ def _raise(where: str, bug: Exception) -> None:
 
 
 def _attempt(action: Callable[[], _Result], where: str, on_bug: OnBug) -> _Result | None:
-    """The result of an action; None if hpcgen itself fails in it."""
+    """The result of an action; None if hpcgen itself fails."""
     try:
         return action()
     except HpcgenError:

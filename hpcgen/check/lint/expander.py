@@ -1,4 +1,4 @@
-"""Expands the words of a script as far as they are known without running it."""
+"""Expands the words of a script whose values are known without running it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ EXPANDED = re.compile(r"[*?]|(?<!=)\[|\{.*(,|\.\.).*\}|^~")
 _PLAIN = re.compile(r"[\w./:,@%+=-]+", re.ASCII)
 
 PATTERN = re.compile(r"[*?]|(?<!=)\[[^]]+\]")
-"""Text that the shell replaces by the names of files, also in the value of a variable without quotes."""
+"""Text that the shell replaces by the names of files, even if it comes from a variable without quotes."""
 
 LAYERS = re.compile(r"\\?\[[01](,[01])*\](\*\d+)?(\+\[[01](,[01])*\](\*\d+)?)*")
 """Lists such as [0]*3+[1]*58, which scripts give to --moe-layer-freq without quotes. They are patterns, but the shell
@@ -56,7 +56,7 @@ class Expander:
     offset: int | None = None
     """Offset of the command that contains the text, if it is within a word of another script."""
     on_one_line: bool = False
-    """True if all text counts as the first line, because variables added lines that the file does not have."""
+    """True if the line number of all text is 1, because variables added lines that the file does not have."""
     budget: Budget = field(default_factory=Budget)
     """Budget shared by all texts of a script."""
     on_default: Callable[[str, Variable], None] = lambda name, variable: None
@@ -64,7 +64,7 @@ class Expander:
     doubts: Ranges = ()
     """Ranges of bytes in `source` that come from code that may not run."""
     expanded: Ranges = ()
-    """Ranges of bytes in `source` whose expansions another shell has made: "$x" in `bash -c "echo $x"`."""
+    """Ranges of bytes in `source` that a different shell has expanded: "$x" in `bash -c "echo $x"`."""
     trusts_defaults: bool = False
     """True if conditions use the default in ${NAME:-value}, which the job's environment can override."""
     places: re.Pattern[str] = BRACES
@@ -228,7 +228,7 @@ class Expander:
                 yield Piece(self.text_of(part), known=False, quoted=quoted)
 
     def _was_expanded(self, part: Node) -> bool:
-        """True if another shell has expanded something in a part, so that only a run can tell its text."""
+        """True if a different shell has expanded something in a part, so that only a run can tell its text."""
         start, end = part["Pos"]["Offset"], part["End"]["Offset"]
         return any(
             re.search(rb"[$`]", self.source[max(first, start) : min(last, end)])

@@ -321,7 +321,7 @@ def _python(call: Call) -> str:
     if literal := re.search(r"(?<![\w.])0+[1-9]\d*", expression):
         raise Refused(f"Python refuses the number {literal[0]}")
     if re.search(r"(?<!/)/(?!/)|-.*(//|%)", expression):
-        raise Unknown  # a fraction, or Python rounds another way than bash
+        raise Unknown  # a fraction, or Python rounds differently than bash
     return f"{calculated(expression.replace('//', '/'))}\n"
 
 

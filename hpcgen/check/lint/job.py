@@ -146,7 +146,8 @@ class Job:
     def parallel_steps(self) -> tuple[Step, ...]:
         """Steps with several tasks in a job with GPUs, for any program.
 
-        Excluded are checks, copies and servers, and steps in the background or with --overlap, which accompany others.
+        Excludes checks, copies and servers, and steps in the background or with --overlap, which run next to other
+        steps.
         """
         return tuple(
             step
@@ -254,7 +255,7 @@ class Job:
 
     @cached_property
     def time_limit_s(self) -> int | None:
-        """The time limit from --time in seconds; None without one, or with UNLIMITED."""
+        """The time limit from --time in seconds; None if there is no --time, or if it is UNLIMITED."""
         value = self.script.options.get("time", "")
         if re.fullmatch(r"\d{1,9}", value, re.ASCII):
             return 60 * int(value)
@@ -471,7 +472,8 @@ def _shift(command: Command) -> int:
 def _with_positional(script: Script, command: Command) -> tuple[Word, ...]:
     """The words of a command, with "$@" replaced.
 
-    It has the ARGUMENTS of `bash -c TEXT NAME ARGUMENTS`, or those of the script that a here-document has written.
+    The arguments come from `bash -c TEXT NAME ARGUMENTS`, or from the call of a script that a here-document has
+    written.
     """
     outer = None if command.outer is None else script.commands[command.outer]
     if outer is None or not any(word.source in ALL_ARGUMENTS for word in command.words):

@@ -27,7 +27,7 @@ _OPTIONS_WITH_VALUE = frozenset((
 _SHELLS = ("bash", "sh", "zsh")
 _PYTHON = re.compile(r"(^|/)(python[\d.]*|torchrun)$")
 _PROFILERS = ("nsys", "ncu", "dlprof", "rocprof", "py-spy", "gdb", "catchsegv", "unbuffer", "ch-run", "sarus")
-"""Programs that run another one after options that are not parsed."""
+"""Programs that run another program, which follows options that are not parsed."""
 _EXEC = re.compile(r'''(?:^|[;&]\s*)exec( [^;&|<>()'`]*)? "\$@"$''')
 """The end of a `bash -c` text that runs its arguments, alone or through a wrapper such as enroot."""
 _TORCHRUN_FLAGS = frozenset(("standalone", "no-python", "use-env", "run-path", "help", "version"))
@@ -166,7 +166,7 @@ class Launch:
 
     @cached_property
     def trains(self) -> bool:
-        """True if it is a training program, and does more than print its version or help."""
+        """True if the program trains, and does more than print its version or help."""
         asked = {word.text for word in self.arguments} & {"--version", "--versions", "--help", "-h"}
         pattern = _TRAINING_MODULES if self.is_module else _TRAINING_FILES
         likely = self.launcher in _TRAINING_LAUNCHERS and not OTHER_WORK.search(self.program)
@@ -174,13 +174,13 @@ class Launch:
 
     @property
     def is_megatron(self) -> bool:
-        """True if it is one of Megatron-LM's pretrain programs. Megatron-DeepSpeed has other options."""
+        """True if the program is one of Megatron-LM's pretrain programs. Megatron-DeepSpeed has other options."""
         is_deepspeed = self.launcher == "deepspeed" or {"deepspeed", "deepspeed_config"} & self.flags.keys()
         return not is_deepspeed and bool(re.search(r"(^|/)pretrain_\w+\.py$", self.program))
 
     @cached_property
     def is_like_megatron(self) -> bool:
-        """True if it is Megatron-LM, or a relative with its options: Megatron-DeepSpeed, a fork, a finetuning."""
+        """True if the program is Megatron-LM or takes its options: Megatron-DeepSpeed, a fork, a finetuning program."""
         return self.is_megatron or len(_MEGATRON_OPTIONS & self.flags.keys()) >= MIN_MEGATRON_OPTIONS
 
 

@@ -48,7 +48,7 @@ def unknown_options(launch: Launch) -> frozenset[str]:
 
 
 def _is_known(name: str) -> bool:
-    """True for an option of any release, and for one that Megatron-LM lacks but another program has."""
+    """True for an option of any release, or of another program."""
     row = rows().get(name)
     return row is not None and row.kind != "name"
 

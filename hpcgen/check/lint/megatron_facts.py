@@ -140,7 +140,7 @@ def _expert_layout(launch: Launch) -> dict[str, Any]:
 
 
 def _experts(launch: Launch, layout: ParallelismConfig) -> dict[str, Any]:
-    """Keys of experts in the section `model`, without those that Megatron-LM ignores."""
+    """Keys of experts in the section `model`, except keys that Megatron-LM ignores."""
     values: dict[str, Any] = {
         key: size for key, size in _expert_sizes(launch).items() if not key.startswith("expert_")
     }

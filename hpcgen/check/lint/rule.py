@@ -21,7 +21,7 @@ class Hit:
     why: str
     fix: str
     cause: str = ""
-    """Identifies one mistake that yields hits with different `why`. They become one finding."""
+    """Identifies a mistake. Hits with the same cause but different `why` become one finding."""
     severity: Severity | None = None
     """Severity of this finding. Default: the severity of the rule."""
     needs_release: bool = False

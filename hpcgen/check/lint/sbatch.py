@@ -31,7 +31,7 @@ WITHOUT_VALUE = frozenset((
     "container-writable", "container-readonly",
 ))
 # fmt: on
-"""WITHOUT_VALUE: options of sbatch, srun and pyxis without a value, or with one only after `=`."""
+"""WITHOUT_VALUE: options of sbatch, srun and pyxis that take no value, or take one only after `=`."""
 
 MOVED_OPTIONS = {
     "share": "oversubscribe",

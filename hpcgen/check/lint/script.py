@@ -56,27 +56,27 @@ class Place:
 
     line: int = 0
     offset: int = 0
-    """Byte offset in the script. In the text of a `bash -c`, that of the command."""
+    """Byte offset in the script. In the text of a `bash -c`, the offset of the bash command."""
     function: str = ""
-    """The function whose body contains it; "" if there is none."""
+    """The function whose body contains this part; "" if there is none."""
     definition: int = -1
     """Offset of that function, which tells two definitions with the same name apart."""
     status: Status = "plain"
     conditional: bool = False
-    """True if it is in a function, a loop, or a branch that does not certainly run."""
+    """True if this part is in a function or loop, or in a branch that may not run."""
     in_branch: bool = False
-    """True if it is in any branch or loop of its function, or after && or ||."""
+    """True if this part is in any branch or loop of its function, or after && or ||."""
     in_loop: bool = False
     loop: str = ""
-    """Variable of the `for` that runs it in every iteration; "" if there is none."""
+    """Variable of the `for` whose every iteration runs this part; "" if there is none."""
     in_subshell: bool = False
-    """True if a subshell runs it: ( ), $( ), a pipeline, or a command in the background."""
+    """True if a subshell runs this part: ( ), $( ), a pipeline, or a command in the background."""
     in_background: bool = False
-    """True if it is in a command or group that runs in the background."""
+    """True if this part is in a command or group that runs in the background."""
     outer: int | None = None
-    """Index in `Script.commands` of the command whose `bash -c` text contains it."""
+    """Index in `Script.commands` of the command whose `bash -c` text contains this part."""
     dead: bool = False
-    """True if it is in a branch that certainly does not run."""
+    """True if this part is in a branch that never runs."""
     statement: int = 0
     """Number of its statement. Statements within a body have their own numbers."""
     around: tuple[str, ...] = ()
@@ -138,9 +138,9 @@ class Command(Place):
     """Its words as written; literal words are without quotes."""
     end: int
     environment: tuple[Assignment, ...] = ()
-    """NAME=value before the command, which only apply to it."""
+    """Assignments in front of the command, NAME=value. They apply only to this command."""
     background: bool = False
-    """True if it ends with &."""
+    """True if the statement ends with &."""
     here_document: str = ""
     """Text of its <<EOF, with variables as written."""
     here_line: int = 0
@@ -165,7 +165,7 @@ class Command(Place):
 
     @property
     def evaluated_text(self) -> Word | None:
-        """The text that `eval` runs; None for another command, or if only the job knows which program it starts."""
+        """The text that `eval` runs; None for other commands, or if only the job knows which program starts."""
         words = self.words[1:]
         if self.name != "eval" or not words or words[0].text.startswith(("$", "`")):
             return None
@@ -173,7 +173,7 @@ class Command(Place):
 
     @cached_property
     def shell_text(self) -> Word | None:
-        """The text that the command passes to `bash -c`; None without one."""
+        """The text that the command passes to `bash -c`; None if it passes none."""
         # eval joins its words and parses them again; the others start nothing
         if self.name in ("eval", "echo", "printf"):
             return None
@@ -223,9 +223,9 @@ class Use(Place):
 
     name: str
     guarded: bool = False
-    """True if it handles an unset variable: ${x:-y}, ${x:?}, [[ -v x ]]."""
+    """True if the expansion handles an unset variable: ${x:-y}, ${x:?}, [[ -v x ]]."""
     has_default: bool = False
-    """True if it has a default: ${x:-y}, ${x=y}."""
+    """True if the expansion has a default: ${x:-y}, ${x=y}."""
     in_arithmetic: bool = False
     """True within $(( )) and (( )), where an unset variable is 0."""
 
@@ -242,7 +242,7 @@ class Script:
     assigned: tuple[Assignment, ...] = ()
     """Every place that sets or declares a variable."""
     exports: tuple[Assignment, ...] = ()
-    """Every assignment to an exported variable, whether `export` is on it or later."""
+    """Every assignment to an exported variable, whether `export` is on the same line or later."""
     definitions: tuple[Function, ...] = ()
     cases: tuple[tuple[Branch, ...], ...] = ()
     uses: tuple[Use, ...] = ()
@@ -319,7 +319,7 @@ class Script:
 
     @cached_property
     def commands_by_function(self) -> dict[str, list[Command]]:
-        """Function -> the commands of its body, in the order of the script. "": those outside of functions."""
+        """Function -> the commands of its body, in the order of the script. "" -> the commands outside functions."""
         found: dict[str, list[Command]] = {}
         for command in self.commands:
             found.setdefault(command.function, []).append(command)

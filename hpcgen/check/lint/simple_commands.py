@@ -134,7 +134,7 @@ class SimpleCommands(ABC):
                 text, expanded = self._expander.here_document(redirection)
                 line = self._expander.line_of(redirection["Hdoc"])
                 if self._expander.on_one_line:
-                    text = ""  # findings in it would have no line in the file
+                    text = ""  # findings in this text would have no line in the file
                 else:
                     self._found.here_lines.update(range(line, line + text.count("\n") + 1))
                 found = found._replace(

@@ -33,7 +33,7 @@ Node = Any
 class ShellSyntaxError(Exception):
     """The text cannot be parsed. `line` is counted from 1.
 
-    With `is_ours`, bash accepts the text but shfmt does not. With `is_placeholder`, a <name> is left in it.
+    With `is_ours`, bash accepts the text but shfmt does not. With `is_placeholder`, the text still has a <name>.
     """
 
     def __init__(

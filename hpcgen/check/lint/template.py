@@ -45,7 +45,7 @@ def unmasked(masked: bytes, text: str, places: re.Pattern[str] = BRACES) -> byte
 
 
 def parts(masked: str, original: str, places: re.Pattern[str]) -> list[tuple[str, bool]]:
-    """Splits a text at its masks. Returns the parts as in `original`, each with True if it is plain text."""
+    """Splits a text at its masks. Returns the parts of `original`, each with True if it is plain text."""
     found = iter(places.findall(original))
     split = re.split(f"({MASK.pattern})", masked)
     return [
@@ -70,8 +70,8 @@ class Parsed(NamedTuple):
 def parse_template(text: str, *, is_script: bool) -> Parsed:
     """Parses a script, or the text of a `bash -c`, with placeholders as words of unknown value.
 
-    A <name> is a placeholder only if bash refuses the script because of it. In the text of a `bash -c`, a
-    <NAME OF SEVERAL WORDS> is one as well, because bash would use the next option as a file.
+    A <name> is a placeholder only if bash refuses the script because of it. In the text of a `bash -c`, a <NAME OF
+    SEVERAL WORDS> is a placeholder as well, because bash would use the next option as a file.
     """
     places = BRACES if is_script or not _SEVERAL_WORDS.search(text) else ANY
     error = None

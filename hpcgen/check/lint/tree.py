@@ -20,7 +20,7 @@ GUARDS = DEFAULTS | {":+", "+", ":?", "?"}
 
 
 class Part(NamedTuple):
-    """A node of a statement, and where it is in it."""
+    """A node of a statement, with its position in the statement."""
 
     node: Node
     kind: str
@@ -30,7 +30,7 @@ class Part(NamedTuple):
 
 
 def parts_of(statement: Node) -> Iterator[Part]:
-    """The nodes of a statement in order, without literals and without those of the statements in it."""
+    """The nodes of a statement in order. Literals and the nodes of nested statements are left out."""
     stack = [(statement, False, False)]
     while stack:
         node, in_arithmetic, in_default = stack.pop()

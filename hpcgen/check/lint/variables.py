@@ -81,7 +81,7 @@ class Variables(dict[str, Variable]):
                 self[name] = value
 
     def weaken(self, names: Iterable[str]) -> None:
-        """Makes the values of `names` uncertain: code that may have run replaces them."""
+        """Makes the values of `names` uncertain, because code that may have run sets them."""
         for name in self.keys() & set(names):
             self[name] = weak(self[name])
 

@@ -95,7 +95,8 @@ class Walker(SimpleCommands):
         self._expander, self._assignments = before
 
     def _statements(self, statements: list[Node], place: Place) -> None:
-        """Reads a list of statements. The last one gives the list its status; `$?` reads that of an earlier one."""
+        """Reads a list of statements. The last statement gives the list its status; `$?` reads the status of an earlier
+        statement."""
         for index, statement in enumerate(statements):
             self._statement += 1
             following = statements[index + 1] if index + 1 < len(statements) else None

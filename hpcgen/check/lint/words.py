@@ -14,7 +14,7 @@ MAX_WORDS = 20_000
 MAX_LENGTH = 100_000
 MAX_EXPANDED = 2_000_000
 """Maximum number of characters that all variables of a script contribute to its words, plus PIECE_COST for each piece
-and word. Beyond that, variables are unknown. Hand-written scripts need a hundredth of it."""
+and word. Beyond this limit, variables count as unknown. Hand-written scripts need about 1% of it."""
 PIECE_COST = 20
 
 Ranges = tuple[tuple[int, int], ...]
@@ -52,10 +52,10 @@ class Word:
     doubts: Ranges = ()
     """Ranges of `text`, as start and end, that come from code that may not run."""
     unknowns: Ranges = ()
-    """Ranges of `text` that are as written because their values are unknown. A shell has expanded them when the text
-    is read again, by `bash -c` or `eval`."""
+    """Ranges of `text` with unknown values, which stay as written. If `bash -c` or `eval` reads the text again, a shell
+    has already expanded them."""
     exclusive: bool = False
-    """True if the script's branches give several known texts here, of which at most one is right."""
+    """True if the word has a different known text in each branch of the script, so at most one of them applies."""
 
     @property
     def number(self) -> int | None:

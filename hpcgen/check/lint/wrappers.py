@@ -1,4 +1,5 @@
-"""Programs that run another one in a container, in an environment or on other nodes: apptainer, enroot, uv, mpirun."""
+"""Programs that run another program in a container, in an environment or on other nodes: apptainer, enroot, uv,
+mpirun."""
 
 from __future__ import annotations
 

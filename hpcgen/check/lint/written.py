@@ -36,7 +36,7 @@ class WrittenFiles:
     def read_by(self, command: Command) -> Command:
         """The command with the text of the written script that it runs.
 
-        sbatch gets the text like one from its own here-document.
+        sbatch gets the text as if it came from sbatch's own here-document.
         """
         for index, word in enumerate(command.words):
             writer = self._commands.get(_key(word))

@@ -260,7 +260,7 @@ def _is_launcher(text: str, launch: Launch) -> bool:
 
 
 def own_commands(job: Job, launch: Launch) -> tuple[Command, ...]:
-    """The command that starts the program, and those whose text or function contains it, innermost first."""
+    """The command that starts the program, and the commands whose text or function contains it, innermost first."""
     commands = job.script.commands
     found = [launch.command]
     if launch.step and launch.step.command is not launch.command:
@@ -317,7 +317,7 @@ def within_text(command: Command, job: Job, own: tuple[Command, ...]) -> bool:
 
 
 def changes_of_directory(job: Job, launch: Launch) -> Iterator[Command]:
-    """Yields the script's cd in front of the program, also in a text that starts it."""
+    """Yields the script's cd commands in front of the program, including those in a text that starts the program."""
     own = own_commands(job, launch)
     for command in job.script.commands:
         if command is own[0]:

@@ -113,7 +113,7 @@ def _is_quiet(command: Command, texts: list[str], own: tuple[Command, ...]) -> b
 
 
 def _file_of(redirection: str) -> str:
-    """The file that a redirection writes; "" for another descriptor and for /dev/null."""
+    """The file that a redirection writes; "" if it writes to a descriptor or to /dev/null."""
     found = re.fullmatch(r"(?:\d*|&|\{\w+\})(?:>>?|>\||&>>?)\s*(.+)", redirection)
     return found[1] if found and not re.match(r"&|/dev/", found[1]) else ""
 

@@ -30,7 +30,7 @@ class Carried:
     """Carried sections and leftovers so far."""
 
     chosen: Mapping[str, Any] = field(default_factory=dict)
-    """Values from the command line, which override those of the script."""
+    """Values from the command line, which override the script's."""
     sections: Sections = field(default_factory=dict)
     leftovers: list[Leftover] = field(default_factory=list)
     seen: set[str] = field(default_factory=set)

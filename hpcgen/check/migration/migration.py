@@ -97,7 +97,7 @@ def migrate(
     *,
     as_program: bool = False,
 ) -> Migration:
-    """Converts a script. Values in `chosen` override those of the script.
+    """Converts a script. Values in `chosen` override the script's.
 
     Megatron-LM's training of a GPT becomes a run of hpcgen's trainer, unless `as_program` is true. Any other program
     becomes the section `program`.

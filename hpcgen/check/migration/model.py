@@ -68,7 +68,7 @@ def _activation(flags: Flags, carried: Carried) -> None:
 
 
 def _window(flags: Flags, carried: Carried) -> None:
-    """--window-size counts the tokens before each token and those after it, model.window_size also the token."""
+    """Convert --window-size, which leaves out the token itself. model.window_size includes it."""
     flag, key = flags.get("window-size"), "model.window_size"
     if flag is None:
         return

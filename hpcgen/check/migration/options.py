@@ -35,7 +35,7 @@ def _why_no_key(name: str, row: OptionRow | None) -> str | None:
 
 
 def without_effect(row: OptionRow, flags: Flags, carried: Carried) -> str | None:
-    """Why an option has no effect here, and a run file might refuse its key; None if it has one."""
+    """Why an option has no effect here, so that a run file might refuse its key. None if it has an effect."""
     for condition in row.needs:
         is_excluded = condition.startswith("not ")
         condition = condition.removeprefix("not ")

@@ -65,7 +65,7 @@ _OPTIONS_OF = {
     "SLURM_NTASKS_PER_NODE": frozenset(("ntasks-per-node",)),
     "SLURM_GPUS_PER_NODE": frozenset(("gpus-per-node",)),
 }
-"""Variables that Slurm only sets for a job with one of these options."""
+"""Variables that Slurm sets only for a job with one of these options."""
 BY_TORCHRUN = ("RANK", "LOCAL_RANK")
 SIGNAL = re.compile(r"(?P<to>[BR]{1,2}:)?(SIG)?(?P<name>USR1|USR2|TERM|INT|10|12|15|2)(@(?P<lead>\d{1,5}))?")
 SIGNAL_NAMES = {"10": "USR1", "12": "USR2", "15": "TERM", "2": "INT"}
@@ -191,7 +191,7 @@ def _carry_directory(job: Job, launch: Launch, carried: Carried) -> None:
 
 
 def _refuse_alternatives(launch: Launch, carried: Carried) -> None:
-    """Refuses a launch whose launcher or program has another text in another branch."""
+    """Refuses a launch whose launcher or program has different texts in different branches."""
     words = command_words(launch)
     fixed = words[: len(words) - len(program_words(launch)) + 1]
     step = launch.step.command.words if launch.step else ()

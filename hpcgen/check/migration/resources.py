@@ -54,7 +54,7 @@ LISTED = re.compile(
     r"job-name|time|nodes|ntasks(-per-\w+)?|cpus-per-(task|gpu)|gpus(-per-(node|task|socket))?|gres|exclusive|mem(-per-\w+)?|"
     r"signal|no-requeue|open-mode|propagate|export|output|error|chdir|array|wrap|test-only|container.*"
 )
-"""Directives with a key in a run file, or from the cluster profile, which cannot be extra directives."""
+"""Directives that a key of the run file or the cluster profile sets. They cannot be extra directives."""
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,7 @@ def _world(job: Job, launch: Launch) -> tuple[int, int] | None:
 def _ranks_per_node(job: Job, launch: Launch, most: int) -> int | None:
     """Number of ranks per node of a step whose number of nodes is unknown; None if it is unknown as well.
 
-    1 node is filled in for a job without --nodes. It has all tasks if they are not more than `most`.
+    A job without --nodes gets 1 node, which has all tasks if there are at most `most`.
     """
     step = launch.step
     if step is None or launch.launcher == "torchrun":
@@ -219,7 +219,7 @@ def _ranks_per_node(job: Job, launch: Launch, most: int) -> int | None:
 
 
 def _carry_layout(job: Job, launch: Launch, carried: Carried, node_type: NodeType, stage: str) -> None:
-    """Carries over the number of nodes, and of ranks per node if it is not that of GPUs."""
+    """Carries over the number of nodes, and the number of ranks per node if it differs from the number of GPUs."""
     options, world = job.script.options, _world(job, launch)
     nodes = world[0] if world else job.nodes
     if launch.launcher == "torchrun" and launch.step is None and not launch.option("nnodes"):

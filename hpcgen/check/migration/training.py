@@ -149,7 +149,7 @@ def _mean_loss(flags: Flags, carried: Carried) -> None:
 
 
 def _dependent(launch: Launch, flags: Flags, carried: Carried) -> None:
-    """Options that only have an effect with others, and Megatron-LM's defaults for options that are not given."""
+    """Options that have an effect only together with others, and Megatron-LM's defaults for missing options."""
     for row in rows().values():
         if row.carried_by or not (row.needs or row.default is not None):
             continue
@@ -165,7 +165,7 @@ def _dependent(launch: Launch, flags: Flags, carried: Carried) -> None:
 
 
 def _has_value(row: OptionRow, launch: Launch, carried: Carried) -> bool:
-    """True if the key of an option has a value, or needs none because Megatron-LM's default is its own."""
+    """True if the key of an option has a value, or needs none because its default is also Megatron-LM's."""
     is_unread = row.name == "split" and not carried.get("data.datasets")
     return row.default is None or is_unread or row.name in launch.flags or carried.get(row.key) is not None
 

@@ -60,7 +60,7 @@ def typed(path: str, flag: Flag) -> Any:
 
 
 def carry_as(path: str, flag: Flag, carried: Carried) -> None:
-    """Carries over an option as a key. An invalid value is refused, and so is an unknown one that affects results."""
+    """Carries over an option as a key. Invalid values are refused. So are unknown values that affect results."""
     if (value := typed(path, flag)) is not None:
         carried.put(path, value)
     elif is_known(flag.values) or decides(flag.name):

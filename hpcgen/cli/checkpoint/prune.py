@@ -48,8 +48,8 @@ def command(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """DIR is a run directory or a directory of checkpoints. The newest valid checkpoint, pinned and incomplete ones,
-    and those of Megatron-LM are never removed.
+    """DIR is a run directory or a directory of checkpoints. Never removed: the newest valid checkpoint, pinned and
+    incomplete checkpoints, and Megatron-LM's.
     """
     if broken and (keep_last is not None or keep_every is not None):
         raise click.UsageError("--broken cannot be used with --keep-last or --keep-every")

@@ -27,8 +27,8 @@ def command(
     config: Path, overrides: tuple[str, ...], hash_contents: bool, replan: bool, dry_run: bool, as_json: bool
 ) -> None:
     """Lists the source, selects files and writes manifest.jsonl, which every later stage reads in place of the source.
-    The first documents of local files are read, so that mistakes such as another key of the text are found before a
-    job is queued.
+    The first documents of local files are read, so that mistakes such as a wrong key of the text are found before a job
+    is queued.
     """
     from hpcgen.data import corpus_plan, first_documents, manifest, plan_summary
     from hpcgen.run_plan.corpus_job import read_job_to_plan

@@ -35,7 +35,7 @@ from hpcgen.errors import HpcgenError
 
 _TIMEOUT_S = 30.0
 _UNEXPECTED = (ValueError, TypeError, LookupError, AttributeError, httpx2.DecodingError)
-"""Exceptions of huggingface_hub for an answer that is not JSON, or has another shape."""
+"""Exceptions of huggingface_hub for an answer that is not JSON or does not have the expected shape."""
 _ELSEWHERE = "or use another source: a mirror (HF_ENDPOINT), url, directory or manifest"
 
 
@@ -86,7 +86,7 @@ def list_repository(
 
 
 def _checked(entry: RepoFile) -> RepoFile:
-    """The entry of a listing, if it has the types of one.
+    """Checks the types of an entry of a listing, and returns it.
 
     Raises:
         TypeError: it does not.

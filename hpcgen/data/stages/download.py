@@ -99,7 +99,7 @@ class Download(DataStage):
         return record
 
     def modules(self, units: Sequence[Unit]) -> Iterator[str]:
-        """The module for partial downloads, and those for the stores."""
+        """The module for partial downloads, and the modules of the stores."""
         yield "hpcgen.data.transfer"
         yield from store_modules(item.url for unit in units for item in unit.inputs if item.url)
 

@@ -66,7 +66,7 @@ class Facts:
 
     @property
     def grad_accum_dtype(self) -> Precision:
-        """Data type in which gradients accumulate, by default that of the parameters (engine.py, get_data_types)."""
+        """Data type in which gradients accumulate. Default: the parameters' (engine.py, get_data_types)."""
         return self.dtype("grad_accum_dtype") or self.precision
 
     def dtype(self, name: str) -> Precision | None:

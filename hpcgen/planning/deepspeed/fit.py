@@ -62,7 +62,7 @@ def configured_fit(section: DeepSpeedConfig, allocation: Allocation, node_type: 
 
 
 def all_fits(section: DeepSpeedConfig, allocation: Allocation, node_type: NodeType) -> Iterator[Fit]:
-    """Yields an estimate for each of CHOICES. Other values are those of the configuration.
+    """Yields an estimate for each of CHOICES. Other values come from the configuration.
 
     Raises:
         HpcgenError: the model's config.json cannot be read.

@@ -40,7 +40,7 @@ class Setup:
 
     @property
     def value_bytes(self) -> int:
-        """Size of an activation. In FP8 some inputs take one byte; the estimate uses those of bf16."""
+        """Size of an activation. In FP8 some inputs take one byte, but the estimate uses bf16's two."""
         return 4 if self.training.precision == "fp32" else 2
 
     @property

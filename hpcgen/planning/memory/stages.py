@@ -98,7 +98,7 @@ def _has_mtp(setup: Setup, stage: int) -> bool:
 
 
 def _kinds(setup: Setup, stage: int) -> list[list[bool]]:
-    """The layers of each model chunk of a stage: True for those with experts."""
+    """The layers of each model chunk of a stage: True for layers with experts."""
     pattern = moe_layer_pattern(setup.model)
     return [[pattern[number] for number in layers] for layers in setup.layout.layers_of_stage(stage)]
 

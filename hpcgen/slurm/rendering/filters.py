@@ -126,7 +126,7 @@ def items(value: Mapping[str, object]) -> ItemsView[str, object]:
     return value.items()
 
 
-# All filters: those that write a value, and the one for a template's logic.
+# All filters: the filters that write a value, and the one for a template's logic.
 OUTPUT_FILTERS: dict[str, Callable[[object], Markup]] = {
     "assignment": assignment,
     "comment": comment,

@@ -89,7 +89,7 @@ def _block(node: nodes.Block) -> Block:
 
 
 def block_names(chain: Sequence[TemplateFile]) -> tuple[str, ...]:
-    """All blocks of a chain, starting with those of the base template."""
+    """All blocks of a chain, starting with the blocks of the base template."""
     return tuple(dict.fromkeys(block.name for file in reversed(chain) for block in file.blocks))
 
 

@@ -45,7 +45,7 @@ class Replaced:
         return f"{self.name} {digest(self.recorded)[:8]}{' (stale)' if self.is_stale else ''}"
 
     def diffs(self) -> Iterator[str]:
-        """The changes in the shipped function, and the differences of the site's version from it."""
+        """The changes in the shipped function, and the differences between it and the site's version."""
         if self.recorded is not None and self.is_stale:
             yield _diff(self.recorded, self.shipped, f"{self.name}, as it was", f"{self.name}, shipped now")
         yield _diff(self.shipped, self.text, f"{self.name}, shipped now", f"{self.path}:{self.line}")

@@ -19,7 +19,7 @@ SWITCHES = tuple(kind.key for kind in KINDS if kind.key is not None)
 
 
 def attention_of(model: ModelConfig) -> Attention:
-    """The kind of attention of `model`. It need not be resolved."""
+    """The kind of attention of `model`, which may still be unresolved."""
     return next(kind for kind in KINDS if kind.is_chosen(model))
 
 

@@ -64,7 +64,7 @@ class Attention(ABC):
     recomputable: ClassVar[tuple[str, ...]] = ()
     """Values of training.recompute_modules that need this kind."""
     has_cuda_graphs: ClassVar[bool] = True
-    """True if losses with CUDA graphs have been compared with those without."""
+    """True if losses with and without CUDA graphs have been compared."""
 
     def is_chosen(self, model: ModelConfig) -> bool:
         """True if the section `model` chooses this kind."""

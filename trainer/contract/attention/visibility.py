@@ -1,4 +1,4 @@
-"""Tokens that a query sees: all tokens before it, or those in a window (model.window_size)."""
+"""Tokens that a query sees: all previous tokens, or the tokens in a window (model.window_size)."""
 
 from __future__ import annotations
 

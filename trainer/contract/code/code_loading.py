@@ -238,7 +238,7 @@ def _is_inside(path: str, directory: str) -> bool:
 
 
 _FINDER = _Finder()
-"""One per process, since there is one sys.meta_path."""
+"""The finder of this process. There is only one, as there is one sys.meta_path."""
 
 _IMPORTERS = frozenset(
     ("importlib", "_frozen_importlib", "_frozen_importlib_external", "pkgutil", "runpy", "zipimport")

@@ -23,7 +23,7 @@ class CodeRecord:
     file: str
     """File of the function, relative to `directory`."""
     hashes: dict[str, str]
-    """SHA-256 of this file and of those that it imports, by their paths relative to `directory`."""
+    """SHA-256 of this file and of the files that it imports, by their paths relative to `directory`."""
 
     @classmethod
     def of(cls, code: UserCode) -> CodeRecord:
@@ -32,7 +32,7 @@ class CodeRecord:
 
     @classmethod
     def found(cls, path: str, saved: Mapping[str, Any] | None) -> CodeRecord | None:
-        """Record of the file in an import path and of those that a checkpoint `saved`, without following imports.
+        """Record of the file in an import path and of the files that a checkpoint `saved`, without following imports.
 
         None for a module, which only a process on a compute node can find, and for a missing file.
         """
@@ -51,7 +51,7 @@ class CodeRecord:
         return {"file": str(file), "sha256": self.hashes[self.file], "modules": others}
 
     def difference(self, saved: Mapping[str, Any]) -> tuple[str, str] | None:
-        """The first file that differs from those in a checkpoint, then and now. None if all of them are the same."""
+        """The first file that differs from the checkpoint's, as it was and as it is. None if all files are the same."""
         modules = saved.get("modules")
         before = {self.file: saved["sha256"], **(modules or {})}
         now = self.hashes if modules is not None else {self.file: self.hashes[self.file]}

@@ -85,7 +85,8 @@ def spec_in(directory: Path, name: str) -> ModuleSpec | None:
 
 
 def file_in(directory: Path, name: str) -> str | None:
-    """File of the module `name` below `directory`, relative to it. None without one, as for a directory of modules."""
+    """File of the module `name` below `directory`, relative to it. None if the module has no file, as a directory of
+    modules."""
     spec = spec_in(directory, name)
     if spec is None or spec.origin is None or not Path(spec.origin).is_file():  # in an archive, for example
         return None
@@ -151,7 +152,7 @@ def _is_installation(directory: Path) -> bool:
 
 
 class _Reading:
-    """Reads a module and those that it imports."""
+    """Reads a module and the modules that it imports."""
 
     def __init__(self, directory: Path, name: str, only: str | None, contents: dict[Path, bytes]) -> None:
         file = file_in(directory, name)
@@ -194,7 +195,7 @@ class _Reading:
 
 
 def is_below(spec: ModuleSpec | None, name: str, directory: Path) -> bool:
-    """True if `spec` is the module `name` of `directory`, and not another module of this name."""
+    """True if `spec` is the module `name` of `directory`, and not a different module with this name."""
     parent = directory.joinpath(*name.split(".")[:-1])
     return any(is_same_directory(place.parent, parent) for place in places(spec))
 

@@ -45,7 +45,7 @@ class BlendConfig:
     eod_mask_loss: bool = False
     """Leave the prediction after the end-of-document token, the next document's first token, out of the loss."""
     eod_id: NonNegative | None = None
-    """ID of the end-of-document token, for the three keys above. Default: that of data.tokenizer."""
+    """ID of the end-of-document token, for the three keys above. Default: the token of data.tokenizer."""
     num_workers: Free[NonNegative] = 2
     """Number of data loader processes per rank; 0 loads in the training process."""
     cache_dir: Free[FilePath | None] = None

@@ -43,7 +43,7 @@ class NamedPath(NamedTuple):
 
 
 def paths_in(section: Any, key: str = "") -> Iterator[NamedPath]:
-    """Yields the values of a section, and of those in it, that name files. `key` is that of the section."""
+    """Yields the values that name files, in a section and its subsections. `key` is the key of the section."""
     found: list[NamedPath] = []
 
     def unchanged(named: NamedPath) -> str:

@@ -36,7 +36,7 @@ def field_hints(cls: type) -> dict[str, Any]:
 
 
 def resume_words(cls: type) -> dict[str, Resume]:
-    """The word of each field of a dataclass that has one."""
+    """The resume word of each field of a dataclass, if it has one."""
     found = {name: _word(hint) for name, hint in _all_hints(cls).items()}
     return {name: word for name, word in found.items() if word is not None}
 

@@ -1,4 +1,4 @@
-"""Keys of the section `model` that are set, but have no effect without another key."""
+"""Keys of the section `model` that are set but have no effect, because another key is not set."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainer.contract.problem import Problem
 def unused_keys(
     model: ModelConfig, keys: Sequence[str], switch: str, state: str, needed: str
 ) -> Iterator[Problem]:
-    """Yields one problem for those of `keys` that are set, but have no effect, because the key `switch` is `state`."""
+    """Yields one problem about the `keys` that are set but have no effect, because the key `switch` is `state`."""
     fields = (field for field in dataclasses.fields(ModelConfig) if field.name in keys)
     given = {field.name: field.default for field in fields if getattr(model, field.name) != field.default}
     if given:

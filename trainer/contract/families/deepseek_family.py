@@ -81,7 +81,7 @@ class DeepSeekV3(Family):
         yield from head(model)
 
     def to_config(self, model: ModelConfig) -> dict[str, Any]:
-        """The shape, and the number of dense layers before those with experts."""
+        """The keys of the shape, including the number of dense layers before the first layer with experts."""
         return {
             **super().to_config(model),
             "num_key_value_heads": model.num_attention_heads,
@@ -109,7 +109,7 @@ class DeepSeekV3(Family):
         }
 
     def contradictions(self, config: Mapping[str, Any]) -> Iterator[str]:
-        """Yields grouped queries and another width of the rotated part, which latent attention does not have."""
+        """Yields grouped queries and a different width of the rotated part, because latent attention has neither."""
         for key, same in (("num_key_value_heads", "num_attention_heads"), ("head_dim", "qk_rope_head_dim")):
             if config[key] not in (None, config[same]):
                 yield f"{key} = {config[key]} differs from {same} = {config[same]}, which is not supported"
@@ -118,7 +118,7 @@ class DeepSeekV3(Family):
         yield from rope_parameters.contradictions(config)
 
     def stored(self, model: ModelConfig, names: Collection[str]) -> ModelConfig:
-        """`model` without MTP layers if the files have none, as those that transformers saves."""
+        """`model` without MTP layers if the files have none. transformers does not save them."""
         first = f"model.layers.{model.num_layers}."
         has_mtp = any(name.startswith(first) for name in names)
         return model if has_mtp else dataclasses.replace(model, mtp_num_layers=None)
@@ -161,7 +161,8 @@ def _experts(model: ModelConfig) -> dict[str, tuple[Any, ...]]:
         # transformers divides the weights of the chosen experts by their sum, Megatron-Core only if there are several.
         "moe_router_topk": (max(2, model.moe_router_topk),),
         "moe_router_enable_expert_bias": (True,),
-        # transformers rates a group by its two best experts, Megatron-Core by moe_router_topk // moe_router_group_topk.
+        # transformers rates a group by its two best experts, Megatron-Core by its best moe_router_topk //
+        # moe_router_group_topk.
         "moe_router_group_topk": tuple(
             n for n in range(1, model.moe_router_topk + 1) if model.moe_router_topk // n == 2
         )

@@ -50,12 +50,12 @@ class ExpertLlama(Llama):
 
     names: ExpertNames
     has_dense_layers: bool = False
-    """Some layers may be dense. Then their width has a key of its own."""
+    """Some layers may be dense. Their width then has a separate key."""
     normalizes: tuple[bool, ...] = (True,)
     """True: the weights of the chosen experts are divided by their sum. Lists the values that the family supports."""
 
     def expresses(self, model: ModelConfig) -> dict[str, tuple[Any, ...]]:
-        """The values of Llama models, and those of experts. Excludes shared experts, groups and capacities."""
+        """The values of Llama models, and the values of experts. Excludes shared experts, groups and capacities."""
         softmax = tuple(not normalizes for normalizes in self.normalizes)
         return super().expresses(model) | {
             "num_moe_experts": (model.num_moe_experts or A_NUMBER,),
@@ -76,7 +76,7 @@ class ExpertLlama(Llama):
             yield from super().mlp(model, place, has_experts)
 
     def to_config(self, model: ModelConfig) -> dict[str, Any]:
-        """Llama's keys, and those of experts."""
+        """Llama's keys, and the keys of experts."""
         config = super().to_config(model)
         if not self.has_dense_layers:
             return config
@@ -110,7 +110,7 @@ class ExpertLlama(Llama):
 
 
 def _layers_with_experts(config: Mapping[str, Any]) -> list[int]:
-    """For each layer, 1 if it has experts and 0 if it is dense."""
+    """For each layer, 1 if the layer has experts and 0 if it is dense."""
     dense, step = set(config["mlp_only_layers"] or ()), config["decoder_sparse_step"]
     return [
         int(layer not in dense and (layer + 1) % step == 0) for layer in range(config["num_hidden_layers"])

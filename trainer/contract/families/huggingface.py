@@ -87,7 +87,8 @@ class Gpt2(Family):
         }
 
     def from_config(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """The model section. Of the two dropouts that are one key here, that of the residual branches counts."""
+        """The model section. Here one key sets both dropouts, and the dropout of the residual branches becomes its
+        value."""
         return super().from_config(config) | {
             "seq_length": config["n_positions"],
             "activation_func": ACTIVATIONS_BY_NAME[config["activation_function"]],
@@ -367,7 +368,7 @@ def _family_of(config: Mapping[str, Any]) -> Family:
 
 
 def _in_terms_of(family: Family, text: str) -> str:
-    """`text` with the family's keys of config.json in place of those of ModelConfig."""
+    """`text` with the family's keys of config.json in place of ModelConfig's."""
     names = {**family.keys, **family.expert_keys}
     return re.sub(r"\w+", lambda word: names.get(word[0], word[0]), text).replace("model.", "")
 

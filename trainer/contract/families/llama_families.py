@@ -105,7 +105,7 @@ class Llama(Family):
         yield from gated_mlp(core, name, (h, model.ffn_hidden_size or 0), model.add_bias_linear)
 
     def to_config(self, model: ModelConfig) -> dict[str, Any]:
-        """The keys that all these families share, and those of biases and windows."""
+        """The keys that all these families share, and the keys of biases and windows."""
         config = super().to_config(model) | {"hidden_act": "silu", **rope_parameters.to_config(model)}
         if not self.head_dim:
             del config["head_dim"]
@@ -197,7 +197,7 @@ def linear(
 
 
 def gated_mlp(core: str, name: str, sizes: tuple[int, int], has_bias: bool = False) -> Iterator[Weight]:
-    """Yields the matrices of an MLP. `sizes` are those of its input and of its hidden layer."""
+    """Yields the matrices of an MLP. `sizes` are the sizes of its input and of its hidden layer."""
     width, hidden = sizes
     gate_up = (f"{name}.gate_proj", f"{name}.up_proj")
     yield from linear(f"{core}.linear_fc1", gate_up, (2 * hidden, width), has_bias, "gate_up")

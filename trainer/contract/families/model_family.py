@@ -23,7 +23,7 @@ HEAD = "lm_head.weight"
 """Name of the output matrix in safetensors."""
 
 KIND_KEYS = ("num_moe_experts", *SWITCHES)
-"""Keys of the model section that choose another kind of model."""
+"""Keys of the model section that choose a different kind of model."""
 
 DETAILS = {
     "num_moe_experts": MODEL_KEYS,
@@ -64,7 +64,7 @@ class Weight:
     """Shape in Megatron-Core, of one layer and one expert."""
     form: Form = "same"
     expert: int | None = None
-    """Number of the expert that has this tensor. Megatron-Core stacks those of a layer."""
+    """Number of the expert that has this tensor. Megatron-Core stacks the experts of a layer."""
     num_experts: int = 1
 
     @property
@@ -157,7 +157,7 @@ class Family(ABC):
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Other names of keys in config.json. transformers prefers them."""
     written: ClassVar[tuple[str, ...]] = ("untie_embeddings_and_output_weights",)
-    """Further keys of ModelConfig that config.json has in another form."""
+    """Further keys of ModelConfig that config.json has in a different form."""
 
     @abstractmethod
     def expresses(self, model: ModelConfig) -> dict[str, tuple[Any, ...]]:
@@ -179,7 +179,8 @@ class Family(ABC):
 
     @abstractmethod
     def contradictions(self, config: Mapping[str, Any]) -> Iterator[str]:
-        """Yields the keys of a complete config.json that contradict each other, or describe another kind of model."""
+        """Yields the keys of a complete config.json that contradict each other or describe a different kind of
+        model."""
 
     def stored(self, model: ModelConfig, names: Collection[str]) -> ModelConfig:
         """`model` without parts that config.json names although no tensor in `names` belongs to them."""

@@ -92,7 +92,7 @@ def iteration_directory(directory: Path, iteration: int) -> Path:
 
 
 def iteration_of(path: Path) -> int | None:
-    """The iteration in the name of an `iter_...` directory; None for another name."""
+    """The iteration in the name of an `iter_...` directory; None for any other name."""
     match = _NAME.fullmatch(path.name)
     return match and int(match[1])
 
@@ -131,7 +131,7 @@ def list_paths(directory: Path) -> list[Path]:
 
 
 def list_checkpoints(directory: Path) -> list[Checkpoint]:
-    """All checkpoints in `directory`, also incomplete ones, newest first; empty when `directory` does not exist.
+    """All checkpoints in `directory`, including incomplete ones, newest first. Empty if `directory` does not exist.
 
     Raises:
         OSError: the directory cannot be read.

@@ -22,7 +22,8 @@ INDEX = ".metadata"
 """Name of the index file, a pickle of torch.distributed.checkpoint's Metadata."""
 
 PACKAGES = ("torch.", "megatron.core.dist_checkpointing.")
-"""Prefixes of the modules whose classes an index may contain: the format's own, and those of older Megatron-Core."""
+"""Prefixes of the modules whose classes an index may contain: the format's own, and modules of older versions of
+Megatron-Core."""
 
 PLAIN = frozenset(
     {
@@ -31,7 +32,7 @@ PLAIN = frozenset(
         *((module, name) for module in ("pathlib", "pathlib._local") for name in ("Path", "PosixPath")),
     }
 )
-"""Other classes that torch's writers put into an index. Python 3.13 names those of pathlib differently."""
+"""Other classes that torch's writers put into an index. Python 3.13 names the classes of pathlib differently."""
 
 ENUMS = frozenset(
     {
@@ -121,7 +122,7 @@ def problem(checkpoint: Path) -> str | None:
 def pickle_by_value(enum: type[Enum]) -> None:
     """Makes this process pickle the members of `enum` by value, as all Pythons but 3.11.0 to 3.11.3 do.
 
-    The form of those, getattr(class, name), is refused by readers that take it for an attack, such as hpcgen 0.2.0's.
+    These versions write getattr(class, name). Readers such as hpcgen 0.2.0's take it for an attack and refuse it.
     """
     copyreg.pickle(enum, lambda member: (type(member), (member.value,)))
 

@@ -1,4 +1,4 @@
-"""Reads files that others can have put there, and refuses what is not a regular file.
+"""Reads files that other users may have created, and refuses anything but a regular file.
 
 Opening a FIFO waits for a writer, which may never come, and a device can be endless.
 """

@@ -89,7 +89,7 @@ class RunDirectory:
 
     @property
     def failed(self) -> Path:
-        """Exists when another attempt would fail in the same way. Contains the reason.
+        """Exists if another attempt would fail in the same way. Contains the reason.
 
         The exit status is not enough: when one rank ends, srun kills the other ranks and reports their status.
         """

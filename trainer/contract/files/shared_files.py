@@ -21,7 +21,7 @@ JOB_DIRECTORY = "HPCGEN_JOB_DIR"
 def read_configuration(path: Path) -> str:
     """The text of a configuration that the command line names. In the job's directory, it must be the job's own.
 
-    A configuration can name code to run, so one that another user put there would run code as this user.
+    A configuration can name code to run, so a configuration from another user would run that user's code as this user.
 
     Raises:
         OSError: it cannot be read, or others made it or can write to it.
@@ -46,16 +46,15 @@ def require_own(status: os.stat_result, path: Path) -> None:
 
 
 def foreign_link(path: Path, root: Path) -> Path | None:
-    """The first symbolic link of another user on the way from the directory `root` to `path`; None without one.
-
-    `path` itself and parts of it that do not exist are checked, too. The way to `root` is the user's own choice.
+    """The first symbolic link of another user on the way from the directory `root` to `path`; None if there is none.
+    `path` itself and parts of it that do not exist are checked, too. The path to `root` is the user's own choice.
     """
     found = root
     for name in path.relative_to(root).parts:
         found /= name
         try:
             status = found.lstat()
-        except OSError:  # missing, and so is all below it
+        except OSError:  # missing, and so is everything below it
             return None
         if stat.S_ISLNK(status.st_mode) and status.st_uid not in (0, os.geteuid()):
             return found
@@ -77,7 +76,7 @@ def refuse_foreign_link(path: Path, root: Path) -> None:
 
 
 def user(number: int) -> str:
-    """The name of a user, or the number if it has no name."""
+    """The name of the user with this number, or the number if it has no name."""
     try:
         return pwd.getpwuid(number).pw_name
     except KeyError:

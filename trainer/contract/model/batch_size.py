@@ -107,8 +107,8 @@ def end_of_run(training: TrainingConfig, iteration: int, consumed_samples: int) 
 def covering(training: TrainingConfig, iteration: int, consumed_samples: int) -> TrainingConfig:
     """`training` with train_iters adjusted, so that a run from sample 0 ends at the same sample as the resumed run.
 
-    `iteration` steps have read `consumed_samples` already. train_iters changes only if some of those steps had
-    another batch size.
+    `iteration` steps have read `consumed_samples` already. train_iters changes only if some of those steps had a
+    different batch size.
     """
     end = end_of_run(training, iteration, consumed_samples)
     if training.rampup_batch_size is None:

@@ -21,7 +21,7 @@ def expert_tensor_parallel_size(parallelism: ParallelismConfig) -> int:
 
 
 def moe_layer_pattern(model: ModelConfig) -> tuple[bool, ...]:
-    """For each layer, True if it has experts and False if it is dense. MTP layers are like the last layer."""
+    """For each layer, True if the layer has experts and False if it is dense. MTP layers are like the last layer."""
     if model.num_moe_experts is None or model.moe_layer_freq is None:
         return (model.num_moe_experts is not None,) * model.num_layers
     return tuple(map(bool, model.moe_layer_freq))

@@ -20,7 +20,8 @@ def parameter_count(model: ModelConfig) -> int:
 
 
 def active_parameter_count(model: ModelConfig) -> int:
-    """Number of parameters that process a token: all but those of the experts that are not chosen for it."""
+    """Number of parameters that process a token: all parameters except those of experts that the router does not
+    choose."""
     if model.num_moe_experts is None:
         return parameter_count(model)
     idle = model.num_moe_experts - model.moe_router_topk
@@ -181,7 +182,7 @@ def _layer_modules(
 def _attention_modules(
     model: ModelConfig,
 ) -> tuple[dict[str, tuple[str, ...]], list[tuple[str, str, tuple[str, ...]]]]:
-    """Modules of attention and its norm, and those that Transformer Engine fuses: product, norm, biases."""
+    """Modules of attention and its norm. Also modules that Transformer Engine fuses: product, norm, biases."""
     attention, norm = attention_of(model), _norm_parameters(model)
     modules: dict[str, tuple[str, ...]] = {}
     fused: list[tuple[str, str, tuple[str, ...]]] = []

@@ -119,7 +119,8 @@ def mtp_stage(parallelism: ParallelismConfig) -> int:
 
 
 def embedding_stages(model: ModelConfig, parallelism: ParallelismConfig) -> list[int]:
-    """Pipeline stages with a copy of the embedding: the first, that of the MTP layers, and the last one if tied."""
+    """Pipeline stages with a copy of the embedding: the first stage, the stage with the MTP layers, and the last stage
+    if the embedding is tied."""
     stages = {0}
     if model.mtp_num_layers is not None:
         stages.add(mtp_stage(parallelism))
@@ -148,7 +149,7 @@ def _kind(key: str) -> str:
 
 
 def _layers_of_stages(num_layers: int, parallelism: ParallelismConfig) -> list[int] | None:
-    """Layers of each stage. The embedding and the loss count as layers if they are accounted for."""
+    """Number of layers of each stage. The embedding and the loss count as layers if the keys say so."""
     first, last = (
         parallelism.num_layers_in_first_pipeline_stage,
         parallelism.num_layers_in_last_pipeline_stage,
@@ -259,7 +260,7 @@ def _layout_problems(
 
 
 def _mtp_problem(rows: Sequence[str], stages: int) -> str | None:
-    """Why the MTP layers are in the wrong place; None if they are not."""
+    """Why the MTP layers are in the wrong place; None if the place is right."""
     found = re.fullmatch(r"[^m]*m+(\|?)L", "|".join(rows))
     if found is None:
         return "must have all MTP layers (m) after the last t, directly before L or |L"

@@ -51,7 +51,7 @@ ignores --rope-scaling-factor."""
 
 
 def to_config(model: ModelConfig) -> dict[str, Any]:
-    """The keys of config.json. transformers 5 reads `rope_parameters`, transformers 4 the two others."""
+    """The keys of config.json. transformers 5 reads `rope_parameters`, and transformers 4 reads the other two."""
     scaling = model.rope_scaling and to_dict(model.rope_scaling)
     given = {name: value for name, value in (scaling or {}).items() if value is not None}
     theta = float(model.rotary_base)

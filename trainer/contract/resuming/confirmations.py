@@ -29,8 +29,8 @@ class Confirmations:
     iteration: int = 0
     """Iteration of the checkpoint; 0 for a run that starts from random weights or from weights only."""
     used: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Names that earlier attempts have used, as the checkpoint records them. The last use of each has its iteration,
-    and `before` and `after` if the value changed."""
+    """Names that earlier attempts have used, as the checkpoint records them. For each name, the last use: its
+    iteration, and `before` and `after` if the value changed."""
 
     @classmethod
     def of(cls, entries: Sequence[str], record: Mapping[str, Any] | None) -> Confirmations:
@@ -53,7 +53,10 @@ class Confirmations:
         return f"[{', '.join((*kept.values(), *new))}]"
 
     def spent(self, changes: Iterable[Change] | None = None) -> Iterator[str]:
-        """Yields the entries that confirm nothing, each with the reason: all, or those that name `changes`."""
+        """Yields the entries that confirm nothing, each with the reason.
+
+        With `changes`, only entries that name one of them.
+        """
         names = None if changes is None else {change.name for change in changes}
         for entry in dict.fromkeys(self.entries):
             if not self._is_open(entry) and (names is None or _name(entry) in names):
@@ -91,5 +94,5 @@ def _name(entry: str) -> str:
 
 
 def _since(entry: str) -> int:
-    """The iteration in an entry; 0 without one."""
+    """The iteration in an entry; 0 if it has none."""
     return int(entry.partition(SEPARATOR)[2] or 0)

@@ -153,7 +153,7 @@ class _Story:
     """Evidence in metrics.jsonl."""
 
     last: tuple[int | None, str] | None = None
-    """Last saved iteration, and the evidence of it. None if nothing was saved."""
+    """Last saved iteration, and the evidence for it. None if nothing was saved."""
     has_start: bool = False
     """Every attempt that trains writes a line at its start, before any other file."""
     is_damaged: bool = False

@@ -130,7 +130,7 @@ def check_finished(
 ) -> None:
     """Check that the resolved `config` describes the run that is finished at `where`.
 
-    Only free keys may differ. Naming others in `checkpoint.changed` does not help, because no step is left that a
+    Only free keys may differ. Naming other keys in `checkpoint.changed` does not help, because no step is left that a
     change could affect. `contents` are changed files (`provenance`).
 
     Raises:
@@ -233,7 +233,7 @@ def compare(
 
 
 def differences(saved: Mapping[str, Mapping[str, Any]], config: TrainerConfig) -> Iterator[Change]:
-    """Yields the keys whose values in the `saved` sections differ from those of the resolved `config`.
+    """Yields the keys whose values differ between the `saved` sections and the resolved `config`.
 
     Keys that only one side has, because the versions differ, are not compared, except for those of
     `_in_older_records`.

@@ -50,7 +50,7 @@ Identity = dict[str, Any]
 
 @dataclass
 class Examination:
-    """Comparison of a configuration's files with those that a checkpoint was trained with."""
+    """Comparison of a configuration's files with the files that a checkpoint was trained with."""
 
     origins: dict[str, Any]
     """Record for the checkpoints of this attempt: {"code": {key: ...}, "pairs": {key: [...]}}."""
@@ -121,7 +121,7 @@ def examine(
 
 
 def is_same_pair(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """True if two identities are known to be those of the same documents. `examine` has hashed what this depends on.
+    """True if two identities certainly describe the same documents. `examine` has hashed what this depends on.
 
     Pairs of documents of one length have the same .idx, so the .bin must be known too, by its hash or its time.
     """
@@ -129,8 +129,8 @@ def is_same_pair(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def likeness(one: Mapping[str, Any], other: Mapping[str, Any]) -> int:
-    """0 if two identities, which need not have hashes, are those of other documents, 1 if they may be the same, 2 if
-    they are."""
+    """Whether two identities describe the same documents: 0 if not, 1 if possibly, 2 if certainly. Hashes may be
+    missing."""
     verdict = _compare(one, other)
     return 0 if verdict == "other" else 2 if verdict == "same" else 1
 
@@ -165,7 +165,7 @@ def identify(path: Path) -> Identity:
         OSError: the file is missing or cannot be read.
     """
     status = path.stat()
-    # Another content may have the same size and time, but not the same inode and time of change.
+    # Different content may have the same size and time, but not the same inode and time of change.
     sha256 = _sha256(path, status.st_size, status.st_mtime_ns, status.st_ino, status.st_ctime_ns)
     return {"size": status.st_size, "sha256": sha256, "modified_ns": status.st_mtime_ns}
 
@@ -196,7 +196,7 @@ def _examine_code(
 def _compare_pairs(
     name: str, before: Sequence[Any], pairs: Sequence[Any], found: Examination, *, hashes: bool
 ) -> None:
-    """Compare pairs by their positions in the blend. With `hashes`, add those that must be read to `found.to_hash`."""
+    """Compare pairs by their positions in the blend. With `hashes`, add pairs that must be read to `found.to_hash`."""
     differing: list[tuple[str, str]] = []
     for dataset, known, pair in zip(_saved_pairs(name, found), before, pairs, strict=True):
         if known is None or pair is None:
@@ -223,7 +223,7 @@ def _pairs_read(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _recognize_pairs(read: Sequence[Mapping[str, Any]], pairs: Sequence[Any], found: Examination) -> None:
-    """Add pairs that may be among those in `read`, but must be hashed to tell, to `found.to_hash`."""
+    """Add to `found.to_hash` the pairs that may be in `read`, but must be hashed to tell."""
     for pair in filter(None, pairs):
         if not any(is_same_pair(known, pair) for known in read):
             alike = [known for known in read if _compare(known, pair) == "hash"]

@@ -1,4 +1,4 @@
-"""The order of a run's training samples: what each pair has given, and which of its samples come next.
+"""The order of a run's training samples: how many samples each pair has provided, and which come next.
 
 A run is a sequence of phases, each with one mixture. A phase begins when the mixture changes. Within a phase,
 Megatron-Core's blend decides which pair a sample comes from. The pair then gives its next sample, wherever the phases
@@ -41,7 +41,8 @@ class Order:
 
 
 def order_seed(seed: int, number: int) -> int:
-    """Seed of the order with this number in a stream. The first order of a run is that of Core alone."""
+    """Seed of the order with this number in a stream. The first order of a run is the order that Core draws by
+    itself."""
     return (seed + number) % SEEDS if number else seed
 
 
@@ -49,8 +50,8 @@ def order_seed(seed: int, number: int) -> int:
 class Stream:
     """The samples of one pair in the order in which a run reads them.
 
-    An order is read to its end before the next one begins. Other documents or another sequence length make other
-    samples, and so another stream of the same pair.
+    An order is read to its end before the next one begins. If the documents or the sequence length change, the samples
+    change. The same pair then has a new stream.
     """
 
     pair: Mapping[str, Any]
@@ -77,11 +78,11 @@ class Stream:
 
     @property
     def ends(self) -> list[int]:
-        """For each order, the number of samples in it and the orders before."""
+        """For each order, the number of samples up to its end."""
         return list(itertools.accumulate(map(self.length, self.orders)))
 
     def begun(self) -> Stream:
-        """This stream without orders of which nothing was read, which may still be planned in another way."""
+        """This stream without unread orders, which may still be planned differently."""
         starts = [0, *self.ends]
         orders = [order for order, start in zip(self.orders, starts, strict=False) if start < self.read]
         return dataclasses.replace(self, orders=tuple(orders))
@@ -172,7 +173,7 @@ def from_dict(content: Mapping[str, Any]) -> Sampling:
 
 
 IsSamePair = Callable[[Mapping[str, Any], Mapping[str, Any]], bool]
-"""Function that tells whether two identities are those of one pair."""
+"""Function that tells whether two identities describe the same pair."""
 
 
 def draws(weight: float, size: int) -> int:
@@ -195,11 +196,12 @@ def plan(
     end: int,
     seed: int,
 ) -> Sampling:
-    """Plan a run that has read `consumed` samples as `earlier` says, and reads on with `mixture` to sample `end`.
+    """Plan a run that has read `consumed` samples according to `earlier` and continues with `mixture` up to sample
+    `end`.
 
-    If the mixture is that of the last phase, this phase continues. Otherwise a new one begins, in which every pair
-    continues where it was left. Orders that have begun are kept, even if another seed or number of samples would result
-    in others.
+    If the mixture is the same as in the last phase, this phase continues. Otherwise a new phase begins, in which every
+    pair continues where the last phase stopped. Orders that have begun are kept, even if another seed or number of
+    samples would result in others.
     """
 
     def is_same(one: Stream, other: Stream) -> bool:
@@ -233,10 +235,9 @@ def plan(
 def _matches(
     streams: Sequence[Stream], mixture: Sequence[Listed], is_same: Callable[[Stream, Stream], bool]
 ) -> list[int | None]:
-    """For each pair of the mixture, the number of the stream that it continues; None if it begins.
-
-    Pairs at the path of their stream come first, since others may only look like it: files without a known hash, or
-    copies. Of several streams, a pair continues the one that was read furthest.
+    """For each pair of the mixture, the number of the stream that it continues; None if it starts a new one. Pairs at
+    the path of their stream are matched first. Files without a known hash and copies may only look like a stream's
+    pair. If several streams match, a pair continues the one that was read furthest.
     """
     found: dict[int, int] = {}
     for is_moved in (False, True):

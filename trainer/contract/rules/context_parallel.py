@@ -142,7 +142,7 @@ def hierarchy_fits_ranks(facts: Facts) -> Iterator[Problem]:
 
 
 def _sizes(facts: Facts) -> list[tuple[int, int]]:
-    """Pairs of sizes with the product CP, those with full nodes as groups first."""
+    """Pairs of sizes with the product CP. Pairs whose groups are full nodes come first."""
     size, tensor = facts.parallelism.context_parallel_size, facts.parallelism.tensor_model_parallel_size
     inner = divisors(size, near=max(1, facts.gpus_per_node // tensor))
     return [(group, size // group) for group in inner]

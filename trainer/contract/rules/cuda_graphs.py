@@ -80,7 +80,8 @@ def cuda_graphs_in_pipelines_need_constant_batch(facts: Facts) -> Iterator[Probl
 
 
 def cuda_graphs_need_tested_layers(facts: Facts) -> Iterator[Problem]:
-    """No graphs of some attention and of MTP (hpcgen's rule: their losses were not compared with those without)."""
+    """No graphs with some kinds of attention or with MTP (hpcgen's rule: losses with and without graphs were not
+    compared)."""
     if facts.training.cuda_graph_impl == "none":
         return
     attention = attention_of(facts.model)

@@ -129,8 +129,8 @@ def documents_need_transformer_engine_on_gpus(facts: Facts) -> Iterator[Problem]
 def positions_are_learned(facts: Facts) -> Iterator[Problem]:
     """reset_position_ids alone needs learned positions (megatron/core/models/gpt/gpt_model.py, _preprocess).
 
-    Core computes rope from the number of tokens. With reset_attention_mask, its angles are those of positions that
-    begin with each document, because they only depend on distances. A custom model may read the positions.
+    Core computes rope from the number of tokens. With reset_attention_mask, its angles act like positions that begin
+    with each document, because they only depend on distances. A custom model may read the positions.
     """
     model, data = facts.model, facts.data
     is_rope = model.position_embedding_type == "rope" and model.model_provider is None

@@ -160,7 +160,7 @@ def contradictions(model: ModelConfig) -> list[str]:
 
 
 def evaluation_problems(config: EvaluationConfig) -> list[str]:
-    """Messages about the settings of an evaluation job, except those of its model."""
+    """Messages about the settings of an evaluation job, except settings of the model."""
     world = World(path="world_size", count=config.world_size, ranks_each=1)
     facts = dataclasses.replace(ANY_RUN, evaluation=config.settings, evaluation_world=world)
     rules = evaluation.OF_JOB

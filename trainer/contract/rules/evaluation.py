@@ -1,4 +1,4 @@
-"""Rules for the evaluation of checkpoints. All are hpcgen's, except those of the layout."""
+"""Rules for the evaluation of checkpoints. All are hpcgen's, except the rules for the layout."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def _routing_problems(model: ModelConfig, experts: int) -> Iterator[Problem]:
 
 
 def groups_of_experts_fit(facts: Facts) -> Iterator[Problem]:
-    """Groups divide the experts, and those chosen hold moe_router_topk experts.
+    """Groups divide the experts, and the chosen groups hold moe_router_topk experts.
 
     Sources: transformer/transformer_config.py, __post_init__; transformer/moe/moe_utils.py, group_limited_topk.
     """
@@ -387,7 +387,7 @@ def experts_stay_in_node(facts: Facts) -> Iterator[Problem]:
 
 
 def load_is_balanced(facts: Facts) -> Iterator[Problem]:
-    """Something balances the load (hpcgen's rule; Fedus et al., arXiv 2101.03961, section 2.2).
+    """At least one method balances the load (hpcgen's rule; Fedus et al., arXiv 2101.03961, section 2.2).
 
     Without it, routers prefer the experts that they have trained, and the others are never used.
     """

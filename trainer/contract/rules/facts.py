@@ -71,7 +71,7 @@ class Facts:
     device_memory_gib: float | None = None
     """Memory of one device. None if unknown; the memory estimate is then not checked."""
     set_by_user: tuple[str, ...] = ()
-    """Keys with a value from --set, then those with a value from the run file. Other values are from the preset."""
+    """Keys with a value from --set, then keys with a value from the run file. Other values are from the preset."""
 
     @cached_property
     def resolved_model(self) -> ModelConfig:
@@ -136,7 +136,7 @@ class Facts:
         return value
 
     def with_value(self, path: str, value: object) -> Facts:
-        """A copy with another value at `path` ("section.key", or the path of the world)."""
+        """A copy with a different value at `path` ("section.key", or the path of the world)."""
         if path == self.world.path:
             assert isinstance(value, int)
             return dataclasses.replace(self, world=dataclasses.replace(self.world, count=value))

@@ -77,7 +77,7 @@ def windows_of_latent_attention_are_on_one_rank(facts: Facts) -> Iterator[Proble
     """No windows with MLA and CP > 1 on GPUs.
 
     Source: Transformer Engine, context_parallel.py, attn_forward_func_with_cp: windows need all_gather, which does not
-    support values of another width than keys.
+    support values and keys of different widths.
     """
     key, size = limiting_key(facts.model), facts.parallelism.context_parallel_size
     if _is_latent(facts) and key is not None and size > 1 and not facts.engine_problem:
@@ -94,8 +94,8 @@ def windows_of_latent_attention_are_on_one_rank(facts: Facts) -> Iterator[Proble
 def latent_attention_exchanges_around_a_ring(facts: Facts) -> Iterator[Problem]:
     """No cp_comm_type all_gather or a2a with MLA on GPUs, unless the trainer gathers keys and values of documents.
 
-    Source: Transformer Engine before 2.16, context_parallel.py, attn_forward_func_with_cp, which refuses values of
-    another width than keys.
+    Source: Transformer Engine before 2.16, context_parallel.py, attn_forward_func_with_cp, which refuses values and
+    keys of different widths.
     """
     model, kind = facts.resolved_model, facts.parallelism.cp_comm_type
     if (

@@ -136,7 +136,8 @@ def activation_is_used(facts: Facts) -> Iterator[Problem]:
 
 
 def keys_fit_attention(facts: Facts) -> Iterator[Problem]:
-    """Keys of a kind of attention need it, and others do not contradict it (trainer/contract/attention)."""
+    """The keys of a kind of attention are set only with it, and no other key contradicts it
+    (trainer/contract/attention)."""
     yield from attention_problems(facts.model)
 
 
@@ -159,7 +160,7 @@ def requires_rope(facts: Facts, key: str) -> Iterator[Problem]:
 
 
 def scaling_has_its_keys(facts: Facts) -> Iterator[Problem]:
-    """rope_scaling has the keys of its rope_type, and no others (transformers, modeling_rope_utils.py)."""
+    """rope_scaling has only the keys of its rope_type (transformers, modeling_rope_utils.py)."""
     if facts.model.rope_scaling is not None:
         yield from _scaling_problems(facts.model.rope_scaling)
 
@@ -243,8 +244,8 @@ def yarn_uses_its_scales(facts: Facts) -> Iterator[Problem]:
 def yarn_reaches_sequence(facts: Facts) -> Iterator[Problem]:
     """factor x original_max_position_embeddings >= seq_length with YaRN, which stretches to that length.
 
-    Source: transformers, modeling_rope_utils.py, which warns if the factor differs from that of the positions. The
-    factor of llama3 is no ratio of lengths.
+    Source: transformers, modeling_rope_utils.py, which warns if the factor differs from the ratio of the lengths. With
+    llama3, the factor is not such a ratio.
     """
     scaling, length = facts.model.rope_scaling, facts.model.seq_length
     if scaling is None or scaling.rope_type != "yarn" or scaling.original_max_position_embeddings is None:

@@ -104,7 +104,7 @@ def mtp_has_no_communication_overlap(facts: Facts) -> Iterator[Problem]:
     """No tp_comm_overlap with MTP.
 
     Source: megatron/core/extensions/transformer_engine.py, TELinear. In megatron-core 0.16, the projection of an MTP
-    layer (eh_proj) has no name for its buffer, which ends in an AssertionError. In 0.19, it has one that Transformer
+    layer (eh_proj) has no name for its buffer, which ends in an AssertionError. In 0.19, it has a name that Transformer
     Engine does not know, which turns the overlap off for the layers that are built after it.
     """
     if facts.model.mtp_num_layers is not None and facts.parallelism.tp_comm_overlap:

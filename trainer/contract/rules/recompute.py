@@ -113,7 +113,7 @@ NEEDED_BY_MODULE = {
     "moe_act": ("num_moe_experts",),
     "layernorm": ("num_moe_experts",),
 }
-"""Module -> keys of the model, one of which it needs. Keys of attention that has the module are added to them.
+"""Module -> keys of the model. The module needs one of them. Keys of attention that has the module are added.
 Transformer Engine computes the norms of other models inside the projections (gpt_layer_specs.py,
 get_gpt_layer_with_transformer_engine_spec), so recomputing them would do nothing."""
 

@@ -28,7 +28,7 @@ def core_arguments(config: TrainerConfig, *, uses_engine: bool) -> dict[str, Any
     """Core's arguments for what a query sees, and for how context-parallel ranks exchange it."""
     window = config.model.window_size
     return {
-        # Core counts the keys before the token itself and those after it.
+        # Core counts the keys before and after the token, but not the token itself.
         "window_size": None if window is None else (window - 1, 0),
         "cp_comm_type": exchange(config.model, config.parallelism.cp_comm_type) if uses_engine else None,
     }
@@ -86,8 +86,8 @@ class CoreAttention(MegatronModule):
         if size > 1:
             key, value = self._gather(key), self._gather(value)  # [S, b, g, d]
         elif query.untyped_storage().data_ptr() != value.untyped_storage().data_ptr():
-            # Queries that are grouped, rotated or normalized are a copy. For views of the others, the backward pass
-            # would keep all of the QKV projection. Transformer Engine copies these too (get_qkv_layout).
+            # Queries that are grouped, rotated or normalized are a copy. If the others stayed views, the backward pass
+            # would keep the complete QKV projection. Transformer Engine copies these too (get_qkv_layout).
             key, value = key.contiguous(), value.contiguous()
         context = self.attend(*(x.permute(1, 2, 0, 3) for x in (query, key, value)), mask)  # [b, n, s, d]
         return context.permute(2, 0, 1, 3).flatten(2).contiguous()
@@ -128,7 +128,7 @@ def _mask(
     dtype: torch.dtype,
     device: torch.device,
 ) -> torch.Tensor:
-    """Mask to add to the scores: zero for visible keys, -inf for others. All layers share one.
+    """Mask to add to the scores: zero for visible keys, -inf for all others. All layers share one mask.
 
     It has the shape [s, S], or [b, 1, s, S] with the boundaries of documents.
     """

@@ -50,7 +50,8 @@ NAMES = {
     "self_attention.q_layernorm.": "self_attention.linear_q_up_proj.layer_norm_",
     "self_attention.kv_layernorm.": "self_attention.linear_kv_up_proj.layer_norm_",
 }
-"""Names of norms in torch's layers -> in checkpoints, where they are those of Transformer Engine's fused layers."""
+"""Names of norms in torch's layers -> names in checkpoints, which are the names of Transformer Engine's fused
+layers."""
 
 
 class LatentParts(Parts):
@@ -64,7 +65,7 @@ class LatentParts(Parts):
         return {
             **{key: getattr(model, key) for key in LATENT.keys},
             **_rotary_arguments(model),
-            "softmax_scale": None,  # Core applies that of YaRN itself
+            "softmax_scale": None,  # Core applies YaRN's scale itself
             "apply_rope_fusion": False,
         }
 
@@ -85,7 +86,7 @@ class LatentParts(Parts):
         layer.submodules.sharded_state_dict_keys_map = NAMES
 
     def scale_frequencies(self, chunk: torch.nn.Module, model: ModelConfig) -> None:
-        """Replace the frequencies in each layer, except those of YaRN, which Core computes itself."""
+        """Replace the frequencies in each layer, except with YaRN, whose frequencies Core computes itself."""
         assert model.rope_scaling
         if model.rope_scaling.rope_type == "yarn":
             return

@@ -27,11 +27,11 @@ class Parts(ABC):
 
     @abstractmethod
     def use(self, layer: ModuleSpec, core: TransformerConfig, norm: type | None) -> None:
-        """Complete the spec of Core's layer. `norm` is that of torch's kernels; None with Transformer Engine."""
+        """Complete the spec of Core's layer. `norm` is the norm of torch's kernels; None with Transformer Engine."""
 
     @abstractmethod
     def scale_frequencies(self, chunk: torch.nn.Module, model: ModelConfig) -> None:
-        """Set the rotary frequencies of `chunk` to those of model.rope_scaling, which is not null.
+        """Set the rotary frequencies of `chunk` according to model.rope_scaling, which is not null.
 
         Raises:
             TrainerError: the chunk is a custom model without Core's rotary embedding.

@@ -73,7 +73,7 @@ def _submits_or_asks(command: Command) -> bool:
 
 
 def _is_own_directory(word: Word) -> bool:
-    """True if a word contains the script's directory and has no alternative to it."""
+    """True if a word contains the script's directory in every case."""
     own = r"dirname\s+(--\s+)?\"?(\$0|\$\{0\}|\$\{?BASH_SOURCE(\[0\])?\}?)"
     return bool(re.search(own, word.source)) and not _OTHER_WAY.search(word.source)
 

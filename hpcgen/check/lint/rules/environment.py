@@ -40,8 +40,8 @@ def _is_on(assignment: Assignment) -> bool:
 def misspelt_variable(job: Job) -> Iterator[Hit]:
     """Nothing reports a misspelled variable: NCCL never reads it, and the job runs without the setting.
 
-    Only a warning if the correct name is also set, or if there is none: another program may read the variable. Not
-    reported: a variable that the script itself reads.
+    This is only a warning if the correct name is also set or if there is no correct name, because another program may
+    read the variable. A variable that the script itself reads is not reported.
     """
     own = {use.name for use in job.script.uses}
     for assignment in _environment(job):
@@ -348,7 +348,7 @@ _WITHOUT_PROCESS = frozenset((
 
 @rule("secret-argument", "error", "a secret is a command's argument", source="proc(5)")
 def secret_argument(job: Job) -> Iterator[Hit]:
-    """Every user of a node can see the arguments of a program with ps, and Slurm records those of a step.
+    """Every user of a node can see the arguments of a program with ps, and Slurm records the arguments of a step.
 
     Arguments of a function of the script are not reported, unless it passes all of them ("$@") to a program.
     """

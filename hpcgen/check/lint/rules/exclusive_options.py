@@ -43,8 +43,8 @@ _MEMORY = {
 def exclusive_options(job: Job) -> Iterator[Hit]:
     """sbatch and srun refuse some pairs of options, such as --mem and --mem-per-cpu, and start nothing.
 
-    srun also compares its own options with those of the job, which Slurm puts into the environment. A warning or a
-    note for pairs that only newer releases refuse.
+    srun also compares its own options with those of the job, which Slurm puts into the environment. Pairs that only
+    newer releases refuse get a warning or a note.
     """
     own = job.script.options
     for first, second in _pairs(own, REFUSED):

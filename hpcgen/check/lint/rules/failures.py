@@ -23,7 +23,7 @@ _AT_ONCE = frozenset((
 def no_wait(job: Job) -> Iterator[Hit]:
     """When a batch script ends, Slurm ends its steps: srun in the background needs a wait.
 
-    Only reported if every command after the step ends at once. A loop or another program may be the wait.
+    Reported only if every command after the step ends at once, because a loop or another program may be the wait.
     """
     for step in job.work_steps:
         command = step.command
@@ -160,7 +160,7 @@ def failure_in_pipe(job: Job) -> Iterator[Hit]:
             )
     if "pipefail" in job.script.shell_options:
         return
-    # a pipe into another program than tee may collect answers of the nodes
+    # a pipe into a program other than tee may collect answers of the nodes
     pipelines = [pipeline for pipeline in job.script.pipelines if pipeline[-1].name == "tee"]
     logged = {id(command) for pipeline in pipelines for command in pipeline}
     parallel = {id(step.command) for step in job.parallel_steps if step not in job.work_steps}
@@ -236,7 +236,7 @@ def _is_background(job: Job, command: Command) -> bool:
 
 
 def _replaced_by(job: Job, command: Command) -> Command | None:
-    """The last command of the job, if its status replaces that of an earlier command; None otherwise."""
+    """The last command of the job, if its status replaces the status of an earlier command. None otherwise."""
     at = next(index for index, item in enumerate(job.script.commands) if item is command)
     later = [
         item
@@ -292,6 +292,6 @@ def _hidden_in_step(job: Job) -> Iterator[Hit]:
 
 
 def _may_report(command: Command) -> bool:
-    """True if a command can end its shell with another status than its own."""
+    """True if a command can end its shell with a status that differs from the command's own."""
     succeeds = not command.conditional and [word.text for word in command.words] == ["exit", "0"]
     return command.name in ("exit", "exec", "wait", "trap") and not succeeds

@@ -127,7 +127,7 @@ def image_registry(job: Job) -> Iterator[Hit]:
     source="enroot, doc/cmd/import.md; measured on enroot 4.1",
 )
 def image_name(job: Job) -> Iterator[Hit]:
-    """Image names must be lower case. enroot refuses others."""
+    """Image names must be in lower case, or enroot refuses them."""
     for line, text, known in _images(job):
         name = text.partition("#")[2] or text
         repository = name.partition("@")[0].rpartition(":")[0] or name

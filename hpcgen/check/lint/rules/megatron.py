@@ -74,7 +74,7 @@ def megatron_option(job: Job) -> Iterator[Hit]:
 def megatron_removed_option(job: Job) -> Iterator[Hit]:
     """Megatron-LM stops at the option with a message that names its replacement.
 
-    Removed in v2.0: --batch-size, --warmup and --model-parallel-size. Removed in core 0.4: those of activation
+    Removed in v2.0: --batch-size, --warmup and --model-parallel-size. Removed in core 0.4: the options of activation
     checkpointing.
     """
     for launch in job.megatron:

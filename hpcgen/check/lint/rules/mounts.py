@@ -23,7 +23,7 @@ MOUNT_FLAGS = frozenset((
 
 @dataclass(frozen=True)
 class Mount:
-    """One entry of --container-mounts, as far as it is known."""
+    """The known parts of one entry of --container-mounts."""
 
     source: str
     target: str

@@ -76,8 +76,9 @@ def _has_no_port(word: Word | None) -> bool:
 def fixed_port(job: Job) -> Iterator[Hit]:
     """With a fixed port, two jobs on one node collide: one fails to start, or joins the other.
 
-    A port computed from the job ID differs between jobs. Jobs with exclusive nodes are not reported, and only as a note
-    those with four to seven GPUs of a node, which may be all. torchrun uses port 29400 if --rdzv_endpoint has none.
+    A port computed from the job ID differs between jobs. Jobs with exclusive nodes are not reported. Jobs with four to
+    seven GPUs per node get a note, since these may be all GPUs of the node. torchrun uses port 29400 if --rdzv_endpoint
+    has none.
     """
     if not job.script.is_batch or _has_exclusive_nodes(job):
         return
@@ -219,7 +220,8 @@ def _looks_for_free_ports(job: Job) -> bool:
 def port_range(job: Job) -> Iterator[Hit]:
     """Ports end at 65535, and those below 1024 need root. A number with a leading zero is octal for bash.
 
-    The rule computes the ports of sample jobs, as in ephemeral-port. A warning if some job IDs yield a valid port.
+    The rule computes the ports of sample jobs, as in ephemeral-port. This is only a warning if some job IDs yield a
+    valid port.
     """
     for line, _, outcomes in _computed_ports(job):
         bad = [(job_id, found) for job_id, found in outcomes if not _is_valid(found)]
@@ -245,7 +247,7 @@ def _is_valid(found: int | Refused) -> bool:
 
 
 _Outcomes = Sequence[tuple[int, int | Refused]]
-"""IDs of sample jobs, and the port of each, or why there is none."""
+"""IDs of sample jobs, each with its port or the reason why it has none."""
 
 
 def _computed_ports(job: Job) -> Iterator[tuple[int, Word | None, _Outcomes]]:

@@ -134,7 +134,7 @@ def rdzv_endpoint(job: Job) -> Iterator[Hit]:
 
 
 def addresses_of(job: Job) -> Iterator[tuple[int, Word]]:
-    """Addresses of the rendezvous: MASTER_ADDR if it is set once, and those that launchers get from elsewhere."""
+    """Addresses of the rendezvous: MASTER_ADDR if it is set once, and addresses that launchers get in other ways."""
     settings = [item for item in job.script.assignments if item.name == "MASTER_ADDR"]
     if len(settings) == 1 and settings[0].value and not settings[0].conditional:
         yield settings[0].line, settings[0].value
@@ -202,9 +202,11 @@ def _is_host(address: str) -> bool:
 
 
 def _addresses(job: Job, word: Word) -> list[str]:
-    """The address for each of the sample lists; empty if it does not come from the list, or only a run can tell.
+    """The address for each of the sample lists. Empty if the address does not come from the list, or if only a run can
+    tell.
 
-    A script that works for one site's names is not judged by others: it may count on their length or characters.
+    A script that works for one site's names is not tested with other names, because it may depend on their length or
+    characters.
     """
     found = []
     for nodes in _NODE_LISTS:
@@ -221,7 +223,7 @@ def _addresses(job: Job, word: Word) -> list[str]:
 
 
 def _hosts_elsewhere(job: Job) -> Iterator[tuple[int, Word]]:
-    """Hosts to which the script connects: those of ssh, and nodes of srun that are not the entire list."""
+    """Hosts to which the script connects: with ssh, or with srun on some nodes of the job but not all."""
     for command in job.script.commands:
         if command.name == "ssh":
             operands = [word for word in command.words[1:] if not word.text.startswith("-")]

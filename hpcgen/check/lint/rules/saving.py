@@ -58,7 +58,7 @@ def save_without_load(job: Job) -> Iterator[Hit]:
 
 
 def _loads_others_again(launch: Launch) -> bool:
-    """True if --finetune certainly loads from another directory than that of --save."""
+    """True if --finetune certainly loads from another directory than --save writes to."""
     flags = launch.flags
     if not {"save", "load", "save-interval", "finetune"} <= flags.keys() or launch.is_open:
         return False
@@ -129,8 +129,8 @@ def save_interval(job: Job) -> Iterator[Hit]:
 def no_exit_handler(job: Job) -> Iterator[Hit]:
     """At its time limit, a job gets SIGTERM and, 30 seconds later, SIGKILL: too late for a checkpoint.
 
-    --exit-duration-in-mins saves before the limit, and --exit-signal-handler at a signal. A warning if the script has
-    --exit-signal-handler, but nothing in it sends an earlier signal. Only reported if the script has --time.
+    --exit-duration-in-mins saves before the limit, and --exit-signal-handler at a signal. This is only a warning if the
+    script has --exit-signal-handler but nothing in it sends an earlier signal. Only reported if the script has --time.
     """
     for launch in job.megatron:
         flags = launch.flags
@@ -176,8 +176,8 @@ def _minutes_before(limit_s: int) -> int:
 def exit_signal(job: Job) -> Iterator[Hit]:
     """--exit-signal-handler saves a checkpoint at SIGTERM, or at the signal in --exit-signal of newer releases.
 
-    Another signal ends the program without one. Reported are signals of --signal to the steps, and those that a trap
-    sends to srun, which forwards USR1 and USR2.
+    Any other signal ends the program without a checkpoint. Reported are signals of --signal to the steps, and those
+    that a trap sends to srun, which forwards USR1 and USR2.
     """
     for launch in job.megatron:
         own = word_of(launch, "exit-signal")

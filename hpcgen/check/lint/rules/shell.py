@@ -15,7 +15,7 @@ def syntax(job: Job) -> Iterator[Hit]:
     """bash stops at this line, in the middle of the job. Until it is corrected, no rule can check the commands.
 
     A script with a placeholder such as <name> is read as if it contained the value. The text of a `bash -c` is parsed
-    once more, by that bash: it needs its own quotes around (, |, ; and blanks.
+    once more by that bash, so it needs its own quotes around (, |, ; and blanks.
     """
     error = job.script.error
     if error and error.is_placeholder:

@@ -12,7 +12,7 @@ from hpcgen.text import did_you_mean, one_of
 
 DEEPSPEED_OPTIMIZERS = (*parameters("optimizer"), "muadam", "muadamw", "musgd")
 """Types that DeepSpeed recognizes in upper or lower case (runtime/config.py, DEEPSPEED_OPTIMIZERS). The last three are
-those of the package mup."""
+from the package mup."""
 TORCH_OPTIMIZERS = (
     *("ASGD", "Adadelta", "Adafactor", "Adamax", "LBFGS", "Muon", "NAdam", "RAdam", "RMSprop", "Rprop"),
     *("SGD", "SparseAdam"),
