@@ -47,6 +47,7 @@ QWEN = LLAMA | {
 }
 """Every option of the attention, at once."""
 DEEPSEEK = LLAMA | {
+    "num_layers": 2,
     "num_query_groups": None,
     "multi_latent_attention": True,
     "q_lora_rank": 24,
@@ -69,7 +70,7 @@ DEEPSEEK = LLAMA | {
 DEEPSEEK_V3 = DEEPSEEK | {
     "layernorm_epsilon": 1e-6,
     "num_moe_experts": 4,
-    "moe_layer_freq": [0, 1, 1, 1],
+    "moe_layer_freq": [0, 1],
     "moe_ffn_hidden_size": 32,
     "moe_shared_expert_intermediate_size": 64,
     "moe_router_score_function": "sigmoid",
@@ -93,6 +94,9 @@ MOE = LLAMA | {
     "moe_z_loss_coeff": 1e-2,
 }
 """The router of DeepSeek-V3 with every loss, after a dense layer."""
+
+TWO_LAYERS = {"num_layers": 2, "moe_layer_freq": [0, 1]}
+"""One dense layer and one with experts."""
 
 
 SHARES_GPU = os.environ.get("TESTS_SHARE_GPU") == "1"
@@ -249,7 +253,7 @@ def gpt_config(corpus: str, run_dir: Path, model: dict[str, Any] = GPT) -> dict[
         "model": copy.deepcopy(model),
         "parallelism": {},
         "training": {
-            "micro_batch_size": 1,
+            "micro_batch_size": 2,
             "global_batch_size": 4,
             "train_iters": 6,
             "precision": "fp32",

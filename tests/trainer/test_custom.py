@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.trainer.inference.models import build_chunk
-from tests.trainer.runs import DEEPSEEK, LLAMA, MOE, ROOT, Run, finished, gpt_config, run
+from tests.trainer.runs import DEEPSEEK, LLAMA, MOE, ROOT, TWO_LAYERS, Run, finished, gpt_config, run
 from trainer.contract.errors import TrainerError
 from trainer.model.experts import Router
 
@@ -136,7 +136,9 @@ def test_experts_of_core_are_refused_and_train_alike_with_the_trainers_router(
     runs = {
         function: run(
             gpt_config(
-                corpus, tmp_path / str(function), MOE | {"layer_spec": function and f"{own}:{function}"}
+                corpus,
+                tmp_path / str(function),
+                MOE | TWO_LAYERS | {"layer_spec": function and f"{own}:{function}"},
             )
         )
         for function in (None, "experts_of_core", "corrected_experts")
@@ -183,7 +185,7 @@ def test_divided_down_projections_are_refused(corpus: str, own: str, tmp_path: P
 
 
 def test_one_spec_is_for_all_layers_and_those_of_mtp(corpus: str, own: str, tmp_path: Path) -> None:
-    model = LLAMA | {"mtp_num_layers": 1}
+    model = LLAMA | {"num_layers": 2, "mtp_num_layers": 1}
     usual = finished(gpt_config(corpus, tmp_path / "usual", model))
     same = finished(gpt_config(corpus, tmp_path / "same", model | {"layer_spec": f"{own}:one_layer"}))
     assert same.steps == usual.steps

@@ -161,8 +161,8 @@ def test_an_evaluation_does_not_depend_on_its_division_into_batches(
 
     def evaluation(global_batch_size: int, eval_iters: int) -> float:
         config = gpt_config(short_documents, tmp_path / str(eval_iters))
-        config["training"] |= {"global_batch_size": global_batch_size, "eval_iters": eval_iters}
-        config["training"]["train_iters"] = 1
+        config["training"] |= {"micro_batch_size": 1, "global_batch_size": global_batch_size}
+        config["training"] |= {"train_iters": 1, "eval_iters": eval_iters}
         config["optimizer"] = {"lr": 1e-30, "lr_warmup_iters": 0}
         config["data"] |= {"eod_mask_loss": True, "eod_id": EOD}
         return finished(config).evaluations[0][2]

@@ -7,8 +7,6 @@ import datetime
 import json
 import os
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -212,5 +210,5 @@ def test_device_contexts_hold_for_the_replaced_factories() -> None:
         "with torch.device('meta'): print(torch.arange(3).device, torch.empty(3).device)\n"
         "print(torch.empty(3, device='cuda').device)"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout == "meta meta\ncpu\n"
+    done = run_python("-c", program)
+    assert done.stdout == "meta meta\ncpu\n", done.stderr

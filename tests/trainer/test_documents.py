@@ -138,7 +138,7 @@ MLA = LLAMA | {
         pytest.param(MLA, TP2_SP, id="MLA-TP2+SP", marks=pytest.mark.slow),
         pytest.param(MLA, CP2, id="MLA-CP2"),
         pytest.param(MOE, CP2, id="MoE-CP2", marks=pytest.mark.slow),
-        pytest.param(MOE, {"expert_model_parallel_size": 2}, id="MoE-EP2"),
+        pytest.param(MOE, {"expert_model_parallel_size": 2}, id="MoE-EP2", marks=pytest.mark.slow),
     ],
 )
 def test_documents_with_latent_attention_and_experts_train_alike(
@@ -154,7 +154,7 @@ def test_documents_with_latent_attention_and_experts_train_alike(
 @pytest.mark.parametrize(
     "training",
     [
-        pytest.param({"micro_batch_size": 2}, id="microbatch"),
+        pytest.param({"micro_batch_size": 4}, id="microbatch"),
         pytest.param({"recompute_granularity": "selective"}, id="selective"),
         pytest.param(
             {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 2},
@@ -210,6 +210,8 @@ def test_a_corpus_with_another_end_of_document_is_refused(short_documents: str, 
 
 # Logits
 
+LATENT = DEEPSEEK | {"mtp_num_layers": None}
+
 
 def logits(config: dict[str, Any], directory: Path, samples: Sequence[Sequence[int]]) -> torch.Tensor:
     """Logits [b, S, vocabulary] of samples at the layout of `config`."""
@@ -235,14 +237,15 @@ def logits(config: dict[str, Any], directory: Path, samples: Sequence[Sequence[i
 
 @pytest.mark.process
 @pytest.mark.parametrize(
-    "model",
+    ("model", "layout", "world_size"),
     [
-        pytest.param(GPT, id="gpt"),
-        pytest.param(QWEN, id="qwen"),
-        pytest.param(DEEPSEEK | {"mtp_num_layers": None}, id="latent"),
+        pytest.param(GPT, {}, 1, id="gpt"),
+        pytest.param(QWEN, {}, 1, id="qwen"),
+        pytest.param(LATENT, {}, 1, id="latent"),
+        pytest.param(LATENT, CP2, 2, id="latent-CP2"),
+        *(pytest.param(QWEN, *each.values, id=f"qwen-{each.id}", marks=each.marks) for each in LAYOUTS),
     ],
 )
-@pytest.mark.parametrize(("layout", "world_size"), [pytest.param({}, 1, id="one"), *LAYOUTS])
 def test_a_document_does_not_see_its_neighbors(
     layout: dict[str, Any], world_size: int, model: dict[str, Any], short_documents: str, tmp_path: Path
 ) -> None:
@@ -251,7 +254,6 @@ def test_a_document_does_not_see_its_neighbors(
     samples = [a + b, a + other_b, a + sample(8, 32), b + a]
     config = documents_config(short_documents, tmp_path / "run", model)
     config |= {"world_size": world_size, "parallelism": layout}
-    config["training"] |= {"micro_batch_size": 2}
     together = logits(config, tmp_path / "together", [[*each, 0] for each in samples])
     assert torch.equal(together[1, :24], together[0, :24])
     assert torch.equal(together[2, :24], together[0, :24])

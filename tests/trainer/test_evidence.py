@@ -30,7 +30,8 @@ def config_of(corpus: str, directory: Path, **checkpoint: Any) -> dict[str, Any]
 
 @pytest.fixture(scope="module")
 def saved(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return finished(config_of(corpus, tmp_path_factory.mktemp("saved")))
+    """A run whose metrics name each checkpoint directly after its step."""
+    return finished(config_of(corpus, tmp_path_factory.mktemp("saved"), async_save=False))
 
 
 def refusal(directory: Path, **keys: Any) -> str:

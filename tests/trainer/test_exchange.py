@@ -194,7 +194,7 @@ BIASED_EXPERTS = (
 
 # pretrain_gpt.py has no option for original_max_position_embeddings, whose default is 4096.
 SCALING = DEEPSEEK["rope_scaling"] | {"original_max_position_embeddings": 4096}
-LATENT = DEEPSEEK | {"mtp_num_layers": None, "rope_scaling": SCALING}
+LATENT = DEEPSEEK | {"num_layers": 4, "mtp_num_layers": None, "rope_scaling": SCALING}
 LATENT_ATTENTION = (
     *("--multi-latent-attention", "--qk-layernorm", "--rope-type", "yarn"),
     *(
@@ -206,6 +206,7 @@ LATENT_ATTENTION = (
     *("--mscale", str(SCALING["mscale"])),
     *("--mscale-all-dim", str(SCALING["mscale_all_dim"])),
 )
+DEEP = {"num_layers": 4, "moe_layer_freq": [0, 1, 1, 1]}
 PREDICTING = LLAMA | {"mtp_num_layers": 2, "mtp_loss_scaling_factor": 0.3}
 MTP = ("--mtp-num-layers", "2", "--mtp-loss-scaling-factor", "0.3")
 MTP_TOLERANCE = 1e-3 if DIVIDES_BY_TARGETS else 1e-5
@@ -268,7 +269,7 @@ CASES = {
     ),
     "MTP with latent attention and experts": Case(
         flags=(*MTP, *LATENT_ATTENTION, *BIASED_EXPERTS, RESHARDABLE),
-        model=DEEPSEEK_V3 | {"rope_scaling": SCALING, "mtp_loss_scaling_factor": 0.3},
+        model=DEEPSEEK_V3 | DEEP | {"rope_scaling": SCALING, "mtp_loss_scaling_factor": 0.3},
         tolerance=MTP_TOLERANCE,
     ),
 }

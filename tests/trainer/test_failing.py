@@ -233,7 +233,7 @@ def test_invalid_ranks_are_reported_in_one_line(config: dict[str, Any], tmp_path
 
 @pytest.mark.process
 def test_the_versions_are_one_line() -> None:
-    result = trainer("--versions")
+    result = run_python("-m", "trainer", "--versions")
     assert result.returncode == 0
     assert result.stdout.startswith("trainer ")
     assert " megatron-core " in result.stdout
@@ -309,6 +309,7 @@ def test_a_configuration_that_does_not_fit_ends_in_one_line(text: str, tmp_path:
 def test_a_layout_must_divide(
     section: str, values: dict[str, Any], message: str | None, config: dict[str, Any]
 ) -> None:
+    config["training"]["micro_batch_size"] = 1
     document = config | {"world_size": 4, section: config[section] | values}
     parsed = configuration.from_dict(TrainerConfig, document, "test")
     if message is None:

@@ -17,7 +17,7 @@ SCALING = {"initial_loss_scale": 2.0**19, "hysteresis": 2, "loss_scale_window": 
 
 def fp16(corpus: str, run_dir: Path, **training: Any) -> dict[str, Any]:
     config = gpt_config(corpus, run_dir)
-    config["training"] |= FP16 | {"train_iters": 10, "global_batch_size": 2} | training
+    config["training"] |= FP16 | {"train_iters": 10, "micro_batch_size": 1, "global_batch_size": 2} | training
     config["optimizer"] |= SCALING
     return config
 

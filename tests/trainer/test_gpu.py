@@ -30,7 +30,7 @@ VPP2 = PP2 | {"virtual_pipeline_model_parallel_size": 2}
 CP2 = {"context_parallel_size": 2}
 GRAPHS = {"cuda_graph_impl": "transformer_engine"}
 EP2 = {"expert_model_parallel_size": 2}
-LATENT = DEEPSEEK | {"mtp_num_layers": None, "qk_head_dim": 24, "v_head_dim": 16}
+LATENT = DEEPSEEK | {"num_layers": 4, "mtp_num_layers": None, "qk_head_dim": 24, "v_head_dim": 16}
 PREDICTING = LLAMA | {"mtp_num_layers": 1}
 TIED = PREDICTING | {"untie_embeddings_and_output_weights": False}
 SHAPES = {
@@ -40,7 +40,7 @@ SHAPES = {
     "llama": LLAMA,
     "qwen": QWEN,
     "moe": MOE,
-    "deepseek": DEEPSEEK,
+    "deepseek": DEEPSEEK | {"num_layers": 4},
     "latent": LATENT,
 }
 WIDE = {"hidden_size": 256, "seq_length": 128}
@@ -64,7 +64,8 @@ def on_gpus(
 ) -> dict[str, Any]:
     config = gpt_config(corpus, directory, model | WIDE)
     config |= {"device": "cuda", "world_size": world_size, "parallelism": layout}
-    config["training"] |= {"precision": "bf16", "global_batch_size": 8, "train_iters": 12}
+    config["training"] |= {"micro_batch_size": 1, "global_batch_size": 8}
+    config["training"] |= {"precision": "bf16", "train_iters": 12}
     config["optimizer"] = {"lr": 1e-3, "lr_warmup_iters": 2, "lr_decay_iters": 12}
     return config
 

@@ -103,22 +103,21 @@ def test_a_mistake_ends_the_command_in_one_line(document: dict[str, Any], tmp_pa
 
 
 @pytest.mark.process
+@pytest.mark.parametrize("stride", [5, pytest.param(1, marks=pytest.mark.slow)])
 def test_after_a_kill_at_any_point_the_next_run_completes_the_index(
-    document: dict[str, Any], tmp_path: Path
+    stride: int, document: dict[str, Any], tmp_path: Path
 ) -> None:
     document["training"]["eval_iters"] = 0
     wanted = configuration.from_dict(TrainerConfig, document, "test")
     undisturbed = Start(wanted, tmp_path / "undisturbed")
     expected = contents(tmp_path / "undisturbed")
-    point = 1
-    while True:
+    last = 12 + 12 + 10  # two pairs and their blend
+    for point in range(1, last + 1, stride):
         cache = tmp_path / f"killed-at-{point}"
-        if not killed_at(point, wanted, cache):
-            break
+        assert killed_at(point, wanted, cache)
         assert Start(wanted, cache).samples == undisturbed.samples
         assert contents(cache) == expected
-        point += 1
-    assert point == 1 + 12 + 12 + 10  # two pairs and their blend
+    assert not killed_at(last + 1, wanted, tmp_path / "completed")
 
 
 @pytest.mark.process

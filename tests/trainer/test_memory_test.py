@@ -67,8 +67,8 @@ def run_test(path: Path, python: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("model", "layout"),
     [
-        (DEEPSEEK_V3, {"pipeline_model_parallel_size": 4} | EP2 | CP2),
-        (MOE, PP2 | EP2 | TP2 | {"expert_tensor_parallel_size": 2}),
+        (DEEPSEEK_V3, PP2 | EP2 | CP2 | TP2 | {"expert_tensor_parallel_size": 2}),
+        pytest.param(MOE, PP2 | EP2 | TP2 | {"expert_tensor_parallel_size": 2}, marks=SLOW),
         pytest.param(
             LLAMA,
             PP2 | {"virtual_pipeline_model_parallel_size": 2, "num_distributed_optimizer_instances": 2},
@@ -184,14 +184,13 @@ def test_it_runs_no_more_microbatches_than_are_in_flight(tmp_path: Path) -> None
     "layout", [pytest.param(PP2 | EP2, id="EP2"), pytest.param(PP2 | TP2, id="TP2", marks=SLOW)]
 )
 def test_a_rank_alone_allocates_what_it_does_among_others(layout: dict[str, Any], tmp_path: Path) -> None:
-    document = gpt_config("none", tmp_path / "run", BALANCED)
+    document = gpt_config("none", tmp_path / "run", BALANCED | {"num_layers": 2})
     document |= {"world_size": 4, "parallelism": layout}
-    document["training"] |= {"micro_batch_size": 4, "global_batch_size": 32, "transformer_impl": "torch"}
+    document["training"] |= {"micro_batch_size": 4, "global_batch_size": 16, "transformer_impl": "torch"}
     path = tmp_path / "config.json"
     among_others = ranks_of(document, path)
-    for stage in range(2):
-        rank = 2 * stage
-        alone = rank_alone(document, path, rank)
-        assert alone["parameter_bytes"] == among_others[rank]["parameter_bytes"]
-        # Threads of gloo release what they exchange late.
-        assert alone["activation_bytes"] == pytest.approx(among_others[rank]["activation_bytes"], rel=0.12)
+    rank = 2  # of the last stage
+    alone = rank_alone(document, path, rank)
+    assert alone["parameter_bytes"] == among_others[rank]["parameter_bytes"]
+    # Threads of gloo release what they exchange late.
+    assert alone["activation_bytes"] == pytest.approx(among_others[rank]["activation_bytes"], rel=0.12)

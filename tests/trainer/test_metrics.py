@@ -312,7 +312,7 @@ def test_a_fault_loses_no_line(config: dict[str, Any], tmp_path: Path) -> None:
     layers = tmp_path / "failing_layers.py"
     layers.write_text(FAILING_LAYERS)
     config["model"] |= {"num_layers": 1, "layer_spec": f"{layers}:layers"}
-    config["training"]["global_batch_size"] = 1
+    config["training"] |= {"micro_batch_size": 1, "global_batch_size": 1}
     result = run(config)
     assert result.statuses == (Exit.FAULT,)
     assert [event["event"] for event in result.events] == ["start", "step", "step", "step"]

@@ -14,13 +14,13 @@ import torch
 
 from tests.patience import PATIENCE_S
 from tests.trainer.forked import ForkedPython
-from tests.trainer.runs import DEEPSEEK_V3, GPT, MOE, environment, finished, free_port, run
+from tests.trainer.runs import DEEPSEEK_V3, GPT, MOE, TWO_LAYERS, environment, finished, free_port, run
 from trainer.contract.files import checkpoint_files
 from trainer.contract.files.checkpoint_files import COMPLETE, list_checkpoints
 from trainer.faults.spikes import MIN_LOSSES, WINDOW, SpikeWatch
 
 EP2 = {"expert_model_parallel_size": 2}
-TWO_LAYERS = {"num_layers": 2, "moe_layer_freq": [0, 1]}
+SMALL = GPT | {"num_layers": 2}
 
 LAYERS = '''
 import dataclasses, os, torch
@@ -33,8 +33,8 @@ class Layer(TransformerLayer):
     def forward(self, *arguments, **named):
         hidden, context = super().forward(*arguments, **named)
         self.calls += 1
-        # two microbatches a step
-        if self.training and os.environ["RANK"] == "1" and self.calls == 8:
+        # one microbatch a step
+        if self.training and os.environ["RANK"] == "1" and self.calls == 4:
             POISON
         return hidden, context
 
@@ -101,7 +101,8 @@ def test_nan_in_20_steps_on_random_ranks_changes_no_weight(
     ],
 )
 @pytest.mark.parametrize(
-    ("model", "parallelism"), [pytest.param(GPT, {}, id="dense"), pytest.param(MOE, EP2, id="experts")]
+    ("model", "parallelism"),
+    [pytest.param(SMALL, {}, id="dense"), pytest.param(MOE | TWO_LAYERS, EP2, id="experts")],
 )
 def test_a_rank_that_computes_nan_ends_the_run_and_its_step_is_not_saved(
     model: dict[str, Any],
@@ -159,7 +160,7 @@ def test_a_checkpoint_with_nan_is_never_complete(
 ) -> None:
     (tmp_path / "layers.py").write_text(UPDATE)
     config["world_size"] = 2
-    config["model"]["layer_spec"] = f"{tmp_path}/layers.py:layers"
+    config["model"] = SMALL | {"layer_spec": f"{tmp_path}/layers.py:layers"}
     config["training"]["train_iters"] = train_iters
     config["checkpoint"] = {"save_interval": 2, "keep_last": 1}
     monkeypatch.setenv("POISONED", "1")
@@ -178,6 +179,7 @@ def test_a_checkpoint_with_nan_is_never_complete(
 
 @pytest.mark.process
 def test_a_checkpoint_that_holds_nan_is_named_when_it_is_loaded(config: dict[str, Any]) -> None:
+    config["model"] = SMALL
     config["optimizer"]["lr_decay_iters"] = 8
     path = finished(config).checkpoints / "iter_0000006"
     metadata = pickle.loads((path / ".metadata").read_bytes())

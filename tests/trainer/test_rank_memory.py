@@ -94,7 +94,7 @@ SLOW = pytest.mark.slow
         pytest.param(
             DENSE, PP2 | {"num_layers_in_first_pipeline_stage": 3}, 2, {}, 0.04, id="PP2-uneven", marks=SLOW
         ),
-        pytest.param(MTP, PP2, 2, {}, 0.04, id="PP2-MTP"),
+        pytest.param(MTP, PP2, 2, {}, 0.04, id="PP2-MTP", marks=SLOW),
         pytest.param(MTP, PP3 | {LAYOUT: "Ett|ttm|L"}, 3, {}, 0.04, id="PP3-MTP", marks=SLOW),
         pytest.param(MTP, PP3 | {LAYOUT: "Et*4|m|L"}, 3, {}, 0.04, id="PP3-MTP-alone", marks=SLOW),
         pytest.param(
@@ -116,8 +116,8 @@ SLOW = pytest.mark.slow
         # Threads of gloo may release what they exchange later than NCCL's streams do.
         pytest.param(MLA, TP2, 2, {}, 0.1, id="TP2-MLA", marks=SLOW),
         pytest.param(DENSE, TP2, 2, {}, 0.12, id="TP2", marks=SLOW),
-        pytest.param(DENSE, {"context_parallel_size": 2}, 2, {}, 0.1, id="CP2"),
-        pytest.param(MOE, {"expert_model_parallel_size": 2}, 2, {}, 0.1, id="EP2"),
+        pytest.param(DENSE | {"num_layers": 2}, {"context_parallel_size": 2}, 2, {}, 0.1, id="CP2"),
+        pytest.param(MOE | {"num_layers": 2}, {"expert_model_parallel_size": 2}, 2, {}, 0.1, id="EP2"),
         pytest.param(
             SMALL_EXPERTS, {"expert_model_parallel_size": 2}, 2, {}, 0.15, id="EP2-small", marks=SLOW
         ),
@@ -134,7 +134,7 @@ def test_each_rank_allocates_what_the_estimate_counts(
 ) -> None:
     document = gpt_config("none", tmp_path / "run", model)
     document |= {"world_size": world_size, "parallelism": layout}
-    document["training"] |= {"micro_batch_size": 4, "global_batch_size": 8 * world_size}
+    document["training"] |= {"micro_batch_size": 4, "global_batch_size": 4 * world_size}
     document["training"]["transformer_impl"] = "torch"
     document["training"] |= training
     setup = setup_of(document)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import shutil
 import signal
 from pathlib import Path
@@ -14,7 +13,7 @@ import torch
 from megatron.core import dist_checkpointing
 
 from hpcgen.report.history import read_history
-from tests.trainer.runs import LLAMA, MOE, Ranks, Run, finished, gpt_config, run
+from tests.trainer.runs import LLAMA, MOE, TWO_LAYERS, Ranks, Run, finished, gpt_config, run
 from tests.trainer.tensors import assert_same_checkpoint, load_all
 from trainer.contract.errors import Exit
 from trainer.contract.files import checkpoint_files
@@ -34,6 +33,14 @@ def dropout_config(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> dic
 @pytest.fixture(scope="module")
 def undisturbed(dropout_config: dict[str, Any]) -> Run:
     return finished(dropout_config)
+
+
+@pytest.fixture(scope="module")
+def saved_often(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The run of single_gpt with checkpoints after two, four and six steps."""
+    return finished(
+        gpt_config(corpus, tmp_path_factory.mktemp("often")) | {"checkpoint": {"save_interval": 2}}
+    )
 
 
 @pytest.fixture
@@ -113,6 +120,7 @@ def test_a_checkpoint_resumes_at_another_layout(
     single_gpt: Run,
     stopped_at_once: str,
 ) -> None:
+    config["training"]["micro_batch_size"] = 4 // max(2, saving[0], loading[0])
     config["world_size"], config["parallelism"] = saving
     finished(config, "--stop-file", stopped_at_once)
     config["world_size"], config["parallelism"] = loading
@@ -204,11 +212,11 @@ def test_an_interrupted_save_is_not_loaded_and_is_repeated(config: dict[str, Any
     assert_same_checkpoint(torn, single_gpt.checkpoints / "iter_0000006")
 
 
-def test_a_broken_checkpoint_is_skipped(config: dict[str, Any], single_gpt: Run) -> None:
+def test_a_broken_checkpoint_is_skipped(config: dict[str, Any], single_gpt: Run, saved_often: Run) -> None:
     config["checkpoint"] = {"save_interval": 2}
-    first = finished(config)
-    (first.directory / "DONE").unlink()
-    (first.checkpoints / "iter_0000006" / ".metadata").unlink()
+    first = Path(shutil.copytree(saved_often.directory, config["run_dir"]))
+    (first / "DONE").unlink()
+    (first / "checkpoints" / "iter_0000006" / ".metadata").unlink()
     second = finished(config)
     assert "iter_0000006: .metadata is missing. It was renamed to iter_0000006.broken" in second.log
     assert f"continues from {second.checkpoints / 'iter_0000004'}" in second.log
@@ -246,7 +254,7 @@ def test_the_learning_rate_of_the_configuration_wins_over_the_checkpoints(
 
 def test_a_run_of_half_precision_continues_in_fp32_with_its_fp32_weights(config: dict[str, Any]) -> None:
     """In fp32, the model and the optimizer share their weights. The checkpoint has rounded ones for the model."""
-    config["model"] = MOE
+    config["model"] = MOE | TWO_LAYERS
     config["training"] |= {"precision": "bf16", "train_iters": 2}
     before = load_all(finished(config).checkpoints / "iter_0000002")
     config["training"] |= {"precision": "fp32", "train_iters": 3}
@@ -308,13 +316,13 @@ def test_finetuning_loads_the_weights_and_starts_at_iteration_0(
 
 @pytest.mark.parametrize("finetune", [False, True])
 def test_a_run_starts_from_one_older_checkpoint_by_its_path(
-    config: dict[str, Any], single_gpt: Run, tmp_path: Path, finetune: bool
+    config: dict[str, Any], single_gpt: Run, saved_often: Run, finetune: bool
 ) -> None:
-    earlier = copy.deepcopy(config)
-    earlier["run_dir"] = str(tmp_path / "earlier")
-    earlier["checkpoint"] = {"save_interval": 2}
-    older = finished(earlier).checkpoints / "iter_0000004"
+    older = saved_often.checkpoints / "iter_0000004"
     config["checkpoint"] = {"load": str(older), "finetune": finetune}
+    if finetune:
+        config["training"]["train_iters"] = 1
+        config["optimizer"]["lr_warmup_iters"] = 0
     result = finished(config)
     assert f"{older} (iteration 4)" in result.log
     if finetune:

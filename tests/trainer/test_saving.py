@@ -9,14 +9,14 @@ import random
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.trainer.runs import GPT, ROOT, Run, finished, gpt_config, run
+from tests.trainer.forked import run_python
+from tests.trainer.runs import GPT, Run, finished, gpt_config, run
 from tests.trainer.single_rank import resolved
 from tests.trainer.small_run import HOOK, small_config
 from tests.trainer.tensors import assert_same_checkpoint
@@ -98,32 +98,51 @@ def test_a_save_that_fails_temporarily_is_retried_once(
         assert not (result.directory / "FAILED").exists()  # another attempt may do
 
 
+NAMESPACE = ("unshare", "--user", "--map-root-user", "--mount", "true")
+
 ON_A_SMALL_DISK = """
-import json, sys
-from tests.trainer.runs import run
-result = run(json.loads(sys.argv[1]))
-print(json.dumps([result.statuses, result.log]))
+import ctypes, json, multiprocessing, os, shutil, subprocess, sys
+from pathlib import Path
+from tests.trainer.forked import be_python
+from tests.trainer.runs import environment, free_port
+
+size, disk, left, config, log = sys.argv[1:]
+user, group, libc = os.getuid(), os.getgid(), ctypes.CDLL(None, use_errno=True)
+CLONE_NEWNS, CLONE_NEWUSER = 0x20000, 0x10000000
+if libc.unshare(CLONE_NEWNS | CLONE_NEWUSER):
+    raise OSError(ctypes.get_errno(), "unshare")
+for name, text in (("setgroups", "deny"), ("uid_map", f"0 {user} 1"), ("gid_map", f"0 {group} 1")):
+    Path("/proc/self", name).write_text(text)
+subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", disk], check=True)
+values, port = json.loads(Path(config).read_text()), free_port()
+Path(values["run_dir"]).mkdir(parents=True, exist_ok=True)
+with open(log, "w") as file:
+    os.dup2(file.fileno(), 1)
+    os.dup2(file.fileno(), 2)
+fork, count = multiprocessing.get_context("fork"), values["world_size"]
+ranks = [
+    fork.Process(target=be_python, args=(["-m", "trainer", "--config", config], environment(n, count, port)))
+    for n in range(count)
+]
+for rank in ranks:
+    rank.start()
+for rank in ranks:
+    rank.join()
+Path(log + ".statuses").write_text(json.dumps([rank.exitcode for rank in ranks]))
+shutil.copytree(disk, left)
 """
 
 
 def on_a_small_disk(size: str, config: dict[str, Any], tmp_path: Path) -> tuple[list[int], str]:
     """Statuses and log of a run, with a tmpfs at `disk`, in a user namespace; `left` is what it held at the end."""
-    namespace = ["unshare", "--user", "--map-root-user", "--mount"]
-    if not shutil.which("unshare") or subprocess.run([*namespace, "true"], check=False).returncode:
+    if not shutil.which("unshare") or subprocess.run(NAMESPACE, check=False).returncode:
         pytest.skip("no user namespaces here")
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    script = 'set -e; mount -t tmpfs -o "size=$1" none "$2"; "${@:4}"; cp -r "$2" "$3"'
-    program = [sys.executable, "-c", ON_A_SMALL_DISK, json.dumps(config)]
-    done = subprocess.run(
-        [*namespace, "bash", "-c", script, "bash", size, str(disk), str(tmp_path / "left"), *program],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    statuses, log = json.loads(done.stdout)
-    return statuses, log
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    names = ("disk", "left", "config.json", "log")
+    done = run_python("-c", ON_A_SMALL_DISK, size, *(str(tmp_path / name) for name in names))
+    assert done.returncode == 0, done.stderr
+    return json.loads((tmp_path / "log.statuses").read_text()), (tmp_path / "log").read_text()
 
 
 @pytest.mark.process

@@ -228,7 +228,7 @@ def test_no_blend_draws_more_from_a_pair_than_requested() -> None:
 def test_many_small_pairs_and_a_large_one_make_a_blend(config: dict[str, Any], tmp_path: Path) -> None:
     """Megatron's builder gives up here: "The train blend oversamples the contributing datasets"."""
     datasets = pairs(tmp_path, 41, *[3] * 12)
-    config["training"]["global_batch_size"] = 115
+    config["training"] |= {"micro_batch_size": 1, "global_batch_size": 115}
     wanted = trainer_config(config, {"train": datasets}, train_iters=1)
     assert len(build_datasets(wanted, tmp_path / "cache", 1000, True)["train"]) == 115
 

@@ -105,7 +105,8 @@ def slow_run(
     monkeypatch.setenv("SLOW_RANK", str(slow_rank))
     config["world_size"] = world_size
     config["model"] |= {"num_layers": 1, "hidden_size": 16, "layer_spec": f"{layers}:layers"}
-    config["training"] |= {"global_batch_size": 2, "train_iters": CHECK_INTERVAL}
+    config["training"] |= {"micro_batch_size": 1, "global_batch_size": 2}
+    config["training"]["train_iters"] = CHECK_INTERVAL
     config["logging"]["log_interval"] = CHECK_INTERVAL
     return finished(config)
 

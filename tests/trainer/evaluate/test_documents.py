@@ -61,7 +61,8 @@ def trained(corpus: str, text: str, directory: Path, model: dict[str, Any], **da
     config = documents_config(corpus, directory, model | UNPADDED, **data)
     del config["data"]["datasets"], config["data"]["split"]
     config["data"] |= {"train": [{"prefix": corpus}], "valid": [{"prefix": text}]}
-    config["training"] |= {"train_iters": 2, "eval_interval": 2, "eval_iters": 11, "global_batch_size": 1}
+    config["training"] |= {"train_iters": 2, "eval_interval": 2, "eval_iters": 11}
+    config["training"] |= {"micro_batch_size": 1, "global_batch_size": 1}
     config["optimizer"]["lr"] = 1e-2
     return finished(config)
 

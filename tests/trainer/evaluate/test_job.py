@@ -120,7 +120,7 @@ def test_without_every_the_newest_checkpoint_is_evaluated(
 
 
 def test_a_terminated_job_keeps_the_results_that_it_has(checkpoints: Path, tmp_path: Path) -> None:
-    prefix = write_corpus(tmp_path / "long", documents=400)
+    prefix = write_corpus(tmp_path / "long", documents=200)
     config = job(checkpoints, tmp_path / "run", prefix, every=2, batch_size=1)
     [process] = parts.start(config)
     first = result_file(tmp_path / "run", 6)

@@ -56,9 +56,9 @@ def exported(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_trained_model_is_exported_with_its_mtp_layers(exported: Path, tmp_path: Path) -> None:
     assert json.loads((exported / "config.json").read_bytes())["num_nextn_predict_layers"] == 2
     tensors = weights(exported)
-    assert tensors["model.layers.5.eh_proj.weight"].shape == (64, 128)
-    assert tensors["model.layers.5.mlp.experts.3.gate_proj.weight"].shape == (32, 64)
-    assert tensors["model.layers.2.mlp.gate.e_score_correction_bias"].abs().max() >= 0.05
+    assert tensors["model.layers.3.eh_proj.weight"].shape == (64, 128)
+    assert tensors["model.layers.3.mlp.experts.3.gate_proj.weight"].shape == (32, 64)
+    assert tensors["model.layers.1.mlp.gate.e_score_correction_bias"].abs().max() >= 0.05
     import_model(exported, tmp_path / "imported", ignore)
     checkpoint = tmp_path / "imported" / "iter_0000000"
     assert read_source(checkpoint).model.mtp_num_layers == 2
@@ -89,7 +89,7 @@ def test_deepseeks_copies_of_the_embedding_are_ignored_if_they_are_copies(
 ) -> None:
     tensors = load_file(exported / "model.safetensors")
     copy = tensors["model.embed_tokens.weight"].clone()
-    tensors["model.layers.4.embed_tokens.weight"] = copy if is_same else copy + 1
+    tensors["model.layers.2.embed_tokens.weight"] = copy if is_same else copy + 1
     directory = tmp_path / "original"
     directory.mkdir()
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
@@ -97,7 +97,7 @@ def test_deepseeks_copies_of_the_embedding_are_ignored_if_they_are_copies(
     if is_same:
         import_model(directory, tmp_path / "imported", ignore)
         return
-    with pytest.raises(TrainerError, match=r"layers\.4\.embed_tokens\.weight differs from model"):
+    with pytest.raises(TrainerError, match=r"layers\.2\.embed_tokens\.weight differs from model"):
         import_model(directory, tmp_path / "imported", ignore)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -88,8 +87,10 @@ def test_replicas_share_the_prompts_of_a_file(
     assert list(output.parent.iterdir()) == [output]
 
 
-def test_hpcgen_generate_writes_json_lines_into_a_pipe(run: Path, expected: list[dict[str, Any]]) -> None:
-    command = [str(Path(sys.executable).with_name("hpcgen")), "generate", "--checkpoint", str(run), *OPTIONS]
+def test_hpcgen_generate_writes_json_lines_into_a_pipe(
+    run: Path, expected: list[dict[str, Any]], stand_in: str
+) -> None:
+    command = [stand_in, "-m", "hpcgen", "generate", "--checkpoint", str(run), *OPTIONS]
     given = (run / "prompts.jsonl").read_text()
     done = subprocess.run(
         [*command, "--prompts", "-"], input=given, capture_output=True, text=True, check=False
