@@ -33,8 +33,8 @@ cluster: ./cluster.yaml
 paths: {run_dir: run}
 slurm: {train: {time: "5:00"}}
 data: {tokenizer: {kind: bytes}, datasets: [{prefix: CORPUS}], split: "9,1,0", num_workers: 0}
-model: {num_layers: 4, hidden_size: 64, num_attention_heads: 4, seq_length: 64}
-training: {micro_batch_size: 2, global_batch_size: 8, train_iters: 8, precision: fp32, eval_iters: 1}
+model: {num_layers: 2, hidden_size: 64, num_attention_heads: 4, seq_length: 64}
+training: {micro_batch_size: 4, global_batch_size: 8, train_iters: 8, precision: fp32, eval_iters: 1}
 optimizer: {lr: 1.0e-3, lr_warmup_iters: 2, lr_decay_iters: 8}
 checkpoint: {save_interval: 4}
 """

@@ -96,10 +96,10 @@ def made_here(tmp_path_factory: pytest.TempPathFactory, server: Server) -> Path:
     return directory / "corpus"
 
 
-def submit(run: Path, cluster: SlurmCluster, *stages: str) -> tuple[dict[str, str], str]:
+def submit(run: Path, cluster: SlurmCluster, python: str, *stages: str) -> tuple[dict[str, str], str]:
     """Stage -> its job, and the output of the command."""
     done = subprocess.run(
-        [*HPCGEN, "submit", *stages, "-c", run],
+        [python, *HPCGEN[1:], "submit", *stages, "-c", run],
         cwd=run.parent,
         env=cluster.env,
         capture_output=True,
@@ -154,13 +154,13 @@ def kill_processes_of(cluster: SlurmCluster, array_job_id: str, index: int) -> N
 
 
 def test_a_task_that_dies_is_the_only_one_submitted_again(
-    slurm_cluster: SlurmCluster, server: Server, made_here: Path, tmp_path: Path
+    slurm_cluster: SlurmCluster, server: Server, made_here: Path, stand_in: str, tmp_path: Path
 ) -> None:
     """download, extract, concat and tokenize through submitit, each after the one before it."""
-    run = make_run(tmp_path, server)
+    run = make_run(tmp_path, server, stand_in)
     server.usually = day = BadDay()
     try:
-        jobs, said = submit(run, slurm_cluster, *CHAIN)
+        jobs, said = submit(run, slurm_cluster, stand_in, *CHAIN)
         assert [line for line in said.splitlines() if " of " in line] == [
             f"{stage}: submitted 2 of 2 tasks" for stage in CHAIN
         ]
@@ -179,14 +179,14 @@ def test_a_task_that_dies_is_the_only_one_submitted_again(
         in (tmp_path / "run" / f"download-{jobs['download']}_1.log").read_text()
     )
 
-    jobs, said = submit(run, slurm_cluster, *CHAIN)
+    jobs, said = submit(run, slurm_cluster, stand_in, *CHAIN)
     assert "download: submitted 1 of 2 tasks; the others have nothing to do\n" in said
     wait_for_all(slurm_cluster, run, jobs)
     assert "task 1 of 2 is done" in (tmp_path / "run" / f"download-{jobs['download']}_0.log").read_text()
     assert pairs(tmp_path / "corpus") == pairs(made_here)
 
     requests = server.asked(HELD)
-    jobs, said = submit(run, slurm_cluster, *CHAIN)
+    jobs, said = submit(run, slurm_cluster, stand_in, *CHAIN)
     assert server.asked(HELD) == requests
     assert jobs == {}
     assert said.splitlines() == [f"{stage}: complete; not submitted" for stage in CHAIN]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
@@ -57,9 +56,9 @@ def test_a_requeue_that_the_controller_refuses_is_retried(
 
 
 def test_a_refusal_is_final_where_the_trainer_cannot_write_the_reason(
-    slurm_cluster: SlurmCluster, tiny_run: Path
+    slurm_cluster: SlurmCluster, tiny_run: Path, stand_in: str
 ) -> None:
-    end_training_with(2, tiny_run, versions=f'{sys.executable} "$@"')
+    end_training_with(2, tiny_run, versions=f'{stand_in} "$@"')
     job_id = slurm_cluster.sbatch(render(tiny_run), cwd=tiny_run.parent)
     assert slurm_cluster.wait(job_id) == "FAILED"
     log = log_of(tiny_run, job_id)

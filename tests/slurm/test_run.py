@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -193,19 +192,21 @@ def test_submitit_queues_the_same_job_without_its_python(
 
 
 def example(name: str, directory: Path, python: str) -> Path:
-    """A copy of an example, with `python` for python3."""
+    """A copy of an example, with `python` for python3 and for torchrun."""
     for path in EXAMPLES.glob(f"{name}.*"):
         shutil.copy(path, directory)
     run = directory / f"{name}.yaml"
     text = run.read_text().replace("cluster: local", "cluster: ./cluster.yaml")
     run.write_text(text.replace("python3", python))
-    (directory / "cluster.yaml").write_text(profile_text())
+    (directory / "cluster.yaml").write_text(profile_text(python))
     (directory / "runs" / name.replace("_", "-")).mkdir(parents=True)
     return run
 
 
-def test_the_example_with_srun_meets_on_two_nodes(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
-    run = example("program_hello", tmp_path, sys.executable)
+def test_the_example_with_srun_meets_on_two_nodes(
+    slurm_cluster: SlurmCluster, tmp_path: Path, stand_in: str
+) -> None:
+    run = example("program_hello", tmp_path, stand_in)
     job_id = submit(slurm_cluster, run, "slurm.run.nodes=2", "slurm.run.ntasks_per_node=1")
     assert slurm_cluster.wait(job_id) == "COMPLETED"
     log = (tmp_path / "runs" / "program-hello" / f"run-{job_id}.log").read_text()

@@ -245,7 +245,7 @@ def test_two_ways_to_the_same_files_are_refused(tiny_run: Path) -> None:
         interface.submit(plan)
 
 
-def test_a_failed_local_stage_shows_the_end_of_its_log_and_exits_1(tiny_run: Path) -> None:
+def test_a_failed_local_stage_shows_the_end_of_its_log_and_exits_1(tiny_run: Path, stand_in: str) -> None:
     prefix = (
         next(line for line in tiny_run.read_text().splitlines() if "prefix" in line)
         .split("prefix: ")[1]
@@ -258,7 +258,8 @@ def test_a_failed_local_stage_shows_the_end_of_its_log_and_exits_1(tiny_run: Pat
     datasets = ("--set", f"data.train=[{{prefix: {prefix}}}]", "--set", f"data.valid=[{{prefix: {linked}}}]")
     done = subprocess.run(
         [
-            *HPCGEN,
+            stand_in,
+            *HPCGEN[1:],
             "submit",
             "train",
             "-c",
