@@ -67,18 +67,15 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, bytes]:
 
 
 @pytest.mark.parametrize(
-    "column_type",
+    ("column_type", "settings"),
     [
-        pa.string(),
-        pa.large_string(),
-        pa.binary(),
-        pa.dictionary(pa.int32(), pa.string()),
-        pa.dictionary(pa.int8(), pa.large_string()),
+        (pa.string(), {"compression": "zstd", "version": "1.0"}),
+        (pa.large_string(), {}),
+        (pa.binary(), {}),
+        (pa.dictionary(pa.int32(), pa.string()), {}),
+        (pa.dictionary(pa.int8(), pa.large_string()), {"compression": "zstd"}),
     ],
     ids=str,
-)
-@pytest.mark.parametrize(
-    "settings", [{"compression": "snappy"}, {"compression": "zstd", "version": "1.0"}], ids=str
 )
 def test_the_pair_is_that_of_json_lines(tmp_path, expected, column_type, settings):
     texts = pa.array(TEXTS, column_type.value_type if pa.types.is_dictionary(column_type) else column_type)
@@ -241,7 +238,13 @@ def test_downloads_are_recognized(name, head, found):
 
 
 @pytest.mark.parametrize(
-    "column_type", [pa.binary(), pa.large_binary(), pa.dictionary(pa.int32(), pa.binary())], ids=str
+    "column_type",
+    [
+        pa.binary(),
+        pytest.param(pa.large_binary(), marks=pytest.mark.slow),
+        pytest.param(pa.dictionary(pa.int32(), pa.binary()), marks=pytest.mark.slow),
+    ],
+    ids=str,
 )
 def test_bytes_are_the_same_text_by_both_paths(tmp_path, column_type):
     rows = {"text": pa.array(["hello", "g\u00f6", None, ""], pa.binary()).cast(column_type)}

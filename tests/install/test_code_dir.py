@@ -163,12 +163,19 @@ def test_it_contains_every_dependency_that_an_image_lacks(installed: Path) -> No
 
 
 @pytest.mark.usefixtures("few_needs")
-def test_the_same_content_is_the_same_directory(tmp_path: Path) -> None:
-    first = code_dir.install_code(tmp_path, RUNNING)
-    again = CliRunner().invoke(command, [str(tmp_path)])
+def test_another_python_gets_its_own_wheels_and_the_same_content_is_the_same_directory(
+    tmp_path: Path,
+) -> None:
+    other = "3.12" if RUNNING != "3.12" else "3.11"
+    parent = tmp_path / "new" / "folder"
+    first = code_dir.install_code(parent, other)
+    assert json.loads((first / "manifest.json").read_text())["python_version"] == other
+    compiled = re.findall(r"\.cpython-(\d+)", " ".join(file.name for file in first.rglob("*.so")))
+    assert set(compiled) == {other.replace(".", "")}
+    again = CliRunner().invoke(command, [str(parent), "--python-version", other])
     assert again.exit_code == 0, again.output
     assert again.stdout == f"{first}\n"
-    assert list(tmp_path.iterdir()) == [first]
+    assert list(parent.iterdir()) == [first]
     version = importlib.metadata.version("hpcgen")
     assert re.fullmatch(rf"hpcgen-{re.escape(version)}-[0-9a-f]{{12}}", first.name)
 
@@ -191,15 +198,6 @@ def test_an_older_pip_resolves_and_installs(tmp_path: Path, monkeypatch: pytest.
         "cloudpickle",
         "typing-extensions",
     }
-
-
-@pytest.mark.usefixtures("few_needs")
-def test_another_python_gets_its_own_wheels(tmp_path: Path) -> None:
-    other = "3.12" if RUNNING != "3.12" else "3.11"
-    directory = code_dir.install_code(tmp_path / "new" / "folder", other)
-    assert json.loads((directory / "manifest.json").read_text())["python_version"] == other
-    compiled = re.findall(r"\.cpython-(\d+)", " ".join(file.name for file in directory.rglob("*.so")))
-    assert set(compiled) == {other.replace(".", "")}
 
 
 def test_the_manifest_names_versions_and_every_file(installed: Path) -> None:
