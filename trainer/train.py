@@ -8,6 +8,7 @@ import gc
 import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -92,94 +93,110 @@ def train(config: TrainerConfig, stop_file: Path | None = None, progress: bool =
             ranks, peers, is_worth_saving=lambda: watch.has_stepped, shorten_timeout=watch.shorten_timeout
         )
         try:
-            _train(config, ranks, process_groups, run, stop, watch, log)
+            _Attempt(config, ranks, process_groups, run, stop, watch, log).train()
         except TrainerError as error:
             stop.agreed()
             announce(error, run)
             raise
 
 
-def _train(
-    config: TrainerConfig,
-    ranks: Ranks,
-    groups: ProcessGroupCollection,
-    run: RunDirectory,
-    stop: StopRequest,
-    watch: Watch,
-    log: Log,
-) -> None:
-    """The part of `train` that follows once the ranks have met."""
-    last = config.training.train_iters
-    codes = at_rank_0(lambda: provenance.read_code(config), run.root)
-    code_loading.use(codes)
-    if at_rank_0(lambda: _open_run_directory(run, config, codes), run.root, "written"):
-        log.line(f"{config.name}: iteration {last} is done, nothing to do")
-        _mark_end(run, last, config)
-        return
+@dataclass(frozen=True)
+class _Attempt:
+    """One attempt of a run, once the ranks have met."""
 
-    source = checkpoint.find(run.checkpoints, config, codes, log, lambda: watch.beat(Phase.START))
-    at_rank_0(lambda: run.stopped.unlink(missing_ok=True), run.stopped, "removed")
-    origins = (
-        source.origins
-        if source
-        else at_rank_0(lambda: provenance.examine(config, codes=codes).origins, run.root)
-    )
-    confirmed = source.confirmed if source else Confirmations(config.checkpoint.changed).after(())
-    attempt = {"origins": origins, CONFIRMED: confirmed}
-    state = build_state(config, groups, log)
-    if source is not None:
-        watch.beat(Phase.LOAD)
-        checkpoint.load(source, state, groups)
-    log.line(_summary(config, groups, source, state))
-    watch.beat(Phase.DATA, state.iteration)
-    datasets, reading = _open_datasets(config, run, state, source, origins)
+    config: TrainerConfig
+    ranks: Ranks
+    groups: ProcessGroupCollection
+    run: RunDirectory
+    stop: StopRequest
+    watch: Watch
+    log: Log
 
-    timers = Timers(config.device)
-    timers.attach(state.model, state.optimizer)
-    places = gather_places(ranks, groups)
-    stragglers = StragglerWatch(timers, places, ranks.rank, config.device)
-    metrics = Metrics(config, run, log, timers, state.iteration, ranks.rank == 0)
+    def train(self) -> None:
+        """Train from the newest checkpoint, and mark the end in the run directory."""
+        config, run, log, watch = self.config, self.run, self.log, self.watch
+        codes = at_rank_0(lambda: provenance.read_code(config), run.root)
+        code_loading.use(codes)
+        if at_rank_0(lambda: _open_run_directory(run, config, codes), run.root, "written"):
+            last = config.training.train_iters
+            log.line(f"{config.name}: iteration {last} is done, nothing to do")
+            _mark_end(run, last, config)
+            return
+        source = checkpoint.find(run.checkpoints, config, codes, log, lambda: watch.beat(Phase.START))
+        at_rank_0(lambda: run.stopped.unlink(missing_ok=True), run.stopped, "removed")
+        loop = self._prepare(source, codes)
+        gc.collect()
+        gc.freeze()  # scanning these permanent objects would take longer than launching a layer
+        self._run(loop)
+        watch.beat(Phase.END)
+        loop.metrics.close()
+        log.close()
+        _mark_end(run, loop.state.iteration, config)
 
-    def record_start() -> None:
-        directories = list(repository.directories(codes.values()))
-        metrics.start(state.iteration, places, source, [_code_entry(each) for each in directories])
-        _record_start(run, config, directories)
+    def _prepare(self, source: checkpoint.Source | None, codes: Mapping[str, UserCode]) -> TrainingLoop:
+        """The loop that continues from `source`, or starts from random weights."""
+        config, run, log, watch = self.config, self.run, self.log, self.watch
+        origins = (
+            source.origins
+            if source
+            else at_rank_0(lambda: provenance.examine(config, codes=codes).origins, run.root)
+        )
+        confirmed = source.confirmed if source else Confirmations(config.checkpoint.changed).after(())
+        state = build_state(config, self.groups, log)
+        if source is not None:
+            watch.beat(Phase.LOAD)
+            checkpoint.load(source, state, self.groups)
+        log.line(_summary(config, self.groups, source, state))
+        watch.beat(Phase.DATA, state.iteration)
+        datasets, reading = _open_datasets(config, run, state, source, origins)
 
-    at_rank_0(record_start, run.root, "written")
-    log.start(state.iteration, last)
-    checkpoints = checkpoint.Checkpoints(
-        run.checkpoints,
-        config,
-        groups,
-        log,
-        metrics.checkpoint,
-        lambda: watch.beat(Phase.SAVE),
-        attempt,
-        reading,
-    )
-    checkpoints.prepare(state)
-    graphs = cuda_graphs.LayerGraphs(config, state, groups, log)
-    instruments = Instruments(timers, Profiler(config, run, ranks.rank), graphs, stragglers)
-    loop = TrainingLoop(state, datasets, config, groups, checkpoints, stop, watch, instruments, metrics, log)
-    gc.collect()
-    gc.freeze()  # scanning these permanent objects would take longer than launching a layer
-    try:
-        loop.run()
-    except TrainerError as error:
-        stop.agreed()
-        announce(error, run)
-        if error.scope is Scope.ALL_RANKS:
-            _finish_save(checkpoints, log)
-        metrics.stop(state.iteration, str(error))
-        metrics.close()
-        raise
-    except Exception:
-        metrics.close()  # waits for the thread that writes the lines
-        raise
-    watch.beat(Phase.END)
-    metrics.close()
-    log.close()
-    _mark_end(run, state.iteration, config)
+        timers = Timers(config.device)
+        timers.attach(state.model, state.optimizer)
+        places = gather_places(self.ranks, self.groups)
+        stragglers = StragglerWatch(timers, places, self.ranks.rank, config.device)
+        metrics = Metrics(config, run, log, timers, state.iteration, self.ranks.rank == 0)
+
+        def record_start() -> None:
+            directories = list(repository.directories(codes.values()))
+            metrics.start(state.iteration, places, source, [_code_entry(each) for each in directories])
+            _record_start(run, config, directories)
+
+        # only now, since everything that can refuse to start has passed
+        at_rank_0(record_start, run.root, "written")
+        log.start(state.iteration, config.training.train_iters)
+        checkpoints = checkpoint.Checkpoints(
+            run.checkpoints,
+            config,
+            self.groups,
+            log,
+            metrics.checkpoint,
+            lambda: watch.beat(Phase.SAVE),
+            {"origins": origins, CONFIRMED: confirmed},
+            reading,
+        )
+        checkpoints.prepare(state)
+        graphs = cuda_graphs.LayerGraphs(config, state, self.groups, log)
+        instruments = Instruments(timers, Profiler(config, run, self.ranks.rank), graphs, stragglers)
+        return TrainingLoop(
+            state, datasets, config, self.groups, checkpoints, self.stop, watch, instruments, metrics, log
+        )
+
+    def _run(self, loop: TrainingLoop) -> None:
+        """Run the loop. An error is announced and recorded, and a save in progress is completed if it can be."""
+        try:
+            loop.run()
+        except TrainerError as error:
+            self.stop.agreed()
+            announce(error, self.run)
+            if error.scope is Scope.ALL_RANKS:
+                # the other ranks are still there, so a save that waits for all of them can end
+                _finish_save(loop.checkpoints, self.log)
+            loop.metrics.stop(loop.state.iteration, str(error))
+            loop.metrics.close()
+            raise
+        except Exception:
+            loop.metrics.close()  # waits for the thread that writes the lines
+            raise
 
 
 def build_state(config: TrainerConfig, groups: ProcessGroupCollection, log: Log) -> TrainingState:
