@@ -27,10 +27,10 @@ def launch_foreground(both: Comparison) -> Iterator[Hit]:
     fix = 'run_step srun "${step[@]}" "${container[@]}" env "${task_environment[@]}" "$@"'
     direct = [call for call in calls if _is_srun(call, limited=False) and not _is_run_by_step(both, call)]
     for call in direct:
-        yield Hit(call.line, "srun runs without run_step, so no trap runs until it ends", fix)
+        yield Hit.at(call.line, "srun runs without run_step, so no trap runs until it ends", fix)
     if not direct and not any(RUN_STEP in call.written and not call.in_subshell for call in calls):
         why = "launch does not call run_step in the script's shell (a pipeline runs in a subshell)"
-        yield Hit(launch.line, why, fix)
+        yield Hit.at(launch.line, why, fix)
 
 
 def _is_srun(call: Command, *, limited: bool) -> bool:
@@ -67,7 +67,7 @@ def step_foreground(both: Comparison) -> Iterator[Hit]:
             continue
         if call.in_background:
             continue
-        yield Hit(
+        yield Hit.at(
             call.line,
             "srun runs in the foreground without a timeout",
             "use each_node SECONDS COMMAND, or run_step timeout SECONDS srun ...",
@@ -86,7 +86,7 @@ def trap_kept(both: Comparison) -> Iterator[Hit]:
             signals & ({"EXIT"} if shell == "prologue" else {"TERM", "USR2"} if shell == "job" else set())
         )
         if lost:
-            yield Hit(
+            yield Hit.at(
                 call.line,
                 f"this replaces the script's trap for {', '.join(lost)}",
                 "set the trap in a subshell, or use site_epilogue",
@@ -100,7 +100,7 @@ def no_errexit(both: Comparison) -> Iterator[Hit]:
         options = call.written[1:] if call.written[0] == "set" else ()
         turns_on = any(re.fullmatch(r"-\w*e\w*", word) for word in options) or _has_option(options, "errexit")
         if turns_on and both.shell_of(call) == "job":
-            yield Hit(
+            yield Hit.at(
                 call.line,
                 f"`{' '.join(call.written)}` ends the job at the first failure",
                 "remove it, and write `|| die MESSAGE` after a command that must not fail",
@@ -120,7 +120,7 @@ def no_exit(both: Comparison) -> Iterator[Hit]:
             and not call.in_branch
             and both.shell_of(call) in ("job", "prologue", "node")
         ):
-            yield Hit(call.line, f"`{call.written[0]}` always runs", "make it conditional")
+            yield Hit.at(call.line, f"`{call.written[0]}` always runs", "make it conditional")
 
 
 @site_rule("status-kept", "the status of the job's work is replaced")
@@ -138,7 +138,7 @@ def status_kept(both: Comparison) -> Iterator[Hit]:
             and not restores
             and both.shell_of(item) == "job"
         ):
-            yield Hit(item.line, "this replaces rc, the status of the launch", "use another name")
+            yield Hit.at(item.line, "this replaces rc, the status of the launch", "use another name")
     setters = {RUN_STEP, *(name for name in both.site.functions if _sets_status(both, name))}
     restored = [
         item.offset
@@ -148,7 +148,7 @@ def status_kept(both: Comparison) -> Iterator[Hit]:
     for call in both.own(calls):
         is_after = bool(launches) and call.offset > launches[0].offset and LAUNCH not in call.written
         if is_after and call.written[0] in setters and not any(offset > call.offset for offset in restored):
-            yield Hit(
+            yield Hit.at(
                 call.line,
                 f"{call.written[0]} replaces rc, the status of the launch",
                 "save and restore it: status=$rc before, rc=$status after",
@@ -181,11 +181,11 @@ def container_option_twice(both: Comparison) -> Iterator[Hit]:
     for item in both.own(both.site.assigned):
         for word in item.written or () if item.name in ("container", "step") and item.append else ():
             if word.partition("=")[0] in planned:
-                yield Hit(item.line, _twice(word), "set it in the cluster profile's `container`")
+                yield Hit.at(item.line, _twice(word), "set it in the cluster profile's `container`")
     for call in both.own(both.site.commands):
         for word in call.written if "srun" in call.written and '"${container[@]}"' in call.written else ():
             if word.partition("=")[0] in planned:
-                yield Hit(call.line, _twice(word), "set it in the cluster profile's `container`")
+                yield Hit.at(call.line, _twice(word), "set it in the cluster profile's `container`")
 
 
 def _twice(word: str) -> str:
@@ -204,7 +204,7 @@ def no_trace(both: Comparison) -> Iterator[Hit]:
         options = words[1:] if command.name == "set" or is_shell else ()
         traces = any(re.fullmatch(r"-\w*x\w*", word) for word in options) or _has_option(options, "xtrace")
         if traces and command.line in both.own_lines:
-            yield Hit(
+            yield Hit.at(
                 command.line,
                 f"`{' '.join(words[:4])}` prints every command with its values",
                 "remove it, and use `say` for log messages",
@@ -227,7 +227,7 @@ def no_environment_dump(both: Comparison) -> Iterator[Hit]:
             and re.fullmatch(r"-[px]+", words[1])
         )
         if prints and command.line in both.own_lines and id(command) not in filtered:
-            yield Hit(
+            yield Hit.at(
                 command.line,
                 f"`{' '.join(words)}` prints every variable",
                 "print only the variables you need: printenv NAME",
@@ -248,10 +248,10 @@ def no_secret(both: Comparison) -> Iterator[Hit]:
             if equals and value and "$" not in value and SECRET.search(name):
                 found[item.line] = name
     for line, name in found.items():
-        yield Hit(line, f"the script contains the value of {name}", fix)
+        yield Hit.at(line, f"the script contains the value of {name}", fix)
     for line in sorted(both.own_lines - found.keys()):
         if SECRET_VALUE.search(both.new_lines.get(line, "")):
-            yield Hit(line, "this line contains an access token or a password", fix)
+            yield Hit.at(line, "this line contains an access token or a password", fix)
 
 
 @site_rule("unprintable", "an invisible character")
@@ -260,7 +260,7 @@ def unprintable(both: Comparison) -> Iterator[Hit]:
     for number, line in both.new_lines.items():
         for character in line:
             if unicodedata.category(character) in ("Cc", "Cf", "Zl", "Zp") and character != "\t":
-                yield Hit(number, f"this line contains the character {character!a}", "remove it")
+                yield Hit.at(number, f"this line contains the character {character!a}", "remove it")
                 break
 
 

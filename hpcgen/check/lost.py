@@ -21,10 +21,10 @@ def directive_lost(both: Comparison) -> Iterator[Hit]:
     for name, value in both.shipped.options.items():
         planned = f"--{name}={value}" if value else f"--{name}"
         if name not in site.options:
-            yield Hit(0, f"#SBATCH {planned} is missing", fix)
+            yield Hit.at(0, f"#SBATCH {planned} is missing", fix)
         elif site.options[name] != value:
             why = f"--{name}={site.options[name]} overrides {planned}: sbatch uses the last one"
-            yield Hit(site.option_line(name), why, fix)
+            yield Hit.at(site.option_line(name), why, fix)
 
 
 @site_rule("directive-form", "a `#SBATCH` line with a backslash, `'` or ` #`")
@@ -35,7 +35,7 @@ def directive_form(both: Comparison) -> Iterator[Hit]:
             "\\" in line or "'" in line or " #" in re.sub(r'"[^"]*"', "", line)
         ):
             why = "sbatch does not read a backslash, a quote or a # like bash"
-            yield Hit(number, why, "write --option=value, or --option={{ value | directive }}")
+            yield Hit.at(number, why, "write --option=value, or --option={{ value | directive }}")
 
 
 @site_rule("setting-lost", "a setting that hpcgen planned is gone or changed")
@@ -46,7 +46,7 @@ def setting_lost(both: Comparison) -> Iterator[Hit]:
     settings = [item for item in _top_level(both.shipped) if not item.append and item.line < first]
     lost = [item.name for item in settings if item.text not in texts]
     if lost:
-        yield Hit(
+        yield Hit.at(
             0,
             f"not set as planned: {few(lost, MOST_NAMES)}",
             "keep {{ super() }} in block settings, and change values in the run file",
@@ -54,7 +54,7 @@ def setting_lost(both: Comparison) -> Iterator[Hit]:
     scalars = {item.name for item in settings if item.items is None}
     for item in both.own(both.site.assigned):
         if item.name in scalars and not item.is_local and both.shell_of(item) in ("job", "prologue"):
-            yield Hit(
+            yield Hit.at(
                 item.line,
                 f"this changes the setting {item.name}",
                 "set the value in the run file or the cluster profile, or use another name",
@@ -84,7 +84,7 @@ def option_lost(both: Comparison) -> Iterator[Hit]:
             why = f"{item.name}=(...) replaces the array" + (
                 f"; lost: {few(lost, MOST_NAMES)}" if lost else ""
             )
-            yield Hit(item.line, why, f"append with {item.name}+=(...)")
+            yield Hit.at(item.line, why, f"append with {item.name}+=(...)")
 
 
 @site_rule("variable-lost", "a planned environment variable is gone")
@@ -95,12 +95,12 @@ def variable_lost(both: Comparison) -> Iterator[Hit]:
     lost = [name for name in planned if name not in exported]
     if lost:
         fix = "keep {{ super() }} in block environment, and set values in the cluster profile's `environment`"
-        yield Hit(0, f"not exported: {few(lost, MOST_NAMES)}", fix)
+        yield Hit.at(0, f"not exported: {few(lost, MOST_NAMES)}", fix)
     for call in both.own(both.site.commands):
         removes = call.written[0] == "unset" or (call.written[0] == "export" and "-n" in call.written)
         taken = [word for word in call.written[1:] if word in planned]
         if removes and taken and both.shell_of(call) in ("job", "prologue"):
-            yield Hit(
+            yield Hit.at(
                 call.line,
                 f"this removes {few(taken, MOST_NAMES)} from the environment",
                 "set the value in the cluster profile's `environment`",
@@ -112,7 +112,7 @@ def function_lost(both: Comparison) -> Iterator[Hit]:
     """The script calls the function: the job would end with `command not found`, or continue without it."""
     for name in both.shipped.functions:
         if name not in both.site.functions:
-            yield Hit(
+            yield Hit.at(
                 0,
                 f"function {name} is missing",
                 f"keep {{{{ super() }}}} in the block that defines {name}, or define it",
@@ -129,7 +129,7 @@ def overwritten(both: Comparison) -> Iterator[Hit]:
             why = (
                 f"{source} also defines {function.name}, on line {last.line}, and the last definition is used"
             )
-            yield Hit(
+            yield Hit.at(
                 function.line,
                 why,
                 "rename the function, or replace launch, site_prologue, prepare_node or site_epilogue",
@@ -142,7 +142,7 @@ def overwritten(both: Comparison) -> Iterator[Hit]:
     for item in both.own(_top_level(both.site)):
         if item.line < later.get(item.name, 0) and item.line in both.own_lines:
             why = f"a library sets {item.name} on line {later[item.name]}, so this has no effect"
-            yield Hit(item.line, why, "change the variable in function site_prologue")
+            yield Hit.at(item.line, why, "change the variable in function site_prologue")
 
 
 @site_rule("unknown-command", "a function that this script does not have")
@@ -151,7 +151,7 @@ def unknown_command(both: Comparison) -> Iterator[Hit]:
     for call in both.own(both.site.commands):
         name = call.written[0]
         if name in both.vocabulary and name not in both.site.functions:
-            yield Hit(
+            yield Hit.at(
                 call.line,
                 f"this stage has no function {name}",
                 "remove the call, or put it into the template of a stage that has the function",
@@ -168,12 +168,12 @@ def step_lost(both: Comparison) -> Iterator[Hit]:
     missing = [name for name in planned if name not in found]
     fix = "keep the steps of `hpcgen templates override STAGE --block main` in their order, with your own between them"
     if missing:
-        yield Hit(main.line, f"main does not call {few(missing, MOST_NAMES)}", fix)
+        yield Hit.at(main.line, f"main does not call {few(missing, MOST_NAMES)}", fix)
     elif name := _out_of_order(planned, found):
-        yield Hit(main.line, f"main calls {name} too early or too late", fix)
+        yield Hit.at(main.line, f"main calls {name} too early or too late", fix)
     last = [call for call in both.site.calls_of(MAIN) if not call.in_branch and not call.in_subshell][-1:]
     if planned[-1] not in missing and (not last or last[0].written[0] != planned[-1]):
-        yield Hit(last[0].line if last else main.line, f"main does not end with {planned[-1]}", fix)
+        yield Hit.at(last[0].line if last else main.line, f"main does not end with {planned[-1]}", fix)
 
 
 def _steps(script: Script, shipped: Script) -> list[str]:
@@ -210,7 +210,7 @@ def launch_words(both: Comparison) -> Iterator[Hit]:
     used = {item.name for item in both.site.reads if both.is_in_launch(item)}
     lost = ['"$@"' if name == "@" else f'"${{{name}[@]}}"' for name in sorted(planned - used)]
     if lost:
-        yield Hit(
+        yield Hit.at(
             launch.line,
             f"launch does not use {', '.join(lost)}",
             'run_step srun "${step[@]}" "${container[@]}" env "${task_environment[@]}" "$@"',

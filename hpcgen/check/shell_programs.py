@@ -10,7 +10,8 @@ import subprocess
 
 from hpcgen.check.lint import syntax
 from hpcgen.check.lint.check import Finding
-from hpcgen.errors import HpcgenError
+from hpcgen.check.lint.rule import Severity
+from hpcgen.errors import HpcgenError, Problem
 from hpcgen.slurm.rendering.script import Script
 from hpcgen.slurm.rendering.written import TemplateLines
 
@@ -44,7 +45,7 @@ def require_syntax(script: Script) -> None:
     found = _bash(script.text)
     if not found:
         return
-    line, what = found[0].line, found[0].why
+    line, what = found[0].line, found[0].problem.reason
     with contextlib.suppress(ModuleNotFoundError):  # without shfmt, bash's line is used
         try:
             syntax.parse(script.text)
@@ -71,26 +72,27 @@ def _bash(script: str) -> list[Finding]:
     errors = re.findall(r"^bash: line (\d+): (.*)$", answer.stderr, re.MULTILINE)
     if answer.returncode and not errors:
         errors = [("0", answer.stderr.strip() or "bash cannot parse the script")]
-    fix = "correct the shell code"
     return [
-        Finding(path="", line=int(line), rule="syntax", severity="error", why=why, fix=fix)
-        for line, why in errors
+        _finding(int(line), "syntax", Problem("", reason, "correct the shell code"))
+        for line, reason in errors
     ]
 
 
 def _shellcheck(script: str) -> list[Finding]:
     answer = _run("shellcheck", *SHELLCHECK_OPTIONS, "-", script=script)
     return [
-        Finding(
-            path="",
-            line=comment["line"],
-            rule=f"SC{comment['code']}",
-            severity="error" if comment["level"] == "error" else "warning",
-            why=comment["message"],
-            fix=f"see https://www.shellcheck.net/wiki/SC{comment['code']}",
+        _finding(
+            comment["line"],
+            rule := f"SC{comment['code']}",
+            Problem("", comment["message"], f"see https://www.shellcheck.net/wiki/{rule}"),
+            "error" if comment["level"] == "error" else "warning",
         )
         for comment in json.loads(answer.stdout)["comments"]
     ]
+
+
+def _finding(line: int, rule: str, problem: Problem, severity: Severity = "error") -> Finding:
+    return Finding(path="", line=line, rule=rule, severity=severity, problem=problem)
 
 
 def _run(*command: str, script: str) -> subprocess.CompletedProcess[str]:

@@ -12,7 +12,7 @@ from hpcgen.check.lint import check as lint_check
 from hpcgen.check.lint.check import Finding
 from hpcgen.check.representative import Representative, representatives
 from hpcgen.check.scripts import ReadScripts, compare
-from hpcgen.errors import ConfigErrors, FilePlace, HpcgenError
+from hpcgen.errors import ConfigErrors, FilePlace, HpcgenError, Problem
 from hpcgen.slurm.rendering.blocks import require_known_blocks
 from hpcgen.slurm.rendering.environment import ShellEnvironment, make_environment, template_origins
 from hpcgen.slurm.rendering.inventory import TemplateFile, template_chain, template_file, unused_files
@@ -212,7 +212,7 @@ def _checked(
 
 
 def _finding(rule: str, why: str, fix: str) -> Finding:
-    return Finding(path="", line=0, rule=rule, severity="error", why=why, fix=fix)
+    return Finding(path="", line=0, rule=rule, severity="error", problem=Problem("", why, fix))
 
 
 class _Collected:
@@ -230,7 +230,7 @@ class _Collected:
         """Adds a finding of a file. Findings with the same line and key are merged."""
         line = finding.line if file else 0
         new = (replace(finding, path=file), list[str]())
-        _, scripts = self._found.setdefault((finding.rule, key or finding.why, file, line), new)
+        _, scripts = self._found.setdefault((finding.rule, key or finding.problem.reason, file, line), new)
         if seen and seen not in scripts:
             scripts.append(seen)
 
@@ -245,7 +245,7 @@ class _Collected:
             return
         place = written or (None if text else _replaced(BLOCKS.get(finding.rule, ""), one.template.chain))
         # the text of a line can differ between clusters, and with it the message
-        key = finding.rule if place else f"{finding.why} {text}"
+        key = finding.rule if place else f"{finding.problem.reason} {text}"
         if place:
             finding = replace(finding, line=place[1])
         self.add(finding, file=str(place[0]) if place else "", seen=one.label, key=key)

@@ -45,7 +45,7 @@ def unset_variable(both: Comparison) -> Iterator[Hit]:
         elif both.shell_of(use) == "node":
             why = f"this function runs on each node, in a shell without the script's variable {use.name}"
             fix = "use an exported variable, set it in the function, or use $scratch or $node"
-        yield Hit(use.line, why, fix)
+        yield Hit.at(use.line, why, fix)
 
 
 class _Known:
@@ -157,7 +157,7 @@ def container_env(both: Comparison) -> Iterator[Hit]:
                 "set it in the cluster profile's `environment`, or pass it to the tasks in site_prologue: "
                 f'task_environment+=("{item.name}=${item.name}")'
             )
-            yield Hit(item.line, why, fix)
+            yield Hit.at(item.line, why, fix)
 
 
 @site_rule("export-local", "an export ends with its function")
@@ -165,7 +165,7 @@ def export_local(both: Comparison) -> Iterator[Hit]:
     """In a function, `declare -x` and `local -x` create a local variable: later commands do not get it."""
     for item in both.own(both.site.assigned):
         if item.exported and item.is_local and both.shell_of(item) in ("job", "prologue"):
-            yield Hit(
+            yield Hit.at(
                 item.line,
                 f"{item.name} is exported only until the function ends",
                 f"write export {item.name}=..., or declare -gx",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
 import traceback
@@ -121,7 +120,7 @@ def command(
         for finding in lint(text, path, rules, release, on_bug)
     ]
     if as_json:
-        click.echo(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=1))
+        click.echo(json.dumps([finding.entry() for finding in findings], indent=1))
     else:
         for finding in findings:
             _show(finding)
@@ -147,8 +146,8 @@ def _show(finding: Finding) -> None:
     path = finding.path if finding.path.isprintable() else ascii(finding.path)
     place = click.style(f"{path}:{finding.line}:", bold=True)
     severity = click.style(f"{finding.severity}:", fg=COLORS[finding.severity])
-    why = "".join(character if character.isprintable() else "?" for character in finding.why)
-    fix = "".join(character if character.isprintable() else "?" for character in finding.fix)
+    why = "".join(character if character.isprintable() else "?" for character in finding.problem.reason)
+    fix = "".join(character if character.isprintable() else "?" for character in finding.problem.hint)
     click.echo(f"{place} {severity} {why} [{finding.rule}]")
     if finding.also:
         noun = "lines" if len(finding.also) > 1 else "line"

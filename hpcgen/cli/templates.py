@@ -279,8 +279,8 @@ def _as_json(report: Report, shellchecked: bool) -> dict[str, Any]:
             "severity": seen.finding.severity,
             "file": seen.finding.path,
             "line": seen.finding.line,
-            "why": seen.finding.why,
-            "fix": seen.finding.fix,
+            "why": seen.finding.problem.reason,
+            "fix": seen.finding.problem.hint,
             "seen": seen.scripts,
         }
         for seen in report.findings
@@ -299,9 +299,9 @@ def _print_report(report: Report, directories: Sequence[Path], shellchecked: boo
     for seen in report.findings:
         finding = seen.finding
         color = "red" if finding.severity == "error" else "yellow"
-        click.echo(f"{seen.where}: {click.style(finding.rule, fg=color)}: {finding.why}")
+        click.echo(f"{seen.where}: {click.style(finding.rule, fg=color)}: {finding.problem.reason}")
         click.echo(f"    why: {explanation(finding.rule)}")
-        click.echo(f"    fix: {finding.fix}")
+        click.echo(f"    fix: {finding.problem.hint}")
         if seen.scripts:
             click.echo(f"    in:  {_shortened(seen.scripts)}")
     sites = ", ".join(str(directory) for directory in directories) or "the shipped templates only"

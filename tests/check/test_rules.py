@@ -333,7 +333,7 @@ HARMLESS: dict[str, Change] = {
 
 @pytest.mark.parametrize(("rule", "change", "what"), BROKEN.values(), ids=BROKEN)
 def test_a_script_that_breaks_a_rule(found: Compare, rule: str, change: Change, what: str) -> None:
-    matching = [finding.why for finding in found(change) if finding.rule == rule]
+    matching = [finding.problem.reason for finding in found(change) if finding.rule == rule]
     assert any(what in why for why in matching), matching
 
 
@@ -355,7 +355,7 @@ def unset_variables(script: str) -> set[str]:
     """The findings of one rule, which does not need the values of variables. Reading those takes as long again."""
     directives = [line for line in script.split("\n") if line.startswith("#SBATCH")]
     both = Comparison(script, "\n".join(directives), library_functions())
-    return {hit.why for hit in RULES["unset-variable"].check(both)}
+    return {hit.problem.reason for hit in RULES["unset-variable"].check(both)}
 
 
 def test_every_rule_has_an_example() -> None:
@@ -373,7 +373,10 @@ def test_a_comment_turns_a_rule_off(shipped: str) -> None:
 
 
 def test_the_value_of_a_secret_is_not_repeated(found: Compare) -> None:
-    said = " ".join(f"{finding.why} {finding.fix}" for finding in found(prologue("export HF_TOKEN=hunter2")))
+    said = " ".join(
+        f"{finding.problem.reason} {finding.problem.hint}"
+        for finding in found(prologue("export HF_TOKEN=hunter2"))
+    )
     assert "HF_TOKEN" in said
     assert "hunter2" not in said
 

@@ -125,7 +125,7 @@ def checked(site: Path, cluster: str, templates: Mapping[str, str]) -> Report:
 
 def only(report: Report) -> Seen:
     assert len(report.findings) == 1, [
-        (one.where, one.finding.rule, one.finding.why) for one in report.findings
+        (one.where, one.finding.rule, one.finding.problem.reason) for one in report.findings
     ]
     return report.findings[0]
 
@@ -201,7 +201,7 @@ def test_findings_of_a_bad_site_have_rule_file_and_line(
     rule, line = expected
     finding = only(checked(site, "local", templates))
     assert (finding.finding.rule, finding.where) == (rule, f"{site / next(iter(templates))}:{line}")
-    assert finding.finding.fix
+    assert finding.finding.problem.hint
     assert explanation(rule)
 
 
@@ -226,7 +226,7 @@ def test_consequences_of_a_lost_block_are_not_reported(site: Path) -> None:
 @pytest.mark.slow
 def test_many_lost_variables_are_one_finding(site: Path, cluster: str) -> None:
     finding = only(checked(site, cluster, one_block("train", "environment", "unset PATH_OF_SITE")))
-    assert re.fullmatch(r"not exported: (\w+, ){3}\w+ and \d+ more", finding.finding.why)
+    assert re.fullmatch(r"not exported: (\w+, ){3}\w+ and \d+ more", finding.finding.problem.reason)
 
 
 def test_a_template_of_its_own_lacks_the_functions(site: Path) -> None:
@@ -245,14 +245,14 @@ def test_a_template_of_its_own_lacks_the_functions(site: Path) -> None:
 def test_a_missing_parent_is_named(site: Path) -> None:
     templates = {"slurm/train.sbatch.j2": '{% extends "hpcgen/slurm/trian.sbatch.j2" %}\n'}
     finding = only(checked(site, "local", templates))
-    assert "template 'hpcgen/slurm/trian.sbatch.j2' does not exist" in finding.finding.why
+    assert "template 'hpcgen/slurm/trian.sbatch.j2' does not exist" in finding.finding.problem.reason
     assert {seen.split()[0] for seen in finding.scripts} == {"train"}
 
 
 def test_a_file_that_is_not_used_is_a_finding(site: Path) -> None:
     finding = only(checked(site, "local", {"slurm/trian.sbatch.j2": TRAIN}))
     assert (finding.finding.rule, finding.where) == ("unused-file", f"{site}/slurm/trian.sbatch.j2")
-    assert f"did you mean {site}/slurm/train.sbatch.j2?" in finding.finding.why
+    assert f"did you mean {site}/slurm/train.sbatch.j2?" in finding.finding.problem.reason
 
 
 def test_a_file_that_everybody_may_write_to_is_a_finding(site: Path) -> None:
@@ -260,7 +260,7 @@ def test_a_file_that_everybody_may_write_to_is_a_finding(site: Path) -> None:
     (site / "slurm/train.sbatch.j2").chmod(0o666)
     finding = only(checked(site, "local", {}))
     assert finding.where == f"{site}/slurm/train.sbatch.j2"
-    assert "all users can write to it" in finding.finding.why
+    assert "all users can write to it" in finding.finding.problem.reason
 
 
 def test_a_directory_that_everybody_may_write_to_is_refused(site: Path) -> None:
@@ -290,7 +290,7 @@ def test_an_invalid_profile_is_a_finding_unless_it_was_requested(tmp_path: Path)
     broken = str(write_yaml(tmp_path / "broken.yaml", {"extends": "local", "scrach": "/nvme"}))
     report = check_site([], [broken, "local"], nothing)
     assert (only(report).finding.rule, report.num_scripts) == ("profile", SCRIPTS)
-    assert "scrach" in only(report).finding.why
+    assert "scrach" in only(report).finding.problem.reason
     with pytest.raises(HpcgenError, match="scrach"):
         check_site([], [broken, "local"], nothing, named=True)
 

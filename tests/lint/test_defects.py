@@ -168,7 +168,7 @@ def test_no_message_shows_a_secret() -> None:
     text += f"srun --container-env=HF_TOKEN={secret} env\nexport HF_TOKEN=x {secret}\n"
     found = lint(text)
     assert {"secret-in-script", "trace-with-secrets"} <= {finding.rule for finding in found}
-    assert secret not in "".join(finding.why + finding.fix for finding in found)
+    assert secret not in "".join(finding.problem.reason + finding.problem.hint for finding in found)
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_no_message_shows_a_secret() -> None:
 def test_directives_that_sbatch_refuses(option: str, said: str, tmp_path: Path) -> None:
     script = tmp_path / "job.sh"
     script.write_text(f"#!/bin/bash\n#SBATCH {option}\ntrue\n")
-    fixes = [finding.fix for finding in lint(script.read_text(), rules=["directive-unknown"])]
+    fixes = [finding.problem.hint for finding in lint(script.read_text(), rules=["directive-unknown"])]
     assert (said in fixes[0]) if said else fixes == []
     if shutil.which("sbatch") is None:
         return
@@ -237,11 +237,11 @@ def test_options_that_exclude_each_other(program: str, first: str, second: str, 
 def test_one_mistake_is_one_finding() -> None:
     training = "srun python pretrain_gpt.py --num-attention-heads 16 --hidden-size 1024"
     [found] = lint(f"{HEAD}{training} --tensor-model-parallel-size 6\n", rules=["parallel-sizes"])
-    assert found.fix == "use --tensor-model-parallel-size 1, 2, 4, 8 or 16"
+    assert found.problem.hint == "use --tensor-model-parallel-size 1, 2, 4, 8 or 16"
     sizes = "--tensor-model-parallel-size 4 --context-parallel-size 3 --seq-length 6144"
     [found] = lint(f"{HEAD}{training} {sizes}\n", rules=["parallel-sizes"])
-    assert "TP x PP x CP = 4 x 1 x 3 = 12 does not divide" in found.why
-    assert found.fix == "use 3 or 6 nodes, or choose parallel sizes whose product divides 16"
+    assert "TP x PP x CP = 4 x 1 x 3 = 12 does not divide" in found.problem.reason
+    assert found.problem.hint == "use 3 or 6 nodes, or choose parallel sizes whose product divides 16"
     text = "export MASTER_ADDR=localhost\nsrun torchrun --nnodes 2 --master_addr $MASTER_ADDR train.py\n"
     [found] = lint(HEAD + text, rules=["localhost-master"])
     assert found.line == len(HEAD.splitlines()) + 1
@@ -251,8 +251,8 @@ def test_layers_of_a_virtual_stage_divide_those_of_a_stage() -> None:
     training = "srun python pretrain_gpt.py --num-layers 96 --pipeline-model-parallel-size 16"
     option = "--num-layers-per-virtual-pipeline-stage"
     [found] = lint(f"{HEAD}{training} {option} 4\n", rules=["parallel-sizes"])
-    assert "96 / 16 = 6 (6 / 4)" in found.why
-    assert found.fix == f"use {option} 1, 2, 3 or 6"
+    assert "96 / 16 = 6 (6 / 4)" in found.problem.reason
+    assert found.problem.hint == f"use {option} 1, 2, 3 or 6"
     assert lint(f"{HEAD}{training} {option} 3\n", rules=["parallel-sizes"]) == []
 
 
@@ -288,25 +288,25 @@ def moe_script(options: str) -> str:
     ],
 )
 def test_experts_that_do_not_fit(options: str, rule: str, message: str) -> None:
-    assert message in " ".join(found.why for found in lint(moe_script(options), rules=[rule]))
+    assert message in " ".join(found.problem.reason for found in lint(moe_script(options), rules=[rule]))
 
 
 def test_options_without_a_value_are_added_or_removed() -> None:
     script = moe_script("--tensor-model-parallel-size 2 --moe-shared-expert-intermediate-size 64")
     [parallel] = lint(script, rules=["parallel-sizes"])
-    assert parallel.fix == "add --sequence-parallel"
+    assert parallel.problem.hint == "add --sequence-parallel"
     biased = script.replace("--disable-bias-linear", "--sequence-parallel")
     [shape] = lint(biased, rules=["model-shape"])
     assert (
-        shape.why
+        shape.problem.reason
         == "--moe-shared-expert-intermediate-size 64 does not support a run without --disable-bias-linear"
     )
-    assert shape.fix == "add --disable-bias-linear"
+    assert shape.problem.hint == "add --disable-bias-linear"
     [shared] = lint(biased, rules=["parallel-sizes"])
-    assert shared.why.startswith(
+    assert shared.problem.reason.startswith(
         "a run without --disable-bias-linear is not supported for experts that 2 ranks share"
     )
-    assert shared.fix == "add --disable-bias-linear, or set --expert-tensor-parallel-size to 1"
+    assert shared.problem.hint == "add --disable-bias-linear, or set --expert-tensor-parallel-size to 1"
 
 
 @pytest.mark.parametrize(
@@ -358,8 +358,8 @@ def test_a_log_without_the_jobs_number_is_shared(name: str, shared: bool) -> Non
 )
 def test_the_rank_of_the_batch_shell_is_not_the_tasks(text: str, names: list[str]) -> None:
     found = lint(f"{HEAD}{text}\n", rules=["rank-of-batch-shell"])
-    assert [re.findall(r"SLURM_\w+", finding.why)[0] for finding in found] == names
-    assert all("bash -c '" in finding.fix for finding in found)
+    assert [re.findall(r"SLURM_\w+", finding.problem.reason)[0] for finding in found] == names
+    assert all("bash -c '" in finding.problem.hint for finding in found)
 
 
 def test_text_from_variables_counts_as_the_line_it_is_used_on() -> None:
@@ -367,7 +367,7 @@ def test_text_from_variables_counts_as_the_line_it_is_used_on() -> None:
     last = text.count("\n")
     found = lint(text)
     said = [finding.line for finding in found]
-    said += [int(line) for finding in found for line in re.findall(r"line (\d+)", finding.why)]
+    said += [int(line) for finding in found for line in re.findall(r"line (\d+)", finding.problem.reason)]
     assert max(said) <= last
     inner = [command for command in read(text).commands if command.outer is not None]
     assert {command.name for command in inner} >= {"srun", "true"}
@@ -404,7 +404,7 @@ def test_options_of_a_fork_are_not_mistakes() -> None:
     fork = "--num_layers 12 --hidden_size 768 --lora_rank 8 --data-parallel-size 2"
     assert lint(f"{HEAD}srun python pretrain_gpt.py {fork}\n", rules=["megatron-option"]) == []
     [found] = lint(f"{HEAD}srun python pretrain_gpt.py --num_layers 12\n", rules=["megatron-option"])
-    assert found.fix == "did you mean --num-layers?"
+    assert found.problem.hint == "did you mean --num-layers?"
 
 
 @pytest.mark.parametrize(
@@ -418,14 +418,14 @@ def test_options_of_a_fork_are_not_mistakes() -> None:
 )
 def test_a_name_of_megatron_cores_configuration_is_no_option(key: str, option: str) -> None:
     [found] = lint(f"{HEAD}srun python pretrain_gpt.py --{key} 8\n", rules=["megatron-option"])
-    assert found.why == f"Megatron-LM has no --{key}"
-    assert found.fix == f"use --{option}"
+    assert found.problem.reason == f"Megatron-LM has no --{key}"
+    assert found.problem.hint == f"use --{option}"
 
 
 def test_the_last_check_of_a_script_is_its_status() -> None:
     assert lint(f"{HEAD}srun dcgmi diag -r 3\ndcgmi diag -r 3\n", rules=["check-ignored"]) == []
     [found] = lint(f"{HEAD}dcgmi diag -r 3\nsrun python train.py\n", rules=["check-ignored"])
-    assert found.fix == "dcgmi diag -r 3 || exit 1"
+    assert found.problem.hint == "dcgmi diag -r 3 || exit 1"
 
 
 @pytest.mark.parametrize(
@@ -456,7 +456,7 @@ def test_a_rank_that_the_batch_shell_exports(text: str, found: bool) -> None:
 def test_an_endpoint_without_a_port_has_torchruns_own(text: str, found: bool) -> None:
     script = f"#!/bin/bash\n#SBATCH --gpus=1\nsrun torchrun --nproc_per_node 1 {text} train.py\n"
     findings = lint(script, rules=["fixed-port"])
-    assert [re.findall("port 29400", finding.why) for finding in findings] == (
+    assert [re.findall("port 29400", finding.problem.reason) for finding in findings] == (
         [["port 29400"]] if found else []
     )
 
@@ -480,7 +480,7 @@ def test_latent_attention_with_tensor_parallelism_needs_sequence_parallelism() -
     options = f"{shape} --multi-latent-attention --tensor-model-parallel-size 2"
     script = f"{HEAD}srun python pretrain_gpt.py {options}"
     [found] = lint(f"{script}\n", rules=["parallel-sizes"])
-    assert "must be true for --multi-latent-attention with TP = 2" in found.why
+    assert "must be true for --multi-latent-attention with TP = 2" in found.problem.reason
     assert (
         lint(f"{script} --sequence-parallel --kv-channels 64\n", rules=["parallel-sizes", "model-shape"])
         == []

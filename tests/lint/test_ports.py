@@ -87,20 +87,20 @@ def test_a_port_of_every_job(port: str, message: str) -> None:
     for text in (f"export MASTER_PORT={port}", f"P={port}; export MASTER_PORT=$P"):
         findings = found(text, "port-range", "ephemeral-port")
         assert len(findings) == bool(message), findings
-        assert all(message in finding.why for finding in findings)
+        assert all(message in finding.problem.reason for finding in findings)
 
 
 def test_the_ports_of_launchers_and_of_arrays() -> None:
     launch = "srun torchrun --nnodes=2 --rdzv_backend=c10d --rdzv_endpoint=$HOST:{} train.py"
     [octal] = found(launch.format("$((10000+${SLURM_JOB_ID: -4}))"), "port-range")
-    assert LEADING_ZERO in octal.why
+    assert LEADING_ZERO in octal.problem.reason
     assert octal.severity == "warning"
     [fixed] = found(launch.format("70000"), "port-range")
     assert fixed.severity == "error"
     assert found(launch.format("0"), "port-range") == []  # any free port
     task = "export MASTER_PORT=$((64000 + SLURM_ARRAY_TASK_ID))"
     assert found(f"#SBATCH --array=0-1000%4\n{task}", "port-range") == []
-    assert TOO_HIGH in found(f"#SBATCH --array=0-2000\n{task}", "port-range")[0].why
+    assert TOO_HIGH in found(f"#SBATCH --array=0-2000\n{task}", "port-range")[0].problem.reason
 
 
 @pytest.mark.parametrize("port", [port for port, _ in PORTS if JOB[:9] in port])
@@ -213,7 +213,7 @@ def test_programs_with_any_arguments_are_known_or_unknown() -> None:
 )
 def test_a_port_that_is_not_assigned_by_name(text: str) -> None:
     [finding] = found(text, "port-range")
-    assert TOO_HIGH in finding.why
+    assert TOO_HIGH in finding.problem.reason
     assert found("let MASTER_PORT=10000+SLURM_JOB_ID%20000; (( MASTER_PORT == 1 ))", "port-range") == []
 
 

@@ -45,8 +45,8 @@ def test_a_script_that_breaks_a_rule_breaks_that_one(rule: str, example: Example
     for finding in found:
         if finding.rule == rule:
             assert example.at in text.split("\n")[finding.line - 1]
-            assert finding.why
-            assert finding.fix
+            assert finding.problem.reason
+            assert finding.problem.hint
 
 
 @pytest.mark.parametrize(("rule", "example"), ALL, ids=NAMES)
@@ -61,7 +61,7 @@ def test_the_first_of_a_pair_breaks_its_rule_and_the_second_does_not(pair: Pair)
     assert names(found) - notes - {pair.rule} == set()
     broken = [finding for finding in found if finding.rule == pair.rule]
     assert {finding.line for finding in broken} == pair.lines
-    assert all(finding.why and finding.fix for finding in broken)
+    assert all(finding.problem.reason and finding.problem.hint for finding in broken)
     assert lint(pair.nearly, rules=[pair.rule]) == []
 
 
@@ -89,8 +89,8 @@ def test_the_message_of_a_rule(matter: str) -> None:
     found = lint(message.script, rules=[rule], slurm_version=message.slurm)
     assert len(found) == bool(message.why), found
     for finding in found:
-        assert message.why in finding.why
-        assert message.fix in finding.fix
+        assert message.why in finding.problem.reason
+        assert message.fix in finding.problem.hint
         assert message.severity in (finding.severity, "")
 
 

@@ -182,7 +182,7 @@ def test_what_the_outer_shell_has_expanded_is_unknown(text: str, is_known: bool)
 )
 def test_the_advice_for_a_failure_that_is_not_noticed_repairs_it(text: str, advice: str) -> None:
     hidden = found(HEAD + text, "failure-hidden") + found(HEAD + text, "failure-in-pipe")
-    assert [finding.fix.removesuffix(" at the end") for finding in hidden] == [advice] * bool(advice)
+    assert [finding.problem.hint.removesuffix(" at the end") for finding in hidden] == [advice] * bool(advice)
     if advice.startswith("set"):
         command = advice.removesuffix(" at the start of the text")
         repaired = text.replace(" -c '", f" -c '{command}; ") if "text" in advice else f"{command}\n{text}"
@@ -236,7 +236,7 @@ def test_a_wait_for_a_monitor_alone() -> None:
 def test_ports_that_are_drawn(port: str, bounds: str) -> None:
     findings = found(f"{HEAD}{port}\n", "ephemeral-port")
     assert len(findings) == bool(bounds)
-    assert all(f"between {bounds}" in finding.why for finding in findings)
+    assert all(f"between {bounds}" in finding.problem.reason for finding in findings)
 
 
 @pytest.mark.parametrize(
@@ -275,7 +275,7 @@ def test_a_command_that_grows_by_a_mount_in_every_turn() -> None:
 def test_devices_that_the_training_does_not_see(text: str, why: str) -> None:
     findings = found(HEAD.replace("#SBATCH --nodes=2\n", "") + text, "few-gpus")
     assert len(findings) == bool(why)
-    assert all(why in finding.why for finding in findings)
+    assert all(why in finding.problem.reason for finding in findings)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from hpcgen.check.lint.job import Job
 from hpcgen.check.lint.reader import read
@@ -40,6 +40,7 @@ from hpcgen.check.lint.sbatch import matching_options, parse_options
 from hpcgen.check.lint.script import Command, Script
 from hpcgen.errors import HpcgenError
 from hpcgen.text import did_you_mean
+from trainer.contract.problem import Problem
 
 __all__ = ["RULES", "Finding", "apply", "lint", "release_of", "require_known", "selection"]
 
@@ -61,10 +62,22 @@ class Finding:
     line: int
     rule: str
     severity: Severity
-    why: str
-    fix: str
+    problem: Problem
+    """What is wrong, and the correction as its hint."""
     also: tuple[int, ...] = ()
     """Other lines with the same mistake."""
+
+    def entry(self) -> dict[str, Any]:
+        """The finding as plain data for JSON."""
+        return {
+            "path": self.path,
+            "line": self.line,
+            "rule": self.rule,
+            "severity": self.severity,
+            "why": self.problem.reason,
+            "fix": self.problem.hint,
+            "also": self.also,
+        }
 
 
 _Result = TypeVar("_Result")
@@ -122,7 +135,7 @@ def lint(
         for inner in _findings(submitted, rules, slurm_version, on_bug) if submitted else ():
             also = tuple(number + above for number in inner.also)
             found.append(replace(inner, line=inner.line + above, also=also))
-    return sorted(found, key=lambda finding: (finding.line, finding.rule, finding.why))
+    return sorted(found, key=lambda finding: (finding.line, finding.rule, finding.problem.reason))
 
 
 def _submitted(command: Command, path: str) -> Script:
@@ -172,8 +185,7 @@ def apply(
                 line=first.line,
                 rule=rule.id,
                 severity=rule.severity_of(first, slurm_version),
-                why=first.why,
-                fix=first.fix,
+                problem=first.problem,
                 also=tuple(dict.fromkeys(hit.line for hit in others if hit.line != first.line)),
             )
 
@@ -186,7 +198,7 @@ def _grouped(hits: Iterable[Hit]) -> Iterable[list[Hit]]:
     """Groups hits of one rule by severity and cause. Each group is in the order of lines."""
     groups: dict[tuple[Severity | None, str, str], list[Hit]] = {}
     for hit in sorted(hits, key=lambda hit: hit.line):
-        what = (hit.cause, "") if hit.cause else (hit.why, hit.fix)
+        what = (hit.cause, "") if hit.cause else (hit.problem.reason, hit.problem.hint)
         groups.setdefault((hit.severity, *what), []).append(hit)
     return groups.values()
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from hpcgen.check.lint.job import Job
+from trainer.contract.problem import Problem
 
 Severity = Literal["error", "warning", "note"]
 """error: the job fails or does not do what the script says; warning: it costs speed, time or safety, or can fail;
@@ -15,13 +16,12 @@ note: it may be correct on this cluster, but should be checked."""
 
 @dataclass(frozen=True)
 class Hit:
-    """A place that violates a rule. `why` describes the mistake, and `fix` the correction."""
+    """A place that violates a rule."""
 
     line: int
-    why: str
-    fix: str
+    problem: Problem
     cause: str = ""
-    """Identifies a mistake. Hits with the same cause but different `why` become one finding."""
+    """Identifies a mistake. Hits with the same cause but different reasons become one finding."""
     severity: Severity | None = None
     """Severity of this finding. Default: the severity of the rule."""
     needs_release: bool = False
@@ -29,6 +29,21 @@ class Hit:
     before: str = ""
     """Slurm release that no longer has the problem. The hit is only reported if the cluster's release is known to be
     older."""
+
+    @classmethod
+    def at(
+        cls,
+        line: int,
+        why: str,
+        fix: str,
+        *,
+        cause: str = "",
+        severity: Severity | None = None,
+        needs_release: bool = False,
+        before: str = "",
+    ) -> Hit:
+        """A hit in a line. `why` describes the mistake, and `fix` the correction."""
+        return cls(line, Problem("", why, fix), cause, severity, needs_release, before)
 
     def applies_to(self, slurm_version: str | None) -> bool:
         """True if the hit can apply to a Slurm release, or to an unknown one."""

@@ -43,7 +43,7 @@ def host_address(job: Job) -> Iterator[Hit]:
                 if found[1] in ("-I", "--all-ip-addresses")
                 else "may print several addresses, or 127.0.1.1 from /etc/hosts"
             )
-            yield Hit(
+            yield Hit.at(
                 line,
                 f"`hostname {found[1]}` {what}; the ranks need one that the other nodes can reach",
                 '$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',

@@ -50,7 +50,7 @@ def container_env_gap(job: Job) -> Iterator[Hit]:
         missing = sorted(exported - _named(step) - (launch.environment if launch else frozenset()))
         if missing:
             names = ",".join(sorted(_named(step) | set(missing)))
-            yield Hit(
+            yield Hit.at(
                 option.word.line,
                 f"--container-env omits {few(missing, 4)}: if the image sets it too, the image's value is used",
                 f"--container-env={names}",
@@ -74,7 +74,7 @@ def container_env_value(job: Job) -> Iterator[Hit]:
                 name for name, equals, _ in (part.partition("=") for part in option.text.split(",")) if equals
             ]
             if given:
-                yield Hit(
+                yield Hit.at(
                     option.word.line,
                     f"--container-env takes names, and {given[0]} has a value here",
                     "export the variables, and list only their names",
@@ -88,7 +88,7 @@ def container_env_path(job: Job) -> Iterator[Hit]:
     for step in job.steps:
         for option in step.all("container-env"):
             for name in set(option.text.split(",")) & set(SET_BY_IMAGE):
-                yield Hit(
+                yield Hit.at(
                     option.word.line,
                     f"the host's {name} replaces the image's",
                     f"remove {name} from the list",
@@ -112,7 +112,7 @@ def container_writable(job: Job) -> Iterator[Hit]:
     for step in job.steps:
         option = step.option("container-writable")
         if option and step.option("container-readonly"):
-            yield Hit(
+            yield Hit.at(
                 option.word.line,
                 "--container-writable and --container-readonly are both given",
                 "remove one of them",
@@ -134,7 +134,7 @@ def container_settings_twice(job: Job) -> Iterator[Hit]:
         for step in job.steps if setting else ():
             option = step.option(option_name)
             if option and setting and name not in (option.value.variables if option.value else ()):
-                yield Hit(
+                yield Hit.at(
                     option.word.line,
                     f"--{option_name} overrides {name} on line {setting.line}",
                     f"put all of it into --{option_name}, or remove the option",

@@ -45,7 +45,7 @@ def continuation_lost(job: Job) -> Iterator[Hit]:
             why, fix = f"the comment on line {number + 1}", f"move it above line {command.line}"
         else:
             why, fix = f"the empty line {number + 1}", "remove it"
-        yield Hit(
+        yield Hit.at(
             rest,
             f"{why} ends the command of line {command.line}: `{_first_words(lines[rest - 1])}` is a command of its own",
             fix,
@@ -76,7 +76,7 @@ def comment_in_quotes(job: Job) -> Iterator[Hit]:
     for command in job.script.commands:
         text = command.shell_text
         for first, last in _joined_comments(text) if text is not None else ():
-            yield Hit(
+            yield Hit.at(
                 first,
                 f"the shell of bash -c ignores lines {first} to {last}: in double quotes, the backslashes join them",
                 f"remove line {first}, or write the text in single quotes and the comment above the command",
@@ -85,7 +85,7 @@ def comment_in_quotes(job: Job) -> Iterator[Hit]:
         for word, following in itertools.pairwise(launch.arguments):
             is_comment = word.text.startswith("#--") or (word.text == "#" and following.text.startswith("--"))
             if is_comment and word.known and word.source.startswith("$"):
-                yield Hit(
+                yield Hit.at(
                     launch.line,
                     f"{word.source} is text, so `{word.text}` and the words after it are arguments of the program",
                     'remove the line of the comment, or make it an array: args=(...), and "${args[@]}"',

@@ -34,7 +34,7 @@ def files_by_count(job: Job) -> Iterator[Hit]:
                 and count
                 and (count[1] or count[2] or count[3]) not in ("1", "+1", "+2")
             ):
-                yield Hit(
+                yield Hit.at(
                     command.line,
                     f"{command.name} selects a fixed number of data files, however many there are",
                     "use --split, or list the files by name",
@@ -53,7 +53,7 @@ def suffix_by_pattern(job: Job) -> Iterator[Hit]:
     for command in job.script.commands:
         for word in command.words[1:] if command.name == "sed" else ():
             if found := re.fullmatch(r"s([/|#,:])(\.\w{2,5})\1\1g?", word.text):
-                yield Hit(
+                yield Hit.at(
                     word.line,
                     f"{word.text} deletes {found[2][1:]} and the character before it, anywhere in the path",
                     f"s/\\{found[2]}$//",
@@ -76,7 +76,7 @@ def document_mask_ignored(job: Job) -> Iterator[Hit]:
         flag = launch.flags.get(DOCUMENT_MASK)
         is_separated = PACKED_DOCUMENTS in launch.flags or not ignores_document_mask(launch.flags)
         if flag and flag.word.certain and not is_separated:
-            yield Hit(
+            yield Hit.at(
                 flag.line,
                 f"Megatron-LM's attention ignores the mask of --{DOCUMENT_MASK}",
                 f"use --{PACKED_DOCUMENTS} (from core 0.19), or remove --{DOCUMENT_MASK}",

@@ -42,7 +42,9 @@ def directive_value(job: Job) -> Iterator[Hit]:
         if not re.fullmatch(pattern, value, re.ASCII | re.IGNORECASE):
             if meaning == "a time" and (time := duration_as_time(value)):
                 fix = f"--{directive.name}={time}"
-            yield Hit(directive.line, f"--{directive.name}={value} is not {meaning}: sbatch refuses it", fix)
+            yield Hit.at(
+                directive.line, f"--{directive.name}={value} is not {meaning}: sbatch refuses it", fix
+            )
 
 
 def _is_filled_in_later(value: str) -> bool:
@@ -80,7 +82,7 @@ def directive_placeholder(job: Job) -> Iterator[Hit]:
         is_angled = ANGLES.fullmatch(value) and directive.name in (*_NAMED_BY_THE_SITE, *VALUES)
         is_yours = directive.name in _NAMED_BY_THE_SITE and _YOURS.search(value)
         if directive.effective and (is_angled or is_yours):
-            yield Hit(
+            yield Hit.at(
                 directive.line,
                 f"--{directive.name}={value} is a placeholder",
                 "replace it",

@@ -39,7 +39,7 @@ def directive_after_command(job: Job) -> Iterator[Hit]:
     end = first_command(job.script.lines)
     for directive in job.script.directives:
         if not directive.effective:
-            yield Hit(
+            yield Hit.at(
                 directive.line,
                 f"--{directive.name} has no effect, because sbatch stops reading at the first command, on line {end}",
                 f"move the directives above line {end}",
@@ -66,32 +66,32 @@ def directive_unknown(job: Job) -> Iterator[Hit]:
             why, fix = f"`{place}` is a placeholder: sbatch refuses the directive", "replace it"
         elif before and before.name == "time" and (time := duration_as_time(f"{before.value} {word}")):
             fix = f"--time={time}"
-        yield Hit(line, why, fix, cause="stray word")
+        yield Hit.at(line, why, fix, cause="stray word")
     for directive in _unknown(job):
         name, matching = directive.name, matching_options(directive.name)
         written = f"--{name}" if len(name) > 1 else f"-{name}"
         right = MOVED_OPTIONS.get(name) or _similar(name)
         if name in SRUN_OPTIONS:
-            yield Hit(
+            yield Hit.at(
                 directive.line, f"{written} is an option of srun, which sbatch refuses", "pass it to srun"
             )
         elif right:
-            yield Hit(directive.line, f"sbatch has no {written}", f"did you mean --{right}?")
+            yield Hit.at(directive.line, f"sbatch has no {written}", f"did you mean --{right}?")
         elif matching:
             several = ", ".join(f"--{option}" for option in matching)
-            yield Hit(
+            yield Hit.at(
                 directive.line,
                 f"{written} is ambiguous ({several}): sbatch refuses it",
                 "write the full name",
             )
         elif len(name) == 1:
-            yield Hit(directive.line, f"sbatch has no {written}", "see man sbatch")
+            yield Hit.at(directive.line, f"sbatch has no {written}", "see man sbatch")
     for directive in job.script.directives:
         release = release_with(directive.name, directive.value or "")
         if release and directive.effective:
             why = f"sbatch of Slurm before {release} does not have --{directive.name}"
             why += f"={directive.value}" if directive.name == "gres-flags" else ""
-            yield Hit(directive.line, why, "remove it", before=release)
+            yield Hit.at(directive.line, why, "remove it", before=release)
 
 
 _PLACES = re.compile(r"<[^<>]*>|\{[^{}]*\}")
@@ -134,7 +134,7 @@ def directive_spelling(job: Job) -> Iterator[Hit]:
             sorted(word) == sorted("SBATCH") or word in ("SBATH", "SBACH", "SBATC")
         )
         if is_meant:
-            yield Hit(
+            yield Hit.at(
                 number,
                 f"{line.split()[0]!r} is a comment to sbatch",
                 "write #SBATCH at the beginning of the line",
@@ -146,7 +146,7 @@ def directive_cut(job: Job) -> Iterator[Hit]:
     """In a directive, an unquoted `#` begins a comment even within a word: nvcr.io#nvidia/pytorch becomes nvcr.io."""
     for directive in job.script.directives:
         if directive.cut.strip("#"):  # a lone # is meant as a comment
-            yield Hit(
+            yield Hit.at(
                 directive.line,
                 f"sbatch reads {directive.cut} as a comment, so --{directive.name} is only {directive.value}",
                 "quote the value, or write \\#",
@@ -165,7 +165,7 @@ def directive_variable(job: Job) -> Iterator[Hit]:
         return
     for directive in job.script.directives:
         if directive.effective and (found := re.search(r"\$\{?\w+\}?|\$\(", directive.value or "")):
-            yield Hit(
+            yield Hit.at(
                 directive.line,
                 f"sbatch does not expand {found[0]} in --{directive.name}",
                 "write the value, or pass the option on the command line of sbatch",
@@ -192,7 +192,7 @@ def directive_twice(job: Job) -> Iterator[Hit]:
             continue
         line, value = seen.get(directive.name, (0, directive.value))
         if value != directive.value:
-            yield Hit(
+            yield Hit.at(
                 directive.line,
                 f"--{directive.name}={directive.value} overrides --{directive.name}={value} on line {line}",
                 "remove one of them",
@@ -209,14 +209,14 @@ def directive_twice(job: Job) -> Iterator[Hit]:
 def empty_script(job: Job) -> Iterator[Hit]:
     """sbatch refuses a file that contains only white space. Most likely, writing the file failed."""
     if not any(line.strip() for line in job.script.lines):
-        yield Hit(1, "the script is empty, and sbatch refuses it", "write it again")
+        yield Hit.at(1, "the script is empty, and sbatch refuses it", "write it again")
 
 
 @rule("no-shebang", "error", "sbatch refuses the script", source="Slurm, src/sbatch/sbatch.c, has_shebang")
 def no_shebang(job: Job) -> Iterator[Hit]:
     """sbatch only accepts a script whose first line is #! and an interpreter."""
     if job.script.is_batch and not job.script.lines[0].startswith("#!"):
-        yield Hit(
+        yield Hit.at(
             1,
             "the first line is not #! and an interpreter: sbatch refuses the script",
             "begin with #!/bin/bash",
@@ -235,7 +235,9 @@ def dos_line_ends(job: Job) -> Iterator[Hit]:
         (index for index, line in enumerate(job.script.lines, start=1) if line.endswith("\r")), None
     )
     if number:
-        yield Hit(number, "the line ends with a carriage return, as on Windows", "sed -i 's/\\r$//' SCRIPT")
+        yield Hit.at(
+            number, "the line ends with a carriage return, as on Windows", "sed -i 's/\\r$//' SCRIPT"
+        )
 
 
 @rule(
@@ -253,7 +255,7 @@ def no_time_limit(job: Job) -> Iterator[Hit]:
     header = job.script.lines[: first_command(job.script.lines) - 1]
     turned_off = any(re.match(r"\s*#[#\s]+SBATCH\s(.*\s)?(-t|--time)", line) for line in header)
     if job.script.is_batch and not {"time", "time-min"} & job.script.options.keys() and not turned_off:
-        yield Hit(
+        yield Hit.at(
             job.script.first_directive,
             "no --time: the job gets the partition's default limit",
             "#SBATCH --time=<what the run needs>, e.g. 1-00:00:00",
@@ -280,7 +282,7 @@ def few_cpus(job: Job) -> Iterator[Hit]:
         return
     cpus = given * tasks
     if cpus < MIN_CPUS_PER_GPU * gpus:
-        yield Hit(
+        yield Hit.at(
             job.script.option_line("cpus-per-task"),
             f"{counted(tasks, 'task')} x {counted(given, 'CPU')} = {cpus} for the {counted(gpus, 'GPU')} of a node",
             f"--cpus-per-task={-(-GOOD_CPUS_PER_GPU * gpus // tasks)}: {GOOD_CPUS_PER_GPU} for each of the {gpus} GPUs",
@@ -297,7 +299,7 @@ def task_count(job: Job) -> Iterator[Hit]:
     """With --ntasks, --ntasks-per-node is only an upper limit: the job has --ntasks tasks."""
     tasks, per_node, nodes = job.number("ntasks"), job.number("ntasks-per-node"), job.number("nodes")
     if tasks and per_node and nodes and tasks != per_node * nodes:
-        yield Hit(
+        yield Hit.at(
             job.script.option_line("ntasks"),
             f"--ntasks={tasks} is not {counted(nodes, 'node')} x {counted(per_node, 'task')} = {nodes * per_node}",
             "remove --ntasks",
@@ -315,7 +317,7 @@ def container_directive(job: Job) -> Iterator[Hit]:
     calls = any(command.name in ("srun", "scontrol") for command in job.script.commands) or bool(job.steps)
     for directive in job.script.directives:
         if directive.effective and directive.name == "container-image" and calls:
-            yield Hit(
+            yield Hit.at(
                 directive.line,
                 "the batch script itself runs in the container, which has no srun",
                 "pass the container options to srun",
@@ -330,7 +332,7 @@ def array_index(job: Job) -> Iterator[Hit]:
     value = job.script.options.get("array", "").partition("%")[0]
     indices = [int(number) for number in re.findall(r"\d{1,9}", value.partition(":")[0])]
     if indices and max(indices) > DEFAULT_MAX_ARRAY_INDEX:
-        yield Hit(
+        yield Hit.at(
             job.script.option_line("array"),
             f"Slurm refuses index {max(indices)} unless MaxArraySize is raised from its default of 1001",
             "use smaller indices and add an offset, or process several files per task",
@@ -346,7 +348,7 @@ def export_none(job: Job) -> Iterator[Hit]:
         return
     for step in job.work_steps:
         if not step.option("export") and not step.is_open:
-            yield Hit(
+            yield Hit.at(
                 step.line,
                 "because of #SBATCH --export=NONE, the script's variables do not reach the tasks",
                 "srun --export=ALL",

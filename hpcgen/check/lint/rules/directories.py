@@ -37,7 +37,7 @@ def script_directory(job: Job) -> Iterator[Hit]:
         for word in (*command.words, *([command.writes_to] if command.writes_to else [])):
             name = next((name for name in word.variables if name in holders), "")
             if name or _is_own_directory(word):
-                yield Hit(
+                yield Hit.at(
                     holders.get(name, word.line),
                     "sbatch copies the script into slurmd's spool directory, which has no other files",
                     '"$SLURM_SUBMIT_DIR", or an absolute path',
@@ -111,7 +111,7 @@ def directory_by_date(job: Job) -> Iterator[Hit]:
         for name, flag in launch.flags.items():
             word = flag.value
             if name.replace("_", "-") in _DIRECTORIES and word and re.search(r"(\$\(|`)date\b", word.text):
-                yield Hit(
+                yield Hit.at(
                     word.line,
                     f"--{name} contains the date: a requeued job starts in a new directory, without checkpoints",
                     "use $SLURM_JOB_ID instead of the date",
@@ -141,7 +141,7 @@ def requeue_overwrites(job: Job) -> Iterator[Hit]:
                 and not is_off
             ):
                 why = f"--{flag.name} makes a requeued job start from zero and overwrite its checkpoints"
-                yield Hit(flag.line, why, "remove it, and resume from the newest checkpoint")
+                yield Hit.at(flag.line, why, "remove it, and resume from the newest checkpoint")
         own = {flag.value.text for name, flag in names.items() if name in _DIRECTORIES and flag.value}
         for command in job.script.commands:
             deletes = command.name == "rm" and any(
@@ -151,7 +151,7 @@ def requeue_overwrites(job: Job) -> Iterator[Hit]:
                 for word in command.words[2:]:
                     if word.text.rstrip("/") in {text.rstrip("/") for text in own}:
                         why = "a requeued job deletes the directory of its checkpoints here"
-                        yield Hit(command.line, why, "delete it before submitting the job")
+                        yield Hit.at(command.line, why, "delete it before submitting the job")
 
 
 @rule(
@@ -181,7 +181,7 @@ def hosts_appended(job: Job) -> Iterator[Hit]:
         if re.search(r"mktemp|RANDOM|\bdate\b|\$\$", full) or (is_own and not job.requeues):
             continue
         who = "a requeued job" if is_own else "the next job"
-        yield Hit(
+        yield Hit.at(
             text.count("\n", 0, found.start()) + 1,
             f"{who} appends its nodes to those that are already in {path}",
             f"rm -f {path} before",

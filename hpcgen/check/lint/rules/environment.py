@@ -47,13 +47,13 @@ def misspelt_variable(job: Job) -> Iterator[Hit]:
     for assignment in _environment(job):
         name, right = assignment.name, variables.right_name(assignment.name)
         if right and not job.script.settings(right):
-            yield Hit(assignment.line, f"neither NCCL nor PyTorch reads {name}", right)
+            yield Hit.at(assignment.line, f"neither NCCL nor PyTorch reads {name}", right)
         elif right:
             why = f"neither NCCL nor PyTorch reads {name}; {right} is set too"
-            yield Hit(assignment.line, why, "remove it", severity="warning")
+            yield Hit.at(assignment.line, why, "remove it", severity="warning")
         elif (advice := variables.unread(name)) is not None and name not in own:
             why = f"neither NCCL nor PyTorch reads {name}{advice and f': {advice}'}"
-            yield Hit(assignment.line, why, "remove it, unless your program reads it", severity="warning")
+            yield Hit.at(assignment.line, why, "remove it, unless your program reads it", severity="warning")
 
 
 @rule(
@@ -71,7 +71,7 @@ def renamed_variable(job: Job) -> Iterator[Hit]:
     for assignment in _environment(job):
         new = variables.RENAMED.get(assignment.name)
         if new and not job.script.settings(new):
-            yield Hit(
+            yield Hit.at(
                 assignment.line,
                 f"since PyTorch 2.2, {assignment.name} is called {new}",
                 f"{new}; for older releases, export both",
@@ -96,7 +96,7 @@ def nccl_debug_level(job: Job) -> Iterator[Hit]:
                 name for name in word.text.lstrip("^").split(",") if name.upper() not in variables.SUBSYSTEMS
             ]
             for name in filter(None, names):
-                yield Hit(
+                yield Hit.at(
                     assignment.line,
                     f"NCCL has no subsystem {name}, so it ignores this",
                     "use NCCL_DEBUG for the level"
@@ -106,7 +106,9 @@ def nccl_debug_level(job: Job) -> Iterator[Hit]:
                 )
         is_word = assignment.name == "NCCL_DEBUG" and word is not None and word.known and word.text != ""
         if is_word and word is not None and word.text.upper() not in variables.DEBUG_LEVELS:
-            yield Hit(assignment.line, f"NCCL_DEBUG has no level {word.text}, so NCCL prints nothing", "WARN")
+            yield Hit.at(
+                assignment.line, f"NCCL_DEBUG has no level {word.text}, so NCCL prints nothing", "WARN"
+            )
 
 
 @rule(
@@ -130,7 +132,7 @@ def nccl_debug_flood(job: Job) -> Iterator[Hit]:
         word = assignment.value
         is_verbose = word is not None and word.text.upper() in ("INFO", "TRACE")
         if assignment.name == "NCCL_DEBUG" and is_verbose and not assignment.conditional:
-            yield Hit(
+            yield Hit.at(
                 assignment.line,
                 "every rank writes hundreds of NCCL lines into the job's log",
                 "NCCL_DEBUG=WARN, or NCCL_DEBUG_FILE=/shared/nccl/%h.%p.log",
@@ -153,7 +155,7 @@ def few_nics(job: Job) -> Iterator[Hit]:
         names = [device.partition(":")[0] for device in devices]
         exact = all(re.search(r"(?<!^mlx)\d$", name) for name in names) and not word.text.startswith("^")
         if exact and 2 * len(devices) < (job.gpus_per_node or 8):
-            yield Hit(
+            yield Hit.at(
                 assignment.line,
                 f"NCCL may use {counted(len(devices), 'InfiniBand device')} for all GPUs of a node",
                 "remove it, or use a prefix of all names (mlx5_ib)",
@@ -182,7 +184,7 @@ def transport_off(job: Job) -> Iterator[Hit]:
             if assignment.name == "NCCL_IB_DISABLE" and job.nodes == 1:
                 continue
             why, hardware = reasons[assignment.name]
-            yield Hit(assignment.line, why, f"remove {assignment.name} on nodes with {hardware}")
+            yield Hit.at(assignment.line, why, f"remove {assignment.name} on nodes with {hardware}")
 
 
 _DEBUGGING = {
@@ -218,7 +220,7 @@ def debugging_left_on(job: Job) -> Iterator[Hit]:
             why = f"{assignment.name}={word.text} is for debugging: {effect}"
             above = job.script.lines[assignment.line - 2] if assignment.line > 1 else ""
             is_workaround = re.match(r"\s*#.*(workaround|do ?n.?t remove|do not remove|\bhangs?\b)", above)
-            yield Hit(assignment.line, why, "remove it", severity="note" if is_workaround else None)
+            yield Hit.at(assignment.line, why, "remove it", severity="note" if is_workaround else None)
 
 
 _NAMES_OF_JOBS = ("job-name", "partition", "qos")
@@ -238,7 +240,7 @@ def gloo_interface(job: Job) -> Iterator[Hit]:
     for assignment in _environment(job):
         word = assignment.value
         if assignment.name == "GLOO_SOCKET_IFNAME" and word and word.text.startswith(("=", "^")):
-            yield Hit(
+            yield Hit.at(
                 assignment.line,
                 f"gloo looks for an interface named {word.text}",
                 "the full name that `ip -br link` shows, without ^ or =",
@@ -256,7 +258,7 @@ def collnet_with_sharp(job: Job) -> Iterator[Hit]:
     for launch in job.megatron:
         for assignment in job.script.settings("NCCL_COLLNET_ENABLE") if "use-sharp" in launch.flags else ():
             if _is_on(assignment):
-                yield Hit(
+                yield Hit.at(
                     assignment.line,
                     "NCCL_COLLNET_ENABLE=1 makes every group request SHARP, not only the one for --use-sharp",
                     "remove it",
@@ -272,7 +274,7 @@ def flight_recorder(job: Job) -> Iterator[Hit]:
     sizes = ("TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_FR_BUFFER_SIZE")
     for assignment in job.script.settings("TORCH_NCCL_DUMP_ON_TIMEOUT"):
         if _is_on(assignment) and not any(job.script.settings(name) for name in sizes):
-            yield Hit(
+            yield Hit.at(
                 assignment.line,
                 "older releases of PyTorch keep no collectives to dump by default",
                 "export TORCH_NCCL_TRACE_BUFFER_SIZE=2000 as well",
@@ -294,7 +296,7 @@ def offline_hub(job: Job) -> Iterator[Hit]:
             word and word.known and re.fullmatch(r"[\w.-]+/[\w.-]+", word.text) and word.text[0] not in "./"
         )
         if flag and is_name and not job.exported("HF_HUB_OFFLINE"):
-            yield Hit(
+            yield Hit.at(
                 flag.line,
                 f"every rank requests {word.text if word else ''} from the hub",
                 "export HF_HUB_OFFLINE=1, and use a copy on storage",
@@ -325,14 +327,14 @@ def secret_in_script(job: Job) -> Iterator[Hit]:
         if word is None or not word.known or len(word.text) < 8 or PLACEHOLDER.search(word.text):
             continue
         if _NAME_OF_SECRET.search(assignment.name) and not re.search(r"(^|[/.])[\w./-]*/", word.text):
-            yield Hit(
+            yield Hit.at(
                 assignment.line,
                 f"the script contains the value of {assignment.name}",
                 from_elsewhere,
             )
     for number, line in enumerate(job.script.lines, start=1):
         if SECRET_VALUE.search(line) and not line.lstrip().startswith("#"):
-            yield Hit(
+            yield Hit.at(
                 number,
                 "this line contains an access token or a password",
                 from_elsewhere,
@@ -371,7 +373,7 @@ def secret_argument(job: Job) -> Iterator[Hit]:
                 and word.line <= command.end
                 and f"${names[0]}" in word.source.replace("{", "")
             ):
-                yield Hit(
+                yield Hit.at(
                     word.line,
                     f"{command.name} gets ${names[0]} as an argument, which ps shows to every user",
                     "pass it in the environment",
@@ -390,7 +392,7 @@ def trace_with_secrets(job: Job) -> Iterator[Hit]:
     for line, name in sorted(touched):
         before = [switch for switch in switches if switch[0] <= line <= switch[3]]
         if SECRET.search(name) and before and before[-1][1]:
-            yield Hit(
+            yield Hit.at(
                 before[-1][0],
                 f"set -x writes the value of {name} into the log",
                 f"{_without_trace(before[-1][2])} (line {before[-1][0]}), or `set +x` before line {line}",
@@ -426,7 +428,7 @@ def environment_in_log(job: Job) -> Iterator[Hit]:
         prints_all = prints_all and command.status in ("plain", "ignored")
         echoed = command.name == "echo" and re.search(r"\$\((printenv|env)\)", " ".join(texts))
         if prints_all or echoed:
-            yield Hit(
+            yield Hit.at(
                 command.line,
                 "this prints every variable, including tokens of the submitting shell",
                 "print only the variables you need: env | grep ^NCCL_",

@@ -48,14 +48,14 @@ def exclusive_options(job: Job) -> Iterator[Hit]:
     """
     own = job.script.options
     for first, second in _pairs(own, REFUSED):
-        yield Hit(
+        yield Hit.at(
             max(job.script.option_line(first), job.script.option_line(second)),
             f"sbatch refuses --{first} together with --{second}",
             "remove one of them",
         )
     for (first, second), (severity, release) in _NEWER.items():
         if first in own and second in own and (first != "gres" or "gpu" in own["gres"]):
-            yield Hit(
+            yield Hit.at(
                 max(job.script.option_line(first), job.script.option_line(second)),
                 f"since Slurm {release}, sbatch refuses --{first}{'=gpu' * (first == 'gres')} together with --{second}",
                 "remove one of them",
@@ -65,12 +65,12 @@ def exclusive_options(job: Job) -> Iterator[Hit]:
         given = {option.name: option.word for option in step.options}
         for first, second in _pairs(given, (*REFUSED, *REFUSED_BY_SRUN)):
             why = f"srun refuses --{first} together with --{second}"
-            yield Hit(max(given[first].line, given[second].line), why, "remove one of them")
+            yield Hit.at(max(given[first].line, given[second].line), why, "remove one of them")
         for first, second in _pairs({*given, *(_INHERITED & own.keys())}, REFUSED):
             if (first in given) != (second in given):
                 mine, other = (first, second) if first in given else (second, first)
                 why = f"srun refuses --{mine} in a job with --{other}"
-                yield Hit(given[mine].line, why, f"remove it, or `#SBATCH --{other}`")
+                yield Hit.at(given[mine].line, why, f"remove it, or `#SBATCH --{other}`")
     yield from _memory_of_the_environment(job)
 
 
@@ -85,7 +85,7 @@ def _memory_of_the_environment(job: Job) -> Iterator[Hit]:
     for name, option in _MEMORY.items():
         setting = job.exported(name)
         if setting and steps and limits and option not in limits:
-            yield Hit(
+            yield Hit.at(
                 setting.line,
                 f"srun refuses {name} in a job with --{limits[0]}",
                 f"remove it, or `#SBATCH --{limits[0]}`",

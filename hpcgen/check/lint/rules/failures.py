@@ -33,7 +33,7 @@ def no_wait(job: Job) -> Iterator[Hit]:
         )
         may_not_run = command.function or (command.conditional and not command.in_loop)
         if step.background and not may_not_run and all(found.name in _AT_ONCE for found in after):
-            yield Hit(
+            yield Hit.at(
                 step.line, "the script ends without waiting for this step, and Slurm kills it", "wait for it"
             )
 
@@ -59,7 +59,7 @@ def wait_without_status(job: Job) -> Iterator[Hit]:
         return
     later = [command for command in commands if command.line > wait.line and not command.function]
     if all(command.name in ("echo", "printf", "date") or _exits_with_last(command) for command in later):
-        yield Hit(
+        yield Hit.at(
             wait.line,
             f"this returns 0 even if the step on line {job.work[-1].line} fails, so the job succeeds",
             'pid=$! after each step, and wait "$pid" || status=1 for each, then exit $status',
@@ -90,7 +90,7 @@ def resubmits_itself(job: Job) -> Iterator[Hit]:
         texts = [word.text for word in command.words[1:]]
         own = any(map(_is_own_path, command.words[1:])) or _own_name(job, command) in texts
         if own and not any("afterok" in text for text in texts):
-            yield Hit(
+            yield Hit.at(
                 command.line,
                 "the script submits itself before its work: if the work fails at once, this never ends",
                 "submit after the work, and only if it made progress",
@@ -130,7 +130,7 @@ def check_ignored(job: Job) -> Iterator[Hit]:
         )
         stops = "errexit" in job.script.shell_options
         if lost or (command.status == "plain" and not stops):
-            yield Hit(command.line, f"the job continues when `{check}` fails", f"{check} || exit 1")
+            yield Hit.at(command.line, f"the job continues when `{check}` fails", f"{check} || exit 1")
 
 
 def _check(command: Command) -> str:
@@ -153,7 +153,7 @@ def failure_in_pipe(job: Job) -> Iterator[Hit]:
     for launch in job.trainings:
         outer = _step_around(job, launch)
         if outer and launch.command.status == "piped" and not _has_switch(job, outer, "pipefail"):
-            yield Hit(
+            yield Hit.at(
                 launch.line,
                 "the step succeeds even if this fails: a pipe has the status of its last command",
                 "set -eo pipefail at the start of the text",
@@ -168,7 +168,7 @@ def failure_in_pipe(job: Job) -> Iterator[Hit]:
     read = max((use.line for use in job.script.uses if use.name == "PIPESTATUS"), default=0)
     for command in job.script.commands:
         if id(command) in working and command.status == "piped" and read < command.end:
-            yield Hit(
+            yield Hit.at(
                 command.line,
                 "the job succeeds even if this fails: a pipe has the status of its last command",
                 "set -eo pipefail" if _replaced_by(job, command) else "set -o pipefail",
@@ -212,7 +212,7 @@ def failure_hidden(job: Job) -> Iterator[Hit]:
         return
     for command in job.work:
         if command.loop and command.status == "plain" and not _is_background(job, command):
-            yield Hit(
+            yield Hit.at(
                 command.line,
                 f"the loop over {command.loop} goes on after a failure, which only the last iteration reports",
                 f"{command.name} ... || failed=1, and exit ${{failed:-0}} at the end",
@@ -224,7 +224,7 @@ def failure_hidden(job: Job) -> Iterator[Hit]:
     )
     last = _replaced_by(job, command)
     if last and (command.status == "plain" or in_pipe) and not _is_background(job, command):
-        yield Hit(
+        yield Hit.at(
             command.line,
             f"the job ends with the status of line {last.line}, so a failure here is not noticed",
             "set -e" if in_pipe else f"{command.name} ... || exit, or set -e",
@@ -282,7 +282,7 @@ def _hidden_in_step(job: Job) -> Iterator[Hit]:
                 if last.line > launch.line
                 else [""] * 2
             )
-            yield Hit(
+            yield Hit.at(
                 launch.line,
                 f"a failure of `{program}`{lines[0]} is not noticed: the step ends with the status of "
                 f"`{last.name}`{lines[1]}",

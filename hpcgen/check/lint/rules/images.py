@@ -33,7 +33,7 @@ def container_without_image(job: Job) -> Iterator[Hit]:
             for option in step.all(name)
         ]
         if given and not step.has_container and not step.is_open:
-            yield Hit(
+            yield Hit.at(
                 given[0].word.line,
                 f"--{given[0].name} without --container-image: the step runs on the host",
                 "give --container-image",
@@ -46,7 +46,7 @@ def container_option(job: Job) -> Iterator[Hit]:
     for step in job.steps:
         for option in step.all("container"):
             if re.search(r"[#:]|\.sqsh$", option.text):
-                yield Hit(
+                yield Hit.at(
                     option.word.line,
                     "--container is Slurm's option for an OCI bundle, not for an image",
                     f"--container-image={option.text}",
@@ -63,7 +63,7 @@ def image_path(job: Job) -> Iterator[Hit]:
     """pyxis reads an image as a file only if it begins with / or a dot. The shell does not expand ~ after =."""
     for line, text, _ in _images(job):
         if text.endswith(SUFFIXES) and not text.startswith(("/", ".", "$", "`")):
-            yield Hit(
+            yield Hit.at(
                 line,
                 f"pyxis looks for {text} in a registry",
                 "write the absolute path, or ./ before the name",
@@ -84,7 +84,7 @@ def image_empty(job: Job) -> Iterator[Hit]:
             names = re.findall(r"--container-image[= ]\"?\$\{?(\w+)", "\n".join(job.script.lines))
             if not any(is_tested(job, name) for name in names):
                 name = names[0] if names else "the name"
-                yield Hit(word.line, "--container-image is empty, which srun refuses", f"set {name}")
+                yield Hit.at(word.line, "--container-image is empty, which srun refuses", f"set {name}")
 
 
 @rule("image-pin", "note", "the image may change", source="enroot, doc/cmd/import.md")
@@ -100,7 +100,7 @@ def image_pin(job: Job) -> Iterator[Hit]:
             and "@" not in text
             and (":" not in name or name.endswith(":latest"))
         ):
-            yield Hit(
+            yield Hit.at(
                 line,
                 f"{text} can be a different image tomorrow",
                 "use a tag or a digest, or import the image into a .sqsh file",
@@ -113,7 +113,7 @@ def image_registry(job: Job) -> Iterator[Hit]:
     for line, text, known in _images(job):
         found = re.match(r"(?:docker://)?([\w-]+(?:\.[\w-]+)+(?::\d+)?)/(.+)", text)
         if known and found and "#" not in text and not text.endswith(SUFFIXES):
-            yield Hit(
+            yield Hit.at(
                 line,
                 f"before 4.0, enroot looks for {text} on Docker Hub, because it expects # after the registry's name",
                 f"{found[1]}#{found[2]}",
@@ -137,7 +137,7 @@ def image_name(job: Job) -> Iterator[Hit]:
             and not text.endswith(SUFFIXES)
             and re.search("[A-Z]", repository)
         ):
-            yield Hit(
+            yield Hit.at(
                 line,
                 f"{text} has upper-case letters in its name",
                 f"{text.replace(repository, repository.lower())}",

@@ -28,7 +28,7 @@ def local_rank(job: Job) -> Iterator[Hit]:
         bound = _one_gpu_per_task(job, step)
         if bound and _tasks_share_nodes(job, step):
             line, option = bound
-            yield Hit(
+            yield Hit.at(
                 line,
                 f"because of {option}, each task sees one GPU, with index 0, but LOCAL_RANK is $SLURM_LOCALID",
                 _fix(job, step, option),

@@ -19,7 +19,7 @@ from hpcgen.check.lint.words import PLACEHOLDER
 def log_truncated(job: Job) -> Iterator[Hit]:
     """A requeued job keeps its job ID, so %j names the same file, which Slurm truncates by default."""
     if job.requeues and job.script.is_batch and job.script.options.get("open-mode") != "append":
-        yield Hit(
+        yield Hit.at(
             job.script.option_line("requeue"),
             "when the job is requeued, Slurm truncates its log",
             "#SBATCH --open-mode=append",
@@ -42,7 +42,7 @@ def log_shared(job: Job) -> Iterator[Hit]:
     for name in ("output", "error"):
         value = job.script.options.get(name, "")
         if value and _is_shared(value):
-            yield Hit(
+            yield Hit.at(
                 job.script.option_line(name), _TRUNCATES.format(value), "put %j into the name", cause="log"
             )
     for step in job.steps:
@@ -54,7 +54,7 @@ def log_shared(job: Job) -> Iterator[Hit]:
                 word is not None and word.known and word.certain and not word.assumed and "/" in word.text
             )
             if word and is_own and _is_shared(word.text) and not (mode and mode.text.startswith("a")):
-                yield Hit(
+                yield Hit.at(
                     word.line,
                     _TRUNCATES.format(word.text),
                     "put %j into the name",
@@ -91,7 +91,7 @@ def log_directory(job: Job) -> Iterator[Hit]:
         is_relative = directory and not value.startswith("/") and "$" not in value
         if not is_relative or PLACEHOLDER.search(value) or _is_made(job, directory):
             continue
-        yield Hit(
+        yield Hit.at(
             job.script.option_line(name),
             f"Slurm up to 22.05 does not create the directory of {value}: if it is missing, the job ends without a log",
             "use Slurm 23.02 or newer, or a directory without %"

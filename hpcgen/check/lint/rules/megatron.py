@@ -60,9 +60,9 @@ def megatron_option(job: Job) -> Iterator[Hit]:
         for name, flag in launch.flags.items():
             row = rows().get(name)
             if row and row.kind == "absent":
-                yield Hit(flag.line, f"Megatron-LM has no --{name}", row.note)
+                yield Hit.at(flag.line, f"Megatron-LM has no --{name}", row.note)
             elif right := nearest_option(name):
-                yield Hit(flag.line, f"Megatron-LM has no --{name}", f"did you mean --{right}?")
+                yield Hit.at(flag.line, f"Megatron-LM has no --{name}", f"did you mean --{right}?")
 
 
 @rule(
@@ -82,7 +82,7 @@ def megatron_removed_option(job: Job) -> Iterator[Hit]:
             row = rows().get(name)
             if row and row.kind == "removed":
                 since = "core 0.4" if name.startswith("checkpoint-") else "v2.0"
-                yield Hit(flag.line, f"since {since}, Megatron-LM stops at --{name}", row.note)
+                yield Hit.at(flag.line, f"since {since}, Megatron-LM stops at --{name}", row.note)
 
 
 def _broken(job: Job, rules: Sequence[planning.Rule]) -> Iterator[tuple[Launch, Hit]]:
@@ -104,7 +104,7 @@ def _hits(launch: Launch, known: planning.Facts, rules: Sequence[planning.Rule])
         line = launch.flags[name].line if name in launch.flags else launch.line
         fix = _fix(_valid_candidates(known, rules, violation), name, violation)
         subject = _subject(launch, path)
-        yield Hit(line, as_options(f"{subject} {violation.reason}"), as_options(fix))
+        yield Hit.at(line, as_options(f"{subject} {violation.reason}"), as_options(fix))
 
 
 def _valid_candidates(
@@ -223,7 +223,7 @@ def _uneven_virtual_stages(launch: Launch, known: planning.Facts) -> Iterator[Hi
         return
     each = layers // stages
     candidates = one_of([str(divisor) for divisor in sorted(divisors(each, near=per_stage))])
-    yield Hit(
+    yield Hit.at(
         launch.flags[option].line,
         f"--{option} {per_stage} does not divide the layers of a stage, --num-layers / "
         f"--pipeline-model-parallel-size = {layers} / {stages} = {each} ({each} / {per_stage})",
@@ -290,7 +290,7 @@ def decay_beyond_run(job: Job) -> Iterator[Hit]:
     for launch in job.like_megatron:
         decay, iterations = integer(launch, "lr-decay-iters"), integer(launch, "train-iters")
         if decay and iterations and decay > iterations:
-            yield Hit(
+            yield Hit.at(
                 launch.flags["lr-decay-iters"].line,
                 f"the learning rate decays over {decay} iterations, but the run ends after {iterations}",
                 f"use --lr-decay-iters {iterations}, or remove it",
@@ -308,7 +308,7 @@ def positions_fixed(job: Job) -> Iterator[Hit]:
     for launch in job.megatron:
         sequence, positions = word_of(launch, "seq-length"), word_of(launch, "max-position-embeddings")
         if sequence and positions and sequence.assumed and positions.known and not positions.assumed:
-            yield Hit(
+            yield Hit.at(
                 positions.line,
                 f"--max-position-embeddings {positions.text} is fixed, but --seq-length is {sequence.source}",
                 f"--max-position-embeddings {sequence.source}",
@@ -331,7 +331,7 @@ def fp16(job: Job) -> Iterator[Hit]:
         return
     for launch in job.megatron:
         if "fp16" in launch.flags:
-            yield Hit(
+            yield Hit.at(
                 launch.flags["fp16"].line,
                 "fp16 needs loss scaling; bf16 does not, and is as fast here",
                 "--bf16",
@@ -352,7 +352,7 @@ def merge_file(job: Job) -> Iterator[Hit]:
             continue
         same = vocabulary is not None and vocabulary.text == merges.text and not merges.text.startswith("$(")
         if same or merges.text.endswith(".json"):
-            yield Hit(
+            yield Hit.at(
                 merges.line,
                 f"--merge-file names {merges.text.rpartition('/')[2]}, a vocabulary",
                 "use the path of merges.txt",
@@ -387,7 +387,7 @@ def max_connections(job: Job) -> Iterator[Hit]:
         ):
             continue
         if not settings:
-            yield Hit(
+            yield Hit.at(
                 launch.line,
                 "with tensor parallelism, Megatron-LM does not start without CUDA_DEVICE_MAX_CONNECTIONS=1",
                 "export CUDA_DEVICE_MAX_CONNECTIONS=1 (not needed on Blackwell)",
@@ -395,7 +395,7 @@ def max_connections(job: Job) -> Iterator[Hit]:
         for setting in settings:
             word = setting.value
             if word and word.known and not word.assumed and word.text != "1":
-                yield Hit(
+                yield Hit.at(
                     setting.line,
                     f"with tensor parallelism, Megatron-LM does not start with CUDA_DEVICE_MAX_CONNECTIONS={word.text}",
                     "use CUDA_DEVICE_MAX_CONNECTIONS=1 (not needed on Blackwell)",
@@ -415,7 +415,7 @@ def activation_offload(job: Job) -> Iterator[Hit]:
     """
     for launch in job.megatron:
         if flag := launch.flags.get("fine-grained-activation-offloading"):
-            yield Hit(
+            yield Hit.at(
                 flag.line,
                 "the first step after each start can compute wrong gradients with --fine-grained-activation-offloading",
                 "use --recompute-granularity selective with --recompute-modules, or more context-parallel ranks",
@@ -429,6 +429,6 @@ def fsdp_connections(job: Job) -> Iterator[Hit]:
         certain = any(launch.flags[name].word.certain for name in FSDP & launch.flags.keys())
         setting = job.exported("CUDA_DEVICE_MAX_CONNECTIONS")
         if certain and setting and job.exported_text("CUDA_DEVICE_MAX_CONNECTIONS") == "1":
-            yield Hit(
+            yield Hit.at(
                 setting.line, "Megatron-LM refuses CUDA_DEVICE_MAX_CONNECTIONS=1 with FSDP", "remove it"
             )

@@ -60,7 +60,7 @@ def container_mounts_repeated(job: Job) -> Iterator[Hit]:
         grows = item.append or any(item.name in word.variables for word in words)
         adds = any(re.search(r"--container-mounts\b", word.text) for word in words)
         if item.loop and grows and adds and any(item.loop in word.variables for word in words):
-            yield Hit(
+            yield Hit.at(
                 item.line,
                 "every iteration of the loop adds a --container-mounts, and only the last takes effect",
                 f"join the mounts with commas in the loop: mounts+=${item.loop}, and give one --container-mounts",
@@ -69,7 +69,7 @@ def container_mounts_repeated(job: Job) -> Iterator[Hit]:
     for step in job.steps:
         options = step.all("container-mounts")
         if len(options) > 1:
-            yield Hit(
+            yield Hit.at(
                 options[-1].word.line,
                 "only the last --container-mounts takes effect",
                 "join them with commas",
@@ -88,7 +88,7 @@ def mount_source(job: Job) -> Iterator[Hit]:
                 not path or PLACEHOLDER.search(path) or path[0] in "./$`\"'" or path in ("tmpfs", "umount")
             )
             if not is_path:
-                yield Hit(
+                yield Hit.at(
                     line,
                     f"the mount {what} {path!r} is not a path: it does not begin with / or a dot",
                     "join flags with +, as in :ro+noexec"
@@ -120,14 +120,14 @@ def mount_flags(job: Job) -> Iterator[Hit]:
         written = f":{':'.join(mount.flags)}"
         if known and len(mount.flags) > 1:
             why = f"the flags {written} of {mount.source} have no effect: flags are joined with +"
-            yield Hit(line, why, f":{'+'.join(known)}", cause="mount flags")
+            yield Hit.at(line, why, f":{'+'.join(known)}", cause="mount flags")
         elif {*wrong} & {"r", "readonly", "RO"}:
             why = f"pyxis has no flag {written}: {mount.source} stays writable"
-            yield Hit(line, why, ":ro", cause="mount flags", severity="warning")
+            yield Hit.at(line, why, ":ro", cause="mount flags", severity="warning")
         elif wrong:
             what = "a Docker flag" if {*wrong} <= {"z", "Z"} else "not a mount flag"
             why = f":{':'.join(wrong)} of {mount.source} is {what}; pyxis ignores it"
-            yield Hit(line, why, "remove it", cause="mount flags", severity="note")
+            yield Hit.at(line, why, "remove it", cause="mount flags", severity="note")
 
 
 @rule("mount-target-twice", "error", "a mount hides another", source=PYXIS)
@@ -139,7 +139,7 @@ def mount_target_twice(job: Job) -> Iterator[Hit]:
             for mount in mounts_of(option.text):
                 other = sources.setdefault(mount.target, mount.source)
                 if other != mount.source:
-                    yield Hit(
+                    yield Hit.at(
                         option.word.line,
                         f"{other} and {mount.source} are both mounted on {mount.target}",
                         "use another target for one of them",
@@ -171,7 +171,7 @@ def mount_unset(job: Job) -> Iterator[Hit]:
             name = found[1] if found and "=" not in option.word.text else ""
             is_handled = name in handled or name.startswith("SLURM") or is_tested(job, name)
             if name and not is_handled:
-                yield Hit(
+                yield Hit.at(
                     option.word.line,
                     f"if {name} is empty, --{option.name} takes the next word as its value",
                     f'--{option.name}="${{{name}:?}}"',
@@ -202,7 +202,7 @@ def topology_not_mounted(job: Job) -> Iterator[Hit]:
     for launch in job.trainings:
         step = launch.step
         if step and step.has_container and not step.is_open and not _is_mounted(step, path):
-            yield Hit(
+            yield Hit.at(
                 setting.line,
                 f"{path} is not mounted into the container on line {step.line}",
                 f"--container-mounts={path}:{path}:ro,...",
@@ -230,7 +230,7 @@ def path_not_mounted(job: Job) -> Iterator[Hit]:
             for word in launch.flags[name].values if name in launch.flags else ():
                 is_path = word.known and word.certain and word.text.startswith("/")
                 if is_path and not word.text.startswith(in_images) and not _is_mounted(step, word.text):
-                    yield Hit(
+                    yield Hit.at(
                         word.line,
                         f"--{name} {word.text} is not mounted into the container on line {step.line}",
                         "mount its directory",
@@ -262,7 +262,7 @@ def _paths_of_host(job: Job) -> Iterator[Hit]:
                 continue
             source = next((source for source in sources if f"{path}/".startswith(f"{source}/")), None)
             if source:
-                yield Hit(
+                yield Hit.at(
                     word.line,
                     f"{path} is a host path: the container on line {step.line} has {source} at {sources[source]}",
                     sources[source] + path.removeprefix(source),

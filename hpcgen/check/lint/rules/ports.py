@@ -94,7 +94,7 @@ def fixed_port(job: Job) -> Iterator[Hit]:
         )
         if is_own:
             reported.add(port)
-            yield Hit(
+            yield Hit.at(
                 line,
                 f"every job of this script uses port {port}, and two jobs can share a node",
                 GOOD_PORT,
@@ -143,7 +143,7 @@ def port_of_each_task(job: Job) -> Iterator[Hit]:
         outer = None if item.outer is None else job.script.commands[item.outer]
         in_text = outer is not None and not item.conditional and any(outer is command for command in steps)
         if in_text or (item.outer is None and item.function in inside and _runs_always(job, item)):
-            yield Hit(
+            yield Hit.at(
                 item.line,
                 "every task of the step picks a different MASTER_PORT, so the ranks never connect",
                 f"export {GOOD_PORT} before srun",
@@ -204,7 +204,7 @@ def ephemeral_port(job: Job) -> Iterator[Hit]:
         least, greatest = min(ports), max(ports)
         if greatest >= FIRST_EPHEMERAL_PORT and least <= LAST_EPHEMERAL_PORT:
             which = f"the port {least}" if is_fixed else f"a port between {least} and {greatest}"
-            yield Hit(
+            yield Hit.at(
                 line,
                 f"{which} may be in use: the kernel assigns {FIRST_EPHEMERAL_PORT} to {LAST_EPHEMERAL_PORT} to clients",
                 f"a port below {FIRST_EPHEMERAL_PORT}: {GOOD_PORT}",
@@ -232,7 +232,7 @@ def port_range(job: Job) -> Iterator[Hit]:
         is_fixed = len({str(outcome) for _, outcome in outcomes}) == 1
         is_random = len({job_id for job_id, _ in outcomes}) == 1
         who = "every job" if is_fixed else "a job" if is_random else f"job {job_id}, for example,"
-        yield Hit(
+        yield Hit.at(
             line,
             f"{who} gets no port: {found}"
             if isinstance(found, Refused)

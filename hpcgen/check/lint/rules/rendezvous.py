@@ -53,7 +53,7 @@ def rank_of_batch_shell(job: Job) -> Iterator[Hit]:
             if is_unread and any(_NODE_RANK.search(text) for text in (before.strip(), word.text)):
                 continue
             for name in sorted(name for name in found if not _is_0_for_all(job, step, name)):
-                yield Hit(
+                yield Hit.at(
                     word.line,
                     f"the batch shell expands {name} here, so every task gets 0",
                     f"srun bash -c 'torchrun --node_rank \"${name}\" ...', in single quotes",
@@ -86,7 +86,7 @@ def _exported_ranks(job: Job) -> Iterator[Hit]:
                 continue
             inside = launch.command.outer is not None or assignment.name in launch.environment
             if step.line > assignment.line and not inside and not _is_0_for_all(job, step, min(names)):
-                yield Hit(
+                yield Hit.at(
                     assignment.line,
                     f"the batch shell expands {min(names)} here, so every task of srun gets {assignment.name}=0",
                     f"srun bash -c 'export {assignment.name}=${min(names)}; exec python ...', in single quotes",
@@ -126,7 +126,7 @@ def rdzv_endpoint(job: Job) -> Iterator[Hit]:
         is_one = job.nodes == 1 or nodes is None or nodes.text in ("1", "1:1")
         is_c10d = backend is not None and backend.text == "c10d" and backend.word.certain
         if launch.launcher == "torchrun" and backend and is_c10d and not alone and not is_one:
-            yield Hit(
+            yield Hit.at(
                 backend.word.line,
                 "--rdzv_backend=c10d without --rdzv_endpoint: every node waits at its own localhost:29400",
                 '--rdzv_endpoint="$MASTER_ADDR:$MASTER_PORT"',
@@ -159,7 +159,7 @@ def localhost_master(job: Job) -> Iterator[Hit]:
     for line, word in addresses_of(job) if job.is_multi_node else ():
         if word.certain and re.match(r"(localhost|127\.\d+\.\d+\.\d+|::1)(:|$)", word.text):
             address = word.text if len(word.text) <= MAX_SHOWN else f"{word.text[:MAX_SHOWN]}..."
-            yield Hit(
+            yield Hit.at(
                 line,
                 f"the ranks of {job.nodes} nodes cannot rendezvous at {address}",
                 'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
@@ -184,7 +184,7 @@ def nodelist_as_host(job: Job) -> Iterator[Hit]:
     for line, word, fix in places if job.may_be_multi_node else ():
         wrong = [address for address in _addresses(job, word) if not _is_host(address)]
         if wrong:
-            yield Hit(
+            yield Hit.at(
                 line,
                 f"the list of nodes is compressed (gpu-[1-4]) and is not a host name: this yields {wrong[0]}",
                 fix,
@@ -255,13 +255,13 @@ def nodes_array(job: Job) -> Iterator[Hit]:
         if not found or not re.search(rf"\$\{{[#!]?{re.escape(assignment.name)}\[(?!0\])", text):
             continue
         if found[2] in arrays and found[2] != assignment.name:
-            yield Hit(
+            yield Hit.at(
                 assignment.line,
                 f"${found[2]} is the first element of an array, so {assignment.name} has only one node",
                 f'{assignment.name}=("${{{found[2]}[@]}}")',
             )
         elif found[1] and found[2] in lists - arrays:
-            yield Hit(
+            yield Hit.at(
                 assignment.line,
                 f"{source} is one word with all nodes, so {assignment.name} has only one element",
                 f'mapfile -t {assignment.name} < <(scontrol show hostnames "$SLURM_JOB_NODELIST")',
@@ -300,7 +300,7 @@ def gpu_count(job: Job) -> Iterator[Hit]:
     lines |= {use.line for use in job.script.reads if use.in_arithmetic and use.name == "SLURM_GPUS_PER_NODE"}
     severity: Severity | None = "note" if lines <= _printed(job, "SLURM_GPUS_PER_NODE") else None
     for line in sorted(lines):
-        yield Hit(line, reason, "use SLURM_GPUS_ON_NODE", severity=severity)
+        yield Hit.at(line, reason, "use SLURM_GPUS_ON_NODE", severity=severity)
 
 
 def _printed(job: Job, name: str) -> set[int]:
@@ -328,7 +328,7 @@ def world_size(job: Job) -> Iterator[Hit]:
         for launch in direct:
             world = job.world_size(launch)
             if number and world and world[0] * world[1] != number and not assignment.conditional:
-                yield Hit(
+                yield Hit.at(
                     assignment.line,
                     f"WORLD_SIZE is {number}, but srun starts {world[0]} x {world[1]} = {world[0] * world[1]} ranks",
                     "WORLD_SIZE=$SLURM_NTASKS",

@@ -28,7 +28,7 @@ def checkpoint_worker(job: Job) -> Iterator[Hit]:
     for launch in job.megatron:
         flag = launch.flags.get("use-persistent-ckpt-worker")
         if flag and "async-save" not in launch.flags and not launch.is_open:
-            yield Hit(
+            yield Hit.at(
                 flag.line,
                 "--use-persistent-ckpt-worker has no effect without --async-save",
                 "add --async-save, or remove it",
@@ -44,13 +44,13 @@ def save_without_load(job: Job) -> Iterator[Hit]:
     for launch in job.like_megatron:
         flag = launch.flags.get("save")
         if flag and "load" not in launch.flags and not launch.is_open and job.script.is_batch:
-            yield Hit(
+            yield Hit.at(
                 flag.line,
                 "without --load, the next run starts from iteration 0 and overwrites the checkpoints of this one",
                 "add --load with the same directory",
             )
         elif job.script.is_batch and "no-requeue" not in job.script.options and _loads_others_again(launch):
-            yield Hit(
+            yield Hit.at(
                 launch.flags["load"].line,
                 "--finetune loads the weights of --load at every start: a requeued job begins again at iteration 0",
                 "once --save has a checkpoint, use its directory in --load, without --finetune",
@@ -95,7 +95,7 @@ def resume_without_optimizer(job: Job) -> Iterator[Hit]:
         ):
             flag = launch.flags.get(name)
             if flag and flag.word.certain:
-                yield Hit(flag.line, f"--{name}: {effect}", f"remove --{name}")
+                yield Hit.at(flag.line, f"--{name}: {effect}", f"remove --{name}")
 
 
 @rule(
@@ -112,7 +112,7 @@ def save_interval(job: Job) -> Iterator[Hit]:
     for launch in job.megatron:
         flag = launch.flags.get("save")
         if flag and not {"save-interval", "yaml-cfg"} & launch.flags.keys() and not launch.is_open:
-            yield Hit(
+            yield Hit.at(
                 flag.line,
                 "with --save and without --save-interval, Megatron-LM stops at the start (AssertionError)",
                 "add --save-interval",
@@ -140,7 +140,7 @@ def no_exit_handler(job: Job) -> Iterator[Hit]:
         handler = flags.get("exit-signal-handler")
         if {"exit-duration-in-mins", "exit-interval"} & flags.keys() or (handler and _sends_signals(job)):
             continue
-        yield Hit(
+        yield Hit.at(
             handler.line if handler else launch.line,
             "nothing sends a signal before the time limit: SIGTERM comes 30 s before SIGKILL, too late for a checkpoint"
             if handler
@@ -186,7 +186,7 @@ def exit_signal(job: Job) -> Iterator[Hit]:
         handled = own.text.upper().removeprefix("SIG") if own else "TERM"
         for line, name in _signals_to_step(job, launch):
             if name != handled:
-                yield Hit(
+                yield Hit.at(
                     line,
                     f"--exit-signal-handler saves at {handled}, but {name} reaches the training and ends it",
                     f"add --exit-signal SIG{name}, or use --signal=TERM@... without B:",
@@ -223,7 +223,7 @@ def exit_after_limit(job: Job) -> Iterator[Hit]:
         minutes = integer(launch, "exit-duration-in-mins")
         by_signal = "exit-signal-handler" in launch.flags and _sends_signals(job)
         if limit_s and minutes and 60 * minutes >= limit_s and not by_signal:
-            yield Hit(
+            yield Hit.at(
                 launch.flags["exit-duration-in-mins"].line,
                 f"--exit-duration-in-mins {minutes} is not below the time limit of {counted(limit_s // 60, 'minute')}",
                 f"use --exit-duration-in-mins {_minutes_before(limit_s)}, or raise --time",
@@ -238,7 +238,7 @@ def no_save(job: Job) -> Iterator[Hit]:
         is_long = (iterations or 0) >= MIN_RUN_ITERS or (samples or 0) >= MIN_RUN_SAMPLES
         if is_long and "save" not in launch.flags and not launch.is_open and job.script.is_batch:
             length = f"{iterations} iterations" if iterations else f"{samples} samples"
-            yield Hit(
+            yield Hit.at(
                 launch.line,
                 f"no --save: a training of {length} writes no checkpoint",
                 "add --save and --load",

@@ -19,15 +19,15 @@ def syntax(job: Job) -> Iterator[Hit]:
     """
     error = job.script.error
     if error and error.is_placeholder:
-        yield Hit(error.line, error.reason, "write the value")
+        yield Hit.at(error.line, error.reason, "write the value")
     elif error and not error.is_ours:
-        yield Hit(
+        yield Hit.at(
             error.line,
             f"bash stops here: {error.reason}",
             "correct this line, or an earlier quote or block that is not closed",
         )
     for error in job.script.text_errors:
-        yield Hit(
+        yield Hit.at(
             error.line,
             f"the text of bash -c is not valid: {error.reason}",
             r"quote the value within the text, for example \"([0]*3+[1]*58)\"",
@@ -38,7 +38,7 @@ def syntax(job: Job) -> Iterator[Hit]:
 def unreadable(job: Job) -> Iterator[Hit]:
     """bash accepts the script, but hpcgen's parser does not: only the directives were checked."""
     if job.script.error and job.script.error.is_ours:
-        yield Hit(
+        yield Hit.at(
             job.script.error.line,
             f"hpcgen cannot read this: {job.script.error.reason}",
             "write it in a simpler way",
@@ -49,7 +49,7 @@ def unreadable(job: Job) -> Iterator[Hit]:
 def not_a_shell_script(job: Job) -> Iterator[Hit]:
     """sbatch accepts scripts for any interpreter. hpcgen reads only shell commands."""
     if not job.script.is_shell:
-        yield Hit(
+        yield Hit.at(
             1,
             f"{job.script.interpreter} runs this script, not a shell: only its directives were read",
             "no action needed, or start the program from a shell script",
@@ -61,7 +61,9 @@ def array_in_sh(job: Job) -> Iterator[Hit]:
     """#!/bin/sh is dash on Debian and Ubuntu, which refuses arrays and ends the job. On RHEL and SLES it is bash."""
     arrays = [item.line for item in job.script.assignments if item.items is not None and item.outer is None]
     if job.script.interpreter in ("sh", "dash", "ash") and arrays:
-        yield Hit(arrays[0], f"{job.script.interpreter} may have no arrays", "#!/bin/bash in the first line")
+        yield Hit.at(
+            arrays[0], f"{job.script.interpreter} may have no arrays", "#!/bin/bash in the first line"
+        )
 
 
 @rule("export-words", "error", "export of an unquoted value with blanks", source="man bash, export")
@@ -77,7 +79,7 @@ def export_words(job: Job) -> Iterator[Hit]:
                 continue
             if not is_name or (word.text not in set_here and not word.text.isupper()):
                 name = before.text.partition("=")[0]
-                yield Hit(word.line, f"the value of {name} ends at the blank", "quote the value")
+                yield Hit.at(word.line, f"the value of {name} ends at the blank", "quote the value")
 
 
 @rule(
@@ -98,7 +100,7 @@ def similar_name(job: Job) -> Iterator[Hit]:
             and len(use.name) > 3
         ):
             reported.add(use.name)
-            yield Hit(use.line, f"nothing sets {use.name}; {other} is set", f"${other}")
+            yield Hit.at(use.line, f"nothing sets {use.name}; {other} is set", f"${other}")
 
 
 @rule(
@@ -124,7 +126,7 @@ def setting_overwritten(job: Job) -> Iterator[Hit]:
             and not assignment.conditional
             and assignment.name not in word.variables
         ):
-            yield Hit(
+            yield Hit.at(
                 assignment.line,
                 f"line {choices[assignment.name]} takes {assignment.name} from the environment, and this overwrites it",
                 f"{assignment.name}=${{{assignment.name}:-...}}, or another name",
@@ -147,7 +149,7 @@ def terminal(job: Job) -> Iterator[Hit]:
     for command in job.script.commands:
         is_terminal = command.name in ("clear", "reset", "stty", "tput") and command.status == "plain"
         if is_terminal and "errexit" in job.script.shell_options and job.script.is_batch:
-            yield Hit(
+            yield Hit.at(
                 command.line,
                 f"a job has no terminal: `{command.name}` can fail, which ends the script (set -e)",
                 "remove it",
@@ -173,7 +175,7 @@ def default_model(job: Job) -> Iterator[Hit]:
         if {name.upper() for name in branches[-1].assigned} & sizes and branches[0].assigned & branches[
             -1
         ].assigned:
-            yield Hit(
+            yield Hit.at(
                 branches[-1].line,
                 "any unknown name trains this model",
                 '*) echo "unknown size" >&2; exit 1 ;;',
@@ -191,7 +193,7 @@ def subprocess_unchecked(job: Job) -> Iterator[Hit]:
     for command in job.script.commands:
         for number, line in enumerate(command.here_document.split("\n"), start=command.here_line):
             if re.search(r"subprocess\.(run|call)\(.*shell=True", line) and "check=True" not in line:
-                yield Hit(
+                yield Hit.at(
                     number, "a failure of this command is not noticed", "subprocess.run([...], check=True)"
                 )
 
@@ -226,7 +228,7 @@ def marker_after_failure(job: Job) -> Iterator[Hit]:
             and before is not None
             and before.name not in ("echo", "mkdir", "exit", "touch", "set", "wait")
         ):
-            yield Hit(
+            yield Hit.at(
                 command.line,
                 f"this is written even if {before.name} on line {before.line} failed",
                 f"{before.name} ... && touch ...",

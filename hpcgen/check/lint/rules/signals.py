@@ -49,7 +49,7 @@ def signal_not_forwarded(job: Job) -> Iterator[Hit]:
         return
     runs_on = any(launch.step is None or launch.step.background for launch in job.trainings)
     if traps and runs_on:
-        yield Hit(
+        yield Hit.at(
             traps[0].line,
             f"the trap for {signal[1]} forwards nothing: the batch shell gets the signal, and the training does not",
             f"srun ... & pid=$!, and trap 'kill -{signal[1]} \"$pid\"' {signal[1]}",
@@ -117,7 +117,7 @@ def kill_srun(job: Job) -> Iterator[Hit]:
             at_exit = all(word.text in ("EXIT", "0") for word in command.words[2:])
             kills = command.name == "trap" and not at_exit and _kills_in_trap(command, pids)
         if kills:
-            yield Hit(
+            yield Hit.at(
                 command.line,
                 "this signal makes srun kill the training with SIGKILL before it can save a checkpoint",
                 "send srun -USR2, which it forwards",
@@ -163,7 +163,7 @@ def wait_interrupted(job: Job) -> Iterator[Hit]:
     signals = {word.text for command in traps for word in command.words[2:]} - {"EXIT", "ERR", "0"}
     background = any(step.background for step in job.work_steps)
     if background and signals and len(waits) == 1 and not waits[0].in_loop and not in_trap:
-        yield Hit(
+        yield Hit.at(
             waits[0].line,
             "when the trap runs, this wait returns, and the script ends while the step is still saving",
             'while kill -0 "$pid" 2>/dev/null; do wait "$pid"; done',
@@ -212,7 +212,7 @@ def signal_to_steps(job: Job) -> Iterator[Hit]:
             fix = f"trap : {signal[1]} at the start of that shell's text, so that only the training reacts"
         else:
             continue
-        yield Hit(
+        yield Hit.at(
             job.script.option_line("signal"),
             f"--signal without B: sends {signal[1]} to every process of the step, which kills {victim}",
             fix,
@@ -261,7 +261,7 @@ def signal_not_trapped(job: Job) -> Iterator[Hit]:
         if len(command.words) > 1
     )
     if signal[1] not in _trapped(job) and not elsewhere:
-        yield Hit(
+        yield Hit.at(
             job.script.option_line("signal"),
             f"the script has no trap for {signal[1]}, so the batch shell dies {signal[2]} s before the time limit",
             f"trap '...' {signal[1]}, with srun in the background and a wait after it",
@@ -299,13 +299,13 @@ def signal_not_to_script(job: Job) -> Iterator[Hit]:
         for command in job.script.commands
     )
     if signal[1] in own and not elsewhere:
-        yield Hit(
+        yield Hit.at(
             job.script.option_line("signal"),
             f"the trap for {signal[1]} does not run: without B:, Slurm signals the steps, not the batch shell",
             f"--signal=B:{signal[1]}@{signal[2]}, with srun in the background and a wait after it",
         )
     elif job.trainings and not (job.steps or job.mpi_calls or elsewhere):
-        yield Hit(
+        yield Hit.at(
             job.script.option_line("signal"),
             f"no process gets {signal[1]}: without B:, Slurm signals only steps, and this script starts none",
             "start the training with srun",
@@ -337,7 +337,7 @@ def signal_too_late(job: Job) -> Iterator[Hit]:
     """
     signal = signal_of(job)
     if signal and job.trainings and signal[2] < MIN_SIGNAL_LEAD_S:
-        yield Hit(
+        yield Hit.at(
             job.script.option_line("signal"),
             f"{signal[2]} s before the time limit is too late for a checkpoint",
             f"at least @{MIN_SIGNAL_LEAD_S}: 60 s + 2 x (slowest step + slowest save)",
@@ -358,7 +358,7 @@ def foreground_step(job: Job) -> Iterator[Hit]:
     for command in commands:
         if not command.background and command.outer is None and command.words[0].text != "exec":
             name = command.name
-            yield Hit(
+            yield Hit.at(
                 command.line,
                 f"{name} runs in the foreground, so bash runs the trap for {signal[1]} only after {name} ends",
                 f'{name} ... & pid=$!, then: while kill -0 "$pid" 2>/dev/null; do wait "$pid"; done',

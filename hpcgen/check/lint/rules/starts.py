@@ -26,7 +26,7 @@ def launch_deprecated(job: Job) -> Iterator[Hit]:
     for launch in job.launches:
         for word in launch.command.words:
             if word.text == "torch.distributed.launch" and launch.launcher == "torchrun":
-                yield Hit(
+                yield Hit.at(
                     word.line,
                     "torch.distributed.launch is deprecated, and a later PyTorch will remove it",
                     "use torchrun, and read LOCAL_RANK in the program instead of --local-rank",
@@ -49,7 +49,7 @@ def function_in_step(job: Job) -> Iterator[Hit]:
     for step in job.steps:
         program = step.program[0] if step.program else None
         if program and program.known and program.certain and _is_only_a_function(job, program.text):
-            yield Hit(
+            yield Hit.at(
                 program.line,
                 f"srun looks for a program named {program.text}, which is a function of this script",
                 f"export -f {program.text}, and srun bash -c {program.text}",
@@ -85,7 +85,7 @@ def function_in_step(job: Job) -> Iterator[Hit]:
             rf"\b{re.escape(name)}\s*\(\)|\bfunction\b|\bdeclare -f\b|(^|[\s;&])(source|\.)\s", text.text
         ):
             continue
-        yield Hit(
+        yield Hit.at(
             command.line, f"the shell of the step does not have the function {name}", f"export -f {name}"
         )
 
@@ -114,14 +114,14 @@ def arguments_lost(job: Job) -> Iterator[Hit]:
         if text is None or command.words[-1] is not text or command.dead or command.name in _ADD_ARGUMENTS:
             continue
         if re.search(r"(?<!\\)\$(@|\{@\})", _without_single_quotes(text.source)):
-            yield Hit(
+            yield Hit.at(
                 text.line,
                 "$@ in double quotes becomes several words, and bash -c takes only the first as its text",
                 'bash -c \'... "$@"\' bash "$@", or $* in place of $@',
                 severity="warning",
             )
         elif text.certain and _reads_arguments(_without_single_quotes(_known_part(text))):
-            yield Hit(
+            yield Hit.at(
                 text.line,
                 '"$@" is empty in this text, because nothing follows it',
                 'bash -c \'... "$@"\' bash "$@"',
@@ -171,7 +171,7 @@ def array_exported(job: Job) -> Iterator[Hit]:
             if re.search(rf"\$\{{?[#!]?{name}\b", text.source) and not re.search(
                 rf"(?<!\\)\$\{{?[#!]?{name}\b", outside
             ):
-                yield Hit(
+                yield Hit.at(
                     command.line,
                     f"{name} is empty here: bash does not export the array of line {arrays[name]}",
                     f'pass its elements as arguments: bash -c \'... "$@"\' bash "${{{name}[@]}}"',
@@ -219,7 +219,7 @@ def library_path(job: Job) -> Iterator[Hit]:
             and kept.isdisjoint(word.variables)
             and not re.search(r"\$\(|LD_LIB", word.source)
         ):
-            yield Hit(
+            yield Hit.at(
                 item.line,
                 f"this drops the directories that the modules on line {before[-1]} added",
                 "LD_LIBRARY_PATH=...${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}",

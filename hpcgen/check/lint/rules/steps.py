@@ -36,7 +36,7 @@ def no_kill_on_bad_exit(job: Job) -> Iterator[Hit]:
         tasks = job.num_tasks(step)
         many = tasks > 1 if tasks else job.has_many_tasks(step) or job.may_be_multi_node
         if many and not step.option("kill-on-bad-exit") and not step.is_open:
-            yield Hit(
+            yield Hit.at(
                 step.line,
                 "when one task fails, the others wait for it until a timeout or the time limit",
                 "srun --kill-on-bad-exit=1",
@@ -75,7 +75,7 @@ def cpus_not_inherited(job: Job) -> Iterator[Hit]:
             and not step.option("cpus-per-task", "exclusive", "cpus-per-gpu")
             and not step.is_open
         ):
-            yield Hit(
+            yield Hit.at(
                 step.line,
                 f"srun of Slurm 22.05 and 23.02 ignores the job's --cpus-per-task={cpus}: if tasks are bound to "
                 "cores (--cpu-bind=cores, --exact, --hint=nomultithread, Autobind), each gets one CPU",
@@ -103,7 +103,7 @@ def step_tasks(job: Job) -> Iterator[Hit]:
         # with --nodes, newer releases honor it
         decided = not job.sets_tasks or step.option("ntasks", "nodes")
         if option and wanted and has and wanted != has and not decided:
-            yield Hit(
+            yield Hit.at(
                 option.word.line,
                 f"srun ignores --ntasks-per-node={wanted} and starts the job's {has} per node",
                 f"srun --ntasks=$((SLURM_NNODES * {wanted})) --ntasks-per-node={wanted}",
@@ -133,7 +133,7 @@ def step_outside_srun(job: Job) -> Iterator[Hit]:
     for launch in job.trainings:
         is_certain = launch.command.words[0].certain and not launch.command.conditional
         if launch.launcher in ("torchrun", "accelerate", "python") and is_certain:
-            yield Hit(
+            yield Hit.at(
                 launch.line,
                 f"without srun, {launch.launcher} runs on the first of the {nodes} nodes only",
                 "start it with srun",
@@ -157,7 +157,7 @@ def too_many_agents(job: Job) -> Iterator[Hit]:
             continue
         tasks = job.starts_per_node(launch)
         if tasks and tasks > 1:
-            yield Hit(
+            yield Hit.at(
                 launch.line,
                 f"each of the {tasks} tasks per node runs torchrun, which starts {ranks.text} ranks",
                 'srun --ntasks="$SLURM_NNODES" --ntasks-per-node=1 torchrun, or python without torchrun',
@@ -192,7 +192,7 @@ def few_gpus(job: Job) -> Iterator[Hit]:
                     f"the job requests {gpus} GPUs per node, and this lists {len(visible)} of them: the others are "
                     "idle, unless Slurm manages the GPUs and srun overrides the variable"
                 )
-            yield Hit(setting.line, why, "remove it, or request fewer GPUs")
+            yield Hit.at(setting.line, why, "remove it, or request fewer GPUs")
     own = [
         item
         for launch in job.trainings
@@ -201,7 +201,7 @@ def few_gpus(job: Job) -> Iterator[Hit]:
     ]
     used = set().union(*map(_devices, own))
     if not settings and len(own) == len(job.trainings) and all(map(_devices, own)) and len(used) < gpus:
-        yield Hit(
+        yield Hit.at(
             own[0].line,
             f"the job requests {gpus} GPUs per node and uses {len(used)}",
             "remove it, or request fewer GPUs",
@@ -221,4 +221,4 @@ def launch_twice(job: Job) -> Iterator[Hit]:
     for step in job.steps:
         outer = step.command.outer
         if outer is not None and job.script.commands[outer].name == "srun":
-            yield Hit(step.line, "every task of the outer srun starts its own step", "call srun once")
+            yield Hit.at(step.line, "every task of the outer srun starts its own step", "call srun once")

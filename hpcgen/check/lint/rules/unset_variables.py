@@ -61,7 +61,7 @@ def not_set_by_slurm(job: Job) -> Iterator[Hit]:
         if use.name in handled or not (is_input or _OTHER_SYSTEMS.fullmatch(use.name)):
             continue
         same = use.name.replace("SBATCH_", "SLURM_")
-        yield Hit(
+        yield Hit.at(
             use.line,
             f"Slurm does not set {use.name} in the job"
             + (": it is an input of sbatch" if is_input else ": another batch system does"),
@@ -118,7 +118,7 @@ def unset_stops(job: Job) -> Iterator[Hit]:
         line = script.lines[use.line - 1]
         is_set = re.search(rf"\b{use.name}=[^=].*\${{?{use.name}\b", line) is not None
         if not is_set and _is_checked(line, use.name):
-            yield Hit(
+            yield Hit.at(
                 use.line,
                 f"under set -u, the script ends here if {use.name} is unset",
                 f"${{{use.name}:-}}",
@@ -183,7 +183,7 @@ def never_set(job: Job) -> Iterator[Hit]:
         is_rare = unread(name) is not None or (len(name) > 3 and not _OF_SITES.search(name))
         is_own = is_local or (is_path and is_rare)
         if is_own and not is_named and not _is_similar(script, name):
-            yield Hit(
+            yield Hit.at(
                 use.line,
                 f"nothing in the script sets {name}: it is empty unless the shell that submits the job exports it",
                 f'set it, or stop without it: : "${{{name}:?}}"',
