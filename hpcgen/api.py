@@ -94,7 +94,9 @@ def site_directories(templates: Sequence[str | Path] = ()) -> list[Path]:
     for directory in given:
         if directory.is_dir() and not any(directory.glob("slurm/*.sbatch.j2")):
             raise HpcgenError(
-                f"{directory}: contains no templates", "they must be in slurm/, such as slurm/train.sbatch.j2"
+                "contains no templates",
+                "they must be in slurm/, such as slurm/train.sbatch.j2",
+                where=directory,
             )
     return [*given, *named, *configured]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import PurePath
 
 from trainer.contract.problem import FilePlace as FilePlace
 from trainer.contract.problem import Problem as Problem
@@ -12,9 +13,10 @@ from trainer.contract.problem import file_of as file_of
 class HpcgenError(Exception):
     """A mistake of the user. The command prints it without a traceback and exits with status 2."""
 
-    def __init__(self, message: str, hint: str = "", *, where: str = "") -> None:
-        """`where` is the place of the mistake, such as FilePlace("run.yaml", 14)."""
-        self.mistakes: tuple[Problem, ...] = (Problem("", message, hint, where=where),)
+    def __init__(self, message: str, hint: str = "", *, where: str | PurePath = "") -> None:
+        """`where` is the place of the mistake: a path, or for example FilePlace("run.yaml", 14)."""
+        place = FilePlace(where) if isinstance(where, PurePath) else where
+        self.mistakes: tuple[Problem, ...] = (Problem("", message, hint, where=place),)
         super().__init__(str(self.mistakes[0]))
 
 

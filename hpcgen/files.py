@@ -77,7 +77,7 @@ def make_directory(directory: Path, share: Share) -> None:
         except FileExistsError:
             return
         except OSError as error:
-            raise HpcgenError(f"{directory}: cannot be created ({error.strerror})") from error
+            raise HpcgenError(f"cannot be created ({error.strerror})", where=directory) from error
 
 
 @contextlib.contextmanager
@@ -180,7 +180,7 @@ def write_text(target: Path, text: str, mode: int) -> None:
             os.fchmod(file.fileno(), mode & ~umask)
             publish(file, target)
     except OSError as error:
-        raise HpcgenError(f"{target}: cannot be written ({error.strerror})") from error
+        raise HpcgenError(f"cannot be written ({error.strerror})", where=target) from error
 
 
 def write_output(target: Path, text: str, mode: int) -> None:
@@ -200,13 +200,13 @@ def write_output(target: Path, text: str, mode: int) -> None:
     if not is_special(target):
         file = Path(os.path.realpath(target))
         if file.is_symlink():
-            raise HpcgenError(f"{target}: cannot be written, because its symbolic links form a loop")
+            raise HpcgenError("cannot be written, because its symbolic links form a loop", where=target)
         write_text(file, text, mode)
         return
     try:
         target.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise HpcgenError(f"{target}: cannot be written ({error.strerror})") from error
+        raise HpcgenError(f"cannot be written ({error.strerror})", where=target) from error
 
 
 def require_directory(target: Path) -> None:
@@ -219,7 +219,7 @@ def require_directory(target: Path) -> None:
     missing = [folder for folder in folders if not os.path.lexists(folder)]
     if missing:
         raise HpcgenError(
-            f"{target}: cannot be written, because {missing[-1]} does not exist", "create it first"
+            f"cannot be written, because {missing[-1]} does not exist", "create it first", where=target
         )
 
 

@@ -28,7 +28,7 @@ def find_directory(path: Path) -> Path:
     """
     if not _is_directory(path):
         what = "not a directory" if path.exists() else "no such directory"
-        raise HpcgenError(f"{path}: {what}", "give a run directory, or a directory with iter_... directories")
+        raise HpcgenError(what, "give a run directory, or a directory with iter_... directories", where=path)
     if any(path.glob("iter_*")):
         return path
     saved = checkpoint_section(read_run_config(path)[0]).get("save")
@@ -70,7 +70,9 @@ def find_exactly(path: Path) -> Checkpoint:
     absolute = path.absolute()
     if not _is_directory(path):
         near = [checkpoint.path.name for checkpoint in read_directory(absolute.parent)[:3]]
-        raise HpcgenError(f"{path}: no such directory", f"the newest are {', '.join(near)}" if near else "")
+        raise HpcgenError(
+            "no such directory", f"the newest are {', '.join(near)}" if near else "", where=path
+        )
     if SET_ASIDE.fullmatch(absolute.name):
         return _read_set_aside(path)
     for checkpoint in read_directory(absolute.parent):

@@ -51,16 +51,17 @@ def read_tensors(checkpoint: Path) -> list[Tensor]:
     try:
         index = checkpoint_index.parse(read_bytes(path))
     except FileNotFoundError:
-        raise HpcgenError(f"{path}: no such file", "only torch_dist checkpoints have this index") from None
+        raise HpcgenError("no such file", "only torch_dist checkpoints have this index", where=path) from None
     except OSError as error:
         raise HpcgenError(f"cannot read {path}: {error.strerror}") from error
     except checkpoint_index.ForbiddenError as error:
         raise HpcgenError(
-            f"{path}: {error}",
+            str(error),
             "no code was executed; do not load this checkpoint, and find out who wrote the file",
+            where=path,
         ) from error
     except ValueError as error:
-        raise HpcgenError(f"{path}: {error}") from error
+        raise HpcgenError(str(error), where=path) from error
     return [
         Tensor(name=name, shape=tensor.shape, dtype=tensor.dtype, chunks=len(tensor.chunks))
         for name, tensor in index.tensors.items()

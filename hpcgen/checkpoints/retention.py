@@ -115,7 +115,7 @@ def prunable(directory: Path, retention: Retention) -> list[Checkpoint]:
     if retention.keep_last is None:
         where = f" in {retention.source}" if retention.source else ""
         raise HpcgenError(
-            f"{directory}: checkpoint.keep_last is not set{where}, so all are kept", "add --keep-last N"
+            f"checkpoint.keep_last is not set{where}, so all are kept", "add --keep-last N", where=directory
         )
     checkpoints = demote_incomplete(read_directory(directory))
     kept = retention.kept(checkpoints)

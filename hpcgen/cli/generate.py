@@ -164,7 +164,7 @@ def _checkpoints_of(run: RunConfig | None) -> Path:
     directory = Path(run.checkpoint.save or Path(run.paths.run_dir, "checkpoints"))
     if not directory.is_dir():
         raise HpcgenError(
-            f"{directory}: no such directory, so the run has no checkpoint yet", "train it first"
+            "no such directory, so the run has no checkpoint yet", "train it first", where=directory
         )
     return directory
 

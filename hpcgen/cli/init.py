@@ -149,10 +149,10 @@ def _require_new_file(path: Path, force: bool) -> None:
         HpcgenError: it is not a file name, its directory does not exist, or it exists and `force` is false.
     """
     if str(path) == "-" or is_special(path):
-        raise HpcgenError(f"{path}: not a file name", "name a file; its JSON Schema is written next to it")
+        raise HpcgenError("not a file name", "name a file; its JSON Schema is written next to it", where=path)
     require_directory(path)
     if path.exists() and not force:
-        raise HpcgenError(f"{path}: already exists", "choose another name, or use --force")
+        raise HpcgenError("already exists", "choose another name, or use --force", where=path)
 
 
 def _require_compatible(
@@ -321,7 +321,9 @@ def _migrate(
     try:
         text = script.read_bytes().decode(errors="replace")
     except OSError as error:
-        raise HpcgenError(f"{script}: cannot be read ({error.strerror})", "name a batch script") from error
+        raise HpcgenError(
+            f"cannot be read ({error.strerror})", "name a batch script", where=script
+        ) from error
     try:
         return migrate(text, str(script), cluster, node_type, chosen.values, as_program=as_program)
     except Refusal as refusal:

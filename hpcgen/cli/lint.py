@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hpcgen.errors import HpcgenError
+from hpcgen.errors import FilePlace, HpcgenError
 from hpcgen.text import counted, harmless
 
 if TYPE_CHECKING:
@@ -136,7 +136,9 @@ def _read(path: str) -> str:
         content = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
     except OSError as error:
         raise HpcgenError(
-            f"{path}: cannot be read ({error.strerror})", "name a shell script, or - for standard input"
+            f"cannot be read ({error.strerror})",
+            "name a shell script, or - for standard input",
+            where=FilePlace(path),
         ) from error
     # comments can be in any encoding
     return content.decode(errors="replace")

@@ -30,15 +30,17 @@ def command(config: Path, overrides: tuple[str, ...], as_json: bool) -> None:
     program = plan.config.program
     if program is None or program.deepspeed is None:
         raise HpcgenError(
-            f"{config}: the run has no section program.deepspeed",
+            "the run has no section program.deepspeed",
             "hpcgen validate shows the estimate for hpcgen's own trainer",
+            where=config,
         )
     [stage] = plan.stages.values()
     fits = list(all_fits(program.deepspeed, stage.allocation, plan.run.node_type))
     if not fits:
         raise HpcgenError(
-            f"{config}: program.deepspeed has neither model nor parameters",
+            "program.deepspeed has neither model nor parameters",
             "set model to the model's config.json, or parameters to its number of parameters",
+            where=config,
         )
     if as_json:
         click.echo(json.dumps([{**dataclasses.asdict(fit), "fits": fit.fits} for fit in fits], indent=1))

@@ -17,7 +17,7 @@ from hpcgen.config.directories import configuration_directories
 from hpcgen.config.profiles import cluster_names, load_cluster
 from hpcgen.config.stages import FRAMES, STAGE_ROWS
 from hpcgen.config.trust import require_safe_parents, require_trusted
-from hpcgen.errors import HpcgenError
+from hpcgen.errors import FilePlace, HpcgenError
 from hpcgen.files import write_text
 from hpcgen.slurm.rendering.block_docs import block_docs
 from hpcgen.text import counted, did_you_mean
@@ -202,7 +202,7 @@ def _make_directory(directory: Path) -> None:
         for path in reversed(missing):
             path.mkdir(mode=0o755)
     except OSError as error:
-        raise HpcgenError(f"{error.filename}: cannot be created ({error.strerror})") from error
+        raise HpcgenError(f"cannot be created ({error.strerror})", where=FilePlace(error.filename)) from error
     trusted = _trusted_groups()
     require_safe_parents(directory)
     require_trusted(directory.parent, trusted)

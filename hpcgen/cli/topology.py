@@ -190,7 +190,7 @@ def draw(name: str, as_svg: bool, output: Path | None) -> None:
     node_type = load_node_type(name)
     if output is not None:
         if output.suffix.lower() not in ("", ".svg"):
-            raise HpcgenError(f"{output}: the file would be SVG", f"name it {output.with_suffix('.svg')}")
+            raise HpcgenError("the file would be SVG", f"name it {output.with_suffix('.svg')}", where=output)
         write_output(output, svg.draw(name, node_type), mode=0o666)
     elif as_svg:
         click.echo(svg.draw(name, node_type), nl=False)

@@ -31,7 +31,7 @@ def readable(directories: Iterable[Path]) -> list[Path]:
     found = [directory for directory in directories if directory.is_dir()]
     for directory in found:
         if not os.access(directory, os.R_OK | os.X_OK):
-            raise HpcgenError(f"{directory}: the directory cannot be read", to_read(directory))
+            raise HpcgenError("the directory cannot be read", to_read(directory), where=directory)
     return found
 
 

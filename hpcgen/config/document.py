@@ -202,16 +202,16 @@ def read_text(path: Path) -> str:
     """
     try:
         if not path.is_file():
-            raise HpcgenError(f"{path}: {'not a regular file' if path.exists() else 'no such file'}")
+            raise HpcgenError("not a regular file" if path.exists() else "no such file", where=path)
         if (size := path.stat().st_size) > MAX_BYTES:
             raise HpcgenError(
-                f"{path}: {size} bytes is more than the maximum of {MAX_BYTES} for a configuration file"
+                f"{size} bytes is more than the maximum of {MAX_BYTES} for a configuration file", where=path
             )
         return path.read_bytes().decode("utf-8")
     except UnicodeDecodeError as error:
-        raise HpcgenError(f"{path}: not UTF-8 text (byte {error.start})") from error
+        raise HpcgenError(f"not UTF-8 text (byte {error.start})", where=path) from error
     except (OSError, ValueError) as error:
-        raise HpcgenError(f"{path}: cannot be read ({error})") from error
+        raise HpcgenError(f"cannot be read ({error})", where=path) from error
 
 
 def parse(text: str, name: str) -> Document:

@@ -34,8 +34,9 @@ def sections(directory: Path, load: str) -> dict[str, Any]:
     config = TokenizerConfig(**tokenizer)
     if (needed := tokenizers.vocab_size(config)) > (model.vocab_size or 0):
         raise HpcgenError(
-            f"{directory}: the tokenizer has IDs up to {needed - 1}, but the embedding has {model.vocab_size} rows",
+            f"the tokenizer has IDs up to {needed - 1}, but the embedding has {model.vocab_size} rows",
             "use the tokenizer that the model was trained with",
+            where=directory,
         )
     return {
         "model": _shortest(model),
@@ -59,7 +60,7 @@ def _model_of(path: Path, document: dict[str, Any]) -> tuple[str, ModelConfig]:
     try:
         family, model = model_of(document)
     except ConfigError as error:
-        raise HpcgenError(f"{path}: {error}") from error
+        raise HpcgenError(str(error), where=path) from error
     return family.name, model
 
 
@@ -117,7 +118,7 @@ def _read(path: Path) -> dict[str, Any]:
         document = json.loads(read_bytes(path))
     except FileNotFoundError:
         hint = "name a local directory with a Hugging Face model, from hf download MODEL --local-dir DIR"
-        raise HpcgenError(f"{path}: no such file", hint) from None
+        raise HpcgenError("no such file", hint, where=path) from None
     except (OSError, ValueError, RecursionError) as error:
         raise HpcgenError(pointer_problem(path) or f"{path} cannot be read: {error}") from error
     if not isinstance(document, dict):

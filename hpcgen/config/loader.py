@@ -80,7 +80,7 @@ def load_run(path: str | Path, overrides: Sequence[str] = ()) -> Run:
     path = Path(path)
     if not path.exists():
         raise HpcgenError(
-            f"{path}: no such file", "write a run file with hpcgen init, or name another with -c"
+            "no such file", "write a run file with hpcgen init, or name another with -c", where=path
         )
     text = documents.read_text(path)
     run = load_document(documents.parse(text, str(path)), path.absolute().parent, overrides)

@@ -96,7 +96,7 @@ def eod_id(config: TokenizerConfig) -> int:
     if token is None or token not in known:
         reason = "the end-of-document token is not set" if token is None else f"unknown token {token!r}"
         hint = f"set eod_token (--eod-token) to one of {_candidates(config, known)}"
-        raise HpcgenError(f"{_vocabulary_file(config)}: {reason}", hint)
+        raise HpcgenError(reason, hint, where=_vocabulary_file(config))
     return known[token]
 
 
@@ -144,7 +144,7 @@ def tokens(config: TokenizerConfig) -> dict[str, int]:
         )
     except (KeyError, TypeError, ValueError, AttributeError):
         expected = "vocab.json, which maps tokens to ids" if config.kind == "gpt2" else "tokenizer.json"
-        raise HpcgenError(f"{path}: not a {expected}") from None
+        raise HpcgenError(f"not a {expected}", where=path) from None
 
 
 def read_json(path: Path) -> Any:
@@ -180,7 +180,7 @@ def read_file(path: Path) -> bytes:
         ) from error
     expected = _GPT2_SHA256.get(path)
     if expected and (found := hashlib.sha256(content).hexdigest()) != expected:
-        raise HpcgenError(f"{path}: SHA-256 is {found}, but GPT-2's is {expected}", "reinstall hpcgen")
+        raise HpcgenError(f"SHA-256 is {found}, but GPT-2's is {expected}", "reinstall hpcgen", where=path)
     return content
 
 

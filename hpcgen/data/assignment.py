@@ -37,8 +37,9 @@ def shares(job: CorpusJob, manifest: Manifest) -> Iterator[tuple[list[ManifestFi
         files = manifest.of_split(split)
         if not files:
             raise HpcgenError(
-                f"{job.directory}: the manifest has no file in the split {split}",
+                f"the manifest has no file in the split {split}",
                 "correct data.corpus.splits, or run hpcgen data plan again",
+                where=job.directory,
             )
         names = output_names(split, count)
         for share in assign([file.size for file in files], count):

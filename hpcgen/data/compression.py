@@ -54,8 +54,9 @@ def _plain(path: Path, source: Readable) -> Iterator[bytes]:
         if is_begin:
             if suffix := binary_suffix(data):
                 raise HpcgenError(
-                    f"{path}: the content is {suffix} data, but the name does not end in {suffix}",
+                    f"the content is {suffix} data, but the name does not end in {suffix}",
                     f"add {suffix} to the name",
+                    where=path,
                 )
             is_begin = False
         yield data
@@ -67,7 +68,7 @@ def _frames(path: Path, source: Readable, frame_type: Any) -> Iterator[bytes]:
     position = begin = 0
     while data := source.read(_READ_BYTES):
         if not position and (found := _unexpected_content(path, data)):
-            raise HpcgenError(f"{path}: {found}", "download it again")
+            raise HpcgenError(found, "download it again", where=path)
         position += len(data)
         while data:
             if frame is None:
@@ -78,7 +79,7 @@ def _frames(path: Path, source: Readable, frame_type: Any) -> Iterator[bytes]:
                 if window := _too_large_window(frame, error):
                     long = f"--long={(window - 1).bit_length()} (a window of {window >> 20:,} MiB)"
                     reason = f"compressed with {long}, which needs too much memory to decompress"
-                    raise HpcgenError(f"{path}: {reason}", "compress it again without --long") from error
+                    raise HpcgenError(reason, "compress it again without --long", where=path) from error
                 _require_frame(path, frame, begin)
                 where = f"{path}: damaged {path.suffix} data before byte {position:,}"
                 raise HpcgenError(f"{where}: {error}", "download it again") from error
@@ -88,7 +89,7 @@ def _frames(path: Path, source: Readable, frame_type: Any) -> Iterator[bytes]:
     if frame is not None:
         _require_frame(path, frame, begin)
         raise HpcgenError(
-            f"{path}: the {path.suffix} data is truncated at byte {position:,}", "download it again"
+            f"the {path.suffix} data is truncated at byte {position:,}", "download it again", where=path
         )
 
 
@@ -97,8 +98,9 @@ def _require_frame(path: Path, frame: Any, begin: int) -> None:
     is_cut = len(frame.header) < _MAGIC_BYTES and frame.header[:1] in _FIRST_BYTES
     if begin and not is_cut and binary_suffix(frame.header) != path.suffix:
         raise HpcgenError(
-            f"{path}: the {path.suffix} data ends at byte {begin:,}, and other data follows it",
+            f"the {path.suffix} data ends at byte {begin:,}, and other data follows it",
             "remove that data, or download the file again",
+            where=path,
         )
 
 

@@ -89,7 +89,7 @@ class CheckedFile:
     def _refuse_stand_in(self) -> None:
         if found := stand_in(os.pread(self._file.fileno(), HEAD_BYTES, 0)):
             content, hint = found
-            raise HpcgenError(f"{self.path}: the content is {content}", hint)
+            raise HpcgenError(f"the content is {content}", hint, where=self.path)
 
     def _compare(self, what: str, wanted: object, found: object) -> None:
         if wanted not in (None, found):

@@ -162,20 +162,23 @@ def read_counts(prefix: Path) -> DatasetCounts:
         ) from error
     if len(header) < _HEADER.size:
         raise HpcgenError(
-            f"{index}: {counted(len(header), 'byte')}, less than the header of a Megatron index ({_HEADER.size})",
+            f"{counted(len(header), 'byte')}, less than the header of a Megatron index ({_HEADER.size})",
             "tokenize again",
+            where=index,
         )
     magic, version, code, sequences, documents = _HEADER.unpack(header)
     if magic != _MAGIC or version != 1 or code not in _DTYPES:
-        raise HpcgenError(f"{index}: not a Megatron index (version 1)", "give the prefix of a .bin/.idx pair")
+        raise HpcgenError(
+            "not a Megatron index (version 1)", "give the prefix of a .bin/.idx pair", where=index
+        )
     if index_size < _HEADER.size + 12 * sequences + 8 * documents:
         size = f"{index_size:,} bytes for {counted(sequences, 'sequence')} and {counted(documents - 1, 'document')}"
-        raise HpcgenError(f"{index}: truncated ({size})", "tokenize again")
+        raise HpcgenError(f"truncated ({size})", "tokenize again", where=index)
     dtype = np.dtype(_DTYPES[code])
     end = _end(index, sequences, dtype.itemsize)
     if end != data_size:
         raise HpcgenError(
-            f"{data}: {data_size:,} bytes, but its index describes {end:,} bytes", "tokenize again"
+            f"{data_size:,} bytes, but its index describes {end:,} bytes", "tokenize again", where=data
         )
     return DatasetCounts(documents - 1, sequences, end // dtype.itemsize, dtype.name)
 

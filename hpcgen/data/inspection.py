@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from hpcgen.config.tokenizer import TokenizerConfig, eod_id, problems, tokens
 from hpcgen.data.pair import Pair, open_pair
-from hpcgen.errors import HpcgenError
+from hpcgen.errors import FilePlace, HpcgenError
 from hpcgen.files import private_file, publish, require_directory
 from hpcgen.text import counted
 
@@ -217,7 +217,7 @@ def _huggingface(config: TokenizerConfig) -> tuple[tokenizers.Tokenizer, int]:
         tokenizer = tokenizers.Tokenizer.from_file(str(config.tokenizer_file))
     except Exception as error:  # the library raises bare Exception for every error in the file
         raise HpcgenError(
-            f"{config.tokenizer_file}: the library tokenizers cannot load this file: {error}"
+            f"the library tokenizers cannot load this file: {error}", where=FilePlace(config.tokenizer_file)
         ) from error
     return tokenizer, max(vocabulary.values()) + 1
 

@@ -132,7 +132,7 @@ def read_blocks(path: Path, content: Iterable[bytes]) -> Iterator[Block]:
         end_of_last = b"" if parts[-1].endswith(b"\n") else b"\n"
         yield from _blocks(path, line, b"".join((*parts, end_of_last)))
     elif not line:
-        raise HpcgenError(f"{path}: the file is empty", "remove it or download it again")
+        raise HpcgenError("the file is empty", "remove it or download it again", where=path)
 
 
 def text_reader(json_key: str) -> Callable[[Block], Texts]:

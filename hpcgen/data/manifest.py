@@ -86,7 +86,7 @@ def read_manifest(path: Path) -> Manifest:
     try:
         content = read_bytes(path)
     except FileNotFoundError as error:
-        raise HpcgenError(f"{path}: the corpus has no manifest", "run hpcgen data plan first") from error
+        raise HpcgenError("the corpus has no manifest", "run hpcgen data plan first", where=path) from error
     except OSError as error:
         raise HpcgenError(f"cannot read the manifest {path}: {error.strerror}") from error
     first, _, rest = content.partition(b"\n")
@@ -95,22 +95,25 @@ def read_manifest(path: Path) -> Manifest:
         files = msgspec.json.Decoder(ManifestFile).decode_lines(rest)
     except msgspec.MsgspecError as error:
         raise HpcgenError(
-            f"{path}: not an hpcgen manifest: {error}", "run hpcgen data plan --replan"
+            f"not an hpcgen manifest: {error}", "run hpcgen data plan --replan", where=path
         ) from error
     if header.hpcgen_manifest != VERSION:
         raise HpcgenError(
-            f"{path}: format version {header.hpcgen_manifest}, but this hpcgen reads version {VERSION}",
+            f"format version {header.hpcgen_manifest}, but this hpcgen reads version {VERSION}",
             "run hpcgen data plan --replan",
+            where=path,
         )
     if header.files != len(files):
         raise HpcgenError(
-            f"{path}: it lists {counted(len(files), 'file')}, but its first line has files = {header.files}",
+            f"it lists {counted(len(files), 'file')}, but its first line has files = {header.files}",
             "run hpcgen data plan --replan",
+            where=path,
         )
     if wrong := [problem.reason for problem in problems(files)]:
         raise HpcgenError(
-            f"{path}: {'; '.join(wrong)}",
+            "; ".join(wrong),
             "the manifest was edited after planning: run hpcgen data plan --replan",
+            where=path,
         )
     return Manifest(header.source, files, header.selection)
 

@@ -84,7 +84,7 @@ class Pair:
         raw = file.read(int(self.lengths[index]) * self.dtype.itemsize)
         if len(raw) != int(self.lengths[index]) * self.dtype.itemsize:
             raise HpcgenError(
-                f"{bin_path(self.prefix)}: the file ends within sequence {index}", "tokenize again"
+                f"the file ends within sequence {index}", "tokenize again", where=bin_path(self.prefix)
             )
         return np.frombuffer(raw, self.dtype)
 

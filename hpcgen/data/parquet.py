@@ -183,8 +183,9 @@ def _lines_of_file(descriptor: int, path: Path, column: str) -> Iterator[tuple[i
                 row |= {name: _text_of(row[name], name == column) for name in of_bytes}
         except UnicodeDecodeError as error:
             raise HpcgenError(
-                f"{path}: rows {line + 1:,} to {line + len(batch):,} have a string that is not UTF-8: {error}",
+                f"rows {line + 1:,} to {line + len(batch):,} have a string that is not UTF-8: {error}",
                 "use prepare with bad_documents: skip, or correct the file",
+                where=path,
             ) from error
         return _joined(encoder.encode(row) + b"\n" for row in rows)
 
@@ -230,7 +231,7 @@ def _open(path: Path, descriptor: int) -> Any:
         raise _refusal(path, error) from error
     if not file.metadata.num_rows:
         raise HpcgenError(
-            f"{path}: the file has no rows", "remove it, or exclude it with data.corpus.include"
+            "the file has no rows", "remove it, or exclude it with data.corpus.include", where=path
         )
     return file
 
@@ -244,16 +245,18 @@ def _require_text(path: Path, schema: Any, column: str) -> None:
     if (count := schema.names.count(column)) != 1:
         found = f"{count} columns {column!r}" if count else f"no column {column!r}"
         raise HpcgenError(
-            f"{path}: the file has {found} (its columns are {few([repr(name) for name in schema.names])})",
+            f"the file has {found} (its columns are {few([repr(name) for name in schema.names])})",
             "set json_key to the one with the text",
+            where=path,
         )
     column_type = schema.field(column).type
     if not _is_text(column_type):
         strings = [field.name for field in schema if _is_text(field.type)]
         hint = f"set json_key to a column of strings ({few([repr(name) for name in strings])})"
         raise HpcgenError(
-            f"{path}: column {column!r} has the type {column_type}, not string",
+            f"column {column!r} has the type {column_type}, not string",
             hint if strings else "convert the column to strings",
+            where=path,
         )
 
 
@@ -292,8 +295,9 @@ def _decoded(
                 rows = max(1, rows // _FEWER)
     if line != file.metadata.num_rows:
         raise HpcgenError(
-            f"{path}: the file has {line:,} rows, but its index has {file.metadata.num_rows:,}",
+            f"the file has {line:,} rows, but its index has {file.metadata.num_rows:,}",
             "download it again",
+            where=path,
         )
 
 
@@ -363,10 +367,11 @@ def _refusal(path: Path, error: Exception, where: str = "") -> HpcgenError | Mem
     reason = str(error).strip().partition("\n")[0]
     if isinstance(error, pa.ArrowNotImplementedError):
         return HpcgenError(
-            f"{path}: the file cannot be read{where}: {reason}",
+            f"the file cannot be read{where}: {reason}",
             "write it again with another compression or encoding",
+            where=path,
         )
-    return HpcgenError(f"{path}: damaged or truncated Parquet data{where}: {reason}", "download it again")
+    return HpcgenError(f"damaged or truncated Parquet data{where}: {reason}", "download it again", where=path)
 
 
 class _PositionedFile(io.RawIOBase):

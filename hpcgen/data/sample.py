@@ -50,7 +50,7 @@ def write_sample(target: Path, *, max_mb: float = 8.0, overwrite: bool = False) 
         HpcgenError: `target` has other content, the library has no sources, or the file cannot be written.
     """
     if not target.name.endswith((".jsonl", ".jsonl.zst")):
-        raise HpcgenError(f"{target}: the name must end in .jsonl or .jsonl.zst")
+        raise HpcgenError("the name must end in .jsonl or .jsonl.zst", where=target)
     lines, text_bytes = [], 0
     for source, text in _documents(Path(sysconfig.get_paths()["stdlib"])):
         if not text:

@@ -37,7 +37,7 @@ from hpcgen.data.stages.base import Context
 from hpcgen.data.suffixes import PARQUET
 from hpcgen.data.tokenizer import Tokenizer, load_tokenizer
 from hpcgen.data.unit import Input, Unit
-from hpcgen.errors import HpcgenError
+from hpcgen.errors import FilePlace, HpcgenError
 from hpcgen.files import private_file
 from hpcgen.text import counted
 
@@ -224,9 +224,10 @@ def _verify(
         wanted = expected[expected_ends[number] - expected_lengths[number] : expected_ends[number]]
         if not np.array_equal(actual, wanted):
             raise HpcgenError(
-                f"{block.path}:{lines[index] + 1}: {tokenizer.backend} and the library tokenizers return different "
+                f"{tokenizer.backend} and the library tokenizers return different "
                 f"ids: {_first_difference(actual, wanted)}",
                 "nothing of this file was published; please report this tokenizer and text as a bug",
+                where=FilePlace(block.path, lines[index] + 1),
             )
     return len(sample)
 

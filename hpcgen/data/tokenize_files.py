@@ -155,7 +155,7 @@ def tokenize_files(
 def _input_size(path: Path) -> int:
     """Checks the suffix of an input and returns its size on disk."""
     if not path.name.endswith(SUFFIXES):
-        raise HpcgenError(f"{path}: the name must end in {one_of(SUFFIXES)}")
+        raise HpcgenError(f"the name must end in {one_of(SUFFIXES)}", where=path)
     try:
         with open_regular(path) as file:
             return file.seek(0, os.SEEK_END)

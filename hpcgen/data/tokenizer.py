@@ -34,7 +34,7 @@ from hpcgen.config.tokenizer import (
     vocab_size,
 )
 from hpcgen.data.unknown import lost_characters, unknown_id
-from hpcgen.errors import HpcgenError
+from hpcgen.errors import FilePlace, HpcgenError
 
 Backend = Literal["auto", "gigatoken", "tokenizers"]
 Encode = Callable[[list[str]], tuple[NDArray[Any], NDArray[np.int64]]]
@@ -171,8 +171,9 @@ def _gpt2_definition(config: TokenizerConfig) -> dict[str, Any]:
         if len(pair) != 2:
             line = " ".join(pair)
             raise HpcgenError(
-                f"{merges_file}: {line!r:.60} is not a merge of two tokens",
+                f"{line!r:.60} is not a merge of two tokens",
                 "use a merges.txt in GPT-2's format",
+                where=merges_file,
             )
     end = {"id": eod_id(config), "content": eod_token(config), "special": True}
     plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
@@ -194,15 +195,18 @@ def _load_tokenizers(config: TokenizerConfig, source: str) -> Encode:
     try:
         tokenizer = tokenizers.Tokenizer.from_str(source)
     except Exception as error:  # the library raises bare Exception for every error in the file
-        raise HpcgenError(f"{path}: the library tokenizers cannot load this file: {error}") from error
+        raise HpcgenError(
+            f"the library tokenizers cannot load this file: {error}", where=FilePlace(path)
+        ) from error
 
     def encode(texts: list[str]) -> tuple[NDArray[Any], NDArray[np.int64]]:
         try:
             rows = [encoding.ids for encoding in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
         except Exception as error:  # such as an unknown word in a text, without a token for unknown words
             raise HpcgenError(
-                f"{path}: the library tokenizers cannot encode a text: {error}",
+                f"the library tokenizers cannot encode a text: {error}",
                 "add the token for unknown text to the vocabulary, or use a tokenizer that knows every byte",
+                where=FilePlace(path),
             ) from error
         lengths = np.fromiter(map(len, rows), np.int64, len(rows))
         return np.fromiter(itertools.chain.from_iterable(rows), np.int32, int(lengths.sum())), lengths

@@ -265,8 +265,9 @@ def verify(target: Path, files: dict[str, str]) -> None:
     changed = sorted(path for path in files.keys() | there.keys() if files.get(path) != there.get(path))
     if changed:
         raise HpcgenError(
-            f"{target}: {counted(len(changed), 'file')} changed since the installation ({few(changed)})",
+            f"{counted(len(changed), 'file')} changed since the installation ({few(changed)})",
             "remove the directory when no job uses it, and run this again",
+            where=target,
         )
 
 

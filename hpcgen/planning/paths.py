@@ -11,7 +11,7 @@ from pathlib import Path
 from hpcgen.config.corpus import CorpusConfig, CorpusJob, SourceConfig, blend, selection
 from hpcgen.config.program import in_run_dir
 from hpcgen.config.run import RunConfig
-from hpcgen.errors import HpcgenError, Problem
+from hpcgen.errors import FilePlace, HpcgenError, Problem
 from trainer.contract.code import imports
 from trainer.contract.config import BlendConfig, NamedPath, PathKind, with_paths
 from trainer.contract.evaluation import is_task_file
@@ -28,8 +28,9 @@ def absolute_paths(config: RunConfig, directory: Path) -> RunConfig:
     run_dir = _joined(str(directory), config.paths.run_dir)
     if "%" in run_dir:
         raise HpcgenError(
-            f"{run_dir}: the path contains %, which sbatch would expand in the name of the log",
+            "the path contains %, which sbatch would expand in the name of the log",
             "move the run file, or set paths.run_dir to an absolute path",
+            where=FilePlace(run_dir),
         )
     config = with_paths(config, lambda named: _absolute(named, str(directory), run_dir))
     return dataclasses.replace(config, paths=dataclasses.replace(config.paths, run_dir=run_dir))

@@ -141,7 +141,7 @@ def read_history(metrics: Path) -> History:
     if not reader.iterations:
         what = "the run has started but has not completed a step yet" if reader.attempts else "it has no step"
         why = f" ({ignored})" if (ignored := reader.ignored()) else ""
-        raise HpcgenError(f"{metrics}: nothing to show, because {what}{why}")
+        raise HpcgenError(f"nothing to show, because {what}{why}", where=metrics)
     return reader.history()
 
 

@@ -63,7 +63,7 @@ def _read_run(directory: Path, now: float) -> Run:
         hint = f": {directory.parent}" if (directory.parent / METRICS).exists() else " (paths.run_dir)"
         raise HpcgenError(f"{directory} is a file", f"give the run directory{hint}")
     if not directory.exists():
-        raise HpcgenError(f"{directory}: no such directory", "give the directory of a run (paths.run_dir)")
+        raise HpcgenError("no such directory", "give the directory of a run (paths.run_dir)", where=directory)
     if not (directory / METRICS).exists():
         raise _no_metrics(directory)
     history = read_history(directory / METRICS)

@@ -89,7 +89,7 @@ def _read_job_file(config: Path, overrides: tuple[str, ...]) -> CorpusJob:
     except OSError as error:
         raise HpcgenError(f"cannot read {config}: {error.strerror}") from error
     except (ValueError, ConfigError) as error:
-        raise HpcgenError(f"{config}: {error}") from error
+        raise HpcgenError(str(error), where=config) from error
 
 
 def _corpus_problems(absolute: RunConfig) -> list[Problem]:

@@ -172,7 +172,7 @@ def _unknown(key: str, error: HpcgenError) -> Problem:
     mistake = error.mistakes[0]
     hint = ", or ".join(filter(None, (mistake.hint, f"set {key}")))
     return Problem(
-        key, f"cannot be taken from data.tokenizer: {mistake.reason}", hint, about=("data.tokenizer",)
+        key, f"cannot be taken from data.tokenizer: {mistake.sentence}", hint, about=("data.tokenizer",)
     )
 
 

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from hpcgen.errors import HpcgenError
+from hpcgen.errors import FilePlace, HpcgenError
 from hpcgen.files import ACCESS, make_directory, shared_as
 from hpcgen.run_plan.plan import Plan
 from trainer.contract.files.regular_file import open_regular
@@ -45,7 +45,7 @@ def make_run_directory(plan: Plan) -> Path:
             run_dir.chmod(ACCESS[share].directory_mode)
     except OSError as error:
         raise HpcgenError(
-            f"{error.filename}: cannot be created ({error.strerror})", "correct paths.run_dir"
+            f"cannot be created ({error.strerror})", "correct paths.run_dir", where=FilePlace(error.filename)
         ) from error
     return run_dir
 
@@ -71,7 +71,9 @@ def make_job_directory(plan: Plan, prefix: str) -> tuple[Path, Path]:
         job_dir = Path(tempfile.mkdtemp(prefix=prefix, dir=jobs))
         held = hold(job_dir, run_dir)
     except OSError as error:
-        raise HpcgenError(f"{error.filename or jobs}: {error.strerror}", "correct paths.run_dir") from error
+        raise HpcgenError(
+            str(error.strerror), "correct paths.run_dir", where=FilePlace(error.filename or jobs)
+        ) from error
     return job_dir, held
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from xml.parsers import expat
 
-from hpcgen.errors import HpcgenError
+from hpcgen.errors import FilePlace, HpcgenError
 
 MAX_BYTES = 1024 * 1024
 MAX_DEPTH = 32
@@ -38,9 +38,11 @@ def read(path: Path) -> Element:
     """
     try:
         if not path.is_file():
-            raise HpcgenError(f"{path}: {'not a regular file' if path.exists() else 'no such file'}")
+            raise HpcgenError("not a regular file" if path.exists() else "no such file", where=path)
         if (size := path.stat().st_size) > MAX_BYTES:
-            raise HpcgenError(f"{path}: {size:,} bytes exceed the maximum of a topology file ({MAX_BYTES:,})")
+            raise HpcgenError(
+                f"{size:,} bytes exceed the maximum of a topology file ({MAX_BYTES:,})", where=path
+            )
         return parse(path.read_bytes(), str(path))
     except (OSError, ValueError) as error:
         raise HpcgenError(f"cannot read {path}: {error}") from error
@@ -61,7 +63,9 @@ def parse(data: bytes, name: str) -> Element:
         (open_elements[-1].children if open_elements else roots).append(element)
         open_elements.append(element)
         if len(open_elements) > MAX_DEPTH:
-            raise HpcgenError(f"{name}:{element.line}: nested too deeply (at most {MAX_DEPTH} levels)")
+            raise HpcgenError(
+                f"nested too deeply (at most {MAX_DEPTH} levels)", where=FilePlace(name, element.line)
+            )
 
     def end(_: str) -> None:
         open_elements.pop()
@@ -69,7 +73,7 @@ def parse(data: bytes, name: str) -> Element:
     def refuse(*_: object) -> None:
         line = parser.CurrentLineNumber
         raise HpcgenError(
-            f"{name}:{line}: document type declarations are not allowed", "remove <!DOCTYPE ...>"
+            "document type declarations are not allowed", "remove <!DOCTYPE ...>", where=FilePlace(name, line)
         )
 
     parser.StartElementHandler = start
@@ -78,7 +82,9 @@ def parse(data: bytes, name: str) -> Element:
     try:
         parser.Parse(data, True)
     except expat.ExpatError as error:
-        raise HpcgenError(f"{name}:{error.lineno}: not XML: {expat.errors.messages[error.code]}") from error
+        raise HpcgenError(
+            f"not XML: {expat.errors.messages[error.code]}", where=FilePlace(name, error.lineno)
+        ) from error
     except (LookupError, ValueError) as error:  # unknown encoding
-        raise HpcgenError(f"{name}: not XML: {error}") from error
+        raise HpcgenError(f"not XML: {error}", where=FilePlace(name)) from error
     return roots[0]

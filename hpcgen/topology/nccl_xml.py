@@ -16,7 +16,7 @@ from pathlib import Path
 
 from hpcgen.config import cpus
 from hpcgen.config.node_type import Gpu, Nic, NodeType, PciLink
-from hpcgen.errors import HpcgenError
+from hpcgen.errors import FilePlace, HpcgenError
 from hpcgen.topology import markup
 from hpcgen.topology.markup import Element
 from hpcgen.topology.node import Device, Kind, NumaNode, Topology, expected
@@ -114,8 +114,9 @@ def topology(root: Element, name: str) -> Topology:
     if root.tag != "system" or root.attributes.get("version") != VERSION:
         found = f"<{root.tag} version={root.attributes.get('version')!r}>"
         raise HpcgenError(
-            f"{name}:{root.line}: not an NCCL topology file: it starts with {found}",
+            f"not an NCCL topology file: it starts with {found}",
             f'expected <system version="{VERSION}">',
+            where=FilePlace(name, root.line),
         )
     numa_nodes: list[NumaNode] = []
     devices: list[Device] = []
@@ -133,7 +134,9 @@ def topology(root: Element, name: str) -> Topology:
 
 def _refuse_repeated(key: str, values: list[str], name: str) -> None:
     if repeated := [value for value, count in Counter(values).items() if count > 1]:
-        raise HpcgenError(f"{name}: duplicate {key} {', '.join(repeated[:8])}", "remove the duplicates")
+        raise HpcgenError(
+            f"duplicate {key} {', '.join(repeated[:8])}", "remove the duplicates", where=FilePlace(name)
+        )
 
 
 def _numa_node(element: Element, name: str) -> NumaNode:
@@ -142,12 +145,13 @@ def _numa_node(element: Element, name: str) -> NumaNode:
         mask = None if affinity is None else cpus.from_words(affinity)
     except ValueError:
         raise HpcgenError(
-            f"{name}:{element.line}: affinity = {affinity!r:.60} is not a CPU mask",
+            f"affinity = {affinity!r:.60} is not a CPU mask",
             "expected words such as 0000ffff,ffffffff",
+            where=FilePlace(name, element.line),
         ) from None
     number = _number(element, "numaid", name)
     if number is None:
-        raise HpcgenError(f"{name}:{element.line}: <cpu> has no numaid")
+        raise HpcgenError("<cpu> has no numaid", where=FilePlace(name, element.line))
     return NumaNode(
         number=number,
         cpus=mask,
@@ -191,7 +195,7 @@ def _kind(element: Element) -> Kind | None:
 def _device(element: Element, kind: Kind, numa: int, name: str) -> Device:
     bus_id = element.attributes.get("busid", "").lower()
     if not re.fullmatch(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]", bus_id):
-        raise HpcgenError(f"{name}:{element.line}: busid = {bus_id!r:.60} is not a PCI address")
+        raise HpcgenError(f"busid = {bus_id!r:.60} is not a PCI address", where=FilePlace(name, element.line))
     speed, width = _link(element, name)
     return Device(kind=kind, bus_id=bus_id, numa=numa, link_speed_gt_s=speed, link_width=width)
 
@@ -213,5 +217,5 @@ def _number(element: Element, key: str, name: str) -> int | None:
     if text is None or text == "":
         return None
     if not re.fullmatch(r"-?\d{1,9}", text, re.ASCII):
-        raise HpcgenError(f"{name}:{element.line}: {key} = {text!r:.60} is not an integer")
+        raise HpcgenError(f"{key} = {text!r:.60} is not an integer", where=FilePlace(name, element.line))
     return int(text)

@@ -27,7 +27,7 @@ def read(directory: Path, fabric: str) -> Topology:
     """
     pci = directory / "bus/pci/devices"
     if not pci.is_dir():
-        raise HpcgenError(f"{pci}: no such directory", "give the /sys of a Linux node, or a copy of it")
+        raise HpcgenError("no such directory", "give the /sys of a Linux node, or a copy of it", where=pci)
     devices = [_device(path, fabric) for path in sorted(pci.iterdir(), key=lambda path: path.name)]
     nodes = [
         NumaNode(number=int(path.name.removeprefix("node")), cpus=_cpus(path / "cpulist"))

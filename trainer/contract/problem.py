@@ -63,8 +63,12 @@ class Problem:
     value: object = field(default=None, compare=False)
     """The value, for JSON; None if it is missing, a section, or must not be printed."""
 
+    @property
+    def sentence(self) -> str:
+        """The message without what to do: place, what with its value, and why."""
+        sentence = f"{self.subject or self.path} {self.reason}".strip()
+        return f"{self.where}: {sentence}" if self.where else sentence
+
     def __str__(self) -> str:
         """The message: place, what with its value, why, and what to do."""
-        sentence = f"{self.subject or self.path} {self.reason}".strip()
-        placed = f"{self.where}: {sentence}" if self.where else sentence
-        return f"{placed}; {self.hint}" if self.hint else placed
+        return f"{self.sentence}; {self.hint}" if self.hint else self.sentence

@@ -11,7 +11,7 @@ from hpcgen.check.lint.script import Script
 from hpcgen.check.lint.syntax import MAX_BYTES, ShellSyntaxError
 from hpcgen.check.lint.walker import Walker
 from hpcgen.check.lint.words import Ranges
-from hpcgen.errors import HpcgenError
+from hpcgen.errors import FilePlace, HpcgenError
 
 
 def read(
@@ -34,9 +34,13 @@ def read(
         HpcgenError: the text is too long or contains NUL characters.
     """
     if "\0" in text:
-        raise HpcgenError(f"{path}: is not a text file: it contains NUL characters", "give a shell script")
+        raise HpcgenError(
+            "is not a text file: it contains NUL characters", "give a shell script", where=FilePlace(path)
+        )
     if len(text) > MAX_BYTES:
-        raise HpcgenError(f"{path}: is longer than {MAX_BYTES // 1024} KiB", "give a shell script")
+        raise HpcgenError(
+            f"is longer than {MAX_BYTES // 1024} KiB", "give a shell script", where=FilePlace(path)
+        )
     lines = tuple(text.split("\n"))
     directives = sbatch.overridden(sbatch.directives(lines), options)
     script = Script(path=path, lines=lines, directives=directives, is_expanded=expanded is not None)

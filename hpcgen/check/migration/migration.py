@@ -109,7 +109,9 @@ def migrate(
     script = read(text, path, trusts_defaults=True)
     if not script.is_shell:
         raise HpcgenError(
-            f"{path}: is not a shell script: its interpreter is {script.interpreter}", "give a shell script"
+            f"is not a shell script: its interpreter is {script.interpreter}",
+            "give a shell script",
+            where=FilePlace(path),
         )
     if error := next(filter(None, (script.error, *script.text_errors)), None):
         raise HpcgenError(error.reason, "correct the script", where=FilePlace(path, error.line))
@@ -165,9 +167,10 @@ def _no_program(job: Job, path: str) -> HpcgenError:
                 where=FilePlace(path, command.line),
             )
     return HpcgenError(
-        f"{path}: starts no program that hpcgen finds",
+        "starts no program that hpcgen finds",
         "if it computes the command in the job, write that command to a file and convert the file; "
         "otherwise, write a run file (hpcgen init --program)",
+        where=FilePlace(path),
     )
 
 

@@ -61,14 +61,15 @@ def read_file_list(path: Path, *, has_token: bool = False) -> Listing:
         raise ConfigErrors(mistakes[:_MAX_MESSAGES] + more)
     if not files:
         raise HpcgenError(
-            f"{path}: the list is empty", f"write one JSON object per line with the keys {_KEYS}"
+            "the list is empty", f"write one JSON object per line with the keys {_KEYS}", where=path
         )
     servers = list(dict.fromkeys(_servers(files)))
     if has_token and len(servers) > 1:
         raise HpcgenError(
-            f"{path}: the URLs are on {len(servers)} servers ({few(servers)}), and each would get the token of "
+            f"the URLs are on {len(servers)} servers ({few(servers)}), and each would get the token of "
             "data.corpus.source.token_variable",
             "use one list per server",
+            where=path,
         )
     return Listing(f"list {path}" + (f" of files at {few(servers)}" if servers else ""), files)
 
@@ -129,7 +130,7 @@ def _status(path: Path) -> Any:
     try:
         status = path.stat()
     except (OSError, ValueError) as error:
-        raise HpcgenError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+        raise HpcgenError(str(getattr(error, "strerror", None) or error), where=path) from error
     if not path.is_file():
         raise HpcgenError(f"{path} is not a file")
     return status

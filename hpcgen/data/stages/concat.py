@@ -65,8 +65,9 @@ class Concat(DataStage):
             documents = sum(output.num_lines for output in outputs)
             if not all(output.size for output in outputs):
                 raise HpcgenError(
-                    f"{unit.inputs[0].path}: {counted(documents, 'line')} cannot fill {counted(len(outputs), 'file')}",
+                    f"{counted(documents, 'line')} cannot fill {counted(len(outputs), 'file')}",
                     f"set num_output_files to at most {documents}",
+                    where=unit.inputs[0].path,
                 )
             record = Record(
                 stage=self.name,
@@ -108,7 +109,7 @@ def _copy(item: Input, outputs: Sequence[OutputFile], context: Context) -> tuple
             context.advance(Step(bytes=len(block), documents=documents))
             ends_line = block.endswith(b"\n")
         if not source.tell():
-            raise HpcgenError(f"{item.path}: the file is empty", "download it again, or exclude it")
+            raise HpcgenError("the file is empty", "download it again, or exclude it", where=item.path)
         if not ends_line:
             lines += write(b"\n")
             context.advance(Step(documents=1))

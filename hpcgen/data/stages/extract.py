@@ -66,7 +66,7 @@ class Extract(DataStage):
                 context.advance(Step(bytes=source.tell() - read, documents=documents))
                 read = source.tell()
             if not output.size:
-                raise HpcgenError(f"{item.path}: the file is empty", "download it again, or exclude it")
+                raise HpcgenError("the file is empty", "download it again, or exclude it", where=item.path)
             documents = output.num_lines
             record = Record(
                 stage=self.name,

@@ -40,7 +40,7 @@ def problems(run: Run, section: DeepSpeedConfig, allocation: Allocation) -> Iter
         model_size(section)
     except HpcgenError as error:
         mistake = error.mistakes[0]
-        yield Problem("program.deepspeed.model", f"cannot be used: {mistake.reason}", mistake.hint)
+        yield Problem("program.deepspeed.model", f"cannot be used: {mistake.sentence}", mistake.hint)
 
 
 def _swap_problems(run: Run, config: Mapping[str, Any]) -> Iterator[Problem]:
