@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from hpcgen.errors import Problem
 from hpcgen.planning import resources
+from trainer.contract.problem import in_yaml
 from trainer.contract.rules import engine
 from trainer.contract.rules.engine import ERRORS
 from trainer.contract.rules.facts import Facts, Rule
@@ -36,7 +37,7 @@ def _problems(facts: Facts, rules: Sequence[Rule], *, may_break_rules: bool) -> 
             continue
         values = _offers(facts, rules, key, remaining, may_break_rules=may_break_rules)
         problems[violation.path] = dataclasses.replace(
-            violation, hint=_hint(values, violation), candidates=()
+            violation, hint=_hint(values, violation), candidates=(), settings=()
         )
         if values:
             facts = facts.with_value(violation.path, values[0])
@@ -68,19 +69,10 @@ def _offers(
 
 def _hint(values: Sequence[object], violation: Problem) -> str:
     """The hint: "use 1, 2 or 4, or <advice>", with numbers in ascending order."""
-    advice = violation.hint
+    advice = violation.advice
     if not values:
         return advice
     numbers = [value for value in values if isinstance(value, int)]
-    *others, last = map(_in_yaml, sorted(numbers) if len(numbers) == len(values) else values)
+    *others, last = map(in_yaml, sorted(numbers) if len(numbers) == len(values) else values)
     use = f"use {', '.join(others)} or {last}" if others else f"use {last}"
     return f"{use}, or {advice}" if advice else use
-
-
-def _in_yaml(value: object) -> str:
-    """A value as written in a run file."""
-    if value is None:
-        return "null"
-    if isinstance(value, tuple):
-        return f"[{', '.join(map(_in_yaml, value))}]"
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -75,7 +75,7 @@ def test_valid_mixtures_of_experts(changes):
         (
             {TP: 2, SP: True, EP: 8, "parallelism__pipeline_model_parallel_size": 2},
             "parallelism.expert_model_parallel_size results in ETP x EP = 2 x 8 = 16, which does not divide the "
-            "8 ranks of a pipeline stage (8 / 16); use 1, 2 or 4, or set parallelism.expert_tensor_parallel_size to 1",
+            "8 ranks of a pipeline stage (8 / 16); use 1, 2 or 4, or set expert_tensor_parallel_size to 1",
         ),
         (
             {ETP: 3},

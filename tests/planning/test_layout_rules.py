@@ -66,8 +66,7 @@ REFUSED = {
     "126 layers on 16 stages": (
         {PP: 16, "model__num_layers": 126},
         "parallelism.pipeline_model_parallel_size does not divide model.num_layers = 126 (126 / 16); use 1 or 2, or "
-        "set account_for_embedding_in_pipeline_split and account_for_loss_in_pipeline_split to true, for stages of 8 "
-        "layers with one less on the first and on the last",
+        "set account_for_embedding_in_pipeline_split to true and account_for_loss_in_pipeline_split to true",
     ),
     "an uneven pipeline without PP": (
         {FIRST: 4},
@@ -175,7 +174,7 @@ REFUSED = {
     "windows of MLA over ranks": (
         MLA | {CP: 2, "model__window_size": 512},
         "model.window_size is not supported by Transformer Engine with model.multi_latent_attention = true and "
-        "parallelism.context_parallel_size = 2; use null, or set context_parallel_size to 1",
+        "parallelism.context_parallel_size = 2; use null, or set parallelism.context_parallel_size to 1",
     ),
     "an exchange of MLA by heads": (
         MLA | {CP: 2, "parallelism__cp_comm_type": "a2a"},

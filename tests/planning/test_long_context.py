@@ -30,12 +30,12 @@ MLA = {"model__position_embedding_type": "rope", "model__multi_latent_attention"
         (
             {**DOCUMENTS, **TORCH},
             "data.reset_attention_mask requires Transformer Engine on GPUs, but training.transformer_impl is torch; "
-            "use false, or set transformer_impl to transformer_engine",
+            "use false, or set training.transformer_impl to transformer_engine",
         ),
         (
             {**DOCUMENTS, "training__cuda_graph_impl": "transformer_engine"},
             "training.cuda_graph_impl has fixed shapes, but with data.reset_attention_mask = true the number of "
-            "documents varies; use none, or set reset_attention_mask to false",
+            "documents varies; use none, or set data.reset_attention_mask to false",
         ),
         (
             {"data__eod_id": 7},

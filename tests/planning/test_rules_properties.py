@@ -208,3 +208,19 @@ def test_every_key_that_a_reason_names_is_in_about() -> None:
     assert len({problem.path for problem in found}) > 40
     for problem in found:
         assert named_keys(problem) <= set(problem.about), problem
+
+
+def test_the_settings_that_a_problem_offers_solve_it() -> None:
+    source = random.Random(36)
+    solved = set[str]()
+    for _ in range(500):
+        facts = valid_facts(**random_changes(source))
+        for rule in ERRORS:
+            for problem in rule(facts):
+                changed = facts
+                for setting in problem.settings:
+                    changed = changed.with_value(setting.path, setting.value)
+                if problem.settings:
+                    assert problem.path not in {left.path for left in rule(changed)}, problem
+                    solved.add(rule.__name__)
+    assert len(solved) > 5

@@ -33,7 +33,7 @@ REFUSED = {
     "fp8 of fp32": (
         {"training__fp8": "hybrid", "training__precision": "fp32"},
         "training.precision cannot be combined with training.fp8 = hybrid, which discards its precision; "
-        "use bf16, or set training.fp8 to null",
+        "use bf16, or set fp8 to null",
     ),
     "fp8 with an odd MLP": (
         {"training__fp8": "hybrid", "model__ffn_hidden_size": 4104, TP: 2},
@@ -78,12 +78,12 @@ REFUSED = {
     "graphs of torch's layers": (
         GRAPHS | {"training__transformer_impl": "torch"},
         "training.transformer_impl does not support training.cuda_graph_impl = transformer_engine; use "
-        "transformer_engine or null, or set training.cuda_graph_impl to none",
+        "transformer_engine or null, or set cuda_graph_impl to none",
     ),
     "graphs of fp16": (
         GRAPHS | {"training__precision": "fp16"},
         "training.precision does not support training.cuda_graph_impl = transformer_engine; use bf16, or "
-        "set training.cuda_graph_impl to none",
+        "set cuda_graph_impl to none",
     ),
     "graphs with dropout": (
         GRAPHS | {"model__hidden_dropout": 0.1},
@@ -103,7 +103,7 @@ REFUSED = {
     "an fp8 recipe without fp8": (
         {"training__fp8_recipe": "delayed"},
         "training.fp8_recipe has no effect, because training.fp8 is null; use tensorwise, or set "
-        "training.fp8 to hybrid",
+        "fp8 to hybrid",
     ),
     "a history that nothing looks at": (
         {"training__fp8": "hybrid", "training__fp8_amax_history_len": 16},

@@ -14,7 +14,7 @@ from trainer.contract.model.batch_size import (
     Batches,
     batch_sizes,
     covering,
-    rampup_problem,
+    rampup_problems,
     steps_within,
     total_samples,
 )
@@ -84,7 +84,7 @@ def test_another_batch_size_continues_at_the_next_sample() -> None:
     ],
 )
 def test_a_ramp_must_reach_the_batch(rampup: tuple[int, ...], problem: str | None) -> None:
-    assert rampup_problem(ramp(*rampup)) == problem
+    assert [found.reason for found in rampup_problems(ramp(*rampup))] == [problem] * bool(problem)
 
 
 def test_samples_determine_the_number_of_steps() -> None:

@@ -32,6 +32,14 @@ def file_of(place: str | None) -> str:
 
 
 @record
+class Setting:
+    """A key and the value that it should have."""
+
+    path: str
+    value: object
+
+
+@record
 class Problem:
     """A mistake or a warning.
 
@@ -48,8 +56,10 @@ class Problem:
     meant: str = ""
     """Path of the key that the user probably meant, if `path` is an unknown key."""
     about: tuple[str, ...] = ()
-    """Paths of the other keys that `reason` names. If `path` has its default, the first one that the user set shows the
-    place."""
+    """Paths of the other keys that `reason` and `hint` name. If `path` has its default, the first one that the user set
+    shows the place."""
+    settings: tuple[Setting, ...] = ()
+    """Values of other keys with which there is no problem. They become part of the hint."""
     is_missing: bool = False
     """True if `path` must have a value and has none."""
     candidates: Sequence[object] = field(default=(), compare=False)
@@ -69,6 +79,26 @@ class Problem:
         sentence = f"{self.subject or self.path} {self.reason}".strip()
         return f"{self.where}: {sentence}" if self.where else sentence
 
+    @property
+    def advice(self) -> str:
+        """What to do, without the candidates: "set fp8 to null, or ..."."""
+        section = self.path.rpartition(".")[0]
+        changes = (
+            f"{setting.path.removeprefix(f'{section}.')} to {in_yaml(setting.value)}"
+            for setting in self.settings
+        )
+        change = f"set {' and '.join(changes)}" if self.settings else ""
+        return ", or ".join(filter(None, (change, self.hint)))
+
     def __str__(self) -> str:
         """The message: place, what with its value, why, and what to do."""
-        return f"{self.sentence}; {self.hint}" if self.hint else self.sentence
+        return f"{self.sentence}; {self.advice}" if self.advice else self.sentence
+
+
+def in_yaml(value: object) -> str:
+    """A value as written in a run file."""
+    if value is None:
+        return "null"
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(in_yaml, value))}]"
+    return str(value).lower() if isinstance(value, bool) else str(value)

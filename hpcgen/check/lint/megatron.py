@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from hpcgen.check.lint.launch import Flag, Launch
 from hpcgen.check.lint.words import Word
 from hpcgen.config.megatron_options import in_group, of_kind, rows
 from hpcgen.text import nearest
+from trainer.contract.problem import Setting, in_yaml
 
 KEYS = {row.name: row.key for row in of_kind("key")}
 """Option -> key of a run file with the same value."""
@@ -82,24 +83,29 @@ def real(launch: Launch, option: str) -> float | None:
     return None
 
 
-def as_options(text: str) -> str:
-    """A message with keys of a run file replaced by Megatron-LM's options."""
-
-    def option(found: re.Match[str]) -> str:
-        name = found[0].rpartition(".")[2]
-        return names.get(name, found[0])
-
-    names = {path.rpartition(".")[2]: f"--{name}" for path, name in OPTIONS.items()}
-    for path, name in NEGATED.items():
+def in_options(text: str, keys: Iterable[str]) -> str:
+    """A text that names `keys` of a run file, with Megatron-LM's options in their place."""
+    words: dict[str, str] = {}
+    for path in keys:
         key = path.rpartition(".")[2]
-        text = text.replace(f"set {key} to false", f"add --{name}").replace(
-            f"{key} = true", f"a run without --{name}"
-        )
-    # not "split", "lr" and similar, which are also words
-    text = re.sub(
-        r"\b(?:model|parallelism|training|optimizer|data)\.[a-z]\w*|\b[a-z]+(?:_[a-z0-9]+)+\b", option, text
-    )
-    return re.sub(r"set (--[\w-]+) to true", r"add \1", text)
+        if option := OPTIONS.get(path):
+            # "lr", "split" and similar are also words
+            words |= dict.fromkeys((path, key) if "_" in key else (path,), f"--{option}")
+        if option := NEGATED.get(path):
+            words |= dict.fromkeys((f"{path} = true", f"{key} = true"), f"a run without --{option}")
+    names = "|".join(map(re.escape, sorted(words, key=len, reverse=True)))
+    return re.sub(rf"\b(?:{names})\b", lambda found: words[found[0]], text) if words else text
+
+
+def change(setting: Setting) -> str:
+    """The words for a change of the command line that has the effect of a setting of a run file."""
+    path, value = setting.path, setting.value
+    if option := NEGATED.get(path):
+        return f"{'remove' if value else 'add'} --{option}"
+    option = OPTIONS[path]
+    if value is True:
+        return f"add --{option}"
+    return f"remove --{option}" if value in (None, False) else f"set --{option} to {in_yaml(value)}"
 
 
 def ignores_document_mask(flags: Mapping[str, Flag]) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 from trainer.contract.attention.kind import Attention, MatrixWidth, Projection
 from trainer.contract.config import ModelConfig, RopeScaling
-from trainer.contract.problem import Problem
+from trainer.contract.problem import Problem, Setting
 
 LATENT_WIDTHS = {"kv_lora_rank": 512, "qk_head_dim": 128, "qk_pos_emb_head_dim": 64, "v_head_dim": 128}
 """Megatron-Core's defaults of the widths of latents and heads."""
@@ -43,7 +43,7 @@ class LatentAttention(Attention):
             yield Problem(
                 "model.multi_latent_attention",
                 reason,
-                "set position_embedding_type to rope",
+                settings=(Setting("model.position_embedding_type", "rope"),),
                 about=("model.position_embedding_type",),
             )
         if model.num_query_groups not in (None, model.num_attention_heads):

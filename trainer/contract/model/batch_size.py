@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Iterator
 
 from trainer.contract.config import TrainingConfig
+from trainer.contract.problem import Problem
 from trainer.contract.record import record
 
 
@@ -51,24 +52,26 @@ class Batches:
 
 
 def batch_sizes(training: TrainingConfig) -> range:
-    """Every global batch size of the run, including the last. Requires a ramp-up without a `rampup_problem`."""
+    """Every global batch size of the run, including the last. Requires a ramp-up without `rampup_problems`."""
     last = training.global_batch_size
     start, increment, _ = training.rampup_batch_size or (last, 1, 0)
     return range(start, last + 1, increment)
 
 
-def rampup_problem(training: TrainingConfig) -> str | None:
-    """Reason why rampup_batch_size does not reach global_batch_size, phrased to follow its value. None if it does."""
+def rampup_problems(training: TrainingConfig) -> Iterator[Problem]:
+    """Yields the problem of a rampup_batch_size that does not reach global_batch_size."""
     if training.rampup_batch_size is None:
-        return None
+        return
+    path, about = "training.rampup_batch_size", ("training.global_batch_size",)
     if len(training.rampup_batch_size) != 3:
-        return "must be three numbers: start, increment and samples"
+        yield Problem(path, "must be three numbers: start, increment and samples")
+        return
     (start, increment, _), last = training.rampup_batch_size, training.global_batch_size
     if start > last:
-        return f"starts above global_batch_size = {last}"
-    if (last - start) % increment:
-        return f"does not reach global_batch_size = {last}: {last} - {start} is not a multiple of {increment}"
-    return None
+        yield Problem(path, f"starts above global_batch_size = {last}", about=about)
+    elif (last - start) % increment:
+        why = f"{last} - {start} is not a multiple of {increment}"
+        yield Problem(path, f"does not reach global_batch_size = {last}: {why}", about=about)
 
 
 def steps_within(training: TrainingConfig, samples: int, limit: int) -> int:
@@ -76,7 +79,7 @@ def steps_within(training: TrainingConfig, samples: int, limit: int) -> int:
 
     Counts all steps of a batch size together, so the cost does not grow with the number of steps.
     """
-    if training.rampup_batch_size is None or rampup_problem(training):
+    if training.rampup_batch_size is None or any(rampup_problems(training)):
         return min(samples // training.global_batch_size, limit)
     steps, consumed = 0, 0
     while steps < limit:

@@ -12,15 +12,16 @@ from trainer.contract.config import ModelConfig, ParallelismConfig
 from trainer.contract.problem import Problem
 from trainer.contract.wording import counted
 
+ACCOUNTED_KEYS = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
+"""Keys that count the embedding and the loss as layers of their stages."""
+LAYOUT = "pipeline_model_parallel_layout"
 UNEVEN_KEYS = (
     "num_layers_in_first_pipeline_stage",
     "num_layers_in_last_pipeline_stage",
-    "account_for_embedding_in_pipeline_split",
-    "account_for_loss_in_pipeline_split",
-    "pipeline_model_parallel_layout",
+    *ACCOUNTED_KEYS,
+    LAYOUT,
 )
 """Keys for pipelines whose stages have different numbers of layers."""
-LAYOUT = "pipeline_model_parallel_layout"
 VPP = "virtual_pipeline_model_parallel_size"
 MAX_LAYOUT = 100_000
 """Maximum number of characters of a layout whose repetitions are written out."""
@@ -54,7 +55,10 @@ def split_problems(
     elif len({_kind(key) for key in keys}) > 1:
         other = next(key for key in keys if _kind(key) != _kind(keys[-1]))
         yield Problem(
-            f"parallelism.{keys[-1]}", f"cannot be combined with parallelism.{other}", "use one of them"
+            f"parallelism.{keys[-1]}",
+            f"cannot be combined with parallelism.{other}",
+            "use one of them",
+            about=(f"parallelism.{other}",),
         )
     elif keys[0] == LAYOUT:
         yield from _layout_problems(num_layers, parallelism, mtp_num_layers or 0)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
-from trainer.contract.model.batch_size import rampup_problem
+from trainer.contract.model.batch_size import rampup_problems
 from trainer.contract.model.layout import model_parallel_size
 from trainer.contract.problem import Problem
 from trainer.contract.rules.facts import Facts, Rule, divisors, multiples, unread
@@ -92,14 +93,14 @@ def rampup_reaches_batch(facts: Facts) -> Iterator[Problem]:
 
     Source: megatron/core/num_microbatches_calculator.py, RampupBatchsizeNumMicroBatchesCalculator.
     """
-    if problem := rampup_problem(facts.training):
-        yield Problem(path=RAMPUP, reason=problem, candidates=_rampups(facts), offers=1)
+    for problem in rampup_problems(facts.training):
+        yield dataclasses.replace(problem, candidates=_rampups(facts), offers=1)
 
 
 def rampup_is_multiple_of_microbatches(facts: Facts) -> Iterator[Problem]:
     """Every batch size of the ramp-up obeys the rules for global_batch_size above."""
     training, ranks = facts.training, facts.data_parallel_size
-    if training.rampup_batch_size is None or ranks is None or rampup_problem(training):
+    if training.rampup_batch_size is None or ranks is None or any(rampup_problems(training)):
         return
     unit = _rampup_unit(facts)
     for size in training.rampup_batch_size[:2]:

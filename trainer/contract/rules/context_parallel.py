@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from trainer.contract.attention import attention_of
 from trainer.contract.attention.visibility import exchanges, limiting_key
-from trainer.contract.problem import Problem
+from trainer.contract.problem import Problem, Setting
 from trainer.contract.rules.facts import Facts, Rule, divisors, unread
 from trainer.contract.rules.parallelism import CP, TP
 
@@ -123,10 +123,8 @@ def hierarchy_fits_ranks(facts: Facts) -> Iterator[Problem]:
     """
     kind, sizes = facts.parallelism.cp_comm_type, facts.parallelism.hierarchical_context_parallel_sizes
     if kind != "a2a+p2p":
-        advice = "set cp_comm_type to a2a+p2p"
-        yield from unread(
-            facts, [SIZES], f"is used only with {KIND} = a2a+p2p", advice, about=("parallelism.cp_comm_type",)
-        )
+        reason, needed = f"is used only with {KIND} = a2a+p2p", (Setting(KIND, "a2a+p2p"),)
+        yield from unread(facts, [SIZES], reason, about=(KIND,), settings=needed)
         return
     size = facts.parallelism.context_parallel_size
     if sizes is None or len(sizes) != 2 or math.prod(sizes) != size:
@@ -174,21 +172,21 @@ def tensor_and_context_parallel_stay_in_node(facts: Facts) -> Iterator[Problem]:
             f"{facts.devices_of_node} of a node, so every layer waits for the network",
             candidates=[size for size in divisors(context, near=context) if tensor * size <= node],
             offers=1,
-            hint=_hierarchy(facts),
+            settings=_hierarchy(facts),
         )
 
 
-def _hierarchy(facts: Facts) -> str:
-    """Advice to exchange by heads within a node; empty if the model, its data or the kernels do not allow it."""
+def _hierarchy(facts: Facts) -> tuple[Setting, ...]:
+    """The settings that exchange by heads within a node; none if the model, its data or the kernels do not allow it."""
     axes = facts.parallelism
     group = facts.gpus_per_node // axes.tensor_model_parallel_size
     if group < 2 or axes.context_parallel_size % group or axes.hierarchical_context_parallel_sizes:
-        return ""
+        return ()
     sizes = (group, axes.context_parallel_size // group)
     changed = facts.with_value(KIND, "a2a+p2p").with_value(SIZES, sizes)
     if any(violation for check in RULES for violation in check(changed)):
-        return ""
-    return f"set cp_comm_type to a2a+p2p and hierarchical_context_parallel_sizes to {list(sizes)}"
+        return ()
+    return Setting(KIND, "a2a+p2p"), Setting(SIZES, sizes)
 
 
 RULES: tuple[Rule, ...] = (

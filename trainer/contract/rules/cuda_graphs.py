@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trainer.contract.attention import attention_of
-from trainer.contract.problem import Problem
+from trainer.contract.problem import Problem, Setting
 from trainer.contract.rules.facts import Facts, Rule
 
 KEY = "training.cuda_graph_impl"
@@ -22,7 +22,7 @@ def cuda_graphs_need_transformer_engine(facts: Facts) -> Iterator[Problem]:
             path="training.transformer_impl",
             reason=f"does not support {KEY} = {facts.training.cuda_graph_impl}",
             candidates=["transformer_engine", None],
-            hint=f"set {KEY} to none",
+            settings=(Setting(KEY, "none"),),
             about=("training.cuda_graph_impl",),
         )
 
@@ -34,7 +34,7 @@ def cuda_graphs_need_bf16(facts: Facts) -> Iterator[Problem]:
             path="training.precision",
             reason=f"does not support {KEY} = {facts.training.cuda_graph_impl}",
             candidates=["bf16"],
-            hint=f"set {KEY} to none",
+            settings=(Setting(KEY, "none"),),
             about=("training.cuda_graph_impl",),
         )
 
@@ -49,7 +49,7 @@ def cuda_graphs_need_no_dropout(facts: Facts) -> Iterator[Problem]:
                 path=f"model.{key}",
                 reason=f"would not follow the run's seed with {KEY} = {facts.training.cuda_graph_impl}",
                 candidates=[0.0],
-                hint=f"set {KEY} to none",
+                settings=(Setting(KEY, "none"),),
                 about=("training.cuda_graph_impl",),
             )
 
@@ -61,7 +61,7 @@ def cuda_graphs_need_no_full_recompute(facts: Facts) -> Iterator[Problem]:
             path=KEY,
             reason="does not support training.recompute_granularity = full",
             candidates=["none"],
-            hint="set recompute_granularity to selective",
+            settings=(Setting("training.recompute_granularity", "selective"),),
             about=("training.recompute_granularity",),
         )
 
@@ -74,7 +74,7 @@ def cuda_graphs_in_pipelines_need_constant_batch(facts: Facts) -> Iterator[Probl
             path=KEY,
             reason="requires a fixed number of microbatches in a pipeline, but training.rampup_batch_size changes it",
             candidates=["none"],
-            hint="set rampup_batch_size to null",
+            settings=(Setting("training.rampup_batch_size", None),),
             about=("training.rampup_batch_size",),
         )
 
@@ -118,7 +118,7 @@ def cuda_graphs_need_one_document(facts: Facts) -> Iterator[Problem]:
             path=KEY,
             reason="has fixed shapes, but with data.reset_attention_mask = true the number of documents varies",
             candidates=["none"],
-            hint="set reset_attention_mask to false",
+            settings=(Setting("data.reset_attention_mask", False),),
             about=("data.reset_attention_mask",),
         )
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from trainer.contract.config import BlendConfig
-from trainer.contract.problem import Problem
+from trainer.contract.problem import Problem, Setting
 from trainer.contract.rules.facts import Facts, Rule, unread
 
 SPLIT = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*", re.ASCII)
@@ -122,7 +122,7 @@ def documents_need_transformer_engine_on_gpus(facts: Facts) -> Iterator[Problem]
             reason=f"requires Transformer Engine on GPUs, but {facts.engine_problem}",
             about=("training.transformer_impl",),
             candidates=[False],
-            hint="set transformer_impl to transformer_engine",
+            settings=(Setting("training.transformer_impl", "transformer_engine"),),
         )
 
 
@@ -142,7 +142,7 @@ def positions_are_learned(facts: Facts) -> Iterator[Problem]:
             facts,
             ["data.reset_position_ids"],
             reason,
-            "set reset_attention_mask to true",
+            settings=(Setting("data.reset_attention_mask", True),),
             about=("model.position_embedding_type", "data.reset_attention_mask"),
         )
 

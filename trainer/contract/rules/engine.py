@@ -189,7 +189,7 @@ def _with_value(facts: Facts, violation: Problem) -> str:
 
 
 def _sentence(facts: Facts, violation: Problem, rules: Sequence[Rule]) -> str:
-    advice = " or ".join(filter(None, (_repair(facts, violation, rules), violation.hint)))
+    advice = " or ".join(filter(None, (_repair(facts, violation, rules), violation.advice)))
     return (
         f"{_with_value(facts, violation)} {violation.reason}{advice and f'. {advice[0].upper()}{advice[1:]}'}"
     )

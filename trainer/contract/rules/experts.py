@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from trainer.contract.config import ModelConfig
 from trainer.contract.config.unused_keys import unused_keys
 from trainer.contract.model.experts import MODEL_KEYS, expert_tensor_parallel_size
-from trainer.contract.problem import Problem
+from trainer.contract.problem import Problem, Setting
 from trainer.contract.rules.facts import Facts, Rule, divisors, unread
 from trainer.contract.rules.parallelism import TP
 from trainer.contract.wording import counted, one_of
@@ -41,7 +41,9 @@ def layers_have_experts(facts: Facts) -> Iterator[Problem]:
         yield Problem(path="model.moe_layer_freq", reason=reason, hint=advice, about=("model.num_layers",))
     elif not any(layers):
         reason = "contains no 1, so no layer has experts"
-        yield Problem(path="model.moe_layer_freq", reason=reason, hint="set num_moe_experts to null")
+        yield Problem(
+            path="model.moe_layer_freq", reason=reason, settings=(Setting("model.num_moe_experts", None),)
+        )
 
 
 def shared_experts_have_no_biases(facts: Facts) -> Iterator[Problem]:
@@ -52,7 +54,7 @@ def shared_experts_have_no_biases(facts: Facts) -> Iterator[Problem]:
         yield Problem(
             path="model.moe_shared_expert_intermediate_size",
             reason="does not support add_bias_linear = true",
-            hint="set add_bias_linear to false",
+            settings=(Setting("model.add_bias_linear", False),),
             about=("model.add_bias_linear",),
         )
 
@@ -79,7 +81,9 @@ def _routing_problems(model: ModelConfig, experts: int) -> Iterator[Problem]:
     is_softmax = model.moe_router_score_function == "softmax"
     if topk == 1 and is_softmax and not model.moe_router_pre_softmax:
         reason = "has no gradient for the router, because the softmax of a single score is always 1"
-        yield Problem("model.moe_router_topk", reason, "set moe_router_pre_softmax to true")
+        yield Problem(
+            "model.moe_router_topk", reason, settings=(Setting("model.moe_router_pre_softmax", True),)
+        )
     if model.moe_router_pre_softmax and not is_softmax:
         reason = f"has no effect with moe_router_score_function = {model.moe_router_score_function}"
         yield Problem(
@@ -165,7 +169,7 @@ def _balancing_problems(model: ModelConfig) -> Iterator[Problem]:
         yield Problem(
             "model.moe_router_enable_expert_bias",
             reason,
-            "set moe_router_score_function to sigmoid",
+            settings=(Setting("model.moe_router_score_function", "sigmoid"),),
             about=("model.moe_router_score_function",),
         )
     if not model.moe_router_enable_expert_bias:
@@ -256,7 +260,7 @@ def expert_layout_divides_world(facts: Facts) -> Iterator[Problem]:
         reason=f"results in ETP x EP = {tensor} x {size} = {tensor * size}, which does not divide the "
         f"{counted(stage, 'rank')} of a pipeline stage ({stage} / {tensor * size})",
         candidates=candidates,
-        hint=f"set {ETP} to 1" if path == EP and tensor > 1 and stage % size == 0 else "",
+        settings=(Setting(ETP, 1),) if path == EP and tensor > 1 and stage % size == 0 else (),
     )
 
 
@@ -318,7 +322,7 @@ def expert_biases_need_undivided_experts(facts: Facts) -> Iterator[Problem]:
             path="model.add_bias_linear",
             reason=f"is not supported for experts that {counted(size, 'rank')} share (ETP = {size})",
             candidates=[False],
-            hint=f"set {ETP} to 1",
+            settings=(Setting(ETP, 1),),
         )
 
 

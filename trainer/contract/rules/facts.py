@@ -23,7 +23,7 @@ from trainer.contract.evaluation import EvaluationSettings
 from trainer.contract.model.experts import moe_layer_pattern
 from trainer.contract.model.layout import Layout, expert_data_parallel_size, model_parallel_size
 from trainer.contract.model.pipeline import chunk_layers
-from trainer.contract.problem import Problem
+from trainer.contract.problem import Problem, Setting
 from trainer.contract.record import record
 from trainer.contract.wording import counted
 
@@ -149,7 +149,12 @@ Rule = Callable[[Facts], Iterator[Problem]]
 
 
 def unread(
-    facts: Facts, paths: Sequence[str], reason: str, hint: str = "", about: tuple[str, ...] = ()
+    facts: Facts,
+    paths: Sequence[str],
+    reason: str,
+    hint: str = "",
+    about: tuple[str, ...] = (),
+    settings: tuple[Setting, ...] = (),
 ) -> Iterator[Problem]:
     """Yields problems for keys ("section.key") that have no effect here but differ from their defaults."""
     for path in paths:
@@ -157,7 +162,7 @@ def unread(
         section = getattr(facts, section_name)
         [default] = (field.default for field in dataclasses.fields(section) if field.name == key)
         if getattr(section, key) != default:
-            yield Problem(path, reason, hint, about=about, candidates=[default])
+            yield Problem(path, reason, hint, about=about, settings=settings, candidates=[default])
 
 
 def divisors(number: int, near: int) -> list[int]:

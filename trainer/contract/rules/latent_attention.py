@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from trainer.contract.attention import attention_of
 from trainer.contract.attention.latent import LATENT
 from trainer.contract.attention.visibility import limiting_key
-from trainer.contract.problem import Problem
+from trainer.contract.problem import Problem, Setting
 from trainer.contract.rules.facts import Facts, Rule, divisors
 from trainer.contract.rules.parallelism import CP
 
@@ -86,7 +86,7 @@ def windows_of_latent_attention_are_on_one_rank(facts: Facts) -> Iterator[Proble
             reason=f"is not supported by Transformer Engine with {WHAT} and "
             f"parallelism.context_parallel_size = {size}",
             candidates=[None],
-            hint="set context_parallel_size to 1",
+            settings=(Setting(CP, 1),),
             about=("model.multi_latent_attention", "parallelism.context_parallel_size"),
         )
 

@@ -13,7 +13,7 @@ from trainer.contract.attention import attention_of, attention_problems
 from trainer.contract.code.imports import IMPORT_PATH
 from trainer.contract.config import RopeScaling
 from trainer.contract.config.resolve import YARN_BETA_FAST, YARN_BETA_SLOW, pad_vocab_size
-from trainer.contract.problem import Problem
+from trainer.contract.problem import Problem, Setting
 from trainer.contract.rules.facts import Facts, Rule, divisors, unread
 
 
@@ -93,7 +93,7 @@ def rotary_base_needs_rope(facts: Facts) -> Iterator[Problem]:
             facts,
             ["model.rotary_base"],
             reason,
-            "set position_embedding_type to rope",
+            settings=(Setting("model.position_embedding_type", "rope"),),
             about=("model.position_embedding_type",),
         )
 

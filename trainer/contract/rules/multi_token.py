@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trainer.contract.model.pipeline import mtp_chunk
-from trainer.contract.problem import Problem
+from trainer.contract.problem import Problem, Setting
 from trainer.contract.rules.facts import Facts, Rule, divisors, unread
 from trainer.contract.rules.model import requires_rope
 from trainer.contract.rules.parallelism import TP
@@ -75,7 +75,7 @@ def mtp_is_recomputed_by_layer(facts: Facts) -> Iterator[Problem]:
             path="training.recompute_num_layers",
             reason=f"must be 1 with {KEY} and recompute_method = uniform",
             candidates=[1],
-            hint="set recompute_method to block",
+            settings=(Setting("training.recompute_method", "block"),),
             about=("model.mtp_num_layers", "training.recompute_method"),
         )
 

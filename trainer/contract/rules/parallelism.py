@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 from trainer.contract.attention import attention_of
 from trainer.contract.model.layout import model_parallel_size
-from trainer.contract.model.pipeline import split_problems, uneven_keys
-from trainer.contract.problem import Problem
+from trainer.contract.model.pipeline import ACCOUNTED_KEYS, LAYOUT, split_problems, uneven_keys
+from trainer.contract.problem import Problem, Setting
 from trainer.contract.rules.facts import Facts, Rule, divisors, multiples
 
 TP = "parallelism.tensor_model_parallel_size"
@@ -109,25 +109,17 @@ def pipeline_divides_layers(facts: Facts) -> Iterator[Problem]:
     """num_layers % PP == 0 (megatron/core/transformer/transformer_block.py, get_num_layers_to_build)."""
     num_layers, stages = facts.model.num_layers, facts.parallelism.pipeline_model_parallel_size
     if num_layers % stages and not uneven_keys(facts.parallelism):
+        # with these two, the first and the last stage have one layer less than the others
+        is_even = num_layers >= stages and (num_layers + 2) % stages == 0
+        settings = tuple(Setting(f"parallelism.{key}", True) for key in ACCOUNTED_KEYS) if is_even else ()
         yield Problem(
             path=PP,
             reason=f"does not divide model.num_layers = {num_layers} ({num_layers} / {stages})",
             candidates=divisors(num_layers, near=stages),
-            hint=_uneven_advice(num_layers, stages),
-            about=("model.num_layers",),
+            about=("model.num_layers", f"parallelism.{LAYOUT}"),
+            settings=settings,
+            hint="" if settings or num_layers < stages else f"divide the layers unevenly with {LAYOUT}",
         )
-
-
-def _uneven_advice(num_layers: int, stages: int) -> str:
-    """How to divide the layers over this number of stages anyway."""
-    if num_layers < stages:
-        return ""
-    if (num_layers + 2) % stages == 0:
-        return (
-            "set account_for_embedding_in_pipeline_split and account_for_loss_in_pipeline_split to true, for stages of "
-            f"{(num_layers + 2) // stages} layers with one less on the first and on the last"
-        )
-    return "divide the layers unevenly with pipeline_model_parallel_layout"
 
 
 def uneven_pipeline_has_all_layers(facts: Facts) -> Iterator[Problem]:
@@ -277,7 +269,7 @@ def param_gather_overlap_needs_grad_reduce_overlap(facts: Facts) -> Iterator[Pro
             path="parallelism.overlap_param_gather",
             reason="requires parallelism.overlap_grad_reduce = true, but it is false",
             candidates=[False],
-            hint="set overlap_grad_reduce to true",
+            settings=(Setting("parallelism.overlap_grad_reduce", True),),
             about=("parallelism.overlap_grad_reduce",),
         )
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from trainer.contract.attention import attention_of
 from trainer.contract.attention.kind import MatrixWidth
 from trainer.contract.model.experts import expert_tensor_parallel_size
-from trainer.contract.problem import Problem
+from trainer.contract.problem import Problem, Setting
 from trainer.contract.rules.facts import Facts, Rule, multiples, unread
 
 FP8_MULTIPLE = 16
@@ -71,7 +71,7 @@ def cross_entropy_is_deterministic(facts: Facts) -> Iterator[Problem]:
             path="training.cross_entropy_fusion_impl",
             reason="has no effect, because training.deterministic_mode = true uses Megatron-Core's cross entropy",
             candidates=[None],
-            hint="set deterministic_mode to false",
+            settings=(Setting("training.deterministic_mode", False),),
             about=("training.deterministic_mode",),
         )
 
@@ -83,7 +83,7 @@ def fp8_needs_half_precision(facts: Facts) -> Iterator[Problem]:
             path="training.precision",
             reason=f"cannot be combined with training.fp8 = {facts.training.fp8}, which discards its precision",
             candidates=["bf16"],
-            hint="set training.fp8 to null",
+            settings=(Setting("training.fp8", None),),
             about=("training.fp8",),
         )
 
@@ -105,7 +105,7 @@ def fp8_fits_widths(facts: Facts) -> Iterator[Problem]:
                 f"{facts.training.fp8} requires multiples of {FP8_MULTIPLE}",
                 candidates=multiples(FP8_MULTIPLE * unit, near=near),
                 offers=2,
-                hint="set training.fp8 to null",
+                settings=(Setting("training.fp8", None),),
                 about=("training.fp8", *about),
             )
     model, axes = facts.resolved_model, facts.parallelism
@@ -122,7 +122,7 @@ def fp8_fits_widths(facts: Facts) -> Iterator[Problem]:
             f"{facts.training.fp8} requires a multiple of {unit}",
             candidates=multiples(unit * shares, near=model.seq_length),
             offers=2,
-            hint="set training.fp8 to null",
+            settings=(Setting("training.fp8", None),),
             about=("training.fp8",),
         )
 
@@ -149,15 +149,15 @@ def _matrix_widths(facts: Facts) -> Iterator[tuple[MatrixWidth, int]]:
 def fp8_details_need_their_recipe(facts: Facts) -> Iterator[Problem]:
     """A recipe needs fp8, and the keys of delayed scaling need that recipe (hpcgen's rule: unused keys are errors)."""
     training = facts.training
-    if training.fp8 is None:
+    needed = (Setting("training.fp8", "hybrid"),) if training.fp8 is None else ()
+    if needed:
         reason = "has no effect, because training.fp8 is null"
-        yield from unread(
-            facts, ["training.fp8_recipe"], reason, "set training.fp8 to hybrid", about=("training.fp8",)
-        )
-    if training.fp8 is None or training.fp8_recipe != "delayed":
+        yield from unread(facts, ["training.fp8_recipe"], reason, about=("training.fp8",), settings=needed)
+    if needed or training.fp8_recipe != "delayed":
         reason = "is used only with training.fp8_recipe = delayed"
+        settings = (*needed, Setting("training.fp8_recipe", "delayed"))
         yield from unread(
-            facts, DELAYED_SCALING_KEYS, reason, "set fp8_recipe to delayed", about=("training.fp8_recipe",)
+            facts, DELAYED_SCALING_KEYS, reason, about=("training.fp8_recipe",), settings=settings
         )
 
 
@@ -176,7 +176,11 @@ def loss_scale_needs_fp16(facts: Facts) -> Iterator[Problem]:
             f"has no effect, because optimizer.loss_scale = {facts.optimizer.loss_scale:g} does not change"
         )
         yield from unread(
-            facts, ADAPTIVE_SCALE_KEYS, reason, "set loss_scale to null", about=("optimizer.loss_scale",)
+            facts,
+            ADAPTIVE_SCALE_KEYS,
+            reason,
+            about=("optimizer.loss_scale",),
+            settings=(Setting("optimizer.loss_scale", None),),
         )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from trainer.contract.attention import KINDS
 from trainer.contract.config import DISCARDS_OUTPUT
-from trainer.contract.problem import Problem
+from trainer.contract.problem import Problem, Setting
 from trainer.contract.rules.facts import Facts, Rule, divisors
 from trainer.contract.wording import counted
 
@@ -55,7 +55,7 @@ def recompute_details_need_full(facts: Facts) -> Iterator[Problem]:
                 path=f"training.{key}",
                 reason=f"is used only with recompute_granularity = full, not {granularity}",
                 candidates=[None],
-                hint="set recompute_granularity to full",
+                settings=(Setting("training.recompute_granularity", "full"),),
                 about=("training.recompute_granularity",),
             )
 
@@ -97,7 +97,7 @@ def modules_need_selective(facts: Facts) -> Iterator[Problem]:
             path="training.recompute_modules",
             reason=f"is used only with recompute_granularity = selective, not {granularity}",
             candidates=[None],
-            hint="set recompute_granularity to selective",
+            settings=(Setting("training.recompute_granularity", "selective"),),
             about=("training.recompute_granularity",),
         )
     elif training.recompute_modules == ():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trainer.contract.config.resolve import default_min_lr
-from trainer.contract.problem import Problem
+from trainer.contract.problem import Problem, Setting
 from trainer.contract.rules.facts import Facts, Rule, unread
 from trainer.contract.rules.model import import_path
 from trainer.contract.wording import counted
@@ -102,7 +102,13 @@ def wsd_details_need_wsd(facts: Facts) -> Iterator[Problem]:
     if style != "WSD":
         keys = ["optimizer.lr_wsd_decay_iters", "optimizer.lr_wsd_decay_style"]
         reason = f"is used only with lr_decay_style = WSD, not {style}"
-        yield from unread(facts, keys, reason, "set lr_decay_style to WSD", ("optimizer.lr_decay_style",))
+        yield from unread(
+            facts,
+            keys,
+            reason,
+            about=("optimizer.lr_decay_style",),
+            settings=(Setting("optimizer.lr_decay_style", "WSD"),),
+        )
 
 
 def wsd_decay_follows_warmup(facts: Facts) -> Iterator[Problem]:

@@ -10,8 +10,9 @@ from hpcgen.check.lint.launch import Launch
 from hpcgen.check.lint.megatron import (
     NEGATED,
     OPTIONS,
-    as_options,
+    change,
     counted_as_layers,
+    in_options,
     integer,
     knows_layers,
     nearest_option,
@@ -102,9 +103,11 @@ def _hits(launch: Launch, known: planning.Facts, rules: Sequence[planning.Rule])
     for path, violation in found.items():
         name = OPTIONS.get(path, "")
         line = launch.flags[name].line if name in launch.flags else launch.line
-        fix = _fix(_valid_candidates(known, rules, violation), name, violation)
-        subject = _subject(launch, path)
-        yield Hit.at(line, as_options(f"{subject} {violation.reason}"), as_options(fix))
+        keys = (path, *violation.about)
+        reason, hint = in_options(violation.reason, keys), in_options(violation.hint, keys)
+        advice = ", or ".join(filter(None, (" and ".join(map(change, violation.settings)), hint)))
+        fix = _fix(_valid_candidates(known, rules, violation), name, path, advice)
+        yield Hit.at(line, f"{_subject(launch, path)} {reason}", fix)
 
 
 def _valid_candidates(
@@ -127,22 +130,22 @@ def _subject(launch: Launch, path: str) -> str:
         return f"a run without --{name}"
     if (name := OPTIONS.get(path)) is None:
         return "the job"
-    return f"--{name} {_text(launch, name)}" if name in launch.flags else f"a run without --{name}"
+    return f"--{name} {_text(launch, name)}".rstrip() if name in launch.flags else f"a run without --{name}"
 
 
-def _fix(values: Sequence[object], option: str, violation: Problem) -> str:
-    """The advice: "use --OPTION 1, 2 or 4", "use 3 or 6 nodes, or <advice>"."""
+def _fix(values: Sequence[object], option: str, path: str, advice: str) -> str:
+    """What to do: "use --OPTION 1, 2 or 4", "use 3 or 6 nodes, or <advice>"."""
     if any(value is True for value in values):
         return f"add --{option}"
-    if negated := NEGATED.get(violation.path):
-        return f"add --{negated}, or {violation.hint}"
+    if negated := NEGATED.get(path):
+        return f"add --{negated}, or {advice}"
     found = [value for value in values if value is not None]
     numbers = sorted(value for value in found if isinstance(value, int))
     texts = list(map(str, numbers if len(numbers) == len(found) else found))
     listed = one_of(texts) if texts else ""
     use = f"use --{option} {listed}" if option else f"use {listed} nodes"
     leave = f"remove --{option}" if None in values else ""
-    return ", or ".join(filter(None, (use if listed else "", leave, violation.hint)))
+    return ", or ".join(filter(None, (use if listed else "", leave, advice))) or "use other values"
 
 
 def _text(launch: Launch, name: str) -> str:
