@@ -147,7 +147,7 @@ def test_an_unknown_preset_is_the_only_mistake(tmp_path):
 
 def test_an_unknown_preset_with_a_complete_shape(tmp_path):
     [mistake] = refused(tmp_path, minimal_run(preset="a b"))
-    assert 'preset = "a b" is not a known preset; use one of tiny, ' in str(mistake)
+    assert 'preset = "a b" is not a known preset; use one of 125m, ' in str(mistake)
 
 
 def test_an_unknown_cluster_lists_the_known_ones(tmp_path):
