@@ -6,6 +6,12 @@ import dataclasses
 
 import pytest
 
+from hpcgen.check.lint.job import Job
+from hpcgen.check.lint.reader import read
+from hpcgen.check.migration.leftover import Carried
+from hpcgen.check.migration.training import carry_training
+from hpcgen.check.migration.values import num_values
+from hpcgen.config.megatron_options import rows
 from hpcgen.config.presets import PRESETS
 from tests.cli.command import hpcgen
 from tests.lint.migrations import ROPE, WHOLE, init, left, migrated, refused, written
@@ -272,3 +278,26 @@ def test_keys_of_an_uneven_pipeline_are_left_out_without_a_pipeline() -> None:
     assert "parallelism" not in found
     assert set(leftovers.values()) >= {"it only applies with parallelism.pipeline_model_parallel_size > 1"}
     assert "--account-for-loss-in-pipeline-split" in leftovers
+
+
+def test_a_module_converts_or_lists_every_option_that_it_carries():
+    """The table says which module does. An option that the module forgets would be lost without a word."""
+    named = [row for row in rows().values() if row.carried_by]
+    options = [f"--{row.name}{_value(row)}" for row in named]
+    job = Job(read(f"#!/bin/bash\nsrun python pretrain_gpt.py {' '.join(options)}\n", "job.sh"))
+    [launch] = job.launches
+
+    def outcome(arguments):
+        carried = Carried()
+        carry_training(job, dataclasses.replace(launch, arguments=arguments), carried)
+        return carried
+
+    flags, without = launch.flags, outcome(())
+    assert len(flags) == len(named) > 100
+    lost = [name for name, flag in flags.items() if outcome((flag.word, *flag.values)) == without]
+    assert lost == []
+
+
+def _value(row):
+    values = num_values(row.key if row.kind == "key" else None)
+    return "" if row.takes == "0" or values == 0 else " 3"

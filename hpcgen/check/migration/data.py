@@ -47,14 +47,12 @@ def carry_data(flags: Flags, carried: Carried) -> None:
         ("test-data-path", "test"),
     )
     if flag := flags.get("mock-data"):
-        carried.seen.add(flag.name)
         carried.put("data.mock", True)
         if given := [f"--{name}" for name, _ in names if name in flags]:
             why = f"{given[0]} is also given, and Megatron-LM uses only one of them"
             carried.refuse(flag.line, shown(flag), why, *DATA_KEYS)
     for name, key in names:
         if flag := flags.get(name):
-            carried.seen.add(name)
             if any(carried.is_chosen(other) for other in DATA_KEYS):
                 carried.leave(flag.line, f"--{name}", "--set overrides the data")
                 continue
@@ -103,7 +101,6 @@ def _blend(words: tuple[Word, ...]) -> list[dict[str, object]] | None:
 def carry_tokenizer(launch: Launch, flags: Flags, carried: Carried) -> None:
     """Carries over the tokenizer and the vocabulary size. An unsupported tokenizer is refused."""
     names = {"tokenizer-type", "tokenizer-model", "vocab-file", "merge-file", "vocab-size"}
-    carried.seen |= (names | {"make-vocab-size-divisible-by"}) & flags.keys()
     kind = flags.get("tokenizer-type")
     if kind is None and "tokenizer-type" in launch.flags:
         return  # conditional: refused already
@@ -263,7 +260,6 @@ def carry_checkpoints(flags: Flags, carried: Carried) -> None:
         carried.leave(saved.line, shown(saved), why)
     if flag is None:
         return
-    carried.seen.add("load")
     word = flag.value
     if word and saved and saved.value and is_same(saved.value, word):
         carried.usual.append("--load")
@@ -282,7 +278,6 @@ def is_same(one: Word, other: Word) -> bool:
 def carry_documents(flags: Flags, carried: Carried) -> None:
     """Converts the document mask, and the packed documents of core 0.19, whose positions begin at 0."""
     mask, packed = flags.get(DOCUMENT_MASK), flags.get(PACKED_DOCUMENTS)
-    carried.seen |= flags.keys() & {DOCUMENT_MASK, PACKED_DOCUMENTS}
     if packed:
         carried.put(SEPARATE_DOCUMENTS, True)
         carried.put("data.reset_position_ids", True)

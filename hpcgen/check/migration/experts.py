@@ -19,13 +19,11 @@ OTHER_DISPATCHERS = ("flex", "alltoall_seq")
 def carry_experts(flags: Flags, carried: Carried) -> None:
     """Converts --num-experts and the options that are only read with it."""
     if count := flags.get(COUNT):
-        carried.seen.add(COUNT)
         carry_as(KEYS[COUNT], count, carried)
     has_experts = count is not None or carried.get(KEYS[COUNT]) is not None
     found = [(flag, row) for flag in flags.values() if (row := row_of(flag.name)) and flag.name != COUNT]
     given = [(flag, row) for flag, row in found if row.carried_by == "experts"]
     for flag, row in sorted(given, key=lambda item: bool(item[1].needs)):
-        carried.seen.add(flag.name)
         if not has_experts and row.kind not in ("name", "family"):
             carried.leave(flag.line, shown(flag), f"it only applies with --{COUNT}")
         elif why := without_effect(row, flags, carried):

@@ -25,7 +25,6 @@ def carry_latent_attention(flags: Flags, carried: Carried) -> None:
     """Converts --multi-latent-attention and the options that are only read with it."""
     rows = list(carried_by("latent_attention"))
     given = {row.name: flags[row.name] for row in rows if row.name in flags}
-    carried.seen |= given.keys()
     if SWITCH not in given:
         for unused in given.values():
             carried.leave(unused.line, shown(unused), f"it only applies with --{SWITCH}")

@@ -33,8 +33,6 @@ class Carried:
     """Values from the command line, which override the script's."""
     sections: Sections = field(default_factory=dict)
     leftovers: list[Leftover] = field(default_factory=list)
-    seen: set[str] = field(default_factory=set)
-    """Names of options that are carried over, listed or refused."""
     usual: list[str] = field(default_factory=list)
     """Names of options that request what the trainer does by default."""
     without_effect: list[str] = field(default_factory=list)

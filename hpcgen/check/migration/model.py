@@ -13,12 +13,6 @@ from trainer.contract.model.rope_parameters import USE_ROPE_SCALING
 
 def carry_model(flags: Flags, carried: Carried) -> None:
     """Values that Megatron-LM derives in validate_args (arguments.py), and flags that negate a key."""
-    carried.seen |= {"group-query-attention", "num-query-groups", "disable-bias-linear"} & flags.keys()
-    carried.seen |= {
-        "use-rotary-position-embeddings",
-        "no-position-embedding",
-        "padded-vocab-size",
-    } & flags.keys()
     groups = flags.get("num-query-groups")
     if "group-query-attention" in flags:
         number = integer(flags, "num-query-groups") if groups else 1
@@ -54,7 +48,6 @@ def _activation(flags: Flags, carried: Carried) -> None:
     """
     key, has_swiglu = "model.activation_func", carried.get("model.swiglu")
     squared, unfused = flags.get("squared-relu"), flags.get("no-bias-gelu-fusion")
-    carried.seen |= {"squared-relu", "no-bias-gelu-fusion", "openai-gelu"} & flags.keys()
     if squared and has_swiglu:
         carried.refuse(squared.line, shown(squared), "Megatron-LM stops if it is combined with --swiglu", key)
     elif squared:
@@ -72,7 +65,6 @@ def _window(flags: Flags, carried: Carried) -> None:
     flag, key = flags.get("window-size"), "model.window_size"
     if flag is None:
         return
-    carried.seen.add(flag.name)
     word = flag.value if len(flag.values) == 1 else None
     if word is None or not is_sure(word):
         carried.refuse(flag.line, shown(flag), why_not(key, flag), key)
@@ -86,7 +78,6 @@ def _window(flags: Flags, carried: Carried) -> None:
 def _rope_scaling(flags: Flags, carried: Carried) -> None:
     """The scaling that pretrain_gpt.py computes, which ignores --rope-scaling-factor (gpt_builders.py)."""
     names = ("use-rope-scaling", "rope-scaling-factor", "rotary-seq-len-interpolation-factor")
-    carried.seen |= flags.keys() & set(names)
     llama3, factor, linear = (flags.get(name) for name in names)
     key, has_rope = "model.rope_scaling", carried.get("model.position_embedding_type") == "rope"
     if llama3 and has_rope:

@@ -69,16 +69,12 @@ def carry_training(job: Job, launch: Launch, carried: Carried) -> None:
     carry_graphs(flags, carried)
     _holders(job, launch, carried)
     list_relative_paths(launch, carried)
-    for flag in launch.flags.values():
-        if flag.name not in carried.seen:
-            carried.refuse(flag.line, shown(flag), "nothing reads it here", *_keys(flag.name))
 
 
 def _certain(launch: Launch, carried: Carried) -> Flags:
     """The options that are certainly given. Others are listed, or refused if the results depend on them."""
     for flag in launch.flags.values():
         if not flag.word.certain:
-            carried.seen.add(flag.name)
             why = "it depends on a condition that is only known in the job"
             if decides(flag.name):
                 carried.refuse(flag.line, shown(flag), why, *_keys(flag.name))
@@ -95,7 +91,6 @@ def _keys(name: str) -> tuple[str, ...]:
 
 def _carry(flag: Flag, carried: Carried) -> None:
     """Carries over an option whose value needs no conversion."""
-    carried.seen.add(flag.name)
     path = KEYS.get(flag.name)
     if path is None:
         carry_without_key(flag, carried)
@@ -158,7 +153,6 @@ def _dependent(launch: Launch, flags: Flags, carried: Carried) -> None:
             if why is None and not _has_value(row, launch, carried):
                 carried.put(row.key, row.default)
         elif why is not None:
-            carried.seen.add(flag.name)
             carried.leave(flag.line, shown(flag), why)
         elif row.needs:
             _carry(flag, carried)
@@ -173,7 +167,6 @@ def _has_value(row: OptionRow, launch: Launch, carried: Carried) -> bool:
 def _precision(flags: Flags, carried: Carried) -> None:
     for precision in ("bf16", "fp16"):
         if precision in flags:
-            carried.seen.add(precision)
             carried.put("training.precision", precision)
     if carried.get("training.precision") is None:
         carried.put("training.precision", "fp32")
@@ -184,7 +177,6 @@ def _layout(job: Job, launch: Launch, flags: Flags, carried: Carried) -> None:
     stages = carried.get("parallelism.pipeline_model_parallel_size") or 1
     tensor = carried.get("parallelism.tensor_model_parallel_size") or 1
     if flag := flags.get("recompute-activations"):
-        carried.seen.add(flag.name)
         carried.put("training.recompute_granularity", "selective")
     flag = flags.get("sequence-parallel")
     if flag and tensor == 1:
@@ -192,7 +184,6 @@ def _layout(job: Job, launch: Launch, flags: Flags, carried: Carried) -> None:
         carried.leave(flag.line, shown(flag), "Megatron-LM disables it if --tensor-model-parallel-size is 1")
     _exchange(flags, carried)
     if flag := flags.get("num-layers-per-virtual-pipeline-stage"):
-        carried.seen.add(flag.name)
         key = "parallelism.virtual_pipeline_model_parallel_size"
         per_stage, layers = integer(flags, flag.name), carried.get("model.num_layers")
         counted = counted_as_layers(launch)
@@ -213,7 +204,6 @@ def _exchange(flags: Flags, carried: Carried) -> None:
     """--cp-comm-type, which takes one value for all layers or one for each layer."""
     if (flag := flags.get("cp-comm-type")) is None:
         return
-    carried.seen.add(flag.name)
     if (carried.get("parallelism.context_parallel_size") or 1) == 1:
         carried.leave(flag.line, shown(flag), "it only applies with --context-parallel-size")
     elif len(flag.values) > 1:
@@ -245,7 +235,6 @@ def _schedule(flags: Flags, carried: Carried) -> None:
         flag, samples = flags.get(name), integer(flags, name)
         if flag is None:
             continue
-        carried.seen.add(name)
         if samples is None:
             carried.refuse(flag.line, shown(flag), why_not(path, flag), *_keys(name))
         elif not batch:
@@ -283,7 +272,6 @@ def _steps(samples: int, batch: int, rampup: list[int] | None) -> int:
 
 
 def _profile(flags: Flags, carried: Carried) -> None:
-    carried.seen |= {"profile", "use-pytorch-profiler"} & flags.keys()
     if flag := flags.get("profile"):
         if "use-pytorch-profiler" not in flags:
             carried.leave(flag.line, "nsys", "logging.profile_step_start uses torch's profiler")
@@ -333,7 +321,6 @@ def carry_graphs(flags: Flags, carried: Carried) -> None:
     """
     if (flag := flags.get(GRAPH_OPTION)) is None:
         return
-    carried.seen.add(GRAPH_OPTION)
     if is_sure(flag.value) and flag.value and flag.value.text == "local":
         carried.leave(flag.line, shown(flag), "the trainer records graphs with transformer_engine")
         return
