@@ -20,6 +20,7 @@ from typing import BinaryIO, Literal, NamedTuple
 
 from hpcgen.errors import HpcgenError
 from trainer.contract.files.shared_files import refuse_foreign_link, user
+from trainer.contract.files.system_calls import sync_path, try_lock
 
 _PRIVATE_NAME = re.compile(r"\.(?P<target>.+)\.(?P<host>[0-9a-f]{8})[0-9a-f]{8}\.tmp")
 _IDLE_S = 86400.0
@@ -157,15 +158,6 @@ def publish(file: BinaryIO, target: Path) -> None:
     sync_path(target.parent)
 
 
-def sync_path(path: Path) -> None:
-    """Flushes a file, or the renames and removals in a directory, to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def write_text(target: Path, text: str, mode: int) -> None:
     """Publishes a small text file with permissions `mode`, reduced by the umask.
 
@@ -274,7 +266,7 @@ def _create(target: Path) -> BinaryIO:
         path = target.parent / f".{target.name}.{host_tag()}{os.urandom(4).hex()}.tmp"
         file = path.open("xb")
         # another process may remove the file before it is locked; then try again
-        if not _lock(file) or os.fstat(file.fileno()).st_nlink:
+        if not try_lock(file) or os.fstat(file.fileno()).st_nlink:
             return file
         file.close()
 
@@ -287,12 +279,3 @@ def _private_files(directory: Path, targets: set[str]) -> list[tuple[Path, str]]
     except OSError:
         return []
     return [(directory / match[0], match["host"]) for match in found if match["target"] in targets]
-
-
-def _lock(file: BinaryIO) -> bool:
-    """Locks the file. Returns False if it is already locked or the file system has no locks."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True

@@ -19,9 +19,10 @@ from typing import Any, BinaryIO
 
 from hpcgen.config import tokenizer as tokenizers
 from hpcgen.config.tokenizer import TokenizerConfig
-from hpcgen.files import private_file, publish, sync, sync_path
+from hpcgen.files import private_file, publish, sync
 from hpcgen.text import counted, harmless
 from trainer.contract.files.regular_file import open_regular
+from trainer.contract.files.system_calls import sync_path
 
 FORMAT = 1
 """Version of the outputs. Increase it when the same inputs and settings produce different bytes: all outputs are then

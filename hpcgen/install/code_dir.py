@@ -22,11 +22,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from hpcgen.errors import HpcgenError
-from hpcgen.files import sync_path
 from hpcgen.install.extras import project_name, requirements
 from hpcgen.resources import SHIPPED_FOLDERS, shipped
 from hpcgen.text import counted, few
 from trainer.contract.files.regular_file import read_bytes, read_text
+from trainer.contract.files.system_calls import sync_path
 
 LEFT_TO_IMAGE = frozenset(
     (

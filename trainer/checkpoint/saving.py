@@ -30,7 +30,8 @@ from trainer.contract.errors import NotSavedError, Scope, TrainerError
 from trainer.contract.files import checkpoint_files
 from trainer.contract.files.checkpoint_files import COMMON, COMPLETE, METADATA, STARTED, TRACKER
 from trainer.contract.files.regular_file import open_regular
-from trainer.contract.files.run_directory import RunDirectory, publish, sync_directory
+from trainer.contract.files.run_directory import RunDirectory, publish
+from trainer.contract.files.system_calls import sync_path
 from trainer.contract.optimizers import optimizer_of
 from trainer.contract.resuming import hyperparameters
 from trainer.contract.wording import counted
@@ -306,7 +307,7 @@ def _make_directory(path: Path, run: RunDirectory) -> bool:
         checkpoint_files.set_aside(path)
     path.mkdir(parents=True)
     publish(path / STARTED, f"{time.strftime('%Y-%m-%d %H:%M:%S%z')} on {socket.gethostname()}\n")
-    sync_directory(path.parent)
+    sync_path(path.parent)
     return True
 
 
@@ -350,7 +351,7 @@ def _publish(save: _Save, written: list[Written]) -> str | None:
     small = [path / name for name in (STARTED, COMMON, ".metadata", METADATA)]
     with ThreadPoolExecutor(len(small)) as threads:  # in parallel, since each fsync waits for the storage
         files |= {file.name: entry for file, entry in zip(small, threads.map(_sync, small), strict=True)}
-    sync_directory(path)
+    sync_path(path)
     publish(path / COMPLETE, checkpoint_files.record_text({**save.record, "files": files}))
     try:
         publish(path.parent / TRACKER, str(save.iteration))

@@ -8,7 +8,6 @@ index that does not match its record is rebuilt and replaced, without disturbing
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -19,13 +18,13 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy
 
 from trainer.contract.errors import TrainerError
 from trainer.contract.files.regular_file import open_regular, read_text
-from trainer.contract.files.run_directory import sync_directory
+from trainer.contract.files.system_calls import sync_path, try_lock
 from trainer.contract.resuming.provenance import MAX_THREADS, identify
 from trainer.contract.wording import counted
 from trainer.data.blend import LogLine
@@ -166,9 +165,9 @@ def _build(index: Index, directory: Path) -> None:
         _sync(record)
         for name in index.names:
             (private / name).replace(directory / name)
-        sync_directory(directory)
+        sync_path(directory)
         record.replace(directory / index.record)
-        sync_directory(directory)
+        sync_path(directory)
 
 
 def _read_record(path: Path) -> dict[str, Any] | None:
@@ -215,7 +214,7 @@ def _private_directory(directory: Path) -> Iterator[Path]:
         lock_file = directory / f"{_PRIVATE}{secrets.token_hex(8)}.lock"
         with lock_file.open("xb") as lock:
             # Another process may unlink the file before it is locked here. In that case, try again.
-            if _lock(lock) and not os.fstat(lock.fileno()).st_nlink:
+            if try_lock(lock) and not os.fstat(lock.fileno()).st_nlink:
                 continue
             private = lock_file.with_suffix("")
             private.mkdir(mode=0o700)  # so that other users cannot put links into it
@@ -231,15 +230,6 @@ def _remove_leftovers(directory: Path) -> None:
     """Remove leftovers of killed builds. Without file locks, they stay, since running builds look the same."""
     for lock_file in directory.glob(f"{_PRIVATE}*.lock"):
         with contextlib.suppress(OSError), lock_file.open("rb+") as lock:
-            if _lock(lock):
+            if try_lock(lock):
                 shutil.rmtree(lock_file.with_suffix(""), ignore_errors=True)
                 lock_file.unlink()
-
-
-def _lock(file: BinaryIO) -> bool:
-    """Try to lock a file. Returns False if it is locked, or if the file system has no locks."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True

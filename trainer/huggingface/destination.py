@@ -13,7 +13,7 @@ from typing import Any
 
 from trainer.contract.errors import NotSavedError, TrainerError
 from trainer.contract.files.regular_file import open_regular
-from trainer.contract.files.run_directory import sync_directory
+from trainer.contract.files.system_calls import sync_path
 
 
 @contextlib.contextmanager
@@ -36,10 +36,10 @@ def new_directory(path: Path) -> Iterator[Path]:
         raise NotSavedError(f"{path} cannot be created ({error.strerror})") from error
     try:
         yield private
-        sync_directory(private)
+        sync_path(private)
         private.chmod(0o777 & ~umask())
         private.rename(path)
-        sync_directory(path.absolute().parent)
+        sync_path(path.absolute().parent)
     except OSError as error:
         reason = f"{path} cannot be written ({error.strerror or error})"
         raise NotSavedError(f"{reason}; what was written of it is removed") from error

@@ -17,7 +17,7 @@ from trainer.contract.errors import TrainerError
 from trainer.contract.families.model_family import in_order
 from trainer.contract.files import checkpoint_files
 from trainer.contract.files.checkpoint_files import COMMON, COMPLETE, METADATA, TRACKER, TRAINER_MARK
-from trainer.contract.files.run_directory import sync_directory
+from trainer.contract.files.system_calls import sync_path
 from trainer.huggingface import tokenizer_files
 from trainer.huggingface.destination import new_directory, sync_file, write_text
 from trainer.huggingface.reading import HuggingFaceDirectory
@@ -60,7 +60,7 @@ def import_model(source: Path, destination: Path, report: Report) -> None:
         record = {**_record(model, dtype), "files": files}
         write_text(path / COMPLETE, checkpoint_files.record_text(record))
         write_text(directory / TRACKER, "0")
-        sync_directory(path)
+        sync_path(path)
         _verify(path)
         seconds = time.monotonic() - started
     size = sum(file["bytes"] for file in files.values())

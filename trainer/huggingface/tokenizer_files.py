@@ -11,7 +11,7 @@ from typing import Any
 from trainer.contract.errors import TrainerError
 from trainer.contract.files.git_lfs import pointer_problem
 from trainer.contract.files.regular_file import read_bytes
-from trainer.contract.files.run_directory import sync_directory
+from trainer.contract.files.system_calls import sync_path
 from trainer.huggingface.destination import copy_file, write_json
 from trainer.inference.tokenizer import GPT2_EOD, gpt2_files
 
@@ -156,7 +156,7 @@ def copy_tokenizer(tokenizer: Tokenizer, directory: Path, max_length: int | None
             (directory / TEMPLATES).mkdir(exist_ok=True)
         copy_file(path, directory / name)
     if (directory / TEMPLATES).is_dir():
-        sync_directory(directory / TEMPLATES)
+        sync_path(directory / TEMPLATES)
     if SETTINGS not in tokenizer.files:
         is_gpt2 = _is_gpt2(tokenizer.files)
         settings = {

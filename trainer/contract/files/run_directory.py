@@ -12,6 +12,7 @@ from typing import BinaryIO, ClassVar
 from trainer.contract.config import TrainerConfig
 from trainer.contract.files.regular_file import opener
 from trainer.contract.files.shared_files import refuse_foreign_link
+from trainer.contract.files.system_calls import sync_path
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,7 @@ def publish(path: Path, content: str | bytes, mode: int = 0o666) -> None:
     except OSError:
         private.unlink(missing_ok=True)
         raise
-    sync_directory(path.parent)
+    sync_path(path.parent)
 
 
 def _create_private(path: Path, mode: int) -> tuple[Path, BinaryIO]:
@@ -158,12 +159,3 @@ def open_nofollow(path: str, flags: int) -> int:
             IrregularFileError for what is not a file.
     """
     return opener(path, flags | os.O_NOFOLLOW)
-
-
-def sync_directory(path: Path) -> None:
-    """Make renames in a directory durable."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

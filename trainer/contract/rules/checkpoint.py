@@ -10,22 +10,28 @@ from trainer.contract.rules.facts import Facts, Rule, multiples, unread
 
 def kept_checkpoints_are_written(facts: Facts) -> Iterator[Problem]:
     """keep_every % save_interval == 0 (megatron/training/arguments.py, validate_args, for save_retain_interval)."""
-    keep, interval = facts.checkpoint.keep_every, facts.checkpoint.save_interval
-    if keep is None:
-        return
+    if facts.checkpoint.keep_every is not None:
+        yield from multiples_are_saved(
+            facts, "checkpoint.keep_every", facts.checkpoint.keep_every, "keeps only"
+        )
+
+
+def multiples_are_saved(facts: Facts, path: str, every: int, verb: str) -> Iterator[Problem]:
+    """Yields the problem of a key at `path` that selects checkpoints, if no step that `every` divides must be saved."""
+    interval = facts.checkpoint.save_interval
     if interval is None:
         yield Problem(
-            path="checkpoint.keep_every",
-            reason="keeps only multiples of this step, but without checkpoint.save_interval any step may be saved",
+            path=path,
+            reason=f"{verb} multiples of this step, but without checkpoint.save_interval any step may be saved",
             candidates=[None],
             hint="set checkpoint.save_interval to a divisor of it",
             about=("checkpoint.save_interval",),
         )
-    elif keep % interval:
+    elif every % interval:
         yield Problem(
-            path="checkpoint.keep_every",
-            reason=f"is not a multiple of checkpoint.save_interval = {interval} ({keep} / {interval})",
-            candidates=multiples(interval, near=keep),
+            path=path,
+            reason=f"is not a multiple of checkpoint.save_interval = {interval} ({every} / {interval})",
+            candidates=multiples(interval, near=every),
             offers=2,
             about=("checkpoint.save_interval",),
         )

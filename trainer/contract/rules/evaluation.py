@@ -9,7 +9,8 @@ from trainer.contract.config import ParallelismConfig
 from trainer.contract.evaluation import is_task_file
 from trainer.contract.problem import Problem
 from trainer.contract.rules import forward
-from trainer.contract.rules.facts import Facts, Rule, divisors, multiples
+from trainer.contract.rules.checkpoint import multiples_are_saved
+from trainer.contract.rules.facts import Facts, Rule, divisors
 
 TP = "evaluation.tensor_model_parallel_size"
 PP = "evaluation.pipeline_model_parallel_size"
@@ -53,25 +54,8 @@ def layout_divides_ranks(facts: Facts) -> Iterator[Problem]:
 
 def evaluated_checkpoints_are_written(facts: Facts) -> Iterator[Problem]:
     """every % save_interval == 0."""
-    every, interval = facts.evaluation.every, facts.checkpoint.save_interval
-    if every is None:
-        return
-    if interval is None:
-        yield Problem(
-            path="evaluation.every",
-            reason="selects multiples of this step, but without checkpoint.save_interval any step may be saved",
-            candidates=[None],
-            hint="set checkpoint.save_interval to a divisor of it",
-            about=("checkpoint.save_interval",),
-        )
-    elif every % interval:
-        yield Problem(
-            path="evaluation.every",
-            reason=f"is not a multiple of checkpoint.save_interval = {interval} ({every} / {interval})",
-            candidates=multiples(interval, near=every),
-            offers=2,
-            about=("checkpoint.save_interval",),
-        )
+    if facts.evaluation.every is not None:
+        yield from multiples_are_saved(facts, "evaluation.every", facts.evaluation.every, "selects")
 
 
 def evaluation_has_work(facts: Facts) -> Iterator[Problem]:

@@ -11,7 +11,7 @@ from trainer.contract.config import ModelConfig
 from trainer.contract.config.unused_keys import unused_keys
 from trainer.contract.model.experts import MODEL_KEYS, expert_tensor_parallel_size
 from trainer.contract.problem import Problem, Setting
-from trainer.contract.rules.facts import Facts, Rule, divisors, unread
+from trainer.contract.rules.facts import Facts, Rule, divisors, indivisible, unread
 from trainer.contract.rules.parallelism import TP
 from trainer.contract.wording import counted, one_of
 
@@ -230,12 +230,7 @@ def expert_parallel_divides_experts(facts: Facts) -> Iterator[Problem]:
     """num_moe_experts % EP == 0 (transformer/moe/moe_layer.py, BaseMoELayer)."""
     experts, size = facts.model.num_moe_experts, facts.parallelism.expert_model_parallel_size
     if experts is not None and experts % size:
-        yield Problem(
-            path=EP,
-            reason=f"does not divide model.num_moe_experts = {experts} ({experts} / {size})",
-            candidates=divisors(experts, near=size),
-            about=("model.num_moe_experts",),
-        )
+        yield indivisible(EP, size, "model.num_moe_experts", experts)
 
 
 def expert_layout_divides_world(facts: Facts) -> Iterator[Problem]:
@@ -280,12 +275,8 @@ def expert_tensor_parallel_divides_experts(facts: Facts) -> Iterator[Problem]:
     """moe_ffn_hidden_size % ETP == 0 (tensor_parallel/layers.py, asserted by `divide`)."""
     width, size = facts.resolved_model.moe_ffn_hidden_size, expert_tensor_parallel_size(facts.parallelism)
     if width is not None and width % size:
-        yield Problem(
-            path=TP if facts.parallelism.expert_tensor_parallel_size is None else ETP,
-            reason=f"does not divide model.moe_ffn_hidden_size = {width} ({width} / {size})",
-            candidates=divisors(width, near=size),
-            about=("model.moe_ffn_hidden_size",),
-        )
+        path = TP if facts.parallelism.expert_tensor_parallel_size is None else ETP
+        yield indivisible(path, size, "model.moe_ffn_hidden_size", width)
 
 
 def tensor_parallel_divides_shared_experts(facts: Facts) -> Iterator[Problem]:
@@ -293,12 +284,7 @@ def tensor_parallel_divides_shared_experts(facts: Facts) -> Iterator[Problem]:
     size = facts.parallelism.tensor_model_parallel_size
     width = facts.model.moe_shared_expert_intermediate_size
     if width is not None and width % size:
-        yield Problem(
-            path=TP,
-            reason=f"does not divide model.moe_shared_expert_intermediate_size = {width} ({width} / {size})",
-            candidates=divisors(width, near=size),
-            about=("model.moe_shared_expert_intermediate_size",),
-        )
+        yield indivisible(TP, size, "model.moe_shared_expert_intermediate_size", width)
 
 
 def experts_with_tensor_parallel_need_sequence_parallel(facts: Facts) -> Iterator[Problem]:

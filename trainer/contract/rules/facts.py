@@ -165,6 +165,16 @@ def unread(
             yield Problem(path, reason, hint, about=about, settings=settings, candidates=[default])
 
 
+def indivisible(path: str, size: int, key: str, number: int) -> Problem:
+    """The problem of `size` at `path`, which does not divide `number`, the value of `key`."""
+    return Problem(
+        path=path,
+        reason=f"does not divide {key} = {number} ({number} / {size})",
+        candidates=divisors(number, near=size),
+        about=(key,),
+    )
+
+
 def divisors(number: int, near: int) -> list[int]:
     """The divisors of `number`, closest to `near` first. Extremely large numbers are searched only in part."""
     small = [d for d in range(1, min(math.isqrt(number), 10_000) + 1) if number % d == 0]

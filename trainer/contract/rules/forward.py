@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from trainer.contract.model.experts import expert_tensor_parallel_size
 from trainer.contract.problem import Problem
 from trainer.contract.rules import experts, parallelism
-from trainer.contract.rules.facts import Facts, Rule, divisors
+from trainer.contract.rules.facts import Facts, Rule, indivisible
 from trainer.contract.rules.parallelism import PP, TP
 
 
@@ -16,12 +16,7 @@ def tensor_parallel_divides_query_groups(facts: Facts) -> Iterator[Problem]:
     size, groups = facts.parallelism.tensor_model_parallel_size, facts.resolved_model.num_query_groups
     assert groups is not None
     if groups % size:
-        yield Problem(
-            path=TP,
-            reason=f"does not divide model.num_query_groups = {groups} ({groups} / {size})",
-            candidates=divisors(groups, near=size),
-            about=("model.num_query_groups",),
-        )
+        yield indivisible(TP, size, "model.num_query_groups", groups)
 
 
 def stages_have_layers(facts: Facts) -> Iterator[Problem]:

@@ -14,7 +14,7 @@ from trainer.contract.code.imports import IMPORT_PATH
 from trainer.contract.config import RopeScaling
 from trainer.contract.config.resolve import YARN_BETA_FAST, YARN_BETA_SLOW, pad_vocab_size
 from trainer.contract.problem import Problem, Setting
-from trainer.contract.rules.facts import Facts, Rule, divisors, unread
+from trainer.contract.rules.facts import Facts, Rule, divisors, indivisible, unread
 
 
 def heads_divide_hidden_size(facts: Facts) -> Iterator[Problem]:
@@ -46,13 +46,8 @@ def query_groups_divide_heads(facts: Facts) -> Iterator[Problem]:
     """
     model = facts.model
     if model.num_query_groups is not None and model.num_attention_heads % model.num_query_groups:
-        yield Problem(
-            path="model.num_query_groups",
-            reason=f"does not divide model.num_attention_heads = {model.num_attention_heads} "
-            f"({model.num_attention_heads} / {model.num_query_groups})",
-            candidates=divisors(model.num_attention_heads, near=model.num_query_groups),
-            about=("model.num_attention_heads",),
-        )
+        heads = "model.num_attention_heads"
+        yield indivisible("model.num_query_groups", model.num_query_groups, heads, model.num_attention_heads)
 
 
 def rotary_head_width_is_even(facts: Facts) -> Iterator[Problem]:

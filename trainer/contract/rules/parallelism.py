@@ -10,7 +10,7 @@ from trainer.contract.attention import attention_of
 from trainer.contract.model.layout import model_parallel_size
 from trainer.contract.model.pipeline import ACCOUNTED_KEYS, LAYOUT, split_problems, uneven_keys
 from trainer.contract.problem import Problem, Setting
-from trainer.contract.rules.facts import Facts, Rule, divisors, multiples
+from trainer.contract.rules.facts import Facts, Rule, divisors, indivisible, multiples
 
 TP = "parallelism.tensor_model_parallel_size"
 PP = "parallelism.pipeline_model_parallel_size"
@@ -83,12 +83,7 @@ def tensor_parallel_divides_vocabulary(facts: Facts) -> Iterator[Problem]:
 def _tensor_parallel_divides(facts: Facts, key: str, value: int) -> Iterator[Problem]:
     size = facts.parallelism.tensor_model_parallel_size
     if value % size:
-        yield Problem(
-            path=TP,
-            reason=f"does not divide model.{key} = {value} ({value} / {size})",
-            candidates=divisors(value, near=size),
-            about=(f"model.{key}",),
-        )
+        yield indivisible(TP, size, f"model.{key}", value)
 
 
 def sequence_parallel_needs_tensor_parallel(facts: Facts) -> Iterator[Problem]:
