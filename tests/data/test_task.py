@@ -22,6 +22,7 @@ from hpcgen.data.manifest import manifest_path, read_manifest
 from hpcgen.data.progress import Progress, Step, progress_path
 from hpcgen.data.task import run_task
 from hpcgen.errors import HpcgenError
+from tests.cli.command import hpcgen
 from tests.patience import PATIENCE_S
 from tests.runs import minimal_run, write_yaml
 
@@ -163,29 +164,31 @@ def test_a_unit_that_fails_does_not_stop_the_others(corpus):
     ],
     ids=["task-id", "order", "no-run-file", "no-job-file", "set-of-a-job"],
 )
-def test_mistakes_are_reported_in_one_line(corpus, arguments, message, tmp_path):
+def test_mistakes_are_reported_in_one_line(corpus, arguments, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     job_file = write_job(corpus, tmp_path / "corpus.json")
-    done = command(*arguments[:1], "-c", job_file, *arguments[1:], cwd=tmp_path)
-    assert done.returncode == (1 if arguments[0] == "tokenize" else 2)
+    done = hpcgen("data", *arguments[:1], "-c", job_file, *arguments[1:])
+    assert done.status == (1 if arguments[0] == "tokenize" else 2)
     assert message in done.stderr
     assert "Traceback" not in done.stderr
 
 
 @pytest.mark.process
-def test_the_run_file_of_the_folder_is_the_default(corpus, tmp_path):
+def test_the_run_file_of_the_folder_is_the_default(corpus, tmp_path, monkeypatch):
     """As a user types it: plan, then the stages, one task after the other or all at once."""
     settings = {"directory": "made", "source": {"directory": "source"}, "num_output_files": 2}
     tokenizer = {"kind": "bytes"}
     write_yaml(tmp_path / "run.yaml", minimal_run(data={"corpus": settings, "tokenizer": tokenizer}))
-    assert command("plan", cwd=tmp_path).returncode == 0
+    monkeypatch.chdir(tmp_path)
+    assert hpcgen("data", "plan").status == 0
     for task_id in (0, 1):
-        done = command("extract", "--task-id", task_id, "--num-tasks", 2, "--json", cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
+        done = hpcgen("data", "extract", "--task-id", task_id, "--num-tasks", 2, "--json")
+        assert done.status == 0, done.stderr
         report = json.loads(done.stdout)
         assert (report["units"], report["made"], report["errors"]) == (1, 1, [])
         assert report["counts"]["documents_in"] == report["counts"]["documents_out"] == 20 + task_id
-    done = command("prepare", "--set", "data.corpus.num_output_files=1", cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
+    done = hpcgen("data", "prepare", "--set", "data.corpus.num_output_files=1")
+    assert (done.status, done.stderr) == (0, "")
     assert "documents  63 in = 63 out + 0 skipped + 0 rejected\ntokens     " in done.stdout
     assert sorted(pairs(tmp_path / "made")) == ["corpus-00000-of-00001.bin", "corpus-00000-of-00001.idx"]
 
@@ -193,8 +196,8 @@ def test_the_run_file_of_the_folder_is_the_default(corpus, tmp_path):
 @pytest.mark.process
 def test_an_unplanned_corpus_is_an_error(corpus, tmp_path):
     manifest_path(corpus.directory).unlink()
-    done = command("extract", "-c", write_job(corpus, tmp_path / "corpus.json"))
-    assert done.returncode == 2
+    done = hpcgen("data", "extract", "-c", write_job(corpus, tmp_path / "corpus.json"))
+    assert done.status == 2
     assert (
         done.stderr
         == f"{manifest_path(corpus.directory)}: the corpus has no manifest; run hpcgen data plan first\n"
