@@ -40,7 +40,7 @@ if (reason := missing_containers()) is not None:
     pytest.skip(reason, allow_module_level=True)
 
 TP2 = ("slurm.train.ntasks_per_node=2", "parallelism.tensor_model_parallel_size=2")
-LONG = ("training.train_iters=60", "optimizer.lr_decay_iters=60", "checkpoint.save_interval=1000")
+LONG = ("training.train_iters=80", "optimizer.lr_decay_iters=80", "checkpoint.save_interval=1000")
 RENDEZVOUS_AND_THREADS = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "OMP_NUM_THREADS")
 
 # In place of Python: writes down what a task sees, then is Python. Each attempt to write must leave nothing behind.

@@ -151,7 +151,7 @@ def test_a_spare_takes_over_when_a_node_dies(
     checked_run: Path,
     single_process_curve: dict[int, tuple[float, float]],
 ) -> None:
-    long = ("preflight.spare_nodes=1", "training.train_iters=30", "checkpoint.save_interval=3")
+    long = ("preflight.spare_nodes=1", "training.train_iters=60", "checkpoint.save_interval=3")
     job_id = submit(three_nodes, checked_run, *long)
     wait_for_steps(checked_run, 5)
     three_nodes.kill_node("ndv5-2")
@@ -164,7 +164,7 @@ def test_a_spare_takes_over_when_a_node_dies(
     assert trained_on(log) == [{"ndv5-1", "ndv5-2"}, {"ndv5-1", "ndv5-3"}]
     assert three_nodes.show(job_id)["Restarts"] == "0"
     steps = curve(checked_run)
-    assert len(steps) == 30
+    assert len(steps) == 60
     for iteration in (1, 2, 3):
         assert steps[iteration] == pytest.approx(single_process_curve[iteration], rel=1e-3)
 

@@ -58,14 +58,14 @@ def test_submitting_from_python_trains_on_both_nodes_on_the_same_curve(
 def test_a_warned_job_of_submitit_requeues_itself_and_resumes(
     on_cluster: SlurmCluster, tiny_run: Path
 ) -> None:
-    longer = ("training.train_iters=60", "optimizer.lr_decay_iters=60", "checkpoint.save_interval=1000")
+    longer = ("training.train_iters=80", "optimizer.lr_decay_iters=80", "checkpoint.save_interval=1000")
     run = interface.load_run(tiny_run, longer)
     [job] = interface.submit(interface.plan(run))
     wait_for_steps(tiny_run, 3)
     on_cluster.run("scancel", "--batch", "--signal=USR2", job.job_id)
     assert on_cluster.wait(job.job_id) == "COMPLETED", log_of(tiny_run, job.job_id)
     assert "back into the queue (restart 1 of at most 100)" in log_of(tiny_run, job.job_id)
-    assert len(curve(tiny_run)) == 60
+    assert len(curve(tiny_run)) == 80
 
 
 def test_a_mistake_found_by_the_trainer_is_not_retried_through_submitit(

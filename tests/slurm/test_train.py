@@ -57,7 +57,7 @@ def test_a_checkpoint_resumes_at_another_layout_on_the_same_curve(
         assert found[iteration] == pytest.approx(expected, rel=1e-4, abs=1e-4)
 
 
-LONG = ("training.train_iters=40", "optimizer.lr_decay_iters=40", "checkpoint.save_interval=1000")
+LONG = ("training.train_iters=80", "optimizer.lr_decay_iters=80", "checkpoint.save_interval=1000")
 
 
 def test_a_warned_job_requeues_itself_and_ends_on_the_identical_curve(
@@ -87,7 +87,7 @@ def test_a_job_that_slurm_warns_requeues_itself_and_ends_on_the_identical_curve(
 ) -> None:
     """The real pre-timeout signal. Slurm looks at limits every 30 s, so that it comes about 27 s after the start."""
     longer = ("training.train_iters=120", "optimizer.lr_decay_iters=120", "checkpoint.save_interval=1000")
-    sets = (*longer, "training.global_batch_size=64")
+    sets = (*longer, "training.micro_batch_size=1", "training.global_batch_size=64")
     warned = ('slurm.train.time="2:00"', "slurm.train.signal_lead_s=100")
     job_id = slurm_cluster.sbatch(render(tiny_run, *sets, *warned), cwd=tiny_run.parent)
     (tmp_path / "undisturbed").mkdir()
