@@ -292,7 +292,7 @@ def _forward_step(
     batches: Iterator[MicroBatch] | None, chunk: torch.nn.Module
 ) -> tuple[torch.Tensor, Callable[..., object] | None]:
     """Run one chunk on one microbatch, in the form that the pipeline schedule expects."""
-    if batches is None:
+    if batches is None:  # a stage without embedding and loss, whose input is the output of the stage before
         return chunk(input_ids=None, position_ids=None, attention_mask=None), None
     batch = next(batches)
     output = chunk(

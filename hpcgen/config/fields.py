@@ -126,6 +126,7 @@ def constraint_problems(hint: Any, value: Any, path: str = "") -> Iterator[Probl
                 inner_path = f"{path}.{field.name}" if path else field.name
                 yield from constraint_problems(hints[field.name], value[field.name], inner_path)
     elif isinstance(value, str) and not value.isprintable():
+        # it could forge a line of a script or of a log
         character = next(character for character in value if not character.isprintable())
         yield Problem(path, f"contains the unprintable character {character!a}", "remove it")
 

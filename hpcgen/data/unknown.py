@@ -35,10 +35,10 @@ def lost_characters(definition: dict[str, Any], source: str) -> Callable[[list[s
     if not is_bpe or model.get("end_of_word_suffix") or unknown_id(definition) is not None:
         return None
     if has_fallback and all(f"<0x{byte:02X}>" in vocabulary for byte in range(256)):
-        return None
+        return None  # a character without a token becomes one token for each byte
     stages = json.dumps([definition.get("pre_tokenizer"), definition.get("normalizer")])
     if '"ByteLevel"' in stages and all(character in vocabulary for character in ByteLevel.alphabet()):
-        return None
+        return None  # each byte becomes one of these characters
     tokenizer = tokenizers.Tokenizer.from_str(source)
     added = [token["content"] for token in definition.get("added_tokens") or ()]
 
@@ -50,7 +50,7 @@ def lost_characters(definition: dict[str, Any], source: str) -> Callable[[list[s
     def lost_of(normalized: str) -> int:
         before: Any = tokenizer.pre_tokenizer
         words = [word for word, _ in before.pre_tokenize_str(normalized)] if before else [normalized]
-        if model.get("ignore_merges"):
+        if model.get("ignore_merges"):  # a word that is a token is not divided into characters
             words = [word for word in words if word not in vocabulary]
         return sum(map(is_lost, "".join(words)))
 
@@ -59,7 +59,7 @@ def lost_characters(definition: dict[str, Any], source: str) -> Callable[[list[s
     def count(texts: list[str]) -> int:
         total = 0
         for text in texts:
-            for token in added:
+            for token in added:  # the model does not see these
                 text = text.replace(token, "")
             normalizer: Any = tokenizer.normalizer
             normalized = normalizer.normalize_str(text) if normalizer else text

@@ -105,7 +105,7 @@ def run_all(
                 if event is not None:
                     yield event
                 if isinstance(event, Update):
-                    continue
+                    continue  # its item is not done
                 deaths = deaths + 1 if worker.is_dead else 0 if event else deaths
                 if deaths == _MAX_CONSECUTIVE_DEATHS:
                     yield from (
@@ -119,7 +119,7 @@ def run_all(
                     # The cores of a killed worker stay unused, because memory may be short.
                     num_cores -= worker.num_cores.value if worker.is_dead else 0
                     _share_cores(busy.values(), num_cores)
-                if left and not busy:
+                if left and not busy:  # the last worker died; a new one has all memory to itself
                     started.append(_Worker(work))
                     busy[started[-1].pipe] = started[-1]
         _join(started)

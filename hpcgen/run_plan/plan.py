@@ -231,7 +231,7 @@ def _missing_inputs(
             warnings.append(Problem("", reason, subject=path))
         elif closed := no_access(path):
             errors.append(Problem("", f"{closed}. Stage {name} needs it"))
-        elif not item.key:
+        elif not item.key:  # no line of the run file names it
             errors.append(item.missing(name, exists))
         elif item.key not in reported:  # both files of a pair have the same key
             errors.append(_located(run, item.missing(name, exists)))

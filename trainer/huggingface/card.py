@@ -38,7 +38,7 @@ def _facts(source: Source, family: Family, dtype: str) -> Iterator[tuple[str, st
     if origin := record.get("origins", {}).get("huggingface"):
         yield "weights imported from", Path(str(origin.get("name", ""))).name
     if not source.iteration:
-        return
+        return  # these weights were imported and not trained further
     yield "iteration", f"{source.iteration:,}"
     if samples := record.get("consumed_samples"):
         tokens = consumed_tokens(record)

@@ -211,12 +211,14 @@ class Expander:
             elif kind == "SglQuoted":
                 for text, is_text in self._unmasked(part):
                     is_text = is_text and not self._was_expanded(part)
+                    # _ansi_c does not decode these escapes
                     known = is_text and not (part.get("Dollar") and re.search(r"\\[xuUc0-7]", text))
                     yield Piece(_ansi_c(text) if part.get("Dollar") else text, known=known, quoted=True)
             elif kind == "DblQuoted":
-                yield Piece("", quoted=True)
+                yield Piece("", quoted=True)  # "" alone is a word too
                 yield from self._parts(part.get("Parts", []), quoted=True)
             elif self._was_expanded(part):
+                # another shell has put its own value here
                 self._used += names_in(part)
                 yield Piece(self.text_of(part), known=False, quoted=quoted)
             elif kind == "ParamExp":
@@ -261,7 +263,7 @@ class Expander:
         elif not plain or (part.get("Index") and not _is_all_items(part)):
             self._used += names_in(part)
             yield unknown
-        elif operator in ("", ":?", "?"):
+        elif operator in ("", ":?", "?"):  # with ?, an unset variable ends the script
             yield from self._value(variable, unknown, quoted=quoted)
         elif operator in (":-", "-", ":=", "="):
             if variable is not None and any(piece.text for piece in variable.first):
@@ -274,7 +276,7 @@ class Expander:
             pieces = bounded(tuple(self._parts(default.get("Parts", []), quoted=quoted)))
             if operator in (":=", "="):
                 self.on_default(name, Variable(pieces=pieces, assumed=True))
-            self._assumed = True
+            self._assumed = True  # the shell that submits the job may export another value
             yield from pieces
         else:
             self._used += names_in(part)

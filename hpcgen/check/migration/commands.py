@@ -84,7 +84,7 @@ def _why(command: Command, job: Job, own: tuple[Command, ...], stage: str, *, is
         return (
             _IN_TEXT if is_in_text and stage == "run" else _IN_FUNCTION if command.function else _IN_PROLOGUE
         )
-    if name == "trap":
+    if name == "trap":  # "" ignores a signal, - removes a trap, and the options only print
         return _TRAP if texts[1:] and texts[1] not in ("", "-", "-l", "-p") else ""
     if name == "sbatch":
         return _SUBMITS

@@ -128,7 +128,7 @@ def _settings(job: Job, launch: Launch, carried: Carried, *, has_prefix: bool) -
             continue
         ends = [command for command in unset if _ends(command, assignment)]
         if any(not command.conditional for command in ends):
-            continue
+            continue  # it is unset again before the program starts
         if assignment.outer is None and not assignment.function and assignment.line > end:
             carried.leave(assignment.line, assignment.name, "it is set after the program, for something else")
         else:

@@ -15,7 +15,7 @@ def carry_model(flags: Flags, carried: Carried) -> None:
     """Values that Megatron-LM derives in validate_args (arguments.py), and flags that negate a key."""
     groups = flags.get("num-query-groups")
     if "group-query-attention" in flags:
-        number = integer(flags, "num-query-groups") if groups else 1
+        number = integer(flags, "num-query-groups") if groups else 1  # Megatron-LM's default
         if number:
             carried.put("model.num_query_groups", number)
         elif groups:
@@ -32,6 +32,7 @@ def carry_model(flags: Flags, carried: Carried) -> None:
         carried.put("model.add_bias_linear", False)
     hidden = carried.get("model.hidden_size")
     if carried.get("model.swiglu") and hidden and "ffn-hidden-size" not in flags:
+        # two thirds, because a gated MLP has a third matrix; validate_args rounds them to a multiple of 64
         carried.put("model.ffn_hidden_size", int((4 * hidden * 2 / 3) / 64) * 64)
     if flag := flags.get("padded-vocab-size"):
         carry_as("model.padded_vocab_size", flag, carried)

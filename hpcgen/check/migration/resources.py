@@ -118,6 +118,7 @@ def claim_usual_options(job: Job, launch: Launch, carried: Carried, layout: Layo
             carried.claim(directive)
             carried.own.append(text_of(directive))
     for option in launch.step.options if launch.step else ():
+        # an option of the step that repeats the job's, or reads it from Slurm, says nothing new
         is_same = option.value is not None and option.text == given.get(option.name)
         of_slurm = option.value is not None and re.fullmatch(r"\"?\$\{?SLURM_\w+\}?\"?", option.value.source)
         if is_same or of_slurm or layout.agrees(option.name, option.text):
@@ -146,6 +147,7 @@ def carry_directives(
     options = job.script.options
     _carry_layout(job, launch, carried, node_type, stage)
     if time := options.get("time"):
+        # sbatch reads a plain number as minutes
         minutes = f"{time}:00" if re.fullmatch(r"\d{1,6}", time) else time
         limit = minutes if _fits(TimeLimit, minutes) else slurm_time(job.time_limit_s or 0)
         if _fits(TimeLimit, limit) and seconds(limit):
@@ -268,6 +270,7 @@ def carry_container(job: Job, launch: Launch, carried: Carried, cluster: Cluster
             carried.claim(option)
     image = step.option("container-image")
     if image and image.value:
+        # enroot separates the registry with #; docker:// is what it assumes anyway
         name = re.sub(r"^([\w-]+(?:\.[\w-]+)+)/", r"\1#", image.text.removeprefix("docker://"))
         if is_sure(image.value) and _fits(Image, name):
             carried.put("container.image", name)
@@ -292,7 +295,7 @@ def carry_container(job: Job, launch: Launch, carried: Carried, cluster: Cluster
 def _mounts(step: Step, carried: Carried, shown: Collection[str]) -> None:
     mounts: list[dict[str, object]] = []
     targets = set(shown)
-    for option in step.all("container-mounts")[-1:]:
+    for option in step.all("container-mounts")[-1:]:  # pyxis uses the last one
         if option.value and not option.value.certain:
             carried.leave(option.word.line, "--container-mounts", unknown(option.value))
             continue
@@ -309,7 +312,7 @@ def _mounts(step: Step, carried: Carried, shown: Collection[str]) -> None:
                 entry: dict[str, object] = {"source": mount.source}
                 if mount.target != mount.source:
                     entry["target"] = mount.target
-                if "ro" in "+".join(mount.flags).split("+"):
+                if "ro" in "+".join(mount.flags).split("+"):  # such as ro+rprivate
                     entry["read_only"] = True
                 mounts.append(entry)
     if mounts:

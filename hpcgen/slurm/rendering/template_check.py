@@ -103,7 +103,7 @@ class _TemplateCheck:
             if isinstance(node, nodes.If):
                 self._logic_below(node.test)
                 self.body(node.body, block)
-                for branch in node.elif_:
+                for branch in node.elif_:  # each is an If of its own
                     self.body([branch], block)
                 self.body(node.else_, block)
             elif isinstance(node, nodes.For):
@@ -131,14 +131,14 @@ class _TemplateCheck:
         if isinstance(node, nodes.TemplateData):
             self._text(node.data)
             if block not in WITH_VALUES:
-                self._quote = ""
+                self._quote = ""  # no value may follow, so it does not matter what is quoted
             return
         if isinstance(node, nodes.Call) and isinstance(node.node, nodes.Name) and node.node.name == "super":
-            return
+            return  # this text is checked in its own template
         filter_name = node.name if isinstance(node, nodes.Filter) else ""
         self._logic_below(node.node if isinstance(node, nodes.Filter) else node)
         line = self._before.lstrip()
-        self._before += "x"
+        self._before += "x"  # in place of the value, for what follows on the line
         if filter_name == "heredoc" and not self._quote:
             return
         if line.startswith("#SBATCH"):

@@ -168,6 +168,7 @@ def typed_value(hint: Any, value: Any, where: str) -> Any:
     if hint is Any:
         return value
     accepted = (int, float) if hint is float else (hint,)
+    # True is an int in Python
     if not isinstance(value, accepted) or (isinstance(value, bool) and hint is not bool):
         raise ConfigError(f"{where} = {shown(value)} must be of type {hint.__name__}")
     return float(value) if hint is float else value

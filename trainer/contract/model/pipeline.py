@@ -217,6 +217,7 @@ def _layout_problems(
     stages, text = parallelism.pipeline_model_parallel_size, "".join(rows)
     chunks, rest = divmod(len(rows), stages)
     hint = _example(num_layers, parallelism, mtp_num_layers)
+    # one message: after a mistake, the counts below would be wrong as well
     if strange := sorted(set(text) - set("EtmL")):
         known = "E (embedding), t (transformer layer), m (MTP layer), L (loss), |, commas, and repetitions "
         known += "such as t*3 or (tt|)*2"

@@ -91,6 +91,7 @@ def _sampling_problems(sampling: Any) -> Iterator[str]:
     """Checks what `trainer.contract.resuming.sampling.from_dict` reads."""
     if sampling is None:
         return
+    # only the first problem is read, so each line relies on the checks above it
     yield from _is(sampling, {"streams": list, "phases": list}, "sampling")
     for stream in sampling["streams"]:
         yield from _is(stream, STREAM, "sampling.streams[...]")

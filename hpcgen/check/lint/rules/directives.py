@@ -84,7 +84,7 @@ def directive_unknown(job: Job) -> Iterator[Hit]:
                 f"{written} is ambiguous ({several}): sbatch refuses it",
                 "write the full name",
             )
-        elif len(name) == 1:
+        elif len(name) == 1:  # a long name may be an option of a SPANK plugin
             yield Hit.at(directive.line, f"sbatch has no {written}", "see man sbatch")
     for directive in job.script.directives:
         release = release_with(directive.name, directive.value or "")
