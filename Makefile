@@ -146,7 +146,7 @@ bench-generation: $(READY)
 	$(BIN)/python -m benchmarks.generation
 
 golden: $(READY)
-	$(BIN)/pytest tests/rendering/test_golden.py --update-golden
+	$(BIN)/pytest tests/rendering/test_golden.py tests/test_messages.py --update-golden
 
 # The docs site in build/docs. Fails on a broken link or anchor; fetches nothing.
 docs: $(READY)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import gc
 import os
 import signal
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--update-golden",
         action="store_true",
-        help="Overwrite the golden scripts with what is rendered now.",
+        help="Overwrite the golden files with what they would contain now.",
     )
 
 
@@ -87,6 +88,21 @@ def pytest_collection() -> Generator[None]:
     finally:
         gc.freeze()  # what is imported stays, and no later collection needs to visit it
         gc.enable()
+
+
+@pytest.fixture
+def compare_golden(request: pytest.FixtureRequest) -> Callable[[Path, str], None]:
+    """Fails with the difference if a golden file is not the text of now. With --update-golden, overwrites it first."""
+
+    def compare(path: Path, now: str) -> None:
+        if request.config.getoption("--update-golden"):
+            path.write_text(now, encoding="utf-8")
+        before = path.read_text(encoding="utf-8") if path.exists() else ""
+        if now != before:
+            lines = difflib.unified_diff(before.splitlines(), now.splitlines(), str(path), "now", lineterm="")
+            pytest.fail("\n".join([*lines, "", "If the change is meant, run: make golden"]), pytrace=False)
+
+    return compare
 
 
 @pytest.fixture(scope="session")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 
-from hpcgen.planning.repairs import check
+from hpcgen.planning.repairs import WARNINGS, check
 from trainer.contract.config import (
     BlendConfig,
     ModelConfig,
@@ -13,7 +14,9 @@ from trainer.contract.config import (
     RopeScaling,
     TrainingConfig,
 )
-from trainer.contract.rules.facts import Facts, World
+from trainer.contract.problem import Problem
+from trainer.contract.rules.engine import ERRORS
+from trainer.contract.rules.facts import Facts, Rule, World
 
 TP = "parallelism__tensor_model_parallel_size"
 PP = "parallelism__pipeline_model_parallel_size"
@@ -57,13 +60,41 @@ def valid_facts(device_memory_gib: float = 80, **changes: object) -> Facts:
 
 def errors(**changes: object) -> list[str]:
     """The errors of the changed run, one line each: "path reason; hint"."""
-    return [
-        f"{problem.path} {problem.reason}; {problem.hint}" for problem in check(valid_facts(**changes))[0]
-    ]
+    return [str(problem) for problem in _errors(valid_facts(**changes))]
 
 
 def warnings(device_memory_gib: float = 80, **changes: object) -> list[str]:
     """The warnings of the changed run, which has no errors."""
-    problems, found = check(valid_facts(device_memory_gib, **changes))
+    return [str(problem) for problem in _warnings(valid_facts(device_memory_gib, **changes))]
+
+
+def broken(**changes: object) -> list[tuple[str, Rule]]:
+    """The errors of the changed run: the path of each, and the rule that reports it."""
+    facts = valid_facts(**changes)
+    return [(problem.path, _rule_of(problem, facts, ERRORS)) for problem in _errors(facts)]
+
+
+def warned(**changes: object) -> list[tuple[str, Rule]]:
+    """The warnings of the changed run, which has no errors: the path of each, and the rule that reports it."""
+    facts = valid_facts(**changes)
+    return [(problem.path, _rule_of(problem, facts, WARNINGS)) for problem in _warnings(facts)]
+
+
+def _errors(facts: Facts) -> list[Problem]:
+    return check(facts)[0]
+
+
+def _warnings(facts: Facts) -> list[Problem]:
+    problems, found = check(facts)
     assert problems == []
-    return [f"{problem.path} {problem.reason}; {problem.hint}" for problem in found]
+    return found
+
+
+def _rule_of(problem: Problem, facts: Facts, rules: Iterable[Rule]) -> Rule:
+    """The rule whose violation became `problem`."""
+    return next(
+        rule
+        for rule in rules
+        for violation in rule(facts)
+        if (violation.path, violation.reason) == (problem.path, problem.reason)
+    )

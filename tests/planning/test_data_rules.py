@@ -4,47 +4,49 @@ from __future__ import annotations
 
 import pytest
 
-from tests.planning.cases import errors
+from tests.planning.cases import broken, errors
 from trainer.contract.config import Dataset
+from trainer.contract.rules import data
 
 CORPUS, WEIGHED = Dataset(prefix="corpus"), Dataset(prefix="weighed", weight=0.5)
 
 REFUSED = {
     "data two ways": (
         {"data__datasets": (CORPUS,)},
-        "data.mock conflicts with data.datasets. Samples come from only one of them; keep one of datasets, "
-        "mock",
+        "data.mock",
+        data.data_has_one_source,
     ),
     "no data": (
         {"data__mock": False},
-        "data has no source of samples; set data.corpus, data.datasets, data.train (with valid and test), or "
-        "data.mock: true",
+        "data",
+        data.data_has_one_source,
     ),
     "validation without training data": (
         {"data__mock": False, "data__valid": (CORPUS,)},
-        "data.valid requires data.train, which is empty; set data.train, or remove data.valid and divide "
-        "data.datasets with data.split",
+        "data.valid",
+        data.held_out_blends_need_train,
     ),
     "some weights": (
         {"data__mock": False, "data__datasets": (WEIGHED, CORPUS)},
-        "data.datasets[1].weight is missing, but other datasets of data.datasets have a weight; give all "
-        "datasets a weight, or none to weight them by tokens",
+        "data.datasets[1].weight",
+        data.weights_are_given_for_all_or_none,
     ),
     "split below zero": (
         {"data__mock": False, "data__datasets": (CORPUS,), "data__split": "99,-1,2"},
-        "data.split must be three weights, for train, valid and test, with train's above 0; use 99990,8,2",
+        "data.split",
+        data.split_is_valid,
     ),
     "evaluation without documents": (
         {"data__mock": False, "data__datasets": (CORPUS,), "data__split": "100,0,0"},
-        "training.eval_iters requires validation documents, but data.split = 100,0,0 leaves none; use 0, "
-        "or set a data.split with a weight for valid, such as 99990,8,2",
+        "training.eval_iters",
+        data.evaluation_has_samples,
     ),
 }
 
 
-@pytest.mark.parametrize(("changes", "message"), REFUSED.values(), ids=REFUSED)
-def test_a_broken_rule_is_one_message_with_values_that_work(changes, message):
-    assert errors(**changes) == [message]
+@pytest.mark.parametrize(("changes", "path", "rule"), REFUSED.values(), ids=REFUSED)
+def test_a_broken_rule_is_one_problem(changes, path, rule):
+    assert broken(**changes) == [(path, rule)]
 
 
 ACCEPTED = {

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.planning.cases import errors, warnings
+from tests.planning.cases import broken, errors, warnings
+from trainer.contract.rules import cuda_graphs, evaluation, experts, precision
 
 TP = "parallelism__tensor_model_parallel_size"
 SP = "parallelism__sequence_parallel"
@@ -59,169 +60,183 @@ def test_valid_mixtures_of_experts(changes):
     assert errors(**{**MOE, **changes}) == []
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (
-            {EP: 16},
-            "parallelism.expert_model_parallel_size does not divide model.num_moe_experts = 8 (8 / 16); "
-            "use 1, 2, 4 or 8",
-        ),
-        (
-            {EXPERTS: 32, EP: 32},
-            "parallelism.expert_model_parallel_size results in ETP x EP = 1 x 32 = 32, which does not divide the "
-            "16 ranks of a pipeline stage (16 / 32); use 1, 2, 4, 8 or 16",
-        ),
-        (
-            {TP: 2, SP: True, EP: 8, "parallelism__pipeline_model_parallel_size": 2},
-            "parallelism.expert_model_parallel_size results in ETP x EP = 2 x 8 = 16, which does not divide the "
-            "8 ranks of a pipeline stage (8 / 16); use 1, 2 or 4, or set expert_tensor_parallel_size to 1",
-        ),
-        (
-            {ETP: 3},
-            "parallelism.expert_tensor_parallel_size does not divide model.moe_ffn_hidden_size = 4096 (4096 / 3); "
-            "use 1, 2, 4, 8 or 16",
-        ),
-        (
-            {TP: 2, SP: True, WIDTH: 4097},
-            "parallelism.tensor_model_parallel_size does not divide model.moe_ffn_hidden_size = 4097 (4097 / 2); use 1",
-        ),
-        (
-            {WIDTH: 4097, "evaluation__tensor_model_parallel_size": 2},
-            "evaluation.tensor_model_parallel_size does not divide model.moe_ffn_hidden_size = 4097 (4097 / 2); use 1",
-        ),
-        (
-            {"model__add_bias_linear": True, "evaluation__tensor_model_parallel_size": 2},
-            "evaluation.tensor_model_parallel_size divides the experts, which is not supported with "
-            "model.add_bias_linear = true; use 1",
-        ),
-        (
-            {TP: 2, SP: True, SHARED: 4097},
-            "parallelism.tensor_model_parallel_size does not divide model.moe_shared_expert_intermediate_size = 4097 "
-            "(4097 / 2); use 1",
-        ),
-        (
-            {TP: 2},
-            "parallelism.sequence_parallel does not work with experts and TP = 2, because all tensor-parallel ranks "
-            "would send the same tokens to the experts; use true",
-        ),
-        (
-            {
-                TP: 2,
-                SP: True,
-                "model__add_bias_linear": True,
-            },
-            "model.add_bias_linear is not supported for experts that 2 ranks share (ETP = 2); use false, or set "
-            "parallelism.expert_tensor_parallel_size to 1",
-        ),
-        (
-            {"model__add_bias_linear": True, "parallelism__moe_grouped_gemm": True},
-            "parallelism.moe_grouped_gemm does not support model.add_bias_linear = true; use null",
-        ),
-        (
-            {"parallelism__moe_grouped_gemm": True, "training__transformer_impl": "torch"},
-            "parallelism.moe_grouped_gemm requires Transformer Engine, but training.transformer_impl is torch; "
-            "use null",
-        ),
-        (
-            {"training__cuda_graph_impl": "transformer_engine"},
-            "training.cuda_graph_impl cannot record layers with experts, because the number of their tokens "
-            "changes; use none",
-        ),
-        (
-            {EP: 8, "parallelism__num_distributed_optimizer_instances": 4},
-            "parallelism.num_distributed_optimizer_instances does not divide the 2 ranks that hold the same experts "
-            "(2 / 4); use 1 or 2",
-        ),
-        ({TOPK: 9}, "model.moe_router_topk is more than num_moe_experts = 8; use at most 8"),
-        (
-            {TOPK: 1},
-            "model.moe_router_topk has no gradient for the router, because the softmax of a single score is always "
-            "1; set moe_router_pre_softmax to true",
-        ),
-        (
-            {"model__moe_router_pre_softmax": True, **SIGMOID},
-            "model.moe_router_pre_softmax has no effect with moe_router_score_function = sigmoid; use false",
-        ),
-        (
-            {FREQ: (1, 1)},
-            "model.moe_layer_freq has 2 numbers, but num_layers = 12; write one number per layer, or null for "
-            "experts in every layer",
-        ),
-        (
-            {FREQ: (0,) * 12},
-            "model.moe_layer_freq contains no 1, so no layer has experts; set num_moe_experts to null",
-        ),
-        (
-            {SHARED: 4096, "model__add_bias_linear": True},
-            "model.moe_shared_expert_intermediate_size does not support add_bias_linear = true; set add_bias_linear "
-            "to false",
-        ),
-        (
-            {BIAS: True},
-            "model.moe_router_enable_expert_bias requires moe_router_score_function = sigmoid, but it is softmax; "
-            "set moe_router_score_function to sigmoid",
-        ),
-        (
-            {"model__moe_router_bias_update_rate": 1e-2},
-            "model.moe_router_bias_update_rate has no effect, because moe_router_enable_expert_bias is false; set "
-            "moe_router_enable_expert_bias to true, or use 0.001",
-        ),
-        (
-            {BALANCE: "none"},
-            "model.moe_aux_loss_coeff has no effect, because moe_router_load_balancing_type is none; set "
-            "moe_router_load_balancing_type to aux_loss, or use 0",
-        ),
-        (
-            {GROUP_TOPK: 2},
-            "model.moe_router_group_topk requires moe_router_num_groups; set moe_router_num_groups",
-        ),
-        (
-            {GROUPS: 2},
-            "model.moe_router_num_groups has no effect without moe_router_group_topk; set moe_router_group_topk, "
-            "or remove both",
-        ),
-        (
-            {GROUPS: 3, GROUP_TOPK: 1},
-            "model.moe_router_num_groups does not divide num_moe_experts = 8 (8 / 3); use 1, 2, 4 or 8",
-        ),
-        (
-            {GROUPS: 2, GROUP_TOPK: 3},
-            "model.moe_router_group_topk is more than moe_router_num_groups = 2; use at most 2",
-        ),
-        (
-            {GROUPS: 8, GROUP_TOPK: 4},
-            "model.moe_router_group_topk is more than moe_router_topk = 2; use at most 2",
-        ),
-        (
-            {GROUPS: 4, GROUP_TOPK: 1, TOPK: 3},
-            "model.moe_router_topk is more than the 1 x 2 = 2 experts of moe_router_group_topk groups; choose more "
-            "groups or fewer experts",
-        ),
-        (
-            {PAD: True},
-            "model.moe_pad_expert_input_to_capacity requires moe_expert_capacity_factor; set "
-            "moe_expert_capacity_factor",
-        ),
-        (
-            {"model__moe_token_drop_policy": "position"},
-            "model.moe_token_drop_policy has no effect, because moe_expert_capacity_factor is null; set "
-            "moe_expert_capacity_factor, or use probs",
-        ),
-        (
-            {CAPACITY: 5.0},
-            "model.moe_expert_capacity_factor results in a capacity of 1.25 times the tokens, which is never "
-            "reached; use at most 4, or null",
-        ),
-        (
-            {"training__fp8": "hybrid", WIDTH: 1000},
-            "model.moe_ffn_hidden_size over ETP = 1 results in matrices 1000 wide, but training.fp8 = hybrid requires "
-            "multiples of 16; use 992 or 1008, or set training.fp8 to null",
-        ),
-    ],
-)
-def test_what_a_user_reads(changes, message):
-    assert errors(**{**MOE, **changes}) == [message]
+REFUSED = {
+    "EP does not divide the experts": (
+        MOE | {EP: 16},
+        "parallelism.expert_model_parallel_size",
+        experts.expert_parallel_divides_experts,
+    ),
+    "EP is more than the ranks of a pipeline stage": (
+        MOE | {EXPERTS: 32, EP: 32},
+        "parallelism.expert_model_parallel_size",
+        experts.expert_layout_divides_world,
+    ),
+    "ETP x EP is more than the ranks of a pipeline stage": (
+        MOE | {TP: 2, SP: True, EP: 8, "parallelism__pipeline_model_parallel_size": 2},
+        "parallelism.expert_model_parallel_size",
+        experts.expert_layout_divides_world,
+    ),
+    "ETP does not divide the experts' width": (
+        MOE | {ETP: 3},
+        "parallelism.expert_tensor_parallel_size",
+        experts.expert_tensor_parallel_divides_experts,
+    ),
+    "TP does not divide the experts' width": (
+        MOE | {TP: 2, SP: True, WIDTH: 4097},
+        "parallelism.tensor_model_parallel_size",
+        experts.expert_tensor_parallel_divides_experts,
+    ),
+    "TP of the evaluation does not divide the experts' width": (
+        MOE | {WIDTH: 4097, "evaluation__tensor_model_parallel_size": 2},
+        "evaluation.tensor_model_parallel_size",
+        evaluation.layout_fits_model,
+    ),
+    "TP of the evaluation divides experts with biases": (
+        MOE | {"model__add_bias_linear": True, "evaluation__tensor_model_parallel_size": 2},
+        "evaluation.tensor_model_parallel_size",
+        evaluation.layout_fits_model,
+    ),
+    "TP does not divide the shared expert's width": (
+        MOE | {TP: 2, SP: True, SHARED: 4097},
+        "parallelism.tensor_model_parallel_size",
+        experts.tensor_parallel_divides_shared_experts,
+    ),
+    "TP without sequence parallel": (
+        MOE | {TP: 2},
+        "parallelism.sequence_parallel",
+        experts.experts_with_tensor_parallel_need_sequence_parallel,
+    ),
+    "biases of experts that ranks share": (
+        MOE
+        | {
+            TP: 2,
+            SP: True,
+            "model__add_bias_linear": True,
+        },
+        "model.add_bias_linear",
+        experts.expert_biases_need_undivided_experts,
+    ),
+    "biases with grouped GEMM": (
+        MOE | {"model__add_bias_linear": True, "parallelism__moe_grouped_gemm": True},
+        "parallelism.moe_grouped_gemm",
+        experts.grouped_products_need_transformer_engine,
+    ),
+    "grouped GEMM without Transformer Engine": (
+        MOE | {"parallelism__moe_grouped_gemm": True, "training__transformer_impl": "torch"},
+        "parallelism.moe_grouped_gemm",
+        experts.grouped_products_need_transformer_engine,
+    ),
+    "graphs": (
+        MOE | {"training__cuda_graph_impl": "transformer_engine"},
+        "training.cuda_graph_impl",
+        cuda_graphs.cuda_graphs_need_dense_layers,
+    ),
+    "instances of the optimizer": (
+        MOE | {EP: 8, "parallelism__num_distributed_optimizer_instances": 4},
+        "parallelism.num_distributed_optimizer_instances",
+        experts.optimizer_instances_divide_expert_ranks,
+    ),
+    "more experts per token than there are": (
+        MOE | {TOPK: 9},
+        "model.moe_router_topk",
+        experts.router_chooses_among_experts,
+    ),
+    "one expert per token without a gradient": (
+        MOE | {TOPK: 1},
+        "model.moe_router_topk",
+        experts.router_chooses_among_experts,
+    ),
+    "softmax before the choice with sigmoid": (
+        MOE | {"model__moe_router_pre_softmax": True, **SIGMOID},
+        "model.moe_router_pre_softmax",
+        experts.router_chooses_among_experts,
+    ),
+    "a frequency of another number of layers": (
+        MOE | {FREQ: (1, 1)},
+        "model.moe_layer_freq",
+        experts.layers_have_experts,
+    ),
+    "no layer with experts": (
+        MOE | {FREQ: (0,) * 12},
+        "model.moe_layer_freq",
+        experts.layers_have_experts,
+    ),
+    "a shared expert with biases": (
+        MOE | {SHARED: 4096, "model__add_bias_linear": True},
+        "model.moe_shared_expert_intermediate_size",
+        experts.shared_experts_have_no_biases,
+    ),
+    "a balancing bias with softmax": (
+        MOE | {BIAS: True},
+        "model.moe_router_enable_expert_bias",
+        experts.balancing_fits_router,
+    ),
+    "the rate of a balancing bias without one": (
+        MOE | {"model__moe_router_bias_update_rate": 1e-2},
+        "model.moe_router_bias_update_rate",
+        experts.balancing_fits_router,
+    ),
+    "a balancing loss of no balancing": (
+        MOE | {BALANCE: "none"},
+        "model.moe_aux_loss_coeff",
+        experts.balancing_fits_router,
+    ),
+    "the number of chosen groups without groups": (
+        MOE | {GROUP_TOPK: 2},
+        "model.moe_router_group_topk",
+        experts.groups_of_experts_fit,
+    ),
+    "groups of which none are chosen": (
+        MOE | {GROUPS: 2},
+        "model.moe_router_num_groups",
+        experts.groups_of_experts_fit,
+    ),
+    "groups that do not divide the experts": (
+        MOE | {GROUPS: 3, GROUP_TOPK: 1},
+        "model.moe_router_num_groups",
+        experts.groups_of_experts_fit,
+    ),
+    "more chosen groups than there are": (
+        MOE | {GROUPS: 2, GROUP_TOPK: 3},
+        "model.moe_router_group_topk",
+        experts.groups_of_experts_fit,
+    ),
+    "more chosen groups than experts per token": (
+        MOE | {GROUPS: 8, GROUP_TOPK: 4},
+        "model.moe_router_group_topk",
+        experts.groups_of_experts_fit,
+    ),
+    "more experts per token than the chosen groups have": (
+        MOE | {GROUPS: 4, GROUP_TOPK: 1, TOPK: 3},
+        "model.moe_router_topk",
+        experts.groups_of_experts_fit,
+    ),
+    "padding to the capacity without one": (
+        MOE | {PAD: True},
+        "model.moe_pad_expert_input_to_capacity",
+        experts.capacity_is_reached,
+    ),
+    "a drop policy without a capacity": (
+        MOE | {"model__moe_token_drop_policy": "position"},
+        "model.moe_token_drop_policy",
+        experts.capacity_is_reached,
+    ),
+    "a capacity that is never reached": (
+        MOE | {CAPACITY: 5.0},
+        "model.moe_expert_capacity_factor",
+        experts.capacity_is_reached,
+    ),
+    "fp8 with an odd width of experts": (
+        MOE | {"training__fp8": "hybrid", WIDTH: 1000},
+        "model.moe_ffn_hidden_size",
+        precision.fp8_fits_widths,
+    ),
+}
+
+
+@pytest.mark.parametrize(("changes", "path", "rule"), REFUSED.values(), ids=REFUSED)
+def test_a_broken_rule_is_one_problem(changes, path, rule):
+    assert broken(**changes) == [(path, rule)]
 
 
 def test_keys_of_experts_need_experts():

@@ -7,7 +7,22 @@ import dataclasses
 import pytest
 
 from hpcgen.planning.repairs import check
-from tests.planning.cases import BATCH, CP, GROUPS, HEADS, MLA, MTP, PP, RAMPUP, SP, TP, VPP, YARN, errors
+from tests.planning.cases import (
+    BATCH,
+    CP,
+    GROUPS,
+    HEADS,
+    MLA,
+    MTP,
+    PP,
+    RAMPUP,
+    SP,
+    TP,
+    VPP,
+    YARN,
+    broken,
+    errors,
+)
 from trainer.contract.config import (
     BlendConfig,
     ModelConfig,
@@ -15,6 +30,7 @@ from trainer.contract.config import (
     ParallelismConfig,
     TrainingConfig,
 )
+from trainer.contract.rules import batch, latent_attention, multi_token, parallelism
 from trainer.contract.rules.facts import Facts, World
 
 FIRST = "parallelism__num_layers_in_first_pipeline_stage"
@@ -25,262 +41,265 @@ LAYOUT = "parallelism__pipeline_model_parallel_layout"
 REFUSED = {
     "TP does not divide heads": (
         {TP: 6},
-        "parallelism.tensor_model_parallel_size does not divide model.num_attention_heads = 16 (16 / 6); "
-        "use 1, 2, 4, 8 or 16",
+        "parallelism.tensor_model_parallel_size",
+        parallelism.tensor_parallel_divides_heads,
     ),
     "TP does not divide heads, on three nodes": (
         {TP: 5, "nodes": 3, BATCH: 480},
-        "parallelism.tensor_model_parallel_size does not divide model.num_attention_heads = 16 (16 / 5); "
-        "use 1, 2, 4 or 8",
+        "parallelism.tensor_model_parallel_size",
+        parallelism.tensor_parallel_divides_heads,
     ),
     "TP and query groups": (
         {HEADS: 48, "model__hidden_size": 3072, GROUPS: 8, TP: 12, "nodes": 3, BATCH: 384},
-        "parallelism.tensor_model_parallel_size neither divides model.num_query_groups = 8 nor is a multiple "
-        "of it (8 / 12); use 1, 2, 4 or 8",
+        "parallelism.tensor_model_parallel_size",
+        parallelism.tensor_parallel_fits_query_groups,
     ),
     "TP does not divide queries, keys and values": (
         {GROUPS: 1, "model__kv_channels": 6, TP: 8},
-        "parallelism.tensor_model_parallel_size does not divide (model.num_attention_heads + 2 x "
-        "model.num_query_groups) x model.kv_channels = (16 + 2 x 1) x 6 = 108 (108 / 8); use 1, 2 or 4",
+        "parallelism.tensor_model_parallel_size",
+        parallelism.tensor_parallel_divides_projection,
     ),
     "TP does not divide the MLP": (
         {"model__ffn_hidden_size": 4098, TP: 4},
-        "parallelism.tensor_model_parallel_size does not divide model.ffn_hidden_size = 4098 (4098 / 4); "
-        "use 1 or 2",
+        "parallelism.tensor_model_parallel_size",
+        parallelism.tensor_parallel_divides_mlp,
     ),
     "TP does not divide the vocabulary": (
         {"model__padded_vocab_size": 50258, TP: 4},
-        "parallelism.tensor_model_parallel_size does not divide model.padded_vocab_size = 50258 (50258 / 4); "
-        "use 1 or 2",
+        "parallelism.tensor_model_parallel_size",
+        parallelism.tensor_parallel_divides_vocabulary,
     ),
     "sequence parallel without TP": (
         {SP: True},
-        "parallelism.sequence_parallel requires parallelism.tensor_model_parallel_size > 1, but it is 1; "
-        "use false",
+        "parallelism.sequence_parallel",
+        parallelism.sequence_parallel_needs_tensor_parallel,
     ),
     "PP does not divide layers": (
         {PP: 5},
-        "parallelism.pipeline_model_parallel_size does not divide model.num_layers = 12 (12 / 5); "
-        "use 1, 2 or 4, or divide the layers unevenly with pipeline_model_parallel_layout",
+        "parallelism.pipeline_model_parallel_size",
+        parallelism.pipeline_divides_layers,
     ),
     "126 layers on 16 stages": (
         {PP: 16, "model__num_layers": 126},
-        "parallelism.pipeline_model_parallel_size does not divide model.num_layers = 126 (126 / 16); use 1 or 2, or "
-        "set account_for_embedding_in_pipeline_split to true and account_for_loss_in_pipeline_split to true",
+        "parallelism.pipeline_model_parallel_size",
+        parallelism.pipeline_divides_layers,
     ),
     "an uneven pipeline without PP": (
         {FIRST: 4},
-        "parallelism.num_layers_in_first_pipeline_stage needs parallelism.pipeline_model_parallel_size > 1, but it is "
-        "1; remove it, or use more pipeline stages",
+        "parallelism.num_layers_in_first_pipeline_stage",
+        parallelism.uneven_pipeline_has_all_layers,
     ),
     "layers left for the other stages": (
         {FIRST: 4, PP: 4},
-        "parallelism.num_layers_in_first_pipeline_stage leaves 8 of 12 layers for 3 other stages, which cannot share "
-        "them evenly; use 3, 6 or 9",
+        "parallelism.num_layers_in_first_pipeline_stage",
+        parallelism.uneven_pipeline_has_all_layers,
     ),
     "a first stage that VPP does not divide": (
         {FIRST: 3, PP: 4, VPP: 2},
-        "parallelism.num_layers_in_first_pipeline_stage results in a stage of 3 layers, which VPP = 2 does not divide; "
-        "use 6",
+        "parallelism.num_layers_in_first_pipeline_stage",
+        parallelism.uneven_pipeline_has_all_layers,
     ),
     "embedding and loss as layers": (
         {PP: 4, EMBEDDING: True, LOSS: True},
-        "parallelism.account_for_embedding_in_pipeline_split results in model.num_layers + 2 = 12 + 2 = 14 layers, "
-        "which PP = 4 does not divide; change model.num_layers or the number of pipeline stages",
+        "parallelism.account_for_embedding_in_pipeline_split",
+        parallelism.uneven_pipeline_has_all_layers,
     ),
     "two ways to divide the layers": (
         {PP: 2, FIRST: 4, LAYOUT: "Et*4|t*8L"},
-        "parallelism.pipeline_model_parallel_layout cannot be combined with "
-        "parallelism.num_layers_in_first_pipeline_stage; use one of them",
+        "parallelism.pipeline_model_parallel_layout",
+        parallelism.uneven_pipeline_has_all_layers,
     ),
     "a layout with another number of layers": (
         {PP: 2, LAYOUT: "Et*4|t*9L"},
-        "parallelism.pipeline_model_parallel_layout has 13 layers, but model.num_layers = 12; use for example "
-        "Et*6|t*6L",
+        "parallelism.pipeline_model_parallel_layout",
+        parallelism.uneven_pipeline_has_all_layers,
     ),
     "a layout with another number of stages": (
         {PP: 2, LAYOUT: "Et*4|t*4|t*4L"},
-        "parallelism.pipeline_model_parallel_layout has 3 parts between |, which PP = 2 does not divide; use for "
-        "example Et*6|t*6L",
+        "parallelism.pipeline_model_parallel_layout",
+        parallelism.uneven_pipeline_has_all_layers,
     ),
     "a layout with an empty stage": (
         {PP: 4, LAYOUT: "Et*6||t*6|L"},
-        "parallelism.pipeline_model_parallel_layout has no layer in part 2 of 4; use for example "
-        "Et*3|t*3|t*3|t*3L",
+        "parallelism.pipeline_model_parallel_layout",
+        parallelism.uneven_pipeline_has_all_layers,
     ),
     "a layout without its ends": (
         {PP: 2, LAYOUT: "t*6|t*6"},
-        "parallelism.pipeline_model_parallel_layout must begin with its only E and end with its only L; use for "
-        "example Et*6|t*6L",
+        "parallelism.pipeline_model_parallel_layout",
+        parallelism.uneven_pipeline_has_all_layers,
     ),
     "a layout with a layer of another kind": (
         {PP: 2, LAYOUT: "Et*6|t*6xL"},
-        "parallelism.pipeline_model_parallel_layout has 'x'; use E (embedding), t (transformer layer), m (MTP layer), "
-        "L (loss), |, commas, and repetitions such as t*3 or (tt|)*2",
+        "parallelism.pipeline_model_parallel_layout",
+        parallelism.uneven_pipeline_has_all_layers,
     ),
     "a layout with MTP layers that the model lacks": (
         {PP: 2, LAYOUT: "Et*6|t*6mL"},
-        "parallelism.pipeline_model_parallel_layout has 1 m, but model.mtp_num_layers = 0; use for example Et*6|t*6L",
+        "parallelism.pipeline_model_parallel_layout",
+        parallelism.uneven_pipeline_has_all_layers,
     ),
     "an MTP layer before another layer": (
         MTP | {PP: 2, LAYOUT: "Et*6m|t*6L"},
-        "parallelism.pipeline_model_parallel_layout must have all MTP layers (m) after the last t, directly before L "
-        "or |L; use for example Et*6|t*6mL",
+        "parallelism.pipeline_model_parallel_layout",
+        parallelism.uneven_pipeline_has_all_layers,
     ),
     "MTP layers on two stages": (
         MTP | {"model__mtp_num_layers": 2, PP: 4, LAYOUT: "Et*6|t*6|m|mL"},
-        "parallelism.pipeline_model_parallel_layout must have all MTP layers (m) after the last t, directly before L "
-        "or |L; use for example Et*3|t*3|t*3|t*3mmL",
+        "parallelism.pipeline_model_parallel_layout",
+        parallelism.uneven_pipeline_has_all_layers,
     ),
     "an MTP layer before another layer, in a layout too long for an example": (
         MTP | {"model__num_layers": 32, PP: 16, VPP: 2, LAYOUT: "Et|(t|)*29m|ttL"},
-        "parallelism.pipeline_model_parallel_layout must have all MTP layers (m) after the last t, directly before L "
-        "or |L; write mL",
+        "parallelism.pipeline_model_parallel_layout",
+        parallelism.uneven_pipeline_has_all_layers,
     ),
     "an MTP layer on the first stage": (
         MTP | {PP: 2, VPP: 2, LAYOUT: "Et*6|t*4|ttm|L"},
-        "parallelism.pipeline_model_parallel_layout has MTP layers (m) on the first stage, where Megatron-Core does "
-        "not support them; use for example Et*6|t*4|tt|mL",
+        "parallelism.pipeline_model_parallel_layout",
+        parallelism.uneven_pipeline_has_all_layers,
     ),
     "MTP that TP does not divide": (
         MLA | MTP | {"model__hidden_size": 1022, "model__num_attention_heads": 8, SP: True, TP: 4},
-        "parallelism.tensor_model_parallel_size does not divide model.hidden_size = 1022 (1022 / 4), which "
-        "model.mtp_num_layers requires; use 2",
+        "parallelism.tensor_model_parallel_size",
+        multi_token.tensor_parallel_divides_mtp_projection,
     ),
     "MTP without a layer of the user before it": (
         MTP | {PP: 2, LAYOUT: "Et*12|mL", "model__layer_spec": "my.layers:spec"},
-        "model.layer_spec would not change the MTP layers, which copy the spec of the last layer on their pipeline "
-        "stage, but there is none; move a layer to that stage",
+        "model.layer_spec",
+        multi_token.mtp_is_after_a_layer_of_the_user,
     ),
     "MLA at TP without sequence parallelism": (
         MLA | {TP: 2},
-        "parallelism.sequence_parallel must be true for model.multi_latent_attention with TP = 2, because "
-        "Megatron-Core leaves out gradients otherwise; use true",
+        "parallelism.sequence_parallel",
+        latent_attention.latent_attention_needs_sequence_parallel,
     ),
     "MLA with overlapped communication": (
         MLA | {TP: 2, SP: True, "parallelism__tp_comm_overlap": True},
-        "parallelism.tp_comm_overlap has no effect with model.multi_latent_attention = true; use false",
+        "parallelism.tp_comm_overlap",
+        latent_attention.latent_attention_has_no_communication_overlap,
     ),
     "MTP with overlapped communication": (
         MTP | {TP: 2, SP: True, "parallelism__tp_comm_overlap": True},
-        "parallelism.tp_comm_overlap is not supported with model.mtp_num_layers = 1, because Transformer Engine has no "
-        "buffer for the projection of an MTP layer; use false",
+        "parallelism.tp_comm_overlap",
+        multi_token.mtp_has_no_communication_overlap,
     ),
     "YaRN of MLA over too many ranks": (
         MLA | {CP: 4, "model__rope_scaling": dataclasses.replace(YARN, original_max_position_embeddings=4)},
-        "parallelism.context_parallel_size requires that model.rope_scaling.original_max_position_embeddings = 4 is a "
-        "multiple of 2 x 4 with model.multi_latent_attention = true (4 / 8); use 1 or 2",
+        "parallelism.context_parallel_size",
+        latent_attention.yarn_of_latent_attention_divides_context,
     ),
     "windows of MLA over ranks": (
         MLA | {CP: 2, "model__window_size": 512},
-        "model.window_size is not supported by Transformer Engine with model.multi_latent_attention = true and "
-        "parallelism.context_parallel_size = 2; use null, or set parallelism.context_parallel_size to 1",
+        "model.window_size",
+        latent_attention.windows_of_latent_attention_are_on_one_rank,
     ),
     "an exchange of MLA by heads": (
         MLA | {CP: 2, "parallelism__cp_comm_type": "a2a"},
-        "parallelism.cp_comm_type is not supported by Transformer Engine before 2.16 with "
-        "model.multi_latent_attention = true; use null or p2p",
+        "parallelism.cp_comm_type",
+        latent_attention.latent_attention_exchanges_around_a_ring,
     ),
     "a layout that does not fit into memory": (
         {PP: 2, LAYOUT: "E(t*9999)*9999|L"},
-        "parallelism.pipeline_model_parallel_layout has more than 100,000 characters when its repetitions are written "
-        "out; write a shorter layout",
+        "parallelism.pipeline_model_parallel_layout",
+        parallelism.uneven_pipeline_has_all_layers,
     ),
     "VPP beside a layout": (
         {PP: 2, LAYOUT: "Et*3|t*3|t*3|t*3L"},
-        "parallelism.virtual_pipeline_model_parallel_size does not fit parallelism.pipeline_model_parallel_layout, "
-        "which has 4 parts for 2 stages; set it to 2",
+        "parallelism.virtual_pipeline_model_parallel_size",
+        parallelism.uneven_pipeline_has_all_layers,
     ),
     "instances of the optimizer": (
         {"parallelism__num_distributed_optimizer_instances": 3},
-        "parallelism.num_distributed_optimizer_instances does not divide DP x CP = 16 x 1 = 16 (16 / 3); use 1, 2, 4, "
-        "8 or 16",
+        "parallelism.num_distributed_optimizer_instances",
+        parallelism.optimizer_instances_divide_ranks,
     ),
     "VPP without PP": (
         {VPP: 2},
-        "parallelism.virtual_pipeline_model_parallel_size requires "
-        "parallelism.pipeline_model_parallel_size > 1, but it is 1; use null",
+        "parallelism.virtual_pipeline_model_parallel_size",
+        parallelism.interleaving_needs_pipeline,
     ),
     "VPP does not divide a stage": (
         {PP: 2, VPP: 4},
-        "parallelism.virtual_pipeline_model_parallel_size does not divide the layers of a stage, "
-        "model.num_layers / parallelism.pipeline_model_parallel_size = 12 / 2 = 6 (6 / 4); use 2, 3 or 6",
+        "parallelism.virtual_pipeline_model_parallel_size",
+        parallelism.chunks_divide_stage,
     ),
     "CP does not divide the sequence": (
         {CP: 3},
-        "parallelism.context_parallel_size divides each sequence into 2 x 3 slices, but model.seq_length = "
-        "2048 is not a multiple of 6 (2048 / 6); use 1, 2, 4, 8 or 16",
+        "parallelism.context_parallel_size",
+        parallelism.context_parallel_divides_sequence,
     ),
     "sequence parallel does not divide the sequence": (
         {"model__seq_length": 2050, TP: 4, SP: True},
-        "model.seq_length is not a multiple of CP x TP = 1 x 4 = 4, which parallelism.sequence_parallel = "
-        "true requires (2050 / 4); use 2048 or 2052",
+        "model.seq_length",
+        parallelism.sequence_parallel_divides_sequence,
     ),
     "too few nodes": (
         {TP: 8, PP: 4},
-        "slurm.train.nodes results in 2 x 8 = 16 ranks, which TP x PP x CP = 8 x 4 x 1 = 32 does not "
-        "divide (16 / 32); use 4 or 8, or choose parallel sizes whose product divides 16",
+        "slurm.train.nodes",
+        parallelism.model_parallel_divides_world,
     ),
     "nodes do not fit": (
         {"nodes": 3, TP: 2, PP: 4, CP: 2},
-        "slurm.train.nodes results in 3 x 8 = 24 ranks, which TP x PP x CP = 2 x 4 x 2 = 16 does not "
-        "divide (24 / 16); use 2 or 4, or choose parallel sizes whose product divides 24",
+        "slurm.train.nodes",
+        parallelism.model_parallel_divides_world,
     ),
     "gather overlap without reduce overlap": (
         {"parallelism__overlap_param_gather": True},
-        "parallelism.overlap_param_gather requires parallelism.overlap_grad_reduce = true, but it is "
-        "false; use false, or set overlap_grad_reduce to true",
+        "parallelism.overlap_param_gather",
+        parallelism.param_gather_overlap_needs_grad_reduce_overlap,
     ),
     "batch is not whole microbatches": (
         {BATCH: 500},
-        "training.global_batch_size is not a multiple of micro_batch_size x DP = 2 x 16 = 32 (500 / 32); "
-        "use 480 or 512",
+        "training.global_batch_size",
+        batch.batch_is_multiple_of_microbatches,
     ),
     "batch below one microbatch": (
         {BATCH: 16},
-        "training.global_batch_size is not a multiple of micro_batch_size x DP = 2 x 16 = 32 (16 / 32); "
-        "use 32 or 64",
+        "training.global_batch_size",
+        batch.batch_is_multiple_of_microbatches,
     ),
     "interleaving with an unfilled pipeline": (
         {PP: 4, VPP: 3, BATCH: 24},
-        "training.global_batch_size results in 24 / (micro_batch_size x DP) = 24 / 8 = 3 microbatches, but "
-        "parallelism.virtual_pipeline_model_parallel_size = 3 requires a multiple of "
-        "parallelism.pipeline_model_parallel_size = 4 (3 / 4); use 32 or 64",
+        "training.global_batch_size",
+        batch.interleaving_fills_pipeline,
     ),
     "a ramp-up that passes the batch by": (
         {RAMPUP: (64, 100, 10_000)},
-        "training.rampup_batch_size does not reach global_batch_size = 512: 512 - 64 is not a multiple of 100; "
-        "use [64, 64, 10000]",
+        "training.rampup_batch_size",
+        batch.rampup_reaches_batch,
     ),
     "a ramp-up of two numbers": (
         {RAMPUP: (64, 64)},
-        "training.rampup_batch_size must be three numbers: start, increment and samples; ",
+        "training.rampup_batch_size",
+        batch.rampup_reaches_batch,
     ),
     "a ramp-up from above": (
         {RAMPUP: (1024, 32, 10_000)},
-        "training.rampup_batch_size starts above global_batch_size = 512; use [480, 32, 10000]",
+        "training.rampup_batch_size",
+        batch.rampup_reaches_batch,
     ),
     "a ramp-up through parts of microbatches": (
         {RAMPUP: (32, 16, 10_000)},
-        "training.rampup_batch_size results in batch sizes that are not multiples of micro_batch_size x DP "
-        "= 2 x 16 = 32 (16 / 32); use [32, 32, 10000]",
+        "training.rampup_batch_size",
+        batch.rampup_is_multiple_of_microbatches,
     ),
     "a ramp-up that leaves the pipeline unfilled": (
         {RAMPUP: (8, 8, 10_000), PP: 4, VPP: 3},
-        "training.rampup_batch_size results in batch sizes that are not multiples of micro_batch_size x DP "
-        "x PP = 2 x 4 x 4 = 32 (8 / 32); use [32, 32, 10000]",
+        "training.rampup_batch_size",
+        batch.rampup_is_multiple_of_microbatches,
     ),
     "overlap of TP without sequence parallel": (
         {TP: 2, "parallelism__tp_comm_overlap": True},
-        "parallelism.tp_comm_overlap requires parallelism.sequence_parallel = true, but it is false; use "
-        "false, or set sequence_parallel to true, with parallelism.tensor_model_parallel_size above 1",
+        "parallelism.tp_comm_overlap",
+        parallelism.tensor_parallel_overlap_needs_sequence_parallel,
     ),
 }
 
 
-@pytest.mark.parametrize(("changes", "message"), REFUSED.values(), ids=REFUSED)
-def test_a_broken_rule_is_one_message_with_values_that_work(changes, message):
-    assert errors(**changes) == [message]
+@pytest.mark.parametrize(("changes", "path", "rule"), REFUSED.values(), ids=REFUSED)
+def test_a_broken_rule_is_one_problem(changes, path, rule):
+    assert broken(**changes) == [(path, rule)]
 
 
 ACCEPTED = {

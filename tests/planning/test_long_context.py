@@ -9,11 +9,12 @@ import pytest
 
 from hpcgen.planning.memory import Setup, estimate_memory
 from hpcgen.planning.repairs import check
-from tests.planning.cases import errors, valid_facts, warnings
+from tests.planning.cases import broken, errors, valid_facts, warnings
 from tests.planning.test_model_size import llama3_8b
 from trainer.contract.config import ParallelismConfig, RopeScaling, TrainingConfig
 from trainer.contract.model.layout import Layout
 from trainer.contract.optimizers.adamw import ADAMW
+from trainer.contract.rules import context_parallel, cuda_graphs, data, recompute
 
 DOCUMENTS = {"data__reset_attention_mask": True}
 CP, KIND = "parallelism__context_parallel_size", "parallelism__cp_comm_type"
@@ -24,114 +25,119 @@ NO_BIAS = {"model__add_bias_linear": False}
 MLA = {"model__position_embedding_type": "rope", "model__multi_latent_attention": True}
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (
-            {**DOCUMENTS, **TORCH},
-            "data.reset_attention_mask requires Transformer Engine on GPUs, but training.transformer_impl is torch; "
-            "use false, or set training.transformer_impl to transformer_engine",
-        ),
-        (
-            {**DOCUMENTS, "training__cuda_graph_impl": "transformer_engine"},
-            "training.cuda_graph_impl has fixed shapes, but with data.reset_attention_mask = true the number of "
-            "documents varies; use none, or set data.reset_attention_mask to false",
-        ),
-        (
-            {"data__eod_id": 7},
-            "data.eod_id has no effect without reset_attention_mask, reset_position_ids or eod_mask_loss; use null",
-        ),
-        (
-            {**DOCUMENTS, "data__eod_id": 60000},
-            "data.eod_id is not below the size of the vocabulary, model.padded_vocab_size = 50304; use the ID of the "
-            "token at the end of each document",
-        ),
-        (
-            {**DOCUMENTS, CP: 2, KIND: "p2p"},
-            "parallelism.cp_comm_type does not support data.reset_attention_mask = true; use null or all_gather",
-        ),
-        (
-            {"model__window_size": 512, CP: 2, KIND: "p2p"},
-            "parallelism.cp_comm_type does not support model.window_size; use null, all_gather or a2a",
-        ),
-        (
-            {**MLA, CP: 2, "model__v_head_dim": 12},
-            "parallelism.context_parallel_size requires Transformer Engine's attention, which supports only multiples "
-            "of 8 as the width of a head, but that of values is 12; use 1",
-        ),
-        (
-            {KIND: "a2a"},
-            "parallelism.cp_comm_type has no effect, because parallelism.context_parallel_size is 1; use null, or "
-            "set parallelism.context_parallel_size",
-        ),
-        (
-            {**TORCH, CP: 2, KIND: "a2a"},
-            "parallelism.cp_comm_type requires Transformer Engine, but training.transformer_impl is torch; use null "
-            "or all_gather",
-        ),
-        (
-            {"model__num_query_groups": 2, CP: 4, KIND: "a2a"},
-            "parallelism.cp_comm_type divides heads by 4, but model.num_query_groups / TP = 2 is not a multiple of it "
-            "(2 / 4); use all_gather or p2p",
-        ),
-        (
-            {CP: 4, KIND: "a2a+p2p"},
-            "parallelism.hierarchical_context_parallel_sizes is missing, but parallelism.cp_comm_type = a2a+p2p needs "
-            "two sizes with the product parallelism.context_parallel_size = 4; use [4, 1] or [2, 2]",
-        ),
-        (
-            {CP: 4, KIND: "a2a+p2p", SIZES: (4, 2)},
-            "parallelism.hierarchical_context_parallel_sizes does not fit: parallelism.cp_comm_type = a2a+p2p needs "
-            "two sizes with the product parallelism.context_parallel_size = 4; use [4, 1] or [2, 2]",
-        ),
-        (
-            {CP: 4, KIND: "a2a", SIZES: (2, 2)},
-            "parallelism.hierarchical_context_parallel_sizes is used only with parallelism.cp_comm_type = a2a+p2p; "
-            "use null, or set cp_comm_type to a2a+p2p",
-        ),
-        (
-            {CP: 8, KIND: "a2a+p2p", SIZES: (4, 2), "model__num_query_groups": 2},
-            "parallelism.hierarchical_context_parallel_sizes divides heads by 4, but model.num_query_groups / TP = 2 "
-            "is not a multiple of it (2 / 4); use [2, 4] or [1, 8]",
-        ),
-        (
-            {MODULES: ("mlp",), **NO_BIAS},
-            "training.recompute_modules is used only with recompute_granularity = selective, not null; use null, or "
-            "set recompute_granularity to selective",
-        ),
-        (
-            {**SELECTIVE, MODULES: ("core_attn", "mlp")},
-            "training.recompute_modules contains mlp, which requires model.add_bias_linear = false; use [core_attn]",
-        ),
-        (
-            {**SELECTIVE, MODULES: ()},
-            "training.recompute_modules is empty, so selective recomputation recomputes nothing; list modules, or "
-            "remove it to recompute core_attn",
-        ),
-        (
-            {**SELECTIVE, MODULES: ("moe",)},
-            "training.recompute_modules contains moe, which requires model.num_moe_experts; use null",
-        ),
-        (
-            {
-                **SELECTIVE,
-                **NO_BIAS,
-                MODULES: ("moe_act",),
-                "model__num_moe_experts": 8,
-                "parallelism__moe_grouped_gemm": False,
-            },
-            "training.recompute_modules contains moe_act, which requires moe_grouped_gemm = true and "
-            "model.add_bias_linear = false; use null",
-        ),
-        (
-            {**SELECTIVE, MODULES: ("layernorm",)},
-            "training.recompute_modules contains layernorm, which requires model.num_moe_experts or "
-            "model.multi_latent_attention; use null",
-        ),
-    ],
-)
-def test_a_broken_rule_is_one_message_with_values_that_work(changes: dict[str, object], message: str) -> None:
-    assert errors(**changes) == [message]
+REFUSED = {
+    "documents without Transformer Engine": (
+        {**DOCUMENTS, **TORCH},
+        "data.reset_attention_mask",
+        data.documents_need_transformer_engine_on_gpus,
+    ),
+    "graphs with documents": (
+        {**DOCUMENTS, "training__cuda_graph_impl": "transformer_engine"},
+        "training.cuda_graph_impl",
+        cuda_graphs.cuda_graphs_need_one_document,
+    ),
+    "the end of a document that nothing reads": (
+        {"data__eod_id": 7},
+        "data.eod_id",
+        data.end_of_document_is_used,
+    ),
+    "the end of a document beyond the vocabulary": (
+        {**DOCUMENTS, "data__eod_id": 60000},
+        "data.eod_id",
+        data.end_of_document_has_row,
+    ),
+    "p2p with documents": (
+        {**DOCUMENTS, CP: 2, KIND: "p2p"},
+        "parallelism.cp_comm_type",
+        context_parallel.exchange_fits_attention,
+    ),
+    "p2p with a window": (
+        {"model__window_size": 512, CP: 2, KIND: "p2p"},
+        "parallelism.cp_comm_type",
+        context_parallel.exchange_fits_attention,
+    ),
+    "CP with a width that Transformer Engine does not support": (
+        {**MLA, CP: 2, "model__v_head_dim": 12},
+        "parallelism.context_parallel_size",
+        context_parallel.heads_fit_kernels,
+    ),
+    "an exchange without CP": (
+        {KIND: "a2a"},
+        "parallelism.cp_comm_type",
+        context_parallel.exchange_needs_context_parallel,
+    ),
+    "a2a without Transformer Engine": (
+        {**TORCH, CP: 2, KIND: "a2a"},
+        "parallelism.cp_comm_type",
+        context_parallel.exchange_fits_kernels,
+    ),
+    "a2a that does not divide the query groups": (
+        {"model__num_query_groups": 2, CP: 4, KIND: "a2a"},
+        "parallelism.cp_comm_type",
+        context_parallel.exchange_divides_heads,
+    ),
+    "two levels without sizes": (
+        {CP: 4, KIND: "a2a+p2p"},
+        "parallelism.hierarchical_context_parallel_sizes",
+        context_parallel.hierarchy_fits_ranks,
+    ),
+    "two levels with another product": (
+        {CP: 4, KIND: "a2a+p2p", SIZES: (4, 2)},
+        "parallelism.hierarchical_context_parallel_sizes",
+        context_parallel.hierarchy_fits_ranks,
+    ),
+    "sizes without two levels": (
+        {CP: 4, KIND: "a2a", SIZES: (2, 2)},
+        "parallelism.hierarchical_context_parallel_sizes",
+        context_parallel.hierarchy_fits_ranks,
+    ),
+    "two levels that do not divide the query groups": (
+        {CP: 8, KIND: "a2a+p2p", SIZES: (4, 2), "model__num_query_groups": 2},
+        "parallelism.hierarchical_context_parallel_sizes",
+        context_parallel.exchange_divides_heads,
+    ),
+    "modules without recompute": (
+        {MODULES: ("mlp",), **NO_BIAS},
+        "training.recompute_modules",
+        recompute.modules_need_selective,
+    ),
+    "the MLP with biases": (
+        {**SELECTIVE, MODULES: ("core_attn", "mlp")},
+        "training.recompute_modules",
+        recompute.modules_can_be_recomputed,
+    ),
+    "no modules": (
+        {**SELECTIVE, MODULES: ()},
+        "training.recompute_modules",
+        recompute.modules_need_selective,
+    ),
+    "experts of a model without them": (
+        {**SELECTIVE, MODULES: ("moe",)},
+        "training.recompute_modules",
+        recompute.modules_exist,
+    ),
+    "the activation of experts without grouped GEMM": (
+        {
+            **SELECTIVE,
+            **NO_BIAS,
+            MODULES: ("moe_act",),
+            "model__num_moe_experts": 8,
+            "parallelism__moe_grouped_gemm": False,
+        },
+        "training.recompute_modules",
+        recompute.modules_can_be_recomputed,
+    ),
+    "norms of a dense model": (
+        {**SELECTIVE, MODULES: ("layernorm",)},
+        "training.recompute_modules",
+        recompute.modules_exist,
+    ),
+}
+
+
+@pytest.mark.parametrize(("changes", "path", "rule"), REFUSED.values(), ids=REFUSED)
+def test_a_broken_rule_is_one_problem(changes, path, rule):
+    assert broken(**changes) == [(path, rule)]
 
 
 @pytest.mark.parametrize(

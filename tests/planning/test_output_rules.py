@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.planning.cases import GROUPS, HEADS, errors, warnings
+from tests.planning.cases import GROUPS, HEADS, broken, errors, warnings
 from trainer.contract.evaluation import EvaluationData
+from trainer.contract.rules import checkpoint, evaluation, logging
 
 WIKITEXT = EvaluationData(name="wikitext", prefix="wikitext")
 TEXT = {"evaluation__data": (WIKITEXT,)}
@@ -15,94 +16,105 @@ EVALUATION_PP = "evaluation__pipeline_model_parallel_size"
 REFUSED = {
     "checkpoints to keep that are not written": (
         {"checkpoint__keep_every": 250, "checkpoint__save_interval": 100},
-        "checkpoint.keep_every is not a multiple of checkpoint.save_interval = 100 (250 / 100); use 200 or 300",
+        "checkpoint.keep_every",
+        checkpoint.kept_checkpoints_are_written,
     ),
     "steps to keep with saves by the clock": (
         {"checkpoint__keep_every": 250},
-        "checkpoint.keep_every keeps only multiples of this step, but without checkpoint.save_interval any "
-        "step may be saved; use null, or set checkpoint.save_interval to a divisor of it",
+        "checkpoint.keep_every",
+        checkpoint.kept_checkpoints_are_written,
     ),
     "finetuning of nothing": (
         {"checkpoint__finetune": True},
-        "checkpoint.finetune loads weights from checkpoint.load, which is null; use false, or set "
-        "checkpoint.load to a directory of checkpoints",
+        "checkpoint.finetune",
+        checkpoint.finetuning_needs_weights,
     ),
     "a change of nothing": (
         {"checkpoint__changed": ("optimizer.lr", "training.lr")},
-        "checkpoint.changed[1] is not a hyperparameter; did you mean optimizer.lr?",
+        "checkpoint.changed[1]",
+        checkpoint.changed_names_hyperparameters,
     ),
     "evaluation of checkpoints that are not written": (
         {**TEXT, "evaluation__every": 250, "checkpoint__save_interval": 100},
-        "evaluation.every is not a multiple of checkpoint.save_interval = 100 (250 / 100); use 200 or 300",
+        "evaluation.every",
+        evaluation.evaluated_checkpoints_are_written,
     ),
     "evaluation with saves by the clock": (
         {**TEXT, "evaluation__every": 250},
-        "evaluation.every selects multiples of this step, but without checkpoint.save_interval any step may be saved; "
-        "use null, or set checkpoint.save_interval to a divisor of it",
+        "evaluation.every",
+        evaluation.evaluated_checkpoints_are_written,
     ),
     "evaluation of nothing": (
         {"evaluation__every": 200, "checkpoint__save_interval": 100},
-        "evaluation.every queues jobs with nothing to compute, because evaluation.data and evaluation.tasks are empty; "
-        "use null, or set evaluation.data or evaluation.tasks",
+        "evaluation.every",
+        evaluation.evaluation_has_work,
     ),
     "two texts of one name": (
         {"evaluation__data": (WIKITEXT, EvaluationData(name="wikitext", prefix="other"))},
-        "evaluation.data[1].name is a duplicate of evaluation.data[0].name; remove it",
+        "evaluation.data[1].name",
+        evaluation.names_are_unique,
     ),
     "a task twice": (
         {"evaluation__tasks": ("hellaswag", "piqa", "hellaswag")},
-        "evaluation.tasks[2] is a duplicate of evaluation.tasks[0]; remove it",
+        "evaluation.tasks[2]",
+        evaluation.names_are_unique,
     ),
     "TP of the evaluation does not divide heads": (
         {EVALUATION_TP: 3, "evaluation_ranks": 24},
-        "evaluation.tensor_model_parallel_size does not divide model.num_attention_heads = 16 (16 / 3); "
-        "use 1, 2, 4 or 8",
+        "evaluation.tensor_model_parallel_size",
+        evaluation.layout_fits_model,
     ),
     "TP of the evaluation and query groups": (
         {EVALUATION_TP: 8, HEADS: 48, "model__hidden_size": 3072, GROUPS: 4},
-        "evaluation.tensor_model_parallel_size does not divide model.num_query_groups = 4 (4 / 8); use 1, 2 or 4",
+        "evaluation.tensor_model_parallel_size",
+        evaluation.layout_fits_model,
     ),
     "stages of the evaluation without a layer": (
         {EVALUATION_PP: 16, "evaluation_ranks": 16},
-        "evaluation.pipeline_model_parallel_size is more than model.num_layers = 12; use 12",
+        "evaluation.pipeline_model_parallel_size",
+        evaluation.layout_fits_model,
     ),
     "more model-parallel ranks than the evaluation job has": (
         {EVALUATION_TP: 16},
-        "evaluation.tensor_model_parallel_size results in TP x PP = 16 x 1 = 16, which does not divide 1 x 8 = 8 ranks "
-        "of the evaluation job (8 / 16); use 1, 2, 4 or 8, or change slurm.evaluate.nodes",
+        "evaluation.tensor_model_parallel_size",
+        evaluation.layout_divides_ranks,
     ),
     "PP does not divide the ranks of the evaluation job": (
         {EVALUATION_PP: 3, EVALUATION_TP: 2},
-        "evaluation.pipeline_model_parallel_size results in TP x PP = 2 x 3 = 6, which does not divide 1 x 8 = 8 ranks "
-        "of the evaluation job (8 / 6); use 1, 2 or 4, or change slurm.evaluate.nodes",
+        "evaluation.pipeline_model_parallel_size",
+        evaluation.layout_divides_ranks,
     ),
     "a profile that ends before it starts": (
         {"logging__profile_step_start": 10, "logging__profile_step_end": 10},
-        "logging.profile_step_end must be greater than logging.profile_step_start = 10; use 12",
+        "logging.profile_step_end",
+        logging.profile_ends_after_its_start,
     ),
     "a profile after the run": (
         {"logging__profile_step_start": 1000},
-        "logging.profile_step_start must be less than training.train_iters = 1000; use 998",
+        "logging.profile_step_start",
+        logging.profile_ends_after_its_start,
     ),
     "the end of no profile": (
         {"logging__profile_step_end": 12},
-        "logging.profile_step_end has no effect, because logging.profile_step_start is null; use null",
+        "logging.profile_step_end",
+        logging.profile_ends_after_its_start,
     ),
     "a profile of ranks that are not there": (
         {"logging__profile_step_start": 10, "logging__profile_ranks": (0, 16)},
-        "logging.profile_ranks contains rank 16, but the last of 2 x 8 = 16 ranks is rank 15; use [0]",
+        "logging.profile_ranks",
+        logging.profiled_ranks_exist,
     ),
     "a memory history of no profile": (
         {"logging__record_memory_history": True},
-        "logging.record_memory_history is written at the end of a profile, but logging.profile_step_start "
-        "is null; use false, or set logging.profile_step_start",
+        "logging.record_memory_history",
+        logging.memory_history_needs_profile,
     ),
 }
 
 
-@pytest.mark.parametrize(("changes", "message"), REFUSED.values(), ids=REFUSED)
-def test_a_broken_rule_is_one_message_with_values_that_work(changes, message):
-    assert errors(**changes) == [message]
+@pytest.mark.parametrize(("changes", "path", "rule"), REFUSED.values(), ids=REFUSED)
+def test_a_broken_rule_is_one_problem(changes, path, rule):
+    assert broken(**changes) == [(path, rule)]
 
 
 ACCEPTED = {

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.planning.cases import warnings
+from hpcgen.planning import resources
+from tests.planning.cases import warned, warnings
+from trainer.contract.rules import context_parallel, precision
 
 TP = "parallelism__tensor_model_parallel_size"
 PP = "parallelism__pipeline_model_parallel_size"
@@ -16,39 +18,38 @@ MICRO = "training__micro_batch_size"
 SP = "parallelism__sequence_parallel"
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (
-            {TP: 16},
-            "parallelism.tensor_model_parallel_size is more than the 8 GPUs of a node, so every layer "
-            "waits for the network; use 8",
-        ),
-        (
-            {TP: 4, CP: 4},
-            "parallelism.context_parallel_size results in TP x CP = 4 x 4 = 16, more than the 8 GPUs of a "
-            "node, so every layer waits for the network; use 2, or set cp_comm_type to a2a+p2p and "
-            "hierarchical_context_parallel_sizes to [2, 2]",
-        ),
-        (
-            {TP: 4, CP: 4, "data__reset_attention_mask": True},
-            "parallelism.context_parallel_size results in TP x CP = 4 x 4 = 16, more than the 8 GPUs of a "
-            "node, so every layer waits for the network; use 2",
-        ),
-        (
-            {PP: 4, BATCH: 16},
-            "parallelism.pipeline_model_parallel_size results in a pipeline bubble of 150% of the compute time: "
-            "(PP - 1) / (VPP x num_microbatches) = 3 / (1 x 2); set training.global_batch_size to 240 or "
-            "more, or use more virtual stages",
-        ),
-        (
-            {"training__precision": "fp16"},
-            "training.precision skips a step whenever gradients overflow, and is not faster than bf16; use bf16",
-        ),
-    ],
-)
-def test_slow_layouts_are_warnings(changes, message):
-    assert warnings(**changes) == [message]
+WARNED = {
+    "TP over nodes": (
+        {TP: 16},
+        "parallelism.tensor_model_parallel_size",
+        context_parallel.tensor_and_context_parallel_stay_in_node,
+    ),
+    "TP x CP over nodes": (
+        {TP: 4, CP: 4},
+        "parallelism.context_parallel_size",
+        context_parallel.tensor_and_context_parallel_stay_in_node,
+    ),
+    "TP x CP over nodes with separate documents": (
+        {TP: 4, CP: 4, "data__reset_attention_mask": True},
+        "parallelism.context_parallel_size",
+        context_parallel.tensor_and_context_parallel_stay_in_node,
+    ),
+    "a pipeline that waits": (
+        {PP: 4, BATCH: 16},
+        "parallelism.pipeline_model_parallel_size",
+        resources.pipeline_is_mostly_busy,
+    ),
+    "fp16": (
+        {"training__precision": "fp16"},
+        "training.precision",
+        precision.bf16_is_as_fast,
+    ),
+}
+
+
+@pytest.mark.parametrize(("changes", "path", "rule"), WARNED.values(), ids=WARNED)
+def test_slow_layouts_are_warnings(changes, path, rule):
+    assert warned(**changes) == [(path, rule)]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,48 @@
+"""The wording of mistakes and warnings: one golden file, read in review like code.
+
+The tests of each rule assert its path and its name, so that a change of wording changes no test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from tests.planning import (
+    test_data_rules,
+    test_expert_rules,
+    test_layout_rules,
+    test_long_context,
+    test_model_rules,
+    test_output_rules,
+    test_resources,
+    test_training_rules,
+    test_unused_keys,
+)
+from tests.planning.cases import errors, warnings
+
+MESSAGES = Path(__file__).parent / "golden/messages.txt"
+
+TABLES = {
+    "model": (errors, test_model_rules.REFUSED),
+    "layout": (errors, test_layout_rules.REFUSED),
+    "experts": (errors, test_expert_rules.REFUSED),
+    "training": (errors, test_training_rules.REFUSED),
+    "data": (errors, test_data_rules.REFUSED),
+    "output": (errors, test_output_rules.REFUSED),
+    "long context": (errors, test_long_context.REFUSED),
+    "unused keys": (errors, test_unused_keys.REFUSED),
+    "slow layouts": (warnings, test_resources.WARNED),
+}
+"""Tables of cases, each with the function that returns the messages of a case."""
+
+
+def entries() -> Iterator[str]:
+    """The name of each case, with its messages below."""
+    for table, (messages, cases) in TABLES.items():
+        for name, (changes, *_) in cases.items():
+            yield "\n".join([f"{table}: {name}", *messages(**changes)])
+
+
+def test_the_messages_are_the_golden_ones(compare_golden: Callable[[Path, str], None]) -> None:
+    compare_golden(MESSAGES, "\n\n".join(entries()) + "\n")
