@@ -26,8 +26,8 @@ from hpcgen.config.profiles import SHIPPED_CLUSTERS
 from hpcgen.config.validation import build
 from hpcgen.data.sample import write_sample
 from tests.recorded_run import write_recorded_runs
-from tests.silent_shellcheck import write_silent_shellcheck
 from tests.slurm.cluster import SlurmCluster, missing_slurm
+from tests.user_programs import write_user_programs
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(
@@ -51,11 +51,18 @@ training: {micro_batch_size: 2, global_batch_size: 8, train_iters: 2, precision:
 optimizer: {lr: 1.0e-3}
 """
 
-HPCGEN = """\
-#!/bin/sh
-exec {stand_in} -m hpcgen "$@"
+TRAIN = "hpcgen submit download prepare train -c run.yaml --launcher local"
+"""The training with which docs/generation.md begins. Its `sh` blocks and its Python start from it, too."""
+
+CHECK = "hpcgen templates check"
+CHECK_FEW = """\
+from hpcgen.check import representative
+from hpcgen.cli.main import main
+
+representative.STAGES = {name: representative.STAGES[name] for name in ("tensorboard", "train")}
+main()
 """
-"""hpcgen as a fork. What it starts with its own Python, such as a local training, is a fork as well."""
+"""Checks the scripts of two stages, since each takes seconds. tests/check/test_site.py checks every stage."""
 
 
 @dataclass(frozen=True)
@@ -133,25 +140,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory, stand_in: str) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run directory that the console commands of docs/generation.md make."""
+    """The folder of a reader after the first commands of docs/generation.md."""
     reader = tmp_path_factory.mktemp("trained")
     shutil.copytree(folder, reader, dirs_exist_ok=True)
-    submit = "hpcgen submit download prepare train -c run.yaml --launcher local"
-    done = run(f"hpcgen data plan -c run.yaml && {submit}", reader, None)
+    done = run(f"hpcgen data plan -c run.yaml && {TRAIN}", reader, None)
     assert done.returncode == 0, done.stderr
-    return reader / "run"
+    return reader
 
 
 @pytest.fixture
 def reader(folder: Path, tmp_path: Path, stand_in: str, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of a reader who has hpcgen on PATH."""
-    programs = tmp_path / "programs"
-    write_silent_shellcheck(programs)
-    (programs / "python").symlink_to(stand_in)
-    (programs / "hpcgen").write_text(HPCGEN.format(stand_in=stand_in))
-    (programs / "hpcgen").chmod(0o755)
-    (programs / "torchrun").write_text(f'#!/bin/sh\nexec {stand_in} -m torch.distributed.run "$@"\n')
-    (programs / "torchrun").chmod(0o755)
+    programs = write_user_programs(tmp_path / "programs", stand_in)
+    few = programs / "check-few"
+    few.write_text(f"#!/bin/sh\nexec {stand_in} -c '{CHECK_FEW}' templates check \"$@\"\n")
+    few.chmod(0o755)
     path = (programs, Path(sys.executable).parent, os.environ["PATH"])
     monkeypatch.setenv("PATH", ":".join(map(str, path)))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "xdg"))
@@ -174,7 +177,8 @@ def write_trainer_config(folder: Path, command: str) -> None:
 
 def copy_run(trained: Path, folder: Path) -> None:
     """Make what docs/generation.md starts from: a run with its checkpoint, and prompts."""
-    shutil.copytree(trained, folder / "run", dirs_exist_ok=True)
+    for name in ("run", "data"):
+        shutil.copytree(trained / name, folder / name, dirs_exist_ok=True)
     (folder / "prompts.jsonl").write_text('{"prompt": "Once"}\n')
 
 
@@ -248,15 +252,17 @@ def test_every_command_runs(
                 (reader / "run.yaml").unlink(missing_ok=True)
             if page == "docs/trainer.md":
                 write_trainer_config(reader, command)
-            if page == "docs/generation.md" and language == "sh":
+            if page == "docs/generation.md" and (language == "sh" or command == TRAIN):
                 copy_run(request.getfixturevalue("trained"), reader)
+                if command == TRAIN:
+                    continue
             if page == "docs/first-day.md" and command.startswith("hpcgen report"):
                 shutil.copytree(reader / "run-a", reader / "runs/gpt", dirs_exist_ok=True)
             if cluster is None and re.search(
                 r"\b(sbatch|srun|scancel|squeue)\b|hpcgen submit (download )?prepare .*yaml$", command
             ):
                 continue
-            command = install_once(elsewhere(command), reader, installed)
+            command = install_once(elsewhere(command), reader, installed).replace(CHECK, "check-few")
             done = run(command, reader, cluster)
             assert done.returncode == block.status, f"{page}: {command}\n{done.stdout}\n{done.stderr}"
     if cluster is not None:

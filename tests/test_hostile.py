@@ -46,7 +46,7 @@ from tests.hostile import (
 from tests.runs import MODEL_STAGES, SHAPE
 from trainer.contract.config import TrainerConfig, from_dict
 
-STRINGS_IN_CI = 2
+STRINGS_IN_CI = 1
 """In each field, for each runtime."""
 STRINGS_IN_FULL = 2000
 CHUNK = 50

@@ -19,16 +19,12 @@ from tests.patience import PATIENCE_S, wait_until
 from tests.trainer.huggingface.models import assert_same_weights, save_model, save_tokenizer, weights
 from tests.trainer.huggingface.tokenizers_of_models import KINDS
 from tests.trainer.runs import ROOT
+from tests.user_programs import write_user_programs
 
 pytestmark = pytest.mark.process
 
 SIZE = 300
 PROGRAMS = Path(sys.executable).parent
-HPCGEN = """\
-#!/bin/sh
-[ "$1" != checkpoint ] || exec {stand_in} -m hpcgen "$@"
-exec {hpcgen} "$@"
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -110,12 +106,7 @@ def test_paths_to_paste_are_valid_in_a_run_file(
 
 
 def test_the_example_of_continued_pretraining_runs(hf_dir: Path, workplace: Path, stand_in: str) -> None:
-    programs = workplace / "programs"
-    programs.mkdir()
-    # starts the stages, and converts as forks
-    (programs / "python3").symlink_to(stand_in)
-    (programs / "hpcgen").write_text(HPCGEN.format(stand_in=stand_in, hpcgen=PROGRAMS / "hpcgen"))
-    (programs / "hpcgen").chmod(0o755)
+    programs = write_user_programs(workplace / "programs", stand_in)
     (workplace / "corpus").mkdir()
     lines = [
         json.dumps({"text": " ".join(f"t{(number * 7 + step) % 290}" for step in range(60))})
