@@ -398,7 +398,7 @@ def test_killed_before_any_call(stand_in_build: ImageBuild) -> None:
 def test_killed_before_each_kind_of_call(stand_in_build: ImageBuild) -> None:
     stand_in_build.run()
     calls = stand_in_build.calls()
-    starts = ("enroot create", "enroot start", "enroot export", "mv -fT")
+    starts = ("enroot create", "enroot export", "mv -fT")
     first = [
         next(number for number, call in enumerate(calls, 1) if call.startswith(start)) for start in starts
     ]

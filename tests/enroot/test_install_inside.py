@@ -130,13 +130,24 @@ def wheel(folder: Path, name: str, version: str, requires: str = "") -> Path:
     return path
 
 
-@pytest.fixture
-def image_with_pip(image: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An image whose Python has a torch of NVIDIA's own build, and an index of a few packages."""
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", image / "opt/venv"], check=True)
-    [site] = (image / "opt/venv/lib").glob("python3*/site-packages")
+@pytest.fixture(scope="module")
+def venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A virtual environment with pip and a torch of NVIDIA's own build."""
+    folder = tmp_path_factory.mktemp("python")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True)
+    [site] = (folder / "venv/lib").glob("python3*/site-packages")
     # not `import pip`, after which setuptools cannot be imported
     shutil.copytree(str(importlib.metadata.distribution("pip").locate_file("pip")), site / "pip")
+    own = wheel(folder, "torch", "2.7.0a0+7c8ec84dab.nv25.3")
+    installing = [folder / "venv/bin/python", "-m", "pip", "install", "-q", "--no-index", own]
+    subprocess.run(installing, check=True, capture_output=True)
+    return folder / "venv"
+
+
+@pytest.fixture
+def image_with_pip(image: Path, venv: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An image with this Python, and an index of a few packages."""
+    shutil.copytree(venv, image / "opt/venv", symlinks=True)
     index = image / "opt/index"
     index.mkdir()
     for name, version in (
@@ -149,9 +160,6 @@ def image_with_pip(image: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ):
         wheel(index, name, version)
     wheel(index, "megatron_core", "0.16.1", "torch>=99")
-    own = wheel(image / "mnt", "torch", "2.7.0a0+7c8ec84dab.nv25.3")
-    installing = [image / "opt/venv/bin/python", "-m", "pip", "install", "-q", "--no-index", own]
-    subprocess.run(installing, check=True, capture_output=True)
     for name in [name for name in os.environ if name.startswith("PIP_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
