@@ -13,9 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from hpcgen.config import tokenizer as tokenizers
-from hpcgen.config.tokenizer import TokenizerConfig
+from hpcgen.config.tokenizer import GPT2_FILES, TokenizerConfig, tokenizer_name, tokenizer_problems
 from hpcgen.errors import HpcgenError
-from hpcgen.planning.trainer_tokenizer import GPT2_FILES, tokenizer_name, tokenizer_problems
 from hpcgen.slurm.processes import end_with_parent, term_exits
 from trainer.contract.files.checkpoint_files import Checkpoint
 

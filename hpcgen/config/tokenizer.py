@@ -8,15 +8,18 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from hpcgen.errors import HpcgenError, Problem
+from hpcgen.text import few
 from trainer.contract.config.path import FilePath
 from trainer.contract.files.git_lfs import pointer_problem
 from trainer.contract.files.regular_file import read_bytes
 from trainer.contract.record import config_section
 
+GPT2_FILES = ("vocab.json", "merges.txt")
+"""Names of GPT-2's files in a directory that the trainer reads."""
 GPT2_EOD = "<|endoftext|>"
 _GPT2_VOCAB_SIZE = 50257
 """256 bytes, 50,000 merges and <|endoftext|>, which has the last id."""
@@ -210,4 +213,23 @@ def _candidates(config: TokenizerConfig, known: Mapping[str, int]) -> str:
     shown = special or [token for token in known if token.startswith("<") and token.endswith(">")]
     if not shown:
         return "its tokens (none of them is marked special)"
-    return ", ".join(shown[:20]) + (f" and {len(shown) - 20} more" if len(shown) > 20 else "")
+    return few(shown, 20)
+
+
+def tokenizer_name(tokenizer: TokenizerConfig) -> str:
+    """The tokenizer as programs of the trainer read it: a known name, a tokenizer.json or a directory."""
+    if tokenizer.tokenizer_file is not None:
+        return tokenizer.tokenizer_file
+    return str(PurePosixPath(tokenizer.vocab_file).parent) if tokenizer.vocab_file else tokenizer.kind
+
+
+def tokenizer_problems(tokenizer: TokenizerConfig, reader: str) -> Iterator[Problem]:
+    """Yields a problem if GPT-2's files are not in a directory that the trainer can read. `reader` is a key."""
+    vocabulary, merges = tokenizer.vocab_file, tokenizer.merges_file
+    if vocabulary is None or merges is None:
+        return
+    paths = (PurePosixPath(vocabulary), PurePosixPath(merges))
+    if tuple(path.name for path in paths) != GPT2_FILES or paths[0].parent != paths[1].parent:
+        reason = f"and merges_file have other names or directories than {reader} requires"
+        hint = f"put both files into one directory as {' and '.join(GPT2_FILES)}"
+        yield Problem("data.tokenizer.vocab_file", reason, hint, about=("data.tokenizer.merges_file",))

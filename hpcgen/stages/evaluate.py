@@ -7,13 +7,13 @@ from pathlib import Path
 
 from hpcgen.config.loader import Run
 from hpcgen.config.run import RunConfig
+from hpcgen.config.tokenizer import tokenizer_name, tokenizer_problems
 from hpcgen.errors import Problem
 from hpcgen.planning.allocation import Allocation
 from hpcgen.planning.config_text import config_text
 from hpcgen.planning.inputs import Input, text_files, tokenizer_files
 from hpcgen.planning.kind import Export, Stage, Work
 from hpcgen.planning.paths import checkpoint_directory
-from hpcgen.planning.trainer_tokenizer import tokenizer_name, tokenizer_problems
 from trainer.contract.config import TrainerConfig
 from trainer.contract.evaluation import DIRECTORY, EvaluationConfig, is_task_file
 from trainer.contract.task_files import code_of

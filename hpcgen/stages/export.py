@@ -7,12 +7,12 @@ from pathlib import PurePosixPath
 
 from hpcgen.config.loader import Run
 from hpcgen.config.run import RunConfig
+from hpcgen.config.tokenizer import tokenizer_name, tokenizer_problems
 from hpcgen.errors import ConfigErrors, Problem
 from hpcgen.planning.allocation import Allocation
 from hpcgen.planning.inputs import tokenizer_files
 from hpcgen.planning.kind import Stage, Work
 from hpcgen.planning.paths import checkpoint_directory
-from hpcgen.planning.trainer_tokenizer import tokenizer_name, tokenizer_problems
 from trainer.contract.config import TrainerConfig
 from trainer.contract.config.resolve import resolve_model
 from trainer.contract.families.huggingface import nearest_family

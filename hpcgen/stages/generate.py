@@ -8,13 +8,13 @@ from pathlib import PurePosixPath
 
 from hpcgen.config.loader import Run
 from hpcgen.config.run import RunConfig
+from hpcgen.config.tokenizer import tokenizer_name, tokenizer_problems
 from hpcgen.errors import ConfigErrors, Problem
 from hpcgen.planning.allocation import Allocation
 from hpcgen.planning.inputs import Input, tokenizer_files
 from hpcgen.planning.kind import Export, Stage, Work
 from hpcgen.planning.paths import checkpoint_directory
 from hpcgen.planning.request import make_allocation
-from hpcgen.planning.trainer_tokenizer import tokenizer_name, tokenizer_problems
 from hpcgen.text import counted
 from trainer.contract.config import TrainerConfig
 from trainer.contract.generation import DIRECTORY, GenerationSettings

@@ -1,4 +1,4 @@
-"""Formats counts, durations and number ranges for people. hpcgen.text reexports these."""
+"""Formats counts, durations, sizes, rates and number ranges for people. hpcgen.text reexports some."""
 
 from __future__ import annotations
 
@@ -30,6 +30,19 @@ def duration(seconds: float) -> str:
             rest = rounded % unit // smaller
             return f"{rounded // unit} {name}" + (f" {rest} {smaller_name}" if rest else "")
     return f"{rounded} s"
+
+
+def binary_size(size_bytes: int) -> str:
+    """A size in the largest unit that divides it: 16 GiB, 64 MiB, 100 B."""
+    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if size_bytes % unit == 0:
+            return f"{size_bytes // unit} {name}"
+    return f"{size_bytes} B"
+
+
+def rate_text(rate: float) -> str:
+    """A rate with one decimal place, or with three significant digits below 10: 471.2, 9.38, 0.0123."""
+    return f"{rate:.1f}" if rate >= 10 else f"{rate:.3g}"
 
 
 def ranges(numbers: Iterable[int]) -> str:

@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from trainer.health.units import rate_text
+from trainer.contract.wording import rate_text
 
 Group = tuple[str, ...]
 Measure = Callable[[str, Sequence[Group]], Sequence[float]]

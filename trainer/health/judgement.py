@@ -12,9 +12,8 @@ from trainer.contract.config import ConfigError, from_dict
 from trainer.contract.files.regular_file import read_text
 from trainer.contract.files.run_directory import publish
 from trainer.contract.health import NcclTestConfig, Threshold
-from trainer.contract.wording import counted
+from trainer.contract.wording import binary_size, counted
 from trainer.health.settings import Setting
-from trainer.health.units import size_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +82,7 @@ class Entry:
 
 def baseline_key(config: NcclTestConfig, layout: Layout) -> str:
     """Key of comparable tests in the baseline file."""
-    return f"{config.node_type}: {layout}, {size_text(config.sizes_bytes[-1])}"
+    return f"{config.node_type}: {layout}, {binary_size(config.sizes_bytes[-1])}"
 
 
 def read_baseline(path: Path) -> dict[str, Entry]:

@@ -19,7 +19,7 @@ from trainer.contract.config import ConfigError, read_as
 from trainer.contract.errors import TrainerError
 from trainer.contract.files.run_directory import publish
 from trainer.contract.health import NcclTestConfig
-from trainer.contract.wording import counted
+from trainer.contract.wording import binary_size, counted, rate_text
 from trainer.distributed.rendezvous import Ranks, find_ranks
 from trainer.health import all_reduce_perf
 from trainer.health.bandwidth import Sample, measure_all_reduce
@@ -38,7 +38,6 @@ from trainer.health.judgement import (
 )
 from trainer.health.meeting import Meeting, MissingRanksError
 from trainer.health.settings import configuration_files, explain, explain_host, nccl_settings
-from trainer.health.units import rate_text, size_text
 
 PROGRAM = "nccl-test"
 
@@ -134,7 +133,7 @@ class NcclTest:
         """Samples measured with torch.distributed over all ranks."""
         samples = []
         for size in self._config.sizes_bytes:
-            with self._meeting.step(f"all nodes, {size_text(size)}"):
+            with self._meeting.step(f"all nodes, {binary_size(size)}"):
                 samples.append(self._measure(self._fabric.world(), size))
         return samples
 
@@ -153,7 +152,7 @@ class NcclTest:
         for sample in samples:
             if not sample.correct:
                 self._print(
-                    f"FAIL: sums of {size_text(sample.size_bytes)} are wrong, so data is corrupted in transit"
+                    f"FAIL: sums of {binary_size(sample.size_bytes)} are wrong, so data is corrupted in transit"
                 )
         diagnosis = Diagnosis()
         if verdict.status in ("bad", "warning"):
@@ -203,7 +202,7 @@ class NcclTest:
             return threshold.fail_below_gb_s if threshold else None
 
         def measure(purpose: str, groups: Sequence[Group]) -> list[float]:
-            with self._meeting.step(f"{purpose}, {size_text(size)}"):
+            with self._meeting.step(f"{purpose}, {binary_size(size)}"):
                 return self._fabric.measure_groups(
                     groups, lambda group: self._measure(group, size).busbw_gb_s
                 )
@@ -288,7 +287,7 @@ class NcclTest:
         self._print(f"{'size':>10} {'time':>12} {'algbw':>10} {'busbw':>10}")
         for sample in samples:
             self._print(
-                f"{size_text(sample.size_bytes):>10} {sample.time_s * 1e3:>9.3f} ms "
+                f"{binary_size(sample.size_bytes):>10} {sample.time_s * 1e3:>9.3f} ms "
                 f"{rate_text(sample.algbw_gb_s):>10} {rate_text(sample.busbw_gb_s):>10} GB/s"
             )
 
@@ -309,7 +308,7 @@ def _by_text(found: Sequence[tuple[str, list[str]]]) -> dict[str, list[str]]:
 
 def _sentence(judged: Sample, verdict: Verdict) -> str:
     word = {"good": "good", "warning": "WARNING, low", "bad": "FAIL, too low", "unknown": "not compared"}
-    text = f"{rate_text(judged.busbw_gb_s)} GB/s at {size_text(judged.size_bytes)}: {word[verdict.status]}"
+    text = f"{rate_text(judged.busbw_gb_s)} GB/s at {binary_size(judged.size_bytes)}: {word[verdict.status]}"
     if verdict.fail_below_gb_s is None:
         return text
     limits = [f"fail below {rate_text(verdict.fail_below_gb_s)}"]

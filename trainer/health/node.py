@@ -24,14 +24,13 @@ from trainer.contract.config import read_as
 from trainer.contract.errors import TrainerError
 from trainer.contract.files.run_directory import publish
 from trainer.contract.health import NodeHealthConfig
-from trainer.contract.wording import counted
+from trainer.contract.wording import counted, rate_text
 from trainer.distributed.rendezvous import Ranks, find_ranks, select_gpu
 from trainer.health.bandwidth import measure_all_reduce
 from trainer.health.fabric import Fabric
 from trainer.health.judgement import make_layout, select
 from trainer.health.meeting import Meeting, MissingRanksError
 from trainer.health.settings import configuration_files, nccl_settings
-from trainer.health.units import rate_text
 
 PROGRAM = "node-health"
 MATMUL_SIZE = {"cuda": 8192, "cpu": 512}
