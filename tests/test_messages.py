@@ -32,7 +32,10 @@ TABLES = {
     "output": (errors, test_output_rules.REFUSED),
     "long context": (errors, test_long_context.REFUSED),
     "unused keys": (errors, test_unused_keys.REFUSED),
-    "slow layouts": (warnings, test_resources.WARNED),
+    "warnings of layout": (warnings, test_resources.WARNED),
+    "warnings of experts": (warnings, test_expert_rules.WARNED),
+    "warnings of output": (warnings, test_output_rules.WARNED),
+    "warnings of long context": (warnings, test_long_context.WARNED),
 }
 """Tables of cases, each with the function that returns the messages of a case."""
 

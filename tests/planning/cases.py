@@ -33,7 +33,7 @@ MTP = ROPE | {"model__mtp_num_layers": 1}
 YARN = RopeScaling(rope_type="yarn", factor=4.0, original_max_position_embeddings=8192)
 
 
-def valid_facts(device_memory_gib: float = 80, **changes: object) -> Facts:
+def valid_facts(device_memory_gib: float = 80, device: str = "cuda", **changes: object) -> Facts:
     """GPT of 12 layers and 16 heads on two nodes of 8 GPUs; `changes` are "section__key", "nodes" or
     "evaluation_ranks"."""
     facts = Facts(
@@ -48,6 +48,7 @@ def valid_facts(device_memory_gib: float = 80, **changes: object) -> Facts:
         evaluation_world=World(path="slurm.evaluate.nodes", count=1, ranks_each=8),
         gpus_per_node=8,
         device_memory_gib=device_memory_gib,
+        device=device,
     )
     if ranks := changes.pop("evaluation_ranks", None):
         world = World(path="slurm.evaluate.nodes", count=ranks, ranks_each=1)

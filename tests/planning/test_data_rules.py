@@ -77,7 +77,5 @@ def test_valid_values_pass(changes):
     "split", ["", "99", "90,10", "1,2,3,4", "0,1,1", "a,b,c", "1;2;3", "9" * 400 + ",1,1"]
 )
 def test_a_split_is_three_weights(split):
-    found = errors(data__mock=False, data__datasets=(CORPUS,), data__split=split)
-    assert found == [
-        "data.split must be three weights, for train, valid and test, with train's above 0; use 99990,8,2"
-    ]
+    found = broken(data__mock=False, data__datasets=(CORPUS,), data__split=split)
+    assert found == [("data.split", data.split_is_valid)]

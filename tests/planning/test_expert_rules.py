@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.planning.cases import broken, errors, warnings
+from tests.planning.cases import broken, errors, warned, warnings
 from trainer.contract.rules import cuda_graphs, evaluation, experts, precision
 
 TP = "parallelism__tensor_model_parallel_size"
@@ -231,6 +231,21 @@ REFUSED = {
         "model.moe_ffn_hidden_size",
         precision.fp8_fits_widths,
     ),
+    "keys of experts without experts": (
+        {WIDTH: 512, COEFF: 0.1},
+        "model.moe_ffn_hidden_size",
+        experts.keys_of_experts_need_experts,
+    ),
+    "EP without experts": (
+        {EP: 2},
+        "parallelism.expert_model_parallel_size",
+        experts.layout_of_experts_needs_experts,
+    ),
+    "grouped GEMM without experts": (
+        {"parallelism__moe_grouped_gemm": True},
+        "parallelism.moe_grouped_gemm",
+        experts.layout_of_experts_needs_experts,
+    ),
 }
 
 
@@ -239,17 +254,13 @@ def test_a_broken_rule_is_one_problem(changes, path, rule):
     assert broken(**changes) == [(path, rule)]
 
 
-def test_keys_of_experts_need_experts():
-    found = errors(**{EP: 2, "parallelism__moe_grouped_gemm": True, WIDTH: 512, COEFF: 0.1})
-    assert [line.partition(";")[0] for line in found] == [
-        "model.moe_ffn_hidden_size has no effect, because num_moe_experts is null. The same applies to "
-        "moe_aux_loss_coeff",
-        "parallelism.expert_model_parallel_size has no effect, because model.num_moe_experts is null",
-        "parallelism.moe_grouped_gemm has no effect, because model.num_moe_experts is null",
-    ]
-
-
 def test_all_mistakes_are_reported_at_once():
+    found = errors(**{EP: 2, "parallelism__moe_grouped_gemm": True, WIDTH: 512, COEFF: 0.1})
+    assert [line.partition(" ")[0] for line in found] == [
+        "model.moe_ffn_hidden_size",
+        "parallelism.expert_model_parallel_size",
+        "parallelism.moe_grouped_gemm",
+    ]
     found = errors(**{**MOE, EP: 5, TOPK: 9, FREQ: (1,), PAD: True, TP: 2})
     assert [line.partition(" ")[0] for line in found] == [
         "model.moe_layer_freq",
@@ -260,20 +271,26 @@ def test_all_mistakes_are_reported_at_once():
     ]
 
 
-def test_experts_that_leave_the_node_are_reported():
-    assert warnings(**{**MOE, EXPERTS: 16, EP: 16}) == [
-        "parallelism.expert_model_parallel_size results in EP x ETP = 16 x 1 = 16, more than the 8 GPUs of a node, so "
-        "every MoE layer sends 2 copies of each token over the network and back; use 8, or ignore this warning if the "
-        "experts do not fit in a node"
-    ]
+WARNED = {
+    "experts over nodes": (
+        MOE | {EXPERTS: 16, EP: 16},
+        "parallelism.expert_model_parallel_size",
+        experts.experts_stay_in_node,
+    ),
+    "nothing that balances the load": (
+        MOE | {COEFF: 0.0},
+        "model.moe_aux_loss_coeff",
+        experts.load_is_balanced,
+    ),
+}
 
 
-def test_nothing_that_balances_the_load_is_reported():
-    expected = (
-        "model.moe_aux_loss_coeff balances nothing, so a few experts may process all tokens; use 0.01, or set "
-        "moe_router_load_balancing_type to none if this is intended"
-    )
-    assert warnings(**{**MOE, COEFF: 0.0}) == [expected]
+@pytest.mark.parametrize(("changes", "path", "rule"), WARNED.values(), ids=WARNED)
+def test_slow_or_unbalanced_experts_are_a_warning(changes, path, rule):
+    assert warned(**changes) == [(path, rule)]
+
+
+def test_no_warning_if_no_balancing_is_meant():
     assert warnings(**{**MOE, COEFF: 0.0, BALANCE: "none"}) == []
 
 

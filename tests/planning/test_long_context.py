@@ -9,12 +9,13 @@ import pytest
 
 from hpcgen.planning.memory import Setup, estimate_memory
 from hpcgen.planning.repairs import check
-from tests.planning.cases import broken, errors, valid_facts, warnings
+from tests.planning.cases import broken, errors, valid_facts, warned, warnings
 from tests.planning.test_model_size import llama3_8b
 from trainer.contract.config import ParallelismConfig, RopeScaling, TrainingConfig
 from trainer.contract.model.layout import Layout
 from trainer.contract.optimizers.adamw import ADAMW
-from trainer.contract.rules import context_parallel, cuda_graphs, data, recompute
+from trainer.contract.rules import context_parallel, cuda_graphs, data, model, recompute
+from trainer.contract.rules.facts import Rule
 
 DOCUMENTS = {"data__reset_attention_mask": True}
 CP, KIND = "parallelism__context_parallel_size", "parallelism__cp_comm_type"
@@ -158,25 +159,43 @@ def test_valid_values_pass(changes: dict[str, object]) -> None:
     assert errors(**changes) == []
 
 
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8192}
+def rope(length: int, **scaling: Any) -> dict[str, object]:
+    """A sequence of `length` tokens on a device with room for it."""
+    return {
+        "model__position_embedding_type": "rope",
+        "model__rope_scaling": RopeScaling(original_max_position_embeddings=8192, factor=4.0, **scaling),
+        "model__seq_length": length,
+        "device_memory_gib": 10_000,
+    }
+
+
+WARNED = {
+    "YaRN that does not reach the sequence": (
+        rope(131072, rope_type="yarn"),
+        "model.rope_scaling.factor",
+        model.yarn_reaches_sequence,
+    ),
+}
+
+
+@pytest.mark.parametrize(("changes", "path", "rule"), WARNED.values(), ids=WARNED)
+def test_yarn_should_reach_the_sequence(changes: dict[str, Any], path: str, rule: Rule) -> None:
+    assert warned(**changes) == [(path, rule)]
 
 
 @pytest.mark.parametrize(
-    ("scaling", "length", "message"),
+    "changes",
     [
-        (YARN, 32768, None),
-        (YARN, 131072, "extends 8192 tokens to 32768, but model.seq_length is 131072; use 16 or more"),
-        ({**YARN, "rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}, 131072, None),
+        rope(32768, rope_type="yarn"),
+        rope(131072, rope_type="llama3", low_freq_factor=1.0, high_freq_factor=4.0),
     ],
 )
-def test_yarn_should_reach_the_sequence(scaling: dict[str, Any], length: int, message: str | None) -> None:
-    rope = {"model__position_embedding_type": "rope", "model__rope_scaling": RopeScaling(**scaling)}
-    found = warnings(**rope, model__seq_length=length, device_memory_gib=10_000)
-    assert found == [f"model.rope_scaling.factor {message}"] * (message is not None)
+def test_scaling_without_a_warning(changes: dict[str, Any]) -> None:
+    assert warnings(**changes) == []
 
 
 def test_documents_need_no_transformer_engine_on_cpus() -> None:
-    facts = dataclasses.replace(valid_facts(**DOCUMENTS, data__eod_id=3), device="cpu")
+    facts = valid_facts(device="cpu", **DOCUMENTS, data__eod_id=3)
     assert check(facts)[0] == []
 
 

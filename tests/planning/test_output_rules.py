@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.planning.cases import GROUPS, HEADS, broken, errors, warnings
+from tests.planning.cases import GROUPS, HEADS, broken, errors, warned, warnings
 from trainer.contract.evaluation import EvaluationData
 from trainer.contract.rules import checkpoint, evaluation, logging
 
@@ -131,20 +131,32 @@ def test_valid_values_pass(changes):
     assert errors(**changes) == []
 
 
-def test_training_does_not_queue_the_final_checkpoint_unless_it_is_a_multiple():
-    evaluated = {**TEXT, "checkpoint__save_interval": 100}
-    assert warnings(**evaluated, evaluation__every=200) == []
-    assert warnings(**evaluated, evaluation__every=300) == [
-        "evaluation.every does not divide training.train_iters = 1000, so training does not queue an evaluation of the "
-        "final checkpoint; use 100 or 200"
-    ]
+WARNED = {
+    "a final checkpoint that no job evaluates": (
+        {**TEXT, "checkpoint__save_interval": 100, "evaluation__every": 300},
+        "evaluation.every",
+        evaluation.final_checkpoint_is_evaluated,
+    ),
+    "tasks without a directory of data sets": (
+        {"evaluation__tasks": ("hellaswag", "own.yaml", "mmlu")},
+        "evaluation.hf_home",
+        evaluation.tasks_have_data,
+    ),
+}
 
 
-def test_tasks_without_a_directory_of_data_sets_are_a_warning():
-    tasks = {"evaluation__tasks": ("hellaswag", "own.yaml", "mmlu")}
-    assert warnings(**tasks) == [
-        "evaluation.hf_home is null, so a job of the cluster finds no data set for evaluation.tasks (hellaswag, mmlu); "
-        "set it to a directory that python -m trainer.evaluate --download has filled"
-    ]
-    assert warnings(**tasks, evaluation__hf_home="/huggingface") == []
-    assert warnings(evaluation__tasks=("own.yaml",)) == []
+@pytest.mark.parametrize(("changes", "path", "rule"), WARNED.values(), ids=WARNED)
+def test_what_may_not_be_meant_is_a_warning(changes, path, rule):
+    assert warned(**changes) == [(path, rule)]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {**TEXT, "checkpoint__save_interval": 100, "evaluation__every": 200},
+        {"evaluation__tasks": ("hellaswag", "own.yaml", "mmlu"), "evaluation__hf_home": "/huggingface"},
+        {"evaluation__tasks": ("own.yaml",)},
+    ],
+)
+def test_evaluation_without_a_warning(changes):
+    assert warnings(**changes) == []

@@ -30,11 +30,9 @@ def test_hints_are_consistent_with_each_other():
 
 def test_one_wrong_size_does_not_cascade():
     """TP = 7 fits neither the heads, the groups, the MLP, the vocabulary, the world nor the batch."""
-    found = errors(**{TP: 7, GROUPS: 4, SP: True})
-    assert found == [
-        "parallelism.tensor_model_parallel_size does not divide model.num_attention_heads = 16 (16 / 7); "
-        "use 2, 4, 8 or 16"
-    ]
+    [found] = errors(**{TP: 7, GROUPS: 4, SP: True})
+    assert found.startswith("parallelism.tensor_model_parallel_size ")
+    assert found.endswith("; use 2, 4, 8 or 16")
 
 
 def test_without_gpus_a_node_can_run_more_ranks():
@@ -51,10 +49,7 @@ def test_without_gpus_a_node_can_run_more_ranks():
     )
     [problem], _ = check(facts)
     assert problem.path == "slurm.train.nodes"
-    assert (
-        problem.reason
-        == "results in 1 x 5 = 5 ranks, which TP x PP x CP = 2 x 1 x 1 = 2 does not divide (5 / 2)"
-    )
+    assert "1 x 5 = 5 ranks" in problem.reason
     assert problem.hint == (
         "use 2 or 4, or set slurm.train.ntasks_per_node to 2, or choose parallel sizes whose product divides 5"
     )

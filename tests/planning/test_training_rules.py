@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
-from hpcgen.planning.repairs import check
-from tests.planning.cases import MLA, MTP, PP, RAMPUP, SP, TP, VPP, broken, errors, valid_facts
-from trainer.contract.rules import cuda_graphs, multi_token, precision, recompute, schedule
+from tests.planning.cases import MLA, MTP, PP, RAMPUP, SP, TP, VPP, broken, errors
+from trainer.contract.rules import cuda_graphs, multi_token, parallelism, precision, recompute, schedule
 
 FULL = {"training__recompute_granularity": "full"}
 GRAPHS = {"training__cuda_graph_impl": "transformer_engine"}
@@ -214,6 +211,31 @@ REFUSED = {
         "optimizer.lr_schedule",
         schedule.schedule_is_an_import_path,
     ),
+    "overlap of TP without GPUs": (
+        {"device": "cpu", TP: 2, SP: True, "parallelism__tp_comm_overlap": True},
+        "parallelism.tp_comm_overlap",
+        parallelism.tensor_parallel_overlap_needs_sequence_parallel,
+    ),
+    "fp8 without GPUs": (
+        {"device": "cpu", "training__fp8": "hybrid"},
+        "training.fp8",
+        precision.fp8_needs_transformer_engine,
+    ),
+    "Transformer Engine without GPUs": (
+        {"device": "cpu", "training__transformer_impl": "transformer_engine"},
+        "training.transformer_impl",
+        precision.transformer_engine_needs_gpus,
+    ),
+    "Transformer Engine's cross entropy without GPUs": (
+        {"device": "cpu", "training__cross_entropy_fusion_impl": "te"},
+        "training.cross_entropy_fusion_impl",
+        precision.transformer_engine_needs_gpus,
+    ),
+    "graphs without GPUs": (
+        {"device": "cpu", **GRAPHS},
+        "training.cuda_graph_impl",
+        cuda_graphs.cuda_graphs_need_transformer_engine,
+    ),
 }
 
 
@@ -257,16 +279,17 @@ def test_valid_values_pass(changes):
 
 
 def test_settings_that_need_gpus_are_refused_without_gpus():
-    facts = dataclasses.replace(valid_facts(training__fp8="hybrid", **{TP: 2, SP: True}), device="cpu")
-    facts = facts.with_value("parallelism.tp_comm_overlap", True)
-    facts = facts.with_value("training.cuda_graph_impl", "transformer_engine")
-    facts = facts.with_value("training.transformer_impl", "transformer_engine")
-    facts = facts.with_value("training.cross_entropy_fusion_impl", "te")
-    engine = "requires Transformer Engine, but the cluster's nodes have no GPUs"
-    assert [(problem.path, problem.reason) for problem in check(facts)[0]] == [
-        ("parallelism.tp_comm_overlap", "requires Transformer Engine, but the cluster's nodes have no GPUs"),
-        ("training.fp8", "requires GPUs, but the cluster's nodes have no GPUs"),
-        ("training.transformer_impl", engine),
-        ("training.cross_entropy_fusion_impl", engine),
-        ("training.cuda_graph_impl", "requires GPUs, but the cluster's nodes have no GPUs"),
+    changes = {
+        "training__fp8": "hybrid",
+        "parallelism__tp_comm_overlap": True,
+        "training__cuda_graph_impl": "transformer_engine",
+        "training__transformer_impl": "transformer_engine",
+        "training__cross_entropy_fusion_impl": "te",
+    }
+    assert [path for path, _ in broken(device="cpu", **changes, **{TP: 2, SP: True})] == [
+        "parallelism.tp_comm_overlap",
+        "training.fp8",
+        "training.transformer_impl",
+        "training.cross_entropy_fusion_impl",
+        "training.cuda_graph_impl",
     ]
