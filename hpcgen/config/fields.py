@@ -27,9 +27,10 @@ class Text:
     meaning: str
     """Description that follows "must be", such as "1 to 64 letters, digits, '.', '_' or '-'"."""
 
-    def reason(self, value: str) -> str | None:
-        """The reason why `value` is invalid, to print after the value; None if it is valid."""
-        return None if re.fullmatch(self.pattern, value, re.ASCII) else f"must be {self.meaning}"
+    def problem(self, path: str, value: str) -> Problem | None:
+        """The problem of an invalid `value` at `path`; None if it is valid."""
+        is_valid = re.fullmatch(self.pattern, value, re.ASCII)
+        return None if is_valid else Problem(path, f"must be {self.meaning}")
 
 
 _SEGMENT = r"(?!\.\.(?:/|$))[^/]{0,255}"
@@ -134,8 +135,8 @@ def constraint_problems(hint: Any, value: Any, path: str = "") -> Iterator[Probl
 def _unmet(constraints: list[Any], value: Any, path: str) -> Iterator[Problem]:
     for constraint in constraints:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if isinstance(constraint, Range) and is_number and (reason := constraint.reason(value)):
-            yield Problem(path, reason)
+        if isinstance(constraint, Range) and is_number and (problem := constraint.problem(path, value)):
+            yield problem
         if isinstance(value, str) and value.isprintable():
             yield from _unmet_by_text(constraint, value, path)
 
@@ -146,8 +147,8 @@ def _unmet_by_text(constraint: Any, value: str, path: str) -> Iterator[Problem]:
         yield from () if file is None else _unmet_by_text(PathKind.PATH, file, path)
     elif constraint in _PATHS and not value:
         yield Problem(path, "is empty", "set a path, or remove the key")
-    elif (text := text_of(constraint)) and (reason := text.reason(value)):
-        yield Problem(path, reason)
+    elif (text := text_of(constraint)) and (problem := text.problem(path, value)):
+        yield problem
 
 
 def seconds(time_limit: str) -> int:

@@ -161,9 +161,9 @@ def _mounts(given: list[Mount], writes: Iterable[str], reads: Iterable[str]) -> 
 
 
 def _require_mountable(path: str, source: str) -> None:
-    if reason := MOUNTABLE.reason(path):
+    if problem := MOUNTABLE.problem(path, path):
         raise HpcgenError(
-            f"{show(path)} cannot be mounted into the container: it {reason}",
+            f"{show(path)} cannot be mounted into the container: it {problem.reason}",
             "move the file, or use a symbolic link",
         )
     if path == "/":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from hpcgen.planning.kind import Export, Stage, Work
 from hpcgen.planning.paths import checkpoint_directory
 from trainer.contract.config import TrainerConfig
 from trainer.contract.evaluation import DIRECTORY, EvaluationConfig, is_task_file
+from trainer.contract.rules.engine import ANY_RUN
+from trainer.contract.rules.evaluation import job_has_work
 from trainer.contract.task_files import code_of
 
 
@@ -58,9 +61,7 @@ class Evaluate(Stage):
 
     def problems(self, run: Run, config: RunConfig, trainer: TrainerConfig | None) -> Iterator[Problem]:
         """Yields mistakes that leave the job without work, or lm-eval without the tokenizer of the model."""
-        if not config.evaluation.data and not config.evaluation.tasks:
-            reason = "has neither data nor tasks, so stage evaluate has nothing to compute"
-            yield Problem("evaluation", reason, "set evaluation.data or evaluation.tasks")
+        yield from job_has_work(dataclasses.replace(ANY_RUN, evaluation=config.evaluation))
         if config.evaluation.tasks:
             yield from tokenizer_problems(config.data.tokenizer, "evaluation.tasks")
 

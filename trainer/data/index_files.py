@@ -25,6 +25,7 @@ import numpy
 from trainer.contract.errors import TrainerError
 from trainer.contract.files.regular_file import open_regular, read_text
 from trainer.contract.files.system_calls import sync_path, try_lock
+from trainer.contract.problem import Problem
 from trainer.contract.resuming.provenance import MAX_THREADS, identify
 from trainer.contract.wording import counted
 from trainer.data.blend import LogLine
@@ -37,7 +38,6 @@ LINE_INTERVAL_S = 10
 
 _CHUNK = 2**23
 _PRIVATE = ".building-"
-_MISSING = "is missing"
 
 
 @dataclass(frozen=True)
@@ -79,45 +79,45 @@ def complete(indices: Sequence[Index], directory: Path, log: LogLine) -> None:
     started = time.monotonic()
     with ThreadPoolExecutor(min(MAX_THREADS, len(os.sched_getaffinity(0)))) as threads:
         faults = list(threads.map(lambda index: fault(index, directory), indices))
-    valid = [index for index, reason in zip(indices, faults, strict=True) if reason is None]
+    valid = [index for index, problem in zip(indices, faults, strict=True) if problem is None]
     if valid:
         seconds, size = time.monotonic() - started, _size(valid, directory)
         log(
             f"data: {len(valid)} of {_counted(indices)} in {directory} already valid: "
             f"{size / 1e9:,.2f} GB read in {seconds:.1f} s"
         )
-    missing = [(index, reason) for index, reason in zip(indices, faults, strict=True) if reason is not None]
-    for index, reason in missing:
-        if reason != _MISSING:
-            log(f"data: warning: the index for {index.title} {reason}. Building it again")
-    if missing:
-        _build_all([index for index, _ in missing], directory, log)
+    for problem in faults:
+        if problem and not problem.is_missing:
+            log(f"data: warning: {problem.sentence}. Building it again")
+    if missing := [index for index, problem in zip(indices, faults, strict=True) if problem]:
+        _build_all(missing, directory, log)
 
 
-def fault(index: Index, directory: Path) -> str | None:
-    """Reason why the index in `directory` cannot be used, phrased to follow its name. None if it is valid.
+def fault(index: Index, directory: Path) -> Problem | None:
+    """The problem with which the index in `directory` cannot be used; None if it is valid.
 
     Reads all of its files, and the .idx file that it was made from.
     """
+    title = f"the index for {index.title}"
     try:
         record = _read_record(directory / index.record)
     except FileNotFoundError:
         if any((directory / name).exists() for name in index.names):
-            return "has no record, so it may be incomplete"
-        return _MISSING
+            return Problem(title, "has no record, so it may be incomplete")
+        return Problem(title, "is missing", is_missing=True)
     if record is None:
-        return "has a record that cannot be read"
+        return Problem(title, "has a record that cannot be read")
     if index.source is not None and not _same_content(identify(index.source), record["source"]):
-        return f"was made from another version of {index.source}"
+        return Problem(title, f"was made from another version of {index.source}")
     for name in index.names:
         try:
             identity = _identity(directory / name)
         except FileNotFoundError:
-            return f"lacks its file {name}"
+            return Problem(title, f"lacks its file {name}")
         if identity != record["files"].get(name):
-            return f"is damaged: {name} was changed after it was written"
+            return Problem(title, f"is damaged: {name} was changed after it was written")
         if name.endswith(".npy") and not _is_of_numbers(directory / name):
-            return f"cannot be trusted: {name} is not an array of numbers"
+            return Problem(title, f"cannot be trusted: {name} is not an array of numbers")
     return None
 
 

@@ -36,16 +36,13 @@ class Work:
 
 
 def check_sizes(config: EvaluationConfig) -> None:
-    """Check the settings by the rules of evaluations, and that there is something to compute.
+    """Check the settings by the rules of evaluations.
 
     Raises:
-        ConfigError: the settings break rules, or there is nothing.
+        ConfigError: the settings break rules.
     """
     if problems := evaluation_problems(config):
         raise ConfigError("\n".join(problems))
-    settings = config.settings
-    if not settings.data and not settings.tasks:
-        raise ConfigError("evaluation.data and evaluation.tasks are empty, so there is nothing to evaluate")
 
 
 def model_config(config: EvaluationConfig, found: Checkpoint) -> TrainerConfig:

@@ -53,8 +53,11 @@ class Device:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
-    """A problem, in the format of the reports of the host part."""
+class FailedCheck:
+    """A measurement that is not as expected, in the format of the reports of the host part.
+
+    It describes hardware, not a mistake in a file or a command, so it is not a `Problem`.
+    """
 
     check: str
     expected: str
@@ -101,13 +104,13 @@ def run(config: NodeHealthConfig, ranks: Ranks, environ: Mapping[str, str], repo
         with Meeting(own, node, address, config.timeout_s, PROGRAM) as meeting:
             if own.rank == 0:
                 meeting.on_hang = lambda line: _report(
-                    report, node, [], None, [Finding(check="hang", expected="an answer", found=line)]
+                    report, node, [], None, [FailedCheck(check="hang", expected="an answer", found=line)]
                 )
             check = NodeCheck(config, meeting, environ)
             return check.run(report)
     except MissingRanksError as error:
         if own.rank == 0:
-            finding = Finding(
+            finding = FailedCheck(
                 check="ranks", expected=f"{counted(config.ranks_per_node, 'task')}", found=str(error)
             )
             _report(report, node, [], None, [finding])
@@ -227,22 +230,24 @@ class NodeCheck:
         errors = [f"rank {rank}: {each}" for rank, each in enumerate(values) if isinstance(each, str)]
         return {"busbw_gb_s": None if errors else values[0], "error": "; ".join(errors)}
 
-    def _judge_all_reduce(self, measured: dict[str, Any] | None) -> list[Finding]:
+    def _judge_all_reduce(self, measured: dict[str, Any] | None) -> list[FailedCheck]:
         if measured is None:
             return []
         if measured["error"]:
-            return [Finding(check="all_reduce", expected="correct sums", found=measured["error"])]
+            return [FailedCheck(check="all_reduce", expected="correct sums", found=measured["error"])]
         layout = make_layout(1, self._config.ranks_per_node, self._settings)
         threshold = select(self._config.thresholds, layout, self._config.gpus_per_node)
         if threshold is None or measured["busbw_gb_s"] >= threshold.fail_below_gb_s:
             return []
         expected = f"at least {threshold.fail_below_gb_s:g} GB/s ({layout})"
         return [
-            Finding(check="all_reduce", expected=expected, found=f"{rate_text(measured['busbw_gb_s'])} GB/s")
+            FailedCheck(
+                check="all_reduce", expected=expected, found=f"{rate_text(measured['busbw_gb_s'])} GB/s"
+            )
         ]
 
 
-def judge_devices(devices: list[Device], config: NodeHealthConfig) -> list[Finding]:
+def judge_devices(devices: list[Device], config: NodeHealthConfig) -> list[FailedCheck]:
     """Findings about single GPUs, by local rank."""
     findings = []
     products = [device.matmul_tflops for device in devices if device.matmul_tflops is not None]
@@ -259,13 +264,13 @@ def judge_devices(devices: list[Device], config: NodeHealthConfig) -> list[Findi
     )
     for number, device in enumerate(devices):
         if device.error:
-            findings.append(Finding(check=f"gpu_{number}", expected="no error", found=device.error))
+            findings.append(FailedCheck(check=f"gpu_{number}", expected="no error", found=device.error))
         for name, limit, unit in limits:
             value = getattr(device, name)
             if limit is not None and value is not None and value < limit:
                 expected = f"at least {rate_text(limit)} {unit}"
                 findings.append(
-                    Finding(
+                    FailedCheck(
                         check=f"gpu_{number} {name}", expected=expected, found=f"{rate_text(value)} {unit}"
                     )
                 )
@@ -293,7 +298,11 @@ def _gb_s(copy: Callable[[], Any]) -> float:
 
 
 def _report(
-    path: Path, node: str, devices: list[Device], all_reduce: dict[str, Any] | None, findings: list[Finding]
+    path: Path,
+    node: str,
+    devices: list[Device],
+    all_reduce: dict[str, Any] | None,
+    findings: list[FailedCheck],
 ) -> None:
     """Write the report of the node, and print it as lines in the log."""
     for finding in findings:

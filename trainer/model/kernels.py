@@ -92,6 +92,10 @@ def choose(config: TrainerConfig) -> Kernels:
 
 
 def _refuse_what_needs_transformer_engine(config: TrainerConfig) -> None:
+    """Raise TrainerError for keys that need Transformer Engine, which this machine lacks.
+
+    The rules (`trainer.contract.rules`) check whether the configuration allows it. hpcgen cannot see the image.
+    """
     training = config.training
     requested = {
         "training.transformer_impl": training.transformer_impl

@@ -138,8 +138,8 @@ def typed_value(hint: Any, value: Any, where: str) -> Any:
         inner, *metadata = typing.get_args(hint)
         value = typed_value(inner, value, where)
         for limits in metadata:
-            if isinstance(limits, Range) and (reason := limits.reason(value)):
-                raise ConfigError(f"{where} = {shown(value)} {reason}")
+            if isinstance(limits, Range) and (problem := limits.problem(where, value)):
+                raise ConfigError(f"{where} = {shown(value)} {problem.reason}")
         return value
     if origin in (Union, types.UnionType):
         if value is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
+from trainer.contract.problem import Problem
 from trainer.contract.record import record
 
 
@@ -16,16 +17,16 @@ class Range:
     above: float | None = None
     below: float | None = None
 
-    def reason(self, value: float) -> str | None:
-        """Reason why `value` is out of range, phrased to follow the value. None if it is in range."""
+    def problem(self, path: str, value: float) -> Problem | None:
+        """The problem of a `value` at `path` that is out of range; None if it is in range."""
         if self.at_least is not None and not value >= self.at_least:
-            return f"must be at least {self.at_least:g}"
+            return Problem(path, f"must be at least {self.at_least:g}")
         if self.at_most is not None and not value <= self.at_most:
-            return f"must be at most {self.at_most:g}"
+            return Problem(path, f"must be at most {self.at_most:g}")
         if self.above is not None and not value > self.above:
-            return f"must be greater than {self.above:g}"
+            return Problem(path, f"must be greater than {self.above:g}")
         if self.below is not None and not value < self.below:
-            return f"must be less than {self.below:g}"
+            return Problem(path, f"must be less than {self.below:g}")
         return None
 
 

@@ -163,7 +163,7 @@ def evaluation_problems(config: EvaluationConfig) -> list[str]:
     """Messages about the settings of an evaluation job, except settings of the model."""
     world = World(path="world_size", count=config.world_size, ranks_each=1)
     facts = dataclasses.replace(ANY_RUN, evaluation=config.settings, evaluation_world=world)
-    rules = evaluation.OF_JOB
+    rules = (*evaluation.OF_JOB, evaluation.job_has_work)
     return [_sentence(facts, found, rules) for rule in rules for found in rule(facts)]
 
 

@@ -71,6 +71,17 @@ def evaluation_has_work(facts: Facts) -> Iterator[Problem]:
         )
 
 
+def job_has_work(facts: Facts) -> Iterator[Problem]:
+    """An evaluation job needs data or tasks. Runs without such a job need neither."""
+    if not facts.evaluation.data and not facts.evaluation.tasks:
+        yield Problem(
+            path="evaluation",
+            reason="has neither data nor tasks, so stage evaluate has nothing to compute",
+            hint="set evaluation.data or evaluation.tasks",
+            about=("evaluation.data", "evaluation.tasks"),
+        )
+
+
 def names_are_unique(facts: Facts) -> Iterator[Problem]:
     """Results are stored by the name of the text or task."""
     names = [text.name for text in facts.evaluation.data]
@@ -113,7 +124,7 @@ def tasks_have_data(facts: Facts) -> Iterator[Problem]:
 
 
 OF_JOB: tuple[Rule, ...] = (layout_divides_ranks, names_are_unique)
-"""Rules of a job that evaluates existing checkpoints."""
+"""Rules of the settings of a job that evaluates existing checkpoints."""
 
 RULES: tuple[Rule, ...] = (
     layout_fits_model,
