@@ -78,8 +78,8 @@ def show(name: str, as_json: bool) -> None:
 def check(name: str) -> None:
     """Check profile NAME and its node type.
 
-    Reports all mistakes in keys and values, or else all broken rules, and exits with status 2 if there are any. The
-    warnings are those that hpcgen render prints for this profile.
+    Reports all mistakes in keys and values, or else all broken rules, and exits with status 2 if there are any. Prints
+    the same warnings as hpcgen render does for this profile.
     """
     from hpcgen.run_plan.profile import profile_mistakes, profile_warnings  # the other commands need no plan
 

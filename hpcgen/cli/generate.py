@@ -99,7 +99,7 @@ PASSED_ON = (
 @click.option(
     "--precision",
     type=click.Choice(["bf16", "fp16", "fp32"]),
-    help="Data type of the weights.  [default: that of training]",
+    help="Data type of the weights.  [default: as in training]",
 )
 @click.pass_context
 def command(
@@ -117,7 +117,7 @@ def command(
     **options: object,
 ) -> None:
     """Loads a checkpoint of any layout into one process, on a GPU or on a CPU. Without --prompt and --prompts,
-    continues the lines that are typed on a terminal. Needs torch, megatron-core and tokenizers.
+    continues the lines typed on a terminal. Needs torch, megatron-core and tokenizers.
     """
     from hpcgen.checkpoints.generation import prompt_file, run_generation
 

@@ -62,7 +62,7 @@ class Document:
 
 
 def is_preset(origin: str) -> bool:
-    """True for the origin "preset NAME", and not for a line of a file whose name begins so."""
+    """True for the origin "preset NAME", but not for a line of a file whose name begins with "preset"."""
     return origin.startswith("preset ") and not isinstance(origin, FilePlace)
 
 

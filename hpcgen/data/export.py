@@ -235,7 +235,7 @@ def _claim(directory: Path, shards: Sequence[Shard]) -> None:
     """Writes export.json, unless the directory has the same one already.
 
     Raises:
-        HpcgenError: the directory has another export or other files, or cannot be written.
+        HpcgenError: the directory has a different export or other files, or cannot be written.
     """
     manifest = Manifest(
         format=shards[0].format,
@@ -253,7 +253,7 @@ def _claim(directory: Path, shards: Sequence[Shard]) -> None:
         ) from error
     if MANIFEST in names:
         if differences := list(_differences(read_manifest(directory), manifest)):
-            raise HpcgenError(f"{directory} has another export: {', '.join(differences)}", hint)
+            raise HpcgenError(f"{directory} has a different export: {', '.join(differences)}", hint)
         return
     if names:
         raise HpcgenError(f"{directory} has files that are not an export: {few(sorted(names))}", hint)

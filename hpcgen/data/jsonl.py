@@ -338,7 +338,7 @@ def _missing_key(document: dict[str, Any], json_key: str) -> str:
             f"{reason}; keys inside {outer!r} are not read: copy the text to a key of the record itself, for example "
             f"with jq -c '.text = .{json_key}'"
         )
-    return f"{reason}; set json_key to the one with the text"
+    return f"{reason}; set json_key to the key with the text"
 
 
 def _integer(digits: str) -> float:

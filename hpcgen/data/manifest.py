@@ -139,6 +139,6 @@ def require_selection(job: CorpusJob) -> None:
     ]
     if differing:
         raise HpcgenError(
-            f"{path} was planned with another selection: {'; '.join(differing)}",
+            f"{path} was planned with a different selection: {'; '.join(differing)}",
             "run hpcgen data plan --replan, or restore the old values",
         )

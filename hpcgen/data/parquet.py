@@ -246,7 +246,7 @@ def _require_text(path: Path, schema: Any, column: str) -> None:
         found = f"{count} columns {column!r}" if count else f"no column {column!r}"
         raise HpcgenError(
             f"the file has {found} (its columns are {few([repr(name) for name in schema.names])})",
-            "set json_key to the one with the text",
+            "set json_key to the column with the text",
             where=path,
         )
     column_type = schema.field(column).type

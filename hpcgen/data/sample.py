@@ -103,7 +103,7 @@ def _write(target: Path, content: bytes, overwrite: bool) -> None:
             if target.read_bytes() == content:
                 return
             raise HpcgenError(
-                f"{target} already exists with other content", "choose another name, or pass --overwrite"
+                f"{target} already exists with different content", "choose another name, or pass --overwrite"
             )
         with private_file(target) as file:
             file.write(content)

@@ -287,7 +287,7 @@ def _checked(wanted: FileIdentity, sha256: str) -> FileIdentity:
     if wanted.sha256 not in (None, sha256):
         raise HpcgenError(
             f"{wanted.name}: the SHA-256 is {sha256}, but its record has {wanted.sha256}",
-            "restore the file, or remove the pair and run the stage that made it again",
+            "restore the file, or remove the pair and rerun the stage that made it",
         )
     status = Path(wanted.name).stat()
     if (status.st_size, status.st_mtime_ns) != (wanted.size, wanted.modified_ns):

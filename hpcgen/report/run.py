@@ -90,7 +90,7 @@ def _no_metrics(directory: Path) -> HpcgenError:
     if runs := sorted(str(path.parent) for path in directory.glob(f"*/{METRICS}")):
         where = f"it has {counted(len(runs), 'run directory', 'run directories')}"
         return HpcgenError(
-            f"{missing}; {where}", f"name those to compare: {few([shlex.quote(run) for run in runs])}"
+            f"{missing}; {where}", f"name the runs to compare: {few([shlex.quote(run) for run in runs])}"
         )
     results, _ = read_results(directory)
     if results:

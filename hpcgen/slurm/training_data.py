@@ -70,7 +70,7 @@ def check_tokenizers(plan: Plan) -> None:
         [
             Problem(
                 key,
-                f"was made with another tokenizer than data.tokenizer: {found[Path(prefix)]}",
+                f"was made with a different tokenizer than data.tokenizer: {found[Path(prefix)]}",
                 "name the tokenizer that made the pair in data.tokenizer, or tokenize the text again",
                 about=("data.tokenizer",),
             )

@@ -160,7 +160,7 @@ def test_another_selection_than_was_planned_stops_everything_that_reads_the_mani
     done = hpcgen(*reader, "--set", f"data.corpus.{change}")
     assert (done.status, done.stdout) == (2, "")
     assert done.stderr == (
-        f"{planned_corpus}/manifest.jsonl was planned with another selection: {difference}; "
+        f"{planned_corpus}/manifest.jsonl was planned with a different selection: {difference}; "
         "run hpcgen data plan --replan, or restore the old values\n"
     )
     assert listing(planned_corpus.parent) == before

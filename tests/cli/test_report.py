@@ -307,7 +307,7 @@ def test_a_directory_of_runs_names_them(tmp_path: Path) -> None:
     ended = hpcgen("report", tmp_path)
     assert (ended.status, ended.stdout) == (2, "")
     assert ended.stderr == (
-        f"{tmp_path}/metrics.jsonl: no such file; it has 2 run directories; name those to compare: "
+        f"{tmp_path}/metrics.jsonl: no such file; it has 2 run directories; name the runs to compare: "
         f"{tmp_path}/a, '{tmp_path}/b c'\n"
     )
 

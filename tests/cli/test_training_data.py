@@ -166,7 +166,7 @@ def test_pairs_of_another_tokenizer_are_refused(
     found = ended(*words, *options)
     assert found.status == 2
     assert (
-        f"{key} = other was made with another tokenizer than data.tokenizer: {DIFFERENCES[by_0_2_0]}"
+        f"{key} = other was made with a different tokenizer than data.tokenizer: {DIFFERENCES[by_0_2_0]}"
         in found.stderr
     )
 

@@ -182,7 +182,7 @@ def test_all_pairs_of_a_run_are_exported_once(tmp_path, corpus):
     ended = export(*run, "--sequence-length", 8)
     assert (ended.exit_code, str(ended.exception)) == (
         1,
-        f"{tmp_path}/out has another export: sequence_length is None, not 8; "
+        f"{tmp_path}/out has a different export: sequence_length is None, not 8; "
         "choose another --output, or remove the directory",
     )
     assert content(tmp_path / "out") == before

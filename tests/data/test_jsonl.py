@@ -127,9 +127,9 @@ BAD_LINES = [
     (b'"text"', 'expected a JSON object, got "text"'),
     (
         b'{"content": "a", "id": 1}',
-        "missing key 'text' (the keys are 'content', 'id'); set json_key to the one",
+        "missing key 'text' (the keys are 'content', 'id'); set json_key to the key",
     ),
-    (b"{}", "missing key 'text' (the keys are none); set json_key to the one with the text"),
+    (b"{}", "missing key 'text' (the keys are none); set json_key to the key with the text"),
     (b'{"text": null}', "'text' must be a string, got null"),
     (b'{"text": ["a", "b"]}', """'text' must be a string, got ["a", "b"]"""),
     (b"<!DOCTYPE html><html>503", "this looks like HTML, not JSON: '<!DOCTYPE html><html>503'"),

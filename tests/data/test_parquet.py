@@ -141,7 +141,7 @@ def test_columns_without_text(tmp_path):
     names = "'id', 'text', 'meta'"
     assert refusal(path, json_key="content") == (
         f"{path}: the file has no column 'content' (its columns are {names}); "
-        "set json_key to the one with the text"
+        "set json_key to the column with the text"
     )
     assert refusal(path, json_key="meta").startswith(f"{path}: column 'meta' has the type struct<")
     assert refusal(path, json_key="meta").endswith(

@@ -44,7 +44,7 @@ def test_a_file_with_other_content_is_not_overwritten(tmp_path):
     before = path.stat()
     assert write_sample(path, max_mb=0.1) == report
     assert path.stat().st_ino == before.st_ino
-    with pytest.raises(HpcgenError, match=r"a\.jsonl already exists with other content; .* --overwrite"):
+    with pytest.raises(HpcgenError, match=r"a\.jsonl already exists with different content; .* --overwrite"):
         write_sample(path, max_mb=0.05)
     write_sample(path, max_mb=0.05, overwrite=True)
     assert path.stat().st_size < before.st_size

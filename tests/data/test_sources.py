@@ -478,9 +478,7 @@ def test_a_hub_that_answers_with_something_else_is_described(
         list_repository(HubSource(repo_id="owner/corpus"), "HF_TOKEN", QUICK)
     message = str(error.value)
     url = f"{server.url}/api/datasets/owner/corpus/revision/main"
-    begins = (
-        f"owner/corpus on {server.url}: the answer is not that of a hub. {url} answers HTTP 200 ({kind}): "
-    )
+    begins = f"owner/corpus on {server.url}: the answer is not from a hub. {url} answers HTTP 200 ({kind}): "
     assert message.startswith(begins)
     assert "; check HF_ENDPOINT, and whether a proxy or a login page answers in its place" in message
     assert "hf_secret" not in message
@@ -522,5 +520,5 @@ def test_a_listing_of_another_shape_is_described(
 
     monkeypatch.setenv("HF_ENDPOINT", server.url)
     server.usually = answer
-    with pytest.raises(HpcgenError, match="the answer is not that of a hub"):
+    with pytest.raises(HpcgenError, match="the answer is not from a hub"):
         list_repository(HubSource(repo_id="owner/corpus"), None, QUICK)

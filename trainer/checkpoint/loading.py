@@ -57,7 +57,7 @@ def load(source: Source, state: TrainingState, groups: ProcessGroupCollection) -
         raise_environment_fault(error, source.path)
         raise TrainerError(
             f"{source.path} cannot be loaded, although its files are unchanged ({type(error).__name__}: {error}). Use "
-            f"the versions that wrote it ({_versions(source)}), or rename it to resume from the one before it",
+            f"the versions that wrote it ({_versions(source)}), or rename it to resume from the previous checkpoint",
             scope=scope_of(error),
         ) from error
     if absent:

@@ -147,5 +147,5 @@ def _verify(path: Path) -> None:
     """
     if problems := checkpoint_files.problems(checkpoint_files.describe(path), hashes=False):
         raise TrainerError(
-            f"the storage changed what was written: {'; '.join(problems)}. Check it and try again"
+            f"the storage changed data that was written: {'; '.join(problems)}. Check the storage and try again"
         )

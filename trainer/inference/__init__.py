@@ -38,7 +38,7 @@ def load_model(
     `path` is an iter_... directory, or a directory of checkpoints or of a run, whose newest complete checkpoint is
     loaded. `tokenizer` is gpt2, bytes, a tokenizer.json or a directory with tokenizer files. `eod_token` is the token
     at the end of a document. The default device is a GPU if there is one. With "cpu", this hides GPUs from the
-    process. The default precision is that of training.
+    process. The default precision is the one of training.
 
     Raises:
         TrainerError: there is no such checkpoint, it cannot be loaded, or the tokenizer does not fit it.

@@ -177,7 +177,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _converse(model: Model, tokenizer: Tokenizer, options: Options, ranks: Ranks) -> None:
-    """Continue lines that are typed on a terminal, until its end."""
+    """Continue lines typed on a terminal, until its end."""
     while (line := _from_rank_0(_read_line, ranks)) is not None:
         on_text = _print if ranks.rank == 0 else None
         try:
@@ -303,7 +303,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, metavar="N", default=defaults.seed)
     parser.add_argument("--batch-size", type=int, metavar="N", default=defaults.batch_size)
     parser.add_argument("--device", choices=("cuda", "cpu"), help="default: a GPU if there is one")
-    parser.add_argument("--precision", choices=("bf16", "fp16", "fp32"), help="default: that of training")
+    parser.add_argument("--precision", choices=("bf16", "fp16", "fp32"), help="default: as in training")
     parser.add_argument(
         "--tensor-model-parallel-size", type=int, metavar="N", help="default: ranks / pipeline stages"
     )

@@ -113,7 +113,7 @@ def _require_trusted(record: Path, paths: Mapping[str, str]) -> None:
                     require_own(place.stat(), place)
             except OSError as error:
                 raise TrainerError(
-                    f"{record} can be written by others, and names code, which was not run: {key} = {path}. "
+                    f"{record} can be written by other users and names code, which was not run: {key} = {path}. "
                     f"{error.filename} {error.strerror}. If you trust the code, copy the checkpoint to a directory "
                     "of your own (cp -r, chmod -R go-w) and name the copy"
                 ) from error

@@ -145,6 +145,6 @@ def _check_all_match(groups: Sequence[ParameterGroup], matched: set[int], names:
     missed = [group.match for index, group in enumerate(groups) if index not in matched]
     if missed:
         raise ConfigError(
-            f"optimizer.parameter_groups: {', '.join(map(repr, missed))} matches no parameter, or only those of an "
-            f"earlier group. The model has {', '.join(sorted(names))}"
+            f"optimizer.parameter_groups: {', '.join(map(repr, missed))} matches no parameter, or only parameters of "
+            f"an earlier group. The model has {', '.join(sorted(names))}"
         )

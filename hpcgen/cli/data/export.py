@@ -25,7 +25,7 @@ from hpcgen.slurm.processes import term_exits
     "--output",
     type=click.Path(path_type=Path),
     required=True,
-    help="New directory, or that of the same export to continue it.",
+    help="New directory, or the directory of an interrupted export to continue.",
 )
 @click.option(
     "--format",
@@ -57,7 +57,7 @@ def command(
     workers: int | None,
     as_json: bool,
 ) -> None:
-    """Their token IDs are in the column input_ids. Each pair becomes one file. Every byte is read and compared with the
+    """The token IDs are in the column input_ids. Each pair becomes one file. Every byte is read and compared with the
     SHA-256 in the record of the pair. The same command continues an export that was interrupted.
 
     \b

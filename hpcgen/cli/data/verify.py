@@ -46,7 +46,7 @@ def command(
     as_json: bool,
 ) -> None:
     """Checks the index against the token IDs, and sizes and SHA-256 against the record next to the pair. If
-    Megatron-Core is installed, also compares counts and documents with those that its IndexedDataset reads. PREFIX is a
+    Megatron-Core is installed, also compares counts and documents with what its IndexedDataset reads. PREFIX is a
     pair's path with or without the suffix .bin or .idx, or a directory that `hpcgen data export` wrote. Rows of an
     export are compared with the pairs that they were made from. Exits with status 1 if there are problems.
     """

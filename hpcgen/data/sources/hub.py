@@ -62,7 +62,7 @@ def list_repository(
         api_url = f"{endpoint}/api/datasets/{source.repo_id}/revision/{quote(source.revision, safe='')}"
         answer = describe_answer(api_url, authorization(endpoint, token_variable))
         raise HpcgenError(
-            f"{where}: the answer is not that of a hub. {answer}",
+            f"{where}: the answer is not from a hub. {answer}",
             f"check HF_ENDPOINT, and whether a proxy or a login page answers in its place, {_ELSEWHERE}",
         ) from error
     except httpx2.HTTPError as error:

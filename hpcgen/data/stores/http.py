@@ -41,7 +41,7 @@ class Http(Store):
         self._web.close()
 
     def list(self, pattern: str) -> Iterator[Listed]:
-        """Refuses: web servers do not list their files.
+        """Always refuses, because web servers do not list their files.
 
         Raises:
             HpcgenError: always.

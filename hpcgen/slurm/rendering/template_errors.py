@@ -19,7 +19,7 @@ _JINJA = Path(jinja2.__file__).parent
 
 @contextmanager
 def template_errors(directories: Sequence[Path], name: str, values: Collection[str] = ()) -> Iterator[None]:
-    """Raises errors in the template `name`, or in those that it uses, as HpcgenError.
+    """Raises errors in the template `name`, or in the templates that it uses, as HpcgenError.
 
     `values` are the names that it can use. An exception in hpcgen's own code is a bug and keeps its traceback.
     """

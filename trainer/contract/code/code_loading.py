@@ -34,7 +34,7 @@ from trainer.contract.spelling import did_you_mean
 
 
 def use(codes: Mapping[str, UserCode]) -> None:
-    """Let imports in this process find the code, by import path, instead of the files that are there now."""
+    """Make imports in this process use `code`, by import path, instead of the current files."""
     if codes and _FINDER not in sys.meta_path:
         _FINDER.searched_before = frozenset(os.path.realpath(entry) for entry in sys.path)
         sys.meta_path.insert(0, _FINDER)

@@ -97,7 +97,8 @@ class RunDirectory:
         return self.root / "FAILED"
 
     def refuse_foreign_links(self) -> None:
-        """Refuses links of other users in place of its directories: the run would write, and remove checkpoints, there.
+        """Refuses links of other users in place of the run's directories, because the run would write and remove
+        checkpoints in their targets.
 
         Raises:
             OSError: ELOOP, with the link as its file name.

@@ -83,7 +83,7 @@ def heads_fit_kernels(facts: Facts) -> Iterator[Problem]:
             yield Problem(
                 path=CP,
                 reason=f"requires Transformer Engine's attention, which supports only multiples of 8 as the width of a "
-                f"head, but that of {name} is {width}",
+                f"head, but heads of {name} have width {width}",
                 candidates=[1],
             )
             return
