@@ -45,6 +45,11 @@ def size_text(num_bytes: float) -> str:
     return f"{number} {prefix}B"
 
 
+def printable(text: str) -> str:
+    """Untrusted text with a question mark in place of each non-printable character."""
+    return "".join(character if character.isprintable() else "?" for character in text)
+
+
 def harmless(text: str, keep: str = "") -> str:
     """Escapes characters of untrusted text that could control the terminal or forge a line.
 

@@ -6,12 +6,11 @@ import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from hpcgen.config.cluster import ClusterConfig
+from hpcgen.config.cluster import ClusterConfig, within_limit
 from hpcgen.config.container import Runtime, is_image_file
 from hpcgen.config.loader import Run, load_cluster_run
 from hpcgen.config.program import ProgramConfig
 from hpcgen.config.run import RunConfig
-from hpcgen.planning.request import within_limit
 from hpcgen.run_plan.plan import Plan, plan
 from hpcgen.stages import STAGES
 from hpcgen.stages.train import TRAIN

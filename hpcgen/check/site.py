@@ -57,6 +57,11 @@ class Seen:
     """Stages, each with cluster and runtime; empty for a file that no script uses."""
 
     @property
+    def why(self) -> str:
+        """The reason why the finding matters."""
+        return explanation(self.finding.rule)
+
+    @property
     def where(self) -> str:
         """FILE:LINE, or the script and its line."""
         place = self.finding.path or (f"script {self.scripts[0]}" if self.scripts else "")

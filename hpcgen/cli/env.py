@@ -53,11 +53,10 @@ def command(
     the names for srun --container-env="$HPCGEN_CONTAINER_ENV". For variables not named there, values set in the
     image take precedence.
     """
-    from hpcgen.run_plan.explanation import explain
-    from hpcgen.run_plan.plan import main_stage
+    from hpcgen.run_plan import explanation, plan
 
     run = read_run_or_cluster(config, cluster, run_dir, overrides)
-    explained = explain(stage or main_stage(run), run)
+    explained = explanation.explain(stage or plan.main_stage(run), run)
     warn(explained.warnings)
     variables = [variable for variable in explained.variables if variable.name not in NOT_FOR_A_SHELL]
     left_out = [variable for variable in explained.variables if variable.name in NOT_FOR_A_SHELL]
@@ -106,10 +105,8 @@ def _shell_lines(
 
 def _open_without_a_run_file(explained: Explanation) -> Iterator[str]:
     """Yields the assumptions made without a run file, and the variables that --set can add."""
-    from hpcgen.run_plan.explanation import by_change
-
     yield f"Without a run file, the run directory is {explained.run_dir} (change it with --run-dir)."
-    for change, variables in by_change(explained.absent).items():
+    for change, variables in explained.absent_by_change().items():
         if change.startswith("--set "):
             values = (f"{variable.name}={variable.value}" for variable in variables)
             yield f"{change} also sets {', '.join(values)}."

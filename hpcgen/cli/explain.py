@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from hpcgen.text import counted
 if TYPE_CHECKING:
     from hpcgen.config.loader import Run
     from hpcgen.planning.environment import Variable
-    from hpcgen.run_plan.explanation import Absent, Difference, Explanation
+    from hpcgen.run_plan.explanation import Difference, Explanation
 
 GIVEN = ("cluster", "run file", "override")
 """Layers whose values a person set, so the origin is a sufficient reason."""
@@ -58,22 +58,21 @@ def command(
     For each variable, prints the value, the layer and file that set it, the reason, and the values it overrides.
     NAME may contain * and ?. Default: all variables.
     """
-    from hpcgen.run_plan.explanation import compare, explain, leaked
-    from hpcgen.run_plan.plan import main_stage
+    from hpcgen.run_plan import explanation, plan
 
     run = read_run_or_cluster(config, cluster, run_dir, overrides)
-    stage = stage or main_stage(run)
-    explained = explain(stage, run)
+    stage = stage or plan.main_stage(run)
+    explained = explanation.explain(stage, run)
     warn(explained.warnings)
     if other is not None:
-        before = explain(stage, _other(other, run, cluster))
-        difference = compare(before, explained, names)
+        before = explanation.explain(stage, _other(other, run, cluster))
+        difference = explanation.compare(before, explained, names)
         if as_json:
             click.echo(json.dumps(_difference_json(difference), indent=1))
         else:
             _print_difference(difference, against=other)
         return
-    here = leaked(os.environ, explained.secrets)
+    here = explanation.leaked(os.environ, explained.secrets)
     chosen = explained.only(names)
     if as_json:
         click.echo(json.dumps(_explanation_json(chosen, here), indent=1))
@@ -89,8 +88,6 @@ def _other(other: str, run: Run, cluster: str | None) -> Run:
 
 
 def _print_explanation(explained: Explanation, here: tuple[str, ...], everything: bool) -> None:
-    from hpcgen.planning.environment import LEAKED
-
     if everything:
         _print_heading(f"stage {explained.stage} on {explained.cluster}: exported by the script")
     for variable in explained.variables:
@@ -104,17 +101,15 @@ def _print_explanation(explained: Explanation, here: tuple[str, ...], everything
         _print_text(", ".join(explained.secrets), indent=0)
     if everything:
         _print_heading("unset if the submitting shell exports them")
-        _print_text(", ".join(LEAKED), indent=0)
+        _print_text(", ".join(explained.unset), indent=0)
         if here:
             _print_text(f"this shell exports {', '.join(here)}", indent=0)
-    _print_absent(explained.absent, everything)
+    _print_absent(explained, everything)
 
 
-def _print_absent(absent: Iterable[Absent], everything: bool) -> None:
+def _print_absent(explained: Explanation, everything: bool) -> None:
     """Prints variables that are not set, grouped by the change that would set them. Omits reasons with `everything`."""
-    from hpcgen.run_plan.explanation import by_change
-
-    for number, (change, variables) in enumerate(by_change(absent).items()):
+    for number, (change, variables) in enumerate(explained.absent_by_change().items()):
         if number == 0:
             _print_heading("not set; these changes would set them")
         if everything:
@@ -203,15 +198,13 @@ def _word(value: str) -> str:
 
 
 def _explanation_json(explained: Explanation, here: tuple[str, ...]) -> dict[str, Any]:
-    from hpcgen.planning.environment import LEAKED
-
     return {
         "stage": explained.stage,
         "cluster": explained.cluster,
         "variables": [dataclasses.asdict(variable) for variable in explained.variables],
         "computed": dict(explained.computed),
         "secrets": list(explained.secrets),
-        "unset": {"patterns": list(LEAKED), "in_this_shell": list(here)},
+        "unset": {"patterns": list(explained.unset), "in_this_shell": list(here)},
         "not_set": [
             {"change": item.change, **dataclasses.asdict(item.variable)} for item in explained.absent
         ],

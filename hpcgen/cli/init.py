@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,17 +12,23 @@ import click
 
 from hpcgen.cli.options import complete_clusters, run_arguments
 from hpcgen.cli.options import program as this_program
+from hpcgen.config.cluster import ClusterConfig, within_limit
 from hpcgen.config.document import Document, constant, merge
+from hpcgen.config.node_type import NodeType
+from hpcgen.config.overrides import override
 from hpcgen.config.presets import PRESETS, Preset, unknown_preset
+from hpcgen.config.profiles import cluster_names, load_cluster
+from hpcgen.config.run import OMITTED_SECTIONS, RunConfig
+from hpcgen.config.schema import schema_text
+from hpcgen.config.starter import TIME, program_starter, run_file, slurm_section, starter, starter_corpus
+from hpcgen.config.validation import build, check_text, located
 from hpcgen.errors import ConfigErrors, HpcgenError
 from hpcgen.files import is_special, require_directory, write_output
+from hpcgen.text import printable
 
 if TYPE_CHECKING:
     from hpcgen.check.migration.leftover import Leftover
     from hpcgen.check.migration.migration import Migration
-    from hpcgen.config.cluster import ClusterConfig
-    from hpcgen.config.node_type import NodeType
-    from hpcgen.config.slurm import StageSettings
 
 
 def _complete_presets(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
@@ -83,12 +90,6 @@ def command(
     """Also writes the JSON Schema of the run file next to it and creates the run directory.
     Default for PATH: run.yaml.
     """
-    from hpcgen.config.profiles import load_cluster
-    from hpcgen.config.run import RunConfig
-    from hpcgen.config.starter import TIME, program_starter, run_file, starter
-    from hpcgen.config.validation import check_text
-    from hpcgen.planning.request import within_limit
-
     _require_no_model(program, preset, hf_dir)
     _require_compatible(preset, cluster, script, hf_dir, overrides)
     _require_new_file(path, force)
@@ -99,38 +100,93 @@ def command(
     name = name or (migration and migration.name) or path.stem
     run_dir = run_dir or f"runs/{name}"
     check_text(RunConfig, {"name": name, "paths": {"run_dir": run_dir}}, "hpcgen init")
-    time = within_limit(profile.slurm.time or TIME, profile.slurm.partition, profile)
-    weights = f"{name}-weights"
-    own = {"name": name, "cluster": cluster, "paths": {"run_dir": run_dir}}
-    editor = f"./{_schema_of(path).name}"
+    new = _New(path, name, cluster, run_dir, profile, node_type)
     if migration is not None:
-        values = _complete({**own, **migration.sections}, chosen, str(script))
-        text = run_file(values, editor, file_name=path.name, notes=_notes(script, migration))
+        text = new.from_script(script, migration, chosen)
     elif program:
-        text = program_starter(
-            name, cluster, run_dir, editor, of_cluster=profile.slurm, time=time, file_name=path.name
-        )
+        text = new.for_program()
     elif hf_dir is not None:
-        values = _from_huggingface(own, hf_dir, weights, node_type, profile.slurm, time)
-        text = run_file(values, editor, file_name=path.name)
+        text = new.from_huggingface(hf_dir)
     else:
-        defaults = PRESETS.get(preset or "")
-        text = starter(
-            name,
-            cluster,
-            run_dir,
-            defaults,
-            editor,
-            gpus_per_node=node_type.gpus_per_node,
-            of_cluster=profile.slurm,
-            time=time,
-            file_name=path.name,
-        )
+        text = new.from_preset(PRESETS.get(preset or ""))
     _write(path, text, run_dir)
     if migration is not None:
         _show_leftovers(script, migration)
-    steps = _next_steps(path, PRESETS.get(preset or ""), hf_dir, path.parent / weights)
+    steps = _next_steps(path, PRESETS.get(preset or ""), hf_dir, path.parent / new.weights)
     click.echo(f"wrote {path}; next: {' && '.join(steps)}", err=True)
+
+
+@dataclass(frozen=True)
+class _New:
+    """A run file to write."""
+
+    path: Path
+    name: str
+    cluster: str
+    run_dir: str
+    profile: ClusterConfig
+    node_type: NodeType
+
+    @property
+    def own(self) -> dict[str, Any]:
+        """The keys that every run file has."""
+        return {"name": self.name, "cluster": self.cluster, "paths": {"run_dir": self.run_dir}}
+
+    @property
+    def editor(self) -> str:
+        """The JSON Schema as the run file names it for editors."""
+        return f"./{_schema_of(self.path).name}"
+
+    @property
+    def time(self) -> str:
+        """The time limit of its jobs."""
+        return within_limit(self.profile.slurm.time or TIME, self.profile.slurm.partition, self.profile)
+
+    @property
+    def weights(self) -> str:
+        """The directory of imported weights, relative to the run file."""
+        return f"{self.name}-weights"
+
+    def from_script(self, script: Path | None, migration: Migration, chosen: Document) -> str:
+        """The text of a run file with what a script sets."""
+        values = _complete({**self.own, **migration.sections}, chosen, str(script))
+        return run_file(values, self.editor, file_name=self.path.name, notes=_notes(script, migration))
+
+    def for_program(self) -> str:
+        """The text of a run file for a program of the user."""
+        return program_starter(
+            self.name,
+            self.cluster,
+            self.run_dir,
+            self.editor,
+            of_cluster=self.profile.slurm,
+            time=self.time,
+            file_name=self.path.name,
+        )
+
+    def from_huggingface(self, hf_dir: Path) -> str:
+        """The text of a run file that starts from the model in `hf_dir`, imported to `weights`."""
+        from hpcgen.config import from_huggingface
+
+        nodes = {"nodes": self.profile.slurm.nodes or 1}
+        sections = from_huggingface.sections(hf_dir, self.weights)
+        sections["data"] |= starter_corpus(self.name, self.node_type.gpus_per_node)
+        slurm = slurm_section(self.profile.slurm, self.time, nodes)
+        return run_file({**self.own, "slurm": slurm, **sections}, self.editor, file_name=self.path.name)
+
+    def from_preset(self, preset: Preset | None) -> str:
+        """The text of a run file for hpcgen's trainer."""
+        return starter(
+            self.name,
+            self.cluster,
+            self.run_dir,
+            preset,
+            self.editor,
+            gpus_per_node=self.node_type.gpus_per_node,
+            of_cluster=self.profile.slurm,
+            time=self.time,
+            file_name=self.path.name,
+        )
 
 
 def _next_steps(path: Path, preset: Preset | None, hf_dir: Path | None, weights: Path) -> Iterator[str]:
@@ -167,8 +223,6 @@ def _require_compatible(
     Raises:
         HpcgenError: the preset is unknown, or an option needs or excludes another one.
     """
-    from hpcgen.config.profiles import cluster_names
-
     if preset is not None and preset not in PRESETS:
         raise HpcgenError(f"--preset {preset}: unknown preset", unknown_preset(preset))
     if preset is not None and script is not None:
@@ -209,9 +263,6 @@ def _write(path: Path, text: str, run_dir: str) -> None:
     Raises:
         HpcgenError: the directory or a file cannot be written.
     """
-    from hpcgen.config.run import RunConfig
-    from hpcgen.config.schema import schema_text
-
     directory = path.absolute().parent / run_dir
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -228,9 +279,6 @@ def _chosen(overrides: tuple[str, ...]) -> Document:
     Raises:
         HpcgenError: an assignment is malformed, or sets a key that has its own option.
     """
-    from hpcgen.config.overrides import override
-    from hpcgen.config.run import RunConfig
-
     chosen = Document({}, {"": "--set"})
     for assignment in overrides:
         key = assignment.partition("=")[0]
@@ -240,30 +288,12 @@ def _chosen(overrides: tuple[str, ...]) -> Document:
     return chosen
 
 
-def _from_huggingface(
-    own: dict[str, Any], hf_dir: Path, weights: str, node_type: NodeType, of_cluster: StageSettings, time: str
-) -> dict[str, Any]:
-    """The values of a run file that starts from the model in `hf_dir`, imported to `weights`."""
-    from hpcgen.config.starter import slurm_section, starter_corpus
-
-    slurm = slurm_section(of_cluster, time, {"nodes": of_cluster.nodes or 1})
-    from hpcgen.config import from_huggingface
-
-    sections = from_huggingface.sections(hf_dir, weights)
-    sections["data"] |= starter_corpus(own["name"], node_type.gpus_per_node)
-    return {**own, "slurm": slurm, **sections}
-
-
 def _complete(carried: Mapping[str, Any], chosen: Document, script: str) -> dict[str, Any]:
     """The values of the run file, from the script and --set.
 
     Raises:
         ConfigErrors: values are not valid in a run file.
     """
-    from hpcgen.config.loader import OMITTED_SECTIONS
-    from hpcgen.config.run import RunConfig
-    from hpcgen.config.validation import build, located
-
     document = merge(constant(carried, script), chosen)
     checked = document
     if "program" in document.values:  # which needs no model
@@ -276,8 +306,6 @@ def _complete(carried: Mapping[str, Any], chosen: Document, script: str) -> dict
 
 def _notes(script: Path | None, migration: Migration) -> list[str]:
     """Comments for the run file of a program. They list the parts of the script that the run file does not contain."""
-    from hpcgen.check.migration.migration import printable
-
     if "program" not in migration.sections or not migration.leftovers:
         return []
     lines = (
@@ -289,8 +317,6 @@ def _notes(script: Path | None, migration: Migration) -> list[str]:
 
 def _show_leftovers(script: Path | None, migration: Migration) -> None:
     """Prints to standard error what was not converted."""
-    from hpcgen.check.migration.migration import printable
-
     if "program" in migration.sections:
         click.echo(f"{script}: the run file starts the script's own program (stage run)", err=True)
     _list(script, migration.leftovers)
@@ -304,8 +330,6 @@ def _show_leftovers(script: Path | None, migration: Migration) -> None:
 
 
 def _list(script: Path | None, leftovers: Iterable[Leftover]) -> None:
-    from hpcgen.check.migration.migration import printable
-
     for leftover in leftovers:
         click.secho(
             f"{script}:{leftover.line}: not converted: {printable(leftover.what)}", fg="yellow", err=True

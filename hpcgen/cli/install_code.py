@@ -39,10 +39,9 @@ def _phases() -> Iterator[Callable[[str], None]]:
     if not sys.stderr.isatty():
         yield lambda phase: click.echo(f"{phase} ...", err=True)
         return
-    from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from hpcgen.cli.terminal import SpinnerColumn, TextColumn, TimeElapsedColumn, bars
 
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with bars(*columns) as bar:
         task = bar.add_task("", total=None)
         yield lambda phase: bar.update(task, description=phase)

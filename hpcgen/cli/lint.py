@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hpcgen.errors import FilePlace, HpcgenError
-from hpcgen.text import counted, harmless
+from hpcgen.text import counted, harmless, printable
 
 if TYPE_CHECKING:
     from hpcgen.check.lint.check import Finding
@@ -99,12 +99,11 @@ def command(
     """Use - as SCRIPT for standard input. Exits with status 1 if there is an error or a warning, and with 0 if there
     are only notes. A bug in hpcgen is reported with its traceback after the findings, and also means status 1.
     """
-    from hpcgen.check.lint.check import lint, release_of, selection
-    from hpcgen.check.lint.syntax import find_shfmt
+    from hpcgen.check.lint import check, syntax
 
-    find_shfmt()  # its absence is no bug
-    rules = selection(chosen, ignore)
-    release = None if slurm_version is None else release_of(slurm_version)
+    syntax.find_shfmt()  # its absence is no bug
+    rules = check.selection(chosen, ignore)
+    release = None if slurm_version is None else check.release_of(slurm_version)
     texts = [_read(path) for path in scripts]
     bugs: dict[tuple[str, int | None], str] = {}
 
@@ -117,7 +116,7 @@ def command(
     findings = [
         finding
         for path, text in zip(scripts, texts, strict=True)
-        for finding in lint(text, path, rules, release, on_bug)
+        for finding in check.lint(text, path, rules, release, on_bug)
     ]
     if as_json:
         click.echo(json.dumps([finding.entry() for finding in findings], indent=1))
@@ -148,13 +147,11 @@ def _show(finding: Finding) -> None:
     path = finding.path if finding.path.isprintable() else ascii(finding.path)
     place = click.style(f"{path}:{finding.line}:", bold=True)
     severity = click.style(f"{finding.severity}:", fg=COLORS[finding.severity])
-    why = "".join(character if character.isprintable() else "?" for character in finding.problem.reason)
-    fix = "".join(character if character.isprintable() else "?" for character in finding.problem.hint)
-    click.echo(f"{place} {severity} {why} [{finding.rule}]")
+    click.echo(f"{place} {severity} {printable(finding.problem.reason)} [{finding.rule}]")
     if finding.also:
         noun = "lines" if len(finding.also) > 1 else "line"
         click.echo(f"    also: {noun} {', '.join(map(str, finding.also))}")
-    click.echo(f"    fix: {fix}")
+    click.echo(f"    fix: {printable(finding.problem.hint)}")
 
 
 def _summarize(findings: list[Finding], num_scripts: int) -> None:

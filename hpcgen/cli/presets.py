@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import click
 
@@ -53,10 +52,9 @@ def command(as_json: bool) -> None:
 
 
 def _print_table(rows: list[dict[str, object]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
+    from hpcgen.cli.terminal import new_table, print_table
 
-    table = Table(box=None, pad_edge=False)
+    table = new_table()
     titles = ("parameters", "active", "layers", "hidden", "heads", "seq", "TP", "PP", "EP", "batch", "lr")
     for title in ("preset", *titles):
         table.add_column(title, justify="left" if title == "preset" else "right", no_wrap=True)
@@ -67,5 +65,4 @@ def _print_table(rows: list[dict[str, object]]) -> None:
             for name, value in row.items()
         ]
         table.add_row(*cells)
-    # in a pipe, each row must be one line
-    Console(width=None if sys.stdout.isatty() else 250).print(table)
+    print_table(table, 250)

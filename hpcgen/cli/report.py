@@ -43,29 +43,26 @@ def command(run_dirs: tuple[Path, ...], output: Path | None, as_json: bool) -> N
     Shows loss, throughput, memory, restarts and checkpoints, with several runs side by side. The file is
     self-contained. A run that is still training is shown up to its latest step.
     """
-    from hpcgen.report.comparability import differences_of_meaning
-    from hpcgen.report.labels import labels
-    from hpcgen.report.page import render_page
-    from hpcgen.report.run import read_run
-    from hpcgen.report.summary import summarize
+    from hpcgen.report import comparability, labels, page, run, summary
 
     run_dirs = tuple(map(_run_directory, run_dirs))
-    runs = [read_run(directory, time.time()) for directory in run_dirs]
-    summaries = [summarize(run) for run in runs]
-    notes = differences_of_meaning(labels(runs), runs)
+    runs = [run.read_run(directory, time.time()) for directory in run_dirs]
+    summaries = [summary.summarize(each) for each in runs]
+    names = labels.labels(runs)
+    notes = comparability.differences_of_meaning(names, runs)
     if as_json:
-        found = [{**dataclasses.asdict(summary), "not_comparable": notes} for summary in summaries]
+        found = [{**dataclasses.asdict(each), "not_comparable": notes} for each in summaries]
         click.echo(json.dumps(found, indent=1))
     elif str(output) != "-":
-        for label, run, summary in zip(labels(runs), runs, summaries, strict=True):
-            _show(label, run, summary)
+        for shown in zip(names, runs, summaries, strict=True):
+            _show(*shown)
         for note in notes:
             click.echo(harmless(note))
     if output is not None or not as_json:
         default = Path("report.html") if len(runs) > 1 else run_dirs[0] / "report.html"
         target = output or default
         with shared_as_directory(target.parent):
-            write_output(target, render_page(runs), mode=0o666)
+            write_output(target, page.render_page(runs), mode=0o666)
 
 
 def _run_directory(path: Path) -> Path:
@@ -80,9 +77,7 @@ def _run_directory(path: Path) -> Path:
 
 def _show(label: str, run: Run, summary: Summary) -> None:
     """Prints the run in a few lines."""
-    from hpcgen.report.curve import Curve, draw_text
-    from hpcgen.report.evaluations import line
-    from hpcgen.report.history import number_or_none
+    from hpcgen.report import curve, evaluations, history
 
     colour = {"done": "green", "running": "cyan", "stopped": "yellow", "silent": "yellow"}.get(
         summary.state, "red"
@@ -100,9 +95,9 @@ def _show(label: str, run: Run, summary: Summary) -> None:
     latest = {
         harmless(str(event.get("split"))): {event["iteration"]: loss}
         for event in run.history.evaluations
-        if (loss := number_or_none(event.get("loss"))) is not None
+        if (loss := history.number_or_none(event.get("loss"))) is not None
     }
-    click.echo(draw_text(Curve(losses, latest)))
+    click.echo(curve.draw_text(curve.Curve(losses, latest)))
     mfu = f", MFU {percent(summary.mfu)}" if summary.mfu is not None else ""
     memory = f", {figure(summary.peak_memory_gib, 3)} GiB" if summary.peak_memory_gib is not None else ""
     click.echo(
@@ -115,7 +110,7 @@ def _show(label: str, run: Run, summary: Summary) -> None:
         load = f"{summary.min_expert_load:.2f} to {summary.max_expert_load:.2f} (1 is an even share)"
         click.echo(f"expert load {load}{dropped}")
     if summary.results:
-        click.echo(harmless(line(summary.results[-1])))
+        click.echo(harmless(evaluations.line(summary.results[-1])))
     if summary.unreadable_lines:
         ignored = f"{counted(summary.unreadable_lines, 'unreadable line')} of {run.directory}/metrics.jsonl"
         click.echo(f"warning: {harmless(ignored)} ignored", err=True)

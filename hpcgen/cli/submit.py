@@ -59,14 +59,14 @@ def command(
     to produce.
     """
     from hpcgen import api
-    from hpcgen.slurm.corpus import check_corpus, missing_tasks, require_pairs
+    from hpcgen.slurm import corpus
 
     plan = api.plan(api.load_run(config, overrides), stages)
-    require_pairs(plan)
+    corpus.require_pairs(plan)
     warn(plan.warnings)
     if dry_run:
-        missing = missing_tasks(plan)
-        warn(tuple(check_corpus(plan, missing)))
+        missing = corpus.missing_tasks(plan)
+        warn(tuple(corpus.check_corpus(plan, missing)))
         for stage in plan.stages:
             api.render(plan, stage, templates)
         would = [_would_submit(stage, missing.get(stage.name)) for stage in plan.stages.values()]
@@ -114,15 +114,14 @@ def _progress() -> Iterator[Callable[[Progress], None]]:
     if not sys.stderr.isatty():
         yield _ProgressLines()
         return
-    from rich.console import Console
-    from rich.progress import (
+    from hpcgen.cli.terminal import (
         BarColumn,
         MofNCompleteColumn,
         TextColumn,
         TimeElapsedColumn,
         TimeRemainingColumn,
+        bars,
     )
-    from rich.progress import Progress as Bars
 
     columns = (
         TextColumn("{task.description:<9}"),
@@ -132,15 +131,15 @@ def _progress() -> Iterator[Callable[[Progress], None]]:
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    with Bars(*columns, console=Console(stderr=True)) as bars:
+    with bars(*columns, transient=False) as shown:
         tasks = {}
 
         def show(progress: Progress) -> None:
             if progress.stage not in tasks:
-                tasks[progress.stage] = bars.add_task(progress.stage, total=None, loss="")
+                tasks[progress.stage] = shown.add_task(progress.stage, total=None, loss="")
             loss = f"mean loss {progress.metrics['loss']:.3f}" if progress.metrics else ""
             total = progress.total or None
-            bars.update(tasks[progress.stage], total=total, completed=progress.done, loss=loss)
+            shown.update(tasks[progress.stage], total=total, completed=progress.done, loss=loss)
 
         yield show
 

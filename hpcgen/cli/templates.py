@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,26 +41,25 @@ def list_command(templates: tuple[Path, ...], as_json: bool) -> None:
 
     Shows each template's file, the templates it extends, and the blocks and functions that the site replaces.
     """
-    from hpcgen.slurm.rendering.inventory import TEMPLATES, template_chain, unused_files
-    from hpcgen.slurm.rendering.replaced import replaced_functions
+    from hpcgen.slurm.rendering import inventory, replaced
 
     environment = _environment(templates)
-    chains = {name: template_chain(environment, name) for name in TEMPLATES}
-    replaced = {name: replaced_functions(environment, name) for name in TEMPLATES}
-    unused = unused_files(environment)
+    chains = {name: inventory.template_chain(environment, name) for name in inventory.TEMPLATES}
+    functions = {name: replaced.replaced_functions(environment, name) for name in inventory.TEMPLATES}
+    unused = inventory.unused_files(environment)
     if as_json:
         listed = [
             {
                 "name": name,
                 "files": [_file(file) for file in chain],
-                "functions": [_function(function) for function in replaced[name]],
+                "functions": [_function(function) for function in functions[name]],
             }
             for name, chain in chains.items()
         ]
         left = [{"path": str(one.path), "reason": one.reason} for one in unused]
         click.echo(json.dumps({"templates": listed, "unused": left}, indent=1))
         return
-    _print_table([_row(name, chain, replaced[name]) for name, chain in chains.items()])
+    _print_table([_row(name, chain, functions[name]) for name, chain in chains.items()])
     for one in unused:
         click.secho(f"not used: {one.path}; {one.reason}", fg="yellow")
 
@@ -100,13 +98,11 @@ def _file(file: TemplateFile) -> dict[str, Any]:
 
 
 def _function(function: Replaced) -> dict[str, Any]:
-    from hpcgen.slurm.rendering.replaced import digest
-
     return {
         "name": function.name,
         "line": function.line,
-        "written_against": None if function.recorded is None else digest(function.recorded),
-        "shipped": digest(function.shipped),
+        "written_against": function.written_against,
+        "shipped": function.shipped_version,
         "stale": function.is_stale,
     }
 
@@ -122,26 +118,28 @@ def _row(name: str, chain: Sequence[TemplateFile], replaced: Sequence[Replaced])
 
 
 def _print_table(rows: Sequence[tuple[str, ...]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
+    from hpcgen.cli.terminal import new_table, print_table
 
-    table = Table(box=None, pad_edge=False)
+    table = new_table()
     for title in ("template", "from", "extends", "blocks that the site replaces", "functions"):
         table.add_column(title, overflow="fold")
     for row in rows:
         table.add_row(*row)
-    # in a pipe, each row must be one line
-    Console(width=None if sys.stdout.isatty() else 1000, highlight=False, markup=False).print(table)
+    print_table(table, 1000, is_plain=True)
 
 
 def _complete_blocks(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     """Blocks of the template named in the preceding argument, for shell completion."""
-    from hpcgen.slurm.rendering.environment import make_environment
-    from hpcgen.slurm.rendering.inventory import block_names, template_chain
-
     name = context.params.get("name")
-    known = block_names(template_chain(make_environment(), name if name in NAMES else "base"))
+    known = _shipped_blocks(name if name in NAMES else "base")
     return [block for block in known if block.startswith(incomplete)]
+
+
+def _shipped_blocks(name: str) -> tuple[str, ...]:
+    """The blocks of the shipped template of `name`, in the order of the script."""
+    from hpcgen.slurm.rendering import environment, inventory
+
+    return inventory.block_names(inventory.template_chain(environment.make_environment(), name))
 
 
 @command.command("override")
@@ -167,21 +165,19 @@ def override_command(name: str, blocks: tuple[str, ...], output: Path | None) ->
     NAME is a stage, base for all stages, or data for the data stages. The new template extends the shipped one.
     An existing file is never changed.
     """
-    from hpcgen.slurm.rendering.environment import make_environment
-    from hpcgen.slurm.rendering.inventory import block_names, template_chain, template_file
-    from hpcgen.slurm.rendering.override import override_text
+    from hpcgen.slurm.rendering import inventory, override
 
-    known = block_names(template_chain(make_environment(), name))
+    known = _shipped_blocks(name)
     for block in blocks:
         if block not in known:
             raise HpcgenError(f"template {name} has no block {block!r}", _instead(block, known))
     configured = configuration_directories("templates")
     directory = output or configured[0]
-    target = directory / template_file(name)
+    target = directory / inventory.template_file(name)
     if target.is_symlink() or target.exists():
         raise HpcgenError(f"{target} already exists", "edit it, or remove it first")
     _make_directory(target.parent)
-    write_text(target, override_text(name, known, block_docs(), blocks), mode=0o644)
+    write_text(target, override.override_text(name, known, block_docs(), blocks), mode=0o644)
     click.echo(target)
     option = "" if directory in configured else f" --templates {shlex.quote(str(directory))}"
     click.echo(f"next: edit it, then run hpcgen templates check{option}", err=True)
@@ -256,19 +252,20 @@ def check_command(
     Bash, shellcheck (if installed) and hpcgen lint read the scripts; nothing is run. Exits with status 1 if there are
     findings.
     """
-    from hpcgen.api import site_directories
+    from hpcgen import api
+    from hpcgen.check import scripts, shell_programs, site
     from hpcgen.check.lint.syntax import find_shfmt
-    from hpcgen.check.scripts import read_scripts
-    from hpcgen.check.shell_programs import has_shellcheck
-    from hpcgen.check.site import check_site
 
     find_shfmt()  # now rather than after all scripts are rendered
-    directories = site_directories(templates)
-    report = check_site(directories, clusters or cluster_names(), read_scripts, named=bool(clusters))
+    directories = api.site_directories(templates)
+    report = site.check_site(
+        directories, clusters or cluster_names(), scripts.read_scripts, named=bool(clusters)
+    )
+    shellchecked = shell_programs.has_shellcheck()
     if as_json:
-        click.echo(json.dumps(_as_json(report, has_shellcheck()), indent=1))
+        click.echo(json.dumps(_as_json(report, shellchecked), indent=1))
     else:
-        _print_report(report, directories, has_shellcheck())
+        _print_report(report, directories, shellchecked)
     context.exit(1 if report.findings else 0)
 
 
@@ -294,13 +291,11 @@ def _as_json(report: Report, shellchecked: bool) -> dict[str, Any]:
 
 
 def _print_report(report: Report, directories: Sequence[Path], shellchecked: bool) -> None:
-    from hpcgen.check.site import explanation
-
     for seen in report.findings:
         finding = seen.finding
         color = "red" if finding.severity == "error" else "yellow"
         click.echo(f"{seen.where}: {click.style(finding.rule, fg=color)}: {finding.problem.reason}")
-        click.echo(f"    why: {explanation(finding.rule)}")
+        click.echo(f"    why: {seen.why}")
         click.echo(f"    fix: {finding.problem.hint}")
         if seen.scripts:
             click.echo(f"    in:  {_shortened(seen.scripts)}")

@@ -6,7 +6,7 @@ from dataclasses import field
 from typing import Annotated
 
 from hpcgen.config.container import ContainerConfig, MountPath
-from hpcgen.config.fields import EnvironmentName, Name, ProfileName, SlurmWord, Text, TimeLimit
+from hpcgen.config.fields import EnvironmentName, Name, ProfileName, SlurmWord, Text, TimeLimit, seconds
 from hpcgen.config.slurm import StageSettings
 from trainer.contract.config import Count, PositiveFloat
 from trainer.contract.record import config_section
@@ -86,3 +86,10 @@ class ClusterConfig:
     checkpoint loading."""
     trusted_groups: tuple[GroupName, ...] = ()
     """Unix groups that may write to site template directories. No group may write to a profile."""
+
+
+def within_limit(time: str, partition: str | None, cluster: ClusterConfig) -> str:
+    """The smaller of a time limit and the partition's maximum."""
+    asked = [cluster.partitions.get(name) for name in (partition or "").split(",")]
+    limits = [limits.max_time for limits in asked if limits is not None and limits.max_time]
+    return min((time, *limits), key=seconds)

@@ -16,19 +16,12 @@ from hpcgen.config.node_type import NodeType
 from hpcgen.config.overrides import override
 from hpcgen.config.presets import PRESETS, Preset, unknown_preset
 from hpcgen.config.profiles import read_profile
-from hpcgen.config.run import TRAINER_SECTIONS, RunConfig
+from hpcgen.config.run import OMITTED_SECTIONS, TRAINER_SECTIONS, RunConfig
 from hpcgen.config.validation import build, located
 from hpcgen.errors import ConfigErrors, FileErrors, HpcgenError, Problem
 from trainer.contract.config import BlendConfig
 from trainer.contract.record import record
 
-OMITTED_SECTIONS: dict[str, Any] = {
-    "model": {"num_layers": 1, "hidden_size": 1, "num_attention_heads": 1, "seq_length": 1},
-    "training": {"micro_batch_size": 1, "global_batch_size": 1, "train_iters": 1},
-    "optimizer": {"lr": 1},
-}
-"""Sections that a run file may omit if none of its stages needs them (`Stage.needs`), each with the value to use
-instead."""
 ANY_RUN: dict[str, Any] = {
     "name": "any",
     "cluster": "any",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import field
-from typing import Literal
+from typing import Any, Literal
 
 from hpcgen.config.container import ContainerConfig
 from hpcgen.config.corpus import CorpusConfig
@@ -66,6 +66,14 @@ TRAINER_SECTIONS = (
     *("evaluation", "generation", "export"),
 )
 """Keys of a run file that only hpcgen's trainer and its models use. A run file with `program` has none of them."""
+
+OMITTED_SECTIONS: dict[str, Any] = {
+    "model": {"num_layers": 1, "hidden_size": 1, "num_attention_heads": 1, "seq_length": 1},
+    "training": {"micro_batch_size": 1, "global_batch_size": 1, "train_iters": 1},
+    "optimizer": {"lr": 1},
+}
+"""Sections that a run file may omit if none of its stages needs them (`Stage.needs`), each with the value to use
+instead."""
 
 
 @config_section

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
-from hpcgen.config.cluster import ClusterConfig
+from hpcgen.config.cluster import ClusterConfig, within_limit
 from hpcgen.config.fields import seconds
 from hpcgen.config.node_type import NodeType
 from hpcgen.config.run import RunConfig
@@ -69,13 +69,6 @@ def _extra_directives(
 
 def _option_name(directive: str) -> str:
     return directive[2:].partition("=")[0]
-
-
-def within_limit(time: str, partition: str | None, cluster: ClusterConfig) -> str:
-    """The smaller of a time limit and the partition's maximum."""
-    asked = [cluster.partitions.get(name) for name in (partition or "").split(",")]
-    limits = [limits.max_time for limits in asked if limits is not None and limits.max_time]
-    return min((time, *limits), key=seconds)
 
 
 @record

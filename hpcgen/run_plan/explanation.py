@@ -98,6 +98,18 @@ class Explanation:
             absent=tuple(a for a in self.absent if matches(a.variable.name, patterns)),
         )
 
+    def absent_by_change(self) -> dict[str, list[Variable]]:
+        """The absent variables, grouped by the change that would set them."""
+        changes: dict[str, list[Variable]] = {}
+        for item in self.absent:
+            changes.setdefault(item.change, []).append(item.variable)
+        return changes
+
+    @property
+    def unset(self) -> tuple[str, ...]:
+        """Patterns of variables that the script unsets if the submitting shell exports them."""
+        return LEAKED
+
     def names(self) -> list[str]:
         """Names of all variables that are explained."""
         of_variables = [v.name for v in (*self.variables, *(a.variable for a in self.absent))]
@@ -166,14 +178,6 @@ def compare(before: Explanation, after: Explanation, patterns: Sequence[str] = (
         added_secrets=tuple(name for name in secrets if name not in before.secrets),
         removed_secrets=tuple(name for name in secrets if name not in after.secrets),
     )
-
-
-def by_change(absent: Iterable[Absent]) -> dict[str, list[Variable]]:
-    """Groups variables by the change that would set them."""
-    changes: dict[str, list[Variable]] = {}
-    for item in absent:
-        changes.setdefault(item.change, []).append(item.variable)
-    return changes
 
 
 def leaked(names: Iterable[str], secrets: Sequence[str]) -> tuple[str, ...]:

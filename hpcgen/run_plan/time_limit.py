@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from hpcgen.config.cluster import within_limit
 from hpcgen.config.fields import seconds, slurm_time
 from hpcgen.config.loader import Run
 from hpcgen.config.profiles import is_set_by_site
@@ -13,7 +14,7 @@ from hpcgen.config.slurm import LONGEST_LEAD_S
 from hpcgen.errors import Problem
 from hpcgen.planning import checkpointing
 from hpcgen.planning.allocation import Allocation
-from hpcgen.planning.request import place_of, within_limit
+from hpcgen.planning.request import place_of
 from hpcgen.stages.train import TRAIN
 from hpcgen.text import duration
 from trainer.contract.config import TrainerConfig

@@ -50,23 +50,21 @@ def missing_tasks(plan: Plan) -> MissingTasks:
     }
     if not arrays or not _is_seen(plan):
         return MissingTasks({name: tuple(range(num_tasks)) for name, num_tasks in arrays.items()})
-    from hpcgen.data.manifest import manifest_path, read_manifest, require_selection
-    from hpcgen.data.pending import pending
-    from hpcgen.data.stages import DATA_STAGES
+    from hpcgen.data import manifest, pending, stages
 
     job = corpus_job(plan.config)
-    require_selection(job)
-    manifest = read_manifest(manifest_path(job.directory))
+    manifest.require_selection(job)
+    planned = manifest.read_manifest(manifest.manifest_path(job.directory))
     tasks: dict[str, tuple[int, ...]] = {}
     left: dict[str, list[Unit]] = {}
     remade: frozenset[str] = frozenset()
-    for name in DATA_STAGES:
+    for name in stages.DATA_STAGES:
         if name in arrays:
-            found = pending(name, job, manifest, remade)
+            found = pending.pending(name, job, planned, remade)
             remade |= found.outputs
             tasks[name] = found.tasks(arrays[name])
             left[name] = list(found.units)
-    return MissingTasks(tasks, left, manifest)
+    return MissingTasks(tasks, left, planned)
 
 
 def check_corpus(plan: Plan, missing: MissingTasks) -> list[str]:
@@ -78,20 +76,17 @@ def check_corpus(plan: Plan, missing: MissingTasks) -> list[str]:
     """
     if missing.manifest is None or not any(missing.values()):
         return []
-    from hpcgen.data.first_documents import check_first_documents, documents_of_pairs
-    from hpcgen.data.sources import check_source
-    from hpcgen.data.space import check_units
-    from hpcgen.data.stages import DATA_STAGES
+    from hpcgen.data import first_documents, sources, space, stages
 
     job = corpus_job(plan.config)
     left = {stage: units for stage, units in missing.units.items() if units}
-    check_source(left, job)
-    if any(DATA_STAGES[name].joins_documents for name in left):
-        check_first_documents(job, missing.manifest)
+    sources.check_source(left, job)
+    if any(stages.DATA_STAGES[name].joins_documents for name in left):
+        first_documents.check_first_documents(job, missing.manifest)
         is_read = plan.trainer is not None and plan.trainer.data.datasets == blend(job.corpus).get("datasets")
-        if is_read and (documents := documents_of_pairs(job, missing.manifest)) is not None:
+        if is_read and (documents := first_documents.documents_of_pairs(job, missing.manifest)) is not None:
             check_split(plan, documents)
-    return check_units(left, job, missing.manifest)
+    return space.check_units(left, job, missing.manifest)
 
 
 def _is_seen(plan: Plan) -> bool:
@@ -150,13 +145,13 @@ def _check_records(plan: Plan) -> None:
     if not pairs or not _is_seen(plan):
         return
     try:
-        from hpcgen.data.manifest import manifest_path, read_manifest
-        from hpcgen.data.pair_records import find_records, stale_pairs
+        from hpcgen.data import manifest, pair_records
     except ModuleNotFoundError:
         return
     job = corpus_job(plan.config)
-    records = find_records([Path(pair.prefix) for pair in pairs])
-    stale = stale_pairs(job, read_manifest(manifest_path(job.directory)), records)
+    records = pair_records.find_records([Path(pair.prefix) for pair in pairs])
+    planned = manifest.read_manifest(manifest.manifest_path(job.directory))
+    stale = pair_records.stale_pairs(job, planned, records)
     if not stale:
         return
     prefix, reason = next(iter(stale.items()))

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcgen.config.loader import OMITTED_SECTIONS, load_cluster_run
+from hpcgen.config.loader import load_cluster_run
+from hpcgen.config.run import OMITTED_SECTIONS
 from hpcgen.config.stages import TRAINING
 from hpcgen.errors import ConfigErrors
 from hpcgen.planning.kind import Stage

@@ -35,6 +35,7 @@ from hpcgen.config.cluster import ClusterConfig
 from hpcgen.config.fields import Name, constraint_problems
 from hpcgen.config.node_type import NodeType
 from hpcgen.errors import ConfigErrors, FilePlace, HpcgenError, Problem
+from hpcgen.text import printable
 from trainer.contract.config import ParallelismConfig
 from trainer.contract.model.layout import fewest_ranks
 
@@ -220,11 +221,6 @@ def _refusal(path: str, leftover: Leftover, *, is_program: bool) -> Problem:
         hint = "remove it from a copy of the script, or keep Megatron-LM with --program"
     reason = f"{printable(leftover.what)}: {printable(leftover.why)}"
     return Problem("", reason, hint, where=FilePlace(path, leftover.line))
-
-
-def printable(text: str) -> str:
-    """Text of the script with non-printable characters replaced."""
-    return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def _needed(job: Job, launch: Launch, carried: Carried, node_type: NodeType) -> None:

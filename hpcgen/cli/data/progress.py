@@ -25,13 +25,11 @@ def shown() -> Iterator[Callable[[Progress], None]]:
     if not sys.stderr.isatty():
         yield lines()
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, TaskID, TaskProgressColumn, TextColumn
-    from rich.progress import Progress as Bar
+    from hpcgen.cli.terminal import BarColumn, TaskID, TaskProgressColumn, TextColumn, bars
 
     columns = (BarColumn(bar_width=10), TaskProgressColumn(), TextColumn("{task.description}"))
     started = time.monotonic()
-    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+    with bars(*columns) as bar:
         tasks: list[TaskID] = []
 
         def show(progress: Progress) -> None:

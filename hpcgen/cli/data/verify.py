@@ -96,11 +96,16 @@ def _progress() -> Iterator[OnProgress]:
     if not sys.stderr.isatty():
         yield _progress_lines()
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+    from hpcgen.cli.terminal import (
+        BarColumn,
+        DownloadColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+        bars,
+    )
 
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with bars(*columns) as bar:
         task = bar.add_task("verify", total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 

@@ -42,7 +42,17 @@ class Replaced:
         """The name and the version on which it is based: launch 1a2b3c4d (stale)."""
         if self.recorded is None:
             return self.name
-        return f"{self.name} {digest(self.recorded)[:8]}{' (stale)' if self.is_stale else ''}"
+        return f"{self.name} {_digest(self.recorded)[:8]}{' (stale)' if self.is_stale else ''}"
+
+    @property
+    def written_against(self) -> str | None:
+        """The hash of the version on which it is based."""
+        return None if self.recorded is None else _digest(self.recorded)
+
+    @property
+    def shipped_version(self) -> str:
+        """The hash of the current version."""
+        return _digest(self.shipped)
 
     def diffs(self) -> Iterator[str]:
         """The changes in the shipped function, and the differences between it and the site's version."""
@@ -100,7 +110,7 @@ def with_records(source: str, shipped: Mapping[str, str]) -> str:
     return source
 
 
-def digest(text: str) -> str:
+def _digest(text: str) -> str:
     """The hash that identifies a version of a function in `hpcgen templates list`."""
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -108,7 +118,7 @@ def digest(text: str) -> str:
 def _record(name: str, text: str) -> str:
     # indented, so that only the site's version begins at the left margin
     recorded = textwrap.indent(_safe(text), "    ")
-    return f"{{# shipped {name}, sha256 {digest(_safe(text))}:\n{recorded}\n#}}\n"
+    return f"{{# shipped {name}, sha256 {_digest(_safe(text))}:\n{recorded}\n#}}\n"
 
 
 def _safe(text: str) -> str:
