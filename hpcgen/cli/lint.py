@@ -6,6 +6,7 @@ import json
 import sys
 import traceback
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,34 +17,38 @@ from hpcgen.text import counted, harmless, printable
 
 if TYPE_CHECKING:
     from hpcgen.check.lint.check import Finding
+    from hpcgen.check.lint.rule import Rule
 
 COLORS = {"error": "red", "warning": "yellow", "note": "cyan"}
 
 
 def _complete_rules(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    return [id for id in _rules() if id.startswith(incomplete)]
+
+
+def _rules() -> Mapping[str, Rule]:
+    """The rules by ID."""
     from hpcgen.check.lint.check import RULES
 
-    return [id for id in RULES if id.startswith(incomplete)]
+    return RULES
 
 
 def _print_rules(context: click.Context, parameter: click.Parameter, asked: bool) -> None:
-    from hpcgen.check.lint.check import RULES
-
     if not asked:
         return
-    width = max(map(len, RULES))
-    for rule in RULES.values():
+    width = max(map(len, _rules()))
+    for rule in _rules().values():
         click.echo(f"{rule.id:<{width}}  {rule.severity:<7}  {rule.title}")
     context.exit()
 
 
 def _explain(context: click.Context, parameter: click.Parameter, id: str | None) -> None:
-    from hpcgen.check.lint.check import RULES, require_known
+    from hpcgen.check.lint.check import require_known
 
     if id is None:
         return
     require_known(id)
-    rule = RULES[id]
+    rule = _rules()[id]
     click.echo(f"{rule.id} ({rule.severity}): {rule.title}\n\n{rule.explanation}")
     if rule.slurm:
         first, last = rule.slurm

@@ -6,7 +6,10 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 
 from hpcgen.config import spellings
+from hpcgen.config.cluster import ClusterConfig
 from hpcgen.config.keys import key_paths, section_of
+from hpcgen.config.node_type import NodeType
+from hpcgen.config.run import RunConfig
 from hpcgen.config.slurm import section_called
 from hpcgen.config.spellings import names_in_section, set_by_hpcgen
 from hpcgen.errors import Problem
@@ -139,10 +142,6 @@ def _hints(cls: type, section: Sequence[str], name: str) -> Iterator[str]:
 
 
 def _other_file(cls: type, name: str) -> str:
-    from hpcgen.config.cluster import ClusterConfig
-    from hpcgen.config.node_type import NodeType
-    from hpcgen.config.run import RunConfig
-
     files = {"run file": RunConfig, "cluster profile": ClusterConfig, "node type": NodeType}
     for file, other in files.items():
         if other is not cls and name in field_hints(other):

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from hpcgen.config.corpus import CorpusJob
 from hpcgen.data.concurrent_map import concurrent_map
 from hpcgen.data.listed_files import Listing
+from hpcgen.data.sources.directory import list_directory
+from hpcgen.data.sources.file_list import read_file_list
 from hpcgen.errors import HpcgenError
 from hpcgen.text import counted
 
@@ -26,16 +28,12 @@ def list_source(job: CorpusJob) -> Listing:
         HpcgenError: the source is missing, denies access or does not answer; or a list of files is invalid.
     """
     source = job.corpus.source
-    # Local imports: a directory needs neither the hub's client nor an HTTP client.
     if source.directory is not None:
-        from hpcgen.data.sources.directory import list_directory
-
         return list_directory(Path(source.directory), exclude=job.directory)
     if source.manifest is not None:
-        from hpcgen.data.sources.file_list import read_file_list
-
         return read_file_list(Path(source.manifest), has_token=source.token_variable is not None)
     if source.huggingface is not None:
+        # the hub's client and that of web servers are imported only if they are needed
         from hpcgen.data.sources.hub import list_repository
 
         return list_repository(source.huggingface, source.token_variable)
