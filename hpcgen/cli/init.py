@@ -118,7 +118,7 @@ def command(
 
 @dataclass(frozen=True)
 class _New:
-    """A run file to write."""
+    """A run file to write, and the texts that it can have."""
 
     path: Path
     name: str
@@ -128,12 +128,12 @@ class _New:
     node_type: NodeType
 
     @property
-    def own(self) -> dict[str, Any]:
+    def required(self) -> dict[str, Any]:
         """The keys that every run file has."""
         return {"name": self.name, "cluster": self.cluster, "paths": {"run_dir": self.run_dir}}
 
     @property
-    def editor(self) -> str:
+    def schema(self) -> str:
         """The JSON Schema as the run file names it for editors."""
         return f"./{_schema_of(self.path).name}"
 
@@ -149,8 +149,8 @@ class _New:
 
     def from_script(self, script: Path | None, migration: Migration, chosen: Document) -> str:
         """The text of a run file with what a script sets."""
-        values = _complete({**self.own, **migration.sections}, chosen, str(script))
-        return run_file(values, self.editor, file_name=self.path.name, notes=_notes(script, migration))
+        values = _complete({**self.required, **migration.sections}, chosen, str(script))
+        return run_file(values, self.schema, file_name=self.path.name, notes=_notes(script, migration))
 
     def for_program(self) -> str:
         """The text of a run file for a program of the user."""
@@ -158,7 +158,7 @@ class _New:
             self.name,
             self.cluster,
             self.run_dir,
-            self.editor,
+            self.schema,
             of_cluster=self.profile.slurm,
             time=self.time,
             file_name=self.path.name,
@@ -172,7 +172,7 @@ class _New:
         sections = from_huggingface.sections(hf_dir, self.weights)
         sections["data"] |= starter_corpus(self.name, self.node_type.gpus_per_node)
         slurm = slurm_section(self.profile.slurm, self.time, nodes)
-        return run_file({**self.own, "slurm": slurm, **sections}, self.editor, file_name=self.path.name)
+        return run_file({**self.required, "slurm": slurm, **sections}, self.schema, file_name=self.path.name)
 
     def from_preset(self, preset: Preset | None) -> str:
         """The text of a run file for hpcgen's trainer."""
@@ -181,7 +181,7 @@ class _New:
             self.cluster,
             self.run_dir,
             preset,
-            self.editor,
+            self.schema,
             gpus_per_node=self.node_type.gpus_per_node,
             of_cluster=self.profile.slurm,
             time=self.time,

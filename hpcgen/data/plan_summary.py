@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeAlias
 
 from hpcgen.config.corpus import CorpusJob
 from hpcgen.data.corpus_plan import CorpusPlan, SplitSummary, split_summaries
@@ -13,6 +13,9 @@ from hpcgen.data.stages import ROUTES
 from hpcgen.data.unit import is_local
 from hpcgen.errors import HpcgenError
 from hpcgen.text import counted, few, size_text
+
+Row: TypeAlias = tuple[str, str]
+"""The heading of a line and its text."""
 
 _USUAL_PAIR = 16_000_000_000
 """Bytes of source files for one pair: a few minutes of a task with several cores."""
@@ -42,68 +45,78 @@ def summarize(plan: CorpusPlan, job: CorpusJob) -> dict[str, Any]:
 
 def plan_lines(plan: CorpusPlan, job: CorpusJob) -> list[str]:
     """The plan as lines of text."""
-    summary, selection = summarize(plan, job), plan.selection
+    rows = [
+        *_file_rows(plan, job),
+        *_left_out_rows(plan),
+        *_space_rows(plan, job),
+        *_large_pair_rows(split_summaries(job, plan.manifest)),
+        *_manifest_rows(plan, job),
+    ]
+    return [f"{heading:<9} {text}" for heading, text in rows]
+
+
+def _file_rows(plan: CorpusPlan, job: CorpusJob) -> Iterator[Row]:
+    """Yields the source, and the files of each split."""
+    summary = summarize(plan, job)
     unknown = summary["files_of_unknown_size"]
     size = f"{size_text(summary['bytes'])}{f', {unknown:,} of unknown size' if unknown else ''}"
-    rows = [("source", plan.manifest.source), ("files", f"{summary['files']:,} ({size})")]
+    yield "source", plan.manifest.source
+    yield "files", f"{summary['files']:,} ({size})"
     for split in split_summaries(job, plan.manifest):
         pairs = counted(split.outputs, ".bin/.idx pair")
-        text = f"{counted(split.files, 'file')}, {size_text(split.bytes)} -> {pairs}"
-        rows.append((split.split, text))
+        yield split.split, f"{counted(split.files, 'file')}, {size_text(split.bytes)} -> {pairs}"
+
+
+def _left_out_rows(plan: CorpusPlan) -> Iterator[Row]:
+    """Yields the files of the source that are not in the corpus."""
+    selection = plan.selection
     left_out = {
         "not recognized as data by name": selection.not_data,
         "matching no pattern of include": selection.not_included,
         "not in the sample": selection.not_sampled,
     }
-    rows += [("left out", f"{counted(count, 'file')} {why}") for why, count in left_out.items() if count]
+    for why, count in left_out.items():
+        if count:
+            yield "left out", f"{counted(count, 'file')} {why}"
     if names := selection.in_no_split:
-        rows.append(
-            ("left out", f"{counted(len(names), 'file')} matching no pattern of splits: {few(names)}")
-        )
+        yield "left out", f"{counted(len(names), 'file')} matching no pattern of splits: {few(names)}"
     if links := plan.left_out_links:
-        rows.append(("left out", f"{counted(len(links), 'link')} to directories or to nothing: {few(links)}"))
-    rows += _space_rows(plan, job)
-    rows += _large_pair_rows(split_summaries(job, plan.manifest))
+        yield "left out", f"{counted(len(links), 'link')} to directories or to nothing: {few(links)}"
+
+
+def _manifest_rows(plan: CorpusPlan, job: CorpusJob) -> Iterator[Row]:
+    """Yields who can read the manifest, files that it does not identify by a hash, and what it changes."""
     if plan.manifest.has_queries:
         readers = "you" if job.share == "private" else "you and your group"
-        rows.append(
-            (
-                "note",
-                f"URLs contain queries, which may be signatures, so only {readers} can read the manifest",
-            )
+        yield (
+            "note",
+            f"URLs contain queries, which may be signatures, so only {readers} can read the manifest",
         )
     if unhashed := sum(is_local(file) and file.sha256 is None for file in plan.manifest.files):
         damage = "damage is detected only by checksums inside the files; --hash records their SHA-256"
-        rows.append(
-            ("note", f"{counted(unhashed, 'file')} known only by size and modification time: {damage}")
-        )
+        yield "note", f"{counted(unhashed, 'file')} known only by size and modification time: {damage}"
     if plan.difference:
-        rows.append(("changes", f"from the existing manifest: {plan.difference}"))
-    return [f"{heading:<9} {text}" for heading, text in rows]
+        yield "changes", f"from the existing manifest: {plan.difference}"
 
 
-def _large_pair_rows(splits: Sequence[SplitSummary]) -> list[tuple[str, str]]:
-    """Advice for splits with few and large pairs."""
-    rows = []
+def _large_pair_rows(splits: Sequence[SplitSummary]) -> Iterator[Row]:
+    """Yields advice for splits with few and large pairs."""
     for split in splits:
         if split.bytes > _LARGE_PAIR * split.outputs:
             key = "num_eval_output_files" if split.split in ("valid", "test") else "num_output_files"
             pairs = counted(split.outputs, "pair")
             advice = f"set data.corpus.{key} to about {-(-split.bytes // _USUAL_PAIR)}"
             reason = "one task makes a pair, and starts it again after a kill"
-            rows.append(("note", f"{size_text(split.bytes)} in {pairs}: {reason}; {advice}"))
-    return rows
+            yield "note", f"{size_text(split.bytes)} in {pairs}: {reason}; {advice}"
 
 
-def _space_rows(plan: CorpusPlan, job: CorpusJob) -> list[tuple[str, str]]:
-    """The disk space of each route from the source to pairs; empty if the tokenizer is not available here."""
+def _space_rows(plan: CorpusPlan, job: CorpusJob) -> Iterator[Row]:
+    """Yields the disk space of each route from the source to pairs; nothing if the tokenizer is not available here."""
     try:
         needs = estimates(job, plan.manifest)
     except HpcgenError:
-        return []
-    rows = []
+        return
     for route in ROUTES:
         needed = [stage.name for stage in route if needs[stage.name].most]
         total = sum((needs[stage] for stage in needed), Need())
-        rows.append(("space", f"{' + '.join(needed)}: {bounds_text(total)}"))
-    return rows
+        yield "space", f"{' + '.join(needed)}: {bounds_text(total)}"

@@ -19,6 +19,7 @@ from typing import Any
 
 from submitit import LocalExecutor
 
+from hpcgen.data.progress import progress_path
 from hpcgen.errors import HpcgenError, JobFailed, JobStopped
 from hpcgen.files import write_text
 from hpcgen.planning.kind import Stage
@@ -188,8 +189,6 @@ def _stopped_at(run_dir: Path, stage: Stage, started: float) -> int | None:
 
 def _files_done(plan: Plan, stage: str, since: float) -> Progress:
     """Progress of a data stage's single task, from its progress file."""
-    from hpcgen.data.progress import progress_path
-
     path = progress_path(corpus_job(plan.config).directory, stage, 0, 1)
     try:
         progress = json.loads(read_bytes(path)) if path.stat().st_mtime >= since else {}
