@@ -427,6 +427,9 @@ def test_relative_paths_are_listed_and_chosen_data_wins() -> None:
     text = f"#SBATCH --nodes=2\n{WHOLE.replace('--mock-data', '')} --data-path text_document --save out\n"
     ended = init(f"#!/bin/bash\n{text}")
     assert "the path starts at its folder" in left(ended)["the directory of out, text_document"]
+    vocabulary = "--vocab-file /gpt2/vocab.json --merge-file merges.txt"
+    ended = init(f"#!/bin/bash\n{text.replace('--save', f'{vocabulary} --save')}", "--force")
+    assert "the directory of out, text_document, merges.txt" in left(ended)
     ended = init(f"#!/bin/bash\n{text}", "--force", "--set", "data.mock=true")
     assert written()["data"] == {"mock": True, "tokenizer": {"kind": "gpt2"}}
     assert left(ended)["--data-path"] == "--set overrides the data"

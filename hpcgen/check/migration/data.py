@@ -21,9 +21,11 @@ from hpcgen.check.migration.values import (
     why_not,
 )
 from hpcgen.config.megatron_options import rows
+from hpcgen.config.run import RunConfig
 from hpcgen.config.tokenizer import TokenizerConfig, vocab_size
 from hpcgen.errors import HpcgenError
 from hpcgen.text import few
+from trainer.contract.config import PathKind, paths_in
 from trainer.contract.config.resolve import VOCAB_MULTIPLE, pad_vocab_size
 
 SEPARATE_DOCUMENTS = "data.reset_attention_mask"
@@ -236,11 +238,11 @@ def _padded_vocabulary(size: int | None, launch: Launch, flags: Flags, carried: 
 
 def list_relative_paths(launch: Launch, carried: Carried) -> None:
     """Lists relative paths: in a script, they start at the job's directory; in a run file, at its folder."""
-    keys = ("checkpoint.save", "checkpoint.load", "data.cache_dir", "data.tokenizer.vocab_file")
-    found = [text for key in keys if (text := carried.get(key)) and not carried.is_chosen(key)]
-    for key in ("datasets", "train", "valid", "test"):
-        if not carried.is_chosen(f"data.{key}"):
-            found += [dataset["prefix"] for dataset in carried.get(f"data.{key}") or ()]
+    found = [
+        path.text
+        for path in paths_in(carried.sections, cls=RunConfig)
+        if path.kind is PathKind.PATH and not carried.is_chosen(path.key.partition("[")[0])
+    ]
     if relative := [text for text in found if not text.startswith("/")]:
         why = "in a run file, the path starts at its folder, not at the directory of the job"
         carried.leave(launch.line, f"the directory of {few(relative)}", why)

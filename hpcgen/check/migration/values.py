@@ -17,6 +17,7 @@ from hpcgen.config.megatron_options import row_of
 from hpcgen.config.run import RunConfig
 from hpcgen.config.variables import SECRET
 from hpcgen.text import one_of
+from trainer.contract.config import PathKind, field_hints, paths_in
 
 Flags = Mapping[str, Flag]
 """The certainly given options of a command line, by name without dashes."""
@@ -28,8 +29,6 @@ PLACEHOLDER = re.compile(r"<[^<>]*>|/path/to\b|\b(CHANGE|REPLACE)_?(ME|THIS)\b|\
 
 ALIASES = {("lr-wsd-decay-style", "1-sqrt"): "minus_sqrt"}
 """Values of forks -> Megatron-LM's. optimizer_param_scheduler.py of swiss-ai/Megatron-LM has the same formula."""
-
-DIRECTORIES = ("checkpoint.save", "checkpoint.load", "data.cache_dir")
 
 
 def typed(path: str, flag: Flag) -> Any:
@@ -56,7 +55,7 @@ def typed(path: str, flag: Flag) -> Any:
         return float(text) if is_number else None
     if PLACEHOLDER.search(text):
         return None
-    return (plain_path(text) if path in DIRECTORIES else text) or None
+    return (plain_path(text) if _names_file(path) else text) or None
 
 
 def carry_as(path: str, flag: Flag, carried: Carried) -> None:
@@ -148,6 +147,13 @@ def _choices(flag: Flag, kind: Any) -> list[str] | None:
     words = [word.text for word in flag.values]
     are_choices = is_known(flag.values) and set(words) <= set(typing.get_args(kind))
     return words if words and are_choices else None
+
+
+def _names_file(path: str) -> bool:
+    """True if the value of a key in the run file is a path."""
+    section, key = path.split(".")
+    cls = field_hints(RunConfig)[section]
+    return any(named.kind is PathKind.PATH for named in paths_in({key: "any"}, cls=cls))
 
 
 def _kind(path: str) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from typing import Annotated, Any, NamedTuple, TypeVar, Union
 
@@ -42,15 +42,18 @@ class NamedPath(NamedTuple):
     text: str
 
 
-def paths_in(section: Any, key: str = "") -> Iterator[NamedPath]:
-    """Yields the values that name files, in a section and its subsections. `key` is the key of the section."""
+def paths_in(section: Any, key: str = "", cls: type | None = None) -> Iterator[NamedPath]:
+    """Yields the values that name files, in a section and its subsections. `key` is the key of the section.
+
+    A section can also be plain data that `cls` describes.
+    """
     found: list[NamedPath] = []
 
     def unchanged(named: NamedPath) -> str:
         found.append(named)
         return named.text
 
-    _mapped(type(section), section, key, unchanged)
+    _mapped(cls or type(section), section, key, unchanged)
     yield from found
 
 
@@ -76,9 +79,13 @@ def _mapped(hint: Any, value: Any, key: str, change: Callable[[NamedPath], str])
         )
     if not dataclasses.is_dataclass(hint):
         return value
-    values = {name: getattr(value, name) for name in field_hints(typing.cast(type, hint))}
+    hints = field_hints(typing.cast(type, hint))
+    is_plain = isinstance(value, Mapping)
+    values = value if is_plain else {name: getattr(value, name) for name in hints}
     changed = {
-        name: _mapped(inner, values[name], f"{key}.{name}" if key else name, change)
-        for name, inner in field_hints(typing.cast(type, hint)).items()
+        name: _mapped(hints.get(name), inner, f"{key}.{name}" if key else name, change)
+        for name, inner in values.items()
     }
-    return value if changed == values else dataclasses.replace(value, **changed)
+    if changed == values:
+        return value
+    return changed if is_plain else dataclasses.replace(value, **changed)
