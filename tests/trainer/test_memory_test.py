@@ -181,15 +181,22 @@ def test_it_runs_no_more_microbatches_than_are_in_flight(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "layout", [pytest.param(PP2 | EP2, id="EP2"), pytest.param(PP2 | TP2, id="TP2", marks=SLOW)]
+    ("layout", "world_size"),
+    [
+        pytest.param(EP2, 2, id="EP2"),
+        pytest.param(PP2 | EP2, 4, id="PP2xEP2", marks=SLOW),
+        pytest.param(PP2 | TP2, 4, id="PP2xTP2", marks=SLOW),
+    ],
 )
-def test_a_rank_alone_allocates_what_it_does_among_others(layout: dict[str, Any], tmp_path: Path) -> None:
+def test_a_rank_alone_allocates_what_it_does_among_others(
+    layout: dict[str, Any], world_size: int, tmp_path: Path
+) -> None:
     document = gpt_config("none", tmp_path / "run", BALANCED | {"num_layers": 2})
-    document |= {"world_size": 4, "parallelism": layout}
+    document |= {"world_size": world_size, "parallelism": layout}
     document["training"] |= {"micro_batch_size": 4, "global_batch_size": 16, "transformer_impl": "torch"}
     path = tmp_path / "config.json"
     among_others = ranks_of(document, path)
-    rank = 2  # of the last stage
+    rank = world_size // 2  # of the last stage
     alone = rank_alone(document, path, rank)
     assert alone["parameter_bytes"] == among_others[rank]["parameter_bytes"]
     # Threads of gloo release what they exchange late.

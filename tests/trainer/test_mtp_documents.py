@@ -46,7 +46,8 @@ def single(short_documents: str, tmp_path_factory: pytest.TempPathFactory) -> Ru
 @pytest.mark.parametrize(
     ("layout", "world_size"),
     [
-        *LAYOUTS,
+        pytest.param(*LAYOUTS[0].values, id="TP2+SP", marks=pytest.mark.slow),
+        *LAYOUTS[1:],
         pytest.param(
             PP2 | {"pipeline_model_parallel_layout": "Et*4|mmL"}, 2, id="PP2-layout", marks=pytest.mark.slow
         ),

@@ -16,6 +16,7 @@ import pytest
 
 from tests.trainer.forked import run_python
 from tests.trainer.runs import Run, finished, gpt_config, run, write_corpus
+from tests.trainer.small_run import SMALL
 from trainer.contract import config as configuration
 from trainer.contract.config import TrainerConfig
 from trainer.contract.config.resolve import resolve
@@ -31,7 +32,7 @@ SCHEDULE = "def rate(iteration, optimizer):\n    return {rate}\n"
 @pytest.fixture
 def stopped(tmp_path: Path) -> dict[str, Any]:
     """A run with its own corpus and schedule that stopped after one step."""
-    config = gpt_config(write_corpus(tmp_path / "own", documents=60), tmp_path / "run")
+    config = gpt_config(write_corpus(tmp_path / "own", documents=60), tmp_path / "run", SMALL)
     (tmp_path / "rates.py").write_text(SCHEDULE.format(rate="1e-3"))
     config["optimizer"] |= {"lr_schedule": f"{tmp_path}/rates.py:rate", "lr_warmup_iters": 0}
     config["training"]["train_iters"] = 3
