@@ -105,6 +105,16 @@ def profile_text(python: str | Path = sys.executable) -> str:
     return CLUSTER.replace("PYTHON", str(python))
 
 
+def python_by_rank(directory: Path, rank: int, stand_in: str) -> str:
+    """A program that is Python for this rank of a job, and the stand-in for the other ranks."""
+    program = directory / "python-by-rank"
+    program.write_text(
+        f'#!/bin/bash\n[[ $SLURM_PROCID = {rank} ]] && exec {sys.executable} "$@"\nexec {stand_in} "$@"\n'
+    )
+    program.chmod(0o755)
+    return str(program)
+
+
 def make_run(directory: Path, corpus: Path, python: str = sys.executable) -> Path:
     (directory / "cluster.yaml").write_text(profile_text(python))
     (directory / "run").mkdir()

@@ -7,7 +7,6 @@ import json
 import os
 import random
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +17,7 @@ import pytest
 
 from tests.patience import PATIENCE_S
 from tests.slurm.cluster import FINAL_STATES, SlurmCluster
-from tests.slurm.conftest import TWO_RANKS, log_of, make_run, profile_text, render
+from tests.slurm.conftest import TWO_RANKS, log_of, make_run, profile_text, python_by_rank, render
 from trainer.contract.files import checkpoint_files
 
 SAVE_INTERVAL = 12
@@ -291,13 +290,9 @@ def test_a_rank_that_dies_and_one_that_hangs_each_end_an_attempt(
     """Rank 1 is a process of its own, so that the signal which stops it reaches the trainer."""
     endless = ("training.train_iters=100000", "optimizer.lr_decay_iters=100000")
     timeout = "training.distributed_timeout_seconds_after_init=10"
-    python = tmp_path / "python-of-rank"
-    python.write_text(
-        f'#!/bin/bash\n[[ $SLURM_PROCID = 1 ]] && exec {sys.executable} "$@"\nexec {stand_in} "$@"\n'
-    )
-    python.chmod(0o755)
+    python = python_by_rank(tmp_path, 1, stand_in)
     run = LongRun(
-        slurm_cluster, make_run(tmp_path, byte_corpus), *TWO_RANKS, *endless, timeout, python=str(python)
+        slurm_cluster, make_run(tmp_path, byte_corpus), *TWO_RANKS, *endless, timeout, python=python
     )
     run.wait_for_attempt()
     run.kill([1])

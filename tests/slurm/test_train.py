@@ -15,6 +15,7 @@ from tests.slurm.conftest import (
     hpcgen,
     log_of,
     make_run,
+    python_by_rank,
     render,
     run_job,
     slow_requeue,
@@ -23,21 +24,26 @@ from tests.slurm.conftest import (
 
 
 def test_the_piped_script_trains_on_both_nodes_and_computes_what_one_process_does(
-    slurm_cluster: SlurmCluster, real_run: Path, single_process_curve: dict[int, tuple[float, float]]
+    slurm_cluster: SlurmCluster,
+    tmp_path: Path,
+    byte_corpus: Path,
+    stand_in: str,
+    single_process_curve: dict[int, tuple[float, float]],
 ) -> None:
-    """Another program has the port that the job's number gives."""
-    script = render(real_run, *TWO_NODES, *TP2_PP2)
-    job_id = slurm_cluster.sbatch(script, "--hold", cwd=real_run.parent)
+    """Another program has the port that the job's number gives. Rank 0 is no fork."""
+    run = make_run(tmp_path, byte_corpus, python_by_rank(tmp_path, 0, stand_in))
+    script = render(run, *TWO_NODES, *TP2_PP2)
+    job_id = slurm_cluster.sbatch(script, "--hold", cwd=tmp_path)
     port = 10_000 + int(job_id) * 8 % 20_000
     with socket.create_server(("127.0.0.1", port)):
         slurm_cluster.run("scontrol", "release", job_id)
         state = slurm_cluster.wait(job_id)
-    log = log_of(real_run, job_id)
+    log = log_of(run, job_id)
     assert state == "COMPLETED", log
     assert f"rank 0: port {port} is in use; the ranks meet at port" in log
     assert "on ndv5-[1-2]" in log
     assert "TP 2 x PP 2" in log
-    found = curve(real_run)
+    found = curve(run)
     assert found.keys() == single_process_curve.keys()
     for iteration, expected in single_process_curve.items():
         assert found[iteration] == pytest.approx(expected, rel=1e-4, abs=1e-4)
