@@ -16,7 +16,8 @@ from hpcgen.check.lint.script import Function, Place, Script
 _Found = TypeVar("_Found", bound=Place)
 
 read_once = functools.lru_cache(maxsize=16)(read)
-"""Reads a script, unless it is among the last ones: many scripts of a site are compared with the same shipped one."""
+"""Reads a script, and remembers the last ones, because many scripts of a site are compared with the same shipped
+script."""
 
 MAIN, LAUNCH, PROLOGUE = "main", "launch", "site_prologue"
 FUNCTIONS = '"$functions"'
@@ -44,7 +45,7 @@ class Comparison:
 
     @cached_property
     def with_values(self) -> Script:
-        """The site's functions and statements, with values and what is in the text of a `bash -c` or of `eval`."""
+        """The site's functions and statements, with values and with the statements in texts of `bash -c` and `eval`."""
         # reading the rest as well would take most of the time of all rules
         kept = {number for span in self._own_spans for number in span}
         lines = (line if number in kept else "" for number, line in enumerate(self._lines, 1))

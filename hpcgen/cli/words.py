@@ -1,7 +1,7 @@
 """Words that users of other programs type as commands or options, and what hpcgen has for them.
 
-A hint names only what does what was asked. Words that could mean several things, and things that hpcgen does not have,
-get no command.
+A hint only names a command that does what the user asked for. Words that could mean several things, and things that
+hpcgen does not have, get no command.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Sections of a run file for continued pretraining of a Hugging Face model. Reads neither weights nor needs torch."""
+"""Sections of a run file for continued pretraining of a Hugging Face model. Reads no weights and does not need
+torch."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Names that other programs have for keys, and names of features that hpcgen lacks. `other_names.txt` lists them.
 
-A hint names only what does what was asked. A name that can mean several things needs its section to be answered.
+A hint only names a key that does what the user asked for. A name that can mean several things needs its section to be
+answered.
 """
 
 from __future__ import annotations

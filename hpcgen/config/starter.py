@@ -42,7 +42,7 @@ def starter(
 ) -> str:
     """The text of a new run file; `schema` is the path of its JSON Schema, for editors.
 
-    It leaves out what `of_cluster`, the profile's Slurm settings, already says.
+    It leaves out everything that `of_cluster`, the profile's Slurm settings, already sets.
     """
     per_node = of_cluster.ntasks_per_node or gpus_per_node
     tasks = _tasks(preset, per_node, of_cluster.nodes or 1)
@@ -86,7 +86,7 @@ def program_starter(
 ) -> str:
     """The text of a new run file for a program of the user, without the keys of hpcgen's trainer.
 
-    It leaves out what `of_cluster`, the profile's Slurm settings, already says.
+    It leaves out everything that `of_cluster`, the profile's Slurm settings, already sets.
     """
     settings = {"nodes": of_cluster.nodes or 1, "time": time}
     chosen = {

@@ -119,14 +119,14 @@ def _places(cls: type, section: Sequence[str], name: str) -> list[str]:
 
 
 def _misspelled_elsewhere(cls: type, name: str) -> str | None:
-    """The path of the key in the sections of the trainer of whose name `name` is a misspelling or a short form."""
+    """The path of the key in the trainer's sections whose name `name` misspells or shortens."""
     paths = {key.partition(".")[2]: key for key in key_paths(cls) if key.startswith(TRANSLATED_SECTIONS)}
     found = misspelled(name, paths) or short_for(name, paths)
     return paths[found[0]] if len(found) == 1 else None
 
 
 def _misspelled_in_other_program(cls: type, section: Sequence[str], name: str) -> str | None:
-    """The name of a key of this section in another program of which `name` is a misspelling."""
+    """The name that another program has for a key of this section, if `name` misspells it."""
     others = spellings.names() if _is_translated(cls, section) else []
     names = [*names_in_section(cls.__name__, section), *others]
     is_long = len(name) >= spellings.SHORTEST

@@ -68,7 +68,7 @@ def confined(
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Returns whether an allocation failed. Some libraries wrap that in an error of other things."""
+    """Returns whether an allocation failed. Some libraries wrap it in an unrelated error."""
     return isinstance(error, MemoryError) or any(
         words in str(error) for words in ("alloc of size", "std::bad_alloc")
     )

@@ -25,7 +25,7 @@ def binary_suffix(head: bytes) -> str | None:
 
 
 def stand_in(head: bytes) -> tuple[str, str] | None:
-    """Describes a file that stands in the place of data of any type, and says what to do; None for other files."""
+    """Describes a file that stands in for data of any type, and says what to do. None for other files."""
     if head.startswith(git_lfs.START):
         return POINTER, "fetch it with git lfs pull, and run hpcgen data plan again"
     if _PAGE.match(head):

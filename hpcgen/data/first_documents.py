@@ -33,7 +33,8 @@ from trainer.contract.files import git_lfs
 _SHORT_FILE_BLOCKS = 2
 """A file with more blocks of about 4 MiB has enough documents for any usual number of outputs."""
 _SMALL_CORPUS = 64 * 1024 * 1024
-"""Bytes of a corpus whose documents are counted to check data.split, which only fails for small ones."""
+"""Maximum size in bytes of a corpus whose documents are counted to check data.split. Only small corpora can fail this
+check."""
 
 
 def check_first_documents(job: CorpusJob, manifest: Manifest) -> None:

@@ -1,4 +1,4 @@
-"""The transfer of one file from its store to a part next to its place, over as many requests as necessary."""
+"""The transfer of one file from its store to a partial file next to the target, over as many requests as necessary."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class _Transfer:
             raise self._invalid(problem.reason, problem.hint) from problem
 
     def _begin(self, body: Body) -> None:
-        """Checks what the store says, and discards the part if necessary, so that the content continues the part."""
+        """Checks the store's answer, and discards the part if the content would not continue it."""
         part, wanted = self._part, self._wanted
         self._content_type = body.content_type
         if None not in (wanted.version, body.version) and body.version != wanted.version:

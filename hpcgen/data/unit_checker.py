@@ -96,7 +96,7 @@ class UnitChecker:
         return made is None or made.is_current
 
     def _first_outdated(self, unit: Unit) -> Unit:
-        """Returns the outdated unit nearest to the source: `unit` itself, or one that it is made from."""
+        """Returns the outdated unit nearest to the source: `unit` itself, or a unit that it is made from."""
         makers = (item.maker for item in unit.inputs if item.maker is not None)
         earlier = next((maker for maker in makers if not self._is_current_or_gone(maker)), None)
         return unit if earlier is None else self._first_outdated(earlier)

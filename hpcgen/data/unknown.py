@@ -26,7 +26,7 @@ def unknown_id(definition: dict[str, Any]) -> int | None:
 def lost_characters(definition: dict[str, Any], source: str) -> Callable[[list[str]], int] | None:
     """Returns a function that counts the characters of texts that the tokenizer leaves out; None if it keeps all.
 
-    BPE leaves out a character without a token, unless it has a token for unknown text or one for each byte. Of a
+    BPE leaves out a character without a token, unless it has a token for unknown text or one for each byte. For a
     byte-level tokenizer, bytes are counted. `source` is the definition as JSON.
     """
     model = definition["model"]

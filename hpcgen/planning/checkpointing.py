@@ -39,7 +39,8 @@ def save_time_s(trainer: TrainerConfig, write_gb_s: float | None) -> float:
 
 
 def save_limit(gb_s: float, write_gb_s: float | None) -> str:
-    """`save_gb_s`, and what decides it: the storage, an assumption about it, or one about the processes."""
+    """`save_gb_s`, and what limits it: the storage, an assumption about the storage, or an assumption about the
+    processes."""
     if gb_s < (write_gb_s or ASSUMED_WRITE_GB_S):
         more = f"storage_write_gb_s = {write_gb_s:g} of the profile allows more"
         return f"{gb_s:g} GB/s (assumed {ASSUMED_RANK_WRITE_GB_S:g} GB/s per process; {more})"

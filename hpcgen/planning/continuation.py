@@ -288,7 +288,7 @@ def _problems(
 ) -> Iterator[Problem]:
     """Yields the changes that check_changes and check_finished of the trainer would refuse.
 
-    If some do not fit the weights, only these, and files whose content has changed.
+    If some changes do not fit the weights, yields only these, and files whose content has changed.
     """
     misfits, _ = compare(source.record, trainer, weights_only=source.weights_only)
     changes = [] if source.weights_only else _changes(source, trainer, contents)

@@ -1,4 +1,4 @@
-"""Samples of each pair that a training has read, according to its newest checkpoint, and that it will read.
+"""Samples of each pair that a run has read, according to its newest checkpoint, and samples that it will read.
 
 The lengths of documents are not read. So the number of tokens that data.split gives to training is estimated, unless
 the checkpoint records it.
@@ -34,7 +34,7 @@ class Reading:
 
     prefix: str
     read: int | None
-    """Number of samples read so far; None if this cannot be told without reading the pair, or at all."""
+    """Number of samples read so far; None if it is unknown, or known only by reading the pair."""
     remaining: int
     """Number of samples to read."""
     epochs: float

@@ -122,7 +122,7 @@ def make_allocation(
         # on a shared node, the CPUs of a mask may belong to another job
         cpu_masks=_cpu_masks(node_type, tasks, cpus) if gpus and exclusive else (),
         spare_nodes=spares,
-        # Slurm would end the job with the failed node that a spare is there to replace
+        # Slurm would end the job when a node fails, although a spare can replace the node
         no_kill=spares > 0 or stage.no_kill,
         ranks_per_node=ranks,
         array=make_array(stage, config, cluster),

@@ -80,7 +80,8 @@ def _estimate(facts: Facts, layout: Layout) -> MemoryEstimate:
 
 
 def _times_nodes_that_fit(facts: Facts, layout: Layout, usable: float) -> int | None:
-    """The factor of nodes with which the model fits, because more ranks share the optimizer state; None if none does.
+    """The factor for the number of nodes with which the model fits, because more ranks share the optimizer state. None
+    if no factor helps.
 
     A rank needs at least one microbatch of the global batch, or with interleaved stages one for each stage.
     """
@@ -98,7 +99,7 @@ def _times_nodes_that_fit(facts: Facts, layout: Layout, usable: float) -> int | 
 
 
 def _ways_to_fit(facts: Facts, *, parameters_fit: bool, times_nodes: int | None) -> str:
-    """Advice for less memory per device, without what is in use already, or cannot be enough."""
+    """Advice to reduce the memory per device. Leaves out measures that are in use already or cannot be enough."""
     axes, training = facts.parallelism, facts.training
     ways = [f"{times_nodes} times as many nodes (they share the optimizer state)"] if times_nodes else []
     ways.append("more pipeline stages")

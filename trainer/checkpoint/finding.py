@@ -215,7 +215,7 @@ def _create_and_lock(directory: Path) -> None:
 def _newest_valid(
     paths: list[Path], log: Log, beat: Callable[[], None], *, is_own: bool
 ) -> tuple[Checkpoint | None, tuple[str, ...]]:
-    """The first valid checkpoint of `paths`, which are newest first, and the problems of each before it."""
+    """The first valid checkpoint of `paths`, which are newest first, and the problems of each newer one."""
     passed_over: list[str] = []
     for path in paths:
         beat()

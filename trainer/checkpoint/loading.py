@@ -73,7 +73,7 @@ def _restore_fp32_weights(
 ) -> None:
     """Continue a run of half precision in fp32 with the fp32 weights of its optimizer.
 
-    In fp32, the model and the optimizer share their weights, and the model's, which are rounded, have been loaded too.
+    In fp32, the model and the optimizer share their weights, and the rounded weights of the model have been loaded too.
     """
     _read(source.path, optimizer, groups)
     for chunk in state.model:

@@ -89,7 +89,7 @@ SAME_DATA = (
     *((pathlib.PosixPath, f"{module}.PosixPath") for module in ("pathlib", "pathlib._local")),
     *((number, f"signal.{number.name}") for number in signal.Signals),
 )
-"""Names that other Pythons write for values that Megatron-Core allows in `common.pt`, with what they stand for."""
+"""Names that other versions of Python write for values that Megatron-Core allows in `common.pt` -> their meanings."""
 
 
 def checked_extra_state(value: Any) -> Any:

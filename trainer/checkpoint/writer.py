@@ -52,7 +52,7 @@ class HostBuffer:
         self._preparing: threading.Thread | None = None
 
     def prepare(self, size: int, device: int) -> None:
-        """Pin `size` bytes for copies from a GPU in the background, so that the first save need not wait for it."""
+        """Pin `size` bytes for copies from a GPU in the background, so that the first save does not wait for it."""
 
         def reserve() -> None:
             torch.cuda.set_device(device)  # a new thread starts with the first device

@@ -26,7 +26,8 @@ class MemoryTestConfig:
     """Estimate of hpcgen.planning.memory for each pipeline stage (GiB)."""
 
     def rank_of_stage(self, stage: int) -> int:
-        """The rank to measure of a pipeline stage. PP is Megatron-Core's outermost axis of ranks, and TP its innermost.
+        """The rank of a pipeline stage that is measured. PP is Megatron-Core's outermost axis of ranks, and TP its
+        innermost.
 
         This is the first rank with the last part of the sequence, which needs the most memory: only there, all queries
         see the keys of the other parts (Transformer Engine's dot_product_attention/context_parallel.py, p2p).

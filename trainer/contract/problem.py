@@ -56,14 +56,14 @@ class Problem:
     meant: str = ""
     """Path of the key that the user probably meant, if `path` is an unknown key."""
     about: tuple[str, ...] = ()
-    """Paths of the other keys that `reason` and `hint` name. If `path` has its default, the first one that the user set
-    shows the place."""
+    """Paths of the other keys that `reason` and `hint` name. If `path` has its default, the message shows the place of
+    the first of these that the user set."""
     settings: tuple[Setting, ...] = ()
     """Values of other keys with which there is no problem. They become part of the hint."""
     is_missing: bool = False
     """True if `path` must have a value and has none."""
     candidates: Sequence[object] = field(default=(), compare=False)
-    """Values for `path` that may solve the problem, best first. Those that break no rule become part of the hint."""
+    """Values for `path` that may solve the problem, best first. Values that break no rule become part of the hint."""
     offers: int = 6
     """Maximum number of candidates in the hint."""
     where: str = ""

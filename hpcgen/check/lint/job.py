@@ -425,7 +425,7 @@ def _is_aid_script(words: Sequence[Word]) -> bool:
 
 
 def _is_passed_on(program: Sequence[Word]) -> bool:
-    """True if a program is the arguments of a function, so that it is only known where the function is called."""
+    """True if the program comes from the arguments of a function, so that only the call names it."""
     return bool(program) and program[0].source in ALL_ARGUMENTS
 
 

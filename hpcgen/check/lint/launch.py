@@ -50,7 +50,7 @@ _MEGATRON_OPTIONS = frozenset((
     "lr-decay-style",
 ))
 MIN_MEGATRON_OPTIONS = 6
-"""Number of these options that only Megatron-LM and its relatives have together."""
+"""Number of these options from which on a program counts as Megatron-LM or a relative."""
 # fmt: on
 
 

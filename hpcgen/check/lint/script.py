@@ -83,7 +83,8 @@ class Place:
     """Redirections of the groups, loops and conditions that contain it."""
 
     def but(self, **changes: Any) -> Place:
-        """The place with other values. `dataclasses.replace` would take much of the time of reading a script."""
+        """A copy of the place with other values. `dataclasses.replace` would take much of the time of reading a
+        script."""
         place = object.__new__(Place)
         vars(place).update(vars(self), **changes)
         return place
@@ -374,7 +375,7 @@ class Script:
     def shell_options(self) -> frozenset[str]:
         """Names of shell options that `set` or the shebang line enable ("errexit", "pipefail", "xtrace").
 
-        Those of a `bash -c` text apply to that shell only.
+        Options in a `bash -c` text apply to that shell only.
         """
         switches = [*shebang_switches(self.lines[0])]
         for command in self.commands:

@@ -26,7 +26,7 @@ def carry_without_key(flag: Flag, carried: Carried) -> None:
 
 
 def _why_no_key(name: str, row: OptionRow | None) -> str | None:
-    """Why a run file has no key for an option, if there is more to say than that; otherwise None."""
+    """Why a run file has no key for an option; None if there is no special reason."""
     if row is None or row.kind in ("name", "family"):
         meant = nearest_option(name)
         return f"no release of Megatron-LM has this option{f'; did you mean --{meant}?' if meant else ''}"

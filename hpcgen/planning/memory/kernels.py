@@ -41,8 +41,8 @@ def _has_grouped_experts(setup: Setup) -> bool:
 def _weight_shapes(setup: Setup, kinds: set[bool]) -> set[tuple[int, int]]:
     """Shapes of the weights of Transformer Engine's products on a device.
 
-    Once a product has added its gradient to the fp32 buffer, it returns an empty tensor to autograd. There is one for
-    each shape, which is never released (its pytorch/module/base.py, get_dummy_wgrad).
+    Once a product has added its gradient to the fp32 buffer, it returns an empty tensor to autograd. There is one such
+    tensor for each shape, and it is never released (its pytorch/module/base.py, get_dummy_wgrad).
     """
     model, tensor = setup.model, setup.layout.tensor_model_parallel_size
     shapes = {product.shape(tensor) for product in attention_of(model).projections(model)}

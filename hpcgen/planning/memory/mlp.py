@@ -87,7 +87,8 @@ def _dense_working_bytes(setup: Setup) -> float:
 def _weight_gradient_bytes(setup: Setup, width: float) -> float:
     """The gradient of a weight between a hidden state and `width` bytes, until it is added to the fp32 buffer.
 
-    A product that adds it itself returns a tensor of its size instead. Transformer Engine keeps these (`kernels`).
+    A product that adds the gradient itself returns a tensor of the same size instead. Transformer Engine keeps these
+    (`kernels`).
     """
     if setup.uses_engine and setup.accumulates_in_products:
         return 0.0

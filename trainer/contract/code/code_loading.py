@@ -43,7 +43,8 @@ def use(codes: Mapping[str, UserCode]) -> None:
 
 
 def read(paths: Iterable[str]) -> dict[str, UserCode]:
-    """The code behind each import path: what this process uses already, else what is in the files now.
+    """The code behind each import path: the code that this process already uses, or else the current content of the
+    files.
 
     Raises:
         OSError: a file exists but cannot be read.

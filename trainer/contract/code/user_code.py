@@ -104,7 +104,7 @@ def is_compiled(file: str) -> bool:
 
 
 def is_loaded_software(name: str) -> bool:
-    """True for a top-level module of Python or one that this process has imported other than as a user's code.
+    """True for a top-level module of Python, or one that this process has imported but not as a user's code.
 
     These belong to the software, whose versions are recorded.
     """

@@ -32,8 +32,8 @@ class RopeScaling:
     """llama3: divide frequencies with fewer than this number of periods in the original length (1 in Llama 3.1).
     Required."""
     high_freq_factor: PositiveFloat | None = None
-    """llama3: keep frequencies with more than this number of periods in the original length (4 in Llama 3.1). Those in
-    between are interpolated. Required."""
+    """llama3: keep frequencies with more than this number of periods in the original length (4 in Llama 3.1).
+    Frequencies in between are interpolated. Required."""
     beta_fast: PositiveFloat | None = None
     """yarn: keep frequencies with more than this number of periods in the original length. Default: 32."""
     beta_slow: PositiveFloat | None = None

@@ -32,7 +32,7 @@ class Range:
 
 Count = Annotated[int, Range(at_least=1, at_most=2**53)]
 LayerCount = Annotated[int, Range(at_least=1, at_most=10_000)]
-"""Layers are planned one by one, so a number with zeros too many would take all memory."""
+"""Layers are planned one by one, so a number with too many zeros would take all memory."""
 NonNegative = Annotated[int, Range(at_least=0, at_most=2**53)]
 PositiveFloat = Annotated[float, Range(above=0, at_most=1e300)]
 NonNegativeFloat = Annotated[float, Range(at_least=0, at_most=1e300)]

@@ -161,7 +161,7 @@ class Family(ABC):
 
     @abstractmethod
     def expresses(self, model: ModelConfig) -> dict[str, tuple[Any, ...]]:
-        """The values that the family can express, of the keys of the model section that it restricts."""
+        """For each key of the model section that the family restricts, the values that it can express."""
 
     @abstractmethod
     def weights(self, model: ModelConfig) -> Iterator[Weight]:
@@ -198,7 +198,7 @@ class Family(ABC):
     def misfits(self, model: ModelConfig) -> list[Misfit]:
         """The keys of a resolved `model` that the family cannot express.
 
-        These are also keys that no part of the family names, unless they have their defaults. So a new key is refused
+        They include keys that no part of the family names, unless they have their defaults. So a new key is refused
         until a family carries it. Keys that matter only because of a listed one are left out.
         """
         carried = {*self.keys, *self.expert_keys, *self.written, *TRAINING_KEYS}

@@ -77,12 +77,14 @@ class Checkpoint:
     is_cut_off: bool
     """True if its save was interrupted or is still in progress."""
     is_foreign: bool
-    """True if Megatron-LM wrote it. Such a checkpoint has no record, and only Megatron-Core's own checks apply."""
+    """True if Megatron-LM wrote the checkpoint. Such a checkpoint has no record, and only Megatron-Core's own checks
+    apply."""
     is_pinned: bool
 
     @property
     def is_complete(self) -> bool:
-        """True if this trainer finished writing it. `problems` checks that its files are unchanged since."""
+        """True if this trainer finished writing the checkpoint. `problems` checks that its files have not changed
+        since."""
         return self.record is not None
 
 
@@ -109,7 +111,8 @@ def paths_to_load(load: Path) -> list[Path]:
 
 
 def directory_of(load: Path) -> Path:
-    """The directory of checkpoints that checkpoint.load names, or that contains the single one that it names."""
+    """The directory of checkpoints that checkpoint.load names, or the directory of the single checkpoint that it
+    names."""
     return load if iteration_of(load) is None else load.parent
 
 

@@ -124,7 +124,7 @@ def contradictions(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _given(config: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-    """The key with the parameters, and these. `rope_scaling` overrides `rope_parameters`, as in transformers
+    """The key with the parameters, and the parameters. `rope_scaling` overrides `rope_parameters`, as in transformers
     (modeling_rope_utils.py, convert_rope_params_to_dict)."""
     key = "rope_scaling" if config["rope_scaling"] else "rope_parameters"
     return key, config[key] or {}

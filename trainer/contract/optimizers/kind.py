@@ -27,7 +27,8 @@ class Optimizer(ABC):
 
     @abstractmethod
     def moments(self, kind: Kind) -> tuple[str, ...]:
-        """Names of the fp32 tensors that it keeps for a parameter of `kind`, each in the shape of the parameter."""
+        """Names of the fp32 tensors that the optimizer keeps for a parameter of `kind`, each in the shape of the
+        parameter."""
 
     @abstractmethod
     def usual_lr(self, parameters: float) -> float:

@@ -70,7 +70,7 @@ LATER_KEYS = {
     ),
     "data": ("reset_attention_mask", "reset_position_ids", "eod_mask_loss"),
 }
-"""Section -> keys that records of earlier versions lack, and whose defaults are what these versions did."""
+"""Section -> keys that records of earlier versions lack, and whose defaults match what these versions did."""
 
 _ITERATION = re.compile(r"[0-9]{1,15}")
 
