@@ -9,7 +9,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tests.planning import (
+    test_allocation,
+    test_container,
     test_data_rules,
+    test_environment_problems,
     test_expert_rules,
     test_layout_rules,
     test_long_context,
@@ -37,15 +40,28 @@ TABLES = {
     "warnings of output": (warnings, test_output_rules.WARNED),
     "warnings of long context": (warnings, test_long_context.WARNED),
 }
-"""Tables of cases, each with the function that returns the messages of a case."""
+"""Tables of cases of rules, each with the function that returns the messages of a case."""
+
+TABLES_OF_FILES = {
+    "resources": (test_allocation.problems, test_allocation.REFUSED),
+    "container": (test_container.problems, test_container.REFUSED),
+    "environment": (test_environment_problems.refused, test_environment_problems.REFUSED),
+    "warnings of container": (test_container.warnings, test_container.WARNED),
+}
+"""Tables of cases of other checks, each with the function that writes the files of a case and returns its problems."""
 
 
-def entries() -> Iterator[str]:
+def entries(directory: Path) -> Iterator[str]:
     """The name of each case, with its messages below."""
     for table, (messages, cases) in TABLES.items():
         for name, (changes, *_) in cases.items():
             yield "\n".join([f"{table}: {name}", *messages(**changes)])
+    for table, (problems, cases) in TABLES_OF_FILES.items():
+        for name, (settings, *_) in cases.items():
+            yield "\n".join([f"{table}: {name}", *map(str, problems(directory, **settings))])
 
 
-def test_the_messages_are_the_golden_ones(compare_golden: Callable[[Path, str], None]) -> None:
-    compare_golden(MESSAGES, "\n\n".join(entries()) + "\n")
+def test_the_messages_are_the_golden_ones(
+    compare_golden: Callable[[Path, str], None], tmp_path: Path
+) -> None:
+    compare_golden(MESSAGES, "\n\n".join(entries(tmp_path)) + "\n")

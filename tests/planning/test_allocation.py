@@ -8,6 +8,7 @@ import re
 import pytest
 
 from hpcgen.config.cpus import from_words
+from hpcgen.errors import Problem
 from hpcgen.planning.request import allocation_problems, cluster_problems, make_allocation, stage_settings
 from hpcgen.stages import STAGES
 from tests.cli.command import hpcgen
@@ -26,11 +27,10 @@ def allocation(tmp_path, stage="train", **settings):
     return make_allocation(STAGES[stage], run.config, run.cluster, run.node_type)
 
 
-def problems(tmp_path, stage="train", **settings):
+def problems(tmp_path, stage="train", **settings) -> list[Problem]:
     settings.setdefault("defaults", {"time": "1:00:00"})
     run = run_of(tmp_path, **settings)
-    found = allocation_problems(STAGES[stage], run.config, run.cluster, run.node_type)
-    return [(problem.path, problem.reason, problem.hint) for problem in found]
+    return list(allocation_problems(STAGES[stage], run.config, run.cluster, run.node_type))
 
 
 def test_a_training_stage_takes_whole_nodes(tmp_path):
@@ -235,99 +235,70 @@ def test_an_empty_list_is_a_choice_of_the_stage_against_the_defaults(tmp_path):
     assert stage_settings(STAGES["train"], run.config, run.cluster).extra_directives == ("--no-kill",)
 
 
-def test_a_duplicate_option_is_reported(tmp_path):
-    run = run_of(tmp_path, train={"time": "1:00", "extra_directives": ["--nice=5", "--nice=6"]})
-    [problem] = allocation_problems(STAGES["train"], run.config, run.cluster, run.node_type)
-    assert (problem.path, problem.file) == ("slurm.train.extra_directives[1]", "run")
-    assert "is a duplicate of --nice" in problem.reason
-
-
 def test_restarts(tmp_path):
     assert allocation(tmp_path).max_restarts == 100
     assert allocation(tmp_path, train={"max_restarts": 0}).max_restarts == 0
 
 
-def test_a_valid_request_has_no_problems(tmp_path):
-    assert (
-        problems(tmp_path, train={"nodes": 16, "extra_directives": ["--mail-type=FAIL", "--no-kill"]}) == []
-    )
+LIMITS = {"partitions": {"hpc": {"max_time": "2:00:00", "max_nodes": 4}, "big": {}}}
+NO_TIME = {"defaults": {"nodes": 1}}
 
-
-@pytest.mark.parametrize("time", [None, "0:00", "00:00:00", "0-0"])
-def test_a_time_limit_is_needed(tmp_path, time):
-    [(path, reason, hint)] = problems(tmp_path, train={"time": time}, defaults={"nodes": 1})
-    assert path == "slurm.train.time"
-    assert "never gets the signal" in reason + hint
-
-
-def test_partitions_and_their_limits(tmp_path):
-    site = {"partitions": {"hpc": {"max_time": "2:00:00", "max_nodes": 4}, "big": {}}}
-    assert problems(tmp_path, train={"time": "2:00:00", "nodes": 4}, **site) == []
-    assert problems(tmp_path, train={"time": "2:00:01", "nodes": 5}, **site) == [
-        ("slurm.train.time", "is more than partition hpc allows", "use at most 2:00:00"),
-        ("slurm.train.nodes", "is more than partition hpc allows", "use at most 4"),
-    ]
-    assert problems(tmp_path, train={"partition": "big", "nodes": 500, "time": "9-00:00:00"}, **site) == []
-    assert problems(tmp_path, train={"partition": "big,gpu"}, **site) == [
-        (
-            "slurm.train.partition",
-            "is not a partition of the cluster profile",
-            "use hpc or big, or add it to the profile's partitions",
+REFUSED = {
+    "no time limit": (NO_TIME, ["slurm.train.time"]),
+    "a time limit of zero": (NO_TIME | {"train": {"time": "0:00"}}, ["slurm.train.time"]),
+    "a time limit of zero hours": (NO_TIME | {"train": {"time": "00:00:00"}}, ["slurm.train.time"]),
+    "a time limit of zero days": (NO_TIME | {"train": {"time": "0-0"}}, ["slurm.train.time"]),
+    "more than the partition allows": (
+        LIMITS | {"train": {"time": "2:00:01", "nodes": 5}},
+        ["slurm.train.time", "slurm.train.nodes"],
+    ),
+    "an unknown partition": (LIMITS | {"train": {"partition": "big,gpu"}}, ["slurm.train.partition"]),
+    "more ranks than GPUs": ({"train": {"ntasks_per_node": 9}}, ["slurm.train.ntasks_per_node"]),
+    "more CPUs than a node has": ({"train": {"cpus_per_task": 13}}, ["slurm.train.cpus_per_task"]),
+    "more tasks than CPUs": (
+        {"stage": "tokenize", "tokenize": {"ntasks_per_node": 97}},
+        ["slurm.tokenize.ntasks_per_node"],
+    ),
+    "an option twice": (
+        {"train": {"extra_directives": ["--nice=5", "--nice=6"]}},
+        ["slurm.train.extra_directives[1]"],
+    ),
+    **{
+        f"hpcgen's own {option}": (
+            {"train": {"extra_directives": ["--no-kill", option]}},
+            ["slurm.train.extra_directives[1]"],
         )
-    ]
+        for option in (
+            *("--nodes=4", "--output=/tmp/x", "--wrap=x", "--array=1-3"),
+            *("--part=debug", "--outp=/tmp/x", "--requeu"),  # sbatch takes --part for --partition
+        )
+    },
+}
+
+
+@pytest.mark.parametrize(("settings", "paths"), REFUSED.values(), ids=REFUSED)
+def test_what_slurm_would_refuse_or_hpcgen_sets_itself(tmp_path, settings, paths):
+    assert [problem.path for problem in problems(tmp_path, **settings)] == paths
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"train": {"nodes": 16, "extra_directives": ["--mail-type=FAIL", "--no-kill"]}},
+        LIMITS | {"train": {"time": "2:00:00", "nodes": 4}},
+        LIMITS | {"train": {"partition": "big", "nodes": 500, "time": "9-00:00:00"}},
+        {"train": {"ntasks_per_node": 8}},
+        {"train": {"cpus_per_task": 12}},
+    ],
+)
+def test_a_valid_request_has_no_problems(tmp_path, settings):
+    assert problems(tmp_path, **settings) == []
 
 
 def test_the_path_is_where_the_value_is_written(tmp_path):
     site = {"partitions": {"hpc": {"max_nodes": 4}}}
-    [(path, _, _)] = problems(tmp_path, defaults={"nodes": 5, "time": "1:00"}, **site)
-    assert path == "slurm.defaults.nodes"
-
-
-def test_each_rank_needs_its_own_gpu(tmp_path):
-    assert problems(tmp_path, train={"ntasks_per_node": 8}) == []
-    assert problems(tmp_path, train={"ntasks_per_node": 9}) == [
-        (
-            "slurm.train.ntasks_per_node",
-            "is more than the 8 GPUs of a node. Each rank needs its own GPU",
-            "use at most 8",
-        )
-    ]
-
-
-def test_the_cpus_of_a_node(tmp_path):
-    assert problems(tmp_path, train={"cpus_per_task": 12}) == []
-    assert problems(tmp_path, train={"cpus_per_task": 13}) == [
-        (
-            "slurm.train.cpus_per_task",
-            "requests 8 x 13 CPUs per node, but nodes have 96",
-            "use at most 12 CPUs per task",
-        )
-    ]
-    assert (
-        problems(tmp_path, "tokenize", tokenize={"ntasks_per_node": 97})[0][0]
-        == "slurm.tokenize.ntasks_per_node"
-    )
-
-
-@pytest.mark.parametrize(
-    ("directive", "option"),
-    [
-        ("--nodes=4", "nodes"),
-        ("--output=/tmp/x", "output"),
-        ("--wrap=x", "wrap"),
-        ("--array=1-3", "array"),
-        ("--part=debug", "partition"),
-        ("--outp=/tmp/x", "output"),
-        ("--requeu", "requeue"),
-    ],
-)
-def test_options_that_hpcgen_writes_itself_also_abbreviated(tmp_path, directive, option):
-    """sbatch takes --part for --partition."""
-    [(path, reason, _)] = problems(tmp_path, train={"extra_directives": ["--no-kill", directive]})
-    assert (path, reason) == (
-        "slurm.train.extra_directives[1]",
-        f"sets --{option}, which hpcgen sets itself",
-    )
+    [problem] = problems(tmp_path, defaults={"nodes": 5, "time": "1:00"}, **site)
+    assert (problem.path, problem.file) == ("slurm.defaults.nodes", "run")
 
 
 @pytest.mark.parametrize(

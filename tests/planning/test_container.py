@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from hpcgen.config.container import Mount
-from hpcgen.errors import HpcgenError
+from hpcgen.errors import HpcgenError, Problem
 from hpcgen.planning.container import (
     CONTAINER_NAME,
     Container,
@@ -57,15 +57,15 @@ def example(**changes) -> Container:
     return Container(**{**values, **changes})
 
 
-def problems(tmp_path, run, site=None):
+def problems(tmp_path, run, site=None) -> list[Problem]:
     write_yaml(tmp_path / "site.yaml", {"extends": "azure-ndv5", "container": site or {}})
     found = loaded(tmp_path, big_run(cluster="./site.yaml", container=run))
-    return [(problem.path, problem.reason) for problem in container_problems(found.config, found.cluster)]
+    return list(container_problems(found.config, found.cluster))
 
 
-def warnings(tmp_path, run, **site):
+def warnings(tmp_path, run=None, **site) -> list[Problem]:
     found = load(tmp_path, run, **site)
-    return [(problem.path, problem.reason) for problem in container_warnings(found.config, found.cluster)]
+    return list(container_warnings(found.config, found.cluster))
 
 
 def test_pyxis_options():
@@ -252,58 +252,83 @@ def test_runtime_none_has_no_container(tmp_path):
     assert runtime(run.config, run.cluster) == "none"
 
 
-def test_settings_without_effect_are_refused(tmp_path):
-    given = {"runtime": "none", "image": "/x.sqsh", "workdir": "/w", "mounts": [{"source": "/a"}]}
-    given |= {"copy_image": True, "writable": True}
-    assert problems(tmp_path, given) == [
-        ("container.image", "has no effect with runtime none"),
-        ("container.workdir", "has no effect with runtime none"),
-        ("container.mounts", "have no effect with runtime none"),
-        ("container.copy_image", "has no effect with runtime none"),
-        ("container.writable", "has no effect with runtime none"),
-    ]
-    assert problems(tmp_path, {"runtime": "none"}) == []
+REFUSED = {
+    "settings without a container": (
+        {
+            "run": {"runtime": "none", "image": "/x.sqsh", "workdir": "/w", "mounts": [{"source": "/a"}]}
+            | {"copy_image": True, "writable": True}
+        },
+        [f"container.{key}" for key in ("image", "workdir", "mounts", "copy_image", "writable")],
+    ),
+    "pyxis without an image": (
+        {"run": {"runtime": "pyxis"}, "site": {"image": None}},
+        ["container.image"],
+    ),
+    "enroot without an image": (
+        {"run": {"runtime": "enroot"}, "site": {"image": None}},
+        ["container.image"],
+    ),
+    "enroot with an image of a registry": ({"run": {"runtime": "enroot"}}, ["container.image"]),
+    "a copy of an image of a registry": ({"run": {"copy_image": True}}, ["container.copy_image"]),
+    # pyxis accepts two mounts on one target and takes one without a word
+    "two mounts on one target": (
+        {
+            "run": {
+                "mounts": [
+                    {"source": "/a", "target": "/t"},
+                    {"source": "/t"},
+                    {"source": "/b", "target": "/s"},
+                ]
+            },
+            "site": {"mounts": [{"source": "/s"}]},
+        },
+        ["container.mounts[1].source", "container.mounts[2].target"],
+    ),
+}
 
 
-@pytest.mark.parametrize("asked", ["pyxis", "enroot"])
-def test_a_container_needs_an_image(tmp_path, asked):
-    assert problems(tmp_path, {"runtime": asked}, {"image": None}) == [("container.image", "is missing")]
-    assert problems(tmp_path, {"runtime": asked, "image": "/x.sqsh"}, {"image": None}) == []
+@pytest.mark.parametrize(("settings", "paths"), REFUSED.values(), ids=REFUSED)
+def test_what_the_runtimes_would_refuse_or_ignore(tmp_path, settings, paths):
+    assert [problem.path for problem in problems(tmp_path, **settings)] == paths
 
 
-def test_enroot_starts_only_files(tmp_path):
-    [(path, reason)] = problems(tmp_path, {"runtime": "enroot"})
-    assert path == "container.image"
-    assert "registry" in reason
-    assert "runtime enroot needs a .sqsh" in reason
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"run": {"runtime": "none"}},
+        {"run": {"runtime": "pyxis", "image": "/x.sqsh"}, "site": {"image": None}},
+        {"run": {"runtime": "enroot", "image": "/x.sqsh"}, "site": {"image": None}},
+        {"run": {"copy_image": True, "image": "/x.sqsh"}},
+        {"run": {"copy_image": False}, "site": {"copy_image": True}},
+        {"run": {"mounts": [{"source": "/a"}, {"source": "/a", "target": "/b"}]}},
+    ],
+)
+def test_valid_settings_pass(tmp_path, settings):
+    assert problems(tmp_path, **settings) == []
 
 
-def test_only_a_file_can_be_copied_to_the_nodes(tmp_path):
-    assert problems(tmp_path, {"copy_image": True, "image": "/x.sqsh"}) == []
-    reason = "has no effect, because nvcr.io#nvidia/pytorch:25.03-py3 is not a .sqsh file"
-    assert problems(tmp_path, {"copy_image": True}) == [("container.copy_image", reason)]
-    assert problems(tmp_path, {"copy_image": False}, {"copy_image": True}) == []
+def test_a_profile_has_images_copied_to_the_nodes(tmp_path):
     assert container(tmp_path, {"image": "/x.sqsh"}, container={"copy_image": True}).copy_image is True
 
 
-def test_an_image_without_the_trainer_is_a_warning(tmp_path):
-    [(path, reason)] = warnings(tmp_path, {})
-    assert path == "container.image"
-    assert reason.startswith("contains neither Megatron-Core nor hpcgen")
-    assert warnings(tmp_path, {}, code_dir="/shared/code") == []
-    assert warnings(tmp_path, {"image": "/images/gpt.sqsh"}) == []
+WARNED = {
+    "an image without the trainer": ({}, ["container.image"]),
+    "an image that can change": ({"run": {"image": "reg.io#a/b:1"}}, ["container.image"]),
+}
 
 
-def test_an_image_tag_without_digest_is_a_warning(tmp_path):
-    reason = "uses a tag, which can refer to another image later"
-    assert warnings(tmp_path, {"image": "reg.io#a/b:1"}) == [("container.image", reason)]
-    assert warnings(tmp_path, {"image": f"reg.io#a/b:1@{DIGEST}"}) == []
+@pytest.mark.parametrize(("settings", "paths"), WARNED.values(), ids=WARNED)
+def test_images_that_may_not_be_what_is_meant(tmp_path, settings, paths):
+    assert [problem.path for problem in warnings(tmp_path, **settings)] == paths
 
 
-def test_two_mounts_on_one_target(tmp_path):
-    """pyxis accepts them and takes one without a word."""
-    reason = "is already the target of another mount, and pyxis would silently use only one of them"
-    given = {"mounts": [{"source": "/a", "target": "/t"}, {"source": "/t"}, {"source": "/b", "target": "/s"}]}
-    found = problems(tmp_path, given, {"mounts": [{"source": "/s"}]})
-    assert found == [("container.mounts[1].source", reason), ("container.mounts[2].target", reason)]
-    assert problems(tmp_path, {"mounts": [{"source": "/a"}, {"source": "/a", "target": "/b"}]}) == []
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"code_dir": "/shared/code"},
+        {"run": {"image": "/images/gpt.sqsh"}},
+        {"run": {"image": f"reg.io#a/b:1@{DIGEST}"}},
+    ],
+)
+def test_images_without_a_warning(tmp_path, settings):
+    assert warnings(tmp_path, **settings) == []
