@@ -51,9 +51,9 @@ _AID_SCRIPTS = re.compile(
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Job:
-    """A script, with everything derived from it for the rules."""
+    """A script, with everything derived from it for the rules. A job equals only itself."""
 
     script: Script
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 from collections.abc import Iterator, Sequence
@@ -250,11 +251,14 @@ _Outcomes = Sequence[tuple[int, int | Refused]]
 """IDs of sample jobs, each with its port or the reason why it has none."""
 
 
-def _computed_ports(job: Job) -> Iterator[tuple[int, Word | None, _Outcomes]]:
+@functools.lru_cache(maxsize=1)  # two rules read them, one after the other
+def _computed_ports(job: Job) -> tuple[tuple[int, Word | None, _Outcomes], ...]:
     """Lines and values of the first ports, with their outcomes, which are empty if only a run can tell."""
     effort = Effort()
-    for line, word, assignment in itertools.islice(_ports(job), MAX_PORTS):
-        yield line, word, _outcomes(job, word, effort, is_endpoint=assignment is None)
+    return tuple(
+        (line, word, _outcomes(job, word, effort, is_endpoint=assignment is None))
+        for line, word, assignment in itertools.islice(_ports(job), MAX_PORTS)
+    )
 
 
 def _outcomes(job: Job, word: Word | None, effort: Effort, *, is_endpoint: bool) -> _Outcomes:
