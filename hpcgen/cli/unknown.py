@@ -14,7 +14,7 @@ from hpcgen.config import spellings
 from hpcgen.config.run import RunConfig
 from hpcgen.config.spellings import names_in_section
 from hpcgen.config.stages import stage_called
-from hpcgen.config.unknown_keys import TRANSLATED_SECTIONS, unknown_key
+from hpcgen.config.unknown_keys import TRANSLATED_SECTIONS, other_name
 from hpcgen.text import did_you_mean, misspelled, nearest, one_of
 
 WORDS_OF_A_RUN = ("name", "cluster", "preset")
@@ -111,11 +111,11 @@ def _key(name: str, known: Sequence[str]) -> str:
     key = words.SBATCH_OPTIONS.get(name, name).removeprefix("--").replace("-", "_")
     if instead := spellings.instead(key):
         return instead
-    problem = unknown_key(RunConfig, key, [key])
+    problem = None if "." in key else other_name(RunConfig, key, [key])
+    if problem is None:
+        return ""
     place = problem.meant.rpartition(".")[0]
     if place not in (*TRANSLATED_SECTIONS, "slurm.train", "paths") and problem.meant not in WORDS_OF_A_RUN:
-        return ""
-    if not problem.hint.startswith("use "):
         return ""
     if "--config" not in known:
         return f"in the run file, set {problem.hint.removeprefix('use ')}"

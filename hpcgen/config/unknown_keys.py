@@ -33,18 +33,10 @@ def unknown_key(cls: type, path: str, names: Sequence[str]) -> Problem:
     section and then in others; the name in another program that is misspelled; keys of the section that begin with the
     name; what other programs mean by names that begin like this; the file that has the key; all keys of the section.
     """
+    if problem := other_name(cls, path, names):
+        return problem
     *section, name = names
-    known = sorted(field.name for field in dataclasses.fields(section_of(cls, section)))
-    plain = name.lstrip("-").replace("-", "_").lower()
-    inside = path.removesuffix(name)
-    if plain in known:
-        return _problem(path, f"use {inside}{plain}", inside + plain)
-    if answer := _in_section(cls, section, plain, inside):
-        return _problem(path, *answer)
-    if found := _places(cls, section, plain):
-        return _elsewhere(path, plain, found)
-    if answer := _in_other_program(cls, section, plain):
-        return _problem(path, *answer)
+    known, plain, inside = _known(cls, section), _plain(name), path.removesuffix(name)
     if near := misspelled(plain, known) or short_for(plain, known):
         return _problem(path, did_you_mean(plain, known) or _list(near), inside + near[0])
     if _is_translated(cls, section) and (elsewhere := _misspelled_elsewhere(cls, plain)):
@@ -54,6 +46,29 @@ def unknown_key(cls: type, path: str, names: Sequence[str]) -> Problem:
         return _problem(path, f"if you mean {other}, {problem.hint}", problem.meant)
     hints = (did_you_mean(plain, known), *_hints(cls, section, plain), _list(known))
     return _problem(path, next(filter(None, hints)), "")
+
+
+def other_name(cls: type, path: str, names: Sequence[str]) -> Problem | None:
+    """The problem of an unknown key whose name has a known meaning, here or elsewhere. None for a misspelled key."""
+    *section, name = names
+    plain, inside = _plain(name), path.removesuffix(name)
+    if plain in _known(cls, section):
+        return _problem(path, f"use {inside}{plain}", inside + plain)
+    if answer := _in_section(cls, section, plain, inside):
+        return _problem(path, *answer)
+    if found := _places(cls, section, plain):
+        return _elsewhere(path, plain, found)
+    answer = _in_other_program(cls, section, plain)
+    return _problem(path, *answer) if answer else None
+
+
+def _known(cls: type, section: Sequence[str]) -> list[str]:
+    return sorted(field.name for field in dataclasses.fields(section_of(cls, section)))
+
+
+def _plain(name: str) -> str:
+    """A key in the letters of keys: underscores, no capitals."""
+    return name.lstrip("-").replace("-", "_").lower()
 
 
 def _problem(path: str, hint: str, meant: str) -> Problem:
