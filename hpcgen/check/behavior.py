@@ -125,7 +125,8 @@ def no_exit(both: Comparison) -> Iterator[Hit]:
 
 @site_rule("status-kept", "the status of the job's work is replaced")
 def status_kept(both: Comparison) -> Iterator[Hit]:
-    """`conclude` reads rc: a failed training could end as a success, or a finished one could be requeued."""
+    """`conclude` reads rc. With a wrong rc, failed training could count as a success, or finished training be
+    requeued."""
     calls = both.site.calls_of(MAIN)
     launches = [call for call in calls if LAUNCH in call.written]
     for item in both.own(both.site.assigned):

@@ -103,7 +103,7 @@ def _problem(cls: type, detail: Any, values: Mapping[str, Any]) -> Problem:
 
 
 def _text_reason(hint: Any, value: float) -> str:
-    """The reason for a number in place of a text: it needs quotes, or is no valid text with them either."""
+    """The reason for a number in place of a text: it needs quotes, or is not a valid text even with quotes."""
     problem = next(constraint_problems(hint, str(value)), None)
     return problem.reason if problem else "must be text (quote it)"
 

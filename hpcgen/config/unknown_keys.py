@@ -22,7 +22,7 @@ the wrong one of these sections is certainly the same key."""
 MOST_LISTED = 24
 """Longest list of keys in a hint."""
 MOST_PLACES = 3
-"""Keys of the same name in more sections are not suggested."""
+"""Maximum number of sections to suggest for a key. A key that is in more sections is not suggested."""
 
 
 def unknown_key(cls: type, path: str, names: Sequence[str]) -> Problem:

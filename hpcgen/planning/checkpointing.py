@@ -12,7 +12,7 @@ from trainer.contract.optimizers import optimizer_of
 ASSUMED_MFU = 0.2
 """MFU of a slow step: half of what typical layouts reach."""
 ASSUMED_GPU_TFLOPS = 20.0
-"""Throughput of a GPU whose peak is unknown, as for fp32."""
+"""Throughput of a GPU whose peak is unknown, such as in fp32."""
 ASSUMED_CPU_TFLOPS = 0.02
 """Throughput of one core in fp32."""
 ASSUMED_FP8_MFU = 0.1

@@ -242,7 +242,7 @@ def missing_package_warnings(
         where, is_known = f"the image {image}", "nvidia/pytorch" in image
     if cluster.code_dir:
         where, folders = f"{where} or code_dir", [cluster.code_dir, *folders]
-        is_known &= exists(cluster.code_dir)  # another warning says so, or another machine has it
+        is_known &= exists(cluster.code_dir)  # otherwise, it is missing (another warning) or on another machine
     for module, key in packages.items() if is_known else ():
         if not any(exists(f"{folder}/{module}") for folder in folders):
             reason = f"needs the package {module}, which is not in {where}"

@@ -164,7 +164,7 @@ def _check_records(plan: Plan) -> None:
 
 
 def _pairs_read(plan: Plan) -> list[Dataset]:
-    """The pairs that planned stages read and none builds."""
+    """The pairs that planned stages read but do not build."""
     corpus = plan.config.data.corpus
     if corpus is None or any(stage.kind.makes_pairs for stage in plan.stages.values()):
         return []

@@ -234,7 +234,7 @@ def _newest_valid(
 
 
 def _move_away(checkpoint: Checkpoint) -> str:
-    """Remove or rename a broken checkpoint. Returns a sentence that says which."""
+    """Remove or rename a broken checkpoint. Returns a sentence that says what was done."""
     path = checkpoint.path
     was_begun_here = (path / STARTED).exists() or not any(path.iterdir())
     if checkpoint.is_cut_off and was_begun_here and not (path / METADATA).exists():

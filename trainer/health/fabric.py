@@ -50,7 +50,7 @@ class Fabric:
                 store=PrefixStore("world", self._meeting.store),
                 rank=ranks.rank,
                 world_size=ranks.world_size,
-                # Longer than any step, since the meeting names the ranks that hang, but torch would only abort.
+                # Longer than any step, because the meeting names the ranks that hang, whereas torch would only abort.
                 timeout=datetime.timedelta(hours=1),
             )
             self._world = torch.distributed.group.WORLD

@@ -247,7 +247,7 @@ def _grep(call: Call) -> str:
 
 
 def _from_posix(pattern: str, *, extended: bool) -> str:
-    """A basic or extended regular expression of POSIX as one of Python's."""
+    """Converts a basic or extended POSIX regular expression to Python's syntax."""
     found, at = "", 0
     while at < len(pattern):
         bracket = re.match(r"\[(\^?)(\]?[^\]]*)\]", pattern[at:])

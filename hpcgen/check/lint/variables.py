@@ -65,7 +65,7 @@ class Variables(dict[str, Variable]):
 
     @contextlib.contextmanager
     def subshell(self) -> Iterator[None]:
-        """Undoes all changes at the end, as of a subshell."""
+        """Undoes all changes at the end, as when a subshell ends."""
         self.begin()
         yield
         self.end()

@@ -97,7 +97,7 @@ def num_values(path: str | None) -> int | None:
 
 
 def shown(flag: Flag) -> str:
-    """An option for a message: with up to three values, and none that are secret or uncertain."""
+    """An option for a message, with up to three values. Secret and uncertain values are left out."""
     is_secret = SECRET.search(flag.name.replace("-", "_"))
     words = () if is_secret or not all(word.certain for word in flag.values) else flag.values[:3]
     return " ".join([f"--{flag.name}", *(word.text for word in words)])

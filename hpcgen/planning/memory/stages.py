@@ -68,7 +68,7 @@ class Layer:
 
 
 def estimate_memory(setup: Setup) -> MemoryEstimate:
-    """The estimate for the stage that needs the most. Tests compare it with GPU measurements."""
+    """The estimate for the stage that needs the most memory. Tests compare it with GPU measurements."""
     stages = range(setup.layout.pipeline_model_parallel_size)
     return max((estimate_stage(setup, stage) for stage in stages), key=lambda estimate: estimate.total_gib)
 

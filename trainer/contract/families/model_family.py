@@ -134,7 +134,7 @@ class Misfit:
 
     @property
     def is_of_another_kind(self) -> bool:
-        """True if the family has no experts, or other attention, where the model has."""
+        """True if the model has experts and the family has none, or if their kinds of attention differ."""
         return self.key in KIND_KEYS
 
 

@@ -145,7 +145,7 @@ def image_name(job: Job) -> Iterator[Hit]:
 
 
 def _images(job: Job) -> Iterator[tuple[int, str, bool]]:
-    """Line and text of each image, and whether the text is known. A <name> is not."""
+    """Line and text of each image, and whether the text is known. A <name> is unknown."""
     for step in job.steps:
         for option in step.all("container-image"):
             if option.value:
