@@ -1,1 +1,1 @@
-"""Checks of shell scripts: those rendered from a site's templates, and batch scripts of any origin."""
+"""Checks of shell scripts: scripts rendered from a site's templates, and batch scripts of any origin."""

@@ -31,7 +31,7 @@ class Comparison:
     text: str
     shipped_text: str
     vocabulary: frozenset[str]
-    """Functions of all libraries, including those that this script does not contain."""
+    """Functions of all libraries, even if this script does not contain them."""
 
     @cached_property
     def site(self) -> Script:

@@ -60,7 +60,7 @@ class Container:
         return is_image_file(self.image)
 
     def host_path(self, path: str) -> str | None:
-        """The host's path of a path in the container; None if no mount provides it."""
+        """The path on the host for a path in the container; None if no mount provides it."""
         for mount in reversed(self.mounts):  # subdirectories before their parents
             if PurePosixPath(path).is_relative_to(_target(mount)):
                 return str(PurePosixPath(mount.source, PurePosixPath(path).relative_to(_target(mount))))
@@ -242,7 +242,7 @@ def missing_package_warnings(
         where, is_known = f"the image {image}", "nvidia/pytorch" in image
     if cluster.code_dir:
         where, folders = f"{where} or code_dir", [cluster.code_dir, *folders]
-        is_known &= exists(cluster.code_dir)  # otherwise, it is missing (another warning) or on another machine
+        is_known &= exists(cluster.code_dir)  # a missing one has its own warning, or is on another machine
     for module, key in packages.items() if is_known else ():
         if not any(exists(f"{folder}/{module}") for folder in folders):
             reason = f"needs the package {module}, which is not in {where}"

@@ -21,7 +21,7 @@ class MemoryTestConfig:
     trainer: TrainerConfig
     """Configuration of the training whose memory is measured."""
     at_once: Count
-    """Number of devices of the node: as many ranks run at the same time."""
+    """Number of devices of the node, and so of the ranks that run at the same time."""
     estimated_gib: tuple[PositiveFloat, ...]
     """Estimate of hpcgen.planning.memory for each pipeline stage (GiB)."""
 

@@ -13,7 +13,7 @@ from trainer.contract.wording import one_of
 
 _WORD = re.compile(r"[^\W\d_]+|\d+(?:[.,]\d+)*")
 _MOST_BEGINNINGS = 4
-"""More names with the same beginning are not listed."""
+"""Maximum number of names with the same beginning to list. If there are more, none is listed."""
 
 
 def nearest(name: str, known: Collection[str]) -> str | None:

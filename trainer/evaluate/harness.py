@@ -155,7 +155,7 @@ class HarnessModel(TemplateLM):
         draws = temperature > GREEDY
         until = handle_stop_sequences(given["until"], self._text_of_document_end)
         return Options(
-            # The empty string is in each text, so it ends one after the first token.
+            # Every text contains the empty string, so this stop string ends a text after its first token.
             max_new_tokens=1 if "" in until else given["max_gen_toks"],
             temperature=temperature,
             top_k=(given.get("top_k") or None) if draws else None,

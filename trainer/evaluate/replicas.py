@@ -37,7 +37,7 @@ class Replicas:
         self._has_others = torch.distributed.get_world_size() > 1
 
     def score(self, pairs: Sequence[Pair]) -> list[tuple[float, bool]]:
-        """Log-probability of each continuation, and whether it is the most likely one token by token."""
+        """Log-probability of each continuation, and whether each of its tokens is the most likely one."""
         self._send((_score, pairs))
         return _score(self, pairs)
 

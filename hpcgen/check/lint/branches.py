@@ -76,7 +76,7 @@ def _union(before: Variable | None, values: Sequence[Variable | None]) -> Variab
 
 
 def _exclusive(variable: Variable, is_exclusive: bool) -> Variable:
-    """The variable, of whose uncertain pieces at most one is right if `is_exclusive`."""
+    """The variable. If `is_exclusive`, at most one of its uncertain pieces is right."""
     if not is_exclusive:
         return variable
     pieces = (replace(piece, exclusive=piece.exclusive or not piece.certain) for piece in variable.first)

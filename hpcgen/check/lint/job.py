@@ -236,7 +236,7 @@ class Job:
         index = next(index for index, found in enumerate(self.script.commands) if found is step.command)
         inner = [found for found in self.script.commands if found.outer == index]
         if inner:
-            # the exit of a script that a here-document writes
+            # a script from a here-document may end with exit, which is not its program
             last = next((found for found in reversed(inner) if found.name != "exit"), inner[-1])
             is_sure = last.conditional == step.command.conditional and last.name not in self.script.functions
             return not is_sure or last.name in _AIDS or _is_aid_script(last.words)

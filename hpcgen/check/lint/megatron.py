@@ -98,7 +98,7 @@ def in_options(text: str, keys: Iterable[str]) -> str:
 
 
 def change(setting: Setting) -> str:
-    """The words for a change of the command line that has the effect of a setting of a run file."""
+    """Words for a message: how to change the command line to get the effect of a run file's setting."""
     path, value = setting.path, setting.value
     if option := NEGATED.get(path):
         return f"{'remove' if value else 'add'} --{option}"

@@ -104,7 +104,7 @@ class MpiCall:
 
 
 def mpi_call(words: tuple[Word, ...]) -> MpiCall | None:
-    """The call of mpirun that a command is; None for other commands."""
+    """The command as a call of mpirun; None for other commands."""
     if not words or words[0].text.rpartition("/")[2] not in MPI_LAUNCHERS:
         return None
     options: list[MpiOption] = []

@@ -25,7 +25,7 @@ class Hit:
     severity: Severity | None = None
     """Severity of this finding. Default: the severity of the rule."""
     needs_release: bool = False
-    """True if the hit is only reported if the cluster's Slurm release is known."""
+    """True if the hit is reported only for a cluster whose Slurm release is known."""
     before: str = ""
     """Slurm release that no longer has the problem. The hit is only reported if the cluster's release is known to be
     older."""

@@ -104,7 +104,7 @@ def layout_rows(layout: str) -> list[str]:
 
 
 def almost_even_layout(num_layers: int, chunks: int, mtp_num_layers: int = 0) -> str:
-    """A layout whose chunks have the same number of layers, or one more if they are among the first."""
+    """A layout whose chunks have the same number of layers, except that the first ones may have one more."""
     each, more = divmod(num_layers, chunks)
     rows = [f"t*{each + (index < more)}" for index in range(chunks)]
     return f"E{'|'.join(rows)}{'m' * mtp_num_layers}L"

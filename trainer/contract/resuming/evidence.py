@@ -35,7 +35,7 @@ class Evidence:
     """A file that shows that training was saved, or may have been saved."""
 
     iteration: int | None
-    """Last iteration that it shows; None if it shows none."""
+    """Last iteration that the file shows; None if it shows no iteration."""
     text: str
     """Path of the file and what it shows."""
 

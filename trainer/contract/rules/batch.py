@@ -43,7 +43,8 @@ def batch_is_multiple_of_microbatches(facts: Facts) -> Iterator[Problem]:
 
 
 def _nodes_for_batch(facts: Facts, unit: int) -> Problem:
-    """The problem as one of the number of nodes, for a user who set that and left the batch to the preset."""
+    """The problem in terms of the number of nodes, for a user who set this number and took the batch from the
+    preset."""
     training = facts.training
     ranks = training.global_batch_size // training.micro_batch_size * model_parallel_size(facts.parallelism)
     counts = divisors(ranks // facts.world.ranks_each, near=facts.world.count)

@@ -30,7 +30,7 @@ from trainer.contract.wording import counted
 
 @record(kw_only=True)
 class World:
-    """The ranks of the job: `count`, the value of the key `path`, times `ranks_each`."""
+    """The ranks of the job. Their number is the value of the key `path` (`count`) times `ranks_each`."""
 
     path: str
     count: int

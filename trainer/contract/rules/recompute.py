@@ -165,7 +165,7 @@ def delayed_scaling_keeps_outputs(facts: Facts) -> Iterator[Problem]:
 
 
 def _without(facts: Facts, module: str, reason: str, about: Sequence[str] = ()) -> Problem:
-    """The violation of a rule by one of recompute_modules, which the other modules do not break."""
+    """The violation of a rule that only one of recompute_modules breaks."""
     others = tuple(other for other in facts.training.recompute_modules or () if other != module)
     return Problem(
         path="training.recompute_modules",
