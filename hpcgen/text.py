@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from trainer.contract.spelling import did_you_mean, misspelled, nearest, short_for
-from trainer.contract.wording import counted, duration, one_of, ranges
+from trainer.contract.wording import counted, duration, few, one_of, ranges
 
 __all__ = [
     "counted",
@@ -21,12 +19,6 @@ __all__ = [
     "short_for",
     "size_text",
 ]
-
-
-def few(texts: Sequence[str], shown: int = 3) -> str:
-    """The first of many texts: "a, b, c and 12 more"."""
-    rest = len(texts) - shown
-    return ", ".join(texts[:shown]) + (f" and {rest:,} more" if rest > 0 else "")
 
 
 def scaled(number: float) -> str:

@@ -6,6 +6,8 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from hpcgen.text import few
+
 if TYPE_CHECKING:
     from hpcgen.report.run import Run
 
@@ -111,7 +113,7 @@ def _recorded(start: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if start.get("precision"):
         yield "precision", str(start["precision"])
     if isinstance(hosts, list):
-        yield "hosts", f"{len(hosts)}: {_few([str(host) for host in hosts])}"
+        yield "hosts", f"{len(hosts)}: {few([str(host) for host in hosts], 8)}"
     if isinstance(versions, dict):
         yield "versions", ", ".join(f"{name} {version}" for name, version in versions.items())
 
@@ -141,8 +143,3 @@ def _flat(values: dict[str, Any], before: str = "") -> Iterator[tuple[str, Any]]
             yield from _flat(value, f"{before}{key}.")
         else:
             yield f"{before}{key}", value
-
-
-def _few(names: Sequence[str], most: int = 8) -> str:
-    first = ", ".join(names[:most])
-    return f"{first} and {len(names) - most} more" if len(names) > most else first

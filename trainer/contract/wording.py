@@ -61,6 +61,12 @@ def rank_list(ranks: Sequence[int]) -> str:
     return f"rank{'' if len(ranks) == 1 else 's'} {ranges(ranks)}"
 
 
+def few(texts: Sequence[str], shown: int = 3) -> str:
+    """The first of many texts: "a, b, c and 12 more"."""
+    rest = len(texts) - shown
+    return ", ".join(texts[:shown]) + (f" and {rest:,} more" if rest > 0 else "")
+
+
 def one_of(choices: Sequence[str]) -> str:
     """A list of alternatives: a, b or c."""
     return choices[0] if len(choices) == 1 else f"{', '.join(choices[:-1])} or {choices[-1]}"

@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from trainer.contract.wording import rate_text
+from trainer.contract.wording import few, rate_text
 
 Group = tuple[str, ...]
 Measure = Callable[[str, Sequence[Group]], Sequence[float]]
@@ -199,5 +199,4 @@ def _every_pair_is_slow(values: dict[Group, float]) -> str:
 
 
 def _some(nodes: Iterable[str]) -> str:
-    names = list(nodes)
-    return ", ".join(names) if len(names) <= 8 else f"{', '.join(names[:8])} and {len(names) - 8} more"
+    return few(list(nodes), 8)

@@ -11,6 +11,7 @@ from typing import Any
 from trainer.contract.families.model_family import Family
 from trainer.contract.files.checkpoint_files import COMPLETE, consumed_tokens
 from trainer.contract.files.regular_file import read_bytes
+from trainer.contract.wording import few
 from trainer.huggingface.source import Source
 from trainer.huggingface.transforms import expected_shapes
 
@@ -77,5 +78,4 @@ def _digest(source: Source) -> str:
 def _datasets(data: dict[str, Any]) -> str:
     datasets = data.get("datasets") or data.get("train") or []
     names = [Path(str(dataset.get("prefix"))).name for dataset in datasets if isinstance(dataset, dict)]
-    more = f" and {len(names) - 10} more" if len(names) > 10 else ""
-    return ", ".join(f"`{name}`" for name in names[:10]) + more
+    return few([f"`{name}`" for name in names], 10)
