@@ -216,7 +216,8 @@ def for_people(summary: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _stop(summary: dict[str, Any]) -> str:
-    """When training is asked to stop. On a machine without Slurm, its steps may be longer than a time limit."""
+    """Text that says when training is asked to stop. On a machine without Slurm, steps may take longer than a time
+    limit."""
     lead_s, step = summary["signal_lead_s"], duration(math.ceil(summary["slow_step_s"]))
     if lead_s >= summary["stages"][TRAIN.name]["time_s"]:
         return (

@@ -60,7 +60,7 @@ class Train(Stage):
             yield from resume_warnings(trainer)
 
     def queued_stage(self, config: RunConfig) -> Stage | None:
-        """The stage evaluate with `evaluation.every`."""
+        """The stage evaluate if `evaluation.every` is set, otherwise None."""
         return EVALUATE if config.evaluation.every is not None else None
 
     def job_name(self, run_name: str) -> str:

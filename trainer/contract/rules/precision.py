@@ -128,7 +128,7 @@ def fp8_fits_widths(facts: Facts) -> Iterator[Problem]:
 
 
 def _matrix_widths(facts: Facts) -> Iterator[tuple[MatrixWidth, int]]:
-    """Widths of each rank's matrices, each with the number of ranks that a new value of its key is divided by."""
+    """Widths of each rank's matrices, each with the number of ranks that divide the value of its key."""
     model, axes = facts.resolved_model, facts.parallelism
     assert model.ffn_hidden_size
     tensor, of_expert = axes.tensor_model_parallel_size, expert_tensor_parallel_size(axes)
