@@ -23,6 +23,7 @@ from tests.planning import (
     test_unused_keys,
 )
 from tests.planning.cases import errors, warnings
+from tests.trainer import test_resolve
 
 MESSAGES = Path(__file__).parent / "golden/messages.txt"
 
@@ -46,6 +47,7 @@ TABLES_OF_FILES = {
     "resources": (test_allocation.problems, test_allocation.REFUSED),
     "container": (test_container.problems, test_container.REFUSED),
     "environment": (test_environment_problems.refused, test_environment_problems.REFUSED),
+    "trainer": (test_resolve.refused, test_resolve.REFUSED),
     "warnings of container": (test_container.warnings, test_container.WARNED),
 }
 """Tables of cases of other checks, each with the function that writes the files of a case and returns its problems."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.trainer.runs import gpt_config
 from trainer.contract import config as configuration
 from trainer.contract.config import (
     CheckpointConfig,
@@ -28,7 +30,9 @@ from trainer.contract.config.resolve import (
     resolve_parallelism,
 )
 from trainer.contract.model.batch_size import Batches
-from trainer.contract.rules.engine import require
+from trainer.contract.rules import batch, cuda_graphs, engine, model, multi_token, schedule
+from trainer.contract.rules.engine import TRAINING, facts_of, require
+from trainer.contract.rules.facts import Rule
 
 FULL = {"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": 1}
 SHAPE = {"num_layers": 2, "hidden_size": 1024, "num_attention_heads": 16, "seq_length": 512}
@@ -145,77 +149,6 @@ def test_checkpoints_are_saved_by_the_clock_by_default():
         assert resolve_checkpoint(given) is given
 
 
-@pytest.mark.parametrize(
-    ("parallelism", "training", "message"),
-    [
-        ({}, {"rampup_batch_size": [2, 2]}, r"rampup_batch_size = \[2, 2\] must be three numbers"),
-        (
-            {},
-            {"micro_batch_size": 2, "rampup_batch_size": [1, 1, 9]},
-            r"rampup_batch_size .* not multiples of micro_batch_size x DP = 2 x 1 = 2 \(1 / 2\)",
-        ),
-        (
-            {"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2},
-            {"rampup_batch_size": [2, 1, 9]},
-            r"rampup_batch_size .* not multiples of micro_batch_size x DP x PP = 1 x 1 x 2 = 2 \(1 / 2\)",
-        ),
-    ],
-)
-def test_every_batch_of_a_ramp_up_must_fit(
-    parallelism: dict[str, int], training: dict[str, Any], message: str, config: dict[str, Any]
-):
-    """A batch size that does not fit would otherwise end the run days after the start."""
-    document = config | {"parallelism": parallelism, "training": config["training"] | training}
-    document["world_size"] = parallelism.get("pipeline_model_parallel_size", 1)
-    with pytest.raises(ConfigError, match=message):
-        require(configuration.from_dict(TrainerConfig, document, "test"))
-
-
-def test_mtp_layers_without_the_parts_of_the_user_are_refused(config: dict[str, Any]) -> None:
-    document = config | {"world_size": 3}
-    document["model"] = config["model"] | {
-        "layer_spec": "my.layers:spec",
-        "mtp_num_layers": 1,
-        "position_embedding_type": "rope",
-        "untie_embeddings_and_output_weights": True,
-    }
-    for layout in ("Et*3|tm|L", "Et*4|m|L"):
-        document["parallelism"] = {
-            "pipeline_model_parallel_size": 3,
-            "pipeline_model_parallel_layout": layout,
-        }
-        parsed = configuration.from_dict(TrainerConfig, document, "test")
-        if layout == "Et*3|tm|L":
-            require(parsed)
-            continue
-        with pytest.raises(
-            ConfigError, match=r"layer_spec = \"my.layers:spec\" would not change the MTP layers"
-        ):
-            require(parsed)
-
-
-@pytest.mark.parametrize(
-    ("section", "values", "message"),
-    [
-        ("training", {"precision": "fp16"}, 'precision = "fp16"'),
-        ("training", {"transformer_impl": "torch"}, 'transformer_impl = "torch"'),
-        ("model", {"hidden_dropout": 0.1}, "hidden_dropout = 0.1"),
-        ("training", FULL, "does not support training.recompute_granularity = full"),
-        ("training", {"rampup_batch_size": [2, 2, 8]}, "rampup_batch_size changes it"),
-    ],
-)
-def test_settings_that_do_not_work_with_cuda_graphs_are_refused(
-    section: str, values: dict[str, Any], message: str, config: dict[str, Any]
-):
-    document = config | {"parallelism": {"pipeline_model_parallel_size": 2}}
-    document["training"] = config["training"] | {"cuda_graph_impl": "transformer_engine", "precision": "bf16"}
-    document[section] = document[section] | values
-    parsed = configuration.from_dict(TrainerConfig, document | {"world_size": 2, "device": "cuda"}, "test")
-    with pytest.raises(ConfigError, match=message) as error:
-        require(parsed)
-    assert "training.cuda_graph_impl" in str(error.value)
-
-
 def test_a_fraction_becomes_steps_of_the_decay():
     optimizer = resolved(lr_warmup_fraction=0.01, lr_decay_iters=50_000)
     assert (optimizer.lr_warmup_iters, optimizer.lr_warmup_fraction) == (500, None)
@@ -237,49 +170,165 @@ def test_a_resolved_configuration_stays_unchanged(config: dict[str, Any]):
     assert resolve(once) == once
 
 
-@pytest.mark.parametrize(
-    ("section", "values", "message"),
-    [
-        ("model", {"vocab_size": None}, "vocab_size = null must be set"),
-        ("model", {"padded_vocab_size": 999}, "999 is less than model.vocab_size = 1000"),
-        (
-            "model",
-            {"swiglu": True, "activation_func": "gelu"},
-            'activation_func = "gelu" has no effect.*Set swiglu to',
-        ),
-        ("model", {"add_qkv_bias": False}, "add_qkv_bias = false contradicts add_bias_linear = true"),
-        ("model", {"rope_scaling": {"rope_type": "linear", "factor": 2}}, "requires position_embedding_type"),
-        (
-            "model",
-            {
+GRAPHS = {"cuda_graph_impl": "transformer_engine", "precision": "bf16"}
+TWO_STAGES = {"device": "cuda", "world_size": 2, "parallelism": {"pipeline_model_parallel_size": 2}}
+MTP = {
+    "layer_spec": "my.layers:spec",
+    "mtp_num_layers": 1,
+    "position_embedding_type": "rope",
+    "untie_embeddings_and_output_weights": True,
+}
+
+
+def stages(layout: str) -> dict[str, Any]:
+    return {"pipeline_model_parallel_size": 3, "pipeline_model_parallel_layout": layout}
+
+
+REFUSED = {
+    "no size of the vocabulary": (
+        {"model": {"vocab_size": None}},
+        "model.vocab_size",
+        engine.vocabulary_is_known,
+    ),
+    "padding cuts tokens off": (
+        {"model": {"padded_vocab_size": 999}},
+        "model.padded_vocab_size",
+        model.padded_vocabulary_covers_vocabulary,
+    ),
+    "an activation beside swiglu": (
+        {"model": {"swiglu": True, "activation_func": "gelu"}},
+        "model.activation_func",
+        model.activation_is_used,
+    ),
+    "biases without that of QKV": (
+        {"model": {"add_qkv_bias": False}},
+        "model.add_qkv_bias",
+        model.keys_fit_attention,
+    ),
+    "scaled rope without rope": (
+        {"model": {"rope_scaling": {"rope_type": "linear", "factor": 2}}},
+        "model.rope_scaling",
+        model.scaling_needs_rope,
+    ),
+    "linear with a key of another type": (
+        {
+            "model": {
                 "position_embedding_type": "rope",
                 "rope_scaling": {"rope_type": "linear", "factor": 2, "beta_fast": 32},
-            },
-            "rope_scaling.beta_fast = 32(.0)? is not used by rope_type = linear",
-        ),
-        (
-            "model",
-            {"position_embedding_type": "rope", "rope_scaling": {"rope_type": "yarn", "factor": 2}},
-            "rope_scaling has no original_max_position_embeddings, which rope_type = yarn requires",
-        ),
-        (
-            "optimizer",
-            {"lr_warmup_iters": 6},
-            "lr_warmup_iters = 6 must be less than training.train_iters = 6",
-        ),
-        (
-            "optimizer",
-            {"lr_warmup_iters": 3, "lr_decay_iters": 3},
-            "lr_warmup_iters = 3 must be less than .*decay_iters = 3",
-        ),
-        ("optimizer", {"min_lr": 1.0}, r"optimizer.min_lr = 1.0 is greater than optimizer.lr = 0.01"),
-        ("optimizer", {"lr_warmup_init": 1.0}, r"optimizer.lr_warmup_init = 1.0 is greater"),
-        ("optimizer", {"lr_decay_style": "WSD", "lr_wsd_decay_iters": 6}, r"= 6 is more than the 5 steps"),
-    ],
-)
-def test_configurations_that_contradict_themselves(
-    section: str, values: dict[str, Any], message: str, config: dict[str, Any]
-):
-    document = config | {section: config[section] | values}
-    with pytest.raises(ConfigError, match=message):
-        require(configuration.from_dict(TrainerConfig, document, "test"))
+            }
+        },
+        "model.rope_scaling.beta_fast",
+        model.scaling_has_its_keys,
+    ),
+    "yarn without the length of the first training": (
+        {
+            "model": {
+                "position_embedding_type": "rope",
+                "rope_scaling": {"rope_type": "yarn", "factor": 2},
+            }
+        },
+        "model.rope_scaling",
+        model.scaling_has_its_keys,
+    ),
+    "MTP without a layer of the user before it": (
+        {"world_size": 3, "model": MTP, "parallelism": stages("Et*4|m|L")},
+        "model.layer_spec",
+        multi_token.mtp_is_after_a_layer_of_the_user,
+    ),
+    "a ramp-up of two numbers": (
+        {"training": {"rampup_batch_size": [2, 2]}},
+        "training.rampup_batch_size",
+        batch.rampup_reaches_batch,
+    ),
+    "a ramp-up through parts of microbatches": (
+        {"training": {"micro_batch_size": 2, "rampup_batch_size": [1, 1, 9]}},
+        "training.rampup_batch_size",
+        batch.rampup_is_multiple_of_microbatches,
+    ),
+    "a ramp-up that leaves the pipeline unfilled": (
+        {
+            "world_size": 2,
+            "parallelism": {"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2},
+            "training": {"micro_batch_size": 1, "rampup_batch_size": [2, 1, 9]},
+        },
+        "training.rampup_batch_size",
+        batch.rampup_is_multiple_of_microbatches,
+    ),
+    "graphs of fp16": (
+        TWO_STAGES | {"training": GRAPHS | {"precision": "fp16"}},
+        "training.precision",
+        cuda_graphs.cuda_graphs_need_bf16,
+    ),
+    "graphs of torch's layers": (
+        TWO_STAGES | {"training": GRAPHS | {"transformer_impl": "torch"}},
+        "training.transformer_impl",
+        cuda_graphs.cuda_graphs_need_transformer_engine,
+    ),
+    "graphs with dropout": (
+        TWO_STAGES | {"training": GRAPHS, "model": {"hidden_dropout": 0.1}},
+        "model.hidden_dropout",
+        cuda_graphs.cuda_graphs_need_no_dropout,
+    ),
+    "graphs of recomputed layers": (
+        TWO_STAGES | {"training": GRAPHS | FULL},
+        "training.cuda_graph_impl",
+        cuda_graphs.cuda_graphs_need_no_full_recompute,
+    ),
+    "graphs of a pipeline with a ramp-up": (
+        TWO_STAGES | {"training": GRAPHS | {"rampup_batch_size": [2, 2, 8]}},
+        "training.cuda_graph_impl",
+        cuda_graphs.cuda_graphs_in_pipelines_need_constant_batch,
+    ),
+    "warm-up as long as the run": (
+        {"optimizer": {"lr_warmup_iters": 6}},
+        "optimizer.lr_warmup_iters",
+        schedule.warmup_ends_before_decay,
+    ),
+    "warm-up as long as the decay": (
+        {"optimizer": {"lr_warmup_iters": 3, "lr_decay_iters": 3}},
+        "optimizer.lr_warmup_iters",
+        schedule.warmup_ends_before_decay,
+    ),
+    "min_lr above lr": ({"optimizer": {"min_lr": 1.0}}, "optimizer.min_lr", schedule.min_lr_is_not_above_lr),
+    "a warm-up from above": (
+        {"optimizer": {"lr_warmup_init": 1.0}},
+        "optimizer.lr_warmup_init",
+        schedule.warmup_starts_below_lr,
+    ),
+    "WSD's tail within the warm-up": (
+        {"optimizer": {"lr_decay_style": "WSD", "lr_wsd_decay_iters": 6}},
+        "optimizer.lr_wsd_decay_iters",
+        schedule.wsd_decay_follows_warmup,
+    ),
+}
+"""Changes of a configuration of the trainer, the path of the mistake, and the rule that reports it."""
+
+
+def changed(directory: Path, **changes: Any) -> TrainerConfig:
+    """Six steps of a tiny GPT with changed values, or keys of sections."""
+    document = gpt_config("corpus", directory)
+    for name, value in changes.items():
+        document[name] = document[name] | value if isinstance(value, dict) else value
+    return configuration.from_dict(TrainerConfig, document, "test")
+
+
+def refused(directory: Path, **changes: Any) -> list[str]:
+    """What the trainer says of a configuration that breaks a rule."""
+    with pytest.raises(ConfigError) as error:
+        require(changed(directory, **changes))
+    return [str(error.value)]
+
+
+@pytest.mark.parametrize(("changes", "path", "rule"), REFUSED.values(), ids=REFUSED)
+def test_a_configuration_that_breaks_a_rule_is_refused(
+    changes: dict[str, Any], path: str, rule: Rule, tmp_path: Path
+) -> None:
+    """A batch size that does not fit, for example, would otherwise end the run days after the start."""
+    [message] = refused(tmp_path, **changes)
+    assert message.startswith(path)
+    facts = facts_of(changed(tmp_path, **changes))
+    assert next((found.path, rule) for rule in TRAINING for found in rule(facts)) == (path, rule)
+
+
+def test_mtp_layers_with_the_parts_of_the_user_pass(tmp_path: Path) -> None:
+    require(changed(tmp_path, world_size=3, model=MTP, parallelism=stages("Et*3|tm|L")))
