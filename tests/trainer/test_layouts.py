@@ -50,12 +50,6 @@ def assert_same_curve(steps: list[tuple[float, ...]], reference: Run) -> None:
         ),
         pytest.param(CP2, 2, id="CP2", marks=pytest.mark.slow),
         pytest.param(TP2 | CP2, 4, id="TP2xCP2", marks=pytest.mark.slow),
-        pytest.param(
-            {"context_parallel_size": 4, "hierarchical_context_parallel_sizes": [2, 2]},
-            4,
-            id="CP4-hierarchical-groups",
-            marks=pytest.mark.slow,
-        ),
         pytest.param(PP2 | CP2, 4, id="PP2xCP2", marks=pytest.mark.slow),
         pytest.param(PP2 | OVERLAP, 4, id="PP2xDP2+overlap", marks=pytest.mark.slow),
         pytest.param(OVERLAP | INSTANCES, 2, id="DP2+instances"),
