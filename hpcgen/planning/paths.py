@@ -82,8 +82,8 @@ def run_dir_problems(config: RunConfig) -> Iterator[Problem]:
 def corpus_job(config: RunConfig) -> CorpusJob:
     """The input of a run's data stages. The paths of `config` are absolute.
 
-    It is written into scripts and job directories, so it omits the URLs of the source, which may contain signatures.
-    The manifest contains them.
+    The input is written into scripts and job directories, so it omits the URLs of the source, which may contain
+    signatures. The manifest contains them.
 
     Raises:
         HpcgenError: the run has no corpus.

@@ -124,7 +124,7 @@ class Launch:
 
     command: Command
     step: Step | None
-    """The step that it runs in."""
+    """The step that the program runs in."""
     mpi: MpiCall | None = None
     """The call of mpirun that starts it."""
     launcher: str

@@ -173,10 +173,10 @@ def localhost_master(job: Job) -> Iterator[Hit]:
     source="Slurm, man scontrol, show hostnames",
 )
 def nodelist_as_host(job: Job) -> Iterator[Hit]:
-    """SLURM_JOB_NODELIST is compressed (gpu-[1-4]), so it is no host, and no list to split at commas or blanks.
+    """SLURM_JOB_NODELIST is compressed (gpu-[1-4]), so it is neither a host nor a list to split at commas or blanks.
 
-    scontrol show hostnames prints the names. The rule computes the address of sample jobs. A warning if the script
-    yields a host for some lists of nodes.
+    scontrol show hostnames prints the names. The rule computes the address of sample jobs. It is only a warning if the
+    script yields a host for some lists of nodes.
     """
     names = '$(scontrol show hostnames "$SLURM_JOB_NODELIST"'
     places = [(*place, f"{names} | head -n 1)") for place in addresses_of(job)]

@@ -145,7 +145,8 @@ def _documented(script: Script) -> dict[str, int]:
 
 @rule("terminal", "note", "the command needs a terminal", source="clear(1), tput(1), stty(1)")
 def terminal(job: Job) -> Iterator[Hit]:
-    """A job has no terminal. `clear` and `tput` fail without TERM, and `stty` always: set -e then ends the script."""
+    """A job has no terminal. `clear` and `tput` fail without TERM, and `stty` always fails. With set -e, the failure
+    ends the script."""
     for command in job.script.commands:
         is_terminal = command.name in ("clear", "reset", "stty", "tput") and command.status == "plain"
         if is_terminal and "errexit" in job.script.shell_options and job.script.is_batch:
