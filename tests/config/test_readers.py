@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from hpcgen.config.cluster import ClusterConfig
 from hpcgen.config.document import constant
 from hpcgen.config.node_type import NodeType
+from hpcgen.config.pydantic_reader import read, schema_problems
 from hpcgen.config.run import RunConfig
-from hpcgen.config.validation import _schema_problems, _validate, build
+from hpcgen.config.validation import build
 from tests.runs import minimal_run
 from trainer.contract.config import ConfigError, from_dict
 
@@ -73,8 +74,8 @@ def accepted(cls: type, values: Any) -> Any:
 
 @pytest.mark.parametrize("cls", RIGHT)
 def test_both_readers_agree_on_a_valid_document(cls: type) -> None:
-    assert accepted(cls, RIGHT[cls]) == _validate(cls, RIGHT[cls])
-    assert build(cls, constant(RIGHT[cls], "x")) == (_validate(cls, RIGHT[cls]), ())
+    assert accepted(cls, RIGHT[cls]) == read(cls, RIGHT[cls])
+    assert build(cls, constant(RIGHT[cls], "x")) == (read(cls, RIGHT[cls]), ())
 
 
 @pytest.mark.parametrize("cls", RIGHT)
@@ -91,7 +92,7 @@ def test_both_readers_accept_and_refuse_the_same_documents(cls: type, data: st.D
         section["extra"] = data.draw(ANYTHING)
     found = accepted(cls, values)
     if found is not None:
-        assert not list(_schema_problems(cls, values))
-        assert found == _validate(cls, values)
+        assert not list(schema_problems(cls, values))
+        assert found == read(cls, values)
     elif build(cls, constant(values, "x"))[0] is not None:
         pytest.fail(f"only pydantic takes {values}")
