@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pytest
+
+from tests.config import test_loader
 from tests.planning import (
     test_allocation,
     test_container,
@@ -44,6 +47,7 @@ TABLES = {
 """Tables of cases of rules, each with the function that returns the messages of a case."""
 
 TABLES_OF_FILES = {
+    "files": (test_loader.mistakes, test_loader.REFUSED),
     "resources": (test_allocation.problems, test_allocation.REFUSED),
     "container": (test_container.problems, test_container.REFUSED),
     "environment": (test_environment_problems.refused, test_environment_problems.REFUSED),
@@ -64,6 +68,8 @@ def entries(directory: Path) -> Iterator[str]:
 
 
 def test_the_messages_are_the_golden_ones(
-    compare_golden: Callable[[Path, str], None], tmp_path: Path
+    compare_golden: Callable[[Path, str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "xdg"))
     compare_golden(MESSAGES, "\n\n".join(entries(tmp_path)) + "\n")
