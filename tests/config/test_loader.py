@@ -15,14 +15,17 @@ CHECKOUT = Path(__file__).parents[2]
 
 
 def mistakes(directory: Path, run: str, site: str = "", overrides: tuple[str, ...] = ()) -> list[Problem]:
-    """The mistakes in the texts of a run file and a cluster profile, run.yaml and site.yaml."""
+    """The mistakes in the texts of a run file and a cluster profile. Their paths are short: run.yaml and site.yaml."""
     path = directory / "run.yaml"
     path.write_text(run)
     (directory / "site.yaml").write_text(site)
     with pytest.raises(FileErrors) as error:
         load_run(path, overrides)
+    here = f"{directory}/"
     return [
-        dataclasses.replace(mistake, where=mistake.where.replace(f"{directory}/", ""))
+        dataclasses.replace(
+            mistake, where=mistake.where.replace(here, ""), reason=mistake.reason.replace(here, "")
+        )
         for mistake in error.value.mistakes
     ]
 
