@@ -256,6 +256,7 @@ def _args(config: TrainerConfig, iteration: int, consumed_samples: int) -> argpa
     Only plain values, since torch's safe loading accepts nothing else.
     """
     model, layout, training = config.model, config.parallelism, config.training
+    optimizer = optimizer_of(config.optimizer)
     return argparse.Namespace(
         **model_args(model),
         **{name: value for name, value in FIXED_TRAINING.items() if value is not None},
@@ -282,8 +283,8 @@ def _args(config: TrainerConfig, iteration: int, consumed_samples: int) -> argpa
         skipped_train_samples=0,
         iteration=iteration,
         ckpt_format="torch_dist",
-        optimizer=optimizer_of(config.optimizer).megatron,
-        use_distributed_optimizer=True,
+        optimizer=optimizer.megatron,
+        use_distributed_optimizer=optimizer.sharding == "distributed",
         no_save_optim=False,
         # Each step seeds its own generators, so there is no state to load.
         no_save_rng=True,

@@ -18,6 +18,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from trainer.contract.code import code_loading, imports
 from trainer.contract.config import ParallelismConfig, TrainerConfig
+from trainer.contract.optimizers import optimizer_of
 from trainer.model import cuda_graphs, custom, experts, layers, multi_token
 from trainer.model.attention import parts_of
 from trainer.model.core_config import HALF, transformer_config
@@ -41,7 +42,7 @@ def build_model(
         chunks = [Float16Module(core, chunk) for chunk in chunks]
     layout = config.parallelism
     data_parallel = DistributedDataParallelConfig(
-        use_distributed_optimizer=True,
+        use_distributed_optimizer=optimizer_of(config.optimizer).sharding == "distributed",
         num_distributed_optimizer_instances=layout.num_distributed_optimizer_instances,
         grad_reduce_in_fp32=True,
         overlap_grad_reduce=layout.overlap_grad_reduce,

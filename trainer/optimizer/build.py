@@ -81,7 +81,7 @@ def core_config(config: TrainerConfig) -> core_optimizer.OptimizerConfig:
         min_loss_scale=optimizer.min_loss_scale,
         loss_scale_window=optimizer.loss_scale_window,
         hysteresis=optimizer.hysteresis,
-        use_distributed_optimizer=True,
+        use_distributed_optimizer=optimizer_of(optimizer).sharding == "distributed",
         overlap_param_gather=config.parallelism.overlap_param_gather,
     )
 

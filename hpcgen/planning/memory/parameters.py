@@ -35,7 +35,7 @@ class Counts:
 
 
 def bytes_per_parameter(setup: Setup, kind: Kind, *, of_expert: bool = False) -> float:
-    """Bytes per parameter of `kind` on a device. The optimizer shards its state over DP x CP / instances, and
+    """Bytes per parameter of `kind` on a device. A distributed optimizer shards its state over DP x CP / instances, and
     that of experts over the ranks that hold the same experts.
 
     bf16 and fp16: weight 2, fp32 gradient 4, and fp32 copy with moments / shards (Megatron-Core's
@@ -46,7 +46,8 @@ def bytes_per_parameter(setup: Setup, kind: Kind, *, of_expert: bool = False) ->
     if of_expert:
         assert layout.expert_data_parallel_size
         ranks = layout.expert_data_parallel_size
-    shards = ranks // layout.num_distributed_optimizer_instances
+    is_sharded = setup.optimizer.sharding == "distributed"
+    shards = ranks // layout.num_distributed_optimizer_instances if is_sharded else 1
     state = setup.optimizer.state_bytes(kind)
     return 8 + (state - 4) / shards if setup.training.precision == "fp32" else 6 + state / shards
 

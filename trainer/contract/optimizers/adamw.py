@@ -27,6 +27,7 @@ class AdamW(Optimizer):
     name = "AdamW"
     megatron = "adam"
     keys = ("adam_beta1", "adam_beta2", "adam_eps")
+    sharding = "distributed"
     largest_lr = 0.1  # initial weights have a standard deviation of about 0.02
 
     def moments(self, kind: Kind) -> tuple[str, ...]:

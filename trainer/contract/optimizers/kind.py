@@ -1,6 +1,5 @@
-"""Base class of the optimizers. An optimizer decides its keys and its state.
+"""Base class of the optimizers. An optimizer decides its keys, its state, and which ranks keep it.
 
-Data-parallel ranks divide the state, and each updates its part of the weights (Megatron-Core's distributed optimizer).
 Memory, the size of checkpoints and rules follow from it. trainer/optimizer builds it.
 """
 
@@ -22,6 +21,9 @@ class Optimizer(ABC):
     """Value of Megatron-LM's --optimizer."""
     keys: ClassVar[tuple[str, ...]]
     """Keys of the section `optimizer` that only this optimizer uses. Megatron-LM has arguments of the same names."""
+    sharding: ClassVar[Literal["distributed", "replicated"]]
+    """distributed: data-parallel ranks divide the state, and each updates its part of the weights. replicated: each
+    rank has the complete state."""
     largest_lr: ClassVar[float]
     """Maximum learning rate with which a GPT can train."""
 
