@@ -5,6 +5,7 @@ The tests of each rule assert its path and its name, so that a change of wording
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from tests.planning import (
     test_unused_keys,
 )
 from tests.planning.cases import errors, warnings
+from tests.planning.deepspeed import test_check
 from tests.trainer import test_resolve
 
 MESSAGES = Path(__file__).parent / "golden/messages.txt"
@@ -51,6 +53,10 @@ TABLES_OF_FILES = {
     "resources": (test_allocation.problems, test_allocation.REFUSED),
     "container": (test_container.problems, test_container.REFUSED),
     "environment": (test_environment_problems.refused, test_environment_problems.REFUSED),
+    "DeepSpeed": (
+        test_check.refused,
+        {json.dumps(config): (config, path) for config, path, _ in test_check.BROKEN},
+    ),
     "trainer": (test_resolve.refused, test_resolve.REFUSED),
     "warnings of container": (test_container.warnings, test_container.WARNED),
 }
