@@ -19,7 +19,7 @@ pytestmark = pytest.mark.process
 
 MB = 1_000_000
 LONG = "x" * MB
-CODECS = ("snappy", "gzip", "brotli", "zstd", "lz4")
+CODECS = ("snappy", "zstd")
 LIMIT = 64
 """MiB that the process that decodes Parquet may use here, so that the files can be small even when decoded."""
 READ = f"""
