@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.config import test_loader
+from tests.config import test_loader, test_node_types
 from tests.planning import (
     test_allocation,
     test_container,
@@ -59,6 +59,8 @@ TABLES_OF_FILES = {
     ),
     "trainer": (test_resolve.refused, test_resolve.REFUSED),
     "warnings of container": (test_container.warnings, test_container.WARNED),
+    # The last, since its file stays in the working directory.
+    "node types": (test_node_types.contradictions, test_node_types.CONTRADICTIONS),
 }
 """Tables of cases of other checks, each with the function that writes the files of a case and returns its problems."""
 

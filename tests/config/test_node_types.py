@@ -10,7 +10,7 @@ import pytest
 from hpcgen.config import cpus
 from hpcgen.config.node_type import GpuStage, NodeType
 from hpcgen.config.node_types import find_node_type, load_node_type, node_type_names, read_node_type
-from hpcgen.errors import ConfigErrors, HpcgenError
+from hpcgen.errors import ConfigErrors, HpcgenError, Problem
 from hpcgen.resources import shipped
 
 SHIPPED = ("cpu", "ndv4", "ndv5", "ndv5-h200")
@@ -222,48 +222,52 @@ def test_a_small_node_is_valid():
     assert dataclasses.is_dataclass(load_node_type("mine"))
 
 
-@pytest.mark.parametrize(
-    ("right", "wrong", "said"),
-    [
-        ("gpus_per_node: 2", "gpus_per_node: 4", "has 2 entries, but gpus_per_node is 4"),
-        ("fabric: infiniband\n", "", "fabric is missing, but there are nics"),
-        (
-            "pci_link: {speed_gt_s: 32, width: 16}\n",
-            "",
-            "gpus .* requires processor, pci_link and numa_nodes",
-        ),
-        ("cpus: 4-7", "cpus: 2-7", r"numa_nodes\[1\].cpus = 2-7 shares CPUs 2-3 with another NUMA node"),
-        ("cpus: 4-7", "cpus: 7-4", r"numa_nodes\[1\].cpus = 7-4 contains no CPU"),
-        (
-            '"0002:00:00.0"',
-            '"0001:00:00.0"',
-            r"gpus\[1\].bus_id = 0001:00:00.0 is also the address of gpus\[0\]",
-        ),
-        ('"0002:00:00.0"', '"0000:00:00.0"', "gpus .* are not in the order of their PCI addresses"),
-        (
-            '"0101:00:00.0", numa: 0',
-            '"0101:00:00.0", numa: 1',
-            r"nics\[0\].bridge = ffff:ff:01.0 is on NUMA node 0",
-        ),
-        ('"0002:00:00.0", numa: 1', '"0002:00:00.0", numa: 2', r"gpus\[1\].numa = 2 is not a NUMA node"),
-        ('"0xf0"', '"0xf8"', r"cpu_masks\[1\] = 0xf8 shares CPUs 3 with another rank"),
-        ('"0xf0"', '"0xf00"', r"cpu_masks\[1\] = 0xf00 contains CPUs 8-11 outside the NUMA node of GPU 1"),
-        (
-            "cpus_per_node: 8",
-            "cpus_per_node: 16",
-            r"cpus_per_node = 16 is more than the 8 CPUs of numa_nodes \(0-7\)",
-        ),
-        (
-            '"0xf0"',
-            '"0x30"',
-            r"cpu_masks\[1\] = 0x30 contains 2 CPUs, but a rank's share of cpus_per_node = 8 is 4",
-        ),
-        ('"0xf0"', '"0x0"', r"cpu_masks\[1\] = 0x0 contains no CPU"),
-    ],
-)
-def test_contradictory_facts_are_reported(right, wrong, said):
+CONTRADICTIONS = {
+    "gpus_per_node of another number": (
+        {"right": "gpus_per_node: 2", "wrong": "gpus_per_node: 4"},
+        ["gpus", "cpu_masks"],
+    ),
+    "no fabric with NICs": ({"right": "fabric: infiniband\n", "wrong": ""}, ["fabric"]),
+    "GPUs without a PCI link": ({"right": "pci_link: {speed_gt_s: 32, width: 16}\n", "wrong": ""}, ["gpus"]),
+    "CPUs in two NUMA nodes": ({"right": "cpus: 4-7", "wrong": "cpus: 2-7"}, ["numa_nodes[1].cpus"]),
+    "a NUMA node without CPUs": (
+        {"right": "cpus: 4-7", "wrong": "cpus: 7-4"},
+        ["numa_nodes[1].cpus", "cpus_per_node", "cpu_masks[1]"],
+    ),
+    "two GPUs of one address": ({"right": '"0002:00:00.0"', "wrong": '"0001:00:00.0"'}, ["gpus[1].bus_id"]),
+    "GPUs out of order": ({"right": '"0002:00:00.0"', "wrong": '"0000:00:00.0"'}, ["gpus"]),
+    "a bridge on two NUMA nodes": (
+        {"right": '"0101:00:00.0", numa: 0', "wrong": '"0101:00:00.0", numa: 1'},
+        ["nics[0].bridge"],
+    ),
+    "a NUMA node that is not there": (
+        {"right": '"0002:00:00.0", numa: 1', "wrong": '"0002:00:00.0", numa: 2'},
+        ["gpus[1].numa"],
+    ),
+    "masks that share CPUs": ({"right": '"0xf0"', "wrong": '"0xf8"'}, ["cpu_masks[1]", "cpu_masks[1]"]),
+    "a mask outside of its NUMA node": ({"right": '"0xf0"', "wrong": '"0xf00"'}, ["cpu_masks[1]"]),
+    "more CPUs than those of NUMA nodes": (
+        {"right": "cpus_per_node: 8", "wrong": "cpus_per_node: 16"},
+        ["cpus_per_node", "cpu_masks[0]"],
+    ),
+    "a mask of fewer CPUs": ({"right": '"0xf0"', "wrong": '"0x30"'}, ["cpu_masks[1]"]),
+    "an empty mask": ({"right": '"0xf0"', "wrong": '"0x0"'}, ["cpu_masks[1]"]),
+}
+"""Parts of NODE with what takes their place, and the paths of the mistakes."""
+
+
+def contradictions(directory: Path, right: str, wrong: str) -> list[Problem]:
+    """The mistakes of NODE with another part, in the directory `topologies` of the working directory."""
     assert right in NODE
-    assert re.search(said, "\n".join(mistakes(NODE.replace(right, wrong))))
+    write("topologies/mine.yaml", NODE.replace(right, wrong))
+    with pytest.raises(ConfigErrors) as raised:
+        load_node_type("mine")
+    return list(raised.value.mistakes)
+
+
+@pytest.mark.parametrize(("change", "paths"), CONTRADICTIONS.values(), ids=CONTRADICTIONS)
+def test_contradictory_facts_are_reported(tmp_path, change, paths):
+    assert [problem.path for problem in contradictions(tmp_path, **change)] == paths
 
 
 def documented(text: str, heading: str) -> set[str]:

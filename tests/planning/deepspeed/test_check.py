@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -71,205 +71,225 @@ BROKEN: list[tuple[dict[str, Any], str, str]] = [
     (
         {"zero_optimisation": {}},
         "zero_optimisation",
-        "key_problems",
+        "check.key_problems",
     ),
     (
         zero(2, offload_optimizer={"devices": "cpu"}),
         "zero_optimization.offload_optimizer.devices",
-        "key_problems",
+        "check.key_problems",
     ),
-    ({"elasticity": {"enabled": True}}, "elasticity", "key_problems"),
-    (zero(3, mics_shard_size=8), "zero_optimization.mics_shard_size", "key_problems"),
-    (zero(2, cpu_offload=True), "zero_optimization.cpu_offload", "key_problems"),
-    ({"bf16": {"enabled": "true"}}, "bf16.enabled", "key_problems"),
-    (zero(2, reduce_bucket_size=0), "zero_optimization.reduce_bucket_size", "key_problems"),
+    ({"elasticity": {"enabled": True}}, "elasticity", "check.key_problems"),
+    (zero(3, mics_shard_size=8), "zero_optimization.mics_shard_size", "check.key_problems"),
+    (zero(2, cpu_offload=True), "zero_optimization.cpu_offload", "check.key_problems"),
+    ({"bf16": {"enabled": "true"}}, "bf16.enabled", "check.key_problems"),
+    (zero(2, reduce_bucket_size=0), "zero_optimization.reduce_bucket_size", "check.key_problems"),
     (
         zero(2, stage3_max_live_parameters="auto"),
         "zero_optimization.stage3_max_live_parameters",
-        "key_problems",
+        "check.key_problems",
     ),
-    ({"communication_data_type": "int8"}, "communication_data_type", "key_problems"),
+    ({"communication_data_type": "int8"}, "communication_data_type", "check.key_problems"),
     (
         {"optimizer": {"type": "AdamW", "params": {"lrr": 1e-3}}},
         "optimizer.params.lrr",
-        "key_problems",
+        "check.key_problems",
     ),
     (
         {"optimizer": {"type": "AdamW", "params": {"max_grad_norm": 1.0}}},
         "optimizer.params.max_grad_norm",
-        "key_problems",
+        "check.key_problems",
     ),
-    ({"optimizer": {"type": "AdamW", "params": {"betas": [0.9]}}}, "optimizer.params.betas", "key_problems"),
+    (
+        {"optimizer": {"type": "AdamW", "params": {"betas": [0.9]}}},
+        "optimizer.params.betas",
+        "check.key_problems",
+    ),
     (
         {"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 0}}},
         "scheduler.params.warmup_num_steps",
-        "key_problems",
+        "check.key_problems",
     ),
-    ({"aio": {"queue_depth": 0}}, "aio.queue_depth", "key_problems"),
+    ({"aio": {"queue_depth": 0}}, "aio.queue_depth", "check.key_problems"),
     (
         {"activation_checkpointing": {"partitioned_activations": True}},
         "activation_checkpointing.partitioned_activations",
-        "key_problems",
+        "check.key_problems",
     ),
     # ZeRO
-    (zero(4), "zero_optimization.stage", "stage_exists"),
+    (zero(4), "zero_optimization.stage", "zero.stage_exists"),
     (
         zero(3, prefetch_bucket_size=1, stage3_prefetch_bucket_size=1),
         "zero_optimization.prefetch_bucket_size",
-        "one_spelling_of_each_key",
+        "zero.one_spelling_of_each_key",
     ),
     (
         zero(2, zero_quantized_weights=True),
         "zero_optimization.zero_quantized_weights",
-        "quantized_communication_needs_stage_3",
+        "zero.quantized_communication_needs_stage_3",
     ),
     (
         zero(3, zero_hpz_partition_size=16),
         "zero_optimization.zero_hpz_partition_size",
-        "hpz_partition_fits_node",
+        "zero.hpz_partition_fits_node",
     ),
     (
         zero(1, allgather_bucket_size=99),
         "zero_optimization.allgather_bucket_size",
-        "allgather_bucket_is_even",
+        "zero.allgather_bucket_is_even",
     ),
     (
         {**zero(2), "prescale_gradients": True},
         "prescale_gradients",
-        "scaled_gradients_need_all_reduce",
+        "zero.scaled_gradients_need_all_reduce",
     ),
     (
         {**zero(3), "gradient_allreduce_op": "sum"},
         "gradient_allreduce_op",
-        "summed_gradients",
+        "zero.summed_gradients",
     ),
-    (zero(1, compute_grad_norm=False), "zero_optimization.compute_grad_norm", "gradient_norm_can_be_skipped"),
-    (zero(3, compute_grad_norm=False), "zero_optimization.compute_grad_norm", "gradient_norm_can_be_skipped"),
-    (zero(1, legacy_stage1=True), "zero_optimization.legacy_stage1", "old_stage_1"),
+    (
+        zero(1, compute_grad_norm=False),
+        "zero_optimization.compute_grad_norm",
+        "zero.gradient_norm_can_be_skipped",
+    ),
+    (
+        zero(3, compute_grad_norm=False),
+        "zero_optimization.compute_grad_norm",
+        "zero.gradient_norm_can_be_skipped",
+    ),
+    (zero(1, legacy_stage1=True), "zero_optimization.legacy_stage1", "zero.old_stage_1"),
     (
         {**zero(1, overlap_comm=True), "managed_gradient_accumulation": False},
         "zero_optimization.overlap_comm",
-        "unmanaged_accumulation",
+        "zero.unmanaged_accumulation",
     ),
     # offload
-    (zero(2, offload_param=CPU), "zero_optimization.offload_param.device", "offload_needs_its_stage"),
-    (zero(0, offload_optimizer=CPU), "zero_optimization.offload_optimizer.device", "offload_needs_its_stage"),
+    (zero(2, offload_param=CPU), "zero_optimization.offload_param.device", "offload.offload_needs_its_stage"),
+    (
+        zero(0, offload_optimizer=CPU),
+        "zero_optimization.offload_optimizer.device",
+        "offload.offload_needs_its_stage",
+    ),
     (
         zero(2, offload_optimizer={"device": "nvme", "nvme_path": "/n"}),
         "zero_optimization.offload_optimizer.device",
-        "offload_needs_its_stage",
+        "offload.offload_needs_its_stage",
     ),
     (
         zero(3, offload_optimizer={"device": "nvme"}),
         "zero_optimization.offload_optimizer",
-        "nvme_needs_a_path",
+        "offload.nvme_needs_a_path",
     ),
     (
         zero(3, offload_param={"device": "nvme", "nvme_path": "swap"}),
         "zero_optimization.offload_param.nvme_path",
-        "nvme_needs_a_path",
+        "offload.nvme_needs_a_path",
     ),
     (
         zero(2, offload_optimizer={**CPU, "ratio": 0.5}),
         "zero_optimization.offload_optimizer.ratio",
-        "partial_offload_needs_stage_3",
+        "offload.partial_offload_needs_stage_3",
     ),
     (
         zero(2, offload_optimizer={**CPU, "super_offload": True}),
         "zero_optimization.offload_optimizer.super_offload",
-        "partial_offload_needs_stage_3",
+        "offload.partial_offload_needs_stage_3",
     ),
-    (zero(2, zenflow={}), "zero_optimization.zenflow", "zenflow_needs_cpu_offload"),
+    (zero(2, zenflow={}), "zero_optimization.zenflow", "offload.zenflow_needs_cpu_offload"),
     # precision
-    ({"bf16": {"enabled": True}, "fp16": {"enabled": True}}, "fp16.enabled", "one_precision"),
-    ({"bf16": {}, "bfloat16": {"enabled": True}}, "bfloat16", "one_precision"),
+    ({"bf16": {"enabled": True}, "fp16": {"enabled": True}}, "fp16.enabled", "precision.one_precision"),
+    ({"bf16": {}, "bfloat16": {"enabled": True}}, "bfloat16", "precision.one_precision"),
     (
         {"fp16": {"enabled": True, "loss_scale_window": 0}},
         "fp16.loss_scale_window",
-        "dynamic_loss_scale_can_change",
+        "precision.dynamic_loss_scale_can_change",
     ),
     (
         {"fp16": {"enabled": True, "fp16_master_weights_and_grads": True}},
         "fp16.fp16_master_weights_and_grads",
-        "low_precision_masters",
+        "precision.low_precision_masters",
     ),
     (
         {**zero(2), "bf16": {"bf16_master_weights_and_grads": True}},
         "bf16.bf16_master_weights_and_grads",
-        "low_precision_masters",
+        "precision.low_precision_masters",
     ),
     (
         {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}},
         "data_types.grad_accum_dtype",
-        "gradients_without_zero",
+        "precision.gradients_without_zero",
     ),
     (
         {"bf16": {"enabled": True}, "data_types": {"param_dtype": "fp16"}},
         "data_types.param_dtype",
-        "parameters_have_the_enabled_type",
+        "precision.parameters_have_the_enabled_type",
     ),
     # optimizer and scheduler
-    ({"optimizer": {"type": "OneBitAdam"}}, "optimizer.type", "optimizer_exists"),
-    ({"optimizer": {"type": "AdamWW"}}, "optimizer.type", "optimizer_exists"),
-    ({**zero(1), "optimizer": {"type": "AdamQ"}}, "optimizer.type", "optimizer_exists"),
-    ({"optimizer": {"params": {}}}, "optimizer", "optimizer_exists"),
-    ({**zero(1), "optimizer": {"type": "SGD"}}, "optimizer.type", "zero_knows_the_optimizer"),
+    ({"optimizer": {"type": "OneBitAdam"}}, "optimizer.type", "optimizer.optimizer_exists"),
+    ({"optimizer": {"type": "AdamWW"}}, "optimizer.type", "optimizer.optimizer_exists"),
+    ({**zero(1), "optimizer": {"type": "AdamQ"}}, "optimizer.type", "optimizer.optimizer_exists"),
+    ({"optimizer": {"params": {}}}, "optimizer", "optimizer.optimizer_exists"),
+    ({**zero(1), "optimizer": {"type": "SGD"}}, "optimizer.type", "optimizer.zero_knows_the_optimizer"),
     (
         {**zero(3), "optimizer": {"type": "Muon"}},
         "optimizer.type",
-        "optimizer_runs_on_its_device",
+        "optimizer.optimizer_runs_on_its_device",
     ),
     (
         {"optimizer": {"type": "Adam", "params": {"amsgrad": True}}},
         "optimizer.params.amsgrad",
-        "amsgrad_is_torchs",
+        "optimizer.amsgrad_is_torchs",
     ),
     (
         {"scheduler": {"type": "WarmupDecayLR", "params": {}}},
         "scheduler.params",
-        "scheduler_exists",
+        "optimizer.scheduler_exists",
     ),
-    ({"scheduler": {"type": "WarmupLR"}}, "scheduler", "scheduler_exists"),
+    ({"scheduler": {"type": "WarmupLR"}}, "scheduler", "optimizer.scheduler_exists"),
     (
         {"scheduler": {"type": "Warmup", "params": {}}},
         "scheduler.type",
-        "scheduler_exists",
+        "optimizer.scheduler_exists",
     ),
     # parallelism and features
-    ({"sequence_parallel_size": 3}, "sequence_parallel_size", "sequence_parallel_divides_ranks"),
+    ({"sequence_parallel_size": 3}, "sequence_parallel_size", "parallel.sequence_parallel_divides_ranks"),
     (
         {"sequence_parallel_size": 4, "data_parallel_size": 2},
         "data_parallel_size",
-        "sequence_parallel_divides_ranks",
+        "parallel.sequence_parallel_divides_ranks",
     ),
     (
         {"tensor_parallel": {"tp": {}, "tensor_parallel": {}}},
         "tensor_parallel.tensor_parallel",
-        "one_spelling_of_each_key",
+        "parallel.one_spelling_of_each_key",
     ),
-    ({"tensor_parallel": {"autotp_size": 5}}, "tensor_parallel.autotp_size", "tensor_parallel_divides_ranks"),
+    (
+        {"tensor_parallel": {"autotp_size": 5}},
+        "tensor_parallel.autotp_size",
+        "parallel.tensor_parallel_divides_ranks",
+    ),
     (
         {"tensor_parallel": {"autotp_size": 4, "tp": {"tp_size": 2}}},
         "tensor_parallel.tp.tp_size",
-        "tensor_parallel_divides_ranks",
+        "parallel.tensor_parallel_divides_ranks",
     ),
-    ({**zero(2), "pipeline": {"stages": 2}}, "pipeline.stages", "pipeline_needs_stage_1"),
+    ({**zero(2), "pipeline": {"stages": 2}}, "pipeline.stages", "parallel.pipeline_needs_stage_1"),
     (
         {"expert_parallel": {"enabled": True, "autoep_size": 3}},
         "expert_parallel.autoep_size",
-        "experts_divide_ranks",
+        "parallel.experts_divide_ranks",
     ),
     (
         {"data_efficiency": {"data_sampling": {"curriculum_learning": {"enabled": True}}}},
         "data_efficiency.data_sampling.curriculum_learning",
-        "data_efficiency_is_complete",
+        "features.data_efficiency_is_complete",
     ),
     (
         {"comet": {"api_key": "k"}},
         "comet.api_key",
-        "secrets_stay_out",
+        "features.secrets_stay_out",
     ),
-    ({"autotuning": {"enabled": True}}, "autotuning", "autotuning_needs_the_launcher"),
+    ({"autotuning": {"enabled": True}}, "autotuning", "features.autotuning_needs_the_launcher"),
     # batch sizes
     (
         {"train_batch_size": 100},
@@ -289,14 +309,15 @@ def refused(directory: Path, **config: Any) -> list[Problem]:
 
 
 def reporter(config: dict[str, Any], problem: Problem) -> str:
-    """The function that reports `problem`."""
+    """The function that reports `problem`, with its module: "zero.stage_exists"."""
     facts = Facts(config=config, ranks=16, ranks_per_node=8, model_parallel_size=1)
-    checks: list[tuple[str, Iterable[Problem]]] = [
-        ("key_problems", key_problems(config)),
-        ("batch.problems", batch.problems(config, 16)),
-        *((rule.__name__, rule(facts)) for rule in RULES),
+    checks: list[tuple[Callable[..., object], Iterable[Problem]]] = [
+        (key_problems, key_problems(config)),
+        (batch.problems, batch.problems(config, 16)),
+        *((rule, rule(facts)) for rule in RULES),
     ]
-    return next(name for name, problems in checks if problem in problems)
+    check = next(check for check, problems in checks if problem in problems)
+    return f"{check.__module__.rpartition('.')[2]}.{check.__name__}"
 
 
 @pytest.mark.parametrize(("config", "path", "rule"), BROKEN, ids=lambda value: str(value)[:60])
