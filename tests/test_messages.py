@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.config import test_corrections, test_loader, test_node_types
+from tests.config import test_corrections, test_document, test_loader, test_node_types
 from tests.planning import (
     test_allocation,
     test_container,
@@ -50,6 +50,10 @@ TABLES = {
 
 TABLES_OF_FILES = {
     "files": (test_loader.mistakes, test_loader.REFUSED),
+    "YAML": (
+        test_document.mistakes,
+        {json.dumps(text)[:60]: ({"text": text},) for text in test_document.MISTAKES},
+    ),
     "types": (
         test_corrections.mistakes,
         {f"{key}: {yaml}": ({"key": key, "yaml": yaml},) for key, yaml in test_corrections.CORRECTIONS},
