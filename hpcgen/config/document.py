@@ -444,7 +444,9 @@ class _Walk:
         for key, _ in node.value:
             where = _line(self.name, key.start_mark.line + 1)
             if key.id != "scalar" or key.tag not in (STRING, MERGE):
-                raise HpcgenError(f"the key {_short(key.value)} is not a string", "quote it", where=where)
+                is_scalar = key.id == "scalar"
+                found = f"{_short(key.value)} is not" if is_scalar else f"is a {key.id}, not"
+                raise HpcgenError(f"the key {found} a string", "quote it", where=where)
             if key.value in seen:
                 reason = f"duplicate key {_join(path, key.value)}, first on line {seen[key.value]}"
                 raise HpcgenError(reason, "remove one of the two lines", where=where)
