@@ -19,7 +19,7 @@ from hpcgen.config.trust import require_safe_parents, require_trusted
 from hpcgen.errors import FilePlace, HpcgenError
 from hpcgen.files import write_text
 from hpcgen.slurm.rendering.block_docs import block_docs
-from hpcgen.text import counted, did_you_mean
+from hpcgen.text import counted, did_you_mean, few
 
 if TYPE_CHECKING:
     from hpcgen.check.site import Report
@@ -298,7 +298,7 @@ def _print_report(report: Report, directories: Sequence[Path], shellchecked: boo
         click.echo(f"    why: {seen.why}")
         click.echo(f"    fix: {finding.problem.hint}")
         if seen.scripts:
-            click.echo(f"    in:  {_shortened(seen.scripts)}")
+            click.echo(f"    in:  {few(seen.scripts, separator=';')}")
     sites = ", ".join(str(directory) for directory in directories) or "the shipped templates only"
     num_findings = len(report.findings)
     click.echo(
@@ -310,8 +310,3 @@ def _print_report(report: Report, directories: Sequence[Path], shellchecked: boo
         click.secho(
             "shellcheck is not installed, so the scripts were checked without it", fg="yellow", err=True
         )
-
-
-def _shortened(seen: Sequence[str]) -> str:
-    shown = "; ".join(seen[:3])
-    return f"{shown}; and {len(seen) - 3} more" if len(seen) > 3 else shown

@@ -15,6 +15,7 @@ from hpcgen.report.downsample import Buckets
 from hpcgen.report.history import Column
 from hpcgen.report.scale import Scale, scale_for, tick_texts
 from hpcgen.report.words import short
+from hpcgen.text import few
 
 SIZE = 1000
 MAX_MARKS = 200
@@ -233,8 +234,7 @@ def _restarts(restarts: Sequence[tuple[int, str]], x_scale: Scale) -> Iterator[T
         if x_scale.low <= iteration <= x_scale.high:
             seen.setdefault(round(x_scale.place(iteration) * MAX_MARKS), []).append(text)
     for place, texts in seen.items():
-        text = texts[0] if len(texts) == 1 else f"{texts[0]} and {len(texts) - 1} more"
-        yield Tick(at=100 * place / MAX_MARKS, text=text)
+        yield Tick(at=100 * place / MAX_MARKS, text=few(texts, 1))
 
 
 def _hover(series: Series) -> dict[str, Any]:

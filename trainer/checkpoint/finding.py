@@ -24,7 +24,7 @@ from trainer.contract.problem import Problem
 from trainer.contract.resuming import evidence, hyperparameters, provenance
 from trainer.contract.resuming.change import Change
 from trainer.contract.resuming.confirmations import Confirmations
-from trainer.contract.wording import counted
+from trainer.contract.wording import counted, few
 from trainer.faults import lock, storage
 from trainer.faults.storage import at_rank_0
 from trainer.metrics.console import Log
@@ -225,9 +225,7 @@ def _newest_valid(
         if not problems:
             return checkpoint, tuple(passed_over)
         done = at_rank_0(partial(_move_away, checkpoint), path, "renamed") if is_own else "It was skipped"
-        shown = "; ".join(problems[:MAX_PROBLEMS]) + (
-            f"; and {len(problems) - MAX_PROBLEMS} more" if problems[MAX_PROBLEMS:] else ""
-        )
+        shown = few(problems, MAX_PROBLEMS, separator=";")
         passed_over.append(f"{checkpoint.path}: {shown}. {done}")
         log.line(f"BROKEN CHECKPOINT {passed_over[-1]}")
     return None, tuple(passed_over)

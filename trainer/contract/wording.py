@@ -61,10 +61,11 @@ def rank_list(ranks: Sequence[int]) -> str:
     return f"rank{'' if len(ranks) == 1 else 's'} {ranges(ranks)}"
 
 
-def few(texts: Sequence[str], shown: int = 3) -> str:
-    """The first of many texts: "a, b, c and 12 more"."""
+def few(texts: Sequence[str], shown: int = 3, *, separator: str = ",") -> str:
+    """The first of many texts: "a, b, c and 12 more", or with `separator` ";": "a; b; c; and 12 more"."""
     rest = len(texts) - shown
-    return ", ".join(texts[:shown]) + (f" and {rest:,} more" if rest > 0 else "")
+    end = " and" if separator == "," else f"{separator} and"
+    return f"{separator} ".join(texts[:shown]) + (f"{end} {rest:,} more" if rest > 0 else "")
 
 
 def one_of(choices: Sequence[str]) -> str:

@@ -18,7 +18,7 @@ from hpcgen.cli.checkpoint.paths import path_argument
 from hpcgen.cli.options import json_option
 from hpcgen.report.essentials import shown, text
 from hpcgen.report.words import moment
-from hpcgen.text import counted, harmless, size_text
+from hpcgen.text import counted, few, harmless, size_text
 from trainer.contract.files.checkpoint_files import FORMAT, consumed_tokens
 
 if TYPE_CHECKING:
@@ -145,8 +145,7 @@ def _data(data: dict[str, Any]) -> str:
     if data.get("mock"):
         return "mock data"
     datasets = data.get("datasets") or data.get("train") or []
-    first = ", ".join(dataset["prefix"] for dataset in datasets[:3])
-    return first + (f" and {len(datasets) - 3} more" if len(datasets) > 3 else "")
+    return few([dataset["prefix"] for dataset in datasets])
 
 
 def _print_tensors(found: Sequence[Tensor]) -> None:
