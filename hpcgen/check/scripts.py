@@ -19,7 +19,7 @@ from hpcgen.slurm.rendering.replaced import functions
 __all__ = ["GROUPS", "ReadScripts", "compare", "read_by_lint", "read_scripts"]
 
 GROUPS = (lost, variables, behavior)
-"""The modules of rules: importing them fills RULES, in this order."""
+"""The modules of rules. Importing them fills RULES."""
 
 ReadScripts = Callable[[Sequence[str]], Sequence[Sequence[Finding]]]
 """Other programs that check scripts. Returns a list of findings for each script."""

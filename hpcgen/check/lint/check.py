@@ -10,32 +10,8 @@ from typing import Any, TypeVar
 
 from hpcgen.check.lint.job import Job
 from hpcgen.check.lint.reader import read
-from hpcgen.check.lint.rule import RULES, Hit, Rule, Severity
-from hpcgen.check.lint.rules import (
-    addresses,
-    containers,
-    continuations,
-    data_files,
-    directive_values,
-    directives,
-    directories,
-    environment,
-    exclusive_options,
-    failures,
-    images,
-    local_ranks,
-    logs,
-    megatron,
-    mounts,
-    ports,
-    rendezvous,
-    saving,
-    shell,
-    signals,
-    starts,
-    steps,
-    unset_variables,
-)
+from hpcgen.check.lint.rule import Hit, Rule, Severity
+from hpcgen.check.lint.rules import RULES
 from hpcgen.check.lint.sbatch import matching_options, parse_options
 from hpcgen.check.lint.script import Command, Script
 from hpcgen.errors import HpcgenError
@@ -43,13 +19,6 @@ from hpcgen.text import did_you_mean
 from trainer.contract.problem import Problem
 
 __all__ = ["RULES", "Finding", "apply", "lint", "release_of", "require_known", "selection"]
-
-GROUPS = (
-    addresses, containers, images, mounts, directives, directive_values, exclusive_options, logs, signals, directories,
-    environment, failures, megatron, saving, data_files, rendezvous, local_ranks, ports, shell, unset_variables,
-    continuations, starts, steps,
-)  # fmt: skip
-"""The modules of rules. Importing them fills RULES in this order."""
 
 IGNORE = re.compile(r"#\s*hpcgen:\s*ignore=([\w,-]+)")
 

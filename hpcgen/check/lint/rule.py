@@ -89,7 +89,7 @@ class Rule:
 
 
 RULES: dict[str, Rule] = {}
-"""Every rule by its ID, filled when the modules of `hpcgen.check.lint.rules` are imported."""
+"""Every rule by its ID. Importing the package `hpcgen.check.lint.rules` fills it."""
 
 
 def rule(
