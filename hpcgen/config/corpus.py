@@ -144,7 +144,7 @@ class CorpusJob:
     """The input of an array task: hpcgen writes it into the job as JSON, and the task reads it."""
 
     corpus: CorpusConfig
-    """The corpus with absolute paths. `token_variable` is the only key of its source that stages need."""
+    """The corpus with absolute paths. Its source has no kind, only how files are read."""
     tokenizer: TokenizerConfig
     """The tokenizer with absolute paths."""
     share: Share = "private"

@@ -8,7 +8,7 @@ import os.path
 from collections.abc import Iterator
 from pathlib import Path
 
-from hpcgen.config.corpus import CorpusConfig, CorpusJob, SourceConfig, blend, selection
+from hpcgen.config.corpus import CorpusConfig, CorpusJob, blend, selection
 from hpcgen.config.program import in_run_dir
 from hpcgen.config.run import RunConfig
 from hpcgen.errors import FilePlace, HpcgenError, Problem
@@ -89,7 +89,7 @@ def corpus_job(config: RunConfig) -> CorpusJob:
         HpcgenError: the run has no corpus.
     """
     job = planning_job(config)
-    source = SourceConfig(token_variable=job.corpus.source.token_variable)
+    source = dataclasses.replace(job.corpus.source, huggingface=None, url=None, directory=None, manifest=None)
     return dataclasses.replace(job, corpus=dataclasses.replace(job.corpus, source=source))
 
 
