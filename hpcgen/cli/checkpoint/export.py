@@ -18,7 +18,6 @@ from hpcgen.errors import HpcgenError
 from hpcgen.text import harmless
 
 if TYPE_CHECKING:
-    from hpcgen.config.tokenizer import TokenizerConfig
     from trainer.contract.files.checkpoint_files import Checkpoint
 
 GPT2 = "gpt2"

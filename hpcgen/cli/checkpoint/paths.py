@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 from click.shell_completion import CompletionItem
-
-if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
 
 
 def complete_checkpoints(

@@ -16,7 +16,6 @@ from hpcgen.errors import HpcgenError
 from hpcgen.text import counted, harmless
 
 if TYPE_CHECKING:
-    from hpcgen.config.tokenizer import TokenizerConfig
     from hpcgen.data.inspection import Document, Inspection
 
 BAR_WIDTH = 40

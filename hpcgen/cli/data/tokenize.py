@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import click
 from click.core import ParameterSource
@@ -13,9 +13,6 @@ from hpcgen.cli.data.progress import shown
 from hpcgen.cli.data.stage import run_stage, task_options, verify_option
 from hpcgen.config.tokenizer import TokenizerConfig
 from hpcgen.errors import HpcgenError
-
-if TYPE_CHECKING:
-    from hpcgen.config.tokenizer import TokenizerConfig
 
 _FILE = click.Path(path_type=Path)
 _FRACTION = click.FloatRange(min=0, max=1)
