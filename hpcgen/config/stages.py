@@ -90,9 +90,9 @@ class StageRow:
     own_variables: Mapping[str, str] = field(default_factory=dict)
     """Variables that the stage's script computes in addition to `config_variable`, with a description. RUN_DIR stands
     for the run directory."""
-    stopped_marker: str | None = None
-    """Marker in the run directory: the job saved a checkpoint and stopped early. None if the command has no
-    --stop-file."""
+    has_stop_file: bool = False
+    """The command has --stop-file: when that file appears, the job saves a checkpoint, marks the run directory as
+    stopped, and ends."""
 
     @property
     def section(self) -> str:
@@ -219,7 +219,7 @@ STAGE_ROWS: Mapping[str, StageRow] = {
             config_file=TRAINER_FILE,
             config_variable="TRAINER_CONFIG",
             own_variables={"TRAINER_STOP_FILE": "RUN_DIR/jobs/JOBID/stop-RESTART"},
-            stopped_marker="STOPPED",
+            has_stop_file=True,
         ),
         StageRow(
             name="run",

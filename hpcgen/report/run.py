@@ -14,8 +14,7 @@ from hpcgen.report.history import History, read_history
 from hpcgen.report.state import State, state_of
 from hpcgen.text import counted, few
 from trainer.contract.evaluation import DIRECTORY, EvaluationResult
-
-METRICS = "metrics.jsonl"
+from trainer.contract.files.run_directory import RunDirectory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,13 +59,17 @@ def read_run(directory: Path, now: float) -> Run:
 
 def _read_run(directory: Path, now: float) -> Run:
     if directory.is_file():
-        hint = f": {directory.parent}" if (directory.parent / METRICS).exists() else " (paths.run_dir)"
+        hint = (
+            f": {directory.parent}"
+            if (directory.parent / RunDirectory.METRICS).exists()
+            else " (paths.run_dir)"
+        )
         raise HpcgenError(f"{directory} is a file", f"give the run directory{hint}")
     if not directory.exists():
         raise HpcgenError("no such directory", "give the directory of a run (paths.run_dir)", where=directory)
-    if not (directory / METRICS).exists():
+    if not (directory / RunDirectory.METRICS).exists():
         raise _no_metrics(directory)
-    history = read_history(directory / METRICS)
+    history = read_history(directory / RunDirectory.METRICS)
     config = read_trained_config(directory)
     state, word = state_of(directory, history, now)
     results, unreadable = read_results(directory)
@@ -86,8 +89,8 @@ def _read_run(directory: Path, now: float) -> Run:
 
 def _no_metrics(directory: Path) -> HpcgenError:
     """The error for a directory without metrics, which says what the directory has instead."""
-    missing = f"{directory / METRICS}: no such file"
-    if runs := sorted(str(path.parent) for path in directory.glob(f"*/{METRICS}")):
+    missing = f"{directory / RunDirectory.METRICS}: no such file"
+    if runs := sorted(str(path.parent) for path in directory.glob(f"*/{RunDirectory.METRICS}")):
         where = f"it has {counted(len(runs), 'run directory', 'run directories')}"
         return HpcgenError(
             f"{missing}; {where}", f"name the runs to compare: {few([shlex.quote(run) for run in runs])}"

@@ -14,6 +14,7 @@ import numpy as np
 from hpcgen.report.history import History, number_or_none
 from hpcgen.report.words import duration
 from trainer.contract.files.regular_file import read_text
+from trainer.contract.files.run_directory import RunDirectory
 from trainer.contract.files.shared_files import foreign_link
 from trainer.contract.hang_report import describe_hang, read_reports, report_files
 
@@ -23,7 +24,11 @@ SILENT_S = 900.0
 """Seconds without output after which a run counts as silent: hung, queued, or dead. A collective may take 600 s."""
 SILENT_STEPS = 20.0
 """Number of steps whose duration replaces SILENT_S if it is longer."""
-_MARKERS: dict[str, State] = {"DONE": "done", "FAILED": "failed", "STOPPED": "stopped"}
+_MARKERS: dict[str, State] = {
+    RunDirectory.DONE: "done",
+    RunDirectory.FAILED: "failed",
+    RunDirectory.STOPPED: "stopped",
+}
 """DONE comes first: a FAILED file next to it is from an attempt to start a finished run with other settings."""
 
 

@@ -33,6 +33,7 @@ from hpcgen.slurm.run_directory import Followed, make_job_directory, make_run_di
 from hpcgen.slurm.shell import of_outer_launcher, without
 from hpcgen.slurm.tasks import ModuleTask, ShellTask
 from trainer.contract.files.regular_file import read_bytes, read_text
+from trainer.contract.files.run_directory import RunDirectory
 
 POLL_S = 0.3
 TERMINATION_TIMEOUT_S = 30.0
@@ -124,7 +125,7 @@ def _task(stage: StagePlan, job_dir: Path) -> ModuleTask | ShellTask:
             "TMPDIR": tempfile.gettempdir(),
         }
         return ShellTask(str(job_dir / stage.kind.config_file), environment)
-    stop = () if stage.kind.stopped_marker is None else ("--stop-file", str(job_dir / "stop"))
+    stop = ("--stop-file", str(job_dir / "stop")) if stage.kind.has_stop_file else ()
     return ModuleTask((*stage.arguments, *config, *stop), environment)
 
 
@@ -136,7 +137,7 @@ def _wait(
     on_progress: Callable[[Progress], None] | None,
     started: float,
 ) -> None:
-    metrics = Followed(Path(plan.config.paths.run_dir) / "metrics.jsonl", since=started)
+    metrics = Followed(Path(plan.config.paths.run_dir) / RunDirectory.METRICS, since=started)
     total = plan.trainer.training.train_iters if plan.trainer and stage.kind.trains else 0
     asked_to_stop = False
     while True:
@@ -178,9 +179,9 @@ def _announce_save(run_dir: Path, stage: Stage, started: float) -> Iterator[None
 
 def _stopped_at(run_dir: Path, stage: Stage, started: float) -> int | None:
     """The iteration at which the stage saved and stopped after `started`; None if it did not."""
-    if stage.stopped_marker is None:
+    if not stage.has_stop_file:
         return None
-    marker = run_dir / stage.stopped_marker
+    marker = run_dir / RunDirectory.STOPPED
     try:
         return int(read_text(marker)) if marker.stat().st_mtime >= started else None
     except (OSError, ValueError):

@@ -27,6 +27,7 @@ from hpcgen.slurm.rendering.script import Script
 from hpcgen.slurm.run_directory import make_run_directory, sharing
 from hpcgen.slurm.shell import reach_job, shell_settings, without
 from hpcgen.slurm.tasks import ModuleTask
+from trainer.contract.files.run_directory import RunDirectory
 
 MARK = "--hpcgen-task"
 """Marker in submitit's launch line between srun's options and its command."""
@@ -249,7 +250,7 @@ def _task(plan: Plan, stage: StagePlan) -> ModuleTask:
         return ModuleTask((), {})  # never called
     config = ("--config", f"${stage.kind.config_variable}") if stage.kind.config_variable else ()
     arguments = (*stage.arguments, *config)
-    if stage.kind.stopped_marker is None:
+    if not stage.kind.has_stop_file:
         return ModuleTask(arguments, {})
-    stopped = f"{plan.config.paths.run_dir}/{stage.kind.stopped_marker}"
+    stopped = f"{plan.config.paths.run_dir}/{RunDirectory.STOPPED}"
     return ModuleTask((*arguments, "--stop-file", "$TRAINER_STOP_FILE"), {}, stopped_marker=stopped)

@@ -19,6 +19,12 @@ from trainer.contract.files.system_calls import sync_path
 class RunDirectory:
     """Directory of a run. The batch script reads `DONE` and `STOPPED` in addition to the exit status."""
 
+    METRICS: ClassVar[str] = "metrics.jsonl"
+    DONE: ClassVar[str] = "DONE"
+    STOPPED: ClassVar[str] = "STOPPED"
+    FAILED: ClassVar[str] = "FAILED"
+    """Names in `root`, which hpcgen reads too."""
+
     root: Path
     checkpoints: Path
     index_cache: Path
@@ -36,7 +42,7 @@ class RunDirectory:
     @property
     def metrics(self) -> Path:
         """Metrics as JSON Lines."""
-        return self.root / "metrics.jsonl"
+        return self.root / self.METRICS
 
     @property
     def tensorboard(self) -> Path:
@@ -81,12 +87,12 @@ class RunDirectory:
     @property
     def done(self) -> Path:
         """Exists when the run is complete. Contains the last iteration and the fingerprint of the configuration."""
-        return self.root / "DONE"
+        return self.root / self.DONE
 
     @property
     def stopped(self) -> Path:
         """Exists when the run saved and stopped early, to be requeued. Contains the iteration."""
-        return self.root / "STOPPED"
+        return self.root / self.STOPPED
 
     @property
     def failed(self) -> Path:
@@ -94,7 +100,7 @@ class RunDirectory:
 
         The exit status is not enough: when one rank ends, srun kills the other ranks and reports their status.
         """
-        return self.root / "FAILED"
+        return self.root / self.FAILED
 
     def refuse_foreign_links(self) -> None:
         """Refuses links of other users in place of the run's directories, because the run would write and remove
