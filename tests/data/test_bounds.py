@@ -20,7 +20,7 @@ pytestmark = pytest.mark.process
 MB = 1_000_000
 LONG = "x" * MB
 CODECS = ("snappy", "zstd")
-LIMIT = 64
+LIMIT = 80
 """MiB that the process that decodes Parquet may use here, so that the files can be small even when decoded."""
 READ = f"""
 import json, resource, sys

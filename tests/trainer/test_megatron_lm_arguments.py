@@ -60,7 +60,7 @@ def config_of(corpus: str = "/corpus", **training: Any) -> TrainerConfig:
 
 
 def test_a_checkpoint_has_every_argument_that_megatron_lm_reads() -> None:
-    config = config_of()
+    config = config_of(micro_batch_size=1)
     args = vars(megatron_lm.common_state(config, 5, 20)["args"])
     assert {*COMPARED, *COMPARED_WITH_VOCAB_FILE, *TAKEN_OVER, *COUNTED} <= args.keys()
     assert {name: args[name] for name in COMPARED} == {

@@ -143,7 +143,7 @@ def test_a_terminated_job_keeps_the_results_that_it_has(checkpoints: Path, tmp_p
             {"world_size": 3, "settings": {"tensor_model_parallel_size": 2}},
             "results in TP x PP = 2 x 1 = 2, which does not divide 3 ranks",
         ),
-        ({"settings": {"data": []}}, "evaluation.data and evaluation.tasks are empty"),
+        ({"settings": {"data": []}}, "evaluation has neither data nor tasks"),
         ({"settings": {"batch_size": 0}}, "settings: batch_size = 0"),
         ({"checkpoint": "/missing"}, "/missing: no such directory"),
     ],
