@@ -52,7 +52,7 @@ def counted(directory: Path, *arguments: str) -> dict[str, int]:
 
 
 def test_rendering_imports_and_reads_no_more_than_it_needs(tmp_path: Path) -> None:
-    """With these counts, rendering takes 1.8 times the bare imports (python -m benchmarks.render).
+    """With these counts, rendering takes 1.5 times the bare imports (python -m benchmarks.render).
 
     `methods` counts what `dataclass` compiles: a class that every command imports should be a `record`. `yaml` counts
     the run file, its preset, the profile and the node type. `modules` leaves no room for those of other stages, of
