@@ -24,13 +24,6 @@ SBATCH_OPTIONS_OF_SOME = frozenset((
     "power", "resources", "resv-ports", "segment", "spread-segments", "stepmgr", "tres-bind", "tres-per-task",
 ))
 """Long options in some of these releases."""
-OWN_OPTIONS = frozenset((
-    "job-name", "nodes", "ntasks", "ntasks-per-node", "cpus-per-task", "gpus-per-node", "gres", "gpus",
-    "exclusive", "mem", "time", "partition", "account", "qos", "reservation", "constraint", "signal",
-    "requeue", "no-requeue", "open-mode", "propagate", "output", "error", "array", "chdir", "wrap",
-    "export",
-))
-"""Options that have their own key, or that the script relies on."""
 ADDED = {
     "container": "21.08", "context": "21.08", "prefer": "22.05", "autocomplete": "23.02", "container-id": "23.02",
     "extra": "23.02", "tres-per-task": "23.02", "tres-bind": "23.11", "resv-ports": "24.05", "segment": "24.05",

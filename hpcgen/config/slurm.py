@@ -1,17 +1,22 @@
-"""Slurm settings of a stage, and the section `slurm` of a run file: defaults and a section for each stage."""
+"""Slurm settings of a stage, the section `slurm` of a run file (defaults and a section for each stage), and the options
+of sbatch that follow from them."""
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import field, fields
 from typing import Annotated, TypeVar
 
 from hpcgen.config.fields import Directive, SlurmWord, TimeLimit
+from hpcgen.config.sbatch_options import SBATCH_OPTIONS
 from hpcgen.config.stages import STAGE_ROWS, StageRow, stage_called
-from trainer.contract.config import Count, NonNegative, Range
+from trainer.contract.config import Count, NonNegative, Range, field_hints
 from trainer.contract.record import config_section
 
 LONGEST_LEAD_S = 65535
 """The largest number of seconds that sbatch --signal accepts."""
+
+PassedOn = Annotated[SlurmWord, "passed on"]
+"""Value of a key that has the name of an option of sbatch, which gets it unchanged."""
 
 
 @config_section
@@ -28,15 +33,15 @@ class StageSettings:
     """Memory per node, such as 64G. Default: all memory for exclusive jobs, Slurm's default for others."""
     time: TimeLimit | None = None
     """Time limit in Slurm's format. It applies to each attempt of a requeued job."""
-    partition: SlurmWord | None = None
+    partition: PassedOn | None = None
     """Partition. Default: the cluster's default partition."""
-    account: SlurmWord | None = None
+    account: PassedOn | None = None
     """Account to charge."""
-    qos: SlurmWord | None = None
+    qos: PassedOn | None = None
     """Quality of service (QOS)."""
-    reservation: SlurmWord | None = None
+    reservation: PassedOn | None = None
     """Reservation to use."""
-    constraint: SlurmWord | None = None
+    constraint: PassedOn | None = None
     """Required node features."""
     signal_lead_s: Annotated[int, Range(at_least=1, at_most=LONGEST_LEAD_S)] | None = None
     """Seconds before the time limit at which the job is asked to save a last checkpoint and stop. Default: for train,
@@ -61,6 +66,18 @@ class ArraySettings(StageSettings):
     array_parallelism: Count | None = None
     """Maximum number of tasks that run at the same time; null for no limit."""
 
+
+def _option(key: str) -> str:
+    return key.replace("_", "-")
+
+
+PASSED_ON = {_option(key): key for key, hint in field_hints(StageSettings).items() if hint == PassedOn | None}
+"""Option of sbatch -> the key whose value it gets unchanged."""
+OWN_OPTIONS = frozenset(_option(each.name) for each in fields(StageSettings)) & SBATCH_OPTIONS | {
+    "job-name", "ntasks", "gpus-per-node", "gres", "gpus", "exclusive", "signal", "requeue", "no-requeue", "open-mode",
+    "propagate", "output", "error", "array", "chdir", "wrap", "export",
+}  # fmt: skip
+"""Options that have the name of a key, or that the script relies on. They cannot be in `extra_directives`."""
 
 T = TypeVar("T")
 

@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hpcgen.config import megatron_options
-from hpcgen.config.sbatch_options import OWN_OPTIONS, SBATCH_OPTIONS, SBATCH_OPTIONS_OF_SOME
+from hpcgen.config.sbatch_options import SBATCH_OPTIONS, SBATCH_OPTIONS_OF_SOME
+from hpcgen.config.slurm import OWN_OPTIONS
 
 EXPERTS = ("moe_", "expert_", "router_")
 """Beginnings of names of settings of experts."""

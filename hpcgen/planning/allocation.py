@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hpcgen.config.fields import seconds, slurm_time
-from hpcgen.config.slurm import StageSettings
+from hpcgen.config.slurm import PASSED_ON, StageSettings
 from hpcgen.text import ranges
 from trainer.contract.record import record
 
@@ -39,7 +39,7 @@ class Allocation:
     """The cluster profile's `gres`."""
     exclusive: bool
     settings: StageSettings
-    """Settings passed to Slurm unchanged: partition, account, qos, reservation, constraint."""
+    """The stage's settings, from the run file and the cluster profile."""
     cpu_masks: tuple[str, ...] = ()
     spare_nodes: int = 0
     """Nodes of the job in addition to `nodes`, which can replace bad ones."""
@@ -77,10 +77,7 @@ class Allocation:
             # --exclusive allocates all CPUs, but only the default memory
             "mem": self.settings.mem or ("0" if self.exclusive else None),
             "time": slurm_time(self.time_s),
-            **{
-                name: getattr(self.settings, name)
-                for name in ("partition", "account", "qos", "reservation", "constraint")
-            },
+            **{option: getattr(self.settings, key) for option, key in PASSED_ON.items()},
             "array": self.array.option() if self.array else None,
         }
         return {name: value for name, value in options.items() if value is not None}

@@ -14,8 +14,8 @@ from hpcgen.config.cluster import ClusterConfig, within_limit
 from hpcgen.config.fields import seconds
 from hpcgen.config.node_type import NodeType
 from hpcgen.config.run import RunConfig
-from hpcgen.config.sbatch_options import OWN_OPTIONS, release_with
-from hpcgen.config.slurm import ArraySettings, StageSettings
+from hpcgen.config.sbatch_options import release_with
+from hpcgen.config.slurm import OWN_OPTIONS, ArraySettings, StageSettings
 from hpcgen.errors import Problem
 from hpcgen.planning.allocation import Allocation, Array
 from hpcgen.planning.kind import Stage

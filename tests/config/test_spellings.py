@@ -13,7 +13,7 @@ from hpcgen.config.cluster import ClusterConfig
 from hpcgen.config.keys import inner_class, key_paths
 from hpcgen.config.node_type import NodeType
 from hpcgen.config.run import RunConfig
-from hpcgen.config.sbatch_options import OWN_OPTIONS
+from hpcgen.config.slurm import OWN_OPTIONS
 from hpcgen.config.unknown_keys import TRANSLATED_SECTIONS, unknown_key
 from hpcgen.errors import ConfigErrors
 from tests.planning.test_plan import minimal_run, planned

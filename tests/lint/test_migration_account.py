@@ -11,6 +11,7 @@ import pytest
 
 from hpcgen.check.migration.migration import migrate
 from hpcgen.config.profiles import load_cluster
+from hpcgen.config.slurm import PASSED_ON
 from hpcgen.errors import ConfigErrors
 
 Token = Callable[[], str]
@@ -257,6 +258,22 @@ def test_the_run_file_starts_as_many_tasks_as_the_script(directives: str, ranks:
     found = migrate(f"#SBATCH --time=1:00 {directives}\nsrun ./run\n", "job.sh", *load_cluster("azure-ndv5"))
     assert found.sections["slurm"]["run"] == {"nodes": 1, "ntasks_per_node": ranks}
     assert "extra_directives" not in found.sections["slurm"]["defaults"]
+
+
+@pytest.mark.parametrize("option", PASSED_ON)
+def test_a_value_that_a_key_does_not_take_is_listed(option: str) -> None:
+    """As an extra directive, hpcgen would refuse it."""
+    key = PASSED_ON[option]
+    for value in ("gpu-1", "_gpu", "gpu/a"):
+        script = f"#SBATCH --nodes=1 --ntasks=8 --time=90 --{option}={value}\nsrun ./run\n"
+        found = migrate(script, "job.sh", *load_cluster("azure-ndv5"))
+        assert "extra_directives" not in found.sections["slurm"]["defaults"]
+        listed = [(leftover.what, leftover.why) for leftover in found.leftovers]
+        if value == "gpu-1":
+            assert (found.sections["slurm"]["defaults"][key], listed) == (value, [])
+        else:
+            why = f"slurm.defaults.{key} does not take this value"
+            assert listed == [(f"--{option}={value}", why)]
 
 
 @pytest.mark.parametrize("gres", ["gpu:rtx8000:1", "gpu:1,vram:50GB", "gpu:a100:4"])

@@ -8,6 +8,7 @@ import re
 import pytest
 
 from hpcgen.config.cpus import from_words
+from hpcgen.config.slurm import PASSED_ON
 from hpcgen.errors import Problem
 from hpcgen.planning.request import allocation_problems, cluster_problems, make_allocation, stage_settings
 from hpcgen.stages import STAGES
@@ -212,6 +213,17 @@ def test_a_setting_comes_from_the_stage_then_the_defaults_then_the_cluster(tmp_p
     assert found.partition == "hpc"
     assert found.extra_directives == ("--no-kill",)
     assert stage_settings(STAGES["tokenize"], run.config, run.cluster).account == "ours"
+
+
+def test_a_key_that_slurm_gets_unchanged_is_a_directive_and_cannot_be_an_extra_one(tmp_path):
+    assert {"partition", "account", "qos", "reservation", "constraint"} <= PASSED_ON.keys()
+    given = {key: f"{key}-1" for key in PASSED_ON.values()}
+    options = allocation(tmp_path, train=given).resource_options()
+    assert [options[option] for option in PASSED_ON] == [*given.values()]
+    extra = [f"--{option}=x" for option in PASSED_ON]
+    found = problems(tmp_path, train={"extra_directives": extra})
+    reasons = [f"sets --{option}, which hpcgen sets itself" for option in PASSED_ON]
+    assert [problem.reason for problem in found] == reasons
 
 
 def test_extra_directives_of_site_and_user_are_combined(tmp_path):

@@ -14,6 +14,7 @@ from hpcgen.check.lint.sbatch import Directive
 from hpcgen.check.lint.script import SHELLS, Assignment, Command
 from hpcgen.check.lint.words import Word
 from hpcgen.check.migration.leftover import Carried
+from hpcgen.config.slurm import PASSED_ON
 from hpcgen.config.variables import SECRET, SECRET_VALUE
 
 WHY = {
@@ -35,7 +36,7 @@ WHY = {
     r"output|error|input": "the log is {stage}-%j.log in the run directory",
     r"kill-on-bad-exit|no-kill|wait": "one failed rank ends the step (--kill-on-bad-exit=1)",
     r"job-name": "it is not a valid name of a run; use --name",
-    r"time|partition|account|qos|reservation|constraint": "the job's own directive decides; set slurm.{stage}",
+    "|".join(("time", *PASSED_ON)): "the job's own directive decides; set slurm.{stage}",
     r"export": "tasks get the environment of the job; set variables in environment",
     r"open-mode": "the log is appended to after a requeue",
     r"chdir": "{directory}",

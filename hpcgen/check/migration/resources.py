@@ -17,19 +17,14 @@ from hpcgen.config.container import Image, MountPath
 from hpcgen.config.fields import (
     Directive,
     Name,
-    SlurmWord,
     TimeLimit,
     constraint_problems,
     seconds,
     slurm_time,
 )
 from hpcgen.config.node_type import NodeType
+from hpcgen.config.slurm import OWN_OPTIONS, PASSED_ON, PassedOn
 from hpcgen.text import counted
-
-SLURM_KEYS = {
-    "partition": "partition", "account": "account", "qos": "qos", "reservation": "reservation",
-    "constraint": "constraint",
-}  # fmt: skip
 
 OWN = {
     "open-mode": r"append", "requeue": r"", "propagate": r"NONE", "export": r"ALL", "parsable": r"", "quiet": r"",
@@ -50,11 +45,8 @@ SET_FOR_RANKS = frozenset((
 USUAL_OF_LAUNCHERS = frozenset(("m", "module", "u"))
 """Options that are part of the command, or that every job has (PYTHONUNBUFFERED)."""
 _GPUS = ("gpus-per-node", "gres")
-LISTED = re.compile(
-    r"job-name|time|nodes|ntasks(-per-\w+)?|cpus-per-(task|gpu)|gpus(-per-(node|task|socket))?|gres|exclusive|mem(-per-\w+)?|"
-    r"signal|no-requeue|open-mode|propagate|export|output|error|chdir|array|wrap|test-only|container.*"
-)
-"""Directives that a key of the run file or the cluster profile sets. They cannot be extra directives."""
+_SET_ELSEWHERE = re.compile(r"(ntasks|cpus|gpus|mem)-per-\w+|test-only|container.*")
+"""More directives that keys of the run file or the cluster profile replace, or that start no job."""
 
 
 @dataclass(frozen=True)
@@ -172,8 +164,11 @@ def carry_directives(
             carried.leave(
                 directive.line, text, "a run file describes one job; write one for each task of the array"
             )
-        elif directive.name in SLURM_KEYS and directive.value and _fits(SlurmWord, directive.value):
-            carried.put(f"slurm.defaults.{SLURM_KEYS[directive.name]}", directive.value)
+        elif key := PASSED_ON.get(directive.name):
+            if _fits(PassedOn, directive.value or ""):
+                carried.put(f"slurm.defaults.{key}", directive.value)
+            else:
+                carried.leave(directive.line, text, f"slurm.defaults.{key} does not take this value")
         elif directive.name.startswith("container"):
             carried.leave(
                 directive.line,
@@ -182,13 +177,17 @@ def carry_directives(
             )
         elif directive.name == "job-name" and _fits(Name, directive.value or ""):
             pass  # the name of the run
-        elif not LISTED.fullmatch(directive.name) and directive.name not in OWN and _fits(Directive, text):
+        elif _can_be_extra(directive.name) and _fits(Directive, text):
             extra[directive.name] = text  # the last one wins, as in sbatch
         elif directive.name != "time":
             continue
         carried.claim(directive)
     if extra:
         carried.put("slurm.defaults.extra_directives", list(extra.values()))
+
+
+def _can_be_extra(name: str) -> bool:
+    return name not in OWN_OPTIONS and name not in OWN and not _SET_ELSEWHERE.fullmatch(name)
 
 
 def _world(job: Job, launch: Launch) -> tuple[int, int] | None:

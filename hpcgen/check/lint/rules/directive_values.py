@@ -61,6 +61,7 @@ _NAMED_BY_THE_SITE = (
     "nodelist",
     "licenses",
 )
+"""Options whose values are names that a site chooses, whether or not hpcgen has a key for them."""
 _YOURS = re.compile(
     r"(?i)(^|[_-])your?[_-]|change_?me|^xxx+$|^todo$|^fixme$|\bplaceholder\b|^(?-i:(PARTITION|ACCOUNT|PROJECT|QOS)(_?NAME)?)$"
 )
