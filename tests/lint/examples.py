@@ -1077,5 +1077,37 @@ FURTHER: dict[str, tuple[str, Example]] = {
             passes=(*FINETUNE[:1], ("--save /shared/checkpoints/gpt3-13b", "--save /shared/$RUN")),
         ),
     ),
+    "a name without a tag, and a digest": (
+        "image-name",
+        Example(
+            fails=((IMAGE, "--container-image=docker://Ubuntu"),),
+            at="Ubuntu",
+            passes=((IMAGE, "--container-image=docker://ubuntu@sha256:AB"),),
+        ),
+    ),
+    "a name after a port, and a host": (
+        "image-name",
+        Example(
+            fails=((IMAGE, "--container-image=registry:5000/Foo/bar"),),
+            at="Foo",
+            passes=((IMAGE, "--container-image=User@Registry:5000/foo/bar:A"),),
+        ),
+    ),
+    "the tag is not the port": (
+        "image-pin",
+        Example(
+            fails=((IMAGE, "--container-image=registry:5000/bar"),),
+            at="registry",
+            passes=((IMAGE, "--container-image=User@registry:5000/bar:1"),),
+        ),
+    ),
+    "a suffix of an image, and a place in front of it": (
+        "image-path",
+        Example(
+            fails=((IMAGE, "--container-image=images/pytorch.squashfs"),),
+            at="images/",
+            passes=((IMAGE, "--container-image='{{ images }}/pytorch.sqsh'"),),
+        ),
+    ),
 }
 """Other ways to break a rule in SOUND: what they are, the rule, and its example. pairs.txt has small scripts."""

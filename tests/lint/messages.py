@@ -387,6 +387,27 @@ MESSAGES: dict[str, tuple[str, Message]] = {
         Message(
             script=_step("--container-image=nvcr.io/nvidia/pytorch:25.03-py3"),
             why="before 4.0, enroot looks for nvcr.io/nvidia/pytorch:25.03-py3 on Docker Hub, because",
+            fix="nvcr.io#nvidia/pytorch:25.03-py3",
+        ),
+    ),
+    "a registry with a port and a slash": (
+        "image-registry",
+        Message(
+            script=_step("--container-image=docker://me@registry:5000/a/b:1"),
+            why="before 4.0, enroot refuses docker://me@registry:5000/a/b:1, because",
+            fix="me@registry:5000#a/b:1",
+        ),
+    ),
+    "an image of the node's Docker": (
+        "image-registry",
+        Message(script=_step("--container-image=dockerd://nvcr.io/nvidia/pytorch:25.03-py3")),
+    ),
+    "only the name becomes lower case": (
+        "image-name",
+        Message(
+            script=_step("--container-image=A@nvcr.io#A/a:A@sha256:A"),
+            why="upper-case letters",
+            fix="A@nvcr.io#a/a:A@sha256:A",
         ),
     ),
     # ---- environment ----

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from hpcgen.check.lint.job import Job
 from hpcgen.check.lint.rule import Hit, rule
@@ -12,6 +13,14 @@ from hpcgen.check.lint.template import ANY
 
 SUFFIXES = (".sqsh", ".squashfs")
 """Suffixes of image files."""
+PATH_STARTS = ("/", ".")
+"""Beginnings of the images that pyxis reads as files."""
+REFERENCE = re.compile(
+    r"(?P<scheme>dockerd?://)?(?P<user>[^@/#]+@(?!sha\d+:))?([^#]+#|(?P<host>[^/#]*[.:][^/#]*)/)?"
+    r"(?P<repository>[^:@#]+)(:(?P<tag>[^:@]+))?(@(?P<digest>.+))?"
+)
+"""The name of an image for enroot (src/docker.sh). A registry ends in #, or since 4.0 in / if it has a dot or a port.
+`host` is a registry that ends in /."""
 
 
 @rule(
@@ -45,7 +54,7 @@ def container_option(job: Job) -> Iterator[Hit]:
     """--container is Slurm's option for an OCI bundle. With the name of an image, the step runs on the host."""
     for step in job.steps:
         for option in step.all("container"):
-            if re.search(r"[#:]|\.sqsh$", option.text):
+            if re.search("[#:]", option.text) or option.text.endswith(SUFFIXES):
                 yield Hit.at(
                     option.word.line,
                     "--container is Slurm's option for an OCI bundle, not for an image",
@@ -61,13 +70,17 @@ def container_option(job: Job) -> Iterator[Hit]:
 )
 def image_path(job: Job) -> Iterator[Hit]:
     """pyxis reads an image as a file only if it begins with / or a dot. The shell does not expand ~ after =."""
-    for line, text, _ in _images(job):
-        if text.endswith(SUFFIXES) and not text.startswith(("/", ".", "$", "`")):
+    for image in _images(job):
+        if image.is_file and not image.text.startswith(PATH_STARTS) and not _begins_unknown(image.text):
             yield Hit.at(
-                line,
-                f"pyxis looks for {text} in a registry",
+                image.line,
+                f"pyxis looks for {image.text} in a registry",
                 "write the absolute path, or ./ before the name",
             )
+
+
+def _begins_unknown(text: str) -> bool:
+    return text.startswith(("$", "`")) or ANY.match(text) is not None
 
 
 @rule("image-empty", "warning", "no image is named", source='pyxis, args.c, "argument required"')
@@ -90,19 +103,12 @@ def image_empty(job: Job) -> Iterator[Hit]:
 @rule("image-pin", "note", "the image may change", source="enroot, doc/cmd/import.md")
 def image_pin(job: Job) -> Iterator[Hit]:
     """Without a tag, or with the tag latest, the image can change between two jobs."""
-    for line, text, known in _images(job):
-        is_file = text.endswith(SUFFIXES) or text.startswith(("/", ".", "$"))
-        name = text.rpartition("/")[2]
-        if (
-            known
-            and text
-            and not is_file
-            and "@" not in text
-            and (":" not in name or name.endswith(":latest"))
-        ):
+    for image in _images(job):
+        name = image.reference
+        if name and name["tag"] in (None, "latest") and not name["digest"]:
             yield Hit.at(
-                line,
-                f"{text} can be a different image tomorrow",
+                image.line,
+                f"{image.text} can be a different image tomorrow",
                 "use a tag or a digest, or import the image into a .sqsh file",
             )
 
@@ -110,13 +116,14 @@ def image_pin(job: Job) -> Iterator[Hit]:
 @rule("image-registry", "note", "a slash after the registry's name", source="enroot 4.0, release notes")
 def image_registry(job: Job) -> Iterator[Hit]:
     """Before 4.0, enroot expects # after the registry. It looks for nvcr.io/nvidia/pytorch on Docker Hub."""
-    for line, text, known in _images(job):
-        found = re.match(r"(?:docker://)?([\w-]+(?:\.[\w-]+)+(?::\d+)?)/(.+)", text)
-        if known and found and "#" not in text and not text.endswith(SUFFIXES):
+    for image in _images(job):
+        name = image.reference
+        if name and name["host"] and name["scheme"] != "dockerd://":
+            does = f"refuses {image.text}" if ":" in name["host"] else f"looks for {image.text} on Docker Hub"
             yield Hit.at(
-                line,
-                f"before 4.0, enroot looks for {text} on Docker Hub, because it expects # after the registry's name",
-                f"{found[1]}#{found[2]}",
+                image.line,
+                f"before 4.0, enroot {does}, because it expects # after the registry's name",
+                f"{name['user'] or ''}{name['host']}#{image.text[name.start('repository') :]}",
             )
 
 
@@ -127,26 +134,40 @@ def image_registry(job: Job) -> Iterator[Hit]:
     source="enroot, doc/cmd/import.md; measured on enroot 4.1",
 )
 def image_name(job: Job) -> Iterator[Hit]:
-    """Image names must be in lower case, or enroot refuses them."""
-    for line, text, known in _images(job):
-        name = text.partition("#")[2] or text
-        repository = name.partition("@")[0].rpartition(":")[0] or name
-        if (
-            known
-            and not text.startswith(("/", "./"))
-            and not text.endswith(SUFFIXES)
-            and re.search("[A-Z]", repository)
-        ):
+    """Image names must be in lower case, or enroot refuses them. Users, registries and tags can have upper case."""
+    for image in _images(job):
+        name = image.reference
+        if name and re.search("[A-Z]", name["repository"]):
+            start, end = name.span("repository")
             yield Hit.at(
-                line,
-                f"{text} has upper-case letters in its name",
-                f"{text.replace(repository, repository.lower())}",
+                image.line,
+                f"{image.text} has upper-case letters in its name",
+                image.text[:start] + name["repository"].lower() + image.text[end:],
             )
 
 
-def _images(job: Job) -> Iterator[tuple[int, str, bool]]:
-    """Line and text of each image, and whether the text is known. A <name> is unknown."""
+@dataclass(frozen=True)
+class _Image:
+    """An image that a step names."""
+
+    line: int
+    text: str
+    known: bool
+    """True if `text` is exactly what srun gets. With a <name>, it is not."""
+
+    @property
+    def is_file(self) -> bool:
+        """True for a path, including one that pyxis reads as the name of an image."""
+        return self.text.startswith(PATH_STARTS) or self.text.endswith(SUFFIXES)
+
+    @property
+    def reference(self) -> re.Match[str] | None:
+        """The parts of an image's name; None for a file and for an unknown name."""
+        return REFERENCE.fullmatch(self.text) if self.known and not self.is_file else None
+
+
+def _images(job: Job) -> Iterator[_Image]:
     for step in job.steps:
         for option in step.all("container-image"):
-            if option.value:
-                yield option.value.line, option.text, option.value.known and not ANY.search(option.text)
+            if word := option.value:
+                yield _Image(word.line, option.text, word.known and not ANY.search(option.text))
