@@ -8,7 +8,7 @@ from typing import Any, Literal
 import pytest
 
 from trainer.contract import config as configuration
-from trainer.contract.config import ConfigError, Count, TrainerConfig, fingerprint
+from trainer.contract.config import ConfigError, Count, ModelConfig, TrainerConfig, fingerprint
 from trainer.contract.config.resolve import resolve
 from trainer.contract.config.resume import Fixed, Free, Grouped, Resume, resume_words
 from trainer.contract.errors import TrainerError
@@ -16,6 +16,7 @@ from trainer.contract.model.batch_size import total_samples
 from trainer.contract.model.experts import MODEL_KEYS
 from trainer.contract.record import config_section
 from trainer.contract.resuming import hyperparameters
+from trainer.contract.resuming.change import show
 from trainer.contract.resuming.hyperparameters import (
     NAMES,
     Change,
@@ -268,3 +269,43 @@ def test_an_older_record_was_trained_across_documents() -> None:
         check_changes(saved, run(data__eod_mask_loss=True, data__eod_id=7))
     changed = run(("data.eod_mask_loss",), data__eod_mask_loss=True, data__eod_id=7)
     assert [str(change) for change in check_changes(saved, changed)] == ["data.eod_mask_loss: false -> true"]
+
+
+@config_section
+class LaterModel(ModelConfig):
+    """The section `model` of a later version."""
+
+    new_shape: Fixed[bool] = False
+
+
+def test_a_new_fixed_key_that_an_older_record_lacks_must_have_its_default(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(hyperparameters.SECTIONS, "model", LaterModel)
+    monkeypatch.setattr(hyperparameters, "FIXED", hyperparameters.FIXED | {"model.new_shape"})
+
+    def later(*, new_shape: bool) -> TrainerConfig:
+        config = run()
+        values = {field.name: getattr(config.model, field.name) for field in dataclasses.fields(config.model)}
+        return dataclasses.replace(config, model=LaterModel(**values, new_shape=new_shape))
+
+    assert check_changes(SAVED, later(new_shape=False)) == ()
+    with pytest.raises(TrainerError, match=r"another model: model.new_shape: false -> true$"):
+        check_changes(SAVED, later(new_shape=True))
+
+
+WITHOUT_KEY = {
+    "model.activation_func": ["model.activation_func: gelu -> gelu_tanh"],
+    "model.vocab_size": ["model.vocab_size: null -> 10"],
+    "data.datasets": ["data.datasets: [] -> " + show(SAVED["data"]["datasets"])],
+}
+"""What differs from a record that lacks a key: only the keys that `run` sets, and what older versions computed."""
+
+
+@pytest.mark.parametrize("section", hyperparameters.SECTIONS)
+def test_a_key_that_a_record_lacks_had_its_default(section: str) -> None:
+    """Null means what follows from the other keys, such as a min_lr of lr / 10."""
+    for key in SAVED[section]:
+        record = SAVED | {section: {name: value for name, value in SAVED[section].items() if name != key}}
+        found = [str(change) for change in hyperparameters.differences(record, run())]
+        assert found == WITHOUT_KEY.get(f"{section}.{key}", []), key

@@ -7,6 +7,7 @@ tests/trainer/test_exchange.py trains from such checkpoints.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from trainer.contract.config import ModelConfig, OptimizerConfig, ParallelismCon
 from trainer.contract.config.resolve import resolve
 from trainer.contract.errors import TrainerError
 from trainer.contract.resuming import hyperparameters
+from trainer.contract.resuming.change import Change
 from trainer.contract.rules.engine import contradictions
 from trainer.optimizer.schedule import Schedule
 
@@ -59,6 +61,10 @@ def config_of(corpus: str = "/corpus", **training: Any) -> TrainerConfig:
     return resolve(configuration.from_dict(TrainerConfig, plain, "test"))
 
 
+def changes_of(there: Mapping[str, Mapping[str, Any]], config: TrainerConfig) -> tuple[Change, ...]:
+    return hyperparameters.check_changes(hyperparameters.completed(there, config), config)
+
+
 def test_a_checkpoint_has_every_argument_that_megatron_lm_reads() -> None:
     config = config_of(micro_batch_size=1)
     args = vars(megatron_lm.common_state(config, 5, 20)["args"])
@@ -91,7 +97,7 @@ def test_the_written_common_state_reads_back_unchanged() -> None:
     saved["iteration"] = 5
     there = megatron_lm.resumed(saved, config.parallelism)
     assert (there.iteration, there.consumed_samples) == (5, 20)
-    assert hyperparameters.check_changes({"model": there.sections["model"]}, config) == ()
+    assert changes_of({"model": there.sections["model"]}, config) == ()
 
 
 ROPE = {"position_embedding_type": "rope"}
@@ -144,7 +150,7 @@ def test_a_model_is_carried_in_their_arguments(model: dict[str, Any], args: dict
     written = vars(common["args"])
     assert {name: written[name] for name in args} == args
     there = megatron_lm.resumed(common_state(**written), config.parallelism)
-    assert hyperparameters.check_changes({"model": there.sections["model"]}, config) == ()
+    assert changes_of({"model": there.sections["model"]}, config) == ()
     resolved = hyperparameters.sections(config)["model"]
     assert {name: there.sections["model"][name] for name in model} == {name: resolved[name] for name in model}
 
@@ -208,13 +214,13 @@ def test_a_frequency_of_moe_layers_counts_from_the_first_layer(every: Any, layer
 def test_hyperparameters_of_megatron_lm_are_compared_like_the_trainers() -> None:
     config = config_of()
     there = megatron_lm.resumed(common_state(), config.parallelism)
-    assert hyperparameters.check_changes(there.sections, config) == ()
+    assert changes_of(there.sections, config) == ()
 
     other = megatron_lm.resumed(
         common_state("/elsewhere", seed=7, adam_beta2=0.999, split="969, 30, 1"), config.parallelism
     )
     with pytest.raises(TrainerError) as refused:
-        hyperparameters.check_changes(other.sections, config)
+        changes_of(other.sections, config)
     for line in (
         "training.seed: 7 -> 1234",
         "optimizer.adam_beta2: 0.999 -> 0.95",

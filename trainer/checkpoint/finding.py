@@ -163,7 +163,7 @@ def _source(
             )
             if not weights_only:
                 hyperparameters.check_iteration(found.iteration, config)
-            saved = foreign.sections if foreign else files.saved or record
+            saved = hyperparameters.completed(foreign.sections, config) if foreign else files.saved or record
             return foreign, hyperparameters.check_changes(
                 saved,
                 config,

@@ -231,11 +231,11 @@ def _documents(args: Mapping[str, Any]) -> dict[str, bool]:
     The mask of --reset-attention-mask is read only by local layers without the fused softmax (NVIDIA/Megatron-LM, issue
     2357). --dataloader-inter-document-masking of core 0.19 separates documents and their positions.
     """
-    given = {name: args[name] for name in DOCUMENTS if args.get(name) is not None}
+    given = {name: bool(args.get(name)) for name in DOCUMENTS}
     if args.get("dataloader_inter_document_masking"):
         return {**given, "reset_attention_mask": True, "reset_position_ids": True}
     is_local = args.get("transformer_impl", "local") == "local" and not args.get("masked_softmax_fusion")
-    return {**given, "reset_attention_mask": False} if given and not is_local else given
+    return given if is_local else {**given, "reset_attention_mask": False}
 
 
 def _blend(paths: list[str]) -> list[dict[str, Any]]:

@@ -103,6 +103,8 @@ def model_section(args: Mapping[str, Any]) -> dict[str, Any]:
             args["num_query_groups"] if args.get("group_query_attention") else args["num_attention_heads"]
         ),
         "add_qkv_bias": not is_latent and (args["add_bias_linear"] or bool(args.get("add_qkv_bias"))),
+        "multi_latent_attention": is_latent,
+        "mtp_num_layers": args.get("mtp_num_layers"),
         "qk_layernorm": bool(args.get("qk_layernorm")),
         "window_size": None if window is None else window[0] + 1,
         "activation_func": _activation(args),

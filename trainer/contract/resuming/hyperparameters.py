@@ -20,6 +20,7 @@ from trainer.contract.config import (
     TrainerConfig,
     TrainingConfig,
 )
+from trainer.contract.config.resolve import resolve
 from trainer.contract.config.resume import Resume, resume_words
 from trainer.contract.errors import TrainerError
 from trainer.contract.model.batch_size import covering
@@ -63,14 +64,12 @@ NAMES = tuple(
 )
 """Hyperparameters: the keys that `checkpoint.changed` may name."""
 
-LATER_KEYS = {
-    "model": (
-        *("qk_layernorm", "window_size", "rope_scaling", "multi_latent_attention", "mtp_num_layers"),
-        "num_moe_experts",
-    ),
-    "data": ("reset_attention_mask", "reset_position_ids", "eod_mask_loss"),
-}
-"""Section -> keys that records of earlier versions lack, and whose defaults match what these versions did."""
+NOT_IN_OLDER_RECORDS = frozenset({"data.eod_id"})
+"""Keys that are not compared with a record that lacks them, instead of with their defaults.
+
+data.eod_id comes from the tokenizer and matters only for keys that are compared: reset_attention_mask,
+reset_position_ids and eod_mask_loss.
+"""
 
 _ITERATION = re.compile(r"[0-9]{1,15}")
 
@@ -235,23 +234,40 @@ def compare(
 def differences(saved: Mapping[str, Mapping[str, Any]], config: TrainerConfig) -> Iterator[Change]:
     """Yields the keys whose values differ between the `saved` sections and the resolved `config`.
 
-    Keys that only one side has, because the versions differ, are not compared, except for those of
-    `_in_older_records`.
+    A key that a section of an earlier version lacks had its default then (`_in_older_records`). Keys that only a later
+    version has are not compared, and neither are missing sections.
     """
     for section, keys in sections(config).items():
-        saved_keys = saved.get(section, {})
+        saved_keys = saved.get(section)
         if saved_keys:
-            saved_keys = {**_in_older_records(section, saved_keys, config.device), **saved_keys}
-        for key, value in keys.items():
-            if key in saved_keys and saved_keys[key] != value:
-                yield Change(f"{section}.{key}", saved_keys[key], value)
+            before = {**_in_older_records(section, saved_keys, config), **saved_keys}
+            for key, value in keys.items():
+                if key in before and before[key] != value:
+                    yield Change(f"{section}.{key}", before[key], value)
 
 
-def _in_older_records(section: str, saved: Mapping[str, Any], device: str) -> dict[str, Any]:
-    """Meaning of the keys of a section that records of earlier versions lack."""
-    fields = dataclasses.fields(SECTIONS[section])
-    defaults = {field.name: field.default for field in fields if field.name in LATER_KEYS.get(section, ())}
-    return defaults | _functions_in_older_records(saved, device) if section == "model" else defaults
+def completed(partial: Mapping[str, Mapping[str, Any]], config: TrainerConfig) -> dict[str, dict[str, Any]]:
+    """The `partial` sections of a checkpoint of Megatron-LM. Keys that its arguments lack count as unchanged."""
+    return {section: {**keys, **partial.get(section, {})} for section, keys in sections(config).items()}
+
+
+def _in_older_records(section: str, saved: Mapping[str, Any], config: TrainerConfig) -> dict[str, Any]:
+    """Meaning of the keys that a section of an earlier version lacks: their defaults, with the listed exceptions."""
+    result = _functions_in_older_records(saved, config.device) if section == "model" else {}
+    current = getattr(config, section)
+    for field in dataclasses.fields(SECTIONS[section]):
+        is_known = field.name in saved or field.name in result or field.default is dataclasses.MISSING
+        is_exception = f"{section}.{field.name}" in NOT_IN_OLDER_RECORDS
+        # a default does not differ from itself, and resolving takes a while
+        if not is_known and not is_exception and getattr(current, field.name) != field.default:
+            result[field.name] = _default(section, field, config)
+    return result
+
+
+def _default(section: str, field: dataclasses.Field[Any], config: TrainerConfig) -> Any:
+    """Value that `config` has without this key. Null thus means what follows from the other keys."""
+    values = dataclasses.replace(getattr(config, section), **{field.name: field.default})
+    return sections(resolve(dataclasses.replace(config, **{section: values})))[section][field.name]
 
 
 def _functions_in_older_records(model: Mapping[str, Any], device: str) -> dict[str, Any]:
