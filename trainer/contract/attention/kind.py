@@ -1,7 +1,7 @@
 """Base class of the kinds of attention. A kind decides its keys, and the products and norms of a layer.
 
 Memory, numbers of parameters, FLOPs and rules follow from them. trainer/model/attention builds the modules, and rules
-about layouts are in a module of trainer/contract/rules with the name of the kind.
+about its layouts are in a module of trainer/contract/rules, such as latent_attention.py.
 """
 
 from __future__ import annotations

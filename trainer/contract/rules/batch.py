@@ -159,3 +159,7 @@ RULES: tuple[Rule, ...] = (
     rampup_is_multiple_of_microbatches,
     skipped_batches_have_spikes,
 )
+
+WARNINGS: tuple[Rule, ...] = ()
+
+OF_MODEL: tuple[Rule, ...] = ()

@@ -59,3 +59,7 @@ RULES: tuple[Rule, ...] = (
     finetuning_needs_weights,
     changed_names_hyperparameters,
 )
+
+WARNINGS: tuple[Rule, ...] = ()
+
+OF_MODEL: tuple[Rule, ...] = ()

@@ -197,3 +197,7 @@ RULES: tuple[Rule, ...] = (
     heads_fit_kernels,
     exchange_divides_heads,
 )
+
+WARNINGS: tuple[Rule, ...] = ()
+
+OF_MODEL: tuple[Rule, ...] = ()

@@ -133,3 +133,7 @@ RULES: tuple[Rule, ...] = (
     cuda_graphs_need_dense_layers,
     cuda_graphs_need_one_document,
 )
+
+WARNINGS: tuple[Rule, ...] = ()
+
+OF_MODEL: tuple[Rule, ...] = ()

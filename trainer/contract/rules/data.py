@@ -183,3 +183,7 @@ RULES: tuple[Rule, ...] = (
     end_of_document_is_used,
     end_of_document_has_row,
 )
+
+WARNINGS: tuple[Rule, ...] = ()
+
+OF_MODEL: tuple[Rule, ...] = ()

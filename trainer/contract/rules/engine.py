@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 from trainer.contract.config import (
     BlendConfig,
@@ -41,41 +42,41 @@ from trainer.contract.rules import (
 )
 from trainer.contract.rules.facts import Facts, Rule, World
 
-ERRORS: tuple[Rule, ...] = (
-    *model.RULES,
-    *parallelism.RULES,
-    *experts.RULES,
-    *latent_attention.RULES,
-    *multi_token.RULES,
-    *context_parallel.RULES,
-    *batch.RULES,
-    *recompute.RULES,
-    *schedule.RULES,
-    *optimizer.RULES,
-    *data.RULES,
-    *precision.RULES,
-    *cuda_graphs.RULES,
-    *checkpoint.RULES,
-    *logging.RULES,
-    *evaluation.RULES,
-)
-"""Rules that a run must obey. Causes precede consequences, because the trainer reports only the first violation."""
 
-WARNINGS: tuple[Rule, ...] = (
-    *model.WARNINGS,
-    *experts.WARNINGS,
-    *precision.WARNINGS,
-    *optimizer.WARNINGS,
-    *evaluation.WARNINGS,
-)
-"""Rules that a run may break at the cost of speed, memory or quality."""
+class RuleModule(Protocol):
+    """What every module of `MODULES` defines. A tuple is empty if the module has no such rules."""
 
-OF_MODEL: tuple[Rule, ...] = (
-    *model.OF_MODEL,
-    *experts.OF_MODEL,
-    *multi_token.OF_MODEL,
+    RULES: tuple[Rule, ...]
+    """Rules that a run must obey, including those of OF_MODEL."""
+    WARNINGS: tuple[Rule, ...]
+    """Rules that a run may break at the cost of speed, memory or quality."""
+    OF_MODEL: tuple[Rule, ...]
+    """Rules about keys of the section `model` that contradict each other."""
+
+
+MODULES: tuple[RuleModule, ...] = (
+    model,
+    parallelism,
+    experts,
+    latent_attention,
+    multi_token,
+    context_parallel,
+    batch,
+    recompute,
+    schedule,
+    optimizer,
+    data,
+    precision,
+    cuda_graphs,
+    checkpoint,
+    logging,
+    evaluation,
 )
-"""Rules about keys of the section `model` that contradict each other."""
+"""Causes precede consequences, because the trainer reports only the first violation."""
+
+ERRORS = tuple(rule for module in MODULES for rule in module.RULES)
+WARNINGS = tuple(rule for module in MODULES for rule in module.WARNINGS)
+OF_MODEL = tuple(rule for module in MODULES for rule in module.OF_MODEL)
 
 
 def vocabulary_is_known(facts: Facts) -> Iterator[Problem]:
@@ -189,16 +190,15 @@ def _with_value(facts: Facts, violation: Problem) -> str:
 
 
 def _sentence(facts: Facts, violation: Problem, rules: Sequence[Rule]) -> str:
+    sentence = f"{_with_value(facts, violation)} {violation.reason}"
     advice = " or ".join(filter(None, (_repair(facts, violation, rules), violation.advice)))
-    return (
-        f"{_with_value(facts, violation)} {violation.reason}{advice and f'. {advice[0].upper()}{advice[1:]}'}"
-    )
+    return f"{sentence}. {advice[0].upper()}{advice[1:]}" if advice else sentence
 
 
 def _repair(facts: Facts, violation: Problem, rules: Sequence[Rule]) -> str:
     """The first candidate with which no rule is violated; empty if there is none."""
     for value in violation.candidates:
         changed = facts.with_value(violation.path, value)
-        if not any(True for rule in rules for _ in rule(changed)):
+        if all(next(rule(changed), None) is None for rule in rules):
             return f"use {json.dumps(value)}"
     return ""

@@ -133,3 +133,5 @@ RULES: tuple[Rule, ...] = (
     evaluation_has_work,
 )
 WARNINGS: tuple[Rule, ...] = (final_checkpoint_is_evaluated, tasks_have_data)
+
+OF_MODEL: tuple[Rule, ...] = ()

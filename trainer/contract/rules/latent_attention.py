@@ -120,3 +120,7 @@ RULES: tuple[Rule, ...] = (
     windows_of_latent_attention_are_on_one_rank,
     latent_attention_exchanges_around_a_ring,
 )
+
+WARNINGS: tuple[Rule, ...] = ()
+
+OF_MODEL: tuple[Rule, ...] = ()

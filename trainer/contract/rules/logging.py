@@ -75,3 +75,7 @@ RULES: tuple[Rule, ...] = (
     memory_history_needs_profile,
     names_in_wandb_need_project,
 )
+
+WARNINGS: tuple[Rule, ...] = ()
+
+OF_MODEL: tuple[Rule, ...] = ()

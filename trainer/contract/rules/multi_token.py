@@ -128,3 +128,5 @@ RULES: tuple[Rule, ...] = (
     mtp_is_after_a_layer_of_the_user,
     mtp_has_no_communication_overlap,
 )
+
+WARNINGS: tuple[Rule, ...] = ()

@@ -79,3 +79,5 @@ def _is_scaled(facts: Facts) -> bool:
 RULES: tuple[Rule, ...] = (rate_is_possible, groups_match_parameters)
 
 WARNINGS: tuple[Rule, ...] = (rate_is_usual,)
+
+OF_MODEL: tuple[Rule, ...] = ()

@@ -305,3 +305,7 @@ RULES: tuple[Rule, ...] = (
     param_gather_overlap_needs_grad_reduce_overlap,
     tensor_parallel_overlap_needs_sequence_parallel,
 )
+
+WARNINGS: tuple[Rule, ...] = ()
+
+OF_MODEL: tuple[Rule, ...] = ()

@@ -218,3 +218,5 @@ RULES: tuple[Rule, ...] = (
 )
 
 WARNINGS: tuple[Rule, ...] = (bf16_is_as_fast,)
+
+OF_MODEL: tuple[Rule, ...] = ()

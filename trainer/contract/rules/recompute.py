@@ -185,3 +185,7 @@ RULES: tuple[Rule, ...] = (
     modules_can_be_recomputed,
     delayed_scaling_keeps_outputs,
 )
+
+WARNINGS: tuple[Rule, ...] = ()
+
+OF_MODEL: tuple[Rule, ...] = ()

@@ -142,3 +142,7 @@ RULES: tuple[Rule, ...] = (
     wsd_decay_follows_warmup,
     schedule_is_an_import_path,
 )
+
+WARNINGS: tuple[Rule, ...] = ()
+
+OF_MODEL: tuple[Rule, ...] = ()
