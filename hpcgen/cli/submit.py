@@ -174,10 +174,9 @@ def _show_run(plan: Plan, arguments: str) -> None:
     """
     from hpcgen.report.curve import draw_png, draw_text, read_curve
     from hpcgen.slurm.run_directory import sharing
-    from trainer.contract.files.run_directory import RunDirectory
 
     run_dir = Path(plan.config.paths.run_dir)
-    curve = read_curve(run_dir / RunDirectory.METRICS)
+    curve = read_curve(run_dir)
     click.echo(draw_text(curve))
     with sharing(plan):
         picture = draw_png(curve, run_dir / "loss.png", title=plan.config.name)

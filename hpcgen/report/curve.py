@@ -9,6 +9,7 @@ from hpcgen.files import private_file, publish
 from hpcgen.report.history import decode, number_or_none
 from hpcgen.text import counted, harmless
 from trainer.contract.files.regular_file import open_regular
+from trainer.contract.files.run_directory import RunDirectory
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 
@@ -21,11 +22,11 @@ class Curve:
     evaluations: dict[str, dict[int, float]]
 
 
-def read_curve(metrics: Path) -> Curve:
-    """Reads the curve from a metrics.jsonl and ignores damaged lines, such as an incomplete last one."""
+def read_curve(run_dir: Path) -> Curve:
+    """Reads the curve from a run's metrics and ignores damaged lines, such as an incomplete last one."""
     train: dict[int, float] = {}
     evaluations: dict[str, dict[int, float]] = {}
-    with open_regular(metrics) as file:
+    with open_regular(run_dir / RunDirectory.METRICS) as file:
         for event in filter(None, map(decode, file)):
             loss = number_or_none(event.get("loss"))
             if loss is None:

@@ -14,6 +14,7 @@ from trainer.contract.config.resolve import resolve
 from trainer.contract.errors import TrainerError
 from trainer.contract.files.run_directory import RunDirectory
 from trainer.contract.rules.engine import SAMPLES, require
+from trainer.data.progress import of_next_attempt
 from trainer.data.single_process import config_parser, single_process_group
 from trainer.distributed import device
 from trainer.metrics.console import quiet_libraries
@@ -45,7 +46,6 @@ def main() -> int:
 def _build(config: configuration.TrainerConfig) -> None:
     # This imports megatron.core, so it must come after `device.prepare`.
     from trainer.data.datasets import build_index, log_to_stdout
-    from trainer.data.progress import of_next_attempt
 
     run = RunDirectory.of(config)
     run.refuse_foreign_links()

@@ -18,6 +18,7 @@ from trainer.contract.config import (
 )
 from trainer.contract.config.resolve import resolve
 from trainer.contract.errors import TrainerError
+from trainer.distributed import device
 from trainer.huggingface.source import Source
 
 TOLERANCE = 1e-5
@@ -52,8 +53,6 @@ def compare(source: Source, directory: Path) -> str:
 
 def trainer_logits(source: Source, prompts: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """Logits [prompt, position, padded vocabulary] of the trainer's model in fp32, with weights rounded to `dtype`."""
-    from trainer.distributed import device
-
     device.prepare("cpu")
     with warnings.catch_warnings():  # megatron.core and torch warn of what concerns their own code
         warnings.simplefilter("ignore")

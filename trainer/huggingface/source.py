@@ -11,6 +11,7 @@ from trainer.contract.config.resolve import resolve_model
 from trainer.contract.errors import TrainerError
 from trainer.contract.files import checkpoint_files
 from trainer.contract.files.checkpoint_files import FORMAT
+from trainer.distributed import device
 
 
 @dataclass(frozen=True)
@@ -73,8 +74,6 @@ def with_vocabulary(source: Source, vocab_size: int | None) -> Source:
 
 def _read_foreign(path: Path) -> dict[str, Any]:
     """The sections of a checkpoint of Megatron-LM, from its arguments."""
-    from trainer.distributed import device
-
     device.prepare("cpu")
     from trainer.checkpoint import foreign  # imports megatron.core, so it must come after `device.prepare`
 

@@ -16,10 +16,11 @@ from trainer.contract.config.resolve import resolve
 from trainer.contract.errors import TrainerError
 from trainer.contract.files.run_directory import publish
 from trainer.contract.memory_test import MemoryTestConfig, StageMemory
+from trainer.contract.model.batch_size import Batches
 from trainer.contract.model.layout import model_parallel_size
 from trainer.distributed import device, one_rank
 from trainer.distributed.rendezvous import Ranks, select_gpu
-from trainer.metrics.console import quiet_libraries
+from trainer.metrics.console import Log, quiet_libraries
 
 STEPS = 3
 """Number of steps to run once CUDA graphs are recorded. The optimizer's state exists after the first step. The last
@@ -109,10 +110,8 @@ def measure(config: TrainerConfig, ranks: Ranks) -> dict[str, float | str | None
     """
     one_rank.replace_collectives()
     # These import megatron.core, so they must come after `device.prepare` and the line above.
-    from trainer.contract.model.batch_size import Batches
     from trainer.data.loader import data_iterators, num_microbatches
     from trainer.distributed import groups
-    from trainer.metrics.console import Log
     from trainer.metrics.timers import Timers
     from trainer.model.cuda_graphs import WARMUP_STEPS, LayerGraphs
     from trainer.step import Vote, train_step
