@@ -1,4 +1,4 @@
-"""What checks of nodes expect: properties on the host, and the bandwidth of an all-reduce."""
+"""Thresholds of node checks: properties of a host, and the bandwidth of an all-reduce."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ KEY=1 env -u OTHER outer 'a b' "$value"
 
 
 def in_the_file(places: tuple[Any, ...]) -> Iterator[Any]:
-    """Those that are not in the text of a `bash -c`, which is read only with values."""
+    """The places outside the text of a `bash -c`, which is read only with values."""
     return (place for place in places if place.outer is None)
 
 

@@ -299,7 +299,7 @@ WITHOUT_KEY = {
     "model.vocab_size": ["model.vocab_size: null -> 10"],
     "data.datasets": ["data.datasets: [] -> " + show(SAVED["data"]["datasets"])],
 }
-"""What differs from a record that lacks a key: only the keys that `run` sets, and what older versions computed."""
+"""Differences from a record that lacks a key: only the keys that `run` sets, and what older versions computed."""
 
 
 @pytest.mark.parametrize("section", hyperparameters.SECTIONS)

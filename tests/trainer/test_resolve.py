@@ -313,7 +313,7 @@ def changed(directory: Path, **changes: Any) -> TrainerConfig:
 
 
 def refused(directory: Path, **changes: Any) -> list[str]:
-    """What the trainer says of a configuration that breaks a rule."""
+    """The trainer's message about a configuration that breaks a rule."""
     with pytest.raises(ConfigError) as error:
         require(changed(directory, **changes))
     return [str(error.value)]

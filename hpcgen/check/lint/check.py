@@ -32,7 +32,7 @@ class Finding:
     rule: str
     severity: Severity
     problem: Problem
-    """What is wrong, and the correction as its hint."""
+    """The mistake. Its hint is the correction."""
     also: tuple[int, ...] = ()
     """Other lines with the same mistake."""
 

@@ -1,4 +1,4 @@
-"""What the walker has found so far in a script."""
+"""Facts about a script that the walker has collected so far."""
 
 from __future__ import annotations
 
