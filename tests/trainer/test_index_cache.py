@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import os
 import pickle
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from tests.trainer.runs import ROOT, environment, write_corpus
 from trainer.contract import config as configuration
 from trainer.contract.config import TrainerConfig
 from trainer.data.datasets import build_datasets
+from trainer.data.index_files import Index, complete
 
 SAMPLES = 24
 
@@ -212,6 +215,33 @@ def test_an_index_with_code_in_it_is_never_loaded(
     assert "document_index.npy is not an array of numbers" in start.text
     assert start.samples == undisturbed.samples
     assert not planted.directory.exists()
+
+
+def test_indices_are_checked_while_the_cyclic_gc_lets_other_threads_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python 3.11 fails if two threads parse at once, as numpy does with each header."""
+
+    def index(key: str) -> Index:
+        return Index(
+            key, key, ("a.npy",), None, lambda made: numpy.save(made / f"{key}-a.npy", numpy.arange(5))
+        )
+
+    indices = [index(f"index{number}") for number in range(200)]
+    said: list[str] = []
+    complete(indices, tmp_path, said.append)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: range(4))
+    threshold = gc.get_threshold()
+    gc.freeze()
+    gc.callbacks.append(lambda *arguments: time.sleep(0))
+    gc.set_threshold(5)
+    try:
+        complete(indices, tmp_path, said.append)
+    finally:
+        gc.set_threshold(*threshold)
+        gc.callbacks.pop()
+        gc.unfreeze()
+    assert "200 of 200 indices" in said[-1]
 
 
 def test_an_index_left_incomplete_by_megatron_is_not_used(wanted: TrainerConfig, tmp_path: Path) -> None:

@@ -78,7 +78,12 @@ def complete(indices: Sequence[Index], directory: Path, log: LogLine) -> None:
     _remove_leftovers(directory)
     started = time.monotonic()
     with ThreadPoolExecutor(min(MAX_THREADS, len(os.sched_getaffinity(0)))) as threads:
-        faults = list(threads.map(lambda index: fault(index, directory), indices))
+        faults = list(threads.map(lambda index: _fault_in_bytes(index, directory), indices))
+    # Not in the threads: numpy parses the header of a file as Python, which Python 3.11 cannot do in two threads at
+    # once (SystemError: AST constructor recursion depth mismatch).
+    faults = [
+        problem or _fault_in_content(index, directory) for index, problem in zip(indices, faults, strict=True)
+    ]
     valid = [index for index, problem in zip(indices, faults, strict=True) if problem is None]
     if valid:
         seconds, size = time.monotonic() - started, _size(valid, directory)
@@ -93,11 +98,8 @@ def complete(indices: Sequence[Index], directory: Path, log: LogLine) -> None:
         _build_all(missing, directory, log)
 
 
-def fault(index: Index, directory: Path) -> Problem | None:
-    """The problem with which the index in `directory` cannot be used; None if it is valid.
-
-    Reads all of its files, and the .idx file that it was made from.
-    """
+def _fault_in_bytes(index: Index, directory: Path) -> Problem | None:
+    """Why an index cannot be used; None if its files are as its record says. Reads them and the .idx file."""
     title = f"the index for {index.title}"
     try:
         record = _read_record(directory / index.record)
@@ -116,8 +118,16 @@ def fault(index: Index, directory: Path) -> Problem | None:
             return Problem(title, f"lacks its file {name}")
         if identity != record["files"].get(name):
             return Problem(title, f"is damaged: {name} was changed after it was written")
+    return None
+
+
+def _fault_in_content(index: Index, directory: Path) -> Problem | None:
+    """Why the recorded files of an index cannot be used; None if they can."""
+    for name in index.names:
         if name.endswith(".npy") and not _is_of_numbers(directory / name):
-            return Problem(title, f"cannot be trusted: {name} is not an array of numbers")
+            return Problem(
+                f"the index for {index.title}", f"cannot be trusted: {name} is not an array of numbers"
+            )
     return None
 
 
