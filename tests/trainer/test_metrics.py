@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import fcntl
 import gzip
@@ -257,14 +256,13 @@ def test_the_load_of_experts_is_drawn_for_each_layer(corpus: str, tmp_path: Path
 
 
 @pytest.mark.process
-def test_each_step_is_in_a_line_whatever_the_interval(config: dict[str, Any], tmp_path: Path) -> None:
+def test_each_step_is_in_a_line_whatever_the_interval(config: dict[str, Any], single_gpt: Run) -> None:
     """An attempt that resumes from a checkpoint has not seen earlier steps that are in no line yet."""
-    each = finished(copy.deepcopy(config))
-    config |= {"run_dir": str(tmp_path / "seldom"), "checkpoint": {"save_interval": 3}}
+    config["checkpoint"] = {"save_interval": 3}
     config["logging"] |= {"log_interval": 4}
     lines = [event for event in finished(config).events if event["event"] == "step"]
     assert [(line["iteration"], line["steps"]) for line in lines] == [(3, 3), (4, 1), (6, 2)]
-    assert lines[0]["loss"] == pytest.approx(statistics.fmean(step[1] for step in each.steps[:3]))
+    assert lines[0]["loss"] == pytest.approx(statistics.fmean(step[1] for step in single_gpt.steps[:3]))
 
 
 def test_a_full_disk_for_tensorboard_does_not_end_training(

@@ -268,11 +268,11 @@ def test_members_are_pickled_by_value() -> None:
 
 
 def crosses_over(there: Python, config: dict[str, Any], single: Run, stop: Path) -> Run:
-    """A run that changes from another Python to this one and back."""
+    """A run that changes from this Python to another one and back."""
     stop.touch()
-    there.finished(config, "--stop-file", str(stop))
     finished(config, "--stop-file", str(stop))
-    result = there.finished(config)
+    there.finished(config, "--stop-file", str(stop))
+    result = finished(config)
     assert result.steps == single.steps
     for iteration in (1, 2, 6):
         written = result.checkpoints / f"iter_{iteration:07d}" / INDEX

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import signal
 from pathlib import Path
@@ -41,6 +42,21 @@ def saved_often(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> Run:
     return finished(
         gpt_config(corpus, tmp_path_factory.mktemp("often")) | {"checkpoint": {"save_interval": 2}}
     )
+
+
+@pytest.fixture(scope="module")
+def one_step(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The run of single_gpt, stopped after its first step."""
+    directory = tmp_path_factory.mktemp("stopped")
+    (directory / "stop").touch()
+    return finished(gpt_config(corpus, directory / "run"), "--stop-file", str(directory / "stop"))
+
+
+@pytest.fixture
+def stopped(one_step: Run, config: dict[str, Any]) -> Run:
+    """A copy of this run in the directory of the test."""
+    directory = Path(shutil.copytree(one_step.directory, config["run_dir"]))
+    return dataclasses.replace(one_step, directory=directory)
 
 
 @pytest.fixture
@@ -180,22 +196,21 @@ def test_fewer_steps_than_are_done_are_refused(config: dict[str, Any], single_gp
 
 
 def test_a_finished_run_whose_checkpoints_are_gone_is_not_trained_again(config: dict[str, Any]) -> None:
+    config["training"]["train_iters"] = 2
     first = finished(config)
     shutil.rmtree(first.checkpoints)
-    assert "iteration 6 is done, nothing to do" in finished(config).log
+    assert "iteration 2 is done, nothing to do" in finished(config).log
     config["training"]["seed"] = 7
     again = run(config)
     assert again.statuses == (2,)
-    assert "DONE says that iteration '6' was the last" in again.log
+    assert "DONE says that iteration '2' was the last" in again.log
     assert again.steps == first.steps
 
 
 def test_load_is_where_a_run_without_checkpoints_starts(
-    config: dict[str, Any], single_gpt: Run, stopped_at_once: str, tmp_path: Path
+    config: dict[str, Any], single_gpt: Run, one_step: Run
 ) -> None:
-    finished(config, "--stop-file", stopped_at_once)
-    config["checkpoint"] = {"load": str(Path(config["run_dir"]) / "checkpoints")}
-    config["run_dir"] = str(tmp_path / "second")
+    config["checkpoint"] = {"load": str(one_step.checkpoints)}
     second = finished(config)
     assert second.steps == single_gpt.steps[1:]
     assert second.saved_iteration == "6"
@@ -224,29 +239,26 @@ def test_a_broken_checkpoint_is_skipped(config: dict[str, Any], single_gpt: Run,
     assert_same_checkpoint(second.checkpoints / "iter_0000006", single_gpt.checkpoints / "iter_0000006")
 
 
-def test_a_run_that_saved_once_never_starts_from_zero(config: dict[str, Any], stopped_at_once: str) -> None:
-    first = finished(config, "--stop-file", stopped_at_once)
-    (first.checkpoints / "iter_0000001" / ".metadata").unlink()
+def test_a_run_that_saved_once_never_starts_from_zero(config: dict[str, Any], stopped: Run) -> None:
+    (stopped.checkpoints / "iter_0000001" / ".metadata").unlink()
     second = run(config)
     assert second.statuses == (2,)
     assert "iter_0000001" in second.log
     assert "set checkpoint.discard_up_to: 1, or use another paths.run_dir" in second.log
-    assert second.steps == first.steps
+    assert second.steps == stopped.steps
     assert not (second.directory / "DONE").exists()
 
 
-def test_a_checkpoint_of_another_shape_is_refused(config: dict[str, Any], stopped_at_once: str) -> None:
-    finished(config, "--stop-file", stopped_at_once)
+@pytest.mark.usefixtures("stopped")
+def test_a_checkpoint_of_another_shape_is_refused(config: dict[str, Any]) -> None:
     config["model"]["hidden_size"] = 32
     result = run(config)
     assert result.statuses == (2,)
     assert "belongs to another model: model.hidden_size: 64 -> 32" in result.log
 
 
-def test_the_learning_rate_of_the_configuration_wins_over_the_checkpoints(
-    config: dict[str, Any], stopped_at_once: str
-) -> None:
-    finished(config, "--stop-file", stopped_at_once)
+@pytest.mark.usefixtures("stopped")
+def test_the_learning_rate_of_the_configuration_wins_over_the_checkpoints(config: dict[str, Any]) -> None:
     config["optimizer"] |= {"lr": 1e-4, "lr_decay_style": "constant"}
     config["checkpoint"] = {"changed": ["optimizer.lr", "optimizer.min_lr", "optimizer.lr_decay_style"]}
     assert [lr for *_, lr in finished(config).steps[1:]] == [1e-4] * 5
@@ -276,10 +288,8 @@ def test_checkpoints_load_as_core_describes_them(single_gpt: Run) -> None:
     assert common["checkpoint_version"] == 3.0
 
 
-def test_a_changed_batch_would_read_other_samples_and_is_refused(
-    config: dict[str, Any], stopped_at_once: str
-) -> None:
-    finished(config, "--stop-file", stopped_at_once)
+@pytest.mark.usefixtures("stopped")
+def test_a_changed_batch_would_read_other_samples_and_is_refused(config: dict[str, Any]) -> None:
     config["training"]["global_batch_size"] = 8
     result = run(config)
     assert result.statuses == (2,)
@@ -341,8 +351,9 @@ def test_a_directory_to_start_from_must_hold_a_checkpoint(config: dict[str, Any]
 
 def test_older_checkpoints_are_removed_when_asked(config: dict[str, Any]) -> None:
     config["checkpoint"] = {"save_interval": 1, "keep_last": 2}
+    config["training"]["train_iters"] = 3
     result = finished(config)
-    assert sorted(path.name for path in result.checkpoints.glob("iter_*")) == ["iter_0000005", "iter_0000006"]
+    assert sorted(path.name for path in result.checkpoints.glob("iter_*")) == ["iter_0000002", "iter_0000003"]
 
 
 def test_two_runs_in_one_directory_are_refused(config: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,16 @@ def ignore(line: str) -> None:
     """Discards a progress line."""
 
 
+@dataclass(frozen=True)
+class Converted:
+    """A model of transformers with its logits, the checkpoint made from it, and the export of that."""
+
+    original: Path
+    checkpoint: Path
+    exported: Path
+    logits: torch.Tensor
+
+
 def convert(case: str, tmp_path: Path, dtype: torch.dtype = torch.float32) -> tuple[Path, Path, Path]:
     """The original, the checkpoint made from it, and the export of that."""
     original = save_model(case, tmp_path / "original", dtype)
@@ -45,25 +56,27 @@ def convert(case: str, tmp_path: Path, dtype: torch.dtype = torch.float32) -> tu
     return original, checkpoint, tmp_path / "exported"
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_import_and_export_change_nothing(case: str, tmp_path: Path) -> None:
+@pytest.fixture(scope="module", params=CASES)
+def converted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Converted:
+    original, checkpoint, exported = convert(request.param, tmp_path_factory.mktemp("converted"))
+    return Converted(original, checkpoint, exported, huggingface_logits(original))
+
+
+def test_import_and_export_change_nothing(converted: Converted) -> None:
     from transformers import AutoConfig
 
-    original, _, exported = convert(case, tmp_path)
+    original, exported = converted.original, converted.exported
     assert_same_weights(exported, original)
     before, after = (AutoConfig.from_pretrained(path).to_dict() for path in (original, exported))
     assert after["architectures"] == before["architectures"]
     differing = {key for key in before if before[key] != after.get(key)} - NOT_MODEL - NOT_HERE
     assert differing <= {key for key in ("n_inner", "head_dim") if before.get(key, 0) is None}
-    assert torch.equal(huggingface_logits(exported), huggingface_logits(original))
+    assert torch.equal(huggingface_logits(exported), converted.logits)
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_the_trainer_computes_what_transformers_computes(case: str, tmp_path: Path) -> None:
-    original = save_model(case, tmp_path / "original")
-    import_model(original, tmp_path / "imported", ignore)
-    expected = huggingface_logits(original)
-    found = trainer_logits(read_source(tmp_path / "imported" / "iter_0000000"), prompts())
+def test_the_trainer_computes_what_transformers_computes(converted: Converted) -> None:
+    expected = converted.logits
+    found = trainer_logits(read_source(converted.checkpoint), prompts())
     assert found.shape[-1] == 384
     error = (found[..., : expected.shape[-1]] - expected).abs().max() / expected.abs().max()
     assert error <= TOLERANCE
