@@ -101,7 +101,7 @@ DAMAGES: tuple[Callable[[Path, random.Random], None], ...] = (flip, cut, zero, l
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("times", [50, pytest.param(500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("times", [25, pytest.param(500, marks=pytest.mark.slow)])
 def test_damaged_checkpoints_are_never_loaded(times: int, saved: Saved, tmp_path: Path) -> None:
     rng = random.Random(times)
     for _ in range(times):

@@ -171,9 +171,9 @@ def refusal(facts: Facts) -> str:
 def test_core_builds_what_the_rules_accept() -> None:
     """Core refuses many of these runs, so a missing rule would show."""
     source = random.Random(17)
-    runs = [random_run(source) for _ in range(400)]
+    runs = [random_run(source) for _ in range(200)]
     refusals = [refusal(facts) for facts in runs]
     accepted = [not check(facts)[0] for facts in runs]
     assert [why for why, is_accepted in zip(refusals, accepted, strict=True) if why and is_accepted] == []
-    assert sum(accepted) > 100
-    assert sum(map(bool, refusals)) > 100
+    assert sum(accepted) > 50
+    assert sum(map(bool, refusals)) > 50

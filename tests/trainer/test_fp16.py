@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from tests.trainer.runs import LLAMA, Run, finished, gpt_config, run
+from tests.trainer.runs import GPT, LLAMA, Run, finished, gpt_config, run
 
 pytestmark = pytest.mark.process
 
 FP16 = {"precision": "fp16"}
-SCALING = {"initial_loss_scale": 2.0**19, "hysteresis": 2, "loss_scale_window": 2, "lr_decay_iters": 10}
+SCALING = {"initial_loss_scale": 2.0**20, "hysteresis": 2, "loss_scale_window": 2, "lr_decay_iters": 10}
 
 
 def fp16(corpus: str, run_dir: Path, **training: Any) -> dict[str, Any]:
-    config = gpt_config(corpus, run_dir)
+    config = gpt_config(corpus, run_dir, GPT | {"num_layers": 2})
     config["training"] |= FP16 | {"train_iters": 10, "micro_batch_size": 1, "global_batch_size": 2} | training
     config["optimizer"] |= SCALING
     return config
@@ -42,7 +42,7 @@ def test_the_scale_halves_until_gradients_fit_and_then_grows(undisturbed: Run) -
     overflows = left_out.index(False)
     assert overflows > 2  # hysteresis: the first overflow lowers nothing
     scales = [scale for _, scale, _, _ in found]
-    assert scales[:overflows] == [2.0**19, *(2.0 ** (19 - n) for n in range(overflows - 1))]
+    assert scales[:overflows] == [2.0**20, *(2.0 ** (20 - n) for n in range(overflows - 1))]
     assert scales[overflows + 2] == 2 * scales[overflows]  # the window: two steps that fit
     assert [has_norm for *_, has_norm in found] == [not skipped for skipped in left_out]
 
@@ -66,9 +66,9 @@ def test_experts_of_their_own_ranks_have_the_same_scale(corpus: str, tmp_path: P
 
     def norms(name: str, world_size: int) -> list[float | None]:
         config = fp16(corpus, tmp_path / name, train_iters=3)
-        config["model"] = LLAMA | {"num_moe_experts": 4, "moe_ffn_hidden_size": 48}
+        config["model"] = LLAMA | {"num_layers": 2, "num_moe_experts": 4, "moe_ffn_hidden_size": 48}
         config["world_size"], config["parallelism"] = world_size, {"expert_model_parallel_size": world_size}
-        config["optimizer"] |= {"initial_loss_scale": 2.0**18, "hysteresis": 1}
+        config["optimizer"] |= {"initial_loss_scale": 2.0**19, "hysteresis": 1}
         return [event["grad_norm"] for event in finished(config).events if event["event"] == "step"]
 
     alone, together = norms("alone", 1), norms("together", 2)

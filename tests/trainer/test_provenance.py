@@ -109,8 +109,8 @@ def test_generation_with_other_code_than_in_training_warns(tmp_path: Path, corpu
     )
     (tmp_path / "size_of_mine.py").write_text("SIZE = 1\n")
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "ab"}\n')
-    config = gpt_config(corpus, tmp_path / "run")
-    config["model"] |= {"vocab_size": 1000, "layer_spec": f"{tmp_path}/layers_of_mine.py:layers"}
+    config = gpt_config(corpus, tmp_path / "run", SMALL)
+    config["model"] |= {"layer_spec": f"{tmp_path}/layers_of_mine.py:layers"}
     config["training"]["train_iters"] = 2
     finished(config)
     generate = (
@@ -135,7 +135,7 @@ def test_the_commit_of_the_code_is_recorded(tmp_path: Path, corpus: str) -> None
     for command in (("init", "--quiet"), ("add", "rates.py"), ("commit", "--quiet", "--message=rates")):
         subprocess.run((*git, *command), check=True)
     (tmp_path / "rates.py").write_text(SCHEDULE.format(rate="2e-3"))
-    config = gpt_config(corpus, tmp_path / "run")
+    config = gpt_config(corpus, tmp_path / "run", SMALL)
     config["optimizer"] |= {"lr_schedule": f"{tmp_path}/rates.py:rate", "lr_warmup_iters": 0}
     config["training"]["train_iters"] = 1
     ended = finished(config)
@@ -211,7 +211,7 @@ def test_a_copied_corpus_is_read_by_all_ranks_and_accepted(tmp_path: Path) -> No
     prefix = tmp_path / "own"
     write_corpus(prefix, documents=60)
     describe_as_hpcgen_does(prefix)
-    config = gpt_config(str(prefix), tmp_path / "run") | {"world_size": 2}
+    config = gpt_config(str(prefix), tmp_path / "run", SMALL) | {"world_size": 2}
     config["training"]["train_iters"] = 2
     (tmp_path / "stop").touch()
     finished(config, "--stop-file", str(tmp_path / "stop"))

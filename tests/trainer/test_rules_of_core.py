@@ -25,7 +25,7 @@ from trainer.model.kernels import Kernels
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Megatron-Core warns about its own defaults
 
-RANKS, RUNS = 16, 1500
+RANKS, RUNS = 16, 750
 ENGINE = Kernels("2.8", "Transformer Engine", "te", None, on_gpu=True, grouped_gemm=True)
 TINY = {
     "model__num_layers": 8,
@@ -191,4 +191,4 @@ def test_core_builds_what_the_rules_accept(monkeypatch: pytest.MonkeyPatch) -> N
     assert [why for facts in accepted if (why := refusal(facts))] == []
     assert len(accepted) > RUNS / 10
     others = [facts for facts in runs if not accepts(facts)]
-    assert sum(bool(refusal(facts)) for facts in others[:200]) > 50
+    assert sum(bool(refusal(facts)) for facts in others[:100]) > 25

@@ -24,7 +24,7 @@ from megatron.core.transformer.transformer_layer import TransformerLayer
 class SlowLayer(TransformerLayer):
     def forward(self, *args, **kwargs):
         if os.environ["RANK"] == os.environ["SLOW_RANK"]:
-            time.sleep(0.2)  # many times a step, however busy the cores are
+            time.sleep(0.1)  # many times a step, however busy the cores are
         return super().forward(*args, **kwargs)
 
 def layers(core, vp_stage, usual):

@@ -57,8 +57,8 @@ def continued(model: Model, prompts: list[str], **options: Any) -> list[Completi
 @pytest.mark.parametrize(
     ("name", "number", "count"),
     [
-        ("llama", 10, 40),
-        *((name, 4, 24) for name in FAMILIES if name != "llama"),
+        ("llama", 9, 30),
+        *((name, 3, 24) for name in FAMILIES if name != "llama"),
     ],
 )
 def test_greedy_tokens_are_those_of_transformers(name: str, number: int, count: int) -> None:
