@@ -98,7 +98,11 @@ def assert_same_curve(found: Run, reference: Run) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize(("layout", "world_size"), LAYOUTS)
+@pytest.mark.parametrize(
+    ("layout", "world_size"),
+    # documents with a window train at CP2 below, and those with MTP at PP2 in test_mtp_documents.py
+    [LAYOUTS[0], *(pytest.param(*each.values, id=each.id, marks=pytest.mark.slow) for each in LAYOUTS[1:])],
+)
 def test_documents_train_alike_at_every_layout(
     layout: dict[str, Any], world_size: int, short_documents: str, tmp_path: Path, single: Run
 ) -> None:
@@ -136,7 +140,7 @@ MLA = LLAMA | {
     ("model", "layout"),
     [
         pytest.param(MLA, TP2_SP, id="MLA-TP2+SP", marks=pytest.mark.slow),
-        pytest.param(MLA, CP2, id="MLA-CP2"),
+        pytest.param(MLA, CP2, id="MLA-CP2", marks=pytest.mark.slow),
         pytest.param(MOE, CP2, id="MoE-CP2", marks=pytest.mark.slow),
         pytest.param(MOE, {"expert_model_parallel_size": 2}, id="MoE-EP2", marks=pytest.mark.slow),
     ],

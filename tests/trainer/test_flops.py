@@ -71,11 +71,17 @@ def test_pairs_are_those_below_the_diagonal_of_each_document() -> None:
 @pytest.mark.parametrize(
     ("model", "layout", "world_size"),
     [
-        pytest.param(GPT, {}, 1, id="one"),
+        pytest.param(GPT, {}, 1, id="one", marks=pytest.mark.slow),
         pytest.param(
             QWEN, {"context_parallel_size": 2, "pipeline_model_parallel_size": 2}, 4, id="window-PP2xCP2"
         ),
-        pytest.param(MLA, {"tensor_model_parallel_size": 2, "sequence_parallel": True}, 4, id="MLA-TP2xDP2"),
+        pytest.param(
+            MLA,
+            {"tensor_model_parallel_size": 2, "sequence_parallel": True},
+            4,
+            id="MLA-TP2xDP2",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_run_counts_the_attention_within_documents(

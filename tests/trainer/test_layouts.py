@@ -39,7 +39,7 @@ def assert_same_curve(steps: list[tuple[float, ...]], reference: Run) -> None:
     ("layout", "world_size"),
     [
         pytest.param(TP2 | PP2, 4, id="TP2xPP2", marks=pytest.mark.slow),
-        pytest.param(TP2 | {"sequence_parallel": True}, 2, id="TP2+SP"),
+        pytest.param(TP2 | {"sequence_parallel": True}, 2, id="TP2+SP", marks=pytest.mark.slow),
         pytest.param(VPP2, 2, id="VPP2", marks=pytest.mark.slow),
         pytest.param(VPP2 | {"pipeline_model_parallel_layout": "Ett|t|t|L"}, 2, id="VPP2-layout"),
         pytest.param(
@@ -52,7 +52,7 @@ def assert_same_curve(steps: list[tuple[float, ...]], reference: Run) -> None:
         pytest.param(TP2 | CP2, 4, id="TP2xCP2", marks=pytest.mark.slow),
         pytest.param(PP2 | CP2, 4, id="PP2xCP2", marks=pytest.mark.slow),
         pytest.param(PP2 | OVERLAP, 4, id="PP2xDP2+overlap", marks=pytest.mark.slow),
-        pytest.param(OVERLAP | INSTANCES, 2, id="DP2+instances"),
+        pytest.param(OVERLAP | INSTANCES, 2, id="DP2+instances", marks=pytest.mark.slow),
         pytest.param(PP2 | CP2 | INSTANCES, 4, id="PP2xCP2+instances", marks=pytest.mark.slow),
         pytest.param(PP2 | OVERLAP | INSTANCES, 4, id="PP2xDP2+overlap+instances"),
         pytest.param(VPP2 | OVERLAP | INSTANCES, 4, id="VPP2xDP2+overlap+instances", marks=pytest.mark.slow),
@@ -65,20 +65,19 @@ def test_a_gpt_trains_alike_at_every_layout(
 
 
 def test_evaluations_and_saves_between_overlapped_steps_change_nothing(
-    config: dict[str, Any], single_gpt: Run
+    config: dict[str, Any], single_gpt: Run, tmp_path: Path
 ) -> None:
-    config["checkpoint"] = {"save_interval": 2}
-    assert_same_curve(train_at(OVERLAP, 2, config, eval_iters=1, eval_interval=3), single_gpt)
-
-
-def test_evaluations_are_alike_with_overlap(config: dict[str, Any], tmp_path: Path) -> None:
     """An evaluation between overlapped steps must see gathered parameters."""
     config["training"] |= {"eval_iters": 1, "eval_interval": 2}
     alone = finished(config).evaluations
     config |= {"world_size": 2, "parallelism": OVERLAP, "run_dir": str(tmp_path / "overlapped")}
-    together = finished(config).evaluations
-    assert [each[:2] for each in together] == [each[:2] for each in alone]
-    numpy.testing.assert_allclose([each[2] for each in together], [each[2] for each in alone], atol=1e-4)
+    config["checkpoint"] = {"save_interval": 3}
+    together = finished(config)
+    assert_same_curve(together.steps, single_gpt)
+    assert [each[:2] for each in together.evaluations] == [each[:2] for each in alone]
+    numpy.testing.assert_allclose(
+        [each[2] for each in together.evaluations], [each[2] for each in alone], atol=1e-4
+    )
 
 
 @pytest.mark.slow
@@ -101,7 +100,7 @@ def test_a_llama_shape_trains_alike_at_every_layout(
     ("layout", "world_size"),
     [
         pytest.param(TP2, 2, id="TP2"),
-        pytest.param(CP2, 2, id="CP2"),
+        pytest.param(CP2, 2, id="CP2", marks=pytest.mark.slow),
         pytest.param(PP2, 2, id="PP2", marks=pytest.mark.slow),
         pytest.param(TP2 | {"sequence_parallel": True}, 2, id="TP2+SP", marks=pytest.mark.slow),
         pytest.param(TP2 | CP2, 4, id="TP2xCP2", marks=pytest.mark.slow),
@@ -142,6 +141,7 @@ def test_recomputation_of_modules_changes_no_number(
     assert_same_curve(train_at(layout, world_size, config, **modules), single_llama)
 
 
+@pytest.mark.slow  # test_documents.py trains with larger microbatches
 def test_micro_batches_change_only_rounding(config: dict[str, Any], single_gpt: Run) -> None:
     assert_same_curve(train_at({}, 1, config, micro_batch_size=4), single_gpt)
 

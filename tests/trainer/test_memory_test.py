@@ -180,12 +180,13 @@ def test_it_runs_no_more_microbatches_than_are_in_flight(tmp_path: Path) -> None
     assert prepared(with_graphs).training.global_batch_size == 4096
 
 
+@pytest.mark.slow  # test_rank_memory.py compares both with the estimate
 @pytest.mark.parametrize(
     ("layout", "world_size"),
     [
         pytest.param(EP2, 2, id="EP2"),
-        pytest.param(PP2 | EP2, 4, id="PP2xEP2", marks=SLOW),
-        pytest.param(PP2 | TP2, 4, id="PP2xTP2", marks=SLOW),
+        pytest.param(PP2 | EP2, 4, id="PP2xEP2"),
+        pytest.param(PP2 | TP2, 4, id="PP2xTP2"),
     ],
 )
 def test_a_rank_alone_allocates_what_it_does_among_others(

@@ -70,7 +70,7 @@ def test_all_losses_and_norms_are_those_of_a_single_process(
 @pytest.mark.parametrize(
     "training",
     [
-        pytest.param({"micro_batch_size": 4}, id="microbatch"),
+        pytest.param({"micro_batch_size": 4}, id="microbatch", marks=pytest.mark.slow),
         pytest.param(
             {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
             id="full",

@@ -20,7 +20,7 @@ from trainer.distributed import one_rank
 RANKS = 4
 
 
-@pytest.mark.process
+@pytest.mark.slow  # test_memory_test.py trains ranks alone through the same module, without the benchmarks
 @pytest.mark.parametrize(
     ("model", "layout"),
     [
@@ -33,13 +33,11 @@ RANKS = 4
             MOE,
             {"expert_model_parallel_size": 2, "context_parallel_size": 2},
             id="ep2-cp2",
-            marks=pytest.mark.slow,
         ),
         pytest.param(
             LLAMA,
             {"tensor_model_parallel_size": 2, "sequence_parallel": True, "pipeline_model_parallel_size": 2},
             id="tp2-pp2",
-            marks=pytest.mark.slow,
         ),
     ],
 )

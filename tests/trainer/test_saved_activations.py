@@ -123,32 +123,33 @@ def selective(*modules: str) -> dict[str, Any]:
 
 UNIFORM = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
 TORCH = {"transformer_impl": "torch"}
+SLOW = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
     ("model", "training"),
     [
         pytest.param(DENSE, {}, id="dense"),
-        pytest.param(WITH_NORMS, {}, id="dense-norms"),
-        pytest.param(DENSE | ROPE, {}, id="dense-rope"),
-        pytest.param(DENSE | GROUPED, {}, id="grouped"),
+        pytest.param(WITH_NORMS, {}, id="dense-norms", marks=SLOW),
+        pytest.param(DENSE | ROPE, {}, id="dense-rope", marks=SLOW),
+        pytest.param(DENSE | GROUPED, {}, id="grouped", marks=SLOW),
         pytest.param(DENSE | GROUPED | ROPE, TORCH, id="grouped-rope"),
         pytest.param(WITH_NORMS | GROUPED | ROPE, {}, id="grouped-rope-norms"),
-        pytest.param(MOE, {}, id="experts"),
+        pytest.param(MOE, {}, id="experts", marks=SLOW),
         pytest.param(SHARED, {}, id="shared"),
         pytest.param(SHARED | {"swiglu": False}, {}, id="shared-gelu"),
-        pytest.param(MLA, {}, id="latent"),
+        pytest.param(MLA, {}, id="latent", marks=SLOW),
         pytest.param(NORMALIZED, {}, id="latent-norms"),
         pytest.param(MLA_WITH_EXPERTS, {}, id="latent-experts"),
         pytest.param(DENSE, UNIFORM, id="dense-full"),
         pytest.param(MLA_WITH_EXPERTS, UNIFORM, id="latent-experts-full"),
         pytest.param(DENSE, selective("core_attn"), id="dense-attention"),
-        pytest.param(DENSE | ROPE, selective("core_attn"), id="rope-attention"),
+        pytest.param(DENSE | ROPE, selective("core_attn"), id="rope-attention", marks=SLOW),
         pytest.param(WITH_NORMS | GROUPED | ROPE, selective("core_attn"), id="grouped-rope-norms-attention"),
         pytest.param(DENSE, TORCH | selective("mlp"), id="dense-mlp"),
         pytest.param(SHARED, selective("moe"), id="shared-moe"),
         pytest.param(MLA, selective("mla_up_proj"), id="latent-up-proj"),
-        pytest.param(MLA_WITH_EXPERTS, selective("layernorm"), id="latent-experts-layernorm"),
+        pytest.param(MLA_WITH_EXPERTS, selective("layernorm"), id="latent-experts-layernorm", marks=SLOW),
         pytest.param(
             MLA_WITH_EXPERTS, selective("moe", "layernorm", "mla_up_proj", "core_attn"), id="every-module"
         ),

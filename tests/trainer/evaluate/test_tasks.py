@@ -116,7 +116,7 @@ def test_gpt2_answers_as_with_lm_evals_own_model(tasks: Path, tmp_path: Path) ->
     ("world_size", "sizes"),
     [
         pytest.param(2, {}, id="2 replicas", marks=pytest.mark.slow),
-        pytest.param(2, {"tensor_model_parallel_size": 2}, id="TP2"),
+        pytest.param(2, {"tensor_model_parallel_size": 2}, id="TP2", marks=pytest.mark.slow),
         pytest.param(4, {"pipeline_model_parallel_size": 2}, id="PP2 x 2 replicas"),
     ],
 )

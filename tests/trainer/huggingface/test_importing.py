@@ -138,8 +138,14 @@ def assert_same_import(one: Path, other: Path, tmp_path: Path) -> None:
         assert torch.equal(found[name], tensor), name
 
 
-@pytest.mark.parametrize("is_base", [False, True], ids=["with-head", "base-model"])
-@pytest.mark.parametrize("case", ["mixtral", "qwen3-moe-with-dense-layers", "deepseek-experts"])
+@pytest.mark.parametrize(
+    ("case", "is_base"),
+    [
+        pytest.param("mixtral", True, id="mixtral-base-model"),
+        pytest.param("qwen3-moe-with-dense-layers", False, id="qwen3-moe-with-dense-layers"),
+        pytest.param("deepseek-experts", False, id="deepseek-experts"),
+    ],
+)
 def test_stacked_experts_are_imported_like_single_ones(case: str, is_base: bool, tmp_path: Path) -> None:
     """transformers 5 writes them with save_original_format=False, and from state dicts of FSDP."""
     single = save_model(case, tmp_path / "single")
