@@ -17,7 +17,7 @@ import pytest
 from hpcgen import api, load_run, plan
 from hpcgen.install.extras import missing_package, project_name, requirements
 from hpcgen.resources import SHIPPED_FOLDERS
-from tests.cli.command import listing
+from tests.cli.command import Ended, hpcgen, listing
 from tests.install.environment import link, size_in_bytes, with_needs
 from tests.recorded_run import write_checkpoint
 from tests.runs import big_run, minimal_run, write_yaml
@@ -135,19 +135,21 @@ def test_the_size_of_the_base_installation_is_documented(page: str) -> None:
     assert abs(megabytes - int(found[2])) < 1.5  # other versions and platforms have other sizes
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [WORKS[name] for name in ("render", "validate", "init", "cluster", "topology")],
-    ids=lambda arguments: arguments[0],
-)
-def test_commands_of_a_login_node_import_only_base_packages(tmp_path: Path, arguments: list[str]) -> None:
+def test_commands_of_a_login_node_import_only_base_packages(tmp_path: Path) -> None:
     """The import graph, in this environment: an import that is guarded or optional counts as well."""
     write_yaml(tmp_path / "run.yaml", big_run())
-    program = (
-        "import atexit, sys; started = set(sys.modules); from hpcgen.cli.main import main\n"
-        "atexit.register(lambda: print('\\0', *sys.modules.keys() - started, file=sys.stderr))\n"
-        f"main({arguments})"
-    )
+    commands = [WORKS[name] for name in ("render", "validate", "init", "cluster", "topology")]
+    program = f"""
+import sys
+started = set(sys.modules)
+from hpcgen.cli.main import main
+for arguments in {commands}:
+    try:
+        main(arguments)
+    except SystemExit as end:
+        assert end.code == 0, arguments
+print("\\0", *sys.modules.keys() - started, file=sys.stderr)
+"""
     environment = {**os.environ, "XDG_CONFIG_HOME": str(tmp_path)}
     found = subprocess.run(
         [sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True
@@ -160,26 +162,26 @@ def test_commands_of_a_login_node_import_only_base_packages(tmp_path: Path, argu
     assert names <= with_needs("hpcgen")
 
 
-def test_a_package_that_is_missing_among_others_is_found_before_anything_is_written(tmp_path: Path) -> None:
+def test_a_package_that_is_missing_among_others_is_found_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Units are made in worker processes: the import must fail before they start."""
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "text").mkdir()
     (tmp_path / "text/a.jsonl").write_text('{"text": "Hello world"}\n')
     corpus = {"directory": "corpus", "source": {"directory": "text"}, "num_output_files": 1}
     write_yaml(tmp_path / "run.yaml", minimal_run(data={"corpus": corpus}))
-    main = "import sys; from hpcgen.cli.main import main; main(sys.argv[1:])"
-    without = main.replace("main(sys", "sys.modules['zstandard'] = None; main(sys")
-
-    def run(program: str, command: str) -> subprocess.CompletedProcess[str]:
-        arguments = [sys.executable, "-B", "-c", program, "data", command, "-c", "run.yaml"]
-        return subprocess.run(arguments, cwd=tmp_path, capture_output=True, text=True)
-
+    without = (
+        "import sys; from hpcgen.cli.main import main; sys.modules['zstandard'] = None; main(sys.argv[1:])"
+    )
     for command in ("plan", "prepare"):
         before = listing(tmp_path)
-        refused = run(without, command)
+        arguments = [sys.executable, "-B", "-c", without, "data", command, "-c", "run.yaml"]
+        refused = subprocess.run(arguments, capture_output=True, text=True)
         assert refused.returncode == 2
         needs = f"hpcgen data {command} needs zstandard. Install it with: pip install 'hpcgen[data]'\n"
         assert (refused.stderr, listing(tmp_path)) == (needs, before)
-        assert run(main, command).returncode == 0
+        assert hpcgen("data", command, "-c", "run.yaml").status == 0
 
 
 def test_training_here_needs_the_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,28 +213,33 @@ def test_the_extra_all_has_every_capability() -> None:
     assert every == {requirement for extra, requirement in declared if extra in capabilities}
 
 
-def test_without_gigatoken_the_pairs_are_the_same_and_a_task_says_so_once(tmp_path: Path) -> None:
+def test_without_gigatoken_the_pairs_are_the_same_and_a_task_says_so_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Worker processes miss it too: its stand-in is on PYTHONPATH."""
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "text").mkdir()
     for name in ("a", "b"):
         (tmp_path / f"text/{name}.jsonl").write_text('{"text": "Hello world, naïve café"}\n' * 20)
     missing = tmp_path / "missing"
     missing.mkdir()
     (missing / "gigatoken.py").write_text("raise ModuleNotFoundError('no gigatoken', name='gigatoken')\n")
+    prepare = ("data", "prepare", "--workers", "2", "-c", "run.yaml")
+
+    def without_gigatoken() -> Ended:
+        command = [sys.executable, "-m", "hpcgen", *prepare]
+        environment = {**os.environ, "PYTHONPATH": str(missing)}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        return Ended(done.returncode, done.stdout, done.stderr)
+
     pairs, said = [], []
-    for path in ("", str(missing)):
+    for run in (lambda: hpcgen(*prepare), without_gigatoken):
         directory = tmp_path / f"corpus{len(pairs)}"
         corpus = {"directory": str(directory), "source": {"directory": "text"}, "num_output_files": 2}
         write_yaml(tmp_path / "run.yaml", minimal_run(data={"corpus": corpus}))
-        for command in (["plan"], ["prepare", "--workers", "2"]):
-            found = subprocess.run(
-                [sys.executable, "-m", "hpcgen", "data", *command, "-c", "run.yaml"],
-                cwd=tmp_path,
-                env={**os.environ, "PYTHONPATH": path},
-                capture_output=True,
-                text=True,
-            )
-            assert found.returncode == 0, found.stderr
+        assert hpcgen("data", "plan", "-c", "run.yaml").status == 0
+        found = run()
+        assert found.status == 0, found.stderr
         said.append([line for line in found.stderr.splitlines() if "gigatoken" in line])
         pairs.append(
             {
