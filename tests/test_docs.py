@@ -64,6 +64,18 @@ main()
 """
 """Checks the scripts of two stages, since each takes seconds. tests/check/test_site.py checks every stage."""
 
+SAMPLE = "hpcgen data sample corpus/sample.jsonl.zst"
+
+INSTALL = "hpcgen install-code"
+INSTALL_FEW = """\
+from hpcgen.cli.main import main
+from hpcgen.install import code_dir
+
+code_dir.own_requirements = lambda: ["megatron-core"]
+main()
+"""
+"""Installs Megatron-Core and what submit needs. tests/install/test_code_dir.py installs everything."""
+
 
 @dataclass(frozen=True)
 class Block:
@@ -152,9 +164,13 @@ def trained(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def reader(folder: Path, tmp_path: Path, stand_in: str, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of a reader who has hpcgen on PATH."""
     programs = write_user_programs(tmp_path / "programs", stand_in)
-    few = programs / "check-few"
-    few.write_text(f"#!/bin/sh\nexec {stand_in} -c '{CHECK_FEW}' templates check \"$@\"\n")
-    few.chmod(0o755)
+    for name, program, command in (
+        ("check-few", CHECK_FEW, CHECK),
+        ("install-few", INSTALL_FEW, INSTALL),
+    ):
+        words = command.removeprefix("hpcgen ")
+        (programs / name).write_text(f"#!/bin/sh\nexec {stand_in} -c '{program}' {words} \"$@\"\n")
+        (programs / name).chmod(0o755)
     path = (programs, Path(sys.executable).parent, os.environ["PATH"])
     monkeypatch.setenv("PATH", ":".join(map(str, path)))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "xdg"))
@@ -184,11 +200,13 @@ def copy_run(trained: Path, folder: Path) -> None:
 
 def install_once(command: str, folder: Path, installed: list[str]) -> str:
     """`command`, with the output of `hpcgen install-code` where a page before has run it."""
-    match = re.search(r"hpcgen install-code (.*?)\./code", command)
+    match = re.search(rf"{INSTALL} (.*?)\./code", command)
     if match is None:
         return command
     if not installed:
-        installed.append(run(match[0], folder, None).stdout.strip())
+        done = run(match[0].replace(INSTALL, "install-few"), folder, None)
+        assert done.returncode == 0, done.stderr
+        installed.append(done.stdout.strip())
     [directory] = installed
     assert Path(directory).is_dir(), match[0]
     return command.replace(match[0], f"echo {directory}")
@@ -262,7 +280,8 @@ def test_every_command_runs(
                 r"\b(sbatch|srun|scancel|squeue)\b|hpcgen submit (download )?prepare .*yaml$", command
             ):
                 continue
-            command = install_once(elsewhere(command), reader, installed).replace(CHECK, "check-few")
+            command = install_once(elsewhere(command), reader, installed)
+            command = command.replace(CHECK, "check-few").replace(SAMPLE, f"{SAMPLE} --max-mb 1")
             done = run(command, reader, cluster)
             assert done.returncode == block.status, f"{page}: {command}\n{done.stdout}\n{done.stderr}"
     if cluster is not None:
