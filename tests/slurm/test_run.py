@@ -94,13 +94,14 @@ def test_a_warned_program_gets_the_signal_and_a_killed_one_resumes(
 ) -> None:
     """The first attempt kills its rank 0 at step 3, the second one is warned, and the third one is done."""
     program = {
-        "command": ["sh", "steps.sh", "60", "{RESTART}"],
+        "command": ["sh", "steps.sh", "40", "{RESTART}"],
         "progress": {"log": "at step ([0-9]+) of"},
         "stop": {"signal": "USR1"},
     }
     run = program_run(tmp_path, program, **TWO_NODES)
     job_id = submit(slurm_cluster, run)
-    wait_until(lambda: (tmp_path / "checkpoints" / "step_5").exists())
+    fifth = tmp_path / "checkpoints" / "step_5"
+    wait_until(lambda: slurm_cluster.state(job_id) == "RUNNING" and fifth.exists(), interval_s=0.3)
     slurm_cluster.run("scancel", "--batch", "--signal=USR2", job_id)
     log = ended(slurm_cluster, run, job_id)
     assert re.search(
@@ -109,9 +110,9 @@ def test_a_warned_program_gets_the_signal_and_a_killed_one_resumes(
     assert all(f"{rank}: rank {rank} stops" in log for rank in range(4))
     assert "stopped with status 0 before the time limit at progress " in log
     assert "(restart 2 of at most 100)" in log
-    assert log.endswith("hpcgen: done at progress 60\n")
-    assert log.count("0: at step 3 of 60\n") == 1
-    assert log.count("0: at step 60 of 60\n") == 1
+    assert log.endswith("hpcgen: done at progress 40\n")
+    assert log.count("0: at step 3 of 40\n") == 1
+    assert log.count("0: at step 40 of 40\n") == 1
 
 
 def test_three_attempts_without_progress_end_the_job_and_a_useless_expression_is_named(
