@@ -17,7 +17,7 @@ import pytest
 
 from tests.patience import PATIENCE_S
 from tests.slurm.cluster import FINAL_STATES, SlurmCluster
-from tests.slurm.conftest import TWO_RANKS, log_of, make_run, profile_text, python_by_rank, render
+from tests.slurm.conftest import TWO_RANKS, log_of, make_run, profile_text, render
 from trainer.contract.files import checkpoint_files
 
 SAVE_INTERVAL = 12
@@ -180,7 +180,7 @@ class LongRun:
 
     def _submit_again(self) -> None:
         """Submits the script if its job has given up."""
-        state = self._cluster.show(self.job_id)["JobState"]
+        state = self._cluster.state(self.job_id)
         if state in FINAL_STATES - {"COMPLETED"}:
             assert state == "FAILED", self.log()
             assert not (self.directory / "FAILED").exists(), self.log()
@@ -197,6 +197,23 @@ def skip_import_check(run: Path, interpreter: str) -> None:
     python.write_text(f'#!/bin/bash\n[[ "$*" == *--versions ]] || exec {interpreter} "$@"\n')
     python.chmod(0o755)
     (run.parent / "cluster.yaml").write_text(profile_text(python))
+
+
+def fork_of(program: int) -> int:
+    """The process that trains for this process of the stand-in program: the fork that has its standard output."""
+    output = Path(f"/proc/{program}/fd/1").readlink()
+    [fork] = [
+        int(process.name)
+        for process in Path("/proc").glob("[0-9]*")
+        if _has_output(process, output) and "forkserver" in (process / "cmdline").read_text()
+    ]
+    return fork
+
+
+def _has_output(process: Path, output: Path) -> bool:
+    with contextlib.suppress(OSError):
+        return (process / "fd/1").readlink() == output
+    return False
 
 
 def steps(metrics: str) -> dict[int, Values]:
@@ -287,12 +304,10 @@ def test_kills_and_stops_change_no_step(
 def test_a_rank_that_dies_and_one_that_hangs_each_end_an_attempt(
     slurm_cluster: SlurmCluster, tmp_path: Path, byte_corpus: Path, stand_in: str
 ) -> None:
-    """Rank 1 is a process of its own, so that the signal which stops it reaches the trainer."""
     endless = ("training.train_iters=100000", "optimizer.lr_decay_iters=100000")
     timeout = "training.distributed_timeout_seconds_after_init=10"
-    python = python_by_rank(tmp_path, 1, stand_in)
     run = LongRun(
-        slurm_cluster, make_run(tmp_path, byte_corpus), *TWO_RANKS, *endless, timeout, python=python
+        slurm_cluster, make_run(tmp_path, byte_corpus), *TWO_RANKS, *endless, timeout, python=stand_in
     )
     run.wait_for_attempt()
     run.kill([1])
@@ -304,7 +319,7 @@ def test_a_rank_that_dies_and_one_that_hangs_each_end_an_attempt(
     )
     assert "back into the queue (restart 1 of at most 1)" in log
 
-    os.kill(run.ranks[1], signal.SIGSTOP)
+    os.kill(fork_of(run.ranks[1]), signal.SIGSTOP)
     assert slurm_cluster.wait(run.job_id) == "FAILED"
     assert "hung: no progress for " in run.log()
     assert "Look first at rank 1 on " in run.log()

@@ -34,25 +34,19 @@ def test_a_trainer_that_cannot_be_imported_ends_the_job_with_one_clear_line(
     assert "hpcgen install-code" in last
 
 
-def test_three_attempts_without_progress_end_the_job(slurm_cluster: SlurmCluster, tiny_run: Path) -> None:
-    end_training_with(7, tiny_run)
-    job_id = slurm_cluster.sbatch(render(tiny_run), cwd=tiny_run.parent)
-    assert slurm_cluster.wait(job_id) == "FAILED"
-    log = log_of(tiny_run, job_id)
-    assert log.count("broken") == 3
-    assert "failed with status 7: three attempts without progress beyond iteration 0; not requeued" in log
-
-
-def test_a_requeue_that_the_controller_refuses_is_retried(
+def test_three_attempts_without_progress_end_the_job_and_a_refused_requeue_is_retried(
     slurm_cluster: SlurmCluster, tiny_run: Path
 ) -> None:
+    """The controller refuses the first requeue twice."""
     end_training_with(7, tiny_run)
     option = failing_requeue(slurm_cluster, tiny_run.parent / "failing")
     job_id = slurm_cluster.sbatch(render(tiny_run), option, cwd=tiny_run.parent)
     assert slurm_cluster.wait(job_id) == "FAILED"
     log = log_of(tiny_run, job_id)
+    assert log.count("broken") == 3
     assert log.count("Unable to contact slurm controller") == 2
-    assert "three attempts without progress" in log.splitlines()[-1]
+    last = log.splitlines()[-1]
+    assert "failed with status 7: three attempts without progress beyond iteration 0; not requeued" in last
 
 
 def test_a_refusal_is_final_where_the_trainer_cannot_write_the_reason(

@@ -58,7 +58,15 @@ class SharedRun:
             "cluster": "local",
             "share": "group",
             "paths": {"run_dir": str(self.run_dir)},
-            "slurm": {"run": {"nodes": 1, "ntasks_per_node": 1, "time": "10:00", "signal_lead_s": 60}},
+            "slurm": {
+                "run": {
+                    "nodes": 1,
+                    "ntasks_per_node": 1,
+                    "time": "10:00",
+                    "signal_lead_s": 60,
+                    "max_restarts": 0,
+                }
+            },
             "program": {"command": ["sh", "-c", PROGRAM], "stop": {"file": "{RUN_DIR}/stop"}},
         }
         self.script = render(plan(load_run(write_yaml(directory / "run.yaml", values)), ["run"]), "run")
@@ -172,7 +180,6 @@ def test_a_member_replaces_files_while_the_job_runs(shared: SharedRun, slurm_clu
     )
     slurm_cluster.run("scancel", "--batch", "--signal=USR2", job)
     wait_until(lambda: not (shared.run_dir / "stop").is_symlink())
-    slurm_cluster.run("scontrol", "update", f"JobId={job}", "Requeue=0")
     (shared.run_dir / "go").touch()
     slurm_cluster.wait(job)
     assert shared.victim.read_text() == "precious"

@@ -1,7 +1,7 @@
 """Runs Python programs as forks of a process that has imported the trainer, since imports take most of a short run.
 
-A fork differs from `python -m` and `python -c` in what is imported before its first line. tests/slurm/test_faults.py
-and the first test of test_train.py next to it start `python -m trainer`.
+A fork differs from `python -m` and `python -c` in what is imported before its first line. The first test of
+tests/slurm/test_train.py starts `python -m trainer`.
 """
 
 from __future__ import annotations
