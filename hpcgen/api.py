@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from hpcgen.config.directories import configuration_directories, readable
+from hpcgen.config.directories import configuration_directories, readable, with_templates_of
 from hpcgen.config.loader import Run, load_run
 from hpcgen.errors import HpcgenError
 from hpcgen.run_plan.plan import Plan, plan
@@ -24,7 +24,7 @@ def render(plan: Plan, stage: str, templates: Sequence[str | Path] = ()) -> str:
     """Returns the batch script of one stage of `plan`. Writes nothing.
 
     `templates` are directories of site templates. They are searched before HPCGEN_TEMPLATES, the user's and the
-    system's configuration directory, and the shipped templates.
+    site's configuration directory, and the shipped templates.
 
     Raises:
         HpcgenError: the stage is not in the plan; a template is missing, unreadable, writable by other users, or
@@ -33,7 +33,7 @@ def render(plan: Plan, stage: str, templates: Sequence[str | Path] = ()) -> str:
     if stage not in plan.stages:
         raise HpcgenError(f"stage {stage!r} is not in the plan", f"planned stages: {', '.join(plan.stages)}")
     check_pairs(plan)
-    return _checked_script(plan, stage, site_directories(templates)).text
+    return _checked_script(plan, stage, _directories(plan, templates)).text
 
 
 def submit(
@@ -75,7 +75,7 @@ def submit(
     require_pairs(plan)
     if launcher == "local":
         return run_stages(plan, on_progress)
-    directories = site_directories(templates)
+    directories = _directories(plan, templates)
     return submit_stages(plan, {name: _checked_script(plan, name, directories) for name in plan.stages})
 
 
@@ -99,6 +99,11 @@ def site_directories(templates: Sequence[str | Path] = ()) -> list[Path]:
                 where=directory,
             )
     return [*given, *named, *configured]
+
+
+def _directories(plan: Plan, templates: Sequence[str | Path]) -> list[Path]:
+    """The site template directories of a plan, whose profile may be named by its path."""
+    return with_templates_of(plan.run.sites, site_directories(templates))
 
 
 def _checked_script(plan: Plan, stage: str, site_directories: Sequence[Path]) -> Script:

@@ -12,6 +12,7 @@ from hpcgen.check.lint import check as lint_check
 from hpcgen.check.lint.check import Finding
 from hpcgen.check.representative import Representative, representatives
 from hpcgen.check.scripts import ReadScripts, compare
+from hpcgen.config.directories import with_templates_of
 from hpcgen.errors import ConfigErrors, FilePlace, HpcgenError, Problem
 from hpcgen.slurm.rendering.blocks import require_known_blocks
 from hpcgen.slurm.rendering.environment import ShellEnvironment, make_environment, template_origins
@@ -128,15 +129,16 @@ def check_site(
                     file=f"cluster {cluster}",
                 )
             continue
-        environment = make_environment(directories, runs[0].plan.run.cluster.trusted_groups)
+        run = runs[0].plan.run
+        environment = make_environment(with_templates_of(run.sites, directories), run.cluster.trusted_groups)
         with contextlib.suppress(HpcgenError):  # reported for each stage
             for unused in unused_files(environment):
                 what = _finding("unused-file", f"not a template; {unused.reason}", "rename or remove it")
                 collected.add(what, file=str(unused.path))
             _add_stale(environment, collected)
         templates = {stage: _prepare(environment, stage) for stage in runs[0].plan.stages}
-        for run in runs:
-            rendered += _checked(environment, templates, run, collected)
+        for each in runs:
+            rendered += _checked(environment, templates, each, collected)
     for one, findings in zip(rendered, read_scripts([one.script for one in rendered]), strict=True):
         # if a block has lost something, other checks report the consequences elsewhere
         follows = collected.has(one)

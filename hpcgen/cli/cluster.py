@@ -52,7 +52,7 @@ def show(name: str, as_json: bool) -> None:
     config, node_type = profile.config, profile.node_type
     values = dict(_leaves(dataclasses.asdict(config)))
     places = {path: profile.document.origin(path) or "default" for path in values}
-    node_file = str(find_node_type(config.node_type))
+    node_file = str(find_node_type(config.node_type, sites=profile.sites))
     if as_json:
         leaves = {path: {"value": value, "origin": places[path]} for path, value in values.items()}
         described = {"name": config.node_type, "file": node_file, "description": node_type.description}

@@ -157,7 +157,8 @@ def _shipped_blocks(name: str) -> tuple[str, ...]:
     "--output",
     type=click.Path(path_type=Path, file_okay=False),
     metavar="DIR",
-    help="Template directory; /etc/hpcgen/templates applies to all users.  [default: ~/.config/hpcgen/templates]",
+    help="Template directory. Those in the site's directory, $HPCGEN_SITE/templates or else /etc/hpcgen/templates, "
+    "apply to all users.  [default: ~/.config/hpcgen/templates]",
 )
 def override_command(name: str, blocks: tuple[str, ...], output: Path | None) -> None:
     """Create a site template for stage NAME to edit.

@@ -1,19 +1,67 @@
-"""Directories where cluster profiles, node types and templates are looked up by name."""
+"""Directories where cluster profiles, node types, templates and presets are looked up by name."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from hpcgen.config.trust import require_own_place, require_safe_parents, require_trusted
 from hpcgen.errors import HpcgenError
-from hpcgen.files import to_read
+from hpcgen.files import no_access, to_read
+
+SITE_VARIABLE = "HPCGEN_SITE"
+"""Environment variable with the site's directory, for sites that deploy hpcgen without root."""
 
 
-def configuration_directories(kind: str) -> list[Path]:
-    """The user's and the system's directory for one kind of file ("clusters", "templates", "topologies")."""
-    user = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
-    return [user / "hpcgen" / kind, Path("/etc/hpcgen") / kind]
+def configuration_directories(kind: str, sites: Sequence[Path] = ()) -> list[Path]:
+    """The user's and the site's directory for one kind of file: "clusters", "presets", "templates" or "topologies".
+
+    `sites` are the site directories of profiles that are named by their paths (`site_of`). They come before the site's.
+    """
+    return [directory / kind for directory in (user_directory(), *sites, site_directory())]
+
+
+def user_directory() -> Path:
+    """The user's directory of profiles, node types, templates, presets and defaults."""
+    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "hpcgen"
+
+
+def site_directory() -> Path:
+    """The site's directory of the same files: HPCGEN_SITE, or else /etc/hpcgen, which may be missing.
+
+    Whoever sets HPCGEN_SITE chooses its owner deliberately, as with a path in a run file. Others must not be able to
+    write to it.
+
+    Raises:
+        HpcgenError: HPCGEN_SITE does not name a directory, or others could replace what is in it.
+    """
+    given = os.environ.get(SITE_VARIABLE)
+    site = Path(given or "/etc/hpcgen")
+    if given and not (site.is_absolute() and site.is_dir()):
+        reason = no_access(site) or ("no such directory" if site.is_absolute() else "not an absolute path")
+        hint = "load the module that sets it again, or set it to one directory, or unset it"
+        raise HpcgenError(f"{SITE_VARIABLE} = {given}: {reason}", hint)
+    if site.is_dir():
+        require_safe_parents(site)
+        require_trusted(site)
+    return site
+
+
+def site_of(profile: Path) -> tuple[Path, ...]:
+    """The site directory whose directory `clusters` contains a profile; empty for a profile elsewhere."""
+    directory = profile.absolute().parent
+    return (directory.parent,) if directory.name == "clusters" else ()
+
+
+def with_templates_of(sites: Sequence[Path], directories: Sequence[Path]) -> list[Path]:
+    """`directories` of templates, with those of `sites` (see `configuration_directories`) before the site's."""
+    configured = site_directory() / "templates"
+    end = directories.index(configured) if configured in directories else len(directories)
+    own = [site / "templates" for site in sites if (site / "templates").is_dir()]
+    for directory in own:
+        require_own_place(directory)
+    return [*dict.fromkeys((*directories[:end], *own, *directories[end:]))]
 
 
 def local_directories(kind: str, base: Path | None) -> list[Path]:

@@ -47,6 +47,8 @@ class Run:
     """See `Profile.files`."""
     node_type_files: tuple[str, ...] = ()
     """See `Profile.node_type_files`."""
+    sites: tuple[Path, ...] = ()
+    """See `Profile.sites`."""
     file: Path | None = None
     """The run file; None for a run from a cluster profile only."""
     sha256: str = ""
@@ -147,6 +149,7 @@ def load_document(document: Document, directory: Path, overrides: Sequence[str] 
         directory=directory,
         cluster_files=profile.files,
         node_type_files=profile.node_type_files,
+        sites=profile.sites,
     )
 
 

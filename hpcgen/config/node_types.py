@@ -29,54 +29,58 @@ from hpcgen.resources import shipped
 from hpcgen.text import did_you_mean
 
 
-def node_type_directories(base: Path | None = None) -> list[Path]:
+def node_type_directories(base: Path | None = None, sites: Sequence[Path] = ()) -> list[Path]:
     """The directories in which node types are looked up by name. The first match is used.
 
-    `base` is the directory of the run file; None without a run file.
+    `base` is the directory of the run file; None without a run file. For `sites`, see `Profile.sites`.
     """
     return [
         *local_directories("topologies", base),
-        *configuration_directories("topologies"),
+        *configuration_directories("topologies", sites),
         shipped("topologies"),
     ]
 
 
-def node_type_names(base: Path | None = None) -> list[str]:
+def node_type_names(base: Path | None = None, sites: Sequence[Path] = ()) -> list[str]:
     """Names of all available node types."""
-    return names_in(node_type_directories(base))
+    return names_in(node_type_directories(base, sites))
 
 
-def find_node_type(name: str, seen: Sequence[Path] = (), base: Path | None = None) -> Path | None:
+def find_node_type(
+    name: str, seen: Sequence[Path] = (), base: Path | None = None, sites: Sequence[Path] = ()
+) -> Path | None:
     """The first matching file that is not in `seen`, so that ./topologies/ndv5.yaml may extend ndv5."""
     if any(constraint_problems(Name, name)):
         return None
-    candidates = [directory / f"{name}.yaml" for directory in readable(node_type_directories(base))]
+    candidates = [directory / f"{name}.yaml" for directory in readable(node_type_directories(base, sites))]
     # unlike Path.is_file, isfile does not raise for a name that is too long
     return next((path for path in candidates if os.path.isfile(path) and path not in seen), None)  # noqa: PTH113
 
 
-def read_node_type(name: str, base: Path | None = None) -> Document:
+def read_node_type(name: str, base: Path | None = None, sites: Sequence[Path] = ()) -> Document:
     """The facts of a node type, merged with the node types that it extends.
 
     Raises:
         ConfigErrors: it extends an unknown node type, or node types extend each other in a cycle.
         HpcgenError: the node type is unknown, or a file cannot be read or could be changed by other users.
     """
-    return inherit(NodeType, [document for _, document in _chain(name, base)])
+    return inherit(NodeType, [document for _, document in _chain(name, base, sites)])
 
 
-def _chain(name: str, base: Path | None) -> list[tuple[Path, Document]]:
-    path = find_node_type(name, base=base)
+def _chain(name: str, base: Path | None, sites: Sequence[Path]) -> list[tuple[Path, Document]]:
+    path = find_node_type(name, base=base, sites=sites)
     if path is None:
-        problem = unknown_node_type("name", name, base)
+        problem = unknown_node_type("name", name, base, sites)
         raise HpcgenError(f"{show(name)} {problem.reason}", problem.hint)
     chain, names, seen = [_read(path)], [name], [path]
     while isinstance(parent := chain[-1].values.get("extends"), str):
-        path = find_node_type(parent, seen, base)
+        path = find_node_type(parent, seen, base, sites)
         if path is None:
-            known = find_node_type(parent, base=base)
+            known = find_node_type(parent, base=base, sites=sites)
             problem = (
-                cycle(names[seen.index(known) :]) if known else unknown_node_type("extends", parent, base)
+                cycle(names[seen.index(known) :])
+                if known
+                else unknown_node_type("extends", parent, base, sites)
             )
             raise ConfigErrors([located(problem, chain[-1])])
         chain.append(_read(path))
@@ -101,13 +105,15 @@ def load_node_type(name: str) -> NodeType:
     return load_node_type_and_files(name)[0]
 
 
-def load_node_type_and_files(name: str, base: Path | None = None) -> tuple[NodeType, tuple[str, ...]]:
+def load_node_type_and_files(
+    name: str, base: Path | None = None, sites: Sequence[Path] = ()
+) -> tuple[NodeType, tuple[str, ...]]:
     """The node type, and the names of its files for the header of a script. The node type's own file comes first.
 
     Raises:
         ConfigErrors, HpcgenError: see `load_node_type`.
     """
-    chain = _chain(name, base)
+    chain = _chain(name, base, sites)
     document = inherit(NodeType, [facts for _, facts in chain])
     node_type, wrong = build(NodeType, document)
     problems = list(
@@ -118,9 +124,9 @@ def load_node_type_and_files(name: str, base: Path | None = None) -> tuple[NodeT
     return node_type, tuple(origin(path, shipped("topologies")) for path, _ in chain)
 
 
-def unknown_node_type(key: str, name: str, base: Path | None = None) -> Problem:
+def unknown_node_type(key: str, name: str, base: Path | None = None, sites: Sequence[Path] = ()) -> Problem:
     """The problem for an unknown node type at `key`."""
-    known = node_type_names(base)
+    known = node_type_names(base, sites)
     hint = did_you_mean(name, known) or f"use one of {', '.join(known)}"
     return Problem(key, "is not a known node type", hint)
 

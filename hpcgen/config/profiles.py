@@ -15,6 +15,7 @@ from hpcgen.config.directories import (
     names_in,
     origin,
     readable,
+    site_of,
 )
 from hpcgen.config.document import Document
 from hpcgen.config.inheritance import explain_removals, inherit
@@ -41,6 +42,8 @@ class Profile:
     """The profile and the files that it extends, in this order; "shipped:clusters/local.yaml" for shipped files."""
     node_type_files: tuple[str, ...] = ()
     """The files of the node type, in the same form."""
+    sites: tuple[Path, ...] = ()
+    """The site directories of the profiles that are named by their paths (`site_of`)."""
 
 
 def load_cluster(name: str, directory: Path | None = None) -> tuple[ClusterConfig, NodeType]:
@@ -53,26 +56,26 @@ def load_cluster(name: str, directory: Path | None = None) -> tuple[ClusterConfi
     return profile.config, profile.node_type
 
 
-def cluster_directories(base: Path | None = None) -> list[Path]:
+def cluster_directories(base: Path | None = None, sites: Sequence[Path] = ()) -> list[Path]:
     """The directories in which cluster profiles are looked up by name. The first match is used.
 
-    `base` is the directory of the run file; None without a run file.
+    `base` is the directory of the run file; None without a run file. For `sites`, see `Profile.sites`.
     """
     return [
         *local_directories("clusters", base),
-        *configuration_directories("clusters"),
+        *configuration_directories("clusters", sites),
         SHIPPED_CLUSTERS,
     ]
 
 
-def cluster_names(base: Path | None = None) -> list[str]:
+def cluster_names(base: Path | None = None, sites: Sequence[Path] = ()) -> list[str]:
     """Names of all available profiles."""
-    return names_in(cluster_directories(base))
+    return names_in(cluster_directories(base, sites))
 
 
 def find_cluster(name: str) -> Path | None:
     """The file of the profile `name`, a name or a path; None if there is none."""
-    return _find_cluster(name, Path.cwd(), None, ())
+    return _find_cluster(name, Path.cwd(), cluster_directories(), ())
 
 
 def read_profile(name: str, directory: Path | None = None, asked: Document | None = None) -> Profile:
@@ -86,30 +89,34 @@ def read_profile(name: str, directory: Path | None = None, asked: Document | Non
     """
     directory = directory or Path.cwd()
     asked = asked or documents.constant({"cluster": name}, "--cluster")
-    document, files = _cluster_document(name, asked, directory)
+    document, paths, sites = _cluster_document(name, asked, directory)
     config, wrong = build(ClusterConfig, document)
     problems = list(explain_removals(ClusterConfig, wrong, document))
     node_type, mistakes = None, list[Problem]()
     node_type_files: tuple[str, ...] = ()
     named = document.get("node_type")
     if isinstance(named, str) and not any(problem.path == "node_type" for problem in problems):
-        if find_node_type(named, base=directory) is None:
-            problems.append(unknown_node_type("node_type", named, directory))
+        if find_node_type(named, base=directory, sites=sites) is None:
+            problems.append(unknown_node_type("node_type", named, directory, sites))
         else:
             try:
-                node_type, node_type_files = load_node_type_and_files(named, directory)
+                node_type, node_type_files = load_node_type_and_files(named, directory, sites)
             except HpcgenError as error:
                 mistakes = list(error.mistakes)
     if problems or mistakes:
         raise FileErrors([*(located(problem, document) for problem in problems), *mistakes])
     assert config is not None
     assert node_type is not None
-    return Profile(document, config, node_type, files, node_type_files)
+    files = tuple(origin(path, SHIPPED_CLUSTERS) for path in paths)
+    return Profile(document, config, node_type, files, node_type_files, sites)
 
 
-def _cluster_document(name: str, asked: Document, directory: Path) -> tuple[Document, tuple[str, ...]]:
-    """The profile merged with the profiles that it extends, and the files of all of them. The profile's own file comes
-    first.
+def _cluster_document(
+    name: str, asked: Document, directory: Path
+) -> tuple[Document, list[Path], tuple[Path, ...]]:
+    """The profile merged with the profiles that it extends, the files of all of them, and `Profile.sites`.
+
+    The profile's own file comes first.
 
     Raises:
         ConfigErrors: a file is missing, cannot be read, or can be changed by other users; or profiles extend each
@@ -118,13 +125,17 @@ def _cluster_document(name: str, asked: Document, directory: Path) -> tuple[Docu
     chain: list[Document] = []
     names: list[str] = []
     seen: list[Path] = []
+    sites: tuple[Path, ...] = ()
     key, base = "cluster", directory
     while True:
-        path = _find_cluster(name, directory, base, seen)
+        directories = cluster_directories(base, sites)
+        path = _find_cluster(name, directory, directories, seen)
         if path is None:
-            known = _find_cluster(name, directory, base, ())
+            known = _find_cluster(name, directory, directories, ())
             problem = (
-                cycle(names[_index(known, seen) :]) if known else unknown_cluster(key, name, base, directory)
+                cycle(names[_index(known, seen) :])
+                if known
+                else unknown_cluster(key, name, base, directory, sites)
             )
             raise FileErrors([located(problem, asked)])
         try:
@@ -136,11 +147,13 @@ def _cluster_document(name: str, asked: Document, directory: Path) -> tuple[Docu
         chain.append(profile)
         names.append(name)
         seen.append(path)
+        if _is_path(name) and not is_below(path, SHIPPED_CLUSTERS):
+            sites += site_of(path)
         parent = profile.values.get("extends")
         if not isinstance(parent, str):
             break
         name, asked, key, directory = parent, profile, "extends", path.absolute().parent
-    return inherit(ClusterConfig, chain), tuple(origin(path, SHIPPED_CLUSTERS) for path in seen)
+    return inherit(ClusterConfig, chain), seen, sites
 
 
 def is_set_by_site(profile: Document, path: str) -> bool:
@@ -149,9 +162,15 @@ def is_set_by_site(profile: Document, path: str) -> bool:
     return where is not None and not is_below(Path(file_of(where)), SHIPPED_CLUSTERS)
 
 
-def unknown_cluster(key: str, name: str, base: Path | None = None, directory: Path | None = None) -> Problem:
+def unknown_cluster(
+    key: str,
+    name: str,
+    base: Path | None = None,
+    directory: Path | None = None,
+    sites: Sequence[Path] = (),
+) -> Problem:
     """The problem for an unknown profile name, or a path below `directory` that does not exist, at `key`."""
-    known = cluster_names(base)
+    known = cluster_names(base, sites)
     if directory is not None and name.endswith((".yaml", ".yml")):
         path = (directory / name).absolute()
         if closed := no_access(path):
@@ -166,12 +185,15 @@ def _is_path(name: str) -> bool:
     return "/" in name or name.endswith((".yaml", ".yml"))
 
 
-def _find_cluster(name: str, directory: Path, base: Path | None, seen: Sequence[Path]) -> Path | None:
-    """The first matching file that is not in `seen`, so that ./clusters/azure-ndv5.yaml may extend azure-ndv5."""
-    if _is_path(name):
-        candidates = [directory / name]
-    else:
-        candidates = [folder / f"{name}.yaml" for folder in readable(cluster_directories(base))]
+def _find_cluster(
+    name: str, directory: Path, directories: Sequence[Path], seen: Sequence[Path]
+) -> Path | None:
+    """The first matching file that is not in `seen`, so that ./clusters/azure-ndv5.yaml may extend azure-ndv5.
+
+    A path starts at `directory`, and a name is looked up in `directories`.
+    """
+    named = [directory / name]
+    candidates = named if _is_path(name) else [folder / f"{name}.yaml" for folder in readable(directories)]
     # unlike Path.is_file, isfile does not raise for a name that is too long
     found = (path for path in candidates if os.path.isfile(path))  # noqa: PTH113
     return next((path for path in found if not any(path.samefile(other) for other in seen)), None)

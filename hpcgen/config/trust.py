@@ -51,6 +51,18 @@ def require_safe_parents(directory: Path) -> None:
             )
 
 
+def require_own_place(directory: Path) -> None:
+    """Refuses a directory found by name that a stranger may have added to one that others can write to, such as /tmp.
+
+    It must belong to root, the current user, or the owner of the directory above.
+    """
+    above, owner = directory.parent.stat(), directory.stat().st_uid
+    is_open = above.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    if is_open and owner not in (0, os.geteuid(), above.st_uid):
+        reason = f"not trusted, because another user (id {owner}) owns it and others can write to {directory.parent}"
+        raise HpcgenError(reason, to_protect(directory.parent, "go-w"), where=FilePlace(directory))
+
+
 def require_trusted_file(path: Path, *, looked_up: bool) -> None:
     """Refuses a cluster profile or a node type that other users could change or add.
 
@@ -65,6 +77,8 @@ def require_trusted_file(path: Path, *, looked_up: bool) -> None:
         require_safe_parents(directory)
         require_trusted(directory, sticky_is_safe=not looked_up)
     require_trusted(path)
+    if looked_up:
+        require_own_place(path.absolute().parent)
     if looked_up and not path.is_absolute():
         for place in (path, path.parent):
             owner = place.stat().st_uid

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -208,7 +208,7 @@ def _unread(environment: Iterable[Variable], run: Run) -> Iterator[Problem]:
 
         mistake = mistake_in(name, variable.value)
         if mistake and in_node_type:
-            where = _written(run.cluster.node_type, name, run.directory)
+            where = _written(name, run.cluster.node_type, run.directory, run.sites)
             yield Problem(
                 "node_type", f"sets {name} ({where}), which {mistake.reason}", mistake.hint, "cluster"
             )
@@ -227,7 +227,7 @@ def _risky(environment: Iterable[Variable], run: Run) -> Iterator[Problem]:
         else:
             continue
         if variable.layer == "node type":
-            where = _written(run.cluster.node_type, variable.name, run.directory)
+            where = _written(variable.name, run.cluster.node_type, run.directory, run.sites)
             reason = f"sets {variable.name} ({where}), which {reason}"
             yield Problem("node_type", reason, hint, "cluster")
         else:
@@ -296,22 +296,22 @@ def _variable_problems(name: str, value: str) -> Iterator[Problem]:
 
 
 def node_type_environment_problems(
-    name: str, node_type: NodeType, base: Path | None = None
+    name: str, node_type: NodeType, base: Path | None = None, sites: Sequence[Path] = ()
 ) -> Iterator[Problem]:
     """Yields problems of a node type's variables, reported at the profile's key `node_type`.
 
-    `base` is the directory of the run file; None without a run file.
+    `base` is the directory of the run file; None without a run file. For `sites`, see `Profile.sites`.
     """
     values = {**node_type.environment, **node_type.sharp}
     for problem in environment_problems({name: fact.value for name, fact in values.items()}, ()):
         variable = problem.path.removeprefix("environment.")
-        reason = f"sets {variable} ({_written(name, variable, base)}), which {problem.reason}"
+        reason = f"sets {variable} ({_written(variable, name, base, sites)}), which {problem.reason}"
         yield Problem("node_type", reason, problem.hint, "cluster")
 
 
-def _written(node_type: str, variable: str, base: Path | None) -> str | None:
+def _written(variable: str, node_type: str, base: Path | None, sites: Sequence[Path]) -> str | None:
     """File and line where a node type sets a variable."""
-    facts = read_node_type(node_type, base)
+    facts = read_node_type(node_type, base, sites)
     return facts.origin(f"environment.{variable}") or facts.origin(f"sharp.{variable}")
 
 
@@ -330,7 +330,7 @@ def all_environment_problems(run: Run) -> Iterator[Problem]:
     yield from _token_problems(config)
     for problem in environment_problems(run.cluster.environment, ()):
         yield dataclasses.replace(problem, file="cluster")
-    yield from node_type_environment_problems(run.cluster.node_type, run.node_type, run.directory)
+    yield from node_type_environment_problems(run.cluster.node_type, run.node_type, run.directory, run.sites)
     yield from _sharp_problems(run)
 
 

@@ -14,7 +14,8 @@ def workplace(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
     directory = tmp_path_factory.mktemp("work")
     monkeypatch.chdir(directory)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("xdg")))
-    monkeypatch.delenv("HPCGEN_TEMPLATES", raising=False)
+    for name in ("HPCGEN_TEMPLATES", "HPCGEN_SITE"):
+        monkeypatch.delenv(name, raising=False)
     return directory
 
 
