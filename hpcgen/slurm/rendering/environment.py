@@ -6,9 +6,12 @@ import os
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from types import CodeType
+from typing import Any, TypeVar
 
 import jinja2
 from jinja2 import meta
+from jinja2.bccache import Bucket
 from jinja2.loaders import split_template_path
 from markupsafe import Markup
 
@@ -25,7 +28,29 @@ SHIPPED_PREFIX = "hpcgen"
 SHIPPED = "shipped:"
 """Prefix of the origin of files shipped with hpcgen."""
 
+T = TypeVar("T")
+
 _COMMENT_IN_EXPANSION = re.compile(r"(?<!\{% raw %\})\$\{#")
+
+
+class _Compiled(jinja2.BytecodeCache):
+    """Templates that this process has compiled, in any environment, until their text changes."""
+
+    def __init__(self) -> None:
+        self._code: dict[tuple[str, str], CodeType | None] = {}
+
+    def load_bytecode(self, bucket: Bucket) -> None:
+        """Called before a template is compiled."""
+        bucket.code = self._code.get((bucket.key, bucket.checksum))
+
+    def dump_bytecode(self, bucket: Bucket) -> None:
+        """Called after a template was checked and compiled."""
+        self._code[bucket.key, bucket.checksum] = bucket.code
+
+
+_COMPILED = _Compiled()
+_FOUND: dict[tuple[Callable[[jinja2.nodes.Template], object], str, str], Any] = {}
+"""What functions have found in the trees of templates, by function, file and text."""
 
 
 class ShellEnvironment(jinja2.Environment):
@@ -45,6 +70,7 @@ class ShellEnvironment(jinja2.Environment):
             lstrip_blocks=True,
             keep_trailing_newline=True,
             auto_reload=False,
+            bytecode_cache=_COMPILED,
         )
         self.directories = tuple(directories)
         self.filters = {**OUTPUT_FILTERS, **LOGIC_FILTERS}
@@ -62,6 +88,14 @@ class ShellEnvironment(jinja2.Environment):
     def _parse(self, source: str, name: str | None, filename: str | None) -> jinja2.nodes.Template:
         parsed = self._parsed.pop((source, filename), None)
         return super()._parse(source, name, filename) if parsed is None else parsed
+
+    def found(self, find: Callable[[jinja2.nodes.Template], T], source: str, name: str, filename: str) -> T:
+        """What a function finds in the syntax tree of a template. Each text is read once per process."""
+        key = find, filename, source
+        if key not in _FOUND:
+            _FOUND[key] = find(self.parse(source, name, filename))
+        found: T = _FOUND[key]
+        return found
 
     def preprocess(self, source: str, name: str | None = None, filename: str | None = None) -> str:
         """Refuses `${#` in the source: Jinja reads it as the start of a comment that ends at any later `#}`."""
@@ -168,12 +202,16 @@ def template_origins(environment: ShellEnvironment, name: str) -> tuple[str, ...
         )
         if origin not in origins:
             origins.append(origin)
-            for referenced in meta.find_referenced_templates(environment.parse(source, template, filename)):
+            for referenced in environment.found(_referenced, source, template, str(path)):
                 visit(referenced or "")
 
     with template_errors(environment.directories, name):
         visit(name)
     return tuple(origins)
+
+
+def _referenced(tree: jinja2.nodes.Template) -> tuple[str | None, ...]:
+    return tuple(meta.find_referenced_templates(tree))
 
 
 @jinja2.pass_eval_context

@@ -65,10 +65,8 @@ def template_chain(environment: ShellEnvironment, name: str) -> tuple[TemplateFi
 def _chain(environment: ShellEnvironment, name: str) -> Iterator[TemplateFile]:
     assert environment.loader is not None
     source, filename, _ = environment.loader.get_source(environment, name)
-    tree = environment.parse(source, name, filename)
     path = Path(filename or name)
-    parent = tree.find(nodes.Extends)
-    extends = parent.template.value if parent and isinstance(parent.template, nodes.Const) else None
+    extends, blocks = environment.found(_parent_and_blocks, source, name, str(path))
     directory = next(found for found in environment.directories if path.is_relative_to(found))
     yield TemplateFile(
         name=name,
@@ -76,10 +74,16 @@ def _chain(environment: ShellEnvironment, name: str) -> Iterator[TemplateFile]:
         directory=directory,
         shipped=directory == environment.directories[-1],
         extends=extends,
-        blocks=tuple(_block(node) for node in tree.find_all(nodes.Block)),
+        blocks=blocks,
     )
     if extends is not None:
         yield from _chain(environment, extends)
+
+
+def _parent_and_blocks(tree: nodes.Template) -> tuple[str | None, tuple[Block, ...]]:
+    parent = tree.find(nodes.Extends)
+    extends = parent.template.value if parent and isinstance(parent.template, nodes.Const) else None
+    return extends, tuple(_block(node) for node in tree.find_all(nodes.Block))
 
 
 def _block(node: nodes.Block) -> Block:
