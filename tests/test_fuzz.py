@@ -33,7 +33,7 @@ from tests.hostile import (
 from tests.patience import PATIENCE_S
 from tests.runs import MODEL_STAGES
 
-CASES_IN_CI = 200
+CASES_IN_CI = 100
 CASES_IN_FULL = 10_000
 CHUNK = 250
 """A case takes some 20 ms; one that takes this long hangs."""

@@ -65,7 +65,11 @@ def test_an_odd_value_in_any_field_is_no_traceback(tmp_path: Path, event: dict[s
     assert 2 * fields <= damaged < len(cases)  # unpaired surrogates and the integer of 400 digits, at least
 
 
-@pytest.mark.parametrize("value", ODD, ids=lambda value: repr(value)[:20])
+@pytest.mark.parametrize(
+    "value",
+    [None, "\ud800", {}, -1, 10**400, float("nan"), -float("inf")],
+    ids=lambda value: repr(value)[:20],
+)
 def test_odd_values_in_all_other_files_are_no_traceback(tmp_path: Path, value: Any) -> None:
     run = write_run(tmp_path / "run", [start(), *steps(1, 3), {**start(3), "lost": None}])
     last = {key: value for key in start() if key not in ("event", "iteration")}

@@ -206,7 +206,7 @@ def test_no_two_stages_share_a_word():
     assert len(used) == len(set(used))
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_misspelled_name_is_found_again(seed):
     """Short names are left out: one letter makes another word of them."""
     rng = random.Random(seed)

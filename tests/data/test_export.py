@@ -336,12 +336,11 @@ def test_kills_at_writes_and_renames(tmp_path, corpus):
 
     assert run(tmp_path / "right", 0)
     operations = (tmp_path / "counter").stat().st_size
-    for at in (operations // 3, 5):
-        assert not run(tmp_path / "out", at)
-        for record in (tmp_path / "out").glob("*.record.json"):
-            if not record.name.startswith("."):
-                made = read_record(record.with_name(record.name.removesuffix(".record.json")))
-                assert made.has_valid_outputs(tmp_path / "out", [made.outputs[0].name])
+    assert not run(tmp_path / "out", operations // 3)
+    for record in (tmp_path / "out").glob("*.record.json"):
+        if not record.name.startswith("."):
+            made = read_record(record.with_name(record.name.removesuffix(".record.json")))
+            assert made.has_valid_outputs(tmp_path / "out", [made.outputs[0].name])
     assert run(tmp_path / "out", 0)
     made, right = content(tmp_path / "out"), content(tmp_path / "right")
     assert made == right

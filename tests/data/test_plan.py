@@ -150,8 +150,6 @@ def test_parquet_files_are_planned_but_not_next_to_json_lines(run: Path) -> None
         "1 file of JSON Lines and 2 files of Parquet, which may be the same documents; "
         "set data.corpus.include to the names to use, such as ['*.parquet'], or ['*.jsonl*', '*.parquet'] for both"
     ) in ended.stderr
-    summary = plan(run, source, "--dry-run", "--json", "--set=data.corpus.include=['*.parquet']").stdout
-    assert json.loads(summary)["files"] == 2
     both = plan(run, source, "--dry-run", "--set=data.corpus.include=['*.jsonl*', '*.parquet']")
     assert "may be the same documents" not in both.stderr
     (run.parent / "pq" / "a.jsonl").unlink()

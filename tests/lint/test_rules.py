@@ -10,6 +10,7 @@ from hpcgen.check.lint.check import RULES, Finding, lint
 from tests.lint.examples import EXAMPLES, FURTHER, SOUND, Example, edited
 from tests.lint.messages import MESSAGES
 from tests.lint.pairs import PAIRS, Pair
+from tests.rendering.golden import one_of_each_template
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = sorted(
@@ -94,7 +95,13 @@ def test_the_message_of_a_rule(matter: str) -> None:
         assert message.severity in (finding.severity, "")
 
 
-@pytest.mark.parametrize("path", GOLDEN)
+ONE_OF_EACH_TEMPLATE = {path.relative_to(ROOT).as_posix() for path in one_of_each_template()}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path if path in ONE_OF_EACH_TEMPLATE else pytest.param(path, marks=pytest.mark.slow) for path in GOLDEN],
+)
 def test_rendered_scripts_have_no_findings(path: str) -> None:
     assert lint((ROOT / path).read_text(encoding="utf-8"), path) == []
 

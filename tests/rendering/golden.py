@@ -73,6 +73,13 @@ def folded(script: str) -> str:
     return script
 
 
+def one_of_each_template() -> list[Path]:
+    """The shortest golden script of each template, and the longest of all, which uses most of the libraries."""
+    longest, *others = sorted(GOLDEN.glob("*/*.sbatch"), key=lambda path: -path.stat().st_size)
+    templates = {(shipped("templates") / f"slurm/{path.stem}.sbatch.j2").read_text(): path for path in others}
+    return [longest, *templates.values()]
+
+
 def planned_case(case: str) -> Plan:
     """The plan of all stages of a case, with PROGRAM next to the model: a run file can have only one of them."""
     overrides = OVERRIDES if case == "site-group" else (EVALUATION, *OVERRIDES)
