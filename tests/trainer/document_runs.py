@@ -36,6 +36,7 @@ def documents_config(
 ) -> dict[str, Any]:
     config = gpt_config(prefix, directory, model)
     config["data"] |= data or SEPARATE
+    config["training"]["train_iters"] = 4
     config["optimizer"]["lr"] = 1e-3  # does not amplify rounding as 1e-2 does
     return config
 

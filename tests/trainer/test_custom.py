@@ -35,7 +35,8 @@ def custom(corpus: str, run_dir: Path, mine: Path) -> dict[str, Any]:
         "model_provider": f"{mine}/custom_model.py:CappedGPT",
     }
     config["optimizer"]["lr_schedule"] = f"{mine}/cosine_restarts.py:rate"
-    config["checkpoint"] = {"save_interval": 3}
+    config["training"]["train_iters"] = 4
+    config["checkpoint"] = {"save_interval": 2}
     return config
 
 
@@ -47,8 +48,8 @@ def test_the_examples_resume_at_another_layout(
     undisturbed = finished(first)
     assert undisturbed.steps[0][1] != pytest.approx(single_llama.steps[0][1], abs=1e-4)
     middle = tmp_path / "middle"
-    shutil.copytree(undisturbed.checkpoints / "iter_0000003", middle / "iter_0000003")
-    (middle / "latest_checkpointed_iteration.txt").write_text("3")
+    shutil.copytree(undisturbed.checkpoints / "iter_0000002", middle / "iter_0000002")
+    (middle / "latest_checkpointed_iteration.txt").write_text("2")
     second = custom(corpus, tmp_path / "second", mine)
     second["checkpoint"]["load"] = str(middle)
     second["parallelism"] = {"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2}
@@ -57,7 +58,7 @@ def test_the_examples_resume_at_another_layout(
         "recompute_method": "uniform",
         "recompute_num_layers": 1,
     }
-    for ours, theirs in zip(finished(second).steps, undisturbed.steps[3:], strict=True):
+    for ours, theirs in zip(finished(second).steps, undisturbed.steps[2:], strict=True):
         assert ours == pytest.approx(theirs, rel=1e-4)
 
 
@@ -133,16 +134,12 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_experts_of_core_are_refused_and_train_alike_with_the_trainers_router(
     corpus: str, own: str, tmp_path: Path
 ) -> None:
-    runs = {
-        function: run(
-            gpt_config(
-                corpus,
-                tmp_path / str(function),
-                MOE | TWO_LAYERS | {"layer_spec": function and f"{own}:{function}"},
-            )
-        )
-        for function in (None, "experts_of_core", "corrected_experts")
-    }
+    runs = {}
+    for function in (None, "experts_of_core", "corrected_experts"):
+        model = MOE | TWO_LAYERS | {"layer_spec": function and f"{own}:{function}"}
+        config = gpt_config(corpus, tmp_path / str(function), model)
+        config["training"]["train_iters"] = 3
+        runs[function] = run(config)
     refused = runs["experts_of_core"]
     assert refused.statuses == (2,)
     assert "decoder.layers.1.mlp.router is a TopKRouter, which is not derived from" in refused.log
@@ -186,6 +183,8 @@ def test_divided_down_projections_are_refused(corpus: str, own: str, tmp_path: P
 
 def test_one_spec_is_for_all_layers_and_those_of_mtp(corpus: str, own: str, tmp_path: Path) -> None:
     model = LLAMA | {"num_layers": 2, "mtp_num_layers": 1}
-    usual = finished(gpt_config(corpus, tmp_path / "usual", model))
-    same = finished(gpt_config(corpus, tmp_path / "same", model | {"layer_spec": f"{own}:one_layer"}))
-    assert same.steps == usual.steps
+    usual = gpt_config(corpus, tmp_path / "usual", model)
+    same = gpt_config(corpus, tmp_path / "same", model | {"layer_spec": f"{own}:one_layer"})
+    for config in (usual, same):
+        config["training"]["train_iters"] = 2
+    assert finished(same).steps == finished(usual).steps

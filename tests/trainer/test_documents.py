@@ -190,14 +190,14 @@ def test_each_key_changes_the_losses(short_documents: str, tmp_path: Path) -> No
 @pytest.mark.process
 def test_a_resumed_run_repeats_the_losses_exactly(short_documents: str, tmp_path: Path, single: Run) -> None:
     config = documents_config(short_documents, tmp_path)
-    config["training"]["train_iters"] = 3
-    config["optimizer"]["lr_decay_iters"] = 6
+    config["training"]["train_iters"] = 2
+    config["optimizer"]["lr_decay_iters"] = 4
     finished(config)
-    config["training"]["train_iters"] = 6
+    config["training"]["train_iters"] = 4
     assert finished(config).steps == single.steps
 
     config["data"]["eod_mask_loss"] = False
-    config["training"]["train_iters"] = 7
+    config["training"]["train_iters"] = 5
     refused = run(config)
     assert refused.statuses == (2,)
     assert "data.eod_mask_loss: true -> false" in refused.log

@@ -78,6 +78,7 @@ TP2, TP4 = ({"tensor_model_parallel_size": size, "sequence_parallel": True} for 
 EP4 = {"expert_model_parallel_size": 4, "expert_tensor_parallel_size": 1}
 UNIFORM = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
 BLOCK = UNIFORM | {"recompute_method": "block"}
+SMALL_BATCH = {"micro_batch_size": 1, "global_batch_size": 2}
 SLOW = pytest.mark.slow
 
 
@@ -116,16 +117,18 @@ SLOW = pytest.mark.slow
             marks=SLOW,
         ),
         pytest.param(TIED_MTP, PP2, 2, {"micro_batch_size": 1}, 0.04, id="PP2-tied-MTP", marks=SLOW),
-        pytest.param(DENSE, PP2 | VPP2, 2, {}, 0.04, id="VPP2"),
+        pytest.param(DENSE, PP2 | VPP2, 2, SMALL_BATCH, 0.04, id="VPP2"),
         pytest.param(DENSE | {"num_layers": 8}, PP4 | VPP2, 4, {}, 0.06, id="PP4xVPP2", marks=SLOW),
-        pytest.param(LARGE_VOCABULARY, PP2, 2, UNIFORM, 0.04, id="PP2-embedding"),
+        pytest.param(LARGE_VOCABULARY, PP2, 2, UNIFORM | SMALL_BATCH, 0.04, id="PP2-embedding"),
         pytest.param(DENSE, PP2, 2, UNIFORM, 0.06, id="PP2-full", marks=SLOW),
         pytest.param(DENSE, PP2, 2, BLOCK, 0.06, id="PP2-block", marks=SLOW),
         # Threads of gloo may release what they exchange later than NCCL's streams do.
         pytest.param(MLA, TP2, 2, {}, 0.1, id="TP2-MLA", marks=SLOW),
         pytest.param(DENSE, TP2, 2, {}, 0.12, id="TP2", marks=SLOW),
-        pytest.param(DENSE | {"num_layers": 2}, {"context_parallel_size": 2}, 2, {}, 0.1, id="CP2"),
-        pytest.param(MOE | {"num_layers": 2}, {"expert_model_parallel_size": 2}, 2, {}, 0.1, id="EP2"),
+        pytest.param(DENSE | {"num_layers": 2}, {"context_parallel_size": 2}, 2, SMALL_BATCH, 0.1, id="CP2"),
+        pytest.param(
+            MOE | {"num_layers": 2}, {"expert_model_parallel_size": 2}, 2, SMALL_BATCH, 0.1, id="EP2"
+        ),
         pytest.param(
             SMALL_EXPERTS, {"expert_model_parallel_size": 2}, 2, {}, 0.15, id="EP2-small", marks=SLOW
         ),

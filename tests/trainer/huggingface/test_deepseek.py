@@ -69,7 +69,8 @@ def test_a_trained_model_is_exported_with_its_mtp_layers(exported: Path, tmp_pat
 def test_training_starts_from_imported_mtp_layers(exported: Path, corpus: str, tmp_path: Path) -> None:
     import_model(exported, tmp_path / "imported", ignore)
     config = gpt_config(corpus, tmp_path / "run", DEEPSEEK_V3)
-    config["training"]["train_iters"] = 2
+    config["training"]["train_iters"] = 1
+    config["optimizer"]["lr_warmup_iters"] = 0
     fresh = finished(config)
     config |= {"run_dir": str(tmp_path / "tuned")}
     config["checkpoint"] = {"load": str(tmp_path / "imported"), "finetune": True}
