@@ -14,7 +14,7 @@ import torch
 
 from tests.patience import PATIENCE_S
 from tests.trainer.evaluate import parts
-from tests.trainer.runs import finished, gpt_config, write_corpus
+from tests.trainer.runs import GPT, finished, gpt_config, write_corpus
 from trainer.contract.config import ConfigError
 from trainer.contract.errors import TrainerError
 from trainer.contract.evaluation import evaluated, read_result, result_file
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.process
 @pytest.fixture(scope="module")
 def checkpoints(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Checkpoints of iterations 2, 4 and 6."""
-    config = gpt_config(corpus, tmp_path_factory.mktemp("trained"))
+    config = gpt_config(corpus, tmp_path_factory.mktemp("trained"), GPT | {"num_layers": 1})
     config["checkpoint"] = {"save_interval": 2, "keep_last": None}
     return finished(config).checkpoints
 
