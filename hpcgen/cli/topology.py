@@ -6,7 +6,6 @@ import dataclasses
 import json
 import sys
 from collections.abc import Iterator
-from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,11 +20,11 @@ from hpcgen.text import counted
 from hpcgen.topology import nccl_xml, svg, text
 from hpcgen.topology import sysfs as live
 from hpcgen.topology.compare import differences
-from hpcgen.topology.layout import nvlink_words, pcie
+from hpcgen.topology.layout import nics_of_gpus, nvlink_words, pcie
 from hpcgen.topology.node import expected
 
 if TYPE_CHECKING:
-    from hpcgen.config.node_type import AllReduceThreshold, NodeType, Variable
+    from hpcgen.config.node_type import AllReduceThreshold, Nic, NodeType, Processor, Variable
     from hpcgen.topology.node import Topology
 
 
@@ -92,9 +91,7 @@ def _facts(node_type: NodeType) -> Iterator[tuple[str, str]]:
         "peak_tflops": ", ".join(f"{peak:g} TFLOP/s {key}" for key, peak in node_type.peak_tflops.items()),
         "nvlink": nvlink_words(node_type),
         "cpus_per_node": str(node_type.cpus_per_node or "differs between nodes"),
-        "processor": f"{processor.vendor} family {processor.family} model {processor.model}, {processor.arch}"
-        if processor
-        else None,
+        "processor": _processor_words(processor) if processor else None,
         "numa_nodes": "; ".join(
             f"{number}: CPUs {numa.cpus}" for number, numa in enumerate(node_type.numa_nodes)
         ),
@@ -106,24 +103,42 @@ def _facts(node_type: NodeType) -> Iterator[tuple[str, str]]:
     yield from ((key, text) for key, text in lines.items() if text)
 
 
+def _processor_words(processor: Processor) -> str:
+    numbers = (("family", processor.family), ("model", processor.model))
+    known = [f"{name} {number}" for name, number in numbers if number is not None]
+    cpuid = " ".join(filter(None, (processor.vendor, *known)))
+    return ", ".join(filter(None, (cpuid, processor.arch)))
+
+
 def _show_devices(node_type: NodeType) -> None:
-    """Prints GPUs, NICs and CPU masks side by side."""
-    if not node_type.gpus:
+    """Prints GPUs, their NICs and CPU masks side by side."""
+    keys = [key for key in ("gpus", "nics", "cpu_masks") if getattr(node_type, key)]
+    if not keys:
         return
-    sources = "; ".join(
-        dict.fromkeys(
-            node_type.sources[key] for key in ("gpus", "nics", "cpu_masks") if key in node_type.sources
-        )
-    )
-    click.echo(
-        "\n" + click.style("gpus, nics, cpu_masks", bold=True) + click.style(f"  [{sources}]", dim=True)
-    )
-    masks = node_type.cpu_masks
-    for index, (gpu, nic) in enumerate(zip_longest(node_type.gpus, node_type.nics)):
+    sources = "; ".join(dict.fromkeys(node_type.sources[key] for key in keys if key in node_type.sources))
+    source = click.style(f"  [{sources}]", dim=True) if sources else ""
+    click.echo("\n" + click.style(", ".join(keys), bold=True) + source)
+    for gpu, nic, mask in _rows(node_type):
+        click.echo(f"{gpu:<30}  {nic:<45}  {mask}".rstrip())
+
+
+def _rows(node_type: NodeType) -> Iterator[tuple[str, str, str]]:
+    """Yields each GPU with its first NIC and the mask of its rank, further NICs below it, and at last unused NICs."""
+    used, masks = nics_of_gpus(node_type), node_type.cpu_masks
+    shown: list[Nic] = []
+    for index in range(max(len(used), len(masks))):
+        gpu = node_type.gpus[index] if index < len(used) else None
+        own = used[index] if index < len(used) else ()
+        shown += own
         left = f"GPU {index}  {gpu.bus_id}  NUMA {gpu.numa}" if gpu else ""
-        mask = masks[index] if index < len(masks) else ""
-        right = f"{nic.name}  {nic.bus_id}  NUMA {nic.numa}  {nic.rate_gbit_s:g} Gb/s" if nic else ""
-        click.echo(f"{left:<30}  {right:<45}  {mask}".rstrip())
+        yield left, _nic_words(own[0]) if own else "", masks[index] if index < len(masks) else ""
+        yield from (("", _nic_words(nic), "") for nic in own[1:])
+    yield from (("", _nic_words(nic), "") for nic in node_type.nics if nic not in shown)
+
+
+def _nic_words(nic: Nic) -> str:
+    numa = None if nic.numa is None else f"NUMA {nic.numa}"
+    return "  ".join(filter(None, (nic.name, nic.bus_id, numa, f"{nic.rate_gbit_s:g} Gb/s")))
 
 
 def _show_thresholds(node_type: NodeType) -> None:
@@ -225,7 +240,7 @@ def verify(ctx: click.Context, name: str, xml_file: Path | None, sysfs: Path | N
     if xml_file is not None and sysfs is not None:
         raise click.UsageError("--xml and --sysfs cannot be used together")
     node_type = load_node_type(name)
-    wanted = expected(name, node_type)
+    wanted = expected(name, node_type, nics_have_names=xml_file is None)
     source, found = _found(node_type, xml_file, sysfs)
     different = differences(wanted, found)
     if as_json:

@@ -48,14 +48,19 @@ class Variable:
 class Processor:
     """CPU model as reported by CPUID. NCCL selects its bandwidth tables by these values."""
 
-    arch: Literal["x86_64", "arm64"]
-    """Instruction set."""
-    vendor: Literal["GenuineIntel", "AuthenticAMD", "ARM"]
-    """Vendor string."""
-    family: NonNegative
-    """Family, in decimal."""
-    model: NonNegative
-    """Model, in decimal."""
+    arch: Literal["x86_64", "arm64", "aarch64"]
+    """Instruction set. aarch64 is the kernel's name of arm64."""
+    vendor: Literal["GenuineIntel", "AuthenticAMD", "ARM"] | None = None
+    """Vendor string; null for Arm processors, which have no CPUID."""
+    family: NonNegative | None = None
+    """Family, in decimal; null for Arm processors."""
+    model: NonNegative | None = None
+    """Model, in decimal; null for Arm processors."""
+
+    @property
+    def is_arm(self) -> bool:
+        """True for processors that run aarch64 code."""
+        return self.arch != "x86_64"
 
 
 @config_section
@@ -78,14 +83,16 @@ class PciLink:
 
 @config_section
 class NvLink:
-    """NVLink network between the GPUs of a node."""
+    """NVLink network between GPUs."""
 
     links: Count
     """Number of NVLinks per GPU."""
     bandwidth_gb_s: PositiveFloat
     """Bandwidth of a GPU over all its links in GB/s, as the sum of both directions."""
-    switches: NonNegative
-    """Number of NVSwitches per node; 0 if the GPUs are connected directly."""
+    switches: NonNegative | None = None
+    """Number of NVSwitches per node; 0 if the GPUs are connected directly, null if unknown."""
+    domain_nodes: Count = 1
+    """Number of nodes whose GPUs are connected by NVLink, such as 18 in a rack of GB200 NVL72."""
 
 
 @config_section
@@ -106,14 +113,14 @@ class Nic:
 
     name: DeviceName
     """Name of the RDMA device, such as mlx5_ib0."""
-    bus_id: BusId
-    """PCI address."""
-    numa: NonNegative
-    """NUMA node."""
-    bridge: BusId | None = None
-    """PCI bridge above it in the topology file; null if it is attached directly to the CPU."""
     rate_gbit_s: PositiveFloat
     """Line rate in Gb/s."""
+    bus_id: BusId | None = None
+    """PCI address. Required for the topology file."""
+    numa: NonNegative | None = None
+    """NUMA node. Required for the topology file."""
+    bridge: BusId | None = None
+    """PCI bridge above it in the topology file; null if it is attached directly to the CPU."""
 
 
 @config_section
@@ -172,7 +179,7 @@ class NodeType:
     """CPU mask of each local rank. Used if every GPU has one task with as many CPUs as its mask, and the job has
     exclusive nodes. Otherwise Slurm decides the binding."""
     processor: Processor | None = None
-    """CPU model. Required for the topology file."""
+    """CPU model. Required for the topology file, with all keys if its instruction set is x86_64."""
     numa_nodes: tuple[NumaNode, ...] = ()
     """NUMA nodes by number."""
     pci_link: PciLink | None = None
@@ -184,7 +191,7 @@ class NodeType:
     gpus: tuple[Gpu, ...] = ()
     """GPUs in the order of their PCI addresses."""
     nics: tuple[Nic, ...] = ()
-    """NICs. gpus[i] uses nics[i]."""
+    """NICs, in the order of their GPUs. There may be several for each GPU, or one for several GPUs."""
     topology_file: MountPath | None = None
     """Path of NCCL's topology XML on the host."""
     exclusive: bool = True

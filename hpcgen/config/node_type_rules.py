@@ -33,13 +33,6 @@ def _counts(node_type: NodeType) -> Iterator[Problem]:
             "set it to infiniband, roce or ethernet",
             about=("nics",),
         )
-    if node_type.gpus and not (node_type.processor and node_type.pci_link and node_type.numa_nodes):
-        yield Problem(
-            "gpus",
-            "requires processor, pci_link and numa_nodes",
-            "set all three, or remove gpus",
-            about=("processor", "pci_link", "numa_nodes"),
-        )
 
 
 def _numa_nodes(node_type: NodeType) -> Iterator[Problem]:
@@ -86,7 +79,10 @@ def _pci(node_type: NodeType) -> Iterator[Problem]:
     for path, device in devices:
         if device.bus_id in seen:
             yield Problem(f"{path}.bus_id", f"is also the address of {seen[device.bus_id]}")
-        seen.setdefault(device.bus_id, path)
+        if device.bus_id is not None:
+            seen.setdefault(device.bus_id, path)
+        if device.numa is None:
+            continue
         if node_type.numa_nodes and device.numa >= len(node_type.numa_nodes):
             nodes = counted(len(node_type.numa_nodes), "entry", "entries")
             yield Problem(

@@ -1,4 +1,4 @@
-"""The JSON Schema of a run file or a cluster profile, with which editors check and complete YAML."""
+"""The JSON Schema of a run file, a cluster profile or a node type, with which editors check and complete YAML."""
 
 from __future__ import annotations
 
@@ -11,11 +11,18 @@ from typing import Any
 from hpcgen.config.cluster import ClusterConfig
 from hpcgen.config.fields import text_of
 from hpcgen.config.keys import field_docs, inner_class
+from hpcgen.config.node_type import Health, NodeType, NvLink, PciLink, Processor, Variable
 from hpcgen.config.run import RunConfig
 from trainer.contract.config import ModelConfig, OptimizerConfig, Range, TrainingConfig, field_hints
 
-FILLED_IN = (ClusterConfig, ModelConfig, TrainingConfig, OptimizerConfig)
-"""Sections without required keys, because an extended profile or a preset may provide them."""
+EXTENDABLE = (ClusterConfig, NodeType)
+"""Files that can extend another one."""
+FILLED_IN = (
+    *EXTENDABLE,
+    *(Health, NvLink, PciLink, Processor, Variable),
+    *(ModelConfig, TrainingConfig, OptimizerConfig),
+)
+"""Sections without required keys, because an extended file or a preset may provide them."""
 
 
 @functools.cache
@@ -52,16 +59,15 @@ def _classes(cls: type) -> set[type]:
 def _describe(section: type, schema: dict[str, Any]) -> None:
     docs, hints = field_docs(section), field_hints(section)
     if section in FILLED_IN:
-        del schema["required"]
+        schema.pop("required", None)
     elif section is RunConfig:
         schema["required"] = ["name", "cluster", "paths"]
     if section.__doc__:
         schema["description"] = " ".join(section.__doc__.split())
     for name, field in schema["properties"].items():
         field["description"] = docs[name]
-        if (
-            section is ClusterConfig and typing.get_origin(hints[name]) is dict
-        ):  # null removes an inherited entry
+        # null removes an inherited entry
+        if section in EXTENDABLE and typing.get_origin(hints[name]) is dict:
             entry = field["additionalProperties"]
             field["additionalProperties"] = {"anyOf": [entry, {"type": "null"}]}
         for place in (field, *field.get("anyOf", ())):

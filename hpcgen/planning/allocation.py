@@ -47,6 +47,8 @@ class Allocation:
     """The job continues when a node fails, either with a spare or to report the node."""
     ranks_per_node: int = 1
     """Number of ranks on each node. Differs from `ntasks_per_node` if a task starts several ranks."""
+    nvlink_nodes: int = 1
+    """Number of nodes whose GPUs are all connected by NVLink."""
     array: Array | None = None
     """The job array; None for other jobs. With an array, all other fields apply to each task."""
 

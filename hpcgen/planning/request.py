@@ -125,6 +125,7 @@ def make_allocation(
         # Slurm would end the job when a node fails, although a spare can replace the node
         no_kill=spares > 0 or stage.no_kill,
         ranks_per_node=ranks,
+        nvlink_nodes=node_type.nvlink.domain_nodes if node_type.nvlink else 1,
         array=make_array(stage, config, cluster),
     )
 

@@ -35,6 +35,7 @@ class NcclTest(Stage):
             nodes=allocation.nodes,
             ranks_per_node=allocation.ntasks_per_node,
             gpus_per_node=node_type.gpus_per_node,
+            nvlink_nodes=allocation.nvlink_nodes,
             sizes_bytes=_sizes(largest),
             thresholds=thresholds(node_type),
             baseline=baseline,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from hpcgen.config import cpus
-from hpcgen.topology.node import Kind, Topology
+from hpcgen.topology.node import Device, Kind, Topology
 
 PRESENCE, PRESENT, ABSENT = "presence", "present", "absent"
 """Attribute and its two values for a device that only one side has."""
@@ -52,15 +52,25 @@ def _numa_differences(expected: Topology, found: Topology) -> Iterator[Differenc
 
 
 def _device_differences(kind: Kind, expected: Topology, found: Topology) -> Iterator[Difference]:
-    there = {device.bus_id: device for device in found.of_kind(kind)}
+    there = list(found.of_kind(kind))
     for index, device in enumerate(expected.of_kind(kind)):
-        name = f"{kind} {device.name or index} ({device.bus_id})"
-        if device.bus_id in there:
-            yield from _compare(name, DEVICE_ATTRIBUTES, device, there.pop(device.bus_id))
+        address = f" ({device.bus_id})" if device.bus_id else ""
+        name = f"{kind} {device.name or index}{address}"
+        same = next((other for other in there if _is_same(device, other)), None)
+        if same:
+            there.remove(same)
+            yield from _compare(name, DEVICE_ATTRIBUTES, device, same)
         else:
             yield Difference(name, PRESENCE, PRESENT, ABSENT)
-    for bus_id in sorted(there):
-        yield Difference(f"{kind} {bus_id}", PRESENCE, ABSENT, PRESENT)
+    for other in sorted(there, key=lambda device: device.bus_id or ""):
+        yield Difference(f"{kind} {other.bus_id}", PRESENCE, ABSENT, PRESENT)
+
+
+def _is_same(expected: Device, found: Device) -> bool:
+    """Compares addresses, or names if the node type gives no address."""
+    if expected.bus_id is None:
+        return expected.name == found.name
+    return expected.bus_id == found.bus_id
 
 
 def _compare(

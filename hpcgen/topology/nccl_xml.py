@@ -19,7 +19,7 @@ from hpcgen.config.node_type import Gpu, Nic, NodeType, PciLink
 from hpcgen.errors import FilePlace, HpcgenError
 from hpcgen.topology import markup
 from hpcgen.topology.markup import Element
-from hpcgen.topology.node import Device, Kind, NumaNode, Topology, expected
+from hpcgen.topology.node import Device, Kind, NumaNode, Topology, expected, lack
 
 VERSION = "1"
 BRIDGE_CLASS, GPU_CLASS = "0x060400", "0x030200"
@@ -32,12 +32,26 @@ def write(name: str, node_type: NodeType) -> str:
     """Formats the topology file of a node type.
 
     Raises:
-        HpcgenError: the node type lists no GPUs.
+        HpcgenError: the node type lacks a fact that the file needs.
     """
+    if missing := list(_missing(node_type)):
+        lack(name, "the topology file", missing)
     root = _tree(expected(name, node_type), node_type)
     # Two hyphens would end the comment.
     comment = f"{node_type.description} (hpcgen topology xml {name})".replace("--", "- -")
     return f"<!-- {comment} -->\n" + "".join(_lines(root, 0))
+
+
+def _missing(node_type: NodeType) -> Iterator[str]:
+    """The keys of the facts that a topology file needs, and that the node type does not state."""
+    yield from (key for key in ("gpus", "numa_nodes", "pci_link", "processor") if not getattr(node_type, key))
+    processor = node_type.processor
+    if processor and not processor.is_arm:  # NCCL reads these of x86 processors only
+        yield from (
+            f"processor.{key}" for key in ("vendor", "family", "model") if getattr(processor, key) is None
+        )
+    for index, nic in enumerate(node_type.nics):
+        yield from (f"nics[{index}].{key}" for key in ("bus_id", "numa") if getattr(nic, key) is None)
 
 
 def _tree(topology: Topology, node_type: NodeType) -> Element:
@@ -45,16 +59,17 @@ def _tree(topology: Topology, node_type: NodeType) -> Element:
     devices: tuple[Gpu | Nic, ...] = (*node_type.gpus, *node_type.nics)
     root = Element("system", {"version": VERSION}, 0)
     for numa in topology.numa_nodes:
-        attributes = {
+        attributes: dict[str, object] = {
             "numaid": str(numa.number),
             "affinity": cpus.words(numa.cpus or 0, num_cpus),
-            "arch": str(numa.arch),
-            "vendor": str(numa.vendor),
-            "familyid": str(numa.family),
-            "modelid": str(numa.model),
+            "arch": numa.arch,
+            "vendor": numa.vendor,
+            "familyid": numa.family,
+            "modelid": numa.model,
         }
+        known = {key: str(value) for key, value in attributes.items() if value is not None}
         below = [device for device in devices if device.numa == numa.number]
-        root.children.append(Element("cpu", attributes, 0, list(_below_cpu(below, node_type))))
+        root.children.append(Element("cpu", known, 0, list(_below_cpu(below, node_type))))
     return root
 
 
@@ -62,7 +77,9 @@ def _below_cpu(devices: Iterable[Gpu | Nic], node_type: NodeType) -> Iterator[El
     assert node_type.pci_link is not None
     by_bridge = sorted(devices, key=lambda device: device.bridge or "")
     for bridge, below in groupby(by_bridge, key=lambda device: device.bridge):
-        elements = [_pci(device.bus_id, _class(device, node_type), node_type.pci_link) for device in below]
+        elements = [
+            _pci(str(device.bus_id), _class(device, node_type), node_type.pci_link) for device in below
+        ]
         if bridge is None:
             yield from elements
         else:
@@ -125,10 +142,10 @@ def topology(root: Element, name: str) -> Topology:
         numa_nodes.append(numa)
         devices += _devices(element, numa.number, name)
     _refuse_repeated("numaid", [str(numa.number) for numa in numa_nodes], name)
-    _refuse_repeated("busid", [device.bus_id for device in devices], name)
+    _refuse_repeated("busid", [str(device.bus_id) for device in devices], name)
     return Topology(
         numa_nodes=tuple(sorted(numa_nodes, key=lambda numa: numa.number)),
-        devices=tuple(sorted(devices, key=lambda device: device.bus_id)),
+        devices=tuple(sorted(devices, key=lambda device: device.bus_id or "")),
     )
 
 
@@ -175,7 +192,7 @@ def _devices(parent: Element, numa: int, name: str) -> list[Device]:
     if parent.tag == "pci":
         speed, width = _link(parent, name)
         found = [replace(device, bridge_speed_gt_s=speed, bridge_width=width) for device in found]
-        gpus = tuple(sorted(device.bus_id for device in found if device.kind == "GPU"))
+        gpus = tuple(sorted(str(device.bus_id) for device in found if device.kind == "GPU"))
     else:
         gpus = ()
     return [

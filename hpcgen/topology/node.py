@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 from hpcgen.config import cpus
 from hpcgen.config.node_type import Gpu, Nic, NodeType
@@ -30,7 +32,8 @@ class Device:
     """One GPU or NIC. Attributes that the source does not state are None."""
 
     kind: Kind
-    bus_id: str
+    bus_id: str | None
+    """PCI address. None for a NIC of a node type that only gives its name."""
     numa: int | None = None
     link_speed_gt_s: float | None = None
     link_width: int | None = None
@@ -59,31 +62,52 @@ class Topology:
         return tuple(device for device in self.devices if device.kind == kind)
 
 
-def expected(name: str, node_type: NodeType) -> Topology:
-    """Topology that a node of this type must have.
+def require(name: str, node_type: NodeType, purpose: str, *keys: str) -> None:
+    """Checks that a node type states the facts at `keys`, which are optional in its file.
 
     Raises:
-        HpcgenError: the node type lists no GPUs.
+        HpcgenError: facts are missing. Lists all of them.
     """
+    if missing := [key for key in keys if not getattr(node_type, key)]:
+        lack(name, purpose, missing)
+
+
+def lack(name: str, purpose: str, missing: Sequence[str]) -> NoReturn:
+    """Raises HpcgenError for the facts that `purpose` needs and node type `name` does not state."""
+    raise HpcgenError(
+        f"node type {name} does not state {', '.join(missing)}, which {purpose} needs",
+        f"add {'it' if len(missing) == 1 else 'them'} to its file (see topologies/README.md)",
+    )
+
+
+def expected(name: str, node_type: NodeType, *, nics_have_names: bool = True) -> Topology:
+    """Topology that a node of this type must have. Facts that it does not state are None.
+
+    `nics_have_names` is False for a comparison with a topology file, which does not name NICs.
+
+    Raises:
+        HpcgenError: the node type lists no GPUs or no NUMA nodes, or NICs can be found neither by address nor by name.
+    """
+    require(name, node_type, "a comparison", "gpus", "numa_nodes")
+    unplaced = [f"nics[{index}].bus_id" for index, nic in enumerate(node_type.nics) if nic.bus_id is None]
+    if unplaced and not nics_have_names:
+        lack(name, "a comparison with a topology file", unplaced)
     processor, link = node_type.processor, node_type.pci_link
-    if not node_type.gpus or processor is None or link is None:
-        raise HpcgenError(f"node type {name} lists no GPUs, so it has no topology to write or to compare")
+    cpu: dict[str, Any] = dataclasses.asdict(processor) if processor else {}
+    if processor and processor.is_arm:
+        cpu["arch"] = "arm64"  # as NCCL calls it
     numa_nodes = [
-        NumaNode(
-            number=number,
-            cpus=cpus.listed(numa.cpus),
-            arch=processor.arch,
-            vendor=processor.vendor,
-            family=processor.family,
-            model=processor.model,
-        )
+        NumaNode(number=number, cpus=cpus.listed(numa.cpus), **cpu)
         for number, numa in enumerate(node_type.numa_nodes)
     ]
 
     def pci(device: Gpu | Nic) -> dict[str, Any]:
+        place = {"bus_id": device.bus_id, "numa": device.numa}
+        if link is None:
+            return place
         own = {"link_speed_gt_s": link.speed_gt_s, "link_width": link.width}
         bridge = {"bridge_speed_gt_s": link.speed_gt_s, "bridge_width": link.width} if device.bridge else {}
-        return {"bus_id": device.bus_id, "numa": device.numa, **own, **bridge}
+        return {**place, **own, **bridge}
 
     gpus = [Device(kind="GPU", **pci(gpu)) for gpu in node_type.gpus]
     nics = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from html import escape
 
-from hpcgen.config.node_type import Nic, NodeType
+from hpcgen.config.node_type import NodeType
 from hpcgen.topology.layout import (
     Bridge,
     NumaBox,
@@ -15,6 +15,7 @@ from hpcgen.topology.layout import (
     nvlink_words,
     pcie,
     pcie_gb_s,
+    rates,
 )
 
 MARGIN = 28
@@ -63,7 +64,7 @@ def draw(name: str, node_type: NodeType) -> str:
     """Draws the diagram as an SVG document.
 
     Raises:
-        HpcgenError: the node type lists no GPUs.
+        HpcgenError: the node type lacks a fact that the diagram needs.
     """
     boxes = arrange(name, node_type)
     places = _places(boxes)
@@ -137,8 +138,8 @@ def _pair_wires(pair: Pair, bridge: Bridge, x: int, middle: int, has_nvlink: boo
         yield _wire(f"M {x} {GPU_Y + GPU_H} V {middle}")
         if has_nvlink:
             yield _wire(f"M {x} {NVLINK_Y + BAND} V {GPU_Y}", "wire-nvlink")
-    if pair.nic is not None:
-        if pair.nic.bridge == bridge.bus_id and pair.nic.numa == pair.numa:
+    if pair.nics:
+        if all(nic.bridge == bridge.bus_id and nic.numa in (None, pair.numa) for nic in pair.nics):
             yield _wire(f"M {x} {middle} V {NIC_Y}")
         yield _wire(f"M {x} {NIC_Y + NIC_H} V {FABRIC_Y}", "wire-fabric")
 
@@ -152,16 +153,13 @@ def _pair_cards(pair: Pair, x: int) -> Iterator[str]:
         if pair.cpus is not None:
             words = f"rank {pair.index}: CPUs {pair.cpus.replace('-', '–')}"
             yield _text(x, GPU_Y + 70, _fit(words, 21), "small", "middle", title=words)
-    if pair.nic is not None:
+    if pair.nics:
+        names, first = ", ".join(nic.name for nic in pair.nics), pair.nics[0]
         yield _rect(left, NIC_Y, CARD, NIC_H, "nic", 8)
-        yield _text(x, NIC_Y + 22, _fit(pair.nic.name, 13), "head", "middle", title=pair.nic.name)
-        yield _text(x, NIC_Y + 41, pair.nic.bus_id, "address", "middle")
-        yield _text(x, NIC_Y + 59, _nic_words(pair.nic, pair), "small", "middle")
-
-
-def _nic_words(nic: Nic, pair: Pair) -> str:
-    elsewhere = f" (NUMA {nic.numa})" if nic.numa != pair.numa else ""
-    return f"{nic.rate_gbit_s:g} Gb/s{elsewhere}"
+        yield _text(x, NIC_Y + 22, _fit(names, 13), "head", "middle", title=names)
+        if len(pair.nics) == 1 and first.bus_id:
+            yield _text(x, NIC_Y + 41, first.bus_id, "address", "middle")
+        yield _text(x, NIC_Y + 59, f"{rates(pair.nics)}{pair.on_other_numa(first)}", "small", "middle")
 
 
 def _bridge_card(bridge: Bridge, centers: list[int], center: int, node_type: NodeType) -> Iterator[str]:

@@ -14,7 +14,7 @@ def draw(name: str, node_type: NodeType, *, ascii_only: bool = False) -> str:
     """Draws the diagram; use `ascii_only` for terminals without line-drawing characters.
 
     Raises:
-        HpcgenError: the node type lists no GPUs.
+        HpcgenError: the node type lacks a fact that the diagram needs.
     """
     text = "\n".join(_lines(name, node_type)) + "\n"
     return text.translate(ASCII) if ascii_only else text
@@ -54,6 +54,6 @@ def _devices(pair: Pair, node_type: NodeType) -> Iterator[str]:
     if pair.gpu is not None:
         rank = f"  rank {pair.index}: CPUs {pair.cpus}" if pair.cpus is not None else ""
         yield f"{f'GPU {pair.index}':<{width}}  {pair.gpu.bus_id}{rank}"
-    if pair.nic is not None:
-        elsewhere = f" (NUMA {pair.nic.numa})" if pair.nic.numa != pair.numa else ""
-        yield f"{pair.nic.name:<{width}}  {pair.nic.bus_id}  {pair.nic.rate_gbit_s:g} Gb/s{elsewhere}"
+    for nic in pair.nics:
+        words = (f"{nic.name:<{width}}", nic.bus_id, f"{nic.rate_gbit_s:g} Gb/s{pair.on_other_numa(nic)}")
+        yield "  ".join(filter(None, words))

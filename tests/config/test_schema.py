@@ -11,10 +11,12 @@ import pytest
 
 from hpcgen.config import document
 from hpcgen.config.cluster import ClusterConfig
+from hpcgen.config.node_type import NodeType
 from hpcgen.config.presets import PRESETS
 from hpcgen.config.run import RunConfig
 from hpcgen.config.schema import json_schema
 from hpcgen.config.starter import starter
+from hpcgen.resources import shipped
 from tests.runs import big_run, minimal_run
 
 CORPUS = {"directory": "/c", "source": {"directory": "/text"}}
@@ -31,6 +33,13 @@ def run_schema() -> jsonschema.Draft7Validator:
 @pytest.fixture(scope="module")
 def cluster_schema() -> jsonschema.Draft7Validator:
     schema = json_schema(ClusterConfig)
+    jsonschema.Draft7Validator.check_schema(schema)
+    return jsonschema.Draft7Validator(schema)
+
+
+@pytest.fixture(scope="module")
+def node_type_schema() -> jsonschema.Draft7Validator:
+    schema = json_schema(NodeType)
     jsonschema.Draft7Validator.check_schema(schema)
     return jsonschema.Draft7Validator(schema)
 
@@ -54,6 +63,27 @@ def test_valid_runs_are_valid(run_schema, values):
 def test_starters_are_valid(run_schema, preset):
     text = starter("mini", "azure-ndv5", "runs/mini", PRESETS.get(preset or ""), "s.json")
     assert list(run_schema.iter_errors(document.parse(text, "f").values)) == []
+
+
+@pytest.mark.parametrize("name", ["cpu", "ndv4", "ndv5", "ndv5-h200"])
+def test_shipped_node_types_are_valid(node_type_schema, name):
+    values = document.read(shipped("topologies") / f"{name}.yaml").values
+    assert list(node_type_schema.iter_errors(values)) == []
+
+
+@pytest.mark.parametrize(
+    ("values", "is_valid"),
+    [
+        ({"extends": "ndv5", "environment": {"NCCL_TOPO_FILE": None}, "health": {"nvme_disks": 4}}, True),
+        ({"extends": "ndv5", "processor": {"arch": "aarch64"}, "nvlink": {"domain_nodes": 18}}, True),
+        ({"nics": [{"name": "rdmap79s0", "rate_gbit_s": 100}]}, True),
+        ({"nics": [{"name": "rdmap79s0"}]}, False),
+        ({"nvlink": {"domain_nodes": 0}}, False),
+        ({"gpus_per_nod": 8}, False),
+    ],
+)
+def test_the_schema_of_a_node_type(node_type_schema, values, is_valid):
+    assert node_type_schema.is_valid(values) == is_valid
 
 
 def test_null_removes_entries_of_a_profile(cluster_schema):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from hpcgen.planning import resources
-from tests.planning.cases import warned, warnings
-from trainer.contract.rules import context_parallel, precision
+from tests.planning.cases import valid_facts, warned, warnings
+from trainer.contract.rules import context_parallel, experts, precision
+from trainer.contract.rules.facts import World
 
 TP = "parallelism__tensor_model_parallel_size"
 PP = "parallelism__pipeline_model_parallel_size"
@@ -15,6 +18,9 @@ CP = "parallelism__context_parallel_size"
 HEADS = "model__num_attention_heads"
 BATCH = "training__global_batch_size"
 MICRO = "training__micro_batch_size"
+EP = "parallelism__expert_model_parallel_size"
+PATH = "parallelism.tensor_model_parallel_size"
+RULES = (context_parallel.tensor_and_context_parallel_stay_in_node, experts.experts_stay_in_node)
 SP = "parallelism__sequence_parallel"
 
 
@@ -119,3 +125,40 @@ def test_a_warning_offers_nothing_that_would_be_an_error():
     shape = {"model__num_layers": 96, "model__hidden_size": 12288, HEADS: 96, TP: 8}
     [message] = warnings(**shape)
     assert message.endswith("; use more pipeline stages")
+
+
+def nvl72(nodes: int = 36, nvlink_nodes: int = 18, **changes: object) -> list[str]:
+    """The warnings of a layout on nodes of four GPUs, `nvlink_nodes` of which NVLink connects."""
+    facts = dataclasses.replace(
+        valid_facts(**{BATCH: 576, HEADS: 24, "model__hidden_size": 1536, **changes}),
+        world=World(path="slurm.train.nodes", count=nodes, ranks_each=4),
+        gpus_per_node=4,
+        nvlink_nodes=nvlink_nodes,
+    )
+    return [str(problem) for rule in RULES for problem in rule(facts)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({TP: 8}, ""),
+        ({TP: 8, CP: 9}, ""),
+        ({TP: 8, "nvlink_nodes": 1}, f"{PATH} is more than the 4 GPUs of a node, so every layer waits"),
+        ({TP: 3, "nvlink_nodes": 1}, f"{PATH} does not divide the 4 GPUs of a node, so every layer waits"),
+        ({TP: 3, "nvlink_nodes": 1, "nodes": 1}, ""),
+        ({TP: 8, CP: 2, "nvlink_nodes": 16}, ""),
+        ({TP: 12, "nvlink_nodes": 16}, f"{PATH} does not divide the 64 GPUs of 16 nodes with NVLink"),
+        ({TP: 12, "nvlink_nodes": 16, "nodes": 12}, ""),
+        ({TP: 8, CP: 16}, "= 8 x 16 = 128, more than the 72 GPUs of 18 nodes with NVLink"),
+        ({"model__num_moe_experts": 64, EP: 64, "nvlink_nodes": 16}, ""),
+        (
+            {"model__num_moe_experts": 64, EP: 64},
+            "64, which does not divide the 72 GPUs of 18 nodes with NVLink",
+        ),
+        ({"model__num_moe_experts": 64, EP: 64, "nvlink_nodes": 1}, "64, more than the 4 GPUs of a node"),
+    ],
+)
+def test_groups_may_be_as_large_as_what_nvlink_connects(changes, said):
+    found = [line for line in nvl72(**changes) if "network" in line]
+    assert len(found) == bool(said)
+    assert said in "".join(found)

@@ -112,7 +112,10 @@ def test_ascii_for_terminals_without_lines():
 
 def test_a_node_without_gpus_has_no_picture():
     for draw in (svg.draw, text.draw):
-        with pytest.raises(HpcgenError, match="node type cpu lists no GPUs, so there is nothing to draw"):
+        with pytest.raises(
+            HpcgenError,
+            match="node type cpu does not state gpus, numa_nodes, pci_link, which the diagram needs",
+        ):
             draw("cpu", shipped_node_type("cpu"))
 
 

@@ -25,8 +25,8 @@ class Threshold:
     nvls: bool
     """Applies if NCCL uses NVLink SHARP (true) or not (false)."""
     collnet: bool
-    """Applies if NCCL uses CollNet (true) or not (false). CollNet is SHARP in the InfiniBand switches. Ignored for a
-    single node."""
+    """Applies if NCCL uses CollNet (true) or not (false). CollNet is SHARP in the InfiniBand switches. Ignored for
+    nodes that NVLink connects."""
     expected_gb_s: PositiveFloat | None = None
     """Bandwidth of a healthy allocation in GB/s."""
     warn_below_gb_s: PositiveFloat | None = None
@@ -51,6 +51,8 @@ class NcclTestConfig:
     """Number of ranks per node: one per GPU."""
     gpus_per_node: NonNegative = 0
     """Number of GPUs in a node of this type; thresholds apply only if all of them take part."""
+    nvlink_nodes: Count = 1
+    """Number of nodes whose GPUs are all connected by NVLink."""
     sizes_bytes: tuple[Count, ...]
     """Message sizes to measure, in ascending order. Only the last one is compared with the limits."""
     iterations: Count = 20

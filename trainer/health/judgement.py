@@ -52,8 +52,12 @@ def make_layout(nodes: int, ranks_per_node: int, settings: Mapping[str, Setting]
     )
 
 
-def select(thresholds: Sequence[Threshold], layout: Layout, gpus_per_node: int) -> Threshold | None:
+def select(
+    thresholds: Sequence[Threshold], layout: Layout, gpus_per_node: int, nvlink_nodes: int = 1
+) -> Threshold | None:
     """The first threshold with matching conditions; None if there is none for this layout.
+
+    NVLink connects all GPUs of `nvlink_nodes` nodes, so that no traffic between these passes a switch with SHARP.
 
     If no threshold of the node type is for NVLS, its GPUs do not support NVLS, and the setting is ignored.
     """
@@ -62,7 +66,7 @@ def select(thresholds: Sequence[Threshold], layout: Layout, gpus_per_node: int) 
     nvls = layout.nvls and any(threshold.nvls for threshold in thresholds)
     for threshold in thresholds:
         fits = threshold.min_nodes <= layout.nodes <= (threshold.max_nodes or layout.nodes)
-        same_collnet = layout.nodes == 1 or threshold.collnet == layout.collnet
+        same_collnet = layout.nodes <= nvlink_nodes or threshold.collnet == layout.collnet
         if fits and same_collnet and threshold.nvls == nvls:
             return threshold
     return None

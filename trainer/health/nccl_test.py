@@ -144,7 +144,7 @@ class NcclTest:
         self._table(samples)
         judged = samples[-1]
         key = baseline_key(config, layout)
-        threshold = select(config.thresholds, layout, config.gpus_per_node)
+        threshold = select(config.thresholds, layout, config.gpus_per_node, config.nvlink_nodes)
         baseline = self._baseline().get(key)
         verdict = judge(judged.busbw_gb_s, threshold, None if record else baseline, config)
         self._print(_sentence(judged, verdict))
@@ -198,7 +198,7 @@ class NcclTest:
             part = Layout(
                 nodes=nodes, ranks_per_node=layout.ranks_per_node, nvls=layout.nvls, collnet=collnet
             )
-            threshold = select(config.thresholds, part, config.gpus_per_node)
+            threshold = select(config.thresholds, part, config.gpus_per_node, config.nvlink_nodes)
             return threshold.fail_below_gb_s if threshold else None
 
         def measure(purpose: str, groups: Sequence[Group]) -> list[float]:

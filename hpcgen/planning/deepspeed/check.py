@@ -19,8 +19,10 @@ from hpcgen.text import did_you_mean
 AUTO = "Hugging Face's Trainer and Accelerate do not fill in this key, so DeepSpeed uses its default or fails"
 
 
-def deepspeed_problems(section: DeepSpeedConfig, ranks: int, ranks_per_node: int) -> Iterator[Problem]:
-    """Yields the mistakes in the section, for a job with `ranks` ranks."""
+def deepspeed_problems(
+    section: DeepSpeedConfig, ranks: int, ranks_per_node: int, nvlink_nodes: int = 1
+) -> Iterator[Problem]:
+    """Yields the mistakes in the section, for a job with `ranks` ranks, on nodes of which NVLink connects some."""
     config, size = section.config, section.model_parallel_size
     yield from variable_problems(config)
     wrong = list(key_problems(config))
@@ -36,7 +38,13 @@ def deepspeed_problems(section: DeepSpeedConfig, ranks: int, ranks_per_node: int
     if unsure <= SECTIONS[""].keys.keys() - set(batch.SIZES):
         yield from batch.problems(config, ranks // size)
     if ZERO not in unsure:  # most rules depend on the stage
-        facts = Facts(config=config, ranks=ranks, ranks_per_node=ranks_per_node, model_parallel_size=size)
+        facts = Facts(
+            config=config,
+            ranks=ranks,
+            ranks_per_node=ranks_per_node,
+            nvlink_nodes=nvlink_nodes,
+            model_parallel_size=size,
+        )
         for problem in itertools.chain.from_iterable(rule(facts) for rule in RULES):
             if problem.path.removeprefix(f"{CONFIG}.").split(".")[0] not in unsure:
                 yield problem

@@ -27,6 +27,8 @@ class Facts:
     config: Mapping[str, Any]
     ranks: int
     ranks_per_node: int
+    nvlink_nodes: int = 1
+    """Nodes whose GPUs are all connected by NVLink."""
     model_parallel_size: int
 
     def get(self, path: str, default: Any = None) -> Any:

@@ -27,7 +27,9 @@ from hpcgen.planning.software import runtime
 def problems(run: Run, section: DeepSpeedConfig, allocation: Allocation) -> Iterator[Problem]:
     """Yields mistakes in the section, whose paths are absolute, and in the configuration of DeepSpeed in it."""
     ranks_per_node = allocation.ranks_per_node
-    yield from deepspeed_problems(section, allocation.nodes * ranks_per_node, ranks_per_node)
+    yield from deepspeed_problems(
+        section, allocation.nodes * ranks_per_node, ranks_per_node, allocation.nvlink_nodes
+    )
     yield from _swap_problems(run, section.config)
     if section.model is not None and section.parameters is not None:
         yield Problem(

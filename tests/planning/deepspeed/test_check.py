@@ -130,7 +130,7 @@ BROKEN: list[tuple[dict[str, Any], str, str]] = [
     (
         zero(3, zero_hpz_partition_size=16),
         "zero_optimization.zero_hpz_partition_size",
-        "zero.hpz_partition_fits_node",
+        "zero.hpz_partition_fits_nvlink",
     ),
     (
         zero(1, allgather_bucket_size=99),
@@ -362,3 +362,18 @@ def test_all_mistakes_are_reported_with_their_lines_and_values(tmp_path: Path) -
     [line] = mistakes(tmp_path, with_deepspeed(config))
     assert "comet.api_key would be written into the script" in line
     assert "s3cret" not in line
+
+
+@pytest.mark.parametrize(
+    ("size", "ranks", "said"),
+    [
+        (8, 144, []),
+        (72, 144, []),
+        (16, 144, ["does not divide the 72 ranks of the 18 nodes that NVLink connects; use 72"]),
+        (32, 64, ["does not divide the 72 ranks of the 18 nodes that NVLink connects; use 8"]),
+    ],
+)
+def test_a_secondary_partition_may_be_as_large_as_what_nvlink_connects(size, ranks, said):
+    section = DeepSpeedConfig(config={**MICRO, **zero(3, zero_hpz_partition_size=size)})
+    found = deepspeed_problems(section, ranks, 4, nvlink_nodes=18)
+    assert [str(problem).partition(" ")[2] for problem in found] == said

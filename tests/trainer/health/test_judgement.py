@@ -64,6 +64,14 @@ def test_a_threshold_applies_only_to_its_own_layout(
     assert (found and found.fail_below_gb_s) == expected
 
 
+@pytest.mark.parametrize(("nodes", "limit"), [(1, 460), (18, 460), (19, None)])
+def test_nodes_that_nvlink_connects_do_not_use_collnet(nodes: int, limit: int | None) -> None:
+    thresholds = (threshold(1, 18, True, True, 460),)
+    layout = Layout(nodes=nodes, ranks_per_node=4, nvls=True, collnet=False)
+    found = select(thresholds, layout, gpus_per_node=4, nvlink_nodes=18)
+    assert (found and found.fail_below_gb_s) == limit
+
+
 @pytest.mark.parametrize("nvls", [True, False])
 def test_gpus_without_nvlink_sharp_have_thresholds_whatever_is_set(nvls: bool) -> None:
     found = select(NDV4, Layout(nodes=2, ranks_per_node=8, nvls=nvls, collnet=False), gpus_per_node=8)

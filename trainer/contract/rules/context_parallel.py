@@ -140,46 +140,54 @@ def hierarchy_fits_ranks(facts: Facts) -> Iterator[Problem]:
 
 
 def _sizes(facts: Facts) -> list[tuple[int, int]]:
-    """Pairs of sizes with the product CP. Pairs whose groups are full nodes come first."""
+    """Pairs of sizes with the product CP. Pairs whose groups fill what NVLink connects come first."""
     size, tensor = facts.parallelism.context_parallel_size, facts.parallelism.tensor_model_parallel_size
-    inner = divisors(size, near=max(1, facts.gpus_per_node // tensor))
+    inner = divisors(size, near=max(1, facts.nvlink_devices // tensor))
     return [(group, size // group) for group in inner]
 
 
 def tensor_and_context_parallel_stay_in_node(facts: Facts) -> Iterator[Problem]:
-    """TP x CP <= the devices connected by NVLink (hpcgen's rule).
+    """TP x CP divides the number of devices connected by NVLink (hpcgen's rule).
 
     Both exchange activations in every layer, which is limited by the network between nodes (arXiv 2104.04473,
     section 3.2, on tensor parallelism). With hierarchical context parallelism, this applies to its groups.
     """
-    axes, node = facts.parallelism, facts.gpus_per_node
+    axes, connected = facts.parallelism, facts.nvlink_devices
     tensor, context = axes.tensor_model_parallel_size, axes.context_parallel_size
     if axes.hierarchical_context_parallel_sizes:
         context = axes.hierarchical_context_parallel_sizes[0]
-    if tensor > node:
+    if facts.crosses_network(tensor):
+        is_large = tensor > connected
+        reason = (
+            f"is {facts.too_large(tensor)}" if is_large else f"does not divide the {facts.connected_devices}"
+        )
         yield Problem(
             path=TP,
-            reason=f"is more than the {facts.devices_of_node} of a node, so every layer waits for the network",
+            reason=f"{reason}, so every layer waits for the network",
             candidates=[
-                size for size in divisors(facts.model.num_attention_heads, near=node) if size <= node
+                size
+                for size in divisors(facts.model.num_attention_heads, near=min(tensor, connected))
+                if not facts.crosses_network(size)
             ],
             offers=1,
         )
-    elif tensor * context > node and context > 1:
+    elif facts.crosses_network(tensor * context) and context > 1:
         yield Problem(
             path=CP,
-            reason=f"results in TP x CP = {tensor} x {context} = {tensor * context}, more than the "
-            f"{facts.devices_of_node} of a node, so every layer waits for the network",
-            candidates=[size for size in divisors(context, near=context) if tensor * size <= node],
+            reason=f"results in TP x CP = {tensor} x {context} = {tensor * context}, "
+            f"{facts.too_large(tensor * context)}, so every layer waits for the network",
+            candidates=[
+                size for size in divisors(context, near=context) if not facts.crosses_network(tensor * size)
+            ],
             offers=1,
             settings=_hierarchy(facts),
         )
 
 
 def _hierarchy(facts: Facts) -> tuple[Setting, ...]:
-    """The settings that exchange by heads within a node; none if the model, its data or the kernels do not allow it."""
+    """The settings that exchange by heads over NVLink; none if the model, its data or the kernels do not allow it."""
     axes = facts.parallelism
-    group = facts.gpus_per_node // axes.tensor_model_parallel_size
+    group = facts.nvlink_devices // axes.tensor_model_parallel_size
     if group < 2 or axes.context_parallel_size % group or axes.hierarchical_context_parallel_sizes:
         return ()
     sizes = (group, axes.context_parallel_size // group)

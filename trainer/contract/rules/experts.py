@@ -354,25 +354,25 @@ def balancing_loss_has_a_coefficient(facts: Facts) -> Iterator[Problem]:
 
 
 def experts_stay_in_node(facts: Facts) -> Iterator[Problem]:
-    """EP x ETP <= the devices connected by NVLink (hpcgen's rule).
+    """EP x ETP divides the number of devices connected by NVLink (hpcgen's rule).
 
     Every MoE layer exchanges each token moe_router_topk times in both directions. An H100 node has 450 GB/s per GPU and
     direction over NVLink and 50 GB/s over its InfiniBand port (topologies/ndv5.yaml), so the exchange takes up to nine
     times as long between nodes.
     """
-    experts, axes, node = facts.model.num_moe_experts, facts.parallelism, facts.gpus_per_node
+    experts, axes = facts.model.num_moe_experts, facts.parallelism
     tensor = expert_tensor_parallel_size(axes)
     size = axes.expert_model_parallel_size
-    if experts is None or size == 1 or tensor * size <= node:
+    if experts is None or size == 1 or not facts.crosses_network(tensor * size):
         return
     yield Problem(
         path=EP,
-        reason=f"results in EP x ETP = {size} x {tensor} = {size * tensor}, more than the {facts.devices_of_node} of "
-        f"a node, so every MoE layer sends {facts.model.moe_router_topk} copies of each token over the network and "
-        "back",
-        candidates=[d for d in divisors(experts, near=size) if d * tensor <= node],
+        reason=f"results in EP x ETP = {size} x {tensor} = {size * tensor}, "
+        f"{facts.too_large(size * tensor)}, so every MoE layer sends {facts.model.moe_router_topk} copies of each "
+        "token over the network and back",
+        candidates=[d for d in divisors(experts, near=size) if not facts.crosses_network(d * tensor)],
         offers=1,
-        hint="ignore this warning if the experts do not fit in a node",
+        hint="ignore this warning if the experts do not fit there",
     )
 
 

@@ -63,7 +63,9 @@ class Facts:
     evaluation_world: World = World(path="slurm.evaluate.nodes", count=1, ranks_each=1)
     """The ranks of the evaluation job."""
     gpus_per_node: int
-    """Devices per node, all connected by NVLink."""
+    """Devices per node."""
+    nvlink_nodes: int = 1
+    """Nodes whose devices are all connected by NVLink."""
     device: Literal["cuda", "cpu"] = "cuda"
     """Device of the ranks."""
     why_no_gpus: str = "the cluster's nodes have no GPUs"
@@ -100,9 +102,29 @@ class Facts:
         return expert_data_parallel_size(self.model, self.parallelism, self.world.size)
 
     @property
-    def devices_of_node(self) -> str:
-        """The number of devices of a node, in words."""
-        return counted(self.gpus_per_node, "GPU" if self.device == "cuda" else "rank")
+    def nvlink_devices(self) -> int:
+        """Number of devices that are all connected by NVLink. Groups that exchange activations should not be larger."""
+        return self.gpus_per_node * self.nvlink_nodes
+
+    @property
+    def connected_devices(self) -> str:
+        """The devices that are connected by NVLink, in words: "8 GPUs of a node"."""
+        devices = counted(self.nvlink_devices, "GPU" if self.device == "cuda" else "rank")
+        return (
+            f"{devices} of {'a node' if self.nvlink_nodes == 1 else f'{self.nvlink_nodes} nodes with NVLink'}"
+        )
+
+    def crosses_network(self, size: int) -> bool:
+        """True if some groups of `size` consecutive ranks are on devices that NVLink does not connect."""
+        return size > self.nvlink_devices or (
+            self.world.size > self.nvlink_devices and self.nvlink_devices % size != 0
+        )
+
+    def too_large(self, size: int) -> str:
+        """Why groups of `size` ranks cross the network, for a message."""
+        if size > self.nvlink_devices:
+            return f"more than the {self.connected_devices}"
+        return f"which does not divide the {self.connected_devices}"
 
     @property
     def engine_problem(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from hpcgen.errors import Problem
@@ -35,13 +36,16 @@ def quantized_communication_needs_stage_3(facts: Facts) -> Iterator[Problem]:
         )
 
 
-def hpz_partition_fits_node(facts: Facts) -> Iterator[Problem]:
-    """The secondary partition divides the ranks (utils/groups.py, _create_zero_param_parallel_group) and stays in a
-    node (hpcgen's rule: its purpose is to gather parameters over NVLink, arXiv 2306.10209, section 3.2)."""
-    size = facts.zero("zero_hpz_partition_size", 1)
-    if facts.stage == 3 and size > 1 and facts.ranks_per_node % size:
-        reason = f"does not divide the {facts.ranks_per_node} ranks of a node"
-        yield problem(HPZ, reason, f"use {facts.ranks_per_node}")
+def hpz_partition_fits_nvlink(facts: Facts) -> Iterator[Problem]:
+    """The secondary partition divides the ranks (utils/groups.py, _create_zero_param_parallel_group) that NVLink
+    connects (hpcgen's rule: its purpose is to gather parameters over NVLink, arXiv 2306.10209, section 3.2)."""
+    size, connected = facts.zero("zero_hpz_partition_size", 1), facts.ranks_per_node * facts.nvlink_nodes
+    most = math.gcd(facts.ranks, connected)
+    if facts.stage == 3 and size > 1 and most % size:
+        where = (
+            "a node" if facts.nvlink_nodes == 1 else f"the {facts.nvlink_nodes} nodes that NVLink connects"
+        )
+        yield problem(HPZ, f"does not divide the {connected} ranks of {where}", f"use {most}")
 
 
 def allgather_bucket_is_even(facts: Facts) -> Iterator[Problem]:
@@ -122,7 +126,7 @@ RULES = (
     stage_exists,
     one_spelling_of_each_key,
     quantized_communication_needs_stage_3,
-    hpz_partition_fits_node,
+    hpz_partition_fits_nvlink,
     allgather_bucket_is_even,
     scaled_gradients_need_all_reduce,
     summed_gradients,
