@@ -20,6 +20,12 @@ is_running() {
 }
 # A canceled job and one that is out of time both get SIGTERM; only the second one is requeued.
 is_out_of_time() { ((terminated)) && retry scontrol show job -o "$SLURM_JOB_ID" | grep ' Reason=TimeLimit ' >/dev/null; }
+# WHERE: ends the job if Slurm ended it before its time limit. At the time limit, sets timed_out.
+end_if_canceled() {
+    ((terminated)) || return 0
+    is_out_of_time || { say "ended by Slurm (canceled, preempted, or a node failed)$1; requeueing is Slurm's decision"; exit 143; }
+    timed_out=1
+}
 # AT BEYOND: requeues after a failure. Gives up after three in a row without progress; attempts after a warning do not count.
 retry_or_give_up() {
     local stalled failed="failed with status $rc"; read_number stalled "$held/stalled"

@@ -69,10 +69,9 @@ conclude() {
     [[ -z $progress_kind ]] || at=" at progress $after"
     [[ $progress_kind != log ]] || ((!found)) || write_file "$held/progress" <<<"$after"
     ((after <= before)) || rm -f -- "$held/stalled" # progress resets the count of failures
-    ! is_out_of_time || timed_out=1
     # A program that was asked to stop may exit with status 0 before it is done.
     if is_done || { [[ ! $done_file ]] && ((rc == 0 && !warned && !terminated)); }; then say "done$at"; exit 0; fi
-    if ((terminated && !timed_out)); then say "ended by Slurm (canceled, preempted, or a node failed)$at; requeueing is Slurm's decision"; exit 143; fi
+    end_if_canceled "$at"
     end_if_unfit
     warn_without_progress
     if ((timed_out)); then requeue "out of time$at"; fi

@@ -40,9 +40,8 @@ import_trainer() { timeout --kill-after=30 1800 srun "${on_nodes[@]}" --kill-on-
 conclude() {
     local after timed_out=0 invalid="not requeued, since it would fail again"; read_newest after
     ((after <= before)) || rm -f -- "$held/stalled" # progress resets the count of failures
-    ! is_out_of_time || timed_out=1
     if is_done; then say "done: $train_iters iterations"; exit 0; fi
-    if ((terminated && !timed_out)); then say "ended by Slurm (canceled, preempted, or a node failed); the newest checkpoint is of iteration $after; requeueing is Slurm's decision"; exit 143; fi
+    end_if_canceled "; the newest checkpoint is of iteration $after"
     # srun's status cannot tell: after the first rank exits, srun ends the others and reports their status.
     if [[ -f $run_dir/FAILED && -r $run_dir/FAILED ]]; then die "$invalid: $(print_own "$run_dir/FAILED"); $after iterations are saved"; fi
     if ((rc == 0)) && [[ -e $run_dir/STOPPED ]]; then requeue "stopped at iteration $after of $train_iters"; fi

@@ -164,19 +164,28 @@ def test_a_job_finds_the_newest_checkpoint_that_was_not_moved_away(
 
 
 @pytest.mark.process
-def test_a_job_out_of_time_is_requeued_although_the_controller_answers_late(tmp_path: Path) -> None:
-    then = """
-max_restarts=100 train_iters=100 restart=0 fingerprint=x terminated=1
-sleep() { :; }
-requeue_job() { :; }
-scontrol() { [[ -e asked ]] || { : >asked; return 1; }; echo "JobId=7 Reason=TimeLimit X=1"; }
+@pytest.mark.parametrize(
+    ("library", "reason", "status", "message"),
+    [
+        ("train", "TimeLimit", 0, "out of time at iteration 0 of 100: back into the queue"),
+        ("train", "None", 143, "the newest checkpoint is of iteration 0; requeueing is Slurm's decision"),
+        ("run", "TimeLimit", 0, "out of time: back into the queue"),
+        ("run", "None", 143, "or a node failed); requeueing is Slurm's decision"),
+    ],
+)
+def test_a_job_out_of_time_is_requeued_and_a_canceled_one_is_not(
+    library: str, reason: str, status: int, message: str, tmp_path: Path
+) -> None:
+    """The controller does not answer at first."""
+    then = f"""
+max_restarts=100 train_iters=100 restart=0 fingerprint=x terminated=1 done_file= progress_kind= nodes=1
+sleep() {{ :; }}
+requeue_job() {{ :; }}
+scontrol() {{ [[ -e asked ]] || {{ : >asked; return 1; }}; echo "JobId=7 Reason={reason} X=1"; }}
 conclude
 """
-    done = with_libraries("base", "scratch", "attempts", "train", then=then, cwd=tmp_path)
-    assert (done.returncode, "out of time at iteration 0 of 100: back into the queue" in done.stdout) == (
-        0,
-        True,
-    )
+    done = with_libraries("base", "scratch", "attempts", library, then=then, cwd=tmp_path)
+    assert (done.returncode, message in done.stdout) == (status, True), done
 
 
 @pytest.mark.process
