@@ -146,6 +146,8 @@ def _evaluate(
         text = open_text(data, where, chosen.model.seq_length, model.vocab_size, chosen.data, settings.limit)
         progress = Progress(log, data.name, int(text.lengths.sum()), "token")
         texts.append(measure(model, data, text, settings.batch_size, progress))
+    if tasks and model.why_slow:
+        log.line(f"tasks that generate text: {model.why_slow}")
     task_results, samples = _run_tasks(config, model, ranks, tasks, log)
     result = EvaluationResult(
         format=FORMAT,

@@ -104,6 +104,8 @@ def _load(arguments: argparse.Namespace, ranks: Ranks) -> tuple[Model, Tokenizer
     )
     with _same_on_all_ranks():
         tokenizer.check_fits(model.vocab_size)
+    if model.why_slow and ranks.rank == 0:
+        print(model.why_slow, file=sys.stderr)
     return model, tokenizer
 
 
@@ -234,7 +236,7 @@ def _read_prompts(path: str) -> list[str]:
     try:
         data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
     except OSError as error:
-        raise TrainerError(f"{path}: {error.strerror}. Name a JSON Lines file with prompts") from error
+        raise TrainerError(f"{error.strerror}. Name a JSON Lines file with prompts", where=path) from error
     prompts, mistakes = [], []
     for number, line in enumerate(data.split(b"\n"), 1):
         if not line.strip():

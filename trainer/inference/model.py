@@ -36,9 +36,12 @@ class Model:
         self._is_last = groups.pp.rank() == groups.pp.size() - 1
         self._is_tied = not config.model.untie_embeddings_and_output_weights
         # A user's model may compute its logits differently.
-        self._is_plain = isinstance(chunk, GPTModel) and all(
-            getattr(type(chunk), name) is getattr(GPTModel, name) for name in ("forward", "_postprocess")
-        )
+        self._overridden = [
+            name
+            for name in ("forward", "_postprocess")
+            if getattr(type(chunk), name) is not getattr(GPTModel, name, None)
+        ]
+        self._is_plain = not self._overridden
         self._dtype: torch.dtype = chunk.config.params_dtype
         self._attention: list[Cached] = []
         self._rotary: Rotary | None = None
@@ -72,6 +75,16 @@ class Model:
     def has_cache(self) -> bool:
         """True if each layer has the trainer's attention. Otherwise, each step computes all tokens again."""
         return self._caching is not None
+
+    @property
+    def why_slow(self) -> str:
+        """A line for the log that says why there is no cache; empty if there is one."""
+        if self.has_cache:
+            return ""
+        kind = type(self.module).__name__
+        own = f"{kind} has its own {' and '.join(self._overridden)}"
+        why = own if self._overridden else "a layer does not have the trainer's attention"
+        return f"each step computes the complete text again, without a cache of keys and values: {why}"
 
     @property
     def can_record(self) -> bool:

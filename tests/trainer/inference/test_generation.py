@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from megatron.core.models.gpt import GPTModel
 
 from tests.trainer.families import FAMILIES, LENGTH, VOCAB
 from tests.trainer.inference.models import ONE, TOKENIZER, build_chunk, family, random_prompts
@@ -64,6 +65,7 @@ def continued(model: Model, prompts: list[str], **options: Any) -> list[Completi
 def test_greedy_tokens_are_those_of_transformers(name: str, number: int, count: int) -> None:
     model, reference = family(name, length=96)
     assert model.has_cache
+    assert not model.why_slow
     prompts = random_prompts(number)
     completions = continued(model, prompts, max_new_tokens=count, batch_size=8)
     assert [completion.prompt for completion in completions] == prompts
@@ -151,8 +153,18 @@ def test_a_repeated_token_becomes_less_likely_at_each_step(llama: Model) -> None
 def test_attention_of_users_is_computed_without_the_cache(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(OWN_ATTENTION)
     _, chunk = build_chunk(FAMILIES["llama"].model | {"layer_spec": f"{tmp_path}/own.py:layers"})
-    config, _ = build_chunk(FAMILIES["llama"].model)
-    assert not Model(config, chunk, open_groups(config, ONE)).has_cache
+    config, usual = build_chunk(FAMILIES["llama"].model)
+    assert (
+        "a layer does not have the trainer's attention"
+        in Model(config, chunk, open_groups(config, ONE)).why_slow
+    )
+
+    class OwnLogits(GPTModel):
+        def _postprocess(self, *args: Any, **kwargs: Any) -> Any:
+            return super()._postprocess(*args, **kwargs)
+
+    usual.__class__ = OwnLogits
+    assert "OwnLogits has its own _postprocess" in Model(config, usual, open_groups(config, ONE)).why_slow
 
 
 OWN_ATTENTION = """
