@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from hpcgen.planning.memory.setup import Setup
 from trainer.contract.attention import attention_of
+from trainer.contract.attention.kind import Activation
 from trainer.contract.attention.visibility import exchange
 from trainer.contract.record import record
 
@@ -42,11 +43,14 @@ def attention_part(setup: Setup) -> Part:
     latents = setup.sharded(setup.value_bytes * attention.latent_width(model))
     normalized = latents if model.qk_layernorm else 0.0
     kept += latents + normalized
-    recomputed = 0.0
-    if setup.recomputes("mla_up_proj") and "mla_up_proj" in attention.recomputable:
-        recomputed += queries + keys_values + normalized
-    if setup.recomputes("layernorm") and "layernorm" in attention.recomputable:
-        recomputed += hidden
+    sizes: dict[Activation, float] = {
+        "queries": queries,
+        "keys and values": keys_values,
+        "normalized latents": normalized,
+        "normalized input": hidden,
+    }
+    modules = filter(setup.recomputes, attention.recomputable)
+    recomputed = sum(sizes[activation] for module in modules for activation in attention.recomputable[module])
     if setup.training.cuda_graph_impl != "none":
         # one mask byte per query and key (transformer_layer.py, get_layer_static_inputs)
         kept += model.seq_length

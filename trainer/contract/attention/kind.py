@@ -7,11 +7,15 @@ about its layouts are in a module of trainer/contract/rules, such as latent_atte
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import ClassVar, Literal, NamedTuple
 
 from trainer.contract.config import ModelConfig
+from trainer.contract.config.training import RecomputeModule
 from trainer.contract.problem import Problem
+
+Activation = Literal["normalized input", "normalized latents", "queries", "keys and values"]
+"""Values that the attention of a layer keeps for its backward pass unless they are recomputed."""
 
 
 class Projection(NamedTuple):
@@ -61,8 +65,8 @@ class Attention(ABC):
     """Further keys of the section `model` that only this kind uses."""
     has_complete_heads: ClassVar[bool] = True
     """True if projections compute complete queries and keys, to which qk_layernorm and rope are then applied."""
-    recomputable: ClassVar[tuple[str, ...]] = ()
-    """Values of training.recompute_modules that need this kind."""
+    recomputable: ClassVar[Mapping[RecomputeModule, tuple[Activation, ...]]] = {}
+    """Values of training.recompute_modules that need this kind -> what they recompute in the attention of a layer."""
     has_cuda_graphs: ClassVar[bool] = True
     """True if losses with and without CUDA graphs have been compared."""
 

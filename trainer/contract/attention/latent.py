@@ -6,11 +6,12 @@ Sources: megatron/core/transformer/multi_latent_attention.py and transformer_con
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
 
-from trainer.contract.attention.kind import Attention, MatrixWidth, Projection
+from trainer.contract.attention.kind import Activation, Attention, MatrixWidth, Projection
 from trainer.contract.config import ModelConfig, RopeScaling
+from trainer.contract.config.training import RecomputeModule
 from trainer.contract.problem import Problem, Setting
 
 LATENT_WIDTHS = {"kv_lora_rank": 512, "qk_head_dim": 128, "qk_pos_emb_head_dim": 64, "v_head_dim": 128}
@@ -23,7 +24,10 @@ class LatentAttention(Attention):
     key = "multi_latent_attention"
     keys = ("q_lora_rank", *LATENT_WIDTHS)
     has_complete_heads = False
-    recomputable = ("mla_up_proj", "layernorm")
+    recomputable: ClassVar[Mapping[RecomputeModule, tuple[Activation, ...]]] = {
+        "mla_up_proj": ("queries", "keys and values", "normalized latents"),
+        "layernorm": ("normalized input",),
+    }
     has_cuda_graphs = False
 
     def resolve(self, model: ModelConfig) -> ModelConfig:
