@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import PurePath
 
 from trainer.contract.problem import FilePlace as FilePlace
 from trainer.contract.problem import Problem as Problem
+from trainer.contract.problem import as_place
 from trainer.contract.problem import file_of as file_of
 
 
 class HpcgenError(Exception):
     """A mistake of the user. The command prints it without a traceback and exits with status 2."""
 
-    def __init__(self, message: str, hint: str = "", *, where: str | PurePath = "") -> None:
-        """`where` is the place of the mistake: a path, or for example FilePlace("run.yaml", 14)."""
-        place = FilePlace(where) if isinstance(where, PurePath) else where
-        self.mistakes: tuple[Problem, ...] = (Problem("", message, hint, where=place),)
+    mistakes: tuple[Problem, ...]
+
+    def __init__(self, message: str | Problem, hint: str = "", *, where: str | PurePath = "") -> None:
+        """`where` is the place of the mistake: a path, or for example FilePlace("run.yaml", 14).
+
+        `hint` follows the hint of a problem.
+        """
+        mistake = message if isinstance(message, Problem) else Problem("", message)
+        hint = "; ".join(filter(None, (mistake.hint, hint)))
+        self.mistakes = (replace(mistake, hint=hint, where=as_place(where) or mistake.where),)
         super().__init__(str(self.mistakes[0]))
 
 

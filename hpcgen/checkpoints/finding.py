@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcgen.checkpoints.run_config import read_run_config
-from hpcgen.errors import HpcgenError
+from hpcgen.errors import HpcgenError, Problem
 from trainer.contract.files import checkpoint_files, checkpoint_index
 from trainer.contract.files.checkpoint_files import Checkpoint
 from trainer.contract.files.checkpoint_index import INDEX
@@ -95,7 +95,7 @@ def read_directory(directory: Path) -> list[Checkpoint]:
 
 def find_problems(
     checkpoint: Checkpoint, *, hashes: bool, on_bytes: Callable[[int], None] = lambda count: None
-) -> list[str]:
+) -> list[Problem]:
     """Lists the files of a checkpoint that are missing or differ from its record, and an index that cannot be read.
 
     Calls `on_bytes` with the size of each batch of checked files.
@@ -107,7 +107,7 @@ def find_problems(
         if checkpoint.record is None:
             return checkpoint_files.problems(checkpoint, hashes=hashes) or _index_problems(checkpoint)
         files: dict[str, dict[str, Any]] = checkpoint.record["files"]
-        problems: list[str] = []
+        problems: list[Problem] = []
         for names in _batches(list(files)):
             batch = {name: files[name] for name in names}
             problems += checkpoint_files.file_problems(checkpoint.path, batch, hashes=hashes).values()
@@ -135,10 +135,10 @@ def _demote_unreadable(checkpoint: Checkpoint) -> Checkpoint:
     return checkpoint
 
 
-def _index_problems(checkpoint: Checkpoint) -> list[str]:
-    """The reason why the trainer cannot read the index, which would also stop a run that resumes from it."""
-    reason = checkpoint_index.problem(checkpoint.path) if (checkpoint.path / INDEX).exists() else None
-    return [] if reason is None else [reason]
+def _index_problems(checkpoint: Checkpoint) -> list[Problem]:
+    """Why the trainer cannot read the index, which would also stop a run that resumes from it."""
+    problem = checkpoint_index.problem(checkpoint.path) if (checkpoint.path / INDEX).exists() else None
+    return [problem] if problem else []
 
 
 def file_error(error: OSError, path: Path, operation: str) -> HpcgenError:
@@ -179,8 +179,10 @@ def _read_set_aside(path: Path) -> Checkpoint:
     record, flaw = None, None
     try:
         record = checkpoint_files.read_record(path)
-    except (checkpoint_files.RecordError, OSError) as error:
-        flaw = str(error)
+    except checkpoint_files.RecordError as error:
+        flaw = error.problem
+    except OSError as error:
+        flaw = Problem("", str(error))
     return Checkpoint(
         path=path,
         iteration=set_aside_iteration(path),

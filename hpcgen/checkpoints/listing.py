@@ -46,7 +46,7 @@ def list_entries(directory: Path, retention: Retention) -> list[Entry]:
             path=checkpoint.path,
             iteration=checkpoint.iteration,
             state=_state(checkpoint, seen),
-            problem=_unfinished_save(checkpoint) if checkpoint.is_cut_off else seen.flaw,
+            problem=_problem(checkpoint, seen),
             time=checkpoint.record.get("time") if checkpoint.record else None,
             bytes=size_of(checkpoint),
             is_pinned=checkpoint.is_pinned,
@@ -91,6 +91,12 @@ def _evaluation(
         return "evaluated"
     awaited = checkpoint.is_complete and is_due(checkpoint.iteration, retention.evaluation_every)
     return "to be evaluated" if awaited else None
+
+
+def _problem(checkpoint: Checkpoint, seen: Checkpoint) -> str | None:
+    if checkpoint.is_cut_off:
+        return _unfinished_save(checkpoint)
+    return str(seen.flaw) if seen.flaw else None
 
 
 def _unfinished_save(checkpoint: Checkpoint) -> str:

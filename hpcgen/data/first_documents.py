@@ -11,6 +11,7 @@ import importlib.util
 import itertools
 from bisect import bisect_left
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,7 @@ from hpcgen.data.stages.download import source_input
 from hpcgen.data.suffixes import PARQUET
 from hpcgen.data.tokenize import documents
 from hpcgen.data.unit_checker import UnitChecker
-from hpcgen.errors import HpcgenError
+from hpcgen.errors import HpcgenError, Problem
 from hpcgen.text import counted, few
 from trainer.contract.files import git_lfs
 
@@ -48,15 +49,16 @@ def check_first_documents(job: CorpusJob, manifest: Manifest) -> None:
             not to be skipped, or is too small for the number of outputs.
     """
     if pointers := list(filter(None, map(_pointer_problem, manifest.files))):
-        more = f" (and {counted(len(pointers) - 1, 'more pointer')})" if len(pointers) > 1 else ""
-        raise HpcgenError(f"{pointers[0]}{more}")
+        first, *others = pointers
+        more = f" (and {counted(len(others), 'more pointer')})" if others else ""
+        raise HpcgenError(replace(first, reason=f"{first.reason}{more}"))
     for file in (manifest.files[0], manifest.files[-1]):
         next(_texts(file, job), None)
     for split, count in num_outputs(job.corpus).items():
         _check_count(split, count, manifest.of_split(split), job)
 
 
-def _pointer_problem(file: ManifestFile) -> str | None:
+def _pointer_problem(file: ManifestFile) -> Problem | None:
     is_small = file.path is not None and (file.size or 0) <= git_lfs.MAX_BYTES
     return git_lfs.pointer_problem(Path(str(file.path))) if is_small else None
 

@@ -15,7 +15,7 @@ import msgspec
 
 from hpcgen.config.corpus import SPLITS, WHOLE
 from hpcgen.data.suffixes import MORE_SUFFIXES, SUFFIXES, extracted_name
-from hpcgen.data.urls import url_reason
+from hpcgen.data.urls import url_problem
 from hpcgen.errors import Problem
 from hpcgen.text import counted, few
 
@@ -110,7 +110,7 @@ def _unknown_split(file: ManifestFile) -> bool:
 def _invalid_location(file: ManifestFile) -> bool:
     if file.path is not None:
         return file.url is not None or not file.path.startswith("/") or "\0" in file.path
-    return file.url is None or url_reason(file.url) is not None
+    return file.url is None or url_problem(file.url, "") is not None
 
 
 def _repeated(names: Iterable[str]) -> list[str]:

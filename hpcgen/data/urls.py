@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from urllib.parse import urlsplit, urlunsplit
 
 from hpcgen.config.corpus import SCHEMES
+from hpcgen.errors import Problem
 from hpcgen.text import one_of
 
 
@@ -19,25 +21,27 @@ def redacted(url: str) -> str:
     return urlunsplit((parts.scheme, host, parts.path, "", "")) + ("?..." if parts.query else "")
 
 
-def url_reason(url: str) -> str | None:
-    """Reason why `url` cannot be downloaded, worded to follow the URL; None if it can."""
+def url_problem(url: str, subject: str) -> Problem | None:
+    """Why `url`, which the message calls `subject`, cannot be downloaded; None if it can."""
     if not url.isprintable() or " " in url or "\\" in url:
-        return "contains a space or another character that is invalid in a URL"
-    if not url.startswith(("https://", "http://")) and not {"?", "#"}.isdisjoint(url):
-        return "contains ? or #, which a name has as %3F or %23"
-    return _server_reason("/".join(url.split("/", 3)[:3]))
+        found: Problem | None = Problem("", "contains a space or another character that is invalid in a URL")
+    elif not url.startswith(("https://", "http://")) and not {"?", "#"}.isdisjoint(url):
+        found = Problem("", "contains ? or #, which a name has as %3F or %23")
+    else:
+        found = _server_problem("/".join(url.split("/", 3)[:3]))
+    return found and replace(found, subject=subject)
 
 
 @functools.lru_cache(maxsize=256)
-def _server_reason(address: str) -> str | None:
-    """`url_reason` for the part of a URL before its path, which thousands of files share."""
+def _server_problem(address: str) -> Problem | None:
+    """The problem of the part of a URL before its path, which thousands of files share."""
     try:
         parts = urlsplit(address)
         host, _ = parts.hostname, parts.port
     except ValueError as error:
-        return f"is not a valid URL ({error})"
+        return Problem("", f"is not a valid URL ({error})")
     if parts.scheme not in SCHEMES or not (host or parts.scheme == "file"):
-        return f"does not start with {one_of([f'{scheme}://' for scheme in SCHEMES])}"
+        return Problem("", f"does not start with {one_of([f'{scheme}://' for scheme in SCHEMES])}")
     if "@" in parts.netloc:
-        return "contains a password; use data.corpus.source.token_variable"
+        return Problem("", "contains a password", "use data.corpus.source.token_variable")
     return None

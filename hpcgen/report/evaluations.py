@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from hpcgen.errors import Problem
 from hpcgen.report.chart import Chart, Series, Style, draw
 from hpcgen.report.scale import Scale
 from hpcgen.report.words import figure, short
@@ -28,18 +29,19 @@ MAX_CHARTS = 12
 """Maximum number of charts of texts and tasks in a comparison of runs."""
 
 
-def read_results(run_dir: Path) -> tuple[tuple[EvaluationResult, ...], tuple[str, ...]]:
-    """The results of a run, oldest first, and messages about result files that are invalid.
+def read_results(run_dir: Path) -> tuple[tuple[EvaluationResult, ...], tuple[Problem, ...]]:
+    """The results of a run, oldest first, and the mistakes in result files that are invalid.
 
     Raises:
         OSError: a file cannot be read.
     """
-    results, problems = [], []
+    results: list[EvaluationResult] = []
+    problems: list[Problem] = []
     for iteration in sorted(evaluated(run_dir)):
         try:
             results.append(read_result(result_file(run_dir, iteration)))
         except ConfigError as error:
-            problems.append(str(error))
+            problems += error.mistakes
     return tuple(results), tuple(problems)
 
 

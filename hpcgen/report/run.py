@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcgen.checkpoints.run_config import read_trained_config
-from hpcgen.errors import HpcgenError
+from hpcgen.errors import HpcgenError, Problem
 from hpcgen.report.evaluations import line, read_results
 from hpcgen.report.history import History, read_history
 from hpcgen.report.state import State, state_of
@@ -31,7 +31,7 @@ class Run:
     """Reason why the run failed, hung or died, or the last activity of an unfinished run; empty if unknown."""
     results: tuple[EvaluationResult, ...]
     """Results of the stage evaluate, oldest first."""
-    unreadable_results: tuple[str, ...]
+    unreadable_results: tuple[Problem, ...]
     """Messages about invalid result files."""
     hangs: tuple[str, ...]
     """Directories with the stacks of hung ranks."""

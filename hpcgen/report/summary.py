@@ -142,7 +142,7 @@ def summarize(run: Run) -> Summary:
         },
         validation_data=validation_facts(run.config),
         results=run.results,
-        unreadable_results=run.unreadable_results,
+        unreadable_results=tuple(map(str, run.unreadable_results)),
         step_time_s=step_time_s,
         tokens_per_s=recent["tokens_per_s"],
         tflops_per_device=recent["model_tflops_per_device"],

@@ -88,8 +88,10 @@ def _read_job_file(config: Path, overrides: tuple[str, ...]) -> CorpusJob:
         return from_dict(CorpusJob, document, where=str(config))
     except OSError as error:
         raise HpcgenError(f"cannot read {config}: {error.strerror}") from error
-    except (ValueError, ConfigError) as error:
+    except ValueError as error:
         raise HpcgenError(str(error), where=config) from error
+    except ConfigError as error:
+        raise ConfigErrors(error.mistakes) from error
 
 
 def _corpus_problems(absolute: RunConfig) -> list[Problem]:

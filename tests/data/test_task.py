@@ -160,16 +160,18 @@ def test_a_unit_that_fails_does_not_stop_the_others(corpus):
         (("tokenize",), r"concat/corpus-00000-of-00002.jsonl does not exist; run the stage concat first"),
         (("extract", "-c", "nowhere.yaml"), "nowhere.yaml: no such file"),
         (("extract", "-c", "nowhere.json"), "cannot read nowhere.json: No such file or directory"),
+        (("extract", "-c", "other.json"), "\nother.json: unknown key 'keys'; known are "),
         (("extract", "--set", "data.corpus.json_key=x"), "--set cannot change "),
     ],
-    ids=["task-id", "order", "no-run-file", "no-job-file", "set-of-a-job"],
+    ids=["task-id", "order", "no-run-file", "no-job-file", "other-file", "set-of-a-job"],
 )
 def test_mistakes_are_reported_in_one_line(corpus, arguments, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     job_file = write_job(corpus, tmp_path / "corpus.json")
+    (tmp_path / "other.json").write_text('{"keys": 1}')
     done = hpcgen("data", *arguments[:1], "-c", job_file, *arguments[1:])
     assert done.status == (1 if arguments[0] == "tokenize" else 2)
-    assert message in done.stderr
+    assert message in f"\n{done.stderr}"
     assert "Traceback" not in done.stderr
 
 

@@ -14,6 +14,7 @@ import pytest
 from trainer.contract.code import code_loading, user_code
 from trainer.contract.code.code_record import CodeRecord
 from trainer.contract.config import ConfigError
+from trainer.contract.resuming.change import Change
 
 
 @pytest.fixture(autouse=True)
@@ -221,13 +222,15 @@ def test_what_runs_is_what_was_hashed(
     name = helper.relative_to(directory).as_posix()
     assert record["modules"][name] == user_code.sha256(b"NUMBER = 1\n")
     now = CodeRecord.of(user_code.read([path])[path])
-    assert now.difference(record) == (
+    assert now.change("model.layer_spec", record) == Change(
+        "model.layer_spec",
         f"{helper} (SHA-256 {user_code.sha256(b'NUMBER = 1' + os.linesep.encode())[:12]})",
         f"{helper} (SHA-256 {user_code.sha256(b'NUMBER = 2' + os.linesep.encode())[:12]})",
+        is_content=True,
     )
     seen = CodeRecord.found(path, record)  # as on a login node, which does not search for modules
     assert (seen is None) is (named != "file")
-    assert seen is None or seen.difference(record) == now.difference(record)
+    assert seen is None or seen.change("key", record) == now.change("key", record)
 
 
 @pytest.mark.parametrize(
@@ -355,9 +358,11 @@ def test_an_extension_module_is_hashed_before_it_is_loaded(tmp_path: Path) -> No
     record = CodeRecord.of(user_code.read([path])[path]).entry()
     extension = write(tmp_path / "u_helper.so", "another one")
     codes = user_code.read([path])
-    assert CodeRecord.of(codes[path]).difference(record) == (
+    assert CodeRecord.of(codes[path]).change("key", record) == Change(
+        "key",
         f"{tmp_path}/u_helper.py (SHA-256 {user_code.sha256(b'')[:12]})",
         f"no {tmp_path}/u_helper.py (and 1 more)",
+        is_content=True,
     )
     code_loading.use(codes)
     write(extension, "changed")

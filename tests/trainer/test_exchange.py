@@ -83,7 +83,7 @@ def test_an_unreadable_checkpoint_is_reported_with_a_remedy(ours: Run, corpus: s
     (path / "mp_rank_00").mkdir()
     [old] = list_checkpoints(tmp_path / "theirs")
     assert old.flaw is not None
-    assert "--ckpt-convert-format torch_dist" in old.flaw
+    assert "--ckpt-convert-format torch_dist" in str(old.flaw)
     with pytest.raises(TrainerError, match="holds no valid checkpoint"):
         checkpoint.find(tmp_path / "own", config, {}, Log(is_rank_0=False, progress=False), lambda: None)
 

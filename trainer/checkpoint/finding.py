@@ -172,7 +172,7 @@ def _source(
                 confirmations=confirmations,
             )
         except TrainerError as error:
-            raise TrainerError(f"{found.path}: {error}") from error
+            raise TrainerError(str(error), where=found.path) from error
 
     foreign, changes = at_rank_0(compare, found.path)
     for entry in confirmations.spent():
@@ -225,7 +225,7 @@ def _newest_valid(
         if not problems:
             return checkpoint, tuple(passed_over)
         done = at_rank_0(partial(_move_away, checkpoint), path, "renamed") if is_own else "It was skipped"
-        shown = few(problems, MAX_PROBLEMS, separator=";")
+        shown = few(list(map(str, problems)), MAX_PROBLEMS, separator=";")
         passed_over.append(f"{checkpoint.path}: {shown}. {done}")
         log.line(f"BROKEN CHECKPOINT {passed_over[-1]}")
     return None, tuple(passed_over)

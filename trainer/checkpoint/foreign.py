@@ -50,7 +50,7 @@ def read_model(path: Path) -> tuple[dict[str, Any], Resumed]:
     try:
         resumed = read_foreign(path, ParallelismConfig(), weights_only=True)
     except TrainerError as error:
-        raise TrainerError(f"{path}: {error}") from error
+        raise TrainerError(str(error), where=path) from error
     if "model" not in resumed.sections:
         raise TrainerError(
             f"{path} does not describe its model: neither the trainer nor pretrain_gpt.py wrote it. Start a run from "

@@ -39,7 +39,8 @@ def refuse_code(error: BaseException, path: Path) -> None:
     for cause in _causes(error):
         if reason := unpickling.forbidden(cause):
             raise TrainerError(
-                f"{path}: {reason}. The code was not run. Do not load this checkpoint; find out who wrote its files",
+                f"{reason}. The code was not run. Do not load this checkpoint; find out who wrote its files",
+                where=path,
                 scope=scope_of(error),
             ) from error
 

@@ -12,13 +12,14 @@ import torch
 from trainer.contract.errors import Scope
 from trainer.contract.files import checkpoint_files
 from trainer.contract.files.checkpoint_files import Checkpoint
+from trainer.contract.problem import Problem
 from trainer.faults import storage
 
 EXCHANGE_INTERVAL_S = 2.0
 """Interval at which the ranks exchange their progress (seconds)."""
 
 
-def problems(checkpoint: Checkpoint, beat: Callable[[], None]) -> list[str]:
+def problems(checkpoint: Checkpoint, beat: Callable[[], None]) -> list[Problem]:
     """Problems of a checkpoint, on every rank. Each rank checks a share of the files.
 
     Names and sizes are checked first, so that a truncated file is found without reading the others. `beat` is called
@@ -34,7 +35,7 @@ def problems(checkpoint: Checkpoint, beat: Callable[[], None]) -> list[str]:
 
 def file_problems(
     path: Path, files: Mapping[str, Mapping[str, Any]], beat: Callable[[], None]
-) -> dict[str, str]:
+) -> dict[str, Problem]:
     """`problems` of `files` below `path`, by name. `files` has their size and hash, as in a record."""
     by_size = sorted(files, key=lambda name: (-files[name]["bytes"], name))
     rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
@@ -52,7 +53,7 @@ class _Reading:
         self._counting = threading.Lock()
         self.num_bytes = 0
         """Number of bytes read so far."""
-        self.found: dict[str, str] = {}
+        self.found: dict[str, Problem] = {}
         self.error: BaseException | None = None
         # A daemon thread, so that a rank that leaves does not wait for hanging storage.
         self._thread = threading.Thread(target=self._run, name="checkpoint-reading", daemon=True)
@@ -76,7 +77,7 @@ class _Reading:
             self.num_bytes += num_bytes
 
 
-def _gather_problems(reading: _Reading, beat: Callable[[], None]) -> dict[str, str]:
+def _gather_problems(reading: _Reading, beat: Callable[[], None]) -> dict[str, Problem]:
     num_bytes = -1.0
     is_reading = True
     while is_reading:  # in short turns, so that no collective waits for long
@@ -85,7 +86,7 @@ def _gather_problems(reading: _Reading, beat: Callable[[], None]) -> dict[str, s
         if num_bytes_now != num_bytes:
             beat()
         num_bytes = num_bytes_now
-    verdicts: list[tuple[dict[str, str], BaseException | None]] = [
+    verdicts: list[tuple[dict[str, Problem], BaseException | None]] = [
         ({}, None)
     ] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(verdicts, (reading.found, reading.error))

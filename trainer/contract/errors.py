@@ -6,6 +6,8 @@ import copy
 import enum
 from typing import TypeVar
 
+from trainer.contract.problem import Problem, as_place
+
 
 class Exit(enum.IntEnum):
     """Exit statuses of the trainer. docs/faults.md says what to do about each."""
@@ -45,13 +47,17 @@ class TrainerError(Exception):
 
     def __init__(
         self,
-        message: str,
-        *,
+        *mistakes: str | Problem,
+        where: object = "",
         scope: Scope = Scope.ONE_RANK,
         retry: bool = False,
         exit_code: Exit | None = None,
     ) -> None:
-        super().__init__(message)
+        """`where` is the place of the mistakes that are text: a path, a key with its value, or a rank."""
+        self.mistakes: tuple[Problem, ...] = tuple(
+            Problem("", each, where=as_place(where)) if isinstance(each, str) else each for each in mistakes
+        )
+        super().__init__("\n".join(map(str, self.mistakes)))
         self.scope = scope
         self.retry = retry
         """True if another attempt may succeed. Otherwise, the message is written to FAILED in the run directory."""

@@ -184,7 +184,7 @@ def read_result(path: Path) -> EvaluationResult:
     try:
         document = json.loads(read_bytes(path))
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: not JSON ({error})") from error
+        raise ConfigError(f"not JSON ({error})", where=path) from error
     written = document.get("format") if isinstance(document, dict) else None
     if isinstance(written, int) and written > FORMAT:
         raise ConfigError(f"{path} was written by a later version of the trainer. Use that version")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import field
+from pathlib import PurePath
 from typing import Literal
 
 from trainer.contract.record import record
@@ -24,6 +25,13 @@ class FilePlace(str):
     def __getnewargs__(self) -> tuple[str, int | None]:  # type: ignore[override]
         """Arguments of a copy."""
         return self.file, self.line
+
+
+def as_place(where: object) -> str:
+    """The place of a problem: a path, or anything whose text says where."""
+    return (
+        FilePlace(where) if isinstance(where, PurePath) else where if isinstance(where, str) else str(where)
+    )
 
 
 def file_of(place: str | None) -> str:

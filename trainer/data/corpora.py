@@ -68,25 +68,26 @@ def open_corpus(where: str, prefix: str, rows: int) -> IndexedDataset:
     """Open a pair, and check that its .bin matches its .idx."""
     for extension in (".bin", ".idx"):
         if not Path(prefix + extension).is_file():
-            raise ConfigError(f"{where}: {prefix}{extension} is not a file (prefix = {prefix!r})")
+            raise ConfigError(f"{prefix}{extension} is not a file (prefix = {prefix!r})", where=where)
     size = Path(f"{prefix}.bin").stat().st_size
     if not size:
-        raise ConfigError(f"{where}: {prefix}.bin is empty")
+        raise ConfigError(f"{prefix}.bin is empty", where=where)
     _require_index(where, prefix)
     try:
         corpus = IndexedDataset(prefix)
     except AssertionError as error:
         raise ConfigError(
-            f"{where}: {prefix}.idx is damaged: its documents do not end where its sequences do"
+            f"{prefix}.idx is damaged: its documents do not end where its sequences do", where=where
         ) from error
     tokens = _tokens(corpus, 0, len(corpus))
     if size != (expected := tokens * corpus.index.dtype_size):
         raise ConfigError(
-            f"{where}: {prefix}.bin has {size:,} bytes, but its .idx describes {expected:,}. The two do not belong "
-            "together, or one is truncated; make the pair again"
+            f"{prefix}.bin has {size:,} bytes, but its .idx describes {expected:,}. The two do not belong "
+            "together, or one is truncated; make the pair again",
+            where=where,
         )
     if tokens < 2:
-        raise ConfigError(f"{where}: {prefix}.bin has only one token; at least two are needed")
+        raise ConfigError(f"{prefix}.bin has only one token; at least two are needed", where=where)
     _require_rows(where, prefix, corpus, rows)
     return corpus
 
@@ -102,12 +103,12 @@ def _require_index(where: str, prefix: str) -> None:
     except (struct.error, KeyError, ValueError):
         magic, version, sequences, documents = b"", 0, 0, 0
     if (magic, version) != (_MAGIC, 1):
-        raise ConfigError(f"{where}: {index} is not a Megatron index")
+        raise ConfigError(f"{index} is not a Megatron index", where=where)
     # 12 bytes for length and offset of each sequence, 8 bytes for the end of each document
     expected = _HEADER.size + 12 * sequences + 8 * documents
     if (size := index.stat().st_size) < expected:
         raise ConfigError(
-            f"{where}: {index} is truncated: {size:,} of {expected:,} bytes. Make the pair again"
+            f"{index} is truncated: {size:,} of {expected:,} bytes. Make the pair again", where=where
         )
 
 
@@ -117,6 +118,7 @@ def _require_rows(where: str, prefix: str, corpus: IndexedDataset, rows: int) ->
     beginning = numpy.fromfile(f"{prefix}.bin", dtype=corpus.index.dtype, count=CHECKED_TOKENS)
     if (largest := int(beginning.max())) >= rows:
         raise ConfigError(
-            f"{where}: {prefix} contains the token ID {largest}, but the embedding has {rows} rows. "
-            "Name the tokenizer that made it (data.tokenizer), or correct model.vocab_size"
+            f"{prefix} contains the token ID {largest}, but the embedding has {rows} rows. "
+            "Name the tokenizer that made it (data.tokenizer), or correct model.vocab_size",
+            where=where,
         )

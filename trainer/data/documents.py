@@ -63,6 +63,7 @@ def require_ends(prefix: str, corpus: IndexedDataset, eod_id: int, advice: str) 
     last = [int(corpus[end - 1][-1]) for end in ends if end and len(corpus[end - 1])]
     if last and eod_id not in last:
         raise ConfigError(
-            f"{prefix}: none of its first {len(last)} documents ends with the token {eod_id} (data.eod_id); the first "
-            f"ends with {last[0]}. {advice}"
+            f"none of its first {len(last)} documents ends with the token {eod_id} (data.eod_id); the first "
+            f"ends with {last[0]}. {advice}",
+            where=prefix,
         )

@@ -62,8 +62,9 @@ def connect(
     """
     if ranks.world_size != world_size:
         raise TrainerError(
-            f"{ranks}: the layout was planned for world_size = {world_size}. "
-            "Launch this number of tasks, or plan the layout again"
+            f"the layout was planned for world_size = {world_size}. "
+            "Launch this number of tasks, or plan the layout again",
+            where=ranks,
         )
     if device == "cuda":
         select_gpu(ranks)

@@ -81,7 +81,7 @@ def _ranks(environ: Mapping[str, str], names: tuple[str, str, str], source: str)
     except (KeyError, ValueError) as error:
         values = ", ".join(f"{name}={environ.get(name)}" for name in names)
         raise TrainerError(
-            f"{socket.gethostname()}: {source} must set {', '.join(names)} to numbers; got {values}"
+            f"{source} must set {', '.join(names)} to numbers; got {values}", where=socket.gethostname()
         ) from error
     return Ranks(rank, local_rank, world_size, source)
 
@@ -98,7 +98,7 @@ def select_gpu(ranks: Ranks) -> None:
     count = torch.cuda.device_count()
     if count > 1 and ranks.local_rank >= count:
         raise TrainerError(
-            f"{ranks}: local rank {ranks.local_rank}, but only {count} GPUs are visible on this node"
+            f"local rank {ranks.local_rank}, but only {count} GPUs are visible on this node", where=ranks
         )
     torch.cuda.set_device(ranks.local_rank if count > 1 else 0)
 
@@ -130,7 +130,7 @@ def open_store(
         return HashStore()
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not environ.get(name)]
     if missing:
-        raise TrainerError(f"{ranks}: {' and '.join(missing)} not set, so the ranks cannot connect")
+        raise TrainerError(f"{' and '.join(missing)} not set, so the ranks cannot connect", where=ranks)
     host, port = environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
     # torchrun's agent already runs a store at this address, and all ranks are clients.
     has_agent = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"

@@ -61,7 +61,7 @@ def _download(names: list[str]) -> int:
 
     found, problems = load_tasks(names)
     if problems:
-        raise ConfigError("\n".join(problems))
+        raise ConfigError(*problems)
     print(f"in the cache: {', '.join(found.tasks)}")
     return Exit.DONE
 

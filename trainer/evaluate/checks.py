@@ -11,6 +11,7 @@ from trainer.contract.config import BlendConfig, ConfigError, TrainerConfig
 from trainer.contract.errors import TrainerError
 from trainer.contract.evaluation import EvaluationConfig, evaluated, is_due
 from trainer.contract.files.checkpoint_files import Checkpoint, iteration_of
+from trainer.contract.problem import Problem
 from trainer.contract.rules.engine import evaluation_problems
 from trainer.contract.wording import counted
 from trainer.data.blend import LogLine
@@ -42,7 +43,7 @@ def check_sizes(config: EvaluationConfig) -> None:
         ConfigError: the settings break rules.
     """
     if problems := evaluation_problems(config):
-        raise ConfigError("\n".join(problems))
+        raise ConfigError(*problems)
 
 
 def model_config(config: EvaluationConfig, found: Checkpoint) -> TrainerConfig:
@@ -67,10 +68,10 @@ def prepare(config: EvaluationConfig, log: LogLine) -> Work:
     """Choose the checkpoints, load the tasks and check everything else. Only rank 0 calls this.
 
     Raises:
-        ConfigError: all mistakes, one per line.
+        ConfigError: all mistakes.
         TrainerError: a file cannot be read.
     """
-    problems: list[str] = []
+    problems: list[Problem] = []
 
     def collect(function: Callable[..., T], *arguments: Any) -> T | None:
         try:
@@ -78,7 +79,7 @@ def prepare(config: EvaluationConfig, log: LogLine) -> Work:
         except TrainerError as error:
             if error.retry:
                 raise
-            problems.append(str(error))
+            problems.extend(error.mistakes)
             return None
 
     checkpoints = collect(_choose, config, log) or []
@@ -96,9 +97,8 @@ def prepare(config: EvaluationConfig, log: LogLine) -> Work:
         tasks, unusable = load_tasks(settings.tasks)
         problems += unusable
     if problems:
-        if len(problems) > 1:
-            problems.append(f"{counted(len(problems), 'mistake')}; nothing was evaluated")
-        raise ConfigError("\n".join(problems))
+        summary = [f"{counted(len(problems), 'mistake')}; nothing was evaluated"] if len(problems) > 1 else []
+        raise ConfigError(*problems, *summary)
     return Work(checkpoints, tasks)
 
 

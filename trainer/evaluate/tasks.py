@@ -14,6 +14,7 @@ import numpy
 
 from trainer.contract.errors import TrainerError
 from trainer.contract.evaluation import is_task_file
+from trainer.contract.problem import Problem
 from trainer.contract.spelling import did_you_mean
 from trainer.contract.task_files import group_in, hashes
 
@@ -50,7 +51,7 @@ class Tasks:
             task.set_fewshot_seed(seed=FEWSHOT_SEED)
 
 
-def load_tasks(names: Sequence[str]) -> tuple[Tasks, list[str]]:
+def load_tasks(names: Sequence[str]) -> tuple[Tasks, list[Problem]]:
     """Load tasks and their data sets. The second result is a line for each task that cannot be loaded.
 
     Raises:
@@ -59,7 +60,7 @@ def load_tasks(names: Sequence[str]) -> tuple[Tasks, list[str]]:
     _prepare_library()
     tasks = Tasks({}, {})
     missing = [name for name in names if is_task_file(name) and not Path(name).is_file()]
-    problems = [f"{KEY}: {name}: no such file" for name in missing]
+    problems = [_problem(f"{name}: no such file") for name in missing]
     files = [name for name in names if is_task_file(name) and name not in missing]
     tasks.files.update(hashes(map(Path, files)))
     groups = {name: group for name in files if (group := group_in(Path(name))) is not None}
@@ -77,14 +78,15 @@ def load_tasks(names: Sequence[str]) -> tuple[Tasks, list[str]]:
                 manager = _manager(list(groups), include_defaults=True)
                 loaded = manager.load([groups.get(name, name)])
         except Exception as error:  # a task may run any code
-            problems.append(f"{KEY}: {name} cannot be loaded: {_reason(error, name)}")
+            problems.append(_problem(f"{name} cannot be loaded: {_reason(error, name)}"))
             continue
         if twice := sorted(loaded["tasks"].keys() & tasks.tasks.keys()):
-            problems.append(
-                f"{KEY}: {name} contains {twice[0]}, which another entry contains. Remove one of them"
-            )
+            reason = f"{name} contains {twice[0]}, which another entry contains. Remove one of them"
+            problems.append(_problem(reason))
         problems += [
-            f"{KEY}: {name}: the metric of {task} runs code that the model has written, which is not safe. Remove it"
+            _problem(
+                f"{name}: the metric of {task} runs code that the model has written, which is not safe. Remove it"
+            )
             for task, found in loaded["tasks"].items()
             if getattr(found, "UNSAFE_CODE", False)
         ]
@@ -111,12 +113,14 @@ def _manager(group_files: Sequence[str], *, include_defaults: bool) -> TaskManag
     return TaskManager(include_path=directories, include_defaults=include_defaults)
 
 
-def _unknown(name: str, manager: TaskManager) -> str:
+def _problem(reason: str, hint: str = "") -> Problem:
+    return Problem("", reason, hint, where=KEY)
+
+
+def _unknown(name: str, manager: TaskManager) -> Problem:
     suggestion = did_you_mean(name, manager.all_tasks, most=3)
-    return (
-        f"{KEY}: lm-eval has no task {name!r}; "
-        f"{suggestion or 'name a task, a group or a tag of `lm-eval ls tasks`, or the path of a task file'}"
-    )
+    others = "name a task, a group or a tag of `lm-eval ls tasks`, or the path of a task file"
+    return _problem(f"lm-eval has no task {name!r}", suggestion or others)
 
 
 def _reason(error: Exception, name: str) -> str:

@@ -20,7 +20,7 @@ class Fabric:
     def __init__(self, device: str, meeting: Meeting) -> None:
         if device == "cuda":
             if not torch.cuda.is_available():
-                raise TrainerError(f"{meeting.ranks}: torch {torch.__version__} sees no GPU")
+                raise TrainerError(f"torch {torch.__version__} sees no GPU", where=meeting.ranks)
             select_gpu(meeting.ranks)
             self.device = torch.device("cuda", torch.cuda.current_device())
             version = ".".join(map(str, torch.cuda.nccl.version()))

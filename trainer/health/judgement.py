@@ -100,9 +100,9 @@ def read_baseline(path: Path) -> dict[str, Entry]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: {error}. Remove the file to record a new baseline") from error
+        raise ConfigError(f"{error}. Remove the file to record a new baseline", where=path) from error
     if not isinstance(document, dict):
-        raise ConfigError(f"{path}: expected a mapping of layouts to bandwidths")
+        raise ConfigError("expected a mapping of layouts to bandwidths", where=path)
     return {key: from_dict(Entry, entry, f"{path}: {key}") for key, entry in document.items()}
 
 

@@ -35,15 +35,15 @@ HANG_STATUS = 1
 class MissingRanksError(TrainerError):
     """Ranks did not reach a step in time."""
 
-    def __init__(self, message: str) -> None:
-        super().__init__(message, retry=True)
+    def __init__(self, message: str, *, where: object = "") -> None:
+        super().__init__(message, where=where, retry=True)
 
 
 class BrokenError(TrainerError):
     """The ranks cannot connect, or a collective ended with an error."""
 
-    def __init__(self, message: str) -> None:
-        super().__init__(message, retry=True)
+    def __init__(self, message: str, *, where: object = "") -> None:
+        super().__init__(message, where=where, retry=True)
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Meeting:
         except RuntimeError as error:
             where = f"{environ['MASTER_ADDR']}:{environ['MASTER_PORT']}"
             raise BrokenError(
-                f"{ranks}: cannot connect to rank 0 at {where}: {_first_line(error)}"
+                f"cannot connect to rank 0 at {where}: {_first_line(error)}", where=ranks
             ) from error
         self._pulses = 0
         self._thread = threading.Thread(target=self._watch, daemon=True)
@@ -116,7 +116,7 @@ class Meeting:
         try:
             yield
         except RuntimeError as error:
-            raise BrokenError(f"{self.ranks}: {name}: {_first_line(error)}") from error
+            raise BrokenError(f"{name}: {_first_line(error)}", where=self.ranks) from error
         finally:
             self._deadline = None
 
@@ -131,7 +131,7 @@ class Meeting:
             self.store.set(f"{topic}/all", json.dumps(self._collect(topic)))
         patience = datetime.timedelta(seconds=self._timeout_s + 2 * GRACE_S)
         if not _is_there(self.store, f"{topic}/all", patience):
-            raise MissingRanksError(f"{self.ranks}: rank 0 does not answer, in {topic!r}")
+            raise MissingRanksError(f"rank 0 does not answer, in {topic!r}", where=self.ranks)
         found = json.loads(self.store.get(f"{topic}/all"))
         if found["missing"]:
             raise MissingRanksError(found["missing"])

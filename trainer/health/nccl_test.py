@@ -83,7 +83,7 @@ def run(
     """
     if ranks.world_size != config.nodes * config.ranks_per_node:
         planned = f"{counted(config.nodes, 'node')} x {counted(config.ranks_per_node, 'rank')}"
-        raise TrainerError(f"{ranks}: the test was planned for {planned}. Launch this number of tasks")
+        raise TrainerError(f"the test was planned for {planned}. Launch this number of tasks", where=ranks)
     if ranks.world_size == 1:
         raise TrainerError("a single rank cannot test communication. Use two GPUs or more")
     node = environ.get("SLURMD_NODENAME") or os.uname().nodename
@@ -126,7 +126,7 @@ class NcclTest:
         try:
             text = perf_output.read_text(errors="replace")
         except OSError as error:
-            raise TrainerError(f"{perf_output}: {error}") from error
+            raise TrainerError(str(error), where=perf_output) from error
         return all_reduce_perf.parse(text, self._meeting.ranks.world_size)
 
     def measured(self) -> list[Sample]:
@@ -251,7 +251,7 @@ class NcclTest:
             try:
                 record_baseline(Path(path), key, entry)
             except OSError as error:
-                raise TrainerError(f"{path}: the baseline cannot be written: {error}") from error
+                raise TrainerError(f"the baseline cannot be written: {error}", where=path) from error
         reason = (
             "as requested" if forced else "there was nothing to compare with, so check that it is plausible"
         )

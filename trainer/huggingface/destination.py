@@ -29,7 +29,7 @@ def new_directory(path: Path) -> Iterator[Path]:
     if path.exists() or path.is_symlink():
         raise TrainerError(f"{path} exists already. Name another directory, or remove this one")
     if not path.absolute().parent.is_dir():
-        raise TrainerError(f"{path}: there is no directory {path.absolute().parent}. Create it first")
+        raise TrainerError(f"there is no directory {path.absolute().parent}. Create it first", where=path)
     try:
         private = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.absolute().parent))
     except OSError as error:

@@ -138,7 +138,9 @@ def _check_tensors(source: Source, family: Family, stored: StoredWeights) -> Non
                     f"{source.path} has no tensor {weight.core}, which {family.architecture} needs"
                 )
             if found != shape:
-                raise TrainerError(f"{source.path}: {name} has the shape {list(found)}, not {list(shape)}")
+                raise TrainerError(
+                    f"{name} has the shape {list(found)}, not {list(shape)}", where=source.path
+                )
             unused.discard(name)
     if unused:
         raise TrainerError(

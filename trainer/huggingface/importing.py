@@ -81,7 +81,7 @@ def _write_weights(source: HuggingFaceDirectory, writer: WeightsWriter) -> torch
         tensor = to_core(weight, parts, model)
         if not bool(tensor.isfinite().all()):
             raise TrainerError(
-                f"{source.path}: {weight.names[0].format(n=layer)} has numbers that are not finite"
+                f"{weight.names[0].format(n=layer)} has numbers that are not finite", where=source.path
             )
         if weight.form == "vocabulary":
             dtype = tensor.dtype
@@ -146,6 +146,7 @@ def _verify(path: Path) -> None:
         TrainerError: the storage has something else than what was written.
     """
     if problems := checkpoint_files.problems(checkpoint_files.describe(path), hashes=False):
+        listed = "; ".join(map(str, problems))
         raise TrainerError(
-            f"the storage changed data that was written: {'; '.join(problems)}. Check the storage and try again"
+            f"the storage changed data that was written: {listed}. Check the storage and try again"
         )

@@ -84,8 +84,9 @@ class HuggingFaceDirectory:
                 continue
             hint = ". If both are right, set tie_word_embeddings to false in config.json"
             raise TrainerError(
-                f"{self.path}: {name} differs from {original}, although config.json ties them"
-                f"{hint if name == HEAD else ''}"
+                f"{name} differs from {original}, although config.json ties them"
+                f"{hint if name == HEAD else ''}",
+                where=self.path,
             )
 
 
@@ -104,7 +105,8 @@ def _header(file: Path) -> dict[str, tuple[int, ...]]:
                 shapes[name] = tuple(part.get_shape())
                 if part.get_dtype() not in FLOATS and not name.endswith(BUFFERS):
                     raise TrainerError(
-                        f"{file}: {name} has the type {part.get_dtype()}; supported are {', '.join(FLOATS)}"
+                        f"{name} has the type {part.get_dtype()}; supported are {', '.join(FLOATS)}",
+                        where=file,
                     )
     except (SafetensorError, OSError) as error:
         raise TrainerError(
@@ -128,7 +130,7 @@ def _read_config(path: Path) -> tuple[Family, ModelConfig]:
     try:
         return model_of(document)
     except ConfigError as error:
-        raise TrainerError(f"{file}: {error}") from error
+        raise TrainerError(str(error), where=file) from error
 
 
 def read_json(file: Path) -> Any:
@@ -201,8 +203,9 @@ def _find_tensors(
                 if shapes[place.stored] != expected:
                     hint = layouts.unusual_shapes(shapes)
                     raise TrainerError(
-                        f"{path}: {place.stored} has the shape {list(shapes[place.stored])}, but config.json gives "
-                        f"{list(expected)}.{hint}"
+                        f"{place.stored} has the shape {list(shapes[place.stored])}, but config.json gives "
+                        f"{list(expected)}.{hint}",
+                        where=path,
                     )
                 found[name] = place, shape
                 unused.discard(place.stored)

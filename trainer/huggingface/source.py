@@ -42,7 +42,7 @@ def read_source(path: Path) -> Source:
     except OSError as error:
         raise TrainerError(f"{error.filename or path} cannot be read ({error.strerror})") from error
     if problems:
-        raise TrainerError(f"{path} is not a valid checkpoint: {'; '.join(problems[:5])}")
+        raise TrainerError(f"{path} is not a valid checkpoint: {'; '.join(map(str, problems[:5]))}")
     record = found.record or _read_foreign(path)
     if record.get("format", FORMAT) > FORMAT:
         raise TrainerError(f"{path} was written by a later version of the trainer. Use that version")

@@ -77,7 +77,7 @@ def find_tokenizer(path: Path, eos_token: str | None = None) -> Tokenizer | None
         directory, files = None, {"tokenizer.json": path}
     else:
         raise TrainerError(
-            f"{path}: no such tokenizer. Name a tokenizer.json, or a directory with tokenizer files"
+            "no such tokenizer. Name a tokenizer.json, or a directory with tokenizer files", where=path
         )
     if not files.keys() & {"tokenizer.json", "vocab.json", "tokenizer.model"}:
         return None
@@ -98,7 +98,7 @@ def _tokenizer(
     for name in (SPECIAL_TOKENS, SETTINGS):  # the second overrides the first
         named |= json_object(files[name]) if name in files else {}
     if eos_token is not None and tokens and eos_token not in tokens:
-        raise TrainerError(f"{path}: the tokenizer has no token {eos_token!r}, the end of a document")
+        raise TrainerError(f"the tokenizer has no token {eos_token!r}, the end of a document", where=path)
     eos, bos = (_text(named.get(key)) for key in ("eos_token", "bos_token"))
     return Tokenizer(files, tokens, eos or eos_token, bos, directory, eos_token)
 

@@ -75,7 +75,7 @@ class StoredWeights:
         """Data type of a tensor."""
         dtype = getattr(torch, self._tensors[name].dtype, None)
         if not isinstance(dtype, torch.dtype):
-            raise TrainerError(f"{self._path}: {name} has an unknown type, {self._tensors[name].dtype!r}")
+            raise TrainerError(f"{name} has an unknown type, {self._tensors[name].dtype!r}", where=self._path)
         return dtype
 
     def read(self, weight: Weight, layer: int = 0) -> torch.Tensor:
@@ -104,7 +104,7 @@ class StoredWeights:
                 result = torch.empty(shape, dtype=piece.dtype)
             result[_slices(offsets[axes:], sizes[axes:])] = piece
         if result is None or sum(math.prod(sizes[axes:]) for _, sizes in chunks) != math.prod(shape):
-            raise TrainerError(f"{self._path}: {name} is incomplete in its index")
+            raise TrainerError(f"{name} is incomplete in its index", where=self._path)
         return result
 
     def _piece(
@@ -112,7 +112,7 @@ class StoredWeights:
     ) -> torch.Tensor:
         place = self._places[name].get(offsets)
         if place is None:
-            raise TrainerError(f"{self._path}: {name} is incomplete in its index")
+            raise TrainerError(f"{name} is incomplete in its index", where=self._path)
         file = self._path / place.file
         try:
             with open_regular(file) as stream:
@@ -125,9 +125,9 @@ class StoredWeights:
         try:
             piece = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
         except Exception as error:  # a damaged archive can fail in any way
-            raise TrainerError(f"{file}: {name} cannot be read ({_first_line(error)})") from error
+            raise TrainerError(f"{name} cannot be read ({_first_line(error)})", where=file) from error
         if not torch.is_tensor(piece) or tuple(piece.shape) != sizes or piece.dtype != self.dtype(name):
-            raise TrainerError(f"{file}: {name} is not the tensor that the index describes")
+            raise TrainerError(f"{name} is not the tensor that the index describes", where=file)
         return piece.detach()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,6 +24,7 @@ from trainer.contract.files.checkpoint_files import Checkpoint
 from trainer.contract.files.regular_file import read_bytes
 from trainer.contract.files.run_directory import RunDirectory
 from trainer.contract.model.pipeline import almost_even_layout
+from trainer.contract.problem import FilePlace, Problem
 from trainer.contract.rules.engine import FORWARD, require
 
 PREFIX = "iter_"
@@ -39,7 +41,7 @@ def find_checkpoint(path: Path) -> Checkpoint:
     try:
         if not path.is_dir():
             what = "not a directory" if path.exists() else "no such directory"
-            raise TrainerError(f"{path}: {what}. Name a run directory or an {PREFIX}... directory")
+            raise TrainerError(f"{what}. Name a run directory or an {PREFIX}... directory", where=path)
         if path.name.startswith(PREFIX):
             return _checked(path)
         directory = _directory_of_checkpoints(path)
@@ -53,7 +55,7 @@ def find_checkpoint(path: Path) -> Checkpoint:
         ) from error
 
 
-def complete_checkpoints(path: Path) -> tuple[list[Checkpoint], list[str]]:
+def complete_checkpoints(path: Path) -> tuple[list[Checkpoint], list[Problem]]:
     """The complete checkpoints in a directory of checkpoints or of a run, newest first, and the flaws of the other
     checkpoints.
 
@@ -67,7 +69,11 @@ def complete_checkpoints(path: Path) -> tuple[list[Checkpoint], list[str]]:
         raise TrainerError(
             f"{error.filename or path} cannot be read: {error.strerror}", retry=True
         ) from error
-    flaws = [f"{each.path}: {each.flaw}" for each in checked if each.flaw and not each.is_cut_off]
+    flaws = [
+        replace(each.flaw, where=FilePlace(each.path))
+        for each in checked
+        if each.flaw and not each.is_cut_off
+    ]
     return [each for each in checked if each.is_complete], flaws
 
 
@@ -95,7 +101,7 @@ def _checked(path: Path) -> Checkpoint:
         raise TrainerError(f"{path} is not a checkpoint: its name is not {PREFIX} and at least 7 digits")
     found = checkpoint_files.describe(path)
     if problems := checkpoint_files.problems(found, hashes=False):
-        raise TrainerError(f"{path} is not a complete checkpoint: {'; '.join(problems[:3])}")
+        raise TrainerError(f"{path} is not a complete checkpoint: {'; '.join(map(str, problems[:3]))}")
     return found
 
 

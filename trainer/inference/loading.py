@@ -127,12 +127,12 @@ def _use_code(found: Checkpoint, config: TrainerConfig) -> None:
     code_loading.use(codes)
     saved = (found.record or {}).get("origins", {}).get("code", {})
     for key, path in paths.items():
-        difference = (
-            CodeRecord.of(codes[path]).difference(saved[key]) if path in codes and key in saved else None
+        change = (
+            CodeRecord.of(codes[path]).change(key, saved[key]) if path in codes and key in saved else None
         )
-        if difference is not None and torch.distributed.get_rank() == 0:
+        if change is not None and torch.distributed.get_rank() == 0:
             print(
-                f"warning: {key}: {found.path} was trained with {difference[0]}, which is now {difference[1]}. Its "
+                f"warning: {key}: {found.path} was trained with {change.before}, which is now {change.after}. Its "
                 "results may differ from those of the trained model",
                 file=sys.stderr,
                 flush=True,

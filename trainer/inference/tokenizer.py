@@ -154,7 +154,9 @@ def _read(files: tuple[Path, ...]) -> Any:
             return library
         model = tokenizers.models.BPE.from_file(*map(str, files))
     except Exception as error:  # the library raises bare Exception for every error in a file
-        raise TrainerError(f"{files[0]}: the library tokenizers cannot load this file: {error}") from error
+        raise TrainerError(
+            f"the library tokenizers cannot load this file: {error}", where=files[0]
+        ) from error
     library = tokenizers.Tokenizer(model)
     library.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     library.decoder = tokenizers.decoders.ByteLevel()

@@ -16,6 +16,7 @@ from hpcgen.checkpoints.index import read_tensors
 from hpcgen.checkpoints.listing import size_of
 from hpcgen.cli.checkpoint.paths import path_argument
 from hpcgen.cli.options import json_option
+from hpcgen.errors import Problem
 from hpcgen.report.essentials import shown, text
 from hpcgen.report.words import moment
 from hpcgen.text import counted, few, harmless, size_text
@@ -53,7 +54,7 @@ def command(ctx: click.Context, path: Path, verify: bool, tensors: bool, as_json
         ctx.exit(1)
 
 
-def _problems(checkpoint: Checkpoint, verify: bool) -> list[str]:
+def _problems(checkpoint: Checkpoint, verify: bool) -> list[Problem]:
     if not verify or checkpoint.record is None:
         return find_problems(checkpoint, hashes=False)
     total = size_of(checkpoint)
@@ -62,7 +63,7 @@ def _problems(checkpoint: Checkpoint, verify: bool) -> list[str]:
 
 
 def _inspection_json(
-    checkpoint: Checkpoint, problems: list[str], found: Sequence[Tensor], verify: bool, tensors: bool
+    checkpoint: Checkpoint, problems: Sequence[Problem], found: Sequence[Tensor], verify: bool, tensors: bool
 ) -> dict[str, Any]:
     return {
         "path": str(checkpoint.path),
@@ -71,7 +72,7 @@ def _inspection_json(
         "is_foreign": checkpoint.is_foreign,
         "is_pinned": checkpoint.is_pinned,
         "verified": verify and checkpoint.record is not None,
-        "problems": problems,
+        "problems": list(map(str, problems)),
         "record": checkpoint.record,
         **({"tensors": [dataclasses.asdict(tensor) for tensor in found]} if tensors else {}),
     }
@@ -158,10 +159,10 @@ def _print_tensors(found: Sequence[Tensor]) -> None:
     click.echo(f"{counted(len(found), 'tensor')}, {counted(weights, 'weight')}", err=True)
 
 
-def _print_problems(checkpoint: Checkpoint, problems: Sequence[str], verify: bool) -> None:
+def _print_problems(checkpoint: Checkpoint, problems: Sequence[Problem], verify: bool) -> None:
     """Prints the problems to stdout, or "ok" to stderr if there are none."""
     for problem in problems[:SHOWN_PROBLEMS]:
-        click.secho(harmless(problem), fg="red")
+        click.secho(harmless(str(problem)), fg="red")
     if len(problems) > SHOWN_PROBLEMS:
         click.echo(f"and {len(problems) - SHOWN_PROBLEMS} more (--json lists them all)")
     if not problems and checkpoint.record is not None:

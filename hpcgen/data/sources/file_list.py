@@ -11,7 +11,7 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 
 from hpcgen.data.listed_files import UNSPLIT, Listing, ManifestFile
-from hpcgen.data.urls import redacted, url_reason
+from hpcgen.data.urls import redacted, url_problem
 from hpcgen.errors import ConfigErrors, FilePlace, HpcgenError, Problem
 from hpcgen.text import counted, few
 from trainer.contract.files.regular_file import read_bytes
@@ -101,8 +101,8 @@ def _file(line: _Line, folder: Path) -> ManifestFile:
     if line.size is not None and line.size < 0:
         raise HpcgenError(f"size = {line.size} is negative")
     if line.url is not None:
-        if reason := url_reason(line.url):
-            raise HpcgenError(f"url = {redacted(line.url)!r} {reason}")
+        if problem := url_problem(line.url, f"url = {redacted(line.url)!r}"):
+            raise HpcgenError(problem)
         name = line.name or unquote(urlsplit(line.url).path).rpartition("/")[2]
         return ManifestFile(
             name=name, split=UNSPLIT, size=line.size, sha256=sha256, url=line.url, version=line.version

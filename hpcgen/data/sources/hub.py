@@ -30,7 +30,7 @@ from hpcgen.data.http import (
 )
 from hpcgen.data.listed_files import UNSPLIT, Listing, ManifestFile
 from hpcgen.data.retries import INTERACTIVE, RetryPolicy
-from hpcgen.data.urls import redacted, url_reason
+from hpcgen.data.urls import redacted, url_problem
 from hpcgen.errors import HpcgenError
 
 _TIMEOUT_S = 30.0
@@ -104,8 +104,8 @@ def _endpoint() -> str:
         HpcgenError: HF_ENDPOINT is not a valid URL, or contains a password.
     """
     endpoint = (os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
-    if reason := url_reason(endpoint):
-        raise HpcgenError(f"HF_ENDPOINT = {redacted(endpoint)} {reason}", "correct it, or unset it")
+    if problem := url_problem(endpoint, f"HF_ENDPOINT = {redacted(endpoint)}"):
+        raise HpcgenError(problem, "correct it, or unset it")
     return endpoint
 
 

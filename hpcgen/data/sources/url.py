@@ -13,7 +13,7 @@ from hpcgen.data.listed_files import UNSPLIT, Listing, ManifestFile
 from hpcgen.data.retries import INTERACTIVE, RetryPolicy
 from hpcgen.data.stores import open_store
 from hpcgen.data.stores.base import FileNotInStore, Listed, Stat, Store
-from hpcgen.data.urls import redacted, url_reason
+from hpcgen.data.urls import redacted, url_problem
 from hpcgen.errors import HpcgenError
 from hpcgen.text import counted, few
 
@@ -27,8 +27,9 @@ def list_urls(source: UrlSource, token_variable: str | None) -> Listing:
         HpcgenError: some files are missing, or the store denies access or does not answer.
     """
     template = source.template
-    if reason := url_reason(template.replace("{", "").replace("}", "")):
-        raise HpcgenError(f"data.corpus.source.url.template = {redacted(template)} {reason}")
+    subject = f"data.corpus.source.url.template = {redacted(template)}"
+    if problem := url_problem(template.replace("{", "").replace("}", ""), subject):
+        raise HpcgenError(problem)
     with open_store(template, token_variable, INTERACTIVE) as store:
         found = _matching(store, template) if "*" in template else _numbered(store, source)
     files = [

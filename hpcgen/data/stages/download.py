@@ -17,7 +17,7 @@ from hpcgen.data.stores import store_modules, store_of
 from hpcgen.data.stores.base import Wanted
 from hpcgen.data.stores.local import refuse_in_shared_corpus
 from hpcgen.data.unit import Input, Unit, made_input
-from hpcgen.data.urls import url_reason
+from hpcgen.data.urls import url_problem
 from hpcgen.errors import HpcgenError
 from trainer.contract.files.regular_file import open_regular
 
@@ -66,8 +66,8 @@ class Download(DataStage):
         started = time.monotonic()
         [item], target = unit.inputs, job.directory / unit.name
         assert item.url is not None
-        if reason := url_reason(item.url):
-            raise HpcgenError(f"{item.name}: its URL {reason}", "run hpcgen data plan again")
+        if problem := url_problem(item.url, "its URL"):
+            raise HpcgenError(problem, "run hpcgen data plan again", where=item.name)
         refuse_in_shared_corpus([item.url], job.share)
         wanted = Wanted(
             name=item.name, url=item.url, size=item.size, sha256=item.sha256, version=item.version

@@ -20,7 +20,7 @@ STORES: tuple[type[Store], ...] = (Http, Objects, Local)
 
 
 def open_store(url: str, token_variable: str | None, policy: RetryPolicy | None = None) -> Store:
-    """Opens the store that reads `url`, which must be valid (hpcgen.data.urls.url_reason)."""
+    """Opens the store that reads `url`, which must be valid (hpcgen.data.urls.url_problem)."""
     return _store_class(urlsplit(url).scheme)(policy or RetryPolicy(), token_variable)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from hpcgen.config.program import DeepSpeedConfig
@@ -94,8 +95,8 @@ def _value_problems(key: Key, value: Any, path: str) -> Iterator[Problem]:
         yield Problem(path, "is deprecated", key.deprecated)
     elif (value == "auto" and key.auto) or (value is None and key.nullable):
         return
-    elif reason := key.type(value):
-        yield Problem(path, reason, f"remove it: {AUTO}" if value == "auto" else "")
+    elif problem := key.type(path, value):
+        yield replace(problem, hint=f"remove it: {AUTO}") if value == "auto" else problem
 
 
 def _unknown(section: Section, path: str, name: str) -> Problem:

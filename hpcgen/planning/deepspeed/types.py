@@ -1,4 +1,4 @@
-"""Types of the values in DeepSpeed's configuration. A type is a function that tells why a value is invalid.
+"""Types of the values in DeepSpeed's configuration. A type is a function that finds the problem of a value.
 
 They are stricter than DeepSpeed's in one respect: they convert nothing. In some sections, DeepSpeed's pydantic models
 convert "5" to a number and 1 to a boolean. It does not check other sections at all, so a value of the wrong type fails
@@ -10,18 +10,21 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from hpcgen.errors import Problem
 from hpcgen.text import did_you_mean, one_of
+from trainer.contract.config import Range
 
-Reason = Callable[[Any], str | None]
-"""A check: the reason why a value is invalid, or None."""
+Check = Callable[[str, Any], Problem | None]
+"""The problem of an invalid value at a path; None if it is valid."""
 
 
-def switch(value: Any) -> str | None:
+def switch(path: str, value: Any) -> Problem | None:
     """true or false."""
-    return None if isinstance(value, bool) else f"must be true or false{_without_quotes(value)}"
+    is_valid = isinstance(value, bool)
+    return None if is_valid else Problem(path, f"must be true or false{_without_quotes(value)}")
 
 
 def _without_quotes(value: Any) -> str:
@@ -29,41 +32,42 @@ def _without_quotes(value: Any) -> str:
     return " without quotes" if is_quoted else ""
 
 
-def anything(value: Any) -> str | None:
+def anything(path: str, value: Any) -> Problem | None:
     """Any value. DeepSpeed passes it on."""
     return None
 
 
-def nothing(value: Any) -> str | None:
+def nothing(path: str, value: Any) -> Problem | None:
     """No value but null."""
-    return "must be null, because DeepSpeed does not support it"
+    return Problem(path, "must be null, because DeepSpeed does not support it")
 
 
-def text(value: Any) -> str | None:
+def text(path: str, value: Any) -> Problem | None:
     """A string."""
-    return None if isinstance(value, str) else "must be text"
+    return None if isinstance(value, str) else Problem(path, "must be text")
 
 
-def mapping(value: Any) -> str | None:
+def mapping(path: str, value: Any) -> Problem | None:
     """A mapping with any keys."""
-    return None if isinstance(value, Mapping) else "must be a mapping of keys to values"
+    return None if isinstance(value, Mapping) else Problem(path, "must be a mapping of keys to values")
 
 
-def integer(*, at_least: float | None = None, allows_exponent: bool = False) -> Reason:
+def integer(*, at_least: float | None = None, allows_exponent: bool = False) -> Check:
     """A whole number. `allows_exponent` accepts 5e8, which pydantic converts."""
+    limits = Range(at_least=at_least)
 
-    def reason(value: Any) -> str | None:
+    def problem(path: str, value: Any) -> Problem | None:
         is_whole = isinstance(value, int) or (
             allows_exponent and isinstance(value, float) and value.is_integer()
         )
         if isinstance(value, bool) or not is_whole:
-            return f"must be a whole number{_without_quotes(value)}"
-        return _range(value, at_least=at_least)
+            return Problem(path, f"must be a whole number{_without_quotes(value)}")
+        return limits.problem(path, value)
 
-    return reason
+    return problem
 
 
-def size(*, at_least: float | None = None) -> Reason:
+def size(*, at_least: float | None = None) -> Check:
     """A whole number that can be written as 5e8."""
     return integer(at_least=at_least, allows_exponent=True)
 
@@ -74,71 +78,59 @@ def number(
     above: float | None = None,
     at_most: float | None = None,
     below: float | None = None,
-) -> Reason:
+) -> Check:
     """A finite number."""
+    limits = Range(at_least=at_least, above=above, at_most=at_most, below=below)
 
-    def reason(value: Any) -> str | None:
+    def problem(path: str, value: Any) -> Problem | None:
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            return f"must be a number{_without_quotes(value)}"
-        return _range(value, at_least, above, at_most, below)
+            return Problem(path, f"must be a number{_without_quotes(value)}")
+        return limits.problem(path, value)
 
-    return reason
-
-
-def _range(
-    value: float,
-    at_least: float | None = None,
-    above: float | None = None,
-    at_most: float | None = None,
-    below: float | None = None,
-) -> str | None:
-    checks = (
-        ("at least", at_least, at_least is not None and value < at_least),
-        ("greater than", above, above is not None and value <= above),
-        ("at most", at_most, at_most is not None and value > at_most),
-        ("less than", below, below is not None and value >= below),
-    )
-    return next(
-        (f"must be {words} {limit:g}" for words, limit, broken in checks if broken and limit is not None),
-        None,
-    )
+    return problem
 
 
-def choice(*names: str, any_case: bool = False) -> Reason:
+def choice(*names: str, any_case: bool = False) -> Check:
     """One of these words."""
 
-    def reason(value: Any) -> str | None:
+    def problem(path: str, value: Any) -> Problem | None:
         known = {name.lower() for name in names} if any_case else set(names)
         if isinstance(value, str) and (value.lower() if any_case else value) in known:
             return None
         hint = did_you_mean(value, names) if isinstance(value, str) else ""
-        return f"must be {one_of(names)}" + (f"; {hint}" if hint else "")
+        return Problem(path, f"must be {one_of(names)}", hint)
 
-    return reason
+    return problem
 
 
-def list_of(item: Reason, length: int | None = None) -> Reason:
+def list_of(item: Check, length: int | None = None) -> Check:
     """A list of values of one type."""
 
-    def reason(value: Any) -> str | None:
+    def problem(path: str, value: Any) -> Problem | None:
         if not isinstance(value, list | tuple):
-            return "must be a list"
+            return Problem(path, "must be a list")
         if length is not None and len(value) != length:
-            return f"must be a list of {length}"
-        wrong = ((index, item(each)) for index, each in enumerate(value))
-        return next((f"has an invalid item {index}, which {why}" for index, why in wrong if why), None)
+            return Problem(path, f"must be a list of {length}")
+        for index, each in enumerate(value):
+            if wrong := item(path, each):
+                return replace(wrong, reason=f"has an invalid item {index}, which {wrong.reason}")
+        return None
 
-    return reason
+    return problem
 
 
-def either(*types: Reason) -> Reason:
+def either(*types: Check) -> Check:
     """A value of one of several types."""
 
-    def reason(value: Any) -> str | None:
-        reasons = [each(value) for each in types]
-        return None if None in reasons else " or ".join(why for why in reasons if why)
+    def problem(path: str, value: Any) -> Problem | None:
+        found = [each(path, value) for each in types]
+        problems = [each for each in found if each is not None]
+        if len(problems) < len(types):
+            return None
+        hint = next((each.hint for each in problems if each.hint), "")
+        return Problem(path, " or ".join(each.reason for each in problems), hint)
 
-    return reason
+    return problem
 
 
 _WITHOUT_LIMITS = {
@@ -148,11 +140,11 @@ _WITHOUT_LIMITS = {
     "anything": anything,
     "nothing": nothing,
 }
-_NUMBERS: dict[str, Callable[..., Reason]] = {"number": number, "integer": integer, "size": size}
+_NUMBERS: dict[str, Callable[..., Check]] = {"number": number, "integer": integer, "size": size}
 _LIMITS = {">=": "at_least", ">": "above", "<=": "at_most", "<": "below"}
 
 
-def parsed(words: str) -> Reason:
+def parsed(words: str) -> Check:
     """The type that these words of keys.txt describe, such as "integer >=1 or one of auto"."""
     alternatives = words.split(" or ")
     if len(alternatives) > 1:
@@ -175,7 +167,7 @@ def parsed(words: str) -> Reason:
 class Key:
     """A key of DeepSpeed's configuration."""
 
-    type: Reason
+    type: Check
     auto: bool = False
     """"auto" is allowed, because Hugging Face's Trainer or Accelerate fills it in."""
     nullable: bool = False

@@ -197,7 +197,7 @@ def test_a_task_that_occurs_twice_and_one_that_runs_code_are_refused(tasks: Path
     unsafe = tmp_path / "unsafe.yaml"
     unsafe.write_text(f"include: {tasks}/answer.yaml\ntask: unsafe\nunsafe_code: true\n")
     _, problems = load_tasks([str(tasks / "suite.yaml"), str(tasks / "letters.yaml"), str(unsafe)])
-    assert problems == [
+    assert list(map(str, problems)) == [
         f"evaluation.tasks: {tasks}/letters.yaml contains letters, which another entry contains. Remove one of them",
         f"evaluation.tasks: {unsafe}: the metric of unsafe runs code that the model has written, which is not safe. "
         "Remove it",
@@ -207,8 +207,10 @@ def test_a_task_that_occurs_twice_and_one_that_runs_code_are_refused(tasks: Path
 @pytest.mark.slow  # lm-eval reads the files of its 14,000 tasks
 def test_an_unknown_task_is_refused_with_similar_names(tmp_path: Path) -> None:
     _, problems = load_tasks([str(tmp_path / "missing.yml"), "helaswag"])
-    assert problems[0] == f"evaluation.tasks: {tmp_path}/missing.yml: no such file"
-    assert problems[1].startswith("evaluation.tasks: lm-eval has no task 'helaswag'; did you mean hellaswag?")
+    assert str(problems[0]) == f"evaluation.tasks: {tmp_path}/missing.yml: no such file"
+    assert str(problems[1]).startswith(
+        "evaluation.tasks: lm-eval has no task 'helaswag'; did you mean hellaswag?"
+    )
 
 
 def test_without_lm_eval_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

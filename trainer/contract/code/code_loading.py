@@ -71,10 +71,10 @@ def load(path: str, what: str) -> Callable[..., Any]:
     if callable(function):
         return function  # type: ignore[no-any-return]
     if function is not None:
-        raise ConfigError(f"{where}: {name} is a {type(function).__name__}, not a function")
+        raise ConfigError(f"{name} is a {type(function).__name__}, not a function", where=where)
     defined = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
     known = did_you_mean(name, defined) or f"it defines {', '.join(sorted(defined)) or 'none'}"
-    raise ConfigError(f"{where}: {module.__file__} has no function {name}; {known}")
+    raise ConfigError(f"{module.__file__} has no function {name}; {known}", where=where)
 
 
 class _Finder(MetaPathFinder):
@@ -107,8 +107,9 @@ class _Finder(MetaPathFinder):
         if path in self._sources:
             if code is not None and code != _compiled(self._sources[path], file):
                 raise ConfigError(
-                    f"{file}: what Python would execute is not what the file contained when the run began. The file "
-                    "has changed, or its cache in __pycache__ is stale. Remove the cache and start the run again"
+                    "what Python would execute is not what the file contained when the run began. The file "
+                    "has changed, or its cache in __pycache__ is stale. Remove the cache and start the run again",
+                    where=file,
                 )
         elif path in self._compiled:
             if user_code.sha256(read_bytes(Path(file))) != self._compiled[path]:
@@ -272,15 +273,17 @@ def _import(name: str, where: str) -> ModuleType:
             raise _failed(where, error) from error
         searched = os.environ.get("PYTHONPATH") or "not set"
         raise ConfigError(
-            f"{where}: there is no module {error.name}. Install it for {sys.executable}, put it in a "
-            f"directory of PYTHONPATH ({searched}), or name its file: /path/of/{name.split('.')[-1]}.py:function"
+            f"there is no module {error.name}. Install it for {sys.executable}, put it in a "
+            f"directory of PYTHONPATH ({searched}), or name its file: /path/of/{name.split('.')[-1]}.py:function",
+            where=where,
         ) from error
     except Exception as error:
         raise _failed(where, error) from error
     if not is_software and not user_code.is_users(module):
         raise ConfigError(
-            f"{where}: {module.__file__ or name} is not a source file, so its content cannot be recorded. Name a "
-            "module with source code, or a file"
+            f"{module.__file__ or name} is not a source file, so its content cannot be recorded. Name a "
+            "module with source code, or a file",
+            where=where,
         )
     return module
 
@@ -290,7 +293,7 @@ def _run_file(file: Path, where: str) -> ModuleType:
     file = file.absolute()
     if not file.is_file():
         raise ConfigError(
-            f"{where}: there is no file {file}. Every node and the container must have it at this path"
+            f"there is no file {file}. Every node and the container must have it at this path", where=where
         )
     if str(file.parent) not in sys.path:
         sys.path.append(str(file.parent))  # last, so that files there never shadow installed modules
@@ -302,7 +305,8 @@ def _run_file(file: Path, where: str) -> ModuleType:
         or not file.samefile(found.origin)
     ):
         raise ConfigError(
-            f"{where}: {file.stem} is not a valid module name, or another module has this name. Rename the file"
+            f"{file.stem} is not a valid module name, or another module has this name. Rename the file",
+            where=where,
         )
     try:
         return importlib.import_module(file.stem)

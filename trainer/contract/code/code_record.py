@@ -10,6 +10,7 @@ from typing import Any
 from trainer.contract.code.imports import file_of
 from trainer.contract.code.user_code import UserCode, sha256
 from trainer.contract.files.regular_file import read_bytes
+from trainer.contract.resuming.change import Change, and_more
 
 SHA256_DIGITS = 12
 """Digits of a SHA-256 in messages and in the names of copies."""
@@ -50,16 +51,17 @@ class CodeRecord:
         file = self.directory / self.file
         return {"file": str(file), "sha256": self.hashes[self.file], "modules": others}
 
-    def difference(self, saved: Mapping[str, Any]) -> tuple[str, str] | None:
-        """The first file that differs from the checkpoint's, as it was and as it is. None if all files are the same."""
+    def change(self, name: str, saved: Mapping[str, Any]) -> Change | None:
+        """The first file that differs from the checkpoint's. None if all files are the same. `name` is the key with the
+        import path."""
         modules = saved.get("modules")
         before = {self.file: saved["sha256"], **(modules or {})}
         now = self.hashes if modules is not None else {self.file: self.hashes[self.file]}
-        names = [name for name in dict.fromkeys((*before, *sorted(now))) if before.get(name) != now.get(name)]
+        names = [file for file in dict.fromkeys((*before, *sorted(now))) if before.get(file) != now.get(file)]
         if not names:
             return None
         was, is_now = (self._described(names[0], digests.get(names[0])) for digests in (before, now))
-        return was, is_now + (f" (and {len(names) - 1} more)" if len(names) > 1 else "")
+        return Change(name, was, f"{is_now}{and_more(len(names))}", is_content=True)
 
     def _described(self, name: str, digest: str | None) -> str:
         path = self.directory / name

@@ -20,6 +20,7 @@ from trainer.contract.config.training import TrainingConfig
 from trainer.contract.config.values import Count, PositiveFloat, Range
 from trainer.contract.errors import TrainerError
 from trainer.contract.files.shared_files import read_configuration
+from trainer.contract.problem import FilePlace, Problem
 from trainer.contract.record import config_section
 from trainer.contract.wording import shown
 
@@ -74,8 +75,8 @@ def read_as(cls: type[T], path: Path) -> T:
     try:
         document = json.loads(read_configuration(path))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: {error}") from error
-    return from_dict(cls, document, where=str(path))
+        raise ConfigError(str(error), where=path) from error
+    return from_dict(cls, document, where=FilePlace(path))
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -113,62 +114,68 @@ def from_dict(cls: type[T], document: Any, where: str) -> T:
         ConfigError: the first invalid key or value, with its dotted path after `where`.
     """
     if not isinstance(document, dict):
-        raise ConfigError(f"{where}: expected a mapping, got {document!r}")
+        raise ConfigError(f"expected a mapping, got {document!r}", where=where)
     hints = field_hints(typing.cast(type, cls))
     fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    for key in document.keys() - fields.keys():
-        raise ConfigError(f"{where}: unknown key {key!r}; known are {', '.join(sorted(fields))}")
+    for key in document:
+        if key in fields:
+            continue
+        raise ConfigError(f"unknown key {key!r}; known are {', '.join(sorted(fields))}", where=where)
     values = {}
     for name, field in fields.items():
         if name in document:
-            values[name] = typed_value(hints[name], document[name], f"{where}: {name}")
+            values[name] = typed_value(hints[name], document[name], name, where)
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            raise ConfigError(f"{where}: {name} is missing")
+            raise ConfigError(Problem(name, "is missing", where=where))
     return cls(**values)
 
 
-def typed_value(hint: Any, value: Any, where: str) -> Any:
-    """`value` as the type `hint`.
+def typed_value(hint: Any, value: Any, path: str, where: str = "") -> Any:
+    """`value` as the type `hint`. `path` is its key in the section or file `where`.
 
     Raises:
-        ConfigError: it has another type, or is out of range. The message begins with `where`.
+        ConfigError: it has another type, or is out of range.
     """
     origin = typing.get_origin(hint)
     if origin is Annotated:
         inner, *metadata = typing.get_args(hint)
-        value = typed_value(inner, value, where)
+        value = typed_value(inner, value, path, where)
         for limits in metadata:
-            if isinstance(limits, Range) and (problem := limits.problem(where, value)):
-                raise ConfigError(f"{where} = {shown(value)} {problem.reason}")
+            if isinstance(limits, Range) and (problem := limits.problem(path, value)):
+                raise _invalid(value, path, problem.reason, where)
         return value
     if origin in (Union, types.UnionType):
         if value is None:
             return None
         [inner] = [arg for arg in typing.get_args(hint) if arg is not type(None)]
-        return typed_value(inner, value, where)
+        return typed_value(inner, value, path, where)
     if origin is tuple:
         if not isinstance(value, list | tuple):
-            raise ConfigError(f"{where} = {shown(value)} must be a list")
+            raise _invalid(value, path, "must be a list", where)
         inner = typing.get_args(hint)[0]
-        return tuple(typed_value(inner, item, f"{where}[{i}]") for i, item in enumerate(value))
+        return tuple(typed_value(inner, item, f"{path}[{i}]", where) for i, item in enumerate(value))
     if origin is dict:
         if not isinstance(value, dict):
-            raise ConfigError(f"{where} = {shown(value)} must be a mapping")
+            raise _invalid(value, path, "must be a mapping", where)
         of_key, of_value = typing.get_args(hint)
         return {
-            typed_value(of_key, key, where): typed_value(of_value, item, f"{where}.{key}")
+            typed_value(of_key, key, path, where): typed_value(of_value, item, f"{path}.{key}", where)
             for key, item in value.items()
         }
     if origin is Literal:
         if not isinstance(value, str) or value not in typing.get_args(hint):
-            raise ConfigError(f"{where} = {shown(value)} must be one of {typing.get_args(hint)}")
+            raise _invalid(value, path, f"must be one of {typing.get_args(hint)}", where)
         return value
     if dataclasses.is_dataclass(hint):
-        return from_dict(typing.cast(type, hint), value, where)
+        return from_dict(typing.cast(type, hint), value, f"{where}: {path}" if where else path)
     if hint is Any:
         return value
     accepted = (int, float) if hint is float else (hint,)
     # True is an int in Python
     if not isinstance(value, accepted) or (isinstance(value, bool) and hint is not bool):
-        raise ConfigError(f"{where} = {shown(value)} must be of type {hint.__name__}")
+        raise _invalid(value, path, f"must be of type {hint.__name__}", where)
     return float(value) if hint is float else value
+
+
+def _invalid(value: Any, path: str, reason: str, where: str) -> ConfigError:
+    return ConfigError(Problem(path, reason, subject=f"{path} = {shown(value)}", where=where, value=value))

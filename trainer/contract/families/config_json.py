@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 from trainer.contract.config import ConfigError, Fraction, NonNegativeFloat, PositiveFloat, Range, typed_value
+from trainer.contract.problem import Problem
 from trainer.contract.wording import shown
 
 Number = Annotated[int, Range(at_least=1, at_most=10_000)]
@@ -96,17 +97,25 @@ def complete(
     """
     values = {**defaults, **{key: allowed[0] for key, allowed in fixed.items()}}
     names = {key: key for key in values} | {key: alias for alias, key in aliases.items() if alias in document}
-    problems = []
+    problems: list[Problem] = []
     for key, name in names.items():
         if name not in document:
             continue
         try:
             values[key] = typed_value(TYPES[key], document[name], name)
         except ConfigError as error:
-            problems.append(str(error))
+            problems += error.mistakes
             continue
         if values[key] not in fixed.get(key, (values[key],)):
-            problems.append(f"{name} = {shown(values[key])} is not supported; only {fixed[key][0]!r} is")
+            reason = f"is not supported; only {fixed[key][0]!r} is"
+            problems.append(contradiction({name: values[key]}, reason))
     if problems:
-        raise ConfigError("; ".join(problems))
+        raise ConfigError("; ".join(map(str, problems)))
     return values
+
+
+def contradiction(values: Mapping[str, Any], reason: str) -> Problem:
+    """A problem of keys with `values` that do not go together, or that ModelConfig cannot express."""
+    subject = " and ".join(f"{key} = {shown(value)}" for key, value in values.items())
+    first, *others = values
+    return Problem(first, reason, subject=subject, about=tuple(others))

@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainer.contract.config import ModelConfig
+from trainer.contract.families.config_json import contradiction
 from trainer.contract.families.expert_families import ExpertNames, experts
 from trainer.contract.families.llama_families import ROTARY_KEYS, gated_mlp
-from trainer.contract.families.model_family import Family, LayerPrefix, Weight, head, layer_places
+from trainer.contract.families.model_family import Family, LayerPrefix, Weight, head, layer_places, odd
 from trainer.contract.model import rope_parameters
 from trainer.contract.model.experts import num_moe_layers
+from trainer.contract.problem import Problem
 
 KEYS = ROTARY_KEYS | {
     "q_lora_rank": "q_lora_rank",
@@ -108,13 +110,13 @@ class DeepSeekV3(Family):
             **_expert_section(config),
         }
 
-    def contradictions(self, config: Mapping[str, Any]) -> Iterator[str]:
+    def contradictions(self, config: Mapping[str, Any]) -> Iterator[Problem]:
         """Yields grouped queries and a different width of the rotated part, because latent attention has neither."""
         for key, same in (("num_key_value_heads", "num_attention_heads"), ("head_dim", "qk_rope_head_dim")):
             if config[key] not in (None, config[same]):
-                yield f"{key} = {config[key]} differs from {same} = {config[same]}, which is not supported"
-        if config["qk_rope_head_dim"] % 2:
-            yield f"qk_rope_head_dim = {config['qk_rope_head_dim']} is odd, but the rotary embedding needs pairs"
+                reason = f"differs from {same} = {config[same]}, which is not supported"
+                yield contradiction({key: config[key]}, reason)
+        yield from odd(config, "qk_rope_head_dim")
         yield from rope_parameters.contradictions(config)
 
     def stored(self, model: ModelConfig, names: Collection[str]) -> ModelConfig:

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer.contract.config import ModelConfig
+from trainer.contract.families.config_json import contradiction
 from trainer.contract.families.llama_families import Llama, linear
 from trainer.contract.families.model_family import LayerPrefix, Weight
 from trainer.contract.model.experts import moe_layer_pattern
-from trainer.contract.wording import shown
+from trainer.contract.problem import Problem
 
 A_NUMBER = "a number"
 """Placeholder in a message for the values that a family can express."""
@@ -98,15 +99,13 @@ class ExpertLlama(Llama):
             "moe_router_pre_softmax": not config["norm_topk_prob"],
         }
 
-    def contradictions(self, config: Mapping[str, Any]) -> Iterator[str]:
+    def contradictions(self, config: Mapping[str, Any]) -> Iterator[Problem]:
         """Also yields a model without experts."""
         yield from super().contradictions(config)
         if self.has_dense_layers and not any(_layers_with_experts(config)):
-            yield (
-                f"mlp_only_layers = {shown(config['mlp_only_layers'])} and "
-                f"decoder_sparse_step = {config['decoder_sparse_step']} leave no layer with experts, which is not "
-                "supported"
-            )
+            keys = ("mlp_only_layers", "decoder_sparse_step")
+            reason = "leave no layer with experts, which is not supported"
+            yield contradiction({key: config[key] for key in keys}, reason)
 
 
 def _layers_with_experts(config: Mapping[str, Any]) -> list[int]:

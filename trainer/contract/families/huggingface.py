@@ -13,12 +13,13 @@ from typing import Any
 
 from trainer.contract.config import ConfigError, ModelConfig, from_dict, typed_value
 from trainer.contract.config.resolve import resolve_model
-from trainer.contract.families.config_json import TYPES, complete
+from trainer.contract.families.config_json import TYPES, complete, contradiction
 from trainer.contract.families.deepseek_family import DeepSeekV3
 from trainer.contract.families.expert_families import ExpertLlama, ExpertNames
 from trainer.contract.families.llama_families import LLAMA_KEYS, Llama
 from trainer.contract.families.model_family import LAYERS, Family, Form, Weight, head, indivisible
 from trainer.contract.model import rope_parameters
+from trainer.contract.problem import Problem
 from trainer.contract.rules.engine import contradictions
 from trainer.contract.wording import shown
 
@@ -94,11 +95,11 @@ class Gpt2(Family):
             "activation_func": ACTIVATIONS_BY_NAME[config["activation_function"]],
         }
 
-    def contradictions(self, config: Mapping[str, Any]) -> Iterator[str]:
+    def contradictions(self, config: Mapping[str, Any]) -> Iterator[Problem]:
         """Yields an unknown activation function, and heads that do not divide the width."""
         if (activation := config["activation_function"]) not in ACTIVATIONS_BY_NAME:
-            known = ", ".join(ACTIVATIONS_BY_NAME)
-            yield f"activation_function = {shown(activation)} is not supported; only {known} are"
+            reason = f"is not supported; only {', '.join(ACTIVATIONS_BY_NAME)} are"
+            yield contradiction({"activation_function": activation}, reason)
         yield from indivisible(config, "n_embd", "n_head")
 
 
@@ -328,7 +329,7 @@ def family_for(model: ModelConfig, name: str | None = None) -> Family:
     """
     nearest = nearest_family(model, name)
     if misfits := nearest.misfits(model):
-        listed = "; ".join(map(str, misfits))
+        listed = "; ".join(misfit.described(f"model.{misfit.key}") for misfit in misfits)
         others = "" if name else ", and no other supported family fits better"
         raise ConfigError(f"{nearest.architecture} cannot express {listed}{others}")
     return nearest
@@ -347,13 +348,14 @@ def model_of(config: Any) -> tuple[Family, ModelConfig]:
         raise ConfigError("quantization_config is set; only weights that are not quantized are supported")
     values = complete(config, family.defaults, family.fixed, family.aliases)
     if contradicting := list(family.contradictions(values)):
-        raise ConfigError("; ".join(contradicting))
+        raise ConfigError("; ".join(map(str, contradicting)))
     given = from_dict(ModelConfig, family.from_config(values), "its model in hpcgen's terms")
     if problems := contradictions(given):
-        raise ConfigError(_in_terms_of(family, "; ".join(problems)))
+        raise ConfigError("; ".join(_in_terms_of(family, problem) for problem in problems))
     model = resolve_model(given)
     if misfits := family.misfits(model):
-        raise ConfigError(_in_terms_of(family, f"inconsistent shape: {'; '.join(map(str, misfits))}"))
+        listed = "; ".join(misfit.described(family.name_in_config(misfit.key)) for misfit in misfits)
+        raise ConfigError(f"inconsistent shape: {listed}")
     return family, model
 
 
@@ -367,10 +369,13 @@ def _family_of(config: Mapping[str, Any]) -> Family:
     return family
 
 
-def _in_terms_of(family: Family, text: str) -> str:
-    """`text` with the family's keys of config.json in place of ModelConfig's."""
-    names = {**family.keys, **family.expert_keys}
-    return re.sub(r"\w+", lambda word: names.get(word[0], word[0]), text).replace("model.", "")
+def _in_terms_of(family: Family, problem: Problem) -> str:
+    """The sentence of a problem, with the family's keys of config.json in place of the keys that it names."""
+    sentence: str = problem.sentence
+    for path in (problem.path, *problem.about):
+        key = path.removeprefix("model.")
+        sentence = re.sub(rf"(\bmodel\.)?\b{re.escape(key)}\b", family.name_in_config(key), sentence)
+    return sentence
 
 
 def config_of(family: Family, model: ModelConfig, dtype: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from trainer.contract.config import ModelConfig
+from trainer.contract.families.config_json import contradiction
 from trainer.contract.families.model_family import (
     Family,
     Form,
@@ -15,8 +16,10 @@ from trainer.contract.families.model_family import (
     head,
     indivisible,
     layer_places,
+    odd,
 )
 from trainer.contract.model import rope_parameters
+from trainer.contract.problem import Problem
 from trainer.contract.wording import shown
 
 SLIDING, FULL = "sliding_attention", "full_attention"
@@ -139,37 +142,38 @@ class Llama(Family):
             "add_qkv_bias": next(qkv for linear, qkv in self.biases if linear == linear_bias),
         }
 
-    def contradictions(self, config: Mapping[str, Any]) -> Iterator[str]:
+    def contradictions(self, config: Mapping[str, Any]) -> Iterator[Problem]:
         """Yields heads that do not fit, biases in a part of the layers, and windows in a part of the layers."""
         if config["num_key_value_heads"] is not None:
             yield from indivisible(config, "num_attention_heads", "num_key_value_heads")
         if config["head_dim"] is None and self.defaults["head_dim"] is not None:
-            yield f"head_dim = None has no meaning in {self.architecture}"
+            yield contradiction({"head_dim": None}, f"has no meaning in {self.architecture}")
         elif config["head_dim"] is None:
             yield from indivisible(config, "hidden_size", "num_attention_heads")
-        elif config["head_dim"] % 2:
-            yield f"head_dim = {config['head_dim']} is odd, but the rotary embedding needs pairs"
+        else:
+            yield from odd(config, "head_dim")
         if "mlp_bias" in config and config["mlp_bias"] != config["attention_bias"]:
-            yield (
-                f"attention_bias = {config['attention_bias']!r} and mlp_bias = {config['mlp_bias']!r} differ, which is "
-                "not supported"
-            )
+            biases = {key: config[key] for key in ("attention_bias", "mlp_bias")}
+            yield contradiction(biases, "differ, which is not supported")
         if self.window == "by layer":
             yield from self._window_contradictions(config)
         yield from rope_parameters.contradictions(config)
 
-    def _window_contradictions(self, config: Mapping[str, Any]) -> Iterator[str]:
+    def _window_contradictions(self, config: Mapping[str, Any]) -> Iterator[Problem]:
         types, num_layers, size = config["layer_types"], config["num_hidden_layers"], config["sliding_window"]
         if types is not None and len(types) != num_layers:
-            yield f"layer_types has {len(types)} entries, but num_hidden_layers = {num_layers}"
+            reason = f"has {len(types)} entries, but num_hidden_layers = {num_layers}"
+            yield Problem("layer_types", reason)
         elif unknown := sorted(set(types or ()) - {SLIDING, FULL}):
-            yield f"layer_types has {shown(unknown[0])}, which is not supported; only {SLIDING} and {FULL} are"
+            reason = f"has {shown(unknown[0])}, which is not supported; only {SLIDING} and {FULL} are"
+            yield Problem("layer_types", reason)
         elif SLIDING in (types or ()) and not self._has_window(config):
             used = f"use_sliding_window = {config['use_sliding_window']!r} and sliding_window = {size!r}"
-            yield f"layer_types has {SLIDING}, but {used}"
+            yield Problem("layer_types", f"has {SLIDING}, but {used}")
         elif len(set(self._layer_types(config))) > 1:
             cause = "layer_types" if types else f"max_window_layers = {config['max_window_layers']}"
-            yield f"sliding_window = {size!r} applies to a part of the layers ({cause}), which is not supported"
+            reason = f"applies to a part of the layers ({cause}), which is not supported"
+            yield contradiction({"sliding_window": size}, reason)
 
     def _window_size(self, config: Mapping[str, Any]) -> int | None:
         if self.window == "by layer" and SLIDING not in self._layer_types(config):

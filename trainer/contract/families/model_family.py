@@ -11,8 +11,10 @@ from typing import Any, ClassVar, Literal
 
 from trainer.contract.attention import KINDS, SWITCHES
 from trainer.contract.config import ModelConfig
+from trainer.contract.families.config_json import contradiction
 from trainer.contract.model import rope_parameters
 from trainer.contract.model.experts import MODEL_KEYS, moe_layer_pattern
+from trainer.contract.problem import Problem
 from trainer.contract.wording import one_of
 
 Form = Literal["same", "fp32", "vocabulary", "transposed", "gate_up", "qkv", "qkv_conv1d"]
@@ -123,9 +125,10 @@ class Misfit:
     value: Any
     allowed: tuple[Any, ...]
 
-    def __str__(self) -> str:
+    def described(self, name: str) -> str:
+        """The key, called `name`, with its value and the values that it may have."""
         needed = f" (it needs {self.needed})" if self.needed else ""
-        return f"model.{self.key} = {as_yaml(self.value)}{needed}"
+        return f"{name} = {as_yaml(self.value)}{needed}"
 
     @property
     def needed(self) -> str:
@@ -177,8 +180,12 @@ class Family(ABC):
             "untie_embeddings_and_output_weights": not config["tie_word_embeddings"]
         }
 
+    def name_in_config(self, key: str) -> str:
+        """Name in config.json of a key of ModelConfig; the same name if config.json does not have the key."""
+        return {**self.keys, **self.expert_keys}.get(key, key)
+
     @abstractmethod
-    def contradictions(self, config: Mapping[str, Any]) -> Iterator[str]:
+    def contradictions(self, config: Mapping[str, Any]) -> Iterator[Problem]:
         """Yields the keys of a complete config.json that contradict each other or describe a different kind of
         model."""
 
@@ -223,10 +230,16 @@ def in_order(family: Family, model: ModelConfig) -> Iterator[tuple[Weight, int]]
     yield from ((weight, 0) for weight in weights[first + len(in_layers) :])
 
 
-def indivisible(config: Mapping[str, Any], key: str, by: str) -> Iterator[str]:
+def indivisible(config: Mapping[str, Any], key: str, by: str) -> Iterator[Problem]:
     """Yields a contradiction if a key of config.json is not a multiple of another one."""
     if config[key] % config[by]:
-        yield f"{key} = {config[key]} is not a multiple of {by} = {config[by]}"
+        yield contradiction({key: config[key]}, f"is not a multiple of {by} = {config[by]}")
+
+
+def odd(config: Mapping[str, Any], key: str) -> Iterator[Problem]:
+    """Yields a contradiction if the width of the rotated part of a head is odd."""
+    if config[key] % 2:
+        yield contradiction({key: config[key]}, "is odd, but the rotary embedding needs pairs")
 
 
 def head(model: ModelConfig) -> Iterator[Weight]:

@@ -18,6 +18,7 @@ from typing import Any
 
 from trainer.contract.evaluation import is_due
 from trainer.contract.files.regular_file import IrregularFileError, open_regular, read_bytes, read_text
+from trainer.contract.problem import Problem
 from trainer.contract.resuming import record_shape
 from trainer.contract.wording import counted
 
@@ -45,9 +46,10 @@ TRAINER_MARK = "saved_by_this_trainer"
 Without the mark, a checkpoint of this trainer that has lost its record would look like one of Megatron-LM's.
 """
 
-OLD_FORMAT = (
-    "it is in Megatron-LM's old format (--ckpt-format torch), which only Megatron-LM reads; to convert it, start "
-    "Megatron-LM with --ckpt-convert-format torch_dist --ckpt-convert-save DIRECTORY"
+OLD_FORMAT = Problem(
+    "",
+    "it is in Megatron-LM's old format (--ckpt-format torch), which only Megatron-LM reads",
+    "to convert it, start Megatron-LM with --ckpt-convert-format torch_dist --ckpt-convert-save DIRECTORY",
 )
 
 FORMAT = 1
@@ -61,7 +63,11 @@ _BLOCK = 4 * 2**20
 
 
 class RecordError(ValueError):
-    """The COMPLETE file is missing or damaged; the message says which."""
+    """The COMPLETE file is missing or damaged."""
+
+    def __init__(self, reason: str) -> None:
+        self.problem = Problem(COMPLETE, reason)
+        super().__init__(str(self.problem))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +78,7 @@ class Checkpoint:
     iteration: int
     record: dict[str, Any] | None
     """Contents of COMPLETE; None when it is missing or damaged."""
-    flaw: str | None
+    flaw: Problem | None
     """Reason why there is no record; None when there is one."""
     is_cut_off: bool
     """True if its save was interrupted or is still in progress."""
@@ -155,10 +161,10 @@ def describe(path: Path) -> Checkpoint:
     try:
         record = read_record(path)
         if record["iteration"] != iteration:
-            flaw = f"{COMPLETE} belongs to iteration {record['iteration']}"
+            flaw = Problem(COMPLETE, f"belongs to iteration {record['iteration']}")
             record = None
     except RecordError as error:
-        flaw = str(error)
+        flaw = error.problem
     has_record = (path / COMPLETE).exists()
     # Megatron-LM and this trainer update the tracker only after a save is complete.
     was_complete = has_record or _is_tracked(path.parent, iteration)
@@ -168,7 +174,7 @@ def describe(path: Path) -> Checkpoint:
     if record is None and any(path.glob("mp_rank_*")):
         flaw = OLD_FORMAT
     elif not is_ours and not was_complete:
-        flaw = f"{COMPLETE} is missing, and {TRACKER} does not name it or a later one"
+        flaw = Problem(COMPLETE, f"is missing, and {TRACKER} does not name it or a later one")
     return Checkpoint(
         path=path,
         iteration=iteration,
@@ -230,19 +236,19 @@ def read_record(path: Path) -> dict[str, Any]:
     try:
         text = read_text(path / COMPLETE)
     except FileNotFoundError:
-        raise RecordError(f"{COMPLETE} is missing") from None
+        raise RecordError("is missing") from None
     except IrregularFileError as error:
-        raise RecordError(f"{COMPLETE} cannot be used: {error.strerror}") from None
+        raise RecordError(f"cannot be used: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise RecordError(f"{COMPLETE} is not text") from None
+        raise RecordError("is not text") from None
     try:
         record = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise RecordError(f"{COMPLETE} is not JSON ({error})") from None
+        raise RecordError(f"is not JSON ({error})") from None
     if not isinstance(record, dict) or record.pop("checksum", None) != _checksum(record):
-        raise RecordError(f"{COMPLETE} was changed after it was written: its checksum differs")
-    if reason := record_shape.problem(record, FORMAT):
-        raise RecordError(f"{COMPLETE} is not a record of this trainer: {reason}")
+        raise RecordError("was changed after it was written: its checksum differs")
+    if problem := record_shape.problem(record, FORMAT):
+        raise RecordError(f"is not a record of this trainer: {problem}")
     return record
 
 
@@ -267,7 +273,7 @@ def describe_file(path: Path, on_bytes: Callable[[int], None] = lambda count: No
     return {"bytes": size, "sha256": sha256.hexdigest()}
 
 
-def problems(checkpoint: Checkpoint, *, hashes: bool) -> list[str]:
+def problems(checkpoint: Checkpoint, *, hashes: bool) -> list[Problem]:
     """Differences between a checkpoint and its record, including missing files; empty when it is valid.
 
     With `hashes`, reads every byte; without, checks only names and sizes. Checkpoints of Megatron-LM have no record,
@@ -279,7 +285,7 @@ def problems(checkpoint: Checkpoint, *, hashes: bool) -> list[str]:
     if checkpoint.is_foreign:
         return []
     if checkpoint.record is None:
-        return [str(checkpoint.flaw)]
+        return [checkpoint.flaw] if checkpoint.flaw else []
     return list(file_problems(checkpoint.path, checkpoint.record["files"], hashes=hashes).values())
 
 
@@ -289,28 +295,28 @@ def file_problems(
     *,
     hashes: bool,
     on_bytes: Callable[[int], None] = lambda count: None,
-) -> dict[str, str]:
+) -> dict[str, Problem]:
     """`problems` of some files of the checkpoint `path`, by name. `files` are their entries in the record.
 
     With `hashes`, threads call `on_bytes` with the number of bytes of each read.
     """
 
-    def problem(name: str) -> str | None:
+    def problem(name: str) -> Problem | None:
         try:
             size = (path / name).stat().st_size
             if size != files[name]["bytes"]:
-                return f"{name} has {size:,} bytes, not {files[name]['bytes']:,}"
+                return Problem(name, f"has {size:,} bytes, not {files[name]['bytes']:,}")
             if hashes and describe_file(path / name, on_bytes) != files[name]:
-                return f"{name} was changed after it was written: its SHA-256 differs"
+                return Problem(name, "was changed after it was written: its SHA-256 differs")
         except FileNotFoundError:
-            return f"{name} is missing"
+            return Problem(name, "is missing")
         return None
 
     from concurrent.futures import ThreadPoolExecutor  # slow to import, and planning a run does not need it
 
     with ThreadPoolExecutor(_HASHING_THREADS) as threads:  # hashlib releases the GIL
         found = zip(files, threads.map(problem, files), strict=True)
-        return {name: reason for name, reason in found if reason is not None}
+        return {name: problem for name, problem in found if problem is not None}
 
 
 def demote_incomplete(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
@@ -324,9 +330,15 @@ def demote_incomplete(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
     checked = []
     for checkpoint in checkpoints:
         found = problems(checkpoint, hashes=False) if checkpoint.is_complete else []
-        more = f", and {counted(len(found) - 1, 'more file')}" if len(found) > 1 else ""
-        checked.append(replace(checkpoint, record=None, flaw=found[0] + more) if found else checkpoint)
+        checked.append(replace(checkpoint, record=None, flaw=_joined(found)) if found else checkpoint)
     return checked
+
+
+def _joined(found: Sequence[Problem]) -> Problem:
+    """The first problem, with the number of the others."""
+    first, *others = found
+    more = f", and {counted(len(others), 'more file')}" if others else ""
+    return replace(first, reason=f"{first.reason}{more}")
 
 
 def kept(

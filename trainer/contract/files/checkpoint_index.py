@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.contract.files.regular_file import read_bytes
+from trainer.contract.problem import Problem
 
 INDEX = ".metadata"
 """Name of the index file, a pickle of torch.distributed.checkpoint's Metadata."""
@@ -104,8 +105,8 @@ def parse(data: bytes) -> CheckpointIndex:
         raise ValueError(f"not a torch_dist index ({type(error).__name__}: {error})") from error
 
 
-def problem(checkpoint: Path) -> str | None:
-    """Reason why the index of a checkpoint's directory cannot be read; None if it can.
+def problem(checkpoint: Path) -> Problem | None:
+    """Why the index of a checkpoint's directory cannot be read; None if it can.
 
     Raises:
         OSError: the storage fails, or there is no index.
@@ -113,9 +114,11 @@ def problem(checkpoint: Path) -> str | None:
     try:
         parse(read_bytes(checkpoint / INDEX))
     except ForbiddenError as error:
-        return f"{error}. The code was not run. Do not load this checkpoint; find out who wrote its files"
+        return Problem(
+            "", f"{error}. The code was not run. Do not load this checkpoint", "find out who wrote its files"
+        )
     except ValueError as error:
-        return f"{INDEX} cannot be read: {error}"
+        return Problem(INDEX, f"cannot be read: {error}")
     return None
 
 

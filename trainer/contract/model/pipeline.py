@@ -240,10 +240,12 @@ def _layout_problems(
             hint,
             about=("model.mtp_num_layers",),
         )
-    elif mtp_num_layers and (reason := _mtp_problem(rows, stages)):
-        yield Problem(
-            f"parallelism.{LAYOUT}", reason, (not rest and _with_mtp_before_loss(rows)) or hint or "write mL"
+    elif mtp_num_layers and (
+        problem := _mtp_problem(
+            rows, stages, (not rest and _with_mtp_before_loss(rows)) or hint or "write mL"
         )
+    ):
+        yield problem
     elif rest:
         yield Problem(
             f"parallelism.{LAYOUT}",
@@ -264,14 +266,16 @@ def _layout_problems(
         )
 
 
-def _mtp_problem(rows: Sequence[str], stages: int) -> str | None:
-    """Why the MTP layers are in the wrong place; None if the place is right."""
+def _mtp_problem(rows: Sequence[str], stages: int, hint: str) -> Problem | None:
+    """The problem of MTP layers in the wrong place; None if the place is right."""
     found = re.fullmatch(r"[^m]*m+(\|?)L", "|".join(rows))
     if found is None:
-        return "must have all MTP layers (m) after the last t, directly before L or |L"
-    if found[1] and stages == 2:
-        return "has MTP layers (m) on the first stage, where Megatron-Core does not support them"
-    return None
+        reason = "must have all MTP layers (m) after the last t, directly before L or |L"
+    elif found[1] and stages == 2:
+        reason = "has MTP layers (m) on the first stage, where Megatron-Core does not support them"
+    else:
+        return None
+    return Problem(f"parallelism.{LAYOUT}", reason, hint)
 
 
 def _with_mtp_before_loss(rows: Sequence[str]) -> str:

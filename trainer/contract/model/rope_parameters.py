@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from trainer.contract.config import ConfigError, ModelConfig, RopeScaling, from_dict, to_dict, typed_value
 from trainer.contract.families import config_json
-from trainer.contract.wording import shown
+from trainer.contract.families.config_json import contradiction
+from trainer.contract.problem import Problem
 
 KEYS = ("rotary_base", "rope_scaling")
 """Keys of ModelConfig that `to_config` writes."""
@@ -62,7 +64,7 @@ def to_config(model: ModelConfig) -> dict[str, Any]:
     }
 
 
-def older_transformers_problem(model: ModelConfig) -> str | None:
+def older_transformers_problem(model: ModelConfig) -> Problem | None:
     """How transformers before 4.56 computes the exported `model` differently; None if it does not.
 
     With YaRN, it uses max_position_embeddings / original_max_position_embeddings in place of the factor
@@ -76,11 +78,13 @@ def older_transformers_problem(model: ModelConfig) -> str | None:
     assert length
     if length == scaling.factor * original:
         return None
-    return (
-        "transformers before 4.56 computes other logits: its factor of YaRN is max_position_embeddings / "
+    return Problem(
+        "model.rope_scaling.factor",
+        "computes other logits: its factor of YaRN is max_position_embeddings / "
         f"original_max_position_embeddings = {length} / {original} = {length / original:g}, but this model's is "
         f"{scaling.factor:g}. For these versions, set max_position_embeddings = {round(scaling.factor * original)} in "
-        "config.json"
+        "config.json",
+        subject="transformers before 4.56",
     )
 
 
@@ -100,27 +104,29 @@ def from_config(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def contradictions(config: Mapping[str, Any]) -> Iterator[str]:
+def contradictions(config: Mapping[str, Any]) -> Iterator[Problem]:
     """Yields what ModelConfig cannot express, from a complete config.json."""
     key, given = _given(config)
     try:
         for name in given.keys() & TYPES.keys():
-            typed_value(TYPES[name], given[name], f"{key}: {name}")
+            typed_value(TYPES[name], given[name], name, key)
         if any(isinstance(value, Mapping) for value in given.values()):
-            raise ConfigError(f"{key} = {shown(given)} is not supported; it must hold one set of parameters")
+            reason = "is not supported; it must hold one set of parameters"
+            raise ConfigError(contradiction({key: given}, reason))
         scaling = _scaling(given, config)
         if scaling is not None and scaling["rope_type"] in SCALING:
             _check_scaling(key, scaling)
     except ConfigError as error:
-        yield str(error)
+        yield from error.mistakes
         return
-    if scaling is not None and scaling["rope_type"] not in SCALING:
-        known = ", ".join(("default", *SCALING))
-        yield f"rope_type = {shown(scaling['rope_type'])} is not supported; only {known} are"
+    if scaling is not None and (kind := scaling["rope_type"]) not in SCALING:
+        yield contradiction(
+            {"rope_type": kind}, f"is not supported; only {', '.join(('default', *SCALING))} are"
+        )
     if (theta := _theta(given, config)) != int(theta):
-        yield f"rope_theta = {theta!r} is not an integer"
+        yield contradiction({"rope_theta": theta}, "is not an integer")
     if (rotary := {**config, **given}["partial_rotary_factor"]) not in (None, 1.0):
-        yield f"partial_rotary_factor = {rotary!r} is not supported; only 1.0 is"
+        yield contradiction({"partial_rotary_factor": rotary}, "is not supported; only 1.0 is")
 
 
 def _given(config: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
@@ -157,6 +163,8 @@ def _check_scaling(key: str, scaling: dict[str, Any]) -> None:
     """
     kind = scaling["rope_type"]
     if unknown := sorted(scaling.keys() - {"rope_type", *SCALING[kind]}):
-        value = shown(scaling[unknown[0]])
-        raise ConfigError(f"{key}: {unknown[0]} = {value} is not supported with rope_type = {kind!r}")
+        found = contradiction(
+            {unknown[0]: scaling[unknown[0]]}, f"is not supported with rope_type = {kind!r}"
+        )
+        raise ConfigError(dataclasses.replace(found, where=key))
     from_dict(RopeScaling, scaling, key)

@@ -24,6 +24,11 @@ class Change:
         return f"{self.name}: {show(self.before)} -> {show(self.after)}"
 
 
+def and_more(count: int) -> str:
+    """What follows a description of the first of `count` changed files."""
+    return f" (and {count - 1} more)" if count > 1 else ""
+
+
 def show(value: Any) -> str:
     """A value in a message."""
     if isinstance(value, Mapping):

@@ -19,7 +19,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from trainer.contract.code.imports import named
 from trainer.contract.code.user_code import UserCode
 from trainer.contract.config import TrainerConfig
 from trainer.contract.files.regular_file import open_regular, read_bytes
-from trainer.contract.resuming.change import Change
+from trainer.contract.resuming.change import Change, and_more
 from trainer.contract.resuming.hyperparameters import SECTIONS
 
 PAIRS = ("data.datasets", "data.train")
@@ -68,7 +68,7 @@ class Examination:
                 pair["bin"]["sha256"] = None
         if paths:
             sha256 = self.to_hash[paths[0]]["sha256"]
-            after = f"different content{_and_more(len(paths))}"
+            after = f"different content{and_more(len(paths))}"
             self.changes.append(
                 Change(name, f"{paths[0]} (SHA-256 {sha256[:SHA256_DIGITS]})", after, is_content=True)
             )
@@ -185,19 +185,19 @@ def _examine_code(
     saved = before and found.saved[section].get(key)
     if not before or not saved:
         return
-    difference = now.difference(before)
-    if difference is None:
+    change = now.change(name, before)
+    if change is None:
         if saved.rpartition(":")[2] == path.rpartition(":")[2]:
             found.saved[section][key] = path
     elif saved == path:
-        found.changes.append(Change(name, *difference, is_content=True))
+        found.changes.append(change)
 
 
 def _compare_pairs(
     name: str, before: Sequence[Any], pairs: Sequence[Any], found: Examination, *, hashes: bool
 ) -> None:
     """Compare pairs by their positions in the blend. With `hashes`, add pairs that must be read to `found.to_hash`."""
-    differing: list[tuple[str, str]] = []
+    differing: list[Change] = []
     for dataset, known, pair in zip(_saved_pairs(name, found), before, pairs, strict=True):
         if known is None or pair is None:
             continue
@@ -207,12 +207,12 @@ def _compare_pairs(
         if verdict in ("same", "hash"):
             dataset["prefix"] = pair["prefix"]
         elif dataset["prefix"] == pair["prefix"]:
-            was, now = _describe_change(known, pair)
+            change = _change(name, known, pair)
             doubt = "; its SHA-256 is unknown, so the content may differ" if verdict == "unknown" else ""
-            differing.append((was, now + doubt))
+            differing.append(replace(change, after=f"{change.after}{doubt}"))
     if differing:
-        was, now = differing[0]
-        found.changes.append(Change(name, was, now + _and_more(len(differing)), is_content=True))
+        first = differing[0]
+        found.changes.append(replace(first, after=f"{first.after}{and_more(len(differing))}"))
 
 
 def _pairs_read(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -285,8 +285,8 @@ def _compare(before: Mapping[str, Identity], now: Mapping[str, Identity]) -> str
     return "hash" if before["bin"]["sha256"] else "unknown"
 
 
-def _describe_change(before: Mapping[str, Identity], now: Mapping[str, Identity]) -> tuple[str, str]:
-    """Describe the file of the pair that differs: its old and its current state."""
+def _change(name: str, before: Mapping[str, Identity], now: Mapping[str, Identity]) -> Change:
+    """The file of the pair that differs, in its old and its current state."""
     hashes = before["idx"]["sha256"], now["idx"]["sha256"]
     is_index = before["idx"]["size"] != now["idx"]["size"] or (all(hashes) and hashes[0] != hashes[1])
     suffix = "idx" if is_index else "bin"
@@ -295,7 +295,7 @@ def _describe_change(before: Mapping[str, Identity], now: Mapping[str, Identity]
         modified = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(identity["modified_ns"] / _SECOND))
         sha256 = f", SHA-256 {identity['sha256'][:SHA256_DIGITS]}" if identity["sha256"] else ""
         texts.append(f"{now['prefix']}.{suffix} ({identity['size']:,} bytes, modified {modified}{sha256})")
-    return texts[0], texts[1]
+    return Change(name, texts[0], texts[1], is_content=True)
 
 
 def _same_age(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
@@ -338,7 +338,3 @@ def _recorded(directory: Path) -> dict[str, Identity]:
 def _value(config: TrainerConfig, name: str) -> Any:
     section, _, key = name.partition(".")
     return getattr(getattr(config, section), key)
-
-
-def _and_more(count: int) -> str:
-    return f" (and {count - 1} more)" if count > 1 else ""

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from trainer.contract.problem import Problem
+
 CONFIRMED = "confirmed"
 """Key of the names in checkpoint.changed that are used (`trainer.contract.resuming.confirmations`)."""
 
@@ -47,28 +49,28 @@ PORTION = {"stream": int, "weight": float, "start": int}
 PHASES = "sampling.phases[...]"
 
 
-def problem(record: Mapping[str, Any], known_format: int) -> str | None:
-    """The first value of a record with an invalid type, with its key; None if all types are valid.
+def problem(record: Mapping[str, Any], known_format: int) -> Problem | None:
+    """The first value of a record with an invalid type; None if all types are valid.
 
     For a record in a later format than `known_format`, only the keys that all formats share are checked.
     """
     return next(_problems(record, known_format), None)
 
 
-def _problems(record: Mapping[str, Any], known_format: int) -> Iterator[str]:
+def _problems(record: Mapping[str, Any], known_format: int) -> Iterator[Problem]:
     yield from _not(record.get("format", known_format), int, "format")
     yield from _not(record.get("iteration"), int, "iteration")
     yield from _not(record.get("files"), dict, "files")
     for name, file in record["files"].items():
         if name in {"", ".", ".."} or "/" in name or "\0" in name:
-            yield f"files names {name!r}, which is not a valid file name in a checkpoint"
+            yield Problem("files", f"names {name!r}, which is not a valid file name in a checkpoint")
         yield from _not(file, dict, f"files[{name!r}]")
         yield from _not(file.get("bytes"), int, f"files[{name!r}].bytes")
         yield from _not(file.get("sha256"), str, f"files[{name!r}].sha256")
     is_later = record.get("format", known_format) > known_format
     time = record.get("time")
     if not (is_later and time is None) and not _is_time(time):
-        yield f"time is {_show(time)}, not a time in Unix seconds"
+        yield Problem("time", f"is {_show(time)}, not a time in Unix seconds")
     if is_later:
         return
     for key, kind in KEYS.items():
@@ -87,7 +89,7 @@ def _problems(record: Mapping[str, Any], known_format: int) -> Iterator[str]:
     yield from _sampling_problems(record.get("sampling"))
 
 
-def _sampling_problems(sampling: Any) -> Iterator[str]:
+def _sampling_problems(sampling: Any) -> Iterator[Problem]:
     """Checks what `trainer.contract.resuming.sampling.from_dict` reads."""
     if sampling is None:
         return
@@ -100,7 +102,7 @@ def _sampling_problems(sampling: Any) -> Iterator[str]:
             yield from _identity_problems(stream["pair"].get(suffix), f"sampling.streams[...].pair.{suffix}")
         yield from _is(stream["documents"], DOCUMENTS, "sampling.streams[...].documents")
         if stream["documents"]["tokens"] == 0 or stream["seq_length"] == 0:
-            yield "sampling.streams[...] has no samples"
+            yield Problem("sampling.streams[...]", "has no samples")
         for order in stream["orders"]:
             yield from _is(order, {"seed": int, "num_samples": int}, "sampling.streams[...].orders[...]")
     for phase in sampling["phases"]:
@@ -109,12 +111,13 @@ def _sampling_problems(sampling: Any) -> Iterator[str]:
         for portion in phase["portions"]:
             yield from _is(portion, PORTION, f"{PHASES}.portions[...]")
             if portion["stream"] >= len(sampling["streams"]):
-                yield f"{PHASES}.portions[...].stream is {portion['stream']}, which is not the number of a stream"
+                reason = f"is {portion['stream']}, which is not the number of a stream"
+                yield Problem(f"{PHASES}.portions[...].stream", reason)
             if not 0 < portion["weight"] <= 1:
-                yield f"{PHASES}.portions[...].weight is {portion['weight']}, not a fraction"
+                yield Problem(f"{PHASES}.portions[...].weight", f"is {portion['weight']}, not a fraction")
 
 
-def _identity_problems(identity: Any, key: str) -> Iterator[str]:
+def _identity_problems(identity: Any, key: str) -> Iterator[Problem]:
     yield from _not(identity, dict, key)
     yield from _not(identity.get("size"), int, f"{key}.size")
     yield from _not(identity.get("modified_ns"), int, f"{key}.modified_ns")
@@ -122,16 +125,16 @@ def _identity_problems(identity: Any, key: str) -> Iterator[str]:
         yield from _not(identity["sha256"], str, f"{key}.sha256")
 
 
-def _is(value: Any, kinds: Mapping[str, type], key: str) -> Iterator[str]:
+def _is(value: Any, kinds: Mapping[str, type], key: str) -> Iterator[Problem]:
     """Yields a problem unless `value` is an object with exactly these keys and types."""
     yield from _not(value, dict, key)
     if value.keys() != kinds.keys():
-        yield f"{key} has the keys {_show(sorted(value))}, not {_show(sorted(kinds))}"
+        yield Problem(key, f"has the keys {_show(sorted(value))}, not {_show(sorted(kinds))}")
     for name, kind in kinds.items():
         yield from _not(value[name], kind, f"{key}.{name}")
 
 
-def _data_problems(data: Any) -> Iterator[str]:
+def _data_problems(data: Any) -> Iterator[Problem]:
     yield from _not(data, dict, "data")
     for name in ("datasets", "train"):
         yield from _not(data.get(name) or [], list, f"data.{name}")
@@ -140,9 +143,9 @@ def _data_problems(data: Any) -> Iterator[str]:
             yield from _not(dataset.get("prefix"), str, f"data.{name}[...].prefix")
 
 
-def _not(value: Any, kind: type, key: str) -> Iterator[str]:
+def _not(value: Any, kind: type, key: str) -> Iterator[Problem]:
     if type(value) is not kind or (isinstance(value, int) and not 0 <= value <= LARGEST):
-        yield f"{key} is {_show(value)}, not {NAMES[kind]}"
+        yield Problem(key, f"is {_show(value)}, not {NAMES[kind]}")
 
 
 def _is_time(value: Any) -> bool:

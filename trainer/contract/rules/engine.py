@@ -134,7 +134,7 @@ def require(config: TrainerConfig, rules: Sequence[Rule] = TRAINING) -> None:
     facts = facts_of(config)
     for rule in rules:
         for violation in rule(facts):
-            raise ConfigError(_sentence(facts, violation, rules))
+            raise ConfigError(_with_advice(facts, violation, rules))
 
 
 def facts_of(config: TrainerConfig) -> Facts:
@@ -154,18 +154,18 @@ def facts_of(config: TrainerConfig) -> Facts:
     )
 
 
-def contradictions(model: ModelConfig) -> list[str]:
-    """Messages about keys of `model` that contradict each other."""
+def contradictions(model: ModelConfig) -> list[Problem]:
+    """Keys of `model` that contradict each other."""
     facts = dataclasses.replace(ANY_RUN, model=model)
-    return [f"{_with_value(facts, found)} {found.reason}" for rule in OF_MODEL for found in rule(facts)]
+    return [_with_value(facts, found) for rule in OF_MODEL for found in rule(facts)]
 
 
-def evaluation_problems(config: EvaluationConfig) -> list[str]:
-    """Messages about the settings of an evaluation job, except settings of the model."""
+def evaluation_problems(config: EvaluationConfig) -> list[Problem]:
+    """Mistakes in the settings of an evaluation job, except settings of the model."""
     world = World(path="world_size", count=config.world_size, ranks_each=1)
     facts = dataclasses.replace(ANY_RUN, evaluation=config.settings, evaluation_world=world)
     rules = (*evaluation.OF_JOB, evaluation.job_has_work)
-    return [_sentence(facts, found, rules) for rule in rules for found in rule(facts)]
+    return [_with_advice(facts, found, rules) for rule in rules for found in rule(facts)]
 
 
 ANY_RUN = Facts(
@@ -180,19 +180,22 @@ ANY_RUN = Facts(
 """Facts for rules that read a single section."""
 
 
-def _with_value(facts: Facts, violation: Problem) -> str:
-    """The path of a violation with its value: "model.num_layers = 3". The value of a section is left out."""
+def _with_value(facts: Facts, violation: Problem) -> Problem:
+    """The violation with the value next to the path: "model.num_layers = 3". The value of a section is left out."""
     value = facts.value_at(violation.path)
     is_plain = not dataclasses.is_dataclass(value) and not (
         isinstance(value, tuple) and any(map(dataclasses.is_dataclass, value))
     )
-    return f"{violation.path} = {json.dumps(value)}" if is_plain else violation.path
+    subject = f"{violation.path} = {json.dumps(value)}" if is_plain else violation.path
+    return dataclasses.replace(violation, subject=subject)
 
 
-def _sentence(facts: Facts, violation: Problem, rules: Sequence[Rule]) -> str:
-    sentence = f"{_with_value(facts, violation)} {violation.reason}"
+def _with_advice(facts: Facts, violation: Problem, rules: Sequence[Rule]) -> Problem:
+    """The violation with its value and its advice, as a sentence of the trainer's log."""
     advice = " or ".join(filter(None, (_repair(facts, violation, rules), violation.advice)))
-    return f"{sentence}. {advice[0].upper()}{advice[1:]}" if advice else sentence
+    sentence = f"{violation.reason}. {advice[0].upper()}{advice[1:]}" if advice else violation.reason
+    shown = _with_value(facts, violation)
+    return dataclasses.replace(shown, reason=sentence, hint="", settings=(), candidates=())
 
 
 def _repair(facts: Facts, violation: Problem, rules: Sequence[Rule]) -> str:
