@@ -89,18 +89,18 @@ def test_the_first_page_leads_to_the_readme(site: Path) -> None:
 
 
 @needs_sphinx
-@pytest.mark.parametrize("link", ["training.md#no-such-heading", "no-such-page.md"])
-def test_a_broken_link_fails_the_build(tmp_path: Path, link: str) -> None:
+def test_a_broken_link_fails_the_build(tmp_path: Path) -> None:
     source = tmp_path / "source"
     (source / "docs").mkdir(parents=True)
     shutil.copytree(ROOT / "docs/site", source / "docs/site")
     (source / "README.md").write_text("# Short\n\n[page](docs/page.md)\n")
     (source / "docs/training.md").write_text("# Training\n")
-    (source / "docs/page.md").write_text(f"# Page\n\n[broken]({link})\n")
+    links = ("training.md#no-such-heading", "no-such-page.md")
+    (source / "docs/page.md").write_text("# Page\n\n" + "\n\n".join(f"[broken]({link})" for link in links))
     built = build(source, tmp_path / "output")
     assert built.returncode != 0
-    assert link.partition("#")[2] in built.stderr
-    assert "docs/page.md:3" in built.stderr
+    for line, name in ((3, "no-such-heading"), (5, "no-such-page.md")):
+        assert re.search(rf"docs/page.md:{line}: .*{re.escape(name)}", built.stderr), built.stderr
 
 
 def test_every_variable_that_hpcgen_reads_is_documented() -> None:
