@@ -359,7 +359,7 @@ def go_through(seed: int, num_strings: int) -> Counter[str]:
 @pytest.mark.parametrize(
     "seed",
     [
-        pytest.param(seed, id=runtime, marks=[pytest.mark.slow] if runtime == "enroot" else [])
+        pytest.param(seed, id=runtime, marks=[] if runtime == "pyxis" else [pytest.mark.slow])
         for seed, runtime in enumerate(RUNTIMES)
     ],
 )
