@@ -8,7 +8,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -76,7 +75,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield server
 
 
-def make_run(directory: Path, server: Server, python: str = sys.executable) -> Path:
+def make_run(directory: Path, server: Server, python: str) -> Path:
     """A run file whose corpus is planned."""
     (directory / "cluster.yaml").write_text(conftest.profile_text(python))
     (directory / "run").mkdir()
@@ -88,10 +87,10 @@ def make_run(directory: Path, server: Server, python: str = sys.executable) -> P
 
 
 @pytest.fixture(scope="module")
-def made_here(tmp_path_factory: pytest.TempPathFactory, server: Server) -> Path:
+def made_here(tmp_path_factory: pytest.TempPathFactory, server: Server, stand_in: str) -> Path:
     """The corpus as this machine makes it without Slurm: downloaded, and prepared in one pass."""
     directory = tmp_path_factory.mktemp("here")
-    run = make_run(directory, server)
+    run = make_run(directory, server, stand_in)
     hpcgen("submit", "download", "prepare", "-c", str(run), "--launcher=local", cwd=directory)
     return directory / "corpus"
 

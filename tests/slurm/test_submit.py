@@ -282,7 +282,7 @@ def test_a_failed_local_stage_shows_the_end_of_its_log_and_exits_1(tiny_run: Pat
 @pytest.mark.parametrize("name", ["SIGINT", pytest.param("SIGTERM", marks=pytest.mark.slow)])
 def test_a_data_stage_that_is_ended_leaves_no_process_and_no_private_file(tiny_run: Path, name: str) -> None:
     """In the middle of a pair, by Ctrl-C, which a terminal sends to all, or by SIGTERM to the command alone."""
-    options = plan_corpus(tiny_run, copies=200)
+    options = plan_corpus(tiny_run, copies=60)
     slowly = ("--set", "data.tokenizer={kind: gpt2}", "--set", "data.corpus.verify_fraction=0.99")
     pairs = tiny_run.parent / "corpus" / "tokens"
     with on_this_machine("prepare", *options, *slowly, cwd=tiny_run.parent) as process:
