@@ -6,11 +6,12 @@ import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from hpcgen.config.cluster import ClusterConfig, within_limit
+from hpcgen.config.cluster import ClusterConfig, limits_of, within_limit
 from hpcgen.config.container import Runtime, is_image_file
 from hpcgen.config.loader import Run, load_cluster_run
 from hpcgen.config.program import ProgramConfig
 from hpcgen.config.run import RunConfig
+from hpcgen.config.starter import TIME
 from hpcgen.run_plan.plan import Plan, plan
 from hpcgen.stages import STAGES
 from hpcgen.stages.train import TRAIN
@@ -57,9 +58,11 @@ def representatives(cluster: str) -> Iterator[Representative]:
         ConfigErrors, HpcgenError: the cluster profile is invalid, or too small for the run.
     """
     run = load_cluster_run(cluster, RUN_DIR, OVERRIDES)
-    for runtime in runtimes(run.cluster):
+    # what a run file has to set, such as an account, changes no template
+    profile = dataclasses.replace(run.cluster, required_settings=())
+    for runtime in runtimes(profile):
         for preflight in (False, True):
-            variant = dataclasses.replace(run, config=_config(run, runtime, preflight))
+            variant = dataclasses.replace(run, cluster=profile, config=_config(run, runtime, preflight))
             stages = (TRAIN.name,) if preflight else tuple(STAGES)
             planned = plan(variant, stages, exists=lambda path: True)
             yield Representative(cluster=cluster, runtime=runtime, preflight=preflight, plan=planned)
@@ -79,19 +82,23 @@ def _config(run: Run, runtime: Runtime, preflight: bool) -> RunConfig:
     is_startable = is_image_file(image) or (runtime == "pyxis" and image)
     stand_in = None if is_startable or runtime == "none" else IMAGE_FILE
     spare_nodes = 1 if preflight and _has_room(profile) else 0
-    defaults = dataclasses.replace(
-        config.slurm.defaults, time=within_limit("1-00:00:00", profile.slurm.partition, profile)
-    )
+    times = {
+        stage.section: dataclasses.replace(
+            config.slurm.of(stage), time=within_limit(TIME, profile.slurm.merged(stage), profile)
+        )
+        for stage in STAGES.values()
+        if stage.time_limit is None
+    }
     return dataclasses.replace(
         config,
         container=dataclasses.replace(config.container, runtime=runtime, image=stand_in),
-        slurm=dataclasses.replace(config.slurm, defaults=defaults),
+        slurm=dataclasses.replace(config.slurm, **times),
         program=ProgramConfig(command=("true",)),
         preflight=dataclasses.replace(config.preflight, node_health=preflight, spare_nodes=spare_nodes),
     )
 
 
 def _has_room(profile: ClusterConfig) -> bool:
-    """True if the default partition accepts jobs with two nodes."""
-    partition = profile.partitions.get(profile.slurm.partition or "")
-    return partition is None or partition.max_nodes is None or partition.max_nodes > 1
+    """True if training may use two nodes."""
+    limits = limits_of(profile.slurm.merged(TRAIN), profile)
+    return all(each.max_nodes is None or each.max_nodes > 1 for _, each in limits)

@@ -62,10 +62,11 @@ def show(name: str, as_json: bool) -> None:
         return
     click.echo(click.style(name, bold=True) + f": {config.description}")
     rows = {path: _shown(value) for path, value in values.items() if value not in (None, (), {}, "")}
-    for partition, limits in config.partitions.items():
-        if not any(dataclasses.astuple(limits)):
-            path = f"partitions.{partition}"
-            rows[path], places[path] = "no limits", profile.document.origin(path) or "default"
+    for section, named in (("partitions", config.partitions), ("qos", config.qos)):
+        for name, limits in named.items():
+            if not any(dataclasses.astuple(limits)):
+                path = f"{section}.{name}"
+                rows[path], places[path] = "no limits", profile.document.origin(path) or "default"
     width = max(map(len, rows))
     for path, text in rows.items():
         click.echo(f"{path:<{width}}  {text}" + click.style(f"  [{places[path]}]", dim=True))

@@ -20,6 +20,8 @@ from hpcgen.config.presets import PRESETS, Preset, unknown_preset
 from hpcgen.config.profiles import cluster_names, load_cluster
 from hpcgen.config.run import OMITTED_SECTIONS, RunConfig
 from hpcgen.config.schema import schema_text
+from hpcgen.config.slurm import StageSettings
+from hpcgen.config.stages import STAGE_ROWS
 from hpcgen.config.starter import TIME, program_starter, run_file, slurm_section, starter, starter_corpus
 from hpcgen.config.validation import build, check_text, located
 from hpcgen.errors import ConfigErrors, HpcgenError
@@ -137,10 +139,14 @@ class _New:
         """The JSON Schema as the run file names it for editors."""
         return f"./{_schema_of(self.path).name}"
 
-    @property
-    def time(self) -> str:
-        """The time limit of its jobs."""
-        return within_limit(self.profile.slurm.time or TIME, self.profile.slurm.partition, self.profile)
+    def of_cluster(self, stage: str) -> StageSettings:
+        """The profile's Slurm settings of a stage."""
+        return self.profile.slurm.merged(STAGE_ROWS[stage])
+
+    def time(self, stage: str) -> str:
+        """The time limit of a stage's jobs."""
+        settings = self.of_cluster(stage)
+        return within_limit(settings.time or TIME, settings, self.profile)
 
     @property
     def weights(self) -> str:
@@ -159,8 +165,8 @@ class _New:
             self.cluster,
             self.run_dir,
             self.schema,
-            of_cluster=self.profile.slurm,
-            time=self.time,
+            of_cluster=self.of_cluster("run"),
+            time=self.time("run"),
             file_name=self.path.name,
         )
 
@@ -168,10 +174,11 @@ class _New:
         """The text of a run file that starts from the model in `hf_dir`, imported to `weights`."""
         from hpcgen.config import from_huggingface
 
-        nodes = {"nodes": self.profile.slurm.nodes or 1}
+        of_cluster = self.of_cluster("train")
+        nodes = {"nodes": of_cluster.nodes or 1}
         sections = from_huggingface.sections(hf_dir, self.weights)
         sections["data"] |= starter_corpus(self.name, self.node_type.gpus_per_node)
-        slurm = slurm_section(self.profile.slurm, self.time, nodes)
+        slurm = slurm_section(of_cluster, self.time("train"), nodes)
         return run_file({**self.required, "slurm": slurm, **sections}, self.schema, file_name=self.path.name)
 
     def from_preset(self, preset: Preset | None) -> str:
@@ -183,8 +190,8 @@ class _New:
             preset,
             self.schema,
             gpus_per_node=self.node_type.gpus_per_node,
-            of_cluster=self.profile.slurm,
-            time=self.time,
+            of_cluster=self.of_cluster("train"),
+            time=self.time("train"),
             file_name=self.path.name,
         )
 

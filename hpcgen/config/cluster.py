@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import field
 from typing import Annotated
 
 from hpcgen.config.container import ContainerConfig, MountPath
 from hpcgen.config.fields import EnvironmentName, Name, ProfileName, SlurmWord, Text, TimeLimit, seconds
-from hpcgen.config.slurm import StageSettings
+from hpcgen.config.slurm import SETTING_NAMES, ClusterSlurmConfig, StageSettings
 from trainer.contract.config import Count, PositiveFloat
 from trainer.contract.record import config_section
 
@@ -21,17 +22,27 @@ GpuRequest = Annotated[
 SlurmVersion = Annotated[str, Text(r"\d{2}\.\d{2}(\.\d+)*", 'a Slurm version such as "25.11"')]
 HostName = Annotated[str, Text(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,252}[A-Za-z0-9])?", "the name of a host")]
 Argument = Annotated[str, Text(r".{1,1000}", "a word of 1 to 1000 characters")]
+SettingName = Annotated[str, Text("|".join(SETTING_NAMES), f"a key of slurm: {', '.join(SETTING_NAMES)}")]
+Currency = Annotated[str, Text(r"[A-Z]{3}", 'the three letters of a currency, such as "USD" or "EUR"')]
 GroupName = Annotated[str, Text(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}", "the name of a Unix group")]
 
 
 @config_section
-class PartitionConfig:
-    """Limits of one partition, checked before a job is submitted."""
+class JobLimits:
+    """Limits of one QOS, checked before a job is submitted."""
 
     max_time: TimeLimit | None = None
     """Maximum time limit; null for no limit."""
     max_nodes: Count | None = None
     """Maximum number of nodes per job; null for no limit."""
+
+
+@config_section
+class PartitionConfig(JobLimits):
+    """Limits of one partition, checked before a job is submitted, and its price."""
+
+    price_per_gpu_hour: PositiveFloat | None = None
+    """Price of one GPU for one hour in this partition. Default: the profile's `price_per_gpu_hour`."""
 
 
 @config_section
@@ -49,8 +60,17 @@ class ClusterConfig:
     options in `extra_directives` that newer versions added."""
     partitions: dict[SlurmWord, PartitionConfig] = field(default_factory=dict)
     """Partitions that jobs may use. Empty accepts any partition."""
-    slurm: StageSettings = field(default_factory=StageSettings)
-    """Slurm settings for all stages, used where the run file sets none. `partition` is the default partition."""
+    qos: dict[SlurmWord, JobLimits] = field(default_factory=dict)
+    """QOS (quality of service) that jobs may use. Empty accepts any QOS."""
+    slurm: ClusterSlurmConfig = field(default_factory=ClusterSlurmConfig)
+    """Slurm settings for all stages, and for single stages in their sections, such as `slurm.prepare.partition`. Used
+    where the run file sets none."""
+    required_settings: tuple[SettingName, ...] = ()
+    """Keys of `slurm` that each stage needs, such as account. A run without them is refused."""
+    price_per_gpu_hour: PositiveFloat | None = None
+    """Price of one GPU for one hour, in `currency`. Default: unknown."""
+    currency: Currency = "USD"
+    """Currency of the prices."""
     gres: GpuRequest = "gpus-per-node"
     """Request for all GPUs of a node: "gpus-per-node", "none", or a --gres value such as "gpu:h100:8"."""
     python: Annotated[
@@ -88,8 +108,16 @@ class ClusterConfig:
     """Unix groups that may write to site template directories. No group may write to a profile."""
 
 
-def within_limit(time: str, partition: str | None, cluster: ClusterConfig) -> str:
-    """The smaller of a time limit and the partition's maximum."""
-    asked = [cluster.partitions.get(name) for name in (partition or "").split(",")]
-    limits = [limits.max_time for limits in asked if limits is not None and limits.max_time]
-    return min((time, *limits), key=seconds)
+def limits_of(settings: StageSettings, cluster: ClusterConfig) -> Iterator[tuple[str, JobLimits]]:
+    """Yields the limits of each partition and QOS of a job, with its name for messages, such as "partition gpu"."""
+    for word, names, known in (
+        ("partition", settings.partition, cluster.partitions),
+        ("QOS", settings.qos, cluster.qos),
+    ):
+        yield from ((f"{word} {name}", known[name]) for name in (names or "").split(",") if name in known)
+
+
+def within_limit(time: str, settings: StageSettings, cluster: ClusterConfig) -> str:
+    """The smallest of a time limit and the maxima of the job's partition and QOS."""
+    limits = (limits.max_time for _, limits in limits_of(settings, cluster))
+    return min((time, *filter(None, limits)), key=seconds)

@@ -1,9 +1,9 @@
-"""Slurm settings of a stage, the section `slurm` of a run file (defaults and a section for each stage), and the options
-of sbatch that follow from them."""
+"""Slurm settings of a stage, the sections `slurm` of a run file and of a cluster profile (values for all stages and a
+section for each stage), and the options of sbatch that follow from them."""
 
 from __future__ import annotations
 
-from dataclasses import field, fields
+from dataclasses import field, fields, replace
 from typing import Annotated, TypeVar
 
 from hpcgen.config.fields import Directive, SlurmWord, TimeLimit
@@ -67,6 +67,10 @@ class ArraySettings(StageSettings):
     """Maximum number of tasks that run at the same time; null for no limit."""
 
 
+SETTING_NAMES = tuple(each.name for each in fields(StageSettings))
+"""The settings that every stage has."""
+
+
 def _option(key: str) -> str:
     return key.replace("_", "-")
 
@@ -105,6 +109,23 @@ class SlurmConfig:
         """The section of a stage."""
         settings: StageSettings = getattr(self, stage.section)
         return settings
+
+
+@config_section
+@_with_stages
+class ClusterSlurmConfig(StageSettings):
+    """Slurm settings of a cluster profile: keys for all stages, and a section for each stage."""
+
+    def of(self, stage: StageRow) -> StageSettings:
+        """The section of a stage."""
+        settings: StageSettings = getattr(self, stage.section)
+        return settings
+
+    def merged(self, stage: StageRow) -> StageSettings:
+        """The section of a stage, with the values for all stages where it sets none."""
+        own = self.of(stage)
+        unset = (each.name for each in fields(StageSettings) if getattr(own, each.name) is None)
+        return replace(own, **{name: getattr(self, name) for name in unset})
 
 
 def section_called(word: str) -> str:

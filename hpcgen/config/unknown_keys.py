@@ -38,13 +38,13 @@ def unknown_key(cls: type, path: str, names: Sequence[str]) -> Problem:
     *section, name = names
     known, plain, inside = _known(cls, section), _plain(name), path.removesuffix(name)
     if near := misspelled(plain, known) or short_for(plain, known):
-        return _problem(path, did_you_mean(plain, known) or _list(near), inside + near[0])
+        return _problem(path, did_you_mean(plain, known) or _list(cls, near), inside + near[0])
     if _is_translated(cls, section) and (elsewhere := _misspelled_elsewhere(cls, plain)):
         return _problem(path, f"did you mean {elsewhere}?", elsewhere)
     if other := _misspelled_in_other_program(cls, section, plain):
         problem = unknown_key(cls, inside + other, [*section, other])
         return _problem(path, f"if you mean {other}, {problem.hint}", problem.meant)
-    hints = (did_you_mean(plain, known), *_hints(cls, section, plain), _list(known))
+    hints = (did_you_mean(plain, known), *_hints(cls, section, plain), _list(cls, known))
     return _problem(path, next(filter(None, hints)), "")
 
 
@@ -164,9 +164,10 @@ def _other_file(cls: type, name: str) -> str:
     return ""
 
 
-def _list(known: Sequence[str]) -> str:
+def _list(cls: type, known: Sequence[str]) -> str:
+    command = "hpcgen schema cluster" if cls is ClusterConfig else "hpcgen init"
     advice = (
-        f"known keys are {', '.join(known)}" if len(known) <= MOST_LISTED else "hpcgen init lists all keys"
+        f"known keys are {', '.join(known)}" if len(known) <= MOST_LISTED else f"{command} lists all keys"
     )
     if "extra_directives" in known:
         advice += "; for other options of sbatch, use extra_directives"

@@ -7,10 +7,10 @@ mistakes in them.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from hpcgen.config.cluster import ClusterConfig, within_limit
+from hpcgen.config.cluster import ClusterConfig, JobLimits, limits_of, within_limit
 from hpcgen.config.fields import seconds
 from hpcgen.config.node_type import NodeType
 from hpcgen.config.run import RunConfig
@@ -19,6 +19,7 @@ from hpcgen.config.slurm import OWN_OPTIONS, ArraySettings, StageSettings
 from hpcgen.errors import Problem
 from hpcgen.planning.allocation import Allocation, Array
 from hpcgen.planning.kind import Stage
+from hpcgen.planning.slurm_variables import DEFAULTS
 from hpcgen.text import counted, one_of
 from trainer.contract.record import record
 
@@ -30,21 +31,43 @@ OLDEST_SLURM = "20.11"
 
 
 def stage_settings(stage: Stage, config: RunConfig, cluster: ClusterConfig) -> StageSettings:
-    """The settings of a stage, from its own section, `slurm.defaults` and the cluster, in this order."""
-    own = config.slurm.of(stage)
-    layers = (own, config.slurm.defaults, cluster.slurm)
-    chosen: dict[str, Any] = {}
-    for field in dataclasses.fields(own):
-        # only the stage's own section has the keys of arrays
-        given = (getattr(layer, field.name, None) for layer in layers)
-        chosen[field.name] = next((value for value in given if value is not None), None)
-    if stage.time_limit is not None:
-        # with training's time limit, a short job would wait for a long slot
-        chosen["time"] = own.time or within_limit(stage.time_limit, chosen["partition"], cluster)
-    if stage.one_node_by_default:
-        chosen["nodes"] = own.nodes
+    """The settings of a stage, each from the first of its `_sections` that sets it."""
+    own = type(config.slurm.of(stage))
+    chosen = {field.name: _found(stage, field.name, config, cluster)[1] for field in dataclasses.fields(own)}
+    if chosen["time"] is None and stage.time_limit is not None:
+        chosen["time"] = within_limit(stage.time_limit, own(**chosen), cluster)
     chosen["extra_directives"] = tuple(option for _, option in _extra_directives(stage, config, cluster))
-    return type(own)(**chosen)
+    return own(**chosen)
+
+
+def _sections(
+    stage: Stage, config: RunConfig, cluster: ClusterConfig
+) -> tuple[tuple[Setting, StageSettings], ...]:
+    """The sections that can set a stage's settings. A run file takes precedence over the profile, and in each of them
+    the stage's section over the values for all stages."""
+    own = f"slurm.{stage.section}"
+    return (
+        (Setting(own), config.slurm.of(stage)),
+        (Setting("slurm.defaults"), config.slurm.defaults),
+        (Setting(own, "cluster"), cluster.slurm.of(stage)),
+        (Setting("slurm", "cluster"), cluster.slurm),
+    )
+
+
+def _found(stage: Stage, name: str, config: RunConfig, cluster: ClusterConfig) -> tuple[Setting, Any]:
+    """The place that sets a stage's setting, and the value. If nothing sets it: the stage's own section, and None."""
+    sections = _sections(stage, config, cluster)
+    own = sections[0][0]
+    # with training's time limit, a short job would wait for a long slot
+    own_alone = (name == "time" and stage.time_limit is not None) or (
+        name == "nodes" and stage.one_node_by_default
+    )
+    for section, settings in sections:
+        # only a stage's section has the keys of arrays
+        value = getattr(settings, name, None)
+        if value is not None and (section.path == own.path or not own_alone):
+            return section.key(name), value
+    return own.key(name), None
 
 
 def _extra_directives(
@@ -54,17 +77,15 @@ def _extra_directives(
 
     sbatch uses the last of two options with the same name, so a cluster option that the run also sets is omitted.
     """
-    name = "extra_directives"
-    own = config.slurm.of(stage)
-    run_options, where = own.extra_directives, Setting(f"slurm.{stage.section}.{name}")
-    if run_options is None:
-        run_options, where = config.slurm.defaults.extra_directives or (), Setting(f"slurm.defaults.{name}")
-    given = {_option_name(option) for option in run_options}
-    for index, option in enumerate(cluster.slurm.extra_directives or ()):
-        if _option_name(option) not in given:
-            yield Setting(f"slurm.{name}[{index}]", "cluster"), option
-    for index, option in enumerate(run_options):
-        yield Setting(f"{where.path}[{index}]"), option
+    of_file: dict[str, list[tuple[Setting, str]]] = {"run": [], "cluster": []}
+    for section, settings in reversed(_sections(stage, config, cluster)):
+        if (options := settings.extra_directives) is not None:
+            of_file[section.file] = [
+                (section.key(f"extra_directives[{index}]"), option) for index, option in enumerate(options)
+            ]
+    given = {_option_name(option) for _, option in of_file["run"]}
+    yield from (item for item in of_file["cluster"] if _option_name(item[1]) not in given)
+    yield from of_file["run"]
 
 
 def _option_name(directive: str) -> str:
@@ -73,10 +94,14 @@ def _option_name(directive: str) -> str:
 
 @record
 class Setting:
-    """The place of a setting: a dotted path in the run file or in the cluster profile."""
+    """The place of a setting or a section: a dotted path in the run file or in the cluster profile."""
 
     path: str
     file: Literal["run", "cluster"] = "run"
+
+    def key(self, name: str) -> Setting:
+        """The place of a key of this section."""
+        return Setting(f"{self.path}.{name}", self.file)
 
     def problem(self, reason: str, hint: str = "", about: tuple[str, ...] = ()) -> Problem:
         """A problem with the setting."""
@@ -85,15 +110,7 @@ class Setting:
 
 def place_of(stage: Stage, name: str, config: RunConfig, cluster: ClusterConfig) -> Setting:
     """The place that sets a stage's setting, or the stage's own section if it is not set."""
-    own_alone = (name == "time" and stage.time_limit is not None) or (
-        name == "nodes" and stage.one_node_by_default
-    )
-    if getattr(config.slurm.of(stage), name) is None and not own_alone:
-        if getattr(config.slurm.defaults, name) is not None:
-            return Setting(f"slurm.defaults.{name}")
-        if getattr(cluster.slurm, name) is not None:
-            return Setting(f"slurm.{name}", "cluster")
-    return Setting(f"slurm.{stage.section}.{name}")
+    return _found(stage, name, config, cluster)[0]
 
 
 def make_allocation(
@@ -157,7 +174,8 @@ def allocation_problems(
         return place_of(stage, name, config, cluster)
 
     yield from _time_problems(settings, place)
-    yield from _partition_problems(allocation, settings, cluster, place)
+    yield from _required_problems(settings, cluster)
+    yield from _limit_problems(allocation, settings, cluster, place)
     yield from _task_problems(allocation, node_type, place)
     yield from _single_node_problems(stage, settings, place)
     yield from _directive_problems(stage, config, cluster)
@@ -228,38 +246,61 @@ def _single_node_problems(
             )
 
 
-def _partition_problems(
+def _required_problems(settings: StageSettings, cluster: ClusterConfig) -> Iterator[Problem]:
+    for name in cluster.required_settings:
+        if getattr(settings, name) in (None, ()):
+            path = f"slurm.defaults.{name}"
+            reason = f"is missing, but the cluster profile requires it (required_settings: {name})"
+            variables = " ".join(DEFAULTS.get(name, ()))
+            hint = f"set it in the run file, with --set {path}=..., or in a profile of yours that extends this one"
+            if variables:
+                hint += f"; {variables} in the shell does not count"
+            yield Problem(path, reason, hint, is_missing=True)
+
+
+def _limit_problems(
     allocation: Allocation, settings: StageSettings, cluster: ClusterConfig, place: Callable[[str], Setting]
 ) -> Iterator[Problem]:
-    for name in (settings.partition or "").split(",") if cluster.partitions else ():
-        if not name:
-            continue
-        if name not in cluster.partitions:
-            hint = f"use {one_of(tuple(cluster.partitions))}, or add it to the profile's partitions"
-            yield place("partition").problem("is not a partition of the cluster profile", hint)
-            continue
-        limits = cluster.partitions[name]
-        reason = f"is more than partition {name} allows"
-        yield from _partition_time_problems(settings, limits.max_time, reason, place)
-        yield from _partition_size_problems(allocation, limits.max_nodes, reason, place)
+    yield from _unknown_names(
+        settings.partition, "a partition", cluster.partitions, "partitions", place("partition")
+    )
+    yield from _unknown_names(settings.qos, "a QOS", cluster.qos, "qos", place("qos"))
+    limits = tuple(limits_of(settings, cluster))
+    if settings.time:
+        maxima = [(name, each.max_time) for name, each in limits if each.max_time]
+        exceeded = [(name, most) for name, most in maxima if seconds(settings.time) > seconds(most)]
+        if exceeded:
+            most = min((most for _, most in exceeded), key=seconds)
+            yield place("time").problem(_exceeds(exceeded), f"use at most {most}")
+    yield from _size_problems(allocation, limits, place)
 
 
-def _partition_time_problems(
-    settings: StageSettings, max_time: str | None, reason: str, place: Callable[[str], Setting]
+def _unknown_names(
+    names: str | None, what: str, known: Mapping[str, JobLimits], section: str, where: Setting
 ) -> Iterator[Problem]:
-    if max_time and settings.time and seconds(settings.time) > seconds(max_time):
-        yield place("time").problem(reason, f"use at most {max_time}")
+    for name in (names or "").split(",") if known else ():
+        if name and name not in known:
+            hint = f"use {one_of(tuple(known))}, or add it to the profile's {section}"
+            yield where.problem(f"is not {what} of the cluster profile", hint)
 
 
-def _partition_size_problems(
-    allocation: Allocation, max_nodes: int | None, reason: str, place: Callable[[str], Setting]
+def _size_problems(
+    allocation: Allocation, limits: Sequence[tuple[str, JobLimits]], place: Callable[[str], Setting]
 ) -> Iterator[Problem]:
     spares = allocation.spare_nodes
-    if max_nodes and allocation.nodes + spares > max_nodes:
-        with_spares = f"{reason} with preflight.spare_nodes = {spares}" if spares else reason
-        yield place("nodes").problem(
-            with_spares, f"use at most {max(0, max_nodes - spares)}", about=("preflight.spare_nodes",)
-        )
+    maxima = [(name, each.max_nodes) for name, each in limits if each.max_nodes]
+    exceeded = [(name, most) for name, most in maxima if allocation.nodes + spares > most]
+    if exceeded:
+        reason = _exceeds(exceeded) + (f" with preflight.spare_nodes = {spares}" if spares else "")
+        most = max(0, min(most for _, most in exceeded) - spares)
+        yield place("nodes").problem(reason, f"use at most {most}", about=("preflight.spare_nodes",))
+
+
+def _exceeds(exceeded: Sequence[tuple[str, object]]) -> str:
+    """The reason of a problem: the names of all limits that are exceeded, and their values if there are several."""
+    if len(exceeded) == 1:
+        return f"is more than {exceeded[0][0]} allows"
+    return f"is more than {' and '.join(f'{name} ({most})' for name, most in exceeded)} allow"
 
 
 def cluster_problems(cluster: ClusterConfig, node_type: NodeType) -> Iterator[Problem]:
@@ -291,7 +332,7 @@ def make_array(stage: Stage, config: RunConfig, cluster: ClusterConfig) -> Array
 
     The number of tasks is reduced to what Slurm and the number of outputs allow; each task then has more files.
     """
-    settings = config.slurm.of(stage)
+    settings = stage_settings(stage, config, cluster)
     if not isinstance(settings, ArraySettings):
         return None
     limits = [settings.num_tasks or NUM_TASKS, cluster.max_array_size]
@@ -303,8 +344,7 @@ def make_array(stage: Stage, config: RunConfig, cluster: ClusterConfig) -> Array
 def array_warnings(stage: Stage, config: RunConfig, cluster: ClusterConfig) -> Iterator[Problem]:
     """Yields a warning if the array gets fewer tasks than requested."""
     array = make_array(stage, config, cluster)
-    settings = config.slurm.of(stage)
-    asked = settings.num_tasks if isinstance(settings, ArraySettings) else None
+    where, asked = _found(stage, "num_tasks", config, cluster)
     if array is None or asked is None or asked == array.num_tasks:
         return
     limit, or_more = "the cluster's max_array_size", ""
@@ -312,4 +352,4 @@ def array_warnings(stage: Stage, config: RunConfig, cluster: ClusterConfig) -> I
         limit, or_more = "the number of output files", ", or raise data.corpus.num_output_files"
     most = array.num_tasks
     reason = f"is more than {limit} ({most}), so the array gets only {counted(most, 'task')}"
-    yield Problem(f"slurm.{stage.section}.num_tasks", reason, f"use at most {most}{or_more}")
+    yield where.problem(reason, f"use at most {most}{or_more}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from hpcgen.config.cluster import within_limit
+from hpcgen.config.cluster import limits_of
 from hpcgen.config.fields import seconds, slurm_time
 from hpcgen.config.loader import Run
 from hpcgen.config.profiles import is_set_by_site
@@ -112,9 +112,11 @@ def _problems(times: Timing, run: Run, config: RunConfig, allocation: Allocation
 
 
 def _longer(times: Timing, run: Run, allocation: Allocation, otherwise: str) -> str:
-    """The hint to use a longer limit, unless the partition does not allow it."""
-    enough, partition = slurm_time(times.shortest_s), allocation.settings.partition
-    most = within_limit(enough, partition, run.cluster)
+    """The hint to use a longer limit, unless the partition or the QOS does not allow it."""
+    enough = slurm_time(times.shortest_s)
+    limits = limits_of(allocation.settings, run.cluster)
+    maxima = ((name, each.max_time) for name, each in limits if each.max_time)
+    name, most = min(maxima, key=lambda limit: seconds(limit[1]), default=("", enough))
     if seconds(most) < times.shortest_s:
-        return f"{otherwise}; the limit would have to be {enough}, and partition {partition} allows {most}"
+        return f"{otherwise}; the limit would have to be {enough}, and {name} allows {most}"
     return f"use at least {enough}" + (f", or {otherwise}" if times.asked_s > times.needed_s else "")

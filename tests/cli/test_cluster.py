@@ -77,6 +77,45 @@ def test_show_lists_partitions_without_limits():
     assert "partitions.hpc" in hpcgen("cluster", "show", "azure-ndv5").stdout
 
 
+def test_show_has_the_prices_limits_and_settings_of_stages(workplace):
+    (workplace / "uni.yaml").write_text(
+        "extends: azure-ndv5\n"
+        "partitions: {hpc: {price_per_gpu_hour: 2.5}}\n"
+        "price_per_gpu_hour: 3\n"
+        "currency: EUR\n"
+        "qos: {short: {max_time: '30:00'}, any: {}}\n"
+        "slurm: {prepare: {partition: cpu}}\n"
+    )
+    lines = hpcgen("cluster", "show", "./uni.yaml").stdout.splitlines()
+    shown = dict(line.split(maxsplit=1) for line in lines if "  " in line)
+    assert shown["partitions.hpc.price_per_gpu_hour"].startswith("2.5  [")
+    assert (shown["price_per_gpu_hour"].split()[0], shown["currency"].split()[0]) == ("3.0", "EUR")
+    assert (shown["qos.short.max_time"].split()[0], shown["qos.any"].split("  ")[0]) == ("30:00", "no limits")
+    assert shown["slurm.prepare.partition"].split()[0] == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("price_per_gpu_hour: 0", "price_per_gpu_hour = 0 must be"),
+        ("partitions: {hpc: {price_per_gpu_hour: -1}}", "partitions.hpc.price_per_gpu_hour = -1 must be"),
+        ("currency: euro", "currency = euro must be the three letters of a currency"),
+        ("required_settings: [acount]", "required_settings[0] = acount must be a key of slurm: nodes, "),
+        ("qos: {short: {max_tiem: 1:00:00}}", "qos.short.max_tiem"),
+        ("slurm: {trian: {qos: a}}", "slurm.trian is not a known key; did you mean train?"),
+        (
+            "slurm: {train: {pratition: a}}",
+            "slurm.train.pratition = a is not a known key; did you mean partition?",
+        ),
+    ],
+)
+def test_mistakes_in_new_keys(workplace, line, message):
+    (workplace / "uni.yaml").write_text(f"extends: azure-ndv5\n{line}\n")
+    found = hpcgen("cluster", "check", "./uni.yaml")
+    assert (found.status, found.stderr.count("uni.yaml:2: ")) == (2, 1)
+    assert message in found.stderr
+
+
 def test_show_as_json(profiles):
     shown = json.loads(hpcgen("cluster", "show", "site", "--json").stdout)
     assert shown["file"] == "clusters/site.yaml"

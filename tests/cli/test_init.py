@@ -55,14 +55,16 @@ SETTINGS = {
 """A value for each Slurm setting of a profile."""
 
 
+@pytest.mark.parametrize("of_stage", [False, True], ids=["of all stages", "of the stage"])
 @pytest.mark.parametrize(
     "options", [(), ("--preset", "tiny"), ("--preset", "llama3-8b"), ("--program",)], ids=str
 )
-def test_a_new_run_hides_no_slurm_setting_of_the_profile(workplace, options):
+def test_a_new_run_hides_no_slurm_setting_of_the_profile(workplace, options, of_stage):
+    settings = {**SETTINGS, "extra_directives": list(SETTINGS["extra_directives"])}
     profile = {
         "node_type": "ndv5",
         "partitions": {"long": {"max_time": "2-00:00:00"}},
-        "slurm": {**SETTINGS, "extra_directives": list(SETTINGS["extra_directives"])},
+        "slurm": dict.fromkeys(("train", "run"), settings) if of_stage else settings,
     }
     write_yaml(workplace / "site.yaml", profile)
     found = hpcgen("init", "--cluster", "./site.yaml", *options)

@@ -158,7 +158,7 @@ def test_a_word_is_answered_by_its_meaning(key, hint):
         (ClusterConfig, "scrach_dir", "if you mean scratch_dir, use scratch"),
         (ClusterConfig, "image_path", "use container.image"),
         (ClusterConfig, "modules", "use a site's template"),
-        (ClusterConfig, "lr", "known keys are "),
+        (ClusterConfig, "lr", "hpcgen schema cluster lists all keys"),
         (ClusterConfig, "preset", "it is a key of the run file"),
         (NodeType, "vram", "use gpu_memory_gib"),
         (NodeType, "cores", "use cpus_per_node"),

@@ -8,9 +8,17 @@ import re
 import pytest
 
 from hpcgen.config.cpus import from_words
+from hpcgen.config.profiles import read_profile
 from hpcgen.config.slurm import PASSED_ON
 from hpcgen.errors import Problem
-from hpcgen.planning.request import allocation_problems, cluster_problems, make_allocation, stage_settings
+from hpcgen.planning.request import (
+    allocation_problems,
+    cluster_problems,
+    make_allocation,
+    make_array,
+    stage_settings,
+)
+from hpcgen.run_plan.profile import profile_mistakes
 from hpcgen.stages import STAGES
 from tests.cli.command import hpcgen
 from tests.runs import big_run, loaded, minimal_run, write_yaml
@@ -206,13 +214,43 @@ def test_a_setting_comes_from_the_stage_then_the_defaults_then_the_cluster(tmp_p
         tmp_path,
         train={"account": "mine"},
         defaults={"account": "ours", "qos": "high", "nodes": 2},
-        slurm={"account": "site", "qos": "low", "reservation": "week", "extra_directives": ["--no-kill"]},
+        slurm={
+            "account": "site",
+            "qos": "low",
+            "reservation": "week",
+            "extra_directives": ["--no-kill"],
+            "train": {"account": "site-train", "qos": "site-train", "constraint": "h100"},
+            "tokenize": {"time": "3:00:00", "num_tasks": 3, "extra_directives": []},
+            "nccl_test": {"time": "20:00", "partition": "test"},
+        },
     )
     found = stage_settings(STAGES["train"], run.config, run.cluster)
     assert (found.account, found.qos, found.reservation, found.nodes) == ("mine", "high", "week", 2)
-    assert found.partition == "hpc"
+    assert (found.partition, found.constraint) == ("hpc", "h100")
     assert found.extra_directives == ("--no-kill",)
-    assert stage_settings(STAGES["tokenize"], run.config, run.cluster).account == "ours"
+    tokenize = stage_settings(STAGES["tokenize"], run.config, run.cluster)
+    assert (tokenize.account, tokenize.time, tokenize.extra_directives) == ("ours", "3:00:00", ())
+    assert make_array(STAGES["tokenize"], run.config, run.cluster).num_tasks == 3
+    nccl_test = stage_settings(STAGES["nccl-test"], run.config, run.cluster)
+    assert (nccl_test.time, nccl_test.partition) == ("20:00", "test"), "not a default for all stages"
+
+
+def test_a_mistake_in_a_stages_section_of_the_profile_is_found_there(tmp_path):
+    site = {**LIMITS, "slurm": {"train": {"partition": "big", "ntasks_per_node": 9}, "time": "1:00:00"}}
+    [problem] = problems(tmp_path, **site)
+    assert (problem.path, problem.file) == ("slurm.train.ntasks_per_node", "cluster")
+    [mistake] = profile_mistakes(read_profile("./site.yaml", tmp_path))
+    assert str(mistake).startswith(f"{tmp_path}/site.yaml:")
+
+
+def test_a_required_setting_may_come_from_the_run_or_from_the_profile(tmp_path):
+    site = {"required_settings": ["account", "qos"], "slurm": {"partition": "hpc", "qos": "low"}}
+    [problem] = problems(tmp_path, **site)
+    assert (problem.path, problem.file) == ("slurm.defaults.account", "run")
+    assert "--set slurm.defaults.account" in problem.hint
+    assert "SBATCH_ACCOUNT" in problem.hint
+    assert problems(tmp_path, **site, train={"account": "a"}) == []
+    assert profile_mistakes(read_profile("./site.yaml", tmp_path)) == []
 
 
 def test_a_key_that_slurm_gets_unchanged_is_a_directive_and_cannot_be_an_extra_one(tmp_path):
@@ -253,6 +291,7 @@ def test_restarts(tmp_path):
 
 
 LIMITS = {"partitions": {"hpc": {"max_time": "2:00:00", "max_nodes": 4}, "big": {}}}
+QOS = {"qos": {"short": {"max_time": "1:00:00", "max_nodes": 2}, "any": {}}}
 NO_TIME = {"defaults": {"nodes": 1}}
 
 REFUSED = {
@@ -264,6 +303,16 @@ REFUSED = {
         LIMITS | {"train": {"time": "2:00:01", "nodes": 5}},
         ["slurm.train.time", "slurm.train.nodes"],
     ),
+    "more than the QOS allows": (
+        QOS | {"train": {"time": "1:00:01", "nodes": 3, "qos": "short"}},
+        ["slurm.train.time", "slurm.train.nodes"],
+    ),
+    "more than the partition and the QOS allow": (
+        LIMITS | QOS | {"train": {"time": "2:00:01", "nodes": 5, "qos": "short"}},
+        ["slurm.train.time", "slurm.train.nodes"],
+    ),
+    "an unknown QOS": (QOS | {"train": {"qos": "long"}}, ["slurm.train.qos"]),
+    "a required setting": ({"required_settings": ["account"]}, ["slurm.defaults.account"]),
     "an unknown partition": (LIMITS | {"train": {"partition": "big,gpu"}}, ["slurm.train.partition"]),
     "more ranks than GPUs": ({"train": {"ntasks_per_node": 9}}, ["slurm.train.ntasks_per_node"]),
     "more CPUs than a node has": ({"train": {"cpus_per_task": 13}}, ["slurm.train.cpus_per_task"]),
@@ -299,6 +348,8 @@ def test_what_slurm_would_refuse_or_hpcgen_sets_itself(tmp_path, settings, paths
         {"train": {"nodes": 16, "extra_directives": ["--mail-type=FAIL", "--no-kill"]}},
         LIMITS | {"train": {"time": "2:00:00", "nodes": 4}},
         LIMITS | {"train": {"partition": "big", "nodes": 500, "time": "9-00:00:00"}},
+        LIMITS | QOS | {"train": {"time": "2:00:00", "nodes": 4, "qos": "any"}},
+        {"train": {"qos": "anything"}},
         {"train": {"ntasks_per_node": 8}},
         {"train": {"cpus_per_task": 12}},
     ],
@@ -339,3 +390,7 @@ def test_a_stage_of_the_cluster_has_its_own_time_limit(tmp_path):
 
     assert (time_of("nccl-test"), time_of("train")) == (30 * 60, 50 * 60)
     assert time_of("tensorboard") == 60 * 60, "no longer than the partition allows"
+    site |= {"slurm": {"qos": "short"}, "qos": {"short": {"max_time": "20:00"}}}
+    write_yaml(tmp_path / "site.yaml", site)
+    run = loaded(tmp_path, big_run(cluster="./site.yaml", slurm={"defaults": {"time": "0:50:00"}}))
+    assert time_of("tensorboard") == time_of("nccl-test") == 20 * 60, "nor than the QOS"
