@@ -56,13 +56,19 @@ SCRIPTS = len(CHECKED) + 1
 
 
 @pytest.fixture
-def few_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few stages are compared, and bash, shellcheck and lint read the shortest: they take most of the time of a check.
+def few_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few stages are compared, and bash, shellcheck and lint, which take most of the time of a check, read none.
 
     tests/check/test_site.py checks every stage.
     """
     stages = {name: stage for name, stage in STAGES.items() if name in CHECKED}
     monkeypatch.setattr("hpcgen.check.representative.STAGES", stages)
+    monkeypatch.setattr("hpcgen.check.scripts.read_scripts", lambda scripts: [[] for _ in scripts])
+
+
+@pytest.fixture
+def few_are_read(few_are_compared: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """bash, shellcheck and lint read the shortest script."""
 
     def read_one(scripts: Sequence[str]) -> list[list[Finding]]:
         shortest = min(scripts, key=len)
@@ -223,7 +229,7 @@ def test_completion_knows_templates_and_their_blocks() -> None:
     assert completed("templates", "override", "train", "--block", "se") == ["settings"]
 
 
-@pytest.mark.usefixtures("few_are_read")
+@pytest.mark.usefixtures("few_are_compared")
 def test_a_replaced_function_goes_stale_with_the_shipped_one(cluster: str, workplace: Path) -> None:
     site = workplace / "site"
     assert hpcgen("templates", "override", "train", "--block", "site", "-o", site).status == 0
@@ -279,7 +285,7 @@ def test_check_of_a_good_site(cluster: str, workplace: Path) -> None:
     assert checked.stderr.startswith(f"no findings: {SCRIPTS} scripts for here, with {site}\n")
 
 
-@pytest.mark.usefixtures("few_are_read")
+@pytest.mark.usefixtures("few_are_compared")
 def test_check_reports_the_problem_its_reason_and_a_remedy(cluster: str, workplace: Path) -> None:
     text = BASE.replace("{% block site %}\nsite_epilogue() { true; }", "{% block settings %}\nstage=none")
     site = write_templates(workplace / "site", {"slurm/base.sbatch.j2": text})
@@ -296,7 +302,7 @@ def test_check_reports_the_problem_its_reason_and_a_remedy(cluster: str, workpla
     assert f": {SCRIPTS} scripts" in checked.stderr
 
 
-@pytest.mark.usefixtures("few_are_read")
+@pytest.mark.usefixtures("few_are_compared")
 def test_check_as_json(cluster: str, workplace: Path) -> None:
     site = write_templates(workplace / "site", {"slurm/trian.sbatch.j2": "", "slurm/train.sbatch.j2": TRAIN})
     checked = hpcgen("templates", "check", "--json", "--templates", site, "--cluster", cluster)
