@@ -78,7 +78,7 @@ def gpt2_reference() -> tokenizers.Tokenizer:
 @pytest.fixture(scope="session")
 def trained(library_texts: list[str]) -> dict[str, tokenizers.Tokenizer]:
     """Small tokenizers of every kind: two that gigatoken takes and four that it must not be used for."""
-    corpus = library_texts[:15]
+    corpus = library_texts[:6]
     byte_level = tokenizers.Tokenizer(models.BPE())
     byte_level.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
