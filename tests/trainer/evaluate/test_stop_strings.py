@@ -39,7 +39,7 @@ pytestmark = [
 ]
 
 SEED = int(os.environ.get("STOP_STRING_SEED", "1"))
-NUM_CASES = int(os.environ.get("STOP_STRING_CASES", "12"))
+NUM_CASES = int(os.environ.get("STOP_STRING_CASES", "20"))
 LONGEST = 14
 """Maximum number of new tokens."""
 
