@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,11 @@ def byte_fallback() -> Tokenizer:
         ]
     )
     size = 256  # of bytes
-    trained = _trained(library, ["<unk>", EOD, TURN], vocab_size=VOCAB_SIZE - size, limit_alphabet=30)
+    counts = Counter(TEXTS[0].replace(" ", "▁"))
+    # The trainer would choose among equally frequent characters in another way each time.
+    alphabet = sorted(counts, key=lambda character: (-counts[character], character))[:30]
+    limits = {"vocab_size": VOCAB_SIZE - size, "limit_alphabet": 30, "initial_alphabet": alphabet}
+    trained = _trained(library, ["<unk>", EOD, TURN], **limits)
     document = json.loads(trained.to_str())
     vocabulary = document["model"]["vocab"]
     vocabulary |= {f"<0x{byte:02X}>": len(vocabulary) + byte for byte in range(size)}
