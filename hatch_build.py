@@ -20,6 +20,6 @@ class ParsedYaml(BuildHookInterface):  # type: ignore[misc]
 
         target = SHIPPED if version == "editable" else Path(self.directory) / SHIPPED.name
         target.parent.mkdir(parents=True, exist_ok=True)
-        write_shipped(target, sorted({*root.glob("topologies/*.yaml"), *root.glob("hpcgen/**/*.yaml")}))
+        write_shipped(target, sorted({*root.glob("topologies/**/*.yaml"), *root.glob("hpcgen/**/*.yaml")}))
         if version == "standard":
             build_data["force_include"][str(target)] = SHIPPED.relative_to(root).as_posix()

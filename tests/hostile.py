@@ -101,8 +101,8 @@ def nothing_read_twice() -> Iterator[None]:
     ours = templates.make_environment()
     with (
         mock.patch(
-            "hpcgen.config.profiles.load_node_type_and_files",
-            functools.cache(node_types.load_node_type_and_files),
+            "hpcgen.config.profiles.load_with_files",
+            functools.cache(node_types.load_with_files),
         ),
         mock.patch("hpcgen.slurm.rendering.script.make_environment", return_value=ours),
         mock.patch(

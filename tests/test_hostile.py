@@ -266,7 +266,7 @@ def require_carried(found: Plan, stage: str, ran: Recording) -> None:
     elif container is not None:
         assert ran.call("srun", "create")[-1] == container.image
     assert holds(step, planned_stage.allocation.srun_options())
-    libraries = ":".join(library_path(planned_stage.kind, cluster))
+    libraries = ":".join(library_path(planned_stage.kind, planned.run))
     with_libraries = ("sh", "-c", LIBRARY_PATH, "library_path", libraries) if libraries else ()
     assert holds(step, (*image, *(container.words() if container else ()), *with_libraries, "env"))
     assert f"TMPDIR={cluster.scratch}/hpcgen-slurm-77/tmp" in step

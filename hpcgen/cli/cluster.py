@@ -33,7 +33,7 @@ def list_clusters(as_json: bool) -> None:
     list_found(
         cluster_names(),
         find_cluster,
-        lambda name: load_cluster(name)[0].description,
+        lambda name: {"description": load_cluster(name)[0].description},
         "hpcgen cluster check",
         as_json,
     )

@@ -14,7 +14,7 @@ import click
 from hpcgen.cli.found import list_found
 from hpcgen.cli.lazy import CommandGroup
 from hpcgen.cli.options import json_option, write_output
-from hpcgen.config.node_types import find_node_type, load_node_type, node_type_names
+from hpcgen.config.node_types import find_node_type, load_node_type, load_with_files, node_type_names, set_by
 from hpcgen.errors import HpcgenError
 from hpcgen.text import counted
 from hpcgen.topology import nccl_xml, svg, text
@@ -48,10 +48,15 @@ def list_node_types(as_json: bool) -> None:
     list_found(
         node_type_names(),
         find_node_type,
-        lambda name: load_node_type(name).description,
+        _description,
         "hpcgen topology show",
         as_json,
     )
+
+
+def _description(name: str) -> dict[str, str | None]:
+    node_type = load_node_type(name)
+    return {"description": node_type.description, "tried": node_type.tried}
 
 
 @command.command("show")
@@ -59,33 +64,44 @@ def list_node_types(as_json: bool) -> None:
 @json_option
 def show(name: str, as_json: bool) -> None:
     """Show every fact about node type NAME and its source."""
-    node_type = load_node_type(name)
+    loaded = load_with_files(name)
+    node_type = loaded.config
     if as_json:
-        click.echo(json.dumps({"name": name, **dataclasses.asdict(node_type)}, indent=1))
+        extends = list(node_type.extends) if node_type.extends[1:] else next(iter(node_type.extends), None)
+        values = {**dataclasses.asdict(node_type), "extends": extends}
+        click.echo(json.dumps({"name": name, **values}, indent=1))
         return
     click.echo(click.style(name, bold=True) + f": {node_type.description}")
     for key, value in _facts(node_type):
         source = click.style(f"  [{node_type.sources[key]}]", dim=True) if key in node_type.sources else ""
-        click.echo(f"{key:<16}  {value}{source}")
+        click.echo(f"{key:<18}  {value}{source}")
     _show_devices(node_type)
     _show_thresholds(node_type)
     for title, variables in (("environment", node_type.environment), ("sharp", node_type.sharp)):
         if variables:
             click.echo("\n" + click.style(title, bold=True))
         for variable, fact in variables.items():
+            setter = set_by(loaded.document, f"{title}.{variable}.value")
             click.echo(f"{variable}={fact.value}{_conditions(fact)}")
-            click.echo(click.style(f"    {fact.why} [{fact.source}]", dim=True))
+            click.echo(click.style(f"    {fact.why} [{setter}: {fact.source}]", dim=True))
+    if node_type.must_not_set:
+        click.echo("\n" + click.style("must_not_set", bold=True))
+    for variable, exclusion in node_type.must_not_set.items():
+        click.echo(f"{variable}")
+        click.echo(click.style(f"    {exclusion.why} [{exclusion.source}]", dim=True))
 
 
 def _facts(node_type: NodeType) -> Iterator[tuple[str, str]]:
     """Yields the name and text of each fact that fits on one line."""
     processor, memory = node_type.processor, node_type.gpu_memory_gib
     lines: dict[str, str | None] = {
-        "extends": node_type.extends,
+        "extends": ", ".join(node_type.extends),
+        "tried": node_type.tried,
         "vm_sizes": ", ".join(node_type.vm_sizes),
         "device": node_type.device,
         "gpus_per_node": str(node_type.gpus_per_node),
         "gpu_model": node_type.gpu_model,
+        "compute_capability": node_type.compute_capability,
         "gpu_memory_gib": f"{memory:g} GiB" if memory else None,
         "gpu_memory_gb_s": f"{node_type.gpu_memory_gb_s:g} GB/s" if node_type.gpu_memory_gb_s else None,
         "peak_tflops": ", ".join(f"{peak:g} TFLOP/s {key}" for key, peak in node_type.peak_tflops.items()),
@@ -97,7 +113,10 @@ def _facts(node_type: NodeType) -> Iterator[tuple[str, str]]:
         ),
         "pci_link": pcie(node_type.pci_link) if node_type.pci_link else None,
         "fabric": node_type.fabric,
+        "nics_per_node": str(node_type.nics_per_node or ""),
         "topology_file": node_type.topology_file,
+        "library_path": ", ".join(node_type.library_path),
+        "mounts": ", ".join(node_type.mounts),
         "exclusive": "exclusive nodes" if node_type.exclusive else "shared nodes",
     }
     yield from ((key, text) for key, text in lines.items() if text)

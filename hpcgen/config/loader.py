@@ -41,6 +41,7 @@ class Run:
     cluster_name: str
     document: Document
     cluster_document: Document
+    node_type_document: Document
     directory: Path
     """Base directory of relative paths in the run file."""
     cluster_files: tuple[str, ...] = ()
@@ -146,6 +147,7 @@ def load_document(document: Document, directory: Path, overrides: Sequence[str] 
         cluster_name=Path(config.cluster).name.removesuffix(".yaml"),
         document=document,
         cluster_document=profile.document,
+        node_type_document=profile.node_type_document,
         directory=directory,
         cluster_files=profile.files,
         node_type_files=profile.node_type_files,

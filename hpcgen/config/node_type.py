@@ -23,6 +23,12 @@ BusId = Annotated[
 ]
 CpuList = Annotated[str, Text(r"\d{1,4}(-\d{1,4})?(,\d{1,4}(-\d{1,4})?)*", 'a list of CPUs such as "0-47"')]
 DeviceName = Annotated[str, Text(r"[A-Za-z0-9_]{1,63}", "the name of a device such as mlx5_ib0")]
+FabricName = Literal["infiniband", "roce", "efa", "gib", "tcpxo", "slingshot", "ethernet"]
+"""Name of a file in topologies/fabrics."""
+VariablePattern = Annotated[
+    str, Text(r"[A-Z_][A-Z0-9_]*(\[![A-Z]\])?\*?", 'the name of a variable, or a pattern such as "NCCL_IB_*"')
+]
+ComputeCapability = Annotated[str, Text(r"[1-9]\d?\.\d", 'a compute capability such as "9.0"')]
 TorchRange = Annotated[str, Text(r"(<|>=)\d+\.\d+", 'a range of PyTorch versions: "<2.9" or ">=2.9"')]
 
 
@@ -42,6 +48,16 @@ class Variable:
     """Container runtimes to set it for. Default: all."""
     torch: TorchRange | None = None
     """PyTorch versions to set it for. Default: all. It is also set if the version is unknown."""
+
+
+@config_section
+class Exclusion:
+    """Why an environment variable must not be set."""
+
+    why: str
+    """Effect of the variable."""
+    source: str
+    """Source of the fact."""
 
 
 @config_section
@@ -153,12 +169,15 @@ class Health:
 
 @config_section
 class NodeType:
-    """A kind of node. It can extend another node type and set only the facts that differ."""
+    """A kind of node. It can extend other node types and set only the facts that differ."""
 
-    extends: Name | None = None
-    """Node type that provides facts not set here. Mappings are merged."""
+    extends: tuple[Name, ...] = ()
+    """Node type that provides facts not set here, or a list of node types, of which earlier ones win. Mappings are
+    merged."""
     description: str
     """Description of the node type, in one line."""
+    tried: str | None = None
+    """What hpcgen's authors have run on such nodes, with the date; null if that is not stated."""
     vm_sizes: tuple[Name, ...] = ()
     """Cloud VM sizes of this node type."""
     device: Literal["cuda", "cpu"]
@@ -167,6 +186,8 @@ class NodeType:
     """Number of GPUs per node; 0 for nodes without GPUs."""
     gpu_model: str | None = None
     """Name of the GPU."""
+    compute_capability: ComputeCapability | None = None
+    """CUDA's compute capability of the GPU, such as "9.0" for Hopper. Default: unknown."""
     gpu_memory_gib: PositiveFloat | None = None
     """Memory of a GPU in GiB."""
     gpu_memory_gb_s: PositiveFloat | None = None
@@ -186,18 +207,27 @@ class NodeType:
     """PCIe link of each GPU, NIC and bridge. Required for the topology file."""
     nvlink: NvLink | None = None
     """NVLink between the GPUs; null for none."""
-    fabric: Literal["infiniband", "roce", "ethernet"] | None = None
-    """Network of the NICs: InfiniBand, Ethernet with RDMA (RoCE), or Ethernet without."""
+    fabric: FabricName | None = None
+    """Network between nodes. Its file in topologies/fabrics provides `environment`, `must_not_set`, `library_path` and
+    `mounts` where the node type sets none."""
     gpus: tuple[Gpu, ...] = ()
     """GPUs in the order of their PCI addresses."""
     nics: tuple[Nic, ...] = ()
     """NICs, in the order of their GPUs. There may be several for each GPU, or one for several GPUs."""
+    nics_per_node: Count | None = None
+    """Number of NICs for traffic between GPUs, for node checks where `nics` does not name them."""
     topology_file: MountPath | None = None
     """Path of NCCL's topology XML on the host."""
     exclusive: bool = True
     """Jobs get exclusive nodes."""
     environment: dict[EnvironmentName, Variable] = field(default_factory=dict)
     """Environment variables of GPU jobs on these nodes."""
+    must_not_set: dict[VariablePattern, Exclusion] = field(default_factory=dict)
+    """Environment variables that do harm on these nodes. A name can end in *."""
+    library_path: tuple[MountPath, ...] = ()
+    """Directories to prepend to LD_LIBRARY_PATH of GPU jobs, after those of the cluster profile."""
+    mounts: tuple[MountPath, ...] = ()
+    """Paths of the host that containers of GPU jobs need, such as devices and plugins of the network."""
     sharp: dict[EnvironmentName, Variable] = field(default_factory=dict)
     """Environment variables of jobs that use SHARP, in addition to `environment`."""
     health: Health | None = None

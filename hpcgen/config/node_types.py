@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import get_args
 
 from hpcgen.config import document as documents
 from hpcgen.config.directories import (
@@ -17,9 +19,10 @@ from hpcgen.config.directories import (
     readable,
 )
 from hpcgen.config.document import Document
+from hpcgen.config.fabric import FOLDER, lowest_layer
 from hpcgen.config.fields import Name, constraint_problems
 from hpcgen.config.inheritance import explain_removals, inherit
-from hpcgen.config.node_type import NodeType
+from hpcgen.config.node_type import FabricName, NodeType
 from hpcgen.config.node_type_rules import node_type_problems
 from hpcgen.config.shown import show
 from hpcgen.config.trust import require_trusted_file
@@ -27,6 +30,7 @@ from hpcgen.config.validation import build, located
 from hpcgen.errors import ConfigErrors, HpcgenError, Problem, file_of
 from hpcgen.resources import shipped
 from hpcgen.text import did_you_mean
+from trainer.contract.record import record
 
 
 def node_type_directories(base: Path | None = None, sites: Sequence[Path] = ()) -> list[Path]:
@@ -58,41 +62,83 @@ def find_node_type(
 
 
 def read_node_type(name: str, base: Path | None = None, sites: Sequence[Path] = ()) -> Document:
-    """The facts of a node type, merged with the node types that it extends.
+    """The facts of a node type, merged with the node types that it extends and with its fabric.
 
     Raises:
         ConfigErrors: it extends an unknown node type, or node types extend each other in a cycle.
         HpcgenError: the node type is unknown, or a file cannot be read or could be changed by other users.
     """
-    return inherit(NodeType, [document for _, document in _chain(name, base, sites)])
+    return _merged(_family(name, base, sites))
 
 
-def _chain(name: str, base: Path | None, sites: Sequence[Path]) -> list[tuple[Path, Document]]:
+def _merged(family: Mapping[Path, Document]) -> Document:
+    """The facts of the files of a node type and its fabric, where earlier files win."""
+    document = inherit(NodeType, list(family.values()))
+    if (fabric := document.get("fabric")) in get_args(FabricName):
+        document = inherit(NodeType, [*family.values(), lowest_layer(fabric)])
+    return document
+
+
+def _family(name: str, base: Path | None, sites: Sequence[Path]) -> dict[Path, Document]:
+    """The files of a node type and of those that it extends. Each comes before all files that it extends."""
     path = find_node_type(name, base=base, sites=sites)
     if path is None:
         problem = unknown_node_type("name", name, base, sites)
         raise HpcgenError(f"{show(name)} {problem.reason}", problem.hint)
-    chain, names, seen = [_read(path)], [name], [path]
-    while isinstance(parent := chain[-1].values.get("extends"), str):
-        path = find_node_type(parent, seen, base, sites)
-        if path is None:
-            known = find_node_type(parent, base=base, sites=sites)
+    find = functools.partial(find_node_type, base=base, sites=sites)
+    family: dict[Path, Document] = {}
+    _add_family(path, {path: name}, family, find)
+    return dict(reversed(family.items()))
+
+
+def _add_family(
+    path: Path, line: dict[Path, str], family: dict[Path, Document], find: functools.partial[Path | None]
+) -> None:
+    """Adds to `family` what `path` extends, from the last to the first, and then `path` itself.
+
+    `line` has the files from the node type to `path`, and their names.
+    """
+    document = _read(path)
+    for key, parent in reversed(list(_parents(document))):
+        found = find(parent, list(line))
+        if found is None:
+            known = find(parent)
+            names = list(line.values())
             problem = (
-                cycle(names[seen.index(known) :])
+                dataclasses.replace(cycle(names[list(line).index(known) :]), path=key)
                 if known
-                else unknown_node_type("extends", parent, base, sites)
+                else unknown_node_type(key, parent, **find.keywords)
             )
-            raise ConfigErrors([located(problem, chain[-1])])
-        chain.append(_read(path))
-        names.append(parent)
-        seen.append(path)
-    return list(zip(seen, chain, strict=True))
+            raise ConfigErrors([located(problem, document)])
+        if found not in family:
+            _add_family(found, {**line, found: parent}, family, find)
+    family[path] = document
+
+
+def _parents(document: Document) -> Iterator[tuple[str, str]]:
+    """Yields the names that a file extends, each with its path in the document."""
+    extends = document.values.get("extends")
+    if isinstance(extends, str):
+        yield "extends", extends
+    for index, name in enumerate(extends if isinstance(extends, list) else ()):
+        if isinstance(name, str):
+            yield f"extends[{index}]", name
 
 
 def _read(path: Path) -> Document:
     if not is_below(path, shipped("topologies")):
         require_trusted_file(path, looked_up=True)
     return documents.read(path)
+
+
+@record
+class LoadedNodeType:
+    """A node type, merged with the node types that it extends and with its fabric."""
+
+    config: NodeType
+    document: Document
+    files: tuple[str, ...]
+    """Names of its files for the header of a script. The node type's own file comes first."""
 
 
 def load_node_type(name: str) -> NodeType:
@@ -102,26 +148,38 @@ def load_node_type(name: str) -> NodeType:
         ConfigErrors: its file has mistakes. Lists all of them.
         HpcgenError: see `read_node_type`.
     """
-    return load_node_type_and_files(name)[0]
+    return load_with_files(name).config
 
 
-def load_node_type_and_files(
-    name: str, base: Path | None = None, sites: Sequence[Path] = ()
-) -> tuple[NodeType, tuple[str, ...]]:
-    """The node type, and the names of its files for the header of a script. The node type's own file comes first.
+def load_with_files(name: str, base: Path | None = None, sites: Sequence[Path] = ()) -> LoadedNodeType:
+    """The node type, with its files and the places of its facts.
 
     Raises:
         ConfigErrors, HpcgenError: see `load_node_type`.
     """
-    chain = _chain(name, base, sites)
-    document = inherit(NodeType, [facts for _, facts in chain])
-    node_type, wrong = build(NodeType, document)
+    family = _family(name, base, sites)
+    document = _merged(family)
+    node_type, wrong = build(NodeType, _with_list(document))
     problems = list(
         explain_removals(NodeType, wrong, document) if node_type is None else node_type_problems(node_type)
     )
     if node_type is None or problems:
         raise ConfigErrors([located(_placed(problem, document), document) for problem in problems])
-    return node_type, tuple(origin(path, shipped("topologies")) for path, _ in chain)
+    return LoadedNodeType(node_type, document, tuple(origin(path, shipped("topologies")) for path in family))
+
+
+def _with_list(document: Document) -> Document:
+    """The document, where `extends` is a list."""
+    name = document.values.get("extends")
+    if not isinstance(name, str):
+        return document
+    return dataclasses.replace(document, values={**document.values, "extends": [name]})
+
+
+def set_by(document: Document, path: str) -> str:
+    """The node type or fabric that sets the value at `path`, such as "ndv5" or "fabrics/efa"."""
+    file = Path(file_of(document.origin(path)))
+    return f"{FOLDER}/{file.stem}" if file.parent == shipped("topologies") / FOLDER else file.stem
 
 
 def unknown_node_type(key: str, name: str, base: Path | None = None, sites: Sequence[Path] = ()) -> Problem:

@@ -20,7 +20,7 @@ from hpcgen.config.directories import (
 from hpcgen.config.document import Document
 from hpcgen.config.inheritance import explain_removals, inherit
 from hpcgen.config.node_type import NodeType
-from hpcgen.config.node_types import cycle, find_node_type, load_node_type_and_files, unknown_node_type
+from hpcgen.config.node_types import LoadedNodeType, cycle, find_node_type, load_with_files, unknown_node_type
 from hpcgen.config.trust import require_trusted_file
 from hpcgen.config.validation import build, located
 from hpcgen.errors import FileErrors, HpcgenError, Problem, file_of
@@ -38,6 +38,8 @@ class Profile:
     document: Document
     config: ClusterConfig
     node_type: NodeType
+    node_type_document: Document
+    """The facts of the node type with their places."""
     files: tuple[str, ...] = ()
     """The profile and the files that it extends, in this order; "shipped:clusters/local.yaml" for shipped files."""
     node_type_files: tuple[str, ...] = ()
@@ -92,15 +94,15 @@ def read_profile(name: str, directory: Path | None = None, asked: Document | Non
     document, paths, sites = _cluster_document(name, asked, directory)
     config, wrong = build(ClusterConfig, document)
     problems = list(explain_removals(ClusterConfig, wrong, document))
-    node_type, mistakes = None, list[Problem]()
-    node_type_files: tuple[str, ...] = ()
+    node_type: LoadedNodeType | None = None
+    mistakes = list[Problem]()
     named = document.get("node_type")
     if isinstance(named, str) and not any(problem.path == "node_type" for problem in problems):
         if find_node_type(named, base=directory, sites=sites) is None:
             problems.append(unknown_node_type("node_type", named, directory, sites))
         else:
             try:
-                node_type, node_type_files = load_node_type_and_files(named, directory, sites)
+                node_type = load_with_files(named, directory, sites)
             except HpcgenError as error:
                 mistakes = list(error.mistakes)
     if problems or mistakes:
@@ -108,7 +110,7 @@ def read_profile(name: str, directory: Path | None = None, asked: Document | Non
     assert config is not None
     assert node_type is not None
     files = tuple(origin(path, SHIPPED_CLUSTERS) for path in paths)
-    return Profile(document, config, node_type, files, node_type_files, sites)
+    return Profile(document, config, node_type.config, node_type.document, files, node_type.files, sites)
 
 
 def _cluster_document(

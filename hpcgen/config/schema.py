@@ -66,6 +66,8 @@ def _describe(section: type, schema: dict[str, Any]) -> None:
         schema["description"] = " ".join(section.__doc__.split())
     for name, field in schema["properties"].items():
         field["description"] = docs[name]
+        if section is NodeType and name == "extends":  # one name needs no list
+            field["type"] = ["array", "string"]
         # null removes an inherited entry
         if section in EXTENDABLE and typing.get_origin(hints[name]) is dict:
             entry = field["additionalProperties"]

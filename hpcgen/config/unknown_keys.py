@@ -165,10 +165,9 @@ def _other_file(cls: type, name: str) -> str:
 
 
 def _list(cls: type, known: Sequence[str]) -> str:
-    command = "hpcgen schema cluster" if cls is ClusterConfig else "hpcgen init"
-    advice = (
-        f"known keys are {', '.join(known)}" if len(known) <= MOST_LISTED else f"{command} lists all keys"
-    )
+    commands = {ClusterConfig: "hpcgen schema cluster", NodeType: "hpcgen schema node-type"}
+    listed = f"{commands.get(cls, 'hpcgen init')} lists all keys"
+    advice = f"known keys are {', '.join(known)}" if len(known) <= MOST_LISTED else listed
     if "extra_directives" in known:
         advice += "; for other options of sbatch, use extra_directives"
     return advice

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal
 
-from hpcgen.config.cluster import ClusterConfig
 from hpcgen.config.document import Document
+from hpcgen.config.fabric import fabric_of
 from hpcgen.config.loader import Run
 from hpcgen.config.node_type import NodeType
-from hpcgen.config.node_types import read_node_type
+from hpcgen.config.node_types import set_by
 from hpcgen.config.run import RunConfig
 from hpcgen.config.variables import RESERVED, RESERVED_PREFIXES, SECRET, SECRET_VALUE
 from hpcgen.errors import Problem
@@ -110,11 +109,12 @@ def _of_hooks(stage: Stage, run: Run, config: RunConfig) -> Iterator[Variable]:
     why = "The hook's default is utility only, without CUDA."
     yield _own("built-in", "NVIDIA_DRIVER_CAPABILITIES", "compute,utility", why, hook)
     hook = "NVIDIA enroot, conf/hooks/99-mellanox.sh"
-    if run.node_type.fabric in ("infiniband", "roce"):
+    fabric = fabric_of(run.node_type)
+    if fabric and fabric.mellanox_hook:
         why = "If unset, enroot's hook exposes no RDMA device to the container."
         yield _own("built-in", "MELLANOX_VISIBLE_DEVICES", "all", why, hook)
     else:
-        why = "These nodes have no RDMA devices, and enroot's hook would fail."
+        why = "These nodes have no RDMA devices of NVIDIA, and enroot's hook would fail."
         yield _own("built-in", "MELLANOX_VISIBLE_DEVICES", "void", why, hook)
 
 
@@ -130,7 +130,7 @@ def _of_node_type(stage: Stage, run: Run, config: RunConfig) -> Iterator[Variabl
         for_stage = not fact.stages or stage.environment_of in fact.stages
         for_runtime = not fact.runtimes or asked in fact.runtimes
         if for_stage and for_runtime and holds_for(fact.torch, torch):
-            origin = f"{run.cluster.node_type}: {fact.source}"
+            origin = f"{set_by(run.node_type_document, _path(name, run.node_type))}: {fact.source}"
             yield Variable(name=name, value=fact.value, layer="node type", why=fact.why, origin=origin)
 
 
@@ -169,9 +169,10 @@ def uses_gpus(stage: Stage, run: Run) -> bool:
     return stage.uses_gpus and run.node_type.device == "cuda"
 
 
-def library_path(stage: Stage, cluster: ClusterConfig) -> tuple[str, ...]:
+def library_path(stage: Stage, run: Run) -> tuple[str, ...]:
     """Directories to prepend to LD_LIBRARY_PATH in a stage's tasks."""
-    return cluster.library_path if stage.uses_gpus else ()
+    of_nodes = run.node_type.library_path if uses_gpus(stage, run) else ()
+    return tuple(dict.fromkeys((*run.cluster.library_path, *of_nodes))) if stage.uses_gpus else ()
 
 
 def stage_secrets(stage: Stage, config: RunConfig) -> tuple[str, ...]:
@@ -208,7 +209,7 @@ def _unread(environment: Iterable[Variable], run: Run) -> Iterator[Problem]:
 
         mistake = mistake_in(name, variable.value)
         if mistake and in_node_type:
-            where = _written(name, run.cluster.node_type, run.directory, run.sites)
+            where = _written(name, run.node_type, run.node_type_document)
             yield Problem(
                 "node_type", f"sets {name} ({where}), which {mistake.reason}", mistake.hint, "cluster"
             )
@@ -227,7 +228,7 @@ def _risky(environment: Iterable[Variable], run: Run) -> Iterator[Problem]:
         else:
             continue
         if variable.layer == "node type":
-            where = _written(variable.name, run.cluster.node_type, run.directory, run.sites)
+            where = _written(variable.name, run.node_type, run.node_type_document)
             reason = f"sets {variable.name} ({where}), which {reason}"
             yield Problem("node_type", reason, hint, "cluster")
         else:
@@ -295,24 +296,24 @@ def _variable_problems(name: str, value: str) -> Iterator[Problem]:
         yield Problem(path, "looks like a secret, which would be written into the script", hint)
 
 
-def node_type_environment_problems(
-    name: str, node_type: NodeType, base: Path | None = None, sites: Sequence[Path] = ()
-) -> Iterator[Problem]:
-    """Yields problems of a node type's variables, reported at the profile's key `node_type`.
-
-    `base` is the directory of the run file; None without a run file. For `sites`, see `Profile.sites`.
-    """
+def node_type_environment_problems(node_type: NodeType, document: Document) -> Iterator[Problem]:
+    """Yields problems of a node type's variables, reported at the profile's key `node_type`."""
     values = {**node_type.environment, **node_type.sharp}
     for problem in environment_problems({name: fact.value for name, fact in values.items()}, ()):
         variable = problem.path.removeprefix("environment.")
-        reason = f"sets {variable} ({_written(variable, name, base, sites)}), which {problem.reason}"
+        reason = f"sets {variable} ({_written(variable, node_type, document)}), which {problem.reason}"
         yield Problem("node_type", reason, problem.hint, "cluster")
 
 
-def _written(variable: str, node_type: str, base: Path | None, sites: Sequence[Path]) -> str | None:
+def _written(variable: str, node_type: NodeType, document: Document) -> str | None:
     """File and line where a node type sets a variable."""
-    facts = read_node_type(node_type, base, sites)
-    return facts.origin(f"environment.{variable}") or facts.origin(f"sharp.{variable}")
+    return document.origin(_path(variable, node_type))
+
+
+def _path(variable: str, node_type: NodeType) -> str:
+    """Path of a variable's value in the files of a node type."""
+    section = "environment" if variable in node_type.environment else "sharp"
+    return f"{section}.{variable}.value"
 
 
 def _secret_problems(path: str, name: str, environment: Mapping[str, str]) -> Iterator[Problem]:
@@ -330,7 +331,7 @@ def all_environment_problems(run: Run) -> Iterator[Problem]:
     yield from _token_problems(config)
     for problem in environment_problems(run.cluster.environment, ()):
         yield dataclasses.replace(problem, file="cluster")
-    yield from node_type_environment_problems(run.cluster.node_type, run.node_type, run.directory, run.sites)
+    yield from node_type_environment_problems(run.node_type, run.node_type_document)
     yield from _sharp_problems(run)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
+from hpcgen.config.fabric import Fabric, fabric_of
 from hpcgen.config.loader import Run
 from hpcgen.config.node_type import Health, NodeType
 from hpcgen.config.run import RunConfig
@@ -54,16 +55,34 @@ def message_bytes(node_type: NodeType) -> int:
     return int(max(sizes) * 2**30) if sizes else MESSAGE_BYTES[node_type.device]
 
 
+def rdma_devices(node_type: NodeType) -> tuple[str, ...]:
+    """Names of the NICs that the kernel lists as RDMA devices."""
+    fabric = fabric_of(node_type)
+    is_rdma = fabric is not None and fabric.device_class == "infiniband"
+    return tuple(nic.name for nic in node_type.nics) if is_rdma else ()
+
+
 def _expectations(node_type: NodeType) -> Iterator[str]:
     """Yields NAME=VALUE for each fact of the node type that can be checked on the host."""
     if node_type.device == "cuda":
         yield f"gpus={node_type.gpus_per_node}"
-    for nic in node_type.nics:
-        yield f"nic={nic.name}:{nic.rate_gbit_s:.0f}"
-    if node_type.fabric in ("infiniband", "roce"):
-        yield "memlock=unlimited"
+    if fabric := fabric_of(node_type):
+        yield from _nics(node_type, fabric)
+        if fabric.memlock:
+            yield "memlock=unlimited"
     if node_type.health is not None:
         yield from _sizes(node_type.health)
+
+
+def _nics(node_type: NodeType, fabric: Fabric) -> Iterator[str]:
+    """Yields an expectation for each NIC, or one for their number if the node type does not name them."""
+    for nic in node_type.nics:
+        if fabric.has_rate:
+            yield f"nic={nic.name}:{nic.rate_gbit_s:.0f}"
+        else:
+            yield f"device={fabric.device_class}/{nic.name}"
+    if node_type.nics_per_node and not node_type.nics:
+        yield f"devices={fabric.device_class}/{fabric.driver or '*'}:{node_type.nics_per_node}"
 
 
 def _sizes(health: Health) -> Iterator[str]:

@@ -38,7 +38,7 @@ COMPUTED = {
     "HF_HOME": "SCRATCH/hpcgen-CLUSTER-JOBID/huggingface, for the tasks only",
     "TRITON_CACHE_DIR": "SCRATCH/hpcgen-CLUSTER-JOBID/triton, for the tasks only",
     "TORCHINDUCTOR_CACHE_DIR": "SCRATCH/hpcgen-CLUSTER-JOBID/inductor, for the tasks only",
-    "LD_LIBRARY_PATH": "the profile's library_path, then the image's own value, for the tasks only",
+    "LD_LIBRARY_PATH": "library_path of the profile and the node type, then the image's own value, for the tasks only",
     "CHECK_MEMLOCK": "1, so that nodes warn if InfiniBand cannot pin memory (ulimit -l)",
     "ENROOT_DATA_PATH": "SCRATCH/hpcgen-CLUSTER-JOBID/enroot/data",
     "ENROOT_CACHE_PATH": "SCRATCH/hpcgen-CLUSTER-JOBID/enroot/cache",
@@ -200,7 +200,7 @@ def _computed(stage: Stage, run: Run, config: RunConfig) -> Iterator[str]:
     """Yields the names of variables that the stage's script sets when the job runs, following the templates."""
     yield from stage.script_variables
     yield from ON_SCRATCH
-    if library_path(stage, run.cluster):
+    if library_path(stage, run):
         yield "LD_LIBRARY_PATH"
     if uses_gpus(stage, run):
         yield "CHECK_MEMLOCK"

@@ -50,7 +50,7 @@ def _planning_problems(profile: Profile) -> Iterator[Problem]:
     cluster, node_type = profile.config, profile.node_type
     yield from environment_problems(cluster.environment, ())
     yield from cluster_problems(cluster, node_type)
-    yield from node_type_environment_problems(cluster.node_type, node_type, sites=profile.sites)
+    yield from node_type_environment_problems(node_type, profile.node_type_document)
     in_both = list(container_problems(run, cluster))
     for stage in STAGES.values():
         in_both += allocation_problems(stage, run, cluster, node_type)

@@ -82,7 +82,7 @@ def make_stage(
     queued = stage.queued_stage(config)
     work = stage.work(run, config, allocation, trainer)
     signal_lead_s = signal_lead_s or work.signal_lead_s
-    reads = (*work.reads, *_code(stage, run), *_topology(environment))
+    reads = (*work.reads, *_code(stage, run), *_topology(environment), *_of_nodes(stage, run))
     container = _container(stage, run, config, work, environment)
     return StagePlan(
         kind=stage,
@@ -116,7 +116,7 @@ def _container(
         config,
         run.cluster,
         writes=(*work.writes, *work.large, config.paths.run_dir, run.cluster.scratch),
-        reads=(*work.reads, *_code(stage, run), *_topology(environment), *of_inputs),
+        reads=(*work.reads, *_code(stage, run), *_topology(environment), *_of_nodes(stage, run), *of_inputs),
         environment=(*variables, *stage.script_variables, *stage_secrets(stage, config)),
     )
 
@@ -131,6 +131,11 @@ def _needed_by(container: Container | None, run: Run, config: RunConfig) -> tupl
 
 def _code(stage: Stage, run: Run) -> tuple[str, ...]:
     return (run.cluster.code_dir,) if run.cluster.code_dir and not stage.runs_user_program else ()
+
+
+def _of_nodes(stage: Stage, run: Run) -> tuple[str, ...]:
+    """Devices and plugins of the nodes' network."""
+    return run.node_type.mounts if uses_gpus(stage, run) else ()
 
 
 def _topology(environment: tuple[Variable, ...]) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from hpcgen.planning.allocation import Allocation
 from hpcgen.planning.config_text import config_text
 from hpcgen.planning.environment import stage_environment
 from hpcgen.planning.kind import Export, Stage, Work
-from hpcgen.planning.node_check import message_bytes, thresholds
+from hpcgen.planning.node_check import message_bytes, rdma_devices, thresholds
 from trainer.contract.config import TrainerConfig
 from trainer.contract.health import NcclTestConfig
 
@@ -40,7 +40,7 @@ class NcclTest(Stage):
             thresholds=thresholds(node_type),
             baseline=baseline,
             environment=self._variables_of_node_type(run, config),
-            nics=tuple(nic.name for nic in node_type.nics),
+            nics=rdma_devices(node_type),
         )
         return Work(
             arguments=("-m", "trainer.health.nccl_test"),

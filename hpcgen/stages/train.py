@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from hpcgen.config.loader import Run
+from hpcgen.config.node_type import NodeType
 from hpcgen.config.run import RunConfig
 from hpcgen.config.stages import TRAINER_FILE
 from hpcgen.errors import Problem
@@ -17,6 +18,9 @@ from hpcgen.planning.paths import checkpoint_directory, import_files, trainer_da
 from hpcgen.planning.resuming import checkpoints_read, resume_problems, resume_warnings
 from hpcgen.stages.evaluate import EVALUATE
 from trainer.contract.config import ParallelismConfig, TrainerConfig, fingerprint
+
+BLACKWELL = 10.0
+"""Compute capability of the first Blackwell GPUs."""
 
 
 class Train(Stage):
@@ -77,13 +81,14 @@ class Train(Stage):
         for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
             yield Export(name, "1", "Keeps ranks from contacting the Hugging Face Hub while GPUs wait.")
         if run.node_type.device == "cuda":
-            yield from _exports_of_gpus(config)
+            yield from _exports_of_gpus(config, run.node_type)
 
     def environment_advice(self, run: Run, given: Mapping[str, str]) -> Iterator[Problem]:
         """Yields warnings about variables that conflict with the layout or with SHARP."""
         if run.node_type.device != "cuda":
             return
-        if _overlaps(run.config.parallelism) and given.get("CUDA_DEVICE_MAX_CONNECTIONS", "1") != "1":
+        overlaps = _overlaps(run.config.parallelism) and _is_before_blackwell(run.node_type)
+        if overlaps and given.get("CUDA_DEVICE_MAX_CONNECTIONS", "1") != "1":
             reason = "is not 1, so TP or CP communication can be delayed by compute on GPUs before Blackwell"
             yield Problem("environment.CUDA_DEVICE_MAX_CONNECTIONS", reason, "remove it")
         if given.get("NCCL_COLLNET_ENABLE", "0") != "0":
@@ -103,13 +108,19 @@ def _overlaps(parallelism: ParallelismConfig) -> bool:
     return parallelism.tensor_model_parallel_size > 1 or parallelism.context_parallel_size > 1
 
 
-def _exports_of_gpus(config: RunConfig) -> Iterator[Export]:
+def _is_before_blackwell(node_type: NodeType) -> bool:
+    """Returns True if the GPUs are older than Blackwell, or unknown."""
+    capability = node_type.compute_capability
+    return capability is None or float(capability) < BLACKWELL
+
+
+def _exports_of_gpus(config: RunConfig, node_type: NodeType) -> Iterator[Export]:
     if config.training.deterministic_mode:
         why = "training.deterministic_mode requires a fixed order of additions."
         yield Export("NCCL_ALGO", "Ring", why, "Megatron-LM, arguments.py")
         yield Export("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "0", why, "Megatron-LM, arguments.py")
         yield Export("CUBLAS_WORKSPACE_CONFIG", ":4096:8", why, "NVIDIA cuBLAS, reproducibility")
-    if _overlaps(config.parallelism):
+    if _overlaps(config.parallelism) and _is_before_blackwell(node_type):
         why = "Before Blackwell, keeps communication ahead of compute with TP or CP (Megatron-LM, arguments.py)."
         yield Export("CUDA_DEVICE_MAX_CONNECTIONS", "1", why, "Megatron-LM, arguments.py")
     pytorch = "PyTorch documentation, ProcessGroupNCCL environment variables"

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from hpcgen.config import cpus
+from hpcgen.config.fabric import fabric_of
 from hpcgen.config.node_type import Gpu, Nic, NodeType, PciLink
 from hpcgen.topology.node import require
 
@@ -148,8 +149,8 @@ def fabric_words(node_type: NodeType) -> str | None:
     """Describes the network between nodes in one line; None without NICs."""
     if not node_type.nics:
         return None
-    names = {"infiniband": "InfiniBand", "roce": "Ethernet (RoCE)", "ethernet": "Ethernet"}
-    return f"{names.get(node_type.fabric or '', 'Network')} to other nodes: {rates(node_type.nics)}"
+    fabric = fabric_of(node_type)
+    return f"{fabric.title if fabric else 'Network'} to other nodes: {rates(node_type.nics)}"
 
 
 def rates(nics: Sequence[Nic]) -> str:

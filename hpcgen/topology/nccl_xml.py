@@ -15,6 +15,7 @@ from itertools import groupby
 from pathlib import Path
 
 from hpcgen.config import cpus
+from hpcgen.config.fabric import fabric_of
 from hpcgen.config.node_type import Gpu, Nic, NodeType, PciLink
 from hpcgen.errors import FilePlace, HpcgenError
 from hpcgen.topology import markup
@@ -23,7 +24,6 @@ from hpcgen.topology.node import Device, Kind, NumaNode, Topology, expected, lac
 
 VERSION = "1"
 BRIDGE_CLASS, GPU_CLASS = "0x060400", "0x030200"
-NIC_CLASSES = {"infiniband": "0x020700", "roce": "0x020000", "ethernet": "0x020000"}
 NO_IDS = dict.fromkeys(("vendor", "device", "subsystem_vendor", "subsystem_device"), "0x0000")
 """IDs of a virtual bridge, set explicitly because NCCL would otherwise look for them in sysfs."""
 
@@ -88,7 +88,11 @@ def _below_cpu(devices: Iterable[Gpu | Nic], node_type: NodeType) -> Iterator[El
 
 
 def _class(device: Gpu | Nic, node_type: NodeType) -> str:
-    return GPU_CLASS if isinstance(device, Gpu) else NIC_CLASSES[node_type.fabric or "infiniband"]
+    if isinstance(device, Gpu):
+        return GPU_CLASS
+    fabric = fabric_of(node_type)
+    assert fabric is not None  # a node type with NICs names it
+    return f"{fabric.pci_class}00"
 
 
 def _pci(bus_id: str, pci_class: str, link: PciLink) -> Element:

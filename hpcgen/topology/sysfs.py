@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcgen.config import cpus
+from hpcgen.config.fabric import load_fabric
 from hpcgen.errors import HpcgenError
 from hpcgen.topology.nccl_xml import link_speed
 from hpcgen.topology.node import Device, NumaNode, Topology
@@ -14,7 +15,6 @@ from hpcgen.topology.node import Device, NumaNode, Topology
 NVIDIA = "0x10de"
 """PCI vendor ID. Virtual machines also have a display device of the hypervisor."""
 GPU_CLASSES = ("0x0300", "0x0302")
-NIC_CLASSES = {"infiniband": "0x0207", "roce": "0x0200", "ethernet": "0x0200"}
 
 
 def read(directory: Path, fabric: str) -> Topology:
@@ -50,7 +50,7 @@ def _device(path: Path, fabric: str) -> Device | None:
     }
     if pci_class.startswith(GPU_CLASSES) and _text(path / "vendor") == NVIDIA:
         return Device(kind="GPU", **known)
-    if pci_class.startswith(NIC_CLASSES[fabric]):
+    if pci_class.startswith(load_fabric(fabric).pci_class):
         return Device(kind="NIC", **known, **_port(path / "infiniband"))
     return None
 

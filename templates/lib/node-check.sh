@@ -99,6 +99,36 @@ check_nic() {
     [[ ! ${rate%% *} =~ ^[0-9]+$ ]] || ((${rate%% *} >= ${1#*:})) || finding "nic ${1%:*}" "${1#*:} Gb/s" "$rate"
 }
 
+# CLASS/NAME: prints why this network adapter in /sys/class cannot be used, or nothing.
+device_fault() {
+    local device=$root/sys/class/$1 state
+    [[ -d $device ]] || { printf nothing; return; }
+    for state in "$device"/ports/1/state "$device"/operstate "$device"/device/net/*/operstate; do
+        [[ ! -e $state || $(first_line "$state") =~ (ACTIVE|^up|^unknown)$ ]] || { first_line "$state"; return; }
+    done
+}
+
+# CLASS/NAME: an adapter that reports no line rate.
+check_device() {
+    local fault
+    fault=$(device_fault "$1")
+    [[ ! $fault ]] || finding "nic ${1#*/}" "a device that is up" "$fault"
+}
+
+# CLASS/DRIVER:COUNT: the adapters with this driver, or with any for *. A node may have more, for other traffic.
+check_devices() {
+    local class=${1%%/*} driver=${1#*/} device fault found=() bad=()
+    driver=${driver%:*}
+    for device in "$root/sys/class/$class"/*; do
+        fault=$(readlink "$device/device/driver") || continue # a virtual device has none
+        # shellcheck disable=SC2053 # a pattern
+        [[ ${fault##*/} == $driver ]] || continue
+        fault=$(device_fault "$class/${device##*/}")
+        if [[ $fault ]]; then bad+=(", ${device##*/}: $fault"); else found+=("$device"); fi
+    done
+    ((${#found[@]} >= ${1##*:})) || finding nics "${1##*:} that are up in /sys/class/$class" "${#found[@]}${bad[*]-}"
+}
+
 # LEAST-MOST: MB of 1024 x 1024 bytes.
 check_memory() {
     local key='' value=0 least=${1%-*} most=${1#*-}
@@ -147,6 +177,8 @@ check_host() {
             check_gpus
             ;;
         nic=*) check_nic "${1#*=}" ;;
+        device=*) check_device "${1#*=}" ;;
+        devices=*) check_devices "${1#*=}" ;;
         memory_mb=*) check_memory "${1#*=}" ;;
         nvme=*) check_nvme "${1#*=}" ;;
         memlock=*) [[ $(ulimit -l) == "${1#*=}" ]] || finding memlock "${1#*=}" "$(ulimit -l) kB" ;;

@@ -48,8 +48,8 @@ def test_a_variable_with_all_its_overridden_values(workplace, run_file):
     assert found.stdout.splitlines() == [
         f"NCCL_DEBUG=TRACE  run file, run.yaml:{run_line}",
         f"    overrides INFO from the cluster ({workplace}/site.yaml:4)",
-        "    overrides WARN from the node type (ndv5: ai-infrastructure-on-azure, hopper.conf): Logs errors; INFO "
-        "floods the log at scale.",
+        "    overrides WARN from the node type (nvidia: NCCL user guide, NCCL_DEBUG; ai-infrastructure-on-azure, "
+        "hopper.conf): Logs errors; INFO floods the log at scale.",
     ]
 
 
@@ -289,6 +289,8 @@ def test_a_terminal_gets_colors_and_lines_of_its_width(run_file):
     os.close(slave)
     lines = os.read(master, 65536).decode().splitlines()
     os.close(master)
-    assert lines[0].startswith("\x1b[1mNCCL_NET_PLUGIN=libnccl-net.so\x1b[0m  node type, ndv5: ")
+    assert lines[0].startswith(
+        "\x1b[1mNCCL_NET_PLUGIN=libnccl-net.so\x1b[0m  node type, fabrics/infiniband: "
+    )
     assert len(lines) > 3
     assert all(line.startswith("    ") and len(line) <= 60 for line in lines[1:])

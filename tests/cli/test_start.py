@@ -55,13 +55,13 @@ def test_rendering_imports_and_reads_no_more_than_it_needs(tmp_path: Path) -> No
     """With these counts, rendering takes 1.5 times the bare imports (python -m benchmarks.render).
 
     `methods` counts what `dataclass` compiles: a class that every command imports should be a `record`. `yaml` counts
-    the run file, its preset, the profile and the node type. `modules` leaves no room for those of other stages, of
-    DeepSpeed or of Hugging Face's families.
+    the run file, its preset, the profile, and the node type with two that it extends and its fabric. `modules` leaves
+    no room for those of other stages, of DeepSpeed or of Hugging Face's families.
     """
     write_yaml(tmp_path / "run.yaml", big_run())
     counts = counted(tmp_path, "render", "train", "-c", "run.yaml")
     assert counts["methods"] == 0
-    assert counts["yaml"] == 4
+    assert counts["yaml"] == 7
     assert counts["modules"] <= 160
 
 

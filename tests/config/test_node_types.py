@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import get_args
 
@@ -9,13 +10,24 @@ import pytest
 
 from hpcgen.config import cpus
 from hpcgen.config import node_type as facts
-from hpcgen.config.node_type import GpuStage, NodeType
-from hpcgen.config.node_types import find_node_type, load_node_type, node_type_names, read_node_type
+from hpcgen.config.fabric import Fabric, load_fabric
+from hpcgen.config.node_type import FabricName, GpuStage, NodeType
+from hpcgen.config.node_types import (
+    find_node_type,
+    load_node_type,
+    load_with_files,
+    node_type_names,
+    read_node_type,
+    set_by,
+)
 from hpcgen.errors import ConfigErrors, HpcgenError, Problem
 from hpcgen.resources import shipped
 
-SHIPPED = ("cpu", "ndv4", "ndv5", "ndv5-h200")
+BASES = ("a100-sxm", "b200-sxm", "gb200-nvl72", "gh200", "h100-sxm", "h200-sxm", "nvidia")
+SITES = ("alps-gh200", "aws-p5", "aws-p5en", "azure-ndv6-gb200", "gcp-a3-mega", "gcp-a3-ultra", "oci-h100")
 AZURE = ("ndv4", "ndv5", "ndv5-h200")
+SHIPPED = tuple(sorted((*BASES, *SITES, *AZURE, "cpu")))
+FABRICS = get_args(FabricName)
 
 
 def write(path: Path | str, text: str) -> None:
@@ -38,7 +50,7 @@ def test_the_shipped_ones_are_found():
 @pytest.mark.parametrize("name", SHIPPED)
 def test_each_fact_has_a_source(name):
     facts = read_node_type(name).values
-    own = {"extends", "description", "environment", "sharp", "sources"}
+    own = {"extends", "description", "tried", "environment", "must_not_set", "sharp", "sources"}
     assert facts.keys() - own == facts["sources"].keys()
     node_type = load_node_type(name)
     for variable in (*node_type.environment.values(), *node_type.sharp.values()):
@@ -157,16 +169,90 @@ def test_types_of_the_users_configuration():
 def test_an_unknown_name(name):
     with pytest.raises(
         HpcgenError,
-        match=r"is not a known node type; (use one of cpu, ndv4, ndv5, ndv5-h200|did you mean cpu\?)$",
+        match=r"is not a known node type; (use one of a100-sxm, .*, ndv5, ndv5-h200, nvidia, .*|did you mean cpu\?)$",
     ) as raised:
         load_node_type(name)
     assert str(raised.value).isprintable()
 
 
 def test_an_unknown_parent_is_reported_at_its_line():
-    assert mistakes("description: x\nextends: ndv9\n") == [
-        "mine.yaml:2: extends = ndv9 is not a known node type; use one of cpu, mine, ndv4, ndv5, ndv5-h200"
-    ]
+    [mistake] = mistakes("description: x\nextends: ndv9\n")
+    assert mistake.startswith("mine.yaml:2: extends = ndv9 is not a known node type; use one of a100-sxm, ")
+    [mistake] = mistakes("description: x\nextends:\n  - ndv5\n  - ndv9\n")
+    assert mistake.startswith(
+        "mine.yaml:4: extends[1] = ndv9 is not a known node type; use one of a100-sxm, "
+    )
+
+
+def test_earlier_types_win_and_each_file_counts_once():
+    own = "extends: [left, right]\ndescription: mine\n"
+    write("topologies/base.yaml", "extends: cpu\ngpu_model: base\ncpus_per_node: 1\nexclusive: true\n")
+    write("topologies/left.yaml", "extends: base\ndescription: left\ngpu_model: left\n")
+    write("topologies/right.yaml", "extends: base\ndescription: right\ngpu_model: right\ncpus_per_node: 2\n")
+    write("topologies/mine.yaml", own)
+    mine = load_with_files("mine")
+    names = [Path(file.removeprefix("shipped:")).stem for file in mine.files]
+    assert names == ["mine", "left", "right", "base", "cpu"]
+    assert (mine.config.gpu_model, mine.config.cpus_per_node, mine.config.exclusive) == ("left", 2, True)
+    write("topologies/mine.yaml", own.replace("[left, right]", "[right, left]"))
+    assert load_node_type("mine").gpu_model == "right"
+
+
+@pytest.mark.parametrize("name", FABRICS)
+def test_each_fact_of_a_fabric_has_a_source(name):
+    fabric = load_fabric(name)
+    facts = {field.name for field in dataclasses.fields(Fabric)}
+    unset = {fact for fact in facts if getattr(fabric, fact) in ((), {}, None)}
+    assert fabric.sources.keys() == facts - unset - {"title", "environment", "must_not_set", "sources"}
+    for entry in (*fabric.environment.values(), *fabric.must_not_set.values()):
+        assert entry.why
+        assert entry.source
+
+
+def test_a_fabric_is_the_lowest_layer():
+    text = (
+        "extends: h100-sxm\nfabric: efa\nenvironment:\n  NCCL_NET: {value: Socket}\n  FI_EFA_USE_HUGE_PAGE: null\n"
+        "must_not_set: {NCCL_PROTO: null}\nlibrary_path: [/opt/mine]\n"
+    )
+    write("topologies/mine.yaml", text)
+    loaded, efa = load_with_files("mine"), load_fabric("efa")
+    mine = loaded.config
+    assert mine.environment["NCCL_NET"].value == "Socket"
+    assert mine.environment["NCCL_NET"].source == "topologies/mine.yaml:4"
+    assert mine.environment["NCCL_NET_PLUGIN"] == efa.environment["NCCL_NET_PLUGIN"]
+    assert set_by(loaded.document, "environment.NCCL_NET_PLUGIN.value") == "fabrics/efa"
+    assert set_by(loaded.document, "environment.NCCL_NET.value") == "mine"
+    assert "FI_EFA_USE_HUGE_PAGE" not in mine.environment
+    assert efa.must_not_set.keys() - mine.must_not_set.keys() == {"NCCL_PROTO"}
+    assert (mine.library_path, mine.mounts) == (("/opt/mine",), efa.mounts)
+    assert mine.sources["mounts"] == efa.sources["mounts"]
+
+
+def test_another_fabric_brings_nothing_of_the_inherited_one():
+    write("topologies/mine.yaml", "extends: aws-p5\nfabric: slingshot\n")
+    mine = load_node_type("mine")
+    assert "FI_CXI_DISABLE_HOST_REGISTER" in mine.environment
+    assert not mine.environment.keys() & {"FI_EFA_USE_HUGE_PAGE", "NCCL_NET_PLUGIN"}
+    assert not mine.mounts
+
+
+@pytest.mark.parametrize("name", [*SITES, *AZURE])
+def test_a_shipped_type_sets_nothing_that_its_fabric_excludes(name):
+    node_type = load_node_type(name)
+    for variable in node_type.environment:
+        assert not any(fnmatchcase(variable, pattern) for pattern in node_type.must_not_set), variable
+
+
+def test_types_of_other_sites_have_nothing_of_azure():
+    for name in (*BASES, *SITES):
+        if not name.startswith("azure"):
+            text = str(dataclasses.asdict(load_node_type(name)))
+            assert not re.search("/opt/microsoft|mlx5_ib|Standard_ND", text), name
+
+
+def test_facts_that_nobody_has_run_are_marked():
+    for name in (*BASES, *SITES, *AZURE):
+        assert name == "nvidia" or re.search(r"not run|no run", load_node_type(name).tried), name
 
 
 def test_node_types_that_extend_each_other_in_a_cycle():

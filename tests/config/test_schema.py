@@ -65,7 +65,7 @@ def test_starters_are_valid(run_schema, preset):
     assert list(run_schema.iter_errors(document.parse(text, "f").values)) == []
 
 
-@pytest.mark.parametrize("name", ["cpu", "ndv4", "ndv5", "ndv5-h200"])
+@pytest.mark.parametrize("name", ["cpu", "ndv4", "ndv5-h200", "aws-p5en", "alps-gh200"])
 def test_shipped_node_types_are_valid(node_type_schema, name):
     values = document.read(shipped("topologies") / f"{name}.yaml").values
     assert list(node_type_schema.iter_errors(values)) == []

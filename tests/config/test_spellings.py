@@ -164,7 +164,7 @@ def test_a_word_is_answered_by_its_meaning(key, hint):
         (NodeType, "cores", "use cpus_per_node"),
         (NodeType, "gpu_cont", "if you mean gpu_count, use gpus_per_node"),
         (NodeType, "sources_", "did you mean sources?"),
-        (NodeType, "sauces", "known keys are "),
+        (NodeType, "sauces", "hpcgen schema node-type lists all keys"),
     ],
 )
 def test_a_word_in_a_profile_or_a_node_type(cls, key, hint):

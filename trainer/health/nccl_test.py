@@ -148,6 +148,8 @@ class NcclTest:
         baseline = self._baseline().get(key)
         verdict = judge(judged.busbw_gb_s, threshold, None if record else baseline, config)
         self._print(_sentence(judged, verdict))
+        if threshold is None:
+            self._print(f"no threshold is known for {config.node_type}: {layout}")
         ok = verdict.status != "bad" and all(sample.correct for sample in samples)
         for sample in samples:
             if not sample.correct:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hpcgen.config.fabric import needs_memlock
 from hpcgen.planning.container import CONTAINER_NAME
 from hpcgen.planning.environment import LEAKED, library_path
 from hpcgen.planning.slurm_variables import option_variables
@@ -38,7 +39,7 @@ def stage_settings(plan: Plan, stage: StagePlan) -> tuple[Setting, ...]:
         "striped_directories": stage.striped_directories,
         "scratch_root": plan.run.cluster.scratch,
         "required": stage.required_everywhere(),
-        "check_memlock": int(stage.device == "cuda"),
+        "check_memlock": int(stage.device == "cuda" and needs_memlock(plan.run.node_type)),
         "secrets": stage.secrets,
         "leaks": " ".join(LEAKED),
         "option_variables": " ".join(option_variables(stage.directives)),
@@ -59,7 +60,7 @@ def has_preflight(stage: StagePlan) -> bool:
 
 def _container(plan: Plan, stage: StagePlan) -> dict[str, Value]:
     container = stage.container
-    library = ":".join(library_path(stage.kind, plan.run.cluster))
+    library = ":".join(library_path(stage.kind, plan.run))
     after = ("sh", "-c", LIBRARY_PATH, "library_path", library) if library else ()
     if container is None:
         return {"container": after}

@@ -198,6 +198,35 @@ def test_a_nic_that_is_down_or_slow(file: str, text: str, finding: tuple[str, st
     assert findings(host.check()) == [finding]
 
 
+@pytest.mark.parametrize(
+    ("kind", "state", "good", "bad"),
+    [
+        ("infiniband/efa", "ports/1/state", "4: ACTIVE", "1: DOWN"),
+        ("cxi/*", "device/net/hsn/operstate", "up", "down"),
+        ("net/*", "operstate", "unknown", "down"),
+    ],
+)
+def test_nics_of_other_fabrics(kind: str, state: str, good: str, bad: str, host: Host) -> None:
+    """A node has more devices than those of the fabric: without a driver, of another driver, or down."""
+    folder, _, driver = kind.partition("/")
+    for number in range(3):
+        device = f"sys/class/{folder}/nic{number}"
+        host.write(f"{device}/{state}", f"{good}\n")
+        (host.root / device / "device").mkdir(exist_ok=True)
+        (host.root / device / "device/driver").symlink_to(f"../drivers/{'efa' if driver == 'efa' else 'x'}")
+    (host.root / f"sys/class/{folder}/virtual").mkdir()
+    assert findings(host.check(f"devices={kind}:3", f"device={folder}/nic2")) == []
+    host.write(f"sys/class/{folder}/nic2/{state}", f"{bad}\n")
+    found = findings(host.check(f"devices={kind}:3", f"device={folder}/nic2", f"device={folder}/nic9"))
+    expected = f"3 that are up in /sys/class/{folder}"
+    assert found == [
+        ("nics", expected, f"2, nic2: {bad}"),
+        ("nic nic2", "a device that is up", bad),
+        ("nic nic9", "a device that is up", "nothing"),
+    ]
+    assert findings(host.check(f"devices={kind}:2")) == []
+
+
 def test_missing_parts_are_named(host: Host) -> None:
     host.write("proc/meminfo", "MemTotal: 1000000000 kB\n")
     found = findings(
