@@ -77,6 +77,8 @@ def show(name: str, as_json: bool) -> None:
         click.echo(f"{key:<18}  {value}{source}")
     _show_devices(node_type)
     _show_thresholds(node_type)
+    for doubt in loaded.doubts:
+        click.secho(f"\n{dataclasses.replace(doubt, subject=name)}", fg="yellow")
     for title, variables in (("environment", node_type.environment), ("sharp", node_type.sharp)):
         if variables:
             click.echo("\n" + click.style(title, bold=True))
@@ -98,6 +100,7 @@ def _facts(node_type: NodeType) -> Iterator[tuple[str, str]]:
         "extends": ", ".join(node_type.extends),
         "tried": node_type.tried,
         "vm_sizes": ", ".join(node_type.vm_sizes),
+        "site": node_type.site,
         "device": node_type.device,
         "gpus_per_node": str(node_type.gpus_per_node),
         "gpu_model": node_type.gpu_model,

@@ -48,6 +48,8 @@ class Run:
     """See `Profile.files`."""
     node_type_files: tuple[str, ...] = ()
     """See `Profile.node_type_files`."""
+    doubts: tuple[Problem, ...] = ()
+    """See `Profile.doubts`."""
     sites: tuple[Path, ...] = ()
     """See `Profile.sites`."""
     file: Path | None = None
@@ -151,6 +153,7 @@ def load_document(document: Document, directory: Path, overrides: Sequence[str] 
         directory=directory,
         cluster_files=profile.files,
         node_type_files=profile.node_type_files,
+        doubts=profile.doubts,
         sites=profile.sites,
     )
 

@@ -176,6 +176,12 @@ class NodeType:
     merged."""
     description: str
     """Description of the node type, in one line."""
+    site: Name | None = None
+    """Cloud or center with such machines; null for machines that exist anywhere. Facts of a profile of another site are
+    doubted."""
+    same_devices: bool = False
+    """The machines have the devices, interfaces and files of those that this file extends, although it changes the
+    hardware. Otherwise hpcgen doubts each of them."""
     tried: str | None = None
     """What hpcgen's authors have run on such nodes, with the date; null if that is not stated."""
     vm_sizes: tuple[Name, ...] = ()

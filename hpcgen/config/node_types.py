@@ -25,6 +25,7 @@ from hpcgen.config.inheritance import explain_removals, inherit
 from hpcgen.config.node_type import FabricName, NodeType
 from hpcgen.config.node_type_rules import node_type_problems
 from hpcgen.config.shown import show
+from hpcgen.config.site_doubts import excluded, fabric_contradictions, inherited_devices
 from hpcgen.config.trust import require_trusted_file
 from hpcgen.config.validation import build, located
 from hpcgen.errors import ConfigErrors, HpcgenError, Problem, file_of
@@ -139,6 +140,8 @@ class LoadedNodeType:
     document: Document
     files: tuple[str, ...]
     """Names of its files for the header of a script. The node type's own file comes first."""
+    doubts: tuple[Problem, ...] = ()
+    """What is valid but probably wrong, reported at a profile's key `node_type`."""
 
 
 def load_node_type(name: str) -> NodeType:
@@ -165,7 +168,21 @@ def load_with_files(name: str, base: Path | None = None, sites: Sequence[Path] =
     )
     if node_type is None or problems:
         raise ConfigErrors([located(_placed(problem, document), document) for problem in problems])
-    return LoadedNodeType(node_type, document, tuple(origin(path, shipped("topologies")) for path in family))
+    files = tuple(origin(path, shipped("topologies")) for path in family)
+    doubts = (
+        *inherited_devices(family, document),
+        *fabric_contradictions(node_type),
+        *_excluded(node_type, document),
+    )
+    return LoadedNodeType(node_type, document, files, doubts)
+
+
+def _excluded(node_type: NodeType, document: Document) -> Iterator[Problem]:
+    """Yields variables of a node type that contradict its network."""
+    values = {name: fact.value for name, fact in node_type.environment.items()}
+    for name, reason in excluded(values, node_type):
+        where = document.origin(f"environment.{name}.value")
+        yield Problem("node_type", f"sets {name} ({where}), which {reason}", "remove it there", "cluster")
 
 
 def _with_list(document: Document) -> Document:

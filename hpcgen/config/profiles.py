@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hpcgen.config import document as documents
@@ -20,7 +20,15 @@ from hpcgen.config.directories import (
 from hpcgen.config.document import Document
 from hpcgen.config.inheritance import explain_removals, inherit
 from hpcgen.config.node_type import NodeType
-from hpcgen.config.node_types import LoadedNodeType, cycle, find_node_type, load_with_files, unknown_node_type
+from hpcgen.config.node_types import (
+    LoadedNodeType,
+    cycle,
+    find_node_type,
+    load_node_type,
+    load_with_files,
+    unknown_node_type,
+)
+from hpcgen.config.site_doubts import excluded
 from hpcgen.config.trust import require_trusted_file
 from hpcgen.config.validation import build, located
 from hpcgen.errors import FileErrors, HpcgenError, Problem, file_of
@@ -28,6 +36,8 @@ from hpcgen.files import no_access
 from hpcgen.text import did_you_mean
 from trainer.contract.record import record
 
+OF_SITE = ("slurm_version", "container.image", "scratch", "storage_write_gb_s", "startup_time_s")
+"""Facts of a profile that other sites rarely share."""
 SHIPPED_CLUSTERS = Path(__file__).parent.parent / "clusters"
 
 
@@ -46,6 +56,8 @@ class Profile:
     """The files of the node type, in the same form."""
     sites: tuple[Path, ...] = ()
     """The site directories of the profiles that are named by their paths (`site_of`)."""
+    doubts: tuple[Problem, ...] = ()
+    """What is valid in the profile or its node type but probably wrong. `cluster check` refuses it."""
 
 
 def load_cluster(name: str, directory: Path | None = None) -> tuple[ClusterConfig, NodeType]:
@@ -110,7 +122,30 @@ def read_profile(name: str, directory: Path | None = None, asked: Document | Non
     assert config is not None
     assert node_type is not None
     files = tuple(origin(path, SHIPPED_CLUSTERS) for path in paths)
-    return Profile(document, config, node_type.config, node_type.document, files, node_type.files, sites)
+    doubts = tuple(_doubts(document, config, node_type))
+    return Profile(
+        document, config, node_type.config, node_type.document, files, node_type.files, sites, doubts
+    )
+
+
+def _doubts(document: Document, config: ClusterConfig, node_type: LoadedNodeType) -> Iterator[Problem]:
+    yield from node_type.doubts
+    for name, reason in excluded(config.environment, node_type.config):
+        yield Problem(f"environment.{name}", reason, "remove it", "cluster")
+    yield from _of_other_site(document, node_type.config)
+
+
+def _of_other_site(document: Document, node_type: NodeType) -> Iterator[Problem]:
+    """Yields what the profile inherits of a shipped site's profile, although its nodes are not of that site."""
+    for name, where in document.replaced.get("node_type", ()):
+        site = load_node_type(name).site if is_below(Path(file_of(where)), SHIPPED_CLUSTERS) else None
+        if site in (None, node_type.site) or node_type.device == "cpu":
+            continue
+        for path in OF_SITE:
+            if document.get(path) is not None and file_of(document.origin(path)) == file_of(where):
+                named = document.get("node_type")
+                reason = f"is a fact of site {site}, but node type {named} is not of that site"
+                yield Problem(path, reason, "set the value of your cluster in the profile", "cluster")
 
 
 def _cluster_document(

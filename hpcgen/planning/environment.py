@@ -13,6 +13,7 @@ from hpcgen.config.loader import Run
 from hpcgen.config.node_type import NodeType
 from hpcgen.config.node_types import set_by
 from hpcgen.config.run import RunConfig
+from hpcgen.config.site_doubts import excluded
 from hpcgen.config.variables import RESERVED, RESERVED_PREFIXES, SECRET, SECRET_VALUE
 from hpcgen.errors import Problem
 from hpcgen.planning.kind import Stage
@@ -194,6 +195,12 @@ def environment_warnings(stage: Stage, run: Run, environment: Iterable[Variable]
     yield from _interface_warnings(stage, run, environment)
     if config.parallelism.use_sharp:
         yield from _sharp_warnings(run)
+
+
+def excluded_variables(run: Run) -> Iterator[Problem]:
+    """Yields the run file's variables that contradict the nodes' network."""
+    for name, reason in excluded(run.config.environment, run.node_type):
+        yield Problem(f"environment.{name}", reason, "remove it")
 
 
 def _unread(environment: Iterable[Variable], run: Run) -> Iterator[Problem]:

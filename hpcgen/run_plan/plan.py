@@ -21,7 +21,12 @@ from hpcgen.planning.container import (
     missing_file_warnings,
     missing_package_warnings,
 )
-from hpcgen.planning.environment import all_environment_problems, environment_warnings
+from hpcgen.planning.environment import (
+    all_environment_problems,
+    environment_warnings,
+    excluded_variables,
+    uses_gpus,
+)
 from hpcgen.planning.held_out import trained_texts
 from hpcgen.planning.inputs import Exists, Input, tokenizer_file
 from hpcgen.planning.kind import Stage
@@ -133,7 +138,10 @@ def _problems(
 def _stage_warnings(
     run: Run, config: RunConfig, stages: dict[str, StagePlan], exists: Exists
 ) -> Iterator[Problem]:
-    """Yields warnings about containers, files, arrays and variables."""
+    """Yields warnings about the site's files, containers, files, arrays and variables."""
+    if any(uses_gpus(stage.kind, run) for stage in stages.values()):
+        yield from run.doubts
+        yield from excluded_variables(run)
     if any(stage.container for stage in stages.values()):
         runs_trainer = not all(stage.kind.runs_user_program for stage in stages.values())
         yield from container_warnings(run.config, run.cluster, runs_trainer=runs_trainer)

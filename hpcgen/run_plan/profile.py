@@ -26,8 +26,12 @@ from hpcgen.stages.train import TRAIN
 
 
 def profile_mistakes(profile: Profile) -> list[Problem]:
-    """The rules that a profile and its node type break, as planning a run would find them."""
-    return [located(problem, profile.document, profile.config) for problem in _planning_problems(profile)]
+    """The rules that a profile and its node type break, and what is probably wrong in them.
+
+    Planning a run warns about the second kind, so that an upgrade of hpcgen ends no job.
+    """
+    problems = (*_planning_problems(profile), *profile.doubts)
+    return [located(problem, profile.document, profile.config) for problem in problems]
 
 
 def profile_warnings(name: str, directory: Path) -> tuple[str, ...]:

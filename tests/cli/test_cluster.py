@@ -136,7 +136,7 @@ def test_the_shipped_profiles_are_valid(name):
 
 def test_check_warns_as_render_would(workplace):
     profile = "extends: azure-ndv5\nnode_type: quad\nenvironment:\n  NCCL_SOCKET_IFNAM: eth0\n"
-    facts = "description: 4 GPUs\ndevice: cuda\ngpus_per_node: 4\n"
+    facts = "description: 4 GPUs\ndevice: cuda\ngpus_per_node: 4\nsite: azure\n"
     for path, text in (("clusters/quad.yaml", profile), ("topologies/quad.yaml", facts)):
         (workplace / path).parent.mkdir(exist_ok=True)
         (workplace / path).write_text(text)
