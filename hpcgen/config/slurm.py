@@ -43,6 +43,10 @@ class StageSettings:
     """Reservation to use."""
     constraint: PassedOn | None = None
     """Required node features."""
+    segment: Count | None = None
+    """Number of nodes that Slurm places in one block, such as 16 of the 18 nodes of an NVLink domain. The number of
+    nodes must be a multiple, or smaller: a job with fewer nodes is in one block. Applies to stages that use GPUs.
+    Requires Slurm 24.05 (sbatch --segment)."""
     signal_lead_s: Annotated[int, Range(at_least=1, at_most=LONGEST_LEAD_S)] | None = None
     """Seconds before the time limit at which the job is asked to save a last checkpoint and stop. Default: for train,
     computed from the checkpoint's size; for run, 300."""

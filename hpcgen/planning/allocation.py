@@ -48,7 +48,9 @@ class Allocation:
     ranks_per_node: int = 1
     """Number of ranks on each node. Differs from `ntasks_per_node` if a task starts several ranks."""
     nvlink_nodes: int = 1
-    """Number of nodes whose GPUs are all connected by NVLink."""
+    """Number of nodes of the step whose GPUs are all connected by NVLink."""
+    segment: int | None = None
+    """Number of nodes that Slurm places in one block; None to leave the choice to Slurm."""
     array: Array | None = None
     """The job array; None for other jobs. With an array, all other fields apply to each task."""
 
@@ -56,6 +58,26 @@ class Allocation:
     def num_tasks(self) -> int:
         """Number of tasks of the job."""
         return self.nodes * self.ntasks_per_node
+
+    @property
+    def num_job_nodes(self) -> int:
+        """Number of nodes of the job, with its spare nodes."""
+        return self.nodes + self.spare_nodes
+
+    @property
+    def num_segments(self) -> int:
+        """Number of segments of the job."""
+        return self.num_job_nodes // self.segment if self.segment else 1
+
+    @property
+    def nodes_per_segment(self) -> int | None:
+        """Number of nodes of a segment that the step uses: all, or an equal part of each segment of the job.
+
+        None if the spare nodes are neither whole segments nor equal parts of all segments.
+        """
+        if self.segment and self.nodes % self.segment == 0:
+            return self.segment
+        return None if self.nodes % self.num_segments else self.nodes // self.num_segments
 
     @property
     def time_s(self) -> int:
@@ -70,7 +92,8 @@ class Allocation:
     def resource_options(self) -> dict[str, str | bool]:
         """Long sbatch options that request resources. True stands for an option without a value."""
         options: dict[str, str | bool | None] = {
-            "nodes": str(self.nodes + self.spare_nodes),
+            "nodes": str(self.num_job_nodes),
+            "segment": _text(self.segment),
             "no-kill": self.no_kill or None,
             "ntasks-per-node": str(self.ntasks_per_node),
             "cpus-per-task": _text(self.cpus_per_task),

@@ -37,7 +37,8 @@ def preflight(run: Run, config: RunConfig, allocation: Allocation) -> dict[str, 
     return {
         "max_exclusions": config.preflight.max_exclusions,
         **node_check(run),
-        "num_job_nodes": allocation.nodes + allocation.spare_nodes,
+        "num_job_nodes": allocation.num_job_nodes,
+        **({"nodes_per_segment": allocation.nodes_per_segment} if allocation.num_segments > 1 else {}),
     }
 
 

@@ -127,8 +127,9 @@ def make_allocation(
     share = max(1, node_type.cpus_per_node // tasks) if node_type.cpus_per_node else None
     cpus = settings.cpus_per_task or stage.cpus_per_task(share)
     exclusive = node_type.exclusive and not _shares_node(stage, settings)
-    return Allocation(
-        nodes=1 if stage.is_single_task else settings.nodes or 1,
+    nodes = 1 if stage.is_single_task else settings.nodes or 1
+    allocation = Allocation(
+        nodes=nodes,
         ntasks_per_node=tasks,
         cpus_per_task=cpus,
         # with gres: none, Slurm gets no request for GPUs, but the ranks use the node's GPUs
@@ -142,9 +143,24 @@ def make_allocation(
         # Slurm would end the job when a node fails, although a spare can replace the node
         no_kill=spares > 0 or stage.no_kill,
         ranks_per_node=ranks,
-        nvlink_nodes=node_type.nvlink.domain_nodes if node_type.nvlink else 1,
+        segment=_segment(stage, settings, nodes + spares),
         array=make_array(stage, config, cluster),
     )
+    return dataclasses.replace(allocation, nvlink_nodes=_nvlink_nodes(allocation, node_type))
+
+
+def _segment(stage: Stage, settings: StageSettings, num_job_nodes: int) -> int | None:
+    """The segment of a job. A job with fewer nodes is one segment: releases before 25.11 refuse larger ones."""
+    if settings.segment is None or num_job_nodes == 1 or not stage.uses_gpus:
+        return None
+    return min(settings.segment, num_job_nodes)
+
+
+def _nvlink_nodes(allocation: Allocation, node_type: NodeType) -> int:
+    """The number of the step's nodes whose GPUs are connected by NVLink: all of a domain that are in one segment."""
+    domain = node_type.nvlink.domain_nodes if node_type.nvlink else 1
+    together = allocation.nodes_per_segment if allocation.segment else None
+    return min(domain, together or domain)
 
 
 def _cpu_masks(node_type: NodeType, tasks: int, cpus_per_task: int | None) -> tuple[str, ...]:
@@ -178,6 +194,7 @@ def allocation_problems(
     yield from _limit_problems(allocation, settings, cluster, place)
     yield from _task_problems(allocation, node_type, place)
     yield from _single_node_problems(stage, settings, place)
+    yield from _segment_problems(allocation, cluster, place)
     yield from _directive_problems(stage, config, cluster)
 
 
@@ -206,6 +223,8 @@ def _directive_problems(stage: Stage, config: RunConfig, cluster: ClusterConfig)
             yield item.problem(
                 f"sets --{own}, which hpcgen sets itself", "remove it and use the key for this option"
             )
+        elif option == "segment" and stage_settings(stage, config, cluster).segment:
+            yield item.problem("is a duplicate of the key segment", "remove it")
         elif option in seen:
             yield item.problem(
                 f"is a duplicate of --{option}; sbatch uses the last one", "remove one of them"
@@ -230,6 +249,91 @@ def _task_problems(
         where = place("cpus_per_task" if settings.cpus_per_task else "ntasks_per_node")
         reason = f"requests {tasks} x {cpus} CPUs per node, but nodes have {node_type.cpus_per_node}"
         yield where.problem(reason, f"use at most {node_type.cpus_per_node // tasks or 1} CPUs per task")
+
+
+def allocation_warnings(
+    stage: Stage, config: RunConfig, cluster: ClusterConfig, node_type: NodeType
+) -> Iterator[Problem]:
+    """Yields settings that have no effect, or an effect that is not meant."""
+
+    def place(name: str) -> Setting:
+        return place_of(stage, name, config, cluster)
+
+    yield from array_warnings(stage, config, cluster)
+    yield from _mask_warnings(
+        stage, make_allocation(stage, config, cluster, node_type), cluster, node_type, place
+    )
+    for item, directive in _extra_directives(stage, config, cluster):
+        if _option_name(directive) == "segment":
+            reason = "is not checked, and is also passed for jobs with fewer nodes, which Slurm may refuse"
+            yield item.problem(reason, "use the key segment")
+
+
+def _mask_warnings(
+    stage: Stage,
+    allocation: Allocation,
+    cluster: ClusterConfig,
+    node_type: NodeType,
+    place: Callable[[str], Setting],
+) -> Iterator[Problem]:
+    """Yields the reason why ranks do not use the CPU masks of the node type. A launcher binds its ranks itself."""
+    tasks, masks = allocation.ntasks_per_node, node_type.cpu_masks
+    is_bound = bool(allocation.cpu_masks) or tasks != allocation.ranks_per_node
+    if not masks or is_bound or not stage.uses_gpus or stage.is_single_task or stage.shares_node:
+        return
+    result = (
+        f"so ranks are not bound to the CPUs near their GPUs (cpu_masks of node type {cluster.node_type})"
+    )
+    sizes = one_of(sorted({str(int(mask, 16).bit_count()) for mask in masks}))
+    if not allocation.exclusive:
+        reason = "has cpu_masks, but its jobs share their nodes (exclusive: false), so the masks are not used"
+        yield Problem("node_type", reason, "set cpu_masks to [], or exclusive to true", "cluster")
+    elif tasks != len(masks):
+        reason = f"is not the number of masks, {len(masks)}, {result}"
+        yield place("ntasks_per_node").problem(reason, f"use {len(masks)} if every GPU should have a rank")
+    elif allocation.settings.cpus_per_task:
+        yield place("cpus_per_task").problem(
+            f"is not the number of CPUs in a mask, {sizes}, {result}", f"use {sizes}, or remove it"
+        )
+    else:
+        reason = f"has masks of {sizes} CPUs, but each rank gets {allocation.cpus_per_task} of cpus_per_node, {result}"
+        yield Problem("node_type", reason, "correct cpus_per_node or cpu_masks", "cluster")
+
+
+def _segment_problems(
+    allocation: Allocation, cluster: ClusterConfig, place: Callable[[str], Setting]
+) -> Iterator[Problem]:
+    """Yields numbers of nodes that Slurm cannot divide into segments, or whose spare nodes would split the segments."""
+    release = release_with("segment", "")
+    if allocation.settings.segment and cluster.slurm_version and cluster.slurm_version < release:
+        reason = (
+            f"requires Slurm {release}, but slurm_version of the cluster profile is {cluster.slurm_version}"
+        )
+        yield place("segment").problem(reason, "remove it, or correct slurm_version")
+    segment, spares = allocation.segment, allocation.spare_nodes
+    if segment is None:
+        return
+    more, rest = divmod(allocation.num_job_nodes, segment)
+    if rest:
+        with_spares = (
+            f" + preflight.spare_nodes = {spares}, {allocation.num_job_nodes} in total" if spares else ""
+        )
+        choices = [count * segment - spares for count in (more, more + 1)]
+        hint = f"use {one_of([str(count) for count in choices if count > 0])}"
+        if spares:
+            hint += f", or set spare_nodes to {spares + segment - rest}"
+        where = place("segment").path
+        yield place("nodes").problem(
+            f"{with_spares} cannot be divided into segments of {segment} nodes ({where})".lstrip(),
+            hint,
+            about=("preflight.spare_nodes",) if spares else (),
+        )
+    elif allocation.nodes_per_segment is None:
+        reason = (
+            f"neither fills segments of {segment} nodes ({place('segment').path}) nor gives each of the {more} "
+            "segments of the job equally many spare nodes, so replacing a node would split a segment"
+        )
+        yield Problem("preflight.spare_nodes", reason, f"use a multiple of {more} or of {segment}")
 
 
 def _single_node_problems(

@@ -32,7 +32,7 @@ from hpcgen.planning.inputs import Exists, Input, tokenizer_file
 from hpcgen.planning.kind import Stage
 from hpcgen.planning.paths import absolute_paths, manifest_of, run_dir_problems
 from hpcgen.planning.program import missing_script_warnings
-from hpcgen.planning.request import allocation_problems, array_warnings, cluster_problems
+from hpcgen.planning.request import allocation_problems, allocation_warnings, cluster_problems
 from hpcgen.run_plan.stage import StagePlan, make_stage
 from hpcgen.run_plan.training import Training, plan_training
 from hpcgen.stages import STAGES
@@ -150,7 +150,7 @@ def _stage_warnings(
     for stage in stages.values():
         if stage.kind.runs_user_program and config.program is not None:
             yield from missing_script_warnings(config.program, stage.container, exists)
-        yield from array_warnings(stage.kind, config, run.cluster)
+        yield from allocation_warnings(stage.kind, config, run.cluster, run.node_type)
         yield from environment_warnings(stage.kind, run, stage.environment)
 
 

@@ -20,7 +20,7 @@ from hpcgen.planning.environment import (
     stage_environment,
 )
 from hpcgen.planning.paths import absolute_paths
-from hpcgen.planning.request import allocation_problems, cluster_problems
+from hpcgen.planning.request import allocation_problems, allocation_warnings, cluster_problems
 from hpcgen.stages import STAGES
 from hpcgen.stages.train import TRAIN
 
@@ -42,6 +42,7 @@ def profile_warnings(name: str, directory: Path) -> tuple[str, ...]:
     found = [*container_warnings(config, run.cluster)]
     found += missing_file_warnings(config, run.cluster, os.path.exists)
     for stage in STAGES.values():
+        found += allocation_warnings(stage, config, run.cluster, run.node_type)
         found += environment_warnings(stage, run, stage_environment(stage, run, config))
     of_profile = (problem for problem in found if problem.file == "cluster")
     placed = (located(problem, run.cluster_document, run.cluster) for problem in of_profile)

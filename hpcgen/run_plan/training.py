@@ -24,6 +24,7 @@ from hpcgen.stages.train import TRAIN
 from hpcgen.text import counted, duration
 from trainer.contract.config import BlendConfig, ModelConfig, TrainerConfig
 from trainer.contract.config.resolve import resolve
+from trainer.contract.model.experts import expert_tensor_parallel_size
 from trainer.contract.model.layout import Layout
 from trainer.contract.model.model_size import checkpoint_bytes
 from trainer.contract.optimizers import optimizer_of
@@ -105,6 +106,7 @@ def _planned(
             *_fp8_warning(run, trainer),
             *_space_warning(trainer),
             *_storage_warning(run, trainer),
+            *_segment_warning(run, config, allocation),
             *_wandb_warning(config),
         ),
     )
@@ -261,6 +263,27 @@ def _wandb_warning(config: RunConfig) -> list[Problem]:
     reason = f"will be logged offline, because secrets does not contain {WANDB_KEY}"
     hint = f"add {WANDB_KEY} to secrets and export it where you submit, or upload later with wandb sync"
     return [Problem("logging.wandb_project", reason, hint)]
+
+
+def _segment_warning(run: Run, config: RunConfig, allocation: Allocation) -> list[Problem]:
+    """Warns about groups of ranks that are meant for NVLink between nodes, if Slurm may place their nodes anywhere."""
+    axes = config.parallelism
+    group = max(
+        axes.tensor_model_parallel_size * axes.context_parallel_size,
+        expert_tensor_parallel_size(axes) * axes.expert_model_parallel_size,
+    )
+    is_spread = group > allocation.ntasks_per_node and allocation.nvlink_nodes > 1
+    has_option = any(option.startswith("--segment=") for option in allocation.settings.extra_directives or ())
+    if not is_spread or allocation.segment or has_option:
+        return []
+    reason = (
+        f"is not set. Groups of {group} ranks communicate over NVLink, but Slurm may place their nodes in several "
+        "NVLink domains"
+    )
+    hint = (
+        f"set it to at most {allocation.nvlink_nodes}, the domain_nodes of node type {run.cluster.node_type}"
+    )
+    return [place_of(TRAIN, "segment", config, run.cluster).problem(reason, hint)]
 
 
 def _storage_warning(run: Run, trainer: TrainerConfig) -> list[Problem]:

@@ -160,9 +160,10 @@ check_scratch() {
     [[ ! ${free// /} =~ ^[0-9]+$ ]] || ((${free// /} / 1048576 >= gib)) || finding scratch "$gib GiB free in $directory" "$((${free// /} / 1048576)) GiB"
 }
 
-# REPORTS NAME=VALUE... [-- COMMAND...]: writes NODE-host.json to REPORTS, and NODE.ok if the node is good.
+# REPORTS NAME=VALUE... [-- COMMAND...]: writes NODE-host.json to REPORTS, and NODE.ok with the
+# node's block if the node is good.
 check_host() {
-    local node=${SLURMD_NODENAME:-$(hostname)} reports=$1 held='' findings=() newline=$'\n' root='' gpus=0 patience=40 ok=true output status report
+    local node=${SLURMD_NODENAME:-$(hostname)} reports=$1 held='' findings=() newline=$'\n' root='' gpus=0 patience=40 ok=true output status report address
     local -x LC_ALL=C
     [[ ${share-} != group ]] || hold "$reports" || { echo "$node: cannot write to $reports: its path has a link, or others made it or can write to it"; exit 1; }
     reports=${held:-$reports}
@@ -200,7 +201,9 @@ check_host() {
     printf '{\n "node": %s,\n "part": "host",\n "ok": %s,\n "findings": [%s\n ]\n}\n' "$(json_text "$node")" "$ok" "${report:1}" >"$reports/.$node-host.json" &&
         mv -f -- "$reports/.$node-host.json" "$reports/$node-host.json" || echo "$node: cannot write its report"
     [[ $ok == true ]] || exit 1
-    : >"$reports/$node.ok"
+    # Slurm's address of the node ends with its name, after the block or the switches that it is in.
+    address=${SLURM_TOPOLOGY_ADDR-}
+    printf '%s\n' "${address%"$node"}" >"$reports/$node.ok"
 }
 
 # SEPARATOR WORD...: the words with the separator between them.

@@ -45,12 +45,14 @@ check_nodes() {
     [[ -z ${bad[*]-} ]] || say "bad nodes: ${bad[*]} (reports: $reports)"
 }
 
-# Uses the first good nodes. A step that lost a node still holds its other nodes, so later steps share them (--overlap).
+# Uses the first good nodes, or whole segments. A step that lost a node still holds its other nodes, so later steps share
+# them (--overlap).
 choose_nodes() {
     local list
     ((${#good[@]} >= nodes)) || return
     job_nodes=("${good[@]}")
     step_nodes=("${good[@]:0:nodes}")
+    [[ ! ${nodes_per_segment-} ]] || choose_whole_segments || return
     list=$(join_by , "${step_nodes[@]}")
     on_nodes=(--overlap --nodelist="$list" --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 --cpu-bind=none --export=ALL)
     step+=(--overlap --nodelist="$list")

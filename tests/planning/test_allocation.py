@@ -8,11 +8,13 @@ import re
 import pytest
 
 from hpcgen.config.cpus import from_words
+from hpcgen.config.node_type import NvLink
 from hpcgen.config.profiles import read_profile
 from hpcgen.config.slurm import PASSED_ON
 from hpcgen.errors import Problem
 from hpcgen.planning.request import (
     allocation_problems,
+    allocation_warnings,
     cluster_problems,
     make_allocation,
     make_array,
@@ -394,3 +396,120 @@ def test_a_stage_of_the_cluster_has_its_own_time_limit(tmp_path):
     write_yaml(tmp_path / "site.yaml", site)
     run = loaded(tmp_path, big_run(cluster="./site.yaml", slurm={"defaults": {"time": "0:50:00"}}))
     assert time_of("tensorboard") == time_of("nccl-test") == 20 * 60, "nor than the QOS"
+
+
+def racks(tmp_path, nodes, spares=0, stage="train", version="25.11", **settings):
+    """The run of a job on nodes of which 18 are an NVLink domain."""
+    site = {"extends": "azure-ndv5", "slurm_version": version, "slurm": {"partition": "hpc", **settings}}
+    write_yaml(tmp_path / "site.yaml", site)
+    section = STAGES[stage].section
+    values = big_run(cluster="./site.yaml", slurm={section: {"nodes": nodes, "time": "1:00:00"}})
+    run = loaded(tmp_path, {**values, "preflight": {"spare_nodes": spares}})
+    domain = NvLink(links=18, bandwidth_gb_s=1800, domain_nodes=18)
+    return dataclasses.replace(run, node_type=dataclasses.replace(run.node_type, nvlink=domain))
+
+
+SEGMENTS = {
+    "whole segments": (32, 0, 16, ("32", "16", 16, 16)),
+    "a spare segment": (32, 16, 16, ("48", "16", 16, 16)),
+    "spare nodes in each segment": (32, 4, 18, ("36", "18", 16, 16)),
+    "two spare segments": (32, 32, 16, ("64", "16", 16, 16)),
+    "fewer nodes than a segment": (4, 0, 16, ("4", "4", 4, 4)),
+    "a segment with spare nodes": (16, 2, 18, ("18", "18", 16, 16)),
+    "a segment larger than the NVLink domain": (72, 0, 36, ("72", "36", 36, 18)),
+    "one node": (1, 0, 16, ("1", None, 1, 18)),
+    "no segment": (36, 1, None, ("37", None, 36, 18)),
+}
+"""Nodes, spare nodes and segment, and what follows: --nodes, --segment, nodes of a segment, nodes with NVLink."""
+
+
+@pytest.mark.parametrize(("nodes", "spares", "segment", "expected"), SEGMENTS.values(), ids=SEGMENTS)
+def test_segments(tmp_path, nodes, spares, segment, expected):
+    run = racks(tmp_path, nodes, spares, segment=segment)
+    found = make_allocation(STAGES["train"], run.config, run.cluster, run.node_type)
+    options = found.resource_options()
+    got = (options["nodes"], options.get("segment"), found.nodes_per_segment, found.nvlink_nodes)
+    assert got == expected
+    assert not list(allocation_problems(STAGES["train"], run.config, run.cluster, run.node_type))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "spares", "path", "said"),
+    [
+        (
+            30,
+            0,
+            "slurm.train.nodes",
+            "cannot be divided into segments of 16 nodes (slurm.segment); use 16 or 32",
+        ),
+        (
+            32,
+            1,
+            "slurm.train.nodes",
+            "+ preflight.spare_nodes = 1, 33 in total cannot be divided into segments of 16 nodes (slurm.segment); "
+            "use 31 or 47, or set spare_nodes to 16",
+        ),
+        (31, 1, "preflight.spare_nodes", "would split a segment; use a multiple of 2 or of 16"),
+    ],
+)
+def test_nodes_that_segments_cannot_hold(tmp_path, nodes, spares, path, said):
+    run = racks(tmp_path, nodes, spares, segment=16)
+    [problem] = allocation_problems(STAGES["train"], run.config, run.cluster, run.node_type)
+    assert problem.path == path
+    assert str(problem).endswith(said)
+
+
+@pytest.mark.parametrize("stage", ["node-health", "tokenize", "image", "export"])
+def test_jobs_of_one_node_or_without_gpus_ask_for_no_segment(tmp_path, stage):
+    run = racks(tmp_path, 32, segment=16)
+    found = make_allocation(STAGES[stage], run.config, run.cluster, run.node_type)
+    assert "segment" not in found.resource_options()
+
+
+def test_the_key_segment_requires_a_release_and_replaces_the_option(tmp_path):
+    run = racks(tmp_path, 32, version="23.11", segment=16)
+    [old] = allocation_problems(STAGES["node-health"], run.config, run.cluster, run.node_type)
+    assert str(old).startswith(
+        "slurm.segment requires Slurm 24.05, but slurm_version of the cluster profile is 23.11"
+    )
+    run = racks(tmp_path, 32, segment=16, extra_directives=["--segment=8"])
+    [twice] = allocation_problems(STAGES["train"], run.config, run.cluster, run.node_type)
+    assert str(twice) == "slurm.extra_directives[0] is a duplicate of the key segment; remove it"
+    run = racks(tmp_path, 32, extra_directives=["--segment=16"])
+    assert not list(allocation_problems(STAGES["train"], run.config, run.cluster, run.node_type))
+    [advice] = allocation_warnings(STAGES["train"], run.config, run.cluster, run.node_type)
+    assert (advice.path, advice.hint) == ("slurm.extra_directives[0]", "use the key segment")
+
+
+MASKS = {
+    "used": ({}, {}, None),
+    "other CPUs": (
+        {"cpus_per_task": 4},
+        {},
+        "slurm.train.cpus_per_task is not the number of CPUs in a mask, 12, so ranks are not bound to the CPUs near "
+        "their GPUs (cpu_masks of node type ndv5); use 12, or remove it",
+    ),
+    "fewer ranks": (
+        {"ntasks_per_node": 4},
+        {},
+        "slurm.train.ntasks_per_node is not the number of masks, 8, so",
+    ),
+    "shared nodes": ({}, {"exclusive": False}, "node_type has cpu_masks, but its jobs share their nodes"),
+    "cores in place of CPUs": (
+        {},
+        {"cpus_per_node": 48},
+        "node_type has masks of 12 CPUs, but each rank gets 6 of cpus_per_node, so ranks are not bound",
+    ),
+    "no masks": ({"cpus_per_task": 4}, {"cpu_masks": ()}, None),
+}
+
+
+@pytest.mark.parametrize(("train", "facts", "said"), MASKS.values(), ids=MASKS)
+def test_masks_that_are_not_used_are_a_warning(tmp_path, train, facts, said):
+    run = run_of(tmp_path, train={"time": "1:00", **train})
+    node_type = dataclasses.replace(run.node_type, **facts)
+    found = make_allocation(STAGES["train"], run.config, run.cluster, node_type)
+    warned = list(map(str, allocation_warnings(STAGES["train"], run.config, run.cluster, node_type)))
+    assert len(warned) == bool(said)
+    assert "".join(warned).startswith(said or "")
+    assert bool(found.cpu_masks) == (said is None and bool(node_type.cpu_masks))

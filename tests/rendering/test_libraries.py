@@ -476,3 +476,45 @@ queue_evaluation iter_0000004
     assert "queued job 6 to evaluate iter_0000004" in done.stdout, done.stderr
     assert victim.read_text() == "precious\niter_0000002 5\n"
     assert (tmp_path / "evaluation/queued").read_text() == "iter_0000002 5\niter_0000004 6\n"
+
+
+SEGMENTS = {
+    "all are good": ("1:a 2:a 3:b 4:b 5:c 6:c", "", "1 2 3 4"),
+    "a bad node in a segment": ("1:a 3:b 4:b 5:c 6:c", "2", "3 4 5 6"),
+    "spare nodes in each block": ("1:a 2:a 4:b 5:b 6:b", "3", "1 2 4 5"),
+    "two segments in one block": ("1:a 2:a 3:a 4:a 5:a", "6", "1 2 3 4"),
+    "blocks whose nodes alternate": ("1:a 2:b 3:a 4:b 5:a", "", "1 2 3 4"),
+    "too few whole segments": (
+        "1:a 3:b 5:c 6:c",
+        "2 4",
+        "the good nodes contain 2 of 4 nodes in whole segments of 2",
+    ),
+    "no segments": ("1:a 3:b 5:c 7:d", "", "WARNING: Slurm did not place the nodes in segments of 2"),
+    "no block topology": ("1: 2: 3: 4: 5:", "6", "1 2 3 4"),
+    "a block with a hostile name": (
+        "1:$(touch${IFS}x)] 2:$(touch${IFS}x)] 3:`touch${IFS}x`[ 4:`touch${IFS}x`[",
+        "",
+        "1 2 3 4",
+    ),
+}
+"""Good nodes with their blocks, bad nodes, and the four chosen nodes in segments of two, or what the log says."""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("good", "bad", "expected"), SEGMENTS.values(), ids=SEGMENTS)
+def test_spare_nodes_keep_segments_whole(good: str, bad: str, expected: str, tmp_path: Path) -> None:
+    names = []
+    for word in good.split():
+        node, _, block = word.partition(":")
+        (tmp_path / f"{node}.ok").write_text(f"{block}\n")
+        names.append(node)
+    then = f"""nodes=4 nodes_per_segment=2 reports=$PWD step=() good=({" ".join(names)}) bad=({bad})
+choose_nodes && echo "CHOSEN ${{step_nodes[*]}}"
+"""
+    done = with_libraries("base", "node-check", "preflight", "segments", then=then, cwd=tmp_path)
+    if expected[0].isdecimal():
+        assert done.stdout.splitlines()[-1] == f"CHOSEN {expected}", done.stderr
+    else:
+        assert expected in done.stdout + done.stderr
+    assert ("CHOSEN" in done.stdout) == (not expected.startswith("the good"))
+    assert not (tmp_path / "x").exists()

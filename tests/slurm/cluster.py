@@ -112,6 +112,8 @@ class SlurmCluster:
     Every partition of `partitions` has all nodes; the first is the default. `kill_wait_s` is how long what is to end
     may take.
 
+    `switches` maps the name of each switch to its nodes. One more switch connects them.
+
     Jobs count from `first_job_id`. The ports of a job's ranks follow from its number, so jobs with the same number in
     clusters that run side by side would share them.
 
@@ -129,6 +131,7 @@ class SlurmCluster:
         kill_wait_s: int = 5,
         plugins: Sequence[str] = (),
         programs: Path | None = None,
+        switches: Mapping[str, str] | None = None,
     ) -> None:
         self.nodes = tuple(f"ndv5-{index}" for index in range(1, num_nodes + 1))
         self.num_cloud_nodes = num_cloud_nodes
@@ -137,6 +140,7 @@ class SlurmCluster:
         self.kill_wait_s = kill_wait_s
         self.plugins = plugins
         self.programs = programs
+        self.switches = switches or {}
         self.directory = Path()
         self.env: dict[str, str] = {}
         self._hastened: set[tuple[str, str]] = set()
@@ -293,7 +297,12 @@ class SlurmCluster:
             slurm_conf += PARTITION.format(name=partition, default=default)
         gres_conf = GRES_CONF.format(nodes=",".join(names), directory=directory, last=GPUS_PER_NODE - 1)
         plugstack_conf = "".join(f"{line.format(directory=directory)}\n" for line in self.plugins)
-        return {"slurm.conf": slurm_conf, "gres.conf": gres_conf, "plugstack.conf": plugstack_conf}
+        files = {"gres.conf": gres_conf, "plugstack.conf": plugstack_conf}
+        if self.switches:
+            slurm_conf += "TopologyPlugin=topology/tree\n"
+            leaves = "".join(f"SwitchName={name} Nodes={nodes}\n" for name, nodes in self.switches.items())
+            files["topology.conf"] = f"{leaves}SwitchName=top Switches={','.join(self.switches)}\n"
+        return {"slurm.conf": slurm_conf, **files}
 
 
 def create_directory(configuration: Callable[[Path], Mapping[str, str]]) -> Path:

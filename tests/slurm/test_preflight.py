@@ -103,6 +103,19 @@ def test_a_spare_takes_the_place_of_a_node_that_fails_its_check(
     assert three_nodes.show(job_id)["Restarts"] == "0"
 
 
+@pytest.mark.slow
+def test_a_bad_node_does_not_split_a_segment(checked_run: Path) -> None:
+    """Slurm 22.05 has switches in place of blocks, and no --segment."""
+    (checked_run.parent / "sick").write_text("ndv5-2")
+    script = render(checked_run, *LAYOUT, "preflight.spare_nodes=2", "slurm.train.segment=2")
+    with SlurmCluster(num_nodes=4, switches={"s1": "ndv5-[1-2]", "s2": "ndv5-[3-4]"}) as cluster:
+        job_id = cluster.sbatch(script.replace("#SBATCH --segment=2\n", ""), cwd=checked_run.parent)
+        state = cluster.wait(job_id)
+    log = log_of(checked_run, job_id)
+    assert state == "COMPLETED", log
+    assert trained_on(log) == [{"ndv5-3", "ndv5-4"}]
+
+
 def test_a_missing_dataset_ends_the_job_before_its_nodes_are_checked(
     three_nodes: SlurmCluster, checked_run: Path, tmp_path: Path, byte_corpus: Path
 ) -> None:

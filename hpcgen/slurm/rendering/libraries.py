@@ -69,3 +69,5 @@ def _names(stage: StagePlan, hooks: bool, share: Share) -> Iterator[str]:
         yield f"{stage.queued.name}-queue"
     if has_preflight(stage):
         yield "preflight"
+    if "nodes_per_segment" in stage.values:
+        yield "segments"
