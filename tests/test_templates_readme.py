@@ -10,9 +10,11 @@ from jinja2 import meta, nodes
 
 from hpcgen.slurm.rendering.environment import make_environment
 from hpcgen.slurm.rendering.filters import LOGIC_FILTERS, OUTPUT_FILTERS
+from hpcgen.slurm.rendering.replaced import replaced_functions, shipped_functions, with_records
 from hpcgen.slurm.rendering.script import template_context
 from hpcgen.stages import STAGES
 from tests.rendering.golden import planned_case
+from tests.rendering.scripts import write_templates
 from tests.runs import big_run, planned
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
@@ -88,3 +90,31 @@ def test_the_examples_in_the_readme_can_be_loaded(tmp_path: Path, stage: str) ->
     assert "module load site-tools" in script
     assert 'task_environment+=("SITE_PROXY=http://proxy:3128")' in script
     assert f"{site}/{stage}.sbatch.j2" in script
+
+
+GUIDES = [TEMPLATES / "README.md", *sorted((TEMPLATES.parent / "docs").rglob("*.md"))]
+
+
+@pytest.mark.parametrize(
+    "example",
+    [
+        pytest.param(block, id=f"{guide.name}-{number}")
+        for guide in GUIDES
+        for number, block in enumerate(
+            re.findall(r"^```jinja\n(.*?)^```", guide.read_text(encoding="utf-8"), re.M | re.S)
+        )
+    ],
+)
+def test_functions_in_examples_have_the_comment_with_their_shipped_version(
+    example: str, tmp_path: Path
+) -> None:
+    """Sites copy them. Without the comment, nothing would tell them when hpcgen changes its own version."""
+    name = next(iter(re.findall(r'extends "hpcgen/slurm/([a-z-]+)', example)), "base")
+    extends = "" if "{% extends" in example else f'{{% extends "hpcgen/slurm/{name}.sbatch.j2" %}}\n'
+    write_templates(tmp_path, {f"slurm/{name}.sbatch.j2": extends + example})
+    wrong = [
+        each.name
+        for each in replaced_functions(make_environment([tmp_path]), name)
+        if each.is_stale or each.is_unrecorded
+    ]
+    assert not wrong, f"write this in the guide:\n{with_records(example, shipped_functions(name))}"

@@ -35,6 +35,10 @@ OTHERS: dict[str, tuple[str, str]] = {
         "a shipped function that changed after the site's version was written",
         "The site's version may lack a correction.",
     ),
+    "unrecorded": (
+        "a function without the comment that holds the shipped version it was written against",
+        "Nobody would notice when an upgrade changes the shipped version.",
+    ),
     "profile": ("a cluster profile that cannot be planned", "Nothing was checked for this cluster."),
 }
 """Findings that no rule produces -> their title and why they matter."""
@@ -135,7 +139,7 @@ def check_site(
             for unused in unused_files(environment):
                 what = _finding("unused-file", f"not a template; {unused.reason}", "rename or remove it")
                 collected.add(what, file=str(unused.path))
-            _add_stale(environment, collected)
+            _add_replaced(environment, collected)
         templates = {stage: _prepare(environment, stage) for stage in runs[0].plan.stages}
         for each in runs:
             rendered += _checked(environment, templates, each, collected)
@@ -148,18 +152,23 @@ def check_site(
     return Report(clusters=tuple(clusters), num_scripts=len(rendered), findings=collected.findings())
 
 
-def _add_stale(environment: ShellEnvironment, collected: _Collected) -> None:
-    """Adds a finding for each function of the site whose shipped version has changed since the site wrote its own."""
+def _add_replaced(environment: ShellEnvironment, collected: _Collected) -> None:
+    """Adds a finding for each function of the site that may have missed a change of the shipped one."""
     with contextlib.suppress(HpcgenError):  # reported for each stage
         for function in all_replaced(environment):
+            name = function.path.name.partition(".")[0]
             if function.is_stale:
-                name = function.path.name.partition(".")[0]
-                why = f"the shipped {function.name} has changed since this one was written"
-                fix = (
-                    f"adopt the changes that `hpcgen templates diff {name}` shows, then run it with --accept"
+                rule, why = "stale", f"the shipped {function.name} has changed since this one was written"
+            elif function.is_unrecorded:
+                rule, why = (
+                    "unrecorded",
+                    f"no comment holds the shipped {function.name} that this one replaces",
                 )
-                found = replace(_finding("stale", why, fix), line=function.line, severity="warning")
-                collected.add(found, file=str(function.path))
+            else:
+                continue
+            fix = f"adopt what `hpcgen templates diff {name}` shows, then run it with --accept to write the comment"
+            found = replace(_finding(rule, why, fix), line=function.line, severity="warning")
+            collected.add(found, file=str(function.path))
 
 
 def explanation(rule: str) -> str:

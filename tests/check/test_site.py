@@ -17,7 +17,9 @@ from hpcgen.check.scripts import ReadScripts, read_by_lint
 from hpcgen.check.shell_programs import read_by_shell_programs
 from hpcgen.check.site import Report, Seen, check_site, explanation
 from hpcgen.errors import HpcgenError
+from hpcgen.slurm.rendering.replaced import shipped_functions, with_records
 from hpcgen.stages import STAGES
+from tests.cli import command
 from tests.rendering.scripts import write_templates
 from tests.runs import write_yaml
 
@@ -68,6 +70,7 @@ launch() { run_step srun "${step[@]}" "${container[@]}" env "${task_environment[
 {% endblock %}
 """,
 }
+GOOD["slurm/train.sbatch.j2"] = with_records(GOOD["slurm/train.sbatch.j2"], shipped_functions("train"))
 
 
 def nothing(scripts: Sequence[str]) -> list[list[Finding]]:
@@ -145,6 +148,22 @@ def test_a_good_site(site: Path) -> None:
 
 
 @pytest.mark.usefixtures("few_stages")
+def test_a_function_without_its_comment_would_never_be_stale(site: Path) -> None:
+    """One that is typed by hand. A hook whose shipped version does nothing needs no comment."""
+    launch = GOOD["slurm/train.sbatch.j2"].rpartition("#}\n")[2]
+    hooks = 'prepare_node() { say "$node"; }\nsite_prologue() { say hello; }\n'
+    text = f"{TRAIN}{{% block site %}}\n{hooks}{launch}"
+    seen = only(checked(site, "local", {"slurm/train.sbatch.j2": text}))
+    assert (seen.finding.rule, seen.finding.severity) == ("unrecorded", "warning")
+    assert seen.where == f"{site}/slurm/train.sbatch.j2:5"
+    assert "`hpcgen templates diff train` shows, then run it with --accept" in seen.finding.problem.hint
+    listed = command.hpcgen("templates", "list", "--templates", site).stdout
+    assert "launch (not recorded)" in listed
+    assert command.hpcgen("templates", "diff", "train", "--accept", "--templates", site).status == 0
+    assert check_site([site], ["local"], nothing, named=True).findings == ()
+
+
+@pytest.mark.usefixtures("few_stages")
 def test_a_good_launch_at_every_container_runtime(site: Path, cluster: str) -> None:
     """With the template of a short script."""
     template = GOOD["slurm/train.sbatch.j2"].replace("train", "tensorboard")
@@ -200,7 +219,8 @@ def test_findings_of_a_bad_site_have_rule_file_and_line(
     site: Path, cluster: str, templates: dict[str, str], expected: tuple[str, int]
 ) -> None:
     rule, line = expected
-    finding = only(checked(site, "local", templates))
+    report = checked(site, "local", templates)
+    [finding] = [one for one in report.findings if one.finding.rule != "unrecorded"]
     assert (finding.finding.rule, finding.where) == (rule, f"{site / next(iter(templates))}:{line}")
     assert finding.finding.problem.hint
     assert explanation(rule)

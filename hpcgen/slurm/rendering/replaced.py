@@ -16,6 +16,8 @@ from pathlib import Path
 from hpcgen.slurm.rendering.environment import ShellEnvironment, make_environment
 from hpcgen.slurm.rendering.inventory import TEMPLATES, template_chain, template_file
 
+_EMPTY = re.compile(r"\w+\(\) \{ :; \}")
+"""A shipped function that does nothing, so that there is nothing in it to compare with."""
 _RECORD = re.compile(r"^\{# shipped (\w+), sha256 [0-9a-f]{64}:\n(.*?)\n#\}\n", re.MULTILINE | re.DOTALL)
 
 
@@ -38,10 +40,15 @@ class Replaced:
         return self.recorded not in (None, self.shipped)
 
     @property
+    def is_unrecorded(self) -> bool:
+        """True if nothing would tell when the shipped function changes."""
+        return self.recorded is None and not _EMPTY.fullmatch(self.shipped)
+
+    @property
     def version(self) -> str:
         """The name and the version on which it is based: launch 1a2b3c4d (stale)."""
         if self.recorded is None:
-            return self.name
+            return f"{self.name} (not recorded)" if self.is_unrecorded else self.name
         return f"{self.name} {_digest(self.recorded)[:8]}{' (stale)' if self.is_stale else ''}"
 
     @property
