@@ -178,6 +178,11 @@ setup:
 	fi
 
 # Resolves pyproject.toml for every supported Python again; needs uv. Add UPGRADE=--upgrade for newer versions.
+# make release-record VERSION=0.3.0 keeps what the release ships and sets, for hpcgen explain --diff 0.3.0.
+.PHONY: release-record
+release-record: $(READY)
+	$(BIN)/python -m tests.releases hpcgen/releases/$(VERSION)
+
 .PHONY: lock
 lock:
 	uv pip compile pyproject.toml --extra dev --extra docs --universal --python-version 3.10 --no-annotate --no-header --quiet \

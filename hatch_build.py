@@ -20,6 +20,7 @@ class ParsedYaml(BuildHookInterface):  # type: ignore[misc]
 
         target = SHIPPED if version == "editable" else Path(self.directory) / SHIPPED.name
         target.parent.mkdir(parents=True, exist_ok=True)
-        write_shipped(target, sorted({*root.glob("topologies/**/*.yaml"), *root.glob("hpcgen/**/*.yaml")}))
+        folders = ("topologies", "hpcgen/clusters", "hpcgen/presets")
+        write_shipped(target, sorted(file for folder in folders for file in root.glob(f"{folder}/**/*.yaml")))
         if version == "standard":
             build_data["force_include"][str(target)] = SHIPPED.relative_to(root).as_posix()

@@ -52,6 +52,22 @@ def _walk(cls: type, prefix: str) -> Iterator[str]:
             yield from _walk(inner, f"{prefix}{name}.")
 
 
+def defaults(cls: type) -> dict[str, Any]:
+    """Dotted path -> default, for all keys below `cls` that have one, also in sections that a file must have."""
+    found: dict[str, Any] = {}
+    hints = field_hints(cls)
+    for field in dataclasses.fields(cls):
+        factory = field.default_factory
+        value = field.default if factory is dataclasses.MISSING else factory()
+        section = type(value) if dataclasses.is_dataclass(value) else hints[field.name]
+        if isinstance(section, type) and dataclasses.is_dataclass(section):
+            inner = defaults(section)
+            found |= {f"{field.name}.{path}": default for path, default in inner.items()}
+        elif value is not dataclasses.MISSING:
+            found[field.name] = value
+    return found
+
+
 @functools.cache
 def field_docs(cls: type) -> dict[str, str]:
     """Field name -> the string literal below the field, including those of base classes, or the field's metadata."""

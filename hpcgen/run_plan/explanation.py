@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -29,6 +30,7 @@ from hpcgen.planning.paths import absolute_paths
 from hpcgen.planning.software import runtime
 from hpcgen.stages import STAGES
 from hpcgen.text import did_you_mean
+from trainer.contract.record import record
 
 COMPUTED = {
     **{name: how for stage in STAGE_ROWS.values() for name, how in stage.script_variables.items()},
@@ -75,6 +77,8 @@ class Explanation:
     """Names of variables that the job inherits from the submitting shell."""
     absent: tuple[Absent, ...]
     warnings: tuple[str, ...]
+    defaults: Mapping[str, tuple[str, str]]
+    """See `Run.from_defaults`."""
 
     def container_environment(self) -> tuple[str, ...]:
         """Names for pyxis's --container-env: the variables that a launch script must set or compute."""
@@ -131,6 +135,30 @@ class Difference:
     removed_secrets: tuple[str, ...]
 
 
+@record
+class Change:
+    """The items of a list that were removed and added. A single value is a list of one item."""
+
+    removed: tuple[str, ...]
+    added: tuple[str, ...]
+
+
+@record(kw_only=True)
+class Changes:
+    """What changed between two versions of hpcgen for a stage, besides the variables."""
+
+    directives: Mapping[str, Change]
+    """Option of sbatch -> its values."""
+    settings: Mapping[str, Change] = dataclasses.field(default_factory=dict)
+    """Shell variable of the script -> its words."""
+    files: Mapping[str, Change] = dataclasses.field(default_factory=dict)
+    """Job file -> its keys and their values, if it is JSON, or else its lines."""
+    functions: tuple[str, ...] = ()
+    """Names of the shell functions whose text differs, or that only one of the scripts has."""
+    defaults: Mapping[str, Change] = dataclasses.field(default_factory=dict)
+    """Key that neither the run file nor the profile sets -> its default."""
+
+
 def explain(name: str, run: Run) -> Explanation:
     """Explains the environment of the stage `name`. Its data files need not exist.
 
@@ -153,6 +181,7 @@ def explain(name: str, run: Run) -> Explanation:
         warnings=tuple(
             str(_located(run, problem)) for problem in environment_warnings(stage, run, variables)
         ),
+        defaults=run.from_defaults,
     )
 
 
@@ -178,6 +207,22 @@ def compare(before: Explanation, after: Explanation, patterns: Sequence[str] = (
         added_secrets=tuple(name for name in secrets if name not in before.secrets),
         removed_secrets=tuple(name for name in secrets if name not in after.secrets),
     )
+
+
+def different(before: Mapping[str, list[str]], after: Mapping[str, list[str]]) -> dict[str, Change]:
+    """Name -> the change of its items, for names whose items differ."""
+    names = sorted({*before, *after})
+    pairs = {name: (before.get(name, []), after.get(name, [])) for name in names}
+    return {name: _change(was, now) for name, (was, now) in pairs.items() if was != now}
+
+
+def _change(was: list[str], now: list[str]) -> Change:
+    removed, added = list[str](), list[str]()
+    for tag, i, j, k, end in difflib.SequenceMatcher(None, was, now, autojunk=False).get_opcodes():
+        if tag != "equal":
+            removed += was[i:j]
+            added += now[k:end]
+    return Change(tuple(removed), tuple(added))
 
 
 def leaked(names: Iterable[str], secrets: Sequence[str]) -> tuple[str, ...]:
