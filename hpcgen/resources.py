@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
 from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parent
+RELEASES = _PACKAGE / "releases"
+"""What releases of hpcgen shipped: a folder for each, in which are its folders of YAML files."""
+_release: ContextVar[str | None] = ContextVar("_release", default=None)
 
 SHIPPED_FOLDERS = ("templates", "topologies", "enroot")
 
 
 def shipped(folder: str) -> Path:
-    """The path of a shipped folder, one of SHIPPED_FOLDERS.
+    """The path of a shipped folder: one of SHIPPED_FOLDERS, or one that is part of the package.
 
     In a wheel, the folder is inside the package. In a checkout, including an editable install, it is next to the
     package. The directory above the package is used only if it contains pyproject.toml, so that nothing in
     site-packages is mistaken for a folder of hpcgen. Raises FileNotFoundError if the installation is broken.
     """
+    if (release := _release.get()) and (of_release := RELEASES / release / folder).is_dir():
+        return of_release
     inside = _PACKAGE / folder
     if inside.is_dir():
         return inside
@@ -23,3 +31,13 @@ def shipped(folder: str) -> Path:
     if (checkout / "pyproject.toml").is_file() and (checkout / folder).is_dir():
         return checkout / folder
     raise FileNotFoundError(f"hpcgen's folder {folder!r} is missing from {_PACKAGE}; reinstall hpcgen")
+
+
+@contextlib.contextmanager
+def as_of(release: str) -> Iterator[None]:
+    """Within the context, `shipped` finds the YAML files of a release, one of RELEASES, in place of today's."""
+    token = _release.set(release)
+    try:
+        yield
+    finally:
+        _release.reset(token)

@@ -21,10 +21,12 @@ import pytest
 
 from hpcgen.config import document
 from hpcgen.config.cluster import ClusterConfig
+from hpcgen.config.defaults import Defaults
 from hpcgen.config.inheritance import inherit
-from hpcgen.config.profiles import SHIPPED_CLUSTERS
+from hpcgen.config.presets import PresetConfig
 from hpcgen.config.validation import build
 from hpcgen.data.sample import write_sample
+from hpcgen.resources import shipped as shipped_folder
 from tests.recorded_run import write_recorded_runs
 from tests.slurm.cluster import SlurmCluster, missing_slurm
 from tests.user_programs import write_user_programs
@@ -324,12 +326,25 @@ def test_excerpts_of_a_script_are_lines_of_the_rendered_one(reader: Path) -> Non
 
 
 def test_the_profiles_in_the_admins_guide_are_right() -> None:
-    shipped = document.read(SHIPPED_CLUSTERS / "azure-ndv5.yaml")
-    profiles = [block.text for block in blocks("docs/admins.md") if block.language == "yaml"]
+    shipped = document.read(shipped_folder("clusters") / "azure-ndv5.yaml")
+    texts = [block.text for block in blocks("docs/admins.md") if block.language == "yaml"]
+    profiles = [text for text in texts if "defaults.yaml" not in text]
     for profile in profiles:
         whole = inherit(ClusterConfig, [document.parse(profile, "x"), shipped])
         assert build(ClusterConfig, whole)[1] == ()
     assert len(profiles) > 2
+
+
+@pytest.mark.parametrize(
+    ("page", "file", "cls"),
+    [
+        ("docs/admins.md", "defaults.yaml", Defaults),
+        ("docs/training.md", "presets/ours-7b.yaml", PresetConfig),
+    ],
+)
+def test_the_files_of_a_site_in_the_guides_are_right(page: str, file: str, cls: type) -> None:
+    [text] = [block.text for block in blocks(page) if block.text.partition("\n")[0].endswith(f"/{file}")]
+    assert build(cls, document.parse(text, file))[1] == ()
 
 
 @pytest.mark.parametrize("page", PAGES)

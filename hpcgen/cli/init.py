@@ -13,6 +13,7 @@ import click
 from hpcgen.cli.options import complete_clusters, run_arguments
 from hpcgen.cli.options import program as this_program
 from hpcgen.config.cluster import ClusterConfig, within_limit
+from hpcgen.config.defaults import read_defaults
 from hpcgen.config.document import Document, constant, merge
 from hpcgen.config.node_type import NodeType
 from hpcgen.config.overrides import override
@@ -42,7 +43,8 @@ def _complete_presets(context: click.Context, parameter: click.Parameter, incomp
 @click.option("--preset", help="Model preset; see `hpcgen presets`.", shell_complete=_complete_presets)
 @click.option(
     "--cluster",
-    help="Cluster profile: a name or a path.  [default: azure-ndv5; required with --from]",
+    help="Cluster profile: a name or a path.  [default: the one in defaults.yaml of the user or the site, otherwise "
+    "azure-ndv5; with --from, there is no other default]",
     shell_complete=complete_clusters,
 )
 @click.option("--name", help="Name of the run.  [default: the file's name]")
@@ -93,6 +95,7 @@ def command(
     Default for PATH: run.yaml.
     """
     _require_no_model(program, preset, hf_dir)
+    cluster = cluster or read_defaults().get("cluster")
     _require_compatible(preset, cluster, script, hf_dir, overrides)
     _require_new_file(path, force)
     cluster = cluster or "azure-ndv5"

@@ -21,7 +21,7 @@ SECTIONS = {
         "init": Lazy("hpcgen.cli.init", "Write a commented run file to PATH."),
         "presets": Lazy("hpcgen.cli.presets", "List the model presets and their parameter counts."),
         "schema": Lazy(
-            "hpcgen.cli.schema", "Print the JSON Schema of a run file, a cluster profile or a node type."
+            "hpcgen.cli.schema", "Print the JSON Schema of a run file, profile, node type or defaults.yaml."
         ),
         "completion": Lazy("hpcgen.cli.completion", "Print the completion script for bash, zsh or fish."),
     },

@@ -8,6 +8,7 @@ import click
 
 from hpcgen.cli.options import json_option
 from hpcgen.config.presets import PRESETS
+from hpcgen.errors import ConfigErrors, HpcgenError, Problem
 from trainer.contract.config import ModelConfig
 from trainer.contract.config.resolve import resolve_model
 from trainer.contract.model.model_size import active_parameter_count, parameter_count
@@ -21,8 +22,13 @@ REFERENCE_VOCAB = 50304
 def command(as_json: bool) -> None:
     """The counts are computed from the shapes of the models. Active parameters are the parameters that process each
     token."""
-    rows = []
-    for preset in PRESETS.values():
+    rows, mistakes = [], list[Problem]()
+    for name in PRESETS:
+        try:
+            preset = PRESETS[name]
+        except HpcgenError as error:
+            mistakes += error.mistakes
+            continue
         shape = {"padded_vocab_size": REFERENCE_VOCAB, **preset.sections["model"]}
         if "vocab_size" in preset.sections["model"]:
             del shape["padded_vocab_size"]
@@ -43,12 +49,15 @@ def command(as_json: bool) -> None:
                 "global_batch_size": preset.sections["training"]["global_batch_size"],
                 "lr": preset.sections["optimizer"]["lr"],
                 "description": preset.description,
+                "file": str(preset.file) if preset.file else "shipped",
             }
         )
     if as_json:
         click.echo(json.dumps(rows, indent=1))
     else:
         _print_table(rows)
+    if mistakes:  # after the presets that work, which do not depend on the others
+        raise ConfigErrors(mistakes)
 
 
 def _print_table(rows: list[dict[str, object]]) -> None:
@@ -59,6 +68,7 @@ def _print_table(rows: list[dict[str, object]]) -> None:
     for title in ("preset", *titles):
         table.add_column(title, justify="left" if title == "preset" else "right", no_wrap=True)
     table.add_column("description")
+    table.add_column("from")
     for row in rows:
         cells = [
             f"{value / 1e9:.3f} B" if isinstance(value, int) and "parameters" in name else str(value)

@@ -65,6 +65,16 @@ PATH = Text(
 )
 ProfileName = Annotated[str, PATH]
 """Name of a profile, or path of its file."""
+
+
+def is_profile_path(name: str) -> bool:
+    """True if a profile is named by the path of its file."""
+    return "/" in name or name.endswith((".yaml", ".yml"))
+
+
+MinimumVersion = Annotated[
+    str, Text(r">=\d{1,4}(\.\d{1,4}){0,2}", 'a minimum version of hpcgen such as ">=0.3"')
+]
 RunPath = Annotated[
     str,
     Text(

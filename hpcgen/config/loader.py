@@ -10,6 +10,9 @@ from typing import Any
 
 from hpcgen.config import document as documents
 from hpcgen.config.cluster import ClusterConfig
+from hpcgen.config.defaults import NAME as DEFAULTS
+from hpcgen.config.defaults import OF_PROFILE, is_default, part, read_defaults, require_version
+from hpcgen.config.directories import user_directory
 from hpcgen.config.document import Document
 from hpcgen.config.fields import ProfileName, constraint_problems
 from hpcgen.config.node_type import NodeType
@@ -63,6 +66,32 @@ class Run:
         return tuple(name for name in OMITTED_SECTIONS if name not in self.document.values)
 
     @property
+    def from_defaults(self) -> dict[str, tuple[str, str]]:
+        """The values from defaults.yaml of the user or the site that apply to the run: key -> value and place.
+
+        An account does not apply to stages for which the run file sets another one.
+        """
+        own, runtime = self.config, self.config.container.runtime or self.cluster.container.runtime or "none"
+        given = {
+            "cluster": (self.document, "cluster", True),
+            "account": (
+                self.cluster_document,
+                OF_PROFILE["account"],
+                own.slurm.defaults.account is None,
+            ),
+            "image": (
+                self.cluster_document,
+                OF_PROFILE["image"],
+                own.container.image is None and runtime != "none",
+            ),
+        }
+        return {
+            key: (str(document.get(path)), str(where))
+            for key, (document, path, is_used) in given.items()
+            if is_used and is_default(where := document.origin(path))
+        }
+
+    @property
     def mistakes(self) -> tuple[str, ...]:
         """Always empty, since loading raises an error for mistakes. For programs written for hpcgen 0.2.0."""
         return ()
@@ -108,6 +137,9 @@ def load_document(document: Document, directory: Path, overrides: Sequence[str] 
     Raises:
         FileErrors, HpcgenError: see `load_run`.
     """
+    require_version(document)
+    if "cluster" not in document.values:
+        document = documents.merge(part(read_defaults(), {"cluster": "cluster"}), document)
     mistakes: list[Problem] = []
     for assignment in [overrides] if isinstance(overrides, str) else overrides:
         # first, because an override may name a different preset or cluster
@@ -120,7 +152,7 @@ def load_document(document: Document, directory: Path, overrides: Sequence[str] 
         document = _without_trainer(document)  # a further mistake in these keys would only distract
     preset = _preset(document, mistakes)
     if preset is not None:
-        document = documents.merge(documents.constant(preset.sections, f"preset {preset.name}"), document)
+        document = documents.merge(documents.constant(preset.sections, preset.origin), document)
     has_unknown_preset = preset is None and isinstance(document.get("preset"), str)
     if has_unknown_preset:
         document = documents.without(document, "preset")  # `_preset` has reported it
@@ -128,7 +160,7 @@ def load_document(document: Document, directory: Path, overrides: Sequence[str] 
     config, problems = build(RunConfig, documents.merge(documents.constant(omitted, ""), document))
     if has_unknown_preset:  # keys may be missing only because the preset is unknown
         problems = tuple(problem for problem in problems if not problem.is_missing)
-    mistakes += [located(problem, document) for problem in problems]
+    mistakes += [located(_with_default(problem), document) for problem in problems]
     name = document.get("cluster")
     profile = None
     if isinstance(name, str) and not any(
@@ -158,6 +190,16 @@ def load_document(document: Document, directory: Path, overrides: Sequence[str] 
     )
 
 
+def _with_default(problem: Problem) -> Problem:
+    """The problem. If no profile is named, it also tells where a default could be set."""
+    if problem.path != "cluster" or not problem.is_missing:
+        return problem
+    hint = (
+        f"name a profile of hpcgen cluster list here, or for all run files in {user_directory() / DEFAULTS}"
+    )
+    return dataclasses.replace(problem, hint=hint)
+
+
 def _trainer_keys(document: Document) -> Iterator[Problem]:
     """Yields the keys for hpcgen's trainer in a document with the section `program`."""
     of_blend = {f"data.{field.name}" for field in dataclasses.fields(BlendConfig)}
@@ -181,4 +223,8 @@ def _preset(document: Document, mistakes: list[Problem]) -> Preset | None:
         problem = Problem("preset", "is not a known preset", unknown_preset(name))
         mistakes.append(located(problem, document))
         return None
-    return PRESETS[name]
+    try:
+        return PRESETS[name]
+    except HpcgenError as error:
+        mistakes += error.mistakes
+        return None

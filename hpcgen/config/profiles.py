@@ -8,6 +8,7 @@ from pathlib import Path
 
 from hpcgen.config import document as documents
 from hpcgen.config.cluster import ClusterConfig
+from hpcgen.config.defaults import OF_PROFILE, part, read_defaults
 from hpcgen.config.directories import (
     configuration_directories,
     is_below,
@@ -18,6 +19,7 @@ from hpcgen.config.directories import (
     site_of,
 )
 from hpcgen.config.document import Document
+from hpcgen.config.fields import is_profile_path
 from hpcgen.config.inheritance import explain_removals, inherit
 from hpcgen.config.node_type import NodeType
 from hpcgen.config.node_types import (
@@ -33,12 +35,12 @@ from hpcgen.config.trust import require_trusted_file
 from hpcgen.config.validation import build, located
 from hpcgen.errors import FileErrors, HpcgenError, Problem, file_of
 from hpcgen.files import no_access
+from hpcgen.resources import shipped
 from hpcgen.text import did_you_mean
 from trainer.contract.record import record
 
 OF_SITE = ("slurm_version", "container.image", "scratch", "storage_write_gb_s", "startup_time_s")
 """Facts of a profile that other sites rarely share."""
-SHIPPED_CLUSTERS = Path(__file__).parent.parent / "clusters"
 
 
 @record
@@ -78,7 +80,7 @@ def cluster_directories(base: Path | None = None, sites: Sequence[Path] = ()) ->
     return [
         *local_directories("clusters", base),
         *configuration_directories("clusters", sites),
-        SHIPPED_CLUSTERS,
+        shipped("clusters"),
     ]
 
 
@@ -121,7 +123,7 @@ def read_profile(name: str, directory: Path | None = None, asked: Document | Non
         raise FileErrors([*(located(problem, document) for problem in problems), *mistakes])
     assert config is not None
     assert node_type is not None
-    files = tuple(origin(path, SHIPPED_CLUSTERS) for path in paths)
+    files = tuple(origin(path, shipped("clusters")) for path in paths)
     doubts = tuple(_doubts(document, config, node_type))
     return Profile(
         document, config, node_type.config, node_type.document, files, node_type.files, sites, doubts
@@ -138,7 +140,7 @@ def _doubts(document: Document, config: ClusterConfig, node_type: LoadedNodeType
 def _of_other_site(document: Document, node_type: NodeType) -> Iterator[Problem]:
     """Yields what the profile inherits of a shipped site's profile, although its nodes are not of that site."""
     for name, where in document.replaced.get("node_type", ()):
-        site = load_node_type(name).site if is_below(Path(file_of(where)), SHIPPED_CLUSTERS) else None
+        site = load_node_type(name).site if is_below(Path(file_of(where)), shipped("clusters")) else None
         if site in (None, node_type.site) or node_type.device == "cpu":
             continue
         for path in OF_SITE:
@@ -153,7 +155,8 @@ def _cluster_document(
 ) -> tuple[Document, list[Path], tuple[Path, ...]]:
     """The profile merged with the profiles that it extends, the files of all of them, and `Profile.sites`.
 
-    The profile's own file comes first.
+    The profile's own file comes first. Profiles of the site override the user's and the site's defaults, which override
+    the profiles that hpcgen ships.
 
     Raises:
         ConfigErrors: a file is missing, cannot be read, or can be changed by other users; or profiles extend each
@@ -176,27 +179,29 @@ def _cluster_document(
             )
             raise FileErrors([located(problem, asked)])
         try:
-            if not is_below(path, SHIPPED_CLUSTERS):
-                require_trusted_file(path, looked_up=not _is_path(name))
+            if not is_below(path, shipped("clusters")):
+                require_trusted_file(path, looked_up=not is_profile_path(name))
             profile = documents.read(path)
         except HpcgenError as error:
             raise FileErrors(error.mistakes) from error
         chain.append(profile)
         names.append(name)
         seen.append(path)
-        if _is_path(name) and not is_below(path, SHIPPED_CLUSTERS):
+        if is_profile_path(name) and not is_below(path, shipped("clusters")):
             sites += site_of(path)
         parent = profile.values.get("extends")
         if not isinstance(parent, str):
             break
         name, asked, key, directory = parent, profile, "extends", path.absolute().parent
+    num_shipped = sum(is_below(path, shipped("clusters")) for path in seen)
+    chain.insert(len(chain) - num_shipped, part(read_defaults(), OF_PROFILE))
     return inherit(ClusterConfig, chain), seen, sites
 
 
 def is_set_by_site(profile: Document, path: str) -> bool:
     """True if the value at `path` of a profile comes from a file that hpcgen does not ship."""
     where = profile.origin(path)
-    return where is not None and not is_below(Path(file_of(where)), SHIPPED_CLUSTERS)
+    return where is not None and not is_below(Path(file_of(where)), shipped("clusters"))
 
 
 def unknown_cluster(
@@ -218,10 +223,6 @@ def unknown_cluster(
     return Problem(key, "is not a known cluster profile", hint)
 
 
-def _is_path(name: str) -> bool:
-    return "/" in name or name.endswith((".yaml", ".yml"))
-
-
 def _find_cluster(
     name: str, directory: Path, directories: Sequence[Path], seen: Sequence[Path]
 ) -> Path | None:
@@ -230,7 +231,9 @@ def _find_cluster(
     A path starts at `directory`, and a name is looked up in `directories`.
     """
     named = [directory / name]
-    candidates = named if _is_path(name) else [folder / f"{name}.yaml" for folder in readable(directories)]
+    candidates = (
+        named if is_profile_path(name) else [folder / f"{name}.yaml" for folder in readable(directories)]
+    )
     # unlike Path.is_file, isfile does not raise for a name that is too long
     found = (path for path in candidates if os.path.isfile(path))  # noqa: PTH113
     return next((path for path in found if not any(path.samefile(other) for other in seen)), None)

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from hpcgen.config.container import ContainerConfig
 from hpcgen.config.corpus import CorpusConfig
-from hpcgen.config.fields import EnvironmentName, Name, ProfileName, RunPath
+from hpcgen.config.fields import EnvironmentName, MinimumVersion, Name, ProfileName, RunPath
 from hpcgen.config.huggingface_export import ExportConfig
 from hpcgen.config.image import ImageConfig
 from hpcgen.config.program import ProgramConfig
@@ -83,7 +83,10 @@ class RunConfig:
     name: Name
     """Name of the run and of its Slurm jobs."""
     cluster: ProfileName
-    """Cluster profile: a name (azure-ndv5, local) or the path of a .yaml file."""
+    """Cluster profile: a name (azure-ndv5, local) or the path of a .yaml file. Default: the one that defaults.yaml of
+    the user or the site names."""
+    requires_hpcgen: MinimumVersion | None = None
+    """Oldest version of hpcgen that can read this file, such as ">=0.3"; null for any."""
     preset: Name | None = None
     """Preset that provides defaults for the model and optimizer (see `hpcgen presets`); null for none."""
     paths: PathsConfig

@@ -61,7 +61,7 @@ def _describe(section: type, schema: dict[str, Any]) -> None:
     if section in FILLED_IN:
         schema.pop("required", None)
     elif section is RunConfig:
-        schema["required"] = ["name", "cluster", "paths"]
+        schema["required"] = ["name", "paths"]  # defaults.yaml may name the cluster
     if section.__doc__:
         schema["description"] = " ".join(section.__doc__.split())
     for name, field in schema["properties"].items():

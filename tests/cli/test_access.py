@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
+import subprocess
 import sys
 import tempfile
+import textwrap
 from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 
 from hpcgen.cli.main import main
+from hpcgen.config import document
+from hpcgen.resources import shipped
 from tests.cli.command import hpcgen
 from tests.runs import minimal_run, write_yaml
 
@@ -20,6 +25,7 @@ pytestmark = [
 ]
 
 NOBODY = 65534
+MODULES = Path("/usr/share/modules/init/bash")
 
 
 @pytest.fixture
@@ -133,6 +139,57 @@ def test_only_the_owner_of_a_directory_is_told_to_change_its_mode(
     os.chown(path, NOBODY if of_nobody else 0, -1)
     status, printed = as_nobody(["cluster", "check", "mine"], open_path / "printed")
     assert (status, hint.format(path=path) in printed) == (2, True), printed
+
+
+@pytest.fixture
+def site_of_lp(open_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A site's directory that belongs to neither root nor the user."""
+    site = open_path / "site"
+    write_yaml(site / "clusters/orion.yaml", {"extends": "uni"})
+    write_yaml(site / "clusters/uni.yaml", {"extends": "local"})
+    write_yaml(site / "presets/ours.yaml", {**document.read(shipped("presets") / "tiny.yaml").values})
+    write_yaml(site / "defaults.yaml", {"cluster": "orion", "account": "common"})
+    home = open_path / "home"
+    home.mkdir()
+    for path in (site, *site.rglob("*"), home):
+        os.chown(path, NOBODY if path == home else 7, -1)
+    monkeypatch.chdir(home)
+    monkeypatch.setenv("HPCGEN_SITE", str(site))
+    for name in ("HOME", "XDG_CONFIG_HOME"):
+        monkeypatch.setenv(name, str(home))
+    return site
+
+
+def test_a_user_needs_no_rights_in_the_sites_directory(site_of_lp: Path, open_path: Path) -> None:
+    words = "init {} --preset ours --run-dir {}"
+    hpcgen(*words.format("root.yaml", "root").split())  # imports what the commands need
+    hpcgen("render", "node-health", "-c", "root.yaml")
+    status, printed = as_nobody(words.format("run.yaml", "nobody").split(), open_path / "printed")
+    assert status == 0, printed
+    status, printed = as_nobody(["render", "node-health", "-c", "run.yaml"], open_path / "printed")
+    assert status == 0, printed
+    assert "#SBATCH --account=common\n" in printed
+    assert f"# profile: {site_of_lp}/clusters/orion.yaml, {site_of_lp}/clusters/uni.yaml, shipped:" in printed
+    site_of_lp.chmod(0o775)
+    status, printed = as_nobody(["validate", "-c", "run.yaml"], open_path / "printed")
+    assert status == 2
+    assert f"ask lp, who owns it, to run chmod g-w {site_of_lp}" in printed
+
+
+@pytest.mark.skipif(not MODULES.is_file(), reason="environment-modules is not installed")
+def test_the_module_file_of_the_guide_sets_the_site(open_path: Path) -> None:
+    guide = (Path(__file__).parents[2] / "docs/admins.md").read_text(encoding="utf-8")
+    [indented] = re.findall(r"```tcl\n(.*?) *```", guide, re.DOTALL)
+    module = open_path / "modulefiles/hpcgen/0.2.0"
+    module.parent.mkdir(parents=True)
+    module.write_text(textwrap.dedent(indented))
+    script = f"source {MODULES}; module use {open_path}/modulefiles; module load hpcgen || exit 1; "
+    script += "echo $HPCGEN_SITE ${PATH%%:*}; module unload hpcgen; echo ${HPCGEN_SITE-gone}"
+    environment = {"PATH": "/usr/bin:/bin", "HOME": str(open_path)}
+    done = subprocess.run(
+        ["bash", "--norc", "-c", script], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.split() == ["/sw/hpcgen/site", "/sw/hpcgen/0.2.0/bin", "gone"], done.stderr
 
 
 def as_nobody(arguments: list[str], output: Path) -> tuple[int, str]:

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
-from hpcgen.config.presets import PRESETS, Preset
+import hpcgen
+from hpcgen.config import document
+from hpcgen.config.presets import PRESETS, Preset, PresetConfig
+from hpcgen.config.validation import build
+from hpcgen.errors import HpcgenError
 from hpcgen.planning.repairs import check
+from hpcgen.resources import shipped
+from tests.cli import command
+from tests.runs import loaded, minimal_run, refused, write_yaml
 from trainer.contract.config import (
     BlendConfig,
     ModelConfig,
@@ -149,3 +159,82 @@ def test_names_and_descriptions():
     ]
     assert list(PRESETS) == [preset.name for preset in PRESETS.values()]
     assert all(preset.description and "\n" not in preset.description for preset in PRESETS.values())
+
+
+@pytest.mark.parametrize("path", sorted(shipped("presets").glob("*.yaml")), ids=lambda path: path.stem)
+def test_shipped_presets_have_the_keys_of_the_files_that_sites_write(path: Path) -> None:
+    assert build(PresetConfig, document.read(path))[1] == ()
+
+
+MINE = {
+    "description": "our model",
+    "tokenizer": {"repository": "our/tokenizer", "eod_token": "</s>"},
+    "model": {"num_layers": 6, "hidden_size": 96, "num_attention_heads": 3, "seq_length": 128},
+    "training": {"micro_batch_size": 2, "global_batch_size": 8, "train_iters": 10, "precision": "fp32"},
+    "optimizer": {"lr": 0.002},
+    "checkpoint": {"save_interval": 7},
+}
+
+
+@pytest.fixture
+def site_preset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A preset of the site."""
+    monkeypatch.setenv("HPCGEN_SITE", str(tmp_path / "site"))
+    return write_yaml(tmp_path / "site/presets/ours-7b.yaml", MINE)
+
+
+def on_preset(**sections: object) -> dict[str, object]:
+    run = {
+        key: value for key, value in minimal_run().items() if key not in ("model", "training", "optimizer")
+    }
+    return {**run, "preset": "ours-7b", **sections}
+
+
+def test_a_preset_of_the_site_is_one_among_the_others(site_preset: Path, tmp_path: Path) -> None:
+    run = loaded(tmp_path, on_preset(training={"train_iters": 20}))
+    assert (run.config.model.num_layers, run.config.training.train_iters) == (6, 20)
+    assert run.config.checkpoint.save_interval == 7
+    assert f"\n# preset: {site_preset} sha256 " in hpcgen.render(hpcgen.plan(run), "train")
+    rows = {row["name"]: row for row in json.loads(command.hpcgen("presets", "--json").stdout)}
+    assert (rows["ours-7b"]["file"], rows["ours-7b"]["lr"]) == (str(site_preset), 0.002)
+    assert rows["tiny"]["file"] == "shipped"
+    assert command.hpcgen("init", "new.yaml", "--preset", "ours-7b", "--cluster", "local").status == 0
+    text = (tmp_path / "new.yaml").read_text()
+    assert "# num_layers: 6   # from the preset\n" in text
+    assert "hf download our/tokenizer tokenizer.json" in text
+    assert command.hpcgen("explain", "-c", "run.yaml").status == 0
+
+
+def test_the_users_preset_comes_before_the_sites_and_the_shipped_one(
+    site_preset: Path, tmp_path: Path
+) -> None:
+    for name in ("ours-7b", "tiny"):
+        write_yaml(tmp_path / f"xdg/hpcgen/presets/{name}.yaml", {**MINE, "description": "mine"})
+        assert PRESETS[name].description == "mine"
+    assert list(PRESETS).count("tiny") == 1
+
+
+def test_a_rule_that_a_value_of_the_preset_breaks_names_its_file(site_preset: Path, tmp_path: Path) -> None:
+    run = loaded(tmp_path, on_preset(training={"micro_batch_size": 3}))
+    named = rf"run.yaml:\d+: training.global_batch_size = 8 \(preset ours-7b \({site_preset}\)\) is not a multiple"
+    with pytest.raises(HpcgenError, match=named):
+        hpcgen.plan(run)
+
+
+def test_mistakes_in_a_preset_name_its_lines(site_preset: Path, tmp_path: Path) -> None:
+    model = {**MINE["model"], "num_layrs": 6}
+    write_yaml(site_preset, {**MINE, "model": model, "environment": {"A": "1"}, "optimizer": {}})
+    found = [str(problem) for problem in refused(tmp_path, on_preset())]
+    assert f"{site_preset}:12: model.num_layrs = 6 is not a known key; did you mean num_layers?" in found
+    assert any("environment" in text and "is not a known key" in text for text in found)
+    assert any("optimizer.lr is missing" in text for text in found)
+    listed = command.hpcgen("presets")
+    assert listed.status == 2
+    assert "llama3-8b" in listed.stdout
+    assert "num_layrs" in listed.stderr
+
+
+def test_a_preset_that_others_can_write_to_is_refused(site_preset: Path, tmp_path: Path) -> None:
+    site_preset.chmod(0o666)
+    [problem] = refused(tmp_path, on_preset())
+    assert f"chmod o-w {site_preset}" in str(problem)

@@ -145,7 +145,7 @@ def test_values_that_the_loader_refuses_are_marked(run_schema, path, value):
     assert list(run_schema.iter_errors(values))
 
 
-@pytest.mark.parametrize("key", ["name", "cluster", "paths"])
+@pytest.mark.parametrize("key", ["name", "paths"])
 def test_required_keys_are_reported_as_missing(run_schema, key):
     values = minimal_run()
     del values[key]
