@@ -22,9 +22,10 @@ from hpcgen.stages import STAGES
 def write_record(directory: Path) -> None:
     """Writes the record of this checkout."""
     for folder in map(shipped, ("clusters", "presets", "topologies")):
-        (directory / folder.name).mkdir(parents=True)
-        for file in folder.glob("*.yaml"):
-            shutil.copy(file, directory / folder.name)
+        for file in folder.rglob("*.yaml"):
+            target = directory / folder.name / file.relative_to(folder)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(file, target)
     record = {
         "defaults": {"run file": defaults(RunConfig), "cluster profile": defaults(ClusterConfig)},
         "variables": {stage: own_variables(stage) for stage in STAGES},

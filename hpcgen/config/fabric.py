@@ -6,6 +6,7 @@ import dataclasses
 import functools
 from dataclasses import field
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Annotated, Literal
 
 from hpcgen.config import document as documents
@@ -60,10 +61,14 @@ class Fabric:
         return any(fnmatchcase(nic, pattern) for pattern in self.nic_names)
 
 
-@functools.cache
 def load_fabric(name: str) -> Fabric:
     """The fabric `name`, which is shipped with hpcgen."""
-    document = _read(name)
+    return _load(shipped(f"topologies/{FOLDER}") / f"{name}.yaml")
+
+
+@functools.cache
+def _load(path: Path) -> Fabric:
+    document = documents.read(path)
     fabric, problems = build(Fabric, document)
     if fabric is None:
         raise ConfigErrors(located(problem, document) for problem in problems)
@@ -83,17 +88,15 @@ def needs_memlock(node_type: NodeType) -> bool:
 
 def lowest_layer(name: str) -> Document:
     """The facts that a node type inherits from its fabric, with their sources."""
-    document, shared = _read(name), _field_names(Fabric) & _field_names(NodeType)
+    path = shipped("topologies") / FOLDER / f"{name}.yaml"
+    if not path.exists():  # as of a release that had no fabrics
+        return Document({}, {"": ""})
+    document, shared = documents.read(path), _field_names(Fabric) & _field_names(NodeType)
     own = [key for key in document.values if key not in shared]
-    for path in (*own, *(f"sources.{key}" for key in own if key in document.values["sources"])):
-        document = documents.without(document, path)
+    for key in (*own, *(f"sources.{key}" for key in own if key in document.values["sources"])):
+        document = documents.without(document, key)
     return document
 
 
 def _field_names(cls: type) -> set[str]:
     return {field.name for field in dataclasses.fields(cls)}
-
-
-@functools.cache
-def _read(name: str) -> Document:
-    return documents.read(shipped("topologies") / FOLDER / f"{name}.yaml")

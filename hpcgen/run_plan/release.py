@@ -79,7 +79,10 @@ def compare_with(
 
 
 def _directives(stage: str, run: Run) -> dict[str, list[str]]:
+    """The stage's directives. None for a profile alone, without a model that the stage needs."""
     found: dict[str, list[str]] = {}
+    if set(STAGES[stage].needs) & set(run.omitted):
+        return found
     for directive in plan(run, [stage], exists=lambda path: True).stages[stage].directives:
         name, _, value = directive.removeprefix("--").partition("=")
         found[name] = [value]
