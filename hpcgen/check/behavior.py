@@ -76,15 +76,15 @@ def step_foreground(both: Comparison) -> Iterator[Hit]:
 
 @site_rule("trap-kept", "a trap of the script is replaced")
 def trap_kept(both: Comparison) -> Iterator[Hit]:
-    """The traps for TERM and USR2 save a checkpoint and requeue the job. EXIT requeues it if the prologue fails."""
+    """The traps for TERM and USR2 save a checkpoint and requeue the job. EXIT requeues it if the prologue fails, and
+    runs the epilogue."""
+    of_job = {"TERM", "USR2", *(("EXIT",) if "run_epilogue" in both.site.functions else ())}
     for call in both.own(both.site.commands):
         if call.written[0] != "trap" or len(call.written) < 3 or call.written[1] in ("-p", "-l"):
             continue
         signals = {_SIGNALS.get(word, word.upper().removeprefix("SIG")) for word in call.written[2:]}
         shell = both.shell_of(call)
-        lost = sorted(
-            signals & ({"EXIT"} if shell == "prologue" else {"TERM", "USR2"} if shell == "job" else set())
-        )
+        lost = sorted(signals & ({"EXIT"} if shell == "prologue" else of_job if shell == "job" else set()))
         if lost:
             yield Hit.at(
                 call.line,

@@ -22,7 +22,7 @@ def directive_lost(both: Comparison) -> Iterator[Hit]:
         planned = f"--{name}={value}" if value else f"--{name}"
         if name not in site.options:
             yield Hit.at(0, f"#SBATCH {planned} is missing", fix)
-        elif site.options[name] != value:
+        elif site.options[name] != value and name != "comment":  # which a site may replace
             why = f"--{name}={site.options[name]} overrides {planned}: sbatch uses the last one"
             yield Hit.at(site.option_line(name), why, fix)
 

@@ -16,6 +16,9 @@ from hpcgen.planning.request import make_allocation
 from trainer.contract.config import TrainerConfig
 from trainer.contract.record import record
 
+COMMENT = "--comment=hpcgen"
+"""Option with which admins find the jobs of hpcgen: `squeue --format="%i %u %k"`."""
+
 
 @record(kw_only=True)
 class StagePlan:
@@ -156,4 +159,6 @@ def _directives(stage: Stage, config: RunConfig, allocation: Allocation, lead_s:
         "output": f"{config.paths.run_dir}/{stage.name}-{'%A_%a' if allocation.array else '%j'}.log",
     }
     written = [f"--{name}" if value is True else f"--{name}={value}" for name, value in options.items()]
-    return (*written, *(allocation.settings.extra_directives or ()))
+    extra = allocation.settings.extra_directives or ()
+    comment = () if any(option.startswith("--comment=") for option in extra) else (COMMENT,)
+    return (*written, *comment, *extra)

@@ -1,14 +1,18 @@
-# The site's prologue and epilogue: runs them so that a mistake in them cannot keep the job from its conclusion.
+# The site's prologue and epilogue: runs them so that a mistake in them cannot change what becomes of the job.
+# For site_epilogue: done, requeued, failed or terminated (by Slurm), the exit status of the job, and its log.
+verdict='' exit_status=0 log=''
+before_requeue=(run_epilogue_before_requeue)
 # Runs site_prologue in this shell, so that its variables stay. If it exits, the job concludes as after a failed attempt.
 in_prologue=0
 run_prologue() {
     inherit_functions
     in_prologue=1
-    trap 'prologue_ended $?' EXIT
+    run_epilogue_at_exit
     site_prologue
     in_prologue=0
     set +e -uo pipefail
     set_traps
+    run_epilogue_at_exit
 }
 # Defines the functions that the submitting shell exports (module), which bash -p ignores. One that has the name of a command
 # or of a function of this script is left out.
@@ -20,17 +24,29 @@ inherit_functions() {
         [[ ! $name =~ ^[A-Za-z_][A-Za-z0-9_]*$ ]] || command -v "$name" >/dev/null || eval "$name ${text#*=}"
     done <"/proc/$$/environ"
 }
+run_epilogue_at_exit() { trap 'job_ended $?' EXIT; }
+job_ended() {
+    ((!in_prologue)) || prologue_ended "$1"
+    run_epilogue "$1"
+    exit "$1"
+}
 prologue_ended() {
-    ((in_prologue)) || return "$1"
     in_prologue=0 rc=1
     set +e -uo pipefail
     say "ERROR: site_prologue ended the job with status $1 (above)" >&2
+    # bash runs no trap for an exit within the trap for EXIT. eval: `exit` is another command everywhere else.
+    eval 'exit() { run_epilogue "$1"; builtin exit "$1"; }'
     conclude
 }
-# Runs site_epilogue in a subshell, so that the conclusion follows even if it fails or exits. It may take 10 minutes, or 5 s
-# after TERM, because the job must requeue itself before Slurm kills it (KillWait).
+# STATUS [VERDICT]: runs site_epilogue once, in a subshell, so that the job ends as decided even if it fails or exits. It may
+# take 10 minutes, or 5 s after TERM, because a job must requeue itself before Slurm kills it (KillWait).
 run_epilogue() {
     local pid status left=3000 # times 0.2 s
+    # In the function main of a site's template for 0.2.0, a call without arguments precedes the verdict.
+    (($#)) && [[ ! $verdict && $BASHPID == "$$" ]] || return 0
+    exit_status=$1 log=$job_log
+    case ${2-$1} in 0) verdict='done' ;; 143) verdict=terminated ;; requeued) verdict=requeued ;; *) verdict=failed ;; esac
+    allow_requeues 0
     set -m # a process group of its own, so that all its processes can be killed
     (
         set +m -E
@@ -45,8 +61,20 @@ run_epilogue() {
         left=$((terminated && left > 25 ? 25 : left - 1))
         sleep 0.2
     done
-    ((left)) || ! kill -KILL -- "-$pid" 2>/dev/null || say "WARNING: site_epilogue took too long and was ended; the conclusion follows" >&2
+    ((left)) || ! kill -KILL -- "-$pid" 2>/dev/null || say "WARNING: site_epilogue took too long and was ended" >&2
     wait "$pid" 2>/dev/null
     status=$?
-    ((status == 0 || !left)) || say "WARNING: site_epilogue ended early with status $status (above); the conclusion follows" >&2
+    ((status == 0 || !left)) || say "WARNING: site_epilogue ended early with status $status (above)" >&2
+    allow_requeues 1
+}
+# A job that is canceled while its epilogue runs is not requeued.
+run_epilogue_before_requeue() {
+    local before=$terminated
+    run_epilogue 0 requeued
+    ((before || !terminated)) || is_out_of_time || { say "ended by Slurm (canceled, preempted, or a node failed) before the requeue"; exit 143; }
+}
+# 0 or 1: with 0, Slurm refuses scontrol requeue, which would start a finished job once more. With 1 again, a user may.
+allow_requeues() {
+    [[ $verdict == 'done' || $verdict == failed ]] || return 0
+    ((terminated)) || scontrol update JobId="$SLURM_JOB_ID" Requeue="$1" || say "WARNING: cannot set Requeue=$1 of this job (above)" >&2
 }

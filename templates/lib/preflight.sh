@@ -96,6 +96,7 @@ exclude_and_requeue() {
     changes=(ExcNodeList="$list")
     drop_excluded_requests
     ((!terminated)) || exit 143
+    "${before_requeue[@]}"
     # From here on Slurm may end this shell at any time. No command substitution below: bash 5.2 can lose its place in the
     # script if a trap runs during one.
     requeue_job || die "scontrol requeue failed; submit again with --exclude=$list"

@@ -227,6 +227,7 @@ BROKEN: dict[str, tuple[str, Change, str]] = {
     "declare -x in a function": ("export-local", prologue("declare -x SITE=1"), "until the function ends"),
     "traps gone": ("trap-kept", in_main("trap - TERM USR2", after="begin"), "trap for TERM, USR2"),
     "a trap replaced": ("trap-kept", site("trap 'rm -f /tmp/x; exit' INT SIGTERM"), "trap for TERM"),
+    "the epilogue's trap": ("trap-kept", in_main("trap 'rm -f /tmp/x' EXIT", after="begin"), "trap for EXIT"),
     "the prologue's trap": ("trap-kept", prologue("trap 'rm -f /tmp/x' EXIT"), "trap for EXIT"),
     "set -e": ("no-errexit", site("set -euo pipefail"), "`set -euo pipefail` ends the job"),
     "errexit": ("no-errexit", in_main("set -o errexit", after="begin"), "`set -o errexit`"),
@@ -306,7 +307,7 @@ HARMLESS: dict[str, Change] = {
     "a launch with a message": launch(
         "local status=0", f'run_step srun {WORDS} "$@" || status=$?', "return $status"
     ),
-    "a trap for another signal": in_main("trap 'rm -f /tmp/x' EXIT HUP", after="begin"),
+    "a trap for another signal": in_main("trap 'rm -f /tmp/x' HUP", after="begin"),
     "a trap in a subshell": epilogue("trap 'rm -f /tmp/x' TERM"),
     "an end under a condition": prologue("[[ -d /opt ]] ||", "exit 1", "if [[ -e x ]]; then", "exit 1", "fi"),
     "an end of a function": site("check() { exit 1; }"),

@@ -41,9 +41,20 @@ def test_the_plan_of_175b(tmp_path):
         "--open-mode=append",
         "--propagate=NONE",
         "--output=/shared/runs/big/train-%j.log",
+        "--comment=hpcgen",
     )
     assert tuple(item.path for item in stage.inputs) == ("/shared/data/pile.idx", "/shared/data/pile.bin")
     assert stage.arguments == ("-m", "trainer")
+
+
+@pytest.mark.parametrize("place", ["site", "run"])
+def test_a_comment_of_the_site_or_of_the_run_replaces_hpcgens(tmp_path, place):
+    comment = {"extra_directives": ["--comment=project-7"]}
+    write_yaml(tmp_path / "site.yaml", {"extends": "azure-ndv5", "slurm": comment if place == "site" else {}})
+    run = big_run(cluster="./site.yaml")
+    run["slurm"]["train"] |= comment if place == "run" else {}
+    directives = planned(tmp_path, run).stages["train"].directives
+    assert [word for word in directives if word.startswith("--comment")] == ["--comment=project-7"]
 
 
 def test_the_trainers_configuration_is_fully_resolved(tmp_path):
@@ -82,6 +93,7 @@ def test_stages_come_in_order_and_later_ones_read_the_output_of_earlier_ones(tmp
         "--open-mode=append",
         "--propagate=NONE",
         "--output=/shared/runs/big/prepare-%A_%a.log",
+        "--comment=hpcgen",
     )
     assert prepare.arguments == ("-m", "hpcgen", "data", "prepare", "--num-tasks=4")
     assert prepare.striped_directories == ("/data/corpus/tokens",)

@@ -40,8 +40,10 @@ launch() { run_step srun "${step[@]}" "${container[@]}" @SITE@/bin/wrap env "${t
 prepare_node() { say "node $node has $scratch" >>@SITE@/nodes; }
 
 site_epilogue() {
-    say "site epilogue: the step ended with $rc"
+    say "site epilogue: the step ended with $rc, and the job with $verdict $exit_status"
     cp -- "$run_dir/metrics.jsonl" @SITE@/archived.jsonl
+    cp -- "$log" @SITE@/archived.log
+    scontrol requeue "$SLURM_JOB_ID" || say "not requeued"
 }
 {% endblock %}
 """
@@ -94,7 +96,11 @@ def test_a_sites_functions_apply_to_sbatch_and_to_submit(
     assert "tools are in /opt/tools/1.2" in log
     for rank in (0, 1):
         assert f"wrapped {rank} with /opt/tools/1.2 and http://proxy:3128" in log
-    assert "site epilogue: the step ended with 0" in log
+    assert "site epilogue: the step ended with 0, and the job with done 0" in log
+    assert "done: 2 iterations" in (site / "archived.log").read_text()
+    assert "not requeued" in log
+    job = slurm_cluster.show(job_id)
+    assert (job["Restarts"], job["Requeue"]) == ("0", "1"), "only the user may start it once more"
     assert "node ndv5-1 has /tmp/hpcgen-" in (site / "nodes").read_text()
     assert (site / "archived.jsonl").read_bytes() == (tiny_run.parent / "run" / "metrics.jsonl").read_bytes()
     assert curve(tiny_run)[2] == pytest.approx(single_process_curve[2], rel=1e-3)
@@ -130,6 +136,7 @@ BROKEN = """\
 
 {% block site %}
 site_epilogue() {
+    say "the verdict is $verdict"
     cp -- /nonexistent /tmp/
     sleep 300 &
     [[ "$SITE_WEBHOK" ]] && say "never reached"
@@ -160,7 +167,8 @@ def test_broken_hooks_prevent_neither_the_requeue_nor_the_conclusion(
     assert "WARNING: site_epilogue: status 1 of: cp -- /nonexistent /tmp/" in log
     assert "SITE_WEBHOK: unbound variable" in log
     assert "WARNING: site_epilogue ended early with status 1" in log
-    assert "failed with status 7 at iteration 0 (began at 0): back into the queue" in log
+    verdict = log.index("failed with status 7 at iteration 0 (began at 0): back into the queue")
+    assert log.index("the verdict is requeued") > verdict
 
 
 BROKEN_PROLOGUE = """\
@@ -215,7 +223,7 @@ HANGING = """\
 {% extends "hpcgen/slurm/train.sbatch.j2" %}
 {% block site %}
 site_epilogue() {
-    say "the epilogue begins"
+    say "the epilogue begins: $verdict $exit_status"
     trap '' TERM
     sleep 300
 }
@@ -241,7 +249,7 @@ def test_an_epilogue_that_hangs_cannot_keep_a_canceled_job_from_its_conclusion(t
     log = log_of(tiny_run, job_id)
     assert "the epilogue begins" in log
     assert "WARNING: site_epilogue took too long and was ended" in log
-    assert "requeueing is Slurm's decision" in log.splitlines()[-1]
+    assert log.index("requeueing is Slurm's decision") < log.index("the epilogue begins: terminated 143")
 
 
 def test_the_tensorboard_stage_answers_on_the_node_and_says_how_to_reach_it(

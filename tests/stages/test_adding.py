@@ -43,6 +43,9 @@ TEMPLATE = """\
 
 {% block main %}
 main() {
+{% if hooks %}
+    run_epilogue_at_exit
+{% endif %}
     begin
     set_environment
 {% if hooks %}
@@ -51,9 +54,6 @@ main() {
     say "$greeting"
     prepare_nodes && launch "${task[@]}" --version || rc=$?
     remove_scratch
-{% if hooks %}
-    run_epilogue
-{% endif %}
     conclude
 }
 conclude() { exit "$rc"; }
