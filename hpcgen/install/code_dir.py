@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from hpcgen.errors import HpcgenError
+from hpcgen.install.directory_name import directory_name
 from hpcgen.install.extras import project_name, requirements
 from hpcgen.resources import SHIPPED_FOLDERS, shipped
 from hpcgen.text import counted, few
@@ -54,7 +55,14 @@ JOB_EXTRAS = ("data", "submit", "train")
 SAME_VERSION_AS_HERE = ("submitit", "cloudpickle")
 
 # Wheels must work with the oldest glibc of current nodes and images: 2.28 (AlmaLinux 8).
-PLATFORMS = (*(f"manylinux_2_{minor}_x86_64" for minor in range(28, 4, -1)), "manylinux2014_x86_64")
+PLATFORMS = {
+    architecture: (
+        *(f"manylinux_2_{minor}_{architecture}" for minor in range(28, 4, -1)),
+        f"manylinux2014_{architecture}",
+    )
+    for architecture in ("x86_64", "aarch64")
+}
+"""Instruction set of the nodes -> platform tags of wheels."""
 
 # The newest supported versions. 0.17 and later need Python 3.12. Without a pin, pip 23.2 in Python 3.11 silently takes
 # 0.16.1 for Python 3.12.
@@ -65,9 +73,14 @@ MANIFEST = "manifest.json"
 
 
 def install_code(
-    parent: Path, python_version: str, on_phase: Callable[[str], None] = lambda phase: None
+    parent: Path,
+    python_version: str,
+    on_phase: Callable[[str], None] = lambda phase: None,
+    architecture: str = "x86_64",
 ) -> Path:
     """Builds the code directory for `python_version` ("3.12") below `parent`, or finds it there. Returns its path.
+
+    `architecture` is a key of `PLATFORMS`.
 
     An existing directory with the same name is compared file by file. `on_phase` is called with a description before
     each step that takes long.
@@ -87,9 +100,9 @@ def install_code(
             tree = Path(private) / "code"
             tree.mkdir()
             copy_own_packages(tree)
-            install_needs(tree, python_version, on_phase)
+            install_needs(tree, python_version, on_phase, architecture)
             on_phase(f"hashing and syncing the files in {parent}")
-            return publish(tree, parent, python_version)
+            return publish(tree, parent, python_version, architecture)
     except OSError as error:
         raise HpcgenError(f"cannot install the code in {parent}: {error}") from error
 
@@ -111,7 +124,10 @@ def copy_own_packages(tree: Path) -> None:
 
 
 def install_needs(
-    tree: Path, python_version: str, on_phase: Callable[[str], None] = lambda phase: None
+    tree: Path,
+    python_version: str,
+    on_phase: Callable[[str], None] = lambda phase: None,
+    architecture: str = "x86_64",
 ) -> None:
     """Installs the dependencies of hpcgen and the trainer that an image may lack into `tree`, with pip."""
     alone, together = (
@@ -124,7 +140,7 @@ def install_needs(
             alone.append(_pinned_megatron_core(python_version) if name == "megatron-core" else requirement)
         elif name not in LEFT_TO_IMAGE:
             together.append(requirement)
-    platforms = (f"--platform={platform}" for platform in PLATFORMS)
+    platforms = (f"--platform={platform}" for platform in PLATFORMS[architecture])
     # pip before 23.1 accepts --platform only together with --target, even in a dry run.
     target = (f"--target={tree}", f"--python-version={python_version}", *platforms)
     on_phase("pip chooses the versions of the dependencies")
@@ -191,7 +207,7 @@ def pip_install(*arguments: str) -> str:
     return result.stdout
 
 
-def publish(tree: Path, parent: Path, python_version: str) -> Path:
+def publish(tree: Path, parent: Path, python_version: str, architecture: str = "x86_64") -> Path:
     """Renames a finished tree to its content-based name below `parent`. Verifies and keeps an existing tree."""
     files = content(tree)
     manifest = {
@@ -202,7 +218,7 @@ def publish(tree: Path, parent: Path, python_version: str) -> Path:
     text = json.dumps(manifest, indent=1, sort_keys=True) + "\n"
     (tree / MANIFEST).write_text(text, encoding="utf-8")
     digest = hashlib.sha256(text.encode()).hexdigest()[:12]
-    target = parent / f"hpcgen-{installed_version()}-{digest}"
+    target = parent / directory_name(installed_version(), architecture, digest)
     settle(tree)
     try:
         tree.rename(target)

@@ -17,6 +17,7 @@ from hpcgen.config.run import RunConfig
 from hpcgen.config.sbatch_options import release_with
 from hpcgen.config.slurm import OWN_OPTIONS, ArraySettings, StageSettings
 from hpcgen.errors import Problem
+from hpcgen.install.directory_name import architecture_of
 from hpcgen.planning.allocation import Allocation, Array
 from hpcgen.planning.kind import Stage
 from hpcgen.planning.slurm_variables import DEFAULTS
@@ -411,6 +412,7 @@ def cluster_problems(cluster: ClusterConfig, node_type: NodeType) -> Iterator[Pr
     """Yields contradictions within a profile and its node type, and a health command that some nodes may not find."""
     yield from _gres_problems(cluster, node_type)
     yield from _version_problems(cluster)
+    yield from _code_problems(cluster, node_type)
     if cluster.health_command and not cluster.health_command[0].startswith("/"):
         reason = "is not an absolute path, so nodes where it is not on PATH would count as bad"
         hint = "use the absolute path of the program on the nodes"
@@ -423,6 +425,16 @@ def _gres_problems(cluster: ClusterConfig, node_type: NodeType) -> Iterator[Prob
         asked = f"{counted(int(count), 'GPU')} per node"
         reason = f"requests {asked}, but node type {cluster.node_type} has {node_type.gpus_per_node}"
         yield Problem("gres", reason, f"change the count to {node_type.gpus_per_node}", "cluster")
+
+
+def _code_problems(cluster: ClusterConfig, node_type: NodeType) -> Iterator[Problem]:
+    """Yields a code directory whose compiled packages are for other processors than the nodes'."""
+    if node_type.processor is None or (installed := architecture_of(cluster.code_dir or "")) is None:
+        return
+    needed = "aarch64" if node_type.processor.is_arm else "x86_64"
+    if installed != needed:
+        reason = f"was installed for {installed}, but node type {cluster.node_type} has {needed} processors"
+        yield Problem("code_dir", reason, f"run hpcgen install-code --architecture {needed}", "cluster")
 
 
 def _version_problems(cluster: ClusterConfig) -> Iterator[Problem]:

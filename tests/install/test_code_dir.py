@@ -21,6 +21,7 @@ from hpcgen import load_run, plan
 from hpcgen.cli.install_code import command
 from hpcgen.errors import HpcgenError
 from hpcgen.install import code_dir
+from hpcgen.install.directory_name import architecture_of
 from hpcgen.planning.paths import corpus_job
 from hpcgen.resources import SHIPPED_FOLDERS
 from tests.cli.command import hpcgen
@@ -222,6 +223,33 @@ def test_without_an_index_pip_is_quoted_and_nothing_stays(
     with pytest.raises(HpcgenError, match=r"(?s)a package index.*ERROR: No matching distribution found"):
         code_dir.install_code(tmp_path, RUNNING)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("architecture", ["x86_64", "aarch64"])
+def test_wheels_are_for_the_processors_of_the_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, architecture: str
+) -> None:
+    calls: list[tuple[str, ...]] = []
+
+    def pip_install(*arguments: str) -> str:
+        calls.append(arguments)
+        return '{"install": []}'
+
+    monkeypatch.setattr(code_dir, "pip_install", pip_install)
+    made = code_dir.install_code(tmp_path, RUNNING, architecture=architecture)
+    assert len(calls) == 2
+    for arguments in calls:
+        tags = [word for word in arguments if word.startswith("--platform=")]
+        assert len(tags) == 25
+        assert all(tag.endswith(f"_{architecture}") for tag in tags)
+    assert architecture_of(f"{made}/") == architecture
+
+
+@pytest.mark.parametrize(
+    "name", ["code", "hpcgen-0.2.0", "hpcgen-0.2.0-riscv", "hpcgen-0.2.0-0123456789abcd"]
+)
+def test_other_directories_have_no_architecture(name: str) -> None:
+    assert architecture_of(f"/shared/{name}") is None
 
 
 @pytest.mark.parametrize(

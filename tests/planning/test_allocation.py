@@ -8,7 +8,7 @@ import re
 import pytest
 
 from hpcgen.config.cpus import from_words
-from hpcgen.config.node_type import NvLink
+from hpcgen.config.node_type import NvLink, Processor
 from hpcgen.config.profiles import read_profile
 from hpcgen.config.slurm import PASSED_ON
 from hpcgen.errors import Problem
@@ -513,3 +513,21 @@ def test_masks_that_are_not_used_are_a_warning(tmp_path, train, facts, said):
     assert len(warned) == bool(said)
     assert "".join(warned).startswith(said or "")
     assert bool(found.cpu_masks) == (said is None and bool(node_type.cpu_masks))
+
+
+@pytest.mark.parametrize(
+    ("directory", "arch", "needed"),
+    [
+        ("hpcgen-0.2.0-aarch64-0c570a4d0d43", "arm64", None),
+        ("hpcgen-0.2.0-0c570a4d0d43", "x86_64", None),
+        ("hpcgen-0.2.0-0c570a4d0d43", "aarch64", "aarch64"),
+        ("hpcgen-0.2.0-aarch64-0c570a4d0d43", "x86_64", "x86_64"),
+        ("own-code", "arm64", None),
+    ],
+)
+def test_code_for_other_processors_is_refused(tmp_path, directory, arch, needed):
+    run = run_of(tmp_path, code_dir=f"/shared/code/{directory}")
+    node_type = dataclasses.replace(run.node_type, processor=Processor(arch=arch))
+    found = list(map(str, cluster_problems(run.cluster, node_type)))
+    assert len(found) == bool(needed)
+    assert all(message.endswith(f"run hpcgen install-code --architecture {needed}") for message in found)
