@@ -17,7 +17,6 @@ from hpcgen.config.run import RunConfig
 from hpcgen.config.sbatch_options import release_with
 from hpcgen.config.slurm import OWN_OPTIONS, ArraySettings, StageSettings
 from hpcgen.errors import Problem
-from hpcgen.install.directory_name import architecture_of
 from hpcgen.planning.allocation import Allocation, Array
 from hpcgen.planning.kind import Stage
 from hpcgen.planning.slurm_variables import DEFAULTS
@@ -429,10 +428,13 @@ def _gres_problems(cluster: ClusterConfig, node_type: NodeType) -> Iterator[Prob
 
 def _code_problems(cluster: ClusterConfig, node_type: NodeType) -> Iterator[Problem]:
     """Yields a code directory whose compiled packages are for other processors than the nodes'."""
-    if node_type.processor is None or (installed := architecture_of(cluster.code_dir or "")) is None:
+    if node_type.processor is None or cluster.code_dir is None:
         return
+    from hpcgen.install.directory_name import architecture_of
+
+    installed = architecture_of(cluster.code_dir)
     needed = "aarch64" if node_type.processor.is_arm else "x86_64"
-    if installed != needed:
+    if installed not in (None, needed):
         reason = f"was installed for {installed}, but node type {cluster.node_type} has {needed} processors"
         yield Problem("code_dir", reason, f"run hpcgen install-code --architecture {needed}", "cluster")
 
