@@ -33,7 +33,7 @@ def render(plan: Plan, stage: str, templates: Sequence[str | Path] = ()) -> str:
     if stage not in plan.stages:
         raise HpcgenError(f"stage {stage!r} is not in the plan", f"planned stages: {', '.join(plan.stages)}")
     check_pairs(plan)
-    return _checked_script(plan, stage, template_directories(plan, templates)).text
+    return _checked_script(plan, stage, template_directories(plan.run, templates)).text
 
 
 def submit(
@@ -75,7 +75,7 @@ def submit(
     require_pairs(plan)
     if launcher == "local":
         return run_stages(plan, on_progress)
-    directories = template_directories(plan, templates)
+    directories = template_directories(plan.run, templates)
     return submit_stages(plan, {name: _checked_script(plan, name, directories) for name in plan.stages})
 
 
@@ -101,9 +101,9 @@ def site_directories(templates: Sequence[str | Path] = ()) -> list[Path]:
     return [*given, *named, *configured]
 
 
-def template_directories(plan: Plan, templates: Sequence[str | Path] = ()) -> list[Path]:
-    """The site template directories of a plan, whose profile may be named by its path."""
-    return with_templates_of(plan.run.sites, site_directories(templates))
+def template_directories(run: Run, templates: Sequence[str | Path] = ()) -> list[Path]:
+    """The site template directories of a run, whose profile may be named by its path."""
+    return with_templates_of(run.sites, site_directories(templates))
 
 
 def _checked_script(plan: Plan, stage: str, site_directories: Sequence[Path]) -> Script:

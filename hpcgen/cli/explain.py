@@ -9,23 +9,20 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from hpcgen.cli.options import StageChoice, json_option, read_run_or_cluster, run_or_cluster_options, warn
-from hpcgen.config.stages import STAGE_ROWS
 from hpcgen.errors import HpcgenError
 from hpcgen.text import counted
 
 if TYPE_CHECKING:
     from hpcgen.config.loader import Run
     from hpcgen.planning.environment import Variable
-    from hpcgen.run_plan.explanation import Changes, Difference, Explanation
-    from hpcgen.slurm.rendering.rendered import Rendered
+    from hpcgen.run_plan.explanation import Changes, Comparison, Difference, Explanation
 
 GIVEN = ("cluster", "run file", "override")
 """Layers whose values a person set, so the origin is a sufficient reason."""
@@ -44,8 +41,9 @@ GIVEN = ("cluster", "run file", "override")
     "--diff",
     "other",
     metavar="OTHER",
-    help="Show the differences from OTHER: a script that an older hpcgen rendered, an older version such as 0.2.0, "
-    "another run file, or with --cluster another profile. --set does not apply to other run files.",
+    help="Show the differences from OTHER: a script that an older hpcgen rendered, the run directory of hpcgen submit, "
+    "an older version such as 0.2.0, another run file, or with --cluster another profile. --set does not apply to "
+    "other run files.",
 )
 @json_option
 def command(
@@ -65,21 +63,13 @@ def command(
     """
     from hpcgen.run_plan import explanation, plan
 
+    def load() -> Run:
+        return read_run_or_cluster(config, cluster, run_dir, overrides)
+
     if other is not None:
-        asked = _Asked(config, cluster, run_dir, overrides, stage)
-        compared = _compare(asked, other)
-        warn(compared.after.warnings)
-        difference = explanation.compare(compared.before, compared.after, names)
-        changes = None if names else compared.changes
-        if as_json:
-            click.echo(json.dumps(_difference_json(difference) | _changes_json(changes), indent=1))
-        else:
-            _print_difference(difference, compared.against)
-            _print_changes(changes)
-        if compared.unseen:
-            click.echo(compared.unseen, err=True)
+        _show_difference(_compare(load, stage, other, cluster), names, as_json)
         return
-    run = read_run_or_cluster(config, cluster, run_dir, overrides)
+    run = load()
     explained = explanation.explain(stage or plan.main_stage(run), run)
     warn(explained.warnings)
     here = explanation.leaked(os.environ, explained.secrets)
@@ -90,57 +80,24 @@ def command(
         _print_explanation(chosen, here, everything=not names)
 
 
-@dataclass(frozen=True)
-class _Asked:
-    """The run and the stage that the options name."""
-
-    config: Path | None
-    cluster: str | None
-    run_dir: str | None
-    overrides: tuple[str, ...]
-    stage: str | None
-
-    def load(self) -> Run:
-        """Loads the run."""
-        return read_run_or_cluster(self.config, self.cluster, self.run_dir, self.overrides)
-
-
-@dataclass(frozen=True)
-class _Compared:
-    """Two environments of a stage, and what else differs."""
-
-    before: Explanation
-    after: Explanation
-    against: str
-    changes: Changes | None = None
-    unseen: str = ""
-    """What the comparison cannot show."""
-
-
-def _compare(asked: _Asked, other: str) -> _Compared:
+def _compare(load: Callable[[], Run], stage: str | None, other: str, cluster: str | None) -> Comparison:
     """The run compared with OTHER: a script, a release, another run file or another profile."""
+    from hpcgen import api
     from hpcgen.run_plan import explanation, plan, release
+    from hpcgen.slurm.rendering import rendered
 
-    if (script := _script(Path(other), asked.stage)) is not None:
-        run = asked.load()
-        after = explanation.explain(script.stage, run)
-        against = f"{other}, rendered by hpcgen {script.version}"
-        return _Compared(_of_script(script), after, against, _changes(script, run))
-    run = asked.load()
-    stage = asked.stage or plan.main_stage(run)
-    if other in release.release_names():
-        before, after, changes = release.compare_with(other, stage, asked.load)
-        return _Compared(before, after, f"hpcgen {other}", changes, release.unseen(other))
+    run = load()
+    if (script := rendered.find_script(Path(other), stage)) is not None:
+        return rendered.compare_with(script, run, api.template_directories(run))
+    stage = stage or plan.main_stage(run)
+    known = release.release_names()
+    if other in known:
+        return release.compare_with(other, stage, load)
     if re.fullmatch(r"\d+(\.\d+)+", other) and not Path(other).exists():
-        known = ", ".join(release.release_names())
-        raise HpcgenError(
-            f"--diff {other}: this version has no record", f"use {known}, or a script that it rendered"
-        )
-    return _Compared(
-        explanation.explain(stage, _other(other, run, asked.cluster)),
-        explanation.explain(stage, run),
-        other,
-    )
+        hint = f"use {', '.join(known)}, or a script that it rendered"
+        raise HpcgenError(f"--diff {other}: this version has no record", hint)
+    before = explanation.explain(stage, _other(other, run, cluster))
+    return explanation.Comparison(before=before, after=explanation.explain(stage, run), against=other)
 
 
 def _other(other: str, run: Run, cluster: str | None) -> Run:
@@ -150,53 +107,19 @@ def _other(other: str, run: Run, cluster: str | None) -> Run:
     return read_run_or_cluster(None, other, run.config.paths.run_dir, ())
 
 
-def _script(path: Path, stage: str | None) -> Rendered | None:
-    """The script to compare with; None if the file is none.
+def _show_difference(compared: Comparison, names: tuple[str, ...], as_json: bool) -> None:
+    from hpcgen.run_plan import explanation
 
-    Raises:
-        HpcgenError: it is not a script of this stage.
-    """
-    from hpcgen.slurm.rendering.rendered import read_script
-
-    if not path.is_file():
-        return None
-    text = path.read_bytes().decode(errors="replace")
-    if not text.startswith("#!"):
-        return None
-    script = read_script(text, str(path))
-    if script.stage not in STAGE_ROWS or stage not in (None, script.stage):
-        raise HpcgenError(
-            f"{path} is a script of stage {script.stage}", "name a script of the stage to explain"
-        )
-    return script
-
-
-def _of_script(script: Rendered) -> Explanation:
-    """The environment of a script, as far as the script tells."""
-    from hpcgen.run_plan.explanation import Explanation
-
-    return Explanation(
-        stage=script.stage,
-        cluster="",
-        run_dir="",
-        variables=script.variables,
-        computed={},
-        secrets=script.secrets,
-        absent=(),
-        warnings=(),
-        defaults={},
-    )
-
-
-def _changes(before: Rendered, run: Run) -> Changes:
-    """What else has changed since a script was rendered for the run."""
-    from hpcgen import api
-    from hpcgen.slurm.rendering.rendered import changes, read_script
-    from hpcgen.slurm.rendering.script import render_stage
-
-    planned = api.plan(run, [before.stage], exists=lambda path: True)
-    now = render_stage(planned, before.stage, api.template_directories(planned))
-    return changes(before, read_script(now.text, "now"))
+    warn(compared.after.warnings)
+    difference = explanation.compare(compared.before, compared.after, names)
+    changes = None if names else compared.changes
+    if as_json:
+        click.echo(json.dumps(_difference_json(difference) | _changes_json(changes), indent=1))
+    else:
+        _print_difference(difference, compared.against)
+        _print_changes(changes)
+    if compared.unseen:
+        click.echo(compared.unseen, err=True)
 
 
 def _print_changes(changed: Changes | None) -> None:

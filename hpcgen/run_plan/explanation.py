@@ -159,6 +159,20 @@ class Changes:
     """Key that neither the run file nor the profile sets -> its default."""
 
 
+@record(kw_only=True)
+class Comparison:
+    """An explanation, compared with another one of the same stage."""
+
+    before: Explanation
+    after: Explanation
+    against: str
+    """What `before` is from."""
+    changes: Changes | None = None
+    """What else has changed; None if only the variables are compared."""
+    unseen: str = ""
+    """What the comparison cannot show."""
+
+
 def explain(name: str, run: Run) -> Explanation:
     """Explains the environment of the stage `name`. Its data files need not exist.
 

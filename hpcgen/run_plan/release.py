@@ -20,7 +20,7 @@ from hpcgen.config.loader import ANY_RUN, Run, load_document
 from hpcgen.config.run import RunConfig
 from hpcgen.planning.environment import Variable, stage_environment
 from hpcgen.resources import RELEASES, as_of, shipped
-from hpcgen.run_plan.explanation import Change, Changes, Explanation, different, explain
+from hpcgen.run_plan.explanation import Change, Changes, Comparison, Explanation, different, explain
 from hpcgen.run_plan.plan import plan
 from hpcgen.stages import STAGES
 from trainer.contract.record import record
@@ -60,22 +60,25 @@ def read_release(version: str) -> Release:
     return Release(version, read["defaults"], read["variables"])
 
 
-def compare_with(
-    version: str, stage: str, load: Callable[[], Run]
-) -> tuple[Explanation, Explanation, Changes]:
-    """The environment of a stage with a release's record and now, and what else has changed. `load` loads the run."""
+def compare_with(version: str, stage: str, load: Callable[[], Run]) -> Comparison:
+    """A stage with a release's record and now. `load` loads the run."""
     release = read_release(version)
     with as_of(version):
         run = load()
         before, directives = explain(stage, run), _directives(stage, run)
     run = load()
-    after = explain(stage, run)
-    before = dataclasses.replace(before, variables=tuple(_variables(release, before)))
     changes = Changes(
         directives=different(directives, _directives(stage, run)),
         defaults=dict(_defaults(release, run)),
     )
-    return before, after, changes
+    return Comparison(
+        before=dataclasses.replace(before, variables=tuple(_variables(release, before))),
+        after=explain(stage, run),
+        against=f"hpcgen {version}",
+        changes=changes,
+        unseen=f"not compared: shell functions, templates, and how hpcgen {version} computed values. To see these too, "
+        "keep a script that it renders, and name the script after --diff",
+    )
 
 
 def _directives(stage: str, run: Run) -> dict[str, list[str]]:
@@ -137,11 +140,3 @@ def _defaults(release: Release, run: Run) -> Iterator[tuple[str, Change]]:
         for path, value in release.defaults[file].items():
             if path in now and now[path] != value and read.get(path) is None:
                 yield f"{file}: {path}", Change((json.dumps(value),), (json.dumps(now[path]),))
-
-
-def unseen(version: str) -> str:
-    """What a comparison with a release cannot show."""
-    return (
-        f"not compared: shell functions, templates, and how hpcgen {version} computed values. To see these too, keep a "
-        "script that it renders, and name the script after --diff"
-    )

@@ -163,7 +163,8 @@ def site_of_lp(open_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_user_needs_no_rights_in_the_sites_directory(site_of_lp: Path, open_path: Path) -> None:
     words = "init {} --preset ours --run-dir {}"
     hpcgen(*words.format("root.yaml", "root").split())  # imports what the commands need
-    hpcgen("render", "node-health", "-c", "root.yaml")
+    for command in ("validate", "render node-health"):
+        hpcgen(*command.split(), "-c", "root.yaml")
     status, printed = as_nobody(words.format("run.yaml", "nobody").split(), open_path / "printed")
     assert status == 0, printed
     status, printed = as_nobody(["render", "node-health", "-c", "run.yaml"], open_path / "printed")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -99,6 +100,26 @@ def test_todays_script_has_no_differences(run_file: Path, workplace: Path) -> No
         assert found["stage"] == stage
         for kind in ("added", "removed", "changed", "directives", "settings", "files", "functions"):
             assert not found[kind], kind
+
+
+def test_a_run_directory_has_the_scripts_of_hpcgen_submit(run_file: Path, workplace: Path) -> None:
+    scripts = workplace / "runs/submitit-me"
+    scripts.mkdir(parents=True)
+    for number, stage in enumerate(("node-health", "train", "node-health"), 7):
+        script = scripts / f"{number}_submission.sh"
+        script.write_text(hpcgen("render", stage, "-c", run_file).stdout + "srun() { :; }\n")
+        os.utime(script, (number, number))
+    found = hpcgen("explain", "--diff", "runs", "--stage", "train")
+    assert found.stdout.startswith(
+        "stage train: 33 variables, identical to runs/submitit-me/8_submission.sh, rend"
+    )
+    assert "9_submission.sh" in hpcgen("explain", "--diff", "runs").stdout
+    found = hpcgen("explain", "--diff", "runs", "--stage", "run")
+    assert found.status == 2
+    assert (
+        "runs has no submitit/*_submission.sh with a script of stage run; name a script in its"
+        in found.stderr
+    )
 
 
 @pytest.mark.parametrize(
