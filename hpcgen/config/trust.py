@@ -40,8 +40,11 @@ def require_trusted(
 
 
 def require_safe_parents(directory: Path) -> None:
-    """Refuses a directory that other users could replace, below a world-writable directory without sticky bit."""
-    for parent in directory.resolve().parents:
+    """Refuses a directory that other users could replace, below a world-writable directory without sticky bit.
+
+    A link to it could be replaced like the directory itself.
+    """
+    for parent in dict.fromkeys((*directory.absolute().parents, *directory.resolve().parents)):
         mode = parent.stat().st_mode
         if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
             raise HpcgenError(

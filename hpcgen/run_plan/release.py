@@ -18,6 +18,7 @@ from hpcgen.config.document import Document
 from hpcgen.config.keys import defaults
 from hpcgen.config.loader import ANY_RUN, Run, load_document
 from hpcgen.config.run import RunConfig
+from hpcgen.errors import HpcgenError
 from hpcgen.planning.environment import Variable, stage_environment
 from hpcgen.resources import RELEASES, as_of, shipped
 from hpcgen.run_plan.explanation import Change, Changes, Comparison, Explanation, different, explain
@@ -61,12 +62,21 @@ def read_release(version: str) -> Release:
 
 
 def compare_with(version: str, stage: str, load: Callable[[], Run]) -> Comparison:
-    """A stage with a release's record and now. `load` loads the run."""
+    """A stage with a release's record and now. `load` loads the run.
+
+    Raises:
+        HpcgenError: the run has mistakes, or needs what the release did not ship.
+    """
     release = read_release(version)
-    with as_of(version):
-        run = load()
-        before, directives = explain(stage, run), _directives(stage, run)
     run = load()
+    try:
+        with as_of(version):
+            earlier = load()
+            before, directives = explain(stage, earlier), _directives(stage, earlier)
+    except HpcgenError as error:
+        raise HpcgenError(
+            f"not comparable with hpcgen {version}, with whose files this run would be refused: {error}"
+        ) from error
     changes = Changes(
         directives=different(directives, _directives(stage, run)),
         defaults=dict(_defaults(release, run)),
@@ -114,10 +124,11 @@ def _variables(release: Release, before: Explanation) -> Iterator[Variable]:
     recorded, now = release.variables.get(before.stage, {}), own_variables(before.stage)
     for variable in before.variables:
         is_own, name = variable.layer in OWN_LAYERS, variable.name
-        if is_own and name in recorded and recorded[name] != now.get(name, recorded[name]):
-            value = recorded[name][0].replace("RUN_DIR", before.run_dir)
+        values, written = recorded.get(name), variable.value.replace(before.run_dir, "RUN_DIR")
+        if is_own and values and written not in values and values != now.get(name, values):
+            value = values[0].replace("RUN_DIR", before.run_dir)
             yield dataclasses.replace(variable, value=value, origin=f"hpcgen {release.version}")
-        elif not is_own or name in recorded or name not in now:
+        elif not is_own or values or name not in now:
             yield variable
     for name in sorted(recorded.keys() - now.keys()):
         yield Variable(

@@ -190,6 +190,14 @@ def test_a_release_is_compared_by_its_record(
     )
 
 
+def test_a_run_on_what_a_release_did_not_ship_is_not_compared_with_it(workplace: Path) -> None:
+    write_yaml(workplace / "clusters/new.yaml", {"extends": "local", "node_type": "h100-sxm"})
+    found = hpcgen("explain", "--cluster", "new", "--diff", "0.2.0")
+    assert (found.status, found.stdout) == (2, "")
+    assert "not comparable with hpcgen 0.2.0, with whose files this run would be refused: " in found.stderr
+    assert "clusters/new.yaml:3: node_type = h100-sxm is not a known node type" in found.stderr
+
+
 def test_a_default_that_changed_since_0_2_0_is_found(workplace: Path) -> None:
     found = hpcgen("explain", "--cluster", "local", "--stage", "node-health", "--diff", "0.2.0", "--json")
     printed = json.loads(found.stdout)

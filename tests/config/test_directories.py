@@ -113,6 +113,14 @@ def test_a_site_directory_that_others_can_write_to_is_refused(
         path.chmod(mode | 0o002)
         assert f"chmod o-w {path}" in refused()
         path.chmod(mode)
+    link = site.parents[1] / "links/site"
+    link.parent.mkdir()
+    link.symlink_to(site)
+    monkeypatch.setenv("HPCGEN_SITE", str(link))
+    assert load_cluster("orion")[0].scratch == "/uni"
+    link.parent.chmod(0o777)
+    assert f"chmod o-w {link.parent}" in refused()
+    monkeypatch.setenv("HPCGEN_SITE", str(site))
     site.chmod(0o1777)  # anyone could add what is missing
     assert f"chmod o-w {site}" in refused()
 
