@@ -162,6 +162,11 @@ def _print_explanation(explained: Explanation, here: tuple[str, ...], everything
     if explained.secrets:
         _print_heading("secrets, inherited from the submitting shell and never written to a file")
         _print_text(", ".join(explained.secrets), indent=0)
+    if everything and explained.environment_script:
+        _print_heading(
+            "set or changed by the nodes' script in the job, unless the profile or the run file sets it"
+        )
+        _print_text(explained.environment_script, indent=0)
     if everything:
         _print_heading("unset if the submitting shell exports them")
         _print_text(", ".join(explained.unset), indent=0)
@@ -267,6 +272,7 @@ def _explanation_json(explained: Explanation, here: tuple[str, ...]) -> dict[str
         "variables": [dataclasses.asdict(variable) for variable in explained.variables],
         "computed": dict(explained.computed),
         "secrets": list(explained.secrets),
+        "environment_script": explained.environment_script,
         "unset": {"patterns": list(explained.unset), "in_this_shell": list(here)},
         "not_set": [
             {"change": item.change, **dataclasses.asdict(item.variable)} for item in explained.absent

@@ -21,6 +21,10 @@ GpuRequest = Annotated[
 ]
 SlurmVersion = Annotated[str, Text(r"\d{2}\.\d{2}(\.\d+)*", 'a Slurm version such as "25.11"')]
 HostName = Annotated[str, Text(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,252}[A-Za-z0-9])?", "the name of a host")]
+HostSuffix = Annotated[str, Text(r"[A-Za-z0-9.-]{1,63}", "the end of the name of a host")]
+InterfaceName = Annotated[
+    str, Text(r"[A-Za-z0-9][A-Za-z0-9_.:@-]{0,14}", "the name of a network interface such as ib0")
+]
 Argument = Annotated[str, Text(r".{1,1000}", "a word of 1 to 1000 characters")]
 SettingName = Annotated[str, Text("|".join(SETTING_NAMES), f"a key of slurm: {', '.join(SETTING_NAMES)}")]
 Currency = Annotated[str, Text(r"[A-Z]{3}", 'the three letters of a currency, such as "USD" or "EUR"')]
@@ -43,6 +47,16 @@ class PartitionConfig(JobLimits):
 
     price_per_gpu_hour: PositiveFloat | None = None
     """Price of one GPU for one hour in this partition. Default: the profile's `price_per_gpu_hour`."""
+
+
+@config_section
+class Rendezvous:
+    """Where the ranks meet, if that is not the address of the first node that Slurm knows. One key is set."""
+
+    suffix: HostSuffix | None = None
+    """Text after the name of the first node, such as "i". The name with it must resolve."""
+    interface: InterfaceName | None = None
+    """Network interface of the first node, such as ib0. Its first address is used."""
 
 
 @config_section
@@ -90,6 +104,8 @@ class ClusterConfig:
     """MaxArraySize in slurm.conf: the maximum number of tasks in a job array."""
     scratch: MountPath = "/tmp"
     """Node-local directory for caches and temporary files. It must exist on every node."""
+    rendezvous: Rendezvous | None = None
+    """Rule for the address at which ranks meet. Default: the address of the first node that Slurm knows."""
     login_host: HostName | None = None
     """Login host for the SSH tunnel to TensorBoard; null prints a placeholder."""
     health_command: tuple[Argument, ...] = ()

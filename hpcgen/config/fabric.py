@@ -47,6 +47,8 @@ class Fabric:
     """Containers get the NICs from enroot's hook for NVIDIA's adapters."""
     environment: dict[EnvironmentName, Variable] = field(default_factory=dict)
     """See `NodeType.environment`."""
+    environment_script: MountPath | None = None
+    """See `NodeType.environment_script`."""
     must_not_set: dict[VariablePattern, Exclusion] = field(default_factory=dict)
     """See `NodeType.must_not_set`."""
     library_path: tuple[MountPath, ...] = ()

@@ -228,6 +228,9 @@ class NodeType:
     """Jobs get exclusive nodes."""
     environment: dict[EnvironmentName, Variable] = field(default_factory=dict)
     """Environment variables of GPU jobs on these nodes."""
+    environment_script: MountPath | None = None
+    """Script of the nodes that sets more variables, such as that of a network plugin. Stages that use GPUs source it
+    before their ranks start, after `environment`."""
     must_not_set: dict[VariablePattern, Exclusion] = field(default_factory=dict)
     """Environment variables that do harm on these nodes. A name can end in *."""
     library_path: tuple[MountPath, ...] = ()

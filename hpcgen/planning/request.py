@@ -412,6 +412,9 @@ def cluster_problems(cluster: ClusterConfig, node_type: NodeType) -> Iterator[Pr
     yield from _gres_problems(cluster, node_type)
     yield from _version_problems(cluster)
     yield from _code_problems(cluster, node_type)
+    if (rule := cluster.rendezvous) and (rule.suffix is None) == (rule.interface is None):
+        reason = "must have either suffix or interface"
+        yield Problem("rendezvous", reason, "keep one of them, or remove rendezvous", "cluster")
     if cluster.health_command and not cluster.health_command[0].startswith("/"):
         reason = "is not an absolute path, so nodes where it is not on PATH would count as bad"
         hint = "use the absolute path of the program on the nodes"

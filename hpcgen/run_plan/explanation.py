@@ -75,6 +75,8 @@ class Explanation:
     """Name -> how the script sets it in the job."""
     secrets: tuple[str, ...]
     """Names of variables that the job inherits from the submitting shell."""
+    environment_script: str | None = None
+    """Script of the nodes that sets more variables when the job runs."""
     absent: tuple[Absent, ...]
     warnings: tuple[str, ...]
     defaults: Mapping[str, tuple[str, str]]
@@ -191,6 +193,7 @@ def explain(name: str, run: Run) -> Explanation:
         run_dir=config.paths.run_dir,
         computed={name: _in_place(COMPUTED[name], run, config) for name in _computed(stage, run, config)},
         secrets=stage_secrets(stage, config),
+        environment_script=run.node_type.environment_script if stage.uses_gpus else None,
         absent=tuple(_absent(stage, run, config, {variable.name for variable in variables})),
         warnings=tuple(
             str(_located(run, problem)) for problem in environment_warnings(stage, run, variables)

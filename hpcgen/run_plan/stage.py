@@ -31,6 +31,8 @@ class StagePlan:
     device: str
     """cuda if the stage runs on GPUs, otherwise cpu."""
     environment: tuple[Variable, ...]
+    environment_script: str | None
+    """Path of the nodes' script that sets more variables."""
     container: Container | None
     python: str
     arguments: tuple[str, ...]
@@ -93,6 +95,7 @@ def make_stage(
         directives=_directives(stage, config, allocation, signal_lead_s),
         device="cuda" if uses_gpus(stage, run) else "cpu",
         environment=environment,
+        environment_script=run.node_type.environment_script if stage.uses_gpus else None,
         container=container,
         python=run.cluster.python,
         arguments=work.arguments,

@@ -6,12 +6,11 @@ list_nodes() {
     host_names job_nodes "$SLURM_JOB_NODELIST" || { say "ERROR: scontrol cannot list the nodes of this job (above)" >&2; rc=1; return 1; }
     step_nodes=("${job_nodes[@]}")
 }
+# NODE: prints the address that Slurm knows, because names need not resolve on compute nodes.
+node_address() { local node; node=$(retry scontrol show node -o "$1"); sed -n 's/.* NodeAddr=\([^ ]*\).*/\1/p' <<<"$node"; }
 rendezvous() {
-    local node
     ((${#step_nodes[@]})) || list_nodes || return
-    # The address that Slurm knows: names need not resolve on compute nodes.
-    node=$(retry scontrol show node -o "${step_nodes[0]}")
-    MASTER_ADDR=$(sed -n 's/.* NodeAddr=\([^ ]*\).*/\1/p' <<<"$node")
+    MASTER_ADDR=$(node_address "${step_nodes[0]}") || exit
     [[ $MASTER_ADDR ]] || { MASTER_ADDR=${step_nodes[0]}; say "scontrol does not show node $MASTER_ADDR (above; PrivateData=nodes?): the ranks look up its name"; }
     [[ ! $MASTER_ADDR =~ ^(localhost|127\..*|::1)$ ]] || (($(num_hosts) == 1)) ||
         die "the address of ${step_nodes[0]} is $MASTER_ADDR, which several hosts cannot share; correct NodeAddr in slurm.conf"

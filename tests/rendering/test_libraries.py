@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import shutil
@@ -63,7 +64,11 @@ def test_every_library_is_carried_by_some_stage() -> None:
     cases = ("azure-ndv5-pyxis", "azure-ndv5-enroot", "site-group")
     stages = [stage for case in cases for stage in planned_case(case).stages.values()]
     found = {
-        library.path for stage in stages for library in stage_libraries(stage, hooks=True, share="group")
+        library.path
+        for stage in stages
+        for library in stage_libraries(
+            dataclasses.replace(stage, environment_script="/a"), hooks=True, share="group", has_rule=True
+        )
     }
     assert found == set(LIBRARIES)
 
@@ -293,6 +298,76 @@ rendezvous && echo "$MASTER_ADDR"
     done = with_libraries("base", "ranks", then=then, cwd=tmp_path)
     assert done.stdout.endswith("\nuni1\n"), done.stderr
     assert "PrivateData=nodes" in done.stdout
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("rule", "node", "address"),
+    [
+        ("suffix t", "localhos", r"(127\.0\.0\.1|::1)"),
+        (
+            "suffix .invalid",
+            "uni1",
+            r"uni1\.invalid does not resolve \(rendezvous\.suffix = \.invalid in .*\)",
+        ),
+        ("interface lo", "uni1", r"127\.0\.0\.1"),
+        (
+            "interface ib9",
+            "uni1",
+            r"interface ib9 of uni1 has no address \(rendezvous\.interface = ib9 in .*\)",
+        ),
+    ],
+)
+def test_ranks_meet_where_the_profile_says(rule: str, node: str, address: str, tmp_path: Path) -> None:
+    then = f"""
+restart=0 ntasks_per_node=1 step_nodes=({node}) rendezvous_rule=({rule})
+sleep() {{ :; }}
+num_hosts() {{ echo 1; }}
+srun() {{ "${{@: -6}}"; }}
+rendezvous && echo "$MASTER_ADDR"
+"""
+    done = with_libraries("base", "ranks", "rendezvous", then=then, cwd=tmp_path)
+    assert re.search(rf"{address}$", (done.stdout + done.stderr).strip()), done
+    assert (done.returncode == 0) == address.endswith(("1", "1)"))
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        (None, r"node\.sh is missing or not readable on \S+ \(environment_script of the node type\)"),
+        ("echo why; false", r"node\.sh failed with status 1 \(above\)"),
+        ("exit 0", r"node\.sh ends its shell, so its variables are lost: it must not call exit"),
+    ],
+)
+def test_an_environment_script_that_fails_ends_the_job(
+    script: str | None, message: str, tmp_path: Path
+) -> None:
+    if script is not None:
+        (tmp_path / "node.sh").write_text(script)
+    then = 'run_environment_script "$PWD/node.sh" ""; echo continued'
+    done = with_libraries("base", "scratch", "node-environment", then=then, cwd=tmp_path)
+    assert done.returncode == 1
+    assert re.search(rf"ERROR: {tmp_path}/{message}\n$", done.stderr), done.stderr
+    assert "continued" not in done.stdout
+
+
+@pytest.mark.process
+def test_an_environment_script_replaces_what_the_node_type_sets(tmp_path: Path) -> None:
+    (tmp_path / "node.sh").write_text(
+        "export NCCL_A=2 NCCL_C=3 LD_LIBRARY_PATH=/x; unset NCCL_B; export lower=1\n"
+    )
+    then = """
+export NCCL_A=1 NCCL_B=1
+run_environment_script "$PWD/node.sh" "" && echo "$NCCL_A ${NCCL_B-none} $NCCL_C ${LD_LIBRARY_PATH-none}"
+printf '%s\n' "${task_environment[@]}" | grep NCCL
+"""
+    done = with_libraries("base", "scratch", "node-environment", then=then, cwd=tmp_path)
+    assert done.stdout.splitlines()[-3:] == ["2 none 3 none", "NCCL_A=2", "NCCL_C=3"], (
+        done.stdout + done.stderr
+    )
+    assert f"{tmp_path}/node.sh set NCCL_A NCCL_B (removed) NCCL_C (values: " in done.stdout
+    assert re.search(r"not taken from \S+: LD_LIBRARY_PATH lower\n", done.stdout)
 
 
 @pytest.mark.process

@@ -68,6 +68,26 @@ def ended(cluster: SlurmCluster, run: Path, job_id: str, state: str = "COMPLETED
     return log
 
 
+NODE_SCRIPT = """\
+set -eu
+echo it says so
+export PATH=/nowhere SET_BY_SCRIPT="\\$(id) $READ_BY_SCRIPT" READ_BY_SCRIPT=changed PATH_OF_SCRIPT=$BASH_SOURCE
+unset UNWANTED
+not_exported=1
+"""
+
+
+def with_rules_of_a_site(directory: Path) -> None:
+    """Adds a rule for the rendezvous to the profile, and an environment script to its node type."""
+    profile = directory / "cluster.yaml"
+    rules = "node_type: scripted\nrendezvous: {interface: lo}\n"
+    profile.write_text(profile.read_text() + rules)
+    (directory / "topologies").mkdir()
+    facts = f"extends: cpu\nenvironment_script: {directory}/node.sh\n"
+    (directory / "topologies/scripted.yaml").write_text(facts)
+    (directory / "node.sh").write_text(NODE_SCRIPT)
+
+
 def test_every_rank_gets_its_variables_and_arguments_are_data(
     slurm_cluster: SlurmCluster, tmp_path: Path
 ) -> None:
@@ -75,9 +95,18 @@ def test_every_rank_gets_its_variables_and_arguments_are_data(
     hostile = "it's; $(touch hacked) `touch hacked` {{x}}"
     command = ["sh", "-c", 'echo "$@" "env $RANK $LOCAL_RANK $MASTER_ADDR:$MASTER_PORT in $PWD"', "sh"]
     command += [shown, "at={MASTER_ADDR}:{MASTER_PORT}", "restart={RESTART} {RUN_DIR}", hostile]
+    command[2] += '; echo "script $SET_BY_SCRIPT, $READ_BY_SCRIPT, $PATH_OF_SCRIPT, $UNWANTED"'
     run = program_run(tmp_path, {"command": command}, **TWO_NODES)
-    job_id = submit(slurm_cluster, run)
+    with_rules_of_a_site(tmp_path)
+    given = [f"environment.{name}=of the run" for name in ("READ_BY_SCRIPT", "UNWANTED")]
+    job_id = submit(slurm_cluster, run, *given)
     log = ended(slurm_cluster, run, job_id)
+    assert log.count(f"script $(id) of the run, of the run, {tmp_path}/node.sh, of the run\n") == 4
+    assert f"{tmp_path}/node.sh set PATH_OF_SCRIPT SET_BY_SCRIPT (values: " in log
+    assert f"not taken from {tmp_path}/node.sh: PATH READ_BY_SCRIPT UNWANTED" in log
+    assert "it says so\n" in log
+    values = (tmp_path / f"run/jobs/{job_id}/node-environment").read_text()
+    assert values == f"PATH_OF_SCRIPT={tmp_path}/node.sh\nSET_BY_SCRIPT=$(id) of the run\n"
     port = 10_000 + int(job_id) * 8 % 20_000
     for rank in range(4):
         expected = (

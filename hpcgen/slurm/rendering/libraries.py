@@ -32,15 +32,22 @@ class Library:
         return hashlib.sha256(self.text.encode()).hexdigest()
 
 
-def stage_libraries(stage: StagePlan, *, hooks: bool, share: Share = "private") -> tuple[Library, ...]:
-    """The libraries that the script of a stage includes, in order. `hooks`: the site defines a prologue or epilogue."""
+def stage_libraries(
+    stage: StagePlan, *, hooks: bool, share: Share = "private", has_rule: bool = False
+) -> tuple[Library, ...]:
+    """The libraries that the script of a stage includes, in order.
+
+    `hooks`: the site defines a prologue or epilogue. `has_rule`: the profile has a rule for the rendezvous.
+    """
     directory = shipped("templates") / "lib"
     # a stage with few functions defines them in its template
-    paths = [path for name in _names(stage, hooks, share) if (path := directory / f"{name}.sh").exists()]
+    paths = [
+        path for name in _names(stage, hooks, share, has_rule) if (path := directory / f"{name}.sh").exists()
+    ]
     return tuple(Library(path, path.read_text(encoding="utf-8")) for path in paths)
 
 
-def _names(stage: StagePlan, hooks: bool, share: Share) -> Iterator[str]:
+def _names(stage: StagePlan, hooks: bool, share: Share, has_rule: bool) -> Iterator[str]:
     container = stage.container
     yield "base"
     if share == "group":
@@ -48,8 +55,12 @@ def _names(stage: StagePlan, hooks: bool, share: Share) -> Iterator[str]:
     if hooks:
         yield "hooks"
     yield "scratch"
+    if stage.environment_script:
+        yield "node-environment"
     if stage.kind.has_ranks:
         yield "ranks"
+    if has_rule:
+        yield "rendezvous"
     if stage.kind.config_file == TRAINER_FILE:
         yield "datasets"
     if container is not None and container.image_is_file:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcgen.config.presets import PRESETS
+from hpcgen.planning.environment import GIVEN
 from hpcgen.resources import shipped
 from hpcgen.run_plan.plan import Plan
 from hpcgen.run_plan.stage import StagePlan
@@ -164,6 +165,8 @@ def template_context(
             {"name": variable.name, "value": variable.value, "layer": variable.layer, "why": variable.why}
             for variable in stage.environment
         ],
+        "environment_script": stage.environment_script or "",
+        "given_variables": " ".join(each.name for each in stage.environment if each.layer in GIVEN),
         "device": stage.device,
         "runtime": container.runtime if container else "none",
         "image_is_file": container is not None and container.image_is_file,
@@ -175,7 +178,12 @@ def template_context(
         # the image stage runs its job files, so no other user may have write access to their directory
         "job_files_directory": "scratch" if stage.kind.runs_own_files else "held",
         "hooks": hooks,
-        "libraries": stage_libraries(stage, hooks=hooks, share=plan.config.share),
+        "libraries": stage_libraries(
+            stage,
+            hooks=hooks,
+            share=plan.config.share,
+            has_rule="rendezvous_rule" in {each.name for each in settings},
+        ),
     }
     context["header"] = _header(plan, stage, context, sources, replaced)
     context["queues_jobs"] = (

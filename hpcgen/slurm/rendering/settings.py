@@ -45,6 +45,7 @@ def stage_settings(plan: Plan, stage: StagePlan) -> tuple[Setting, ...]:
         "option_variables": " ".join(option_variables(stage.directives)),
         "nodes": stage.allocation.nodes,
         **({"ntasks_per_node": stage.allocation.ranks_per_node} if stage.kind.has_ranks else {}),
+        **_rendezvous(plan, stage),
         **stage.values,  # type: ignore[dict-item]
         **_container(plan, stage),
         "step": stage.allocation.srun_options(),
@@ -56,6 +57,16 @@ def stage_settings(plan: Plan, stage: StagePlan) -> tuple[Setting, ...]:
 def has_preflight(stage: StagePlan) -> bool:
     """True if the stage checks its nodes before it starts and excludes bad ones."""
     return stage.kind.has_attempts and stage.checks_nodes
+
+
+def _rendezvous(plan: Plan, stage: StagePlan) -> dict[str, Value]:
+    """The profile's rule for the address at which the ranks meet, if it has one."""
+    rule = plan.run.cluster.rendezvous
+    if rule is None or not stage.kind.has_ranks:
+        return {}
+    return {
+        "rendezvous_rule": ("suffix", rule.suffix) if rule.suffix else ("interface", rule.interface or "")
+    }
 
 
 def _container(plan: Plan, stage: StagePlan) -> dict[str, Value]:
