@@ -313,27 +313,25 @@ def _segment_problems(
     segment, spares = allocation.segment, allocation.spare_nodes
     if segment is None:
         return
-    more, rest = divmod(allocation.num_job_nodes, segment)
+    total, where = allocation.num_job_nodes, place("segment").path
+    count, rest = divmod(total, segment)
     if rest:
-        with_spares = (
-            f" + preflight.spare_nodes = {spares}, {allocation.num_job_nodes} in total" if spares else ""
-        )
-        choices = [count * segment - spares for count in (more, more + 1)]
-        hint = f"use {one_of([str(count) for count in choices if count > 0])}"
-        if spares:
-            hint += f", or set spare_nodes to {spares + segment - rest}"
-        where = place("segment").path
+        with_spares = f"and preflight.spare_nodes = {spares} make {total} nodes, which " if spares else ""
+        sizes = [each * segment - spares for each in (count, count + 1)]
+        hint = f"use {one_of([str(size) for size in sizes if size > 0])}"
         yield place("nodes").problem(
-            f"{with_spares} cannot be divided into segments of {segment} nodes ({where})".lstrip(),
-            hint,
+            f"{with_spares}cannot be divided into segments of {segment} nodes ({where})",
+            f"{hint}, or set spare_nodes to {spares + segment - rest}" if spares else hint,
             about=("preflight.spare_nodes",) if spares else (),
         )
     elif allocation.nodes_per_segment is None:
         reason = (
-            f"neither fills segments of {segment} nodes ({place('segment').path}) nor gives each of the {more} "
-            "segments of the job equally many spare nodes, so replacing a node would split a segment"
+            f"neither fills segments of {segment} nodes ({where}) nor gives each of the {count} segments of the job "
+            "equally many spare nodes, so replacing a node would split a segment"
         )
-        yield Problem("preflight.spare_nodes", reason, f"use a multiple of {more} or of {segment}")
+        sizes = sorted({-(-spares // unit) * unit for unit in (count, segment)})
+        choices = [f"{size} with {total - size} nodes" for size in sizes if size < total]
+        yield Problem("preflight.spare_nodes", reason, f"use {one_of(choices)}", about=(place("nodes").path,))
 
 
 def _single_node_problems(

@@ -260,6 +260,14 @@ def test_the_run_file_starts_as_many_tasks_as_the_script(directives: str, ranks:
     assert "extra_directives" not in found.sections["slurm"]["defaults"]
 
 
+@pytest.mark.parametrize(("value", "segment"), [("16", 16), ("0", None)])
+def test_a_segment_becomes_a_key(value: str, segment: int | None) -> None:
+    script = f"#SBATCH --nodes=32 --ntasks-per-node=8 --time=90 --segment={value}\nsrun ./run\n"
+    found = migrate(script, "job.sh", *load_cluster("azure-ndv5")).sections["slurm"]["defaults"]
+    assert found.get("segment") == segment
+    assert found.get("extra_directives") == (None if segment else ["--segment=0"])
+
+
 @pytest.mark.parametrize("option", PASSED_ON)
 def test_a_value_that_a_key_does_not_take_is_listed(option: str) -> None:
     """As an extra directive, hpcgen would refuse it."""

@@ -446,10 +446,10 @@ def test_segments(tmp_path, nodes, spares, segment, expected):
             32,
             1,
             "slurm.train.nodes",
-            "+ preflight.spare_nodes = 1, 33 in total cannot be divided into segments of 16 nodes (slurm.segment); "
-            "use 31 or 47, or set spare_nodes to 16",
+            "and preflight.spare_nodes = 1 make 33 nodes, which cannot be divided into segments of 16 nodes "
+            "(slurm.segment); use 31 or 47, or set spare_nodes to 16",
         ),
-        (31, 1, "preflight.spare_nodes", "would split a segment; use a multiple of 2 or of 16"),
+        (31, 1, "preflight.spare_nodes", "would split a segment; use 2 with 30 nodes or 16 with 16 nodes"),
     ],
 )
 def test_nodes_that_segments_cannot_hold(tmp_path, nodes, spares, path, said):

@@ -6,8 +6,10 @@ import dataclasses
 
 import pytest
 
+from hpcgen import plan
 from hpcgen.planning import resources
 from tests.planning.cases import valid_facts, warned, warnings
+from tests.runs import big_run, loaded, write_yaml
 from trainer.contract.rules import context_parallel, experts, precision
 from trainer.contract.rules.facts import World
 
@@ -125,6 +127,19 @@ def test_a_warning_offers_nothing_that_would_be_an_error():
     shape = {"model__num_layers": 96, "model__hidden_size": 12288, HEADS: 96, TP: 8}
     [message] = warnings(**shape)
     assert message.endswith("; use more pipeline stages")
+
+
+@pytest.mark.parametrize(("gib", "fits"), [(63.4, True), (39.5, False)])
+def test_a_site_states_the_memory_of_its_gpus(tmp_path, monkeypatch, gib, fits):
+    """A100 exists with 40, 64 and 80 GB. Nothing follows from the name of the GPU."""
+    monkeypatch.chdir(tmp_path)
+    facts = {"extends": "a100-sxm", "gpus_per_node": 4, "gpu_memory_gib": gib}
+    write_yaml(tmp_path / "topologies" / "booster.yaml", facts)
+    write_yaml(tmp_path / "site.yaml", {"extends": "local", "node_type": "booster"})
+    values = big_run(cluster="./site.yaml", slurm={"train": {"nodes": 4, "time": "1:00:00"}}, preset="1.3b")
+    run = loaded(tmp_path, values | {"container": {}, "training": {"micro_batch_size": 16}})
+    found = [str(warning) for warning in plan(run, ["train"], exists=lambda _: True).warnings]
+    assert any("39.5 GiB" in warning for warning in found) == (not fits)
 
 
 def nvl72(nodes: int = 36, nvlink_nodes: int = 18, **changes: object) -> list[str]:

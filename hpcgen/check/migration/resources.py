@@ -169,6 +169,8 @@ def carry_directives(
                 carried.put(f"slurm.defaults.{key}", directive.value)
             else:
                 carried.leave(directive.line, text, f"slurm.defaults.{key} does not take this value")
+        elif directive.name == "segment" and re.fullmatch(r"[1-9]\d{0,4}", directive.value or ""):
+            carried.put("slurm.defaults.segment", int(directive.value or ""))
         elif directive.name.startswith("container"):
             carried.leave(
                 directive.line,
