@@ -1,10 +1,12 @@
-"""Names of environment variables that NCCL and PyTorch read, and common mistakes in them."""
+"""Names of environment variables that programs of a job read, and mistakes in them and in their values."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from pathlib import Path
 
+from hpcgen.config.variable_values import value_mistake
 from hpcgen.errors import Problem
 from hpcgen.text import nearest
 
@@ -60,6 +62,9 @@ PLUGIN_PREFIXES = (
 )  # fmt: skip
 """Prefixes of variables of plugins and of nccl-tests, which are not checked."""
 
+OPEN_PREFIXES = ("CUDA_", "FI_", "NVTE_", "OFI_NCCL_", "OMP_", "PYTORCH_", "SHARP_", "TORCH_FR_", "UCX_")
+"""Prefixes of variables of which only the usual ones are known: other names may be correct, misspelled ones are not."""
+
 BUILD_NAMES = frozenset((
     "NCCL_HOME", "NCCL_ROOT", "NCCL_ROOT_DIR", "NCCL_DIR", "NCCL_PATH", "NCCL_VERSION", "NCCL_INCLUDE_DIR",
     "NCCL_LIB_DIR", "NCCL_LIBRARY", "NCCL_INCLUDE", "NCCL_LIB", "NCCL_LIBRARIES", "NCCL_PREFIX",
@@ -77,19 +82,21 @@ DEBUG_LEVELS = ("VERSION", "WARN", "INFO", "ABORT", "TRACE")
 
 
 @functools.cache
-def known() -> frozenset[str]:
-    """All variables that NCCL or PyTorch's NCCL and gloo backends read."""
+def known() -> Mapping[str, str]:
+    """Variable -> the form of its values (see known_variables.txt). Complete for names that `is_checked`."""
     text = (Path(__file__).parent / "known_variables.txt").read_text(encoding="utf-8")
-    return frozenset(line for line in text.splitlines() if line and not line.startswith("#"))
+    rows = (line.partition(" ") for line in text.splitlines() if not line.startswith("#"))
+    return {name: form for name, _, form in rows}
 
 
 def right_name(name: str) -> str | None:
     """The intended name for a name that nothing reads; None if the name is correct or no name is similar."""
     if name in WRONG_NAMES:
         return WRONG_NAMES[name]
-    if not is_checked(name) or name in UNREAD or name in known():
+    is_open = name.startswith(OPEN_PREFIXES)
+    if not (is_open or is_checked(name)) or name in UNREAD or name in known():
         return None
-    return nearest(name, known())
+    return nearest(name, [each for each in known() if each.startswith(OPEN_PREFIXES) == is_open])
 
 
 def unread(name: str) -> str | None:
@@ -104,15 +111,27 @@ def is_checked(name: str) -> bool:
     return is_listed and not name.startswith(PLUGIN_PREFIXES) and name not in BUILD_NAMES
 
 
-def mistake_in(name: str, value: str) -> Problem | None:
-    """The problem of a variable that nothing reads or whose value is invalid; None if it may be correct."""
+def form_of(name: str) -> str:
+    """The form of a variable's values. Unknown variables have the form "text"."""
+    return known().get(name, "text")
+
+
+def name_mistake(name: str) -> Problem | None:
+    """The problem of a variable that nothing reads; None if something may read it."""
     path = f"environment.{name}"
     if right := right_name(name):
         return Problem(path, "has no effect, because nothing reads it", f"did you mean {right}?")
     if name in UNREAD:
         return Problem(path, f"has no effect: {UNREAD[name]}", "remove it")
+    return None
+
+
+def value_mistake_of(name: str, value: str) -> Problem | None:
+    """The problem of a value that the program of the variable does not accept; None if it may be correct."""
+    path = f"environment.{name}"
     if name == "NCCL_DEBUG" and value.upper() not in DEBUG_LEVELS:
         close = next((level for level in DEBUG_LEVELS if value.upper().startswith(level)), "WARN")
         reason = f"is {value}, which is not a level, so NCCL prints nothing"
         return Problem(path, reason, f"did you mean {close}?")
-    return None
+    mistake = value_mistake(form_of(name), value)
+    return Problem(path, f"is {value}, which {mistake[0]}", mistake[1]) if mistake else None

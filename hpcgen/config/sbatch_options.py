@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from hpcgen.text import nearest
+
 # fmt: off
 SBATCH_OPTIONS = frozenset((
     "account", "acctg-freq", "array", "batch", "bb", "bbf", "begin", "chdir", "cluster", "cluster-constraint",
@@ -43,3 +45,23 @@ def release_with(name: str, value: str) -> str:
     """
     flags = value.split(",") if name == "gres-flags" else []
     return max((ADDED.get(name, ""), *(GRES_FLAGS_ADDED.get(flag, "") for flag in flags)))
+
+
+def matching_options(name: str) -> tuple[str, ...]:
+    """Options of sbatch that `name` can mean: itself, or options with this prefix, as in getopt_long."""
+    options = SBATCH_OPTIONS | SBATCH_OPTIONS_OF_SOME
+    if name in options:
+        return (name,)
+    if len(name) == 1:
+        return ()
+    # options of some releases count only if no other matches, since the cluster may not have them
+    return tuple(sorted(option for option in SBATCH_OPTIONS if option.startswith(name))) or tuple(
+        sorted(option for option in options if option.startswith(name))[:1]
+    )
+
+
+def misspelled_option(name: str) -> str | None:
+    """The option closest to a misspelled one; None if none is close, or `name` is an option or its beginning."""
+    if len(name) == 1 or matching_options(name):
+        return None
+    return nearest(name, SBATCH_OPTIONS | SBATCH_OPTIONS_OF_SOME)

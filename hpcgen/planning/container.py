@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Literal
 
@@ -15,6 +16,13 @@ from hpcgen.errors import HpcgenError, Problem
 from hpcgen.planning.software import runtime
 from trainer.contract.record import record
 
+SYSTEM_DIRECTORIES = frozenset((
+    "/", "/bin", "/lib", "/lib32", "/lib64", "/sbin", "/usr", "/usr/bin", "/usr/lib", "/usr/lib64",
+    "/usr/lib/aarch64-linux-gnu", "/usr/lib/x86_64-linux-gnu", "/usr/sbin",
+))  # fmt: skip
+"""Directories of an image that no mount may hide."""
+IMAGE_DIRECTORIES = ("/etc", "/opt", "/usr/local")
+"""Directories in which images of NVIDIA and others have files that programs need."""
 CONTAINER_NAME = "hpcgen"
 """Name of the container that runtime enroot creates on each node, in a data directory specific to the job."""
 
@@ -188,7 +196,8 @@ def _shows(mount: Mount, path: str, read_only: bool) -> bool:
 def container_warnings(
     config: RunConfig, cluster: ClusterConfig, *, runs_trainer: bool = True
 ) -> Iterator[Problem]:
-    """Yields warnings about images that lack the trainer, if jobs run hpcgen's code, or whose tag can change."""
+    """Yields warnings about images that lack the trainer, if jobs run hpcgen's code, or whose tag can change, and about
+    mounts that hide files of the image."""
     image = config.container.image or cluster.container.image or ""
     if runtime(config, cluster) == "none":
         return
@@ -197,6 +206,10 @@ def container_warnings(
         reason = "contains neither Megatron-Core nor hpcgen, and code_dir is not set in the cluster profile"
         hint = "run hpcgen install-code and set code_dir to its directory, or build an image with hpcgen render image"
         yield Problem("container.image", reason, hint, file)
+    for place, mount in _given_mounts(config, cluster):
+        if _target(mount) in IMAGE_DIRECTORIES:
+            reason = "hides the image's own files there"
+            yield replace(place, reason=reason, hint="mount what is needed at another target")
     # NVIDIA does not change release tags such as 25.03-py3
     is_release = re.search(r"nvcr\.io[#/]nvidia/[^:]+:\d", image)
     if not is_image_file(image) and "@sha256:" not in image and not is_release:
@@ -207,7 +220,7 @@ def container_warnings(
 def missing_file_warnings(
     config: RunConfig, cluster: ClusterConfig, exists: Callable[[str], bool]
 ) -> Iterator[Problem]:
-    """Yields warnings about an image file and a code_dir that do not exist.
+    """Yields warnings about an image file, a code_dir and a Python that do not exist.
 
     Nothing is reported if this machine does not even have the first directory of the path.
     """
@@ -223,6 +236,12 @@ def missing_file_warnings(
     if cluster.code_dir and is_missing(cluster.code_dir):
         hint = "set it to the directory that hpcgen install-code prints"
         yield Problem("code_dir", "does not exist", hint, "cluster")
+    if "/" in cluster.python and not cluster.python.startswith("/"):
+        reason = "is a relative path, so jobs find it only if they are submitted from the directory above it"
+        yield Problem("python", reason, "use an absolute path, or a command on PATH", "cluster")
+    # in a container, it is the image's
+    if runtime(config, cluster) == "none" and cluster.python.startswith("/") and is_missing(cluster.python):
+        yield Problem("python", "does not exist", "set it to the Python interpreter of the nodes", "cluster")
 
 
 def missing_package_warnings(
@@ -302,16 +321,23 @@ def _image_problems(config: RunConfig, cluster: ClusterConfig) -> Iterator[Probl
 
 def _target_problems(config: RunConfig, cluster: ClusterConfig) -> Iterator[Problem]:
     taken: set[str] = set()
+    for place, mount in _given_mounts(config, cluster):
+        if _target(mount) in taken:
+            reason = "is already the target of another mount, and pyxis would silently use only one of them"
+            yield replace(place, reason=reason, hint="choose another target")
+        elif _target(mount) in SYSTEM_DIRECTORIES:
+            reason = "would hide the programs and libraries of the image, so the container could not start"
+            yield replace(place, reason=reason, hint="mount it at another target, such as /host/...")
+        taken.add(_target(mount))
+
+
+def _given_mounts(config: RunConfig, cluster: ClusterConfig) -> Iterator[tuple[Problem, Mount]]:
+    """Yields the mounts of both files, each with a problem at the place of its target that has no reason yet."""
     sections: tuple[tuple[Literal["run", "cluster"], tuple[Mount, ...]], ...] = (
         ("cluster", cluster.container.mounts),
         ("run", config.container.mounts),
     )
     for file, mounts in sections:
         for index, mount in enumerate(mounts):
-            if _target(mount) in taken:
-                path = f"container.mounts[{index}].{'target' if mount.target else 'source'}"
-                reason = (
-                    "is already the target of another mount, and pyxis would silently use only one of them"
-                )
-                yield Problem(path, reason, "choose another target", file)
-            taken.add(_target(mount))
+            key = "target" if mount.target else "source"
+            yield Problem(f"container.mounts[{index}].{key}", "", file=file), mount

@@ -189,7 +189,7 @@ def environment_warnings(stage: Stage, run: Run, environment: Iterable[Variable]
     """Yields warnings about variables that are unused or risky, and about SHARP where it is known to fail."""
     config = run.config
     environment = tuple(environment)
-    yield from _unread(environment, run)
+    yield from _mistaken(environment, run)
     yield from _risky(environment, run)
     given = {v.name: v.value for v in environment if v.layer in GIVEN}
     for problem in stage.environment_advice(run, given):
@@ -207,25 +207,18 @@ def excluded_variables(run: Run) -> Iterator[Problem]:
         yield Problem(f"environment.{name}", reason, "remove it")
 
 
-def _unread(environment: Iterable[Variable], run: Run) -> Iterator[Problem]:
-    """Yields variables from the user's or the site's files that nothing reads, or with a value unknown to NCCL."""
+def _mistaken(environment: Iterable[Variable], run: Run) -> Iterator[Problem]:
+    """Yields variables from the user's or the site's files that nothing reads, or whose value is wrong."""
     own_layers: tuple[Layer, ...] = ("built-in", "node type", "stage")
     is_shipped = all(file.startswith("shipped:") for file in run.node_type_files[:1])
     for variable in environment:
-        name, in_node_type = variable.name, variable.layer == "node type"
-        is_known = name != "NCCL_DEBUG" and any(hidden.layer in own_layers for hidden in variable.hides)
-        if is_known or (variable.layer in own_layers and (is_shipped or not in_node_type)):
+        if variable.layer in own_layers and (is_shipped or variable.layer != "node type"):
             continue
-        from hpcgen.config.known_variables import mistake_in
+        from hpcgen.planning.variable_mistakes import variable_mistakes
 
-        mistake = mistake_in(name, variable.value)
-        if mistake and in_node_type:
-            where = _written(name, run.node_type, run.node_type_document)
-            yield Problem(
-                "node_type", f"sets {name} ({where}), which {mistake.reason}", mistake.hint, "cluster"
-            )
-        elif mistake:
-            yield _in_its_file(mistake, run)
+        is_known = any(hidden.layer in own_layers for hidden in variable.hides)
+        for mistake in variable_mistakes(variable.name, variable.value, run.node_type, is_known=is_known):
+            yield _placed(variable, mistake, run)
 
 
 def _risky(environment: Iterable[Variable], run: Run) -> Iterator[Problem]:
@@ -238,12 +231,7 @@ def _risky(environment: Iterable[Variable], run: Run) -> Iterator[Problem]:
             reason, hint = "makes programs of the job run additional code", "remove it"
         else:
             continue
-        if variable.layer == "node type":
-            where = _written(variable.name, run.node_type, run.node_type_document)
-            reason = f"sets {variable.name} ({where}), which {reason}"
-            yield Problem("node_type", reason, hint, "cluster")
-        else:
-            yield _in_its_file(Problem(f"environment.{variable.name}", reason, hint), run)
+        yield _placed(variable, Problem(f"environment.{variable.name}", reason, hint), run)
 
 
 def _interface_warnings(stage: Stage, run: Run, environment: Iterable[Variable]) -> Iterator[Problem]:
@@ -254,6 +242,15 @@ def _interface_warnings(stage: Stage, run: Run, environment: Iterable[Variable])
         reason = f"does not set {' and '.join(missing)}, so nodes can choose different networks and wait for each other"
         hint = "set the interface (see ip -brief address) under environment in the node type or the profile"
         yield Problem("node_type", reason, hint, "cluster")
+
+
+def _placed(variable: Variable, problem: Problem, run: Run) -> Problem:
+    """The problem of a variable, in the file that sets it, or at the profile's key `node_type`."""
+    if variable.layer != "node type":
+        return _in_its_file(problem, run)
+    where = _written(variable.name, run.node_type, run.node_type_document)
+    reason = f"sets {variable.name} ({where}), which {problem.reason}"
+    return Problem("node_type", reason, problem.hint, "cluster")
 
 
 def _in_its_file(problem: Problem, run: Run) -> Problem:

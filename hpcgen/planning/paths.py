@@ -8,6 +8,7 @@ import os.path
 from collections.abc import Iterator
 from pathlib import Path
 
+from hpcgen.config.cluster import ClusterConfig
 from hpcgen.config.corpus import CorpusConfig, CorpusJob, blend, selection
 from hpcgen.config.program import in_run_dir
 from hpcgen.config.run import RunConfig
@@ -77,6 +78,17 @@ def run_dir_problems(config: RunConfig) -> Iterator[Problem]:
     """Yields the problem of a run directory that other runs would share."""
     if os.path.normpath(config.paths.run_dir) in ("/", "//"):
         yield Problem("paths.run_dir", "is the root directory", "use a directory for this run only")
+
+
+def scratch_warnings(config: RunConfig, cluster: ClusterConfig, *, is_set: bool) -> Iterator[Problem]:
+    """Yields a warning for a run directory within the scratch directory, which `is_set` by a profile.
+
+    Without a profile's value, scratch is /tmp, where tests and trials on one machine may have their runs too.
+    """
+    if is_set and Path(config.paths.run_dir).is_relative_to(cluster.scratch):
+        reason = f"is in {cluster.scratch}, the profile's scratch, which should be a disk of each node"
+        hint = "use a directory on shared storage, or correct scratch in the profile"
+        yield Problem("paths.run_dir", reason, hint)
 
 
 def corpus_job(config: RunConfig) -> CorpusJob:

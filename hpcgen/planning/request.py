@@ -14,7 +14,8 @@ from hpcgen.config.cluster import ClusterConfig, JobLimits, limits_of, within_li
 from hpcgen.config.fields import seconds
 from hpcgen.config.node_type import NodeType
 from hpcgen.config.run import RunConfig
-from hpcgen.config.sbatch_options import release_with
+from hpcgen.config.sbatch_options import misspelled_option, release_with
+from hpcgen.config.sbatch_values import other_reading, refused_value
 from hpcgen.config.slurm import OWN_OPTIONS, ArraySettings, StageSettings
 from hpcgen.errors import Problem
 from hpcgen.planning.allocation import Allocation, Array
@@ -36,7 +37,7 @@ def stage_settings(stage: Stage, config: RunConfig, cluster: ClusterConfig) -> S
     chosen = {field.name: _found(stage, field.name, config, cluster)[1] for field in dataclasses.fields(own)}
     if chosen["time"] is None and stage.time_limit is not None:
         chosen["time"] = within_limit(stage.time_limit, own(**chosen), cluster)
-    chosen["extra_directives"] = tuple(option for _, option in _extra_directives(stage, config, cluster))
+    chosen["extra_directives"] = tuple(option for _, option in extra_directives(stage, config, cluster))
     return own(**chosen)
 
 
@@ -70,7 +71,7 @@ def _found(stage: Stage, name: str, config: RunConfig, cluster: ClusterConfig) -
     return own.key(name), None
 
 
-def _extra_directives(
+def extra_directives(
     stage: Stage, config: RunConfig, cluster: ClusterConfig
 ) -> Iterator[tuple[Setting, str]]:
     """Yields the cluster's extra sbatch options, then the run's, each with its place.
@@ -83,12 +84,13 @@ def _extra_directives(
             of_file[section.file] = [
                 (section.key(f"extra_directives[{index}]"), option) for index, option in enumerate(options)
             ]
-    given = {_option_name(option) for _, option in of_file["run"]}
-    yield from (item for item in of_file["cluster"] if _option_name(item[1]) not in given)
+    given = {option_name(option) for _, option in of_file["run"]}
+    yield from (item for item in of_file["cluster"] if option_name(item[1]) not in given)
     yield from of_file["run"]
 
 
-def _option_name(directive: str) -> str:
+def option_name(directive: str) -> str:
+    """The option of a directive: mail-type for --mail-type=FAIL."""
     return directive[2:].partition("=")[0]
 
 
@@ -193,6 +195,7 @@ def allocation_problems(
     yield from _required_problems(settings, cluster)
     yield from _limit_problems(allocation, settings, cluster, place)
     yield from _task_problems(allocation, node_type, place)
+    yield from _memory_problems(settings, node_type, place)
     yield from _single_node_problems(stage, settings, place)
     yield from _segment_problems(allocation, cluster, place)
     yield from _directive_problems(stage, config, cluster)
@@ -212,8 +215,8 @@ def _time_problems(settings: StageSettings, place: Callable[[str], Setting]) -> 
 def _directive_problems(stage: Stage, config: RunConfig, cluster: ClusterConfig) -> Iterator[Problem]:
     """Yields extra options that hpcgen sets itself, that cannot work, or that are duplicates."""
     seen: set[str] = set()
-    for item, directive in _extra_directives(stage, config, cluster):
-        option = _option_name(directive)
+    for item, directive in extra_directives(stage, config, cluster):
+        option = option_name(directive)
         if option.startswith("container"):
             reason = "runs the batch script itself in a container, where srun is not available"
             yield item.problem(reason, "remove it and use the section container")
@@ -234,6 +237,10 @@ def _directive_problems(stage: Stage, config: RunConfig, cluster: ClusterConfig)
         ):
             reason = f"requires Slurm {release}, but slurm_version of the cluster profile is {cluster.slurm_version}"
             yield item.problem(reason, "remove it, or correct slurm_version")
+        elif right := misspelled_option(option):
+            yield item.problem("is no option of sbatch", f"did you mean --{right}?")
+        elif mistake := refused_value(option, directive.partition("=")[2]):
+            yield item.problem(*mistake)
         seen.add(option)
 
 
@@ -249,55 +256,6 @@ def _task_problems(
         where = place("cpus_per_task" if settings.cpus_per_task else "ntasks_per_node")
         reason = f"requests {tasks} x {cpus} CPUs per node, but nodes have {node_type.cpus_per_node}"
         yield where.problem(reason, f"use at most {node_type.cpus_per_node // tasks or 1} CPUs per task")
-
-
-def allocation_warnings(
-    stage: Stage, config: RunConfig, cluster: ClusterConfig, node_type: NodeType
-) -> Iterator[Problem]:
-    """Yields settings that have no effect, or an effect that is not meant."""
-
-    def place(name: str) -> Setting:
-        return place_of(stage, name, config, cluster)
-
-    yield from array_warnings(stage, config, cluster)
-    yield from _mask_warnings(
-        stage, make_allocation(stage, config, cluster, node_type), cluster, node_type, place
-    )
-    for item, directive in _extra_directives(stage, config, cluster):
-        if _option_name(directive) == "segment":
-            reason = "is not checked, and is also passed for jobs with fewer nodes, which Slurm may refuse"
-            yield item.problem(reason, "use the key segment")
-
-
-def _mask_warnings(
-    stage: Stage,
-    allocation: Allocation,
-    cluster: ClusterConfig,
-    node_type: NodeType,
-    place: Callable[[str], Setting],
-) -> Iterator[Problem]:
-    """Yields the reason why ranks do not use the CPU masks of the node type. A launcher binds its ranks itself."""
-    tasks, masks = allocation.ntasks_per_node, node_type.cpu_masks
-    is_bound = bool(allocation.cpu_masks) or tasks != allocation.ranks_per_node
-    if not masks or is_bound or not stage.uses_gpus or stage.is_single_task or stage.shares_node:
-        return
-    result = (
-        f"so ranks are not bound to the CPUs near their GPUs (cpu_masks of node type {cluster.node_type})"
-    )
-    sizes = one_of(sorted({str(int(mask, 16).bit_count()) for mask in masks}))
-    if not allocation.exclusive:
-        reason = "has cpu_masks, but its jobs share their nodes (exclusive: false), so the masks are not used"
-        yield Problem("node_type", reason, "set cpu_masks to [], or exclusive to true", "cluster")
-    elif tasks != len(masks):
-        reason = f"is not the number of masks, {len(masks)}, {result}"
-        yield place("ntasks_per_node").problem(reason, f"use {len(masks)} if every GPU should have a rank")
-    elif allocation.settings.cpus_per_task:
-        yield place("cpus_per_task").problem(
-            f"is not the number of CPUs in a mask, {sizes}, {result}", f"use {sizes}, or remove it"
-        )
-    else:
-        reason = f"has masks of {sizes} CPUs, but each rank gets {allocation.cpus_per_task} of cpus_per_node, {result}"
-        yield Problem("node_type", reason, "correct cpus_per_node or cpu_masks", "cluster")
 
 
 def _segment_problems(
@@ -332,6 +290,27 @@ def _segment_problems(
         sizes = sorted({-(-spares // unit) * unit for unit in (count, segment)})
         choices = [f"{size} with {total - size} nodes" for size in sizes if size < total]
         yield Problem("preflight.spare_nodes", reason, f"use {one_of(choices)}", about=(place("nodes").path,))
+
+
+def _memory_problems(
+    settings: StageSettings, node_type: NodeType, place: Callable[[str], Setting]
+) -> Iterator[Problem]:
+    most = node_type.health.memory_mb if node_type.health else None
+    if settings.mem is None:
+        return
+    if mistake := refused_value("mem", settings.mem):
+        yield place("mem").problem(*mistake)
+    elif most and memory_mb(settings.mem) > most:
+        reason = f"is more than the {most:,} MB of a node (health.memory_mb of the node type)"
+        yield place("mem").problem(reason, "use at most this, or 0 for all memory")
+
+
+def memory_mb(size: str) -> int:
+    """MB of 1024 x 1024 bytes of a size for Slurm, such as 64G. A number alone is MB."""
+    number, unit = size.lower().removesuffix("b"), 1.0
+    if number[-1:] in "kmgt":
+        number, unit = number[:-1], 1024.0 ** ("kmgt".index(number[-1]) - 1)
+    return int(int(number) * unit)
 
 
 def _single_node_problems(
@@ -373,7 +352,9 @@ def _limit_problems(
         exceeded = [(name, most) for name, most in maxima if seconds(settings.time) > seconds(most)]
         if exceeded:
             most = min((most for _, most in exceeded), key=seconds)
-            yield place("time").problem(_exceeds(exceeded), f"use at most {most}")
+            reading = other_reading(most)
+            hint = f", or correct the limit, which {reading[0]}: {reading[1]}" if reading else ""
+            yield place("time").problem(_exceeds(exceeded), f"use at most {most}{hint}")
     yield from _size_problems(allocation, limits, place)
 
 
@@ -458,17 +439,3 @@ def make_array(stage: Stage, config: RunConfig, cluster: ClusterConfig) -> Array
     if (most := stage.max_tasks(config)) is not None:
         limits.append(most)
     return Array(min(limits), settings.array_parallelism)
-
-
-def array_warnings(stage: Stage, config: RunConfig, cluster: ClusterConfig) -> Iterator[Problem]:
-    """Yields a warning if the array gets fewer tasks than requested."""
-    array = make_array(stage, config, cluster)
-    where, asked = _found(stage, "num_tasks", config, cluster)
-    if array is None or asked is None or asked == array.num_tasks:
-        return
-    limit, or_more = "the cluster's max_array_size", ""
-    if array.num_tasks < cluster.max_array_size:
-        limit, or_more = "the number of output files", ", or raise data.corpus.num_output_files"
-    most = array.num_tasks
-    reason = f"is more than {limit} ({most}), so the array gets only {counted(most, 'task')}"
-    yield where.problem(reason, f"use at most {most}{or_more}")

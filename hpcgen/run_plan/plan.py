@@ -15,6 +15,7 @@ from hpcgen.config.run import TRAINER_SECTIONS, RunConfig
 from hpcgen.config.validation import located
 from hpcgen.errors import ConfigErrors, HpcgenError, Problem
 from hpcgen.files import no_access
+from hpcgen.planning.allocation_warnings import allocation_warnings
 from hpcgen.planning.container import (
     container_problems,
     container_warnings,
@@ -30,9 +31,9 @@ from hpcgen.planning.environment import (
 from hpcgen.planning.held_out import trained_texts
 from hpcgen.planning.inputs import Exists, Input, tokenizer_file
 from hpcgen.planning.kind import Stage
-from hpcgen.planning.paths import absolute_paths, manifest_of, run_dir_problems
+from hpcgen.planning.paths import absolute_paths, manifest_of, run_dir_problems, scratch_warnings
 from hpcgen.planning.program import missing_script_warnings
-from hpcgen.planning.request import allocation_problems, allocation_warnings, cluster_problems
+from hpcgen.planning.request import allocation_problems, cluster_problems
 from hpcgen.run_plan.stage import StagePlan, make_stage
 from hpcgen.run_plan.training import Training, plan_training
 from hpcgen.stages import STAGES
@@ -142,6 +143,7 @@ def _stage_warnings(
     if any(uses_gpus(stage.kind, run) for stage in stages.values()):
         yield from run.doubts
         yield from excluded_variables(run)
+    yield from scratch_warnings(config, run.cluster, is_set=run.cluster_document.get("scratch") is not None)
     if any(stage.container for stage in stages.values()):
         runs_trainer = not all(stage.kind.runs_user_program for stage in stages.values())
         yield from container_warnings(run.config, run.cluster, runs_trainer=runs_trainer)

@@ -7,11 +7,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hpcgen.config import document as documents
-from hpcgen.config.loader import ANY_RUN, load_document
+from hpcgen.config.directories import names_in
+from hpcgen.config.loader import ANY_RUN, Run, load_document
+from hpcgen.config.node_types import load_node_type
+from hpcgen.config.plausible import cluster_doubts, node_type_doubts, topology_file_doubt
 from hpcgen.config.profiles import Profile
 from hpcgen.config.run import RunConfig
 from hpcgen.config.validation import build, located
 from hpcgen.errors import Problem
+from hpcgen.planning.allocation_warnings import allocation_warnings
 from hpcgen.planning.container import container_problems, container_warnings, missing_file_warnings
 from hpcgen.planning.environment import (
     environment_problems,
@@ -19,8 +23,10 @@ from hpcgen.planning.environment import (
     node_type_environment_problems,
     stage_environment,
 )
+from hpcgen.planning.host_doubts import host_doubts
 from hpcgen.planning.paths import absolute_paths
-from hpcgen.planning.request import allocation_problems, allocation_warnings, cluster_problems
+from hpcgen.planning.request import allocation_problems, cluster_problems
+from hpcgen.resources import shipped
 from hpcgen.stages import STAGES
 from hpcgen.stages.train import TRAIN
 
@@ -35,7 +41,8 @@ def profile_mistakes(profile: Profile) -> list[Problem]:
 
 
 def profile_warnings(name: str, directory: Path) -> tuple[str, ...]:
-    """Warnings that rendering any stage would print for a valid profile and its node type."""
+    """Warnings that rendering any stage would print for a valid profile and its node type, and implausible facts of
+    them, which only an administrator can correct."""
     values = {**ANY_RUN, "cluster": name, "slurm": {TRAIN.section: {"nodes": 2}}}
     run = load_document(documents.constant(values, "any run"), directory)
     config = absolute_paths(run.config, run.directory)
@@ -44,9 +51,21 @@ def profile_warnings(name: str, directory: Path) -> tuple[str, ...]:
     for stage in STAGES.values():
         found += allocation_warnings(stage, config, run.cluster, run.node_type)
         found += environment_warnings(stage, run, stage_environment(stage, run, config))
-    of_profile = (problem for problem in found if problem.file == "cluster")
-    placed = (located(problem, run.cluster_document, run.cluster) for problem in of_profile)
+    of_profile = [problem for problem in found if problem.file == "cluster"]
+    of_profile += (*cluster_doubts(run.cluster, run.node_type), *host_doubts(run.cluster))
+    placed = [located(problem, run.cluster_document, run.cluster) for problem in of_profile]
+    placed += [located(problem, run.node_type_document, run.node_type) for problem in _node_type_doubts(run)]
     return tuple(map(str, dict.fromkeys(placed)))
+
+
+def _node_type_doubts(run: Run) -> Iterator[Problem]:
+    yield from node_type_doubts(run.node_type)
+    if run.node_type.topology_file and run.cluster.node_type not in (
+        names := names_in([shipped("topologies")])
+    ):
+        others = {name: load_node_type(name) for name in names}
+        if problem := topology_file_doubt(run.node_type, others):
+            yield problem
 
 
 def _planning_problems(profile: Profile) -> Iterator[Problem]:

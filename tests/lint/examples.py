@@ -179,6 +179,11 @@ EXAMPLES: dict[str, Example] = {
         at="--time=24h",
         passes=(("#SBATCH --time=1-00:00:00", "#SBATCH --time=UNLIMITED"),),
     ),
+    "time-reading": Example(
+        fails=(("#SBATCH --time=1-00:00:00", "#SBATCH --time=24:00"),),
+        at="--time=24:00",
+        passes=(("#SBATCH --time=1-00:00:00", "#SBATCH --time=90:00"),),
+    ),
     "directive-placeholder": Example(
         fails=(_in("#SBATCH --mem=0", "#SBATCH --account=<project_id>"),),
         at="--account",
@@ -715,6 +720,17 @@ EXAMPLES: dict[str, Example] = {
     ),
     "nccl-debug-level": Example(
         fails=(("=WARN", "=ERROR"),), at="NCCL_DEBUG", passes=(("=WARN", "=version"),)
+    ),
+    "variable-value": Example(
+        fails=(
+            _in(ENVIRONMENT, "export NCCL_IB_TIMEOUT=200"),
+            ("NCCL_DEBUG,", "NCCL_DEBUG,NCCL_IB_TIMEOUT,"),
+        ),
+        at="NCCL_IB_TIMEOUT",
+        passes=(
+            _in(ENVIRONMENT, 'export NCCL_IB_TIMEOUT=22 FI_PROVIDER="$PROVIDER"'),
+            ("NCCL_DEBUG,", "NCCL_DEBUG,NCCL_IB_TIMEOUT,FI_PROVIDER,"),
+        ),
     ),
     "nccl-debug-flood": Example(
         fails=(("=WARN", "=INFO"),),

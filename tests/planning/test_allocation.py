@@ -12,9 +12,9 @@ from hpcgen.config.node_type import NvLink, Processor
 from hpcgen.config.profiles import read_profile
 from hpcgen.config.slurm import PASSED_ON
 from hpcgen.errors import Problem
+from hpcgen.planning.allocation_warnings import allocation_warnings
 from hpcgen.planning.request import (
     allocation_problems,
-    allocation_warnings,
     cluster_problems,
     make_allocation,
     make_array,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from hpcgen.planning.allocation import Array
-from hpcgen.planning.request import array_warnings, make_array
+from hpcgen.planning.allocation_warnings import array_warnings
+from hpcgen.planning.request import make_array
 from hpcgen.stages import STAGES
 from tests.runs import loaded, minimal_run, write_yaml
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from hpcgen.config import known_variables
 from hpcgen.config.loader import Run
 from hpcgen.config.profiles import load_cluster
 from hpcgen.config.variables import RESERVED
@@ -197,12 +196,6 @@ def test_an_unread_variable_is_a_warning_in_any_file(tmp_path, monkeypatch, name
 )
 def test_variables_of_plugins_and_newer_releases_are_accepted(tmp_path, name, value):
     assert warnings(loaded(tmp_path, big_run(environment={name: value}))) == []
-
-
-def test_the_list_of_known_names_is_read_only_for_unknown_names(tmp_path):
-    known_variables.known.cache_clear()
-    assert warnings(loaded(tmp_path, big_run(environment={"NCCL_MIN_NCHANNELS": "16", "SITE": "x"}))) == []
-    assert known_variables.known.cache_info().currsize == 0
 
 
 def test_collnet_for_the_whole_training_is_a_warning(tmp_path):

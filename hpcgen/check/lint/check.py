@@ -12,8 +12,9 @@ from hpcgen.check.lint.job import Job
 from hpcgen.check.lint.reader import read
 from hpcgen.check.lint.rule import Hit, Rule, Severity
 from hpcgen.check.lint.rules import RULES
-from hpcgen.check.lint.sbatch import matching_options, parse_options
+from hpcgen.check.lint.sbatch import parse_options
 from hpcgen.check.lint.script import Command, Script
+from hpcgen.config.sbatch_options import matching_options
 from hpcgen.errors import HpcgenError
 from hpcgen.text import did_you_mean
 from trainer.contract.problem import Problem

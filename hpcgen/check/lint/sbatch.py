@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from hpcgen.check.lint.template import BRACES, is_tag
 from hpcgen.config.fields import slurm_time
-from hpcgen.config.sbatch_options import SBATCH_OPTIONS, SBATCH_OPTIONS_OF_SOME
+from hpcgen.config.sbatch_options import SBATCH_OPTIONS, matching_options
 
 # fmt: off
 SHORT_OPTIONS = {
@@ -45,19 +45,6 @@ ALIASES = {"tasks-per-node": "ntasks-per-node"}
 """Alternative names of options -> the name used by rules."""
 SRUN_OPTIONS = (frozenset(SHORT_OPTIONS.values()) | WITHOUT_VALUE) - SBATCH_OPTIONS - {"share"}
 """Options of srun that sbatch refuses."""
-
-
-def matching_options(name: str) -> tuple[str, ...]:
-    """Options of sbatch that `name` can mean: itself, or options with this prefix, as in getopt_long."""
-    options = SBATCH_OPTIONS | SBATCH_OPTIONS_OF_SOME
-    if name in options:
-        return (name,)
-    if len(name) == 1:
-        return ()
-    # options of some releases count only if no other matches, since the cluster may not have them
-    return tuple(sorted(option for option in SBATCH_OPTIONS if option.startswith(name))) or tuple(
-        sorted(option for option in options if option.startswith(name))[:1]
-    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,18 +9,7 @@ from hpcgen.check.lint.job import Job
 from hpcgen.check.lint.rule import Hit, rule
 from hpcgen.check.lint.sbatch import duration_as_time
 from hpcgen.check.lint.template import ANGLES, BRACES
-
-_TIME = r"-1|infinite|unlimited|\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}"
-_NODES = r"-?\d+[km]?(-\d+[km]?)?(:\d+)?(,\d+[km]?(-\d+[km]?)?(:\d+)?)*"
-_POSITIVE = r"0*[1-9]\d*"
-_A_NUMBER = (_POSITIVE, "a positive number", "write a number")
-VALUES = {
-    "time": (_TIME, "a time", "write minutes, HH:MM:SS or D-HH:MM:SS, such as 1-00:00:00"),
-    "time-min": (_TIME, "a time", "write minutes, HH:MM:SS or D-HH:MM:SS, such as 1-00:00:00"),
-    "nodes": (_NODES, "a number of nodes", "write a number, or MIN-MAX"),
-    **dict.fromkeys(("ntasks", "ntasks-per-node", "cpus-per-task"), _A_NUMBER),
-}
-"""Option -> the pattern of its values, what it must be, and the fix."""
+from hpcgen.config.sbatch_values import CHECKED, other_reading, refused_value
 
 
 @rule(
@@ -30,21 +19,36 @@ VALUES = {
     source="Slurm 22.05, sbatch --test-only; src/common/slurm_opt.c",
 )
 def directive_value(job: Job) -> Iterator[Hit]:
-    """sbatch refuses a time, a number of nodes or a count that it cannot parse, and submits no job.
+    """sbatch refuses a time, a number or a word that it does not know, such as --mail-type=FAILED, and submits no job.
 
     Times are minutes, HH:MM:SS or D-HH:MM:SS. sbatch does not know units such as 24h or 5days.
     """
     for directive in job.script.directives:
         value = directive.value or ""
-        if directive.name not in VALUES or not directive.effective or _is_filled_in_later(value):
+        if not directive.effective or _is_filled_in_later(value):
             continue
-        pattern, meaning, fix = VALUES[directive.name]
-        if not re.fullmatch(pattern, value, re.ASCII | re.IGNORECASE):
-            if meaning == "a time" and (time := duration_as_time(value)):
+        if mistake := refused_value(directive.name, value):
+            why, fix = mistake
+            if directive.name.startswith("time") and (time := duration_as_time(value)):
                 fix = f"--{directive.name}={time}"
-            yield Hit.at(
-                directive.line, f"--{directive.name}={value} is not {meaning}: sbatch refuses it", fix
-            )
+            yield Hit.at(directive.line, f"--{directive.name}={value} {why}", fix)
+
+
+@rule(
+    "time-reading",
+    "warning",
+    "a time in minutes that looks like hours",
+    source="Slurm, man sbatch, --time: minutes:seconds",
+)
+def time_reading(job: Job) -> Iterator[Hit]:
+    """Slurm reads 24:00 as minutes and seconds: the job ends after 24 minutes.
+
+    Reported only for minutes that are unusual: multiples of 12 that are not multiples of 5.
+    """
+    for directive in job.script.directives:
+        is_time = directive.effective and directive.name in ("time", "time-min")
+        if is_time and (reading := other_reading(directive.value or "")):
+            yield Hit.at(directive.line, f"--{directive.name}={directive.value} {reading[0]}", reading[1])
 
 
 def _is_filled_in_later(value: str) -> bool:
@@ -80,7 +84,7 @@ def directive_placeholder(job: Job) -> Iterator[Hit]:
     """
     for directive in job.script.directives:
         value = directive.value or ""
-        is_angled = ANGLES.fullmatch(value) and directive.name in (*_NAMED_BY_THE_SITE, *VALUES)
+        is_angled = ANGLES.fullmatch(value) and directive.name in (*_NAMED_BY_THE_SITE, *CHECKED)
         is_yours = directive.name in _NAMED_BY_THE_SITE and _YOURS.search(value)
         if directive.effective and (is_angled or is_yours):
             yield Hit.at(

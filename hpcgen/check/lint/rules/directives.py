@@ -13,11 +13,10 @@ from hpcgen.check.lint.sbatch import (
     Directive,
     duration_as_time,
     first_command,
-    matching_options,
     stray_words,
 )
-from hpcgen.config.sbatch_options import SBATCH_OPTIONS, SBATCH_OPTIONS_OF_SOME, release_with
-from hpcgen.text import counted, nearest
+from hpcgen.config.sbatch_options import matching_options, misspelled_option, release_with
+from hpcgen.text import counted
 
 STRAY_FIX = "quote a value that contains blanks, and put # before a comment"
 MIN_CPUS_PER_GPU = 2
@@ -70,7 +69,7 @@ def directive_unknown(job: Job) -> Iterator[Hit]:
     for directive in _unknown(job):
         name, matching = directive.name, matching_options(directive.name)
         written = f"--{name}" if len(name) > 1 else f"-{name}"
-        right = MOVED_OPTIONS.get(name) or _similar(name)
+        right = MOVED_OPTIONS.get(name) or misspelled_option(name)
         if name in SRUN_OPTIONS:
             yield Hit.at(
                 directive.line, f"{written} is an option of srun, which sbatch refuses", "pass it to srun"
@@ -104,14 +103,6 @@ def _unknown(job: Job) -> Iterator[Directive]:
         is_pyxis = directive.name.startswith(("container-", "no-container-"))
         if directive.effective and not is_pyxis and matching_options(directive.name) != (directive.name,):
             yield directive
-
-
-def _similar(name: str) -> str | None:
-    """The option closest to a misspelled one; None if none is close."""
-    if len(name) == 1 or matching_options(name):
-        return None
-    known = SBATCH_OPTIONS | SBATCH_OPTIONS_OF_SOME
-    return nearest(name, known)
 
 
 @rule(

@@ -11,6 +11,7 @@ from hpcgen.check.lint.rules.steps import SHORT_JOB_S
 from hpcgen.check.lint.script import Assignment, switched
 from hpcgen.check.lint.words import PLACEHOLDER
 from hpcgen.config import known_variables as variables
+from hpcgen.config.variable_values import value_mistake
 from hpcgen.config.variables import SECRET, SECRET_VALUE
 from hpcgen.text import counted
 
@@ -46,10 +47,11 @@ def misspelt_variable(job: Job) -> Iterator[Hit]:
     own = {use.name for use in job.script.uses}
     for assignment in _environment(job):
         name, right = assignment.name, variables.right_name(assignment.name)
+        reads = "neither NCCL nor PyTorch reads" if variables.is_checked(name) else "nothing reads"
         if right and not job.script.settings(right):
-            yield Hit.at(assignment.line, f"neither NCCL nor PyTorch reads {name}", right)
+            yield Hit.at(assignment.line, f"{reads} {name}", right)
         elif right:
-            why = f"neither NCCL nor PyTorch reads {name}; {right} is set too"
+            why = f"{reads} {name}; {right} is set too"
             yield Hit.at(assignment.line, why, "remove it", severity="warning")
         elif (advice := variables.unread(name)) is not None and name not in own:
             why = f"neither NCCL nor PyTorch reads {name}{advice and f': {advice}'}"
@@ -109,6 +111,31 @@ def nccl_debug_level(job: Job) -> Iterator[Hit]:
             yield Hit.at(
                 assignment.line, f"NCCL_DEBUG has no level {word.text}, so NCCL prints nothing", "WARN"
             )
+
+
+_OTHER_RULES = ("CUDA_LAUNCH_BLOCKING", "GLOO_SOCKET_IFNAME", "NCCL_DEBUG", "NCCL_DEBUG_SUBSYS")
+"""Variables whose values have a rule of their own."""
+
+
+@rule(
+    "variable-value",
+    "error",
+    "a value that its program does not accept",
+    source="NCCL, src/misc/param.cc and src/graph/paths.cc; libfabric, fi_info -e; UCX, ucx_info -f",
+)
+def variable_value(job: Job) -> Iterator[Hit]:
+    """NCCL, UCX and libfabric rarely report a wrong value: they ignore it, or read only its beginning.
+
+    NCCL reads 4M as 4. A blank in a list of devices becomes part of a name. NCCL_IB_TIMEOUT has five bits.
+    """
+    for assignment in _environment(job):
+        name, word = assignment.name, assignment.value
+        if word is None or not word.known or name in _OTHER_RULES:
+            continue
+        form = variables.form_of(name)
+        if mistake := value_mistake(form, word.text):
+            why, fix = f"{name} is {word.text}, which {mistake[0]}", mistake[1]
+            yield Hit.at(assignment.line, why, fix, severity="warning" if form == "path" else None)
 
 
 @rule(
