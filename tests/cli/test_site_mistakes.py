@@ -155,14 +155,15 @@ MISTAKES = {
     "a tenth of a rate": ("node type", "nics.2.rate_gbit_s", 20, CHECK, "nics[2].rate_gbit_s = 20"),
     "a rate in GB/s": ("node type", "nics.0.rate_gbit_s", 25, CHECK, "write 200"),
     # ---- names and values of variables ----
-    "a provider misspelled": ("profile", "environment.FI_PROVIDR", "efa", CHECK, "did you mean FI_PROVIDER?"),
+    "a provider misspelled": ("profile", "environment.FI_PROVIDR", "efa", CHECK, "FI_PROVIDR"),
+    "an allocator misspelled": ("profile", "environment.PYTORCH_CUDA_ALOC_CONF", "x", CHECK, "mean PYTORCH_CUDA_ALLOC"),
     "a variable of UCX misspelled": ("profile", "environment.UCX_NET_DEVCES", "all", CHECK, "mean UCX_NET_DEVICES?"),
     "a timeout of more than five bits": ("profile", "environment.NCCL_IB_TIMEOUT", "200", CHECK, "from 1 to 31"),
     "too many retries": ("profile", "environment.NCCL_IB_RETRY_CNT", "13", CHECK, "from 0 to 7"),
     "no level of PCI": ("profile", "environment.NCCL_NET_GDR_LEVEL", "PXI", CHECK, "which is not a level"),
     "a level in lower case": ("run", "environment.NCCL_P2P_LEVEL", "nvl", VALIDATE, "use NVL"),
     "a size with a unit": ("profile", "environment.NCCL_BUFFSIZE", "8M", CHECK, "write 8388608"),
-    "a word for a number": ("profile", "environment.NCCL_IB_DISABLE", "true", CHECK, "is no number"),
+    "a word for a number": ("profile", "environment.NCCL_CROSS_NIC", "true", CHECK, "is no number"),
     "an unknown transport": ("profile", "environment.UCX_TLS", "rc,cuda_cpy", CHECK, "use cuda_copy"),
     "a variable in a value": ("profile", "environment.MY_DIR", "$HOME/x", CHECK, "contains $HOME, which is not"),
     # ---- units and figures ----
