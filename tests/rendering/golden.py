@@ -18,8 +18,14 @@ from hpcgen.stages import STAGES
 GOLDEN = Path(__file__).parents[1] / "golden"
 PROFILES = ("azure-ndv5", "local")
 RUNTIMES = ("pyxis", "enroot", "none")
-CASES = (*(f"{profile}-{runtime}" for profile in PROFILES for runtime in RUNTIMES), "site-group")
-"""One for each shipped profile and runtime, and a site's own profile."""
+OTHER_SITES = ("a100-none", "alps-gh200", "aws-p5en", "gb200-nvl72", "gcp-a3-mega")
+"""Sites that are not Azure, with their profiles. docs/admins.md shows them."""
+CASES = (
+    *(f"{profile}-{runtime}" for profile in PROFILES for runtime in RUNTIMES),
+    "site-group",
+    *OTHER_SITES,
+)
+"""One for each shipped profile and runtime, and profiles of sites."""
 
 PROGRAM = ProgramConfig(
     command=("python", "train.py", "--out={RUN_DIR}/out", "--addr={MASTER_ADDR}:{MASTER_PORT}", "it's {{a}}"),
