@@ -83,32 +83,31 @@ def constant(values: Mapping[str, Any], origin: str) -> Document:
 
 def merge(lower: Document, upper: Document) -> Document:
     """Merges `upper` over `lower`: mappings are merged key by key, everything else is replaced."""
-    origins, replaced = dict(lower.origins), {**lower.replaced, **upper.replaced}
+    stale: set[str] = set()
+    replaced = {**lower.replaced, **upper.replaced}
 
     def lay(below: Any, above: Any, path: str) -> Any:
         if not (isinstance(below, dict) and isinstance(above, dict)):
-            if isinstance(below, str) and path in origins:
-                before = (*lower.replaced.get(path, ()), (below, origins[path]))
+            if isinstance(below, str) and path in lower.origins:
+                before = (*lower.replaced.get(path, ()), (below, lower.origins[path]))
                 replaced[path] = (*before, *upper.replaced.get(path, ()))
-            for stale in [known for known in origins if _inside(known, path)]:
-                del origins[stale]
-            origins.update({known: where for known, where in upper.origins.items() if _inside(known, path)})
+            stale.add(path)
             return above
-        if path in upper.origins:
-            origins[path] = upper.origins[path]
         merged = dict(below)
         for key, item in above.items():
-            inner = _join(path, key)
-            if key in below:
-                merged[key] = lay(below[key], item, inner)
-            else:
-                merged[key] = item
-                origins.update(
-                    {known: where for known, where in upper.origins.items() if _inside(known, inner)}
-                )
+            merged[key] = lay(below[key], item, _join(path, key)) if key in below else item
         return merged
 
-    return Document(lay(lower.values, upper.values, ""), origins, replaced)
+    values = lay(lower.values, upper.values, "")
+    kept = {path: where for path, where in lower.origins.items() if stale.isdisjoint(_enclosing(path))}
+    return Document(values, kept | upper.origins, replaced)
+
+
+def _enclosing(path: str) -> Iterator[str]:
+    """Yields the paths whose value contains the value at `path`, and `path` itself."""
+    yield ""
+    yield from (path[: found.start()] for found in re.finditer(r"[.\[]", path))
+    yield path
 
 
 def without(document: Document, path: str) -> Document:
