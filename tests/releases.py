@@ -1,6 +1,7 @@
 """Writes the record of a release: `make release-record` before a release is tagged.
 
-The record holds the YAML files that hpcgen ships, the defaults of all keys, and the variables that its code sets.
+The record holds the YAML files that hpcgen ships, the defaults of all keys, and the variables and directives that its
+code sets.
 `hpcgen explain --diff VERSION` reads it.
 """
 
@@ -15,7 +16,7 @@ from hpcgen.config.cluster import ClusterConfig
 from hpcgen.config.keys import defaults
 from hpcgen.config.run import RunConfig
 from hpcgen.resources import shipped
-from hpcgen.run_plan.release import own_variables
+from hpcgen.run_plan.release import own_directives, own_variables
 from hpcgen.stages import STAGES
 
 
@@ -29,6 +30,7 @@ def write_record(directory: Path) -> None:
     record = {
         "defaults": {"run file": defaults(RunConfig), "cluster profile": defaults(ClusterConfig)},
         "variables": {stage: own_variables(stage) for stage in STAGES},
+        "directives": {stage: own_directives(stage) for stage in STAGES},
     }
     (directory / "record.json").write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
 

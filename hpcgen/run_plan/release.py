@@ -1,12 +1,13 @@
 """What a run would have been with the files, defaults and variables of an older release of hpcgen.
 
-Each release leaves a record (RELEASES): the YAML files that it shipped, the defaults of all keys, and the variables
-that its code set.
+Each release leaves a record (RELEASES): the YAML files that it shipped, the defaults of all keys, and the variables and
+directives that its code set in representative runs.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,12 +21,16 @@ from hpcgen.config.loader import ANY_RUN, Run, load_document
 from hpcgen.config.run import RunConfig
 from hpcgen.errors import HpcgenError
 from hpcgen.planning.environment import Variable, stage_environment
+from hpcgen.planning.request import make_allocation
 from hpcgen.resources import RELEASES, as_of, shipped
 from hpcgen.run_plan.explanation import Change, Changes, Comparison, Explanation, different, explain
 from hpcgen.run_plan.plan import plan
+from hpcgen.run_plan.stage import stage_directives
 from hpcgen.stages import STAGES
 from trainer.contract.record import record
 
+Values = Mapping[str, Sequence[str]]
+"""Name -> its values in different runs, with RUN_DIR for the run's directory."""
 OWN_LAYERS = ("built-in", "stage")
 """Layers of variables that hpcgen's code sets."""
 VARIANTS: tuple[tuple[str, ...], ...] = (
@@ -35,7 +40,7 @@ VARIANTS: tuple[tuple[str, ...], ...] = (
     ("container.runtime=enroot", "container.image=/any.sqsh"),
     ("container.runtime=none",),
 )
-"""Changes of a run on which these variables depend."""
+"""Changes of a representative run on which these variables depend."""
 
 
 @record
@@ -45,8 +50,10 @@ class Release:
     version: str
     defaults: Mapping[str, Mapping[str, Any]]
     """"run file" and "cluster profile" -> dotted path -> default."""
-    variables: Mapping[str, Mapping[str, Sequence[str]]]
-    """Stage -> variable that the code sets -> its values in different runs, with RUN_DIR for the run's directory."""
+    variables: Mapping[str, Values]
+    """Stage -> variables that the code sets in representative runs."""
+    directives: Mapping[str, Values]
+    """Stage -> options of sbatch in representative runs."""
 
 
 def release_names() -> list[str]:
@@ -58,7 +65,7 @@ def release_names() -> list[str]:
 def read_release(version: str) -> Release:
     """The record of a version in `release_names`."""
     read = json.loads((RELEASES / version / "record.json").read_bytes())
-    return Release(version, read["defaults"], read["variables"])
+    return Release(version, read["defaults"], read["variables"], read["directives"])
 
 
 def compare_with(version: str, stage: str, load: Callable[[], Run]) -> Comparison:
@@ -77,12 +84,17 @@ def compare_with(version: str, stage: str, load: Callable[[], Run]) -> Compariso
         raise HpcgenError(
             f"not comparable with hpcgen {version}, with whose files this run would be refused: {error}"
         ) from error
+    if directives:
+        recorded = release.directives.get(stage, {})
+        directives = _as_recorded(directives, recorded, own_directives(stage), before.run_dir)
     changes = Changes(
-        directives=different(directives, _directives(stage, run)),
+        directives=different(*(_lists(options) for options in (directives, _directives(stage, run)))),
         defaults=dict(_defaults(release, run)),
     )
     return Comparison(
-        before=dataclasses.replace(before, variables=tuple(_variables(release, before))),
+        before=dataclasses.replace(
+            before, variables=tuple(sorted(_variables(release, before), key=lambda v: v.name))
+        ),
         after=explain(stage, run),
         against=f"hpcgen {version}",
         changes=changes,
@@ -91,53 +103,97 @@ def compare_with(version: str, stage: str, load: Callable[[], Run]) -> Compariso
     )
 
 
-def _directives(stage: str, run: Run) -> dict[str, list[str]]:
+def _directives(stage: str, run: Run) -> dict[str, str]:
     """The stage's directives. None for a profile alone, without a model that the stage needs."""
-    found: dict[str, list[str]] = {}
     if set(STAGES[stage].needs) & set(run.omitted):
-        return found
-    for directive in plan(run, [stage], exists=lambda path: True).stages[stage].directives:
-        name, _, value = directive.removeprefix("--").partition("=")
-        found[name] = [value]
-    return found
+        return {}
+    return dict(map(_option, plan(run, [stage], exists=lambda path: True).stages[stage].directives))
 
 
-def own_variables(stage: str) -> dict[str, list[str]]:
-    """The variables that hpcgen's code sets for a stage, with their values in representative runs of each profile.
+def _lists(values: Mapping[str, str]) -> dict[str, list[str]]:
+    return {name: [value] for name, value in values.items()}
 
-    The directory of a run is written as RUN_DIR.
-    """
+
+def _option(directive: str) -> tuple[str, str]:
+    name, _, value = directive.removeprefix("--").partition("=")
+    return name, value
+
+
+def own_variables(stage: str) -> Values:
+    """The variables that hpcgen's code sets for a stage in representative runs."""
     found: dict[str, set[str]] = {}
-    for profile in sorted(shipped("clusters").glob("*.yaml")):
-        for overrides in VARIANTS:
-            values = document.constant({**ANY_RUN, "cluster": str(profile)}, "a representative run")
-            run = load_document(values, Path("/"), overrides)
-            for variable in stage_environment(STAGES[stage], run, run.config):
-                if variable.layer in OWN_LAYERS:
-                    value = variable.value.replace(run.config.paths.run_dir, "RUN_DIR")
-                    found.setdefault(variable.name, set()).add(value)
+    for run in _representative_runs():
+        for variable in stage_environment(STAGES[stage], run, run.config):
+            if variable.layer in OWN_LAYERS:
+                found.setdefault(variable.name, set()).add(_general(variable.value, run.config.paths.run_dir))
+    return _sorted(found)
+
+
+def own_directives(stage: str) -> Values:
+    """The directives of a stage in representative runs."""
+    found: dict[str, set[str]] = {}
+    for run in _representative_runs():
+        allocation = make_allocation(STAGES[stage], run.config, run.cluster, run.node_type)
+        for name, value in map(_option, stage_directives(STAGES[stage], run.config, allocation, 0)):
+            found.setdefault(name, set()).add(_general(value, run.config.paths.run_dir))
+    return _sorted(found)
+
+
+def _sorted(found: Mapping[str, set[str]]) -> Values:
     return {name: sorted(values) for name, values in sorted(found.items())}
+
+
+@functools.cache
+def _representative_runs() -> list[Run]:
+    return [
+        load_document(
+            document.constant({**ANY_RUN, "cluster": str(profile)}, "representative"), Path("/"), overrides
+        )
+        for profile in sorted(shipped("clusters").glob("*.yaml"))
+        for overrides in VARIANTS
+    ]
+
+
+def _general(value: str, run_dir: str) -> str:
+    """The value with RUN_DIR for the run's directory."""
+    return value.replace(run_dir, "RUN_DIR")
+
+
+def _as_recorded(found: Mapping[str, str], recorded: Values, now: Values, run_dir: str) -> dict[str, str]:
+    """Values that today's code sets for a run, as the release's code would have set them.
+
+    `recorded` and `now` are the values of both in representative runs. A value that neither of them has depends on the
+    run and is kept.
+    """
+    values = {name: value for name, value in found.items() if name in recorded or name not in now}
+    for name, alternatives in recorded.items():
+        value = _general(found[name], run_dir) if name in found else None
+        is_new = value in now.get(name, ()) and value not in alternatives
+        is_gone = value is None and name not in now
+        if is_new or is_gone:
+            values[name] = alternatives[0].replace("RUN_DIR", run_dir)
+    return values
 
 
 def _variables(release: Release, before: Explanation) -> Iterator[Variable]:
     """Yields the variables of `before`, those of today's code replaced by those of the release's code."""
-    recorded, now = release.variables.get(before.stage, {}), own_variables(before.stage)
-    for variable in before.variables:
-        is_own, name = variable.layer in OWN_LAYERS, variable.name
-        values, written = recorded.get(name), variable.value.replace(before.run_dir, "RUN_DIR")
-        if is_own and values and written not in values and values != now.get(name, values):
-            value = values[0].replace("RUN_DIR", before.run_dir)
-            yield dataclasses.replace(variable, value=value, origin=f"hpcgen {release.version}")
-        elif not is_own or values or name not in now:
-            yield variable
-    for name in sorted(recorded.keys() - now.keys()):
-        yield Variable(
-            name=name,
-            value=recorded[name][0].replace("RUN_DIR", before.run_dir),
-            layer="stage",
-            why=f"hpcgen {release.version} set it, perhaps only for some runs.",
-            origin=f"hpcgen {release.version}",
-        )
+    own = {variable.name: variable for variable in before.variables if variable.layer in OWN_LAYERS}
+    values = {name: variable.value for name, variable in own.items()}
+    recorded = release.variables.get(before.stage, {})
+    as_recorded = _as_recorded(values, recorded, own_variables(before.stage), before.run_dir)
+    given = {variable.name for variable in before.variables} - own.keys()
+    for name, value in as_recorded.items():
+        if value == values.get(name):
+            yield own[name]
+        elif name not in given:
+            why = (
+                own[name].why
+                if name in own
+                else f"hpcgen {release.version} set it, perhaps only for some runs."
+            )
+            origin = f"hpcgen {release.version}"
+            yield Variable(name=name, value=value, layer="stage", why=why, origin=origin)
+    yield from (variable for variable in before.variables if variable.name in given)
 
 
 def _defaults(release: Release, run: Run) -> Iterator[tuple[str, Change]]:

@@ -92,7 +92,7 @@ def make_stage(
     return StagePlan(
         kind=stage,
         allocation=allocation,
-        directives=_directives(stage, config, allocation, signal_lead_s),
+        directives=stage_directives(stage, config, allocation, signal_lead_s),
         device="cuda" if uses_gpus(stage, run) else "cpu",
         environment=environment,
         environment_script=run.node_type.environment_script if stage.uses_gpus else None,
@@ -151,7 +151,8 @@ def _topology(environment: tuple[Variable, ...]) -> tuple[str, ...]:
     )
 
 
-def _directives(stage: Stage, config: RunConfig, allocation: Allocation, lead_s: int) -> tuple[str, ...]:
+def stage_directives(stage: Stage, config: RunConfig, allocation: Allocation, lead_s: int) -> tuple[str, ...]:
+    """The sbatch options of a stage, whose job gets its signal `lead_s` seconds before the time limit."""
     options: dict[str, str | bool] = {
         "job-name": stage.job_name(config.name),
         **allocation.resource_options(),

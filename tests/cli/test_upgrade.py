@@ -168,11 +168,16 @@ def test_a_release_is_compared_by_its_record(
     edited_release("record.json", '"training.eval_iters": 10', '"training.eval_iters": 7')
     edited_release("record.json", '"container.workdir": null', '"container.workdir": "/w"')
     edited_release("record.json", '"OMP_NUM_THREADS": [', '"OMP_THREADS": [')
+    edited_release("record.json", '"append"', '"truncate"')
     found = differences("0.2.0")
     assert [(each["name"], each["before"]["value"]) for each in found["changed"]] == [("NCCL_DEBUG", "INFO")]
     assert [each["name"] for each in found["added"]] == ["NCCL_PXN_DISABLE", "OMP_NUM_THREADS"]
     assert [each["name"] for each in found["removed"]] == ["NCCL_PXN_OFF", "OMP_THREADS"]
-    assert found["directives"] == {"qos": {"removed": ["high"], "added": []}}
+    assert found["directives"] == {
+        "comment": {"removed": [], "added": ["hpcgen"]},  # new since 0.2.0
+        "open-mode": {"removed": ["truncate"], "added": ["append"]},
+        "qos": {"removed": ["high"], "added": []},
+    }
     assert found["defaults"]["run file: training.eval_iters"] == {"removed": ["7"], "added": ["10"]}
     assert found["defaults"]["run file: container.workdir"] == {"removed": ['"/w"'], "added": ["null"]}
     # a value that the site or the run sets does not change with an upgrade
