@@ -119,9 +119,12 @@ class Allocation:
         if self.cpu_masks:
             options.append(f"--cpu-bind=mask_cpu:{','.join(self.cpu_masks)}")
         # --distribution=block overrides SLURM_DISTRIBUTION, with which the ranks of a tensor-parallel group may be on
-        # several nodes. --kill-on-bad-exit: one failed rank ends the step. --export=ALL overrides sbatch --export=NONE.
-        # --label prefixes each log line with its rank.
-        return (*options, "--distribution=block", "--kill-on-bad-exit=1", "--export=ALL", "--label")
+        # several nodes. Without masks, Slurm would give the tasks of a node CPUs of each socket in turn, although the
+        # GPUs of neighboring tasks are on one socket. --kill-on-bad-exit: one failed rank ends the step. --export=ALL
+        # overrides sbatch --export=NONE. --label prefixes each log line with its rank.
+        has_neighbors = self.ntasks_per_node > 1 and not self.cpu_masks
+        distribution = "block:block" if has_neighbors else "block"
+        return (*options, f"--distribution={distribution}", "--kill-on-bad-exit=1", "--export=ALL", "--label")
 
     def _gpu_options(self) -> dict[str, str]:
         if not self.gpus_per_node:

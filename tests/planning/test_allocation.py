@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from hpcgen.config.cpus import from_words
+from hpcgen.config.cpus import from_words, ranges
 from hpcgen.config.node_type import NvLink, Processor
 from hpcgen.config.profiles import read_profile
 from hpcgen.config.slurm import PASSED_ON
@@ -513,6 +513,16 @@ def test_masks_that_are_not_used_are_a_warning(tmp_path, train, facts, said):
     assert len(warned) == bool(said)
     assert "".join(warned).startswith(said or "")
     assert bool(found.cpu_masks) == (said is None and bool(node_type.cpu_masks))
+    sockets = "block" if found.cpu_masks else "block:block"
+    assert f"--distribution={sockets}" in found.srun_options(), "without masks, neighbors are on one socket"
+
+
+def test_the_masks_of_288_cpus_reach_srun(tmp_path):
+    run = run_of(tmp_path, train={"time": "1:00"}, node_type="alps-gh200", gres="gpu:4")
+    options = make_allocation(STAGES["train"], run.config, run.cluster, run.node_type).srun_options()
+    [masks] = [option.partition(":")[2] for option in options if option.startswith("--cpu-bind=mask_cpu:")]
+    assert [ranges(int(mask, 16)) for mask in masks.split(",")] == ["0-71", "72-143", "144-215", "216-287"]
+    assert "--cpus-per-task=72" in options
 
 
 @pytest.mark.parametrize(
