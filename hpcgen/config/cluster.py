@@ -9,7 +9,7 @@ from typing import Annotated
 from hpcgen.config.container import ContainerConfig, MountPath
 from hpcgen.config.fields import EnvironmentName, Name, ProfileName, SlurmWord, Text, TimeLimit, seconds
 from hpcgen.config.slurm import SETTING_NAMES, ClusterSlurmConfig, StageSettings
-from trainer.contract.config import Count, PositiveFloat
+from trainer.contract.config import Count, PositiveFloat, Range
 from trainer.contract.record import config_section
 
 GpuRequest = Annotated[
@@ -27,6 +27,14 @@ InterfaceName = Annotated[
 ]
 Argument = Annotated[str, Text(r".{1,1000}", "a word of 1 to 1000 characters")]
 SettingName = Annotated[str, Text("|".join(SETTING_NAMES), f"a key of slurm: {', '.join(SETTING_NAMES)}")]
+MpiType = Annotated[str, Text(r"[a-z][a-z0-9_]{0,31}", "a name that `srun --mpi=list` prints, such as pmix")]
+ModuleName = Annotated[
+    str,
+    Text(r"[A-Za-z0-9_][A-Za-z0-9._+/@:-]{0,199}", "the name of an environment module, such as cuda/12.4"),
+]
+StripeSize = Annotated[
+    str, Text(r"(64|128|256|512)[kK]|[1-9]\d{0,3}[mM]|[1-4][gG]", "a size of 64K or more, such as 1M or 16M")
+]
 Currency = Annotated[str, Text(r"[A-Z]{3}", 'the three letters of a currency, such as "USD" or "EUR"')]
 GroupName = Annotated[str, Text(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}", "the name of a Unix group")]
 
@@ -60,6 +68,16 @@ class Rendezvous:
 
 
 @config_section
+class StripeConfig:
+    """Stripes on Lustre, for new directories with checkpoints and .bin/.idx pairs."""
+
+    count: Annotated[int, Range(at_least=-1)] = -1
+    """Number of storage targets (OSTs) over which each file is spread; -1 for all, 0 for the file system's default."""
+    size: StripeSize = "1M"
+    """Size of a stripe."""
+
+
+@config_section
 class ClusterConfig:
     """A cluster profile. It can extend another profile and set only the values that differ."""
 
@@ -85,6 +103,10 @@ class ClusterConfig:
     """Price of one GPU for one hour, in `currency`. Default: unknown."""
     currency: Currency = "USD"
     """Currency of the prices."""
+    modules: tuple[ModuleName, ...] = ()
+    """Environment modules that each job loads in its own shell. The nodes need environment-modules 4 or Lmod."""
+    mpi: MpiType | None = None
+    """srun's --mpi for the tasks. Default: MpiDefault of slurm.conf."""
     gres: GpuRequest = "gpus-per-node"
     """Request for all GPUs of a node: "gpus-per-node", "none", or a --gres value such as "gpu:h100:8"."""
     python: Annotated[
@@ -98,6 +120,8 @@ class ClusterConfig:
     """Container defaults. Values in the run file override them; its mounts are added."""
     environment: dict[EnvironmentName, str] = field(default_factory=dict)
     """Environment variables of all jobs. They override the node type's."""
+    secrets: tuple[EnvironmentName, ...] = ()
+    """Names of environment variables that all jobs inherit from the submitting shell, in addition to the run file's."""
     library_path: tuple[MountPath, ...] = ()
     """Directories to prepend to the image's LD_LIBRARY_PATH for tasks of GPU stages."""
     max_array_size: Count = 1001
@@ -117,6 +141,8 @@ class ClusterConfig:
     """File with the bandwidths that this cluster has reached, maintained by the nccl-test stage."""
     storage_write_gb_s: PositiveFloat | None = None
     """Bandwidth at which checkpoints are written, in GB/s for all nodes together. Default: 1."""
+    stripe: StripeConfig | None = field(default_factory=StripeConfig)
+    """Stripes of new directories on Lustre; null for those of the directory above."""
     startup_time_s: Count = 300
     """Seconds from the start of a job to its first step, including container start, imports, index building and
     checkpoint loading."""

@@ -51,6 +51,8 @@ class Allocation:
     """Number of nodes of the step whose GPUs are all connected by NVLink."""
     segment: int | None = None
     """Number of nodes that Slurm places in one block; None to leave the choice to Slurm."""
+    mpi: str | None = None
+    """srun's --mpi for the tasks; None for Slurm's default."""
     array: Array | None = None
     """The job array; None for other jobs. With an array, all other fields apply to each task."""
 
@@ -118,6 +120,8 @@ class Allocation:
             options.append(f"--cpus-per-task={self.cpus_per_task}")
         if self.cpu_masks:
             options.append(f"--cpu-bind=mask_cpu:{','.join(self.cpu_masks)}")
+        if self.mpi:
+            options.append(f"--mpi={self.mpi}")
         # --distribution=block overrides SLURM_DISTRIBUTION, with which the ranks of a tensor-parallel group may be on
         # several nodes. Without masks, Slurm would give the tasks of a node CPUs of each socket in turn, although the
         # GPUs of neighboring tasks are on one socket. --kill-on-bad-exit: one failed rank ends the step. --export=ALL

@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal
 
+from hpcgen.config.cluster import ClusterConfig
 from hpcgen.config.document import Document
 from hpcgen.config.fabric import fabric_of
 from hpcgen.config.loader import Run
@@ -180,9 +181,9 @@ def library_path(stage: Stage, run: Run) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*run.cluster.library_path, *of_nodes))) if stage.uses_gpus else ()
 
 
-def stage_secrets(stage: Stage, config: RunConfig) -> tuple[str, ...]:
-    """Names of the run's and the stage's variables that a job inherits from the submitting shell."""
-    return tuple(dict.fromkeys((*config.secrets, *stage.secrets(config))))
+def stage_secrets(stage: Stage, config: RunConfig, cluster: ClusterConfig) -> tuple[str, ...]:
+    """Names of the variables of profile, run and stage that a job inherits from the submitting shell."""
+    return tuple(dict.fromkeys((*cluster.secrets, *config.secrets, *stage.secrets(config))))
 
 
 def environment_warnings(stage: Stage, run: Run, environment: Iterable[Variable]) -> Iterator[Problem]:
@@ -337,8 +338,12 @@ def all_environment_problems(run: Run) -> Iterator[Problem]:
     config = run.config
     yield from environment_problems(config.environment, config.secrets)
     yield from _token_problems(config)
-    for problem in environment_problems(run.cluster.environment, ()):
+    for problem in environment_problems(run.cluster.environment, run.cluster.secrets):
         yield dataclasses.replace(problem, file="cluster")
+    for name in config.environment:
+        if name in run.cluster.secrets:
+            reason = "is a secret of the cluster profile, so jobs have the submitting shell's value"
+            yield Problem(f"environment.{name}", reason, "remove it, and export it where you submit")
     yield from node_type_environment_problems(run.node_type, run.node_type_document)
     yield from _sharp_problems(run)
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from hpcgen.config.cluster import ClusterConfig, JobLimits, limits_of, within_limit
+from hpcgen.config.defaults import OF_PROFILE
 from hpcgen.config.fields import seconds
 from hpcgen.config.node_type import NodeType
 from hpcgen.config.run import RunConfig
@@ -145,6 +146,7 @@ def make_allocation(
         # Slurm would end the job when a node fails, although a spare can replace the node
         no_kill=spares > 0 or stage.no_kill,
         ranks_per_node=ranks,
+        mpi=cluster.mpi,
         segment=_segment(stage, settings, nodes + spares),
         array=make_array(stage, config, cluster),
     )
@@ -333,7 +335,9 @@ def _required_problems(settings: StageSettings, cluster: ClusterConfig) -> Itera
             path = f"slurm.defaults.{name}"
             reason = f"is missing, but the cluster profile requires it (required_settings: {name})"
             variables = " ".join(DEFAULTS.get(name, ()))
-            hint = f"set it in the run file, with --set {path}=..., or in a profile of yours that extends this one"
+            hint = f"set it in the run file or with --set {path}=..."
+            if name in OF_PROFILE:
+                hint += f", or {name} in ~/.config/hpcgen/defaults.yaml for all your runs"
             if variables:
                 hint += f"; {variables} in the shell does not count"
             yield Problem(path, reason, hint, is_missing=True)

@@ -192,7 +192,7 @@ def explain(name: str, run: Run) -> Explanation:
         variables=variables,
         run_dir=config.paths.run_dir,
         computed={name: _in_place(COMPUTED[name], run, config) for name in _computed(stage, run, config)},
-        secrets=stage_secrets(stage, config),
+        secrets=stage_secrets(stage, config, run.cluster),
         environment_script=run.node_type.environment_script if stage.uses_gpus else None,
         absent=tuple(_absent(stage, run, config, {variable.name for variable in variables})),
         warnings=tuple(

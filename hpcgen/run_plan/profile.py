@@ -72,7 +72,7 @@ def _planning_problems(profile: Profile) -> Iterator[Problem]:
     run, _ = build(RunConfig, documents.constant(ANY_RUN, ""))
     assert run is not None
     cluster, node_type = profile.config, profile.node_type
-    yield from environment_problems(cluster.environment, ())
+    yield from environment_problems(cluster.environment, cluster.secrets)
     yield from cluster_problems(cluster, node_type)
     yield from node_type_environment_problems(node_type, profile.node_type_document)
     in_both = list(container_problems(run, cluster))

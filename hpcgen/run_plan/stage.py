@@ -46,6 +46,8 @@ class StagePlan:
     """Directories, in addition to the run's, that the job creates so that a container can mount them."""
     striped_directories: tuple[str, ...]
     """Directories for large files that the job creates. New ones are striped on Lustre."""
+    modules: tuple[str, ...]
+    """Environment modules that the job loads."""
     secrets: tuple[str, ...]
     """Names of variables that the submitting shell must export. Their values are never written."""
     files: Mapping[str, str]
@@ -103,7 +105,8 @@ def make_stage(
         required=(*(item.path for item in work.inputs), *reads, *_needed_by(container, run, config)),
         directories=work.writes,
         striped_directories=work.large,
-        secrets=stage_secrets(stage, config),
+        modules=run.cluster.modules,
+        secrets=stage_secrets(stage, config, run.cluster),
         files=work.files,
         values=work.values,
         queued=make_stage(queued, run, config, trainer) if queued else None,
@@ -123,7 +126,7 @@ def _container(
         run.cluster,
         writes=(*work.writes, *work.large, config.paths.run_dir, run.cluster.scratch),
         reads=(*work.reads, *_code(stage, run), *_topology(environment), *_of_nodes(stage, run), *of_inputs),
-        environment=(*variables, *stage.script_variables, *stage_secrets(stage, config)),
+        environment=(*variables, *stage.script_variables, *stage_secrets(stage, config, run.cluster)),
     )
 
 

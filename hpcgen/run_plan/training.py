@@ -107,7 +107,7 @@ def _planned(
             *_space_warning(trainer),
             *_storage_warning(run, trainer),
             *_segment_warning(run, config, allocation),
-            *_wandb_warning(config),
+            *_wandb_warning(run, config),
         ),
     )
 
@@ -256,9 +256,9 @@ def _fp8_warning(run: Run, trainer: TrainerConfig) -> list[Problem]:
     return [Problem("training.fp8", reason, hint)]
 
 
-def _wandb_warning(config: RunConfig) -> list[Problem]:
+def _wandb_warning(run: Run, config: RunConfig) -> list[Problem]:
     """Warns about Weights & Biases without its key. The trainer then logs offline."""
-    if config.logging.wandb_project is None or WANDB_KEY in config.secrets:
+    if config.logging.wandb_project is None or WANDB_KEY in (*config.secrets, *run.cluster.secrets):
         return []
     reason = f"will be logged offline, because secrets does not contain {WANDB_KEY}"
     hint = f"add {WANDB_KEY} to secrets and export it where you submit, or upload later with wandb sync"

@@ -64,10 +64,10 @@ begin() {
     [[ $share != group ]] || hold_job
     # Slurm created the log with the submitting shell's umask.
     [[ ! $job_log ]] || chmod "$log_mode" -- "$job_log" || say "cannot change the mode of the log"
-    for directory in "${striped_directories[@]}"; do # Lustre spreads large files over all storage targets
+    for directory in "${striped_directories[@]}"; do # Lustre spreads large files over several storage targets
         [[ ! -d $directory ]] || continue # keeps its layout
         mkdir -p -- "$directory" || die "cannot make $directory"
-        ! command -v lfs >/dev/null || lfs setstripe -E -1 -c -1 -S 1M "$directory" 2>/dev/null || say "$directory is not striped"
+        [[ -z ${stripe[*]} ]] || lfs setstripe "${stripe[@]}" "$directory" 2>/dev/null || say "$directory is not striped: it is not on Lustre, or lfs is missing"
     done
     say "$run_name: $stage job $job, restart $restart, on $SLURM_JOB_NODELIST"
     ((!submitted)) || { write_file "$held/begun" </dev/null; say "the tasks' own logs, once they run: $task_logs"; }

@@ -101,6 +101,11 @@ def test_show_has_the_prices_limits_and_settings_of_stages(workplace):
         ("partitions: {hpc: {price_per_gpu_hour: -1}}", "partitions.hpc.price_per_gpu_hour = -1 must be"),
         ("currency: euro", "currency = euro must be the three letters of a currency"),
         ("required_settings: [acount]", "required_settings[0] = acount must be a key of slurm: nodes, "),
+        ("mpi: PMIx", "mpi = PMIx must be a name that `srun --mpi=list` prints, such as pmix"),
+        ("modules: [cuda 12]", "must be the name of an environment module, such as cuda/12.4"),
+        ("secrets: [SLURM_JWT]", "secrets[0] = SLURM_JWT is not a secret"),
+        ("stripe: {size: 100}", "stripe.size = 100 must be"),
+        ("stripe: {count: -2}", "stripe.count = -2 must be"),
         ("qos: {short: {max_tiem: 1:00:00}}", "qos.short.max_tiem"),
         ("slurm: {trian: {qos: a}}", "slurm.trian is not a known key; did you mean train?"),
         (

@@ -157,7 +157,7 @@ def test_a_word_is_answered_by_its_meaning(key, hint):
         (ClusterConfig, "slurm.gres", "use gres"),
         (ClusterConfig, "scrach_dir", "if you mean scratch_dir, use scratch"),
         (ClusterConfig, "image_path", "use container.image"),
-        (ClusterConfig, "modules", "use a site's template"),
+        (ClusterConfig, "prologue", "use a site's template"),
         (ClusterConfig, "lr", "hpcgen schema cluster lists all keys"),
         (ClusterConfig, "preset", "it is a key of the run file"),
         (NodeType, "vram", "use gpu_memory_gib"),

@@ -64,6 +64,11 @@ def test_a_training_stage_takes_whole_nodes(tmp_path):
     assert options[-3:] == ("--kill-on-bad-exit=1", "--export=ALL", "--label")
 
 
+def test_the_mpi_type_of_the_tasks(tmp_path):
+    assert not any(option.startswith("--mpi") for option in allocation(tmp_path).srun_options())
+    assert "--mpi=pmix" in allocation(tmp_path, mpi="pmix").srun_options()
+
+
 def test_the_masks_share_out_every_cpu_once(tmp_path):
     masks = [int(mask, 16) for mask in allocation(tmp_path, train={"time": "1:00"}).cpu_masks]
     assert sum(masks) == 2**96 - 1

@@ -18,6 +18,7 @@ from hpcgen.planning.environment import (
     stage_environment,
 )
 from hpcgen.planning.paths import absolute_paths
+from hpcgen.run_plan.explanation import explain
 from hpcgen.stages import STAGES
 from tests.runs import big_run, loaded, planned, write_yaml
 
@@ -137,6 +138,17 @@ def test_the_token_of_the_source_is_the_downloads_alone(tmp_path):
         planned(
             tmp_path, big_run(data={"corpus": {**corpus, "source": {**source, "token_variable": "HF_HOME"}}})
         )
+
+
+def test_the_secrets_of_the_profile_are_those_of_every_stage(tmp_path):
+    write_yaml(tmp_path / "site.yaml", {"extends": "azure-ndv5", "secrets": ["LICENSE_KEY", "HF_TOKEN"]})
+    found = planned(tmp_path, big_run(cluster="./site.yaml", secrets=["HF_TOKEN", "MY_KEY"]))
+    train = found.stages["train"]
+    assert train.secrets == ("LICENSE_KEY", "HF_TOKEN", "MY_KEY")
+    assert set(train.secrets) <= set(train.container.environment)
+    assert explain("nccl-test", found.run).secrets == train.secrets
+    run = loaded(tmp_path, big_run(cluster="./site.yaml", environment={"LICENSE_KEY": "x"}))
+    assert {problem.path for problem in all_environment_problems(run)} == {"environment.LICENSE_KEY"}
 
 
 def test_all_problems_name_their_file(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -20,6 +21,7 @@ LFS = """\
 #!/bin/bash
 # Stands for Lustre's client program, which only notes how it was called.
 echo "$*" >>"${0%/*}/called"
+[[ ! -e ${0%/*}/elsewhere ]]
 """
 
 
@@ -29,7 +31,8 @@ def test_a_new_directory_is_striped_once(tmp_path: Path) -> None:
     lfs = tmp_path / "standins" / "lfs"
     lfs.write_text(LFS)
     lfs.chmod(0o755)
-    write_yaml(tmp_path / "site.yaml", {"extends": "local", "python": sys.executable})
+    stripe = {"count": 4, "size": "16M"}
+    write_yaml(tmp_path / "site.yaml", {"extends": "local", "python": sys.executable, "stripe": stripe})
     data = {"tokenizer": {"kind": "bytes"}, "corpus": corpus_of_two_files(tmp_path)}
     values = minimal_run(cluster="./site.yaml", paths={"run_dir": "runs"}, data=data)
     script = render(plan(load_run(write_yaml(tmp_path / "run.yaml", values)), ["prepare"]), "prepare")
@@ -38,7 +41,12 @@ def test_a_new_directory_is_striped_once(tmp_path: Path) -> None:
         assert done.status == 0, done.log
     assert (tmp_path / "corpus" / "tokens" / "corpus-00000-of-00001.bin").exists()
     called = (tmp_path / "standins" / "called").read_text().splitlines()
-    assert called == [f"setstripe -E -1 -c -1 -S 1M {tmp_path}/corpus/tokens"]
+    assert called == [f"setstripe -E -1 -c 4 -S 16M {tmp_path}/corpus/tokens"]
+    shutil.rmtree(tmp_path / "corpus" / "tokens")
+    (tmp_path / "standins" / "elsewhere").touch()
+    done = batch(script, tmp_path, job_id=3)
+    assert done.status == 0, done.log
+    assert f"{tmp_path}/corpus/tokens is not striped: it is not on Lustre" in done.log
 
 
 def corpus_of_two_files(directory: Path) -> dict[str, object]:

@@ -52,6 +52,8 @@ def _names(stage: StagePlan, hooks: bool, share: Share, has_rule: bool) -> Itera
     yield "base"
     if share == "group":
         yield "share"
+    if stage.modules:
+        yield "modules"
     if hooks:
         yield "hooks"
     yield "scratch"

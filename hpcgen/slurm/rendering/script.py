@@ -178,6 +178,7 @@ def template_context(
         # the image stage runs its job files, so no other user may have write access to their directory
         "job_files_directory": "scratch" if stage.kind.runs_own_files else "held",
         "hooks": hooks,
+        "modules": stage.modules,
         "libraries": stage_libraries(
             stage,
             hooks=hooks,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hpcgen.config.cluster import ClusterConfig
 from hpcgen.config.fabric import needs_memlock
 from hpcgen.planning.container import CONTAINER_NAME
 from hpcgen.planning.environment import LEAKED, library_path
@@ -37,6 +38,8 @@ def stage_settings(plan: Plan, stage: StagePlan) -> tuple[Setting, ...]:
         "share": config.share,
         "directories": stage.directories,
         "striped_directories": stage.striped_directories,
+        **({"stripe": _stripe(plan.run.cluster)} if stage.striped_directories else {}),
+        **({"modules": stage.modules} if stage.modules else {}),
         "scratch_root": plan.run.cluster.scratch,
         "required": stage.required_everywhere(),
         "check_memlock": int(stage.device == "cuda" and needs_memlock(plan.run.node_type)),
@@ -67,6 +70,12 @@ def _rendezvous(plan: Plan, stage: StagePlan) -> dict[str, Value]:
     return {
         "rendezvous_rule": ("suffix", rule.suffix) if rule.suffix else ("interface", rule.interface or "")
     }
+
+
+def _stripe(cluster: ClusterConfig) -> tuple[str, ...]:
+    """Options of lfs setstripe for new directories. -E -1: files have this layout from the beginning to the end."""
+    stripe = cluster.stripe
+    return () if stripe is None else ("-E", "-1", "-c", str(stripe.count), "-S", stripe.size)
 
 
 def _container(plan: Plan, stage: StagePlan) -> dict[str, Value]:

@@ -36,6 +36,8 @@ _ARRAYS = frozenset(
         "required",
         "directories",
         "striped_directories",
+        "stripe",
+        "modules",
         "node_expectations",
         "health_command",
     )
