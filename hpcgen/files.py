@@ -175,6 +175,27 @@ def write_text(target: Path, text: str, mode: int) -> None:
         raise HpcgenError(f"cannot be written ({error.strerror})", where=target) from error
 
 
+def replace_text(target: Path, text: str) -> None:
+    """Replaces the text of an existing file atomically. It keeps its mode, and its owner and group if this user may set
+    them.
+
+    Raises:
+        HpcgenError: the file is a link of another user, or cannot be written.
+    """
+    try:
+        refuse_foreign_link(target, target.parent)
+        file = Path(os.path.realpath(target))
+        before = file.stat()
+        with private_file(file) as new:
+            new.write(text.encode())
+            with contextlib.suppress(PermissionError):
+                os.fchown(new.fileno(), before.st_uid, before.st_gid)
+            os.fchmod(new.fileno(), stat.S_IMODE(before.st_mode))
+            publish(new, file)
+    except OSError as error:
+        raise HpcgenError(f"cannot be written ({error.strerror})", where=target) from error
+
+
 def write_output(target: Path, text: str, mode: int) -> None:
     """Writes an output to the path that the user named, without creating its directory.
 

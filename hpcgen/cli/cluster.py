@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,10 +13,18 @@ import click
 
 from hpcgen.cli.found import list_found
 from hpcgen.cli.lazy import CommandGroup
-from hpcgen.cli.options import complete_clusters, json_option, warn
+from hpcgen.cli.options import complete_clusters, json_option, override_option, warn
+from hpcgen.config.directories import is_below
 from hpcgen.config.node_types import find_node_type
-from hpcgen.config.profiles import cluster_names, find_cluster, load_cluster, read_profile, unknown_cluster
+from hpcgen.config.profiles import (
+    cluster_names,
+    find_cluster,
+    load_cluster,
+    read_profile,
+    unknown_cluster,
+)
 from hpcgen.errors import ConfigErrors, HpcgenError
+from hpcgen.resources import shipped
 
 if TYPE_CHECKING:
     from hpcgen.config.profiles import Profile
@@ -76,19 +85,69 @@ def show(name: str, as_json: bool) -> None:
 
 @command.command("check")
 @_name_argument
-def check(name: str) -> None:
+@click.option("--run", "runs", is_flag=True, help="Also submit one small job that measures, and wait for it.")
+@click.option("--write", is_flag=True, help="With --run: write the measured figures into the profile.")
+@click.option("--nodes", type=click.IntRange(min=1), help="With --run: number of nodes.  [default: 2]")
+@click.option("--partition", metavar="NAME", help="With --run: partition of the job.")
+@click.option(
+    "--run-dir",
+    metavar="DIR",
+    help="With --run: directory for script, log and results, on the storage for runs.  [default: runs/NAME]",
+)
+@override_option
+def check(
+    name: str,
+    runs: bool,
+    write: bool,
+    nodes: int | None,
+    partition: str | None,
+    run_dir: str | None,
+    overrides: tuple[str, ...],
+) -> None:
     """Check profile NAME and its node type.
 
     Reports all mistakes in keys and values, or else all broken rules, and exits with status 2 if there are any. Prints
     the same warnings as hpcgen render does for this profile.
+
+    With --run, the stage nccl-test then runs on two nodes. It starts the container, imports the trainer, writes to the
+    run directory and to scratch, and measures the bandwidth between the GPUs, or between CPUs on nodes without GPUs.
+    Ctrl-C cancels the job. Exits with status 1 if it fails.
     """
     from hpcgen.run_plan.profile import profile_mistakes, profile_warnings  # the other commands need no plan
 
+    options = {
+        "--write": write,
+        "--nodes": nodes,
+        "--partition": partition,
+        "--run-dir": run_dir,
+        "--set": overrides,
+    }
+    if not runs and (given := [option for option, value in options.items() if value]):
+        raise HpcgenError(f"{', '.join(given)}: only with --run", "add --run, which submits a job")
     file, profile = _read(name)
     if mistakes := profile_mistakes(profile):
         raise ConfigErrors(mistakes)
+    if write:
+        _require_writable(name, file)
     warn(profile_warnings(name, Path.cwd()))
     click.echo(f"{name} is valid: {file}, node type {profile.config.node_type}")
+    if runs:
+        from hpcgen.cli.cluster_run import run_job
+
+        run_job(name, file, profile, nodes or 2, partition, run_dir, overrides, write=write)
+
+
+def _require_writable(name: str, file: Path) -> None:
+    """Checks that figures can be written into the profile, before a job measures them.
+
+    Raises:
+        HpcgenError: hpcgen ships the profile, or this user may not write it.
+    """
+    if is_below(file, shipped("clusters")):
+        hint = f"write a profile of your own, with extends: {file.stem}"
+        raise HpcgenError(f"--write: {name} is a profile that hpcgen ships", hint)
+    if not os.access(file, os.W_OK) or not os.access(file.parent, os.W_OK):
+        raise HpcgenError("--write: this user may not write it", "run without --write", where=file)
 
 
 def _read(name: str) -> tuple[Path, Profile]:

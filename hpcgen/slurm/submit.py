@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import io
-import os
 import re
 import sys
 import tempfile
-import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr
 from pathlib import Path
 from typing import Any
@@ -25,6 +23,7 @@ from hpcgen.slurm.refusal import advice
 from hpcgen.slurm.rendering.filters import shell_word
 from hpcgen.slurm.rendering.script import Script
 from hpcgen.slurm.run_directory import make_run_directory, sharing
+from hpcgen.slurm.sbatch import waiting_is_said, warn_of_leaks
 from hpcgen.slurm.shell import reach_job, shell_settings, without
 from hpcgen.slurm.tasks import ModuleTask
 from trainer.contract.files.run_directory import RunDirectory
@@ -52,9 +51,6 @@ SINGLE_TASK = ("SLURM_ARRAY_JOB_ID=$SLURM_JOB_ID SLURM_ARRAY_TASK_ID=0",)
 without an array. The variables are not exported, since submitit reads them in the job."""
 
 
-PATIENCE_S = 5.0
-"""Time after which a message says that sbatch has not answered."""
-
 ACCEPTED = re.compile(
     r"timed out|Unable to contact|Zero Bytes|sense of sbatch output|not UTF-8|ended without a message"
 )
@@ -72,7 +68,7 @@ def submit_stages(plan: Plan, scripts: Mapping[str, Script]) -> list[Job]:
     missing = missing_tasks(plan)
     for warning in check_corpus(plan, missing):
         print(f"warning: {warning}", file=sys.stderr)
-    _warn_of_leaks({name for script in scripts.values() for name in reach_job(script.directives())})
+    warn_of_leaks({name for script in scripts.values() for name in reach_job(script.directives())})
     with sharing(plan):
         run_dir = make_run_directory(plan)
         jobs: list[Job] = []
@@ -104,18 +100,6 @@ def _queued_jobs_are_named(jobs: Sequence[Job], stage: StagePlan) -> Iterator[No
         raise
 
 
-def _warn_of_leaks(names: Collection[str]) -> None:
-    """Prints the variables that are not passed to sbatch. An outer job has dozens: its ID stands for them."""
-    outer_job = os.environ.get("SLURM_JOB_ID")
-    shown = sorted(name for name in names if not (outer_job and name.startswith(("SLURM_", "SLURMD_"))))
-    if outer_job:
-        shown.append(f"the SLURM_* variables of job {outer_job}")
-    if shown:
-        print(
-            f"warning: not passed to the new jobs, which set their own: {', '.join(shown)}", file=sys.stderr
-        )
-
-
 def _submit(
     plan: Plan,
     stage: StagePlan,
@@ -138,7 +122,7 @@ def _submit(
                 stage, script, after.job_id if after else None, tasks, own_command=own_command
             )
             executor.update_parameters(**parameters)
-            stack.enter_context(_waiting_is_said(stage.name))
+            stack.enter_context(waiting_is_said(stage.name))
             stack.enter_context(redirect_stderr(io.StringIO()))  # submitit prints the error that it raises
             stack.enter_context(without((*reach_job(script.directives()), *shell_settings())))
             if tasks is None:
@@ -160,22 +144,6 @@ def _answer(error: Exception) -> str:
     if isinstance(error.__cause__, UnicodeDecodeError):
         return f"the answer of sbatch is not UTF-8: {error.__cause__.object!r}"
     return str(error) or "sbatch ended without a message"
-
-
-@contextmanager
-def _waiting_is_said(stage: str) -> Iterator[None]:
-    """If sbatch does not answer soon, prints why that may be. submitit keeps sbatch's own messages until it ends."""
-    message = (
-        f"waiting for sbatch to submit {stage}. It tries for some minutes if Slurm has no place for more jobs "
-        "(MaxJobCount of `scontrol show config`) or does not answer (`scontrol ping`)"
-    )
-    timer = threading.Timer(PATIENCE_S, print, (message,), {"file": sys.stderr, "flush": True})
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
 
 
 def _runs_own_command(plan: Plan, stage: StagePlan) -> bool:

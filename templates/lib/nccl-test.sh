@@ -5,8 +5,13 @@ task_environment+=(TORCH_CPP_LOG_LEVEL=FATAL)
 
 # If the program succeeds, the test evaluates its figures. A step looks for the program first: it may be in an image.
 measure_with_all_reduce_perf() {
+    local before=$SECONDS began
+    [[ ! $nccl_tests ]] || ((terminated)) || run_all_reduce_perf
+    printf -v began '%(%s)T' -2 # when this shell began
+    task_environment+=(TRAINER_JOB_BEGAN="$((began + SECONDS - before))") # the program's time is not start-up
+}
+run_all_reduce_perf() {
     local perf=all_reduce_perf.log
-    [[ $nccl_tests ]] && ((!terminated)) || return 0
     if ! run_step srun --nodelist="${step_nodes[0]}" --nodes=1 --ntasks=1 --ntasks-per-node=1 --export=ALL "${container[@]}" test -x "$nccl_tests"; then
         ((terminated)) || say "the tasks do not have $nccl_tests; measuring with torch.distributed instead"
         return 0

@@ -314,3 +314,24 @@ def test_an_unreadable_directory_is_not_treated_as_empty(tmp_path, folder, argum
     assert (found.returncode, found.stdout) == (2, "")
     assert f"{folder}: the directory cannot be read; chmod u+rx {folder}" in found.stderr
     (tmp_path / folder).chmod(0o700)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["site", "--write", "--nodes", "3"], "--write, --nodes: only with --run; add --run"),
+        (
+            ["local", "--run", "--write"],
+            "--write: local is a profile that hpcgen ships; write a profile of your own",
+        ),
+        (
+            ["site", "--run", "--nodes", "5"],
+            "--set slurm.nccl_test.nodes: slurm.nccl_test.nodes = 5 is more than",
+        ),
+    ],
+)
+def test_a_job_that_cannot_help_is_refused_before_it_is_submitted(profiles, arguments, message):
+    found = hpcgen("cluster", "check", *arguments)
+    assert found.status == 2
+    assert message in found.stderr
+    assert sorted(path.name for path in profiles.parent.iterdir()) == ["clusters"]

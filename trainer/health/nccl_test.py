@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import importlib
 import json
 import os
 import sys
+import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -19,7 +22,7 @@ from trainer.contract.config import ConfigError, read_as
 from trainer.contract.errors import TrainerError
 from trainer.contract.files.run_directory import publish
 from trainer.contract.health import NcclTestConfig
-from trainer.contract.wording import binary_size, counted, rate_text
+from trainer.contract.wording import binary_size, counted, duration, rate_text
 from trainer.distributed.rendezvous import Ranks, find_ranks
 from trainer.health import all_reduce_perf
 from trainer.health.bandwidth import Sample, measure_all_reduce
@@ -38,8 +41,11 @@ from trainer.health.judgement import (
 )
 from trainer.health.meeting import Meeting, MissingRanksError
 from trainer.health.settings import configuration_files, explain, explain_host, nccl_settings
+from trainer.health.writing import measure_writes
 
 PROGRAM = "nccl-test"
+JOB_BEGAN = "TRAINER_JOB_BEGAN"
+"""Variable with the time in seconds since 1970 at which the job began."""
 
 
 def main() -> int:
@@ -56,6 +62,7 @@ def main() -> int:
             result=arguments.result,
             perf_output=arguments.all_reduce_perf_output,
             record=arguments.record_baseline,
+            with_profile_figures=arguments.profile_figures,
         )
     except TrainerError as error:
         if not isinstance(error, MissingRanksError) or ranks is None or ranks.rank == 0:
@@ -71,15 +78,16 @@ def run(
     result: Path,
     perf_output: Path | None = None,
     record: bool = False,
+    with_profile_figures: bool = False,
 ) -> int:
     """Run the test with the other ranks and write the result. Returns the exit status, the same on every rank.
 
     `perf_output` is the output of all_reduce_perf, used instead of a measurement. `record` makes the bandwidth the
-    cluster's baseline.
+    cluster's baseline. `with_profile_figures` also measures what a cluster profile says about start-up and storage.
 
     Raises:
         ConfigError: the baseline cannot be read.
-        TrainerError: ranks are missing, or do not match the configuration.
+        TrainerError: ranks are missing or do not match the configuration, or a rank cannot import the trainer or write.
     """
     if ranks.world_size != config.nodes * config.ranks_per_node:
         planned = f"{counted(config.nodes, 'node')} x {counted(config.ranks_per_node, 'rank')}"
@@ -87,8 +95,12 @@ def run(
     if ranks.world_size == 1:
         raise TrainerError("a single rank cannot test communication. Use two GPUs or more")
     node = environ.get("SLURMD_NODENAME") or os.uname().nodename
+    if with_profile_figures:
+        _import_trainer()
     with Meeting(ranks, node, environ, config.timeout_s, PROGRAM) as meeting:
         test = NcclTest(config, meeting, environ, result)
+        if with_profile_figures:
+            test.measure_profile_figures()
         samples = test.given(perf_output) if perf_output else test.measured()
         status = test.conclude(samples, "all_reduce_perf" if perf_output else "torch.distributed", record)
         # All ranks wait until rank 0 has written, since the first nonzero exit status ends the step.
@@ -104,6 +116,7 @@ class NcclTest:
         self, config: NcclTestConfig, meeting: Meeting, environ: Mapping[str, str], result: Path
     ) -> None:
         self._config = config
+        self._environ = environ
         self._result = result
         self._meeting = meeting
         self._fabric = Fabric(config.device, meeting)
@@ -120,6 +133,25 @@ class NcclTest:
         layout = make_layout(config.nodes, config.ranks_per_node, settings)
         [values, *_] = meeting.gather("layout", asdict(layout))
         self._layout = Layout(**values)
+        self._profile_figures: dict[str, float | None] | None = None
+
+    def measure_profile_figures(self) -> None:
+        """Measure what a cluster profile says about start-up and storage. All ranks have met."""
+        began = self._environ.get(JOB_BEGAN)
+        startup_s = round(time.time() - float(began), 1) if began else None
+        scratch, shared = Path(tempfile.gettempdir()), self._result.parent
+        device, meeting = self._config.device, self._meeting
+        storage = measure_writes(shared, meeting, device, "writing to the run directory")
+        local = measure_writes(scratch, meeting, device, "writing to scratch", is_local=True)
+        self._profile_figures = {
+            "startup_s": startup_s,
+            "storage_write_gb_s": storage,
+            "scratch_write_gb_s": local,
+        }
+        if startup_s is not None:
+            self._print(f"start-up until all ranks have imported the trainer and met: {duration(startup_s)}")
+        self._print(f"writing to {shared}: {rate_text(storage)} GB/s for all nodes together")
+        self._print(f"writing to {scratch}: {rate_text(local)} GB/s on the slowest node")
 
     def given(self, perf_output: Path) -> list[Sample]:
         """Samples from the output of all_reduce_perf."""
@@ -282,6 +314,7 @@ class NcclTest:
                 for purpose, group, busbw in diagnosis.measured
             ],
             "settings": [{"text": text, "nodes": nodes} for text, nodes in self._causes.items()],
+            "profile_figures": self._profile_figures,
         }
         publish(self._result, json.dumps(result, indent=1) + "\n")
 
@@ -296,6 +329,18 @@ class NcclTest:
     def _print(self, line: str) -> None:
         if self._meeting.ranks.rank == 0:
             print(f"{PROGRAM}: {line}", flush=True)
+
+
+def _import_trainer() -> None:
+    """Import what a training job imports, which belongs to its start-up.
+
+    Raises:
+        TrainerError: a module is missing.
+    """
+    try:
+        importlib.import_module("trainer.train")
+    except ImportError as error:
+        raise TrainerError(f"the trainer cannot be imported: {error}") from error
 
 
 def _by_text(found: Sequence[tuple[str, list[str]]]) -> dict[str, list[str]]:
@@ -340,6 +385,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--record-baseline", action="store_true", help="record this bandwidth as the cluster's baseline"
+    )
+    parser.add_argument(
+        "--profile-figures",
+        action="store_true",
+        help="also measure the start-up time and the write rates of a cluster profile",
     )
     return parser
 

@@ -73,6 +73,19 @@ def test_nothing_is_recorded_where_a_setting_explains_a_low_bandwidth(tmp_path: 
     assert not baseline.exists()
 
 
+@pytest.mark.process
+def test_the_figures_of_a_profile_are_measured_on_request(tmp_path: Path, stand_in: str) -> None:
+    site = write_site(tmp_path, python=stand_in)
+    script = render("nccl-test", site, tasks("nccl-test", 2, 1))
+    ended = batch(script, tmp_path, NODES, ["--profile-figures"])
+    assert ended.status == 0, ended.log
+    job_dir = tmp_path / "run" / "jobs" / "77"
+    figures = json.loads((job_dir / "nccl-test.json").read_text())["profile_figures"]
+    assert all(value > 0 for value in figures.values())
+    assert f"writing to {job_dir}: " in ended.log
+    assert not list(tmp_path.rglob(".write-rate-*"))
+
+
 @pytest.mark.slow
 def test_a_baseline_is_recorded_on_request(tmp_path: Path, stand_in: str) -> None:
     script, baseline = crippled(tmp_path, stand_in)

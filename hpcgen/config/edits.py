@@ -1,0 +1,183 @@
+"""Edits of YAML text that keep the rest of it: comments, order, quotes and indentation."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from hpcgen.config import document as documents
+from hpcgen.errors import HpcgenError
+
+Keys = Sequence[str | int]
+"""The keys of mappings and the indices of lists on the way to a value."""
+
+_PLAIN = re.compile(r"(?!(?:null|true|false|yes|no|on|off)$)[A-Za-z/][\w./-]*", re.IGNORECASE)
+"""A text that needs no quotes in any version of YAML."""
+_TO_END_OF_LINE = re.compile(r"[ \t]*(#[^\n]*)?(?=\n|$)")
+
+
+def with_value(text: str, name: str, keys: Keys, value: Any, note: str = "") -> str:
+    """The text of the file `name` with `value` at `keys`. A new line of a section gets the comment `note`.
+
+    Raises:
+        HpcgenError: the text cannot be edited, for example because the value is an alias.
+    """
+
+    def change(values: Any) -> Any:
+        *sections, last = keys
+        for key in sections:
+            if isinstance(values, dict) and not isinstance(values.get(key), dict | list):
+                values[key] = {}
+            values = values[key]
+        values[last] = value
+
+    return _checked(text, _with_value(text, _root(text), keys, _yaml(value), note), name, keys, change)
+
+
+def without(text: str, name: str, keys: Keys) -> str:
+    """The text of the file `name` without the value at `keys`, and without the sections that would be empty.
+
+    Raises:
+        HpcgenError: the text cannot be edited, for example because other values are aliases of this one.
+    """
+
+    def change(values: Any) -> Any:
+        *sections, last = keys
+        parents = [values]
+        for key in sections:
+            parents.append(parents[-1][key])
+        del parents[-1][last]
+        for parent, key in zip(reversed(parents[:-1]), reversed(sections), strict=True):
+            if not parent[key]:
+                del parent[key]
+
+    return _checked(text, _without(text, _root(text), keys), name, keys, change)
+
+
+def _checked(text: str, edited: str, name: str, keys: Keys, change: Callable[[Any], Any]) -> str:
+    """The edited text, if its values are those of the text after `change`."""
+    expected = documents.parse(text, name).values
+    change(expected)
+    try:
+        if documents.parse(edited, name).values == expected:
+            return edited
+    except HpcgenError:
+        pass
+    path = ".".join(map(str, keys))
+    raise HpcgenError(
+        f"{path} cannot be changed automatically", "write it without aliases and tags", where=name
+    )
+
+
+class _Entry(NamedTuple):
+    """An entry of a mapping or a list, as positions in the text."""
+
+    key: str | int
+    start: int
+    """Where its key or its dash begins."""
+    after_key: int
+    """Where its key ends, or its item begins."""
+    end: int
+    """Where its value ends, without what follows on the line."""
+    node: Any
+
+
+def _root(text: str) -> Any:
+    from ruamel.yaml import YAML
+
+    return YAML(typ="safe", pure=True).compose(text)
+
+
+def _entries(text: str, node: Any) -> list[_Entry]:
+    """The entries of a mapping or a list; empty for a scalar."""
+    if node is None or node.id == "scalar":
+        return []
+    if node.id == "mapping":
+        return [
+            _Entry(key.value, key.start_mark.index, key.end_mark.index, _end(text, item), item)
+            for key, item in node.value
+        ]
+    found = []
+    for index, item in enumerate(node.value):
+        start = item.start_mark.index
+        dash = start if node.flow_style else text.rfind("-", 0, start)
+        found.append(_Entry(index, dash, start, _end(text, item), item))
+    return found
+
+
+def _end(text: str, node: Any) -> int:
+    """Where a value ends. The marks of collections in block style are behind the comments that follow them."""
+    entries = [] if getattr(node, "flow_style", True) else _entries(text, node)
+    end: int = entries[-1].end if entries else node.end_mark.index
+    return len(text[:end].rstrip())
+
+
+def _with_value(text: str, node: Any, keys: Keys, value: str, note: str) -> str:
+    key, *rest = keys
+    entries = _entries(text, node)
+    found = next((entry for entry in entries if entry.key == key), None)
+    if found is not None and rest and _entries(text, found.node):
+        return _with_value(text, found.node, rest, value, note)
+    if found is not None:
+        return f"{text[: found.after_key]}: {_nested(rest, value)}{text[found.end :]}"
+    line = f"{key}: {_nested(rest, value)}"
+    if node is not None and node.flow_style:
+        end = entries[-1].end if entries else node.end_mark.index - 1
+        return f"{text[:end]}{', ' if entries else ''}{line}{text[end:]}"
+    if not entries:
+        return f"{text}{'' if text.endswith(chr(10)) or not text else chr(10)}{_noted(line, note)}\n"
+    end = _end_of_line(text, entries[-1].end)
+    return f"{text[:end]}\n{' ' * _column(text, entries[0].start)}{_noted(line, note)}{text[end:] or chr(10)}"
+
+
+def _yaml(value: Any) -> str:
+    """The value on one line. JSON is YAML."""
+    return value if isinstance(value, str) and _PLAIN.fullmatch(value) else json.dumps(value)
+
+
+def _nested(keys: Keys, value: str) -> str:
+    """The value as the value of these keys, in flow style."""
+    for key in reversed(keys):
+        value = f"{{{key}: {value}}}"
+    return value
+
+
+def _noted(line: str, note: str) -> str:
+    return f"{line}  # {note}" if note else line
+
+
+def _without(text: str, node: Any, keys: Keys) -> str:
+    entries = _entries(text, node)
+    index = next(index for index, entry in enumerate(entries) if entry.key == keys[0])
+    entry = entries[index]
+    if len(keys) > 1 and not _has_one(text, entry.node, keys[1:]):
+        return _without(text, entry.node, keys[1:])
+    if node.flow_style:
+        if index + 1 < len(entries):
+            return text[: entry.start] + text[entries[index + 1].start :]
+        start = entries[index - 1].end if index else entry.start
+        return text[:start] + text[entry.end :]
+    column = _column(text, entry.start)
+    end = _end_of_line(text, entry.end)
+    while (comment := re.match(r"\n( *)#[^\n]*", text[end:])) and len(comment[1]) > column:
+        end += comment.end()  # a comment inside the section
+    return text[: entry.start - column] + text[end + 1 :]
+
+
+def _has_one(text: str, node: Any, keys: Keys) -> bool:
+    """True if removing the value at `keys` leaves an empty section."""
+    entries = _entries(text, node)
+    if len(entries) != 1:
+        return False
+    return len(keys) == 1 or _has_one(text, entries[0].node, keys[1:])
+
+
+def _column(text: str, position: int) -> int:
+    return position - (text.rfind("\n", 0, position) + 1)
+
+
+def _end_of_line(text: str, position: int) -> int:
+    found = _TO_END_OF_LINE.match(text, position)
+    return found.end() if found else position

@@ -1,0 +1,108 @@
+"""Calls sbatch for a rendered script, and waits for the job."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from hpcgen.errors import HpcgenError
+from hpcgen.files import write_text
+from hpcgen.run_plan.plan import Plan
+from hpcgen.slurm.refusal import advice
+from hpcgen.slurm.shell import reach_job, shell_settings, without
+
+PATIENCE_S = 5.0
+"""Time after which a message says that sbatch has not answered."""
+
+POLLS_S = (1.0, 10.0)
+"""First and longest pause between two questions about a job (seconds)."""
+NO_SUCH_JOB = "Invalid job id"
+"""What squeue says of a job that ended a while ago."""
+
+
+def submit_script(plan: Plan, stage: str, text: str, arguments: Sequence[str] = ()) -> str:
+    """Queues the script of one stage and returns its job ID. The script is kept in the run directory.
+
+    `arguments` are options for the job's command.
+
+    Raises:
+        HpcgenError: the script cannot be written, Slurm is not installed, or it refuses the job.
+    """
+    planned, directory = plan.stages[stage], Path(plan.config.paths.run_dir)
+    script = directory / f"{stage}.sh"
+    write_text(script, text, mode=0o700)
+    variables = (*reach_job(planned.directives), *shell_settings())
+    warn_of_leaks(reach_job(planned.directives))
+    with without(variables), waiting_is_said(stage):
+        try:
+            done = subprocess.run(
+                ["sbatch", "--parsable", str(script), *arguments], capture_output=True, text=True, check=False
+            )
+        except FileNotFoundError as error:
+            raise HpcgenError("sbatch: no such program", "run this on a login node of the cluster") from error
+    if done.returncode != 0:
+        answer = done.stderr.strip() or "sbatch ended without a message"
+        raise HpcgenError(f"stage {stage} was not submitted: {answer}", advice(answer, plan, planned))
+    return done.stdout.strip().partition(";")[0]
+
+
+def states(job_id: str) -> Iterator[str]:
+    """Yields the state of a job, with the reason if it waits, whenever it changes. Ends when the job has ended."""
+    last, pause = "", POLLS_S[0]
+    while True:
+        done = subprocess.run(
+            ["squeue", "--noheader", f"--jobs={job_id}", "--format=%T %r"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if (done.returncode == 0 and not done.stdout.strip()) or NO_SUCH_JOB in done.stderr:
+            return
+        state, _, reason = done.stdout.strip().partition(" ")
+        said = f"squeue does not answer ({done.stderr.strip()})" if done.returncode else state
+        if state == "PENDING" and reason != "None":
+            said += f" ({reason})"
+        if said != last:
+            yield said
+        last = said
+        time.sleep(pause)
+        pause = min(pause * 1.5, POLLS_S[1])
+
+
+def cancel(job_id: str) -> None:
+    """Cancels a job."""
+    subprocess.run(["scancel", job_id], check=False)
+
+
+@contextmanager
+def waiting_is_said(stage: str) -> Iterator[None]:
+    """If sbatch does not answer soon, prints why that may be. submitit keeps sbatch's own messages until it ends."""
+    message = (
+        f"waiting for sbatch to submit {stage}. It tries for some minutes if Slurm has no place for more jobs "
+        "(MaxJobCount of `scontrol show config`) or does not answer (`scontrol ping`)"
+    )
+    timer = threading.Timer(PATIENCE_S, print, (message,), {"file": sys.stderr, "flush": True})
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def warn_of_leaks(names: Collection[str]) -> None:
+    """Prints the variables that are not passed to sbatch. An outer job has dozens: its ID stands for them."""
+    outer_job = os.environ.get("SLURM_JOB_ID")
+    shown = sorted(name for name in names if not (outer_job and name.startswith(("SLURM_", "SLURMD_"))))
+    if outer_job:
+        shown.append(f"the SLURM_* variables of job {outer_job}")
+    if shown:
+        print(
+            f"warning: not passed to the new jobs, which set their own: {', '.join(shown)}", file=sys.stderr
+        )

@@ -1,0 +1,80 @@
+"""Edits of YAML text: the value changes, and every other character stays."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpcgen.config.edits import with_value, without
+from hpcgen.errors import HpcgenError
+
+TEXT = """\
+# a profile
+extends: local   # the parent
+rate: 0.5        # measured
+slurm:
+  # for all stages
+  partition: gpu
+  extra_directives:
+    - --comment=x  # to find them
+    - --mail-type=FAIL
+  # the end of slurm
+
+# about flow
+flow: {a: 1, b: [1, 2], c: 3} # three
+"""
+
+
+@pytest.mark.parametrize(
+    ("keys", "value", "before", "after"),
+    [
+        (["rate"], 2.5, "rate: 0.5        # measured", "rate: 2.5        # measured"),
+        (["slurm", "partition"], "cpu", "partition: gpu", "partition: cpu"),
+        (["slurm", "qos"], "a", "    - --mail-type=FAIL\n", "    - --mail-type=FAIL\n  qos: a  # why\n"),
+        (["slurm", "train", "qos"], "a", "FAIL\n", "FAIL\n  train: {qos: a}  # why\n"),
+        (["flow", "b"], 5, "b: [1, 2]", "b: 5"),
+        (["flow", "d"], "x", "c: 3}", "c: 3, d: x}"),
+        (["new"], 7, "} # three\n", "} # three\nnew: 7  # why\n"),
+        (["slurm"], None, TEXT[TEXT.index("slurm:") : TEXT.index("  # the end")], "slurm: null\n"),
+    ],
+)
+def test_a_value_is_set_and_nothing_else_changes(keys, value, before, after):
+    assert TEXT.count(before) == 1
+    assert with_value(TEXT, "x.yaml", keys, value, "why") == TEXT.replace(before, after)
+
+
+@pytest.mark.parametrize(
+    ("keys", "before", "after"),
+    [
+        (["rate"], "rate: 0.5        # measured\n", ""),
+        (["slurm", "extra_directives", 0], "    - --comment=x  # to find them\n", ""),
+        (["slurm"], TEXT[TEXT.index("slurm:") : TEXT.index("\n# about flow")], ""),
+        (["flow", "a"], "a: 1, ", ""),
+        (["flow", "c"], ", c: 3", ""),
+        (["flow", "b", 1], "[1, 2]", "[1]"),
+    ],
+)
+def test_a_value_is_removed_and_nothing_else_changes(keys, before, after):
+    assert TEXT.count(before) == 1
+    assert without(TEXT, "x.yaml", keys) == TEXT.replace(before, after)
+
+
+@pytest.mark.parametrize(
+    "text", ["a: {b: {c: 1}}\nd: 2\n", "a:\n  b:\n    c: 1\nd: 2\n", "a: {b: [1]}\nd: 2\n"]
+)
+def test_sections_that_would_be_empty_are_removed_too(text):
+    keys = ["a", "b", 0 if "[" in text else "c"]
+    assert without(text, "x.yaml", keys) == "d: 2\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "edited"), [("", "a: 1\n"), ("# only\n", "# only\na: 1\n"), ("{}", "{a: 1}")]
+)
+def test_a_file_without_values_gets_its_first(text, edited):
+    assert with_value(text, "x.yaml", ["a"], 1) == edited
+
+
+def test_an_edit_that_would_change_another_value_is_refused():
+    with pytest.raises(HpcgenError, match=r"x\.yaml: b cannot be changed automatically"):
+        with_value("a: &x 1\nb: *x\n", "x.yaml", ["b"], 2)
+    with pytest.raises(HpcgenError, match="a cannot be changed"):
+        without("a: &x 1\nb: *x\n", "x.yaml", ["a"])
