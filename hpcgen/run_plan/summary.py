@@ -34,6 +34,7 @@ def summarize(plan: Plan) -> dict[str, Any]:
         stage.name: {
             "nodes": stage.allocation.nodes,
             "spare_nodes": stage.allocation.spare_nodes,
+            "segment": stage.allocation.segment,
             "ntasks_per_node": stage.allocation.ntasks_per_node,
             "array_tasks": stage.allocation.array.num_tasks if stage.allocation.array else None,
             "time_s": stage.allocation.time_s,
@@ -184,7 +185,9 @@ def for_people(summary: dict[str, Any]) -> list[tuple[str, str]]:
     for name, stage in summary["stages"].items():
         container = f"container {stage['container_image']}" if stage["container_image"] else "no container"
         spares = f" and {stage['spare_nodes']} spare" if stage["spare_nodes"] else ""
-        size = f"{counted(stage['nodes'], 'node')}{spares} x {counted(stage['ntasks_per_node'], 'task')}"
+        segments = f" in segments of {stage['segment']}" if stage["segment"] else ""
+        nodes = f"{counted(stage['nodes'], 'node')}{spares}{segments}"
+        size = f"{nodes} x {counted(stage['ntasks_per_node'], 'task')}"
         if stage["array_tasks"]:
             size = f"array of {counted(stage['array_tasks'], 'task')}, one node each"
         lines.append((name, f"{size}, limit {slurm_time(stage['time_s'])}, {container}"))

@@ -66,7 +66,7 @@ def plan_training(run: Run, config: RunConfig) -> Training:
         evaluation=config.evaluation,
         world=World(path=nodes.path, count=allocation.nodes, ranks_each=allocation.ntasks_per_node),
         evaluation_world=_evaluation_world(run, config),
-        gpus_per_node=run.node_type.gpus_per_node or allocation.ntasks_per_node,
+        gpus_per_node=allocation.ntasks_per_node,
         nvlink_nodes=allocation.nvlink_nodes,
         device=run.node_type.device,
         device_memory_gib=run.node_type.gpu_memory_gib,

@@ -305,6 +305,7 @@ def test_the_summary(tmp_path):
         "array_tasks": None,
         "time_s": 86400,
         "spare_nodes": 0,
+        "segment": None,
         "container_image": "/shared/images/gpt.sqsh",
     }
     assert found["signal_lead_s"] == 410

@@ -142,6 +142,14 @@ def test_a_site_states_the_memory_of_its_gpus(tmp_path, monkeypatch, gib, fits):
     assert any("39.5 GiB" in warning for warning in found) == (not fits)
 
 
+@pytest.mark.parametrize(("tasks", "crosses"), [(8, False), (4, True)])
+def test_the_ranks_of_a_node_count_and_not_its_gpus(tmp_path, tasks, crosses):
+    train = {"nodes": 4, "ntasks_per_node": tasks, "time": "1:00:00"}
+    values = big_run(slurm={"train": train}, preset="1.3b", parallelism={"tensor_model_parallel_size": 8})
+    warnings = plan(loaded(tmp_path, values), ["train"], exists=lambda _: True).warnings
+    assert any("waits for the network" in str(warning) for warning in warnings) == crosses
+
+
 def nvl72(nodes: int = 36, nvlink_nodes: int = 18, **changes: object) -> list[str]:
     """The warnings of a layout on nodes of four GPUs, `nvlink_nodes` of which NVLink connects."""
     facts = dataclasses.replace(

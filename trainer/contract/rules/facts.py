@@ -63,7 +63,7 @@ class Facts:
     evaluation_world: World = World(path="slurm.evaluate.nodes", count=1, ranks_each=1)
     """The ranks of the evaluation job."""
     gpus_per_node: int
-    """Devices per node."""
+    """Devices per node that the job uses."""
     nvlink_nodes: int = 1
     """Nodes whose devices are all connected by NVLink."""
     device: Literal["cuda", "cpu"] = "cuda"
