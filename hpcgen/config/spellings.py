@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hpcgen.config import megatron_options
 from hpcgen.config.sbatch_options import SBATCH_OPTIONS, SBATCH_OPTIONS_OF_SOME
-from hpcgen.config.slurm import OWN_OPTIONS
+from hpcgen.config.slurm import OWN_OPTIONS, SETTING_NAMES
 
 EXPERTS = ("moe_", "expert_", "router_")
 """Beginnings of names of settings of experts."""
@@ -95,7 +95,8 @@ def set_by_hpcgen(section: Sequence[str], name: str) -> str:
 @functools.cache
 def slurm_names() -> dict[str, str]:
     """Name in a section below `slurm` -> its key, with a remark."""
-    options = sorted((SBATCH_OPTIONS | SBATCH_OPTIONS_OF_SOME) - OWN_OPTIONS - set(OF_SUBMISSION))
+    with_key = {name.replace("_", "-") for name in SETTING_NAMES}
+    options = sorted((SBATCH_OPTIONS | SBATCH_OPTIONS_OF_SOME) - OWN_OPTIONS - with_key - set(OF_SUBMISSION))
     directives = {
         option.replace("-", "_"): f"extra_directives with --{option}"
         for option in options

@@ -79,7 +79,7 @@ KEYS = {key for section in SECTIONS.values() for key in section}
         (
             "slurm.train.preemption",
             "known keys are account, constraint, cpus_per_task, extra_directives, max_restarts, mem, nodes, "
-            "ntasks_per_node, partition, qos, reservation, signal_lead_s, time; "
+            "ntasks_per_node, partition, qos, reservation, segment, signal_lead_s, time; "
             "for other options of sbatch, use extra_directives",
         ),
     ],
