@@ -154,7 +154,7 @@ class Changes:
     settings: Mapping[str, Change] = dataclasses.field(default_factory=dict)
     """Shell variable of the script -> its words."""
     files: Mapping[str, Change] = dataclasses.field(default_factory=dict)
-    """Job file -> its keys and their values, if it is JSON, or else its lines."""
+    """Job file, or the script of the jobs that the job queues -> its keys and values, if it is JSON, or its lines."""
     functions: tuple[str, ...] = ()
     """Names of the shell functions whose text differs, or that only one of the scripts has."""
     defaults: Mapping[str, Change] = dataclasses.field(default_factory=dict)

@@ -102,6 +102,18 @@ def test_todays_script_has_no_differences(run_file: Path, workplace: Path) -> No
             assert not found[kind], kind
 
 
+def test_the_script_that_a_job_queues_is_one_of_its_files(run_file: Path, workplace: Path) -> None:
+    values = {**RUN, "checkpoint": {"save_interval": 500}, "evaluation": {"every": 1000, "tasks": ["piqa"]}}
+    write_yaml(run_file, values | {"slurm": {**RUN["slurm"], "evaluate": {"time": "2:00:00"}}})
+    now = hpcgen("render", "train", "-c", run_file).stdout
+    assert now.count("#SBATCH --time=") == 2
+    (workplace / "old.sh").write_text(now.replace("--time=02:00:00", "--time=01:00:00"))
+    found = differences("old.sh")
+    assert found["same"] == 33
+    assert (found["directives"], found["functions"]) == ({}, [])
+    assert found["files"]["queued script"]["added"] == ["#SBATCH --time=02:00:00"]
+
+
 def test_a_run_directory_has_the_scripts_of_hpcgen_submit(run_file: Path, workplace: Path) -> None:
     scripts = workplace / "runs/submitit-me"
     scripts.mkdir(parents=True)
