@@ -7,17 +7,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hpcgen.config.cluster import ClusterConfig, limits_of, within_limit
-from hpcgen.config.container import Runtime, is_image_file
+from hpcgen.config.container import Runtime
 from hpcgen.config.loader import Run, load_cluster_run
 from hpcgen.config.program import ProgramConfig
 from hpcgen.config.run import RunConfig
 from hpcgen.config.starter import TIME
+from hpcgen.planning.runtimes import RUNTIMES
 from hpcgen.run_plan.plan import Plan, plan
 from hpcgen.stages import STAGES
 from hpcgen.stages.train import TRAIN
 
 RUN_DIR = "/runs/representative"
-IMAGE_FILE = "/images/representative.sqsh"
+IMAGE = "/images/representative"
 OVERRIDES = (
     "secrets=[REPRESENTATIVE_TOKEN]",
     "environment.REPRESENTATIVE=two words",
@@ -26,7 +27,7 @@ OVERRIDES = (
     "evaluation.data=[{name: text, prefix: /data/text}]",
     "generation.prompts=/data/prompts.jsonl",
     "export.directory=/models/exported",
-    f"image.output={IMAGE_FILE}",
+    f"image.output={IMAGE}.sqsh",
     "image.code=/code/hpcgen",
     "training.micro_batch_size=1",
     # divisible by 1 to 10, 12, 14, 15 and 16 ranks
@@ -71,16 +72,16 @@ def representatives(cluster: str) -> Iterator[Representative]:
 def runtimes(profile: ClusterConfig) -> tuple[Runtime, ...]:
     """The runtime of the profile, `none`, and the runtimes that can start the profile's image, if it names one."""
     own: Runtime = profile.container.runtime or "none"
-    with_image: tuple[Runtime, ...] = ("pyxis", "enroot") if profile.container.image else ()
+    image = profile.container.image
+    with_image: tuple[Runtime, ...] = ("pyxis", "enroot") if image and RUNTIMES["pyxis"].starts(image) else ()
     return tuple(dict.fromkeys((own, "none", *with_image)))
 
 
 def _config(run: Run, runtime: Runtime, preflight: bool) -> RunConfig:
     config, profile = run.config, run.cluster
     image = profile.container.image or ""
-    # enroot starts only files
-    is_startable = is_image_file(image) or (runtime == "pyxis" and image)
-    stand_in = None if is_startable or runtime == "none" else IMAGE_FILE
+    kind = RUNTIMES.get(runtime)
+    stand_in = None if kind is None or kind.starts(image) else f"{IMAGE}{kind.suffix}"
     spare_nodes = 1 if preflight and _has_room(profile) else 0
     times = {
         stage.section: dataclasses.replace(

@@ -72,7 +72,7 @@ def command(
     run = load()
     explained = explanation.explain(stage or plan.main_stage(run), run)
     warn(explained.warnings)
-    here = explanation.leaked(os.environ, explained.secrets)
+    here = explanation.leaked(os.environ, explained.secrets, explained.unset)
     chosen = explained.only(names)
     if as_json:
         click.echo(json.dumps(_explanation_json(chosen, here), indent=1))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from hpcgen.config import document as documents
-from hpcgen.config.container import MountPath
+from hpcgen.config.container import AnnotationName, AnnotationValue, MountPath
 from hpcgen.config.document import Document
 from hpcgen.config.fields import EnvironmentName, Text
 from hpcgen.config.node_type import Exclusion, NodeType, Variable, VariablePattern
@@ -51,6 +51,8 @@ class Fabric:
     """See `NodeType.environment_script`."""
     must_not_set: dict[VariablePattern, Exclusion] = field(default_factory=dict)
     """See `NodeType.must_not_set`."""
+    annotations: dict[AnnotationName, AnnotationValue] = field(default_factory=dict)
+    """Annotations of containers that runtime ce starts on GPU nodes."""
     library_path: tuple[MountPath, ...] = ()
     """See `NodeType.library_path`."""
     mounts: tuple[MountPath, ...] = ()

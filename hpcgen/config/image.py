@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from hpcgen.config.container import Image
+from hpcgen.config.container import SquashImage
 from hpcgen.config.fields import Text
 from trainer.contract.record import config_section
 
@@ -41,7 +41,7 @@ Check = Literal[
 class ImageConfig:
     """Container image that the image stage builds."""
 
-    base: Image = "nvcr.io#nvidia/pytorch:25.03-py3"
+    base: SquashImage = "nvcr.io#nvidia/pytorch:25.03-py3"
     """Base image: an NVIDIA PyTorch image with a tag or preferably @sha256:DIGEST, or the path of a .sqsh file."""
     output: ImageFile | None = None
     """Path of the .sqsh file to build, on storage shared by all nodes. Default: container.image, if it is a .sqsh."""

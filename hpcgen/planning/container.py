@@ -1,4 +1,4 @@
-"""The container of a stage: image, mounts, environment and options, independent of the runtime."""
+"""Makes the container of a stage from its settings, and finds mistakes in them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from pathlib import PurePosixPath
 from typing import Literal
 
 from hpcgen.config.cluster import ClusterConfig
-from hpcgen.config.container import MOUNTABLE, Mount, Runtime, is_image_file
+from hpcgen.config.container import MOUNTABLE, ContainerConfig, Mount, Runtime, is_image_file
+from hpcgen.config.fabric import Fabric
 from hpcgen.config.run import RunConfig
 from hpcgen.config.shown import show
 from hpcgen.errors import HpcgenError, Problem
+from hpcgen.planning.runtimes import RUNTIMES, Container, ContainerRuntime, target_of
 from hpcgen.planning.software import runtime
-from trainer.contract.record import record
+from trainer.contract.wording import one_of
 
 SYSTEM_DIRECTORIES = frozenset((
     "/", "/bin", "/lib", "/lib32", "/lib64", "/sbin", "/usr", "/usr/bin", "/usr/lib", "/usr/lib64",
@@ -23,84 +25,6 @@ SYSTEM_DIRECTORIES = frozenset((
 """Directories of an image that no mount may hide."""
 IMAGE_DIRECTORIES = ("/etc", "/opt", "/usr/local")
 """Directories in which images of NVIDIA and others have files that programs need."""
-CONTAINER_NAME = "hpcgen"
-"""Name of the container that runtime enroot creates on each node, in a data directory specific to the job."""
-
-ENROOT_START = (
-    "names=(--env STARTED); while read -r name; do "
-    'case $name in SLURM_* | SLURMD_* | SUBMITIT_* | CUDA_VISIBLE_DEVICES) names+=(--env "$name") ;; esac; '
-    "done < <(compgen -e); "
-    'export STARTED="${ENROOT_DATA_PATH:?}/started-$SLURM_STEP_ID-$SLURM_LOCALID"; rm -f -- "$STARTED"; '
-    'exec 9>"$ENROOT_DATA_PATH/start.lock" && flock 9 || exit; '
-    "( (until [[ -e $STARTED ]] || ! kill -0 $$; do sleep 0.1; done) & ) >/dev/null 2>&1; "
-    'exec enroot start "${names[@]}" "$@"'
-)
-"""Shell code of a task that calls enroot. It names Slurm's variables, which only the task knows. Others are not passed.
-
-The tasks of a node start one after another, as with enroot's own lock. That lock times out after 30 s, but the hooks
-may need longer for the GPUs of eight tasks. enroot closes all open files, so a background process holds this
-lock.
-"""
-
-ENROOT_STARTED = ("sh", "-c", ': >"$STARTED"; exec "$@"', "enroot_started")
-"""Runs in the container: marks the task as started, so that the next task of the node can start."""
-
-
-@record
-class Container:
-    """The container of one stage."""
-
-    runtime: Runtime
-    image: str
-    """Path of a .sqsh file, or a registry reference in the form that every enroot version accepts."""
-    mounts: tuple[Mount, ...]
-    """Mounts with targets, parents before their subdirectories."""
-    workdir: str
-    writable: bool
-    environment: tuple[str, ...]
-    """Names of variables to pass. For other variables, a value set in the image overrides the job's."""
-    copy_image: bool
-    """The image is copied to each node's scratch first."""
-
-    @property
-    def image_is_file(self) -> bool:
-        """Returns True for a .sqsh file and False for a registry reference."""
-        return is_image_file(self.image)
-
-    def host_path(self, path: str) -> str | None:
-        """The path on the host for a path in the container; None if no mount provides it."""
-        for mount in reversed(self.mounts):  # subdirectories before their parents
-            if PurePosixPath(path).is_relative_to(_target(mount)):
-                return str(PurePosixPath(mount.source, PurePosixPath(path).relative_to(_target(mount))))
-        return None
-
-    def words(self) -> tuple[str, ...]:
-        """The words between srun's options and the command: pyxis's options without the image, or enroot's call."""
-        return self._pyxis() if self.runtime == "pyxis" else self._enroot()
-
-    def _pyxis(self) -> tuple[str, ...]:
-        """pyxis's options. All mounts are one option, because only the last --container-mounts counts."""
-        mounts = (f"{m.source}:{m.target}{':ro' if m.read_only else ''}" for m in self.mounts)
-        return (
-            f"--container-mounts={','.join(mounts)}",
-            f"--container-workdir={self.workdir}",
-            "--no-container-mount-home",
-            "--container-writable" if self.writable else "--container-readonly",
-            f"--container-env={','.join(self.environment)}",
-        )
-
-    def _enroot(self) -> tuple[str, ...]:
-        """enroot's call. Mounts are colon-separated fstab entries; enroot has no option for the working directory."""
-        return (
-            *("bash", "-c", ENROOT_START, "enroot_start"),
-            *(["--rw"] if self.writable else []),
-            *(
-                f"--mount={m.source}:{m.target}:none:x-create=auto,rbind{',ro' if m.read_only else ''}"
-                for m in self.mounts
-            ),
-            *(f"--env={name}" for name in self.environment),
-            *(CONTAINER_NAME, *ENROOT_STARTED, "env", f"--chdir={self.workdir}"),
-        )
 
 
 def make_container(
@@ -110,8 +34,10 @@ def make_container(
     writes: Iterable[str],
     reads: Iterable[str],
     environment: Iterable[str],
+    fabric: Fabric | None = None,
+    uses_gpus: bool = False,
 ) -> Container | None:
-    """The container of a stage that uses these host paths; None with runtime none.
+    """The container of a stage that uses these host paths and this network; None with runtime none.
 
     Raises:
         HpcgenError: a path cannot be mounted.
@@ -128,7 +54,17 @@ def make_container(
         writable=_first(run.writable, site.writable),
         environment=tuple(sorted(set(environment))),
         copy_image=_first(run.copy_image, site.copy_image),
+        uses_gpus=uses_gpus,
+        site_environment=run.environment or site.environment,
+        annotations=_annotations(config, cluster, fabric),
     )
+
+
+def _annotations(config: RunConfig, cluster: ClusterConfig, fabric: Fabric | None) -> Mapping[str, str]:
+    """Annotations of the fabric, unless the site's environment definition file has its own; then the settings'."""
+    has_own = config.container.environment or cluster.container.environment
+    of_fabric = fabric.annotations if fabric and not has_own else {}
+    return {**of_fabric, **cluster.container.annotations, **config.container.annotations}
 
 
 def _first(*given: bool | None) -> bool:
@@ -156,15 +92,15 @@ def _mounts(given: list[Mount], writes: Iterable[str], reads: Iterable[str]) -> 
     Parents precede their subdirectories, because a later mount hides earlier ones below it.
     """
     mounts = list(given)
-    shown = {_target(mount): mount.source for mount in given}
+    shown = {target_of(mount): mount.source for mount in given}
     for read_only, paths in ((False, writes), (True, reads)):
         for path in sorted(set(paths)):
             _require_mountable(path, shown.get(path, path))
             if not any(_shows(mount, path, read_only) for mount in mounts):
                 mounts.append(Mount(source=path, read_only=read_only))
-    mounts.sort(key=_target)
+    mounts.sort(key=target_of)
     return tuple(
-        Mount(source=mount.source, target=_target(mount), read_only=mount.read_only) for mount in mounts
+        Mount(source=mount.source, target=target_of(mount), read_only=mount.read_only) for mount in mounts
     )
 
 
@@ -181,10 +117,6 @@ def _require_mountable(path: str, source: str) -> None:
     if source != path:
         reason = f"the stage needs the host's {path}, but container.mounts mounts {source} there"
         raise HpcgenError(reason, "give that mount another target")
-
-
-def _target(mount: Mount) -> str:
-    return mount.target or mount.source
 
 
 def _shows(mount: Mount, path: str, read_only: bool) -> bool:
@@ -207,7 +139,7 @@ def container_warnings(
         hint = "run hpcgen install-code and set code_dir to its directory, or build an image with hpcgen render image"
         yield Problem("container.image", reason, hint, file)
     for place, mount in _given_mounts(config, cluster):
-        if _target(mount) in IMAGE_DIRECTORIES:
+        if target_of(mount) in IMAGE_DIRECTORIES:
             reason = "hides the image's own files there"
             yield replace(place, reason=reason, hint="mount what is needed at another target")
     # NVIDIA does not change release tags such as 25.03-py3
@@ -229,9 +161,10 @@ def missing_file_warnings(
         return not exists(path) and exists("/" + path.split("/")[1])
 
     image = config.container.image or cluster.container.image or ""
-    if runtime(config, cluster) != "none" and image.endswith(".sqsh") and is_missing(image):
+    kind = RUNTIMES.get(runtime(config, cluster))
+    if kind and is_image_file(image) and is_missing(image):
         file: Literal["run", "cluster"] = "run" if config.container.image else "cluster"
-        hint = "correct the path, or build the image with hpcgen render image"
+        hint = f"correct the path, or build the image with {kind.recipe}"
         yield Problem("container.image", "does not exist", hint, file)
     if cluster.code_dir and is_missing(cluster.code_dir):
         hint = "set it to the directory that hpcgen install-code prints"
@@ -276,6 +209,15 @@ def _site_packages(python: str, exists: Callable[[str], bool]) -> list[str]:
     return [folder for folder in folders if exists(folder)] if python.startswith("/") else []
 
 
+def not_run_warnings(config: RunConfig, cluster: ClusterConfig) -> Iterator[Problem]:
+    """Yields a warning if hpcgen's authors could not run the container runtime."""
+    asked = runtime(config, cluster)
+    if asked in RUNTIMES and (source := RUNTIMES[asked].not_run):
+        reason = f"was not run by hpcgen's authors, and follows {source}"
+        hint = "test it with hpcgen render nccl-test first"
+        yield Problem("container.runtime", reason, hint, "run" if config.container.runtime else "cluster")
+
+
 def container_problems(config: RunConfig, cluster: ClusterConfig) -> Iterator[Problem]:
     """Yields container settings that would fail or have no effect."""
     if runtime(config, cluster) == "none":
@@ -283,52 +225,96 @@ def container_problems(config: RunConfig, cluster: ClusterConfig) -> Iterator[Pr
     else:
         yield from _image_problems(config, cluster)
         yield from _target_problems(config, cluster)
+        yield from _engine_problems(config, cluster)
 
 
 def _unused(config: RunConfig) -> Iterator[Problem]:
-    for key in ("image", "workdir", "mounts", "copy_image", "writable"):
+    for key in ("image", "workdir", "mounts", "copy_image", "writable", "environment", "annotations"):
         if getattr(config.container, key):
-            verb, it = ("have", "them") if key == "mounts" else ("has", "it")
-            hint = f"set container.runtime: pyxis or enroot, or remove {it}"
+            verb, it = ("have", "them") if key in ("mounts", "annotations") else ("has", "it")
+            hint = f"set container.runtime: {one_of([*RUNTIMES])}, or remove {it}"
             yield Problem(
                 f"container.{key}", f"{verb} no effect with runtime none", hint, about=("container.runtime",)
             )
 
 
 def _image_problems(config: RunConfig, cluster: ClusterConfig) -> Iterator[Problem]:
-    image = config.container.image or cluster.container.image
+    image, asked = config.container.image or cluster.container.image, runtime(config, cluster)
+    kind = RUNTIMES[asked]
     file: Literal["run", "cluster"] = "run" if config.container.image or not image else "cluster"
     if not image:
-        yield Problem("container.image", "is missing", "name a .sqsh file or REGISTRY#IMAGE:TAG")
-    elif is_image_file(image):
-        return
-    elif runtime(config, cluster) == "enroot":
-        reason = "is a registry reference, but runtime enroot needs a .sqsh file"
-        yield Problem(
-            "container.image",
-            reason,
-            "build one with hpcgen render image",
-            file,
-            about=("container.runtime",),
-        )
+        if asked != "ce" or not (config.container.environment or cluster.container.environment):
+            registry = " or REGISTRY#IMAGE:TAG" if kind.takes_registry else ""
+            yield Problem("container.image", "is missing", f"name a {kind.suffix} file{registry}")
+    elif not kind.starts(image):
+        is_file = is_image_file(image)
+        what = f"a {PurePosixPath(image).suffix} file" if is_file else "a registry reference"
+        reason = f"is {what}, but runtime {asked} needs a {kind.suffix} file"
+        hint = f"build one with {_recipe(kind, image)}"
+        yield Problem("container.image", reason, hint, file, about=("container.runtime",))
     elif _first(config.container.copy_image, cluster.container.copy_image):
-        where: Literal["run", "cluster"] = "cluster" if config.container.copy_image is None else "run"
-        reason = f"has no effect, because {image} is not a .sqsh file"
-        yield Problem(
-            "container.copy_image", reason, "remove it, or build a .sqsh with hpcgen render image", where
-        )
+        yield from _copy_problems(config, image, asked)
+
+
+def _recipe(kind: ContainerRuntime, image: str) -> str:
+    """The command that makes an image file, of this image if it is in a registry."""
+    reference = image.replace("#", "/")
+    return kind.recipe if is_image_file(image) else kind.recipe.replace("REGISTRY/IMAGE:TAG", reference)
+
+
+def _copy_problems(config: RunConfig, image: str, asked: Runtime) -> Iterator[Problem]:
+    """Yields a problem if `copy_image` has nothing to copy, or if the runtime does not start copies."""
+    file: Literal["run", "cluster"] = "cluster" if config.container.copy_image is None else "run"
+    if not is_image_file(image):
+        reason, hint = f"because {image} is not a file", ", or build a .sqsh with hpcgen render image"
+    elif not RUNTIMES[asked].copies_images:
+        reason, hint = f"because runtime {asked} mounts the image itself", ""
+    else:
+        return
+    yield Problem("container.copy_image", f"has no effect, {reason}", f"remove it{hint}", file)
+
+
+def _engine_problems(config: RunConfig, cluster: ClusterConfig) -> Iterator[Problem]:
+    """Yields settings of the container engine that another runtime ignores, or that the engine would refuse."""
+    asked = runtime(config, cluster)
+    sections: tuple[tuple[Literal["run", "cluster"], ContainerConfig], ...] = (
+        ("cluster", cluster.container),
+        ("run", config.container),
+    )
+    for file, section in sections:
+        for key in ("environment", "annotations"):
+            if (
+                asked != "ce"
+                and getattr(section, key)
+                and not (section is cluster.container and config.container.runtime)
+            ):
+                verb, it = ("have", "them") if key == "annotations" else ("has", "it")
+                reason = f"{verb} no effect with runtime {asked}"
+                hint = f"set container.runtime: ce, or remove {it}"
+                yield Problem(f"container.{key}", reason, hint, file, about=("container.runtime",))
+    names = {**cluster.container.annotations, **config.container.annotations}
+    for name in names:
+        if any(other.startswith(f"{name}.") for other in names):
+            in_run = name in config.container.annotations
+            reason = "is the beginning of another annotation's name, which TOML does not allow"
+            yield Problem(
+                f"container.annotations.{name}", reason, "remove one of them", "run" if in_run else "cluster"
+            )
+    if asked == "ce" and config.share == "group":
+        reason = "is not allowed with share: group, since others could replace the file that describes the container"
+        yield Problem("container.runtime", reason, "use share: private", about=("share",))
 
 
 def _target_problems(config: RunConfig, cluster: ClusterConfig) -> Iterator[Problem]:
     taken: set[str] = set()
     for place, mount in _given_mounts(config, cluster):
-        if _target(mount) in taken:
-            reason = "is already the target of another mount, and pyxis would silently use only one of them"
+        if target_of(mount) in taken:
+            reason = "is already the target of another mount, and the container would show only one of them"
             yield replace(place, reason=reason, hint="choose another target")
-        elif _target(mount) in SYSTEM_DIRECTORIES:
+        elif target_of(mount) in SYSTEM_DIRECTORIES:
             reason = "would hide the programs and libraries of the image, so the container could not start"
             yield replace(place, reason=reason, hint="mount it at another target, such as /host/...")
-        taken.add(_target(mount))
+        taken.add(target_of(mount))
 
 
 def _given_mounts(config: RunConfig, cluster: ClusterConfig) -> Iterator[tuple[Problem, Mount]]:

@@ -19,6 +19,7 @@ from hpcgen.config.variables import RESERVED, RESERVED_PREFIXES, SECRET, SECRET_
 from hpcgen.errors import Problem
 from hpcgen.planning.kind import Stage
 from hpcgen.planning.request import make_allocation
+from hpcgen.planning.runtimes import RUNTIMES
 from hpcgen.planning.software import LAST_RELEASE_WITH_SHARP, holds_for, ngc_release, runtime, torch_version
 from trainer.contract.record import record
 
@@ -44,6 +45,18 @@ LEAKED = (
 )
 # fmt: on
 """Patterns of variables that would leak from the submitting shell into the job. The script unsets them first."""
+
+
+def leaked_patterns(config: RunConfig, cluster: ClusterConfig) -> tuple[str, ...]:
+    """LEAKED, and the variables that would change the containers of the run."""
+    kind = RUNTIMES.get(runtime(config, cluster))
+    return (*LEAKED, *(kind.leaks if kind else ()))
+
+
+def has_enroot_hooks(config: RunConfig, cluster: ClusterConfig) -> bool:
+    """Returns True if enroot's hooks expose devices to the run's containers."""
+    kind = RUNTIMES.get(runtime(config, cluster))
+    return kind is not None and kind.has_enroot_hooks
 
 
 Layer = Literal["built-in", "node type", "stage", "cluster", "run file", "override"]
@@ -107,7 +120,7 @@ def _built_in(stage: Stage, run: Run) -> Iterator[Variable]:
 
 def _of_hooks(stage: Stage, run: Run, config: RunConfig) -> Iterator[Variable]:
     """Yields the variables that make enroot's hooks expose GPUs and InfiniBand to the container."""
-    if not uses_gpus(stage, run) or runtime(config, run.cluster) == "none":
+    if not uses_gpus(stage, run) or not has_enroot_hooks(config, run.cluster):
         return
     hook = "NVIDIA enroot, conf/hooks/98-nvidia.sh"
     why = "If unset, enroot's hook exposes no GPU to the container."
@@ -144,7 +157,7 @@ def _of_stage(stage: Stage, run: Run, config: RunConfig) -> Iterator[Variable]:
     """Yields the variables that the stage itself needs."""
     for export in stage.exports(run, config):
         yield _own("stage", *export)
-    if not uses_gpus(stage, run) and runtime(config, run.cluster) != "none":
+    if not uses_gpus(stage, run) and has_enroot_hooks(config, run.cluster):
         why = "This stage uses no GPU; enroot's 98-nvidia hook is skipped."
         yield _own("stage", "NVIDIA_VISIBLE_DEVICES", "void", why, "NVIDIA enroot, conf/hooks/98-nvidia.sh")
         why = "This stage uses no InfiniBand; enroot's 99-mellanox hook would fail on nodes without it."

@@ -17,10 +17,10 @@ from hpcgen.config.run import RunConfig
 from hpcgen.errors import Problem
 from hpcgen.files import no_access
 from hpcgen.planning.allocation import Allocation
-from hpcgen.planning.container import Container
 from hpcgen.planning.deepspeed.file import task_lines
 from hpcgen.planning.kind import Stage
 from hpcgen.planning.request import make_allocation, place_of, stage_settings
+from hpcgen.planning.runtimes import Container
 from hpcgen.planning.software import runtime
 from hpcgen.text import duration
 

@@ -15,11 +15,13 @@ from hpcgen.config.stages import RENDEZVOUS, STAGE_ROWS
 from hpcgen.config.validation import located
 from hpcgen.config.variables import ON_SCRATCH, RESERVED
 from hpcgen.errors import ConfigErrors, Problem
+from hpcgen.planning.container import not_run_warnings
 from hpcgen.planning.environment import (
     LEAKED,
     Variable,
     all_environment_problems,
     environment_warnings,
+    leaked_patterns,
     library_path,
     stage_environment,
     stage_secrets,
@@ -27,6 +29,7 @@ from hpcgen.planning.environment import (
 )
 from hpcgen.planning.kind import Stage
 from hpcgen.planning.paths import absolute_paths
+from hpcgen.planning.runtimes import RUNTIMES
 from hpcgen.planning.software import runtime
 from hpcgen.stages import STAGES
 from hpcgen.text import did_you_mean
@@ -42,6 +45,8 @@ COMPUTED = {
     "TORCHINDUCTOR_CACHE_DIR": "SCRATCH/hpcgen-CLUSTER-JOBID/inductor, for the tasks only",
     "LD_LIBRARY_PATH": "library_path of the profile and the node type, then the image's own value, for the tasks only",
     "CHECK_MEMLOCK": "1, so that nodes warn if InfiniBand cannot pin memory (ulimit -l)",
+    "APPTAINER_CACHEDIR": "SCRATCH/hpcgen-CLUSTER-JOBID/apptainer, for apptainer only",
+    "APPTAINER_TMPDIR": "SCRATCH/hpcgen-CLUSTER-JOBID/tmp, for apptainer only",
     "ENROOT_DATA_PATH": "SCRATCH/hpcgen-CLUSTER-JOBID/enroot/data",
     "ENROOT_CACHE_PATH": "SCRATCH/hpcgen-CLUSTER-JOBID/enroot/cache",
     "ENROOT_RUNTIME_PATH": "SCRATCH/hpcgen-CLUSTER-JOBID/enroot/run",
@@ -77,6 +82,8 @@ class Explanation:
     """Names of variables that the job inherits from the submitting shell."""
     environment_script: str | None = None
     """Script of the nodes that sets more variables when the job runs."""
+    unset: tuple[str, ...]
+    """Patterns of variables that the script unsets if the submitting shell exports them."""
     absent: tuple[Absent, ...]
     warnings: tuple[str, ...]
     defaults: Mapping[str, tuple[str, str]]
@@ -110,11 +117,6 @@ class Explanation:
         for item in self.absent:
             changes.setdefault(item.change, []).append(item.variable)
         return changes
-
-    @property
-    def unset(self) -> tuple[str, ...]:
-        """Patterns of variables that the script unsets if the submitting shell exports them."""
-        return LEAKED
 
     def names(self) -> list[str]:
         """Names of all variables that are explained."""
@@ -194,9 +196,14 @@ def explain(name: str, run: Run) -> Explanation:
         computed={name: _in_place(COMPUTED[name], run, config) for name in _computed(stage, run, config)},
         secrets=stage_secrets(stage, config, run.cluster),
         environment_script=run.node_type.environment_script if stage.uses_gpus else None,
+        unset=leaked_patterns(config, run.cluster),
         absent=tuple(_absent(stage, run, config, {variable.name for variable in variables})),
         warnings=tuple(
-            str(_located(run, problem)) for problem in environment_warnings(stage, run, variables)
+            str(_located(run, problem))
+            for problem in (
+                *not_run_warnings(config, run.cluster),
+                *environment_warnings(stage, run, variables),
+            )
         ),
         defaults=run.from_defaults,
     )
@@ -242,9 +249,9 @@ def _change(was: list[str], now: list[str]) -> Change:
     return Change(tuple(removed), tuple(added))
 
 
-def leaked(names: Iterable[str], secrets: Sequence[str]) -> tuple[str, ...]:
+def leaked(names: Iterable[str], secrets: Sequence[str], patterns: Sequence[str] = LEAKED) -> tuple[str, ...]:
     """The variables of a submitting shell that the script unsets."""
-    return tuple(sorted(name for name in names if name not in secrets and matches(name, LEAKED)))
+    return tuple(sorted(name for name in names if name not in secrets and matches(name, patterns)))
 
 
 def matches(name: str, patterns: Sequence[str]) -> bool:
@@ -266,8 +273,9 @@ def _computed(stage: Stage, run: Run, config: RunConfig) -> Iterator[str]:
         yield "LD_LIBRARY_PATH"
     if uses_gpus(stage, run):
         yield "CHECK_MEMLOCK"
-    if stage.in_container and runtime(config, run.cluster) == "enroot":
-        yield from (name for name in COMPUTED if name.startswith("ENROOT_"))
+    kind = RUNTIMES.get(runtime(config, run.cluster))
+    if stage.in_container and kind and kind.computes:
+        yield from (name for name in COMPUTED if name.startswith(kind.computes))
 
 
 def _in_place(how: str, run: Run, config: RunConfig) -> str:

@@ -16,7 +16,12 @@ from hpcgen.config.run import RunConfig
 from hpcgen.config.validation import build, located
 from hpcgen.errors import Problem
 from hpcgen.planning.allocation_warnings import allocation_warnings
-from hpcgen.planning.container import container_problems, container_warnings, missing_file_warnings
+from hpcgen.planning.container import (
+    container_problems,
+    container_warnings,
+    missing_file_warnings,
+    not_run_warnings,
+)
 from hpcgen.planning.environment import (
     environment_problems,
     environment_warnings,
@@ -46,7 +51,7 @@ def profile_warnings(name: str, directory: Path) -> tuple[str, ...]:
     values = {**ANY_RUN, "cluster": name, "slurm": {TRAIN.section: {"nodes": 2}}}
     run = load_document(documents.constant(values, "any run"), directory)
     config = absolute_paths(run.config, run.directory)
-    found = [*container_warnings(config, run.cluster)]
+    found = [*container_warnings(config, run.cluster), *not_run_warnings(config, run.cluster)]
     found += missing_file_warnings(config, run.cluster, os.path.exists)
     for stage in STAGES.values():
         found += allocation_warnings(stage, config, run.cluster, run.node_type)

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import PurePosixPath
 
+from hpcgen.config.fabric import fabric_of
 from hpcgen.config.loader import Run
 from hpcgen.config.run import RunConfig
 from hpcgen.planning.allocation import Allocation
-from hpcgen.planning.container import Container, make_container
+from hpcgen.planning.container import make_container
 from hpcgen.planning.environment import Variable, stage_environment, stage_secrets, uses_gpus
 from hpcgen.planning.inputs import Input
 from hpcgen.planning.kind import Stage, Work
 from hpcgen.planning.request import make_allocation
+from hpcgen.planning.runtimes import Container
 from trainer.contract.config import TrainerConfig
 from trainer.contract.record import record
 
@@ -68,6 +70,12 @@ class StagePlan:
     def checks_nodes(self) -> bool:
         """True if the job checks its nodes, outside of the container."""
         return "node_expectations" in self.values
+
+    @property
+    def environment_file(self) -> str:
+        """The file that describes the container; empty if the runtime needs none."""
+        describe = self.container.kind.file if self.container else None
+        return describe(self.container) if self.container and describe else ""
 
     def required_everywhere(self) -> tuple[str, ...]:
         """Host paths to check on each node: `required`, with dataset files replaced by their directories."""
@@ -127,6 +135,8 @@ def _container(
         writes=(*work.writes, *work.large, config.paths.run_dir, run.cluster.scratch),
         reads=(*work.reads, *_code(stage, run), *_topology(environment), *_of_nodes(stage, run), *of_inputs),
         environment=(*variables, *stage.script_variables, *stage_secrets(stage, config, run.cluster)),
+        fabric=fabric_of(run.node_type) if uses_gpus(stage, run) else None,
+        uses_gpus=uses_gpus(stage, run),
     )
 
 

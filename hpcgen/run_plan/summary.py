@@ -38,7 +38,7 @@ def summarize(plan: Plan) -> dict[str, Any]:
             "ntasks_per_node": stage.allocation.ntasks_per_node,
             "array_tasks": stage.allocation.array.num_tasks if stage.allocation.array else None,
             "time_s": stage.allocation.time_s,
-            "container_image": stage.container.image if stage.container else None,
+            "container_image": stage.container.title if stage.container else None,
         }
         for stage in plan.stages.values()
     }

@@ -74,7 +74,7 @@ def _require_trainer() -> None:
 def _beyond_this_machine(stage: StagePlan) -> str:
     what = f"{stage.allocation.nodes} nodes"
     if stage.allocation.nodes <= 1 and stage.container is not None:
-        what = f"a container ({stage.container.runtime}, {stage.container.image})"
+        what = f"a container ({stage.container.runtime}, {stage.container.title})"
     return (
         f"stage {stage.name} requests {what}, but --launcher local runs on this machine, without containers"
     )

@@ -79,7 +79,7 @@ class Image(Stage):
 def _output(run: Run, config: RunConfig) -> str:
     """The path of the image to build: image.output, or container.image if it is a .sqsh file; empty if neither."""
     used = config.container.image or run.cluster.container.image or ""
-    return config.image.output or (used if is_image_file(used) else "")
+    return config.image.output or (used if used.endswith(".sqsh") else "")
 
 
 def _code(run: Run, config: RunConfig) -> str | None:

@@ -4,10 +4,14 @@
 # the image, so a changed image is copied again.
 shared_image=$image
 copy_images() {
-    local image_id
+    local image_id word
     image_id=$(stat --format='%n %s %Y' -- "$shared_image" | sha256sum)
     image=$scratch_root/hpcgen-images-$UID/${image_id:0:16}-${shared_image##*/}
-    [[ ${container[0]} != --container-image=* ]] || container[0]=--container-image=$image
+    for word in "${!container[@]}"; do
+        case ${container[word]} in
+            "$shared_image" | "--container-image=$shared_image") container[word]=${container[word]%"$shared_image"}$image ;;
+        esac
+    done
     each_node 1800 bash -p -c "$functions" copy_node_image "$shared_image" "$image"
 }
 # On a node, IMAGE COPY: copies IMAGE to COPY, unless COPY exists.

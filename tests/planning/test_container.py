@@ -11,13 +11,12 @@ import pytest
 from hpcgen.config.container import Mount
 from hpcgen.errors import HpcgenError, Problem
 from hpcgen.planning.container import (
-    CONTAINER_NAME,
-    Container,
     container_problems,
     container_warnings,
     image_reference,
     make_container,
 )
+from hpcgen.planning.runtimes import CONTAINER_NAME, Container
 from hpcgen.planning.software import runtime
 from tests.patience import PATIENCE_S
 from tests.runs import big_run, loaded, minimal_run, planned, write_yaml
@@ -39,7 +38,7 @@ def container(
 
 def mounts(found: Container) -> tuple[str, ...]:
     """The mounts in pyxis's form."""
-    option = found.words()[0]
+    option = found.words()[1]
     assert option.startswith("--container-mounts=")
     return tuple(option.partition("=")[2].split(","))
 
@@ -69,8 +68,9 @@ def warnings(tmp_path, run=None, **site) -> list[Problem]:
 
 
 def test_pyxis_options():
-    """The image is the script's own variable: it may be a copy on the node."""
+    """The image is the first word, which a copy on the node replaces."""
     assert example().words() == (
+        "--container-image=/images/gpt.sqsh",
         "--container-mounts=/a:/a,/b:/c:ro",
         "--container-workdir=/w",
         "--no-container-mount-home",

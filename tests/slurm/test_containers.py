@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from hpcgen.config.container import Mount
-from hpcgen.planning.container import CONTAINER_NAME, Container
+from hpcgen.planning.runtimes import CONTAINER_NAME, Container
 from tests.enroot.registry import registry
 from tests.runs import write_yaml
 from tests.slurm.cluster import SlurmCluster

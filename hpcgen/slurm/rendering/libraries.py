@@ -69,8 +69,8 @@ def _names(stage: StagePlan, hooks: bool, share: Share, has_rule: bool) -> Itera
         yield "verify-image"
     if container is not None and container.copy_image:
         yield "copy-image"
-    if container is not None and container.runtime == "enroot":
-        yield "enroot"
+    if container is not None and container.kind.library:
+        yield container.kind.library
     if stage.checks_nodes:
         yield "node-check"
     if stage.kind.has_attempts:

@@ -132,6 +132,7 @@ def compare_with(script: Rendered, run: Run, directories: Sequence[Path]) -> Com
         variables=script.variables,
         computed={},
         secrets=script.secrets,
+        unset=(),
         absent=(),
         warnings=(),
         defaults={},

@@ -13,6 +13,7 @@ from typing import Any
 
 from hpcgen.config.presets import PRESETS
 from hpcgen.planning.environment import GIVEN
+from hpcgen.planning.runtimes import ENVIRONMENT_FILE
 from hpcgen.resources import shipped
 from hpcgen.run_plan.plan import Plan
 from hpcgen.run_plan.stage import StagePlan
@@ -102,6 +103,7 @@ def script_text(environment: ShellEnvironment, name: str, context: Mapping[str, 
     parts = [
         _without_replaced_defaults(render_template(environment, name, context)),
         _write_job_files(context["job_files"], context["job_files_directory"]),
+        *_environment_file_function(context["environment_file"]),
         *_queued_script_function(context["queued_script"]),
         *(f"# ==== {library.name} ====\n{library.text}" for library in context["libraries"]),
         f"{CALL}\n",
@@ -171,6 +173,8 @@ def template_context(
         "runtime": container.runtime if container else "none",
         "image_is_file": container is not None and container.image_is_file,
         "copy_image": container is not None and container.copy_image,
+        "environment_file": stage.environment_file,
+        "creates_containers": container is not None and bool(container.kind.library),
         "preflight": has_preflight(stage),
         "spare_nodes": stage.allocation.spare_nodes,
         "job_files": [{"name": name, "text": text} for name, text in stage.files.items()],
@@ -201,6 +205,13 @@ def _write_job_files(files: Sequence[Mapping[str, str]], directory: str) -> str:
         f'    write_file "${directory}"/{shell_word(file["name"])} {heredoc(file["text"])}' for file in files
     )
     return f"# ==== the job's files ====\nwrite_job_files() {{\n{commands}\n}}\n"
+
+
+def _environment_file_function(text: str) -> Iterator[str]:
+    """The shell function that writes the description of the container into the job's directory."""
+    if text:
+        write = f'write_file "$held"/{ENVIRONMENT_FILE} {heredoc(text)}'
+        yield f"# ==== the container ====\nwrite_environment_file() {{\n    {write}\n}}\n"
 
 
 def _queued_script_function(text: str) -> Iterator[str]:

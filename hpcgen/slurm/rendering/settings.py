@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from hpcgen.config.cluster import ClusterConfig
 from hpcgen.config.fabric import needs_memlock
-from hpcgen.planning.container import CONTAINER_NAME
-from hpcgen.planning.environment import LEAKED, library_path
+from hpcgen.planning.environment import leaked_patterns, library_path
 from hpcgen.planning.slurm_variables import option_variables
 from hpcgen.run_plan.plan import Plan
 from hpcgen.run_plan.stage import StagePlan
@@ -44,7 +43,7 @@ def stage_settings(plan: Plan, stage: StagePlan) -> tuple[Setting, ...]:
         "required": stage.required_everywhere(),
         "check_memlock": int(stage.device == "cuda" and needs_memlock(plan.run.node_type)),
         "secrets": stage.secrets,
-        "leaks": " ".join(LEAKED),
+        "leaks": " ".join(leaked_patterns(config, plan.run.cluster)),
         "option_variables": " ".join(option_variables(stage.directives)),
         "nodes": stage.allocation.nodes,
         **({"ntasks_per_node": stage.allocation.ranks_per_node} if stage.kind.has_ranks else {}),
@@ -84,10 +83,6 @@ def _container(plan: Plan, stage: StagePlan) -> dict[str, Value]:
     after = ("sh", "-c", LIBRARY_PATH, "library_path", library) if library else ()
     if container is None:
         return {"container": after}
-    first = (f"--container-image={container.image}",) if container.runtime == "pyxis" else ()
-    values: dict[str, Value] = {"container": (*first, *container.words(), *after)}
-    if container.image_is_file or container.runtime == "enroot":
-        values = {"image": container.image, **values}
-    if container.runtime == "enroot":
-        values["container_name"] = CONTAINER_NAME
-    return values
+    image: dict[str, Value] = {"image": container.image} if container.image_is_file else {}
+    of_runtime = container.kind.settings(container) if container.kind.settings else {}
+    return {**image, "container": (*container.words(), *after), **of_runtime}
