@@ -20,7 +20,7 @@ from hpcgen.config.node_type import Gpu, Nic, NodeType, PciLink
 from hpcgen.errors import FilePlace, HpcgenError
 from hpcgen.topology import markup
 from hpcgen.topology.markup import Element
-from hpcgen.topology.node import Device, Kind, NumaNode, Topology, expected, lack
+from hpcgen.topology.node import Device, Kind, NumaNode, Topology, expected, lack, nics_without
 
 VERSION = "1"
 BRIDGE_CLASS, GPU_CLASS = "0x060400", "0x030200"
@@ -50,8 +50,7 @@ def _missing(node_type: NodeType) -> Iterator[str]:
         yield from (
             f"processor.{key}" for key in ("vendor", "family", "model") if getattr(processor, key) is None
         )
-    for index, nic in enumerate(node_type.nics):
-        yield from (f"nics[{index}].{key}" for key in ("bus_id", "numa") if getattr(nic, key) is None)
+    yield from (*nics_without(node_type, "bus_id"), *nics_without(node_type, "numa"))
 
 
 def _tree(topology: Topology, node_type: NodeType) -> Element:

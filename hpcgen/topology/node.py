@@ -10,6 +10,7 @@ from typing import Any, Literal, NoReturn
 from hpcgen.config import cpus
 from hpcgen.config.node_type import Gpu, Nic, NodeType
 from hpcgen.errors import HpcgenError
+from hpcgen.text import few
 
 Kind = Literal["GPU", "NIC"]
 
@@ -80,6 +81,12 @@ def lack(name: str, purpose: str, missing: Sequence[str]) -> NoReturn:
     )
 
 
+def nics_without(node_type: NodeType, key: str) -> list[str]:
+    """The key and the NICs that do not state it, as an entry for `lack`; empty if all do."""
+    names = [nic.name for nic in node_type.nics if getattr(nic, key) is None]
+    return [f"nics[].{key} ({few(names)})"] if names else []
+
+
 def expected(name: str, node_type: NodeType, *, nics_have_names: bool = True) -> Topology:
     """Topology that a node of this type must have. Facts that it does not state are None.
 
@@ -89,8 +96,7 @@ def expected(name: str, node_type: NodeType, *, nics_have_names: bool = True) ->
         HpcgenError: the node type lists no GPUs or no NUMA nodes, or NICs can be found neither by address nor by name.
     """
     require(name, node_type, "a comparison", "gpus", "numa_nodes")
-    unplaced = [f"nics[{index}].bus_id" for index, nic in enumerate(node_type.nics) if nic.bus_id is None]
-    if unplaced and not nics_have_names:
+    if not nics_have_names and (unplaced := nics_without(node_type, "bus_id")):
         lack(name, "a comparison with a topology file", unplaced)
     processor, link = node_type.processor, node_type.pci_link
     cpu: dict[str, Any] = dataclasses.asdict(processor) if processor else {}

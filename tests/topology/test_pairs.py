@@ -87,7 +87,7 @@ def test_a_command_names_the_facts_that_it_needs():
     with pytest.raises(HpcgenError, match=missing.format("pci_link")):
         text.draw("x", node_type)
     keys = ["pci_link", "processor.vendor", "processor.family", "processor.model"]
-    keys += [f"nics[{index}].{key}" for index in (0, 1) for key in ("bus_id", "numa")]
+    keys += [f"nics[].{key} (n0, n1)" for key in ("bus_id", "numa")]
     with pytest.raises(HpcgenError) as raised:
         nccl_xml.write("x", node_type)
     assert f"node type x does not state {', '.join(keys)}, which the topology file needs" in str(raised.value)
@@ -114,6 +114,6 @@ def test_a_nic_without_an_address_is_compared_by_its_name(tmp_path):
     absent = replace(plain, nics=(*plain.nics, Nic(name="mlx5_ib8", rate_gbit_s=400)))
     assert [str(found) for found in differences(expected("x", absent), sysfs)] == ["NIC mlx5_ib8: missing"]
     with pytest.raises(
-        HpcgenError, match=r"does not state nics\[0\]\.bus_id, .* a comparison with a topology file"
+        HpcgenError, match=r"does not state nics\[\]\.bus_id \(mlx5_ib0, .* and 5 more\), which"
     ):
         expected("x", plain, nics_have_names=False)
