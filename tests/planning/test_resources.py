@@ -150,6 +150,31 @@ def test_the_ranks_of_a_node_count_and_not_its_gpus(tmp_path, tasks, crosses):
     assert any("waits for the network" in str(warning) for warning in warnings) == crosses
 
 
+@pytest.mark.parametrize(
+    ("tensor", "train", "is_warned"),
+    [
+        (16, {}, True),
+        (8, {}, False),
+        (16, {"segment": 16}, False),
+        (16, {"extra_directives": ["--segment=16"]}, False),
+    ],
+)
+def test_groups_that_need_nvlink_between_nodes_need_a_segment(
+    tmp_path, monkeypatch, tensor, train, is_warned
+):
+    monkeypatch.chdir(tmp_path)
+    write_yaml(tmp_path / "topologies" / "rack.yaml", {"extends": "ndv5", "nvlink": {"domain_nodes": 18}})
+    write_yaml(tmp_path / "site.yaml", {"extends": "azure-ndv5", "node_type": "rack"})
+    values = big_run(
+        cluster="./site.yaml",
+        slurm={"train": {"nodes": 32, "time": "1:00:00", **train}},
+        parallelism={"tensor_model_parallel_size": tensor, "pipeline_model_parallel_size": 8},
+    )
+    found = plan(loaded(tmp_path, values), ["train"], exists=lambda _: True).warnings
+    said = "slurm.train.segment is not set. Groups of 16 ranks communicate over NVLink, but Slurm may place their nodes"
+    assert any(said in str(warning) for warning in found) == is_warned
+
+
 def nvl72(nodes: int = 36, nvlink_nodes: int = 18, **changes: object) -> list[str]:
     """The warnings of a layout on nodes of four GPUs, `nvlink_nodes` of which NVLink connects."""
     facts = dataclasses.replace(
