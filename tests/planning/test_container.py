@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import subprocess
 
 import pytest
+import tomllib
+import yaml
 
 from hpcgen.config.container import Mount
-from hpcgen.errors import HpcgenError, Problem
+from hpcgen.config.fabric import load_fabric
+from hpcgen.errors import ConfigErrors, HpcgenError, Problem
 from hpcgen.planning.container import (
     container_problems,
     container_warnings,
     image_reference,
     make_container,
+    not_run_warnings,
 )
-from hpcgen.planning.runtimes import CONTAINER_NAME, Container
+from hpcgen.planning.runtimes import APPTAINER_START, CONTAINER_NAME, Container, environment_file
 from hpcgen.planning.software import runtime
 from tests.patience import PATIENCE_S
 from tests.runs import big_run, loaded, minimal_run, planned, write_yaml
@@ -256,9 +261,12 @@ REFUSED = {
     "settings without a container": (
         {
             "run": {"runtime": "none", "image": "/x.sqsh", "workdir": "/w", "mounts": [{"source": "/a"}]}
-            | {"copy_image": True, "writable": True}
+            | {"copy_image": True, "writable": True, "environment": "ngc", "annotations": {"a": "b"}}
         },
-        [f"container.{key}" for key in ("image", "workdir", "mounts", "copy_image", "writable")],
+        [
+            f"container.{key}"
+            for key in ("image", "workdir", "mounts", "copy_image", "writable", "environment", "annotations")
+        ],
     ),
     "pyxis without an image": (
         {"run": {"runtime": "pyxis"}, "site": {"image": None}},
@@ -269,6 +277,32 @@ REFUSED = {
         ["container.image"],
     ),
     "enroot with an image of a registry": ({"run": {"runtime": "enroot"}}, ["container.image"]),
+    "apptainer without an image": (
+        {"run": {"runtime": "apptainer"}, "site": {"image": None}},
+        ["container.image"],
+    ),
+    "apptainer with an image of a registry": ({"run": {"runtime": "apptainer"}}, ["container.image"]),
+    "apptainer with the image of enroot": (
+        {"run": {"runtime": "apptainer", "image": "/x.sqsh"}},
+        ["container.image"],
+    ),
+    "pyxis with the image of apptainer": ({"run": {"image": "/x.sif"}}, ["container.image"]),
+    "ce without an image": ({"run": {"runtime": "ce"}, "site": {"image": None}}, ["container.image"]),
+    "a copy that ce does not start": (
+        {"run": {"runtime": "ce", "image": "/x.sqsh", "copy_image": True}},
+        ["container.copy_image"],
+    ),
+    "settings of ce with pyxis": (
+        {"run": {"environment": "ngc"}, "site": {"annotations": {"com.hooks.cxi.enabled": "true"}}},
+        ["container.annotations", "container.environment"],
+    ),
+    "an annotation below another": (
+        {
+            "run": {"runtime": "ce", "annotations": {"com.hooks.cxi": "true"}},
+            "site": {"annotations": {"com.hooks.cxi.enabled": "true"}},
+        },
+        ["container.annotations.com.hooks.cxi"],
+    ),
     "a copy of an image of a registry": ({"run": {"copy_image": True}}, ["container.copy_image"]),
     # pyxis accepts two mounts on one target and takes one without a word
     "two mounts on one target": (
@@ -300,11 +334,93 @@ def test_what_the_runtimes_would_refuse_or_ignore(tmp_path, settings, paths):
         {"run": {"runtime": "enroot", "image": "/x.sqsh"}, "site": {"image": None}},
         {"run": {"copy_image": True, "image": "/x.sqsh"}},
         {"run": {"copy_image": False}, "site": {"copy_image": True}},
+        {"run": {"runtime": "apptainer", "image": "/x.sif", "copy_image": True}},
+        {"run": {"runtime": "ce"}},
+        {"run": {"runtime": "ce", "environment": "/edf/ngc.toml"}, "site": {"image": None}},
+        # of the profile, for runs that keep its runtime
+        {"run": {"runtime": "pyxis"}, "site": {"runtime": "ce", "environment": "ngc"}},
         {"run": {"mounts": [{"source": "/a"}, {"source": "/a", "target": "/b"}]}},
     ],
 )
 def test_valid_settings_pass(tmp_path, settings):
     assert problems(tmp_path, **settings) == []
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "image: docker://a/b:1",
+        "image: oras://a/b:1",
+        "image: x.sif",
+        "environment: ./a.toml",
+        "environment: a.toml",
+        "environment: '/a$B.toml'",
+        "annotations: {'a b': c}",
+        "annotations: {a: 'say \"x\"'}",
+    ],
+)
+def test_values_that_no_runtime_reads_are_refused(tmp_path, key):
+    name, _, value = key.partition(": ")
+    with pytest.raises(ConfigErrors, match=rf"container\.{name}"):
+        load(tmp_path, {"runtime": "ce", name: yaml.safe_load(value)})
+
+
+def test_others_in_a_shared_run_could_replace_the_file_of_ce(tmp_path):
+    found = load(tmp_path, {"runtime": "ce"})
+    shared = dataclasses.replace(found.config, share="group")
+    assert [problem.path for problem in container_problems(shared, found.cluster)] == ["container.runtime"]
+
+
+@pytest.mark.parametrize("runtime", ["apptainer", "ce"])
+def test_a_runtime_that_was_not_run_says_so(tmp_path, runtime):
+    found = load(tmp_path, {"runtime": runtime})
+    [warning] = not_run_warnings(found.config, found.cluster)
+    assert (warning.path, warning.file) == ("container.runtime", "run")
+    assert "2026-08" in warning.reason
+
+
+def test_apptainer_mounts_nothing_by_itself_and_gets_names_alone():
+    words = example(runtime="apptainer", image="/i.sif", uses_gpus=True).words()
+    assert words[:3] == ("bash", "-c", APPTAINER_START)
+    assert words[4:] == (
+        *("A", "B", "--", "--no-eval", "--no-mount=home,cwd", "--pwd=/w", "--nv"),
+        *("--bind=/a:/a", "--bind=/b:/c:ro", "/i.sif"),
+    )
+
+
+def test_the_file_of_ce_is_toml_with_all_settings():
+    annotations = {"com.hooks.cxi.enabled": "true", "com.hooks.ssh.port": "${PORT} # 'x'"}
+    text = environment_file(example(runtime="ce", image="nvcr.io#a/b:1", annotations=annotations))
+    assert tomllib.loads(text) == {
+        "image": "nvcr.io#a/b:1",
+        "workdir": "/w",
+        "writable": False,
+        "mounts": ["/a:/a", "/b:/c:ro"],
+        "annotations": {"com": {"hooks": {"cxi": {"enabled": "true"}, "ssh": {"port": "${PORT} # 'x'"}}}},
+    }
+
+
+@pytest.mark.parametrize(
+    ("own", "expected"),
+    [
+        ({}, {"enabled": "true", "variant": "cuda-dl"}),
+        (
+            {"annotations": {"com.hooks.aws_ofi_nccl.variant": "cuda12"}},
+            {"enabled": "true", "variant": "cuda12"},
+        ),
+        ({"environment": "ngc"}, None),
+    ],
+    ids=["the fabric's", "another variant", "the site's own file"],
+)
+def test_ce_enables_the_networks_plugin_unless_the_sites_file_does(tmp_path, own, expected):
+    """Of nodes with Slingshot."""
+    found = load(tmp_path, {"runtime": "ce", **own})
+    fabric = load_fabric("slingshot")
+    made = make_container(found.config, found.cluster, writes=(), reads=(), environment=(), fabric=fabric)
+    read = tomllib.loads(environment_file(made))
+    assert (
+        read["annotations"]["com"]["hooks"]["aws_ofi_nccl"] if expected else read.get("annotations")
+    ) == expected
 
 
 def test_a_profile_has_images_copied_to_the_nodes(tmp_path):
