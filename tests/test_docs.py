@@ -28,6 +28,7 @@ from hpcgen.config.validation import build
 from hpcgen.data.sample import write_sample
 from hpcgen.resources import shipped as shipped_folder
 from tests.recorded_run import write_recorded_runs
+from tests.rendering.golden import GOLDEN, OTHER_SITES
 from tests.slurm.cluster import SlurmCluster, missing_slurm
 from tests.user_programs import write_user_programs
 
@@ -328,7 +329,13 @@ def test_excerpts_of_a_script_are_lines_of_the_rendered_one(reader: Path) -> Non
 def test_the_profiles_in_the_admins_guide_are_right() -> None:
     shipped = document.read(shipped_folder("clusters") / "azure-ndv5.yaml")
     texts = [block.text for block in blocks("docs/admins.md") if block.language == "yaml"]
-    profiles = [text for text in texts if "defaults.yaml" not in text]
+    # tests/rendering/test_other_sites.py checks these
+    files = [
+        path for site in OTHER_SITES for path in (GOLDEN / site).rglob("*.yaml") if path.name != "run.yaml"
+    ]
+    of_sites = {path.read_text(encoding="utf-8") for path in files}
+    assert of_sites <= set(texts)
+    profiles = [text for text in texts if "defaults.yaml" not in text and text not in of_sites]
     for profile in profiles:
         whole = inherit(ClusterConfig, [document.parse(profile, "x"), shipped])
         assert build(ClusterConfig, whole)[1] == ()

@@ -63,10 +63,6 @@ Layer = Literal["built-in", "node type", "stage", "cluster", "run file", "overri
 """Layers in ascending order of precedence."""
 
 
-GIVEN: tuple[Layer, ...] = ("cluster", "run file", "override")
-"""Layers whose values a person set."""
-
-
 @record(kw_only=True)
 class Variable:
     """One environment variable of a stage, with the values that it overrides."""
@@ -205,7 +201,7 @@ def environment_warnings(stage: Stage, run: Run, environment: Iterable[Variable]
     environment = tuple(environment)
     yield from _mistaken(environment, run)
     yield from _risky(environment, run)
-    given = {v.name: v.value for v in environment if v.layer in GIVEN}
+    given = {v.name: v.value for v in environment if v.layer in ("cluster", "run file", "override")}
     for problem in stage.environment_advice(run, given):
         yield _in_its_file(problem, run)
     if not uses_gpus(stage, run):

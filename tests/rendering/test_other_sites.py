@@ -65,7 +65,7 @@ def test_what_differs_from_azure_has_a_reason_that_explain_prints(case: str) -> 
         assert explained[name].origin
         assert f"# {explained[name].why} (" in here["environment"]
     others = [line for line, export in zip(own, exports, strict=True) if export is None]
-    assert all(re.match(r" +(local \w+=|run_environment_script |# Sets more)", line) for line in others)
+    assert all(re.match(r" +(local \w+=|run_environment_script |# The nodes' own)", line) for line in others)
 
 
 @EACH

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from hpcgen.config.presets import PRESETS
-from hpcgen.planning.environment import GIVEN
 from hpcgen.planning.runtimes import ENVIRONMENT_FILE
 from hpcgen.resources import shipped
 from hpcgen.run_plan.plan import Plan
@@ -168,7 +167,7 @@ def template_context(
             for variable in stage.environment
         ],
         "environment_script": stage.environment_script or "",
-        "given_variables": " ".join(each.name for each in stage.environment if each.layer in GIVEN),
+        "given_variables": " ".join(_given_variables(stage)),
         "device": stage.device,
         "runtime": container.runtime if container else "none",
         "image_is_file": container is not None and container.image_is_file,
@@ -195,6 +194,13 @@ def template_context(
         queued is not None
     )  # follows from queued_script, which the hash in the header covers
     return context
+
+
+def _given_variables(stage: StagePlan) -> Iterator[str]:
+    """Names of the variables that the script of the nodes may not change: all but those of lower layers."""
+    yield from (each.name for each in stage.environment if each.layer not in ("built-in", "node type"))
+    yield from stage.kind.script_variables
+    yield from stage.secrets
 
 
 def _write_job_files(files: Sequence[Mapping[str, str]], directory: str) -> str:
