@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 
 from hpcgen.config.cluster import ClusterConfig
+from hpcgen.config.fabric import fabric_of
 from hpcgen.config.known_gpus import KNOWN_GPUS, KnownGpu, gpu_called
 from hpcgen.config.node_type import NodeType
 from hpcgen.config.sbatch_values import other_reading
@@ -86,8 +87,6 @@ RATES = {
     "ethernet": (1, 2.5, 5, 10, 20, 25, 32, 40, 50, 100, 200, 400, 800),
 }
 """Fabric -> rates of its ports in Gb/s."""
-_OF_INTERFACES = ("tcpxo", "ethernet", None)
-"""Fabrics whose NICs are named like network interfaces."""
 _FAST_GPU_TFLOPS = 300
 _SLOW_NIC_GBIT_S = 100
 
@@ -214,11 +213,12 @@ def _gpu_doubts(node_type: NodeType) -> Iterator[Problem]:
 
 def _nic_doubts(node_type: NodeType) -> Iterator[Problem]:
     rates = RATES.get(node_type.fabric or "", ())
-    is_rdma = node_type.fabric not in _OF_INTERFACES
+    fabric = fabric_of(node_type)
+    is_rdma = fabric is not None and fabric.device_class != "net"
     is_fast = max(node_type.peak_tflops.values(), default=0) >= _FAST_GPU_TFLOPS
     for index, nic in enumerate(node_type.nics):
         path, rate = f"nics[{index}]", nic.rate_gbit_s
-        if is_rdma and is_interface(nic.name):
+        if fabric and is_rdma and is_interface(nic.name) and not fabric.names(nic.name):
             reason = "is the name of a network interface, so node-health would not find the RDMA device"
             yield Problem(f"{path}.name", reason, "use the name that ibv_devices prints, such as mlx5_0")
         if rates and rate not in rates:

@@ -1,7 +1,8 @@
 # The environment script of the nodes (environment_script in the node type): what it sets becomes the tasks' environment.
 
 # SCRIPT NAMES: runs it in a shell of its own, so that it cannot end the job or change its options, and takes over the
-# variables that it sets, changes and removes, except NAMES, which stand above the node type. Writes them to the job's directory.
+# variables that it sets, changes and removes, except NAMES, which are those of layers above the node type. Writes them to the
+# job's directory.
 run_environment_script() {
     local script=$1 kept=" $2 " found=$held/node-environment entry name names=() changed=() left=()
     local -A after=()
