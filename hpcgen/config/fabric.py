@@ -72,7 +72,7 @@ def load_fabric(name: str) -> Fabric:
 
 @functools.cache
 def _load(path: Path) -> Fabric:
-    document = documents.read(path)
+    document = _read(path)
     fabric, problems = build(Fabric, document)
     if fabric is None:
         raise ConfigErrors(located(problem, document) for problem in problems)
@@ -95,7 +95,7 @@ def lowest_layer(name: str) -> Document:
     path = shipped("topologies") / FOLDER / f"{name}.yaml"
     if not path.exists():  # as of a release that had no fabrics
         return Document({}, {"": ""})
-    document, shared = documents.read(path), _field_names(Fabric) & _field_names(NodeType)
+    document, shared = _read(path), _field_names(Fabric) & _field_names(NodeType)
     own = [key for key in document.values if key not in shared]
     for key in (*own, *(f"sources.{key}" for key in own if key in document.values["sources"])):
         document = documents.without(document, key)
@@ -104,3 +104,8 @@ def lowest_layer(name: str) -> Document:
 
 def _field_names(cls: type) -> set[str]:
     return {field.name for field in dataclasses.fields(cls)}
+
+
+@functools.cache
+def _read(path: Path) -> Document:
+    return documents.read(path)

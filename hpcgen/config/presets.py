@@ -6,6 +6,7 @@ their own. A preset is part of a run file; values in the run file override it.
 
 from __future__ import annotations
 
+import functools
 import re
 import shlex
 from collections.abc import Iterator, Mapping
@@ -116,6 +117,7 @@ def _family_and_size(name: str) -> tuple[str, float]:
     return family, float(number or 0) * (1000 if unit == "b" else 1)
 
 
+@functools.cache
 def _read(path: Path) -> Preset:
     own = None if is_below(path, shipped("presets")) else path
     if own:
