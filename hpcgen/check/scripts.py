@@ -8,7 +8,7 @@ import signal
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 
-from hpcgen.check import behavior, lost, variables
+from hpcgen.check import behavior, lost, programs, variables
 from hpcgen.check.comparison import RULES, Comparison
 from hpcgen.check.lint import check
 from hpcgen.check.lint.check import Finding
@@ -18,7 +18,7 @@ from hpcgen.slurm.rendering.replaced import functions
 
 __all__ = ["GROUPS", "ReadScripts", "compare", "read_by_lint", "read_scripts"]
 
-GROUPS = (lost, variables, behavior)
+GROUPS = (lost, variables, behavior, programs)
 """The modules of rules. Importing them fills RULES."""
 
 ReadScripts = Callable[[Sequence[str]], Sequence[Sequence[Finding]]]

@@ -183,7 +183,7 @@ BROKEN: dict[str, tuple[str, Change, str]] = {
         "does not call run_step in the script's shell",
     ),
     "no srun": ("launch-foreground", launch(f'mpirun {WORDS} "$@"'), "does not call run_step"),
-    "a step without a limit": ("step-foreground", prologue("srun nvidia-smi -pm 1"), "without a timeout"),
+    "a step without a limit": ("step-foreground", prologue("srun nvidia-smi"), "without a timeout"),
     "a step's output": ("step-foreground", prologue("say $(srun cat /version)"), "without a timeout"),
     "an unset variable in the epilogue": (
         "unset-variable",
@@ -211,7 +211,7 @@ BROKEN: dict[str, tuple[str, Change, str]] = {
     ),
     "lower case in spite of modules": (
         "unset-variable",
-        prologue("module load cuda", 'say "$cuda_version"'),
+        prologue("module load cuda || die no", 'say "$cuda_version"'),
         "nothing sets cuda_version",
     ),
     "not named for the container": (
@@ -270,6 +270,50 @@ BROKEN: dict[str, tuple[str, Change, str]] = {
     "a secret": ("no-secret", prologue("WANDB_API_KEY=0123"), "the value of WANDB_API_KEY"),
     "a secret for the tasks": ("no-secret", prologue('task_environment+=("HF_TOKEN=hunter2")'), "HF_TOKEN"),
     "a token of a known form": ("no-secret", prologue(f"curl -H x:hf_{'a' * 34}"), "an access token"),
+    "a path replaced": ("path-replaced", prologue("export PATH=/opt/site/bin"), "leaves out $PATH"),
+    "a path replaced on the nodes": (
+        "path-replaced",
+        function("prepare_node", 'PATH="/opt/site/bin:/usr/bin"'),
+        "leaves out $PATH",
+    ),
+    "a module that may not exist": (
+        "module-unchecked",
+        prologue("module load gcc"),
+        "`module load gcc` fails",
+    ),
+    "a module by its short name": ("module-unchecked", prologue("ml cuda/12.8"), "`ml cuda/12.8` fails"),
+    "a package that may not exist": ("module-unchecked", prologue("spack load hwloc"), "`spack load hwloc`"),
+    "a requeue by the epilogue": (
+        "epilogue-requeue",
+        epilogue('((rc == 0)) || scontrol requeue "$SLURM_JOB_ID"'),
+        "runs after the job's verdict",
+    ),
+    "a requeue by a function of the epilogue": (
+        "epilogue-requeue",
+        site('site_epilogue() { again; }\nagain() { scontrol requeuehold "$SLURM_JOB_ID"; }'),
+        "runs after the job's verdict",
+    ),
+    "an end by the epilogue": ("epilogue-requeue", epilogue('scancel "$SLURM_JOB_ID"'), "`scancel"),
+    "persistence mode": (
+        "needs-root",
+        function("prepare_node", "nvidia-smi -pm 1"),
+        "`nvidia-smi -pm` needs root",
+    ),
+    "clocks on every node": (
+        "needs-root",
+        prologue("each_node 60 nvidia-smi --lock-gpu-clocks=1980 || die no"),
+        "`nvidia-smi --lock-gpu-clocks=1980` needs root",
+    ),
+    "a setting of the kernel": (
+        "needs-root",
+        function("prepare_node", "sysctl -w vm.swappiness=1"),
+        "`sysctl -w`",
+    ),
+    "a file of the kernel": (
+        "needs-root",
+        function("prepare_node", "echo 3 >/proc/sys/vm/drop_caches"),
+        "drop_caches` needs root",
+    ),
     "right-to-left": ("unprintable", site("# harmless \u202e"), "\\u202e"),
 }
 HARMLESS: dict[str, Change] = {
@@ -281,7 +325,19 @@ HARMLESS: dict[str, Change] = {
     "set with options": prologue("set -u -o pipefail"),
     "errexit in the prologue": prologue("set -e", "cd /opt/site"),
     "errexit in a subshell": in_main("(set -e; cd /opt; make)", after="begin"),
-    "modules": prologue("set +u", "source /etc/profile.d/modules.sh", "module load cuda", 'say "$CUDA_HOME"'),
+    "modules": prologue(
+        "set +u", "source /etc/profile.d/modules.sh", "module load cuda || die no", 'say "$CUDA_HOME"'
+    ),
+    "modules under set -e": prologue("set -e", "module purge", "module load cuda"),
+    "a path restored": prologue("saved_PATH=$PATH", "PATH=/opt/bin:$PATH", "PATH=$saved_PATH"),
+    "what root may do, without harm": function(
+        "prepare_node",
+        "nvidia-smi -pm 1 || true",
+        "sudo nvidia-smi -pm 1",
+        "nvidia-smi -q -i 0",
+        "sysctl vm.swappiness",
+    ),
+    "a job after the run": epilogue('sbatch --dependency="afterok:$SLURM_JOB_ID" /opt/site/archive.sh'),
     "without set -u": prologue("set +u", 'say "$anything"', "set -u"),
     "a default": epilogue('say "${anything-} ${SLURM_RESTART_COUNT:-0}"'),
     "a test": epilogue("[[ ! -v reason ]] || say $reason"),
