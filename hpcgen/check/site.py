@@ -15,7 +15,12 @@ from hpcgen.check.scripts import ReadScripts, compare
 from hpcgen.config.directories import with_templates_of
 from hpcgen.errors import ConfigErrors, FilePlace, HpcgenError, Problem
 from hpcgen.slurm.rendering.blocks import require_known_blocks
-from hpcgen.slurm.rendering.environment import ShellEnvironment, make_environment, template_origins
+from hpcgen.slurm.rendering.environment import (
+    SHIPPED_PREFIX,
+    ShellEnvironment,
+    make_environment,
+    template_origins,
+)
 from hpcgen.slurm.rendering.inventory import TemplateFile, template_chain, template_file, unused_files
 from hpcgen.slurm.rendering.replaced import all_replaced
 from hpcgen.slurm.rendering.script import (
@@ -30,6 +35,10 @@ SHELLCHECK_WHY = "shellcheck finds mistakes that bash does not report."
 OTHERS: dict[str, tuple[str, str]] = {
     "syntax": ("shell code with a syntax error", "bash would stop here, in the middle of the job."),
     "template": ("a template that cannot be rendered", "The stage has no script."),
+    "no-extends": (
+        "a template that extends none",
+        "Its scripts lack the shipped settings and functions, which `main` and the libraries use.",
+    ),
     "unused-file": ("a file that no template uses", "The file has no effect."),
     "stale": (
         "a shipped function that changed after the site's version was written",
@@ -139,10 +148,10 @@ def check_site(
             for unused in unused_files(environment):
                 what = _finding("unused-file", f"not a template; {unused.reason}", "rename or remove it")
                 collected.add(what, file=str(unused.path))
-            _add_replaced(environment, collected)
         templates = {stage: _prepare(environment, stage) for stage in runs[0].plan.stages}
         for each in runs:
             rendered += _checked(environment, templates, each, collected)
+        _add_replaced(environment, collected)
     for one, findings in zip(rendered, read_scripts([one.script for one in rendered]), strict=True):
         # if a block has lost something, other checks report the consequences elsewhere
         follows = collected.has(one)
@@ -157,6 +166,8 @@ def _add_replaced(environment: ShellEnvironment, collected: _Collected) -> None:
     with contextlib.suppress(HpcgenError):  # reported for each stage
         for function in all_replaced(environment):
             name = function.path.name.partition(".")[0]
+            if collected.extends_none(function.path):
+                continue
             if function.is_stale:
                 rule, why = "stale", f"the shipped {function.name} has changed since this one was written"
             elif function.is_unrecorded:
@@ -220,6 +231,16 @@ def _checked(
         sources = template_sources(shipped, template_origins(shipped, name))
         context = template_context(run.plan, stage, sources, hooks=hooks)
         findings = compare(script, script_text(shipped, name, context))
+        alone = next((file for file in template.chain if file.extends is None and not file.shipped), None)
+        if alone is not None and any(finding.rule in BLOCKS for finding in findings):
+            # everything else that is wrong follows from this
+            fix = (
+                f'begin it with {{% extends "{SHIPPED_PREFIX}/{alone.name}" %}} and keep only what you change'
+            )
+            why = "the template has no {% extends %}, so it replaces all of the shipped one"
+            found = replace(_finding("no-extends", why, fix), line=1)
+            collected.add(found, file=str(alone.path), seen=f"{stage} ({run.label})")
+            continue
         reported = frozenset(finding.line for finding in findings if finding.line)
         one = _Rendered(script=script, stage=stage, of=run, template=template, reported=reported)
         for finding in findings:
@@ -241,6 +262,10 @@ class _Collected:
     def has(self, one: _Rendered) -> bool:
         """True if the script has a finding."""
         return any(one.label in scripts for _, scripts in self._found.values())
+
+    def extends_none(self, path: Path) -> bool:
+        """True if a file is known to replace all of the shipped template."""
+        return any(rule == "no-extends" and file == str(path) for rule, _, file, _ in self._found)
 
     def add(self, finding: Finding, *, file: str, seen: str = "", key: str = "") -> None:
         """Adds a finding of a file. Findings with the same line and key are merged."""
@@ -282,12 +307,10 @@ class _Collected:
 
 
 def _replaced(block: str, chain: Iterable[TemplateFile]) -> tuple[Path, int] | None:
-    """The line where a site replaces a block, or a site's template that does not extend the shipped one."""
+    """The line where a site replaces a block."""
     for file in chain:
         if not file.shipped:
             found = next((one for one in file.blocks if one.name == block and not one.calls_super), None)
             if found is not None:
                 return file.path, found.line
-            if file.extends is None:
-                return file.path, 1
     return None

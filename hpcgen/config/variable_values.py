@@ -19,7 +19,7 @@ _LEVELS = ("LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS")
 _MOST_WORDS = 8
 _RDMA_DEVICE = re.compile(r"(mlx[45]_|bnxt_re|cxi|rdmap|roce[po]|irdma|efa_|hfi1_|qedr)\w*")
 """Names of RDMA devices that are no names of network interfaces."""
-_INTERFACE = re.compile(r"(ib|eth|hsn|bond|docker)\d+\w*|en[opsx]\w+|ib[ps]\d+\w*|lo")
+_INTERFACE = re.compile(r"(ib|eth|hsn|bond|docker)\d+\w*|en[opsx]\w+|lo")
 """Names of network interfaces. RDMA devices may have such names too, if a site renames them."""
 _LONGEST_INTERFACE = 15
 """Longest name of a network interface (IFNAMSIZ of Linux)."""

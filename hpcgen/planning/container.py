@@ -154,11 +154,13 @@ def missing_file_warnings(
 ) -> Iterator[Problem]:
     """Yields warnings about an image file, a code_dir and a Python that do not exist.
 
-    Nothing is reported if this machine does not even have the first directory of the path.
+    Nothing is reported if this machine does not even have the first directory of the path. In /home, each directory can
+    be a file system of its own.
     """
 
     def is_missing(path: str) -> bool:
-        return not exists(path) and exists("/" + path.split("/")[1])
+        top = "/".join(path.split("/")[: 3 if path.startswith("/home/") else 2])
+        return not exists(path) and exists(top)
 
     image = config.container.image or cluster.container.image or ""
     kind = RUNTIMES.get(runtime(config, cluster))

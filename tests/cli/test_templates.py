@@ -32,7 +32,7 @@ TRAIN = """\
 {% extends "hpcgen/slurm/train.sbatch.j2" %}
 
 {% block site %}
-site_prologue() { module load cuda/12.8; }
+site_prologue() { module load cuda/12.8 || die no; }
 {% endblock %}
 
 {% block settings %}
@@ -138,7 +138,9 @@ def test_files_that_are_not_used_are_listed_with_the_reason(workplace: Path) -> 
 
 
 def test_what_a_template_includes_is_used(workplace: Path) -> None:
-    text = TRAIN.replace("site_prologue() { module load cuda/12.8; }", '{% include "slurm/modules.sh.j2" %}')
+    text = TRAIN.replace(
+        "site_prologue() { module load cuda/12.8 || die no; }", '{% include "slurm/modules.sh.j2" %}'
+    )
     files = {"slurm/train.sbatch.j2": text, "slurm/modules.sh.j2": "site_prologue() { module load cuda; }\n"}
     site = write_templates(workplace / "site", files)
     assert "not used" not in hpcgen("templates", "list", "--templates", site).stdout

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcgen.config.presets import PRESETS
+from hpcgen.errors import FilePlace, HpcgenError
 from hpcgen.planning.runtimes import ENVIRONMENT_FILE
 from hpcgen.resources import shipped
 from hpcgen.run_plan.plan import Plan
@@ -19,6 +20,7 @@ from hpcgen.run_plan.stage import StagePlan
 from hpcgen.slurm.rendering.blocks import require_known_blocks
 from hpcgen.slurm.rendering.environment import (
     SHIPPED,
+    SHIPPED_PREFIX,
     ShellEnvironment,
     make_environment,
     render_template,
@@ -83,8 +85,19 @@ def render_stage(plan: Plan, stage: str, site_directories: Sequence[Path] = ()) 
     queued = _queued_script(plan, stage, site_directories)
     context = template_context(plan, stage, sources, versions, hooks=defines_hooks(sources), queued=queued)
     text = script_text(environment, name, context)
+    if uses_site_templates:
+        _require_interpreter(text, name, origins)
     libraries = tuple(library.path for library in context["libraries"])
     return Script(text, (*sources, *libraries), uses_site_templates, queued)
+
+
+def _require_interpreter(text: str, name: str, origins: Sequence[str]) -> None:
+    """Refuses a script that sbatch refuses, because a site's template replaces all of the shipped one."""
+    if not text.startswith("#!"):
+        own = next(origin for origin in origins if not origin.startswith(SHIPPED))
+        hint = f'begin the template with {{% extends "{SHIPPED_PREFIX}/{name}" %}}, and keep only what you change'
+        where = FilePlace(own, 1)
+        raise HpcgenError("the script does not begin with #!, so sbatch refuses it", hint, where=where)
 
 
 def _queued_script(plan: Plan, stage: str, site_directories: Sequence[Path]) -> Script | None:
