@@ -27,6 +27,7 @@ def test_the_first_test_records_a_baseline_for_later_tests(tmp_path: Path, stand
     first = batch(script, tmp_path, NODES, job_id=1)
     assert first.status == 0, first.log
     assert f"as this cluster's baseline in {baseline}: there was nothing to compare with" in first.log
+    assert "nccl-test: no threshold is known for cpu: 2 nodes x " in first.log
     result = json.loads((tmp_path / "run" / "jobs" / "1" / "nccl-test.json").read_text())
     assert (result["ok"], result["nodes"], result["tool"]) == (True, ["n1", "n2"], "torch.distributed")
     assert [sample["size_bytes"] for sample in result["samples"]] == [2**20, 2**22]
