@@ -48,6 +48,7 @@ SETTINGS = {
     "qos": "q",
     "reservation": "r",
     "constraint": "c",
+    "segment": 3,
     "signal_lead_s": 900,
     "max_restarts": 6,
     "extra_directives": ("--mail-type=FAIL",),
