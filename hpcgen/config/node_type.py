@@ -232,7 +232,7 @@ class NodeType:
     """Script of the nodes that sets more variables, such as that of a network plugin. Stages that use GPUs source it
     before their ranks start, after `environment`."""
     must_not_set: dict[VariablePattern, Exclusion] = field(default_factory=dict)
-    """Environment variables that do harm on these nodes. A name can end in *."""
+    """Environment variables that do harm on these nodes. A name can be a pattern, such as NCCL_IB_*."""
     library_path: tuple[MountPath, ...] = ()
     """Directories to prepend to LD_LIBRARY_PATH of GPU jobs, after those of the cluster profile."""
     mounts: tuple[MountPath, ...] = ()

@@ -48,13 +48,14 @@ def run_stages(plan: Plan, on_progress: Callable[[Progress], None] | None) -> li
     left when this returns or raises. If training saved before it ended, a message says so.
 
     Raises:
-        HpcgenError: a stage needs several nodes or a container, or the corpus cannot be fetched or does not fit.
+        HpcgenError: a stage needs several nodes, a container or a script of the nodes, or the corpus cannot be fetched
+            or does not fit.
         PackageNotFoundError: a stage runs the trainer, and torch or megatron-core is not installed.
         JobFailed: a stage failed. The message ends with the last lines of its log.
         JobStopped: training saved after Ctrl-C.
     """
     for stage in plan.stages.values():
-        if stage.allocation.nodes > 1 or stage.container is not None:
+        if stage.allocation.nodes > 1 or stage.container is not None or stage.environment_script:
             raise HpcgenError(_beyond_this_machine(stage), "use --launcher slurm, or set cluster: local")
         if stage.kind.reads_trainer_config:
             _require_trainer()
@@ -75,6 +76,8 @@ def _beyond_this_machine(stage: StagePlan) -> str:
     what = f"{stage.allocation.nodes} nodes"
     if stage.allocation.nodes <= 1 and stage.container is not None:
         what = f"a container ({stage.container.runtime}, {stage.container.title})"
+    elif stage.allocation.nodes <= 1:
+        what = f"the environment script {stage.environment_script} of its nodes"
     return (
         f"stage {stage.name} requests {what}, but --launcher local runs on this machine, without containers"
     )

@@ -65,6 +65,17 @@ def test_a_container_is_not_this_machine(workplace):
     )
 
 
+def test_a_script_of_the_nodes_is_not_this_machine(workplace):
+    write_yaml(workplace / "topologies/own.yaml", {"extends": "cpu", "environment_script": "/opt/env.sh"})
+    write_yaml(workplace / "site.yaml", {"extends": "local", "node_type": "own"})
+    run_file = write_yaml(workplace / "run.yaml", minimal_run(cluster="./site.yaml"))
+    found = hpcgen("submit", "train", "-c", run_file, "--launcher", "local")
+    assert found.status == 2
+    assert (
+        "stage train requests the environment script /opt/env.sh of its nodes, but --launcher" in found.stderr
+    )
+
+
 def test_without_slurm_the_command_fails_with_one_line(workplace, run_file, monkeypatch):
     monkeypatch.setenv("PATH", str(workplace))
     found = hpcgen("submit", "train", "-c", run_file)
