@@ -178,13 +178,13 @@ DIRECTIVES_OF_2_NODES = "#SBATCH --nodes=2 --ntasks-per-node=8 --gpus-per-node=8
     ("script", "texts"),
     [
         # the words in front of a program that is not Python, or of a shell
-        ("srun singularity exec --nv /i.sif bash run.sh", ["in place of singularity exec --nv /i.sif"]),
+        ("srun singularity exec --nv /i.sif bash run.sh", ['"runtime": "apptainer", ', '"image": "/i.sif"']),
         ("srun shifter bash -c 'source e.sh; python train.py'", ["in place of shifter", "source e.sh"]),
         ("srun numactl -m 0 bash -c 'python train.py'", ["numactl -m 0 in front of the shell"]),
         ("srun env A_B=3 bash -c 'python train.py'", ['"A_B": "3"']),
         (
             "cat > r.sh <<'E'\npython train.py\nE\nsrun apptainer exec /i.sif bash r.sh",
-            ["in place of apptainer"],
+            ['"image": "/i.sif"'],
         ),
         # redirections of a group, a condition and a loop
         ("{ srun ./run; echo a; } > log.txt 2>&1", ["> log.txt"]),

@@ -474,4 +474,22 @@ def test_a_training_in_singularity_is_found_and_its_container_listed() -> None:
     program = WHOLE.replace("srun python", "srun singularity exec -B /a image.sif ./launch.sh")
     ended = init(f"#!/bin/bash\n#SBATCH --nodes=2\n{program}\n")
     assert ended.status == 0, ended.stderr
-    assert "pyxis or enroot" in left(ended)["the container of singularity"]
+    assert "singularity exec -B /a image.sif" in left(ended)["the container of singularity"]
+
+
+def test_a_container_of_apptainer_is_carried_over() -> None:
+    call = "apptainer --quiet exec --nv -B /data:/data:ro,$SCRATCH/x:/x --bind=/code --pwd /code --writable-tmpfs"
+    program = WHOLE.replace("srun python", f"srun {call} --env API_TOKEN=abc --cleanenv /i/gpt.sif python")
+    ended = init(f"#!/bin/bash\n#SBATCH --nodes=2\n{program}\n")
+    assert ended.status == 0, ended.stderr
+    assert written()["container"] == {
+        "runtime": "apptainer",
+        "image": "/i/gpt.sif",
+        "workdir": "/code",
+        "writable": True,
+        "mounts": [{"source": "/data", "read_only": True}, {"source": "/code"}],
+    }
+    found = left(ended)
+    assert "the path is only known in the job" in found["--bind=$SCRATCH/x:/x"]
+    assert "options of its own" in found["--cleanenv"]
+    assert "abc" not in ended.stderr

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from hpcgen.check.lint.job import Job
-from hpcgen.check.lint.launch import Launch, Step
+from hpcgen.check.lint.launch import Launch
 from hpcgen.check.lint.rules.mounts import mounts_of
+from hpcgen.check.lint.words import Word
 from hpcgen.check.lint.wrappers import CONTAINERS
 from hpcgen.check.migration.account import launch_prefix, option_text, shell_prefixes, shown_words, text_of
+from hpcgen.check.migration.apptainer import carry_call, read_call
 from hpcgen.check.migration.leftover import Carried, is_sure, unknown
 from hpcgen.config.cluster import ClusterConfig
 from hpcgen.config.container import Image, MountPath
@@ -250,16 +252,31 @@ def _fits(hint: object, value: str) -> bool:
 
 
 def carry_container(job: Job, launch: Launch, carried: Carried, cluster: ClusterConfig) -> None:
-    """Carries over pyxis's image, mounts and working directory. Without a container, the runtime is none."""
-    for prefix in (launch_prefix(launch)[0], *shell_prefixes(job, launch)):
-        if prefix and (name := prefix[0].text.rpartition("/")[2]) in CONTAINERS:
+    """Carries over the image, mounts and working directory of pyxis or apptainer. Without a container, the runtime is
+    none."""
+    shown = {mount.target or mount.source for mount in cluster.container.mounts}
+    prefixes = [
+        prefix
+        for prefix in (launch_prefix(launch)[0], *shell_prefixes(job, launch))
+        if prefix and prefix[0].text.rpartition("/")[2] in CONTAINERS
+    ]
+    step = launch.step
+    has_pyxis = step is not None and step.has_container
+    call = read_call(prefixes[0]) if len(prefixes) == 1 and not has_pyxis else None
+    for prefix in prefixes:
+        carried.claim(prefix[0])
+        if call is None:
             why = (
-                "hpcgen starts containers with pyxis or enroot; set container.image and container.runtime in place of "
+                "hpcgen starts containers itself; set container.image and container.runtime in place of "
                 f"{shown_words(prefix)}"
             )
-            carried.leave(prefix[0].line, f"the container of {name}", why)
-            carried.claim(prefix[0])
-    step = launch.step
+            carried.leave(prefix[0].line, f"the container of {prefix[0].text.rpartition('/')[2]}", why)
+    if call is not None:
+        if cluster.container.runtime != "apptainer":
+            carried.put("container.runtime", "apptainer")
+        carry_call(call, carried)
+        _mounts([("--bind", value.line, value) for value in call.binds()], carried, shown)
+        return
     if step is None or not step.has_container:
         if cluster.container.runtime not in (None, "none"):
             carried.put("container.runtime", "none")
@@ -282,7 +299,9 @@ def carry_container(job: Job, launch: Launch, carried: Carried, cluster: Cluster
                 else "container.image must be an absolute path, or REGISTRY#IMAGE:TAG"
             )
             carried.leave(image.word.line, f"--container-image={image.text}", why)
-    _mounts(step, carried, {mount.target or mount.source for mount in cluster.container.mounts})
+    last = step.all("container-mounts")[-1:]  # pyxis uses the last one
+    given = [("--container-mounts", option.word.line, option.value) for option in last if option.value]
+    _mounts(given, carried, shown)
     workdir = step.option("container-workdir")
     if workdir and workdir.value:
         if is_sure(workdir.value) and _fits(MountPath, workdir.text):
@@ -293,21 +312,22 @@ def carry_container(job: Job, launch: Launch, carried: Carried, cluster: Cluster
         carried.put("container.writable", True)
 
 
-def _mounts(step: Step, carried: Carried, shown: Collection[str]) -> None:
+def _mounts(given: Iterable[tuple[str, int, Word]], carried: Carried, shown: Collection[str]) -> None:
+    """Carries over mounts: names of options, their lines and their values. Targets in `shown` are taken."""
     mounts: list[dict[str, object]] = []
     targets = set(shown)
-    for option in step.all("container-mounts")[-1:]:  # pyxis uses the last one
-        if option.value and not option.value.certain:
-            carried.leave(option.word.line, "--container-mounts", unknown(option.value))
+    for name, line, value in given:
+        if not value.certain:
+            carried.leave(line, name, unknown(value))
             continue
-        for mount in mounts_of(option.text):
-            what = f"--container-mounts={mount.source}:{mount.target}"
+        for mount in mounts_of(value.text):
+            what = f"{name}={mount.source}:{mount.target}"
             if "$" in mount.source + mount.target:
-                carried.leave(option.word.line, what, "the path is only known in the job")
+                carried.leave(line, what, "the path is only known in the job")
             elif not (_fits(MountPath, mount.source) and _fits(MountPath, mount.target)):
-                carried.leave(option.word.line, what, "a run file only mounts absolute paths without blanks")
+                carried.leave(line, what, "a run file only mounts absolute paths without blanks")
             elif mount.target in targets:
-                carried.leave(option.word.line, what, "another mount has this target")
+                carried.leave(line, what, "another mount has this target")
             else:
                 targets.add(mount.target)
                 entry: dict[str, object] = {"source": mount.source}
