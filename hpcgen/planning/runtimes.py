@@ -40,13 +40,15 @@ APPTAINER_START = (
 """Shell code of a task that calls apptainer. A variable of the host loses against one of the image, unless a variable
 with this prefix repeats it. --env would show the value to everyone on the node."""
 
+PREFIX = "HPCGEN_ENV_"
+"""Prefix under which a job of runtime ce repeats its variables. No image uses it."""
+
 SET_JOB_VARIABLES = (
-    "for name in $(env | sed -n 's/^HPCGEN_ENV_\\([A-Za-z0-9_]*\\)=.*/\\1/p'); do "
-    'eval "[ -z \\"\\${HPCGEN_ENV_$name+x}\\" ] || export $name=\\"\\$HPCGEN_ENV_$name\\""; '
-    'unset -v "HPCGEN_ENV_$name"; done; exec "$@"'
+    'for name in $(env | sed -n "s/^$1\\([A-Za-z0-9_]*\\)=.*/\\1/p"); do '
+    'eval "[ -z \\"\\${$1$name+x}\\" ] || export $name=\\"\\$$1$name\\""; unset -v "$1$name"; done; shift; exec "$@"'
 )
 """Shell code that runs in the container of runtime ce, where a variable of the image wins over the host's. The job
-repeats its variables with a prefix that no image uses. No value is evaluated."""
+repeats its variables with the prefix in $1. No value is evaluated."""
 
 ENVIRONMENT_FILE = "container.toml"
 """Name of the file in the job's directory that describes the container of runtime ce."""
@@ -146,7 +148,7 @@ def _apptainer(container: Container) -> tuple[str, ...]:
 
 def _ce(container: Container) -> tuple[str, ...]:
     """srun's option, whose file the job writes, and the code that sets the job's variables."""
-    return (f"--environment={ENVIRONMENT_FILE}", "sh", "-c", SET_JOB_VARIABLES, "job_variables")
+    return (f"--environment={ENVIRONMENT_FILE}", "sh", "-c", SET_JOB_VARIABLES, "job_variables", PREFIX)
 
 
 def _variables_before_tasks(container: Container) -> tuple[str, ...]:
@@ -235,7 +237,7 @@ RUNTIMES: Mapping[Runtime, ContainerRuntime] = {
         file=environment_file,
         has_enroot_hooks=True,
         copies_images=False,
-        leaks=("HPCGEN_ENV_*",),
+        leaks=(f"{PREFIX}*",),
         not_run="eth-cscs/cscs-docs of 2026-08, docs/software/container-engine",
     ),
 }
