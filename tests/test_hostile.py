@@ -260,15 +260,14 @@ def require_carried(found: Plan, stage: str, ran: Recording) -> None:
     assert prepare[prepare.index("make_node_scratch") + 4 :] == required
 
     step = ran.calls_of("srun", "--kill-on-bad-exit=1")[-1]
-    image: tuple[str, ...] = ()
     if container is not None and container.runtime == "pyxis":
-        image = (f"--container-image={container.image}",)
+        assert f"--container-image={container.image}" in step
     elif container is not None:
         assert ran.call("srun", "create")[-1] == container.image
     assert holds(step, planned_stage.allocation.srun_options())
-    libraries = ":".join(library_path(planned_stage.kind, planned.run))
+    libraries = ":".join(library_path(planned_stage.kind, found.run))
     with_libraries = ("sh", "-c", LIBRARY_PATH, "library_path", libraries) if libraries else ()
-    assert holds(step, (*image, *(container.words() if container else ()), *with_libraries, "env"))
+    assert holds(step, (*(container.words() if container else ()), *with_libraries, "env"))
     assert f"TMPDIR={cluster.scratch}/hpcgen-slurm-77/tmp" in step
     python = () if stage in ("image", "run") else (planned_stage.python,)
     assert holds(step, (*python, *planned_stage.arguments))
