@@ -137,6 +137,21 @@ def check(
         run_job(name, file, profile, nodes or 2, partition, run_dir, overrides, write=write)
 
 
+@command.command("upgrade")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--write", is_flag=True, help="Replace the file. The old one is kept as FILE.orig.")
+def upgrade(file: Path, write: bool) -> None:
+    """Write the profile or node type FILE in today's form.
+
+    In a profile, options in extra_directives become keys. A node type extends a base type and keeps only the facts
+    that differ. Comments and order stay. Prints the difference, and changes nothing without --write. The facts of the
+    file are the same before and after; otherwise nothing is written.
+    """
+    from hpcgen.cli.cluster_upgrade import upgrade_file
+
+    upgrade_file(file, write=write)
+
+
 def _require_writable(name: str, file: Path) -> None:
     """Checks that figures can be written into the profile, before a job measures them.
 

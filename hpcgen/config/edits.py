@@ -36,6 +36,19 @@ def with_value(text: str, name: str, keys: Keys, value: Any, note: str = "") -> 
     return _checked(text, _with_value(text, _root(text), keys, _yaml(value), note), name, keys, change)
 
 
+def with_first(text: str, name: str, key: str, value: Any) -> str:
+    """The text of the file `name` with a new key before the others.
+
+    Raises:
+        HpcgenError: see `with_value`.
+    """
+    root = _root(text)
+    start = root.start_mark.index + 1 if root.flow_style else _entries(text, root)[0].start
+    end = ", " if root.flow_style else "\n"
+    edited = f"{text[:start]}{key}: {_yaml(value)}{end}{text[start:]}"
+    return _checked(text, edited, name, [key], lambda values: values.update({key: value}))
+
+
 def without(text: str, name: str, keys: Keys) -> str:
     """The text of the file `name` without the value at `keys`, and without the sections that would be empty.
 
@@ -54,6 +67,15 @@ def without(text: str, name: str, keys: Keys) -> str:
                 del parent[key]
 
     return _checked(text, _without(text, _root(text), keys), name, keys, change)
+
+
+def comment_of(text: str, keys: Keys) -> str:
+    """The comment behind the value at `keys`, on its last line; empty for none."""
+    node = _root(text)
+    for key in keys:
+        [entry] = (entry for entry in _entries(text, node) if entry.key == key)
+        node = entry.node
+    return text[entry.end : _end_of_line(text, entry.end)].strip().removeprefix("#").strip()
 
 
 def _checked(text: str, edited: str, name: str, keys: Keys, change: Callable[[Any], Any]) -> str:

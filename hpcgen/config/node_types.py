@@ -87,19 +87,28 @@ def _family(name: str, base: Path | None, sites: Sequence[Path]) -> dict[Path, D
         problem = unknown_node_type("name", name, base, sites)
         raise HpcgenError(f"{show(name)} {problem.reason}", problem.hint)
     find = functools.partial(find_node_type, base=base, sites=sites)
+    return _family_of(path, _read(path), name, find)
+
+
+def _family_of(
+    path: Path, document: Document, name: str, find: functools.partial[Path | None]
+) -> dict[Path, Document]:
     family: dict[Path, Document] = {}
-    _add_family(path, {path: name}, family, find)
+    _add_family(path, document, {path: name}, family, find)
     return dict(reversed(family.items()))
 
 
 def _add_family(
-    path: Path, line: dict[Path, str], family: dict[Path, Document], find: functools.partial[Path | None]
+    path: Path,
+    document: Document,
+    line: dict[Path, str],
+    family: dict[Path, Document],
+    find: functools.partial[Path | None],
 ) -> None:
-    """Adds to `family` what `path` extends, from the last to the first, and then `path` itself.
+    """Adds to `family` what `document` extends, from the last to the first, and then `document` itself.
 
-    `line` has the files from the node type to `path`, and their names.
+    `path` is its file, and `line` has the files from the node type to `path`, and their names.
     """
-    document = _read(path)
     for key, parent in reversed(list(_parents(document))):
         found = find(parent, list(line))
         if found is None:
@@ -112,7 +121,7 @@ def _add_family(
             )
             raise ConfigErrors([located(problem, document)])
         if found not in family:
-            _add_family(found, {**line, found: parent}, family, find)
+            _add_family(found, _read(found), {**line, found: parent}, family, find)
     family[path] = document
 
 
@@ -160,7 +169,27 @@ def load_with_files(name: str, base: Path | None = None, sites: Sequence[Path] =
     Raises:
         ConfigErrors, HpcgenError: see `load_node_type`.
     """
-    family = _family(name, base, sites)
+    return _loaded(_family(name, base, sites))
+
+
+def load_document(path: Path, document: Document, base: Path) -> LoadedNodeType:
+    """The node type that `document` describes, as if it were in the file `path`.
+
+    Raises:
+        ConfigErrors, HpcgenError: see `load_node_type`.
+    """
+    find = functools.partial(find_node_type, base=base, sites=())
+    return _loaded(_family_of(path, document, path.stem, find))
+
+
+def inherited(path: Path, document: Document, base: Path) -> Document:
+    """What a node type inherits: the facts of `document` if it had only its `extends`."""
+    find = functools.partial(find_node_type, base=base, sites=())
+    extends = {key: value for key, value in document.values.items() if key == "extends"}
+    return _merged(_family_of(path, dataclasses.replace(document, values=extends), path.stem, find))
+
+
+def _loaded(family: Mapping[Path, Document]) -> LoadedNodeType:
     document = _merged(family)
     node_type, wrong = build(NodeType, _with_list(document))
     problems = list(

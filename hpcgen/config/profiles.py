@@ -94,10 +94,13 @@ def find_cluster(name: str) -> Path | None:
     return _find_cluster(name, Path.cwd(), cluster_directories(), ())
 
 
-def read_profile(name: str, directory: Path | None = None, asked: Document | None = None) -> Profile:
+def read_profile(
+    name: str, directory: Path | None = None, asked: Document | None = None, text: str | None = None
+) -> Profile:
     """Reads the cluster profile `name` (a name, or a path relative to `directory`).
 
-    `asked` is the document whose key `cluster` names it. Default: the option --cluster.
+    `asked` is the document whose key `cluster` names it. Default: the option --cluster. `text` takes the place of the
+    text of its file.
 
     Raises:
         FileErrors: the profile, one that it extends, or the node type cannot be read or has mistakes. Lists all of
@@ -105,7 +108,7 @@ def read_profile(name: str, directory: Path | None = None, asked: Document | Non
     """
     directory = directory or Path.cwd()
     asked = asked or documents.constant({"cluster": name}, "--cluster")
-    document, paths, sites = _cluster_document(name, asked, directory)
+    document, paths, sites = _cluster_document(name, asked, directory, text)
     config, wrong = build(ClusterConfig, document)
     problems = list(explain_removals(ClusterConfig, wrong, document))
     node_type: LoadedNodeType | None = None
@@ -151,7 +154,7 @@ def _of_other_site(document: Document, node_type: NodeType) -> Iterator[Problem]
 
 
 def _cluster_document(
-    name: str, asked: Document, directory: Path
+    name: str, asked: Document, directory: Path, text: str | None
 ) -> tuple[Document, list[Path], tuple[Path, ...]]:
     """The profile merged with the profiles that it extends, the files of all of them, and `Profile.sites`.
 
@@ -181,10 +184,11 @@ def _cluster_document(
         try:
             if not is_below(path, shipped("clusters")):
                 require_trusted_file(path, looked_up=not is_profile_path(name))
-            profile = documents.read(path)
+            profile = documents.parse(documents.read_text(path) if text is None else text, str(path))
         except HpcgenError as error:
             raise FileErrors(error.mistakes) from error
         chain.append(profile)
+        text = None
         names.append(name)
         seen.append(path)
         if is_profile_path(name) and not is_below(path, shipped("clusters")):
