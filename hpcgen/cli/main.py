@@ -20,9 +20,7 @@ SECTIONS = {
     "Start": {
         "init": Lazy("hpcgen.cli.init", "Write a commented run file to PATH."),
         "presets": Lazy("hpcgen.cli.presets", "List the model presets and their parameter counts."),
-        "schema": Lazy(
-            "hpcgen.cli.schema", "Print the JSON Schema of a run file, profile, node type or defaults.yaml."
-        ),
+        "schema": Lazy("hpcgen.cli.schema", "Print the JSON Schema of a run file or of a cluster's file."),
         "completion": Lazy("hpcgen.cli.completion", "Print the completion script for bash, zsh or fish."),
     },
     "Run": {
@@ -43,7 +41,7 @@ SECTIONS = {
         "lint": Lazy("hpcgen.cli.lint", "Check batch scripts for mistakes without running them."),
     },
     "Cluster": {
-        "cluster": Lazy("hpcgen.cli.cluster", "List, show and check cluster profiles."),
+        "cluster": Lazy("hpcgen.cli.cluster", "List, show, check and upgrade cluster profiles."),
         "topology": Lazy("hpcgen.cli.topology", "Show, draw and verify node types."),
         "templates": Lazy("hpcgen.cli.templates", "List, override and check job script templates."),
         "install-code": Lazy("hpcgen.cli.install_code", "Install the Python code that compute nodes need."),

@@ -123,14 +123,14 @@ def _node_type(file: Path, text: str) -> Upgrade:
     before = _facts(load_document(file, document, base).config)
     for parent in [] if "extends" in document.values else _bases(file, document, base):
         child = with_first(text, str(file), "extends", parent)
-        edited, nulls = _child(file, child, base)
+        edited, nulls = _child(file, child, base, with_nulls=True)
         try:
             after = _facts(load_document(file, documents.parse(edited, str(file)), base).config)
         except HpcgenError:  # a null is no value of a fact that the base type has
             continue
         if after == before:
             return Upgrade(edited, True, tuple(_remarks(parent, nulls)))
-    edited, _ = _child(file, text, base)
+    edited, _ = _child(file, text, base, with_nulls=False)
     _require_same(file, before, _facts(load_document(file, documents.parse(edited, str(file)), base).config))
     return Upgrade(edited, True)
 
@@ -147,15 +147,15 @@ def _bases(file: Path, document: Document, base: Path) -> list[str]:
     return [name for name in sorted(saved, key=lambda name: -saved[name]) if saved[name] >= FEWEST_FACTS]
 
 
-def _child(file: Path, text: str, base: Path) -> tuple[str, list[str]]:
-    """The text without the facts that it inherits, and with nulls for facts that only the base type has. Also returns
+def _child(file: Path, text: str, base: Path, *, with_nulls: bool) -> tuple[str, list[str]]:
+    """The text without the facts that it inherits, and `with_nulls` for facts that only the base type has. Also returns
     the paths of these."""
     name, document = str(file), documents.parse(text, str(file))
     if "extends" not in document.values:
         return text, []
     above = inherited(file, document, base).values
     repeated = list(_repeated(document.values, above))
-    missing = list(_missing(document.values, above)) if _is_new(text, file) else []
+    missing = list(_missing(document.values, above)) if with_nulls else []
     for keys in repeated:
         text = without(text, name, keys)
         if len(keys) == 1 and keys[0] in (document.values.get("sources") or {}):
@@ -163,11 +163,6 @@ def _child(file: Path, text: str, base: Path) -> tuple[str, list[str]]:
     for keys in missing:
         text = with_value(text, name, keys, None)
     return text, [".".join(map(str, keys)) for keys in missing]
-
-
-def _is_new(text: str, file: Path) -> bool:
-    """True if the text extends a type that the file does not."""
-    return text != documents.read_text(file)
 
 
 def _repeated(own: Mapping[str, Any], above: Mapping[str, Any], path: Keys = ()) -> Iterator[Keys]:
