@@ -25,6 +25,15 @@ use_nodes() {
 # PART NODE: succeeds if the node's report of this part says that the node is good.
 part_is_good() { [[ -f $reports/$2-$1.json && $(<"$reports/$2-$1.json") == *'"ok": true'* ]]; }
 
+# Succeeds if the checks of all nodes found the same, which is no fault of one node.
+have_same_findings() {
+    local node report first=''
+    for node in "${job_nodes[@]}"; do
+        report=$(grep -v '^ "node": ' -- "$reports/$node-host.json") || return
+        [[ $report == "${first:=$report}" ]] || return
+    done
+}
+
 # Prints a table of the nodes, writes the lists for the next job, and exits with the status.
 conclude() {
     local node host in_container good=() bad=()
@@ -50,6 +59,9 @@ conclude() {
     done
     for node in "${good[@]}"; do echo "$node"; done | write_file "$run_dir/good_nodes"
     for node in "${bad[@]}"; do echo "$node"; done | write_file "$run_dir/bad_nodes"
+    if [[ -z ${good[*]-} && ${bad[1]-} ]] && have_same_findings; then
+        die "every node has the same findings (above): check the node type and the profile, and what the nodes share. No node is excluded"
+    fi
     note_nodes
     say "${#good[@]} of ${#job_nodes[@]} nodes are good; reports: $reports"
     [[ -z ${excluded[*]-} ]] || say "for the next jobs: --exclude=$(join_by , "${excluded[@]}")"

@@ -120,6 +120,17 @@ def test_a_node_that_the_sites_command_refuses_is_left_out_and_listed_for_a_day(
 
 
 @pytest.mark.process
+def test_findings_that_all_nodes_share_exclude_none(tmp_path: Path) -> None:
+    """A wrong node type would otherwise exclude every node of the cluster."""
+    site = write_site(tmp_path, health_command=["/bin/sh", "-c", "exit 3"])
+    found = batch(render("node-health", site, tasks("node-health", 2, 1)), tmp_path, NODES)
+    assert found.status == 1, found.log
+    assert "every node has the same findings (above): check the node type and the profile" in found.log
+    assert (tmp_path / "run" / "bad_nodes").read_text() == "n1\nn2\n"
+    assert not (tmp_path / "run" / "excluded_nodes").exists()
+
+
+@pytest.mark.process
 def test_a_job_whose_python_cannot_run_the_check_blames_no_node(tmp_path: Path) -> None:
     site = write_site(tmp_path, python="/bin/false")
     found = batch(render("node-health", site, tasks("node-health", 2, 2)), tmp_path, NODES)
