@@ -31,9 +31,11 @@ _ROOT_OPTIONS = {
         r"|ecc-config|compute-mode|multi-instance-gpu)(=|$)"
     ),
     "ethtool": re.compile(r"-[sKGACL]$"),
+    "ip": re.compile(r"(set|add|del)$"),
     "mount": re.compile(r"-[ot]$|/"),
     "sysctl": re.compile(r"-w$|--write$|[\w.]+="),
     "systemctl": re.compile(r"(start|stop|restart|reload|enable|disable|mask)$"),
+    "tee": re.compile(r"/(proc/sys|sys)/"),
     "dmesg": re.compile(r"-[cC]$|--clear$"),
 }
 """Program -> its options that need root."""
@@ -85,7 +87,8 @@ def epilogue_requeue(both: Comparison) -> Iterator[Hit]:
         text = " ".join(call.written)
         requeues = re.match(r"(\S*/)?scontrol\s+(requeue|requeuehold)\b", text)
         cancels = re.match(r"(\S*/)?scancel\b.*SLURM_(ARRAY_)?JOB_?ID", text)
-        if call.function in functions and (requeues or cancels):
+        repeats = re.match(r"(\S*/)?sbatch\b.*\$\{?0\b", text)
+        if call.function in functions and (requeues or cancels or repeats):
             yield Hit.at(call.line, f"`{text}` runs after the job's verdict", "remove it")
 
 

@@ -139,6 +139,9 @@ def cluster_doubts(cluster: ClusterConfig, node_type: NodeType) -> Iterator[Prob
             f"requests {asked[0]}, but gpu_model of node type {cluster.node_type} is {node_type.gpu_model}"
         )
         yield Problem("gres", reason, "use the type of slurm.conf (scontrol show node)")
+    if "/" not in cluster.python and not re.match("python|pypy", cluster.python):
+        reason = "is not the usual name of a Python interpreter"
+        yield Problem("python", reason, "write python3, or the absolute path of an interpreter")
     yield from _scratch_doubts(cluster)
     for section, limits in (("partitions", cluster.partitions), ("qos", cluster.qos)):
         for name, limit in limits.items():

@@ -293,6 +293,7 @@ BROKEN: dict[str, tuple[str, Change, str]] = {
         site('site_epilogue() { again; }\nagain() { scontrol requeuehold "$SLURM_JOB_ID"; }'),
         "runs after the job's verdict",
     ),
+    "another job of the same script": ("epilogue-requeue", epilogue('sbatch "$0"'), "`sbatch"),
     "an end by the epilogue": ("epilogue-requeue", epilogue('scancel "$SLURM_JOB_ID"'), "`scancel"),
     "persistence mode": (
         "needs-root",

@@ -142,6 +142,7 @@ MISTAKES = {
     ),
     "a lead longer than the limit": ("run", "slurm.train.signal_lead_s", 65000, VALIDATE, "signal_lead_s = 65000"),
     # ---- devices ----
+    "a fabric without RDMA": ("node type", "fabric", "ethernet", CHECK, "a100x4 has fabric ethernet, but its NIC"),
     "a NIC that the nodes do not have": (*facts("NCCL_IB_HCA", "=mlx5_0,mlx5_9"), CHECK, "names mlx5_9"),
     "a blank in a list of devices": (*facts("NCCL_IB_HCA", "=mlx5_0, mlx5_3"), CHECK, "contains a blank"),
     "an idle NIC": ("profile", "environment.NCCL_IB_HCA", "=mlx5_0,mlx5_1,mlx5_2", CHECK, "leaves 1 NIC idle: mlx5_3"),
@@ -189,6 +190,7 @@ MISTAKES = {
     "gres of another GPU": ("profile", "gres", "gpu:a10:4", CHECK, "gres = gpu:a10:4 requests a10"),
     # ---- places ----
     "a relative Python": ("profile", "python", "venv/bin/python", CHECK, "python = venv/bin/python is a relative path"),
+    "a misspelled Python": ("profile", "python", "pyhton3", CHECK, "python = pyhton3 is not the usual name"),
     "no Python": ("profile", "python", "/tmp/no/python", CHECK, "python = /tmp/no/python does not exist"),
     "scratch with shared code": (
         "profile", "", {"scratch": "/data", "code_dir": "/data/code"}, CHECK, "contains code_dir, which all nodes",
