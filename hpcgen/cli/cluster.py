@@ -129,12 +129,12 @@ def check(
         raise ConfigErrors(mistakes)
     if write:
         _require_writable(name, file)
-    warn(profile_warnings(name, Path.cwd()))
+    warn(warnings := profile_warnings(name, Path.cwd()))
     click.echo(f"{name} is valid: {file}, node type {profile.config.node_type}")
     if runs:
         from hpcgen.cli.cluster_run import run_job
 
-        run_job(name, file, profile, nodes or 2, partition, run_dir, overrides, write=write)
+        run_job(name, file, profile, nodes or 2, partition, run_dir, overrides, warnings, write=write)
 
 
 @command.command("upgrade")

@@ -34,11 +34,12 @@ def run_job(
     partition: str | None,
     run_dir: str | None,
     overrides: tuple[str, ...],
+    warned: tuple[str, ...],
     *,
     write: bool,
 ) -> None:
     """Submits the job of a valid profile, waits for it, and prints what it measured. With `write`, also writes the
-    figures into the profile's file.
+    figures into the profile's file. `warned` are warnings that have been printed.
 
     Raises:
         HpcgenError: the job cannot be planned or submitted.
@@ -47,7 +48,7 @@ def run_job(
     own = cluster_check.overrides(profile.node_type, nodes, partition)
     run = load_cluster_run(name, run_dir or f"runs/{file.stem}", [*own, *overrides])
     plan = api.plan(run, [STAGE])
-    warn(plan.warnings)
+    warn(tuple(warning for warning in plan.warnings if warning not in warned))
     script = api.render(plan, STAGE)
     make_directory(Path(plan.config.paths.run_dir), plan.config.share)
     job_id = sbatch.submit_script(plan, STAGE, script, cluster_check.ARGUMENTS)
