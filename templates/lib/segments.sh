@@ -8,8 +8,9 @@ choose_whole_segments() {
     for node in "${good[@]}"; do
         block=''
         IFS= read -r block <"$reports/$node.ok"
-        block_of[$node]=block:$block
-        good_of[block:$block]=$((${good_of[block:$block]-0} + 1))
+        block=block:$block
+        block_of[$node]=$block
+        good_of[$block]=$((${good_of[$block]-0} + 1))
     done
     for node in "${good[@]}"; do
         block=${block_of[$node]}

@@ -37,7 +37,7 @@ def stage_settings(plan: Plan, stage: StagePlan) -> tuple[Setting, ...]:
         "share": config.share,
         "directories": stage.directories,
         "striped_directories": stage.striped_directories,
-        **({"stripe": _stripe(plan.run.cluster)} if stage.striped_directories else {}),
+        "stripe": _stripe(plan.run.cluster) if stage.striped_directories else (),
         **({"modules": stage.modules} if stage.modules else {}),
         "scratch_root": plan.run.cluster.scratch,
         "required": stage.required_everywhere(),
