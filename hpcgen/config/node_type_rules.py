@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import get_args
 
 from hpcgen.config import cpus
-from hpcgen.config.node_type import Gpu, Nic, NodeType
+from hpcgen.config.node_type import FabricName, Gpu, Nic, NodeType
 from hpcgen.errors import Problem
-from hpcgen.text import counted
+from hpcgen.text import counted, one_of
 
 
 def node_type_problems(node_type: NodeType) -> Iterator[Problem]:
@@ -30,7 +31,7 @@ def _counts(node_type: NodeType) -> Iterator[Problem]:
         yield Problem(
             "fabric",
             "is missing, but there are nics",
-            "set it to infiniband, roce or ethernet",
+            f"set it to {one_of(get_args(FabricName))}",
             about=("nics",),
         )
 

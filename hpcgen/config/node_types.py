@@ -25,7 +25,7 @@ from hpcgen.config.inheritance import explain_removals, inherit
 from hpcgen.config.node_type import FabricName, NodeType
 from hpcgen.config.node_type_rules import node_type_problems
 from hpcgen.config.shown import show
-from hpcgen.config.site_doubts import excluded, fabric_contradictions, inherited_devices
+from hpcgen.config.site_doubts import excluded, fabric_contradictions, inherited_devices, missing_fabric
 from hpcgen.config.trust import require_trusted_file
 from hpcgen.config.validation import build, located
 from hpcgen.errors import ConfigErrors, HpcgenError, Problem, file_of
@@ -201,6 +201,7 @@ def _loaded(family: Mapping[Path, Document]) -> LoadedNodeType:
     doubts = (
         *inherited_devices(family, document),
         *fabric_contradictions(node_type),
+        *missing_fabric(node_type, _values(node_type)),
         *_excluded(node_type, document),
     )
     return LoadedNodeType(node_type, document, files, doubts)
@@ -208,10 +209,13 @@ def _loaded(family: Mapping[Path, Document]) -> LoadedNodeType:
 
 def _excluded(node_type: NodeType, document: Document) -> Iterator[Problem]:
     """Yields variables of a node type that contradict its network."""
-    values = {name: fact.value for name, fact in node_type.environment.items()}
-    for name, reason in excluded(values, node_type):
+    for name, reason in excluded(_values(node_type), node_type):
         where = document.origin(f"environment.{name}.value")
         yield Problem("node_type", f"sets {name} ({where}), which {reason}", "remove it there", "cluster")
+
+
+def _values(node_type: NodeType) -> dict[str, str]:
+    return {name: fact.value for name, fact in node_type.environment.items()}
 
 
 def _with_list(document: Document) -> Document:

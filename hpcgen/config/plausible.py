@@ -15,7 +15,7 @@ from hpcgen.config.fabric import fabric_of
 from hpcgen.config.known_gpus import KNOWN_GPUS, KnownGpu, gpu_called
 from hpcgen.config.node_type import NodeType
 from hpcgen.config.sbatch_values import other_reading
-from hpcgen.config.variable_values import is_interface
+from hpcgen.config.variable_values import device_names, is_interface
 from hpcgen.errors import Problem
 from hpcgen.text import few
 from trainer.contract.record import record
@@ -87,6 +87,8 @@ RATES = {
     "ethernet": (1, 2.5, 5, 10, 20, 25, 32, 40, 50, 100, 200, 400, 800),
 }
 """Fabric -> rates of its ports in Gb/s."""
+LARGEST_DOMAIN = 72
+"""GPUs that NVLink connects in a rack of GB200 or GB300 NVL72."""
 _FAST_GPU_TFLOPS = 300
 _SLOW_NIC_GBIT_S = 100
 
@@ -100,6 +102,7 @@ def node_type_doubts(node_type: NodeType) -> Iterator[Problem]:
     yield from _peak_doubts(node_type)
     yield from _gpu_doubts(node_type)
     yield from _nic_doubts(node_type)
+    yield from _domain_doubts(node_type)
     named = node_type.environment.get("NCCL_TOPO_FILE")
     if named and node_type.topology_file and named.value != node_type.topology_file:
         reason = f"is not the file that NCCL reads, NCCL_TOPO_FILE = {named.value}"
@@ -126,6 +129,18 @@ def _has_same_gpus(one: NodeType, other: NodeType) -> bool:
     return (one.gpus_per_node, one.nics or other.nics) == (other.gpus_per_node, other.nics)
 
 
+def unnamed_nics(node_type: NodeType, variables: Mapping[str, str]) -> Problem | None:
+    """The problem of NICs that NCCL is not told to use; None if it is, or if nothing names them."""
+    names = [nic.name for nic in node_type.nics]
+    if node_type.fabric not in ("infiniband", "roce") or not names:
+        return None
+    if "NCCL_IB_HCA" in variables or "NCCL_IB_HCA" in node_type.environment:
+        return None
+    reason = "are not named in NCCL_IB_HCA, so NCCL uses all RDMA devices of a node, also those of a storage network"
+    hint = f'set NCCL_IB_HCA to "={",".join(names)}" in the node type, if a node has others'
+    return Problem("nics", reason, hint)
+
+
 def cluster_doubts(cluster: ClusterConfig, node_type: NodeType) -> Iterator[Problem]:
     """Yields facts of a profile that are probably wrong."""
     for path, span in CLUSTER_SPANS.items():
@@ -143,10 +158,22 @@ def cluster_doubts(cluster: ClusterConfig, node_type: NodeType) -> Iterator[Prob
         reason = "is not the usual name of a Python interpreter"
         yield Problem("python", reason, "write python3, or the absolute path of an interpreter")
     yield from _scratch_doubts(cluster)
+    yield from _rendezvous_doubts(cluster, node_type)
     for section, limits in (("partitions", cluster.partitions), ("qos", cluster.qos)):
         for name, limit in limits.items():
             if limit.max_time and (reading := other_reading(limit.max_time)):
                 yield Problem(f"{section}.{name}.max_time", *reading)
+
+
+def _rendezvous_doubts(cluster: ClusterConfig, node_type: NodeType) -> Iterator[Problem]:
+    interface = cluster.rendezvous.interface if cluster.rendezvous else None
+    fact = node_type.environment.get("NCCL_SOCKET_IFNAME")
+    value = cluster.environment.get("NCCL_SOCKET_IFNAME", fact.value if fact else "")
+    if interface and value.startswith("=") and interface not in device_names(value):
+        reason = f"is not the interface of NCCL_SOCKET_IFNAME = {value}, so ranks may meet on another network"
+        yield Problem(
+            "rendezvous.interface", reason, "correct one of them, if both should be the same network"
+        )
 
 
 def _scratch_doubts(cluster: ClusterConfig) -> Iterator[Problem]:
@@ -218,6 +245,10 @@ def _nic_doubts(node_type: NodeType) -> Iterator[Problem]:
     rates = RATES.get(node_type.fabric or "", ())
     fabric = fabric_of(node_type)
     is_rdma = fabric is not None and fabric.device_class != "net"
+    if node_type.device == "cuda" and is_rdma and not node_type.nics and not node_type.nics_per_node:
+        reason = "is missing, so node-health and the check before a job find no missing or slow NIC"
+        hint = f"count the NICs of a node for fabric {node_type.fabric}, or list them in nics"
+        yield Problem("nics_per_node", reason, hint, is_missing=True)
     is_fast = max(node_type.peak_tflops.values(), default=0) >= _FAST_GPU_TFLOPS
     for index, nic in enumerate(node_type.nics):
         path, rate = f"nics[{index}]", nic.rate_gbit_s
@@ -237,6 +268,15 @@ def _nic_doubts(node_type: NodeType) -> Iterator[Problem]:
         else:
             continue
         return  # the other NICs usually have the same mistake
+
+
+def _domain_doubts(node_type: NodeType) -> Iterator[Problem]:
+    nodes = node_type.nvlink.domain_nodes if node_type.nvlink else 1
+    gpus = nodes * node_type.gpus_per_node
+    if nodes > 1 and gpus > LARGEST_DOMAIN:
+        reason = f"makes a domain of {gpus} GPUs, but the largest that are known have {LARGEST_DOMAIN}"
+        hint = f"count nodes, not GPUs: write {nodes // node_type.gpus_per_node}, if {nodes} is the number of GPUs"
+        yield Problem("nvlink.domain_nodes", reason, hint)
 
 
 def _value(config: object, path: str) -> float | None:

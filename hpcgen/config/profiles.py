@@ -30,7 +30,7 @@ from hpcgen.config.node_types import (
     load_with_files,
     unknown_node_type,
 )
-from hpcgen.config.site_doubts import excluded
+from hpcgen.config.site_doubts import excluded, missing_fabric, other_site
 from hpcgen.config.trust import require_trusted_file
 from hpcgen.config.validation import build, located
 from hpcgen.errors import FileErrors, HpcgenError, Problem, file_of
@@ -39,7 +39,10 @@ from hpcgen.resources import shipped
 from hpcgen.text import did_you_mean
 from trainer.contract.record import record
 
-OF_SITE = ("slurm_version", "container.image", "scratch", "storage_write_gb_s", "startup_time_s")
+OF_SITE = (
+    *("slurm_version", "container.image", "scratch", "storage_write_gb_s", "startup_time_s"),
+    *("slurm.partition", "partitions"),
+)
 """Facts of a profile that other sites rarely share."""
 
 
@@ -137,19 +140,30 @@ def _doubts(document: Document, config: ClusterConfig, node_type: LoadedNodeType
     yield from node_type.doubts
     for name, reason in excluded(config.environment, node_type.config):
         yield Problem(f"environment.{name}", reason, "remove it", "cluster")
+    if not any(missing_fabric(node_type.config, {})):
+        yield from missing_fabric(node_type.config, config.environment)
     yield from _of_other_site(document, node_type.config)
 
 
 def _of_other_site(document: Document, node_type: NodeType) -> Iterator[Problem]:
     """Yields what the profile inherits of a shipped site's profile, although its nodes are not of that site."""
-    for name, where in document.replaced.get("node_type", ()):
-        site = load_node_type(name).site if is_below(Path(file_of(where)), shipped("clusters")) else None
-        if site in (None, node_type.site) or node_type.device == "cpu":
+    used = (document.get("node_type"), document.origin("node_type") or "")
+    own = document.get("description") if is_set_by_site(document, "description") else None
+    for name, where in (*document.replaced.get("node_type", ()), used):
+        if node_type.device == "cpu" or not is_below(Path(file_of(where)), shipped("clusters")):
+            continue
+        site = node_type.site if name == used[0] else load_node_type(name).site
+        if site is None:
+            continue
+        if node_type.site != site:
+            why = f"node type {used[0]} is not of that site"
+        elif other := other_site(own, site) or other_site(node_type.description, site):
+            why = f"the description names {other}"
+        else:
             continue
         for path in OF_SITE:
             if document.get(path) is not None and file_of(document.origin(path)) == file_of(where):
-                named = document.get("node_type")
-                reason = f"is a fact of site {site}, but node type {named} is not of that site"
+                reason = f"is a fact of site {site}, but {why}"
                 yield Problem(path, reason, "set the value of your cluster in the profile", "cluster")
 
 

@@ -36,6 +36,11 @@ def is_interface(name: str) -> bool:
     return bool(_INTERFACE.fullmatch(name))
 
 
+def names_rdma_device(value: str) -> bool:
+    """True if a value of NCCL_IB_HCA or UCX_NET_DEVICES names an RDMA device."""
+    return any(_RDMA_DEVICE.fullmatch(name) for name in device_names(value))
+
+
 def device_names(value: str) -> tuple[str, ...]:
     """The devices in a value of NCCL_IB_HCA or UCX_NET_DEVICES, without a prefix and ports."""
     return tuple(item.strip().partition(":")[0] for item in value.lstrip("^=").split(",") if item.strip())

@@ -40,6 +40,7 @@ def allocation_warnings(
     allocation = make_allocation(stage, config, cluster, node_type)
     yield from array_warnings(stage, config, cluster)
     yield from _unit_warnings(allocation, place)
+    yield from _segment_warnings(stage, allocation, node_type, place)
     yield from _mask_warnings(stage, allocation, cluster, node_type, place)
     for item, directive in extra_directives(stage, config, cluster):
         option = option_name(directive)
@@ -59,6 +60,19 @@ def _unit_warnings(allocation: Allocation, place: Callable[[str], Setting]) -> I
     if mem and not refused_value("mem", mem) and 0 < memory_mb(mem) < LITTLE_MB:
         reason = f"is only {memory_mb(mem)} MB per node, because a number without a unit is MB to Slurm"
         yield place("mem").problem(reason, f"write {mem}G for GB")
+
+
+def _segment_warnings(
+    stage: Stage, allocation: Allocation, node_type: NodeType, place: Callable[[str], Setting]
+) -> Iterator[Problem]:
+    """Yields a segment that no NVLink domain holds."""
+    domain = node_type.nvlink.domain_nodes if node_type.nvlink else 1
+    if stage.uses_gpus and 1 < domain < (allocation.settings.segment or 0):
+        reason = (
+            f"is more than the {domain} nodes that NVLink connects (nvlink.domain_nodes of the node type)"
+        )
+        hint = f"use at most {domain}, unless blocks of Slurm's topology contain several domains"
+        yield place("segment").problem(reason, hint)
 
 
 def _mask_warnings(

@@ -14,7 +14,7 @@ from hpcgen.config.loader import Run
 from hpcgen.config.node_type import NodeType
 from hpcgen.config.node_types import set_by
 from hpcgen.config.run import RunConfig
-from hpcgen.config.site_doubts import excluded
+from hpcgen.config.site_doubts import NAME_FABRIC, WITHOUT_FABRIC, excluded
 from hpcgen.config.variables import RESERVED, RESERVED_PREFIXES, SECRET, SECRET_VALUE
 from hpcgen.errors import Problem
 from hpcgen.planning.kind import Stage
@@ -129,7 +129,8 @@ def _of_hooks(stage: Stage, run: Run, config: RunConfig) -> Iterator[Variable]:
         why = "If unset, enroot's hook exposes no RDMA device to the container."
         yield _own("built-in", "MELLANOX_VISIBLE_DEVICES", "all", why, hook)
     else:
-        why = "These nodes have no RDMA devices of NVIDIA, and enroot's hook would fail."
+        without = "These nodes have no RDMA devices of NVIDIA" if fabric else "The node type names no fabric"
+        why = f"{without}, and enroot's hook would fail."
         yield _own("built-in", "MELLANOX_VISIBLE_DEVICES", "void", why, hook)
 
 
@@ -206,7 +207,9 @@ def environment_warnings(stage: Stage, run: Run, environment: Iterable[Variable]
         yield _in_its_file(problem, run)
     if not uses_gpus(stage, run):
         return
-    yield from _interface_warnings(stage, run, environment)
+    if make_allocation(stage, config, run.cluster, run.node_type).nodes > 1:
+        yield from _interface_warnings(environment)
+        yield from _fabric_warnings(run)
     if config.parallelism.use_sharp:
         yield from _sharp_warnings(run)
 
@@ -244,14 +247,22 @@ def _risky(environment: Iterable[Variable], run: Run) -> Iterator[Problem]:
         yield _placed(variable, Problem(f"environment.{variable.name}", reason, hint), run)
 
 
-def _interface_warnings(stage: Stage, run: Run, environment: Iterable[Variable]) -> Iterator[Problem]:
+def _interface_warnings(environment: Iterable[Variable]) -> Iterator[Problem]:
     """Yields a warning if NCCL or gloo would choose a network interface by itself on each node."""
     names = {variable.name for variable in environment}
     missing = [name for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME") if name not in names]
-    if missing and make_allocation(stage, run.config, run.cluster, run.node_type).nodes > 1:
+    if missing:
         reason = f"does not set {' and '.join(missing)}, so nodes can choose different networks and wait for each other"
         hint = "set the interface (see ip -brief address) under environment in the node type or the profile"
         yield Problem("node_type", reason, hint, "cluster")
+
+
+def _fabric_warnings(run: Run) -> Iterator[Problem]:
+    """Yields a warning if the network between nodes is unknown, and no doubt says so already."""
+    limits = [limit.max_nodes for limit in run.cluster.partitions.values()]
+    if run.node_type.fabric or run.doubts or (limits and set(limits) == {1}):
+        return
+    yield Problem("node_type", f"has no fabric. {WITHOUT_FABRIC}", NAME_FABRIC, "cluster")
 
 
 def _placed(variable: Variable, problem: Problem, run: Run) -> Problem:

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hpcgen.config import document as documents
-from hpcgen.config.directories import names_in
+from hpcgen.config.directories import is_below, names_in
 from hpcgen.config.loader import ANY_RUN, Run, load_document
 from hpcgen.config.node_types import load_node_type
-from hpcgen.config.plausible import cluster_doubts, node_type_doubts, topology_file_doubt
+from hpcgen.config.plausible import cluster_doubts, node_type_doubts, topology_file_doubt, unnamed_nics
 from hpcgen.config.profiles import Profile
 from hpcgen.config.run import RunConfig
 from hpcgen.config.validation import build, located
-from hpcgen.errors import Problem
+from hpcgen.errors import Problem, file_of
 from hpcgen.planning.allocation_warnings import allocation_warnings
 from hpcgen.planning.container import (
     container_problems,
@@ -65,6 +65,10 @@ def profile_warnings(name: str, directory: Path) -> tuple[str, ...]:
 
 def _node_type_doubts(run: Run) -> Iterator[Problem]:
     yield from node_type_doubts(run.node_type)
+    # shipped types list all adapters of their machines
+    is_own = not is_below(Path(file_of(run.node_type_document.origin("nics"))), shipped("topologies"))
+    if is_own and (problem := unnamed_nics(run.node_type, run.cluster.environment)):
+        yield problem
     if run.node_type.topology_file and run.cluster.node_type not in (
         names := names_in([shipped("topologies")])
     ):

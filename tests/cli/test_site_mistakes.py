@@ -155,6 +155,15 @@ MISTAKES = {
     "gloo with a prefix": (*facts("GLOO_SOCKET_IFNAME", "=eth0"), CHECK, "which gloo takes as part of the name"),
     "a tenth of a rate": ("node type", "nics.2.rate_gbit_s", 20, CHECK, "nics[2].rate_gbit_s = 20"),
     "a rate in GB/s": ("node type", "nics.0.rate_gbit_s", 25, CHECK, "write 200"),
+    "no device for NCCL": ("node type", "environment", {}, CHECK, 'set NCCL_IB_HCA to "=mlx5_0,mlx5_1,'),
+    "no NIC": ("node type", "nics", [], CHECK, "nics_per_node is missing, so node-health"),
+    "GPUs counted as nodes": (
+        "node type", "nvlink", {"links": 18, "bandwidth_gb_s": 1800, "domain_nodes": 72}, CHECK,
+        "makes a domain of 288 GPUs",
+    ),
+    "ranks that meet on another network": (
+        "profile", "rendezvous", {"interface": "ib0"}, CHECK, "rendezvous.interface = ib0 is not the interface of",
+    ),
     # ---- names and values of variables ----
     "a provider misspelled": ("profile", "environment.FI_PROVIDR", "efa", CHECK, "FI_PROVIDR"),
     "an allocator misspelled": ("profile", "environment.PYTORCH_CUDA_ALOC_CONF", "x", CHECK, "mean PYTORCH_CUDA_ALLOC"),
