@@ -17,7 +17,7 @@ import zstandard
 from submitit.slurm.slurm import _make_sbatch_string
 
 import hpcgen as interface
-from hpcgen.slurm import submit as submission
+from hpcgen.slurm import sbatch
 from hpcgen.slurm.refusal import advice
 from hpcgen.slurm.rendering.script import CALL, Script, render_stage
 from hpcgen.slurm.submit import submitit_parameters
@@ -447,7 +447,7 @@ def test_a_silent_sbatch_is_said_to_be_waited_for(
     (programs / "sbatch").chmod(0o700)
     (programs / "srun").symlink_to("sbatch")  # submitit looks for it
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
-    monkeypatch.setattr(submission, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(sbatch, "PATIENCE_S", 0.0)
     with shown.open("w") as stream, redirect_stderr(stream):
         [job] = interface.submit(interface.plan(interface.load_run(tiny_run)))
     assert job.job_id == "7"
