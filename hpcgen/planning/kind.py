@@ -53,6 +53,13 @@ class Export(NamedTuple):
     """Public source of the value."""
 
 
+ONE_THREAD = Export(
+    "OMP_NUM_THREADS",
+    "1",
+    "One OpenMP thread per rank; more would compete with the rank's other threads and processes.",
+)
+
+
 @record(kw_only=True, eq=False)
 class Stage(StageRow, ABC):
     """A kind of job: its row, and what the job does. Subclasses define it; their instances are the stages.

@@ -13,7 +13,7 @@ from hpcgen.errors import Problem
 from hpcgen.planning.allocation import Allocation
 from hpcgen.planning.config_text import config_text
 from hpcgen.planning.inputs import Input, text_files, tokenizer_files
-from hpcgen.planning.kind import Export, Stage, Work
+from hpcgen.planning.kind import ONE_THREAD, Export, Stage, Work
 from hpcgen.planning.paths import checkpoint_directory
 from trainer.contract.config import TrainerConfig
 from trainer.contract.evaluation import DIRECTORY, EvaluationConfig, is_task_file
@@ -88,7 +88,7 @@ class Evaluate(Stage):
 
     def exports(self, run: Run, config: RunConfig) -> Iterator[Export]:
         """Yields variables for offline mode and threads."""
-        yield Export("OMP_NUM_THREADS", "1", "One OpenMP thread per rank; more would oversubscribe its CPUs.")
+        yield ONE_THREAD
         for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE"):
             yield Export(name, "1", "Keeps ranks from contacting the Hugging Face Hub while GPUs wait.")
         if config.evaluation.hf_home is not None:

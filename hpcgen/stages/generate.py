@@ -12,7 +12,7 @@ from hpcgen.config.tokenizer import tokenizer_name, tokenizer_problems
 from hpcgen.errors import ConfigErrors, Problem
 from hpcgen.planning.allocation import Allocation
 from hpcgen.planning.inputs import Input, tokenizer_files
-from hpcgen.planning.kind import Export, Stage, Work
+from hpcgen.planning.kind import ONE_THREAD, Export, Stage, Work
 from hpcgen.planning.paths import checkpoint_directory
 from hpcgen.planning.request import make_allocation
 from hpcgen.text import counted
@@ -64,7 +64,7 @@ class Generate(Stage):
 
     def exports(self, run: Run, config: RunConfig) -> Iterator[Export]:
         """Yields the number of threads."""
-        yield Export("OMP_NUM_THREADS", "1", "One OpenMP thread per rank; more would oversubscribe its CPUs.")
+        yield ONE_THREAD
 
 
 def _tensor_size(config: RunConfig) -> int:

@@ -12,7 +12,7 @@ from hpcgen.errors import Problem
 from hpcgen.planning.allocation import Allocation
 from hpcgen.planning.config_text import config_text
 from hpcgen.planning.inputs import Input, blend_files, checkpoints
-from hpcgen.planning.kind import Export, Stage, Work
+from hpcgen.planning.kind import ONE_THREAD, Export, Stage, Work
 from hpcgen.planning.node_check import preflight
 from hpcgen.planning.paths import checkpoint_directory, import_files, trainer_data
 from hpcgen.planning.resuming import checkpoints_read, resume_problems, resume_warnings
@@ -77,7 +77,7 @@ class Train(Stage):
 
     def exports(self, run: Run, config: RunConfig) -> Iterator[Export]:
         """Yields variables for offline mode and threads, and on GPUs for the layout and the flight recorder."""
-        yield Export("OMP_NUM_THREADS", "1", "One OpenMP thread per rank; more would oversubscribe its CPUs.")
+        yield ONE_THREAD
         for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
             yield Export(name, "1", "Keeps ranks from contacting the Hugging Face Hub while GPUs wait.")
         if run.node_type.device == "cuda":

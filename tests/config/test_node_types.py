@@ -101,6 +101,21 @@ def test_variables_are_for_what_needs_them():
     }
 
 
+def test_reasons_hold_on_the_machine_that_prints_them():
+    alps = load_node_type("alps-gh200").environment
+    assert "NCCL_NVLS_ENABLE" not in alps, "NVLink SHARP is in NVSwitches"
+    assert "none" not in alps["PMIX_MCA_psec"].runtimes, "its reason is containers"
+    assert "mask" not in load_node_type("nvidia").environment["CUDA_DEVICE_ORDER"].why
+
+
+def test_alps_has_what_the_newest_of_its_pages_says():
+    environment = load_node_type("alps-gh200").environment
+    newer = {name: fact.value for name, fact in environment.items() if "2026-06-17" in fact.source}
+    assert newer["NCCL_CROSS_NIC"] == "0"
+    assert newer["FI_CXI_RDZV_PROTO"] == "alt_read"
+    assert len(newer) == 13
+
+
 def test_variables_that_must_not_be_there():
     for name in AZURE:
         node_type = load_node_type(name)

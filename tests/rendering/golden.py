@@ -22,7 +22,7 @@ OTHER_SITES = ("a100-none", "alps-gh200", "aws-p5en", "gb200-nvl72", "gcp-a3-meg
 """Sites that are not Azure, with their profiles. docs/admins.md shows them."""
 CASES = (
     *(f"{profile}-{runtime}" for profile in PROFILES for runtime in RUNTIMES),
-    *("site-group", "site-apptainer", "site-ce"),
+    *("site-group", "site-apptainer"),
     *OTHER_SITES,
 )
 """One for each shipped profile and runtime, and profiles of sites."""

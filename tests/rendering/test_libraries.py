@@ -61,7 +61,7 @@ def test_a_script_carries_a_library_in_full_and_names_its_hash() -> None:
 
 
 def test_every_library_is_carried_by_some_stage() -> None:
-    cases = ("azure-ndv5-pyxis", "azure-ndv5-enroot", "site-group", "site-apptainer", "site-ce")
+    cases = ("azure-ndv5-pyxis", "azure-ndv5-enroot", "site-group", "site-apptainer", "alps-gh200")
     stages = [stage for case in cases for stage in planned_case(case).stages.values()]
     found = {
         library.path
