@@ -42,6 +42,7 @@ def allocation_warnings(
     yield from _unit_warnings(allocation, place)
     yield from _segment_warnings(stage, allocation, node_type, place)
     yield from _mask_warnings(stage, allocation, cluster, node_type, place)
+    of_step = {option_name(option): option for option in allocation.srun_options()}
     for item, directive in extra_directives(stage, config, cluster):
         option = option_name(directive)
         if option == "segment":
@@ -50,6 +51,9 @@ def allocation_warnings(
         elif option in TAKES_CPUS and allocation.cpu_masks:
             reason = "can take CPUs from the job that cpu_masks of the node type name, and srun then refuses the masks"
             yield item.problem(reason, "remove it, or set cpu_masks: [] in a node type of your own")
+        elif option in of_step and allocation.num_tasks > 1:
+            reason = f"has no effect on the tasks, because their step has {of_step[option]}"
+            yield item.problem(reason, "remove it, or change step in a template of your own")
 
 
 def _unit_warnings(allocation: Allocation, place: Callable[[str], Setting]) -> Iterator[Problem]:

@@ -222,6 +222,13 @@ MISTAKES = {
     "masks that are dropped": ("run", "slurm.train.cpus_per_task", 4, VALIDATE, "is not the number of CPUs"),
     "masks of a shared node": ("node type", "exclusive", False, CHECK, "so the masks are not used"),
     "a hint next to masks": ("profile", "slurm.extra_directives", ["--hint=nomultithread"], CHECK, "cpu_masks"),
+    "an option that the step overrides": (
+        "profile",
+        "slurm.extra_directives",
+        ["--distribution=cyclic"],
+        CHECK,
+        "their step has --distribution=block",
+    ),
     "an unknown event": ("profile", "slurm.extra_directives", ["--mail-type=FAILED"], CHECK, "use FAIL"),
     "an unknown hint": ("run", "slurm.train.extra_directives", ["--hint=nomt"], VALIDATE, "sbatch refuses"),
     "a newer option": ("profile", "slurm.extra_directives", ["--segment=16"], CHECK, "requires Slurm 24.05"),
