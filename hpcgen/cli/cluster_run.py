@@ -111,7 +111,7 @@ def _rate(gb_s: float) -> str:
 
 
 def _of_profile(profile: Profile, key: str) -> str:
-    """What the profile says, with the place."""
+    """The profile's value, with its place."""
     value = getattr(profile.config, key)
     return f"profile: {key} = {value} ({profile.document.origin(key) or 'default'})"
 

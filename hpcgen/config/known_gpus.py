@@ -1,4 +1,4 @@
-"""What data sheets say of NVIDIA's GPUs, to which the facts of a node type are compared."""
+"""Figures of NVIDIA's data sheets, with which the facts of a node type are compared."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from trainer.contract.record import record
 
 @record
 class KnownGpu:
-    """What a data sheet says of a GPU."""
+    """A GPU's figures in its data sheet."""
 
     name: str
     """A word of its name."""

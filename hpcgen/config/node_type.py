@@ -183,7 +183,7 @@ class NodeType:
     """The machines have the devices, interfaces and files of those that this file extends, although it changes the
     hardware. Otherwise hpcgen doubts each of them."""
     tried: str | None = None
-    """What hpcgen's authors have run on such nodes, with the date; null if that is not stated."""
+    """Runs of hpcgen's authors on such nodes, with the date; null if not stated."""
     vm_sizes: tuple[Name, ...] = ()
     """Cloud VM sizes of this node type."""
     device: Literal["cuda", "cpu"]

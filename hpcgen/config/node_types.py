@@ -150,7 +150,7 @@ class LoadedNodeType:
     files: tuple[str, ...]
     """Names of its files for the header of a script. The node type's own file comes first."""
     doubts: tuple[Problem, ...] = ()
-    """What is valid but probably wrong, reported at a profile's key `node_type`."""
+    """Facts that are valid but probably wrong, reported at a profile's key `node_type`."""
 
 
 def load_node_type(name: str) -> NodeType:
@@ -183,7 +183,7 @@ def load_document(path: Path, document: Document, base: Path) -> LoadedNodeType:
 
 
 def inherited(path: Path, document: Document, base: Path) -> Document:
-    """What a node type inherits: the facts of `document` if it had only its `extends`."""
+    """The facts that a node type inherits: those of `document` if it had only its `extends`."""
     find = functools.partial(find_node_type, base=base, sites=())
     extends = {key: value for key, value in document.values.items() if key == "extends"}
     return _merged(_family_of(path, dataclasses.replace(document, values=extends), path.stem, find))

@@ -62,7 +62,7 @@ class Profile:
     sites: tuple[Path, ...] = ()
     """The site directories of the profiles that are named by their paths (`site_of`)."""
     doubts: tuple[Problem, ...] = ()
-    """What is valid in the profile or its node type but probably wrong. `cluster check` refuses it."""
+    """Values of the profile or its node type that are valid but probably wrong. `cluster check` refuses it."""
 
 
 def load_cluster(name: str, directory: Path | None = None) -> tuple[ClusterConfig, NodeType]:

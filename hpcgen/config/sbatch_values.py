@@ -57,7 +57,7 @@ CHECKED = frozenset((*_PATTERNS, *_WORDS, *_LISTS))
 
 
 def refused_value(option: str, value: str) -> tuple[str, str] | None:
-    """What a value of an option is not ("is not a time: sbatch refuses it"), and the fix; None if it may be valid."""
+    """The reason why sbatch refuses a value of an option ("is not a time"), and the fix; None if it may be valid."""
     if option in _PATTERNS:
         pattern, meaning, fix = _PATTERNS[option]
         is_valid = re.fullmatch(pattern, value, re.ASCII | re.IGNORECASE)
@@ -74,7 +74,7 @@ def refused_value(option: str, value: str) -> tuple[str, str] | None:
 
 
 def other_reading(time: str) -> tuple[str, str] | None:
-    """What MINUTES:SECONDS means to Slurm if hours were probably meant, such as "24:00", and how to write both.
+    """The meaning of MINUTES:SECONDS if hours were probably meant, such as "24:00", and how to write both.
 
     Minutes that are a multiple of 12 and not of 5 are usual for hours and unusual for minutes.
     """

@@ -37,7 +37,7 @@ class Upgrade:
     text: str
     is_node_type: bool = False
     remarks: tuple[str, ...] = ()
-    """What the file now means, and what its owner can improve."""
+    """The new meaning of the file, and improvements that its owner can make."""
 
 
 def upgraded(file: Path) -> Upgrade:
