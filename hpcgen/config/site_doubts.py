@@ -163,7 +163,7 @@ def fabric_contradictions(node_type: NodeType) -> Iterator[Problem]:
 def excluded(variables: Mapping[str, str], node_type: NodeType) -> Iterator[tuple[str, str]]:
     """Yields the names of variables that contradict the nodes' network, each with the reason."""
     for name, value in variables.items():
-        exclusion = _exclusion(name, node_type)
+        exclusion = exclusion_of(name, node_type)
         if exclusion is not None:
             yield (
                 name,
@@ -173,7 +173,8 @@ def excluded(variables: Mapping[str, str], node_type: NodeType) -> Iterator[tupl
             yield name, f"is {value}, {reason}"
 
 
-def _exclusion(name: str, node_type: NodeType) -> Exclusion | None:
+def exclusion_of(name: str, node_type: NodeType) -> Exclusion | None:
+    """Why the nodes' network excludes a variable; None if it does not."""
     return next(
         (each for pattern, each in node_type.must_not_set.items() if fnmatchcase(name, pattern)), None
     )

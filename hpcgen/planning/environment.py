@@ -14,7 +14,7 @@ from hpcgen.config.loader import Run
 from hpcgen.config.node_type import NodeType
 from hpcgen.config.node_types import set_by
 from hpcgen.config.run import RunConfig
-from hpcgen.config.site_doubts import NAME_FABRIC, WITHOUT_FABRIC, excluded
+from hpcgen.config.site_doubts import NAME_FABRIC, WITHOUT_FABRIC, excluded, exclusion_of
 from hpcgen.config.variables import RESERVED, RESERVED_PREFIXES, SECRET, SECRET_VALUE
 from hpcgen.errors import Problem
 from hpcgen.planning.kind import Stage
@@ -230,6 +230,8 @@ def _mistaken(environment: Iterable[Variable], run: Run) -> Iterator[Problem]:
         from hpcgen.planning.variable_mistakes import variable_mistakes
 
         is_known = any(hidden.layer in own_layers for hidden in variable.hides)
+        if exclusion_of(variable.name, run.node_type):  # a finding of its own says to remove it
+            is_known = True
         for mistake in variable_mistakes(variable.name, variable.value, run.node_type, is_known=is_known):
             yield _placed(variable, mistake, run)
 

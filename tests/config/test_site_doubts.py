@@ -268,6 +268,13 @@ def test_a_variable_of_the_run_file_is_a_warning_with_reason_and_source(tmp_path
     assert not any("FI_PROVIDER" in line for line in planned(tmp_path, run).warnings)
 
 
+def test_a_variable_that_the_network_excludes_gets_no_other_name(tmp_path: Path) -> None:
+    """FI_PROVIDER, which it resembles, must not be set either."""
+    run = big_run(environment={"FI_PROVIDR": "efa"})
+    [warning] = [line for line in planned(tmp_path, run).warnings if "FI_PROVIDR" in line]
+    assert "must not be set with fabric infiniband" in warning
+
+
 def test_a_profile_of_another_site_is_doubted_fact_by_fact(tmp_path: Path) -> None:
     def doubted(node_type: str, **profile: Any) -> set[str]:
         path = write_yaml(
