@@ -6,7 +6,8 @@ import dataclasses
 import math
 from collections.abc import Iterator
 
-from hpcgen.planning.memory import GIB, MemoryEstimate, Setup, estimate_memory
+from hpcgen.planning.memory import GIB, MemoryEstimate, estimate_memory
+from hpcgen.planning.setup import Setup
 from trainer.contract.model.layout import Layout
 from trainer.contract.optimizers import optimizer_of
 from trainer.contract.problem import Problem

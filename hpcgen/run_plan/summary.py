@@ -10,9 +10,10 @@ from typing import Any
 from hpcgen.config.fields import slurm_time
 from hpcgen.planning import checkpointing
 from hpcgen.planning.allocation import Allocation
-from hpcgen.planning.memory import GIB, Setup, estimate_memory
+from hpcgen.planning.memory import GIB, estimate_memory
 from hpcgen.planning.mixture import pair_readings
 from hpcgen.planning.resuming import continuation_of
+from hpcgen.planning.setup import Setup
 from hpcgen.run_plan.plan import Plan
 from hpcgen.stages.train import TRAIN
 from hpcgen.text import counted, duration, size_text

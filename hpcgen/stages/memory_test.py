@@ -10,7 +10,8 @@ from hpcgen.errors import Problem
 from hpcgen.planning.allocation import Allocation
 from hpcgen.planning.config_text import config_text
 from hpcgen.planning.kind import Export, Stage, Work
-from hpcgen.planning.memory import Setup, estimate_stage
+from hpcgen.planning.memory import estimate_stage
+from hpcgen.planning.setup import Setup
 from hpcgen.stages.train import TRAIN
 from trainer.contract.config import TrainerConfig
 from trainer.contract.memory_test import RESULT, MemoryTestConfig

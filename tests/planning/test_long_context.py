@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from hpcgen.planning.memory import Setup, estimate_memory
+from hpcgen.planning.memory import estimate_memory
 from hpcgen.planning.repairs import check
+from hpcgen.planning.setup import Setup
 from tests.planning.cases import broken, errors, valid_facts, warned, warnings
 from tests.planning.test_model_size import llama3_8b
 from trainer.contract.config import ParallelismConfig, RopeScaling, TrainingConfig

@@ -6,8 +6,9 @@ import dataclasses
 
 import pytest
 
-from hpcgen.planning.memory import MemoryEstimate, Setup, bytes_per_parameter, estimate_memory
+from hpcgen.planning.memory import MemoryEstimate, bytes_per_parameter, estimate_memory
 from hpcgen.planning.memory.stages import microbatches_in_flight
+from hpcgen.planning.setup import Setup
 from hpcgen.run_plan.summary import summarize
 from tests.planning.test_model_size import gpt3, llama3_8b
 from tests.runs import big_run, planned

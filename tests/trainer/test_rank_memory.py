@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from hpcgen.planning.memory import Setup, estimate_stage
+from hpcgen.planning.memory import estimate_stage
 from hpcgen.planning.memory.kernels import CUBLAS_WORKSPACE_BYTES
 from hpcgen.planning.memory.parameters import stage_parameter_counts
 from hpcgen.planning.memory.stages import microbatches_in_flight
+from hpcgen.planning.setup import Setup
 from tests.trainer.forked import run_ranks
 from tests.trainer.runs import GPT, environment, free_port, gpt_config
 from trainer.contract import config as configuration

@@ -13,10 +13,11 @@ import torch
 from megatron.core.tensor_parallel import random
 from torch.autograd.graph import saved_tensors_hooks
 
-from hpcgen.planning.memory import Setup, estimate_memory
+from hpcgen.planning.memory import estimate_memory
 from hpcgen.planning.memory.attention import attention_part
 from hpcgen.planning.memory.output import loss_bytes, mtp_bytes
 from hpcgen.planning.memory.stages import Layer
+from hpcgen.planning.setup import Setup
 from tests.trainer.runs import GPT
 from tests.trainer.single_rank import ON_CPU, resolved
 from trainer.contract.config import ModelConfig, ParallelismConfig, TrainerConfig, TrainingConfig

@@ -12,7 +12,6 @@ Sizes of activations are bytes per token on a device, unless the name says other
 """
 
 from hpcgen.planning.memory.parameters import bytes_per_parameter
-from hpcgen.planning.memory.setup import Setup
 from hpcgen.planning.memory.stages import GIB, MemoryEstimate, estimate_memory, estimate_stage
 
-__all__ = ["GIB", "MemoryEstimate", "Setup", "bytes_per_parameter", "estimate_memory", "estimate_stage"]
+__all__ = ["GIB", "MemoryEstimate", "bytes_per_parameter", "estimate_memory", "estimate_stage"]

@@ -7,7 +7,7 @@ to be fused, so its score matrix is never stored.
 
 from __future__ import annotations
 
-from hpcgen.planning.memory.setup import Setup
+from hpcgen.planning.setup import Setup
 from trainer.contract.attention import attention_of
 from trainer.contract.attention.kind import Activation
 from trainer.contract.attention.visibility import exchange

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hpcgen.planning.memory.setup import Setup
+from hpcgen.planning.setup import Setup
 from trainer.contract.attention import attention_of
 
 CUBLAS_WORKSPACE_BYTES = 32 * 2**20

@@ -6,7 +6,7 @@ See `attention` for the paper. Experts are assumed to have equal loads.
 from __future__ import annotations
 
 from hpcgen.planning.memory.attention import Part
-from hpcgen.planning.memory.setup import Setup
+from hpcgen.planning.setup import Setup
 
 ROUTER_BYTES = 12
 """Logits, scores and weights of each expert in fp32."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hpcgen.planning.memory.parameters import table_parameter_count
-from hpcgen.planning.memory.setup import Setup
+from hpcgen.planning.setup import Setup
 from trainer.contract.config import TrainingConfig
 
 

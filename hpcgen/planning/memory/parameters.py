@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from hpcgen.planning.memory.setup import Setup
+from hpcgen.planning.setup import Setup
 from trainer.contract.model.experts import moe_layer_pattern
 from trainer.contract.model.model_size import (
     experts_parameter_count,

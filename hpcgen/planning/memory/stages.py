@@ -9,7 +9,7 @@ from hpcgen.planning.memory.kernels import kernel_bytes
 from hpcgen.planning.memory.mlp import mlp_part
 from hpcgen.planning.memory.output import loss_bytes, mtp_bytes, recomputes_mtp
 from hpcgen.planning.memory.parameters import parameter_bytes, table_parameter_count
-from hpcgen.planning.memory.setup import Setup
+from hpcgen.planning.setup import Setup
 from trainer.contract.attention.visibility import hides_tokens
 from trainer.contract.model.experts import moe_layer_pattern
 from trainer.contract.model.layout import Layout

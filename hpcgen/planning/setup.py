@@ -1,4 +1,4 @@
-"""The settings that the memory of a device depends on."""
+"""The settings that the memory of a device and the time of a step depend on."""
 
 from __future__ import annotations
 
