@@ -1,0 +1,289 @@
+"""The schedule of a pipeline, replayed: when each stage computes, and how long it waits for others.
+
+The order of passes is Megatron-Core's: 1F1B with one chunk per stage, else the interleaved schedule
+(megatron/core/pipeline_parallel/schedules.py). The order depends on the layout only and is kept for other durations.
+Many microbatches repeat a period, so only the first ones are replayed.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Sequence
+
+from trainer.contract.record import record
+
+REPLAYED = 3
+"""Microbatches to replay before the periods are extrapolated, in multiples of the number of stages."""
+
+Durations = Sequence[Sequence[float]]
+"""Seconds of a pass, by stage and chunk."""
+
+
+@record
+class Interval:
+    """One forward or backward pass of a chunk on a microbatch. Chunks and microbatches count from 0."""
+
+    stage: int
+    chunk: int
+    microbatch: int
+    is_forward: bool
+    start: float
+    end: float
+
+
+@record
+class Timeline:
+    """A replayed step, in seconds from its start. Tuples are by stage."""
+
+    total: float
+    """End of the last backward pass."""
+    computing: tuple[float, ...]
+    """Time of the passes."""
+    transferring: tuple[float, ...]
+    """Time in which a stage sends and does not compute."""
+    starts: tuple[float, ...]
+    """Start of the first forward pass."""
+    chunk_ends: tuple[tuple[float, ...], ...]
+    """End of the last backward pass of each chunk."""
+    intervals: tuple[Interval, ...] = ()
+    """All passes, if they were asked for."""
+
+    @property
+    def slowest(self) -> int:
+        """The stage that computes longest."""
+        return max(range(len(self.computing)), key=lambda stage: self.computing[stage])
+
+    @property
+    def bubble(self) -> float:
+        """Time in which the slowest stage waits for other stages."""
+        return self.total - self.computing[self.slowest] - self.transferring[self.slowest]
+
+    @property
+    def ends(self) -> tuple[float, ...]:
+        """End of the last backward pass of each stage."""
+        return tuple(max(ends) for ends in self.chunk_ends)
+
+
+@record
+class Pass:
+    """A forward or backward pass in the order of its stage."""
+
+    chunk: int
+    microbatch: int
+    is_forward: bool
+    sends_behind: bool
+    """The next pass runs while the result is sent. Otherwise the stage waits until it is sent."""
+
+
+def replay(
+    forward: Durations,
+    backward: Durations,
+    num_microbatches: int,
+    transfer: Sequence[float] = (),
+    *,
+    with_intervals: bool = False,
+) -> Timeline:
+    """Replays a step.
+
+    Args:
+        forward: seconds of a forward pass, by stage and chunk.
+        backward: likewise.
+        num_microbatches: number of microbatches of the step.
+        transfer: seconds to send a hidden state or its gradient between stage i and the next one; the last entry is for
+            the last and the first stage. Default: 0.
+        with_intervals: also return all passes. This replays every microbatch.
+    """
+    step = _Step(forward, backward, transfer or (0.0,) * len(forward))
+    unit = step.num_stages if step.num_chunks > 1 else 1
+    periods = max(0, num_microbatches - REPLAYED * step.num_stages) // unit
+    if with_intervals or periods == 0:
+        return step.replayed(num_microbatches, with_intervals)
+    return step.extrapolated(num_microbatches - periods * unit, unit, periods)
+
+
+def passes(num_stages: int, stage: int, num_chunks: int, num_microbatches: int) -> list[Pass]:
+    """The passes of a stage in their order: warm-up, then forward and backward in turn, then cool-down."""
+    table = _forward_order(num_stages, num_chunks, num_microbatches)
+    warmup = num_stages - stage - 1
+    if num_chunks > 1:
+        warmup = 2 * warmup + (num_chunks - 1) * num_stages
+    warmup = min(warmup, len(table))
+    num_steady = len(table) - warmup
+    forwards = [
+        Pass(chunk, microbatch, True, num_chunks > 1 and index >= warmup)
+        for index, (chunk, microbatch) in enumerate(table)
+    ]
+    backwards = [
+        Pass(num_chunks - 1 - chunk, microbatch, False, num_chunks > 1 and index < num_steady)
+        for index, (chunk, microbatch) in enumerate(table)
+    ]
+    steady = [each for pair in zip(forwards[warmup:], backwards, strict=False) for each in pair]
+    return forwards[:warmup] + steady + backwards[num_steady:]
+
+
+def _forward_order(num_stages: int, num_chunks: int, num_microbatches: int) -> list[tuple[int, int]]:
+    """Chunk and microbatch of each forward pass of a stage. As many microbatches as there are stages run through all
+    chunks before the next ones do."""
+    return [
+        (chunk, microbatch)
+        for first in range(0, num_microbatches, num_stages)
+        for chunk in range(num_chunks)
+        for microbatch in range(first, min(first + num_stages, num_microbatches))
+    ]
+
+
+@record(eq=False)
+class _Step:
+    """The durations of a step."""
+
+    forward: Durations
+    backward: Durations
+    transfer: Sequence[float]
+
+    @property
+    def num_stages(self) -> int:
+        return len(self.forward)
+
+    @property
+    def num_chunks(self) -> int:
+        return len(self.forward[0])
+
+    def replayed(self, num_microbatches: int, with_intervals: bool = False) -> Timeline:
+        """The step with this number of microbatches, pass by pass."""
+        graph = _graph(self.num_stages, self.num_chunks, num_microbatches)
+        computing, waiting, arriving = self._kinds()
+        lasting = [sum(both) for both in zip(computing, waiting, strict=True)]
+        ends = [0.0] * (len(graph.nodes) + 1)
+        arrivals = ends.copy()
+        for node, (before, source, kind) in enumerate(graph.nodes):
+            ready, arrival = ends[before], arrivals[source]
+            end = (ready if ready > arrival else arrival) + lasting[kind]
+            ends[node] = end
+            arrivals[node] = end + arriving[kind]
+        of_stage = self.num_chunks * 4
+        stages = range(self.num_stages)
+
+        def summed(seconds: list[float], stage: int) -> float:
+            return sum(
+                graph.counts[kind] * seconds[kind] for kind in range(stage * of_stage, (stage + 1) * of_stage)
+            )
+
+        return Timeline(
+            total=max(ends),
+            computing=tuple(summed(computing, stage) for stage in stages),
+            transferring=tuple(summed(waiting, stage) for stage in stages),
+            starts=tuple(ends[node] - lasting[graph.nodes[node][2]] for node in graph.first),
+            chunk_ends=tuple(
+                tuple(ends[node] - waiting[graph.nodes[node][2]] for node in chunks) for chunks in graph.last
+            ),
+            intervals=self._intervals(graph, ends, computing, lasting) if with_intervals else (),
+        )
+
+    def extrapolated(self, num_microbatches: int, unit: int, periods: int) -> Timeline:
+        """The step after `periods` more times `unit` microbatches."""
+        short = self.replayed(num_microbatches - unit)
+        long = self.replayed(num_microbatches)
+        total = long.total + periods * (long.total - short.total)
+        final = num_microbatches + periods * unit
+        # A slow stage behind faster ones may limit only longer steps than the replayed ones.
+        total = max(
+            total, *(self._least(long, stage, num_microbatches, final) for stage in range(self.num_stages))
+        )
+        later = total - long.total
+        return Timeline(
+            total=total,
+            computing=tuple(seconds * final / num_microbatches for seconds in long.computing),
+            transferring=tuple(
+                last + periods * (last - before)
+                for before, last in zip(short.transferring, long.transferring, strict=True)
+            ),
+            starts=long.starts,
+            chunk_ends=tuple(tuple(end + later for end in ends) for ends in long.chunk_ends),
+        )
+
+    def _least(self, timeline: Timeline, stage: int, num_microbatches: int, final: int) -> float:
+        """The time of a step in which `stage` never waits after its first pass."""
+        work = (timeline.computing[stage] + timeline.transferring[stage]) * final / num_microbatches
+        rest = sum(self.backward[before][0] for before in range(stage)) + sum(
+            self.transfer[: max(0, stage - 1)]
+        )
+        return timeline.starts[stage] + work + rest
+
+    def _kinds(self) -> tuple[list[float], list[float], list[float]]:
+        """By kind of node: seconds of the pass, seconds in which its stage waits for the sending, and seconds until the
+        result arrives after that."""
+        computing, waiting, arriving = [], [], []
+        last = (self.num_stages - 1, self.num_chunks - 1)
+        for stage in range(self.num_stages):
+            for chunk in range(self.num_chunks):
+                there = 0.0 if (stage, chunk) == last else self.transfer[stage]
+                back = 0.0 if (stage, chunk) == (0, 0) else self.transfer[stage - 1]
+                forward, backward = self.forward[stage][chunk], self.backward[stage][chunk]
+                computing += [forward, forward, backward, backward]
+                waiting += [there, 0.0, back, 0.0]
+                arriving += [0.0, there, 0.0, back]
+        return computing, waiting, arriving
+
+    def _intervals(
+        self, graph: _Graph, ends: list[float], computing: list[float], lasting: list[float]
+    ) -> tuple[Interval, ...]:
+        found = []
+        for (stage, each), (_, _, kind), end in zip(graph.passes, graph.nodes, ends, strict=False):
+            start = end - lasting[kind]
+            found.append(
+                Interval(stage, each.chunk, each.microbatch, each.is_forward, start, start + computing[kind])
+            )
+        return tuple(found)
+
+
+@record(eq=False)
+class _Graph:
+    """The passes of a step as nodes, in an order in which each node comes after those that it waits for."""
+
+    nodes: list[tuple[int, int, int]]
+    """The previous node of the stage, the node whose result it needs, and its kind. Node -1 is the start of a step."""
+    passes: list[tuple[int, Pass]]
+    """Stage and pass of each node."""
+    counts: Counter[int]
+    """Number of nodes of each kind."""
+    first: list[int]
+    """First node of each stage."""
+    last: list[list[int]]
+    """Node of the last backward pass, by stage and chunk."""
+
+
+@functools.lru_cache(maxsize=256)
+def _graph(num_stages: int, num_chunks: int, num_microbatches: int) -> _Graph:
+    todo = [passes(num_stages, stage, num_chunks, num_microbatches) for stage in range(num_stages)]
+    next_pass, previous, first = [0] * num_stages, [-1] * num_stages, [-1] * num_stages
+    placed: dict[tuple[bool, int, int], int] = {}
+    nodes: list[tuple[int, int, int]] = []
+    placed_passes: list[tuple[int, Pass]] = []
+    last_position = num_stages * num_chunks - 1
+    while len(nodes) < 2 * num_stages * num_chunks * num_microbatches:
+        for stage in range(num_stages):
+            while next_pass[stage] < len(todo[stage]):
+                each = todo[stage][next_pass[stage]]
+                position = each.chunk * num_stages + stage
+                if position == (0 if each.is_forward else last_position):
+                    source: int | None = -1
+                else:
+                    source = placed.get(
+                        (each.is_forward, position + (-1 if each.is_forward else 1), each.microbatch)
+                    )
+                if source is None:
+                    break
+                kind = ((stage * num_chunks + each.chunk) * 2 + (not each.is_forward)) * 2 + each.sends_behind
+                node = len(nodes)
+                nodes.append((previous[stage], source, kind))
+                placed_passes.append((stage, each))
+                placed[each.is_forward, position, each.microbatch] = previous[stage] = node
+                if next_pass[stage] == 0:
+                    first[stage] = node
+                next_pass[stage] += 1
+    last = [
+        [placed[False, chunk * num_stages + stage, num_microbatches - 1] for chunk in range(num_chunks)]
+        for stage in range(num_stages)
+    ]
+    return _Graph(nodes, placed_passes, Counter(kind for _, _, kind in nodes), first, last)
