@@ -6,6 +6,7 @@ from trainer.contract.spelling import did_you_mean, misspelled, nearest, short_f
 from trainer.contract.wording import counted, duration, few, one_of, ranges
 
 __all__ = [
+    "between",
     "counted",
     "did_you_mean",
     "duration",
@@ -18,6 +19,7 @@ __all__ = [
     "scaled",
     "short_for",
     "size_text",
+    "time_between",
 ]
 
 
@@ -35,6 +37,26 @@ def size_text(num_bytes: float) -> str:
     """A number of bytes with a decimal prefix: 0 B, 15.7 MB, 2.7 TB."""
     number, _, prefix = scaled(num_bytes).partition(" ")
     return f"{number} {prefix}B"
+
+
+def between(low: float, high: float) -> str:
+    """A range of two rough figures: 350,000 to 420,000, or "about 5.1" if both round to it."""
+    first, last = _rough(low), _rough(high)
+    return f"about {last}" if first == last else f"{first} to {last}"
+
+
+def _rough(number: float) -> str:
+    """A number with two significant digits."""
+    rounded = float(f"{number:.2g}")
+    return f"{rounded:,.0f}" if rounded >= 100 else f"{rounded:g}"
+
+
+def time_between(low_s: float, high_s: float) -> str:
+    """A range of durations in one unit: 26 to 32 days, 3.5 to 4.2 hours."""
+    for unit, seconds in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if high_s >= 2 * seconds:
+            return f"{between(low_s / seconds, high_s / seconds)} {unit}"
+    return f"{between(low_s, high_s)} seconds"
 
 
 def printable(text: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpcgen.text import did_you_mean, duration, few, ranges, scaled, size_text
+from hpcgen.text import between, did_you_mean, duration, few, ranges, scaled, size_text, time_between
 
 
 @pytest.mark.parametrize(
@@ -98,3 +98,31 @@ def test_several_names_are_suggested_only_if_all_are_equally_near():
     )
     assert did_you_mean("adam_bta1", known) == "did you mean adam_beta1?"
     assert did_you_mean("adam_beta", known) == "names that begin with adam_beta: adam_beta1, adam_beta2"
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "text"),
+    [
+        (345_123, 421_987, "350,000 to 420,000"),
+        (1.234, 5.67, "1.2 to 5.7"),
+        (99.6, 101.2, "about 100"),
+        (0.0123, 0.0151, "0.012 to 0.015"),
+        (0, 0, "about 0"),
+    ],
+)
+def test_rough_figures_have_two_digits(low, high, text):
+    assert between(low, high) == text
+
+
+@pytest.mark.parametrize(
+    ("low_s", "high_s", "text"),
+    [
+        (26 * 86400, 32 * 86400, "26 to 32 days"),
+        (30 * 3600, 48 * 3600, "1.2 to 2 days"),
+        (30 * 3600, 40 * 3600, "30 to 40 hours"),
+        (100, 125, "1.7 to 2.1 minutes"),
+        (5, 6, "5 to 6 seconds"),
+    ],
+)
+def test_a_range_of_durations_has_one_unit(low_s, high_s, text):
+    assert time_between(low_s, high_s) == text

@@ -159,6 +159,15 @@ def limits_of(settings: StageSettings, cluster: ClusterConfig) -> Iterator[tuple
         yield from ((f"{word} {name}", known[name]) for name in (names or "").split(",") if name in known)
 
 
+def price_per_gpu_hour(settings: StageSettings, cluster: ClusterConfig) -> float | None:
+    """The price of one GPU for one hour; the highest of those of the job's partitions. None if it is unknown."""
+    partitions = (cluster.partitions.get(name) for name in (settings.partition or "").split(","))
+    prices = [
+        (partition and partition.price_per_gpu_hour) or cluster.price_per_gpu_hour for partition in partitions
+    ]
+    return max((price for price in prices if price is not None), default=None)
+
+
 def within_limit(time: str, settings: StageSettings, cluster: ClusterConfig) -> str:
     """The smallest of a time limit and the maxima of the job's partition and QOS."""
     limits = (limits.max_time for _, limits in limits_of(settings, cluster))

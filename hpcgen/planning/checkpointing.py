@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from trainer.contract.config import TrainerConfig
+from trainer.contract.config import CheckpointConfig, TrainerConfig
 from trainer.contract.model.flops import flops_per_iteration
 from trainer.contract.model.model_size import checkpoint_bytes
 from trainer.contract.optimizers import optimizer_of
@@ -61,7 +61,11 @@ def staged_bytes(trainer: TrainerConfig) -> int:
 
 
 def slow_step_s(trainer: TrainerConfig) -> float:
-    """Seconds of a slow step: the FLOPs of a global batch at ASSUMED_MFU of the devices' peak."""
+    """Seconds of a slow step: the FLOPs of a global batch at ASSUMED_MFU of the devices' peak.
+
+    A bound for what must not be too short, such as the lead of the signal, and for devices of any kind. How long steps
+    are likely to take is predicted by `hpcgen.planning.step_time`; a prediction above this bound results in a warning.
+    """
     mfu = ASSUMED_FP8_MFU if trainer.training.fp8 else ASSUMED_MFU
     unknown = ASSUMED_GPU_TFLOPS if trainer.device == "cuda" else ASSUMED_CPU_TFLOPS
     tflops = mfu * trainer.peak_tflops if trainer.peak_tflops else unknown
@@ -73,16 +77,11 @@ def evaluation_s(trainer: TrainerConfig, step_s: float) -> float:
     return trainer.training.eval_iters * step_s / 3 if trainer.training.eval_interval else 0.0
 
 
-def num_saves(trainer: TrainerConfig) -> int:
-    """The approximate number of checkpoints of the run: by steps, by the clock, and one at the end.
-
-    A typical step is assumed to take half as long as a slow one.
-    """
-    steps, checkpoint = trainer.training.train_iters, trainer.checkpoint
-    by_steps = steps / checkpoint.save_interval if checkpoint.save_interval else 0
-    by_clock = 0.0
-    if checkpoint.save_interval_minutes:
-        by_clock = steps * slow_step_s(trainer) / 2 / (60 * checkpoint.save_interval_minutes)
+def num_saves(checkpoint: CheckpointConfig, num_steps: int, step_s: float) -> int:
+    """The approximate number of checkpoints of `num_steps` steps: by steps, by the clock, and one at the end."""
+    by_steps = num_steps / checkpoint.save_interval if checkpoint.save_interval else 0
+    minutes = checkpoint.save_interval_minutes
+    by_clock = num_steps * step_s / (60 * minutes) if minutes else 0
     return math.ceil(max(by_steps, by_clock, 1))
 
 

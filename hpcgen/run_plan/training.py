@@ -235,7 +235,9 @@ def _batch_warning(config: RunConfig) -> list[Problem]:
 
 
 def _space_warning(trainer: TrainerConfig) -> list[Problem]:
-    saves = checkpointing.num_saves(trainer)
+    # a typical step takes half as long as a slow one
+    step_s = checkpointing.slow_step_s(trainer) / 2
+    saves = checkpointing.num_saves(trainer.checkpoint, trainer.training.train_iters, step_s)
     total_tb = (
         saves
         * checkpoint_bytes(trainer.model, trainer.training.precision, optimizer_of(trainer.optimizer))
