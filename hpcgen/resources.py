@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from contextvars import ContextVar
 from pathlib import Path
@@ -22,15 +23,20 @@ def shipped(folder: str) -> Path:
     package. The directory above the package is used only if it contains pyproject.toml, so that nothing in
     site-packages is mistaken for a folder of hpcgen. Raises FileNotFoundError if the installation is broken.
     """
-    if (release := _release.get()) and (of_release := RELEASES / release / folder).is_dir():
+    return _shipped(folder, _release.get(), _PACKAGE)
+
+
+@functools.cache  # thousands of facts of a run ask which files are shipped
+def _shipped(folder: str, release: str | None, package: Path) -> Path:
+    if release and (of_release := RELEASES / release / folder).is_dir():
         return of_release
-    inside = _PACKAGE / folder
+    inside = package / folder
     if inside.is_dir():
         return inside
-    checkout = _PACKAGE.parent
+    checkout = package.parent
     if (checkout / "pyproject.toml").is_file() and (checkout / folder).is_dir():
         return checkout / folder
-    raise FileNotFoundError(f"hpcgen's folder {folder!r} is missing from {_PACKAGE}; reinstall hpcgen")
+    raise FileNotFoundError(f"hpcgen's folder {folder!r} is missing from {package}; reinstall hpcgen")
 
 
 @contextlib.contextmanager

@@ -99,15 +99,13 @@ def merge(lower: Document, upper: Document) -> Document:
         return merged
 
     values = lay(lower.values, upper.values, "")
-    kept = {path: where for path, where in lower.origins.items() if stale.isdisjoint(_enclosing(path))}
+    below = tuple(f"{path}{mark}" for path in stale for mark in ".[")
+    kept = {
+        path: where
+        for path, where in lower.origins.items()
+        if path not in stale and not path.startswith(below)
+    }
     return Document(values, kept | upper.origins, replaced)
-
-
-def _enclosing(path: str) -> Iterator[str]:
-    """Yields the paths whose value contains the value at `path`, and `path` itself."""
-    yield ""
-    yield from (path[: found.start()] for found in re.finditer(r"[.\[]", path))
-    yield path
 
 
 def without(document: Document, path: str) -> Document:

@@ -228,8 +228,13 @@ def _with_list(document: Document) -> Document:
 
 def set_by(document: Document, path: str) -> str:
     """The node type or fabric that sets the value at `path`, such as "ndv5" or "fabrics/efa"."""
-    file = Path(file_of(document.origin(path)))
-    return f"{FOLDER}/{file.stem}" if file.parent == shipped("topologies") / FOLDER else file.stem
+    return _layer(file_of(document.origin(path)), shipped("topologies"))
+
+
+@functools.cache  # a variable of each stage, in every change that `explain` considers, names its layer
+def _layer(name: str, topologies: Path) -> str:
+    file = Path(name)
+    return f"{FOLDER}/{file.stem}" if file.parent == topologies / FOLDER else file.stem
 
 
 def unknown_node_type(key: str, name: str, base: Path | None = None, sites: Sequence[Path] = ()) -> Problem:

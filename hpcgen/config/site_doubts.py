@@ -69,6 +69,7 @@ def inherited_devices(family: Mapping[Path, Document], merged: Document) -> Iter
     `family` has the files of the node type; each comes before those that it extends.
     """
     files, documents = [str(path) for path in family], list(family.values())
+    inherited_at = functools.cache(lambda level: inherit(NodeType, documents[level:]))
     wanted: dict[str, Sequence[str]] = dict.fromkeys(_of_machine(merged), HARDWARE)
     wanted |= {path: keys for path, keys in GOES_WITH.items() if merged.get(path)}
     for path, keys in wanted.items():
@@ -76,7 +77,7 @@ def inherited_devices(family: Mapping[Path, Document], merged: Document) -> Iter
         if (file := file_of(where)) not in files:
             continue  # the fabric's own
         level = files.index(file)
-        change = _change(documents[:level], inherit(NodeType, documents[level:]), keys)
+        change = _change(documents[:level], inherited_at(level), keys)
         if change is None:
             continue
         value = merged.get(path)

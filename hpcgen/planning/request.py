@@ -35,16 +35,18 @@ OLDEST_SLURM = "20.11"
 def stage_settings(stage: Stage, config: RunConfig, cluster: ClusterConfig) -> StageSettings:
     """The settings of a stage, each from the first of its `_sections` that sets it."""
     own = type(config.slurm.of(stage))
-    chosen = {field.name: _found(stage, field.name, config, cluster)[1] for field in dataclasses.fields(own)}
+    sections = _sections(stage, config, cluster)
+    chosen = {field.name: _found(stage, field.name, sections)[1] for field in dataclasses.fields(own)}
     if chosen["time"] is None and stage.time_limit is not None:
         chosen["time"] = within_limit(stage.time_limit, own(**chosen), cluster)
     chosen["extra_directives"] = tuple(option for _, option in extra_directives(stage, config, cluster))
     return own(**chosen)
 
 
-def _sections(
-    stage: Stage, config: RunConfig, cluster: ClusterConfig
-) -> tuple[tuple[Setting, StageSettings], ...]:
+_Sections = tuple[tuple["Setting", StageSettings], ...]
+
+
+def _sections(stage: Stage, config: RunConfig, cluster: ClusterConfig) -> _Sections:
     """The sections that can set a stage's settings. A run file takes precedence over the profile, and in each of them
     the stage's section over the values for all stages."""
     own = f"slurm.{stage.section}"
@@ -56,9 +58,8 @@ def _sections(
     )
 
 
-def _found(stage: Stage, name: str, config: RunConfig, cluster: ClusterConfig) -> tuple[Setting, Any]:
+def _found(stage: Stage, name: str, sections: _Sections) -> tuple[Setting, Any]:
     """The place that sets a stage's setting, and the value. If nothing sets it: the stage's own section, and None."""
-    sections = _sections(stage, config, cluster)
     own = sections[0][0]
     # with training's time limit, a short job would wait for a long slot
     own_alone = (name == "time" and stage.time_limit is not None) or (
@@ -113,7 +114,7 @@ class Setting:
 
 def place_of(stage: Stage, name: str, config: RunConfig, cluster: ClusterConfig) -> Setting:
     """The place that sets a stage's setting, or the stage's own section if it is not set."""
-    return _found(stage, name, config, cluster)[0]
+    return _found(stage, name, _sections(stage, config, cluster))[0]
 
 
 def make_allocation(
