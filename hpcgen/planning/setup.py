@@ -20,6 +20,8 @@ class Setup:
     optimizer: Optimizer
     separates_documents: bool = False
     """The value of data.reset_attention_mask."""
+    gradient_bytes: int = 4
+    """Size of an accumulated gradient. The trainer always accumulates in fp32; other programs may use bf16."""
 
     @classmethod
     def of(cls, trainer: TrainerConfig, layout: Layout) -> Setup:

@@ -1,0 +1,187 @@
+"""Exposure of data parallelism: the reduction of gradients and the gathering of weights that no computation hides.
+
+Source of the order: megatron/core/distributed and pipeline_parallel/schedules.py. Each chunk is reduced and gathered at
+once, except the first one of the first stage: no other stage hides its transfers, so it has several buckets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hpcgen.planning.memory.parameters import stage_parameter_counts, table_parameter_count
+from hpcgen.planning.setup import Setup
+from hpcgen.planning.step_time.collectives import Group, Groups, Links
+from hpcgen.planning.step_time.pipeline import Durations, Timeline
+from trainer.contract.record import record
+
+BUCKET_PARAMETERS = 40_000_000
+BUCKET_PARAMETERS_PER_RANK = 1_000_000
+"""Size of a bucket: at least the first number, and the second one per data-parallel rank."""
+
+
+@record
+class DataParallel:
+    """Exposed seconds of a step."""
+
+    reduction: float
+    """From the last backward pass until all gradients are reduced."""
+    gather: float
+    """Waiting for weights."""
+
+    @property
+    def total(self) -> float:
+        """Both."""
+        return self.reduction + self.gather
+
+
+def data_parallel_time(
+    setup: Setup, forward: Durations, backward: Durations, timeline: Timeline, links: Links
+) -> DataParallel:
+    """The exposure of a step whose passes have these durations, by stage and chunk."""
+    traffic = _Traffic(setup, links, Groups.of(setup.layout, links.machine.nvlink_devices))
+    weights = [_stage_weights(setup, stage) for stage in range(len(forward))]
+    return DataParallel(
+        _reduction(traffic, weights, backward, timeline) + _tied_embedding(traffic),
+        _gather(traffic, weights, forward),
+    )
+
+
+@record
+class Weights:
+    """Parameters of a model chunk on one rank."""
+
+    dense: float
+    """Parameters outside experts."""
+    experts: float
+
+
+def _stage_weights(setup: Setup, stage: int) -> list[Weights]:
+    """The weights of each chunk of a stage, as if all its layers were equal."""
+    counts = stage_parameter_counts(setup, stage)
+    numbers = [len(layers) for layers in setup.layout.layers_of_stage(stage)]
+    shares = [number / max(1, sum(numbers)) for number in numbers]
+    tables = [0.0] * len(numbers)
+    tables[0 if stage == 0 else -1] = counts.tables
+    return [
+        Weights(table + share * counts.layers, share * counts.experts)
+        for table, share in zip(tables, shares, strict=True)
+    ]
+
+
+def _tied_embedding(traffic: _Traffic) -> float:
+    """Seconds to sum the gradients of an embedding that the first and the last stage share, after the reduction."""
+    setup, pipeline = traffic.setup, traffic.groups.pipeline
+    if pipeline.size == 1 or setup.model.untie_embeddings_and_output_weights:
+        return 0.0
+    ends = Group(2, 1 if pipeline.crosses_network else 2)
+    return traffic.links.all_reduce(table_parameter_count(setup) * setup.gradient_bytes, ends)
+
+
+@record
+class _Traffic:
+    """Seconds of the collectives of a chunk."""
+
+    setup: Setup
+    links: Links
+    groups: Groups
+
+    def reduction(self, weights: Weights) -> float:
+        """Sums the gradients of a chunk."""
+        groups, size = self.groups, self.setup.gradient_bytes
+        return self._reduction(weights.dense * size, groups.data, groups.data_instances) + self._reduction(
+            weights.experts * size, groups.expert_data, groups.expert_data_instances
+        )
+
+    def gather(self, weights: Weights) -> float:
+        """Gathers the weights of a chunk after the optimizer's step."""
+        if not self.is_sharded:
+            return 0.0
+        size = self.setup.value_bytes
+        return self.links.all_gather(weights.dense * size, self.groups.data) + self.links.all_gather(
+            weights.experts * size, self.groups.expert_data
+        )
+
+    def num_buckets(self, weights: Weights) -> int:
+        """Buckets of a chunk that is reduced in buckets."""
+        bucket = max(BUCKET_PARAMETERS, BUCKET_PARAMETERS_PER_RANK * self.groups.data.size)
+        return max(1, round((weights.dense + weights.experts) / bucket))
+
+    @property
+    def is_sharded(self) -> bool:
+        """True if each rank updates a part of the weights."""
+        return self.setup.optimizer.sharding == "distributed"
+
+    def _reduction(self, size: float, group: Group, instances: Group) -> float:
+        in_switches = self.setup.parallelism.use_sharp
+        if not self.is_sharded:
+            return self.links.all_reduce(size, group, in_switches=in_switches)
+        between = self.links.all_reduce(size / group.size, instances, in_switches=in_switches)
+        return self.links.reduce_scatter(size, group) + between
+
+
+def _reduction(
+    traffic: _Traffic, weights: Sequence[Sequence[Weights]], backward: Durations, timeline: Timeline
+) -> float:
+    """Seconds from the last backward pass until the gradients of all stages are reduced."""
+    ends = [
+        _reduced(traffic, stage, chunks, backward[stage], timeline) for stage, chunks in enumerate(weights)
+    ]
+    return max(ends) - timeline.total
+
+
+def _reduced(
+    traffic: _Traffic, stage: int, chunks: Sequence[Weights], backward: Sequence[float], timeline: Timeline
+) -> float:
+    """The time at which the gradients of a stage are reduced."""
+    end = timeline.ends[stage]
+    if not traffic.setup.parallelism.overlap_grad_reduce:
+        return end + sum(traffic.reduction(weights) for weights in chunks)
+    at, beside = 0.0, 0.0
+    for ready, seconds in _reductions(traffic, stage, chunks, backward, timeline):
+        start = max(at, ready)
+        at = start + seconds
+        beside += max(0.0, min(at, end) - start)
+    return max(at, end) + traffic.links.added(beside, beside)
+
+
+def _reductions(
+    traffic: _Traffic, stage: int, chunks: Sequence[Weights], backward: Sequence[float], timeline: Timeline
+) -> list[tuple[float, float]]:
+    """When each reduction of a stage can start, and its seconds, in order."""
+    end = timeline.ends[stage]
+    found = []
+    for chunk in reversed(range(len(chunks))):
+        left = timeline.chunk_ends[stage][chunk]
+        seconds = traffic.reduction(chunks[chunk])
+        if stage == chunk == 0:
+            buckets = traffic.num_buckets(chunks[chunk])
+            found += [
+                (left - backward[chunk] * (buckets - 1 - bucket) / buckets, seconds / buckets)
+                for bucket in range(buckets)
+            ]
+        else:
+            # All stages start at the same time: a stage waits for as many passes as there are stages before it.
+            found.append((min(end, left + stage * backward[chunk]), seconds))
+    return found
+
+
+def _gather(traffic: _Traffic, weights: Sequence[Sequence[Weights]], forward: Durations) -> float:
+    """Seconds by which the gathering of weights delays the step.
+
+    With `overlap_param_gather`, all stages start it with the step, in the order of their chunks. The first microbatch
+    passes all chunks, each of which waits for its weights.
+    """
+    gathers = [[traffic.gather(each) for each in chunks] for chunks in weights]
+    if not traffic.setup.parallelism.overlap_param_gather:
+        return max(map(sum, gathers))
+    buckets = traffic.num_buckets(weights[0][0])
+    passed = gathers[0][0] / buckets + max(forward[0][0], gathers[0][0] * (buckets - 1) / buckets)
+    hidden = min(gathers[0][0] * (buckets - 1) / buckets, forward[0][0])
+    passed += traffic.links.added(hidden, hidden)
+    gathered = [0.0] * len(weights)
+    for chunk in range(len(weights[0])):
+        for stage, of_chunks in enumerate(gathers):
+            gathered[stage] += of_chunks[chunk]
+            if (stage, chunk) != (0, 0):
+                passed = max(passed, gathered[stage]) + forward[stage][chunk]
+    return passed - sum(map(sum, forward))
