@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
+from trainer.contract.attention.visibility import exchange
 from trainer.contract.config import ModelConfig, ParallelismConfig, TrainerConfig, TrainingConfig
 from trainer.contract.model.layout import Layout
 from trainer.contract.optimizers import optimizer_of
@@ -85,3 +88,45 @@ class Setup:
     def recomputes_layers(self) -> bool:
         """True with full recomputation."""
         return self.training.recompute_granularity == "full"
+
+    @property
+    def groups_experts(self) -> bool:
+        """True if the products of all experts of a device are computed together (trainer/model/kernels.py)."""
+        chosen = self.parallelism.moe_grouped_gemm
+        return not self.model.add_bias_linear if chosen is None else chosen
+
+    @property
+    def received_copies(self) -> float:
+        """Copies of tokens that the experts of a device receive, per token of the sequence, with equal loads.
+
+        A tensor-parallel rank sends its share of the tokens to moe_router_topk experts each. The ranks of an expert
+        receive all its tokens (megatron/core/transformer/moe/token_dispatcher.py), and divide its width.
+        """
+        model, layout = self.model, self.layout
+        copies: float = model.moe_router_topk
+        if (capacity := model.moe_expert_capacity_factor) is not None:
+            copies *= capacity if model.moe_pad_expert_input_to_capacity else min(1.0, capacity)
+        return copies * layout.expert_tensor_parallel_size / layout.tensor_model_parallel_size
+
+    @property
+    def gathers_keys(self) -> bool:
+        """True if the trainer gathers keys and values of context-parallel ranks itself: within documents, and with
+        torch's kernels."""
+        return self.separates_documents or not self.uses_engine
+
+    @property
+    def context_exchange(self) -> str:
+        """How context-parallel ranks exchange keys and values."""
+        return "all_gather" if self.gathers_keys else exchange(self.model, self.parallelism.cp_comm_type)
+
+    @property
+    def cross_entropy(self) -> Literal["te", "fused", "unfused"]:
+        """Transformer Engine's cross entropy, or Megatron-Core's, fused or not (trainer/model/kernels.py)."""
+        training = self.training
+        is_bf16 = training.precision == "bf16"
+        default = "te" if is_bf16 and self.uses_engine else "native"
+        if training.deterministic_mode:
+            return "unfused"
+        if (training.cross_entropy_fusion_impl or default) == "te":
+            return "te"
+        return "fused" if is_bf16 else "unfused"

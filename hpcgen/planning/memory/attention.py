@@ -10,7 +10,6 @@ from __future__ import annotations
 from hpcgen.planning.setup import Setup
 from trainer.contract.attention import attention_of
 from trainer.contract.attention.kind import Activation
-from trainer.contract.attention.visibility import exchange
 from trainer.contract.record import record
 
 
@@ -74,18 +73,6 @@ def _widths(setup: Setup) -> tuple[float, float, float]:
     return heads * model.kv_channels, groups * (model.kv_channels + values), heads * values
 
 
-def _exchange(setup: Setup) -> str:
-    """How context-parallel ranks exchange keys and values."""
-    if _gathers(setup):
-        return "all_gather"
-    return exchange(setup.model, setup.parallelism.cp_comm_type)
-
-
-def _gathers(setup: Setup) -> bool:
-    """True if the trainer gathers keys and values itself: within documents, and with torch's kernels."""
-    return setup.separates_documents or not setup.uses_engine
-
-
 def _gathered_bytes(setup: Setup) -> float:
     """Keys and values of other ranks that attention keeps if the trainer gathers them.
 
@@ -93,7 +80,7 @@ def _gathered_bytes(setup: Setup) -> float:
     position for other parts of the layer (trainer/model/packing.py).
     """
     _, keys_values, output = _widths(setup)
-    size = (setup.layout.context_parallel_size - 1) * keys_values if _gathers(setup) else 0
+    size = (setup.layout.context_parallel_size - 1) * keys_values if setup.gathers_keys else 0
     if setup.separates_documents and setup.training.micro_batch_size > 1:
         size += output
     return size
@@ -112,7 +99,7 @@ def _working_bytes(setup: Setup) -> float:
     """
     queries, keys_values, output = _widths(setup)
     gradients = queries + keys_values + output
-    size, exchange = setup.layout.context_parallel_size, _exchange(setup)
+    size, exchange = setup.layout.context_parallel_size, setup.context_exchange
     if size == 1:
         return gradients
     if exchange == "a2a":

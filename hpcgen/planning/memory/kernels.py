@@ -27,15 +27,10 @@ def kernel_bytes(setup: Setup, *, kinds: set[bool], has_output_layer: bool) -> i
         workspaces += 2
         size += setup.tokens * setup.gathered_hidden_bytes
     if setup.uses_engine:
-        workspaces += 1 + (GROUPED_STREAMS if True in kinds and _has_grouped_experts(setup) else 0)
+        workspaces += 1 + (GROUPED_STREAMS if True in kinds and setup.groups_experts else 0)
         if setup.accumulates_in_products:
             size += sum(setup.value_bytes * rows * columns for rows, columns in _weight_shapes(setup, kinds))
     return size + workspaces * CUBLAS_WORKSPACE_BYTES
-
-
-def _has_grouped_experts(setup: Setup) -> bool:
-    chosen = setup.parallelism.moe_grouped_gemm
-    return not setup.model.add_bias_linear if chosen is None else chosen
 
 
 def _weight_shapes(setup: Setup, kinds: set[bool]) -> set[tuple[int, int]]:

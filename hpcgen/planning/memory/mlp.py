@@ -36,7 +36,7 @@ def _recomputed_bytes(setup: Setup, inside: float, *, has_experts: bool) -> floa
         if setup.recomputes("moe"):  # it keeps its input
             size += inside
         elif setup.recomputes("moe_act"):
-            size += _received_copies(setup) * _activated_bytes(setup)
+            size += setup.received_copies * _activated_bytes(setup)
         if setup.recomputes("layernorm"):  # the output of a norm that is not computed inside a projection
             size += hidden
     elif setup.recomputes("mlp"):
@@ -104,7 +104,7 @@ def _experts_bytes(setup: Setup) -> float:
     if model.moe_shared_expert_intermediate_size is not None:
         outside += sum(_widths(setup, model.moe_shared_expert_intermediate_size))
     before, _ = _expert_widths(setup)
-    routed = _received_copies(setup) * (setup.hidden_bytes + before + _activated_bytes(setup))
+    routed = setup.received_copies * (setup.hidden_bytes + before + _activated_bytes(setup))
     return outside / setup.layout.tensor_model_parallel_size + routed
 
 
@@ -116,7 +116,7 @@ def _experts_working_bytes(setup: Setup) -> float:
     tensor parallelism adds the copies before it gathers them, and the outputs after it scatters them: each has the size
     of the copies that were sent. In the backward pass, the gradients of the MLP follow.
     """
-    received, tensor_ranks = _received_copies(setup), setup.layout.expert_tensor_parallel_size
+    received, tensor_ranks = setup.received_copies, setup.layout.expert_tensor_parallel_size
     before, after = (received * width for width in _expert_widths(setup))
     sent = 0.0
     if tensor_ranks > 1:
@@ -128,16 +128,3 @@ def _experts_working_bytes(setup: Setup) -> float:
     second_product = received * setup.hidden_bytes + after + out_of
     first_product = received * setup.hidden_bytes - after + into
     return max(forward, setup.sharded_hidden_bytes + max(second_product, before, first_product))
-
-
-def _received_copies(setup: Setup) -> float:
-    """Copies of tokens that the experts of a device receive, per token of the sequence.
-
-    A tensor-parallel rank sends its share of the tokens to moe_router_topk experts each. The ranks of an expert
-    receive all its tokens (megatron/core/transformer/moe/token_dispatcher.py), and divide its width.
-    """
-    model, layout = setup.model, setup.layout
-    copies: float = model.moe_router_topk
-    if (capacity := model.moe_expert_capacity_factor) is not None:
-        copies *= capacity if model.moe_pad_expert_input_to_capacity else min(1.0, capacity)
-    return copies * layout.expert_tensor_parallel_size / layout.tensor_model_parallel_size

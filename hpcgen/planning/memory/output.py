@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from hpcgen.planning.memory.parameters import table_parameter_count
 from hpcgen.planning.setup import Setup
-from trainer.contract.config import TrainingConfig
 
 
 def loss_bytes(setup: Setup) -> int:
@@ -19,7 +18,7 @@ def loss_bytes(setup: Setup) -> int:
     assert setup.model.padded_vocab_size
     outputs, tokens = 1 + (setup.model.mtp_num_layers or 0), setup.tokens
     logits = tokens * setup.model.padded_vocab_size / setup.layout.tensor_model_parallel_size
-    kept, more = _bytes_per_logit(setup.training)
+    kept, more = _bytes_per_logit(setup)
     of_weight = setup.value_bytes * table_parameter_count(setup)
     gradients = setup.hidden_bytes * tokens + of_weight
     added = max(more * logits, (setup.value_bytes - kept) * logits + gradients)
@@ -44,7 +43,7 @@ def recomputes_mtp(setup: Setup) -> bool:
     return setup.recomputes_layers and setup.training.recompute_method == "uniform"
 
 
-def _bytes_per_logit(training: TrainingConfig) -> tuple[int, int]:
+def _bytes_per_logit(setup: Setup) -> tuple[int, int]:
     """Bytes that the cross entropy keeps for each logit, and those that its backward pass adds.
 
     - Transformer Engine's replaces the logits by their gradient (its common/triton/cross_entropy.py).
@@ -52,11 +51,7 @@ def _bytes_per_logit(training: TrainingConfig) -> tuple[int, int]:
       torch.compile does not add to the softmax in place (megatron/core/fusions/fused_cross_entropy.py).
     - In fp16 and fp32, Megatron-Core's is not fused. In fp32, it replaces the logits.
     """
-    if training.precision == "fp32":
+    if setup.training.precision == "fp32":
         return 4, 0
-    is_bf16 = training.precision == "bf16"
-    default = "te" if is_bf16 and training.transformer_impl != "torch" else "native"
-    chosen = training.cross_entropy_fusion_impl or default
-    if chosen == "te" and not training.deterministic_mode:
-        return 2, 0
-    return (4, 6) if is_bf16 and not training.deterministic_mode else (4, 2)
+    kept, added = {"te": (2, 0), "fused": (4, 6), "unfused": (4, 2)}[setup.cross_entropy]
+    return kept, added

@@ -41,15 +41,21 @@ def bytes_per_parameter(setup: Setup, kind: Kind, *, of_expert: bool = False) ->
     bf16 and fp16: weight 2, fp32 gradient 4, and fp32 copy with moments / shards (Megatron-Core's
     docs/api-guide/dist_optimizer.md). fp32: weight 4, gradient 4, and moments / shards.
     """
+    shards = num_shards(setup, of_expert=of_expert)
+    state = setup.optimizer.state_bytes(kind)
+    if setup.training.precision == "fp32":
+        return 8 + (state - 4) / shards
+    return 2 + setup.gradient_bytes + state / shards
+
+
+def num_shards(setup: Setup, *, of_expert: bool = False) -> int:
+    """Number of ranks that share the optimizer state of a parameter."""
     layout = setup.layout
     ranks = layout.data_parallel_size * layout.context_parallel_size
     if of_expert:
-        assert layout.expert_data_parallel_size
-        ranks = layout.expert_data_parallel_size
+        ranks = layout.expert_data_parallel_size or 1
     is_sharded = setup.optimizer.sharding == "distributed"
-    shards = ranks // layout.num_distributed_optimizer_instances if is_sharded else 1
-    state = setup.optimizer.state_bytes(kind)
-    return 8 + (state - 4) / shards if setup.training.precision == "fp32" else 6 + state / shards
+    return ranks // layout.num_distributed_optimizer_instances if is_sharded else 1
 
 
 def parameter_bytes(setup: Setup, stage: int) -> int:

@@ -1,5 +1,20 @@
-"""Prediction of the time of a training step."""
+"""Prediction of the time of a training step, term by term.
 
+| term | module |
+| --- | --- |
+| facts of the machine, and constants with their sources | `machine`, `measurements` |
+| matrix products, attention and memory-bound kernels | `kernels` |
+| parts of a layer: products with their transfers, attention, MLP and experts | `linear`, `attention`, `mlp` |
+| recomputation, and waiting for the host | `layer`, `host` |
+| embedding, logits, loss and MTP layers | `output` |
+| transfers between GPUs | `collectives` |
+| the schedule of the pipeline | `pipeline` |
+| update of the weights | `optimizer` |
+| the complete step | `estimate` |
+"""
+
+from hpcgen.planning.step_time.estimate import estimate_step_time
+from hpcgen.planning.step_time.machine import Machine
 from hpcgen.planning.step_time.result import StageTime, StepTime
 
-__all__ = ["StageTime", "StepTime"]
+__all__ = ["Machine", "StageTime", "StepTime", "estimate_step_time"]

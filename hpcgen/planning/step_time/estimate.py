@@ -1,0 +1,120 @@
+"""The predicted time of an optimizer step, put together from its layers, its pipeline and its update."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hpcgen.planning.setup import Setup
+from hpcgen.planning.step_time.collectives import Groups, Links
+from hpcgen.planning.step_time.data_parallel import data_parallel_time
+from hpcgen.planning.step_time.host import host_time
+from hpcgen.planning.step_time.kernels import kernels_of
+from hpcgen.planning.step_time.layer import Layer, chunk_time
+from hpcgen.planning.step_time.machine import Constant, Machine
+from hpcgen.planning.step_time.optimizer import OVERHEAD, optimizer_time
+from hpcgen.planning.step_time.output import embedding_time, mtp_time, output_time
+from hpcgen.planning.step_time.pipeline import replay
+from hpcgen.planning.step_time.result import StageTime, StepTime
+from hpcgen.planning.step_time.work import Device, Passes, added
+from trainer.contract.model.experts import moe_layer_pattern
+from trainer.contract.model.model_size import last_layer_has_experts
+from trainer.contract.model.pipeline import mtp_chunk, mtp_stage
+
+
+def estimate_step_time(
+    setup: Setup, machine: Machine, *, documents: Sequence[int] = (), imbalance: float = 1.0
+) -> StepTime:
+    """The time of a step of `setup` on a machine.
+
+    Args:
+        setup: a resolved training run.
+        machine: its machine.
+        documents: lengths of the documents in a typical sample, in tokens, for a run that separates documents.
+            Default: one document per sample.
+        imbalance: tokens that the experts of the busiest device receive, relative to the mean.
+    """
+    lengths = documents if documents and setup.separates_documents else (setup.model.seq_length,)
+    groups = Groups.of(setup.layout, machine.nvlink_devices)
+    device = Device(setup, kernels_of(machine), Links(machine), groups, lengths, imbalance)
+    chunks, guesses = _chunks(device, machine)
+    forward = [[chunk.forward.total for chunk in stage] for stage in chunks]
+    backward = [[chunk.backward.total for chunk in stage] for stage in chunks]
+    timeline = replay(forward, backward, setup.layout.num_microbatches, _transfers(device))
+    exposed = data_parallel_time(setup, forward, backward, timeline, device.links)
+    stages = [added(stage) for stage in chunks]
+    slowest = stages[timeline.slowest].times(setup.layout.num_microbatches)
+    both = slowest.forward + slowest.backward
+    return StepTime(
+        compute=both.compute,
+        host=both.host,
+        tensor_parallel=both.tensor_parallel,
+        context_parallel=both.context_parallel,
+        expert_parallel=both.expert_parallel,
+        data_parallel=exposed.total,
+        pipeline_bubble=timeline.bubble,
+        pipeline_transfers=timeline.transferring[timeline.slowest],
+        optimizer=max(optimizer_time(device, stage) for stage in range(len(stages))),
+        stages=tuple(StageTime(stage.forward.total, stage.backward.total) for stage in stages),
+        guesses=tuple(map(str, [*guesses, *_guesses(device)])),
+    )
+
+
+def _chunks(device: Device, machine: Machine) -> tuple[list[list[Passes]], list[Constant]]:
+    """The time of each model chunk by stage, and the constants of the host that were not measured."""
+    setup = device.setup
+    kinds = set(moe_layer_pattern(setup.model))
+    layers, guesses = {}, []
+    for has_experts in sorted(kinds):
+        host, guessed = host_time(device, machine, has_experts=has_experts)
+        layers[has_experts] = Layer.of(device, host, has_experts=has_experts)
+        guesses += guessed
+    pattern = [layers[has_experts] for has_experts in moe_layer_pattern(setup.model)]
+    chunks = [
+        [
+            chunk_time(setup, pattern[chunk.start : chunk.stop])
+            for chunk in setup.layout.layers_of_stage(stage)
+        ]
+        for stage in range(setup.layout.pipeline_model_parallel_size)
+    ]
+    chunks[0][0] += embedding_time(device)
+    if setup.model.mtp_num_layers is not None:
+        chunks[mtp_stage(setup.parallelism)][-1] += mtp_time(
+            device, layers[last_layer_has_experts(setup.model)]
+        )
+    chunks[-1][-1] += output_time(device)
+    return chunks, guesses
+
+
+def _transfers(device: Device) -> list[float]:
+    """Seconds to send a hidden state from each stage to the next one.
+
+    If the loss is on the stage after the MTP layers, it receives the outputs of all of them.
+    """
+    setup = device.setup
+    size = setup.tokens * setup.sharded_hidden_bytes
+    sizes = [size] * setup.layout.pipeline_model_parallel_size
+    if setup.model.mtp_num_layers is not None and mtp_chunk(setup.parallelism) != -1:
+        sizes[mtp_stage(setup.parallelism)] *= 1 + setup.model.mtp_num_layers
+    return [device.links.send(each, device.groups.pipeline) for each in sizes]
+
+
+def _guesses(device: Device) -> list[Constant]:
+    """The constants of kernels and links, and assumptions about what a run file does not contain."""
+    setup, parallelism = device.setup, device.setup.parallelism
+    precisions = dict.fromkeys((device.precision, device.precision_outside_layers))
+    found = [*device.kernels.guesses(precisions), *device.links.guesses(device.groups), OVERHEAD]
+    if parallelism.tp_comm_overlap:
+        meaning = "tp_comm_overlap hides a transfer behind its product, except for one piece"
+        found.append(
+            Constant(1.0, meaning, "guessed: Hopper machines were seen to hide between nothing and all")
+        )
+    if setup.model.num_moe_experts is not None:
+        meaning = (
+            f"the experts of the busiest device receive {device.imbalance:g} times the mean number of tokens"
+        )
+        found.append(Constant(device.imbalance, meaning, "assumed; it depends on the router"))
+    if setup.separates_documents and tuple(device.documents) == (setup.model.seq_length,):
+        found.append(Constant(1.0, "one document per sample", "assumed; shorter documents take less time"))
+    if not setup.uses_engine:
+        found.append(Constant(1.0, "torch's kernels as fast as Transformer Engine's", "assumed"))
+    return found

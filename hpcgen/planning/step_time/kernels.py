@@ -1,0 +1,257 @@
+"""Times of the kernels of a GPU: a physical form, corrected by measured rows of similar shape.
+
+The form counts what a kernel cannot avoid: floating-point operations, bytes, and a launch. Its constants are general.
+The measured rows of the GPU model correct it: the ratio of measured to computed time is interpolated between the rows
+nearest in shape. Without rows, the general constants decide, and `Kernels.guesses` returns them.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Hashable, Iterable, Iterator
+from typing import Literal, NamedTuple
+
+from hpcgen.planning.step_time.machine import Constant, Machine
+from hpcgen.planning.step_time.measurements import Measurements, Row
+
+Pass = Literal["forward", "data_gradient", "weight_gradient"]
+"""The three products of a linear layer."""
+PASSES: tuple[Pass, ...] = ("forward", "data_gradient", "weight_gradient")
+Direction = Literal["forward", "backward"]
+Precision = Literal["bf16", "fp8", "fp32"]
+
+_SOURCE = "from complete steps of GPT 1.3B and Llama on H200"
+PEAK_SHARE: dict[Precision, Constant] = {
+    "bf16": Constant(0.73, "matrix products in bf16 at 73% of the peak", _SOURCE),
+    "fp8": Constant(0.70, "matrix products in FP8 at 70% of the peak", _SOURCE),
+    "fp32": Constant(0.80, "matrix products in fp32 at 80% of the peak", "guessed"),
+}
+"""Share of the dense peak that large products reach, apart from incomplete tiles and waves."""
+STORE_FACTOR = 1.7
+"""Time that the output of a product adds to its main loop, relative to the time for its bytes."""
+MEMORY_SHARE = Constant(0.71, "memory-bound kernels at 71% of the memory bandwidth", _SOURCE)
+ATTENTION_SHARE: dict[Direction, Constant] = {
+    "forward": Constant(0.65, "attention on long samples at 65% of the bf16 peak, forward", _SOURCE),
+    "backward": Constant(0.55, "attention on long samples at 55% of the bf16 peak, backward", _SOURCE),
+}
+ATTENTION_HALF_LENGTH = 600
+"""Tokens of a sample for which attention reaches half of that share."""
+LAUNCH_S = 4e-6
+"""Time between two kernels of a stream."""
+
+_TILES = ((128, 256, 1.0), (256, 128, 1.0), (128, 128, 0.93), (128, 192, 0.97), (64, 256, 0.85))
+"""Rows and columns of the output that a streaming multiprocessor computes at once, and the relative speed."""
+_BYTES: dict[Precision, int] = {"bf16": 2, "fp8": 1, "fp32": 4}
+_NEAR = 0.05
+"""Squared distance in the logarithms of a shape below which rows count almost like rows of the same shape."""
+_GROUPED = 2.0
+"""Distance between a grouped product and a single one, in addition to that of their shapes."""
+
+
+class Product(NamedTuple):
+    """One of the products of a linear layer. The shape is that of the forward product: y[m, n] = x[m, k] w[k, n]."""
+
+    m: float
+    """Tokens. With groups, tokens of each group."""
+    n: float
+    """Outputs."""
+    k: float
+    """Inputs."""
+    kind: Pass = "forward"
+    precision: Precision = "bf16"
+    groups: int = 1
+    """Equal products that are computed together: one for each expert."""
+    gradient_bytes: int = 4
+    """Size of a value of the buffer to which a weight gradient is added."""
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes moved per value of the output."""
+        return 2 * self.gradient_bytes if self.kind == "weight_gradient" else 2
+
+    @property
+    def output(self) -> tuple[float, float, float]:
+        """Rows and columns of the output, and the length of the sums."""
+        if self.kind == "forward":
+            return self.m, self.n, self.k
+        return (self.m, self.k, self.n) if self.kind == "data_gradient" else (self.n, self.k, self.m)
+
+
+class Attention(NamedTuple):
+    """Fused causal attention of complete samples."""
+
+    seq: float
+    """Tokens of a sample."""
+    batch: float
+    """Samples."""
+    heads: float
+    kv_heads: float
+    qk_dim: int
+    """Width of queries and keys in a head."""
+    v_dim: int
+    """Width of values in a head."""
+    direction: Direction = "forward"
+
+
+class Kernels:
+    """Seconds of kernels on the GPUs of a machine. The time of a shape is computed once."""
+
+    def __init__(self, machine: Machine) -> None:
+        table = machine.measurements or Measurements(machine.gpu_model)
+        memory = [_memory_row(row, machine) for row in table.memory]
+        self._machine = machine
+        self._times: dict[Hashable, float] = {}
+        self._products = _Corrections(_product_row(row, machine) for row in table.products)
+        self._attention = _Corrections(_attention_row(row, machine) for row in table.attention)
+        self._memory = _Corrections([*memory, *(row._replace(kind="any") for row in memory)])
+
+    def product(self, product: Product) -> float:
+        """A matrix product, without the casts of its inputs to FP8."""
+        if product not in self._times:
+            factor = self._products.factor(_product_shape(product), (product.kind, product.precision))
+            self._times[product] = factor * product_form(product, self._machine)
+        return self._times[product]
+
+    def attention(self, attention: Attention) -> float:
+        """Attention of the queries to all keys before them."""
+        if attention not in self._times:
+            factor = self._attention.factor(_attention_shape(attention), attention.direction)
+            self._times[attention] = factor * attention_form(attention, self._machine)
+        return self._times[attention]
+
+    def memory(self, kernel: str, direction: Direction, size: float) -> float:
+        """A memory-bound kernel that reads and writes `size` bytes. Kernels without rows are like measured ones."""
+        if size <= 0:
+            return 0.0
+        key = kernel, direction, size
+        if key not in self._times:
+            factor = self._memory.factor((math.log(size),), (kernel, direction), "any")
+            self._times[key] = factor * memory_form(size, self._machine)
+        return self._times[key]
+
+    def guesses(self, precisions: Iterable[Precision]) -> list[Constant]:
+        """The constants that replace measured rows in a step with products in `precisions`."""
+        missing = [PEAK_SHARE[name] for name in precisions if not self._products.has(("forward", name))]
+        missing += [share for name, share in ATTENTION_SHARE.items() if not self._attention.has(name)]
+        return missing if self._memory.has("any") else [*missing, MEMORY_SHARE]
+
+
+@functools.lru_cache(maxsize=16)
+def kernels_of(machine: Machine) -> Kernels:
+    """The kernels of a machine, with the times that earlier estimates have computed."""
+    return Kernels(machine)
+
+
+def product_form(product: Product, machine: Machine) -> float:
+    """Time of a product: its main loop, its output, and a launch; or that for its bytes, if they take longer."""
+    rows, columns, length = product.output
+    values = product.groups * rows * columns
+    peak = _peak(machine, product.precision) * PEAK_SHARE[product.precision].value
+    main_loop = 2 * values * length / (peak * _busy_share(product.groups, rows, columns, machine))
+    stored = values * product.stored_bytes
+    loaded = product.groups * (rows + columns) * length * _BYTES[product.precision]
+    by_bytes = (stored + loaded) / (0.9 * machine.memory_bandwidth)
+    return max(main_loop + STORE_FACTOR * stored / machine.memory_bandwidth, by_bytes) + LAUNCH_S
+
+
+def _peak(machine: Machine, precision: Precision) -> float:
+    """Dense peak in FLOP/s. Without a figure, FP8 is as fast as bf16, and fp32 does not use the tensor cores."""
+    bf16 = machine.peak_flops["bf16"]
+    return machine.peak_flops.get(precision, bf16 / 16 if precision == "fp32" else bf16)
+
+
+def _busy_share(groups: int, rows: float, columns: float, machine: Machine) -> float:
+    """Share of the GPU that works with the best tile shape. The rest of incomplete tiles and of the last wave idles."""
+    best, num_sms = 0.0, machine.num_sms.value
+    for tile_rows, tile_columns, speed in _TILES:
+        tiles = groups * math.ceil(rows / tile_rows) * math.ceil(columns / tile_columns)
+        slots = math.ceil(tiles / num_sms) * num_sms * tile_rows * tile_columns
+        best = max(best, speed * groups * rows * columns / slots)
+    return best
+
+
+def attention_form(attention: Attention, machine: Machine) -> float:
+    """Time of attention. The backward pass computes the scores again, and four more products.
+
+    Three of these five products have the width of queries and keys, and two have that of the values.
+    """
+    is_forward = attention.direction == "forward"
+    width = attention.qk_dim + attention.v_dim if is_forward else 3 * attention.qk_dim + 2 * attention.v_dim
+    pairs = attention.batch * attention.heads * attention.seq**2 / 2
+    share = (
+        ATTENTION_SHARE[attention.direction].value * attention.seq / (attention.seq + ATTENTION_HALF_LENGTH)
+    )
+    return 2 * pairs * width / (_peak(machine, "bf16") * share) + LAUNCH_S
+
+
+def memory_form(size: float, machine: Machine) -> float:
+    """Time of a kernel that reads and writes `size` bytes."""
+    return size / (MEMORY_SHARE.value * machine.memory_bandwidth) + LAUNCH_S
+
+
+class _Ratio(NamedTuple):
+    """A measured row: what it measures, the logarithms of its shape, and its time relative to the form's."""
+
+    kind: Hashable
+    shape: tuple[float, ...]
+    ratio: float
+
+
+class _Corrections:
+    """Ratios of measured to computed times, interpolated over shapes."""
+
+    def __init__(self, ratios: Iterable[_Ratio]) -> None:
+        self._ratios: dict[Hashable, list[tuple[tuple[float, ...], float]]] = {}
+        for each in ratios:
+            self._ratios.setdefault(each.kind, []).append((each.shape, math.log(each.ratio)))
+
+    def has(self, kind: Hashable) -> bool:
+        """True if there are rows of `kind`."""
+        return kind in self._ratios
+
+    def factor(self, shape: tuple[float, ...], *kinds: Hashable) -> float:
+        """The ratio at `shape`: a mean in which near rows weigh most, of the first of `kinds` with rows, else 1."""
+        total, weights = 0.0, 0.0
+        for row_shape, logarithm in next(self._rows(kinds), ()):
+            distance = sum((a - b) ** 2 for a, b in zip(shape, row_shape, strict=True))
+            weight = 1 / (distance + _NEAR) ** 2
+            total += weight * logarithm
+            weights += weight
+        return math.exp(total / weights) if weights else 1.0
+
+    def _rows(self, kinds: tuple[Hashable, ...]) -> Iterator[list[tuple[tuple[float, ...], float]]]:
+        return (self._ratios[kind] for kind in kinds if kind in self._ratios)
+
+
+def _product_shape(product: Product) -> tuple[float, ...]:
+    logarithms = (math.log(max(1, size)) for size in (product.m, product.n, product.k))
+    return *logarithms, math.log(product.groups) / 2, _GROUPED if product.groups > 1 else 0.0
+
+
+def _attention_shape(attention: Attention) -> tuple[float, ...]:
+    return (
+        math.log(attention.seq),
+        math.log(attention.batch * attention.heads) / 2,
+        math.log(attention.heads / attention.kv_heads) / 2,
+        2 * math.log(attention.qk_dim),
+        2 * math.log(attention.v_dim),
+    )
+
+
+def _product_row(row: Row, machine: Machine) -> _Ratio:
+    product = Product(row["m"], row["n"], row["k"], row["pass"], row["precision"], row["groups"])
+    ratio = row["us"] * 1e-6 / product_form(product, machine)
+    return _Ratio((product.kind, product.precision), _product_shape(product), ratio)
+
+
+def _attention_row(row: Row, machine: Machine) -> _Ratio:
+    names = ("seq", "batch", "heads", "kv_heads", "qk_dim", "v_dim", "pass")
+    attention = Attention(*(row[name] for name in names))
+    ratio = row["us"] * 1e-6 / attention_form(attention, machine)
+    return _Ratio(attention.direction, _attention_shape(attention), ratio)
+
+
+def _memory_row(row: Row, machine: Machine) -> _Ratio:
+    ratio = row["us"] * 1e-6 / memory_form(row["bytes"], machine)
+    return _Ratio((row["kernel"], row["pass"]), (math.log(row["bytes"]),), ratio)

@@ -1,0 +1,51 @@
+"""Time of a layer, and of several that are recomputed together or not at all."""
+
+from __future__ import annotations
+
+from hpcgen.planning.setup import Setup
+from hpcgen.planning.step_time.attention import attention_parts
+from hpcgen.planning.step_time.host import FORWARD_SHARE, with_waits
+from hpcgen.planning.step_time.mlp import expert_parts, mlp_parts
+from hpcgen.planning.step_time.work import Device, Part, Passes, Seconds, added
+from trainer.contract.record import record
+
+
+@record
+class Layer:
+    """Time of a layer for one microbatch."""
+
+    kept: Passes
+    """Without full recomputation."""
+    recomputed: Passes
+    """With it: the backward pass begins with a forward pass."""
+
+    @classmethod
+    def of(cls, device: Device, host: float, *, has_experts: bool) -> Layer:
+        """A dense layer, or one with experts, whose kernels the host launches in `host` seconds."""
+        parts = [*attention_parts(device), *(expert_parts if has_experts else mlp_parts)(device)]
+        passes = added(part.passes for part in parts)
+        again = sum((part.passes.forward for part in parts if _is_recomputed(device.setup, part)), Seconds())
+        return cls(
+            with_waits(passes + Passes(backward=again), host),
+            with_waits(passes + Passes(backward=passes.forward), (1 + FORWARD_SHARE) * host),
+        )
+
+
+def _is_recomputed(setup: Setup, part: Part) -> bool:
+    """True if selective recomputation computes `part` again. Experts include their activation function."""
+    modules = ("moe", "moe_act") if part.module == "moe_act" else (part.module,)
+    return any(module is not None and setup.recomputes(module) for module in modules)
+
+
+def chunk_time(setup: Setup, layers: list[Layer]) -> Passes:
+    """Time of the layers of a model chunk.
+
+    With full recomputation, all layers are recomputed (uniform), or the first recompute_num_layers (block).
+    """
+    recomputed = 0
+    if setup.recomputes_layers:
+        is_uniform = setup.training.recompute_method == "uniform"
+        recomputed = len(layers) if is_uniform else setup.training.recompute_num_layers or 1
+    return added(
+        layer.recomputed if number < recomputed else layer.kept for number, layer in enumerate(layers)
+    )
