@@ -186,6 +186,9 @@ class _New:
 
     def from_preset(self, preset: Preset | None) -> str:
         """The text of a run file for hpcgen's trainer."""
+        from hpcgen.planning.starting_nodes import starting_nodes
+
+        of_cluster = self.of_cluster("train")
         return starter(
             self.name,
             self.cluster,
@@ -193,7 +196,8 @@ class _New:
             preset,
             self.schema,
             gpus_per_node=self.node_type.gpus_per_node,
-            of_cluster=self.of_cluster("train"),
+            nodes=starting_nodes(preset, self.node_type, of_cluster),
+            of_cluster=of_cluster,
             time=self.time("train"),
             file_name=self.path.name,
         )

@@ -26,7 +26,8 @@ def command(config: Path, overrides: tuple[str, ...], as_json: bool) -> None:
     from hpcgen import api
     from hpcgen.planning.deepspeed.fit import all_fits, configured_fit
 
-    plan = api.plan(api.load_run(config, overrides))
+    # the table shows what fits in place of a configuration that does not
+    plan = api.plan(api.load_run(config, (*overrides, "memory_check=warning")))
     program = plan.config.program
     if program is None or program.deepspeed is None:
         raise HpcgenError(

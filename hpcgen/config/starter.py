@@ -36,16 +36,18 @@ def starter(
     schema: str,
     *,
     gpus_per_node: int = 0,
+    nodes: int = 1,
     of_cluster: StageSettings = NO_SETTINGS,
     time: str = TIME,
     file_name: str = "run.yaml",
 ) -> str:
     """The text of a new run file; `schema` is the path of its JSON Schema, for editors.
 
-    It leaves out everything that `of_cluster`, the profile's Slurm settings, already sets.
+    If nodes have no GPUs, they have as many tasks as the preset's layout needs. The file leaves out everything that
+    `of_cluster`, the profile's Slurm settings, already sets.
     """
     per_node = of_cluster.ntasks_per_node or gpus_per_node
-    tasks = _tasks(preset, per_node, of_cluster.nodes or 1)
+    tasks = {"nodes": nodes} if per_node else _tasks(preset, nodes)
     chosen: dict[str, Any] = {
         "name": name,
         "cluster": cluster,
@@ -55,9 +57,7 @@ def starter(
     }
     if preset is not None:
         chosen["preset"] = preset.name
-        chosen["training"] = _micro_batch(
-            preset, tasks["nodes"] * (per_node or tasks.get("ntasks_per_node", 1))
-        )
+        chosen["training"] = micro_batch(preset, nodes * (per_node or tasks.get("ntasks_per_node", 1)))
     else:
         chosen["model"] = SHAPE
         chosen["training"] = BATCH
@@ -145,7 +145,8 @@ def _commands(chosen: Mapping[str, Any], file_name: str) -> Iterator[str]:
     yield f"#   hpcgen render train -c {file_name} -o train.sh"
 
 
-def _parallelism(preset: Preset | None) -> ParallelismConfig:
+def parallelism_of(preset: Preset | None) -> ParallelismConfig:
+    """The layout of a preset."""
     return ParallelismConfig(**preset.sections.get("parallelism", {}) if preset else {})
 
 
@@ -156,22 +157,16 @@ def _tokenizer(preset: Preset | None) -> dict[str, str]:
     return {"kind": "huggingface", "tokenizer_file": "tokenizer.json", "eod_token": preset.eod_token}
 
 
-def _tasks(preset: Preset | None, ranks_per_node: int, nodes: int) -> dict[str, int]:
-    """The smallest number of nodes for the preset's layout, and at least `nodes`.
-
-    If `ranks_per_node` is 0, because nodes have no GPUs, one node with a task per rank.
-    """
-    ranks = fewest_ranks(_parallelism(preset))
-    if ranks_per_node:
-        return {"nodes": max(nodes, -(-ranks // ranks_per_node))}
-    tasks = -(-ranks // nodes)
+def _tasks(preset: Preset | None, nodes: int) -> dict[str, int]:
+    """The nodes, and a task on them for each rank that the preset's layout needs."""
+    tasks = -(-fewest_ranks(parallelism_of(preset)) // nodes)
     return {"nodes": nodes, "ntasks_per_node": tasks} if tasks > 1 else {"nodes": nodes}
 
 
-def _micro_batch(preset: Preset, world_size: int) -> dict[str, int]:
+def micro_batch(preset: Preset, world_size: int) -> dict[str, int]:
     """A microbatch size of 1 if the preset's does not divide the global batch over the run's ranks."""
     training = preset.sections["training"]
-    data_parallel_size = world_size // model_parallel_size(_parallelism(preset))
+    data_parallel_size = world_size // model_parallel_size(parallelism_of(preset))
     fits = training["global_batch_size"] % (training["micro_batch_size"] * data_parallel_size) == 0
     return {} if fits else {"micro_batch_size": 1}
 

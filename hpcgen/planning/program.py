@@ -176,9 +176,11 @@ def missing_script_warnings(
 
 
 def memory_warnings(stage: Stage, run: Run, program: ProgramConfig) -> Iterator[Problem]:
-    """Yields a warning if DeepSpeed needs more memory than a GPU or a node has, according to the estimate."""
-    if program.deepspeed is not None:
+    """Yields a warning if DeepSpeed needs more memory than a GPU or a node has, according to the estimate. Unless
+    memory_check says so, this is an error.
+    """
+    if program.deepspeed is not None and run.config.memory_check == "warning":
         from hpcgen.planning.deepspeed import section
 
         allocation = make_allocation(stage, run.config, run.cluster, run.node_type)
-        yield from section.memory_warnings(run, program.deepspeed, allocation)
+        yield from section.memory_problems(run, program.deepspeed, allocation)

@@ -18,10 +18,34 @@ Key = tuple[str, str]
 """Identity of a violation: the rule's name and the path."""
 
 
-def check(facts: Facts) -> tuple[list[Problem], list[Problem]]:
-    """The errors and warnings of a run. There are warnings only if there are no errors."""
+MEMORY_SECTIONS = ("model", "parallelism", "training", "optimizer", "data")
+"""Sections that the memory estimate reads, in addition to the number of nodes."""
+
+
+def check(facts: Facts, *, must_fit: bool = True) -> tuple[list[Problem], list[Problem]]:
+    """The errors and warnings of a run. There are warnings only if there are no errors. With `must_fit`, a model that
+    does not fit the devices is an error.
+    """
     errors = _problems(facts, ERRORS, may_break_rules=True)
+    if must_fit and not any(_affects_memory(facts, problem) for problem in errors):
+        errors += _misfits(facts)
     return errors, [] if errors else _problems(facts, ERRORS + WARNINGS, may_break_rules=False)
+
+
+def _affects_memory(facts: Facts, problem: Problem) -> bool:
+    """True if the estimate would be that of a mistake."""
+    return problem.path == facts.world.path or problem.path.partition(".")[0] in MEMORY_SECTIONS
+
+
+def _misfits(facts: Facts) -> list[Problem]:
+    """The problem of a model that does not fit, with values that break no rule."""
+    rule, problems = resources.model_fits_device, []
+    for violation in rule(facts):
+        values = _offers(facts, ERRORS + WARNINGS, _key(rule, violation), violation, may_break_rules=False)
+        problem = _repaired(violation, values)
+        hint = f"{problem.hint}. If memory-test shows that it fits, set memory_check to warning"
+        problems.append(dataclasses.replace(problem, hint=hint))
+    return problems
 
 
 def _problems(facts: Facts, rules: Sequence[Rule], *, may_break_rules: bool) -> list[Problem]:
@@ -36,16 +60,23 @@ def _problems(facts: Facts, rules: Sequence[Rule], *, may_break_rules: bool) -> 
         if remaining is None or violation.path in problems:
             continue
         values = _offers(facts, rules, key, remaining, may_break_rules=may_break_rules)
-        problems[violation.path] = dataclasses.replace(
-            violation, hint=_hint(values, violation), candidates=(), settings=()
-        )
+        problems[violation.path] = _repaired(violation, values)
         if values:
             facts = facts.with_value(violation.path, values[0])
     return list(problems.values())
 
 
+def _repaired(violation: Problem, values: Sequence[object]) -> Problem:
+    """The violation with its hint, in which the values are."""
+    return dataclasses.replace(violation, hint=_hint(values, violation), candidates=(), settings=())
+
+
 def _violations(facts: Facts, rules: Sequence[Rule]) -> dict[Key, Problem]:
-    return {(rule.__name__, violation.path): violation for rule in rules for violation in rule(facts)}
+    return {_key(rule, violation): violation for rule in rules for violation in rule(facts)}
+
+
+def _key(rule: Rule, violation: Problem) -> Key:
+    return rule.__name__, violation.path
 
 
 def _offers(

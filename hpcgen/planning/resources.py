@@ -1,4 +1,4 @@
-"""Rules that affect speed or memory. Their violations are warnings."""
+"""Rules about speed and memory. Their violations are warnings, except that of a model that must fit."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ OTHER_GIB = 3.0
 2.6 GiB were not enough for preset llama3-70b, even without NCCL's buffers (docs/performance.md, "One rank alone")."""
 
 MAX_BUBBLE_FRACTION = 0.1
+SMALL_HEADROOM = 0.03
+"""Part of the memory of a device. If less remains, a longer fragment or an uneven load of experts can take it."""
 
 
 def pipeline_is_mostly_busy(facts: Facts) -> Iterator[Problem]:
@@ -43,29 +45,65 @@ def pipeline_is_mostly_busy(facts: Facts) -> Iterator[Problem]:
 
 
 def model_fits_device(facts: Facts) -> Iterator[Problem]:
-    """The estimated memory fits the device (sources: hpcgen.planning.memory)."""
-    layout, model, available = facts.layout, facts.resolved_model, facts.device_memory_gib
-    if layout is None or available is None or model.padded_vocab_size is None:
+    """The estimated memory fits the device (sources: hpcgen.planning.memory). An error unless memory_check says
+    otherwise.
+    """
+    found = _device_memory(facts)
+    if found is None:
         return
-    estimate = _estimate(facts, layout)
+    estimate, available = found
     usable = available - OTHER_GIB
     if estimate.total_gib > usable:
-        size = layout.tensor_model_parallel_size
+        assert facts.layout is not None
         yield Problem(
             path=TP,
-            reason=f"results in about {estimate.total_gib:.1f} GiB on a device with {available:g} GiB, of which CUDA, "
-            f"NCCL and fragmentation need {OTHER_GIB:g} GiB: "
+            reason=f"results in about {estimate.total_gib:.1f} GiB on {_device(available)}: "
             f"{estimate.parameter_bytes / GIB:.1f} GiB of weights, gradients and optimizer state, "
             f"{estimate.activation_bytes / GIB:.1f} GiB of activations, and "
             f"{estimate.kernel_bytes / GIB:.1f} GiB of buffers for kernels",
-            candidates=[tensor for tensor in divisors(model.num_attention_heads, near=size) if tensor > size],
+            candidates=_larger_tensor_sizes(facts),
             offers=1,
             hint=_ways_to_fit(
                 facts,
                 parameters_fit=estimate.parameter_bytes < usable * GIB,
-                times_nodes=_times_nodes_that_fit(facts, layout, usable),
+                times_nodes=_times_nodes_that_fit(facts, facts.layout, usable),
             ),
         )
+
+
+def device_has_headroom(facts: Facts) -> Iterator[Problem]:
+    """At least 3% of the device remain (the limit is hpcgen's): fragments differ between attempts, and so do the loads
+    of experts.
+    """
+    found = _device_memory(facts)
+    if found is None:
+        return
+    estimate, available = found
+    left = available - OTHER_GIB - estimate.total_gib
+    if 0 <= left < SMALL_HEADROOM * available:
+        yield Problem(
+            path=TP,
+            reason=f"leaves {left:.1f} GiB ({left / available:.1%}) unused on {_device(available)}, which is little: "
+            f"the tensors take about {estimate.total_gib:.1f} GiB",
+            hint="measure it with the stage memory-test, or use more pipeline stages",
+        )
+
+
+def _device_memory(facts: Facts) -> tuple[MemoryEstimate, float] | None:
+    """The estimate, and the memory of a device (GiB). None if one of them is unknown."""
+    layout, available = facts.layout, facts.device_memory_gib
+    if layout is None or available is None or facts.resolved_model.padded_vocab_size is None:
+        return None
+    return _estimate(facts, layout), available
+
+
+def _device(available: float) -> str:
+    return f"a device with {available:g} GiB, of which CUDA, NCCL and fragmentation need {OTHER_GIB:g} GiB"
+
+
+def _larger_tensor_sizes(facts: Facts) -> list[int]:
+    size = facts.parallelism.tensor_model_parallel_size
+    return [tensor for tensor in divisors(facts.model.num_attention_heads, near=size) if tensor > size]
 
 
 def _estimate(facts: Facts, layout: Layout) -> MemoryEstimate:
@@ -78,6 +116,17 @@ def _estimate(facts: Facts, layout: Layout) -> MemoryEstimate:
         separates_documents=facts.data.reset_attention_mask,
     )
     return estimate_memory(setup)
+
+
+def nodes_that_fit(facts: Facts) -> int | None:
+    """The smallest multiple of the number of nodes with which the model fits with headroom. None if there is none, or
+    if memory or layout are unknown.
+    """
+    if facts.layout is None or facts.device_memory_gib is None:
+        return None
+    usable = (1 - SMALL_HEADROOM) * facts.device_memory_gib - OTHER_GIB
+    times = _times_nodes_that_fit(facts, facts.layout, usable)
+    return None if times is None else times * facts.world.count
 
 
 def _times_nodes_that_fit(facts: Facts, layout: Layout, usable: float) -> int | None:
@@ -121,4 +170,5 @@ RULES: tuple[Rule, ...] = (
     context_parallel.tensor_and_context_parallel_stay_in_node,
     pipeline_is_mostly_busy,
     model_fits_device,
+    device_has_headroom,
 )

@@ -85,7 +85,9 @@ def plan(run: Run, stages: Collection[str] = (), *, exists: Exists = os.path.exi
     checked = list(dict.fromkeys((*ordered, *(stage for stage in queued if stage is not None))))
     reads_trainer_config = any(stage.reads_trainer_config for stage in ordered) and not _has_program(run)
     # a run file without its sections has no training to plan; _missing_keys reports them
-    training = plan_training(run, config) if reads_trainer_config and not run.omitted else None
+    must_fit = config.memory_check == "error" and any(stage.trains for stage in checked)
+    has_training = reads_trainer_config and not run.omitted
+    training = plan_training(run, config, must_fit=must_fit) if has_training else None
     trainer = training.trainer if training else None
     problems = (*_missing_keys(run, checked), *_problems(run, config, checked, training))
     errors = [_located(run, problem) for problem in problems]

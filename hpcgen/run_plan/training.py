@@ -49,8 +49,10 @@ class Training:
     warnings: tuple[Problem, ...] = ()
 
 
-def plan_training(run: Run, config: RunConfig) -> Training:
-    """Checks all rules and resolves defaults. The paths in `config` must be absolute."""
+def plan_training(run: Run, config: RunConfig, *, must_fit: bool) -> Training:
+    """Checks all rules and resolves defaults. The paths in `config` must be absolute. With `must_fit`, an estimate of
+    more memory than the devices have is an error.
+    """
     allocation = make_allocation(TRAIN, config, run.cluster, run.node_type)
     model, vocabulary_problems = _with_vocabulary(config)
     data, eod_problems = _with_end_of_document(config)
@@ -72,7 +74,7 @@ def plan_training(run: Run, config: RunConfig) -> Training:
         device_memory_gib=run.node_type.gpu_memory_gib,
         set_by_user=_set_by_user(run.document),
     )
-    errors, warnings = check(facts)
+    errors, warnings = check(facts, must_fit=must_fit)
     function_errors, function_warnings = function_problems(config)
     errors = [_in_file(problem, nodes) for problem in errors] + vocabulary_problems + eod_problems
     errors += function_errors

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 
@@ -10,15 +11,20 @@ import pytest
 from hpcgen.config.document import parse
 from hpcgen.config.loader import load_run
 from hpcgen.config.presets import PRESETS
+from hpcgen.config.profiles import load_cluster
 from hpcgen.config.run import RunConfig
+from hpcgen.config.slurm import StageSettings
 from hpcgen.config.starter import run_file, starter
 from hpcgen.config.validation import build
+from hpcgen.planning.starting_nodes import starting_nodes
 from hpcgen.run_plan.plan import plan
 
 COMMENTED_KEY = re.compile(r"(?m)^ *# [a-z_0-9]+: .*$")
 
 
-def starter_text(preset: str | None, cluster: str = "azure-ndv5", gpus_per_node: int = 0) -> str:
+def starter_text(
+    preset: str | None, cluster: str = "azure-ndv5", gpus_per_node: int = 0, nodes: int = 1
+) -> str:
     return starter(
         "mini",
         cluster,
@@ -26,6 +32,7 @@ def starter_text(preset: str | None, cluster: str = "azure-ndv5", gpus_per_node:
         PRESETS.get(preset or ""),
         "./mini.schema.json",
         gpus_per_node=gpus_per_node,
+        nodes=nodes,
     )
 
 
@@ -47,12 +54,30 @@ def test_it_loads_as_it_is(tmp_path: Path, preset: str | None, cluster: str):
 @pytest.mark.parametrize("preset", [None, *PRESETS])
 def test_it_plans_at_once_on_the_fewest_nodes_that_hold_the_preset(tmp_path: Path, preset: str | None):
     path = tmp_path / "mini.yaml"
-    path.write_text(starter_text(preset, gpus_per_node=8))
-    found = plan(load_run(path), ["prepare", "train"], exists=lambda path: True)
+    node_type = load_cluster("azure-ndv5", tmp_path)[1]
+    nodes = starting_nodes(PRESETS.get(preset or ""), node_type, StageSettings())
+    path.write_text(starter_text(preset, gpus_per_node=8, nodes=nodes))
+    run = load_run(path)
+    found = plan(run, ["prepare", "train"], exists=lambda path: True)
     assert list(found.stages) == ["prepare", "train"]
     assert found.layout is not None
-    experts = found.layout.expert_model_parallel_size * found.layout.pipeline_model_parallel_size
-    assert found.layout.world_size - 8 < max(found.layout.model_parallel_size, experts)
+    assert not any("GiB" in warning for warning in found.warnings)
+    assert nodes == {"30b": 4, "175b": 12, "llama3-70b": 16, "llama3-405b": 112, "mixtral-8x7b": 4}.get(
+        preset or "", 96 if preset == "deepseek-v3" else 1
+    )
+
+
+@pytest.mark.parametrize(("settings", "nodes"), [({}, 12), ({"nodes": 20}, 20), ({"ntasks_per_node": 4}, 24)])
+def test_a_new_run_has_at_least_the_nodes_of_the_profile(tmp_path: Path, settings: dict, nodes: int):
+    node_type = load_cluster("azure-ndv5", tmp_path)[1]
+    assert starting_nodes(PRESETS["175b"], node_type, StageSettings(**settings)) == nodes
+
+
+def test_a_new_run_has_the_nodes_of_its_layout_if_memory_is_unknown_or_never_enough(tmp_path: Path):
+    node_type = load_cluster("azure-ndv5", tmp_path)[1]
+    for gib in (None, 20.0):
+        small = dataclasses.replace(node_type, gpu_memory_gib=gib)
+        assert starting_nodes(PRESETS["175b"], small, StageSettings()) == 4
 
 
 @pytest.mark.parametrize("preset", [None, "125m"])

@@ -48,7 +48,8 @@ def test_groups_that_span_nodes(tmp_path):
 
 
 def test_the_summary_says_that_a_rank_has_all_experts(tmp_path):
-    plan = planned(tmp_path, big_run(**MIXTRAL), overrides=["parallelism.expert_model_parallel_size=1"])
+    overrides = ["parallelism.expert_model_parallel_size=1", "memory_check=warning"]
+    plan = planned(tmp_path, big_run(**MIXTRAL), overrides=overrides)
     assert (
         dict(for_people(summarize(plan)))["experts"] == "2 of 8 per token in 32 MoE layers, all on every rank"
     )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import nullcontext
 
 import pytest
 
 from hpcgen import plan
+from hpcgen.errors import ConfigErrors
 from hpcgen.planning import resources
-from tests.planning.cases import valid_facts, warned, warnings
+from tests.planning.cases import errors, valid_facts, warned, warnings
 from tests.runs import big_run, loaded, write_yaml
 from trainer.contract.rules import context_parallel, experts, precision
 from trainer.contract.rules.facts import World
@@ -67,14 +69,36 @@ def test_fast_layouts_get_no_warning(changes):
     assert warnings(**changes) == []
 
 
-def test_a_model_that_does_not_fit_is_a_warning():
-    shape = {"model__num_layers": 40, "model__hidden_size": 5120, HEADS: 40}
-    [message] = warnings(**shape)
+TOO_LARGE = {"model__num_layers": 40, "model__hidden_size": 5120, HEADS: 40}
+
+
+def test_a_model_that_does_not_fit_is_an_error():
+    [message] = errors(**TOO_LARGE)
     assert message.startswith("parallelism.tensor_model_parallel_size results in about ")
     assert " GiB on a device with 80 GiB, of which CUDA, NCCL and fragmentation need 3 GiB: " in message
-    assert message.endswith("; use 2, or use more pipeline stages")
-    assert warnings(**shape, **{TP: 2}) == []
-    assert warnings(device_memory_gib=300, **shape) == []
+    ways, override = message.split("; ")[-1].split(". ")
+    assert ways == "use 2, or use more pipeline stages"
+    assert override == "If memory-test shows that it fits, set memory_check to warning"
+    [warning] = warnings(**TOO_LARGE)
+    assert warning == message.removesuffix(f". {override}")
+    assert errors(**TOO_LARGE, **{TP: 2}) == warnings(**TOO_LARGE, **{TP: 2}) == []
+    assert warnings(device_memory_gib=300, **TOO_LARGE) == []
+
+
+def test_what_does_not_fit_is_reported_with_other_mistakes():
+    """Unless the estimate would be that of a mistake."""
+    other, misfit = errors(**TOO_LARGE, logging__record_memory_history=True)
+    assert "record_memory_history" in other
+    assert "GiB on a device" in misfit
+    assert "GiB" not in "".join(errors(**{**TOO_LARGE, "model__num_layers": 41, PP: 2}))
+
+
+@pytest.mark.parametrize(("gib", "share"), [(18.7, None), (18.6, "2.8%"), (18.1, "0.1%"), (18, None)])
+def test_little_headroom_is_a_warning(gib, share):
+    """The model needs 15.09 GiB, and 3 GiB are reserved."""
+    shape = {"model__num_layers": 24, "model__hidden_size": 2048}
+    found = [message for message in warnings(gib, **shape) if " unused on a device with " in message]
+    assert [f"({share})" in message for message in found] == ([] if share is None else [True])
 
 
 @pytest.mark.parametrize(
@@ -138,8 +162,8 @@ def test_a_site_states_the_memory_of_its_gpus(tmp_path, monkeypatch, gib, fits):
     write_yaml(tmp_path / "site.yaml", {"extends": "local", "node_type": "booster"})
     values = big_run(cluster="./site.yaml", slurm={"train": {"nodes": 4, "time": "1:00:00"}}, preset="1.3b")
     run = loaded(tmp_path, values | {"container": {}, "training": {"micro_batch_size": 16}})
-    found = [str(warning) for warning in plan(run, ["train"], exists=lambda _: True).warnings]
-    assert any("39.5 GiB" in warning for warning in found) == (not fits)
+    with nullcontext() if fits else pytest.raises(ConfigErrors, match=r"on a device with 39\.5 GiB"):
+        plan(run, ["train"], exists=lambda _: True)
 
 
 @pytest.mark.parametrize(("tasks", "crosses"), [(8, False), (4, True)])
@@ -210,3 +234,13 @@ def test_groups_may_be_as_large_as_what_nvlink_connects(changes, said):
     found = [line for line in nvl72(**changes) if "network" in line]
     assert len(found) == bool(said)
     assert said in "".join(found)
+
+
+def test_only_training_has_to_fit(tmp_path):
+    run = loaded(tmp_path, big_run(slurm={"train": {"nodes": 4, "time": "1-00:00:00"}}, data={"mock": True}))
+    said = "results in about 115.5 GiB on a device with 79.6 GiB"
+    with pytest.raises(ConfigErrors, match=said):
+        plan(run, ["memory-test", "train"])
+    accepted = dataclasses.replace(run, config=dataclasses.replace(run.config, memory_check="warning"))
+    for planned in (plan(run, ["memory-test"]), plan(accepted, ["train"])):
+        assert any(said in warning for warning in planned.warnings)

@@ -43,7 +43,7 @@ def test_a_file_that_is_not_there_is_an_error(tmp_path):
 
 
 def test_fp8_is_measured_against_its_own_peak(tmp_path):
-    plan = planned(tmp_path, big_run(), overrides=FP8)
+    plan = planned(tmp_path, big_run(), overrides=[*FP8, "slurm.train.nodes=32"])
     assert plan.trainer.peak_tflops == 1979
     assert lines(plan)["precision"] == "bf16, layers in FP8 (hybrid, current scaling)"
     assert not [warning for warning in plan.warnings if "training.fp8" in warning]
@@ -51,7 +51,7 @@ def test_fp8_is_measured_against_its_own_peak(tmp_path):
 
 def test_fp8_on_gpus_that_name_no_peak_for_it_is_a_warning(tmp_path):
     write_yaml(tmp_path / "site.yaml", {"extends": "azure-ndv5", "node_type": "ndv4"})
-    plan = planned(tmp_path, big_run(cluster="site.yaml"), overrides=FP8)
+    plan = planned(tmp_path, big_run(cluster="site.yaml"), overrides=[*FP8, "slurm.train.nodes=32"])
     [warning] = [warning for warning in plan.warnings if "training.fp8" in warning]
     assert "peak_tflops of node type ndv4 has no fp8" in warning
 

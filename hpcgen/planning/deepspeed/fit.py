@@ -101,8 +101,8 @@ def _fit(size: ModelSize, facts: Facts, node_type: NodeType) -> Fit:
     )
 
 
-def fit_warnings(section: DeepSpeedConfig, fit: Fit) -> Iterator[Problem]:
-    """Yields a warning if the GPUs have too little memory, and one for the hosts. Both point to the ZeRO stage."""
+def fit_problems(section: DeepSpeedConfig, fit: Fit) -> Iterator[Problem]:
+    """Yields a problem if the GPUs have too little memory, and one for the hosts. Both point to the ZeRO stage."""
     found, hint = fit.estimate, "compare the stages and offloads with hpcgen memory"
     has_stage = "stage" in section.config.get("zero_optimization", {})
     path = "zero_optimization.stage" if has_stage else ""

@@ -6,6 +6,7 @@ Most programs have no such section, so these modules are imported only for those
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -18,14 +19,24 @@ from hpcgen.planning.deepspeed import batch
 from hpcgen.planning.deepspeed.check import deepspeed_problems
 from hpcgen.planning.deepspeed.facts import ZERO, problem
 from hpcgen.planning.deepspeed.file import config_with
-from hpcgen.planning.deepspeed.fit import configured_fit, fit_warnings
+from hpcgen.planning.deepspeed.fit import configured_fit, fit_problems
 from hpcgen.planning.deepspeed.model import model_size
 from hpcgen.planning.memory import GIB
 from hpcgen.planning.software import runtime
 
 
 def problems(run: Run, section: DeepSpeedConfig, allocation: Allocation) -> Iterator[Problem]:
-    """Yields mistakes in the section, whose paths are absolute, and in the configuration of DeepSpeed in it."""
+    """Yields mistakes in the section, whose paths are absolute, and in the configuration of DeepSpeed in it. Without
+    any, yields what does not fit, unless memory_check makes that a warning.
+    """
+    mistakes = list(_mistakes(run, section, allocation))
+    yield from mistakes
+    if not mistakes and run.config.memory_check == "error":
+        for problem in memory_problems(run, section, allocation):
+            yield replace(problem, hint=f"{problem.hint}, or set memory_check to warning")
+
+
+def _mistakes(run: Run, section: DeepSpeedConfig, allocation: Allocation) -> Iterator[Problem]:
     ranks_per_node = allocation.ranks_per_node
     yield from deepspeed_problems(
         section, allocation.nodes * ranks_per_node, ranks_per_node, allocation.nvlink_nodes
@@ -69,10 +80,10 @@ def complete_config(
     return config_with(_filled(section, allocation), values)
 
 
-def memory_warnings(run: Run, section: DeepSpeedConfig, allocation: Allocation) -> Iterator[Problem]:
-    """Yields a warning if DeepSpeed needs more memory than a GPU or a node has, according to the estimate."""
+def memory_problems(run: Run, section: DeepSpeedConfig, allocation: Allocation) -> Iterator[Problem]:
+    """Yields a problem if DeepSpeed needs more memory than a GPU or a node has, according to the estimate."""
     fit = configured_fit(section, allocation, run.node_type)
-    yield from fit_warnings(section, fit) if fit is not None else ()
+    yield from fit_problems(section, fit) if fit is not None else ()
 
 
 def summary(section: DeepSpeedConfig, allocation: Allocation, node_type: NodeType) -> dict[str, Any]:

@@ -103,10 +103,13 @@ def test_the_model_is_read_from_its_config(tmp_path: Path) -> None:
     assert dict(for_people(summarize(plan)))["deepspeed"] == "ZeRO stage 2"
 
 
-def test_a_model_that_cannot_fit_is_a_warning(tmp_path: Path) -> None:
+def test_a_model_that_cannot_fit_is_an_error(tmp_path: Path) -> None:
     config = {**MICRO, **zero(1), "bf16": {"enabled": True}}
-    plan = planned(tmp_path, with_deepspeed(config, parameters=60e9))
-    [gpu, host] = [warning for warning in plan.warnings if "deepspeed" in warning]
+    values = with_deepspeed(config, parameters=60e9)
+    override = ", or set memory_check to warning"
+    gpu, host = (mistake.removesuffix(override) for mistake in mistakes(tmp_path, values))
+    plan = planned(tmp_path, {**values, "memory_check": "warning"})
+    assert [warning for warning in plan.warnings if "deepspeed" in warning] == [gpu, host]
     assert (
         "zero_optimization.stage = 1 results in about 280.3 GiB on a GPU with 79.6 GiB, even without activ"
         in gpu
@@ -114,6 +117,7 @@ def test_a_model_that_cannot_fit_is_a_warning(tmp_path: Path) -> None:
     assert "results in about 2682 GiB on a node with 1870 GiB of memory; compare the stages" in host
     plan = planned(tmp_path, with_deepspeed({**config, **zero(3)}, parameters=60e9))
     assert not [warning for warning in plan.warnings if "deepspeed" in warning]
+    assert mistakes(tmp_path, with_deepspeed({**config, "unknown": 1}, parameters=60e9))[0].count("GiB") == 0
 
 
 @pytest.mark.parametrize(
