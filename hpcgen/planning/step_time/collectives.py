@@ -52,12 +52,11 @@ class Groups:
     context: Group
     data: Group
     """Ranks that share gradients and optimizer state of weights outside experts, with those of context parallelism."""
-    data_instances: Group
-    """The same shard in each instance of the optimizer: layout.num_distributed_optimizer_instances."""
+    instances: Group
+    """Ranks with the same shard of optimizer state: layout.num_distributed_optimizer_instances."""
     expert: Group
     expert_tensor: Group
     expert_data: Group
-    expert_data_instances: Group
     pipeline: Group
 
     @classmethod
@@ -78,11 +77,10 @@ class Groups:
             tensor=group(tensor, 1),
             context=group(context, tensor),
             data=group(data, tensor),
-            data_instances=group(instances, tensor * data),
+            instances=group(instances, stage_ranks // instances),
             expert=group(layout.expert_model_parallel_size, layout.expert_tensor_parallel_size),
             expert_tensor=group(layout.expert_tensor_parallel_size, 1),
             expert_data=group(expert_data, experts),
-            expert_data_instances=group(instances, experts * expert_data),
             pipeline=group(layout.pipeline_model_parallel_size, stage_ranks),
         )
 

@@ -88,8 +88,8 @@ class _Traffic:
     def reduction(self, weights: Weights) -> float:
         """Sums the gradients of a chunk."""
         groups, size = self.groups, self.setup.gradient_bytes
-        return self._reduction(weights.dense * size, groups.data, groups.data_instances) + self._reduction(
-            weights.experts * size, groups.expert_data, groups.expert_data_instances
+        return self._reduction(weights.dense * size, groups.data) + self._reduction(
+            weights.experts * size, groups.expert_data
         )
 
     def gather(self, weights: Weights) -> float:
@@ -111,11 +111,11 @@ class _Traffic:
         """True if each rank updates a part of the weights."""
         return self.setup.optimizer.sharding == "distributed"
 
-    def _reduction(self, size: float, group: Group, instances: Group) -> float:
+    def _reduction(self, size: float, group: Group) -> float:
         in_switches = self.setup.parallelism.use_sharp
         if not self.is_sharded:
             return self.links.all_reduce(size, group, in_switches=in_switches)
-        between = self.links.all_reduce(size / group.size, instances, in_switches=in_switches)
+        between = self.links.all_reduce(size / group.size, self.groups.instances, in_switches=in_switches)
         return self.links.reduce_scatter(size, group) + between
 
 

@@ -2,7 +2,7 @@
 
 The order of passes is Megatron-Core's: 1F1B with one chunk per stage, else the interleaved schedule
 (megatron/core/pipeline_parallel/schedules.py). The order depends on the layout only and is kept for other durations.
-Many microbatches repeat a period, so only the first ones are replayed.
+Many microbatches repeat a period, so only as many are replayed as show it.
 """
 
 from __future__ import annotations
@@ -10,11 +10,9 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from trainer.contract.record import record
-
-REPLAYED = 3
-"""Microbatches to replay before the periods are extrapolated, in multiples of the number of stages."""
 
 Durations = Sequence[Sequence[float]]
 """Seconds of a pass, by stage and chunk."""
@@ -42,8 +40,6 @@ class Timeline:
     """Time of the passes."""
     transferring: tuple[float, ...]
     """Time in which a stage sends and does not compute."""
-    starts: tuple[float, ...]
-    """Start of the first forward pass."""
     chunk_ends: tuple[tuple[float, ...], ...]
     """End of the last backward pass of each chunk."""
     intervals: tuple[Interval, ...] = ()
@@ -65,8 +61,7 @@ class Timeline:
         return tuple(max(ends) for ends in self.chunk_ends)
 
 
-@record
-class Pass:
+class Pass(NamedTuple):
     """A forward or backward pass in the order of its stage."""
 
     chunk: int
@@ -95,11 +90,50 @@ def replay(
         with_intervals: also return all passes. This replays every microbatch.
     """
     step = _Step(forward, backward, transfer or (0.0,) * len(forward))
-    unit = step.num_stages if step.num_chunks > 1 else 1
-    periods = max(0, num_microbatches - REPLAYED * step.num_stages) // unit
-    if with_intervals or periods == 0:
-        return step.replayed(num_microbatches, with_intervals)
-    return step.extrapolated(num_microbatches - periods * unit, unit, periods)
+    rounds, left = divmod(num_microbatches, step.num_stages)
+    replayed = 2
+    while replayed < rounds and not with_intervals:
+        short, long = (step.replayed(left + number * step.num_stages) for number in (replayed - 1, replayed))
+        if _is_periodic(short, long):
+            return _extended(short, long, rounds - replayed)
+        replayed *= 2
+    return step.replayed(num_microbatches, with_intervals)
+
+
+def _is_periodic(short: Timeline, long: Timeline) -> bool:
+    """True if further rounds of microbatches take as long as the last one did: as long as the slowest stage works.
+
+    Before that, waiting stages hide a part of its work.
+    """
+    work = max(map(sum, zip(*_round(short, long), strict=True)))
+    return long.total - short.total >= work * (1 - 1e-9)
+
+
+def _round(short: Timeline, long: Timeline) -> tuple[list[float], list[float]]:
+    """How long each stage computes and transfers in a round. The interleaved schedule waits for transfers only in the
+    warm-up and the cool-down."""
+    computing = [after - before for before, after in zip(short.computing, long.computing, strict=True)]
+    if len(long.chunk_ends[0]) > 1:
+        return computing, [0.0] * len(computing)
+    return computing, [
+        after - before for before, after in zip(short.transferring, long.transferring, strict=True)
+    ]
+
+
+def _extended(short: Timeline, long: Timeline, rounds: int) -> Timeline:
+    """The step after `rounds` more rounds like that by which `long` is longer than `short`."""
+    computing, transferring = _round(short, long)
+    later = rounds * (long.total - short.total)
+    return Timeline(
+        total=long.total + later,
+        computing=_later(long.computing, computing, rounds),
+        transferring=_later(long.transferring, transferring, rounds),
+        chunk_ends=tuple(tuple(end + later for end in ends) for ends in long.chunk_ends),
+    )
+
+
+def _later(seconds: Sequence[float], of_round: Sequence[float], rounds: int) -> tuple[float, ...]:
+    return tuple(last + rounds * each for last, each in zip(seconds, of_round, strict=True))
 
 
 def passes(num_stages: int, stage: int, num_chunks: int, num_microbatches: int) -> list[Pass]:
@@ -173,42 +207,11 @@ class _Step:
             total=max(ends),
             computing=tuple(summed(computing, stage) for stage in stages),
             transferring=tuple(summed(waiting, stage) for stage in stages),
-            starts=tuple(ends[node] - lasting[graph.nodes[node][2]] for node in graph.first),
             chunk_ends=tuple(
                 tuple(ends[node] - waiting[graph.nodes[node][2]] for node in chunks) for chunks in graph.last
             ),
             intervals=self._intervals(graph, ends, computing, lasting) if with_intervals else (),
         )
-
-    def extrapolated(self, num_microbatches: int, unit: int, periods: int) -> Timeline:
-        """The step after `periods` more times `unit` microbatches."""
-        short = self.replayed(num_microbatches - unit)
-        long = self.replayed(num_microbatches)
-        total = long.total + periods * (long.total - short.total)
-        final = num_microbatches + periods * unit
-        # A slow stage behind faster ones may limit only longer steps than the replayed ones.
-        total = max(
-            total, *(self._least(long, stage, num_microbatches, final) for stage in range(self.num_stages))
-        )
-        later = total - long.total
-        return Timeline(
-            total=total,
-            computing=tuple(seconds * final / num_microbatches for seconds in long.computing),
-            transferring=tuple(
-                last + periods * (last - before)
-                for before, last in zip(short.transferring, long.transferring, strict=True)
-            ),
-            starts=long.starts,
-            chunk_ends=tuple(tuple(end + later for end in ends) for ends in long.chunk_ends),
-        )
-
-    def _least(self, timeline: Timeline, stage: int, num_microbatches: int, final: int) -> float:
-        """The time of a step in which `stage` never waits after its first pass."""
-        work = (timeline.computing[stage] + timeline.transferring[stage]) * final / num_microbatches
-        rest = sum(self.backward[before][0] for before in range(stage)) + sum(
-            self.transfer[: max(0, stage - 1)]
-        )
-        return timeline.starts[stage] + work + rest
 
     def _kinds(self) -> tuple[list[float], list[float], list[float]]:
         """By kind of node: seconds of the pass, seconds in which its stage waits for the sending, and seconds until the
@@ -247,8 +250,6 @@ class _Graph:
     """Stage and pass of each node."""
     counts: Counter[int]
     """Number of nodes of each kind."""
-    first: list[int]
-    """First node of each stage."""
     last: list[list[int]]
     """Node of the last backward pass, by stage and chunk."""
 
@@ -256,7 +257,7 @@ class _Graph:
 @functools.lru_cache(maxsize=256)
 def _graph(num_stages: int, num_chunks: int, num_microbatches: int) -> _Graph:
     todo = [passes(num_stages, stage, num_chunks, num_microbatches) for stage in range(num_stages)]
-    next_pass, previous, first = [0] * num_stages, [-1] * num_stages, [-1] * num_stages
+    next_pass, previous = [0] * num_stages, [-1] * num_stages
     placed: dict[tuple[bool, int, int], int] = {}
     nodes: list[tuple[int, int, int]] = []
     placed_passes: list[tuple[int, Pass]] = []
@@ -279,11 +280,9 @@ def _graph(num_stages: int, num_chunks: int, num_microbatches: int) -> _Graph:
                 nodes.append((previous[stage], source, kind))
                 placed_passes.append((stage, each))
                 placed[each.is_forward, position, each.microbatch] = previous[stage] = node
-                if next_pass[stage] == 0:
-                    first[stage] = node
                 next_pass[stage] += 1
     last = [
         [placed[False, chunk * num_stages + stage, num_microbatches - 1] for chunk in range(num_chunks)]
         for stage in range(num_stages)
     ]
-    return _Graph(nodes, placed_passes, Counter(kind for _, _, kind in nodes), first, last)
+    return _Graph(nodes, placed_passes, Counter(kind for _, _, kind in nodes), last)
