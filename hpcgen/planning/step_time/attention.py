@@ -5,7 +5,7 @@ from __future__ import annotations
 from hpcgen.planning.step_time.collectives import Group
 from hpcgen.planning.step_time.kernels import Attention
 from hpcgen.planning.step_time.linear import linear
-from hpcgen.planning.step_time.work import Device, Part, Passes, Seconds, added
+from hpcgen.planning.step_time.work import BYTES_PER_VALUE, Device, Part, Passes, Seconds, added
 from trainer.contract.attention import attention_of
 from trainer.contract.attention.kind import Projection
 from trainer.contract.attention.visibility import visible_pairs
@@ -23,7 +23,7 @@ def attention_parts(device: Device) -> list[Part]:
     up: RecomputeModule | None = "mla_up_proj" if "mla_up_proj" in kind.recomputable else None
     values = device.sharded_tokens * model.hidden_size
     return [
-        Part(device.memory_bound("norm", values), own_norm),
+        Part(device.norm(values), own_norm),
         *(_projection(device, each, up) for each in kind.projections(model)),
         Part(_norms(device), up),
         Part(_rotation(device), up),
@@ -65,9 +65,9 @@ def _norms(device: Device) -> Passes:
     if not model.qk_layernorm:
         return Passes()
     if latents := attention_of(model).latent_width(model):
-        return device.memory_bound("norm", device.sharded_tokens * latents)
+        return device.norm(device.sharded_tokens * latents)
     queries, keys, _, _ = _widths(device)
-    return device.memory_bound("norm", device.setup.tokens * (queries + keys))
+    return device.norm(device.setup.tokens * (queries + keys))
 
 
 def _rotation(device: Device) -> Passes:
@@ -101,7 +101,8 @@ def _copies(device: Device) -> Passes:
         copied = values
     else:
         return Passes()
-    return device.memory_bound("copy", tokens * copied, tokens * (queries + keys + values))
+    forward, backward = BYTES_PER_VALUE["copy"]
+    return device.moving("copy", forward * tokens * copied, backward * tokens * (queries + keys + values))
 
 
 def _core(device: Device) -> Passes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 from hpcgen.planning.setup import Setup
@@ -62,18 +63,15 @@ def estimate_step_time(
 def _chunks(device: Device, machine: Machine) -> tuple[list[list[Passes]], list[Constant]]:
     """The time of each model chunk by stage, and the constants of the host that were not measured."""
     setup = device.setup
-    kinds = set(moe_layer_pattern(setup.model))
+    pattern = moe_layer_pattern(setup.model)
     layers, guesses = {}, []
-    for has_experts in sorted(kinds):
-        host, guessed = host_time(device, machine, has_experts=has_experts)
+    for has_experts in sorted(set(pattern)):
+        host, guessed = host_time(setup, machine, has_experts=has_experts)
         layers[has_experts] = Layer.of(device, host, has_experts=has_experts)
         guesses += guessed
-    pattern = [layers[has_experts] for has_experts in moe_layer_pattern(setup.model)]
+    chunk_of = functools.cache(functools.partial(chunk_time, setup, layers))  # most chunks are equal
     chunks = [
-        [
-            chunk_time(setup, pattern[chunk.start : chunk.stop])
-            for chunk in setup.layout.layers_of_stage(stage)
-        ]
+        [chunk_of(pattern[chunk.start : chunk.stop]) for chunk in setup.layout.layers_of_stage(stage)]
         for stage in range(setup.layout.pipeline_model_parallel_size)
     ]
     chunks[0][0] += embedding_time(device)

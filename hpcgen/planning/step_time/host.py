@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from hpcgen.planning.setup import Setup
 from hpcgen.planning.step_time.machine import Constant, Machine
-from hpcgen.planning.step_time.work import Device, Passes, Seconds
+from hpcgen.planning.step_time.work import Passes, Seconds
 
 _SOURCE = "guessed from steps on one kind of host; hosts differ by a factor of two"
 DENSE = Constant(3.0e-3, "the host needs 3 ms per dense layer and microbatch", _SOURCE)
@@ -14,16 +15,17 @@ FORWARD_SHARE = 0.4
 """Share of the forward pass in the launches of a layer. Recomputation launches it again."""
 
 
-def host_time(device: Device, machine: Machine, *, has_experts: bool) -> tuple[float, list[Constant]]:
+def host_time(setup: Setup, machine: Machine, *, has_experts: bool) -> tuple[float, list[Constant]]:
     """Seconds per layer and microbatch for both passes, and the constants that were not measured."""
-    setup = device.setup
     has_tensor, has_graphs = (
         setup.layout.tensor_model_parallel_size > 1,
         setup.training.cuda_graph_impl != "none",
     )
+    precision = "fp8" if setup.training.fp8 else "bf16"
     kind = "experts" if has_experts else "dense"
     for row in machine.measurements.host if machine.measurements else ():
-        if (row["layer"], row["tensor_parallel"], row["graphs"]) == (kind, has_tensor, has_graphs):
+        shape = row["layer"], row["tensor_parallel"], row["graphs"], row["precision"]
+        if shape == (kind, has_tensor, has_graphs, precision):
             return row["us"] * 1e-6, []
     constant = GRAPHS if has_graphs else TENSOR_PARALLEL if has_tensor else DENSE
     if not has_experts:

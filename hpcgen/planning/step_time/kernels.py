@@ -240,7 +240,8 @@ def _attention_shape(attention: Attention) -> tuple[float, ...]:
 
 
 def _product_row(row: Row, machine: Machine) -> _Ratio:
-    product = Product(row["m"], row["n"], row["k"], row["pass"], row["precision"], row["groups"])
+    groups = row["groups"]
+    product = Product(row["m"] / groups, row["n"], row["k"], row["pass"], row["precision"], groups)
     ratio = row["us"] * 1e-6 / product_form(product, machine)
     return _Ratio((product.kind, product.precision), _product_shape(product), ratio)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
 from hpcgen.planning.setup import Setup
 from hpcgen.planning.step_time.attention import attention_parts
 from hpcgen.planning.step_time.host import FORWARD_SHARE, with_waits
@@ -37,15 +40,16 @@ def _is_recomputed(setup: Setup, part: Part) -> bool:
     return any(module is not None and setup.recomputes(module) for module in modules)
 
 
-def chunk_time(setup: Setup, layers: list[Layer]) -> Passes:
-    """Time of the layers of a model chunk.
+def chunk_time(setup: Setup, layers: Mapping[bool, Layer], kinds: Sequence[bool]) -> Passes:
+    """Time of a model chunk whose layers have these kinds: True with experts, False if dense.
 
     With full recomputation, all layers are recomputed (uniform), or the first recompute_num_layers (block).
     """
     recomputed = 0
     if setup.recomputes_layers:
         is_uniform = setup.training.recompute_method == "uniform"
-        recomputed = len(layers) if is_uniform else setup.training.recompute_num_layers or 1
+        recomputed = len(kinds) if is_uniform else setup.training.recompute_num_layers or 1
+    again, rest = Counter(kinds[:recomputed]), Counter(kinds[recomputed:])
     return added(
-        layer.recomputed if number < recomputed else layer.kept for number, layer in enumerate(layers)
+        layer.recomputed.times(again[kind]) + layer.kept.times(rest[kind]) for kind, layer in layers.items()
     )

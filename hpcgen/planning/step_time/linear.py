@@ -38,10 +38,20 @@ def linear(
     return part + _exchange(device, divided, width, products, precision)
 
 
+CASTS = {"tensorwise": ("cast_current", 6), "delayed": ("cast_delayed", 4)}
+"""Kernels that cast a tensor to FP8, and bytes that they move per value.
+
+They read the tensor and write it with its transpose. Current scaling first reads it for its maximum.
+"""
+
+
 def cast(device: Device, values: float, gradients: float) -> Passes:
     """Casts of the input of a product, and of the gradient of its output. Those of weights are in `optimizer`."""
-    kernel = "cast_current" if device.setup.training.fp8_recipe == "tensorwise" else "cast_delayed"
-    return device.memory_bound(kernel, values, gradients)
+    kernel, size = CASTS[device.setup.training.fp8_recipe]
+    return Passes.computing(
+        device.kernels.memory(kernel, "forward", size * values),
+        device.kernels.memory(kernel, "forward", size * gradients),
+    )
 
 
 def _casts(device: Device, outputs: float, inputs: float, divided: Divided) -> Passes:

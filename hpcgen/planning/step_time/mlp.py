@@ -35,7 +35,7 @@ def expert_parts(device: Device) -> list[Part]:
 
 
 def _norm(device: Device) -> Passes:
-    return device.memory_bound("norm", device.sharded_tokens * device.setup.model.hidden_size)
+    return device.norm(device.sharded_tokens * device.setup.model.hidden_size)
 
 
 def _mlp(device: Device, width: float) -> Passes:
@@ -46,23 +46,15 @@ def _mlp(device: Device, width: float) -> Passes:
     return added(
         (
             linear(device, gates * width, model.hidden_size, "outputs", has_bias=has_bias),
-            _activation(device, device.setup.tokens * width),
+            device.memory_bound("swiglu" if model.swiglu else "gelu", device.setup.tokens * width),
             linear(device, model.hidden_size, width, "inputs", has_bias=has_bias),
         )
     )
 
 
-def _activation(device: Device, values: float) -> Passes:
-    return device.memory_bound("swiglu" if device.setup.model.swiglu else "gelu", values)
-
-
 def _router(device: Device) -> Passes:
-    model = device.setup.model
-    assert model.num_moe_experts
-    tokens, precision = device.sharded_tokens, device.precision_outside_layers
-    forward, data, weight = device.products(tokens, model.num_moe_experts, model.hidden_size, precision)
-    choice = device.memory_bound("router", tokens * model.num_moe_experts)
-    return Passes.computing(forward, data + weight) + choice
+    """The scores of the experts, with their product, and the choice."""
+    return device.memory_bound("router", device.sharded_tokens * device.setup.model.hidden_size)
 
 
 def _copies(device: Device) -> float:
@@ -76,11 +68,12 @@ def _permutation(device: Device) -> Passes:
     With several ranks, the copies that arrive from each rank are sorted again, and so are the outputs that return
     (megatron/core/transformer/moe/token_dispatcher.py).
     """
-    setup = device.setup
-    values = _copies(device) / setup.layout.expert_tensor_parallel_size * setup.model.hidden_size
-    parts = device.memory_bound("permute", values) + device.memory_bound("unpermute", values)
+    hidden = device.setup.model.hidden_size
+    copies = _copies(device) / device.setup.layout.expert_tensor_parallel_size
+    size = 2 * (device.sharded_tokens + copies) * hidden
+    parts = device.moving("permute", size, size) + device.moving("unpermute", size, size)
     if device.groups.expert.size > 1 and _num_local_experts(device) > 1:
-        parts += device.memory_bound("permute", 2 * _copies(device) * setup.model.hidden_size)
+        parts += device.memory_bound("copy", 2 * _copies(device) * hidden)
     return parts
 
 
@@ -109,10 +102,11 @@ def _experts(device: Device) -> Passes:
 
 
 def _weighted_activation(device: Device) -> Passes:
+    """The activation function of the experts, whose output is weighted by the router."""
     model = device.setup.model
     assert model.moe_ffn_hidden_size
-    width = model.moe_ffn_hidden_size / device.setup.layout.expert_tensor_parallel_size
-    return _activation(device, _copies(device) * width)
+    values = _copies(device) * model.moe_ffn_hidden_size / device.setup.layout.expert_tensor_parallel_size
+    return device.memory_bound("weighted_swiglu" if model.swiglu else "gelu", values)
 
 
 def _dispatch(device: Device) -> Passes:

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from hpcgen.planning.memory.parameters import num_shards, stage_parameter_counts
+from hpcgen.planning.step_time.linear import CASTS
 from hpcgen.planning.step_time.machine import Constant
 from hpcgen.planning.step_time.work import Device
 
 OVERHEAD = Constant(
     3e-3, "3 ms per step in which the GPU waits for the host's checks and the update", "guessed"
 )
-NORM_BYTES = 4
-"""Per parameter of a rank's shard: its gradient is read for the norm."""
-UPDATE_BYTES = 42
-"""Per parameter of a shard: the gradient is scaled and read, the fp32 weight and the moments are read and written, and
-the weight of the model is written."""
+UPDATE = {"gradient_norm": 4, "scale_gradients": 8, "adam": 28, "copy_parameters": 6}
+"""Kernels of the update, and the bytes that they move per parameter of a rank's shard."""
 CLEARED_BYTES = 4
 """Per parameter of the rank: its gradient is cleared for the next step."""
-CAST_BYTES = 6
-"""Per parameter of a layer in FP8: the weight is cast once per step."""
 
 
 def optimizer_time(device: Device, stage: int) -> float:
@@ -26,10 +22,11 @@ def optimizer_time(device: Device, stage: int) -> float:
     counts = stage_parameter_counts(setup, stage)
     own = (counts.tables + counts.layers) / num_shards(setup)
     own += counts.experts / num_shards(setup, of_expert=True)
-    seconds = OVERHEAD.value + kernels.memory("gradient_norm", "forward", NORM_BYTES * own)
-    seconds += kernels.memory("adam", "forward", UPDATE_BYTES * own)
-    every = counts.tables + counts.layers + counts.experts
-    seconds += kernels.memory("clear", "forward", CLEARED_BYTES * every)
-    if setup.training.fp8:
-        seconds += kernels.memory("cast_current", "forward", CAST_BYTES * (counts.layers + counts.experts))
+    seconds = OVERHEAD.value
+    seconds += sum(kernels.memory(kernel, "forward", size * own) for kernel, size in UPDATE.items())
+    weights = counts.layers + counts.experts
+    seconds += kernels.memory("zero_gradients", "forward", CLEARED_BYTES * (counts.tables + weights))
+    if setup.training.fp8:  # once per step, for all microbatches
+        kernel, size = CASTS[setup.training.fp8_recipe]
+        seconds += kernels.memory(kernel, "forward", size * weights)
     return seconds

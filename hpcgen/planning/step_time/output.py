@@ -8,9 +8,8 @@ from hpcgen.planning.step_time.layer import Layer
 from hpcgen.planning.step_time.linear import linear
 from hpcgen.planning.step_time.work import Device, Passes, Seconds, added
 
-TABLE_GRADIENT_BYTES = 12
-"""Bytes moved per weight of the embedding in a backward pass: its gradient in bf16 is cleared, filled, and added to the
-fp32 buffer."""
+ACCUMULATED_BYTES = 10
+"""Bytes moved per weight of the embedding to add its gradient to the fp32 buffer. No product does this."""
 
 LOGIT_BYTES = {"te": (6, 4), "fused": (18, 12), "unfused": (30, 20)}
 """Bytes moved per logit by kinds of cross entropy, forward and backward, for logits of two bytes."""
@@ -19,13 +18,12 @@ LOGIT_BYTES = {"te": (6, 4), "fused": (18, 12), "unfused": (30, 20)}
 def embedding_time(device: Device) -> Passes:
     """The embedding of the tokens of a microbatch. Each tensor-parallel rank has some of its rows."""
     setup, links, group = device.setup, device.links, device.groups.tensor
-    values = setup.tokens * setup.model.hidden_size
-    part = device.memory_bound("embedding", values)
+    values, weights = setup.tokens * setup.model.hidden_size, table_parameter_count(setup)
+    # A gradient has all rows of the table, most of which are zero.
+    part = device.moving("embedding", 4 * values, 2 * (values + weights))
+    part += Passes.computing(0.0, device.kernels.memory("accumulate", "forward", ACCUMULATED_BYTES * weights))
     if setup.model.position_embedding_type == "learned_absolute":
         part += device.memory_bound("residual", values)
-    size = TABLE_GRADIENT_BYTES * table_parameter_count(setup) * setup.value_bytes / 2
-    gradient = device.kernels.memory("copy", "backward", size)
-    part += Passes.computing(0.0, gradient)
     size = values * setup.value_bytes
     if not setup.parallelism.sequence_parallel:
         return part + Passes(Seconds(tensor_parallel=links.all_reduce(size, group)))
@@ -42,7 +40,7 @@ def output_time(device: Device) -> Passes:
     assert model.padded_vocab_size
     width = model.padded_vocab_size / ranks
     logits = linear(device, width, model.hidden_size, "outputs", precision=device.precision_outside_layers)
-    norm = device.memory_bound("norm", device.sharded_tokens * model.hidden_size)
+    norm = device.norm(device.sharded_tokens * model.hidden_size)
     outputs = 1 + (model.mtp_num_layers or 0)
     return added((norm, logits, _cross_entropy(device, setup.tokens * width))).times(outputs)
 
@@ -65,7 +63,7 @@ def mtp_time(device: Device, layer: Layer) -> Passes:
     number, hidden = setup.model.mtp_num_layers or 0, setup.model.hidden_size
     if not number:
         return Passes()
-    norms = device.memory_bound("norm", 2 * device.sharded_tokens * hidden)
+    norms = device.norm(2 * device.sharded_tokens * hidden)
     projection = linear(device, hidden / setup.layout.tensor_model_parallel_size, 2 * hidden, "outputs")
     computed = layer.recomputed if recomputes_mtp(setup) else layer.kept
     return added((norms, projection, computed, embedding_time(device))).times(number)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 from hpcgen.planning.setup import Setup
 from hpcgen.planning.step_time.collectives import Groups, Links
@@ -12,28 +13,25 @@ from trainer.contract.record import record
 
 BYTES_PER_VALUE: dict[str, tuple[float, float]] = {
     "norm": (4, 6),
+    "layer_norm": (4, 6),
     "residual": (6, 6),
     "dropout": (1, 5),
     "bias": (0, 2),
     "swiglu": (6, 10),
+    "weighted_swiglu": (6, 10),
     "gelu": (4, 6),
     "rope": (4, 4),
     "copy": (4, 4),
-    "embedding": (4, 4),
-    "permute": (4, 4),
-    "unpermute": (4, 4),
-    "router": (16, 16),
-    "cast_current": (6, 6),
-    "cast_delayed": (4, 4),
+    "router": (2, 4),
 }
 """Bytes that a memory-bound kernel reads and writes per value, forward and backward, for values of two bytes.
 
-The values are those of the output; for swiglu, half as many as of the input. A bias is added by the product before it.
-The cast to FP8 also writes the transpose, and with current scaling it first reads the input for its maximum.
+The values are those of the output, or of the input of a router. A bias is added by the product before it. The kernels
+that are measured have the same names in the tables of topologies/kernels.
 """
 
 
-@record
+@dataclass(slots=True)  # faster than a record: an estimate adds up hundreds
 class Seconds:
     """Time on the critical path of a device, by what it waits for."""
 
@@ -71,12 +69,12 @@ class Seconds:
         return self.compute + transfers + self.host
 
 
-@record
+@dataclass(slots=True)
 class Passes:
     """Time of a part of the model for one microbatch."""
 
-    forward: Seconds = Seconds()
-    backward: Seconds = Seconds()
+    forward: Seconds = field(default_factory=Seconds)
+    backward: Seconds = field(default_factory=Seconds)
 
     @classmethod
     def computing(cls, forward: float, backward: float) -> Passes:
@@ -145,13 +143,21 @@ class Device:
         )
         return forward, data, weight
 
-    def memory_bound(self, kernel: str, values: float, gradients: float | None = None) -> Passes:
-        """A kernel of BYTES_PER_VALUE on a tensor, and in the backward pass on `gradients`. Default: as many."""
+    def memory_bound(self, kernel: str, values: float) -> Passes:
+        """A kernel of BYTES_PER_VALUE on a tensor, and on its gradient."""
         forward, backward = BYTES_PER_VALUE[kernel]
+        return self.moving(kernel, forward * values, backward * values)
+
+    def moving(self, kernel: str, forward: float, backward: float) -> Passes:
+        """A kernel that moves these bytes in both passes, if values have two bytes."""
         scale = self.setup.value_bytes / 2
         return Passes.computing(
-            self.kernels.memory(kernel, "forward", scale * forward * values),
-            self.kernels.memory(
-                kernel, "backward", scale * backward * (values if gradients is None else gradients)
-            ),
+            self.kernels.memory(kernel, "forward", scale * forward),
+            self.kernels.memory(kernel, "backward", scale * backward),
+        )
+
+    def norm(self, values: float) -> Passes:
+        """A norm of hidden states, or of other tensors."""
+        return self.memory_bound(
+            "norm" if self.setup.model.normalization == "RMSNorm" else "layer_norm", values
         )
