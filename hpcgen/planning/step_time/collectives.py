@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import bisect
 import math
+from functools import cached_property
+from statistics import median
+from typing import Literal
 
 from hpcgen.planning.step_time.machine import Constant, Machine
 from trainer.contract.model.layout import Layout
@@ -13,15 +17,17 @@ NETWORK_STEP_S = 14e-6
 START_S = 8.4e-6
 """Latencies of a ring's step with NVLink and between nodes, and of its start, as NCCL assumes them for rings with
 protocol Simple (src/graph/tuning.cc)."""
-ALL_TO_ALL_SHARE = Constant(
-    0.75, "all-to-all at 75% of the bandwidth of other collectives", "guessed: its messages are smaller"
-)
 RAMP_BYTES = 10e6
 """A collective of this size inside a domain reaches half of the bandwidth of large ones. On four H200, all-reduce had
 314 GB/s at 64 MiB, 355 at 1 GiB and 362 at 4 GiB."""
-SLOWDOWN = Constant(
-    1.15, "products are 15% slower beside transfers", "guessed: NCCL's kernels use 20 of 132 SMs"
+ALL_TO_ALL_SHARE = Constant(
+    0.75, "all-to-all at 75% of the bandwidth of other collectives", "guessed: its messages are smaller"
 )
+SLOWER_PRODUCTS = Constant(
+    1.15, "products 15% slower next to a transfer", "guessed: NCCL's kernels use 20 of 132 SMs"
+)
+SLOWER_TRANSFERS = Constant(1.1, "transfers 10% slower next to products", "guessed")
+Collective = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send_recv"]
 
 
 @record
@@ -93,23 +99,28 @@ class Links:
 
     def all_gather(self, size: float, group: Group) -> float:
         """Seconds to gather `size` bytes, of which each rank has a part."""
-        return self._ring(size, group)
+        return self._ring("all_gather", size, group)
 
     def reduce_scatter(self, size: float, group: Group) -> float:
         """Seconds to sum the tensors of all ranks, each of `size` bytes, of which each rank keeps a part."""
-        return self._ring(size, group)
+        return self._ring("reduce_scatter", size, group)
 
     def all_reduce(self, size: float, group: Group, *, in_switches: bool = False) -> float:
         """Seconds to sum tensors of `size` bytes on all ranks. Switches with SHARP halve what the network carries."""
-        return self._ring(size, group) * (1 if in_switches and group.crosses_network else 2)
+        if in_switches and group.crosses_network:
+            return self._ring("reduce_scatter", size, group)
+        return self._ring("all_reduce", 2 * size, group)
 
     def all_to_all(self, size: float, group: Group) -> float:
         """Seconds in which each rank sends `size` bytes, in equal parts to all ranks including itself."""
         if group.size == 1 or not size:
             return 0.0
-        near = (group.per_domain - 1) / group.size * size / self.machine.nvlink_bandwidth.value
-        far = (group.size - group.per_domain) / group.size * size / self.machine.network_bandwidth.value
-        return max(near, far) / ALL_TO_ALL_SHARE.value + self._latency(group)
+        share = size / group.size
+        near = self._inside("all_to_all", size, group.per_domain, share * (group.per_domain - 1))
+        if not group.crosses_network:
+            return near
+        far = share * (group.size - group.per_domain) / self.machine.network_bandwidth.value
+        return max(near, far / ALL_TO_ALL_SHARE.value + self._latency(group))
 
     def send(self, size: float, group: Group) -> float:
         """Seconds to send `size` bytes to the next rank of the group, in the slowest place of the group."""
@@ -117,43 +128,114 @@ class Links:
             return 0.0
         if group.crosses_network:
             return size / self.machine.network_bandwidth.value + NETWORK_STEP_S
-        return size / self.machine.nvlink_bandwidth.value + NVLINK_STEP_S
+        return self._inside("send_recv", size, 2, size)
 
     def added(self, transfer_s: float, beside_s: float) -> float:
-        """Seconds by which a transfer lengthens the computation of `beside_s` that it runs beside.
+        """Seconds by which a transfer lengthens the computation of `beside_s` that it runs next to.
 
-        Both are times alone. The computation is slower while the transfer lasts.
+        Both are times alone. Each slows the other one while both last.
         """
-        if transfer_s <= beside_s * SLOWDOWN.value:
-            return transfer_s * (1 - 1 / SLOWDOWN.value)
-        return transfer_s - beside_s
+        slower_products, slower_transfers = (constant.value for constant in self.slowdowns)
+        if transfer_s * slower_transfers <= beside_s * slower_products:
+            return transfer_s * slower_transfers * (1 - 1 / slower_products)
+        both_s = beside_s * slower_products
+        return both_s + transfer_s - both_s / slower_transfers - beside_s
+
+    @cached_property
+    def slowdowns(self) -> tuple[Constant, Constant]:
+        """How much slower products are next to transfers, and transfers next to products."""
+        rows = self.machine.measurements.beside if self.machine.measurements else ()
+        if not rows:
+            return SLOWER_PRODUCTS, SLOWER_TRANSFERS
+        products = median(row["product_beside_us"] / row["product_alone_us"] for row in rows)
+        transfers = median(row["beside_us"] / row["alone_us"] for row in rows)
+        return (
+            Constant(
+                products, f"products take {products:.2f} times as long next to a transfer", "measured", True
+            ),
+            Constant(
+                transfers, f"transfers take {transfers:.2f} times as long next to products", "measured", True
+            ),
+        )
 
     def guesses(self, groups: Groups) -> list[Constant]:
         """The constants that transfers of these groups use and that were not measured."""
         used = [group for group in vars(groups).values() if group.size > 1]
-        constants = []
-        if any(group.per_domain > 1 for group in used):
+        constants: list[Constant] = []
+        if (inside := max((group.per_domain for group in used), default=1)) > 1:
             constants.append(self.machine.nvlink_bandwidth)
+            measured = max((ranks for _, ranks in self._curves), default=inside)
+            if measured < inside:
+                meaning = f"collectives of {inside} GPUs inside a domain as efficient as those of {measured}"
+                constants.append(Constant(1.0, meaning, f"measured with {measured} GPUs"))
         if any(group.crosses_network for group in used):
             constants.append(self.machine.network_bandwidth)
-        if groups.expert.size > 1:
+        if groups.expert.crosses_network or (groups.expert.size > 1 and not self._curve("all_to_all", 2)):
             constants.append(ALL_TO_ALL_SHARE)
         if used:
-            constants.append(SLOWDOWN)
+            constants += self.slowdowns
         return [constant for constant in constants if not constant.is_measured]
 
-    def _ring(self, size: float, group: Group) -> float:
-        """Seconds of a ring that passes every byte once, over the links of all ranks of a domain."""
+    def _ring(self, collective: Collective, size: float, group: Group) -> float:
+        """Seconds of a ring through which `size` bytes pass, less the part of a rank. In a ring between nodes, every
+        rank of a domain sends over its own link."""
         if group.size == 1 or not size:
             return 0.0
-        bandwidth = self.machine.nvlink_bandwidth.value
-        if group.crosses_network:
-            bandwidth = min(bandwidth, group.per_domain * self.machine.network_bandwidth.value)
+        sent = size * (group.size - 1) / group.size
+        if not group.crosses_network:
+            return self._inside(collective, size, group.size, sent)
+        network = group.per_domain * self.machine.network_bandwidth.value
+        return sent / min(network, self.machine.nvlink_bandwidth.value) + self._latency(group)
+
+    def _inside(self, collective: Collective, size: float, ranks: int, sent: float) -> float:
+        """Seconds of a transfer of `size` bytes inside a domain, of which each rank sends `sent` bytes."""
+        if curve := self._curve(collective, ranks):
+            slower = _interpolated(curve, math.log(size))
         else:
-            bandwidth *= size / (size + RAMP_BYTES)
-        return size * (group.size - 1) / group.size / bandwidth + self._latency(group)
+            slower = 1 + RAMP_BYTES / size
+            if collective == "all_to_all":
+                slower /= ALL_TO_ALL_SHARE.value
+        return slower * self._expected(sent, ranks)
+
+    def _expected(self, sent: float, ranks: int) -> float:
+        """Seconds in which each rank sends `sent` bytes, if it used the bandwidth of large collectives."""
+        return sent / self.machine.nvlink_bandwidth.value + START_S + (ranks - 1) * NVLINK_STEP_S
 
     def _latency(self, group: Group) -> float:
         between = group.num_domains - 1
         inside = group.size - 1 - between
         return START_S + inside * NVLINK_STEP_S + between * NETWORK_STEP_S
+
+    def _curve(self, collective: Collective, ranks: int) -> Curve:
+        """Measured relative to expected times, for the number of ranks closest to `ranks`. Empty if not measured."""
+        measured = [number for name, number in self._curves if name == collective]
+        if not measured:
+            return []
+        return self._curves[collective, min(measured, key=lambda number: abs(math.log(number / ranks)))]
+
+    @cached_property
+    def _curves(self) -> dict[tuple[str, int], Curve]:
+        curves: dict[tuple[str, int], Curve] = {}
+        rows = self.machine.measurements.collectives if self.machine.measurements else ()
+        for row in sorted(rows, key=lambda row: row["bytes"]):
+            name, ranks, size = row["collective"], row["ranks"], row["bytes"]
+            passing = 2 * size if name == "all_reduce" else size
+            sent = size if name in PAIRWISE else passing * (ranks - 1) / ranks
+            slower = row["us"] * 1e-6 / self._expected(sent, ranks)
+            curves.setdefault((name, ranks), []).append((math.log(passing), slower))
+        return curves
+
+
+Curve = list[tuple[float, float]]
+"""Logarithms of sizes, and how much longer transfers of these sizes take than expected."""
+PAIRWISE = ("send_recv", "exchange")
+"""Transfers that send all bytes to one rank."""
+
+
+def _interpolated(curve: Curve, at: float) -> float:
+    """The value of a curve, which continues its ends."""
+    index = bisect.bisect(curve, (at,))
+    if index in (0, len(curve)):
+        return curve[min(index, len(curve) - 1)][1]
+    (left, before), (right, after) = curve[index - 1 : index + 1]
+    return before + (after - before) * (at - left) / (right - left)

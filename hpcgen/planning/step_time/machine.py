@@ -57,6 +57,7 @@ class Machine:
         A job may use fewer GPUs than a node has: `gpus_per_node`. Default: all.
         """
         assert node_type.gpu_memory_gb_s is not None
+        measurements = measurements_of(node_type.gpu_model)
         return cls(
             gpu_model=node_type.gpu_model or "a GPU without a name",
             peak_flops={precision: tflops * 1e12 for precision, tflops in node_type.peak_tflops.items()},
@@ -65,10 +66,10 @@ class Machine:
             watts=_watts(node_type),
             gpus_per_node=gpus_per_node or node_type.gpus_per_node,
             nvlink_devices=nvlink_devices,
-            nvlink_bandwidth=_nvlink_bandwidth(node_type),
+            nvlink_bandwidth=_nvlink_bandwidth(node_type, measurements),
             network_bandwidth=_network_bandwidth(node_type),
             host_bandwidth=_host_bandwidth(node_type),
-            measurements=measurements_of(node_type.gpu_model),
+            measurements=measurements,
         )
 
 
@@ -130,7 +131,11 @@ def _watts(node_type: NodeType) -> Constant:
     return Constant(700, "700 W of a GPU under load", "guessed as an H100's")
 
 
-def _nvlink_bandwidth(node_type: NodeType) -> Constant:
+def _nvlink_bandwidth(node_type: NodeType, measurements: Measurements | None) -> Constant:
+    if node_type.nvlink is not None and (rate := _measured_gb_s(measurements)):
+        return Constant(
+            rate * 1e9, f"{rate:.0f} GB/s per GPU in collectives over NVLink", "measured", is_measured=True
+        )
     if node_type.nvlink is None:
         rate, link = _pcie_gb_s(node_type), "PCIe"
         source = "guessed"
@@ -139,6 +144,19 @@ def _nvlink_bandwidth(node_type: NodeType) -> Constant:
         rate, link = NVLINK_SHARE * node_type.nvlink.bandwidth_gb_s / 2, "NVLink"
         source = "guessed as on H200: 80% of one direction"
     return Constant(rate * 1e9, f"{rate:.0f} GB/s per GPU in collectives over {link}", source)
+
+
+def _measured_gb_s(measurements: Measurements | None) -> float:
+    """The highest bandwidth that an all-gather reached; 0 if it was not measured."""
+    rows = measurements.collectives if measurements else ()
+    return max(
+        (
+            row["bytes"] * (row["ranks"] - 1) / row["ranks"] / row["us"] / 1e3
+            for row in rows
+            if row["collective"] == "all_gather"
+        ),
+        default=0.0,
+    )
 
 
 def _network_bandwidth(node_type: NodeType) -> Constant:
