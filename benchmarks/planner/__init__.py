@@ -1,0 +1,1 @@
+"""Compares predicted steps with measured ones: published runs, and runs of our own."""
