@@ -11,14 +11,9 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
-from benchmarks.planner.accuracy import Comparison, by_group, compare
-from benchmarks.planner.expected import expected
-from benchmarks.planner.orderings import orderings
-from benchmarks.planner.predictions import FROZEN_COMMIT, Prediction, freeze, frozen, predict
-from benchmarks.planner.published import configurations, steps
+from benchmarks.planner.predictions import freeze
+from benchmarks.planner.tables import TABLES, markdown, predictions
 
 
 def main() -> None:
@@ -43,126 +38,6 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--freeze", action="store_true", help="write the predictions to their file")
     options.add_argument("--json", action="store_true", help="print one JSON object per table")
     return options
-
-
-def predictions() -> list[Prediction]:
-    """The predictions for all configurations that were measured."""
-    return [predict(configurations()[name]) for name in steps()]
-
-
-def accuracy() -> list[dict[str, Any]]:
-    """Errors by group: of the frozen predictions, and of today's."""
-    now = by_group(_comparisons_now())
-    before = by_group(compare(frozen()))
-    return [
-        {
-            "group": title,
-            "configurations (rows)": f"{of_now.num_configurations} ({of_now.num_rows})",
-            **{f"{FROZEN_COMMIT}: {name}": value for name, value in _errors(before.get(title)).items()},
-            **{f"now: {name}": value for name, value in _errors(of_now).items()},
-        }
-        for title, of_now in now.items()
-    ]
-
-
-def configuration_table() -> list[dict[str, Any]]:
-    """Every configuration: measured and predicted steps, and the parts of the prediction."""
-    predicted = {each.configuration: each for each in predictions()}
-    before = frozen()
-    rows = []
-    for each in compare({name: one.step_s for name, one in predicted.items()}):
-        prediction = predicted[each.configuration]
-        rows.append(
-            {
-                "configuration": each.configuration,
-                "rows": ", ".join(step.row for step in each.measured),
-                "measured s": f"{each.measured_s:.2f}",
-                "releases differ": percent(each.software_band) if len(each.measured) > 1 else "",
-                "frozen s": _seconds(before.get(each.configuration)),
-                "now s": f"{each.predicted_s:.2f}",
-                "error": signed(each.error),
-                "compute": percent(prediction.parts["compute"] / prediction.step_s),
-                "host": percent(prediction.parts["host"] / prediction.step_s),
-                "transfers": percent(prediction.transfers_s / prediction.step_s),
-                "pipeline": percent(prediction.pipeline_s / prediction.step_s),
-                "optimizer": percent(prediction.parts["optimizer"] / prediction.step_s),
-            }
-        )
-    return rows
-
-
-def ordering_table() -> list[dict[str, Any]]:
-    """Pairs of runs, with their ratios."""
-    return [
-        {
-            "change": each.says,
-            "source": each.source,
-            "published": each.published if isinstance(each.published, str) else signed(each.published - 1),
-            "predicted": signed(each.predicted - 1),
-            "verdict": "right" if each.is_right else "wrong",
-        }
-        for each in orderings()
-    ]
-
-
-def expected_table() -> list[dict[str, Any]]:
-    """The guide's table of expected performance."""
-    return [
-        {
-            "model": each.configuration.removeprefix("expected-").upper(),
-            "layout": each.layout,
-            "guide: MFU": percent(each.mfu),
-            "guide: tokens/s": f"{each.tokens_s:,.0f}",
-            "MFU if of all GPUs": percent(each.implied_mfu),
-            "MFU if of each GPU": percent(each.implied_mfu_per_gpu),
-            "predicted MFU": percent(each.predicted_mfu),
-            "predicted tokens/s": f"{each.predicted_tokens_s:,.0f}",
-            "memory GiB": f"{each.memory_gib:.1f}",
-        }
-        for each in expected()
-    ]
-
-
-TABLES: dict[str, Callable[[], list[dict[str, Any]]]] = {
-    "accuracy": accuracy,
-    "configurations": configuration_table,
-    "orderings": ordering_table,
-    "expected": expected_table,
-}
-
-
-def markdown(rows: Sequence[dict[str, Any]]) -> str:
-    """The rows as a table of Markdown."""
-    lines = [list(rows[0]), ["---"] * len(rows[0]), *([str(value) for value in row.values()] for row in rows)]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-
-
-def percent(share: float) -> str:
-    """A share as text: 3.4%."""
-    return f"{100 * share:.1f}%"
-
-
-def signed(share: float) -> str:
-    """A difference as text: +3.4%."""
-    return f"{100 * share:+.1f}%"
-
-
-def _comparisons_now() -> Iterable[Comparison]:
-    return compare({each.configuration: each.step_s for each in predictions()})
-
-
-def _errors(accuracy: Any) -> dict[str, str]:
-    if accuracy is None:
-        return {"median": "", "worst": "", "bias": ""}
-    return {
-        "median": percent(accuracy.median),
-        "worst": signed(accuracy.worst),
-        "bias": signed(accuracy.bias),
-    }
-
-
-def _seconds(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f}"
 
 
 if __name__ == "__main__":
