@@ -52,7 +52,7 @@ def estimate_step_time(
         context_parallel=both.context_parallel,
         expert_parallel=both.expert_parallel,
         data_parallel=exposed.total,
-        pipeline_bubble=timeline.bubble,
+        pipeline_bubble=max(0.0, timeline.bubble),
         pipeline_transfers=timeline.transferring[timeline.slowest],
         optimizer=max(optimizer_time(device, stage) for stage in range(len(stages))),
         stages=tuple(StageTime(stage.forward.total, stage.backward.total) for stage in stages),

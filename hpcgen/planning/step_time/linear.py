@@ -55,14 +55,26 @@ def cast(device: Device, values: float, gradients: float) -> Passes:
 
 
 def _casts(device: Device, outputs: float, inputs: float, divided: Divided) -> Passes:
-    """Sequence parallelism casts what it gathers before it gathers it."""
+    """Casts of the input and of the gradient of the output. Of these, sequence parallelism gathers one.
+
+    It is cast before. The ranks then agree on its maximum, and the gradient of the weight needs its transpose, which
+    cannot be gathered (Transformer Engine's pytorch/distributed.py, _all_gather_fp8).
+    """
     tokens, sharded = device.setup.tokens, device.sharded_tokens
     if divided == "none":
         return cast(device, sharded * inputs, sharded * outputs)
+    if sharded == tokens:
+        return cast(device, tokens * inputs, tokens * outputs)
     is_column = divided == "outputs"
-    return cast(
-        device, (sharded if is_column else tokens) * inputs, (tokens if is_column else sharded) * outputs
+    transposed = tokens * (inputs if is_column else outputs)
+    part = cast(
+        device, *((sharded * inputs, tokens * outputs) if is_column else (tokens * inputs, sharded * outputs))
     )
+    part += Passes.computing(0.0, device.kernels.memory("transpose", "forward", 2 * transposed))
+    if device.setup.training.fp8_recipe != "tensorwise":
+        return part
+    agreed = device.links.all_reduce(4, device.groups.tensor)
+    return part + (_waits(agreed, 0.0) if is_column else _waits(0.0, agreed))
 
 
 def _exchange(
