@@ -190,12 +190,11 @@ class Links:
     def _inside(self, collective: Collective, size: float, ranks: int, sent: float) -> float:
         """Seconds of a transfer of `size` bytes inside a domain, of which each rank sends `sent` bytes."""
         if curve := self._curve(collective, ranks):
-            slower = _interpolated(curve, math.log(size))
-        else:
-            slower = 1 + RAMP_BYTES / size
-            if collective == "all_to_all":
-                slower /= ALL_TO_ALL_SHARE.value
-        return slower * self._expected(sent, ranks)
+            return _interpolated(curve, math.log(size)) * self._expected(sent, ranks)
+        slower = 1 + RAMP_BYTES / size
+        if collective == "all_to_all":
+            slower /= ALL_TO_ALL_SHARE.value
+        return self._expected(slower * sent, ranks)
 
     def _expected(self, sent: float, ranks: int) -> float:
         """Seconds in which each rank sends `sent` bytes, if it used the bandwidth of large collectives."""

@@ -60,6 +60,10 @@ def test_switches_with_sharp_halve_an_all_reduce_between_nodes() -> None:
     assert between == pytest.approx(inside / 2, rel=0.01)
 
 
+def test_a_few_bytes_take_as_long_as_their_start() -> None:
+    assert 10e-6 < LINKS.all_reduce(4, Group(4, 4)) < 100e-6
+
+
 def test_one_rank_sends_nothing() -> None:
     one = Group(1, 1)
     assert LINKS.all_gather(GIB, one) == LINKS.all_to_all(GIB, one) == LINKS.send(GIB, one) == 0
