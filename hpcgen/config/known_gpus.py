@@ -21,21 +21,24 @@ class KnownGpu:
     watts: int
     """Power limit. If it can be configured, the usual one."""
     fp8: float | None = None
+    best_product: float | None = None
+    """Share of the bf16 peak that the fastest matrix product was measured to reach (Bekman, "Machine Learning
+    Engineering Open Book", maximum achievable matmul FLOPS)."""
 
 
 KNOWN_GPUS = (
     KnownGpu("GB300", (288, 279), 2500, sms=152, watts=1400, fp8=5000),
     KnownGpu("B300", (288, 270), 2250, sms=148, watts=1100, fp8=4500),
     KnownGpu("GB200", (192, 186, 184), 2500, sms=152, watts=1200, fp8=5000),
-    KnownGpu("B200", (192, 180), 2250, sms=148, watts=1000, fp8=4500),
-    KnownGpu("GH200", (96, 144, 120), 989, sms=132, watts=700, fp8=1979),
+    KnownGpu("B200", (192, 180), 2250, sms=148, watts=1000, fp8=4500, best_product=0.776),
+    KnownGpu("GH200", (96, 144, 120), 989, sms=132, watts=700, fp8=1979, best_product=0.836),
     KnownGpu("H200", (141,), 989, sms=132, watts=700, fp8=1979),
     KnownGpu("H100 PCIe", (80,), 756, sms=114, watts=350, fp8=1513),
     KnownGpu("H100 NVL", (94,), 835, sms=132, watts=400, fp8=1671),
-    KnownGpu("H100", (64, 80, 94, 96), 989, sms=132, watts=700, fp8=1979),
+    KnownGpu("H100", (64, 80, 94, 96), 989, sms=132, watts=700, fp8=1979, best_product=0.801),
     KnownGpu("H800", (80,), 989, sms=132, watts=700, fp8=1979),
     KnownGpu("H20", (96, 141), 148, sms=78, watts=400, fp8=296),
-    KnownGpu("A100", (40, 64, 80), 312, sms=108, watts=400),
+    KnownGpu("A100", (40, 64, 80), 312, sms=108, watts=400, best_product=0.869),
     KnownGpu("A800", (40, 80), 312, sms=108, watts=400),
     KnownGpu("A30", (24,), 165, sms=56, watts=165),
     KnownGpu("A40", (48,), 149.7, sms=84, watts=300),

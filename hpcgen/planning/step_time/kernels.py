@@ -12,6 +12,7 @@ import math
 from collections.abc import Hashable, Iterable, Iterator
 from typing import Literal, NamedTuple
 
+from hpcgen.config.known_gpus import gpu_called
 from hpcgen.planning.step_time.machine import Constant, Machine
 from hpcgen.planning.step_time.measurements import Measurements, Row
 
@@ -22,12 +23,8 @@ Direction = Literal["forward", "backward"]
 Precision = Literal["bf16", "fp8", "fp32"]
 
 _SOURCE = "from complete steps of GPT 1.3B and Llama on H200"
-PEAK_SHARE: dict[Precision, Constant] = {
-    "bf16": Constant(0.73, "matrix products in bf16 at 73% of the peak", _SOURCE),
-    "fp8": Constant(0.70, "matrix products in FP8 at 70% of the peak", _SOURCE),
-    "fp32": Constant(0.80, "matrix products in fp32 at 80% of the peak", "guessed"),
-}
-"""Share of the dense peak that large products reach, apart from incomplete tiles and waves."""
+PEAK_SHARE: dict[Precision, float] = {"bf16": 0.73, "fp8": 0.70, "fp32": 0.80}
+"""Share of the dense peak that large products of Hopper GPUs reach, apart from incomplete tiles and waves."""
 STORE_FACTOR = 1.7
 """Time that the output of a product adds to its main loop, relative to the time for its bytes."""
 MEMORY_SHARE = Constant(0.71, "memory-bound kernels at 71% of the memory bandwidth", _SOURCE)
@@ -132,7 +129,11 @@ class Kernels:
 
     def guesses(self, precisions: Iterable[Precision]) -> list[Constant]:
         """The constants that replace measured rows in a step with products in `precisions`."""
-        missing = [PEAK_SHARE[name] for name in precisions if not self._products.has(("forward", name))]
+        missing = [
+            product_share(self._machine.gpu_model, name)
+            for name in precisions
+            if not self._products.has(("forward", name))
+        ]
         missing += [share for name, share in ATTENTION_SHARE.items() if not self._attention.has(name)]
         return missing if self._memory.has("any") else [*missing, MEMORY_SHARE]
 
@@ -143,11 +144,27 @@ def kernels_of(machine: Machine) -> Kernels:
     return Kernels(machine)
 
 
+@functools.cache
+def product_share(gpu_model: str, precision: Precision) -> Constant:
+    """Share of the dense peak that large products reach, apart from incomplete tiles and waves.
+
+    Power and clocks limit the share, so the best products of a GPU model tell how its others compare with Hopper's.
+    """
+    share, source, hopper = PEAK_SHARE[precision], _SOURCE, gpu_called("H100")
+    assert hopper is not None
+    assert hopper.best_product is not None
+    known = gpu_called(gpu_model)
+    if known is not None and known.best_product is not None:
+        share *= known.best_product / hopper.best_product
+        source += f", and the best products of {known.name}"
+    return Constant(share, f"matrix products in {precision} at {share:.0%} of the peak", source)
+
+
 def product_form(product: Product, machine: Machine) -> float:
     """Time of a product: its main loop, its output, and a launch; or that for its bytes, if they take longer."""
     rows, columns, length = product.output
     values = product.groups * rows * columns
-    peak = _peak(machine, product.precision) * PEAK_SHARE[product.precision].value
+    peak = _peak(machine, product.precision) * product_share(machine.gpu_model, product.precision).value
     main_loop = 2 * values * length / (peak * _busy_share(product.groups, rows, columns, machine))
     stored = values * product.stored_bytes
     loaded = product.groups * (rows + columns) * length * _BYTES[product.precision]

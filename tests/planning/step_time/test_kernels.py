@@ -87,4 +87,4 @@ def test_what_is_not_measured_is_guessed() -> None:
     assert len(FORM.guesses(["bf16", "fp8"])) == 5
     found = [str(each) for each in kernels(products=(product_row(SQUARE, 1),)).guesses(["bf16", "fp8"])]
     assert not any("bf16 at 73%" in each for each in found)
-    assert any("FP8 at 70%" in each for each in found)
+    assert any("fp8 at 70%" in each for each in found)
