@@ -132,3 +132,132 @@ def test_all_products_of_the_model_are_counted(
     expected = flops(model, tokens, pairs)
     counted = estimate_step_time(found, H200).compute * found.layout.world_size
     assert counted == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("model", "run", "measured_ms", "tolerance"),
+    [
+        (GPT, {"micro": 8, "num_microbatches": 4}, 1006.6, 0.05),
+        (LLAMA, {"micro": 2, "num_microbatches": 4}, 1720.5, 0.05),
+        (LLAMA, {"micro": 2, "num_microbatches": 4, "fp8": "hybrid"}, 1264.0, 0.06),
+        (dataclasses.replace(LLAMA, seq_length=32768), {"num_microbatches": 2}, 2374.0, 0.05),
+        (MIXTRAL_3_LAYERS, {"micro": 2, "num_microbatches": 4}, 577.3, 0.05),
+    ],
+    ids=["GPT", "Llama", "Llama in FP8", "long samples", "experts"],
+)
+def test_steps_of_one_gpu(
+    model: ModelConfig, run: dict[str, Any], measured_ms: float, tolerance: float
+) -> None:
+    """Steps of the trainer on an H200 (docs/performance.md), from general constants alone."""
+    assert step(model, **run).total * 1e3 == pytest.approx(measured_ms, rel=tolerance)
+
+
+def test_parts_add_up() -> None:
+    """The parts are the time of the busiest stage, and what it waits for."""
+    found = step(GPT, ranks=8, tp=2, pp=4)
+    busiest = max(found.stages, key=lambda stage: stage.forward + stage.backward)
+    waits = found.pipeline_bubble + found.pipeline_transfers + found.data_parallel + found.optimizer
+    assert found.total == pytest.approx(8 * (busiest.forward + busiest.backward) + waits)
+    assert (
+        min(vars(found)[name] for name in ("compute", "tensor_parallel", "pipeline_bubble", "optimizer")) > 0
+    )
+    assert found.context_parallel == found.expert_parallel == 0
+
+
+def test_the_output_layer_makes_the_last_stage_the_slowest() -> None:
+    stages = step(LLAMA, ranks=4, pp=4).stages
+    assert max(stages, key=lambda stage: stage.forward) == stages[-1]
+
+
+LAYERS_OF_TWO = {"recompute_granularity": "full", "recompute_num_layers": 2}
+RECOMPUTED = {
+    "nothing": {},
+    "attention": {"recompute_granularity": "selective"},
+    "norms": {"recompute_granularity": "selective", "recompute_modules": ("layernorm",)},
+    "MLP": {"recompute_granularity": "selective", "recompute_modules": ("mlp",)},
+    "some layers": LAYERS_OF_TWO | {"recompute_method": "block"},
+    "all layers": LAYERS_OF_TWO | {"recompute_method": "uniform"},
+}
+
+
+def test_recomputation_lengthens_the_backward_pass() -> None:
+    """A dense layer of Transformer Engine has no norm of its own to recompute."""
+    found = {name: step(LLAMA, tp=4, ranks=4, **keys).stages[0] for name, keys in RECOMPUTED.items()}
+    assert len({stage.forward for stage in found.values()}) == 1
+    backward = {name: stage.backward for name, stage in found.items()}
+    assert backward["norms"] == backward["nothing"]
+    assert backward["nothing"] < backward["attention"] < backward["MLP"] < backward["all layers"]
+    again = backward["all layers"] - backward["nothing"]
+    assert backward["some layers"] - backward["nothing"] == pytest.approx(again / 4)
+    assert again < found["nothing"].forward  # all but the embedding and the output layer
+
+
+def test_experts_recompute_their_activation_function_or_all() -> None:
+    modules = {"moe_act": ("moe_act",), "moe": ("moe",), "both": ("moe", "moe_act"), "norms": ("layernorm",)}
+    selective = {"recompute_granularity": "selective"}
+    backward = {
+        name: step(MIXTRAL_3_LAYERS, **selective, recompute_modules=value).stages[0].backward
+        for name, value in modules.items()
+    }
+    assert backward["norms"] < backward["moe_act"] < backward["moe"] == backward["both"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "slower"),
+    [
+        ({}, {"micro": 1, "num_microbatches": 16}),  # products of fewer tokens
+        ({"fp8": "hybrid", "fp8_recipe": "delayed"}, {"fp8": "hybrid"}),
+        ({"fp8": "hybrid"}, {}),
+        ({}, {"cross_entropy_fusion_impl": "native"}),
+        ({"ranks": 4, "tp": 4, "tp_comm_overlap": True}, {"ranks": 4, "tp": 4}),
+        ({"ranks": 4, "tp": 4}, {"ranks": 4, "tp": 4, "sequence_parallel": False}),
+        ({"ranks": 2, "pp": 2, "vpp": 4}, {"ranks": 2, "pp": 2}),
+        ({"ranks": 2}, {"ranks": 2, "overlap_grad_reduce": False, "overlap_param_gather": False}),
+    ],
+    ids=["tokens", "FP8 scaling", "bf16", "cross entropy", "UB", "SP", "VPP", "DP overlap"],
+)
+def test_slower_settings(keys: dict[str, Any], slower: dict[str, Any]) -> None:
+    """Settings that need more time on the same ranks with the same batch."""
+    size = {"micro": 2, "num_microbatches": 8}
+    assert step(LLAMA, **(size | keys)).total < step(LLAMA, **(size | slower)).total
+
+
+def test_long_samples_are_divided() -> None:
+    """Context parallelism divides the attention, and its ring hides most transfers."""
+    model = dataclasses.replace(LLAMA, seq_length=65536)
+    one, four = step(model), step(model, ranks=4, cp=4)
+    assert four.compute == pytest.approx(one.compute / 4, rel=0.05)
+    assert 0 < four.context_parallel < 0.02 * four.total
+
+
+def test_documents_shorten_attention() -> None:
+    """Pairs of tokens in different documents are not computed. Without lengths, a sample is one document."""
+    separate = dataclasses.replace(setup(LLAMA), separates_documents=True)
+    complete, short, equal = (
+        estimate_step_time(separate, H200, documents=lengths) for lengths in ((), (1024,) * 8, (8192,))
+    )
+    assert short.total < 0.95 * complete.total
+    assert complete.total == equal.total == step(LLAMA).total
+    assert any("one document per sample" in guess for guess in complete.guesses)
+    assert not any("one document per sample" in guess for guess in short.guesses)
+
+
+def test_the_host_limits_small_layers() -> None:
+    """CUDA graphs help where the host is slower than the GPU."""
+    model = dataclasses.replace(
+        LLAMA, hidden_size=1024, ffn_hidden_size=2816, num_attention_heads=8, seq_length=1024
+    )
+    eager, graphs = step(model), step(model, cuda_graph_impl="transformer_engine")
+    assert eager.host > eager.compute
+    assert graphs.total < 0.6 * eager.total
+    assert step(LLAMA, micro=4).host == 0
+
+
+def test_unequal_experts_take_longer() -> None:
+    found = [
+        estimate_step_time(setup(MIXTRAL_3_LAYERS, ranks=4, ep=4), H200, imbalance=imbalance)
+        for imbalance in (1.0, 1.5)
+    ]
+    assert found[1].expert_parallel == pytest.approx(1.5 * found[0].expert_parallel, rel=0.1)
+    assert found[1].compute > 1.2 * found[0].compute
+    assert any("1.5 times the mean" in guess for guess in found[1].guesses)
