@@ -37,7 +37,7 @@ class Machine:
     memory_bandwidth: float
     num_sms: Constant
     watts: Constant
-    """Power limit of a GPU."""
+    """Power of a GPU under full load."""
     gpus_per_node: int
     nvlink_devices: int
     """Number of GPUs that NVLink connects: `Facts.nvlink_devices`."""
@@ -63,7 +63,7 @@ class Machine:
             peak_flops={precision: tflops * 1e12 for precision, tflops in node_type.peak_tflops.items()},
             memory_bandwidth=node_type.gpu_memory_gb_s * 1e9,
             num_sms=_num_sms(node_type),
-            watts=_watts(node_type),
+            watts=_watts(node_type, measurements),
             gpus_per_node=gpus_per_node or node_type.gpus_per_node,
             nvlink_devices=nvlink_devices,
             nvlink_bandwidth=_nvlink_bandwidth(node_type, measurements),
@@ -122,7 +122,10 @@ def _num_sms(node_type: NodeType) -> Constant:
     return Constant(ASSUMED_SMS, f"{ASSUMED_SMS} SMs of the GPU", "guessed as an H100's")
 
 
-def _watts(node_type: NodeType) -> Constant:
+def _watts(node_type: NodeType, measurements: Measurements | None) -> Constant:
+    if measurements and measurements.power:
+        watts = max(row["watts"] for row in measurements.power)
+        return Constant(watts, f"{watts:.0f} W of a GPU under load", "measured", is_measured=True)
     known = gpu_called(node_type.gpu_model or "")
     if known is not None:
         return Constant(

@@ -58,3 +58,17 @@ def test_table_serves_only_its_gpu_model(tmp_path: Path, monkeypatch: pytest.Mon
     assert found is not None
     assert found.collectives == tuple(rows)
     assert machine("h200-sxm").measurements is None
+
+
+def test_measured_power(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "kernels").mkdir()
+    rows = [
+        {"load": "fp8_products", "watts": 690.0, "sm_mhz": 1400},
+        {"load": "idle", "watts": 110.0, "sm_mhz": 345},
+    ]
+    (tmp_path / "kernels" / "h100-sxm.json").write_text(
+        json.dumps({"gpu_model": "H100 SXM 80 GB", "power": rows})
+    )
+    monkeypatch.setattr(measurements, "shipped", lambda folder: tmp_path)
+    assert (machine("ndv5").watts.value, machine("ndv5").watts.is_measured) == (690, True)
+    assert (machine("ndv4").watts.value, machine("ndv4").watts.is_measured) == (400, False)
