@@ -108,6 +108,7 @@ def train_step(
     seed_dropout(config.training.seed, state.iteration, groups)
     optimizer = state.optimizer
     _clear_gradients(state)
+    _start_gathering(state)
     batch = Batch(state.consumed_samples, batch_size_at(config.training, state.consumed_samples))
     biases = expert_biases(state.routers)
     previous_biases = [bias.clone() for bias in biases]
@@ -158,6 +159,16 @@ def _clear_gradients(state: TrainingState) -> None:
     for chunk in state.model:
         chunk.zero_grad_buffer()
     state.optimizer.zero_grad()
+
+
+def _start_gathering(state: TrainingState) -> None:
+    """Start gathering the weights that the previous step has updated.
+
+    This does nothing if each module starts it for its own weights (`trainer.model.build`).
+    """
+    for chunk in state.model:
+        if chunk.ddp_config.align_param_gather:
+            chunk.start_param_sync()
 
 
 def forward_backward(

@@ -67,10 +67,10 @@ def test_a_gpt_trains_alike_at_every_layout(
 def test_evaluations_and_saves_between_overlapped_steps_change_nothing(
     config: dict[str, Any], single_gpt: Run, tmp_path: Path
 ) -> None:
-    """An evaluation between overlapped steps must see gathered parameters."""
+    """An evaluation between overlapped steps must see gathered parameters. A step starts gathering them again."""
     config["training"] |= {"eval_iters": 1, "eval_interval": 2}
     alone = finished(config).evaluations
-    config |= {"world_size": 2, "parallelism": OVERLAP, "run_dir": str(tmp_path / "overlapped")}
+    config |= {"world_size": 4, "parallelism": PP2 | OVERLAP, "run_dir": str(tmp_path / "overlapped")}
     config["checkpoint"] = {"save_interval": 3}
     together = finished(config)
     assert_same_curve(together.steps, single_gpt)

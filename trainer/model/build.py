@@ -47,6 +47,9 @@ def build_model(
         grad_reduce_in_fp32=True,
         overlap_grad_reduce=layout.overlap_grad_reduce,
         overlap_param_gather=layout.overlap_param_gather,
+        # Modules would start it when the input of their stage arrives, so the first microbatch would wait for the
+        # weights of all stages, one after the other. With this, train_step starts it.
+        align_param_gather=layout.overlap_param_gather and layout.pipeline_model_parallel_size > 1,
         average_in_collective=False,
     )
     with cuda_graphs.recordable_gradients(config):
