@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from dataclasses import replace
 
@@ -73,6 +74,7 @@ def parameter_bytes(setup: Setup, stage: int) -> int:
     return int(size)
 
 
+@functools.lru_cache(maxsize=256)  # the time of a step needs them several times
 def stage_parameter_counts(setup: Setup, stage: int) -> Counts:
     """Numbers of parameters of a pipeline stage on one device."""
     model, layout = setup.model, setup.layout
