@@ -6,7 +6,8 @@ once, except the first one of the first stage: no other stage hides its transfer
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 from hpcgen.planning.memory.parameters import stage_parameter_counts, table_parameter_count
 from hpcgen.planning.setup import Setup
@@ -40,14 +41,20 @@ def data_parallel_time(
     """The exposure of a step whose passes have these durations, by stage and chunk."""
     traffic = _Traffic(setup, links, Groups.of(setup.layout, links.machine.nvlink_devices))
     weights = [_stage_weights(setup, stage) for stage in range(len(forward))]
-    return DataParallel(
-        _reduction(traffic, weights, backward, timeline) + _tied_embedding(traffic),
-        _gather(traffic, weights, forward),
-    )
+    reductions, gathers = _by_chunk(traffic.reduction, weights), _by_chunk(traffic.gather, weights)
+    buckets = traffic.num_buckets(weights[0][0])
+    if not setup.parallelism.overlap_grad_reduce:
+        reduction = _after_backward(reductions, timeline)
+    else:
+        reduction = _during_backward(reductions, buckets, backward, timeline, links)
+    if not setup.parallelism.overlap_param_gather:
+        gather = max(map(sum, gathers))
+    else:
+        gather = _during_forward(gathers, buckets, forward, links)
+    return DataParallel(reduction + _tied_embedding(traffic), gather)
 
 
-@record
-class Weights:
+class Weights(NamedTuple):
     """Parameters of a model chunk on one rank."""
 
     dense: float
@@ -119,67 +126,57 @@ class _Traffic:
         return self.links.reduce_scatter(size, group) + between
 
 
-def _reduction(
-    traffic: _Traffic, weights: Sequence[Sequence[Weights]], backward: Durations, timeline: Timeline
-) -> float:
-    """Seconds from the last backward pass until the gradients of all stages are reduced."""
-    ends = [
-        _reduced(traffic, stage, chunks, backward[stage], timeline) for stage, chunks in enumerate(weights)
-    ]
+def _by_chunk(seconds: Callable[[Weights], float], weights: Sequence[Sequence[Weights]]) -> list[list[float]]:
+    """The time of a collective of each chunk, by stage. Most chunks are equal."""
+    known = {each: seconds(each) for each in {each for chunks in weights for each in chunks}}
+    return [[known[each] for each in chunks] for chunks in weights]
+
+
+def _after_backward(reductions: Durations, timeline: Timeline) -> float:
+    """Seconds from the last backward pass until all stages have reduced their gradients."""
+    ends = [end + sum(chunks) for end, chunks in zip(timeline.ends, reductions, strict=True)]
     return max(ends) - timeline.total
 
 
-def _reduced(
-    traffic: _Traffic, stage: int, chunks: Sequence[Weights], backward: Sequence[float], timeline: Timeline
+def _during_backward(
+    reductions: Durations, buckets: int, backward: Durations, timeline: Timeline, links: Links
 ) -> float:
-    """The time at which the gradients of a stage are reduced."""
-    end = timeline.ends[stage]
-    if not traffic.setup.parallelism.overlap_grad_reduce:
-        return end + sum(traffic.reduction(weights) for weights in chunks)
-    at, beside = 0.0, 0.0
-    for ready, seconds in _reductions(traffic, stage, chunks, backward, timeline):
-        start = max(at, ready)
-        at = start + seconds
-        beside += max(0.0, min(at, end) - start)
-    return max(at, end) + traffic.links.added(beside, beside)
+    """Likewise, if each chunk is reduced when the last microbatch has left it."""
+    last = 0.0
+    for stage, end in enumerate(timeline.ends):
+        at = beside = 0.0
+        for ready, seconds in _ready(stage, reductions[stage], buckets, backward[stage], timeline):
+            start = max(at, ready)
+            at = start + seconds
+            beside += max(0.0, min(at, end) - start)
+        last = max(last, max(at, end) + links.added(beside, beside))
+    return last - timeline.total
 
 
-def _reductions(
-    traffic: _Traffic, stage: int, chunks: Sequence[Weights], backward: Sequence[float], timeline: Timeline
-) -> list[tuple[float, float]]:
-    """When each reduction of a stage can start, and its seconds, in order."""
-    end = timeline.ends[stage]
-    found = []
-    for chunk in reversed(range(len(chunks))):
-        left = timeline.chunk_ends[stage][chunk]
-        seconds = traffic.reduction(chunks[chunk])
+def _ready(
+    stage: int, reductions: Sequence[float], buckets: int, backward: Sequence[float], timeline: Timeline
+) -> Iterator[tuple[float, float]]:
+    """Yields when each reduction of a stage can start, and its seconds."""
+    for chunk in reversed(range(len(reductions))):
+        left, seconds = timeline.chunk_ends[stage][chunk], reductions[chunk]
         if stage == chunk == 0:
-            buckets = traffic.num_buckets(chunks[chunk])
-            found += [
-                (left - backward[chunk] * (buckets - 1 - bucket) / buckets, seconds / buckets)
-                for bucket in range(buckets)
-            ]
+            for later in reversed(range(buckets)):
+                yield left - backward[chunk] * later / buckets, seconds / buckets
         else:
             # All stages start at the same time: a stage waits for as many passes as there are stages before it.
-            found.append((min(end, left + stage * backward[chunk]), seconds))
-    return found
+            yield min(timeline.ends[stage], left + stage * backward[chunk]), seconds
 
 
-def _gather(traffic: _Traffic, weights: Sequence[Sequence[Weights]], forward: Durations) -> float:
-    """Seconds by which the gathering of weights delays the step.
+def _during_forward(gathers: Durations, buckets: int, forward: Durations, links: Links) -> float:
+    """Seconds by which the gathering of weights delays the first microbatch, and with it the step.
 
-    With `overlap_param_gather`, all stages start it with the step, in the order of their chunks. The first microbatch
-    passes all chunks, each of which waits for its weights.
+    All stages start it with the step, in the order of their chunks. Each chunk waits for its weights.
     """
-    gathers = [[traffic.gather(each) for each in chunks] for chunks in weights]
-    if not traffic.setup.parallelism.overlap_param_gather:
-        return max(map(sum, gathers))
-    buckets = traffic.num_buckets(weights[0][0])
-    passed = gathers[0][0] / buckets + max(forward[0][0], gathers[0][0] * (buckets - 1) / buckets)
-    hidden = min(gathers[0][0] * (buckets - 1) / buckets, forward[0][0])
-    passed += traffic.links.added(hidden, hidden)
-    gathered = [0.0] * len(weights)
-    for chunk in range(len(weights[0])):
+    first, later = gathers[0][0] / buckets, gathers[0][0] * (buckets - 1) / buckets
+    hidden = min(later, forward[0][0])
+    passed = first + max(forward[0][0], later) + links.added(hidden, hidden)
+    gathered = [0.0] * len(gathers)
+    for chunk in range(len(gathers[0])):
         for stage, of_chunks in enumerate(gathers):
             gathered[stage] += of_chunks[chunk]
             if (stage, chunk) != (0, 0):

@@ -8,7 +8,7 @@ Many microbatches repeat a period, so only as many are replayed as show it.
 from __future__ import annotations
 
 import functools
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -256,31 +256,30 @@ class _Graph:
 
 @functools.lru_cache(maxsize=256)
 def _graph(num_stages: int, num_chunks: int, num_microbatches: int) -> _Graph:
-    todo = [passes(num_stages, stage, num_chunks, num_microbatches) for stage in range(num_stages)]
-    next_pass, previous = [0] * num_stages, [-1] * num_stages
+    todo = [deque(passes(num_stages, stage, num_chunks, num_microbatches)) for stage in range(num_stages)]
+    num_positions = num_stages * num_chunks
     placed: dict[tuple[bool, int, int], int] = {}
+    previous = [-1] * num_stages
     nodes: list[tuple[int, int, int]] = []
     placed_passes: list[tuple[int, Pass]] = []
-    last_position = num_stages * num_chunks - 1
-    while len(nodes) < 2 * num_stages * num_chunks * num_microbatches:
-        for stage in range(num_stages):
-            while next_pass[stage] < len(todo[stage]):
-                each = todo[stage][next_pass[stage]]
-                position = each.chunk * num_stages + stage
-                if position == (0 if each.is_forward else last_position):
-                    source: int | None = -1
-                else:
-                    source = placed.get(
-                        (each.is_forward, position + (-1 if each.is_forward else 1), each.microbatch)
-                    )
-                if source is None:
-                    break
+
+    def source(stage: int, each: Pass) -> int | None:
+        """The node whose result a pass needs; None if it is not placed."""
+        position = each.chunk * num_stages + stage + (-1 if each.is_forward else 1)
+        if position in (-1, num_positions):
+            return -1
+        return placed.get((each.is_forward, position, each.microbatch))
+
+    while any(todo):
+        for stage, left in enumerate(todo):
+            while left and (needed := source(stage, left[0])) is not None:
+                each = left.popleft()
                 kind = ((stage * num_chunks + each.chunk) * 2 + (not each.is_forward)) * 2 + each.sends_behind
-                node = len(nodes)
-                nodes.append((previous[stage], source, kind))
+                position = each.chunk * num_stages + stage
+                placed[each.is_forward, position, each.microbatch] = len(nodes)
+                nodes.append((previous[stage], needed, kind))
                 placed_passes.append((stage, each))
-                placed[each.is_forward, position, each.microbatch] = previous[stage] = node
-                next_pass[stage] += 1
+                previous[stage] = len(nodes) - 1
     last = [
         [placed[False, chunk * num_stages + stage, num_microbatches - 1] for chunk in range(num_chunks)]
         for stage in range(num_stages)
