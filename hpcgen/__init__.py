@@ -1,12 +1,13 @@
 """Slurm batch scripts and a Megatron-Core trainer for GPT-class models.
 
-    from hpcgen import load_run, plan, render, submit
+    from hpcgen import load_run, plan, predict, render, submit
 
     run = load_run("run.yaml", overrides=["slurm.train.nodes=4"])
+    print(predict(plan(run)).likely.gpu_hours)
     print(render(plan(run), "train"))
     submit(plan(run, ["prepare", "train"]), launcher="slurm")
 
-The command line uses the same four functions.
+The command line uses the same five functions.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 from hpcgen.version import __version__
 
 if TYPE_CHECKING:
-    from hpcgen.api import load_run, plan, render, submit
+    from hpcgen.api import load_run, plan, predict, render, submit
     from hpcgen.errors import ConfigErrors, HpcgenError
 
-__all__ = ["ConfigErrors", "HpcgenError", "__version__", "load_run", "plan", "render", "submit"]
+__all__ = ["ConfigErrors", "HpcgenError", "__version__", "load_run", "plan", "predict", "render", "submit"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""The Python interface, also used by the command line: load_run, plan, render and submit."""
+"""The Python interface, also used by the command line: load_run, plan, predict, render and submit."""
 
 from __future__ import annotations
 
@@ -15,9 +15,21 @@ from hpcgen.slurm.corpus import check_pairs, require_pairs
 from hpcgen.slurm.rendering.script import Script, render_stage
 
 if TYPE_CHECKING:
+    from hpcgen.run_plan.prediction import Prediction
     from hpcgen.slurm.job import Job, Progress
 
-__all__ = ["Plan", "Run", "load_run", "plan", "render", "site_directories", "submit"]
+__all__ = ["Plan", "Run", "load_run", "plan", "predict", "render", "site_directories", "submit"]
+
+
+def predict(plan: Plan) -> Prediction:
+    """Predicts the time of a step of the training in `plan`, and the time, GPU-hours, energy and price of the run.
+
+    Raises:
+        NoPrediction: `plan` has no training, or one whose time cannot be predicted. The message has the reason.
+    """
+    from hpcgen.run_plan import prediction
+
+    return prediction.predict(plan)
 
 
 def render(plan: Plan, stage: str, templates: Sequence[str | Path] = ()) -> str:

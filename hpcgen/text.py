@@ -16,6 +16,7 @@ __all__ = [
     "nearest",
     "one_of",
     "ranges",
+    "rough",
     "scaled",
     "short_for",
     "size_text",
@@ -41,13 +42,13 @@ def size_text(num_bytes: float) -> str:
 
 def between(low: float, high: float) -> str:
     """A range of two rough figures: 350,000 to 420,000, or "about 5.1" if both round to it."""
-    first, last = _rough(low), _rough(high)
+    first, last = rough(low), rough(high)
     return f"about {last}" if first == last else f"{first} to {last}"
 
 
-def _rough(number: float) -> str:
-    """A number with two significant digits."""
-    rounded = float(f"{number:.2g}")
+def rough(number: float, digits: int = 2) -> str:
+    """A number with few significant digits: 350,000, 5.1."""
+    rounded = float(f"{number:.{digits}g}")
     return f"{rounded:,.0f}" if rounded >= 100 else f"{rounded:g}"
 
 

@@ -1,4 +1,4 @@
-"""The four functions as a Python user calls them."""
+"""The five functions as a Python user calls them."""
 
 from __future__ import annotations
 

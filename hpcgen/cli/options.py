@@ -235,7 +235,7 @@ def short_path(path: Path) -> str:
     return shlex.quote(str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path))
 
 
-def warn(messages: tuple[str, ...]) -> None:
+def warn(messages: Iterable[str]) -> None:
     """Prints warnings to standard error."""
     for message in messages:
         click.secho(f"warning: {message}", fg="yellow", err=True)

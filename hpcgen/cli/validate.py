@@ -30,12 +30,11 @@ def command(stages: tuple[str, ...], config: Path, overrides: tuple[str, ...], a
             mistakes = [_in_json(mistake) for mistake in error.mistakes]
             click.echo(json.dumps({"mistakes": mistakes, "warnings": []}, indent=1))
         raise
-    if not as_json:
-        warn(plan.warnings)
     summary = summarize(plan)
     if as_json:
         click.echo(json.dumps({**summary, "mistakes": []}, indent=1))
         return
+    warn(summary["warnings"])
     for heading, text in for_people(summary):
         click.echo(f"{heading:<15}  {text}")
 

@@ -90,7 +90,7 @@ def plan(run: Run, stages: Collection[str] = (), *, exists: Exists = os.path.exi
     training = plan_training(run, config, must_fit=must_fit) if has_training else None
     trainer = training.trainer if training else None
     problems = (*_missing_keys(run, checked), *_problems(run, config, checked, training))
-    errors = [_located(run, problem) for problem in problems]
+    errors = [located_in(run, problem) for problem in problems]
     planned: dict[str, StagePlan] = {}
     for stage in ordered:
         lead_s = training.signal_lead_s if training and stage.trains else 0
@@ -120,7 +120,7 @@ def plan(run: Run, stages: Collection[str] = (), *, exists: Exists = os.path.exi
         layout=training.layout if training else None,
         warnings=(
             # several stages may warn about the same setting
-            *(str(_located(run, problem)) for problem in dict.fromkeys(warnings)),
+            *(str(located_in(run, problem)) for problem in dict.fromkeys(warnings)),
             *map(str, unsure),
             *_unchecked_pairs(config, planned, exists),
         ),
@@ -174,7 +174,8 @@ def _unchecked_pairs(config: RunConfig, stages: dict[str, StagePlan], exists: Ex
         )
 
 
-def _located(run: Run, problem: Problem) -> Problem:
+def located_in(run: Run, problem: Problem) -> Problem:
+    """The problem with the file and line of its key, and its value."""
     if problem.file == "cluster":
         return located(problem, run.cluster_document, run.cluster)
     return located(problem, run.document, run.config)
@@ -246,7 +247,7 @@ def _missing_inputs(
         elif not item.key:  # no line of the run file names it
             errors.append(item.missing(name, exists))
         elif item.key not in reported:  # both files of a pair have the same key
-            errors.append(_located(run, item.missing(name, exists)))
+            errors.append(located_in(run, item.missing(name, exists)))
             reported.add(item.key)
     unmade = [path for path, (item, _) in absent.items() if item.is_made]
     if unmade and not any(stage.kind.makes_pairs for stage in stages.values()):
@@ -269,4 +270,4 @@ def _unmade_pairs(run: Run, config: RunConfig, paths: Sequence[str], exists: Exi
     # training does not read the tokenizer's file, but the stage that this warning suggests does
     for item in tokenizer_file(config):
         if _is_seen(item.path, exists) and not exists(item.path):
-            yield _located(run, item.missing("prepare", exists))
+            yield located_in(run, item.missing("prepare", exists))

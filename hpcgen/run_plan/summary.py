@@ -14,6 +14,7 @@ from hpcgen.planning.memory import GIB, estimate_memory
 from hpcgen.planning.mixture import pair_readings
 from hpcgen.planning.resuming import continuation_of
 from hpcgen.planning.setup import Setup
+from hpcgen.run_plan import prediction_summary
 from hpcgen.run_plan.plan import Plan
 from hpcgen.stages.train import TRAIN
 from hpcgen.text import counted, duration, size_text
@@ -30,7 +31,7 @@ MAX_PAIRS = 20
 
 def summarize(plan: Plan) -> dict[str, Any]:
     """The summary as JSON data. Keys about training or a program are present only if it is planned. Names of keys
-    include the units."""
+    include the units. The warnings include those about the predicted time."""
     stages = {
         stage.name: {
             "nodes": stage.allocation.nodes,
@@ -43,14 +44,16 @@ def summarize(plan: Plan) -> dict[str, Any]:
         }
         for stage in plan.stages.values()
     }
+    prediction, doubts = prediction_summary.in_json(plan) if plan.training else ({}, [])
     return {
         "name": plan.config.name,
         "cluster": plan.run.cluster_name,
         "cluster_file": plan.run.cluster_files[0],
         "stages": stages,
         **_training(plan),
+        **prediction,
         **_program(plan),
-        "warnings": list(plan.warnings),
+        "warnings": [*plan.warnings, *doubts],
     }
 
 
@@ -216,6 +219,7 @@ def for_people(summary: dict[str, Any]) -> list[tuple[str, str]]:
         *_evaluation(summary),
         ("stop", _stop(summary)),
         ("nodes checked", _nodes_checked(summary)),
+        *prediction_summary.for_people(summary),
     ]
 
 

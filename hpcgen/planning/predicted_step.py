@@ -1,0 +1,51 @@
+"""The predicted step of a resolved training run, or why there is none."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from hpcgen.config.node_type import NodeType
+from hpcgen.errors import HpcgenError
+from hpcgen.planning.setup import Setup
+from hpcgen.planning.step_time.estimate import estimate_step_time
+from hpcgen.planning.step_time.machine import Machine, missing_facts
+from hpcgen.planning.step_time.result import StepTime
+from trainer.contract.config import TrainerConfig
+from trainer.contract.model.layout import Layout
+
+
+class NoPrediction(HpcgenError):
+    """The reason why a run's time cannot be predicted."""
+
+
+def machine_of(
+    trainer: TrainerConfig, name: str, node_type: NodeType, gpus_per_node: int, nvlink_nodes: int
+) -> Machine:
+    """The machine of a run on nodes of the type `name`, of which each job uses `gpus_per_node` GPUs.
+
+    Raises:
+        NoPrediction: facts of the nodes are unknown.
+    """
+    precision = "fp8" if trainer.training.fp8 else trainer.training.precision
+    missing = missing_facts(node_type, precision)
+    if missing == ["device"]:
+        raise NoPrediction("the run trains on CPUs, whose speed hpcgen does not know")
+    if missing:
+        raise NoPrediction(f"node type {name} lacks {' and '.join(missing)}")
+    return Machine.of(node_type, gpus_per_node * nvlink_nodes, gpus_per_node)
+
+
+def predicted_step(trainer: TrainerConfig, machine: Machine, batch_size: int) -> StepTime:
+    """A step with `batch_size` samples, which may be smaller than the full batch of a run whose batch grows.
+
+    Raises:
+        NoPrediction: the run has layers of the user.
+    """
+    for key in ("model_provider", "layer_spec"):
+        if value := getattr(trainer.model, key):
+            raise NoPrediction(f"model.{key} = {value} builds layers whose time hpcgen does not know")
+    training = dataclasses.replace(trainer.training, global_batch_size=batch_size, rampup_batch_size=None)
+    layout = Layout.make(trainer.model, trainer.parallelism, training, trainer.world_size)
+    assert layout is not None  # the rules say which batch sizes are possible
+    setup = Setup.of(dataclasses.replace(trainer, training=training), layout)
+    return estimate_step_time(setup, machine)

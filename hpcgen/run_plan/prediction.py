@@ -1,0 +1,281 @@
+"""The prediction for a planned training run: time of a step, jobs, GPU-hours, energy and cost.
+
+Only commands that show it import this module, since `render` needs none of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hpcgen.config.cluster import price_per_gpu_hour
+from hpcgen.errors import Problem
+from hpcgen.planning import checkpointing, resuming
+from hpcgen.planning.predicted_step import NoPrediction, machine_of, predicted_step
+from hpcgen.planning.request import place_of
+from hpcgen.planning.run_time import (
+    NODE_WATTS,
+    NODE_WATTS_SOURCE,
+    Job,
+    Resources,
+    RunTime,
+    Steps,
+    remaining_steps,
+    run_time,
+)
+from hpcgen.planning.step_time.machine import Machine
+from hpcgen.planning.step_time.result import StepTime
+from hpcgen.run_plan.plan import Plan
+from hpcgen.run_plan.stage import StagePlan
+from hpcgen.stages.train import TRAIN
+from hpcgen.text import counted, duration
+from trainer.contract.config import TrainerConfig
+from trainer.contract.model.batch_size import batch_sizes
+from trainer.contract.model.flops import flops, flops_per_sample
+from trainer.contract.record import record
+
+SPREAD = 0.1
+"""Half of the range around a predicted time, as a fraction of it.
+
+Between two releases of NVIDIA's software, a 175B model in the same layout became 10% faster (NeMo's performance tables:
+782 and 866 tokens/s per GPU)."""
+WIDE_SPREAD = 0.3
+"""The same for models with experts, and for GPUs whose kernels were not measured."""
+
+
+@record(kw_only=True)
+class Prediction:
+    """The predicted times of a training run, and what it uses."""
+
+    trainer: TrainerConfig
+    step: StepTime
+    """A step with the full batch size."""
+    remaining_tokens: int
+    spread: float
+    """Half of the range around the predicted time of a step, as a fraction of it."""
+    low: RunTime
+    """The rest of the run if steps are as fast as the range allows."""
+    likely: RunTime
+    high: RunTime
+    price_per_gpu_hour: float | None
+    currency: str
+    guesses: tuple[str, ...]
+    """Constants that were not measured on this GPU model or network, each as a line with its value."""
+    warnings: tuple[Problem, ...]
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens of all ranks per second."""
+        training, model = self.trainer.training, self.trainer.model
+        return training.global_batch_size * model.seq_length / self.step.total
+
+    @property
+    def tflops_per_gpu(self) -> float:
+        """Throughput of a GPU in TFLOP/s with causal attention counted half, as in the trainer's log."""
+        return self._per_gpu(flops_per_sample(self.trainer))
+
+    @property
+    def full_attention_tflops_per_gpu(self) -> float:
+        """The same with all pairs of tokens counted, as some projects do."""
+        length = self.trainer.model.seq_length
+        return self._per_gpu(flops(self.trainer.model, length, length**2))
+
+    def _per_gpu(self, sample_flops: float) -> float:
+        rate = sample_flops * self.trainer.training.global_batch_size / self.step.total
+        return rate / self.trainer.world_size / 1e12
+
+    def cost(self, of: RunTime) -> float | None:
+        """Price of `low`, `likely` or `high`; None without a price."""
+        return None if self.price_per_gpu_hour is None else of.gpu_hours * self.price_per_gpu_hour
+
+
+def predict(plan: Plan) -> Prediction:
+    """Predicts the rest of a planned training run.
+
+    Raises:
+        NoPrediction: the plan has no training, or its time cannot be predicted. The message has the reason.
+    """
+    rest = _rest(plan)
+    spread = (
+        WIDE_SPREAD if rest.trainer.model.num_moe_experts or rest.machine.measurements is None else SPREAD
+    )
+    high = rest.time(1 + spread)
+    return Prediction(
+        trainer=rest.trainer,
+        step=rest.step,
+        remaining_tokens=rest.num_samples * rest.trainer.model.seq_length,
+        spread=spread,
+        low=rest.time(1 - spread),
+        likely=rest.time(1),
+        high=high,
+        price_per_gpu_hour=price_per_gpu_hour(rest.stage.allocation.settings, plan.run.cluster),
+        currency=plan.run.cluster.currency,
+        guesses=(*rest.step.guesses, *_power_guesses(rest.machine)),
+        warnings=(
+            *_restart_warnings(plan, rest.stage, high),
+            *_lead_warnings(plan, rest, rest.step.total * (1 + spread)),
+        ),
+    )
+
+
+@record(kw_only=True)
+class _Rest:
+    """What a run has left to do, and what that depends on."""
+
+    trainer: TrainerConfig
+    machine: Machine
+    stage: StagePlan
+    startup_s: float
+    """From the start of a job to its first step."""
+    save_s: float
+    """Time to write a checkpoint."""
+    step: StepTime
+    """A step with the full batch size."""
+    smallest_step: StepTime
+    """A step with the smallest batch size of the run."""
+    steps: tuple[Steps, ...]
+
+    @property
+    def num_steps(self) -> int:
+        """Number of steps."""
+        return sum(each.count for each in self.steps)
+
+    @property
+    def num_samples(self) -> int:
+        """Number of samples to read."""
+        return sum(each.count * each.batch_size for each in self.steps)
+
+    def time(self, factor: float) -> RunTime:
+        """The time if steps take `factor` times as long as predicted."""
+        saves = checkpointing.num_saves(self.trainer.checkpoint, self.num_steps, factor * self.step.total)
+        allocation = self.stage.allocation
+        return run_time(
+            factor * sum(each.count * self._step_s(each.batch_size) for each in self.steps),
+            factor * self._num_evaluations * self.trainer.training.eval_iters * self._forward_s,
+            saves * self._save_stall_s,
+            Job(
+                limit_s=allocation.time_s,
+                startup_s=self.startup_s,
+                lead_s=self.stage.signal_lead_s,
+                last_save_s=self.save_s,
+            ),
+            Resources(
+                num_nodes=allocation.num_job_nodes,
+                num_gpus=allocation.num_job_nodes * (allocation.gpus_per_node or allocation.ntasks_per_node),
+                gpu_watts=self.machine.watts.value,
+            ),
+        )
+
+    def _step_s(self, batch_size: int) -> float:
+        """Seconds of a step with `batch_size` samples.
+
+        A step takes a fixed time and a time for each microbatch. Both follow from the smallest batch and the full one.
+        """
+        training = self.trainer.training
+        if training.rampup_batch_size is None or batch_size == training.global_batch_size:
+            return self.step.total
+        first = training.rampup_batch_size[0]
+        share = (batch_size - first) / (training.global_batch_size - first)
+        return self.smallest_step.total + share * (self.step.total - self.smallest_step.total)
+
+    @property
+    def _num_evaluations(self) -> int:
+        """Evaluations of the split valid at each interval, and of valid and test at the end."""
+        interval = self.trainer.training.eval_interval
+        return 2 + (self.num_steps // interval if interval else 0)
+
+    @property
+    def _forward_s(self) -> float:
+        """Seconds of the forward passes of a step, in proportion to those of the slowest stage."""
+        slowest = max(self.step.stages, key=lambda stage: stage.forward + stage.backward)
+        share = slowest.forward / (slowest.forward + slowest.backward)
+        return share * (self.step.total - self.step.optimizer - self.step.data_parallel)
+
+    @property
+    def _save_stall_s(self) -> float:
+        """Time in which training waits for a save: until it is copied to host memory, or until it is written."""
+        if not self.trainer.checkpoint.async_save:
+            return self.save_s
+        return checkpointing.staged_bytes(self.trainer) / self.machine.host_bandwidth.value
+
+
+def _rest(plan: Plan) -> _Rest:
+    """What the planned run has left to do.
+
+    Raises:
+        NoPrediction: see `predict`.
+    """
+    trainer, stage, cluster = plan.trainer, plan.training, plan.run.cluster
+    if trainer is None or stage is None:
+        raise NoPrediction("no planned stage trains", f"plan the stage {TRAIN.name}")
+    allocation, node_type = stage.allocation, plan.run.node_type
+    counts = allocation.ntasks_per_node, allocation.nvlink_nodes
+    machine = machine_of(trainer, cluster.node_type, node_type, *counts)
+    steps = tuple(remaining_steps(trainer.training, *_start(trainer)))
+    if not steps:
+        raise NoPrediction("the run is finished and has nothing left to train")
+    sizes = batch_sizes(trainer.training)
+    save_s = checkpointing.save_time_s(trainer, cluster.storage_write_gb_s)
+    return _Rest(
+        trainer=trainer,
+        machine=machine,
+        stage=stage,
+        # loading takes about as long as saving
+        startup_s=cluster.startup_time_s + save_s,
+        save_s=save_s,
+        step=predicted_step(trainer, machine, sizes[-1]),
+        smallest_step=predicted_step(trainer, machine, sizes[0]),
+        steps=steps,
+    )
+
+
+def _start(trainer: TrainerConfig) -> tuple[int, int]:
+    """The iteration from which training continues, and the number of samples read before it.
+
+    Raises:
+        NoPrediction: they are unknown.
+    """
+    if resuming.is_first_job(trainer):
+        return 0, 0
+    from hpcgen.planning import continuation
+
+    try:
+        if continuation.continues_from_unknown(trainer):
+            raise NoPrediction(
+                "only the trainer can read the iteration of the checkpoint that the run continues from"
+            )
+        found = continuation.resumed_record(trainer)
+    except OSError as error:
+        raise NoPrediction(f"{error.filename} cannot be read ({error.strerror})") from error
+    return (found["iteration"], found["consumed_samples"]) if found else (0, 0)
+
+
+def _power_guesses(machine: Machine) -> Iterator[str]:
+    if not machine.watts.is_measured:
+        yield str(machine.watts)
+    yield f"{NODE_WATTS:,.0f} W of a node with eight GPUs besides its GPUs ({NODE_WATTS_SOURCE})"
+
+
+def _restart_warnings(plan: Plan, stage: StagePlan, longest: RunTime) -> Iterator[Problem]:
+    """Warns if the job may not requeue itself often enough to complete the run."""
+    restarts = longest.num_jobs - 1
+    if restarts > stage.allocation.max_restarts:
+        reason = (
+            f"allows {counted(stage.allocation.max_restarts, 'restart')}, but the run may need {restarts}"
+        )
+        place = place_of(stage.kind, "max_restarts", plan.config, plan.run.cluster)
+        yield place.problem(
+            reason, f"set it to at least {restarts}, or use more nodes or a longer time limit"
+        )
+
+
+def _lead_warnings(plan: Plan, rest: _Rest, step_s: float) -> Iterator[Problem]:
+    """Warns if the lead of the signal, which is planned for slow steps, is too short for even slower ones."""
+    evaluation_s = checkpointing.evaluation_s(rest.trainer, step_s)
+    needed_s = checkpointing.signal_lead_s(step_s, rest.save_s, evaluation_s)
+    if rest.stage.signal_lead_s < needed_s:
+        reason = (
+            f"results in a signal {duration(rest.stage.signal_lead_s)} before the time limit, which is too late for "
+            f"the last checkpoint if steps take {duration(step_s)}, as predicted"
+        )
+        place = place_of(rest.stage.kind, "signal_lead_s", plan.config, plan.run.cluster)
+        yield place.problem(reason, f"set it to at least {needed_s}")

@@ -1,0 +1,158 @@
+"""The prediction of a planned run, in Python, as JSON and as text."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import pytest
+
+from hpcgen.planning.predicted_step import NoPrediction
+from hpcgen.run_plan.prediction import predict
+from hpcgen.run_plan.summary import for_people, summarize
+from tests.recorded_run import write_checkpoint
+from tests.runs import big_run, minimal_run, planned, write_yaml
+from trainer.contract.model.batch_size import Batches
+from trainer.contract.resuming.hyperparameters import sections
+
+GPUS = {
+    "cluster": "azure-ndv5",
+    "training": {"micro_batch_size": 1, "global_batch_size": 64, "train_iters": 1000, "precision": "bf16"},
+    "parallelism": {"tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2},
+    "slurm": {"train": {"time": "1:00:00"}},
+}
+"""A small model on eight H100s, with four microbatches per rank."""
+
+
+def lines(plan):
+    return dict(for_people(summarize(plan)))
+
+
+def test_the_figures_follow_from_the_step(tmp_path):
+    found = predict(planned(tmp_path, big_run()))
+    assert found.tokens_per_s * found.step.total == 1536 * 2048
+    assert found.remaining_tokens == 95367 * 1536 * 2048
+    assert found.likely.steps_s == pytest.approx(95367 * found.step.total)
+    assert found.low.steps_s < found.likely.steps_s < found.high.steps_s
+    assert found.low.num_jobs < found.high.num_jobs
+    assert found.likely.gpu_hours == pytest.approx(128 * found.likely.total_s / 3600)
+    assert 150 < found.tflops_per_gpu < found.full_attention_tflops_per_gpu < 989
+    assert found.guesses
+
+
+def test_spare_nodes_are_charged(tmp_path):
+    found, spared = (
+        predict(planned(tmp_path, big_run(), overrides=overrides)).likely
+        for overrides in ((), ("preflight.spare_nodes=2",))
+    )
+    assert spared.gpu_hours == pytest.approx(found.gpu_hours * 18 / 16)
+
+
+def test_a_growing_batch_takes_the_time_of_each_of_its_steps(tmp_path):
+    """Steps of 16, 32 and 48 samples, each size over 1000 samples, and then of 64."""
+    run = minimal_run(**GPUS)
+    growing = planned(tmp_path, run, overrides=["training.rampup_batch_size=[16, 16, 3000]"])
+    counts = Counter(batch.size for batch in Batches(growing.trainer.training))
+    assert sorted(counts) == [16, 32, 48, 64]
+    expected = 0.0
+    for size, count in counts.items():
+        constant = planned(tmp_path, run, overrides=[f"training.global_batch_size={size}"])
+        expected += count * predict(constant).step.total
+    assert predict(growing).likely.steps_s == pytest.approx(expected, rel=0.02)
+
+
+def test_only_the_rest_of_a_resumed_run_counts(tmp_path):
+    run = minimal_run(**GPUS, paths={"run_dir": "run"})
+    plan = planned(tmp_path, run)
+    whole = predict(plan)
+    write_checkpoint(
+        tmp_path / "run/checkpoints", 750, **sections(plan.trainer), world_size=8, consumed_samples=750 * 64
+    )
+    rest = predict(planned(tmp_path, run))
+    assert rest.likely.steps_s == pytest.approx(whole.likely.steps_s / 4)
+    assert rest.remaining_tokens == whole.remaining_tokens / 4
+
+
+def test_weights_only_are_a_start_and_no_progress(tmp_path):
+    run = minimal_run(**GPUS, paths={"run_dir": "run"})
+    plan = planned(tmp_path, run)
+    write_checkpoint(tmp_path / "weights", 750, **sections(plan.trainer), world_size=8)
+    load = ["checkpoint.load=weights", "checkpoint.finetune=true"]
+    assert predict(planned(tmp_path, run, overrides=load)).remaining_tokens == predict(plan).remaining_tokens
+
+
+@pytest.mark.parametrize(
+    ("overrides", "profile", "reason"),
+    [
+        ((), {"extends": "local"}, "the run trains on CPUs, whose speed hpcgen does not know"),
+        (("training.precision=fp32",), {}, "node type ndv5 lacks peak_tflops.fp32"),
+        (("model.layer_spec=code.py:layers",), {}, "builds layers whose time hpcgen does not know"),
+        (("model.model_provider=code.py:model",), {}, "builds layers whose time hpcgen does not know"),
+    ],
+)
+def test_what_cannot_be_predicted_says_why(tmp_path, overrides, profile, reason):
+    write_yaml(tmp_path / "site.yaml", {"extends": "azure-ndv5", **profile})
+    (tmp_path / "code.py").write_text("def layers(config): ...\n\n\ndef model(*args): ...\n")
+    run = minimal_run(**{**GPUS, "cluster": "./site.yaml", "parallelism": {}})
+    plan = planned(tmp_path, run, overrides=overrides)
+    with pytest.raises(NoPrediction, match=reason):
+        predict(plan)
+    summary = summarize(plan)
+    assert summary["prediction"] is None
+    assert reason in summary["no_prediction"]
+    assert reason in dict(for_people(summary))["prediction"]
+
+
+def test_the_summary_has_every_figure_with_its_unit(tmp_path):
+    found = summarize(planned(tmp_path, big_run()))["prediction"]
+    assert json.loads(json.dumps(found)) == found
+    assert sum(found["step_parts_s"].values()) == pytest.approx(found["step_time_s"])
+    assert found["full_attention_mfu"] > found["mfu"] > 0.2
+    likely = found["likely"]
+    parts = ("steps_s", "evaluation_s", "save_stall_s", "job_overhead_s")
+    assert likely["total_s"] == pytest.approx(sum(likely[part] for part in parts))
+    assert likely["days"] == likely["total_s"] / 86400
+    assert likely["cost"] is None
+
+
+def test_people_read_ranges(tmp_path):
+    write_yaml(
+        tmp_path / "site.yaml", {"extends": "azure-ndv5", "price_per_gpu_hour": 2.5, "currency": "EUR"}
+    )
+    text = lines(planned(tmp_path, big_run(cluster="./site.yaml")))
+    assert text["step time"].startswith("about ")
+    assert "compute " in text["step time"]
+    assert "MFU" in text["throughput"]
+    assert "causal attention counted half" in text["throughput"]
+    assert " to " in text["duration"]
+    assert "for 299,998,642,176 tokens" in text["duration"]
+    assert "EUR at 2.5 EUR per GPU-hour" in text["resources"]
+    assert "--json lists them" in text["guessed"]
+
+
+def test_too_few_restarts_are_told(tmp_path):
+    plan = planned(tmp_path, big_run(), overrides=["slurm.train.max_restarts=3"])
+    [warning] = set(summarize(plan)["warnings"]) - set(plan.warnings)
+    assert "slurm.train.max_restarts = 3 allows 3 restarts, but the run may need" in warning
+    assert "--set slurm.train.max_restarts" in warning
+
+
+def test_steps_too_slow_for_the_signal_are_told(tmp_path):
+    """With one microbatch, seven of eight stages wait. The lead is planned for a fifth of the peak."""
+    slow = [
+        *("parallelism.virtual_pipeline_model_parallel_size=null", "training.global_batch_size=64"),
+        *("training.micro_batch_size=16", "training.recompute_granularity=full"),
+        *("training.recompute_method=uniform", "training.recompute_num_layers=1"),
+    ]
+    plan = planned(tmp_path, big_run(), overrides=slow)
+    assert any(
+        "slurm.train.signal_lead_s" in text and "is too late" in text for text in summarize(plan)["warnings"]
+    )
+    assert not any("is too late" in text for text in summarize(planned(tmp_path, big_run()))["warnings"])
+
+
+def test_no_stage_that_trains(tmp_path):
+    plan = planned(tmp_path, big_run(), stages=["tensorboard"])
+    with pytest.raises(NoPrediction, match="no planned stage trains; plan the stage train"):
+        predict(plan)
+    assert "prediction" not in summarize(plan)
