@@ -12,7 +12,7 @@ import click
 
 from hpcgen.cli.options import write_output
 from hpcgen.files import shared_as_directory
-from hpcgen.report.words import count_in_short, duration, figure, percent
+from hpcgen.report.words import compared_with_prediction, count_in_short, duration, figure, percent
 from hpcgen.text import counted, harmless
 
 if TYPE_CHECKING:
@@ -100,8 +100,10 @@ def _show(label: str, run: Run, summary: Summary) -> None:
     click.echo(curve.draw_text(curve.Curve(losses, latest)))
     mfu = f", MFU {percent(summary.mfu)}" if summary.mfu is not None else ""
     memory = f", {figure(summary.peak_memory_gib, 3)} GiB" if summary.peak_memory_gib is not None else ""
+    compared = compared_with_prediction(summary.step_time_s, summary.predicted_step_time_s)
+    per_step = f"{duration(summary.step_time_s)} per step" + (f" ({compared})" if compared else "")
     click.echo(
-        f"{duration(summary.step_time_s)} per step, {count_in_short(summary.tokens_per_s)} tokens/s, "
+        f"{per_step}, {count_in_short(summary.tokens_per_s)} tokens/s, "
         f"{figure(summary.tflops_per_device, 3)} TFLOP/s per device{mfu}{memory}, "
         f"{counted(summary.starts, 'attempt')}"
     )

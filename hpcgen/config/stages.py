@@ -28,6 +28,8 @@ TRAINING = dict.fromkeys(("model", "training", "optimizer"), "add it, or a prese
 """`StageRow.needs` of stages that read the trainer's configuration."""
 
 TRAINER_FILE = "trainer.json"
+MACHINE_FILE = "machine.json"
+"""The job file that names the nodes, for the prediction in reports."""
 
 
 @record(kw_only=True, eq=False)

@@ -116,7 +116,15 @@ def _tiles(summary: Summary) -> Iterator[Tile]:
         title="Throughput",
         value=words.count_in_short(summary.tokens_per_s),
         unit="tokens/s",
-        notes=(f"{words.duration(summary.step_time_s)} per step",),
+        notes=tuple(
+            filter(
+                None,
+                (
+                    f"{words.duration(summary.step_time_s)} per step",
+                    words.compared_with_prediction(summary.step_time_s, summary.predicted_step_time_s),
+                ),
+            )
+        ),
     )
     mfu = f"MFU {words.percent(summary.mfu)}" if summary.mfu is not None else "MFU unknown: no peak was set"
     yield Tile(
@@ -328,6 +336,7 @@ def _comparison(names: Sequence[str], summaries: Sequence[Summary], runs: Sequen
         ("TFLOP/s per device", [words.figure(each.tflops_per_device, 3) for each in summaries]),
         ("MFU", [words.percent(each.mfu) for each in summaries]),
         ("step time", [words.duration(each.step_time_s) for each in summaries]),
+        ("predicted step time", [words.duration(each.predicted_step_time_s) for each in summaries]),
         ("peak memory, GiB", [words.figure(each.peak_memory_gib, 3) for each in summaries]),
         ("attempts", [str(each.starts) for each in summaries]),
         ("directory", [each.directory for each in summaries]),

@@ -11,6 +11,7 @@ import numpy as np
 
 from hpcgen.report.comparability import validation_facts
 from hpcgen.report.history import Attempt, Column, Event, History, number_or_none
+from hpcgen.report.prediction import predicted_step_s
 from hpcgen.report.run import Run
 from hpcgen.report.state import State
 from trainer.contract.evaluation import EvaluationResult
@@ -80,6 +81,8 @@ class Summary:
     unreadable_results: tuple[str, ...]
     """Messages about invalid result files."""
     step_time_s: float | None
+    predicted_step_time_s: float | None
+    """Predicted time of a step with the current batch size; None if there is no prediction."""
     tokens_per_s: float | None
     tflops_per_device: float | None
     mfu: float | None
@@ -144,6 +147,7 @@ def summarize(run: Run) -> Summary:
         results=run.results,
         unreadable_results=tuple(map(str, run.unreadable_results)),
         step_time_s=step_time_s,
+        predicted_step_time_s=predicted_step_s(run, recent["batch_size"]),
         tokens_per_s=recent["tokens_per_s"],
         tflops_per_device=recent["model_tflops_per_device"],
         mfu=recent["mfu"],

@@ -14,6 +14,16 @@ def duration(seconds: float | None) -> str:
     return MISSING if seconds is None else text.duration(seconds)
 
 
+def compared_with_prediction(seconds: float | None, predicted: float | None) -> str:
+    """Compares a time with the predicted one: "12% slower than the predicted 1.8 s". Empty if one is unknown."""
+    if seconds is None or predicted is None:
+        return ""
+    difference = round(100 * (seconds / predicted - 1))
+    if difference == 0:
+        return "as predicted"
+    return f"{abs(difference)}% {'slower' if difference > 0 else 'faster'} than the predicted {duration(predicted)}"
+
+
 def moment(unix_seconds: float | None) -> str:
     """Formats a point in time in UTC."""
     if unix_seconds is None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 
 from hpcgen.config.loader import Run
 from hpcgen.config.node_type import NodeType
 from hpcgen.config.run import RunConfig
-from hpcgen.config.stages import TRAINER_FILE
+from hpcgen.config.stages import MACHINE_FILE, TRAINER_FILE
 from hpcgen.errors import Problem
 from hpcgen.planning.allocation import Allocation
 from hpcgen.planning.config_text import config_text
@@ -42,7 +43,7 @@ class Train(Stage):
             reads=(checkpoints_read(checkpoint.load),) if checkpoint.load else (),
             writes=(data.cache_dir,) if data.cache_dir else (),
             large=(saved,),
-            files=trainer_files(trainer),
+            files={**trainer_files(trainer), **_machine_file(run, allocation)},
             values={
                 "train_iters": config.training.train_iters,
                 "fingerprint": "" if trainer is None else fingerprint(trainer),
@@ -101,6 +102,18 @@ class Train(Stage):
 def trainer_files(trainer: TrainerConfig | None) -> dict[str, str]:
     """The trainer's configuration as a job file."""
     return {} if trainer is None else {TRAINER_FILE: config_text(trainer)}
+
+
+def _machine_file(run: Run, allocation: Allocation) -> dict[str, str]:
+    """The nodes of a job with GPUs as a job file. With it, a report can compare the steps with the prediction."""
+    if run.node_type.device != "cuda":
+        return {}
+    machine = {
+        "node_type": run.cluster.node_type,
+        "gpus_per_node": allocation.ntasks_per_node,
+        "nvlink_nodes": allocation.nvlink_nodes,
+    }
+    return {MACHINE_FILE: f"{json.dumps(machine)}\n"}
 
 
 def _overlaps(parallelism: ParallelismConfig) -> bool:

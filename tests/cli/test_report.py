@@ -11,13 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hpcgen import load_run, plan, predict
 from hpcgen.report.downsample import MAX_BUCKETS, downsample
 from hpcgen.report.history import read_history
 from hpcgen.report.scale import Scale, scale_for, tick_texts
+from hpcgen.text import duration
 from tests.cli.command import hpcgen
 from tests.cli.reports import Page, report
 from tests.recorded_run import START, start, step, steps, write_run
-from tests.runs import minimal_run, write_yaml
+from tests.runs import big_run, minimal_run, planned, write_yaml
 
 
 def test_a_report_has_everything_that_was_recorded(eventful: Path) -> None:
@@ -375,3 +377,49 @@ def test_an_unrelated_file_is_reported_as_such(tmp_path: Path, content: bytes, s
     ended = hpcgen("report", run)
     assert (ended.status, ended.stdout) == (2, "")
     assert said in ended.stderr
+
+
+def gpu_run(directory: Path, **parallelism: int) -> Path:
+    """A recorded run with the job files of a planned one on 16 GPUs."""
+    training = {"micro_batch_size": 4, "global_batch_size": 256, "train_iters": 1000}
+    run = big_run(preset="1.3b", training=training, parallelism=parallelism, data={"mock": True})
+    found = planned(directory, run, overrides=["slurm.train.nodes=2"])
+    recorded = write_run(directory / "gpt", [start(), *steps(1, 50)])
+    for name, text in found.stages["train"].files.items():
+        (recorded / "jobs/4711" / name).write_text(text)
+    return recorded
+
+
+def test_steps_are_compared_with_the_prediction(tmp_path: Path) -> None:
+    """The prediction is the one that validate printed, for the batch size of the latest steps."""
+    recorded = gpu_run(tmp_path)
+    predicted = predict(plan(load_run(tmp_path / "run.yaml", ["slurm.train.nodes=2"]))).step.total
+    [found] = json.loads(hpcgen("report", recorded, "--json").stdout)
+    assert found["predicted_step_time_s"] == pytest.approx(predicted)
+    assert 0.1 < predicted < 2
+    words = f"{100 * (2 / predicted - 1):.0f}% slower than the predicted {duration(predicted)}"
+    assert f"2 s per step ({words})" in hpcgen("report", recorded, "-o", tmp_path / "x.html").stdout
+    assert words in report(recorded).text
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("machine.json", None),
+        ("machine.json", "{"),
+        ("machine.json", "[1]"),
+        ("machine.json", '{"node_type": "of another site", "gpus_per_node": 8, "nvlink_nodes": 1}'),
+        ("machine.json", '{"node_type": "cpu", "gpus_per_node": 8, "nvlink_nodes": 1}'),
+        ("machine.json", '{"node_type": ["ndv5"], "gpus_per_node": {}, "nvlink_nodes": 1}'),
+        ("trainer.json", '{"model": {}, "training": {}}'),
+        ("trainer.json", '{"model": {"num_layers": 0}, "training": {}, "of_a_later_version": 1}'),
+    ],
+)
+def test_without_known_nodes_and_configuration_there_is_no_prediction(
+    tmp_path: Path, file: str, content: str | None
+) -> None:
+    recorded = gpu_run(tmp_path)
+    path = recorded / "jobs/4711" / file
+    path.unlink() if content is None else path.write_text(content)
+    found = hpcgen("report", recorded, "--json")
+    assert (found.status, json.loads(found.stdout)[0]["predicted_step_time_s"]) == (0, None)

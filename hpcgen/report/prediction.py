@@ -1,0 +1,50 @@
+"""The predicted step time of a run, from the configuration and the nodes of its job."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from hpcgen.config.node_types import load_node_type
+from hpcgen.config.stages import MACHINE_FILE
+from hpcgen.errors import HpcgenError
+from hpcgen.planning.predicted_step import machine_of, predicted_step
+from hpcgen.report.run import Run
+from trainer.contract.config import TrainerConfig, from_dict
+from trainer.contract.config.resolve import resolve
+from trainer.contract.errors import TrainerError
+from trainer.contract.files.regular_file import read_text
+from trainer.contract.model.batch_size import batch_sizes
+from trainer.contract.rules.engine import require
+
+
+def predicted_step_s(run: Run, batch_size: float | None) -> float | None:
+    """Seconds of a step with `batch_size` samples; the full batch if that is not a batch size of the run.
+
+    None if nothing is predicted for the run, if hpcgen 0.2.0 or older rendered it, or if this version does not know
+    its configuration or its node type.
+    """
+    try:
+        trainer = from_dict(TrainerConfig, run.config, where=str(run.directory))
+        require(trainer)
+        trainer, nodes = resolve(trainer), _nodes(run.directory)
+        name = str(nodes["node_type"])
+        counts = int(nodes["gpus_per_node"]), int(nodes["nvlink_nodes"])
+        machine = machine_of(trainer, name, load_node_type(name), *counts)
+        sizes = batch_sizes(trainer.training)
+        size = int(batch_size) if batch_size is not None and batch_size in sizes else sizes[-1]
+        return predicted_step(trainer, machine, size).total
+    except (HpcgenError, TrainerError, OSError, ValueError, LookupError, TypeError):
+        return None
+
+
+def _nodes(directory: Path) -> dict[str, Any]:
+    """The nodes of the newest job.
+
+    Raises:
+        OSError, ValueError: there is no such file, it cannot be read, or is damaged.
+    """
+    newest = max(directory.glob(f"jobs/*/{MACHINE_FILE}"), key=lambda path: path.stat().st_mtime)
+    found: dict[str, Any] = json.loads(read_text(newest))
+    return found
