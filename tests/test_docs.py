@@ -299,6 +299,8 @@ def test_every_program_runs(page: str, reader: Path, stand_in: str, request: pyt
         write_trainer_config(reader, "python -m trainer")
     if page == "docs/generation.md":
         copy_run(request.getfixturevalue("trained"), reader)
+    if page == "docs/planning.md":
+        assert run("hpcgen init 13b.yaml --preset 13b", reader, None).returncode == 0
     # submitting is shown in full; here everything up to it
     program = re.sub(r"^jobs = submit\(.*\n", "", program, flags=re.MULTILINE)
     program = program.replace("overrides=[", 'overrides=["data.mock=true", ')
