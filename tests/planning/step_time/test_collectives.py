@@ -36,7 +36,8 @@ def test_ranks_in_a_domain(found: Group, expected: Group) -> None:
     assert found == expected
 
 
-LINKS = Links(Machine.of(load_node_type("ndv5"), nvlink_devices=8))
+LINKS = Links(Machine.of(load_node_type("ndv5-h200"), nvlink_devices=8))
+"""Of a GPU model without measured rows."""
 GIB = 2**30
 
 
