@@ -9,6 +9,7 @@ from statistics import median
 from typing import Literal
 
 from hpcgen.planning.step_time.machine import Constant, Machine
+from hpcgen.planning.step_time.measurements import Row
 from trainer.contract.model.layout import Layout
 from trainer.contract.record import record
 
@@ -23,11 +24,14 @@ RAMP_BYTES = 10e6
 ALL_TO_ALL_SHARE = Constant(
     0.75, "all-to-all at 75% of the bandwidth of other collectives", "guessed: its messages are smaller"
 )
-SLOWER_PRODUCTS = Constant(
-    1.15, "products 15% slower next to a transfer", "guessed: NCCL's kernels use 20 of 132 SMs"
+ADDED_SHARE = Constant(
+    0.15,
+    "a transfer next to products lengthens them by 15% of its time",
+    "guessed: NCCL's kernels use 20 of 132 SMs",
 )
-SLOWER_TRANSFERS = Constant(1.1, "transfers 10% slower next to products", "guessed")
-Collective = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send_recv"]
+MAX_TRANSFERS_PER_PRODUCT = 4
+"""If more transfers than this were measured next to one product, both waited for the host that started them."""
+Collective = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "exchange"]
 
 
 @record
@@ -123,39 +127,39 @@ class Links:
         return max(near, far / ALL_TO_ALL_SHARE.value + self._latency(group))
 
     def send(self, size: float, group: Group) -> float:
-        """Seconds to send `size` bytes to the next rank of the group, in the slowest place of the group."""
+        """Seconds to send `size` bytes to the next rank of the group, in the slowest place of the group, while as many
+        arrive."""
         if group.size == 1 or not size:
             return 0.0
         if group.crosses_network:
             return size / self.machine.network_bandwidth.value + NETWORK_STEP_S
-        return self._inside("send_recv", size, 2, size)
+        return self._inside("exchange", size, 2, size)
 
     def added(self, transfer_s: float, beside_s: float) -> float:
         """Seconds by which a transfer lengthens the computation of `beside_s` that it runs next to.
 
-        Both are times alone. Each slows the other one while both last.
+        Both are times alone. A transfer takes SMs and memory bandwidth from the computation, which waits for its end.
         """
-        slower_products, slower_transfers = (constant.value for constant in self.slowdowns)
-        if transfer_s * slower_transfers <= beside_s * slower_products:
-            return transfer_s * slower_transfers * (1 - 1 / slower_products)
-        both_s = beside_s * slower_products
-        return both_s + transfer_s - both_s / slower_transfers - beside_s
+        share = ADDED_SHARE.value
+        if self._added_shares and transfer_s:
+            share = _interpolated(self._added_shares, math.log(transfer_s))
+        hidden_s = min(transfer_s, beside_s)
+        return transfer_s - hidden_s + share * hidden_s
 
     @cached_property
-    def slowdowns(self) -> tuple[Constant, Constant]:
-        """How much slower products are next to transfers, and transfers next to products."""
+    def _added_shares(self) -> Curve:
+        """Logarithms of transfers' times alone, and the share of it by which they lengthened products."""
         rows = self.machine.measurements.beside if self.machine.measurements else ()
-        if not rows:
-            return SLOWER_PRODUCTS, SLOWER_TRANSFERS
-        products = median(row["product_beside_us"] / row["product_alone_us"] for row in rows)
-        transfers = median(row["beside_us"] / row["alone_us"] for row in rows)
-        return (
-            Constant(
-                products, f"products take {products:.2f} times as long next to a transfer", "measured", True
-            ),
-            Constant(
-                transfers, f"transfers take {transfers:.2f} times as long next to products", "measured", True
-            ),
+        found: dict[int, Curve] = {}
+        for row in rows:
+            transfers = row["product_beside_us"] / row["beside_us"]
+            if transfers <= MAX_TRANSFERS_PER_PRODUCT:
+                added_us = (row["product_beside_us"] - row["product_alone_us"]) / transfers
+                point = math.log(row["alone_us"] * 1e-6), max(0.0, added_us / row["alone_us"])
+                found.setdefault(row["bytes"], []).append(point)
+        return sorted(
+            (median(time for time, _ in points), median(share for _, share in points))
+            for points in found.values()
         )
 
     def guesses(self, groups: Groups) -> list[Constant]:
@@ -168,12 +172,16 @@ class Links:
             if measured < inside:
                 meaning = f"collectives of {inside} GPUs inside a domain as efficient as those of {measured}"
                 constants.append(Constant(1.0, meaning, f"measured with {measured} GPUs"))
-        if any(group.crosses_network for group in used):
+        crosses_network = any(group.crosses_network for group in used)
+        if crosses_network:
             constants.append(self.machine.network_bandwidth)
         if groups.expert.crosses_network or (groups.expert.size > 1 and not self._curve("all_to_all", 2)):
             constants.append(ALL_TO_ALL_SHARE)
-        if used:
-            constants += self.slowdowns
+        if used and not self._added_shares:
+            constants.append(ADDED_SHARE)
+        elif crosses_network:
+            meaning = "transfers between nodes slow products as those inside do"
+            constants.append(Constant(1.0, meaning, "measured inside a node"))
         return [constant for constant in constants if not constant.is_measured]
 
     def _ring(self, collective: Collective, size: float, group: Group) -> float:
@@ -214,21 +222,30 @@ class Links:
 
     @cached_property
     def _curves(self) -> dict[tuple[str, int], Curve]:
-        curves: dict[tuple[str, int], Curve] = {}
-        rows = self.machine.measurements.collectives if self.machine.measurements else ()
-        for row in sorted(rows, key=lambda row: row["bytes"]):
-            name, ranks, size = row["collective"], row["ranks"], row["bytes"]
-            passing = 2 * size if name == "all_reduce" else size
-            sent = size if name in PAIRWISE else passing * (ranks - 1) / ranks
-            slower = row["us"] * 1e-6 / self._expected(sent, ranks)
-            curves.setdefault((name, ranks), []).append((math.log(passing), slower))
-        return curves
+        measured: dict[tuple[str, int], list[Row]] = {}
+        for row in self.machine.measurements.collectives if self.machine.measurements else ():
+            measured.setdefault((row["collective"], row["ranks"]), []).append(row)
+        return {key: [self._slower(row) for row in _of_the_gpu(rows)] for key, rows in measured.items()}
+
+    def _slower(self, row: Row) -> tuple[float, float]:
+        """The logarithm of the size of a measured transfer, and its time relative to the expected one."""
+        name, ranks = row["collective"], row["ranks"]
+        size = 2 * row["bytes"] if name == "all_reduce" else row["bytes"]
+        sent = size if name == "exchange" else size * (ranks - 1) / ranks
+        return math.log(size), row["us"] * 1e-6 / self._expected(sent, ranks)
 
 
 Curve = list[tuple[float, float]]
 """Logarithms of sizes, and how much longer transfers of these sizes take than expected."""
-PAIRWISE = ("send_recv", "exchange")
-"""Transfers that send all bytes to one rank."""
+HOST_BOUND = 1.4
+"""Small transfers that take less than this times the fastest one waited for the host that started them."""
+
+
+def _of_the_gpu(rows: list[Row]) -> list[Row]:
+    """The rows of one collective that do not measure the host, by size. Empty if all do."""
+    limit = HOST_BOUND * min(row["us"] for row in rows)
+    small = max((row["bytes"] for row in rows if row["us"] <= limit), default=0)
+    return sorted((row for row in rows if row["bytes"] > small), key=lambda row: row["bytes"])
 
 
 def _interpolated(curve: Curve, at: float) -> float:

@@ -10,7 +10,7 @@ import pytest
 from hpcgen.config.node_types import load_node_type
 from hpcgen.planning.memory.parameters import stage_parameter_counts
 from hpcgen.planning.setup import Setup
-from hpcgen.planning.step_time.collectives import SLOWER_PRODUCTS, SLOWER_TRANSFERS, Group, Links
+from hpcgen.planning.step_time.collectives import ADDED_SHARE, Group, Links
 from hpcgen.planning.step_time.data_parallel import DataParallel, data_parallel_time
 from hpcgen.planning.step_time.machine import Machine
 from hpcgen.planning.step_time.pipeline import replay
@@ -65,10 +65,9 @@ def test_with_overlap_one_bucket_is_waited_for() -> None:
     given, alone = setup(**OVERLAP), exposed(setup())
     buckets = round(parameters(given) / 40e6)
     assert buckets > 1
-    slower = SLOWER_TRANSFERS.value * (1 - 1 / SLOWER_PRODUCTS.value)
     for seconds, all_seconds in zip(vars(exposed(given)).values(), vars(alone).values(), strict=True):
         hidden = all_seconds * (buckets - 1) / buckets
-        assert seconds == pytest.approx(all_seconds / buckets + slower * hidden, rel=0.01)
+        assert seconds == pytest.approx(all_seconds / buckets + ADDED_SHARE.value * hidden, rel=0.01)
 
 
 def test_slow_network_is_not_hidden() -> None:
