@@ -205,6 +205,8 @@ def _rest(plan: Plan) -> _Rest:
         NoPrediction: see `predict`.
     """
     trainer, stage, cluster = plan.trainer, plan.training, plan.run.cluster
+    if plan.config.program is not None:
+        raise NoPrediction("hpcgen predicts the time of its own trainer only, not of other programs")
     if trainer is None or stage is None:
         raise NoPrediction("no planned stage trains", f"plan the stage {TRAIN.name}")
     allocation, node_type = stage.allocation, plan.run.node_type

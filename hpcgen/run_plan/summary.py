@@ -44,7 +44,8 @@ def summarize(plan: Plan) -> dict[str, Any]:
         }
         for stage in plan.stages.values()
     }
-    prediction, doubts = prediction_summary.in_json(plan) if plan.training else ({}, [])
+    trains = any(stage.kind.trains or stage.kind.runs_user_program for stage in plan.stages.values())
+    prediction, doubts = prediction_summary.in_json(plan) if trains else ({}, [])
     return {
         "name": plan.config.name,
         "cluster": plan.run.cluster_name,
@@ -247,6 +248,7 @@ def _program_for_people(summary: dict[str, Any]) -> list[tuple[str, str]]:
         ("done", summary["done_file"] or "exit status 0"),
         ("nodes checked", _nodes_checked(summary)),
         *_deepspeed_for_people(summary["deepspeed"]),
+        *prediction_summary.for_people(summary),
     ]
 
 

@@ -103,6 +103,19 @@ def test_what_cannot_be_predicted_says_why(tmp_path, overrides, profile, reason)
     assert reason in dict(for_people(summary))["prediction"]
 
 
+def test_the_time_of_another_program_is_unknown(tmp_path):
+    run = {
+        **{
+            key: value for key, value in big_run().items() if key in ("name", "cluster", "paths", "container")
+        },
+        "slurm": {"run": {"nodes": 2, "time": "1-00:00:00"}},
+        "program": {"command": ["python", "train.py"]},
+    }
+    summary = summarize(planned(tmp_path, run, stages=["run"]))
+    assert summary["prediction"] is None
+    assert "its own trainer only" in dict(for_people(summary))["prediction"]
+
+
 def test_the_summary_has_every_figure_with_its_unit(tmp_path):
     found = summarize(planned(tmp_path, big_run()))["prediction"]
     assert json.loads(json.dumps(found)) == found
