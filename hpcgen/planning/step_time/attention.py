@@ -21,9 +21,8 @@ def attention_parts(device: Device) -> list[Part]:
     kind = attention_of(model)
     own_norm: RecomputeModule | None = "layernorm" if "layernorm" in kind.recomputable else None
     up: RecomputeModule | None = "mla_up_proj" if "mla_up_proj" in kind.recomputable else None
-    values = device.sharded_tokens * model.hidden_size
     return [
-        Part(device.norm(values), own_norm),
+        Part(device.norm(device.sharded_tokens, model.hidden_size), own_norm),
         *(_projection(device, each, up) for each in kind.projections(model)),
         Part(_norms(device), up),
         Part(_rotation(device), up),
@@ -36,10 +35,9 @@ def attention_parts(device: Device) -> list[Part]:
 def residual(device: Device) -> Passes:
     """The addition of a part of a layer to the hidden state, with dropout and bias."""
     model = device.setup.model
-    values = device.sharded_tokens * model.hidden_size
-    part = device.memory_bound("residual", values)
+    part = device.memory_bound("residual", device.sharded_tokens, model.hidden_size)
     if model.hidden_dropout:
-        part += device.memory_bound("dropout", values)
+        part += device.memory_bound("dropout", device.sharded_tokens, model.hidden_size)
     return part
 
 
@@ -64,10 +62,11 @@ def _norms(device: Device) -> Passes:
     model = device.setup.model
     if not model.qk_layernorm:
         return Passes()
+    assert model.kv_channels
     if latents := attention_of(model).latent_width(model):
-        return device.norm(device.sharded_tokens * latents)
+        return device.norm(device.sharded_tokens, latents)
     queries, keys, _, _ = _widths(device)
-    return device.norm(device.setup.tokens * (queries + keys))
+    return device.norm(device.setup.tokens * (queries + keys) / model.kv_channels, model.kv_channels)
 
 
 def _rotation(device: Device) -> Passes:
@@ -77,11 +76,11 @@ def _rotation(device: Device) -> Passes:
     attention = attention_of(model)
     queries, keys, _, _ = _widths(device)
     if attention.has_complete_heads:
-        return device.memory_bound("rope", tokens * (queries + keys))
+        return device.memory_bound("rope", tokens, queries) + device.memory_bound("rope", tokens, keys)
     assert model.kv_channels
     rotated = attention.rotated_width(model)
-    values = tokens * (queries / model.kv_channels + 1) * rotated
-    return device.memory_bound("copy", ROTATION_PASSES * values)
+    width = (queries / model.kv_channels + 1) * rotated
+    return device.memory_bound("copy", ROTATION_PASSES * tokens, width)
 
 
 def _copies(device: Device) -> Passes:
@@ -94,7 +93,7 @@ def _copies(device: Device) -> Passes:
     queries, keys, values, _ = _widths(device)
     is_rotated = model.position_embedding_type == "rope"
     if not attention_of(model).has_complete_heads:
-        return device.memory_bound("copy", tokens * (queries + keys + values))
+        return device.memory_bound("copy", tokens, queries + keys + values)
     if model.num_query_groups != model.num_attention_heads:
         copied = queries + values + (0 if is_rotated else keys)
     elif is_rotated:
@@ -102,7 +101,8 @@ def _copies(device: Device) -> Passes:
     else:
         return Passes()
     forward, backward = BYTES_PER_VALUE["copy"]
-    return device.moving("copy", forward * tokens * copied, backward * tokens * (queries + keys + values))
+    joined = queries + keys + values
+    return device.moving("copy", forward * tokens * copied, backward * tokens * joined, joined)
 
 
 def _core(device: Device) -> Passes:
@@ -175,7 +175,7 @@ def _ring(device: Device, group: Group, by_heads: int) -> Passes:
     forward = device.links.added(sent, step.forward.compute)
     backward = device.links.added(2 * sent, step.backward.compute)
     waits = Passes(Seconds(context_parallel=forward), Seconds(context_parallel=backward)).times(steps - 1)
-    combined = device.memory_bound("residual", steps * device.setup.tokens * output)
+    combined = device.memory_bound("residual", steps * device.setup.tokens, output)
     return added((step.times(steps), waits, combined))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from hpcgen.planning.step_time.kernels import Precision
-from hpcgen.planning.step_time.work import Device, Passes, Seconds
+from hpcgen.planning.step_time.work import Device, Passes, Products, Seconds
 
 Divided = Literal["outputs", "inputs", "none"]
 """The side of the weight that tensor parallelism divides."""
@@ -27,15 +27,20 @@ def linear(
     precision = precision or device.precision
     tokens = device.sharded_tokens if divided == "none" else device.setup.tokens
     products = device.products(tokens, outputs, inputs, precision)
-    part = Passes.computing(products[0], products[1] + products[2])
+    part = Passes.computing(products.forward, products.data_gradient + products.weight_gradient)
     if precision == "fp8":
         part += _casts(device, outputs, inputs, divided)
     elif has_bias:  # the cast of a gradient to FP8 also adds up that of the bias
-        part += device.memory_bound("bias", tokens * outputs)
-    width = inputs if divided == "outputs" else outputs
+        part += device.memory_bound("bias", tokens, outputs)
     if divided == "none" or device.groups.tensor.size == 1:
         return part
-    return part + _exchange(device, divided, width, products, precision)
+    width = inputs if divided == "outputs" else outputs
+    if not device.setup.parallelism.sequence_parallel:
+        return part + _reduced(device, divided, width, products)
+    if device.setup.parallelism.tp_comm_overlap and precision == device.precision:
+        piece = device.products(tokens / device.groups.tensor.size, outputs, inputs, precision)
+        return part + _exchanged(device, divided, width, precision, products, piece)
+    return part + _exchanged(device, divided, width, precision, products, None)
 
 
 CASTS = {"tensorwise": ("cast_current", 6), "delayed": ("cast_delayed", 4)}
@@ -77,37 +82,57 @@ def _casts(device: Device, outputs: float, inputs: float, divided: Divided) -> P
     return part + (_waits(agreed, 0.0) if is_column else _waits(0.0, agreed))
 
 
-def _exchange(
-    device: Device, divided: Divided, width: float, products: tuple[float, float, float], precision: Precision
-) -> Passes:
-    """Transfers of tensors of `width` values per token: what they add to the products.
+def _reduced(device: Device, divided: Divided, width: float, products: Products) -> Passes:
+    """Sums of tensors of `width` values per token over the ranks, without sequence parallelism."""
+    size = device.setup.tokens * width * device.setup.value_bytes
+    reduced = device.links.all_reduce(size, device.groups.tensor)
+    if divided == "inputs":
+        return _waits(reduced, 0.0)
+    return _waits(0.0, device.links.added(reduced, products.weight_gradient))
 
-    Sources: megatron/core/tensor_parallel/layers.py; Transformer Engine's pytorch/module/linear.py. Both start a
-    transfer of the backward pass before a product that does not need it.
+
+def _exchanged(
+    device: Device,
+    divided: Divided,
+    width: float,
+    precision: Precision,
+    products: Products,
+    piece: Products | None,
+) -> Passes:
+    """Transfers of sequence parallelism, of tensors of `width` values per token: what they add to the products.
+
+    Those of the backward pass start before a product that does not need them, if there is one. Others take turns with
+    the pieces of their product, if it is divided into pieces (tp_comm_overlap). Sources:
+    megatron/core/tensor_parallel/layers.py; Transformer Engine's pytorch/module/linear.py.
     """
-    setup, links, group = device.setup, device.links, device.groups.tensor
-    forward, data, weight = products
-    values = setup.tokens * width
-    sums = values * setup.value_bytes
-    if not setup.parallelism.sequence_parallel:
-        reduced = links.all_reduce(sums, group)
-        if divided == "inputs":
-            return _waits(reduced, 0.0)
-        return _waits(0.0, links.added(reduced, weight))
+    links, group = device.links, device.groups.tensor
+    values = device.setup.tokens * width
+    sums = values * device.setup.value_bytes
     gathered = links.all_gather(values if precision == "fp8" else sums, group)
     scattered = links.reduce_scatter(sums, group)
-    in_pieces = setup.parallelism.tp_comm_overlap and precision == device.precision
+    pieces = piece or products
+
+    def waits(transfer: float, product: float, of_piece: float) -> float:
+        return (
+            transfer
+            if piece is None
+            else _taking_turns(transfer, group.size * of_piece, group.size) - product
+        )
+
     if divided == "outputs":
-        hidden = links.added(gathered, data) + links.added(scattered, weight)
-        return _waits(_in_pieces(gathered, forward, group.size) if in_pieces else gathered, hidden)
-    if in_pieces:
-        return _waits(_in_pieces(scattered, forward, group.size), _in_pieces(gathered, data, group.size))
-    return _waits(scattered, gathered)
+        hidden = links.added(gathered, products.data_gradient) + links.added(
+            scattered, products.weight_gradient
+        )
+        return _waits(waits(gathered, products.forward, pieces.forward), hidden)
+    return _waits(
+        waits(scattered, products.forward, pieces.forward),
+        waits(gathered, products.data_gradient, pieces.data_gradient),
+    )
 
 
-def _in_pieces(transfer: float, product: float, pieces: int) -> float:
-    """Time that a transfer adds to the product that needs it, if both are divided into pieces that take turns."""
-    return max(transfer, product) + min(transfer, product) / pieces - product
+def _taking_turns(transfer: float, product: float, number: int) -> float:
+    """Time of a transfer and a product that are divided into pieces, of which each needs one of the other."""
+    return max(transfer, product) + min(transfer, product) / number
 
 
 def _waits(forward: float, backward: float) -> Passes:

@@ -35,7 +35,7 @@ def expert_parts(device: Device) -> list[Part]:
 
 
 def _norm(device: Device) -> Passes:
-    return device.norm(device.sharded_tokens * device.setup.model.hidden_size)
+    return device.norm(device.sharded_tokens, device.setup.model.hidden_size)
 
 
 def _mlp(device: Device, width: float) -> Passes:
@@ -46,7 +46,7 @@ def _mlp(device: Device, width: float) -> Passes:
     return added(
         (
             linear(device, gates * width, model.hidden_size, "outputs", has_bias=has_bias),
-            device.memory_bound("swiglu" if model.swiglu else "gelu", device.setup.tokens * width),
+            device.memory_bound("swiglu" if model.swiglu else "gelu", device.setup.tokens, width),
             linear(device, model.hidden_size, width, "inputs", has_bias=has_bias),
         )
     )
@@ -54,7 +54,9 @@ def _mlp(device: Device, width: float) -> Passes:
 
 def _router(device: Device) -> Passes:
     """The scores of the experts, with their product, and the choice."""
-    return device.memory_bound("router", device.sharded_tokens * device.setup.model.hidden_size)
+    model, values = device.setup.model, device.sharded_tokens * device.setup.model.hidden_size
+    assert model.num_moe_experts
+    return device.moving("router", 2 * values, 4 * values, model.hidden_size, model.num_moe_experts)
 
 
 def _copies(device: Device) -> float:
@@ -68,12 +70,14 @@ def _permutation(device: Device) -> Passes:
     With several ranks, the copies that arrive from each rank are sorted again, and so are the outputs that return
     (megatron/core/transformer/moe/token_dispatcher.py).
     """
-    hidden = device.setup.model.hidden_size
+    hidden, experts = device.setup.model.hidden_size, device.setup.model.num_moe_experts
+    assert experts
     copies = _copies(device) / device.setup.layout.expert_tensor_parallel_size
     size = 2 * (device.sharded_tokens + copies) * hidden
-    parts = device.moving("permute", size, size) + device.moving("unpermute", size, size)
+    parts = device.moving("permute", size, size, hidden, experts)
+    parts += device.moving("unpermute", size, size, hidden, experts)
     if device.groups.expert.size > 1 and _num_local_experts(device) > 1:
-        parts += device.memory_bound("copy", 2 * _copies(device) * hidden)
+        parts += device.memory_bound("copy", 2 * _copies(device), hidden)
     return parts
 
 
@@ -94,8 +98,9 @@ def _experts(device: Device) -> Passes:
         (width * (2 if model.swiglu else 1), model.hidden_size),
         (model.hidden_size, width),
     ):
-        forward, data, weight = device.products(copies / number, outputs, inputs, device.precision, together)
-        total += Passes.computing(forward, data + weight).times(number / together)
+        products = device.products(copies / number, outputs, inputs, device.precision, together)
+        backward = products.data_gradient + products.weight_gradient
+        total += Passes.computing(products.forward, backward).times(number / together)
         if device.precision == "fp8":
             total += cast(device, copies * inputs, copies * outputs)
     return total
@@ -105,8 +110,8 @@ def _weighted_activation(device: Device) -> Passes:
     """The activation function of the experts, whose output is weighted by the router."""
     model = device.setup.model
     assert model.moe_ffn_hidden_size
-    values = _copies(device) * model.moe_ffn_hidden_size / device.setup.layout.expert_tensor_parallel_size
-    return device.memory_bound("weighted_swiglu" if model.swiglu else "gelu", values)
+    width = model.moe_ffn_hidden_size / device.setup.layout.expert_tensor_parallel_size
+    return device.memory_bound("weighted_swiglu" if model.swiglu else "gelu", _copies(device), width)
 
 
 def _dispatch(device: Device) -> Passes:

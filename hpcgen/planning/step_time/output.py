@@ -20,10 +20,10 @@ def embedding_time(device: Device) -> Passes:
     setup, links, group = device.setup, device.links, device.groups.tensor
     values, weights = setup.tokens * setup.model.hidden_size, table_parameter_count(setup)
     # A gradient has all rows of the table, most of which are zero.
-    part = device.moving("embedding", 4 * values, 2 * (values + weights))
+    part = device.moving("embedding", 4 * values, 2 * (values + weights), setup.model.hidden_size)
     part += Passes.computing(0.0, device.kernels.memory("accumulate", "forward", ACCUMULATED_BYTES * weights))
     if setup.model.position_embedding_type == "learned_absolute":
-        part += device.memory_bound("residual", values)
+        part += device.memory_bound("residual", setup.tokens, setup.model.hidden_size)
     size = values * setup.value_bytes
     if not setup.parallelism.sequence_parallel:
         return part + Passes(Seconds(tensor_parallel=links.all_reduce(size, group)))
@@ -40,18 +40,16 @@ def output_time(device: Device) -> Passes:
     assert model.padded_vocab_size
     width = model.padded_vocab_size / ranks
     logits = linear(device, width, model.hidden_size, "outputs", precision=device.precision_outside_layers)
-    norm = device.norm(device.sharded_tokens * model.hidden_size)
+    norm = device.norm(device.sharded_tokens, model.hidden_size)
     outputs = 1 + (model.mtp_num_layers or 0)
-    return added((norm, logits, _cross_entropy(device, setup.tokens * width))).times(outputs)
+    return added((norm, logits, _cross_entropy(device, width))).times(outputs)
 
 
-def _cross_entropy(device: Device, logits: float) -> Passes:
-    forward, backward = LOGIT_BYTES[device.setup.cross_entropy]
-    memory = device.kernels.memory
-    return Passes.computing(
-        memory("cross_entropy", "forward", forward * logits),
-        memory("cross_entropy", "backward", backward * logits),
-    )
+def _cross_entropy(device: Device, width: float) -> Passes:
+    kind, logits = device.setup.cross_entropy, device.setup.tokens * width
+    forward, backward = (size * logits for size in LOGIT_BYTES[kind])
+    # The kernels of Megatron-Core are not those that the tables have.
+    return device.moving("cross_entropy" if kind == "te" else kind, forward, backward, width)
 
 
 def mtp_time(device: Device, layer: Layer) -> Passes:
@@ -63,7 +61,7 @@ def mtp_time(device: Device, layer: Layer) -> Passes:
     number, hidden = setup.model.mtp_num_layers or 0, setup.model.hidden_size
     if not number:
         return Passes()
-    norms = device.norm(2 * device.sharded_tokens * hidden)
+    norms = device.norm(2 * device.sharded_tokens, hidden)
     projection = linear(device, hidden / setup.layout.tensor_model_parallel_size, 2 * hidden, "outputs")
     computed = layer.recomputed if recomputes_mtp(setup) else layer.kept
     return added((norms, projection, computed, embedding_time(device))).times(number)

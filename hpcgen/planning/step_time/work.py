@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from hpcgen.planning.setup import Setup
 from hpcgen.planning.step_time.collectives import Groups, Links
@@ -22,11 +23,10 @@ BYTES_PER_VALUE: dict[str, tuple[float, float]] = {
     "gelu": (4, 6),
     "rope": (4, 4),
     "copy": (4, 4),
-    "router": (2, 4),
 }
 """Bytes that a memory-bound kernel reads and writes per value, forward and backward, for values of two bytes.
 
-The values are those of the output, or of the input of a router. A bias is added by the product before it. The kernels
+The values are those of the output. A bias is added by the product before it. The kernels
 that are measured have the same names in the tables of topologies/kernels.
 """
 
@@ -89,6 +89,14 @@ class Passes:
         return Passes(self.forward.times(number), self.backward.times(number))
 
 
+class Products(NamedTuple):
+    """Seconds of the products of a linear layer."""
+
+    forward: float
+    data_gradient: float
+    weight_gradient: float
+
+
 @record
 class Part:
     """A part of a layer, and the module of selective recomputation that computes it again."""
@@ -133,31 +141,32 @@ class Device:
 
     def products(
         self, tokens: float, outputs: float, inputs: float, precision: Precision, groups: int = 1
-    ) -> tuple[float, float, float]:
-        """The forward product of a linear layer, the gradient of its inputs, and that of its weights."""
-        forward, data, weight = (
+    ) -> Products:
+        """The products of a linear layer."""
+        seconds = (
             self.kernels.product(
                 Product(tokens, outputs, inputs, kind, precision, groups, self.setup.gradient_bytes)
             )
             for kind in PASSES
         )
-        return forward, data, weight
+        return Products(*seconds)
 
-    def memory_bound(self, kernel: str, values: float) -> Passes:
-        """A kernel of BYTES_PER_VALUE on a tensor, and on its gradient."""
-        forward, backward = BYTES_PER_VALUE[kernel]
-        return self.moving(kernel, forward * values, backward * values)
+    def memory_bound(self, kernel: str, tokens: float, width: float) -> Passes:
+        """A kernel of BYTES_PER_VALUE on a tensor of `width` values per token, and on its gradient."""
+        forward, backward = (size * tokens * width for size in BYTES_PER_VALUE[kernel])
+        return self.moving(kernel, forward, backward, width)
 
-    def moving(self, kernel: str, forward: float, backward: float) -> Passes:
+    def moving(
+        self, kernel: str, forward: float, backward: float, width: float, experts: float = 1
+    ) -> Passes:
         """A kernel that moves these bytes in both passes, if values have two bytes."""
         scale = self.setup.value_bytes / 2
         return Passes.computing(
-            self.kernels.memory(kernel, "forward", scale * forward),
-            self.kernels.memory(kernel, "backward", scale * backward),
+            self.kernels.memory(kernel, "forward", scale * forward, width, experts),
+            self.kernels.memory(kernel, "backward", scale * backward, width, experts),
         )
 
-    def norm(self, values: float) -> Passes:
+    def norm(self, tokens: float, width: float) -> Passes:
         """A norm of hidden states, or of other tensors."""
-        return self.memory_bound(
-            "norm" if self.setup.model.normalization == "RMSNorm" else "layer_norm", values
-        )
+        is_rms = self.setup.model.normalization == "RMSNorm"
+        return self.memory_bound("norm" if is_rms else "layer_norm", tokens, width)

@@ -93,7 +93,7 @@ class FlopCounter(Kernels):
         ]  # without the scores that are computed again
         return 2.0 * passes * pairs * (attention.qk_dim + attention.v_dim)
 
-    def memory(self, *_: object) -> float:
+    def memory(self, *_: object, **__: object) -> float:
         return 0.0
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hpcgen.config.node_types import load_node_type
-from hpcgen.planning.step_time.kernels import Attention, Kernels, Product
+from hpcgen.planning.step_time.kernels import IN_A_STEP, Attention, Kernels, Product
 from hpcgen.planning.step_time.machine import Machine
 from hpcgen.planning.step_time.measurements import Measurements
 
@@ -51,9 +51,9 @@ def test_bytes_limit_a_narrow_product() -> None:
 @pytest.mark.parametrize(
     ("product", "low", "high"),
     [
-        (SQUARE, 1.45, 1.5),
-        (SQUARE._replace(m=7000), 1.4, 1.5),
-        (SQUARE._replace(m=512, k=256), 1.2, 1.4),
+        (SQUARE, 1.45 * IN_A_STEP.value, 1.5 * IN_A_STEP.value),
+        (SQUARE._replace(m=7000), 1.4 * IN_A_STEP.value, 1.5 * IN_A_STEP.value),
+        (SQUARE._replace(m=512, k=256), 1.2 * IN_A_STEP.value, 1.4 * IN_A_STEP.value),
         (SQUARE._replace(kind="weight_gradient"), 1.0, 1.0),
         (SQUARE._replace(precision="fp8"), 1.0, 1.0),
     ],
@@ -74,12 +74,15 @@ def test_rows_correct_attention_and_memory_bound_kernels() -> None:
         "kernel": "norm",
         "pass": "forward",
         "bytes": size,
+        "width": 4096,
         "us": 3e6 * FORM.memory("norm", "forward", size),
     }
     measured = kernels(attention=(attention,), memory=(norm,))
-    assert measured.attention(ATTENTION) == pytest.approx(2 * FORM.attention(ATTENTION))
+    assert measured.attention(ATTENTION) == pytest.approx(2 * IN_A_STEP.value * FORM.attention(ATTENTION))
     for name in ("norm", "swiglu"):
-        assert measured.memory(name, "forward", size) == pytest.approx(3 * FORM.memory(name, "forward", size))
+        assert measured.memory(name, "forward", size, 4096) == pytest.approx(
+            3 * FORM.memory(name, "forward", size)
+        )
     assert measured.memory("norm", "forward", 0) == 0
 
 
