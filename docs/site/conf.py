@@ -71,7 +71,9 @@ CONTENTS = {
         *("docs/generation", "docs/inner-loop", "docs/python"),
     ],
     "Data": ["docs/data", "docs/tokenization", "docs/sampling"],
-    "Watch and repair": ["docs/report", "docs/metrics", "docs/faults", "docs/checkpoints", "docs/exchange"],
+    "Watch and repair": [
+        *("docs/report", "docs/metrics", "docs/faults", "docs/checkpoints", "docs/storage", "docs/exchange"),
+    ],
     "Use a model elsewhere": ["docs/huggingface"],
     "Set up a cluster": [
         *("docs/admins", "docs/images", "docs/health", "docs/environment", "topologies/README"),

@@ -16,15 +16,28 @@ from hpcgen.errors import FilePlace, HpcgenError, Problem
 @click.argument("stages", nargs=-1, type=StageChoice(), metavar="[STAGE]...")
 @run_options
 @click.option("--json", "as_json", is_flag=True, help="Print the summary or the mistakes as JSON.")
-def command(stages: tuple[str, ...], config: Path, overrides: tuple[str, ...], as_json: bool) -> None:
+@click.option(
+    "--storage",
+    "with_storage",
+    is_flag=True,
+    help="Also compare file systems for the checkpoints of a training run.",
+)
+def command(
+    stages: tuple[str, ...], config: Path, overrides: tuple[str, ...], as_json: bool, with_storage: bool
+) -> None:
     """Default for STAGE: train, run for a run file with a program, or prepare for a run file with only a corpus."""
     from hpcgen import api
+    from hpcgen.run_plan.storage_summary import table_for_people
     from hpcgen.run_plan.summary import for_people, summarize
     from hpcgen.slurm.corpus import check_pairs
 
     try:
         plan = api.plan(api.load_run(config, overrides), stages)
         check_pairs(plan)
+        if with_storage and plan.training is None:
+            raise HpcgenError(
+                "--storage compares file systems for training, which is not planned", "add the stage train"
+            )
     except HpcgenError as error:
         if as_json:
             mistakes = [_in_json(mistake) for mistake in error.mistakes]
@@ -37,6 +50,8 @@ def command(stages: tuple[str, ...], config: Path, overrides: tuple[str, ...], a
     warn(summary["warnings"])
     for heading, text in for_people(summary):
         click.echo(f"{heading:<15}  {text}")
+    if with_storage:
+        click.echo("\n" + "\n".join(table_for_people(summary)))
 
 
 def _in_json(mistake: Problem) -> dict[str, Any]:

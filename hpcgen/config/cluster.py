@@ -141,6 +141,9 @@ class ClusterConfig:
     """File with the bandwidths that this cluster has reached, maintained by the nccl-test stage."""
     storage_write_gb_s: PositiveFloat | None = None
     """Bandwidth at which checkpoints are written, in GB/s for all nodes together. Default: 1."""
+    gpu_hours_between_failures: PositiveFloat | None = None
+    """Mean GPU-hours between failures that end a job, from which the best interval between checkpoints follows.
+    Default: 50700, as in the training of Llama 3."""
     stripe: StripeConfig | None = field(default_factory=StripeConfig)
     """Stripes of new directories on Lustre; null for those of the directory above."""
     startup_time_s: Count = 300

@@ -84,6 +84,11 @@ def vocab_size(config: TokenizerConfig) -> int:
     return max(tokens(config).values()) + 1
 
 
+def id_bytes(vocab_size: int) -> int:
+    """Bytes of a token id in a .bin file with this unpadded vocabulary (Megatron-Core's DType.optimal_dtype)."""
+    return 2 if vocab_size < 65_500 else 4
+
+
 def eod_id(config: TokenizerConfig) -> int:
     """The id that ends each document.
 

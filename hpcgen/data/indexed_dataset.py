@@ -25,6 +25,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcgen.config.tokenizer import id_bytes
 from hpcgen.errors import HpcgenError
 from hpcgen.text import counted
 from trainer.contract.files.regular_file import open_regular, require_regular
@@ -50,7 +51,7 @@ def idx_path(prefix: Path) -> Path:
 
 def token_dtype(vocab_size: int) -> np.dtype[Any]:
     """The dtype that Megatron-Core chooses for an unpadded vocabulary (DType.optimal_dtype)."""
-    return np.dtype("<u2" if vocab_size < 65500 else "<i4")
+    return np.dtype("<u2" if id_bytes(vocab_size) == 2 else "<i4")
 
 
 class Writable(Protocol):

@@ -14,7 +14,7 @@ from hpcgen.planning.memory import GIB, estimate_memory
 from hpcgen.planning.mixture import pair_readings
 from hpcgen.planning.resuming import continuation_of
 from hpcgen.planning.setup import Setup
-from hpcgen.run_plan import prediction_summary
+from hpcgen.run_plan import prediction_summary, storage_summary
 from hpcgen.run_plan.plan import Plan
 from hpcgen.stages.train import TRAIN
 from hpcgen.text import counted, duration, size_text
@@ -31,7 +31,7 @@ MAX_PAIRS = 20
 
 def summarize(plan: Plan) -> dict[str, Any]:
     """The summary as JSON data. Keys about training or a program are present only if it is planned. Names of keys
-    include the units. The warnings include those about the predicted time."""
+    include the units. The warnings include those about the predicted time and the interval between checkpoints."""
     stages = {
         stage.name: {
             "nodes": stage.allocation.nodes,
@@ -46,6 +46,8 @@ def summarize(plan: Plan) -> dict[str, Any]:
     }
     trains = any(stage.kind.trains or stage.kind.runs_user_program for stage in plan.stages.values())
     prediction, doubts = prediction_summary.in_json(plan) if trains else ({}, [])
+    step_s = prediction["prediction"]["step_time_s"] if prediction.get("prediction") else None
+    stored, more_doubts = storage_summary.in_json(plan, step_s) if plan.training else ({}, [])
     return {
         "name": plan.config.name,
         "cluster": plan.run.cluster_name,
@@ -53,8 +55,9 @@ def summarize(plan: Plan) -> dict[str, Any]:
         "stages": stages,
         **_training(plan),
         **prediction,
+        **stored,
         **_program(plan),
-        "warnings": [*plan.warnings, *doubts],
+        "warnings": [*plan.warnings, *doubts, *more_doubts],
     }
 
 
@@ -217,6 +220,7 @@ def for_people(summary: dict[str, Any]) -> list[tuple[str, str]]:
         ("learning rate", _rate(summary)),
         ("memory", _memory(summary)),
         ("checkpoint", checkpoint),
+        *storage_summary.for_people(summary),
         *_evaluation(summary),
         ("stop", _stop(summary)),
         ("nodes checked", _nodes_checked(summary)),

@@ -194,3 +194,67 @@ def test_a_tokenizer_of_no_preset_is_to_be_put_there(workplace):
     values = minimal_run(data={"corpus": corpus, "tokenizer": tokenizer}, preset="mixtral-8x7b")
     found = hpcgen("validate", "prepare", "-c", write_yaml(workplace / "run.yaml", values))
     assert f"needs {workplace}/t.json; put the model's tokenizer.json there\n" in found.stderr
+
+
+def test_file_systems_are_compared_for_the_checkpoints_of_a_run(run_file):
+    """175b has checkpoints of 2.44 TB, of which five are kept and a sixth is written."""
+    found = hpcgen("validate", "-c", run_file, "--storage")
+    assert found.status == 0
+    lines = dict(re.split(r"  +", line, maxsplit=1) for line in found.stdout.splitlines() if "  " in line)
+    assert lines["disk"].startswith("14.7 TB for up to 6 checkpoints; 606.0 GB for all tokens")
+    assert lines["failures"].startswith("one expected in 16 d 11 h at the rate of Llama 3's training; ")
+    assert re.split(r"  +", lines["AMLFS 500"])[:3] == ["128", "57", "64"]
+    assert "* The ranks write less" not in found.stdout
+    few = hpcgen(
+        "validate",
+        "-c",
+        run_file,
+        "--storage",
+        "--set",
+        "slurm.train.nodes=4",
+        "--set",
+        "memory_check=warning",
+    )
+    assert "* The ranks write less: 1 GB/s each is assumed." in few.stdout
+
+
+def test_the_profile_says_how_often_jobs_fail(workplace):
+    profile = {"extends": "azure-ndv5", "gpu_hours_between_failures": 1280}
+    write_yaml(workplace / "site.yaml", profile)
+    run_file = write_yaml(workplace / "run.yaml", big_run(cluster="./site.yaml"))
+
+    def saving(*options):
+        found = json.loads(hpcgen("validate", "-c", run_file, "--json", *options).stdout)
+        doubted = [text for text in found["warnings"] if "repeated after failures" in text]
+        return found["storage"]["saving"], doubted
+
+    rare, [message] = saving()
+    assert rare["hours_between_failures"] == 10
+    assert "checkpoint.save_interval_minutes results in a save every 30 min. Saves, and steps" in message
+    better = message.rpartition("; use about ")[2]
+    assert float(better) == pytest.approx(rare["best_interval_s"] / 60, rel=0.05)
+    best, doubted = saving("--set", f"checkpoint.save_interval_minutes={better}")
+    assert doubted == []
+    assert best["least_lost"] <= best["lost"] < best["least_lost"] + 0.01
+    _, [message] = saving("--set", "checkpoint.save_interval=1000")
+    assert "checkpoint.save_interval = 1000 results in a save every " in message
+    better = message.rpartition("; use about ")[2]
+    assert saving("--set", f"checkpoint.save_interval={better}")[1] == []
+
+
+def test_a_run_without_gpus_has_no_rate_of_failures(workplace):
+    run_file = write_yaml(workplace / "run.yaml", minimal_run())
+    found = json.loads(hpcgen("validate", "-c", run_file, "--json").stdout)
+    assert found["storage"]["saving"] is None
+    shown = hpcgen("validate", "-c", run_file, "--storage")
+    assert "failures" not in shown.stdout
+    assert "AMLFS 40" in shown.stdout
+
+
+def test_file_systems_are_compared_only_for_training(run_file):
+    found = hpcgen("validate", "nccl-test", "-c", run_file, "--storage")
+    assert found.status == 2
+    assert (
+        "--storage compares file systems for training, which is not planned; add the stage train"
+        in found.stderr
+    )

@@ -111,4 +111,4 @@ class PairStage(DataStage, ABC):
 def _kind_of_ids(tokenizer: TokenizerConfig) -> str:
     if tokenizer.kind == "bytes":
         return "bytes"
-    return "uint16" if tokenizers.vocab_size(tokenizer) < 65500 else "int32"
+    return "uint16" if tokenizers.id_bytes(tokenizers.vocab_size(tokenizer)) == 2 else "int32"
