@@ -216,6 +216,7 @@ def _rest(plan: Plan) -> _Rest:
     if not steps:
         raise NoPrediction("the run is finished and has nothing left to train")
     sizes = batch_sizes(trainer.training)
+    step = predicted_step(trainer, machine, sizes[-1])
     save_s = checkpointing.save_time_s(trainer, cluster.storage_write_gb_s)
     return _Rest(
         trainer=trainer,
@@ -224,8 +225,8 @@ def _rest(plan: Plan) -> _Rest:
         # loading takes about as long as saving
         startup_s=cluster.startup_time_s + save_s,
         save_s=save_s,
-        step=predicted_step(trainer, machine, sizes[-1]),
-        smallest_step=predicted_step(trainer, machine, sizes[0]),
+        step=step,
+        smallest_step=predicted_step(trainer, machine, sizes[0]) if len(sizes) > 1 else step,
         steps=steps,
     )
 
