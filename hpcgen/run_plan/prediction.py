@@ -39,7 +39,10 @@ SPREAD = 0.1
 Between two releases of NVIDIA's software, a 175B model in the same layout became 10% faster (NeMo's performance tables:
 782 and 866 tokens/s per GPU)."""
 WIDE_SPREAD = 0.3
-"""The same for models with experts, and for GPUs whose kernels were not measured."""
+"""The same for models with experts, for GPUs whose kernels were not measured, and for steps that wait for the host,
+whose speed differs by a factor of two between machines."""
+MUCH_WAITING = 0.1
+"""Share of a step that GPUs wait for the host, above which its range is wide."""
 
 
 @record(kw_only=True)
@@ -95,9 +98,7 @@ def predict(plan: Plan) -> Prediction:
         NoPrediction: the plan has no training, or its time cannot be predicted. The message has the reason.
     """
     rest = _rest(plan)
-    spread = (
-        WIDE_SPREAD if rest.trainer.model.num_moe_experts or rest.machine.measurements is None else SPREAD
-    )
+    spread = rest.spread
     high = rest.time(1 + spread)
     return Prediction(
         trainer=rest.trainer,
@@ -143,6 +144,13 @@ class _Rest:
     def num_samples(self) -> int:
         """Number of samples to read."""
         return sum(each.count * each.batch_size for each in self.steps)
+
+    @property
+    def spread(self) -> float:
+        """Half of the range around the predicted time of a step, as a fraction of it."""
+        has_experts, is_measured = self.trainer.model.num_moe_experts, self.machine.measurements is not None
+        waits = self.step.host > MUCH_WAITING * self.step.total
+        return WIDE_SPREAD if has_experts or waits or not is_measured else SPREAD
 
     def time(self, factor: float) -> RunTime:
         """The time if steps take `factor` times as long as predicted."""

@@ -40,6 +40,21 @@ def test_the_figures_follow_from_the_step(tmp_path):
     assert found.guesses
 
 
+@pytest.mark.parametrize(
+    ("preset", "node_type", "overrides", "spread"),
+    [
+        ("13b", "ndv5", (), 0.1),
+        ("13b", "ndv4", (), 0.3),  # not measured
+        ("mixtral-8x7b", "ndv5", (), 0.3),
+        ("125m", "ndv5", ("training.micro_batch_size=1",), 0.3),  # kernels shorter than their launches
+    ],
+)
+def test_the_range_is_wide_where_little_is_known(tmp_path, preset, node_type, overrides, spread):
+    write_yaml(tmp_path / "site.yaml", {"extends": "azure-ndv5", "node_type": node_type})
+    run = big_run(cluster="./site.yaml", preset=preset, data={"mock": True})
+    assert predict(planned(tmp_path, run, overrides=overrides)).spread == spread
+
+
 def test_spare_nodes_are_charged(tmp_path):
     found, spared = (
         predict(planned(tmp_path, big_run(), overrides=overrides)).likely
