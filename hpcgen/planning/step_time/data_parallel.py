@@ -43,13 +43,16 @@ def data_parallel_time(
     weights = [_stage_weights(setup, stage) for stage in range(len(forward))]
     reductions, gathers = _by_chunk(traffic.reduction, weights), _by_chunk(traffic.gather, weights)
     buckets = traffic.num_buckets(weights[0][0])
+    bucket = Weights(weights[0][0].dense / buckets, weights[0][0].experts / buckets)
     if not setup.parallelism.overlap_grad_reduce:
         reduction = _after_backward(reductions, timeline)
     else:
+        reductions[0][0] = buckets * traffic.reduction(bucket)
         reduction = _during_backward(reductions, buckets, backward, timeline, links)
     if not setup.parallelism.overlap_param_gather:
         gather = max(map(sum, gathers))
     else:
+        gathers[0][0] = buckets * traffic.gather(bucket)
         gather = _during_forward(gathers, buckets, forward, links)
     return DataParallel(reduction + _tied_embedding(traffic), gather)
 

@@ -8,6 +8,7 @@ Many microbatches repeat a period, so only as many are replayed as show it.
 from __future__ import annotations
 
 import functools
+import math
 from collections import Counter, deque
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -39,7 +40,7 @@ class Timeline:
     computing: tuple[float, ...]
     """Time of the passes."""
     transferring: tuple[float, ...]
-    """Time in which a stage sends and does not compute."""
+    """Time in which a stage sends and does not compute, and by which other transfers lengthen its passes."""
     chunk_ends: tuple[tuple[float, ...], ...]
     """End of the last backward pass of each chunk."""
     intervals: tuple[Interval, ...] = ()
@@ -76,6 +77,7 @@ def replay(
     backward: Durations,
     num_microbatches: int,
     transfer: Sequence[float] = (),
+    hidden: Sequence[float] = (),
     *,
     with_intervals: bool = False,
 ) -> Timeline:
@@ -87,53 +89,21 @@ def replay(
         num_microbatches: number of microbatches of the step.
         transfer: seconds to send a hidden state or its gradient between stage i and the next one; the last entry is for
             the last and the first stage. Default: 0.
+        hidden: seconds by which such a transfer lengthens the pass that it runs next to, likewise.
         with_intervals: also return all passes. This replays every microbatch.
     """
-    step = _Step(forward, backward, transfer or (0.0,) * len(forward))
+    none = (0.0,) * len(forward)
+    step = _Step(forward, backward, transfer or none, hidden or none)
     rounds, left = divmod(num_microbatches, step.num_stages)
-    replayed = 2
+    replayed = (
+        3 if step.num_chunks > 1 else 2
+    )  # the warm-up takes up to two rounds of the interleaved schedule
     while replayed < rounds and not with_intervals:
         short, long = (step.replayed(left + number * step.num_stages) for number in (replayed - 1, replayed))
-        if _is_periodic(short, long):
-            return _extended(short, long, rounds - replayed)
+        if step.is_periodic(short, long):
+            return step.extended(short, long, rounds - replayed)
         replayed *= 2
     return step.replayed(num_microbatches, with_intervals)
-
-
-def _is_periodic(short: Timeline, long: Timeline) -> bool:
-    """True if further rounds of microbatches take as long as the last one did: as long as the slowest stage works.
-
-    Before that, waiting stages hide a part of its work.
-    """
-    work = max(map(sum, zip(*_round(short, long), strict=True)))
-    return long.total - short.total >= work * (1 - 1e-9)
-
-
-def _round(short: Timeline, long: Timeline) -> tuple[list[float], list[float]]:
-    """How long each stage computes and transfers in a round. The interleaved schedule waits for transfers only in the
-    warm-up and the cool-down."""
-    computing = [after - before for before, after in zip(short.computing, long.computing, strict=True)]
-    if len(long.chunk_ends[0]) > 1:
-        return computing, [0.0] * len(computing)
-    return computing, [
-        after - before for before, after in zip(short.transferring, long.transferring, strict=True)
-    ]
-
-
-def _extended(short: Timeline, long: Timeline, rounds: int) -> Timeline:
-    """The step after `rounds` more rounds like that by which `long` is longer than `short`."""
-    computing, transferring = _round(short, long)
-    later = rounds * (long.total - short.total)
-    return Timeline(
-        total=long.total + later,
-        computing=_later(long.computing, computing, rounds),
-        transferring=_later(long.transferring, transferring, rounds),
-        chunk_ends=tuple(tuple(end + later for end in ends) for ends in long.chunk_ends),
-    )
-
-
-def _later(seconds: Sequence[float], of_round: Sequence[float], rounds: int) -> tuple[float, ...]:
-    return tuple(last + rounds * each for last, each in zip(seconds, of_round, strict=True))
 
 
 def passes(num_stages: int, stage: int, num_chunks: int, num_microbatches: int) -> list[Pass]:
@@ -174,6 +144,7 @@ class _Step:
     forward: Durations
     backward: Durations
     transfer: Sequence[float]
+    hidden: Sequence[float]
 
     @property
     def num_stages(self) -> int:
@@ -195,37 +166,76 @@ class _Step:
             end = (ready if ready > arrival else arrival) + lasting[kind]
             ends[node] = end
             arrivals[node] = end + arriving[kind]
-        of_stage = self.num_chunks * 4
-        stages = range(self.num_stages)
 
-        def summed(seconds: list[float], stage: int) -> float:
+        def summed(seconds: list[float], first: int) -> float:
             return sum(
-                graph.counts[kind] * seconds[kind] for kind in range(stage * of_stage, (stage + 1) * of_stage)
+                graph.counts[kind] * seconds[kind] for kind in range(first, first + 4 * self.num_chunks)
             )
 
         return Timeline(
             total=max(ends),
-            computing=tuple(summed(computing, stage) for stage in stages),
-            transferring=tuple(summed(waiting, stage) for stage in stages),
+            computing=tuple(summed(computing, first) for first in self._first_kinds),
+            transferring=tuple(summed(waiting, first) for first in self._first_kinds),
             chunk_ends=tuple(
                 tuple(ends[node] - waiting[graph.nodes[node][2]] for node in chunks) for chunks in graph.last
             ),
             intervals=self._intervals(graph, ends, computing, lasting) if with_intervals else (),
         )
 
+    def is_periodic(self, short: Timeline, long: Timeline) -> bool:
+        """True if the slowest stage never waits in the last round of `long`, so that further ones take as long.
+
+        In the first rounds, waiting stages hide a part of its work.
+        """
+        work = max(map(sum, zip(*self._round(), strict=True)))
+        return math.isclose(long.total - short.total, work)
+
+    def extended(self, short: Timeline, long: Timeline, rounds: int) -> Timeline:
+        """The step with `rounds` more rounds of microbatches than `long`."""
+        later = rounds * (long.total - short.total)
+        computing, transferring = (
+            tuple(last + rounds * each for last, each in zip(seconds, of_round, strict=True))
+            for seconds, of_round in zip((long.computing, long.transferring), self._round(), strict=True)
+        )
+        ends = tuple(tuple(end + later for end in ends) for ends in long.chunk_ends)
+        return Timeline(long.total + later, computing, transferring, ends)
+
+    def _round(self) -> tuple[list[float], list[float]]:
+        """How long each stage computes and transfers in a round: as many microbatches as there are stages."""
+        computing, waiting, _ = self._kinds()
+        sends_behind = self.num_chunks > 1
+        per_stage = 4 * self.num_chunks
+        return (
+            [self.num_stages * sum(computing[first : first + per_stage : 2]) for first in self._first_kinds],
+            [
+                self.num_stages * sum(waiting[first + sends_behind : first + per_stage : 2])
+                for first in self._first_kinds
+            ],
+        )
+
+    @property
+    def _first_kinds(self) -> range:
+        """The first kind of each stage."""
+        return range(0, 4 * self.num_chunks * self.num_stages, 4 * self.num_chunks)
+
     def _kinds(self) -> tuple[list[float], list[float], list[float]]:
-        """By kind of node: seconds of the pass, seconds in which its stage waits for the sending, and seconds until the
-        result arrives after that."""
+        """By kind of node: seconds of the pass, seconds that its transfer adds, and then seconds until it arrives.
+
+        The kinds of a chunk are forward and backward, each with a transfer that the stage waits for, and with one that
+        runs next to another pass.
+        """
         computing, waiting, arriving = [], [], []
         last = (self.num_stages - 1, self.num_chunks - 1)
         for stage in range(self.num_stages):
             for chunk in range(self.num_chunks):
-                there = 0.0 if (stage, chunk) == last else self.transfer[stage]
-                back = 0.0 if (stage, chunk) == (0, 0) else self.transfer[stage - 1]
-                forward, backward = self.forward[stage][chunk], self.backward[stage][chunk]
-                computing += [forward, forward, backward, backward]
-                waiting += [there, 0.0, back, 0.0]
-                arriving += [0.0, there, 0.0, back]
+                for seconds, link, sends in (
+                    (self.forward[stage][chunk], stage, (stage, chunk) != last),
+                    (self.backward[stage][chunk], stage - 1, (stage, chunk) != (0, 0)),
+                ):
+                    transfer, hidden = (self.transfer[link], self.hidden[link]) if sends else (0.0, 0.0)
+                    computing += [seconds, seconds]
+                    waiting += [transfer, hidden]
+                    arriving += [0.0, max(0.0, transfer - hidden)]
         return computing, waiting, arriving
 
     def _intervals(
