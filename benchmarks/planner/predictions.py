@@ -100,7 +100,7 @@ def share_of_copies(planned: Planned) -> float:
 def host_s(planned: Planned) -> float:
     """Seconds that the host needs to launch the layers of the slowest stage, all of them with experts."""
     layout = planned.setup.layout
-    per_layer, _ = host_time(planned.setup, planned.machine, has_experts=True)
+    per_layer = host_time(planned.setup, planned.machine, has_experts=True).value
     layers = max(map(layout.stage_layers, range(layout.pipeline_model_parallel_size)))
     return per_layer * layers * layout.num_microbatches
 

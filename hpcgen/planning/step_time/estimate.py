@@ -63,14 +63,14 @@ def estimate_step_time(
 
 
 def _chunks(device: Device, machine: Machine) -> tuple[list[list[Passes]], list[Constant]]:
-    """The time of each model chunk by stage, and the constants of the host that were not measured."""
+    """The time of each model chunk by stage, and the times of the host that it uses."""
     setup = device.setup
     pattern = moe_layer_pattern(setup.model)
     layers, guesses = {}, []
     for has_experts in sorted(set(pattern)):
-        host, guessed = host_time(setup, machine, has_experts=has_experts)
-        layers[has_experts] = Layer.of(device, host, has_experts=has_experts)
-        guesses += guessed
+        host = host_time(setup, machine, has_experts=has_experts)
+        layers[has_experts] = Layer.of(device, host.value, has_experts=has_experts)
+        guesses.append(host)
     chunk_of = functools.cache(functools.partial(chunk_time, setup, layers))  # most chunks are equal
     chunks = [
         [chunk_of(pattern[chunk.start : chunk.stop]) for chunk in setup.layout.layers_of_stage(stage)]

@@ -2,35 +2,70 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Literal, NamedTuple
+
 from hpcgen.planning.setup import Setup
 from hpcgen.planning.step_time.machine import Constant, Machine
+from hpcgen.planning.step_time.measurements import Row
 from hpcgen.planning.step_time.work import Passes, Seconds
 
-_SOURCE = "guessed from steps on one kind of host; hosts differ by a factor of two"
-DENSE = Constant(3.0e-3, "the host needs 3 ms per dense layer and microbatch", _SOURCE)
-TENSOR_PARALLEL = Constant(6.0e-3, "the host needs 6 ms per dense layer and microbatch with TP", _SOURCE)
-GRAPHS = Constant(1.0e-3, "the host needs 1 ms per layer and microbatch with CUDA graphs", _SOURCE)
-EXPERTS_FACTOR = Constant(2.5, "the host needs 2.5 times as long for a layer with experts", _SOURCE)
 FORWARD_SHARE = 0.4
 """Share of the forward pass in the launches of a layer. Recomputation launches it again."""
+GENERAL = (
+    {"layer": "dense", "tensor_parallel": False, "graphs": False, "precision": "bf16", "us": 4500.0},
+    {"layer": "dense", "tensor_parallel": True, "graphs": False, "precision": "bf16", "us": 6700.0},
+    {"layer": "dense", "tensor_parallel": False, "graphs": True, "precision": "bf16", "us": 500.0},
+    {"layer": "dense", "tensor_parallel": True, "graphs": True, "precision": "bf16", "us": 1000.0},
+    {"layer": "dense", "tensor_parallel": False, "graphs": False, "precision": "fp8", "us": 6400.0},
+    {"layer": "experts", "tensor_parallel": False, "graphs": False, "precision": "bf16", "us": 12000.0},
+    {"layer": "experts", "tensor_parallel": True, "graphs": False, "precision": "bf16", "us": 20000.0},
+)
+"""Rows for GPU models without measured ones: those of one host with H100s, rounded."""
 
 
-def host_time(setup: Setup, machine: Machine, *, has_experts: bool) -> tuple[float, list[Constant]]:
-    """Seconds per layer and microbatch for both passes, and the constants that were not measured."""
-    has_tensor, has_graphs = (
+class _Launches(NamedTuple):
+    """What the launches of a layer depend on."""
+
+    layer: Literal["dense", "experts"]
+    tensor_parallel: bool
+    graphs: bool
+    precision: Literal["bf16", "fp8"]
+
+
+def host_time(setup: Setup, machine: Machine, *, has_experts: bool) -> Constant:
+    """Seconds per layer and microbatch, for both passes. Always a guess, because it is not a property of the GPU."""
+    rows = (
+        *GENERAL,
+        *(machine.measurements.host if machine.measurements else ()),
+    )  # later ones replace others
+    launches = _Launches(
+        "experts" if has_experts else "dense",
         setup.layout.tensor_model_parallel_size > 1,
         setup.training.cuda_graph_impl != "none",
+        "fp8" if setup.training.fp8 else "bf16",
     )
-    precision = "fp8" if setup.training.fp8 else "bf16"
-    kind = "experts" if has_experts else "dense"
-    for row in machine.measurements.host if machine.measurements else ():
-        shape = row["layer"], row["tensor_parallel"], row["graphs"], row["precision"]
-        if shape == (kind, has_tensor, has_graphs, precision):
-            return row["us"] * 1e-6, []
-    constant = GRAPHS if has_graphs else TENSOR_PARALLEL if has_tensor else DENSE
-    if not has_experts:
-        return constant.value, [constant]
-    return EXPERTS_FACTOR.value * constant.value, [constant, EXPERTS_FACTOR]
+    seconds = _seconds(rows, launches)
+    what = "a layer with experts" if has_experts else "a dense layer"
+    meaning = f"the host launches {what} for one microbatch in {seconds * 1e3:.1f} ms"
+    return Constant(seconds, meaning, "measured on one machine with H100s; hosts differ by a factor of two")
+
+
+def _seconds(rows: Iterable[Row], launches: _Launches) -> float:
+    """The time of the row for `launches`, or what follows from others: experts are not recorded as CUDA graphs, and FP8
+    launches as many casts in other layers as in dense ones."""
+    measured: dict[_Launches, float] = {
+        _Launches(*(row[name] for name in _Launches._fields)): row["us"] * 1e-6 for row in rows
+    }
+    if launches in measured:
+        return measured[launches]
+    if launches.precision == "fp8":
+        dense = _Launches("dense", tensor_parallel=False, graphs=False, precision="fp8")
+        casts = measured[dense] - measured[dense._replace(precision="bf16")]
+        return casts + _seconds(rows, launches._replace(precision="bf16"))
+    dense = launches._replace(layer="dense")
+    recorded = measured[dense._replace(graphs=False)] - measured[dense]
+    return measured[launches._replace(graphs=False)] - recorded
 
 
 def with_waits(passes: Passes, host: float) -> Passes:

@@ -11,6 +11,7 @@ from hpcgen.config.node_types import load_node_type
 from hpcgen.planning.setup import Setup
 from hpcgen.planning.step_time import Machine, StepTime, estimate_step_time
 from hpcgen.planning.step_time import estimate as estimate_module
+from hpcgen.planning.step_time.host import host_time
 from hpcgen.planning.step_time.kernels import Attention, Kernels, Product
 from tests.planning.test_memory import GPT, MIXTRAL_3_LAYERS
 from tests.planning.test_model_size import llama3_8b
@@ -182,7 +183,7 @@ RECOMPUTED = {
 
 def test_recomputation_lengthens_the_backward_pass() -> None:
     """A dense layer of Transformer Engine has no norm of its own to recompute."""
-    found = {name: step(LLAMA, tp=4, ranks=4, **keys).stages[0] for name, keys in RECOMPUTED.items()}
+    found = {name: step(LLAMA, micro=2, tp=2, ranks=2, **keys).stages[0] for name, keys in RECOMPUTED.items()}
     assert len({stage.forward for stage in found.values()}) == 1
     backward = {name: stage.backward for name, stage in found.items()}
     assert backward["norms"] == backward["nothing"]
@@ -251,6 +252,19 @@ def test_the_host_limits_small_layers() -> None:
     assert eager.host > eager.compute
     assert graphs.total < 0.6 * eager.total
     assert step(LLAMA, micro=4).host == 0
+
+
+def test_launches_that_were_not_measured_follow_from_others() -> None:
+    """FP8 with tensor parallelism, and experts with CUDA graphs, which record the attention only."""
+
+    def seconds(model: ModelConfig, **keys: Any) -> float:
+        return host_time(setup(model, ranks=2, **keys), H200, has_experts=model is MIXTRAL_3_LAYERS).value
+
+    graphs = {"cuda_graph_impl": "transformer_engine"}
+    in_fp8 = seconds(LLAMA, tp=2, fp8="hybrid") - seconds(LLAMA, tp=2)
+    assert in_fp8 == pytest.approx(seconds(LLAMA, fp8="hybrid") - seconds(LLAMA))
+    saved = seconds(MIXTRAL_3_LAYERS) - seconds(MIXTRAL_3_LAYERS, **graphs)
+    assert saved == pytest.approx(seconds(LLAMA) - seconds(LLAMA, **graphs))
 
 
 def test_unequal_experts_take_longer() -> None:
