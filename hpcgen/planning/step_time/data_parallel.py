@@ -54,7 +54,7 @@ def data_parallel_time(
     else:
         gathers[0][0] = buckets * traffic.gather(bucket)
         gather = _during_forward(gathers, buckets, forward, links)
-    return DataParallel(reduction + _tied_embedding(traffic), gather)
+    return DataParallel(max(0.0, reduction) + _tied_embedding(traffic), max(0.0, gather))
 
 
 class Weights(NamedTuple):
@@ -122,11 +122,10 @@ class _Traffic:
         return self.setup.optimizer.sharding == "distributed"
 
     def _reduction(self, size: float, group: Group) -> float:
-        in_switches = self.setup.parallelism.use_sharp
+        links = self.links
         if not self.is_sharded:
-            return self.links.all_reduce(size, group, in_switches=in_switches)
-        between = self.links.all_reduce(size / group.size, self.groups.instances, in_switches=in_switches)
-        return self.links.reduce_scatter(size, group) + between
+            return links.all_reduce(size, group, in_switches=self.setup.parallelism.use_sharp)
+        return links.reduce_scatter(size, group) + links.all_reduce(size / group.size, self.groups.instances)
 
 
 def _by_chunk(seconds: Callable[[Weights], float], weights: Sequence[Sequence[Weights]]) -> list[list[float]]:

@@ -108,6 +108,9 @@ def _guesses(device: Device) -> list[Constant]:
         found.append(
             Constant(1.0, meaning, "guessed: Hopper machines were seen to hide between nothing and all")
         )
+    if parallelism.use_sharp:
+        meaning = "use_sharp does not change the time to reduce-scatter gradients"
+        found.append(Constant(1.0, meaning, "assumed: each NIC carries as many bytes as in a ring"))
     if setup.model.num_moe_experts is not None:
         meaning = (
             f"the experts of the busiest device receive {device.imbalance:g} times the mean number of tokens"
