@@ -1,7 +1,7 @@
 """Our own measured runs (benchmarks.planner_cases): predicted time and memory, and what they needed.
 
-`data/own.csv` has a row for each measured case: its name, the gpu_model of the GPU, the median time of a step in seconds,
-the memory that was allocated and reserved on the fullest GPU in GiB, and the machine, date and versions.
+`data/own.csv` has a row for each measured case: its name, the gpu_model of the GPU, the median time of a step in
+seconds, the memory that was allocated and reserved on the fullest GPU in GiB, and the machine, date and versions.
 """
 
 from __future__ import annotations
