@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from benchmarks.planner.published import DATA, Configuration, Planned
 from hpcgen.planning.step_time import StepTime, estimate_step_time
-from hpcgen.planning.step_time.host import host_time
 from hpcgen.planning.step_time.kernels import Attention, Product, kernels_of
 
 FROZEN = DATA / "predictions.csv"
@@ -55,7 +54,6 @@ def predict(configuration: Configuration) -> Prediction:
         parts["expert_parallel"] *= share_of_copies(planned)
     elif software.dispatch == "hidden":
         parts["expert_parallel"] = 0.0
-        parts["host"] = max(parts["host"], host_s(planned) - parts["compute"] - parts["tensor_parallel"])
     return Prediction(configuration.name, parts, step.guesses)
 
 
@@ -95,14 +93,6 @@ def share_of_copies(planned: Planned) -> float:
     size, top = planned.setup.layout.expert_model_parallel_size, planned.trainer.model.moe_router_topk
     nodes = size / planned.machine.nvlink_devices
     return (1 - (1 - 1 / nodes) ** top) * nodes / top
-
-
-def host_s(planned: Planned) -> float:
-    """Seconds that the host needs to launch the layers of the slowest stage, all of them with experts."""
-    layout = planned.setup.layout
-    per_layer = host_time(planned.setup, planned.machine, has_experts=True).value
-    layers = max(map(layout.stage_layers, range(layout.pipeline_model_parallel_size)))
-    return per_layer * layers * layout.num_microbatches
 
 
 def freeze(predictions: Iterable[Prediction]) -> None:
