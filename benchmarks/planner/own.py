@@ -23,6 +23,8 @@ from trainer.contract.config import TrainerConfig, from_dict
 from trainer.contract.config.resolve import resolve
 from trainer.contract.model.layout import Layout
 
+GPU = "H100 SXM 80 GB"
+"""The model that the frozen predictions are for."""
 NODE_TYPES = {"H100 SXM 80 GB": "h100-sxm", "H200 SXM 141 GB": "h200-sxm"}
 """Node types by the GPU model that was measured."""
 

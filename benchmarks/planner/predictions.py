@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from benchmarks.planner.published import DATA, Configuration, Planned
-from hpcgen.planning.step_time import StepTime, estimate_step_time
+from hpcgen.planning.step_time import estimate_step_time
 from hpcgen.planning.step_time.kernels import Attention, Product, kernels_of
 
 FROZEN = DATA / "predictions.csv"
@@ -45,22 +45,24 @@ class Prediction:
 
 
 def predict(configuration: Configuration) -> Prediction:
-    """The prediction for the published run: this trainer's, with what its software did differently."""
+    """The prediction for a published run: this trainer's, with what its software did differently."""
     planned, software = configuration.planned, configuration.software
-    parts = parts_of(step := estimate_step_time(planned.setup, planned.machine))
+    found = predict_planned(configuration.name, planned)
+    parts = dict(found.parts)
     if software.unfused_attention:
         parts["compute"] += unfused_attention_s(planned)
     if software.dispatch == "deduplicated":
         parts["expert_parallel"] *= share_of_copies(planned)
     elif software.dispatch == "hidden":
         parts["expert_parallel"] = 0.0
-    return Prediction(configuration.name, parts, step.guesses)
+    return dataclasses.replace(found, parts=parts)
 
 
-def parts_of(step: StepTime) -> dict[str, float]:
-    """The parts of a step by name."""
+def predict_planned(name: str, planned: Planned) -> Prediction:
+    """The prediction for a planned run."""
+    step = estimate_step_time(planned.setup, planned.machine)
     names = (field.name for field in dataclasses.fields(step) if field.name not in ("stages", "guesses"))
-    return {name: getattr(step, name) for name in names}
+    return Prediction(name, {name: getattr(step, name) for name in names}, step.guesses)
 
 
 def unfused_attention_s(planned: Planned) -> float:

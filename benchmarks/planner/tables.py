@@ -7,16 +7,20 @@ from collections.abc import Callable, Sequence
 from benchmarks.planner.accuracy import Accuracy, by_group, compare
 from benchmarks.planner.expected import expected
 from benchmarks.planner.orderings import orderings
-from benchmarks.planner.predictions import FROZEN_COMMIT, Prediction, frozen, predict
+from benchmarks.planner.own import GPU, own_steps, planned_case
+from benchmarks.planner.predictions import FROZEN_COMMIT, Prediction, frozen, predict, predict_planned
 from benchmarks.planner.published import configurations, steps
+from benchmarks.planner_cases import CASES
+from hpcgen.planning.memory import estimate_memory
 
 Row = dict[str, str]
 """A row by the titles of its columns."""
 
 
 def predictions() -> list[Prediction]:
-    """The predictions for all configurations that were measured."""
-    return [predict(configurations()[name]) for name in steps()]
+    """The predictions for all published configurations that were measured, and for our own cases."""
+    own = [predict_planned(case.name, planned_case(case.name, GPU)) for case in CASES]
+    return [*(predict(configurations()[name]) for name in steps()), *own]
 
 
 def accuracy() -> list[Row]:
@@ -60,6 +64,32 @@ def configuration_table() -> list[Row]:
     return rows
 
 
+def own_table() -> list[Row]:
+    """Our own measured runs: time, and memory of the fullest GPU."""
+    before = frozen()
+    rows = []
+    for each in own_steps():
+        planned = planned_case(each.case, each.gpu)
+        now_s = predict_planned(each.case, planned).step_s
+        frozen_s = before.get(each.case) if each.gpu == GPU else None
+        estimated = estimate_memory(planned.setup).total_gib
+        rows.append(
+            {
+                "run": each.case,
+                "GPUs": str(planned.setup.layout.world_size),
+                "measured ms": f"{1e3 * each.step_s:.1f}",
+                f"{FROZEN_COMMIT}: ms": "" if frozen_s is None else f"{1e3 * frozen_s:.1f}",
+                f"{FROZEN_COMMIT}: error": "" if frozen_s is None else signed(frozen_s / each.step_s - 1),
+                "now: ms": f"{1e3 * now_s:.1f}",
+                "now: error": signed(now_s / each.step_s - 1),
+                "allocated GiB": f"{each.allocated_gib:.1f}",
+                "estimated GiB": f"{estimated:.1f}",
+                "reserved GiB": f"{each.reserved_gib:.1f}",
+            }
+        )
+    return rows
+
+
 def ordering_table() -> list[Row]:
     """Pairs of runs, with their ratios."""
     return [
@@ -95,6 +125,7 @@ def expected_table() -> list[Row]:
 TABLES: dict[str, Callable[[], list[Row]]] = {
     "accuracy": accuracy,
     "configurations": configuration_table,
+    "own": own_table,
     "orderings": ordering_table,
     "expected": expected_table,
 }
@@ -102,6 +133,8 @@ TABLES: dict[str, Callable[[], list[Row]]] = {
 
 def markdown(rows: Sequence[Row]) -> str:
     """The rows as a table of Markdown."""
+    if not rows:
+        return "nothing was measured"
     lines = [list(rows[0]), ["---"] * len(rows[0]), *(list(row.values()) for row in rows)]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
