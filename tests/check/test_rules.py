@@ -14,6 +14,7 @@ from hpcgen.check.lint.check import Finding
 from hpcgen.check.scripts import compare, library_functions
 from tests.rendering.golden import one_of_each_template
 from tests.runs import big_run, planned
+from tests.selection import select
 
 Change = Callable[[str], str]
 Compare = Callable[[Change], list[Finding]]
@@ -388,13 +389,18 @@ HARMLESS: dict[str, Change] = {
 }
 
 
-@pytest.mark.parametrize(("rule", "change", "what"), BROKEN.values(), ids=BROKEN)
+def first_of_each_rule() -> set[str]:
+    """The first example of each rule. To read one takes half a second."""
+    return set({rule: name for name, (rule, *_) in reversed(BROKEN.items())}.values())
+
+
+@pytest.mark.parametrize(("rule", "change", "what"), select(BROKEN, first_of_each_rule()))
 def test_a_script_that_breaks_a_rule(found: Compare, rule: str, change: Change, what: str) -> None:
     matching = [finding.problem.reason for finding in found(change) if finding.rule == rule]
     assert any(what in why for why in matching), matching
 
 
-@pytest.mark.parametrize("change", HARMLESS.values(), ids=HARMLESS)
+@pytest.mark.parametrize("change", select(HARMLESS, list(HARMLESS)[::3]))
 def test_a_script_that_breaks_none(found: Compare, change: Change) -> None:
     assert found(change) == []
 

@@ -6,7 +6,16 @@ from pathlib import Path
 from typing import Any
 
 from hpcgen import render
+from hpcgen.stages import STAGES
 from tests.runs import MODEL_STAGES, big_run, planned
+from tests.selection import select
+
+RUNTIMES = ("pyxis", "enroot", "none")
+STAGES_AND_RUNTIMES = select(
+    {f"{stage}-{runtime}": (stage, runtime) for stage in STAGES for runtime in RUNTIMES},
+    [*(f"{stage}-pyxis" for stage in STAGES), *(f"train-{runtime}" for runtime in RUNTIMES)],
+)
+"""Every stage in pyxis, and training in each runtime."""
 
 
 def run_of_stage(stage: str, runtime: str, **sections: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import pytest
 
 from hpcgen.stages import STAGES
 from tests.cli.command import hpcgen
-from tests.cli.every_stage import run_of_stage, script_of
+from tests.cli.every_stage import STAGES_AND_RUNTIMES, run_of_stage, script_of
 from tests.patience import PATIENCE_S
 from tests.rendering.scripts import CANARY, HOSTILE_WORDS, UNPRINTABLE
 from tests.runs import big_run, loaded, planned, write_yaml
@@ -65,8 +65,7 @@ def test_values_that_a_shell_cannot_represent_are_refused(workplace, word):
     assert "unprintable" in found.stderr
 
 
-@pytest.mark.parametrize("runtime", ["pyxis", "enroot", "none"])
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize(("stage", "runtime"), STAGES_AND_RUNTIMES)
 def test_the_exports_are_those_of_the_rendered_script(tmp_path, workplace, stage, runtime):
     script = script_of(tmp_path, stage, runtime, environment={"FOO": "a b"})
     [section] = re.findall(r"^# ==== environment ====\n(.*?)^# ==== ", script, re.MULTILINE | re.DOTALL)

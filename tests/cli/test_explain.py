@@ -15,9 +15,10 @@ import pytest
 
 from hpcgen.stages import STAGES
 from tests.cli.command import hpcgen, listing
-from tests.cli.every_stage import script_of
+from tests.cli.every_stage import STAGES_AND_RUNTIMES, script_of
 from tests.patience import PATIENCE_S
 from tests.runs import big_run, minimal_run, write_yaml
+from tests.selection import select
 
 SITE = {"extends": "azure-ndv5", "environment": {"NCCL_DEBUG": "INFO"}}
 
@@ -91,7 +92,7 @@ def test_an_unset_variable_comes_with_the_change_that_sets_it(run_file):
     ]
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", select(STAGES.keys(), ("image", "run", "tokenize", "train")))
 def test_each_change_gives_the_variable_it_promises(run_file, stage):
     """The options printed are options that work."""
     newest = "container.torch_version='2.9'"
@@ -107,8 +108,7 @@ def test_each_change_gives_the_variable_it_promises(run_file, stage):
         assert {variable["name"]: variable["value"] for variable in changed["variables"]} == values
 
 
-@pytest.mark.parametrize("runtime", ["pyxis", "enroot", "none"])
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize(("stage", "runtime"), STAGES_AND_RUNTIMES)
 def test_every_export_of_the_script_is_explained(tmp_path, workplace, stage, runtime):
     script = script_of(tmp_path, stage, runtime)
     # not what the files that it writes and the programs that it sends to the nodes export

@@ -278,6 +278,7 @@ def test_diff_without_a_site() -> None:
     assert "the site replaces no function of template train" in shown.stderr
 
 
+@pytest.mark.slow  # tests/check/test_site.py; test_check_without_shellcheck_says_so
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
 @pytest.mark.usefixtures("few_are_read")
 def test_check_of_a_good_site(cluster: str, workplace: Path) -> None:
@@ -306,7 +307,10 @@ def test_check_reports_the_problem_its_reason_and_a_remedy(cluster: str, workpla
 
 @pytest.mark.usefixtures("few_are_compared")
 def test_check_as_json(cluster: str, workplace: Path) -> None:
-    site = write_templates(workplace / "site", {"slurm/trian.sbatch.j2": "", "slurm/train.sbatch.j2": TRAIN})
+    tensorboard = TRAIN.replace("train", "tensorboard")  # the shorter script
+    site = write_templates(
+        workplace / "site", {"slurm/trian.sbatch.j2": "", "slurm/tensorboard.sbatch.j2": tensorboard}
+    )
     checked = hpcgen("templates", "check", "--json", "--templates", site, "--cluster", cluster)
     report = json.loads(checked.stdout)
     assert (checked.status, checked.stderr) == (1, "")

@@ -180,11 +180,11 @@ def test_unusual_scripts_do_not_break_lint(text: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "a=x\n" + "a=$a$a\n" * 2_000,
-        "a=" + "x" * 90_000 + "\n" + "b=$a\n" * 2_000,
-        "a='" + "x " * 45_000 + "'\n" + "b $a\n" * 1_000,
-        "x=(" + "a " * 10_000 + ")\n" + 'y=("${x[@]}")\n' * 2_000,
-        "x=(" + "a " * 10_000 + ")\n" + 'echo "${x[*]}"\n' * 2_000,
+        "a=x\n" + "a=$a$a\n" * 500,
+        "a=" + "x" * 90_000 + "\n" + "b=$a\n" * 500,
+        "a='" + "x " * 45_000 + "'\n" + "b $a\n" * 100,
+        "x=(" + "a " * 10_000 + ")\n" + 'y=("${x[@]}")\n' * 100,
+        "x=(" + "a " * 10_000 + ")\n" + 'echo "${x[*]}"\n' * 500,
     ],
     ids=lambda text: text[-12:].strip(),
 )

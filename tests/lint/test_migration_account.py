@@ -157,7 +157,9 @@ def told(text: str) -> str:
     return "\n".join((json.dumps(found.sections), listed, *found.own, *found.usual, *found.without_effect))
 
 
-@pytest.mark.parametrize("first", range(0, 80, 20))
+@pytest.mark.parametrize(
+    "first", [0, *(pytest.param(first, marks=pytest.mark.slow) for first in (20, 40, 60))]
+)
 def test_no_word_of_a_random_launch_is_lost(first: int) -> None:
     lost = {}
     for seed in range(first, first + 20):

@@ -11,6 +11,7 @@ from tests.lint.examples import EXAMPLES, FURTHER, SOUND, Example, edited
 from tests.lint.messages import MESSAGES
 from tests.lint.pairs import PAIRS, Pair
 from tests.rendering.golden import one_of_each_template
+from tests.selection import select
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = sorted(
@@ -95,20 +96,23 @@ def test_the_message_of_a_rule(matter: str) -> None:
         assert message.severity in (finding.severity, "")
 
 
-ONE_OF_EACH_TEMPLATE = {path.relative_to(ROOT).as_posix() for path in one_of_each_template()}
+OFTEN = {
+    path.relative_to(ROOT).as_posix()
+    for path in one_of_each_template()
+    if path.stem in ("image", "nccl-test", "node-health", "prepare", "run", "train")
+}
+"""Scripts with the most code of their own."""
 
 
-@pytest.mark.parametrize(
-    "path",
-    [path if path in ONE_OF_EACH_TEMPLATE else pytest.param(path, marks=pytest.mark.slow) for path in GOLDEN],
-)
+@pytest.mark.parametrize("path", select(GOLDEN, OFTEN))
 def test_rendered_scripts_have_no_findings(path: str) -> None:
     assert lint((ROOT / path).read_text(encoding="utf-8"), path) == []
 
 
-@pytest.mark.parametrize(
-    "path", [path for path in GOLDEN if re.search(r"/azure.*-(pyxis|enroot|none)/train\.", path)]
-)
+OF_AZURE = [path for path in GOLDEN if re.search(r"/azure.*-(pyxis|enroot|none)/train\.", path)]
+
+
+@pytest.mark.parametrize("path", select(OF_AZURE, [path for path in OF_AZURE if "-enroot/" in path]))
 def test_the_training_step_of_rendered_scripts_is_found(path: str) -> None:
     """Through functions, arrays, and the `bash -c` that starts enroot."""
     text = (ROOT / path).read_text(encoding="utf-8")

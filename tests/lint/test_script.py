@@ -120,9 +120,7 @@ WORDS = st.lists(
                 "a#",
             ]
         ),
-        st.text(
-            st.characters(codec="utf-8", exclude_characters="\0", exclude_categories=("Cs",)), max_size=8
-        ),
+        st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)), max_size=8),
     ),
     min_size=1,
     max_size=4,

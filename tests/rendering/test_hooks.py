@@ -57,7 +57,8 @@ def concluded(
 @pytest.mark.parametrize(
     ("given", "message", "told"),
     [
-        ({}, "passed", "rc 0, verdict done, status 0"),
+        # the last one also passes
+        pytest.param({}, "passed", "rc 0, verdict done, status 0", marks=pytest.mark.slow),
         ({"main": MAIN}, "passed", "rc 0, verdict done, status 0"),
         ({"secrets": ("SITE_TOKEN",)}, "ERROR: SITE_TOKEN is not set", "rc 0, verdict failed, status 1"),
         ({"prologue": 'die "no license"'}, "ERROR: the test came to no", "rc 1, verdict failed, status 1"),

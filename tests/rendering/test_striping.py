@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
@@ -25,14 +24,14 @@ echo "$*" >>"${0%/*}/called"
 """
 
 
-def test_a_new_directory_is_striped_once(tmp_path: Path) -> None:
+def test_a_new_directory_is_striped_once(tmp_path: Path, stand_in: str) -> None:
     (tmp_path / "runs").mkdir()
     (tmp_path / "standins").mkdir()
     lfs = tmp_path / "standins" / "lfs"
     lfs.write_text(LFS)
     lfs.chmod(0o755)
     stripe = {"count": 4, "size": "16M"}
-    write_yaml(tmp_path / "site.yaml", {"extends": "local", "python": sys.executable, "stripe": stripe})
+    write_yaml(tmp_path / "site.yaml", {"extends": "local", "python": stand_in, "stripe": stripe})
     data = {"tokenizer": {"kind": "bytes"}, "corpus": corpus_of_two_files(tmp_path)}
     values = minimal_run(cluster="./site.yaml", paths={"run_dir": "runs"}, data=data)
     script = render(plan(load_run(write_yaml(tmp_path / "run.yaml", values)), ["prepare"]), "prepare")

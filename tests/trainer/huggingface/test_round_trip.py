@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.selection import select
 from tests.trainer.huggingface.models import (
     CASES,
     assert_same_weights,
@@ -56,7 +57,23 @@ def convert(case: str, tmp_path: Path, dtype: torch.dtype = torch.float32) -> tu
     return original, checkpoint, tmp_path / "exported"
 
 
-@pytest.fixture(scope="module", params=CASES)
+OFTEN = (
+    "gpt2",
+    "gpt2-squared-relu-untied",
+    "llama-with-biases",
+    "llama3.2",
+    "mistral",
+    "qwen2-window",
+    "qwen3",
+    "mixtral-window",
+    "qwen3-moe-with-dense-layers",
+    "deepseek-groups",
+    "deepseek-yarn-mscale",
+)
+"""One of each family, or two. The other cases differ from these in less."""
+
+
+@pytest.fixture(scope="module", params=select(CASES.keys(), OFTEN))
 def converted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Converted:
     original, checkpoint, exported = convert(request.param, tmp_path_factory.mktemp("converted"))
     return Converted(original, checkpoint, exported, huggingface_logits(original))
