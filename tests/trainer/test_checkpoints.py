@@ -101,7 +101,7 @@ DAMAGES: tuple[Callable[[Path, random.Random], None], ...] = (flip, cut, zero, l
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("times", [25, pytest.param(500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("times", [12, pytest.param(500, marks=pytest.mark.slow)])
 def test_damaged_checkpoints_are_never_loaded(times: int, saved: Saved, tmp_path: Path) -> None:
     rng = random.Random(times)
     for _ in range(times):
@@ -230,8 +230,9 @@ def test_a_kill_at_any_operation_leaves_the_newest_complete_checkpoint(
     assert len(found) > 30
 
 
+@pytest.mark.slow  # kills at any operation, above
 @pytest.mark.process
-@pytest.mark.parametrize("kills", [2, pytest.param(15, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [2, 15])
 def test_a_run_killed_inside_saves_trains_like_an_uninterrupted_one(
     kills: int, corpus: str, saved: Saved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

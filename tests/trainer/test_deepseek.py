@@ -104,7 +104,8 @@ def test_four_layers_train_alike(layout: dict[str, Any], world_size: int, config
 @pytest.mark.parametrize(
     ("layout", "world_size"),
     [
-        pytest.param(PP2, 2, id="PP2"),
+        # test_resuming.py has a GPT with tied embeddings resume at PP2
+        pytest.param(PP2, 2, id="PP2", marks=pytest.mark.slow),
         pytest.param(
             PP3
             | {
@@ -190,6 +191,7 @@ def test_a_run_resumes_bit_by_bit(config: dict[str, Any], single_deepseek: Run, 
     assert_same_checkpoint(second.checkpoints / "iter_0000003", single_deepseek.checkpoints / "iter_0000003")
 
 
+@pytest.mark.slow  # test_resuming.py has a GPT do this
 def test_a_checkpoint_continues_at_another_layout(
     config: dict[str, Any], single_deepseek: Run, tmp_path: Any
 ) -> None:

@@ -100,7 +100,7 @@ def assert_same_curve(found: Run, reference: Run) -> None:
 @pytest.mark.process
 @pytest.mark.parametrize(
     ("layout", "world_size"),
-    # documents with a window train at CP2 below, and those with MTP at PP2 in test_mtp_documents.py
+    # test_mtp_documents.py trains at PP2, and test_a_document_does_not_see_its_neighbors has logits of CP2
     [LAYOUTS[0], *(pytest.param(*each.values, id=each.id, marks=pytest.mark.slow) for each in LAYOUTS[1:])],
 )
 def test_documents_train_alike_at_every_layout(
@@ -110,10 +110,11 @@ def test_documents_train_alike_at_every_layout(
     assert_same_curve(finished(config | {"world_size": world_size, "parallelism": layout}), single)
 
 
+@pytest.mark.slow  # the logits of qwen-CP2 below
 @pytest.mark.process
 @pytest.mark.parametrize(
     ("layout", "world_size"),
-    [pytest.param(TP2_SP | CP2, 4, id="TP2xCP2", marks=pytest.mark.slow), LAYOUTS[2]],
+    [pytest.param(TP2_SP | CP2, 4, id="TP2xCP2"), LAYOUTS[2]],
 )
 def test_documents_with_a_window_train_alike(
     layout: dict[str, Any], world_size: int, short_documents: str, tmp_path: Path, single_with_window: Run

@@ -168,12 +168,13 @@ def refusal(facts: Facts) -> str:
     return ""
 
 
-def test_core_builds_what_the_rules_accept() -> None:
+@pytest.mark.parametrize("number", [60, pytest.param(200, marks=pytest.mark.slow)])
+def test_core_builds_what_the_rules_accept(number: int) -> None:
     """Core refuses many of these runs, so a missing rule would show."""
     source = random.Random(17)
-    runs = [random_run(source) for _ in range(200)]
+    runs = [random_run(source) for _ in range(number)]
     refusals = [refusal(facts) for facts in runs]
     accepted = [not check(facts)[0] for facts in runs]
     assert [why for why, is_accepted in zip(refusals, accepted, strict=True) if why and is_accepted] == []
-    assert sum(accepted) > 50
-    assert sum(map(bool, refusals)) > 50
+    assert sum(accepted) > number / 4
+    assert sum(map(bool, refusals)) > number / 4

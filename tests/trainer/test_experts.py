@@ -58,7 +58,7 @@ def assert_same_curve(run: Run, reference: Run) -> None:
     ("world_size", "layout"),
     [
         pytest.param(2, EP2 | OVERLAP, id="EP2"),
-        pytest.param(2, TP2, id="TP2"),
+        pytest.param(2, TP2, id="TP2", marks=pytest.mark.slow),
         pytest.param(2, PP2, id="PP2"),
         pytest.param(4, EP2 | TP2, id="EP2xTP2", marks=pytest.mark.slow),
         pytest.param(4, EP2 | PP2, id="EP2xPP2", marks=pytest.mark.slow),
@@ -273,7 +273,7 @@ PADDED = {"moe_expert_capacity_factor": 1.5, "moe_pad_expert_input_to_capacity":
 @pytest.mark.parametrize(
     ("precision", "keys"),
     [
-        pytest.param("fp32", {}, id="fp32"),
+        pytest.param("fp32", {}, id="fp32", marks=pytest.mark.slow),
         pytest.param("bf16", {}, id="bf16"),
         pytest.param("fp32", PADDED, id="padded"),  # the padding has no load
     ],

@@ -124,7 +124,7 @@ def test_after_a_kill_at_any_point_the_next_run_completes_the_index(
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("point", [6, 9, 11])
+@pytest.mark.parametrize("point", [9, *(pytest.param(n, marks=pytest.mark.slow) for n in (6, 11))])
 def test_after_a_kill_during_a_rebuild_the_next_run_completes_the_index(
     point: int, wanted: TrainerConfig, tmp_path: Path
 ) -> None:

@@ -121,6 +121,7 @@ def test_a_qwen_shape_trains_alike_at_every_layout(
         pytest.param(
             {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 2},
             id="full",
+            marks=pytest.mark.slow,  # test_mtp_documents.py
         ),
     ],
 )

@@ -47,7 +47,8 @@ def single(short_documents: str, tmp_path_factory: pytest.TempPathFactory) -> Ru
     ("layout", "world_size"),
     [
         pytest.param(*LAYOUTS[0].values, id="TP2+SP", marks=pytest.mark.slow),
-        *LAYOUTS[1:],
+        LAYOUTS[1],
+        *(pytest.param(*each.values, id=each.id, marks=pytest.mark.slow) for each in LAYOUTS[2:]),
         pytest.param(
             PP2 | {"pipeline_model_parallel_layout": "Et*4|mmL"}, 2, id="PP2-layout", marks=pytest.mark.slow
         ),

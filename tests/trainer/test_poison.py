@@ -48,7 +48,7 @@ def layers(core, vp_stage, usual):
 @pytest.mark.parametrize(
     ("model", "parallelism", "precision"),
     [
-        # The experts below also have two data-parallel ranks, and a dense layer.
+        # The next test has one step with NaN.
         pytest.param(GPT, {}, "fp32", id="DP2", marks=pytest.mark.slow),
         pytest.param(GPT, {"tensor_model_parallel_size": 2}, "fp32", id="TP2", marks=pytest.mark.slow),
         pytest.param(GPT, {"pipeline_model_parallel_size": 2}, "fp32", id="PP2", marks=pytest.mark.slow),
@@ -61,7 +61,7 @@ def layers(core, vp_stage, usual):
         ),
         pytest.param(GPT, {}, "bf16", id="bf16", marks=pytest.mark.slow),
         pytest.param(GPT, {}, "fp16", id="fp16", marks=pytest.mark.slow),
-        pytest.param(MOE | TWO_LAYERS, EP2, "fp32", id="experts"),
+        pytest.param(MOE | TWO_LAYERS, EP2, "fp32", id="experts", marks=pytest.mark.slow),
         pytest.param(MOE | TWO_LAYERS, EP2, "fp16", id="experts-fp16", marks=pytest.mark.slow),
         pytest.param(DEEPSEEK_V3, EP2, "fp32", id="experts-MTP", marks=pytest.mark.slow),
     ],
@@ -83,26 +83,27 @@ def test_nan_in_20_steps_on_random_ranks_changes_no_weight(
     assert [rank.wait(timeout=PATIENCE_S) for rank in ranks] == [0, 0], log.read_text()
 
 
+LOSS = (
+    'hidden = hidden * float("nan")',
+    r"the loss is nan at iteration 4 \(samples 12 to 15; on rank 1\)",
+)
+GRADIENT = (
+    'hidden.register_hook(lambda gradient: gradient * float("nan"))',
+    # each rank has a shard of the sum
+    r"the gradient norm is nan at iteration 4 \(samples 12 to 15; loss \d.*; in the shard of ranks 0-1\)",
+)
+"""What makes NaN, and what is said."""
+
+
 @pytest.mark.process
 @pytest.mark.parametrize(
-    ("poison", "said"),
+    ("model", "parallelism", "poison", "said"),
     [
-        pytest.param(
-            'hidden = hidden * float("nan")',
-            r"the loss is nan at iteration 4 \(samples 12 to 15; on rank 1\)",
-            id="loss",
-        ),
-        pytest.param(
-            'hidden.register_hook(lambda gradient: gradient * float("nan"))',
-            # each rank has a shard of the sum
-            r"the gradient norm is nan at iteration 4 \(samples 12 to 15; loss \d.*; in the shard of ranks 0-1\)",
-            id="gradient",
-        ),
+        pytest.param(SMALL, {}, *LOSS, id="dense-loss"),
+        pytest.param(SMALL, {}, *GRADIENT, id="dense-gradient", marks=pytest.mark.slow),
+        pytest.param(MOE | TWO_LAYERS, EP2, *LOSS, id="experts-loss", marks=pytest.mark.slow),
+        pytest.param(MOE | TWO_LAYERS, EP2, *GRADIENT, id="experts-gradient"),
     ],
-)
-@pytest.mark.parametrize(
-    ("model", "parallelism"),
-    [pytest.param(SMALL, {}, id="dense"), pytest.param(MOE | TWO_LAYERS, EP2, id="experts")],
 )
 def test_a_rank_that_computes_nan_ends_the_run_and_its_step_is_not_saved(
     model: dict[str, Any],
@@ -154,7 +155,7 @@ def layers(core, vp_stage, usual):
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("train_iters", [4, 6])
+@pytest.mark.parametrize("train_iters", [4, pytest.param(6, marks=pytest.mark.slow)])
 def test_a_checkpoint_with_nan_is_never_complete(
     train_iters: int, config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -71,6 +71,7 @@ def test_edited_code_is_refused_until_it_is_named(stopped: dict[str, Any], tmp_p
     assert "is finished, but this configuration differs from it: optimizer.lr_schedule" in log
 
 
+@pytest.mark.slow  # test_code_loading.py finds the imports
 @pytest.mark.process
 def test_an_edited_import_is_refused_until_it_is_named(stopped: dict[str, Any], tmp_path: Path) -> None:
     """With the size and time of before, and with a bytecode cache of it that Python would not compare."""

@@ -280,6 +280,7 @@ def crosses_over(there: Python, config: dict[str, Any], single: Run, stop: Path)
     return result
 
 
+@pytest.mark.slow  # the next test, and the pickles of all Pythons
 @pytest.mark.process
 def test_a_run_stops_and_resumes_on_debians_python(
     config: dict[str, Any], single_gpt: Run, tmp_path: Path

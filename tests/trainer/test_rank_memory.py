@@ -118,7 +118,7 @@ SLOW = pytest.mark.slow
             marks=SLOW,
         ),
         pytest.param(TIED_MTP, PP2, 2, {"micro_batch_size": 1}, 0.04, id="PP2-tied-MTP", marks=SLOW),
-        pytest.param(DENSE, PP2 | VPP2, 2, SMALL_BATCH, 0.04, id="VPP2"),
+        pytest.param(DENSE, PP2 | VPP2, 2, SMALL_BATCH, 0.04, id="VPP2", marks=SLOW),
         pytest.param(DENSE | {"num_layers": 8}, PP4 | VPP2, 4, {}, 0.06, id="PP4xVPP2", marks=SLOW),
         pytest.param(LARGE_VOCABULARY, PP2, 2, UNIFORM | SMALL_BATCH, 0.04, id="PP2-embedding"),
         pytest.param(DENSE, PP2, 2, UNIFORM, 0.06, id="PP2-full", marks=SLOW),
@@ -181,8 +181,14 @@ def test_each_rank_allocates_what_the_estimate_counts(
             marks=SLOW,
         ),
         pytest.param(DROPLESS, TP4, 4, UNIFORM, id="ETP4", marks=SLOW),
+        # test_memory_test.py trains first stages alone; those of all ranks are measured above
         pytest.param(
-            WIDE_EXPERTS, TP4 | EP4, 4, {"micro_batch_size": 1, "global_batch_size": 4}, id="wide-experts"
+            WIDE_EXPERTS,
+            TP4 | EP4,
+            4,
+            {"micro_batch_size": 1, "global_batch_size": 4},
+            id="wide-experts",
+            marks=SLOW,
         ),
     ],
 )

@@ -207,6 +207,7 @@ def test_a_finished_run_whose_checkpoints_are_gone_is_not_trained_again(config: 
     assert again.steps == first.steps
 
 
+@pytest.mark.slow  # older checkpoints and fine-tuning below
 def test_load_is_where_a_run_without_checkpoints_starts(
     config: dict[str, Any], single_gpt: Run, one_step: Run
 ) -> None:

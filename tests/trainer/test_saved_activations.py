@@ -143,13 +143,15 @@ SLOW = pytest.mark.slow
         pytest.param(NORMALIZED, {}, id="latent-norms"),
         pytest.param(MLA_WITH_EXPERTS, {}, id="latent-experts"),
         pytest.param(DENSE, UNIFORM, id="dense-full"),
-        pytest.param(MLA_WITH_EXPERTS, UNIFORM, id="latent-experts-full"),
+        pytest.param(MLA_WITH_EXPERTS, UNIFORM, id="latent-experts-full", marks=SLOW),
         pytest.param(DENSE, selective("core_attn"), id="dense-attention"),
         pytest.param(DENSE | ROPE, selective("core_attn"), id="rope-attention", marks=SLOW),
-        pytest.param(WITH_NORMS | GROUPED | ROPE, selective("core_attn"), id="grouped-rope-norms-attention"),
-        pytest.param(DENSE, TORCH | selective("mlp"), id="dense-mlp"),
-        pytest.param(SHARED, selective("moe"), id="shared-moe"),
-        pytest.param(MLA, selective("mla_up_proj"), id="latent-up-proj"),
+        pytest.param(
+            WITH_NORMS | GROUPED | ROPE, selective("core_attn"), id="grouped-rope-norms-attention", marks=SLOW
+        ),
+        pytest.param(DENSE, TORCH | selective("mlp"), id="dense-mlp", marks=SLOW),
+        pytest.param(SHARED, selective("moe"), id="shared-moe", marks=SLOW),
+        pytest.param(MLA, selective("mla_up_proj"), id="latent-up-proj", marks=SLOW),
         pytest.param(MLA_WITH_EXPERTS, selective("layernorm"), id="latent-experts-layernorm", marks=SLOW),
         pytest.param(
             MLA_WITH_EXPERTS, selective("moe", "layernorm", "mla_up_proj", "core_attn"), id="every-module"
@@ -167,9 +169,11 @@ def test_a_layer_saves_what_the_estimate_counts(
 @pytest.mark.parametrize(
     ("model", "training"),
     [
-        pytest.param(MLA, {}, id="latent"),
+        pytest.param(MLA, {}, id="latent", marks=SLOW),
         pytest.param(MLA_WITH_EXPERTS, {}, id="latent-experts"),
-        pytest.param(MLA_WITH_EXPERTS, selective("moe", "mla_up_proj"), id="latent-experts-selective"),
+        pytest.param(
+            MLA_WITH_EXPERTS, selective("moe", "mla_up_proj"), id="latent-experts-selective", marks=SLOW
+        ),
         pytest.param(MLA, UNIFORM, id="latent-full"),
     ],
 )

@@ -82,9 +82,14 @@ def separate(short_documents: str, text: str, tmp_path_factory: pytest.TempPathF
 @pytest.mark.parametrize(
     ("model", "data"),
     [
-        pytest.param(GPT, {"eod_mask_loss": True}, id="ends"),
+        pytest.param(GPT, {"eod_mask_loss": True}, id="ends", marks=pytest.mark.slow),
         pytest.param(GPT, {"eod_mask_loss": True, "reset_position_ids": True}, id="positions"),
-        pytest.param(QWEN, {"eod_mask_loss": True, "reset_attention_mask": True}, id="separate-window"),
+        pytest.param(
+            QWEN,
+            {"eod_mask_loss": True, "reset_attention_mask": True},
+            id="separate-window",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(DEEPSEEK_V3, SEPARATE, id="separate-experts-latents"),
     ],
 )
@@ -104,7 +109,7 @@ def test_the_loss_is_that_of_validation_in_training(
     [
         pytest.param(1, {"batch_size": 1}, id="one"),
         pytest.param(2, {}, id="replicas"),
-        pytest.param(2, {"tensor_model_parallel_size": 2}, id="TP2"),
+        pytest.param(2, {"tensor_model_parallel_size": 2}, id="TP2", marks=pytest.mark.slow),
         pytest.param(2, {"pipeline_model_parallel_size": 2}, id="PP2"),
     ],
 )

@@ -112,11 +112,12 @@ def test_gpt2_answers_as_with_lm_evals_own_model(tasks: Path, tmp_path: Path) ->
     assert_like_hf(result, samples, model, tasks)
 
 
+@pytest.mark.slow  # losses: test_documents.py; texts: ../inference
 @pytest.mark.parametrize(
     ("world_size", "sizes"),
     [
-        pytest.param(2, {}, id="2 replicas", marks=pytest.mark.slow),
-        pytest.param(2, {"tensor_model_parallel_size": 2}, id="TP2", marks=pytest.mark.slow),
+        pytest.param(2, {}, id="2 replicas"),
+        pytest.param(2, {"tensor_model_parallel_size": 2}, id="TP2"),
         pytest.param(4, {"pipeline_model_parallel_size": 2}, id="PP2 x 2 replicas"),
     ],
 )

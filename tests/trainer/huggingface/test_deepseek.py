@@ -66,6 +66,7 @@ def test_a_trained_model_is_exported_with_its_mtp_layers(exported: Path, tmp_pat
     assert_same_weights(tmp_path / "again", exported)
 
 
+@pytest.mark.slow  # importing, and ../test_deepseek.py fine-tunes
 def test_training_starts_from_imported_mtp_layers(exported: Path, corpus: str, tmp_path: Path) -> None:
     import_model(exported, tmp_path / "imported", ignore)
     config = gpt_config(corpus, tmp_path / "run", DEEPSEEK_V3)

@@ -54,12 +54,17 @@ def continued(model: Model, prompts: list[str], **options: Any) -> list[Completi
     return list(generate(model, TOKENIZER, prompts, Options(**options)))
 
 
+VARIANTS = ("llama with linear", "llama with llama3", "qwen2")
+"""Families of which others here have everything."""
+
+
 # Small sizes but for one, since generating takes seconds. They cover every kind of attention.
 @pytest.mark.parametrize(
     ("name", "number", "count"),
     [
         ("llama", 9, 30),
-        *((name, 3, 24) for name in FAMILIES if name != "llama"),
+        *((name, 3, 24) for name in FAMILIES if name not in ("llama", *VARIANTS)),
+        *(pytest.param(name, 3, 24, marks=pytest.mark.slow) for name in VARIANTS),
     ],
 )
 def test_greedy_tokens_are_those_of_transformers(name: str, number: int, count: int) -> None:

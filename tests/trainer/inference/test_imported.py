@@ -44,11 +44,11 @@ def process_groups() -> Iterator[None]:
         pytest.param("deepseek-experts", marks=pytest.mark.slow),
         "deepseek-groups",
         pytest.param("deepseek-llama3", marks=pytest.mark.slow),
-        "deepseek-without-query-latent",
+        pytest.param("deepseek-without-query-latent", marks=pytest.mark.slow),
         pytest.param("deepseek-yarn", marks=pytest.mark.slow),
         "deepseek-yarn-mscale",
         pytest.param("mixtral", marks=pytest.mark.slow),
-        "mixtral-window",
+        pytest.param("mixtral-window", marks=pytest.mark.slow),
         "qwen3-moe",
     ],
 )
@@ -62,7 +62,13 @@ def test_one_process_generates_the_tokens_of_transformers(case: str, tmp_path: P
     assert [one.tokens for one in completions] == huggingface_tokens(original, PROMPTS, COUNT)
 
 
-@pytest.mark.parametrize("size", ["--tensor-model-parallel-size", "--pipeline-model-parallel-size"])
+@pytest.mark.parametrize(
+    "size",
+    [
+        pytest.param("--tensor-model-parallel-size", marks=pytest.mark.slow),  # test_command.py
+        "--pipeline-model-parallel-size",
+    ],
+)
 def test_two_ranks_generate_the_tokens_of_transformers(size: str, tmp_path: Path) -> None:
     """Latent attention with experts."""
     original = save_model("deepseek-experts", tmp_path / "original")
