@@ -105,8 +105,8 @@ NETWORK_SHARES = {
     ),
 }
 """Share of the line rate that collectives reach, by fabric."""
-ASSUMED_NIC_GBIT_S = 400.0
-"""Line rate of a NIC that the node type does not name: InfiniBand NDR."""
+ASSUMED_GPU_GBIT_S = 400.0
+"""Line rate of the NICs of a GPU that the node type does not name: one of InfiniBand NDR, or four of AWS P5's."""
 NVLINK_SHARE = 0.8
 """Large collectives reach 362 of 450 GB/s on four H200 (18 NVLinks each)."""
 PCIE_SHARE = 0.8
@@ -165,13 +165,9 @@ def _measured_gb_s(measurements: Measurements | None) -> float:
 def _network_bandwidth(node_type: NodeType) -> Constant:
     fabric = fabric_of(node_type)
     share = NETWORK_SHARES[node_type.fabric or "infiniband"]
-    gpus = node_type.gpus_per_node
+    gbit_s, rate_source = ASSUMED_GPU_GBIT_S, f"line rate guessed: {ASSUMED_GPU_GBIT_S:g} Gb/s per GPU; "
     if node_type.nics:
-        gbit_s, rate_source = sum(nic.rate_gbit_s for nic in node_type.nics) / gpus, ""
-    else:
-        num_nics = node_type.nics_per_node or gpus
-        gbit_s = num_nics * ASSUMED_NIC_GBIT_S / gpus
-        rate_source = f"line rate guessed: {num_nics} NICs of {ASSUMED_NIC_GBIT_S:g} Gb/s per node; "
+        gbit_s, rate_source = sum(nic.rate_gbit_s for nic in node_type.nics) / node_type.gpus_per_node, ""
     title = fabric.title if fabric else "an unknown network, taken as InfiniBand"
     value = share.value * gbit_s / 8 * 1e9
     return Constant(

@@ -24,6 +24,7 @@ def machine(name: str) -> Machine:
         ("oci-h100", 44, False),  # two NICs of 200 Gb/s for each GPU, RoCE
         ("azure-ndv6-gb200", 46, False),  # the node type has no line rate
         ("h100-sxm", 46, False),  # no fabric
+        ("aws-p5", 37.5, False),  # 32 NICs of 100 Gb/s, without their rate in the node type
     ],
 )
 def test_network_bandwidth(node_type: str, network_gb_s: float, is_measured: bool) -> None:
