@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from hpcgen.planning.setup import Setup
 from hpcgen.planning.step_time.collectives import Groups, Links
 from hpcgen.planning.step_time.data_parallel import data_parallel_time
-from hpcgen.planning.step_time.host import host_time
+from hpcgen.planning.step_time.host import AFTER_TRANSFERS, host_time
 from hpcgen.planning.step_time.kernels import kernels_of
 from hpcgen.planning.step_time.layer import Layer, chunk_time
 from hpcgen.planning.step_time.machine import Constant, Machine
@@ -16,7 +16,7 @@ from hpcgen.planning.step_time.optimizer import OVERHEAD, optimizer_time
 from hpcgen.planning.step_time.output import embedding_time, mtp_time, output_time
 from hpcgen.planning.step_time.pipeline import replay
 from hpcgen.planning.step_time.result import StageTime, StepTime
-from hpcgen.planning.step_time.work import Device, Passes, added
+from hpcgen.planning.step_time.work import Device, Passes, Seconds, added
 from trainer.contract.model.experts import moe_layer_pattern
 from trainer.contract.model.model_size import last_layer_has_experts
 from trainer.contract.model.pipeline import mtp_chunk, mtp_stage
@@ -82,6 +82,10 @@ def _chunks(device: Device, machine: Machine) -> tuple[list[list[Passes]], list[
             device, layers[last_layer_has_experts(setup.model)]
         )
     chunks[-1][-1] += output_time(device)
+    if len(chunks) > 1 == len(chunks[0]):
+        waits = Seconds(host=AFTER_TRANSFERS.value)
+        chunks = [[chunk + Passes(waits, waits) for chunk in stage] for stage in chunks]
+        guesses.append(AFTER_TRANSFERS)
     return chunks, guesses
 
 

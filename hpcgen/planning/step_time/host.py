@@ -12,6 +12,11 @@ from hpcgen.planning.step_time.work import Passes, Seconds
 
 FORWARD_SHARE = 0.4
 """Share of the forward pass in the launches of a layer. Recomputation launches it again."""
+AFTER_TRANSFERS = Constant(
+    1e-3,
+    "the GPU waits 1 ms for the host in each pass of a pipeline without interleaving",
+    "guessed: Megatron-Core synchronizes after each transfer (p2p_communication.py, batch_p2p_sync)",
+)
 GENERAL = (
     {"layer": "dense", "tensor_parallel": False, "graphs": False, "precision": "bf16", "us": 4500.0},
     {"layer": "dense", "tensor_parallel": True, "graphs": False, "precision": "bf16", "us": 6700.0},
