@@ -10,7 +10,8 @@ from __future__ import annotations
 import functools
 import math
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 from trainer.contract.record import record
@@ -95,9 +96,8 @@ def replay(
     none = (0.0,) * len(forward)
     step = _Step(forward, backward, transfer or none, hidden or none)
     rounds, left = divmod(num_microbatches, step.num_stages)
-    replayed = (
-        3 if step.num_chunks > 1 else 2
-    )  # the warm-up takes up to two rounds of the interleaved schedule
+    # In the interleaved schedule, the warm-up takes up to two rounds, in which transfers are not hidden.
+    replayed = 3 if step.num_chunks > 1 else 2
     while replayed < rounds and not with_intervals:
         short, long = (step.replayed(left + number * step.num_stages) for number in (replayed - 1, replayed))
         if step.is_periodic(short, long):
@@ -137,6 +137,19 @@ def _forward_order(num_stages: int, num_chunks: int, num_microbatches: int) -> l
     ]
 
 
+class _Kind(NamedTuple):
+    """What passes of a chunk in one direction take, with one way of sending their result."""
+
+    stage: int
+    sends_behind: bool
+    computing: float
+    """Seconds of the pass."""
+    sending: float
+    """Seconds that the sending adds on the stage."""
+    arriving: float
+    """Seconds from then until the result arrives."""
+
+
 @record(eq=False)
 class _Step:
     """The durations of a step."""
@@ -157,8 +170,8 @@ class _Step:
     def replayed(self, num_microbatches: int, with_intervals: bool = False) -> Timeline:
         """The step with this number of microbatches, pass by pass."""
         graph = _graph(self.num_stages, self.num_chunks, num_microbatches)
-        computing, waiting, arriving = self._kinds()
-        lasting = [sum(both) for both in zip(computing, waiting, strict=True)]
+        lasting = [kind.computing + kind.sending for kind in self._kinds]
+        arriving = [kind.arriving for kind in self._kinds]
         ends = [0.0] * (len(graph.nodes) + 1)
         arrivals = ends.copy()
         for node, (before, source, kind) in enumerate(graph.nodes):
@@ -166,28 +179,19 @@ class _Step:
             end = (ready if ready > arrival else arrival) + lasting[kind]
             ends[node] = end
             arrivals[node] = end + arriving[kind]
-
-        def summed(seconds: list[float], first: int) -> float:
-            return sum(
-                graph.counts[kind] * seconds[kind] for kind in range(first, first + 4 * self.num_chunks)
-            )
-
-        return Timeline(
-            total=max(ends),
-            computing=tuple(summed(computing, first) for first in self._first_kinds),
-            transferring=tuple(summed(waiting, first) for first in self._first_kinds),
-            chunk_ends=tuple(
-                tuple(ends[node] - waiting[graph.nodes[node][2]] for node in chunks) for chunks in graph.last
-            ),
-            intervals=self._intervals(graph, ends, computing, lasting) if with_intervals else (),
+        chunk_ends = tuple(
+            tuple(ends[node] - self._kinds[graph.nodes[node][2]].sending for node in chunks)
+            for chunks in graph.last
         )
+        intervals = self._intervals(graph, ends) if with_intervals else ()
+        return Timeline(max(ends), *self._work(graph.counts), chunk_ends, intervals)
 
     def is_periodic(self, short: Timeline, long: Timeline) -> bool:
         """True if the slowest stage never waits in the last round of `long`, so that further ones take as long.
 
         In the first rounds, waiting stages hide a part of its work.
         """
-        work = max(map(sum, zip(*self._round(), strict=True)))
+        work = max(map(sum, zip(*self._work(self._round), strict=True)))
         return math.isclose(long.total - short.total, work)
 
     def extended(self, short: Timeline, long: Timeline, rounds: int) -> Timeline:
@@ -195,37 +199,36 @@ class _Step:
         later = rounds * (long.total - short.total)
         computing, transferring = (
             tuple(last + rounds * each for last, each in zip(seconds, of_round, strict=True))
-            for seconds, of_round in zip((long.computing, long.transferring), self._round(), strict=True)
+            for seconds, of_round in zip(
+                (long.computing, long.transferring), self._work(self._round), strict=True
+            )
         )
         ends = tuple(tuple(end + later for end in ends) for ends in long.chunk_ends)
         return Timeline(long.total + later, computing, transferring, ends)
 
-    def _round(self) -> tuple[list[float], list[float]]:
-        """How long each stage computes and transfers in a round: as many microbatches as there are stages."""
-        computing, waiting, _ = self._kinds()
-        sends_behind = self.num_chunks > 1
-        per_stage = 4 * self.num_chunks
-        return (
-            [self.num_stages * sum(computing[first : first + per_stage : 2]) for first in self._first_kinds],
-            [
-                self.num_stages * sum(waiting[first + sends_behind : first + per_stage : 2])
-                for first in self._first_kinds
-            ],
-        )
-
     @property
-    def _first_kinds(self) -> range:
-        """The first kind of each stage."""
-        return range(0, 4 * self.num_chunks * self.num_stages, 4 * self.num_chunks)
+    def _round(self) -> dict[int, int]:
+        """Number of passes of each kind in a round of as many microbatches as there are stages, after the warm-up."""
+        is_interleaved = self.num_chunks > 1
+        return {
+            number: self.num_stages
+            for number, kind in enumerate(self._kinds)
+            if kind.sends_behind == is_interleaved
+        }
 
-    def _kinds(self) -> tuple[list[float], list[float], list[float]]:
-        """By kind of node: seconds of the pass, seconds that its transfer adds, and then seconds until it arrives.
+    def _work(self, counts: Mapping[int, int]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """How long each stage computes and transfers, from the number of passes of each kind."""
+        computing, transferring = [0.0] * self.num_stages, [0.0] * self.num_stages
+        for number, count in counts.items():
+            kind = self._kinds[number]
+            computing[kind.stage] += count * kind.computing
+            transferring[kind.stage] += count * kind.sending
+        return tuple(computing), tuple(transferring)
 
-        The kinds of a chunk are forward and backward, each with a transfer that the stage waits for, and with one that
-        runs next to another pass.
-        """
-        computing, waiting, arriving = [], [], []
-        last = (self.num_stages - 1, self.num_chunks - 1)
+    @cached_property
+    def _kinds(self) -> list[_Kind]:
+        """All kinds, in the order of `_kind_number`."""
+        kinds, last = [], (self.num_stages - 1, self.num_chunks - 1)
         for stage in range(self.num_stages):
             for chunk in range(self.num_chunks):
                 for seconds, link, sends in (
@@ -233,21 +236,25 @@ class _Step:
                     (self.backward[stage][chunk], stage - 1, (stage, chunk) != (0, 0)),
                 ):
                     transfer, hidden = (self.transfer[link], self.hidden[link]) if sends else (0.0, 0.0)
-                    computing += [seconds, seconds]
-                    waiting += [transfer, hidden]
-                    arriving += [0.0, max(0.0, transfer - hidden)]
-        return computing, waiting, arriving
+                    kinds.append(_Kind(stage, False, seconds, transfer, 0.0))
+                    kinds.append(_Kind(stage, True, seconds, hidden, max(0.0, transfer - hidden)))
+        return kinds
 
-    def _intervals(
-        self, graph: _Graph, ends: list[float], computing: list[float], lasting: list[float]
-    ) -> tuple[Interval, ...]:
+    def _intervals(self, graph: _Graph, ends: list[float]) -> tuple[Interval, ...]:
         found = []
-        for (stage, each), (_, _, kind), end in zip(graph.passes, graph.nodes, ends, strict=False):
-            start = end - lasting[kind]
+        for each, (_, _, number), end in zip(graph.passes, graph.nodes, ends, strict=False):
+            kind = self._kinds[number]
+            start = end - kind.sending - kind.computing
             found.append(
-                Interval(stage, each.chunk, each.microbatch, each.is_forward, start, start + computing[kind])
+                Interval(
+                    kind.stage, each.chunk, each.microbatch, each.is_forward, start, start + kind.computing
+                )
             )
         return tuple(found)
+
+
+def _kind_number(num_chunks: int, stage: int, each: Pass) -> int:
+    return ((stage * num_chunks + each.chunk) * 2 + (not each.is_forward)) * 2 + each.sends_behind
 
 
 @record(eq=False)
@@ -256,22 +263,22 @@ class _Graph:
 
     nodes: list[tuple[int, int, int]]
     """The previous node of the stage, the node whose result it needs, and its kind. Node -1 is the start of a step."""
-    passes: list[tuple[int, Pass]]
-    """Stage and pass of each node."""
+    passes: list[Pass]
+    """The pass of each node."""
     counts: Counter[int]
     """Number of nodes of each kind."""
     last: list[list[int]]
     """Node of the last backward pass, by stage and chunk."""
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=64)
 def _graph(num_stages: int, num_chunks: int, num_microbatches: int) -> _Graph:
     todo = [deque(passes(num_stages, stage, num_chunks, num_microbatches)) for stage in range(num_stages)]
     num_positions = num_stages * num_chunks
     placed: dict[tuple[bool, int, int], int] = {}
     previous = [-1] * num_stages
     nodes: list[tuple[int, int, int]] = []
-    placed_passes: list[tuple[int, Pass]] = []
+    placed_passes: list[Pass] = []
 
     def source(stage: int, each: Pass) -> int | None:
         """The node whose result a pass needs; None if it is not placed."""
@@ -284,11 +291,10 @@ def _graph(num_stages: int, num_chunks: int, num_microbatches: int) -> _Graph:
         for stage, left in enumerate(todo):
             while left and (needed := source(stage, left[0])) is not None:
                 each = left.popleft()
-                kind = ((stage * num_chunks + each.chunk) * 2 + (not each.is_forward)) * 2 + each.sends_behind
                 position = each.chunk * num_stages + stage
                 placed[each.is_forward, position, each.microbatch] = len(nodes)
-                nodes.append((previous[stage], needed, kind))
-                placed_passes.append((stage, each))
+                nodes.append((previous[stage], needed, _kind_number(num_chunks, stage, each)))
+                placed_passes.append(each)
                 previous[stage] = len(nodes) - 1
     last = [
         [placed[False, chunk * num_stages + stage, num_microbatches - 1] for chunk in range(num_chunks)]
