@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from benchmarks.planner.accuracy import Accuracy, by_group, compare
 from benchmarks.planner.expected import expected
+from benchmarks.planner.memory import stages
 from benchmarks.planner.orderings import orderings
 from benchmarks.planner.own import GPU, own_steps, planned_case
 from benchmarks.planner.predictions import FROZEN_COMMIT, Prediction, frozen, predict, predict_planned
@@ -122,12 +123,30 @@ def expected_table() -> list[Row]:
     ]
 
 
+def memory_table() -> list[Row]:
+    """Stages of which others measured the memory."""
+    return [
+        {
+            "model": each.model,
+            "layout": each.layout,
+            "sequence": f"{each.seq_length:,}",
+            "stage": str(each.stage),
+            "allocated GiB": f"{each.allocated_gib:.2f}",
+            "estimated GiB": f"{each.estimated_gib:.2f}",
+            "error": signed(each.error),
+            "reserved GiB": f"{each.reserved_gib:.2f}",
+        }
+        for each in stages()
+    ]
+
+
 TABLES: dict[str, Callable[[], list[Row]]] = {
     "accuracy": accuracy,
     "configurations": configuration_table,
     "own": own_table,
     "orderings": ordering_table,
     "expected": expected_table,
+    "memory": memory_table,
 }
 
 

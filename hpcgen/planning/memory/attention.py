@@ -53,13 +53,13 @@ def attention_part(setup: Setup) -> Part:
     if setup.training.cuda_graph_impl != "none":
         # one mask byte per query and key (transformer_layer.py, get_layer_static_inputs)
         kept += model.seq_length
-    gathered = _gathered_bytes(setup)
+    exchanged = _exchanged_bytes(setup)
     if setup.recomputes("core_attn"):
-        recomputed += gathered
+        recomputed += exchanged
         if model.position_embedding_type == "rope" and attention.has_complete_heads:
             # Its values are a view of the projection's output, which has the queries and keys before their rotation.
             kept += queries + keys_values / 2
-    return Part(kept + gathered - recomputed, recomputed, hidden + _working_bytes(setup))
+    return Part(kept + exchanged - recomputed, recomputed, hidden + _working_bytes(setup))
 
 
 def _widths(setup: Setup) -> tuple[float, float, float]:
@@ -73,8 +73,10 @@ def _widths(setup: Setup) -> tuple[float, float, float]:
     return heads * model.kv_channels, groups * (model.kv_channels + values), heads * values
 
 
-def _gathered_bytes(setup: Setup) -> float:
-    """Keys and values of other ranks that attention keeps if the trainer gathers them.
+def _exchanged_bytes(setup: Setup) -> float:
+    """What attention keeps because context-parallel ranks exchange it: keys and values of other ranks, if the trainer
+    gathers them, or with a2a the output before its exchange (Transformer Engine's dot_product_attention/
+    context_parallel.py saves out_part). After its exchange, the projection keeps it.
 
     Within documents, with several samples, the output is kept twice: packed by sample for the attention, and by
     position for other parts of the layer (trainer/model/packing.py).
@@ -82,6 +84,8 @@ def _gathered_bytes(setup: Setup) -> float:
     _, keys_values, output = _widths(setup)
     size = (setup.layout.context_parallel_size - 1) * keys_values if setup.gathers_keys else 0
     if setup.separates_documents and setup.training.micro_batch_size > 1:
+        size += output
+    if setup.layout.context_parallel_size > 1 and "a2a" in setup.context_exchange:
         size += output
     return size
 
