@@ -92,9 +92,10 @@ class RunTime:
 
     steps_s: float
     evaluation_s: float
-    save_stall_s: float
-    """Time in which training waits for checkpoints, without those at the end of jobs."""
+    saves_and_failures_s: float
+    """Time lost to saves, and to failures with the steps that are repeated after them."""
     num_jobs: int
+    """Number of jobs of the time limit's length."""
     job_overhead_s: float
     """Start-up and last save of all jobs."""
     resources: Resources
@@ -102,7 +103,7 @@ class RunTime:
     @property
     def total_s(self) -> float:
         """Time in jobs, without the time that they wait in the queue."""
-        return self.steps_s + self.evaluation_s + self.save_stall_s + self.job_overhead_s
+        return self.steps_s + self.evaluation_s + self.saves_and_failures_s + self.job_overhead_s
 
     @property
     def gpu_hours(self) -> float:
@@ -115,15 +116,17 @@ class RunTime:
         return self.resources.kilowatts * self.total_s / 3600
 
 
-def run_time(
-    steps_s: float, evaluation_s: float, save_stall_s: float, job: Job, resources: Resources
-) -> RunTime:
-    """The time of steps that take `steps_s` without interruptions, with the time that interrupts them."""
-    num_jobs = job.count(steps_s + evaluation_s + save_stall_s)
+def run_time(steps_s: float, evaluation_s: float, lost: float, job: Job, resources: Resources) -> RunTime:
+    """The time of steps and evaluations that take so long without interruptions.
+
+    `lost` is the part of the time that is lost to saves and failures, less than 1.
+    """
+    saves_and_failures_s = (steps_s + evaluation_s) * lost / (1 - lost)
+    num_jobs = job.count(steps_s + evaluation_s + saves_and_failures_s)
     return RunTime(
         steps_s=steps_s,
         evaluation_s=evaluation_s,
-        save_stall_s=save_stall_s,
+        saves_and_failures_s=saves_and_failures_s,
         num_jobs=num_jobs,
         job_overhead_s=num_jobs * (job.startup_s + job.last_save_s),
         resources=resources,

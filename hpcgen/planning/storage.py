@@ -128,10 +128,14 @@ def save_costs(
     )
 
 
-def save_interval_s(checkpoint: CheckpointConfig, step_s: float) -> float:
-    """Seconds between the saves of a resolved run: by steps or by the clock, whichever comes first."""
+def save_interval_s(checkpoint: CheckpointConfig, step_s: float, limit_s: int = 0) -> float:
+    """Seconds between the saves of a resolved run: by steps or by the clock, whichever comes first.
+
+    Each job ends with a save, at the latest after `limit_s` seconds, if there is a limit.
+    """
     by_clock = 60 * (checkpoint.save_interval_minutes or math.inf)
-    return min(by_clock, checkpoint.save_interval * step_s if checkpoint.save_interval else math.inf)
+    by_steps = checkpoint.save_interval * step_s if checkpoint.save_interval else math.inf
+    return min(by_clock, by_steps, limit_s or math.inf)
 
 
 def saves_by_steps(checkpoint: CheckpointConfig, step_s: float) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from hpcgen.config.cluster import price_per_gpu_hour
 from hpcgen.errors import Problem
-from hpcgen.planning import checkpointing, resuming
+from hpcgen.planning import checkpointing, resuming, storage
 from hpcgen.planning.predicted_step import NoPrediction, machine_of, predicted_step
 from hpcgen.planning.request import place_of
 from hpcgen.planning.run_time import (
@@ -24,6 +24,7 @@ from hpcgen.planning.run_time import (
 )
 from hpcgen.planning.step_time.machine import Machine
 from hpcgen.planning.step_time.result import StepTime
+from hpcgen.planning.storage import SaveCosts
 from hpcgen.run_plan.plan import Plan
 from hpcgen.run_plan.stage import StagePlan
 from hpcgen.stages.train import TRAIN
@@ -41,6 +42,8 @@ Between two releases of NVIDIA's software, a 175B model in the same layout becam
 WIDE_SPREAD = 0.3
 """The same for models with experts, for GPUs whose kernels were not measured, and for steps that wait for the host,
 whose speed differs by a factor of two between machines."""
+MOST_LOST = 0.9
+"""Part of the time that failures and saves may take in a prediction."""
 MUCH_WAITING = 0.1
 """Share of a step that GPUs wait for the host, above which its range is wide."""
 
@@ -112,7 +115,7 @@ def predict(plan: Plan) -> Prediction:
         currency=plan.run.cluster.currency,
         guesses=(*rest.step.guesses, *_power_guesses(rest.machine)),
         warnings=(
-            *_restart_warnings(plan, rest.stage, high),
+            *_restart_warnings(plan, rest, high),
             *_lead_warnings(plan, rest, rest.step.total * (1 + spread)),
         ),
     )
@@ -125,10 +128,7 @@ class _Rest:
     trainer: TrainerConfig
     machine: Machine
     stage: StagePlan
-    startup_s: float
-    """From the start of a job to its first step."""
-    save_s: float
-    """Time to write a checkpoint."""
+    costs: SaveCosts
     step: StepTime
     """A step with the full batch size."""
     smallest_step: StepTime
@@ -154,17 +154,22 @@ class _Rest:
 
     def time(self, factor: float) -> RunTime:
         """The time if steps take `factor` times as long as predicted."""
-        saves = checkpointing.num_saves(self.trainer.checkpoint, self.num_steps, factor * self.step.total)
         allocation = self.stage.allocation
+        step_s, checkpoint = factor * self.step.total, self.trainer.checkpoint
+        save_interval_s = storage.save_interval_s(checkpoint, step_s, allocation.time_s)
+        lost = self.costs.lost(save_interval_s)
+        if lost > MOST_LOST:
+            often = f"a failure is expected every {duration(self.costs.between_failures_s)}"
+            raise NoPrediction(f"{often}, so the run would hardly progress")
         return run_time(
             factor * sum(each.count * self._step_s(each.batch_size) for each in self.steps),
             factor * self._num_evaluations * self.trainer.training.eval_iters * self._forward_s,
-            saves * self._save_stall_s,
+            lost,
             Job(
                 limit_s=allocation.time_s,
-                startup_s=self.startup_s,
+                startup_s=self.costs.restart_s,
                 lead_s=self.stage.signal_lead_s,
-                last_save_s=self.save_s,
+                last_save_s=self.costs.latency_s,
             ),
             Resources(
                 num_nodes=allocation.num_job_nodes,
@@ -198,13 +203,6 @@ class _Rest:
         share = slowest.forward / (slowest.forward + slowest.backward)
         return share * (self.step.total - self.step.optimizer - self.step.data_parallel)
 
-    @property
-    def _save_stall_s(self) -> float:
-        """Time in which training waits for a save: until it is copied to host memory, or until it is written."""
-        if not self.trainer.checkpoint.async_save:
-            return self.save_s
-        return checkpointing.staged_bytes(self.trainer) / self.machine.host_bandwidth.value
-
 
 def _rest(plan: Plan) -> _Rest:
     """What the planned run has left to do.
@@ -230,9 +228,7 @@ def _rest(plan: Plan) -> _Rest:
         trainer=trainer,
         machine=machine,
         stage=stage,
-        # loading takes about as long as saving
-        startup_s=cluster.startup_time_s + save_s,
-        save_s=save_s,
+        costs=storage.save_costs(trainer, save_s, cluster.startup_time_s, cluster.gpu_hours_between_failures),
         step=step,
         smallest_step=predicted_step(trainer, machine, sizes[0]) if len(sizes) > 1 else step,
         steps=steps,
@@ -266,9 +262,10 @@ def _power_guesses(machine: Machine) -> Iterator[str]:
     yield f"{NODE_WATTS:,.0f} W of a node with eight GPUs besides its GPUs ({NODE_WATTS_SOURCE})"
 
 
-def _restart_warnings(plan: Plan, stage: StagePlan, longest: RunTime) -> Iterator[Problem]:
-    """Warns if the job may not requeue itself often enough to complete the run."""
-    restarts = longest.num_jobs - 1
+def _restart_warnings(plan: Plan, rest: _Rest, longest: RunTime) -> Iterator[Problem]:
+    """Warns if the job may not requeue itself often enough to complete the run: at time limits and after failures."""
+    stage, failures = rest.stage, round(longest.total_s / rest.costs.between_failures_s)
+    restarts = longest.num_jobs - 1 + failures
     if restarts > stage.allocation.max_restarts:
         reason = (
             f"allows {counted(stage.allocation.max_restarts, 'restart')}, but the run may need {restarts}"
@@ -282,7 +279,7 @@ def _restart_warnings(plan: Plan, stage: StagePlan, longest: RunTime) -> Iterato
 def _lead_warnings(plan: Plan, rest: _Rest, step_s: float) -> Iterator[Problem]:
     """Warns if the lead of the signal, which is planned for slow steps, is too short for even slower ones."""
     evaluation_s = checkpointing.evaluation_s(rest.trainer, step_s)
-    needed_s = checkpointing.signal_lead_s(step_s, rest.save_s, evaluation_s)
+    needed_s = checkpointing.signal_lead_s(step_s, rest.costs.latency_s, evaluation_s)
     if rest.stage.signal_lead_s < needed_s:
         reason = (
             f"results in a signal {duration(rest.stage.signal_lead_s)} before the time limit, which is too late for "

@@ -67,7 +67,7 @@ def _of_run(found: Prediction, run: RunTime) -> dict[str, Any]:
         "total_s": run.total_s,
         "steps_s": run.steps_s,
         "evaluation_s": run.evaluation_s,
-        "save_stall_s": run.save_stall_s,
+        "saves_and_failures_s": run.saves_and_failures_s,
         "job_overhead_s": run.job_overhead_s,
         "jobs": run.num_jobs,
         "gpu_hours": run.gpu_hours,
@@ -112,10 +112,8 @@ def _duration(found: dict[str, Any]) -> str:
         if low["jobs"] < high["jobs"]
         else counted(high["jobs"], "job")
     )
-    return (
-        f"{time_between(low['total_s'], high['total_s'])} for {found['remaining_tokens']:,} tokens, in {jobs}; "
-        "waiting in the queue and failures not included"
-    )
+    time = time_between(low["total_s"], high["total_s"])
+    return f"{time} for {found['remaining_tokens']:,} tokens, in {jobs}, without the time in the queue"
 
 
 def _resources(found: dict[str, Any]) -> str:

@@ -57,8 +57,7 @@ def _saving(plan: Plan, trainer: TrainerConfig, step_s: float) -> dict[str, Any]
         return None
     assert plan.training is not None
     costs = _costs(plan, trainer, plan.run.cluster.storage_write_gb_s)
-    interval_s = storage.save_interval_s(trainer.checkpoint, step_s)
-    interval_s = min(interval_s, plan.training.allocation.time_s or math.inf)  # each job ends with a save
+    interval_s = storage.save_interval_s(trainer.checkpoint, step_s, plan.training.allocation.time_s)
     return {
         "gpu_hours_between_failures": plan.run.cluster.gpu_hours_between_failures,
         "hours_between_failures": costs.between_failures_s / 3600,

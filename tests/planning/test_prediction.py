@@ -137,7 +137,7 @@ def test_the_summary_has_every_figure_with_its_unit(tmp_path):
     assert sum(found["step_parts_s"].values()) == pytest.approx(found["step_time_s"])
     assert found["full_attention_mfu"] > found["mfu"] > 0.2
     likely = found["likely"]
-    parts = ("steps_s", "evaluation_s", "save_stall_s", "job_overhead_s")
+    parts = ("steps_s", "evaluation_s", "saves_and_failures_s", "job_overhead_s")
     assert likely["total_s"] == pytest.approx(sum(likely[part] for part in parts))
     assert likely["days"] == likely["total_s"] / 86400
     assert likely["cost"] is None
@@ -156,6 +156,23 @@ def test_people_read_ranges(tmp_path):
     assert "for 299,998,642,176 tokens" in text["duration"]
     assert "EUR at 2.5 EUR per GPU-hour" in text["resources"]
     assert "--json lists them" in text["guessed"]
+
+
+def test_failures_take_time_and_restarts(tmp_path):
+    """Restarts are those at time limits and after failures. Jobs that fail too often do not progress."""
+
+    def at(hours):
+        profile = {"extends": "azure-ndv5", "gpu_hours_between_failures": hours}
+        write_yaml(tmp_path / "site.yaml", profile)
+        return planned(tmp_path, big_run(cluster="./site.yaml"))
+
+    rarely, often = predict(at(1e6)), predict(at(1000))
+    assert often.likely.saves_and_failures_s > 5 * rarely.likely.saves_and_failures_s
+    failures = often.high.total_s / 3600 / (1000 / 128)
+    [restarts] = [problem for problem in often.warnings if "restarts" in problem.reason]
+    assert f"may need {often.high.num_jobs - 1 + round(failures)}" in restarts.reason
+    with pytest.raises(NoPrediction, match="a failure is expected every 2 min 49 s, so the run would hardly"):
+        predict(at(6))
 
 
 def test_too_few_restarts_are_told(tmp_path):

@@ -49,7 +49,7 @@ def test_each_job_loses_its_start_and_its_last_save(days, limit_s, jobs):
 
 
 def test_gpu_hours_and_energy_are_those_of_all_allocated_nodes():
-    found = run_time(3000.0, 200, 50, Job(**DAY_JOB), RESOURCES)
+    found = run_time(2700.0, 225, 0.1, Job(**DAY_JOB), RESOURCES)
     assert found.gpu_hours == 32
     assert found.energy_kwh == pytest.approx((32 * 700 + 4 * NODE_WATTS) / 1000)
     four_gpus_each = Resources(num_nodes=4, num_gpus=16, gpu_watts=700.0)
