@@ -272,9 +272,14 @@ def _attention_shape(attention: Attention) -> tuple[float, ...]:
     )
 
 
-def _product_row(row: Row, machine: Machine) -> _Ratio:
+def product_of(row: Row) -> Product:
+    """The product that a row measures. It counts the tokens of all groups."""
     groups = row["groups"]
-    product = Product(row["m"] / groups, row["n"], row["k"], row["pass"], row["precision"], groups)
+    return Product(row["m"] / groups, row["n"], row["k"], row["pass"], row["precision"], groups)
+
+
+def _product_row(row: Row, machine: Machine) -> _Ratio:
+    product = product_of(row)
     ratio = row["us"] * 1e-6 / product_form(product, machine)
     return _Ratio((product.kind, product.precision), _product_shape(product), ratio)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import statistics
 from typing import Any
 
 import pytest
 
 from hpcgen.config.node_types import load_node_type
-from hpcgen.planning.step_time.kernels import IN_A_STEP, Attention, Kernels, Product
+from hpcgen.planning.step_time.kernels import IN_A_STEP, Attention, Kernels, Precision, Product, product_of
 from hpcgen.planning.step_time.machine import Machine
 from hpcgen.planning.step_time.measurements import Measurements
 
@@ -91,3 +92,19 @@ def test_what_is_not_measured_is_guessed() -> None:
     found = [str(each) for each in kernels(products=(product_row(SQUARE, 1),)).guesses(["bf16", "fp8"])]
     assert not any("bf16 at 73%" in each for each in found)
     assert any("fp8 at 70%" in each for each in found)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp8"])
+def test_half_of_the_measured_products_predict_the_others(precision: Precision) -> None:
+    """The physical form and near rows are right for shapes that were not measured."""
+    table = Machine.of(load_node_type("h100-sxm"), nvlink_devices=8).measurements
+    assert table is not None
+    half = kernels(products=table.products[::2])
+    errors = [
+        half.product(product_of(row)) / IN_A_STEP.value / (row["us"] * 1e-6) - 1
+        for row in table.products[1::2]
+        if row["precision"] == precision and row["groups"] == 1
+    ]
+    assert len(errors) > 100
+    assert statistics.median(map(abs, errors)) < 0.04
+    assert abs(statistics.mean(errors)) < 0.02
