@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import bisect
+import functools
 import math
-from functools import cached_property
 from statistics import median
 from typing import Literal
 
 from hpcgen.planning.step_time.machine import Constant, Machine
-from hpcgen.planning.step_time.measurements import Row
+from hpcgen.planning.step_time.measurements import Measurements, Row
 from trainer.contract.model.layout import Layout
 from trainer.contract.record import record
 
@@ -141,26 +141,10 @@ class Links:
         Both are times alone. A transfer takes SMs and memory bandwidth from the computation, which waits for its end.
         """
         share = ADDED_SHARE.value
-        if self._added_shares and transfer_s:
-            share = _interpolated(self._added_shares, math.log(transfer_s))
+        if (shares := _added_shares(self.machine.measurements)) and transfer_s:
+            share = _interpolated(shares, math.log(transfer_s))
         hidden_s = min(transfer_s, beside_s)
         return transfer_s - hidden_s + share * hidden_s
-
-    @cached_property
-    def _added_shares(self) -> Curve:
-        """Logarithms of transfers' times alone, and the share of it by which they lengthened products."""
-        rows = self.machine.measurements.beside if self.machine.measurements else ()
-        found: dict[int, Curve] = {}
-        for row in rows:
-            transfers = row["product_beside_us"] / row["beside_us"]
-            if transfers <= MAX_TRANSFERS_PER_PRODUCT:
-                added_us = (row["product_beside_us"] - row["product_alone_us"]) / transfers
-                point = math.log(row["alone_us"] * 1e-6), max(0.0, added_us / row["alone_us"])
-                found.setdefault(row["bytes"], []).append(point)
-        return sorted(
-            (median(time for time, _ in points), median(share for _, share in points))
-            for points in found.values()
-        )
 
     def guesses(self, groups: Groups) -> list[Constant]:
         """The constants that transfers of these groups use and that were not measured."""
@@ -177,7 +161,7 @@ class Links:
             constants.append(self.machine.network_bandwidth)
         if groups.expert.crosses_network or (groups.expert.size > 1 and not self._curve("all_to_all", 2)):
             constants.append(ALL_TO_ALL_SHARE)
-        if used and not self._added_shares:
+        if used and not _added_shares(self.machine.measurements):
             constants.append(ADDED_SHARE)
         elif crosses_network:
             meaning = "transfers between nodes slow products as those inside do"
@@ -198,15 +182,13 @@ class Links:
     def _inside(self, collective: Collective, size: float, ranks: int, sent: float) -> float:
         """Seconds of a transfer of `size` bytes inside a domain, of which each rank sends `sent` bytes."""
         if curve := self._curve(collective, ranks):
-            return _interpolated(curve, math.log(size)) * self._expected(sent, ranks)
+            return _interpolated(curve, math.log(size)) * _expected(
+                self.machine.nvlink_bandwidth.value, sent, ranks
+            )
         slower = 1 + RAMP_BYTES / size
         if collective == "all_to_all":
             slower /= ALL_TO_ALL_SHARE.value
-        return self._expected(slower * sent, ranks)
-
-    def _expected(self, sent: float, ranks: int) -> float:
-        """Seconds in which each rank sends `sent` bytes, if it used the bandwidth of large collectives."""
-        return sent / self.machine.nvlink_bandwidth.value + START_S + (ranks - 1) * NVLINK_STEP_S
+        return _expected(self.machine.nvlink_bandwidth.value, slower * sent, ranks)
 
     def _latency(self, group: Group) -> float:
         between = group.num_domains - 1
@@ -215,30 +197,59 @@ class Links:
 
     def _curve(self, collective: Collective, ranks: int) -> Curve:
         """Measured relative to expected times, for the number of ranks closest to `ranks`. Empty if not measured."""
-        measured = [number for name, number in self._curves if name == collective]
+        curves = self._curves
+        measured = [number for name, number in curves if name == collective]
         if not measured:
             return []
-        return self._curves[collective, min(measured, key=lambda number: abs(math.log(number / ranks)))]
+        return curves[collective, min(measured, key=lambda number: abs(math.log(number / ranks)))]
 
-    @cached_property
+    @property
     def _curves(self) -> dict[tuple[str, int], Curve]:
-        measured: dict[tuple[str, int], list[Row]] = {}
-        for row in self.machine.measurements.collectives if self.machine.measurements else ():
-            measured.setdefault((row["collective"], row["ranks"]), []).append(row)
-        return {key: [self._slower(row) for row in _of_the_gpu(rows)] for key, rows in measured.items()}
-
-    def _slower(self, row: Row) -> tuple[float, float]:
-        """The logarithm of the size of a measured transfer, and its time relative to the expected one."""
-        name, ranks = row["collective"], row["ranks"]
-        size = 2 * row["bytes"] if name == "all_reduce" else row["bytes"]
-        sent = size if name == "exchange" else size * (ranks - 1) / ranks
-        return math.log(size), row["us"] * 1e-6 / self._expected(sent, ranks)
+        return _measured_curves(self.machine.measurements, self.machine.nvlink_bandwidth.value)
 
 
 Curve = list[tuple[float, float]]
 """Logarithms of sizes, and how much longer transfers of these sizes take than expected."""
 HOST_BOUND = 1.4
 """Small transfers that take less than this times the fastest one waited for the host that started them."""
+
+
+@functools.lru_cache(maxsize=16)
+def _measured_curves(measurements: Measurements | None, bandwidth: float) -> dict[tuple[str, int], Curve]:
+    """The curve of each collective and number of ranks."""
+    measured: dict[tuple[str, int], list[Row]] = {}
+    for row in measurements.collectives if measurements else ():
+        measured.setdefault((row["collective"], row["ranks"]), []).append(row)
+    return {key: [_slower(row, bandwidth) for row in _of_the_gpu(rows)] for key, rows in measured.items()}
+
+
+def _slower(row: Row, bandwidth: float) -> tuple[float, float]:
+    """The logarithm of the size of a measured transfer, and its time relative to the expected one."""
+    name, ranks = row["collective"], row["ranks"]
+    size = 2 * row["bytes"] if name == "all_reduce" else row["bytes"]
+    sent = size if name == "exchange" else size * (ranks - 1) / ranks
+    return math.log(size), row["us"] * 1e-6 / _expected(bandwidth, sent, ranks)
+
+
+def _expected(bandwidth: float, sent: float, ranks: int) -> float:
+    """Seconds in which each rank sends `sent` bytes inside a domain, if it used the bandwidth of large collectives."""
+    return sent / bandwidth + START_S + (ranks - 1) * NVLINK_STEP_S
+
+
+@functools.lru_cache(maxsize=16)
+def _added_shares(measurements: Measurements | None) -> Curve:
+    """Logarithms of transfers' times alone, and the share of it by which they lengthened products."""
+    found: dict[int, Curve] = {}
+    for row in measurements.beside if measurements else ():
+        transfers = row["product_beside_us"] / row["beside_us"]
+        if transfers <= MAX_TRANSFERS_PER_PRODUCT:
+            added_us = (row["product_beside_us"] - row["product_alone_us"]) / transfers
+            point = math.log(row["alone_us"] * 1e-6), max(0.0, added_us / row["alone_us"])
+            found.setdefault(row["bytes"], []).append(point)
+    return sorted(
+        (median(time for time, _ in points), median(share for _, share in points))
+        for points in found.values()
+    )
 
 
 def _of_the_gpu(rows: list[Row]) -> list[Row]:
