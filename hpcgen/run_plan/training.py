@@ -21,7 +21,7 @@ from hpcgen.planning.request import Setting, make_allocation, place_of
 from hpcgen.run_plan.time_limit import time_problems, timing
 from hpcgen.stages.evaluate import EVALUATE
 from hpcgen.stages.train import TRAIN
-from hpcgen.text import counted, duration
+from hpcgen.text import duration, size_text
 from trainer.contract.config import BlendConfig, ModelConfig, TrainerConfig
 from trainer.contract.config.resolve import resolve
 from trainer.contract.model.experts import expert_tensor_parallel_size
@@ -31,7 +31,7 @@ from trainer.contract.optimizers import optimizer_of
 from trainer.contract.record import record
 from trainer.contract.rules.facts import Facts, World
 
-MUCH_SPACE_TB = 10
+MUCH_SPACE_BYTES = 10e12
 MUCH_LARGER = 1.25
 """Maximum ratio of model.vocab_size to the tokenizer's ids without a warning."""
 LARGE_CHECKPOINT_GB = 100
@@ -237,18 +237,14 @@ def _batch_warning(config: RunConfig) -> list[Problem]:
 
 
 def _space_warning(trainer: TrainerConfig) -> list[Problem]:
-    # a typical step takes half as long as a slow one
+    """Warns if all checkpoints are kept and need much space. The summary of `validate` has the amount."""
+    # half of a slow step is a typical one: enough to decide whether to warn
     step_s = checkpointing.slow_step_s(trainer) / 2
     saves = checkpointing.num_saves(trainer.checkpoint, trainer.training.train_iters, step_s)
-    total_tb = (
-        saves
-        * checkpoint_bytes(trainer.model, trainer.training.precision, optimizer_of(trainer.optimizer))
-        / 1e12
-    )
-    if trainer.checkpoint.keep_last is not None or total_tb < MUCH_SPACE_TB:
+    size = checkpoint_bytes(trainer.model, trainer.training.precision, optimizer_of(trainer.optimizer))
+    if trainer.checkpoint.keep_last is not None or saves * size < MUCH_SPACE_BYTES:
         return []
-    about = "" if trainer.checkpoint.save_interval_minutes is None else "about "
-    reason = f"keeps all {about}{counted(saves, 'checkpoint')} of the run, {total_tb:,.0f} TB in total"
+    reason = f"keeps every checkpoint of the run, {size_text(size)} each"
     return [Problem("checkpoint.keep_last", reason, "set the number of newest checkpoints to keep")]
 
 

@@ -77,7 +77,8 @@ def test_stages_come_in_order_and_later_ones_read_the_output_of_earlier_ones(tmp
     assert of_the_run(found) == ()
     datasets = found.trainer.data.datasets
     assert datasets[0].prefix == "/data/corpus/tokens/corpus-00000-of-00016"
-    assert found.stages["index-cache"].files == found.stages["train"].files
+    index_cache, train = (found.stages[name].files for name in ("index-cache", "train"))
+    assert index_cache["trainer.json"] == train["trainer.json"]
     prepare = found.stages["prepare"]
     assert prepare.directives == (
         "--job-name=big-prepare",
@@ -350,3 +351,15 @@ def test_a_profile_in_any_directory_measures_its_bandwidth(tmp_path, monkeypatch
     write_yaml(path, {**profile, "storage_write_gb_s": None})
     [warning] = planned(tmp_path, run).warnings
     assert "was not measured on your storage" in warning
+
+
+def test_keeping_every_checkpoint_is_a_warning_if_that_takes_much_space(tmp_path):
+    def warned(**sections):
+        return [
+            text for text in planned(tmp_path, big_run(**sections)).warnings if "checkpoint.keep_last" in text
+        ]
+
+    one_node = {"train": {"nodes": 1, "time": "1-00:00:00"}}
+    [warning] = warned(checkpoint={})
+    assert "keeps every checkpoint of the run, 2.4 TB each; set the number of newest checkpoints" in warning
+    assert warned() == warned(checkpoint={}, slurm=one_node, preset="125m") == []
