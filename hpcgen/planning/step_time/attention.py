@@ -24,6 +24,7 @@ def attention_parts(device: Device) -> list[Part]:
     return [
         Part(device.norm(device.sharded_tokens, model.hidden_size), own_norm),
         *(_projection(device, each, up) for each in kind.projections(model)),
+        Part(_shared_groups(device)),
         Part(_norms(device), up),
         Part(_rotation(device), up),
         Part(_copies(device), up),
@@ -55,6 +56,20 @@ def _widths(device: Device) -> tuple[float, float, float, float]:
     heads, groups = model.num_attention_heads / ranks, max(1, model.num_query_groups / ranks)
     of_value = attention_of(model).value_width(model)
     return heads * model.kv_channels, groups * model.kv_channels, groups * of_value, heads * of_value
+
+
+def _shared_groups(device: Device) -> Passes:
+    """Gathers queries, keys and values of all ranks if there are fewer groups than ranks (Core's attention.py)."""
+    model, group = device.setup.model, device.groups.tensor
+    assert model.num_query_groups
+    if model.num_query_groups >= group.size or not attention_of(model).has_complete_heads:
+        return Passes()
+    width = attention_of(model).projections(model)[0].outputs
+    size = device.setup.tokens * width * device.setup.value_bytes
+    return Passes(
+        Seconds(tensor_parallel=device.links.all_gather(size, group)),
+        Seconds(tensor_parallel=device.links.reduce_scatter(size, group)),
+    )
 
 
 def _norms(device: Device) -> Passes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from hpcgen.planning.setup import Setup
 from hpcgen.planning.step_time.collectives import Groups, Links
@@ -104,24 +104,31 @@ def _transfers(device: Device) -> list[float]:
 
 def _guesses(device: Device) -> list[Constant]:
     """The constants of kernels and links, and assumptions about what a run file does not contain."""
-    setup, parallelism = device.setup, device.setup.parallelism
+    setup = device.setup
     precisions = dict.fromkeys((device.precision, device.precision_outside_layers))
-    found = [*device.kernels.guesses(precisions), *device.links.guesses(device.groups), OVERHEAD]
-    if parallelism.tp_comm_overlap:
-        meaning = "tp_comm_overlap hides a transfer behind its product, except for one piece"
-        found.append(
-            Constant(1.0, meaning, "guessed: Hopper machines were seen to hide between nothing and all")
-        )
-    if parallelism.use_sharp:
-        meaning = "use_sharp does not change the time to reduce-scatter gradients"
-        found.append(Constant(1.0, meaning, "assumed: each NIC carries as many bytes as in a ring"))
+    constants = [*device.kernels.guesses(precisions), *device.links.guesses(device.groups), OVERHEAD]
     if setup.model.num_moe_experts is not None:
-        meaning = (
-            f"the experts of the busiest device receive {device.imbalance:g} times the mean number of tokens"
-        )
-        found.append(Constant(device.imbalance, meaning, "assumed; it depends on the router"))
+        meaning = f"the busiest device's experts receive {device.imbalance:g} times the mean number of tokens"
+        constants.append(Constant(device.imbalance, meaning, "assumed; it depends on the router"))
+    return [*constants, *(Constant(1.0, meaning, source) for meaning, source in _assumptions(device))]
+
+
+def _assumptions(device: Device) -> Iterator[tuple[str, str]]:
+    """What the estimate assumes for settings whose effect was not measured, and why."""
+    setup, training = device.setup, device.setup.training
+    if setup.parallelism.tp_comm_overlap:
+        source = "guessed: Hopper machines were seen to hide between nothing and all"
+        yield "tp_comm_overlap hides a transfer behind its product, except for one piece", source
+    if setup.parallelism.use_sharp:
+        source = "assumed: each NIC carries as many bytes as in a ring"
+        yield "use_sharp does not change the time to reduce-scatter gradients", source
     if setup.separates_documents and tuple(device.documents) == (setup.model.seq_length,):
-        found.append(Constant(1.0, "one document per sample", "assumed; shorter documents take less time"))
-    if not setup.uses_engine:
-        found.append(Constant(1.0, "torch's kernels as fast as Transformer Engine's", "assumed"))
-    return found
+        yield "one document per sample", "assumed; shorter documents take less time"
+    equally_fast = {
+        "torch's kernels": not setup.uses_engine,
+        "deterministic kernels": training.deterministic_mode,
+        "attention with dropout": setup.model.attention_dropout > 0,
+    }
+    for what, is_used in equally_fast.items():
+        if is_used:
+            yield f"{what} as fast as Transformer Engine's default", "assumed; slower in fact"
