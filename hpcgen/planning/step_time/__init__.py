@@ -4,13 +4,14 @@
 | --- | --- |
 | facts of the machine, and constants with their sources | `machine`, `measurements` |
 | matrix products, attention and memory-bound kernels | `kernels` |
-| parts of a layer: products with their transfers, attention, MLP and experts | `linear`, `attention`, `mlp` |
+| parts of a layer: products with their transfers, attention, MLP and experts | `work`, `linear`, `attention`, `mlp` |
 | recomputation, and waiting for the host | `layer`, `host` |
 | embedding, logits, loss and MTP layers | `output` |
 | transfers between GPUs | `collectives` |
 | the schedule of the pipeline | `pipeline` |
+| reduction of gradients and gathering of weights | `data_parallel` |
 | update of the weights | `optimizer` |
-| the complete step | `estimate` |
+| the complete step | `estimate`, `result` |
 """
 
 from hpcgen.planning.step_time.estimate import estimate_step_time

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Any
 
 import pytest
@@ -31,6 +32,7 @@ AXES = {
 }
 H200 = dataclasses.replace(Machine.of(load_node_type("h200-sxm"), nvlink_devices=8), measurements=None)
 LLAMA = llama3_8b(8, 8192)
+MIXTRAL_8 = dataclasses.replace(MIXTRAL_3_LAYERS, num_layers=8, moe_layer_freq=(1,) * 8)
 LATENT = resolve_model(
     ModelConfig(
         num_layers=4,
@@ -168,6 +170,23 @@ def test_parts_add_up() -> None:
 def test_the_output_layer_makes_the_last_stage_the_slowest() -> None:
     stages = step(LLAMA, ranks=4, pp=4).stages
     assert max(stages, key=lambda stage: stage.forward) == stages[-1]
+
+
+@pytest.mark.parametrize(
+    "model", [GPT, LLAMA, MIXTRAL_8, LATENT], ids=["GPT", "Llama", "experts", "latent attention"]
+)
+def test_no_layout_beats_the_peak(model: ModelConfig) -> None:
+    """Parts are never negative, and model FLOPs stay below the peak of the GPUs."""
+    tokens, pairs = model.seq_length, visible_pairs(model, [model.seq_length])
+    axes = itertools.product((1, 2, 8), (1, 2), (1, 2), (1, 4))
+    for tp, pp, cp, ep in axes:
+        experts = {"ep": ep, "expert_tensor_parallel_size": 1} if model.num_moe_experts else {}
+        found = setup(model, ranks=32, tp=tp, pp=pp, cp=cp, sequence_parallel=tp > 1, **experts)
+        estimate = estimate_step_time(found, H200)
+        parts = [value for value in vars(estimate).values() if isinstance(value, float)]
+        peak = found.layout.world_size * H200.peak_flops["bf16"]
+        assert min(parts) >= 0
+        assert found.training.global_batch_size * flops(model, tokens, pairs) < 0.8 * peak * estimate.total
 
 
 LAYERS_OF_TWO = {"recompute_granularity": "full", "recompute_num_layers": 2}
