@@ -10,6 +10,7 @@ from benchmarks.planner.published import Step, configurations, steps
 
 GROUPS = {
     "Megatron-Bridge, dense": ("bridge",),
+    "NeMo 24.07 to 25.02, dense": ("nemo",),
     "complete dense, H100": ("bridge", "nemo"),
     "complete dense, all": ("bridge", "nemo", "a100"),
     "A100, 2022": ("a100",),
