@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Iterator
 
-from hpcgen.planning.memory import GIB, MemoryEstimate, estimate_memory
+from hpcgen.planning.memory import GIB, OTHER_GIB, MemoryEstimate, estimate_memory, nccl_gib
 from hpcgen.planning.setup import Setup
 from trainer.contract.model.layout import Layout
 from trainer.contract.optimizers import optimizer_of
@@ -16,13 +16,9 @@ from trainer.contract.rules.facts import Facts, Rule, divisors
 from trainer.contract.rules.parallelism import PP, TP
 from trainer.contract.wording import one_of
 
-OTHER_GIB = 3.0
-"""Memory in use besides torch's tensors: by the driver, CUDA and its libraries, and lost to fragmentation. On an H100,
-2.6 GiB were not enough for preset llama3-70b, even without NCCL's buffers (docs/performance.md, "One rank alone")."""
-
 MAX_BUBBLE_FRACTION = 0.1
 SMALL_HEADROOM = 0.03
-"""Part of the memory of a device. If less remains, a longer fragment or an uneven load of experts can take it."""
+"""Part of the memory of a device that fragments and uneven loads of experts can take."""
 
 
 def pipeline_is_mostly_busy(facts: Facts) -> Iterator[Problem]:
@@ -72,21 +68,28 @@ def model_fits_device(facts: Facts) -> Iterator[Problem]:
 
 
 def device_has_headroom(facts: Facts) -> Iterator[Problem]:
-    """At least 3% of the device remain (the limit is hpcgen's): fragments differ between attempts, and so do the loads
-    of experts.
-    """
+    """NCCL's buffers fit what remains of the device, and at least 3% remain (the limit is hpcgen's)."""
     found = _device_memory(facts)
     if found is None:
         return
     estimate, available = found
     left = available - OTHER_GIB - estimate.total_gib
-    if 0 <= left < SMALL_HEADROOM * available:
+    if 0 <= left < _headroom(facts):
+        assert facts.layout is not None
         yield Problem(
             path=TP,
-            reason=f"leaves {left:.1f} GiB ({left / available:.1%}) unused on {_device(available)}, which is little: "
-            f"the tensors take about {estimate.total_gib:.1f} GiB",
-            hint="measure it with the stage memory-test, or use more pipeline stages",
+            reason=f"leaves {left:.1f} GiB ({left / available:.1%}) on {_device(available)}: the tensors take about "
+            f"{estimate.total_gib:.1f} GiB. NCCL's buffers may take {nccl_gib(facts.layout, facts.nvlink_devices):.1f} "
+            "GiB, and uneven loads of experts more",
+            hint="use more nodes or pipeline stages if the run ends out of memory",
         )
+
+
+def _headroom(facts: Facts) -> float:
+    """Memory that should remain on a device, next to tensors, CUDA and libraries (GiB)."""
+    assert facts.layout is not None
+    assert facts.device_memory_gib is not None
+    return max(SMALL_HEADROOM * facts.device_memory_gib, nccl_gib(facts.layout, facts.nvlink_devices))
 
 
 def _device_memory(facts: Facts) -> tuple[MemoryEstimate, float] | None:
@@ -98,7 +101,7 @@ def _device_memory(facts: Facts) -> tuple[MemoryEstimate, float] | None:
 
 
 def _device(available: float) -> str:
-    return f"a device with {available:g} GiB, of which CUDA, NCCL and fragmentation need {OTHER_GIB:g} GiB"
+    return f"a device with {available:g} GiB, of which CUDA, libraries and fragments need {OTHER_GIB:g} GiB"
 
 
 def _larger_tensor_sizes(facts: Facts) -> list[int]:
@@ -124,7 +127,7 @@ def nodes_that_fit(facts: Facts) -> int | None:
     """
     if facts.layout is None or facts.device_memory_gib is None:
         return None
-    usable = (1 - SMALL_HEADROOM) * facts.device_memory_gib - OTHER_GIB
+    usable = facts.device_memory_gib - OTHER_GIB - _headroom(facts)
     times = _times_nodes_that_fit(facts, facts.layout, usable)
     return None if times is None else times * facts.world.count
 
