@@ -7,6 +7,7 @@ import gc
 import os
 import signal
 import sys
+from collections import Counter
 from collections.abc import Callable, Generator
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -22,6 +23,15 @@ NOT_QUICK = ("process", "slow", "gpu")
 
 PROCESS_FOLDERS = tuple(f"{TESTS}/{name}/" for name in ("check", "enroot", "install", "lint", "slurm"))
 """Folders in which every test is marked `process`. Reading a script starts shfmt."""
+
+WITH_TRANSFORMERS = (
+    "tests/cli/test_conversion.py",
+    "tests/trainer/evaluate/",
+    "tests/trainer/huggingface/",
+    "tests/trainer/inference/",
+    "tests/trainer/test_exchange.py",
+)
+"""Files and folders of tests that compare with transformers. They run in one worker, since importing it takes long."""
 
 STARTS = frozenset(("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"))
 """Audit events of the calls that start a process."""
@@ -75,10 +85,30 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if str(item.path).startswith(PROCESS_FOLDERS):
             item.add_marker("process")
     # Files without processes are short. At the end, no worker is left with a long file while the others have finished.
-    long = {item.path for item in items if item.get_closest_marker("process")}
+    long = {_group(item.nodeid) for item in items if item.get_closest_marker("process")}
     # By size, files of tests/slurm, which mostly wait, alternate with files that mostly compute.
-    sizes = {path: path.stat().st_size for path in {item.path for item in items}}
-    items.sort(key=lambda item: (item.path not in long, -sizes[item.path], item.path))
+    sizes = Counter[str]()
+    for path, group in {item.path: _group(item.nodeid) for item in items}.items():
+        sizes[group] += path.stat().st_size
+    items.sort(key=lambda item: ((group := _group(item.nodeid)) not in long, -sizes[group], group))
+
+
+def _group(nodeid: str) -> str:
+    """What one worker runs: a file, or all that compare with transformers."""
+    file = nodeid.partition("::")[0]
+    return "transformers" if file.startswith(WITH_TRANSFORMERS) else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Replaces the one of --dist loadfile."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return _group(nodeid)
+
+    return Scheduling(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.hookimpl(wrapper=True)
