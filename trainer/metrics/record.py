@@ -151,6 +151,8 @@ class Metrics:
         values = window.values()
         values |= shares(times - self._times, len(window), values["step_time_s"])
         values["peak_memory_gib"] = peak_memory_gib(self._config.device)
+        if self._config.device == "cuda":
+            values["peak_reserved_gib"] = torch.cuda.max_memory_reserved() / GIB
         self._window, self._times = Window(self._config), times
         self._write("step", iteration, {"steps": len(window), **values})
         if self._config.model.num_moe_experts is not None:
