@@ -19,11 +19,10 @@ from typing import Any
 import numpy
 
 from benchmarks import runs, train
-from benchmarks.train_cases import LLAMA_8_LAYERS, Case
+from benchmarks.train_cases import DOCUMENTS, EOD, LLAMA_8_LAYERS, Case
 from hpcgen.data.indexed_dataset import IndexedDatasetWriter, bin_path, idx_path, token_dtype
 
 MAX_COST = 0.05
-EOD = 50256
 MEDIAN_LENGTH = 400
 """Median number of tokens of a document. The mean is about 660, so a sample of 8,192 tokens has 12 documents."""
 
@@ -36,7 +35,6 @@ TINY = LLAMA_8_LAYERS | {
     "seq_length": 512,
     "vocab_size": 50257,
 }
-SEPARATE = {"reset_attention_mask": True, "reset_position_ids": True, "eod_mask_loss": True, "eod_id": EOD}
 
 
 def main() -> int:
@@ -47,6 +45,7 @@ def main() -> int:
     options.add_argument("--steps", type=int, default=10, help="number of timed steps of each configuration")
     options.add_argument("--layers", type=int, default=4, help="number of layers")
     options.add_argument("--cpu", action="store_true", help="run tiny shapes on a CPU")
+    options.set_defaults(one_rank=False, environment={})
     arguments = options.parse_args()
     runs.end_like_ctrl_c()
     if not arguments.cpu:
@@ -55,7 +54,7 @@ def main() -> int:
         prefix = write_corpus(Path(scratch) / "corpus", num_tokens=200_000 if arguments.cpu else 10_000_000)
         plain, separate = (
             median_step(arguments, Path(scratch) / name, prefix, keys)
-            for name, keys in (("plain", {}), ("separate", SEPARATE))
+            for name, keys in (("plain", {}), ("separate", DOCUMENTS))
         )
     cost = separate / plain - 1
     print(
@@ -66,11 +65,8 @@ def main() -> int:
 
 def write_corpus(prefix: Path, num_tokens: int) -> Path:
     """Documents with lengths from a log-normal distribution, as those of texts on the web."""
-    random = numpy.random.default_rng(0)
-    lengths = (
-        random.lognormal(numpy.log(MEDIAN_LENGTH), 1.0, num_tokens // MEDIAN_LENGTH).astype(numpy.int64) + 2
-    )
-    tokens = random.integers(0, EOD, lengths.sum())
+    lengths = document_lengths(num_tokens // MEDIAN_LENGTH)
+    tokens = numpy.random.default_rng(1).integers(0, EOD, lengths.sum())
     tokens[lengths.cumsum() - 1] = EOD
     with (
         bin_path(prefix).open("wb") as bin_file,
@@ -82,16 +78,21 @@ def write_corpus(prefix: Path, num_tokens: int) -> Path:
     return prefix
 
 
+def document_lengths(number: int) -> numpy.ndarray[Any, numpy.dtype[numpy.int64]]:
+    """Tokens of some documents."""
+    lengths = numpy.random.default_rng(0).lognormal(numpy.log(MEDIAN_LENGTH), 1.0, number)
+    return lengths.astype(numpy.int64) + 2
+
+
 def median_step(arguments: argparse.Namespace, run_dir: Path, prefix: Path, keys: dict[str, Any]) -> float:
     """Median time of a step in seconds, without the first ones."""
     model = (TINY if arguments.cpu else LLAMA_8_LAYERS) | {"num_layers": arguments.layers}
-    case = dataclasses.replace(LLAMA, name=run_dir.name, model=model)
+    case = dataclasses.replace(LLAMA, name=run_dir.name, model=model, data=keys)
     config = train.configuration(case, prefix, run_dir)
-    config["data"] |= keys
     if arguments.cpu:
         config["device"] = "cpu"
         config["training"] |= {"precision": "fp32", "train_iters": 100}
-    result = train.run_trainer(case, config, arguments.steps)
+    result = train.run_trainer(case, config, arguments)
     return float(result["step_s"])
 
 

@@ -54,8 +54,14 @@ def count_gpus(options: argparse.ArgumentParser) -> int:
 
 def one_gpu(index: int) -> dict[str, str]:
     """Environment in which only this GPU is visible. `index` counts the GPUs that are visible here."""
+    return gpus_at(index, 1)
+
+
+def gpus_at(place: int, count: int) -> dict[str, str]:
+    """Environment in which only `count` GPUs are visible: the first ones at place 0, the next ones at place 1, ..."""
     seen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return {"CUDA_VISIBLE_DEVICES": seen.split(",")[index] if seen else str(index)}
+    indices = range(place * count, (place + 1) * count)
+    return {"CUDA_VISIBLE_DEVICES": ",".join(seen.split(",")[i] if seen else str(i) for i in indices)}
 
 
 def configuration(
@@ -113,11 +119,20 @@ def run(
     """
     with started(command, log, ranks, environment) as processes:
         while (status := status_of(processes)) is None:
-            if _over.wait(0.1):
-                raise RunError(f"{log.parent.name}: stopped because the benchmark is ending")
+            pause(0.1)
     if status:
         raise failure(log, status)
     return log.read_text(errors="replace")
+
+
+def pause(seconds: float) -> None:
+    """Wait for some seconds.
+
+    Raises:
+        RunError: the benchmark is ending.
+    """
+    if _over.wait(seconds):
+        raise RunError("stopped because the benchmark is ending")
 
 
 @contextlib.contextmanager

@@ -86,6 +86,7 @@ def parser() -> argparse.ArgumentParser:
     )
     options.add_argument("--directory", type=Path, help="directory for the runs")
     options.add_argument("--json", action="store_true", help="print one JSON object per case")
+    options.set_defaults(environment={})
     return options
 
 
@@ -146,7 +147,7 @@ def configuration(case: Case, corpus: Path, run_dir: Path) -> dict[str, Any]:
         parallelism=case.parallelism,
         training=training_section(case),
         optimizer={"lr": LR, "lr_warmup_iters": 5},
-        data=runs.corpus_section(corpus),
+        data=runs.corpus_section(corpus) | case.data,
         checkpoint={"save_interval_minutes": 600} | case.checkpoint,
         logging={"tensorboard": True},
     ) | {"peak_tflops": PEAK_TFLOPS}
@@ -185,6 +186,7 @@ def run_trainer(case: Case, config: dict[str, Any], arguments: argparse.Namespac
         "data_wait_share": median("data_wait_s") / step_s,
         "communication_share": median("communication_s") / step_s,
         "peak_memory_gib": max(each["peak_memory_gib"] for each in timed),
+        "peak_reserved_gib": max(each.get("peak_reserved_gib", 0.0) for each in timed),
         "first_step_s": all_steps[0]["time"] - started,
         "first_loss": all_steps[0]["loss"],
         "last_loss": all_steps[-1]["loss"],
@@ -220,7 +222,7 @@ def run_until(
             lines = runs.read_record(file.parent)
             if is_enough(lines):
                 return lines
-            time.sleep(0.2)
+            runs.pause(0.2)
     raise runs.failure(log, status)
 
 
@@ -228,9 +230,10 @@ def launch(
     module: list[str], case: Case, arguments: argparse.Namespace
 ) -> tuple[list[str], int, dict[str, str]]:
     """Arguments for python, number of processes and environment with which a module runs a case."""
+    environment = ENVIRONMENT | arguments.environment
     if not arguments.one_rank:
-        return ["-m", *module], case.gpus, ENVIRONMENT
-    return ["-m", "benchmarks.one_rank", *module], 1, ENVIRONMENT | {"WORLD_SIZE": str(case.gpus)}
+        return ["-m", *module], case.gpus, environment
+    return ["-m", "benchmarks.one_rank", *module], 1, environment | {"WORLD_SIZE": str(case.gpus)}
 
 
 def background_saves(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -54,6 +54,8 @@ VPP4 = {"virtual_pipeline_model_parallel_size": 4}
 CP2, CP4 = {"context_parallel_size": 2}, {"context_parallel_size": 4}
 EP1, EP2, EP4 = ({"expert_model_parallel_size": size} for size in (1, 2, 4))
 GRAPHS = {"cuda_graph_impl": "transformer_engine"}
+EOD = 50256
+DOCUMENTS = {"reset_attention_mask": True, "reset_position_ids": True, "eod_mask_loss": True, "eod_id": EOD}
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,7 @@ class Case:
     parallelism: dict[str, Any] = field(default_factory=dict)
     training: dict[str, Any] = field(default_factory=dict)
     checkpoint: dict[str, Any] = field(default_factory=dict)
+    data: dict[str, Any] = field(default_factory=dict)
     goal_tflops: float | None = None
     """Target of the project on an H200 (TFLOP/s per GPU)."""
     has_peers: bool = True
