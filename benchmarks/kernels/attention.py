@@ -1,0 +1,84 @@
+"""Causal attention of Transformer Engine, which chooses the kernel as in training. `batch` samples of `seq` tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from benchmarks.kernels import timing
+
+SHAPES = (
+    # seq, batch, heads, kv_heads, qk_dim, v_dim
+    (1024, 8, 16, 16, 64, 64),
+    (2048, 4, 16, 16, 64, 64),
+    (2048, 1, 16, 16, 128, 128),
+    (2048, 4, 16, 16, 128, 128),
+    (2048, 8, 16, 16, 128, 128),
+    (2048, 4, 8, 8, 128, 128),
+    (2048, 1, 24, 24, 128, 128),
+    (2048, 1, 12, 12, 128, 128),
+    (4096, 1, 32, 8, 128, 128),
+    (4096, 2, 32, 8, 128, 128),
+    (4096, 1, 32, 4, 128, 128),
+    (4096, 1, 16, 2, 128, 128),
+    (4096, 1, 128, 128, 192, 128),
+    (4096, 1, 64, 64, 192, 128),
+    (4096, 1, 16, 16, 192, 128),
+    (8192, 1, 8, 1, 128, 128),
+    (8192, 1, 16, 2, 128, 128),
+    (8192, 1, 16, 4, 128, 128),
+    (8192, 1, 32, 8, 128, 128),
+    (8192, 2, 32, 8, 128, 128),
+    (16384, 1, 32, 8, 128, 128),
+    (32768, 1, 8, 2, 128, 128),
+    (32768, 1, 32, 8, 128, 128),
+)
+TINY = [
+    {"pass": each, "seq": 16, "batch": 2, "heads": 4, "kv_heads": 2, "qk_dim": 8, "v_dim": 8}
+    for each in ("forward", "backward")
+]
+"""Jobs with which a CPU tries this."""
+
+
+def jobs() -> Iterator[dict[str, Any]]:
+    """The rows to measure, without their times."""
+    keys = ("seq", "batch", "heads", "kv_heads", "qk_dim", "v_dim")
+    for each in ("forward", "backward"):
+        for shape in SHAPES:
+            yield {"pass": each, **dict(zip(keys, shape, strict=True))}
+
+
+def measure(job: dict[str, Any], seconds: float, device: str) -> dict[str, Any]:
+    """Time of one pass."""
+    seq, batch, heads, groups = job["seq"], job["batch"], job["heads"], job["kv_heads"]
+    qk_dim, v_dim = job["qk_dim"], job["v_dim"]
+    options = {"device": device, "dtype": torch.bfloat16, "requires_grad": True}
+    q = torch.randn(seq, batch, heads, qk_dim, **options)
+    k = torch.randn(seq, batch, groups, qk_dim, **options)
+    v = torch.randn(seq, batch, groups, v_dim, **options)
+    attention = _of_torch if device == "cpu" else of_transformer_engine(heads, groups, qk_dim, v_dim)
+    gradient = torch.randn_like(attention(q, k, v))
+    passes = timing.Passes(
+        lambda: attention(q, k, v), lambda: torch.autograd.grad(attention(q, k, v), (q, k, v), gradient)
+    )
+    return timing.measure_pass([passes], job["pass"], seconds, device)
+
+
+def of_transformer_engine(heads: int, groups: int, qk_dim: int, v_dim: int) -> Any:
+    import transformer_engine.pytorch as te
+
+    return te.DotProductAttention(
+        heads,
+        (qk_dim, v_dim),
+        num_gqa_groups=groups,
+        attention_dropout=0.0,
+        qkv_format="sbhd",
+        attn_mask_type="causal",
+    )
+
+
+def _of_torch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    q, k, v = (each.permute(1, 2, 0, 3) for each in (q, k, v))
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
