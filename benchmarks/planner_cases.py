@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from benchmarks.train_cases import (
     CP2,
+    DOCUMENTS,
     EP1,
     EP2,
     FP8,
@@ -63,6 +64,7 @@ CASES = (
     Case("gpt-recompute", GPT_1_3B, 4, 16, training=RECOMPUTE),
     Case("llama-bf16", LLAMA_8_LAYERS, 2, 8),
     Case("llama-fp8", LLAMA_8_LAYERS, 1, 4, training=FP8),
+    Case("llama-documents", LLAMA_8_LAYERS, 2, 8, data=DOCUMENTS),
     Case("llama-32k", LLAMA_4_LAYERS_32K, 1, 2),
     Case("mixtral", MIXTRAL_2_LAYERS, 2, 8, 1, EP1),
     Case("latent-experts", LATENT_EXPERTS, 2, 8),

@@ -1,17 +1,20 @@
 """Our own measured runs (benchmarks.planner_cases): predicted time and memory, and what they needed.
 
-`data/own.csv` has a row for each measured case: its name, the gpu_model of the GPU, the median time of a step in
-seconds, the memory that was allocated and reserved on the fullest GPU in GiB, and the machine, date and versions.
+`python -m benchmarks.planner.measure` writes `data/own.csv`, with a row for each case: its name, the gpu_model of the
+GPU, the median time of a step in seconds, the memory that torch allocated and reserved on the GPU of rank 0 in GiB, and
+the machine, date and versions.
 """
 
 from __future__ import annotations
 
 import csv
 import functools
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.documents import document_lengths
 from benchmarks.planner.published import DATA, Planned
 from benchmarks.planner_cases import CASES
 from benchmarks.train import configuration
@@ -25,6 +28,7 @@ from trainer.contract.model.layout import Layout
 
 GPU = "H100 SXM 80 GB"
 """The model that the frozen predictions are for."""
+NUM_DOCUMENTS = 4000
 NODE_TYPES = {"H100 SXM 80 GB": "h100-sxm", "H200 SXM 141 GB": "h200-sxm"}
 """Node types by the GPU model that was measured."""
 
@@ -53,7 +57,18 @@ def planned_case(name: str, gpu: str) -> Planned:
     layout = Layout.make(trainer.model, trainer.parallelism, trainer.training, case.gpus)
     assert layout is not None
     machine = Machine.of(load_node_type(NODE_TYPES[gpu]), case.gpus, case.gpus)
-    return Planned(trainer, Setup.of(trainer, layout), machine)
+    return Planned(trainer, Setup.of(trainer, layout), machine, documents_of(case))
+
+
+def documents_of(case: Case) -> tuple[int, ...]:
+    """Lengths of random documents, cut where samples of a case that separates them end."""
+    if not case.data:
+        return ()
+    length = case.model["seq_length"]
+    ends = set(itertools.accumulate(map(int, document_lengths(NUM_DOCUMENTS))))
+    samples = range(0, max(ends), length)
+    bounds = sorted(end for end in ends.union(samples) if end <= samples[-1])
+    return tuple(end - start for start, end in itertools.pairwise(bounds))
 
 
 def own_steps() -> Iterator[OwnStep]:

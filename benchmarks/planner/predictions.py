@@ -60,7 +60,7 @@ def predict(configuration: Configuration) -> Prediction:
 
 def predict_planned(name: str, planned: Planned) -> Prediction:
     """The prediction for a planned run."""
-    step = estimate_step_time(planned.setup, planned.machine)
+    step = estimate_step_time(planned.setup, planned.machine, documents=planned.documents)
     names = (field.name for field in dataclasses.fields(step) if field.name not in ("stages", "guesses"))
     return Prediction(name, {name: getattr(step, name) for name in names}, step.guesses)
 

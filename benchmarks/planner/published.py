@@ -117,6 +117,8 @@ class Planned:
     trainer: TrainerConfig
     setup: Setup
     machine: Machine
+    documents: tuple[int, ...] = ()
+    """Lengths of the documents of typical samples, for a run that separates them."""
 
 
 @dataclass(frozen=True)
