@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from hpcgen.planning.setup import Setup
 from hpcgen.planning.step_time.collectives import Groups, Links
 from hpcgen.planning.step_time.data_parallel import data_parallel_time
-from hpcgen.planning.step_time.host import AFTER_TRANSFERS, host_time
+from hpcgen.planning.step_time.host import AFTER_ROUTING, AFTER_TRANSFERS, host_time
 from hpcgen.planning.step_time.kernels import kernels_of
 from hpcgen.planning.step_time.layer import Layer, chunk_time
 from hpcgen.planning.step_time.machine import Constant, Machine
@@ -109,7 +109,7 @@ def _guesses(device: Device) -> list[Constant]:
     constants = [*device.kernels.guesses(precisions), *device.links.guesses(device.groups), OVERHEAD]
     if setup.model.num_moe_experts is not None:
         meaning = f"the busiest device's experts receive {device.imbalance:g} times the mean number of tokens"
-        constants.append(Constant(device.imbalance, meaning, "assumed; it depends on the router"))
+        constants += [Constant(device.imbalance, meaning, "assumed; it depends on the router"), AFTER_ROUTING]
     return [*constants, *(Constant(1.0, meaning, source) for meaning, source in _assumptions(device))]
 
 

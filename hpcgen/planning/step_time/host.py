@@ -17,6 +17,11 @@ AFTER_TRANSFERS = Constant(
     "the GPU waits 1 ms for the host in each pass of a pipeline without interleaving",
     "guessed: Megatron-Core synchronizes after each transfer (p2p_communication.py, batch_p2p_sync)",
 )
+AFTER_ROUTING = Constant(
+    0.3e-3,
+    "the GPU waits 0.3 ms for the host in each layer with experts",
+    "guessed: the host reads the numbers of tokens (moe/token_dispatcher.py, _maybe_dtoh_and_synchronize)",
+)
 GENERAL = (
     {"layer": "dense", "tensor_parallel": False, "graphs": False, "precision": "bf16", "us": 4500.0},
     {"layer": "dense", "tensor_parallel": True, "graphs": False, "precision": "bf16", "us": 6700.0},

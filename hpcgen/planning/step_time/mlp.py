@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hpcgen.planning.step_time.attention import residual
+from hpcgen.planning.step_time.host import AFTER_ROUTING
 from hpcgen.planning.step_time.linear import cast, linear
 from hpcgen.planning.step_time.work import Device, Part, Passes, Seconds, added
 
@@ -131,4 +132,6 @@ def _dispatch(device: Device) -> Passes:
         tokens = device.sharded_tokens * groups.expert.size * groups.expert_tensor.size
         each_way = links.all_gather(tokens * hidden, groups.expert)
     waits = Seconds(expert_parallel=2 * each_way)
-    return Passes(waits, waits)
+    if setup.model.moe_pad_expert_input_to_capacity:  # the host knows the shapes
+        return Passes(waits, waits)
+    return Passes(waits + Seconds(host=AFTER_ROUTING.value), waits)
