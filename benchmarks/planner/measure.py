@@ -16,6 +16,7 @@ import sys
 import tempfile
 import threading
 from pathlib import Path
+from typing import Any
 
 from benchmarks import runs, train
 from benchmarks.documents import write_corpus
@@ -89,22 +90,20 @@ def measured(case: Case, place: int, arguments: argparse.Namespace) -> dict[str,
     }
 
 
-def write(file: Path, row: dict[str, object]) -> None:
-    """Put a row into the table."""
-    rows: list[dict[str, object]] = []
+def write(file: Path, row: dict[str, Any]) -> None:
+    """Put a row into the table, which is in the order of the cases."""
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
     if file.exists():
         with file.open(encoding="utf-8", newline="") as lines:
-            rows = [
-                each
-                for each in csv.DictReader(lines)
-                if (each["case"], each["gpu"]) != (row["case"], row["gpu"])
-            ]
-    versions = " ".join(f"{name} {version}" for name, version in dict(row["versions"]).items())
+            rows = {(each["gpu"], each["case"]): each for each in csv.DictReader(lines)}
+    versions = " ".join(f"{name} {version}" for name, version in row["versions"].items())
+    rows[row["gpu"], row["case"]] = row | {"versions": versions}
+    order = [case.name for case in CASES]
     new = file.with_name(f"{file.name}.new")
     with new.open("w", encoding="utf-8", newline="") as lines:
         table = csv.DictWriter(lines, COLUMNS, lineterminator="\n")
         table.writeheader()
-        table.writerows([*rows, row | {"versions": versions}])
+        table.writerows(rows[key] for key in sorted(rows, key=lambda key: (key[0], order.index(key[1]))))
     new.replace(file)
 
 
