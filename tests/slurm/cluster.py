@@ -227,7 +227,7 @@ class SlurmCluster:
         waits = (job["JobState"], job["Reason"]) == ("PENDING", "BeginTime") and job["Restarts"] != "0"
         if waits and attempt not in self._hastened:
             self._hastened.add(attempt)
-            self.run("scontrol", "update", f"JobId={job_id}", "StartTime=now+2", check=False)
+            self.run("scontrol", "update", f"JobId={job_id}", "StartTime=now+1", check=False)
         return job["JobState"]
 
     def kill_node(self, name: str) -> None:

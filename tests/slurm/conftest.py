@@ -176,6 +176,11 @@ def program_first(cluster: SlurmCluster, directory: Path, name: str, text: str) 
     return f"--export=ALL,PATH={directory}:{cluster.env['PATH']}"
 
 
+def short_sleeps(cluster: SlurmCluster, directory: Path) -> str:
+    """Like `program_first`: a sleep of a tenth of a second, for scripts that wait before they try again."""
+    return program_first(cluster, directory, "sleep", "#!/bin/bash\nexec /bin/sleep 0.1\n")
+
+
 def slow_requeue(cluster: SlurmCluster, directory: Path) -> str:
     """As `program_first`: a scontrol whose answer to a requeue comes after Slurm's SIGTERM, as on a busy controller."""
     scontrol = shutil.which("scontrol", path=cluster.env["PATH"])
@@ -188,7 +193,8 @@ def slow_requeue(cluster: SlurmCluster, directory: Path) -> str:
 
 
 def failing_requeue(cluster: SlurmCluster, directory: Path) -> str:
-    """Like `program_first`: a scontrol that cannot requeue a job until the third call."""
+    """Like `short_sleeps`, with a scontrol that cannot requeue a job until the third call."""
+    short_sleeps(cluster, directory)
     scontrol = shutil.which("scontrol", path=cluster.env["PATH"])
     text = f"""\
 #!/bin/bash

@@ -79,7 +79,7 @@ if [ -z "${SLURM_RESTART_COUNT:-}" ]; then scontrol requeue "$SLURM_JOB_ID"; sle
     assert slurm_cluster.show(job_id)["Restarts"] == "1"
 
 
-@pytest.mark.parametrize("sender", ["time limit", "scancel"])
+@pytest.mark.parametrize("sender", [pytest.param("time limit", marks=pytest.mark.slow), "scancel"])
 def test_usr2_reaches_the_batch_shell_and_not_the_step(
     slurm_cluster: SlurmCluster, tmp_path: Path, sender: str
 ) -> None:

@@ -142,6 +142,7 @@ printf '8\\n{fingerprint}\\n' >{run_dir}/DONE
         assert not {"TRAINER_CONFIG", "TRAINER_STOP_FILE", "SBATCH_TIMELIMIT"} & set(result["variables"])
 
 
+@pytest.mark.slow
 def test_a_submitted_training_queues_the_same_jobs(
     slurm_cluster: SlurmCluster, evaluated_run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

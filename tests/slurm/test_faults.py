@@ -245,10 +245,8 @@ def stop_often(run: LongRun, stops: int, choose: random.Random) -> None:
         run.warn()
 
 
-@pytest.mark.parametrize(
-    ("count", "inside", "overrides"),
-    [(1, 1, SUBMITTED_EACH_TIME), pytest.param(50, 15, TWO_RANKS, marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("count", "inside", "overrides"), [(1, 1, SUBMITTED_EACH_TIME), (50, 15, TWO_RANKS)])
 def test_kills_and_stops_change_no_step(
     slurm_cluster: SlurmCluster,
     tmp_path: Path,
@@ -301,6 +299,7 @@ def test_kills_and_stops_change_no_step(
     )
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_and_one_that_hangs_each_end_an_attempt(
     slurm_cluster: SlurmCluster, tmp_path: Path, byte_corpus: Path, stand_in: str
 ) -> None:

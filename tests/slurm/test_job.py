@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from tests.slurm.conftest import (
     TWO_RANKS,
     failing_requeue,
     log_of,
+    make_run,
     profile_text,
     program_first,
     render,
@@ -86,6 +88,7 @@ def test_a_loss_that_is_not_a_number_ends_the_job_in_its_first_attempt(
     assert "back into the queue" not in log
 
 
+@pytest.mark.slow
 def test_a_second_job_in_the_same_run_directory_ends_at_once(
     slurm_cluster: SlurmCluster, tiny_run: Path
 ) -> None:
@@ -131,22 +134,6 @@ exec {squeue} "$@"
     assert log.count("asking again in 30 s") == min(failures, 10)
 
 
-def test_directories_that_the_job_writes_to_are_made_before_a_container_would_mount_them(
-    slurm_cluster: SlurmCluster, tiny_run: Path
-) -> None:
-    elsewhere = tiny_run.parent / "elsewhere" / "checkpoints"
-    run_job(
-        slurm_cluster,
-        tiny_run,
-        f"checkpoint.save={elsewhere}",
-        "training.train_iters=1",
-        "optimizer.lr_decay_iters=3",
-    )
-    assert (elsewhere / "latest_checkpointed_iteration.txt").read_text() == "1"
-    again = render(tiny_run, f"checkpoint.save={elsewhere}", "optimizer.lr_decay_iters=3")
-    assert re.search(rf"striped_directories=\(\s*{elsewhere}\s*\)\n", again)
-
-
 def test_cancelling_saves_and_leaves_the_decision_to_slurm(
     slurm_cluster: SlurmCluster, tiny_run: Path
 ) -> None:
@@ -170,12 +157,42 @@ def test_cancelling_saves_and_leaves_the_decision_to_slurm(
     assert list(scratch.iterdir()) == []
 
 
-def test_variables_leaked_by_the_submitting_shell_are_unset_and_secrets_are_inherited(
-    slurm_cluster: SlurmCluster, tiny_run: Path
-) -> None:
+def test_a_missing_secret_ends_the_job_before_it_trains(slurm_cluster: SlurmCluster, tiny_run: Path) -> None:
+    job_id = slurm_cluster.sbatch(render(tiny_run, "secrets=[WANDB_API_KEY]"), cwd=tiny_run.parent)
+    assert slurm_cluster.wait(job_id) == "FAILED"
+    assert "WANDB_API_KEY is not set: export it where you submit" in log_of(tiny_run, job_id)
+
+
+ONE_STEP = ("training.train_iters=1", "optimizer.lr_decay_iters=3")
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A job that has trained a single step of a shared run, which saves its checkpoints elsewhere."""
+
+    run: Path
+    job_id: str
+    log: str
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.run.parent / "elsewhere" / "checkpoints"
+
+
+@pytest.fixture(scope="module")
+def one_step(
+    slurm_cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory, byte_corpus: Path, stand_in: str
+) -> Finished:
+    """Submitted from another directory and from a shell with variables. The job cannot read its run file."""
+    directory = tmp_path_factory.mktemp("one-step")
+    run = make_run(directory, byte_corpus, stand_in)
+    save = f"checkpoint.save={directory}/elsewhere/checkpoints"
+    script = render(run, *ONE_STEP, save, "share=group", "secrets=[HF_TOKEN]")
     leaky = {"NCCL_IB_HCA": "mlx5_0:1", "PYTHONPATH": "/nowhere", "PYXIS_CONTAINER_NAME": "other"}
     leaky["HF_TOKEN"] = "hf_planted_secret"
-    script = render(tiny_run, "secrets=[HF_TOKEN]", "training.train_iters=1", "optimizer.lr_decay_iters=3")
+    hidden = [(path, path.with_suffix(".hidden")) for path in (run, directory / "cluster.yaml")]
+    for path, other in hidden:
+        path.rename(other)
     job = slurm_cluster.run(
         "env",
         "--unset=OMP_NUM_THREADS",  # set for all tests
@@ -183,48 +200,53 @@ def test_variables_leaked_by_the_submitting_shell_are_unset_and_secrets_are_inhe
         "sbatch",
         "--parsable",
         input=script,
-        cwd=tiny_run.parent,
+        cwd=Path("/"),
     )
     job_id = job.stdout.strip()
-    assert slurm_cluster.wait(job_id) == "COMPLETED", log_of(tiny_run, job_id)
-    log = log_of(tiny_run, job_id)
-    unset = log.partition("unset these variables of the submitting shell: ")[2].splitlines()[0].split()
-    assert {"NCCL_IB_HCA", "PYTHONPATH", "PYXIS_CONTAINER_NAME"} <= set(unset)
+    assert slurm_cluster.wait(job_id) == "COMPLETED", log_of(run, job_id)
+    for path, other in hidden:
+        other.rename(path)
+    return Finished(run, job_id, log_of(run, job_id))
+
+
+def test_the_script_needs_no_other_file(one_step: Finished) -> None:
+    [written] = (one_step.run.parent / "run" / "jobs" / one_step.job_id).glob("trainer.json")
+    assert json.loads(written.read_text())["training"]["train_iters"] == 1
+
+
+def test_directories_that_the_job_writes_to_are_made_before_a_container_would_mount_them(
+    one_step: Finished,
+) -> None:
+    assert (one_step.checkpoints / "latest_checkpointed_iteration.txt").read_text() == "1"
+    again = render(one_step.run, f"checkpoint.save={one_step.checkpoints}", "optimizer.lr_decay_iters=3")
+    assert re.search(rf"striped_directories=\(\s*{one_step.checkpoints}\s*\)\n", again)
+
+
+def test_variables_leaked_by_the_submitting_shell_are_unset_and_secrets_are_inherited(
+    one_step: Finished,
+) -> None:
+    unset = one_step.log.partition("unset these variables of the submitting shell: ")[2].splitlines()[0]
+    assert {"NCCL_IB_HCA", "PYTHONPATH", "PYXIS_CONTAINER_NAME"} <= set(unset.split())
     assert "HF_TOKEN" not in unset
-    written = [path for path in tiny_run.parent.rglob("*") if path.is_file()]
+    written = [path for path in one_step.run.parent.rglob("*") if path.is_file()]
     assert not [path for path in written if b"hf_planted_secret" in path.read_bytes()]
 
 
-def test_a_missing_secret_ends_the_job_before_it_trains(slurm_cluster: SlurmCluster, tiny_run: Path) -> None:
-    job_id = slurm_cluster.sbatch(render(tiny_run, "secrets=[WANDB_API_KEY]"), cwd=tiny_run.parent)
-    assert slurm_cluster.wait(job_id) == "FAILED"
-    assert "WANDB_API_KEY is not set: export it where you submit" in log_of(tiny_run, job_id)
+def test_files_of_a_shared_run_belong_to_the_group(one_step: Finished) -> None:
+    require_modes(one_step.run.parent / "run", 0o660, 0o770)
+    assert (one_step.run.parent / "run").stat().st_mode & 0o2000
 
 
-@pytest.mark.parametrize(
-    ("share", "file_mode", "directory_mode"),
-    [pytest.param("private", 0o600, 0o700, marks=pytest.mark.slow), ("group", 0o660, 0o770)],
-)
-def test_share_determines_the_permissions_of_the_runs_files(
-    slurm_cluster: SlurmCluster, tiny_run: Path, share: str, file_mode: int, directory_mode: int
-) -> None:
-    run_job(slurm_cluster, tiny_run, f"share={share}", "training.train_iters=1", "optimizer.lr_decay_iters=3")
-    run_dir = tiny_run.parent / "run"
+@pytest.mark.slow
+def test_files_of_a_private_run_belong_to_their_owner(slurm_cluster: SlurmCluster, tiny_run: Path) -> None:
+    run_job(slurm_cluster, tiny_run, "share=private", *ONE_STEP)
+    require_modes(tiny_run.parent / "run", 0o600, 0o700)
+
+
+def require_modes(run_dir: Path, file_mode: int, directory_mode: int) -> None:
     for path in (run_dir, *run_dir.rglob("*")):
         mode = path.stat().st_mode & 0o777
         if run_dir / "jobs" in path.parents or path.name == "RUNNING":  # the job's own
             assert not mode & 0o022, path
         else:
             assert mode == (directory_mode if path.is_dir() else file_mode), path
-    if share == "group":
-        assert run_dir.stat().st_mode & 0o2000
-
-
-def test_the_script_needs_no_other_file(slurm_cluster: SlurmCluster, tiny_run: Path) -> None:
-    script = render(tiny_run, "training.train_iters=1", "optimizer.lr_decay_iters=3")
-    tiny_run.unlink()
-    (tiny_run.parent / "cluster.yaml").unlink()
-    job_id = slurm_cluster.sbatch(script, cwd=Path("/"))
-    assert slurm_cluster.wait(job_id) == "COMPLETED", log_of(tiny_run, job_id)
-    [written] = (tiny_run.parent / "run" / "jobs" / job_id).glob("trainer.json")
-    assert json.loads(written.read_text())["training"]["train_iters"] == 1

@@ -11,7 +11,15 @@ import pytest
 
 from tests.patience import wait_until
 from tests.slurm.cluster import SlurmCluster, missing_slurm
-from tests.slurm.conftest import curve, log_of, make_run, render, slow_requeue, wait_for_steps
+from tests.slurm.conftest import (
+    curve,
+    log_of,
+    make_run,
+    render,
+    short_sleeps,
+    slow_requeue,
+    wait_for_steps,
+)
 from tests.slurm.test_run import program_run
 from tests.slurm.test_run import submit as submit_program
 
@@ -185,16 +193,20 @@ def test_a_spare_takes_over_when_a_node_dies(
 def test_a_spare_takes_the_place_of_a_node_without_the_command_of_a_program(
     three_nodes: SlurmCluster, tmp_path: Path
 ) -> None:
-    """The nodes share their files, so the command appears as soon as the second node has reported it as missing."""
+    """The nodes share their files, so the command appears as soon as the second node has reported it as missing.
+
+    Until then, the first node's command waits to be ended.
+    """
     run = program_run(tmp_path, {"command": ["./mine-{NODE_RANK}"]}, nodes=2, ntasks_per_node=1)
 
     def make_command(rank: int) -> None:
         command = tmp_path / f"mine-{rank}"
-        command.write_text("#!/bin/sh\nsleep 10\n")
+        command.write_text(f"#!/bin/sh\n[ -e {tmp_path}/mine-1 ] || exec /bin/sleep infinity\n")
         command.chmod(0o755)
 
     make_command(0)
-    job_id = submit_program(three_nodes, run, "preflight.spare_nodes=1")
+    options = [short_sleeps(three_nodes, tmp_path / "programs")]
+    job_id = submit_program(three_nodes, run, "preflight.spare_nodes=1", options=options)
     unfit = tmp_path / "run" / "jobs" / job_id / "unfit-ndv5-2"
     wait_until(unfit.exists)
     make_command(1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,14 @@ import pytest
 from hpcgen import api
 from tests.patience import wait_until
 from tests.slurm.cluster import SlurmCluster
-from tests.slurm.conftest import profile_text
+from tests.slurm.conftest import profile_text, short_sleeps
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TWO_NODES = {"nodes": 2, "ntasks_per_node": 2}
 
 STEPS = """\
 #!/bin/sh
-# Counts to $1 and saves each step. Resumes; stops after a step if asked to.
+# Counts to $1 and saves each step. Resumes; stops after a step if asked to. In attempt 1, waits for that at step 8.
 trap 'stop=1' USR1
 mkdir -p checkpoints
 step=$(ls checkpoints | sed 's/step_//' | sort -n | tail -n 1)
@@ -28,7 +29,8 @@ while [ "${step:-0}" -lt "$1" ]; do
     step=$((${step:-0} + 1))
     [ "$RANK" != 0 ] || { echo "at step $step of $1"; : >"checkpoints/step_$step"; }
     [ "$RANK $step $2" != "0 3 0" ] || kill -KILL $$
-    sleep 0.2
+    sleep 0.1
+    while [ "$2" = 1 ] && [ "$step" -ge 8 ] && [ -z "$stop" ]; do sleep 0.1; done
     [ -z "$stop" ] || { echo "rank $RANK stops"; exit 0; }
 done
 """
@@ -51,9 +53,9 @@ def program_run(directory: Path, program: dict[str, Any], **settings: Any) -> Pa
     return run
 
 
-def submit(cluster: SlurmCluster, run: Path, *overrides: str) -> str:
+def submit(cluster: SlurmCluster, run: Path, *overrides: str, options: Sequence[str] = ()) -> str:
     plan = api.plan(api.load_run(run, overrides))
-    return cluster.sbatch(api.render(plan, "run"), cwd=Path("/"))
+    return cluster.sbatch(api.render(plan, "run"), *options, cwd=Path("/"))
 
 
 def log_of(run: Path, job_id: str) -> str:
@@ -123,7 +125,7 @@ def test_a_warned_program_gets_the_signal_and_a_killed_one_resumes(
 ) -> None:
     """The first attempt kills its rank 0 at step 3, the second one is warned, and the third one is done."""
     program = {
-        "command": ["sh", "steps.sh", "40", "{RESTART}"],
+        "command": ["sh", "steps.sh", "12", "{RESTART}"],
         "progress": {"log": "at step ([0-9]+) of"},
         "stop": {"signal": "USR1"},
     }
@@ -139,9 +141,9 @@ def test_a_warned_program_gets_the_signal_and_a_killed_one_resumes(
     assert all(f"{rank}: rank {rank} stops" in log for rank in range(4))
     assert "stopped with status 0 before the time limit at progress " in log
     assert "(restart 2 of at most 100)" in log
-    assert log.endswith("hpcgen: done at progress 40\n")
-    assert log.count("0: at step 3 of 40\n") == 1
-    assert log.count("0: at step 40 of 40\n") == 1
+    assert log.endswith("hpcgen: done at progress 12\n")
+    assert log.count("0: at step 3 of 12\n") == 1
+    assert log.count("0: at step 12 of 12\n") == 1
 
 
 def test_three_attempts_without_progress_end_the_job_and_a_useless_expression_is_named(
@@ -161,9 +163,12 @@ def test_three_attempts_without_progress_end_the_job_and_a_useless_expression_is
 
 def test_a_command_that_does_not_exist_is_tried_once(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
     run = program_run(tmp_path, {"command": ["no-such-command", "x"]}, **TWO_NODES)
-    log = ended(slurm_cluster, run, submit(slurm_cluster, run), "FAILED")
-    last = log.splitlines()[-1]
-    assert "not requeued, since it would fail again: the command no-such-command does not exist" in last
+    job_id = submit(slurm_cluster, run, options=[short_sleeps(slurm_cluster, tmp_path / "programs")])
+    log = ended(slurm_cluster, run, job_id, "FAILED")
+    assert (
+        "not requeued, since it would fail again: the command no-such-command does not exist"
+        in log.splitlines()[-1]
+    )
     assert "back into the queue" not in log
 
 

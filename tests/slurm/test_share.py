@@ -103,7 +103,15 @@ PLANTS = {
 }
 
 
-@pytest.mark.parametrize("plant", PLANTS)
+@pytest.mark.parametrize(
+    "plant",
+    [
+        "jobs",
+        "link to a directory",
+        pytest.param("jobs is a link", marks=pytest.mark.slow),
+        pytest.param("directory that others can write to", marks=pytest.mark.slow),
+    ],
+)
 def test_a_member_replaces_the_directory_of_a_pending_job(
     shared: SharedRun, slurm_cluster: SlurmCluster, plant: str
 ) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from tests.patience import PATIENCE_S
 from tests.slurm.cluster import FINAL_STATES, SlurmCluster, missing_slurm
-from tests.slurm.conftest import curve, hpcgen, log_of, profile_text, wait_for_steps
+from tests.slurm.conftest import curve, hpcgen, log_of, profile_text, short_sleeps, wait_for_steps
 
 MODULES = Path("/usr/share/modules/init/bash")  # where Debian's environment-modules puts it
 
@@ -73,7 +73,7 @@ def site(tmp_path: Path) -> Path:
 
 
 @pytest.mark.skipif(not MODULES.exists(), reason="environment-modules is not installed")
-@pytest.mark.parametrize("way", ["render", "submit"])
+@pytest.mark.parametrize("way", ["render", pytest.param("submit", marks=pytest.mark.slow)])
 def test_a_sites_functions_apply_to_sbatch_and_to_submit(
     slurm_cluster: SlurmCluster,
     tiny_run: Path,
@@ -225,7 +225,7 @@ HANGING = """\
 site_epilogue() {
     say "the epilogue begins: $verdict $exit_status"
     trap '' TERM
-    sleep 300
+    /bin/sleep 300
 }
 {% endblock %}
 """
@@ -242,7 +242,8 @@ def test_an_epilogue_that_hangs_cannot_keep_a_canceled_job_from_its_conclusion(t
     endless = ("--set=training.train_iters=100000", "--set=optimizer.lr_decay_iters=100000")
     script = hpcgen(*command, *endless, cwd=tiny_run.parent)
     with SlurmCluster(1, kill_wait_s=30) as cluster:
-        job_id = cluster.sbatch(script, cwd=tiny_run.parent)
+        short = short_sleeps(cluster, tiny_run.parent / "programs")
+        job_id = cluster.sbatch(script, short, cwd=tiny_run.parent)
         wait_for_steps(tiny_run, 1)
         cluster.run("scancel", job_id)
         cluster.wait(job_id)

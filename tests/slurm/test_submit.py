@@ -279,7 +279,8 @@ def test_a_failed_local_stage_shows_the_end_of_its_log_and_exits_1(tiny_run: Pat
     assert "stage train failed (task 0); its log is" in done.stderr
 
 
-@pytest.mark.parametrize("name", ["SIGINT", pytest.param("SIGTERM", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
 def test_a_data_stage_that_is_ended_leaves_no_process_and_no_private_file(tiny_run: Path, name: str) -> None:
     """In the middle of a pair, by Ctrl-C, which a terminal sends to all, or by SIGTERM to the command alone."""
     options = plan_corpus(tiny_run, copies=60)

@@ -49,6 +49,7 @@ def test_the_piped_script_trains_on_both_nodes_and_computes_what_one_process_doe
         assert found[iteration] == pytest.approx(expected, rel=1e-4, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_resumes_at_another_layout_on_the_same_curve(
     slurm_cluster: SlurmCluster, tiny_run: Path, single_process_curve: dict[int, tuple[float, float]]
 ) -> None:
@@ -66,6 +67,7 @@ def test_a_checkpoint_resumes_at_another_layout_on_the_same_curve(
 LONG = ("training.train_iters=80", "optimizer.lr_decay_iters=80", "checkpoint.save_interval=1000")
 
 
+@pytest.mark.slow
 def test_a_warned_job_requeues_itself_and_ends_on_the_identical_curve(
     slurm_cluster: SlurmCluster,
     tiny_run: Path,
