@@ -32,10 +32,27 @@ from trainer.contract.config import to_dict
 RUNNING = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+ALL = pytest.param("all", marks=pytest.mark.slow)
+"""Every package, which takes pip most of a minute."""
+
+
+@pytest.fixture(scope="module", params=["few", ALL])
+def installed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A code directory for the running Python, made by pip from the index `make test` was set up from."""
-    return code_dir.install_code(tmp_path_factory.mktemp("nodes"), RUNNING)
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "few":
+            require_few(patch)
+        return code_dir.install_code(tmp_path_factory.mktemp("nodes"), RUNNING)
+
+
+def require_few(patch: pytest.MonkeyPatch) -> None:
+    """Has `install_code` install submitit and what the trainer imports."""
+    core = f"megatron-core=={importlib.metadata.version('megatron-core')}"
+    patch.setattr(code_dir, "own_requirements", lambda: ["msgspec", "psutil", core])
+    patch.setattr(code_dir, "EXTRA_DEPENDENCIES", ("packaging",))
+
+
+with_all = pytest.mark.parametrize("installed", [ALL], indirect=True)
 
 
 @pytest.fixture(scope="module")
@@ -59,10 +76,8 @@ def tree(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def few_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two compiled packages, since pip takes a minute for all of them; `installed` has them all."""
-    core = f"megatron-core=={importlib.metadata.version('megatron-core')}"
-    monkeypatch.setattr(code_dir, "own_requirements", lambda: ["msgspec", core])
-    monkeypatch.setattr(code_dir, "EXTRA_DEPENDENCIES", ())
+    """Code directories of this test have few packages."""
+    require_few(monkeypatch)
 
 
 @pytest.fixture
@@ -86,20 +101,30 @@ def run_isolated(code: str, *path: Path) -> str:
     return result.stdout
 
 
-def test_the_trainer_and_megatron_import_with_only_torch(installed: Path, torch_image: Path) -> None:
+def test_torch_is_the_images_and_the_rest_its_own(installed: Path, torch_image: Path) -> None:
     code = """
-import torch, numpy, jinja2
-import trainer, megatron.core, submitit, hpcgen, psutil
-from megatron.core.datasets import helpers_cpp
-from megatron.core.models.gpt import GPTModel
-print(*(module.__file__ for module in (torch, numpy, jinja2)))
-print(*(module.__file__ for module in (trainer, megatron.core, submitit, hpcgen, psutil, helpers_cpp)))
+import jinja2, trainer, submitit, hpcgen, psutil
+from importlib.util import find_spec
+for names in (("torch", "numpy", "jinja2"), ("trainer", "megatron.core", "submitit", "hpcgen", "psutil")):
+    print(*(find_spec(name).origin for name in names))
 """
     of_image, of_code = run_isolated(code, installed, torch_image).splitlines()
     assert all(file.startswith(f"{torch_image}/") for file in of_image.split())
     assert all(file.startswith(f"{installed}/") for file in of_code.split())
 
 
+@pytest.mark.slow
+def test_megatron_imports_with_only_torch(installed: Path, torch_image: Path) -> None:
+    """Slow: Python compiles what it imports, in a directory that keeps no bytecode."""
+    code = """
+from megatron.core.datasets import helpers_cpp
+from megatron.core.models.gpt import GPTModel
+print(helpers_cpp.__file__)
+"""
+    assert run_isolated(code, installed, torch_image).startswith(f"{installed}/")
+
+
+@with_all
 def test_hpcgen_imports_and_finds_its_files(installed: Path, torch_image: Path) -> None:
     code = """
 import hpcgen.data.stages, hpcgen.data.transfer, hpcgen.data.tokenize
@@ -113,6 +138,7 @@ print(importlib.metadata.version("hpcgen"), *(shipped(folder) for folder in ("te
     assert folders == [f"{installed}/hpcgen/templates", f"{installed}/hpcgen/topologies"]
 
 
+@with_all
 def test_a_data_stage_runs_from_it(installed: Path, torch_image: Path, tmp_path: Path) -> None:
     """As a job runs it: from what the script wrote, with worker processes of its own."""
     (tmp_path / "text").mkdir()
@@ -157,6 +183,7 @@ def test_it_hides_nothing_of_the_image(installed: Path, torch_image: Path) -> No
     assert {name for name in hidden if not name.startswith("typing_extensions")} == set()
 
 
+@with_all
 def test_it_contains_every_dependency_that_an_image_lacks(installed: Path) -> None:
     names = distribution_names(installed)
     declared = set(map(code_dir.project_name, code_dir.own_requirements()))
@@ -165,21 +192,25 @@ def test_it_contains_every_dependency_that_an_image_lacks(installed: Path) -> No
 
 
 @pytest.mark.usefixtures("few_needs")
-def test_another_python_gets_its_own_wheels_and_the_same_content_is_the_same_directory(
-    tmp_path: Path,
-) -> None:
-    other = "3.12" if RUNNING != "3.12" else "3.11"
-    parent = tmp_path / "new" / "folder"
-    first = code_dir.install_code(parent, other)
-    assert json.loads((first / "manifest.json").read_text())["python_version"] == other
-    compiled = re.findall(r"\.cpython-(\d+)", " ".join(file.name for file in first.rglob("*.so")))
-    assert set(compiled) == {other.replace(".", "")}
-    again = CliRunner().invoke(command, [str(parent), "--python-version", other])
+@pytest.mark.parametrize("installed", ["few"], indirect=True)
+def test_the_same_content_is_the_same_directory(installed: Path) -> None:
+    again = CliRunner().invoke(command, [str(installed.parent), "--python-version", RUNNING])
     assert again.exit_code == 0, again.output
-    assert again.stdout == f"{first}\n"
-    assert list(parent.iterdir()) == [first]
+    assert again.stdout == f"{installed}\n"
+    assert list(installed.parent.iterdir()) == [installed]
     version = importlib.metadata.version("hpcgen")
-    assert re.fullmatch(rf"hpcgen-{re.escape(version)}-[0-9a-f]{{12}}", first.name)
+    assert re.fullmatch(rf"hpcgen-{re.escape(version)}-[0-9a-f]{{12}}", installed.name)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("few_needs")
+def test_another_python_gets_its_own_wheels(tmp_path: Path) -> None:
+    other = "3.12" if RUNNING != "3.12" else "3.11"
+    made = code_dir.install_code(tmp_path / "new" / "folder", other)
+    assert json.loads((made / "manifest.json").read_text())["python_version"] == other
+    compiled = re.findall(r"\.cpython-(\d+)", " ".join(file.name for file in made.rglob("*.so")))
+    assert other.replace(".", "") in compiled
+    assert RUNNING.replace(".", "") not in compiled
 
 
 @pytest.mark.slow
@@ -196,6 +227,8 @@ def test_an_older_pip_resolves_and_installs(tmp_path: Path, monkeypatch: pytest.
     assert distribution_names(tmp_path / "tree") == {
         "megatron-core",
         "msgspec",
+        "packaging",
+        "psutil",
         "submitit",
         "cloudpickle",
         "typing-extensions",
