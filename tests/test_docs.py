@@ -69,8 +69,6 @@ main()
 """
 """Checks the scripts of two stages, since each takes seconds. tests/check/test_site.py checks every stage."""
 
-SAMPLE = "hpcgen data sample corpus/sample.jsonl.zst"
-
 INSTALL = "hpcgen install-code"
 INSTALL_FEW = """\
 from hpcgen.cli.main import main
@@ -79,7 +77,17 @@ from hpcgen.install import code_dir
 code_dir.own_requirements = lambda: ["megatron-core"]
 main()
 """
-"""Installs Megatron-Core and what submit needs. tests/install/test_code_dir.py installs everything."""
+"""Installs Megatron-Core and what submit needs. A slow test of tests/install/test_code_dir.py installs everything."""
+
+LESS_WORK = {
+    CHECK: "check-few",
+    "hpcgen data sample corpus/sample.jsonl.zst": "hpcgen data sample corpus/sample.jsonl.zst --max-mb 1",
+    "hpcgen submit train -c": "hpcgen submit train --set training.train_iters=2 --set training.eval_iters=0 -c",
+}
+"""Start of a command -> what runs in its place."""
+
+LONG_PAGES = ("docs/deepseek.md", "docs/inner-loop.md", "docs/long-context.md", "docs/moe.md")
+"""Pages with several trainings, which run in slow tests. docs/generation.md and docs/trainer.md train in all."""
 
 
 @dataclass(frozen=True)
@@ -249,7 +257,11 @@ def run(command: str, folder: Path, cluster: SlurmCluster | None) -> subprocess.
 @pytest.mark.process
 @pytest.mark.parametrize(
     ("page", "language"),
-    [(page, language) for language in ("console", "sh") for page in pages_with(language)],
+    [
+        pytest.param(page, language, marks=[pytest.mark.slow] if page in LONG_PAGES else [])
+        for language in ("console", "sh")
+        for page in pages_with(language)
+    ],
 )
 def test_every_command_runs(
     page: str,
@@ -286,11 +298,26 @@ def test_every_command_runs(
             ):
                 continue
             command = install_once(elsewhere(command), reader, installed)
-            command = command.replace(CHECK, "check-few").replace(SAMPLE, f"{SAMPLE} --max-mb 1")
+            for long, short in LESS_WORK.items():
+                command = command.replace(long, short)
             done = run(command, reader, cluster)
             assert done.returncode == block.status, f"{page}: {command}\n{done.stdout}\n{done.stderr}"
     if cluster is not None:
         cluster.run("scancel", "--user=root", check=False)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("page", LONG_PAGES)
+def test_what_a_long_page_trains_is_valid(page: str, reader: Path) -> None:
+    for block in blocks(page):
+        if block.language == "yaml":
+            write_named_file(block, reader)
+        for command in block.commands() if block.language == "console" else ():
+            if re.match(r"hpcgen (submit train|validate) |cp examples/", command):
+                # no training of this page has left a checkpoint
+                others = re.sub(r" --launcher local| --set checkpoint\.(load|finetune)=\S+", "", command)
+                done = run(others.replace("submit train", "validate"), reader, None)
+                assert done.returncode == block.status, f"{page}: {command}\n{done.stdout}\n{done.stderr}"
 
 
 @pytest.mark.process

@@ -1,4 +1,4 @@
-"""The docs site builds without a warning, and its reference names everything that the code defines."""
+"""The docs site builds without a warning, links lead to headings, and the reference names all that the code defines."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import re
 import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from hpcgen.cli.main import SECTIONS
 from hpcgen.config.cluster import ClusterConfig
 from hpcgen.config.run import RunConfig
+from tests.test_docs import PAGES, ROOT
 from trainer.contract.config import OptimizerConfig
-
-pytestmark = pytest.mark.process
-ROOT = Path(__file__).parents[1]
 
 needs_sphinx = pytest.mark.skipif(
     any(
@@ -57,13 +57,45 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return output
 
 
-def text(page: Path) -> str:
-    return re.sub(r"<[^>]+>", "", page.read_text(encoding="utf-8"))
+@cache
+def reference() -> ModuleType:
+    """The module that writes the pages of the reference."""
+    spec = importlib.util.spec_from_file_location("reference", ROOT / "docs/site/reference.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
 
 
-@needs_sphinx
-def test_the_reference_has_every_key_command_and_variable(site: Path) -> None:
-    reference = site / "docs/reference"
+@cache
+def text(page: str) -> str:
+    """A page as the site has it: a page of the reference with what is generated for it."""
+    written = (ROOT / page).read_text(encoding="utf-8")
+    folder, _, name = page.removesuffix(".md").rpartition("/")
+    return written + (reference().PAGES[name]() if folder == "docs/reference" else "")
+
+
+@cache
+def anchors(page: str) -> set[str]:
+    """The anchors of a page's headings, which count those with the same words."""
+    found: set[str] = set()
+    outside_code = re.sub(r"^ *```.*?^ *```", "", text(page), flags=re.MULTILINE | re.DOTALL)
+    for heading in re.findall(r"^#{1,6} (.*)", outside_code, re.MULTILINE):
+        anchor = reference().anchor(re.sub(r"\[([^]]*)\]\([^)]*\)|`", r"\1", heading).replace("\\", ""))
+        found.add(next(name for n in range(99) if (name := f"{anchor}-{n}" if n else anchor) not in found))
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_link_leads_to_a_heading(page: str) -> None:
+    for link, anchor in re.findall(r"\]\(((?!https:)[^)#\s]*)#([^)\s]+)\)", text(page)):
+        target = (ROOT / page).parent.joinpath(link).resolve() if link else ROOT / page
+        assert anchor in anchors(target.relative_to(ROOT).as_posix()), f"{link}#{anchor}"
+
+
+def test_the_reference_has_every_key_command_and_variable() -> None:
     expected = {
         "run-file": [field.name for cls in (RunConfig, OptimizerConfig) for field in dataclasses.fields(cls)],
         "cluster-profile": [field.name for field in dataclasses.fields(ClusterConfig)],
@@ -77,10 +109,11 @@ def test_the_reference_has_every_key_command_and_variable(site: Path) -> None:
         "environment": ["NCCL_PXN_DISABLE", "PYTHONSAFEPATH", "MASTER_ADDR", "HPCGEN_TEMPLATES"],
     }
     for page, names in expected.items():
-        shown = text(reference / f"{page}.html")
+        shown = text(f"docs/reference/{page}.md")
         assert [name for name in names if name not in shown] == [], page
 
 
+@pytest.mark.slow
 @needs_sphinx
 def test_the_first_page_leads_to_the_readme(site: Path) -> None:
     target = re.search(r'url=([^"]+)"', (site / "index.html").read_text())
@@ -88,6 +121,7 @@ def test_the_first_page_leads_to_the_readme(site: Path) -> None:
     assert (site / target[1]).exists()
 
 
+@pytest.mark.slow
 @needs_sphinx
 def test_a_broken_link_fails_the_build(tmp_path: Path) -> None:
     source = tmp_path / "source"
