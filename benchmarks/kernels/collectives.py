@@ -96,7 +96,7 @@ def transfer(collective: str, size: int, group: ProcessGroup, device: str) -> Tr
     if collective == "reduce_scatter":
         return lambda: distributed.reduce_scatter_tensor(part, whole, group=group)
     if collective == "all_reduce":
-        return lambda: distributed.all_reduce(whole.zero_() if device == "cpu" else whole, group=group)
+        return lambda: distributed.all_reduce(whole, group=group)
     if collective == "all_to_all":
         return lambda: distributed.all_to_all_single(other, whole, group=group)
     peer = 1 - rank

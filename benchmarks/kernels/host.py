@@ -28,23 +28,23 @@ SMALL = {
     "add_bias_linear": False,
     "position_embedding_type": "rope",
 }
+KINDS = (
+    # layer, tensor_parallel, graphs, precision
+    ("dense", False, False, "bf16"),
+    ("dense", False, True, "bf16"),
+    ("dense", False, False, "fp8"),
+    ("experts", False, False, "bf16"),
+    ("dense", True, False, "bf16"),
+    ("dense", True, True, "bf16"),
+    ("experts", True, False, "bf16"),
+)
 EXPERTS = {"num_moe_experts": 8, "moe_router_topk": 2, "moe_aux_loss_coeff": 0.01}
 
 
 def jobs(gpus: int) -> list[dict[str, Any]]:
-    """The rows to measure, without their times."""
-    rows = [
-        {"layer": layer, "tensor_parallel": parallel, "graphs": graphs, "precision": precision}
-        for parallel in (False, True)
-        for layer, graphs, precision in (
-            ("dense", False, "bf16"),
-            ("dense", True, "bf16"),
-            ("dense", False, "fp8"),
-            ("experts", False, "bf16"),
-        )
-    ]
-    # FP8 takes the host about as much longer with tensor parallelism as without
-    rows.remove({"layer": "dense", "tensor_parallel": True, "graphs": False, "precision": "fp8"})
+    """The rows to measure on `gpus` GPUs, without their times."""
+    keys = ("layer", "tensor_parallel", "graphs", "precision")
+    rows = [dict(zip(keys, kind, strict=True)) for kind in KINDS]
     return [row for row in rows if gpus_of(row) <= gpus]
 
 
