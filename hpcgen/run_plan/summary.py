@@ -140,6 +140,7 @@ def _training(plan: Plan) -> dict[str, Any]:
         "lr_warmup_iters": trainer.optimizer.lr_warmup_iters,
         "lr_decay_iters": trainer.optimizer.lr_decay_iters,
         "memory_gib_per_device": memory.total_gib,
+        "device_memory_gib": plan.run.node_type.gpu_memory_gib,
         "parameter_gib_per_device": memory.parameter_bytes / GIB,
         "activation_gib_per_device": memory.activation_bytes / GIB,
         "kernel_gib_per_device": memory.kernel_bytes / GIB,
@@ -367,7 +368,9 @@ def _memory(summary: dict[str, Any]) -> str:
         _gib(summary[f"{part}_gib_per_device"]) for part in ("memory", "parameter", "activation", "kernel")
     )
     parts = f"{parameters} of weights, gradients and optimizer state, {activations} of activations"
-    return f"about {total} on the fullest device: {parts}, and {kernels} of buffers for kernels"
+    available = summary["device_memory_gib"]
+    of_device = "" if available is None else f" of {available:g} GiB"
+    return f"about {total}{of_device} on the fullest device: {parts}, and {kernels} of buffers for kernels"
 
 
 def _intervals(summary: dict[str, Any]) -> str:

@@ -23,7 +23,8 @@ def test_it_prints_a_summary_of_the_run(workplace, run_file):
     assert lines["layout"].strip() == "TP4 PP8 VPP6 CP1 DP4, 384 microbatches on 128 ranks"
     assert lines["parameters"].strip() == "174,604,836,864"
     sizes = re.findall(r"[\d.]+(?= GiB)", lines["memory"])
-    total, *parts = map(float, sizes)
+    total, available, *parts = map(float, sizes)
+    assert available == 79.6
     assert len(parts) == 3
     assert total == pytest.approx(sum(parts), abs=0.16)
     assert "was not checked, because this machine has no" in found.stderr
