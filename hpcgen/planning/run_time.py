@@ -54,14 +54,14 @@ class Job:
     last_save_s: float
     """The save at the end, which training waits for."""
 
-    def count(self, work_s: float) -> int:
-        """Number of jobs for `work_s` between start-up and signal.
+    @property
+    def training_s(self) -> float:
+        """Time between start-up and signal."""
+        return self.limit_s - self.startup_s - self.lead_s if self.limit_s else math.inf
 
-        The limit must leave time to train (`hpcgen.run_plan.time_limit`).
-        """
-        if not self.limit_s or work_s <= 0:
-            return 1
-        return math.ceil(work_s / (self.limit_s - self.startup_s - self.lead_s))
+    def count(self, work_s: float) -> int:
+        """Number of jobs that train for `work_s` together. `training_s` must be positive."""
+        return max(1, math.ceil(work_s / self.training_s))
 
 
 @record(kw_only=True)

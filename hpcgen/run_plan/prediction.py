@@ -34,18 +34,20 @@ from trainer.contract.model.batch_size import batch_sizes
 from trainer.contract.model.flops import flops, flops_per_sample
 from trainer.contract.record import record
 
-SPREAD = 0.1
-"""Half of the range around a predicted time, as a fraction of it.
+DENSE_RANGE = (0.95, 1.2)
+"""Lowest and highest time of a step relative to the predicted one, for GPUs whose kernels were measured.
 
-Between two releases of NVIDIA's software, a 175B model in the same layout became 10% faster (NeMo's performance tables:
-782 and 866 tokens/s per GPU)."""
-WIDE_SPREAD = 0.3
-"""The same for models with experts, for GPUs whose kernels were not measured, and for steps that wait for the host,
-whose speed differs by a factor of two between machines."""
+16 of 17 published dense configurations on H100s are in it (docs/planning.md). Software alone changes as much: between
+two releases of NeMo, the same 175B model in the same layout became 10% faster."""
+UNMEASURED_RANGE = (0.8, 1.3)
+"""The same for GPUs whose kernels were not measured, and for steps that wait for the host, whose speed differs by a
+factor of two between machines."""
+EXPERTS_RANGE = (0.8, 2.3)
+"""The same for models with experts. Two releases of Megatron-Bridge took 29 and 51 s for a step of the same run."""
 MOST_LOST = 0.9
 """Part of the time that failures and saves may take in a prediction."""
 MUCH_WAITING = 0.1
-"""Share of a step that GPUs wait for the host, above which its range is wide."""
+"""Share of a step that GPUs wait for the host, above which UNMEASURED_RANGE applies."""
 
 
 @record(kw_only=True)
@@ -56,11 +58,12 @@ class Prediction:
     step: StepTime
     """A step with the full batch size."""
     remaining_tokens: int
-    spread: float
-    """Half of the range around the predicted time of a step, as a fraction of it."""
+    range: tuple[float, float]
+    """Lowest and highest time of a step, relative to the predicted one."""
     low: RunTime
-    """The rest of the run if steps are as fast as the range allows."""
+    """The rest of the run with the lowest times."""
     likely: RunTime
+    """The rest of the run with the predicted times."""
     high: RunTime
     price_per_gpu_hour: float | None
     currency: str
@@ -101,14 +104,14 @@ def predict(plan: Plan) -> Prediction:
         NoPrediction: the plan has no training, or its time cannot be predicted. The message has the reason.
     """
     rest = _rest(plan)
-    spread = rest.spread
-    high = rest.time(1 + spread)
+    lowest, highest = rest.range
+    high = rest.time(highest)
     return Prediction(
         trainer=rest.trainer,
         step=rest.step,
         remaining_tokens=rest.num_samples * rest.trainer.model.seq_length,
-        spread=spread,
-        low=rest.time(1 - spread),
+        range=rest.range,
+        low=rest.time(lowest),
         likely=rest.time(1),
         high=high,
         price_per_gpu_hour=price_per_gpu_hour(rest.stage.allocation.settings, plan.run.cluster),
@@ -116,7 +119,7 @@ def predict(plan: Plan) -> Prediction:
         guesses=(*rest.step.guesses, *_power_guesses(rest.machine)),
         warnings=(
             *_restart_warnings(plan, rest, high),
-            *_lead_warnings(plan, rest, rest.step.total * (1 + spread)),
+            *_lead_warnings(plan, rest),
         ),
     )
 
@@ -146,37 +149,49 @@ class _Rest:
         return sum(each.count * each.batch_size for each in self.steps)
 
     @property
-    def spread(self) -> float:
-        """Half of the range around the predicted time of a step, as a fraction of it."""
-        has_experts, is_measured = self.trainer.model.num_moe_experts, self.machine.measurements is not None
+    def range(self) -> tuple[float, float]:
+        """Lowest and highest time of a step, relative to the predicted one."""
+        if self.trainer.model.num_moe_experts is not None:
+            return EXPERTS_RANGE
         waits = self.step.host > MUCH_WAITING * self.step.total
-        return WIDE_SPREAD if has_experts or waits or not is_measured else SPREAD
+        return UNMEASURED_RANGE if waits or self.machine.measurements is None else DENSE_RANGE
 
     def time(self, factor: float) -> RunTime:
         """The time if steps take `factor` times as long as predicted."""
         allocation = self.stage.allocation
-        step_s, checkpoint = factor * self.step.total, self.trainer.checkpoint
-        save_interval_s = storage.save_interval_s(checkpoint, step_s, allocation.time_s)
-        lost = self.costs.lost(save_interval_s)
-        if lost > MOST_LOST:
-            often = f"a failure is expected every {duration(self.costs.between_failures_s)}"
-            raise NoPrediction(f"{often}, so the run would hardly progress")
         return run_time(
             factor * sum(each.count * self._step_s(each.batch_size) for each in self.steps),
             factor * self._num_evaluations * self.trainer.training.eval_iters * self._forward_s,
-            lost,
-            Job(
-                limit_s=allocation.time_s,
-                startup_s=self.costs.restart_s,
-                lead_s=self.stage.signal_lead_s,
-                last_save_s=self.costs.latency_s,
-            ),
+            self._lost(factor * self.step.total),
+            self._job,
             Resources(
                 num_nodes=allocation.num_job_nodes,
                 num_gpus=allocation.num_job_nodes * (allocation.gpus_per_node or allocation.ntasks_per_node),
                 gpu_watts=self.machine.watts.value,
             ),
         )
+
+    @property
+    def _job(self) -> Job:
+        """Times of each job."""
+        job = Job(
+            limit_s=self.stage.allocation.time_s,
+            startup_s=self.costs.restart_s,
+            lead_s=self.stage.signal_lead_s,
+            last_save_s=self.costs.latency_s,
+        )
+        if job.training_s <= 0:
+            raise NoPrediction("the time limit leaves no time to train")
+        return job
+
+    def _lost(self, step_s: float) -> float:
+        """Part of the time that saves and failures take."""
+        limit_s = self.stage.allocation.time_s
+        lost = self.costs.lost(storage.save_interval_s(self.trainer.checkpoint, step_s, limit_s))
+        if lost > MOST_LOST:
+            often = f"a failure is expected every {duration(self.costs.between_failures_s)}"
+            raise NoPrediction(f"{often}, so the run would hardly progress")
+        return lost
 
     def _step_s(self, batch_size: int) -> float:
         """Seconds of a step with `batch_size` samples.
@@ -276,14 +291,15 @@ def _restart_warnings(plan: Plan, rest: _Rest, longest: RunTime) -> Iterator[Pro
         )
 
 
-def _lead_warnings(plan: Plan, rest: _Rest, step_s: float) -> Iterator[Problem]:
+def _lead_warnings(plan: Plan, rest: _Rest) -> Iterator[Problem]:
     """Warns if the lead of the signal, which is planned for slow steps, is too short for even slower ones."""
+    step_s = rest.step.total
     evaluation_s = checkpointing.evaluation_s(rest.trainer, step_s)
     needed_s = checkpointing.signal_lead_s(step_s, rest.costs.latency_s, evaluation_s)
     if rest.stage.signal_lead_s < needed_s:
         reason = (
-            f"results in a signal {duration(rest.stage.signal_lead_s)} before the time limit, which is too late for "
-            f"the last checkpoint if steps take {duration(step_s)}, as predicted"
+            f"results in a signal {duration(rest.stage.signal_lead_s)} before the time limit, which may be too late "
+            f"for the last checkpoint if steps take {duration(step_s)}, as predicted"
         )
         place = place_of(rest.stage.kind, "signal_lead_s", plan.config, plan.run.cluster)
         yield place.problem(reason, f"set it to at least {needed_s}")

@@ -43,7 +43,7 @@ def _figures(found: Prediction) -> dict[str, Any]:
         "step_time_s": found.step.total,
         "step_parts_s": {name: getattr(found.step, name) for name in PARTS},
         "stages": [{"forward_s": stage.forward, "backward_s": stage.backward} for stage in found.step.stages],
-        "spread": found.spread,
+        "range": list(found.range),
         "tokens_per_s": found.tokens_per_s,
         "tokens_per_s_per_gpu": found.tokens_per_s / found.trainer.world_size,
         "flop_formula": FORMULA,
