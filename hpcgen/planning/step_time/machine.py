@@ -45,8 +45,6 @@ class Machine:
     """Bandwidth of large collectives inside an NVLink domain."""
     network_bandwidth: Constant
     """Bandwidth of large collectives between NVLink domains."""
-    host_bandwidth: Constant
-    """Copies from a GPU to host memory."""
     measurements: Measurements | None = None
     """The measured table of the GPU model; None if it was not measured."""
 
@@ -68,7 +66,6 @@ class Machine:
             nvlink_devices=nvlink_devices,
             nvlink_bandwidth=_nvlink_bandwidth(node_type, measurements),
             network_bandwidth=_network_bandwidth(node_type),
-            host_bandwidth=_host_bandwidth(node_type),
             measurements=measurements,
         )
 
@@ -175,16 +172,6 @@ def _network_bandwidth(node_type: NodeType) -> Constant:
         f"{value / 1e9:.0f} GB/s per GPU in collectives over {title}",
         f"{rate_source}{share.value:.0%} of the line rate: {share.source}",
         is_measured=share.is_measured and fabric is not None and not rate_source,
-    )
-
-
-def _host_bandwidth(node_type: NodeType) -> Constant:
-    if node_type.health and node_type.health.host_device_gb_s:
-        rate, source = node_type.health.host_device_gb_s, "health.host_device_gb_s of the node type"
-    else:
-        rate, source = _pcie_gb_s(node_type), "guessed"
-    return Constant(
-        rate * 1e9, f"{rate:.0f} GB/s from a GPU to host memory", source, is_measured=source != "guessed"
     )
 
 

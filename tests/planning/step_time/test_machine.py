@@ -39,7 +39,6 @@ def test_facts_of_the_gpu() -> None:
     assert ndv5.num_sms.value == 132
     assert ndv5.nvlink_bandwidth.is_measured
     assert machine("ndv5-h200").nvlink_bandwidth.value == pytest.approx(360e9)  # no table
-    assert ndv5.host_bandwidth.value == 48e9
 
 
 @pytest.mark.parametrize(
