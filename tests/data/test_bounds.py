@@ -70,8 +70,14 @@ def repeated(count: int) -> Any:
     return pa.DictionaryArray.from_arrays(pa.array(np.zeros(count, np.int32)), pa.array([LONG]))
 
 
-def parquet_bombs(directory: Path) -> dict[str, tuple[int | None, int | None]]:
-    """Writes files of a few kB that hold 100 MB. Returns how much each reader gets from each, None if it refuses."""
+KINDS = ["dictionary", "page", "list"]
+
+
+def parquet_bombs(directory: Path, kinds: list[str] | None) -> dict[str, tuple[int | None, int | None]]:
+    """Writes files of a few kB that hold 100 MB: all, or those of some kinds.
+
+    Returns how much each reader gets from each, None if it refuses.
+    """
     made: dict[str, tuple[int | None, int | None]] = {}
     num_lines = 100
     size = num_lines * MB
@@ -81,6 +87,8 @@ def parquet_bombs(directory: Path) -> dict[str, tuple[int | None, int | None]]:
     def write(
         name: str, columns: dict[str, Any], sizes: tuple[int | None, int | None], **settings: Any
     ) -> None:
+        if kinds is not None and name not in kinds:
+            return
         made[f"{name}.parquet"] = sizes
         defaults = {"compression": "zstd", "use_dictionary": False, "dictionary_pagesize_limit": 1 << 24}
         pq.write_table(pa.table(columns), directory / f"{name}.parquet", **{**defaults, **settings})
@@ -111,8 +119,10 @@ def parquet_bombs(directory: Path) -> dict[str, tuple[int | None, int | None]]:
     return made
 
 
-def test_parquet_files(tmp_path):
-    bombs = parquet_bombs(tmp_path)
+@pytest.mark.parametrize("kinds", [KINDS, pytest.param(None, marks=pytest.mark.slow)], ids=["few", "all"])
+def test_parquet_files(tmp_path, kinds):
+    bombs = parquet_bombs(tmp_path, kinds)
+    assert {f"{kind}.parquet" for kind in KINDS} <= bombs.keys()
     found, own, child = outcomes([tmp_path / name for name in bombs])
     for name, sizes in bombs.items():
         for reader, size in zip(("texts", "lines"), sizes, strict=True):

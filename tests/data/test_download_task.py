@@ -28,7 +28,7 @@ def test_a_task_downloads_what_is_missing_and_records_it(
     job = corpus_job(tmp_path, server, "PLANTED")
     files = {f"train/{number}.jsonl": LINES[: 1000 * number + 33] for number in range(9)}
     manifest = manifest_of(server, files)
-    report = run_task("download", job, manifest)
+    report = run_task("download", job, manifest, workers=1)
     assert (report.errors, len(report.records)) == ((), 9)
     for name, content in files.items():
         path = job.directory / "download" / name
@@ -41,12 +41,12 @@ def test_a_task_downloads_what_is_missing_and_records_it(
     assert TOKEN.encode() not in written
 
     server.requests.clear()
-    assert run_task("download", job, manifest).done_before == 9
+    assert run_task("download", job, manifest, workers=1).done_before == 9
     assert server.requests == []
 
     damaged = job.directory / "download" / "train/3.jsonl"
     damaged.write_bytes(damaged.read_bytes()[:-1])
-    assert run_task("download", job, manifest).errors == ()
+    assert run_task("download", job, manifest, workers=1).errors == ()
     assert [request.path for request in server.requests] == ["/train/3.jsonl"]
     assert damaged.read_bytes() == files["train/3.jsonl"]
 
@@ -59,7 +59,7 @@ def test_one_file_that_is_gone_does_not_keep_the_others_back(
     job = corpus_job(tmp_path, server, "PLANTED")
     manifest = manifest_of(server, {"a.jsonl": LINES, "b.jsonl": LINES, "c.jsonl": LINES})
     del server.files["/b.jsonl"]
-    report = run_task("download", job, manifest)
+    report = run_task("download", job, manifest, workers=1)
     [error] = report.errors
     assert error.startswith("download/b.jsonl: http://127.0.0.1:")
     assert "the server does not have this file (HTTP 404 Not Found)" in error
@@ -80,7 +80,7 @@ def test_an_existing_file_with_the_right_hash_is_kept(tmp_path: Path, server: Se
     place.mkdir(parents=True)
     (place / "a.jsonl").write_bytes(LINES)
     (place / "b.jsonl").write_bytes(LINES[:-1] + b" ")
-    assert run_task("download", job, manifest).errors == ()
+    assert run_task("download", job, manifest, workers=1).errors == ()
     assert [request.path for request in server.requests] == ["/b.jsonl"]
     assert (place / "b.jsonl").read_bytes() == LINES
 
@@ -89,7 +89,7 @@ def test_an_existing_file_with_the_right_hash_is_kept(tmp_path: Path, server: Se
 def test_only_addresses_of_stores_are_fetched(tmp_path: Path, server: Server) -> None:
     job = corpus_job(tmp_path, server)
     manifest = Manifest("test", [ManifestFile(name="p.jsonl", split="corpus", url="ftp://a.example/p.jsonl")])
-    [error] = run_task("download", job, manifest).errors
+    [error] = run_task("download", job, manifest, workers=1).errors
     assert "p.jsonl: its URL does not start with https://, http://, s3://, " in error
     assert names(job.directory / "download") == []
 

@@ -94,7 +94,7 @@ def test_a_download_is_read_once_it_is_complete(tmp_path: Path) -> None:
         file = ManifestFile(name="a.jsonl", split="corpus", size=len(content), url=f"{server.url}/a.jsonl")
         manifest = Manifest("a test", [file])
         check_first_documents(job, manifest)
-        assert run_task("download", job, manifest).errors == ()
+        assert run_task("download", job, manifest, workers=1).errors == ()
     with pytest.raises(HpcgenError, match=r"download/a\.jsonl; use at most 3"):
         check_first_documents(job, manifest)
     changed = Manifest("a test", [msgspec.structs.replace(file, size=len(content) + 1)])

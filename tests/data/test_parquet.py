@@ -70,9 +70,9 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, bytes]:
     ("column_type", "settings"),
     [
         (pa.string(), {"compression": "zstd", "version": "1.0"}),
-        (pa.large_string(), {}),
+        pytest.param(pa.large_string(), {}, marks=pytest.mark.slow),
         (pa.binary(), {}),
-        (pa.dictionary(pa.int32(), pa.string()), {}),
+        pytest.param(pa.dictionary(pa.int32(), pa.string()), {}, marks=pytest.mark.slow),
         (pa.dictionary(pa.int8(), pa.large_string()), {"compression": "zstd"}),
     ],
     ids=str,

@@ -161,7 +161,7 @@ def test_from_the_hub_to_the_files(tmp_path: Path, hub: Hub, monkeypatch: pytest
         corpus = job(tmp_path, huggingface=HubSource(repo_id=REPOSITORY), token_variable="PLANTED")
         manifest = Manifest("hub", list_source(corpus).files)
         write_manifest(manifest, manifest_path(corpus.directory))
-        assert run_task("download", corpus, manifest).errors == ()
+        assert run_task("download", corpus, manifest, workers=1).errors == ()
         assert {request.headers.get("authorization") for request in storage.requests} == {None}
     assert (corpus.directory / "download/train/a.jsonl").read_bytes() == LINE
     assert TOKEN not in "".join(path.read_text() for path in tmp_path.rglob("*") if path.is_file())
@@ -390,7 +390,7 @@ def test_the_first_and_the_last_missing_file_are_asked_for(tmp_path: Path, serve
     check_source(left(corpus, manifest, "download"), corpus)
     assert [request.path for request in server.requests] == ["/0.jsonl", "/4.jsonl"]
 
-    assert run_task("download", corpus, manifest, task_id=0, num_tasks=4).errors == ()  # 0 and 4
+    assert run_task("download", corpus, manifest, task_id=0, num_tasks=4, workers=1).errors == ()  # 0 and 4
     server.requests.clear()
     check_source(left(corpus, manifest, "download"), corpus)
     assert [request.path for request in server.requests] == ["/1.jsonl", "/3.jsonl"]
@@ -403,7 +403,7 @@ def test_the_first_and_the_last_missing_file_are_asked_for(tmp_path: Path, serve
         check_source(left(corpus, manifest, "download"), corpus)
 
     server.files["/3.jsonl"] = LINE
-    assert run_task("download", corpus, manifest).errors == ()
+    assert run_task("download", corpus, manifest, workers=1).errors == ()
     server.requests.clear()
     server.files.clear()
     check_source(left(corpus, manifest, "download"), corpus)  # nothing is missing

@@ -207,15 +207,15 @@ def test_an_unplanned_corpus_is_an_error(corpus, tmp_path):
 
 
 @pytest.mark.process
-def test_four_concurrent_copies_write_the_same_outputs(corpus, tmp_path):
+def test_two_concurrent_copies_write_the_same_outputs(corpus, tmp_path):
     job_file = write_job(corpus, tmp_path / "corpus.json")
     arguments = [sys.executable, "-m", "hpcgen", "data", "prepare", "-c", str(job_file), "--workers", "1"]
     copies = [
         subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        for _ in range(4)
+        for _ in range(2)
     ]
     outputs = [copy.communicate()[0] for copy in copies]
-    assert [copy.returncode for copy in copies] == [0] * 4, outputs
+    assert [copy.returncode for copy in copies] == [0, 0], outputs
     assert left_behind(corpus.directory) == []
     found = pairs(corpus.directory)
     alone = planned_corpus(tmp_path / "source", tmp_path / "alone", NAMES, num_output_files=2)

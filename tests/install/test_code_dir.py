@@ -191,6 +191,7 @@ def test_it_contains_every_dependency_that_an_image_lacks(installed: Path) -> No
     assert declared - names <= code_dir.LEFT_TO_IMAGE
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_needs")
 @pytest.mark.parametrize("installed", ["few"], indirect=True)
 def test_the_same_content_is_the_same_directory(installed: Path) -> None:

@@ -213,6 +213,7 @@ def test_the_extra_all_has_every_capability() -> None:
     assert every == {requirement for extra, requirement in declared if extra in capabilities}
 
 
+@pytest.mark.slow
 def test_without_gigatoken_the_pairs_are_the_same_and_a_task_says_so_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
