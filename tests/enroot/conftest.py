@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[2]
 ENROOT = ROOT / "enroot"
 STAND_IN = Path(__file__).parent / "stand_in_enroot"
 MAGIC = b"hsqs"
+CODE = "hpcgen-0.1.0-abc"
 
 # Before one of its calls, the complete build is killed, as by Slurm; or after it, with half of its output.
 SHIM = """\
@@ -144,9 +145,29 @@ def make_build(folder: Path, enroot: str, base: str) -> ImageBuild:
 @pytest.fixture
 def stand_in_build(tmp_path: Path) -> ImageBuild:
     """A build on the stand-in, from a registry's image."""
-    build = make_build(tmp_path, str(STAND_IN), "nvcr.io#nvidia/pytorch:25.03-py3")
-    build.options = [f"--code={code_directory(tmp_path)}"]
+    return on_stand_in(tmp_path)
+
+
+def on_stand_in(folder: Path) -> ImageBuild:
+    build = make_build(folder, str(STAND_IN), "nvcr.io#nvidia/pytorch:25.03-py3")
+    build.options = [f"--code={code_directory(folder)}"]
     return build
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> ImageBuild:
+    """A build on the stand-in that has come to its end. Tests get a copy of it."""
+    build = on_stand_in(tmp_path_factory.mktemp("finished"))
+    done = build.run()
+    assert done.returncode == 0, done.stderr
+    return build
+
+
+@pytest.fixture
+def finished_build(finished: ImageBuild, tmp_path: Path) -> ImageBuild:
+    """Like `stand_in_build`, after a build."""
+    subprocess.run(["cp", "--archive", f"{finished.folder}/.", tmp_path], check=True)
+    return ImageBuild(tmp_path, finished.enroot, finished.base, [f"--code={tmp_path / CODE}"])
 
 
 @pytest.fixture
@@ -186,7 +207,7 @@ def base_image(folder: Path) -> Path:
 
 def code_directory(folder: Path) -> Path:
     """A small code directory like that of `hpcgen install-code`, readable only by its owner."""
-    code = folder / "hpcgen-0.1.0-abc"
+    code = folder / CODE
     (code / "hello").mkdir(parents=True)
     (code / "hello/__init__.py").write_text("GREETING = 'from the image'\n")
     digest = hashlib.sha256((code / "hello/__init__.py").read_bytes()).hexdigest()
