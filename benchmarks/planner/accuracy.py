@@ -14,6 +14,8 @@ GROUPS = {
     "complete dense, H100": ("bridge", "nemo"),
     "complete dense, all": ("bridge", "nemo", "a100"),
     "A100, 2022": ("a100",),
+    "NVIDIA's recipes, bf16": ("recipes-bf16",),
+    "NVIDIA's recipes, FP8": ("recipes-fp8",),
     "bf16, partly stated": ("bf16",),
     "FP8, partly stated": ("partial",),
     "experts": ("experts",),
