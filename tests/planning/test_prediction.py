@@ -23,6 +23,17 @@ GPUS = {
 }
 """A small model on eight H100s, with four microbatches per rank."""
 
+ENDLESS = (
+    *(
+        "model.hidden_size=8192",
+        "model.num_attention_heads=64",
+        "model.num_layers=48",
+        "model.seq_length=8192",
+    ),
+    *("training.global_batch_size=262144", "memory_check=warning", "slurm.train.time=null"),
+)
+"""Steps of days."""
+
 
 def lines(plan):
     return dict(for_people(summarize(plan)))
@@ -108,6 +119,7 @@ def test_weights_only_are_a_start_and_no_progress(tmp_path):
         (("training.precision=fp32",), {}, "node type ndv5 lacks peak_tflops.fp32"),
         (("model.layer_spec=code.py:layers",), {}, "builds layers whose time hpcgen does not know"),
         (("model.model_provider=code.py:model",), {}, "builds layers whose time hpcgen does not know"),
+        (ENDLESS, {"extends": "local", "node_type": "ndv5"}, "the time limit leaves no time to train"),
     ],
 )
 def test_what_cannot_be_predicted_says_why(tmp_path, overrides, profile, reason):
