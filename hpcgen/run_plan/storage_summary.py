@@ -11,12 +11,19 @@ from hpcgen.errors import Problem
 from hpcgen.planning import checkpointing, storage
 from hpcgen.planning.storage import SaveCosts
 from hpcgen.run_plan.plan import Plan, located_in
-from hpcgen.text import counted, duration, size_text
+from hpcgen.text import counted, duration, scaled, size_text
 from trainer.contract.config import TrainerConfig
 from trainer.contract.model.batch_size import total_samples
 from trainer.contract.model.model_size import checkpoint_bytes
 from trainer.contract.optimizers import optimizer_of
 
+COLUMNS = {
+    **{"": "<20", "TiB": ">5", "holds": ">7", "GB/s": ">6", "to write": ">12", "warning": ">12"},
+    **{"save every": ">12", "lost": ">5"},
+}
+"""Title -> format of the columns of the table."""
+OF_FAILURES = ("save every", "lost")
+"""Columns only for runs on GPUs."""
 MUCH_LOST = 0.01
 """Part of the time that an interval between checkpoints may lose in addition to the best one, without a warning."""
 
@@ -93,13 +100,16 @@ def _file_system(
     plan: Plan, trainer: TrainerConfig, name: str, tib: int | None, gb_s: float
 ) -> dict[str, Any]:
     costs = _costs(plan, trainer, gb_s)
+    save_s, step_s = checkpointing.save_time_s(trainer, gb_s), checkpointing.slow_step_s(trainer)
+    evaluation_s = checkpointing.evaluation_s(trainer, step_s)
     return {
         "name": name,
         "size_tib": tib,
         "holds_checkpoints": None,
         "write_gb_s": gb_s,
         "ranks_gb_s": checkpointing.save_gb_s(trainer, gb_s),
-        "save_time_s": checkpointing.save_time_s(trainer, gb_s),
+        "save_time_s": save_s,
+        "signal_lead_s": checkpointing.signal_lead_s(step_s, save_s, evaluation_s),
         "best_interval_s": costs.best_interval_s,
         "least_lost": costs.lost(costs.best_interval_s),
     }
@@ -163,8 +173,9 @@ def table_for_people(summary: dict[str, Any]) -> Iterator[str]:
     """Yields the lines of a table of file systems, and the sizes of the data."""
     found = summary["storage"]
     yield f"A checkpoint of {size_text(summary['checkpoint_bytes'])} on"
-    yield f"{'':<20}  {'TiB':>5}  {'holds':>6}  {'GB/s':>6}  {'to write':>12}  {'save every':>12}  {'lost':>6}"
-    yield from (_row(row, has_failures=found["saving"] is not None) for row in found["file_systems"])
+    titles = [title for title in COLUMNS if found["saving"] is not None or title not in OF_FAILURES]
+    for cells in ({title: title for title in titles}, *map(_cells, found["file_systems"])):
+        yield "  ".join(f"{cells[title]:{COLUMNS[title]}}" for title in titles).rstrip()
     if any(row["ranks_gb_s"] < row["write_gb_s"] for row in found["file_systems"]):
         yield f"* The ranks write less: {checkpointing.ASSUMED_RANK_WRITE_GB_S:g} GB/s each is assumed."
     compressed, jsonl, ids, index = map(size_text, found["data_bytes"].values())
@@ -174,10 +185,16 @@ def table_for_people(summary: dict[str, Any]) -> Iterator[str]:
     )
 
 
-def _row(row: dict[str, Any], *, has_failures: bool) -> str:
-    tib, holds = ("" if row[key] is None else f"{row[key]:,}" for key in ("size_tib", "holds_checkpoints"))
-    rate = f"{row['write_gb_s']:>6.4g}{'*' if row['ranks_gb_s'] < row['write_gb_s'] else ' '}"
-    write = duration(math.ceil(row["save_time_s"]))
-    interval, lost = _rounded(row["best_interval_s"]), f"{row['least_lost']:.1%}"
-    failures = f" {interval:>13}  {lost:>6}" if has_failures else ""
-    return f"{row['name']:<20}  {tib:>5}  {holds:>6}  {rate} {write:>12} {failures}".rstrip()
+def _cells(row: dict[str, Any]) -> dict[str, str]:
+    """The cells of a row by their titles."""
+    tib, holds = row["size_tib"], row["holds_checkpoints"]
+    return {
+        "": row["name"],
+        "TiB": "" if tib is None else str(tib),
+        "holds": "" if holds is None else scaled(holds),
+        "GB/s": f"{row['write_gb_s']:.4g}{'*' if row['ranks_gb_s'] < row['write_gb_s'] else ' '}",
+        "to write": duration(math.ceil(row["save_time_s"])),
+        "warning": duration(row["signal_lead_s"]),
+        "save every": _rounded(row["best_interval_s"]),
+        "lost": f"{row['least_lost']:.1%}",
+    }
