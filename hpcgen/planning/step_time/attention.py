@@ -130,11 +130,10 @@ def _core(device: Device) -> Passes:
         return _attend(device).times(1 / size) + _gathered(device)
     sizes = device.setup.parallelism.hierarchical_context_parallel_sizes
     by_heads, in_ring = {"p2p": (1, size), "a2a": (size, 1)}.get(exchange) or sizes or (1, size)
-    context = device.groups.context
-    inner = Group(by_heads, min(by_heads, context.per_domain))
-    return _ring(device, Group(in_ring, max(1, context.per_domain // by_heads)), by_heads) + _by_heads(
-        device, inner
-    )
+    per_domain = device.groups.context.per_domain
+    inner = Group(by_heads, min(by_heads, per_domain))
+    outer = Group(in_ring, max(1, per_domain // by_heads))
+    return _ring(device, outer, by_heads) + _by_heads(device, inner)
 
 
 def _attend(device: Device, *, by_heads: int = 1, in_ring: int = 1) -> Passes:
@@ -155,10 +154,10 @@ def _attend(device: Device, *, by_heads: int = 1, in_ring: int = 1) -> Passes:
         model.kv_channels,
         attention_of(model).value_width(model),
     )
-    forward = device.kernels.attention(shape)
-    return Passes.computing(forward, device.kernels.attention(shape._replace(direction="backward"))).times(
-        visible
+    forward, backward = (
+        device.kernels.attention(each) for each in (shape, shape._replace(direction="backward"))
     )
+    return Passes.computing(visible * forward, visible * backward)
 
 
 def _gathered(device: Device) -> Passes:

@@ -70,16 +70,14 @@ def _casts(device: Device, outputs: float, inputs: float, divided: Divided) -> P
         return cast(device, sharded * inputs, sharded * outputs)
     if sharded == tokens:
         return cast(device, tokens * inputs, tokens * outputs)
-    is_column = divided == "outputs"
-    transposed = tokens * (inputs if is_column else outputs)
-    part = cast(
-        device, *((sharded * inputs, tokens * outputs) if is_column else (tokens * inputs, sharded * outputs))
-    )
-    part += Passes.computing(0.0, device.kernels.memory("transpose", "forward", 2 * transposed))
-    if device.setup.training.fp8_recipe != "tensorwise":
-        return part
-    agreed = device.links.all_reduce(4, device.groups.tensor)
-    return part + (_waits(agreed, 0.0) if is_column else _waits(0.0, agreed))
+    is_tensorwise = device.setup.training.fp8_recipe == "tensorwise"
+    agreed = device.links.all_reduce(4, device.groups.tensor) if is_tensorwise else 0.0
+    if divided == "outputs":
+        part, gathered = cast(device, sharded * inputs, tokens * outputs) + _waits(agreed, 0.0), inputs
+    else:
+        part, gathered = cast(device, tokens * inputs, sharded * outputs) + _waits(0.0, agreed), outputs
+    transposed = device.kernels.memory("transpose", "forward", 2 * tokens * gathered)
+    return part + Passes.computing(0.0, transposed)
 
 
 def _reduced(device: Device, divided: Divided, width: float, products: Products) -> Passes:
@@ -113,16 +111,13 @@ def _exchanged(
     pieces = piece or products
 
     def waits(transfer: float, product: float, of_piece: float) -> float:
-        return (
-            transfer
-            if piece is None
-            else _taking_turns(transfer, group.size * of_piece, group.size) - product
-        )
+        if piece is None:
+            return transfer
+        return max(0.0, _taking_turns(transfer, group.size * of_piece, group.size) - product)
 
     if divided == "outputs":
-        hidden = links.added(gathered, products.data_gradient) + links.added(
-            scattered, products.weight_gradient
-        )
+        hidden = links.added(gathered, products.data_gradient)
+        hidden += links.added(scattered, products.weight_gradient)
         return _waits(waits(gathered, products.forward, pieces.forward), hidden)
     return _waits(
         waits(scattered, products.forward, pieces.forward),
