@@ -68,6 +68,9 @@ class Prediction:
     high: RunTime
     price_per_gpu_hour: float | None
     currency: str
+    gpu_model: str
+    is_measured: bool
+    """True if the kernels of this GPU model were measured. Otherwise all times follow from constants of other GPUs."""
     guesses: tuple[str, ...]
     """Constants that were not measured on this GPU model or network, each as a line with its value."""
     warnings: tuple[Problem, ...]
@@ -117,6 +120,8 @@ def predict(plan: Plan) -> Prediction:
         high=high,
         price_per_gpu_hour=price_per_gpu_hour(rest.stage.allocation.settings, plan.run.cluster),
         currency=plan.run.cluster.currency,
+        gpu_model=rest.machine.gpu_model,
+        is_measured=rest.machine.measurements is not None,
         guesses=(*rest.step.guesses, *_power_guesses(rest.machine)),
         warnings=(
             *_restart_warnings(plan, rest, high),

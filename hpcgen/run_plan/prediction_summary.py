@@ -57,6 +57,8 @@ def _figures(found: Prediction) -> dict[str, Any]:
         "price_per_gpu_hour": found.price_per_gpu_hour,
         "currency": found.currency,
         **{name: _of_run(found, getattr(found, name)) for name in ("low", "likely", "high")},
+        "gpu_model": found.gpu_model,
+        "kernels_measured": found.is_measured,
         "guesses": list(found.guesses),
     }
 
@@ -86,8 +88,15 @@ def for_people(summary: dict[str, Any]) -> list[tuple[str, str]]:
         ("throughput", _throughput(found)),
         ("duration", _duration(found)),
         ("resources", _resources(found)),
-        ("guessed", f"{counted(len(found['guesses']), 'constant')} of the prediction; --json lists them"),
+        ("guessed", _guessed(found)),
     ]
+
+
+def _guessed(found: dict[str, Any]) -> str:
+    constants = f"{counted(len(found['guesses']), 'constant')} of the prediction; --json lists them"
+    if found["kernels_measured"]:
+        return constants
+    return f"every time above, since kernels of {found['gpu_model']} were not measured: {constants}"
 
 
 def _parts(found: dict[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 
 import pytest
@@ -172,7 +173,13 @@ def test_people_read_ranges(tmp_path):
     assert " to " in text["duration"]
     assert "for 299,998,642,176 tokens" in text["duration"]
     assert "EUR at 2.5 EUR per GPU-hour" in text["resources"]
-    assert "--json lists them" in text["guessed"]
+    assert re.match(r"\d+ constants of the prediction; --json lists them$", text["guessed"])
+
+
+def test_without_measured_kernels_everything_is_guessed(tmp_path):
+    write_yaml(tmp_path / "site.yaml", {"extends": "azure-ndv5", "node_type": "ndv4"})
+    text = lines(planned(tmp_path, big_run(cluster="./site.yaml", memory_check="warning")))
+    assert "every time above, since kernels of A100 SXM 80 GB were not measured: " in text["guessed"]
 
 
 def test_failures_take_time_and_restarts(tmp_path):
