@@ -61,13 +61,20 @@ TRAIN = "hpcgen submit download prepare train -c run.yaml --launcher local"
 
 CHECK = "hpcgen templates check"
 CHECK_FEW = """\
+import sys
+from pathlib import Path
 from hpcgen.check import representative
 from hpcgen.cli.main import main
 
-representative.STAGES = {name: representative.STAGES[name] for name in ("tensorboard", "train")}
+templates = Path(sys.argv[sys.argv.index("--templates") + 1], "slurm").iterdir()
+names = {path.name.partition(".")[0] for path in templates}
+representative.STAGES = {name: stage for name, stage in representative.STAGES.items() if name in names}
 main()
 """
-"""Checks the scripts of two stages, since each takes seconds. tests/check/test_site.py checks every stage."""
+"""Checks the scripts of the stages whose templates are in the directory, since each takes seconds.
+
+tests/check/test_site.py checks every stage.
+"""
 
 INSTALL = "hpcgen install-code"
 INSTALL_FEW = """\

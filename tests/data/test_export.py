@@ -308,7 +308,7 @@ def test_refusals_write_nothing(tmp_path, corpus):
     assert not (tmp_path / "out" / "data" / f"{NAMES[0]}.parquet").exists()
 
 
-@pytest.mark.process
+@pytest.mark.slow
 def test_kills_at_writes_and_renames(tmp_path, corpus):
     """kill -9 during an export of Arrow files: a shard with a record is complete, and the next run makes the rest."""
     pairs = [str(corpus.directory / "tokens" / name) for name in NAMES[1:]]

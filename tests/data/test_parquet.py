@@ -160,10 +160,18 @@ def damaged_page(content: bytes) -> bytes:
     ("damage", "reason"),
     [
         (lambda content: content[:-1000], "damaged or truncated Parquet data: Parquet magic bytes not found"),
-        (lambda content: content[:3], "damaged or truncated Parquet data: Parquet file size is 3 bytes"),
+        pytest.param(
+            lambda content: content[:3],
+            "damaged or truncated Parquet data: Parquet file size is 3 bytes",
+            marks=pytest.mark.slow,
+        ),
         (lambda content: content[1000:], "damaged or truncated Parquet data after row 0: "),
         (damaged_page, "damaged or truncated Parquet data after row 74: "),
-        (lambda content: b'{"text": "x"}\n' * 9, "damaged or truncated Parquet data: Parquet magic bytes"),
+        pytest.param(
+            lambda content: b'{"text": "x"}\n' * 9,
+            "damaged or truncated Parquet data: Parquet magic bytes",
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["truncated", "short", "beginning", "page", "json"],
 )

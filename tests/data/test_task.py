@@ -261,7 +261,7 @@ def test_no_space_left(corpus, tmp_path):
 @pytest.mark.process
 def test_a_file_that_may_not_grow(corpus, tmp_path):
     """RLIMIT_FSIZE simulates quotas: the write fails at once, and an older output is unchanged."""
-    run_stages(corpus, "extract", "concat")
+    make_units(corpus, "extract", "concat")
     before = {name: (corpus.directory / name).read_bytes() for name in published(corpus.directory)}
     for seed, name in enumerate(NAMES):
         write_file(tmp_path / "source" / name, json_lines(documents(600, seed + 50)))

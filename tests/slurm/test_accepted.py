@@ -15,7 +15,14 @@ from tests.slurm.cluster import SlurmCluster, missing_slurm
 EVERY_STAGE = ("azure-ndv5-pyxis", "local-none")
 """A case of each shipped profile. The runtime decides no directive, so of the others the largest job is enough."""
 PLAIN = [
-    (case, stage)
+    pytest.param(
+        case,
+        stage,
+        id=f"{case}-{stage}",
+        marks=[]
+        if case == EVERY_STAGE[0] or (case, stage) == (EVERY_STAGE[1], "train")
+        else [pytest.mark.slow],
+    )
     for case in CASES
     if case in EVERY_STAGE or case.startswith("azure")  # jobs of other sites need nodes like theirs
     for stage in (STAGES if case in EVERY_STAGE else ("train",))
@@ -33,7 +40,7 @@ def large_cluster() -> Iterator[SlurmCluster]:
         yield cluster
 
 
-@pytest.mark.parametrize(("case", "stage"), PLAIN, ids=[f"{case}-{stage}" for case, stage in PLAIN])
+@pytest.mark.parametrize(("case", "stage"), PLAIN)
 def test_sbatch_accepts_it(case: str, stage: str, large_cluster: SlurmCluster, tmp_path: Path) -> None:
     script = rendered(case, stage)
     judged = large_cluster.run("sbatch", "--test-only", input=script, cwd=tmp_path)

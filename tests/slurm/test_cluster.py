@@ -31,8 +31,8 @@ while kill -0 $step; do wait $step; done
 
 @pytest.fixture
 def own_cluster(slurm_cluster: SlurmCluster) -> SlurmCluster:
-    """A second cluster, not started (where there is Slurm)."""
-    return SlurmCluster()
+    """A second cluster, not started (where there is Slurm). What is to end is killed after a second."""
+    return SlurmCluster(kill_wait_s=1)
 
 
 def wait_for_line(log: Path, line: str, cluster: SlurmCluster, job_id: str) -> None:

@@ -192,6 +192,7 @@ def test_a_task_that_dies_is_the_only_one_submitted_again(
     assert said.splitlines() == [f"{stage}: complete; not submitted" for stage in SHORT_CHAIN]
 
 
+@pytest.mark.slow
 def test_rendered_scripts_make_the_same_bytes(
     slurm_cluster: SlurmCluster, server: Server, made_here: Path, stand_in: str, tmp_path: Path
 ) -> None:

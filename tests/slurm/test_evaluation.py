@@ -156,6 +156,7 @@ def test_a_submitted_training_queues_the_same_jobs(
     assert evaluated(evaluated_run.parent / "run") == {4}
 
 
+@pytest.mark.slow
 def test_the_queued_job_computes_the_perplexity_of_the_checkpoint(
     slurm_cluster: SlurmCluster, evaluated_run: Path, stand_in: str
 ) -> None:

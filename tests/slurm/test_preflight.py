@@ -99,6 +99,7 @@ def test_a_node_that_fails_its_check_is_excluded_and_the_job_continues(
     assert all(steps[i] == pytest.approx(expected, rel=1e-3) for i, expected in single_process_curve.items())
 
 
+@pytest.mark.slow
 def test_a_spare_takes_the_place_of_a_node_that_fails_its_check(
     three_nodes: SlurmCluster, checked_run: Path
 ) -> None:

@@ -14,7 +14,7 @@ import pytest
 from hpcgen import api
 from tests.patience import wait_until
 from tests.slurm.cluster import SlurmCluster
-from tests.slurm.conftest import profile_text, short_sleeps
+from tests.slurm.conftest import failing_requeue, profile_text, short_sleeps
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TWO_NODES = {"nodes": 2, "ntasks_per_node": 2}
@@ -146,14 +146,16 @@ def test_a_warned_program_gets_the_signal_and_a_killed_one_resumes(
     assert log.count("0: at step 12 of 12\n") == 1
 
 
-def test_three_attempts_without_progress_end_the_job_and_a_useless_expression_is_named(
+def test_three_attempts_without_progress_end_the_job_and_a_refused_requeue_is_retried(
     slurm_cluster: SlurmCluster, tmp_path: Path
 ) -> None:
+    """The controller refuses the first requeue twice. The expression for the progress is useless."""
     program = {"command": ["sh", "-c", "echo broken; exit 7"], "progress": {"log": "step ([0-9]+)"}}
     run = program_run(tmp_path, program)
-    job_id = submit(slurm_cluster, run)
+    job_id = submit(slurm_cluster, run, options=[failing_requeue(slurm_cluster, tmp_path / "failing")])
     log = ended(slurm_cluster, run, job_id, "FAILED")
     assert log.count("0: broken\n") == 3
+    assert log.count("Unable to contact slurm controller") == 2
     first = log.partition("back into the queue")[0]
     assert (
         f"no line that this attempt wrote to {tmp_path}/run/run-{job_id}.log matches step ([0-9]+)" in first

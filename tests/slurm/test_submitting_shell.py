@@ -302,7 +302,7 @@ def hostile_shell(script: str, directory: Path) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("by", ["sbatch", "submit"])
+@pytest.mark.parametrize("by", ["sbatch", pytest.param("submit", marks=pytest.mark.slow)])
 def test_a_job_ignores_shell_options_and_functions_that_the_submitting_shell_exports(
     slurm_cluster: SlurmCluster, gpu_run: Path, by: str
 ) -> None:
