@@ -26,6 +26,10 @@ EXPERT = 3 * 4096 * 14336
 MIXTRAL_3_LAYERS = dataclasses.replace(
     MIXTRAL, num_layers=3, moe_layer_freq=(1,) * 3, seq_length=4096, vocab_size=50257, padded_vocab_size=50304
 )
+PP2 = {"micro": 4, "world_size": 2, "pp": 2, "num_microbatches": 8}
+GRAPHS = {"cuda_graph_impl": "transformer_engine"}
+GRAPHS_IN_PIPELINES = {None: 25.55, 2: 28.90, 4: 27.38, 12: 26.78}
+"""VPP -> GiB on an H100 (benchmarks/planner/data/own.csv, gpt-pp2-*)."""
 TP2_PP2 = {"micro": 4, "world_size": 4, "tp": 2, "pp": 2, "sp": True, "num_microbatches": 8}
 
 
@@ -72,7 +76,8 @@ def estimate(
         (GPT, {"micro": 2, "world_size": 4, "pp": 4, "num_microbatches": 16}, 13.23, 0.2),
         (GPT, TP2_PP2, 12.31, 0.15),
         (GPT, {"micro": 4, "world_size": 4, "cuda_graph_impl": "transformer_engine"}, 24.87, 0.3),
-        (GPT, TP2_PP2 | {"cuda_graph_impl": "transformer_engine"}, 13.07, 0.6),
+        (GPT, TP2_PP2 | {"cuda_graph_impl": "transformer_engine"}, 13.07, 0.15),
+        *((GPT, PP2 | GRAPHS | {"vpp": chunks}, peak, 0.2) for chunks, peak in GRAPHS_IN_PIPELINES.items()),
         (MIXTRAL_3_LAYERS, {"micro": 2}, 87.40, 0.02),
         (llama3_8b(8, 8192), {"micro": 2}, 69.7, 0.1),
         (llama3_8b(8, 8192), {"micro": 2, "world_size": 2}, 54.0, 0.1),
@@ -81,12 +86,18 @@ def estimate(
     ],
     ids=[
         *("GPT micro 4", "GPT micro 8", "Llama 8 layers", "Llama micro 2", "Llama 16 layers", "DP4", "PP4"),
-        *("TP2 x PP2", "DP4, graphs", "TP2 x PP2, graphs", "Mixtral"),
+        *(
+            "TP2 x PP2",
+            "DP4, graphs",
+            "TP2 x PP2, graphs",
+            *(f"VPP{vpp}, graphs" for vpp in GRAPHS_IN_PIPELINES),
+        ),
+        "Mixtral",
         *("Llama 8k", "Llama 8k, DP2", "Llama 32k", "GPT, torch"),
     ],
 )
 def test_the_estimate_is_near_gpu_measurements(model, run, peak_gib, tolerance_gib):
-    """Layers recorded as CUDA graphs need more than the estimate. So did Llama's shape with microbatch 2 and with 16
+    """Layers recorded as CUDA graphs need a little more than the estimate. So did Llama's shape with microbatch 2 and with 16
     layers, which are measurements of an early version."""
     assert estimate(model, **run).total_gib == pytest.approx(peak_gib, abs=tolerance_gib)
 

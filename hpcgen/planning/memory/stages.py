@@ -199,11 +199,23 @@ def _kept_bytes(setup: Setup, layers: list[Layer]) -> float:
     """
     number = setup.training.recompute_num_layers or 1
     if not setup.recomputes_layers:
-        return sum(layer.kept for layer in layers)
+        return sum(layer.kept for layer in layers) + _graph_bytes(setup, len(layers))
     if setup.training.recompute_method == "uniform":
         return math.ceil(len(layers) / number) * setup.sharded_hidden_bytes
     first, rest = layers[:number], layers[number:]
     return len(first) * setup.sharded_hidden_bytes + sum(layer.kept for layer in rest)
+
+
+def _graph_bytes(setup: Setup, num_layers: int) -> float:
+    """Bytes per token that the CUDA graphs of a model chunk keep in a pipeline.
+
+    Each layer was seen to keep one more hidden state, and so was each chunk, whose input is received and then copied to
+    that of its first graph (benchmarks/planner/data/own.csv, gpt-pp2-*).
+    """
+    is_pipeline = setup.layout.pipeline_model_parallel_size > 1
+    if setup.training.cuda_graph_impl == "none" or not is_pipeline:
+        return 0.0
+    return (num_layers + 1) * setup.sharded_hidden_bytes
 
 
 def _recomputed_at_once(setup: Setup, number: int) -> int:
