@@ -97,8 +97,8 @@ def estimate(
     ],
 )
 def test_the_estimate_is_near_gpu_measurements(model, run, peak_gib, tolerance_gib):
-    """Layers recorded as CUDA graphs need a little more than the estimate. So did Llama's shape with microbatch 2 and with
-    16 layers, which are measurements of an early version."""
+    """Layers recorded as CUDA graphs need a little more than the estimate. So did Llama's shape with microbatch 2
+    and with 16 layers, which are measurements of an early version."""
     assert estimate(model, **run).total_gib == pytest.approx(peak_gib, abs=tolerance_gib)
 
 
