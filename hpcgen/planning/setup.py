@@ -45,8 +45,13 @@ class Setup:
 
     @property
     def value_bytes(self) -> int:
-        """Size of an activation. In FP8 some inputs take one byte, but the estimate uses bf16's two."""
+        """Size of an activation."""
         return 4 if self.training.precision == "fp32" else 2
+
+    @property
+    def operand_bytes(self) -> int:
+        """Size of a value in the input of a product of a dense layer, as the product keeps it."""
+        return 1 if self.training.fp8 else self.value_bytes
 
     @property
     def uses_engine(self) -> bool:
@@ -67,6 +72,11 @@ class Setup:
     def sharded_hidden_bytes(self) -> float:
         """A hidden state between the layers, where sequence parallelism divides it."""
         return self.sharded(self.hidden_bytes)
+
+    @property
+    def sharded_operand_bytes(self) -> float:
+        """A hidden state between the layers, as a product keeps it."""
+        return self.sharded(self.operand_bytes * self.model.hidden_size)
 
     @property
     def gathered_hidden_bytes(self) -> int:

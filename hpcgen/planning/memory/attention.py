@@ -33,8 +33,11 @@ def attention_part(setup: Setup) -> Part:
     model, hidden, attention = setup.model, setup.sharded_hidden_bytes, attention_of(setup.model)
     heads_per_device = model.num_attention_heads / setup.layout.tensor_model_parallel_size
     queries, keys_values, output = _widths(setup)
+    # Both projections from the hidden states to latents keep their input, so in FP8 it takes as much as in bf16.
+    is_one_input = attention.has_complete_heads
+    normalized_input = setup.sharded_operand_bytes if is_one_input else hidden
     # inputs of the norm and of the first projection, a one-byte mask for the residual dropout
-    kept = 2 * hidden + (setup.sharded(model.hidden_size) if model.hidden_dropout else 0)
+    kept = hidden + normalized_input + (setup.sharded(model.hidden_size) if model.hidden_dropout else 0)
     # queries, keys, values and the output, and the logarithm of the sum of each row of scores in fp32
     kept += queries + keys_values + output + 4 * heads_per_device
     if model.qk_layernorm and attention.has_complete_heads:  # queries and keys before their norms
@@ -46,7 +49,7 @@ def attention_part(setup: Setup) -> Part:
         "queries": queries,
         "keys and values": keys_values,
         "normalized latents": normalized,
-        "normalized input": hidden,
+        "normalized input": normalized_input,
     }
     modules = filter(setup.recomputes, attention.recomputable)
     recomputed = sum(sizes[activation] for module in modules for activation in attention.recomputable[module])

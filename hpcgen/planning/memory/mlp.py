@@ -19,8 +19,9 @@ def mlp_part(setup: Setup, *, has_experts: bool) -> Part:
     """The MLP or the experts, with the norm before them."""
     model, hidden = setup.model, setup.sharded_hidden_bytes
     # inputs of the norm and of the MLP, a one-byte mask for the residual dropout
-    outside = 2 * hidden + (setup.sharded(model.hidden_size) if model.hidden_dropout else 0)
-    inside = _experts_bytes(setup) if has_experts else sum(_dense_widths(setup))
+    outside = hidden + (setup.sharded(model.hidden_size) if model.hidden_dropout else 0)
+    outside += hidden if has_experts else setup.sharded_operand_bytes
+    inside = _experts_bytes(setup) if has_experts else sum(_dense_kept_bytes(setup))
     recomputed = _recomputed_bytes(setup, inside, has_experts=has_experts)
     working = _experts_working_bytes(setup) if has_experts else _dense_working_bytes(setup)
     return Part(outside + inside - recomputed, recomputed, working)
@@ -41,7 +42,7 @@ def _recomputed_bytes(setup: Setup, inside: float, *, has_experts: bool) -> floa
             size += hidden
     elif setup.recomputes("mlp"):
         # Transformer Engine's MLP keeps the input of its norm, which the layer keeps anyway.
-        size += inside + (hidden if setup.uses_engine else 0)
+        size += inside + (setup.sharded_operand_bytes if setup.uses_engine else 0)
     return size
 
 
@@ -53,6 +54,12 @@ def _widths(setup: Setup, width: float) -> tuple[float, float]:
 def _dense_widths(setup: Setup) -> tuple[float, float]:
     assert setup.model.ffn_hidden_size
     return _widths(setup, setup.model.ffn_hidden_size / setup.layout.tensor_model_parallel_size)
+
+
+def _dense_kept_bytes(setup: Setup) -> tuple[float, float]:
+    """Activations that an MLP keeps: the inputs of its activation function and of its second product."""
+    before, after = _dense_widths(setup)
+    return before, after * setup.operand_bytes / setup.value_bytes
 
 
 def _expert_widths(setup: Setup) -> tuple[float, float]:
@@ -76,10 +83,11 @@ def _dense_working_bytes(setup: Setup) -> float:
     The gradient of the output exists in all of them, because it is also that of the residual.
     """
     before, after = _dense_widths(setup)
+    _, released = _dense_kept_bytes(setup)
     second_product = setup.gathered_hidden_bytes + after + _weight_gradient_bytes(setup, after)
     activation_function = before  # its input is still kept, but not its output, whose gradient it has
     first_product = (
-        setup.gathered_hidden_bytes + setup.hidden_bytes - after + _weight_gradient_bytes(setup, before)
+        setup.gathered_hidden_bytes + setup.hidden_bytes - released + _weight_gradient_bytes(setup, before)
     )
     return setup.sharded_hidden_bytes + max(second_product, activation_function, first_product)
 
