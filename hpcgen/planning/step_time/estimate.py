@@ -82,7 +82,7 @@ def _chunks(device: Device, machine: Machine) -> tuple[list[list[Passes]], list[
             device, layers[last_layer_has_experts(setup.model)]
         )
     chunks[-1][-1] += output_time(device)
-    if len(chunks) > 1 == len(chunks[0]):
+    if len(chunks) > 1 == len(chunks[0]) and setup.training.cuda_graph_impl == "none":
         waits = Seconds(host=AFTER_TRANSFERS.value)
         chunks = [[chunk + Passes(waits, waits) for chunk in stage] for stage in chunks]
         guesses.append(AFTER_TRANSFERS)
