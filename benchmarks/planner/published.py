@@ -95,8 +95,7 @@ class Configuration:
         assert training.layout is not None
         setup = Setup.of(training.trainer, training.layout)
         setup = dataclasses.replace(setup, gradient_bytes=self.software.gradient_bytes)
-        machine = Machine.of(run.node_type, run.node_type.gpus_per_node)
-        return Planned(training.trainer, setup, _with_fast_host(machine))
+        return Planned(training.trainer, setup, _machine_of(self.cluster))
 
     def _document(self) -> dict[str, Any]:
         return {
@@ -190,8 +189,14 @@ def _run_on(cluster: str) -> Run:
     return load_document(documents.constant(values, cluster), DATA)
 
 
-def _with_fast_host(machine: Machine) -> Machine:
-    """The machine with a host that no GPU waits for. Sources do not say how fast the host was."""
+@functools.cache
+def _machine_of(cluster: str) -> Machine:
+    """The machine of a cluster, with a host that no GPU waits for. Sources do not say how fast the host was.
+
+    Predictions for one machine share the times of its kernels.
+    """
+    node_type = _run_on(cluster).node_type
+    machine = Machine.of(node_type, node_type.gpus_per_node)
     shapes = itertools.product(("dense", "experts"), (False, True), (False, True), ("bf16", "fp8"))
     names = ("layer", "tensor_parallel", "graphs", "precision")
     host = tuple(dict(zip(names, shape, strict=True), us=0.0) for shape in shapes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 from benchmarks.planner.accuracy import Accuracy, by_group, compare
@@ -18,10 +19,11 @@ Row = dict[str, str]
 """A row by the titles of its columns."""
 
 
-def predictions() -> list[Prediction]:
+@functools.cache
+def predictions() -> tuple[Prediction, ...]:
     """The predictions for all published configurations that were measured, and for our own cases."""
-    own = [predict_planned(case.name, planned_case(case.name, GPU)) for case in CASES]
-    return [*(predict(configurations()[name]) for name in steps()), *own]
+    own = (predict_planned(case.name, planned_case(case.name, GPU)) for case in CASES)
+    return (*(predict(configurations()[name]) for name in steps()), *own)
 
 
 def accuracy() -> list[Row]:

@@ -7,8 +7,9 @@ import pytest
 from benchmarks.planner.accuracy import Accuracy, Comparison, by_group, compare
 from benchmarks.planner.orderings import Ordering, orderings
 from benchmarks.planner.own import OwnStep, own_steps, planned_case
-from benchmarks.planner.predictions import frozen, predict, predict_planned
+from benchmarks.planner.predictions import frozen, predict_planned
 from benchmarks.planner.published import Step, configurations, steps
+from benchmarks.planner.tables import TABLES, markdown, predictions
 from hpcgen.planning.memory import estimate_memory
 
 BANDS = {
@@ -61,7 +62,7 @@ def test_every_row_has_a_source_and_a_configuration() -> None:
 
 @pytest.fixture(scope="module")
 def accuracy() -> dict[str, Accuracy]:
-    return by_group(compare({name: predict(configurations()[name]).step_s for name in steps()}))
+    return by_group(compare({each.configuration: each.step_s for each in predictions()}))
 
 
 @pytest.fixture(scope="module")
@@ -105,3 +106,11 @@ def test_own_runs_take_the_predicted_time_and_memory(run: OwnStep) -> None:
         assert predict_planned(run.case, planned).step_s == pytest.approx(run.step_s, rel=0.07)
     estimated = estimate_memory(planned.setup).total_gib
     assert estimated == pytest.approx(run.allocated_gib, abs=max(0.5, 0.02 * run.allocated_gib))
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_tables_have_a_row_for_each_comparison(name: str) -> None:
+    """All rows have the columns of the first, and no cell breaks the table."""
+    head, _, *rows = markdown(TABLES[name]()).splitlines()
+    assert rows
+    assert {row.count("|") for row in rows} == {head.count("|")}
