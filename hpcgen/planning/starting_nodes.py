@@ -6,13 +6,11 @@ from hpcgen.config.node_type import NodeType
 from hpcgen.config.presets import Preset
 from hpcgen.config.slurm import StageSettings
 from hpcgen.config.starter import micro_batch, parallelism_of
+from hpcgen.config.tokenizer import TokenizerConfig, vocab_size
 from hpcgen.planning.resources import nodes_that_fit
 from trainer.contract.config import BlendConfig, ModelConfig, OptimizerConfig, TrainingConfig, from_dict
 from trainer.contract.model.layout import fewest_ranks
 from trainer.contract.rules.facts import Facts, World
-
-GPT2_IDS = 50257
-"""The vocabulary of the tokenizer of a new run, if its preset has none."""
 
 
 def starting_nodes(preset: Preset | None, node_type: NodeType, of_cluster: StageSettings) -> int:
@@ -30,7 +28,7 @@ def starting_nodes(preset: Preset | None, node_type: NodeType, of_cluster: Stage
 
 def _facts(preset: Preset, node_type: NodeType, nodes: int, ranks_per_node: int) -> Facts:
     sections = preset.sections
-    model = {"vocab_size": GPT2_IDS, **sections["model"]}
+    model = {"vocab_size": vocab_size(TokenizerConfig()), **sections["model"]}
     training = sections["training"] | micro_batch(preset, nodes * ranks_per_node)
     return Facts(
         model=from_dict(ModelConfig, model, preset.origin),
