@@ -56,8 +56,13 @@ def planned_case(name: str, gpu: str) -> Planned:
     trainer = resolve(from_dict(TrainerConfig, config, where=name))
     layout = Layout.make(trainer.model, trainer.parallelism, trainer.training, case.gpus)
     assert layout is not None
-    machine = Machine.of(load_node_type(NODE_TYPES[gpu]), case.gpus, case.gpus)
-    return Planned(trainer, Setup.of(trainer, layout), machine, documents_of(case))
+    return Planned(trainer, Setup.of(trainer, layout), _machine_of(gpu, case.gpus), documents_of(case))
+
+
+@functools.cache
+def _machine_of(gpu: str, num_gpus: int) -> Machine:
+    """GPUs of a model that NVLink connects."""
+    return Machine.of(load_node_type(NODE_TYPES[gpu]), num_gpus, num_gpus)
 
 
 def documents_of(case: Case) -> tuple[int, ...]:
