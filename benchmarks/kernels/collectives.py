@@ -23,7 +23,7 @@ from torch.distributed import ProcessGroup
 
 KIB = 2**10
 SIZES = tuple(KIB * size for size in (64, 256, 2**10, 2**12, 2**14, 2**16, 2**18, 2**20, 2**21))
-BESIDE = tuple(KIB * size for size in (2**14, 2**16, 2**18, 2**20))
+BESIDE = tuple(KIB * size for size in (2**16, 2**18, 2**20))
 TINY = (4 * KIB,)
 """Sizes with which CPUs try this."""
 SIDE = 8192
@@ -161,8 +161,8 @@ def slowest(seconds: float, group: ProcessGroup, device: str) -> float:
 def beside(start: Transfer, product: Transfer, group: ProcessGroup) -> dict[str, float]:
     """Microseconds of a transfer and of a product: each alone, and while the other one runs.
 
-    A transfer may have to wait until a product leaves it SMs. Its own time is that of one that starts between products.
-    Products are slower while it runs, by as much as it delays all of them.
+    The time of the transfer includes its wait until a product leaves it SMs. Products are slower during this time, by
+    as much as the transfer delays all of them.
     """
     transfer_s, product_s = alone(start, group, "cuda"), alone(product, group, "cuda")
     products = math.ceil(1.5 * transfer_s / product_s)

@@ -36,7 +36,7 @@ def main() -> None:
     watch.join()
     steady = samples[len(samples) // 2 :]
     watts, sm_mhz = (statistics.median(each) for each in zip(*steady, strict=True))
-    row = {"load": arguments.load, "watts": watts, "sm_mhz": sm_mhz, "first_sm_mhz": samples[0][1]}
+    row = {"load": arguments.load, "seconds": arguments.seconds, "watts": watts, "sm_mhz": sm_mhz}
     with arguments.rows.open("a") as rows:
         rows.write(json.dumps(row) + "\n")
 
