@@ -41,7 +41,7 @@ CPU = {"DS_ACCELERATOR": "cpu"}
 def main() -> int:
     """Run the three programs in turn."""
     options = parser()
-    options.set_defaults(one_rank=False)
+    options.set_defaults(one_rank=False, environment={})
     arguments = options.parse_args()
     runs.end_like_ctrl_c()
     gpus = 2 if arguments.cpu else arguments.gpus or runs.count_gpus(options)

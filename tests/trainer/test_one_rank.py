@@ -46,7 +46,7 @@ def test_the_trainer_runs_as_rank_0_alone(
 ) -> None:
     case = Case("alone", model, 2, 8, RANKS, layout)
     config = train.configuration(case, Path(corpus), tmp_path / "run") | {"device": "cpu"}
-    arguments = argparse.Namespace(one_rank=True)
+    arguments = argparse.Namespace(one_rank=True, environment={})
     record = train.run_until(config, lambda lines: train.is_measured(lines, case, 3), case, arguments)
     assert record[0]["world_size"] == RANKS
     steps = runs.steps(record)
