@@ -40,9 +40,7 @@ def estimate_step_time(
     chunks, guesses = _chunks(device, machine)
     forward = [[chunk.forward.total for chunk in stage] for stage in chunks]
     backward = [[chunk.backward.total for chunk in stage] for stage in chunks]
-    transfers = _transfers(device)
-    hidden = [device.links.added(seconds, seconds) for seconds in transfers]
-    timeline = replay(forward, backward, setup.layout.num_microbatches, transfers, hidden)
+    timeline = replay(forward, backward, setup.layout.num_microbatches, _transfers(device))
     exposed = data_parallel_time(setup, forward, backward, timeline, device.links)
     stages = [added(stage) for stage in chunks]
     slowest = stages[timeline.slowest].times(setup.layout.num_microbatches)
