@@ -13,22 +13,18 @@ from benchmarks.planner.tables import TABLES, markdown, predictions
 from hpcgen.planning.memory import estimate_memory
 
 BANDS = {
-    "Megatron-Bridge, dense": (0.055, 0.08, 0.05),
-    "NeMo 24.07 to 25.02, dense": (0.09, 0.20, 0.095),
-    "complete dense, H100": (0.08, 0.20, 0.085),
-    "complete dense, all": (0.08, 0.20, 0.035),
-    "A100, 2022": (0.08, 0.15, 0.085),
-    "NVIDIA's recipes, bf16": (0.06, 0.13, 0.06),
-    "NVIDIA's recipes, FP8": (0.065, 0.17, 0.065),
-    "bf16, partly stated": (0.105, 0.60, 0.05),
-    "FP8, partly stated": (0.025, 0.05, 0.025),
-    "experts": (0.53, 0.58, 0.45),
+    "Megatron-Bridge, dense": (0.035, 0.07, 0.03),
+    "NeMo 24.07 to 25.02, dense": (0.065, 0.20, 0.08),
+    "complete dense, H100": (0.06, 0.20, 0.07),
+    "complete dense, all": (0.065, 0.20, 0.02),
+    "A100, 2022": (0.095, 0.17, 0.105),
+    "NVIDIA's recipes, bf16": (0.055, 0.10, 0.05),
+    "NVIDIA's recipes, FP8": (0.06, 0.13, 0.055),
+    "bf16, partly stated": (0.095, 0.57, 0.04),
+    "FP8, partly stated": (0.04, 0.07, 0.015),
+    "experts": (0.50, 0.57, 0.43),
 }
 """Limits of the median, worst and mean error of each group. Experts wait for a host that is not known."""
-WRONG_ORDERINGS = {"175B, VPP 12 to 2"}
-"""docs/planning.md says why."""
-
-
 WAITING_FOR_HOST = {"gpt-tp2", "latent-experts"}
 """Own runs whose GPUs wait for a host that was slower than the one that was measured."""
 
@@ -84,7 +80,7 @@ def test_errors_stay_within_their_bands(group: str, accuracy: dict[str, Accuracy
 
 
 def test_orderings_of_sources_are_predicted(pairs: list[Ordering]) -> None:
-    assert {pair.says for pair in pairs if not pair.is_right} == WRONG_ORDERINGS
+    assert [pair.says for pair in pairs if not pair.is_right] == []
 
 
 def test_predictions_differ_where_layouts_do(pairs: list[Ordering]) -> None:
