@@ -5,8 +5,10 @@ from __future__ import annotations
 import difflib
 import gc
 import os
+import shutil
 import signal
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Generator
 from multiprocessing.process import BaseProcess
@@ -15,6 +17,8 @@ from typing import Any
 
 import hypothesis
 import pytest
+
+from tests.trainer.forked import SHARED
 
 TESTS = Path(__file__).parent
 
@@ -35,6 +39,10 @@ WITH_TRANSFORMERS = (
 
 STARTS = frozenset(("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"))
 """Audit events of the calls that start a process."""
+
+MEMORY = Path("/dev/shm")
+ENOUGH_BYTES = 4 * 2**30
+"""What all tests write, three times."""
 
 # A shell starts `make test &` with SIGINT ignored, and each process that a test starts would inherit that. A signal
 # that has a handler here has its default action there.
@@ -68,7 +76,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-def pytest_configure() -> None:
+def _has_room_in_memory() -> bool:
+    if not MEMORY.is_dir():
+        return False
+    found = os.statvfs(MEMORY)  # containers may run no programs from there
+    return not found.f_flag & os.ST_NOEXEC and found.f_bavail * found.f_frsize > ENOUGH_BYTES
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if SHARED not in os.environ:  # the workers of xdist inherit it
+        os.environ[SHARED] = tempfile.mkdtemp(prefix="python-")  # a socket's path has at most 107 bytes
+        config.add_cleanup(lambda: shutil.rmtree(os.environ.pop(SHARED)))
+    if _has_room_in_memory():  # where a sync costs nothing; runs and stages sync every file
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
     sys.addaudithook(_record_start)
     start = BaseProcess.start
 
@@ -136,13 +156,11 @@ def compare_golden(request: pytest.FixtureRequest) -> Callable[[Path, str], None
 
 
 @pytest.fixture(scope="session")
-def stand_in() -> Generator[str]:
+def stand_in() -> str:
     """A program for `python` in job scripts, which needs no time to import the trainer."""
-    # Imported here, since it makes each fork server import torch.
-    from tests.trainer.stand_in_python import stand_in_python
+    from tests.trainer import prepared_python
 
-    with stand_in_python() as program:
-        yield str(program)
+    return str(prepared_python.start() / "python")
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -205,7 +205,7 @@ def fork_of(program: int) -> int:
     [fork] = [
         int(process.name)
         for process in Path("/proc").glob("[0-9]*")
-        if _has_output(process, output) and "forkserver" in (process / "cmdline").read_text()
+        if _has_output(process, output) and "prepared_python" in (process / "cmdline").read_text()
     ]
     return fork
 

@@ -6,21 +6,24 @@ tests/slurm/test_train.py starts `python -m trainer`.
 
 from __future__ import annotations
 
-import multiprocessing
+import contextlib
+import json
 import os
 import runpy
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from multiprocessing.connection import wait
 from pathlib import Path
 
 from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
-CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["tests.trainer.preloaded"])
+SHARED = "PYTEST_PREPARED_PYTHON"
+"""Variable with the directory of the process that forks, of all workers (prepared_python.py)."""
 
 
 class ForkedPython:
@@ -34,29 +37,38 @@ class ForkedPython:
         errors: Path | None = None,
     ) -> None:
         """Starts `python ARGUMENTS` (-m or -c first) in ROOT. Appends to `output`, and its stderr to `errors`."""
-        files = (output, errors or output)
-        self._process = CONTEXT.Process(
-            target=_start_as_python, args=(list(arguments), dict(environment), *files)
-        )
-        self._process.start()
+        from tests.trainer import prepared_python
 
-    @property
-    def pid(self) -> int:
-        assert self._process.pid is not None
-        return self._process.pid
+        address = prepared_python.start() / "server"
+        sys.audit("os.fork")  # of the other process, for the test that calls this
+        self._server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._server.connect(str(address))
+        umask = os.umask(0o77)
+        os.umask(umask)
+        request = [[sys.executable, *arguments], dict(environment), str(ROOT), umask]
+        with Path(os.devnull).open() as none, output.open("a") as out, (errors or output).open("a") as err:
+            streams = [stream.fileno() for stream in (none, out, err)]
+            socket.send_fds(self._server, [json.dumps(request).encode()], streams)
+        self.pid = int(self._server.recv(16))
+        self._status: int | None = None
 
     def poll(self) -> int | None:
-        return self._process.exitcode
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self._status
 
     def wait(self, timeout: float | None = None) -> int:
-        self._process.join(timeout)
-        if (status := self.poll()) is None:
-            raise subprocess.TimeoutExpired("python", timeout or 0)
-        return status
+        if self._status is None:
+            if not wait([self._server], timeout):
+                raise subprocess.TimeoutExpired("python", timeout or 0)
+            self._status = int(self._server.recv(16))
+            self._server.close()
+        return self._status
 
     def send_signal(self, number: signal.Signals) -> None:
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
@@ -90,14 +102,6 @@ def run_ranks(
             subprocess.CompletedProcess(arguments, status, output.read_text(), errors.read_text())
             for status, (output, errors) in zip(statuses, streams, strict=True)
         ]
-
-
-def _start_as_python(arguments: list[str], environment: dict[str, str], output: Path, errors: Path) -> None:
-    os.chdir(ROOT)
-    for path, descriptor in ((output, 1), (errors, 2)):
-        with path.open("a") as file:
-            os.dup2(file.fileno(), descriptor)
-    be_python(arguments, environment)
 
 
 def be_python(arguments: list[str], environment: dict[str, str]) -> None:

@@ -1,34 +1,38 @@
-"""Builds of sample indices in processes of their own, which can be killed. Forks of the server in tests.trainer.forked:
+"""Builds of sample indices in processes of their own, which can be killed. Forks of a process that was prepared:
 a fork of the process of pytest could crash, since that has threads."""
 
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 from collections.abc import Callable
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import torch
 
 from tests.patience import PATIENCE_S
-from tests.trainer.forked import CONTEXT
+from tests.trainer.forked import ForkedPython
 from trainer.contract.config import TrainerConfig
 from trainer.contract.errors import TrainerError
 from trainer.data.datasets import build_datasets, build_index
 
+CALL = """
+import pickle, sys
+function, arguments = pickle.loads(bytes.fromhex(sys.argv[1]))
+function(*arguments)
+"""
 
-def started(function: Callable[..., None], *arguments: object) -> BaseProcess:
+
+def started(function: Callable[..., None], *arguments: object) -> ForkedPython:
     """The process of a call of `function`, which is a function of this module."""
-    process = CONTEXT.Process(target=function, args=arguments)
-    process.start()
-    return process
+    call = pickle.dumps((function, arguments)).hex()
+    return ForkedPython(["-c", CALL, call], os.environ, Path(os.devnull))
 
 
-def status_of(process: BaseProcess) -> int | None:
+def status_of(process: ForkedPython) -> int:
     """Exit status of the process; negative for the signal that ended it."""
-    process.join(timeout=PATIENCE_S)
-    return process.exitcode
+    return process.wait(PATIENCE_S)
 
 
 def killed_at(point: int, config: TrainerConfig, cache: Path) -> bool:

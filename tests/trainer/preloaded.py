@@ -1,4 +1,4 @@
-"""Modules that the fork server of tests imports: all that the trainer imports on a CPU."""
+"""Modules that prepared_python.py imports: all that the trainer imports on a CPU."""
 
 import gc
 import os

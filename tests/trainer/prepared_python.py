@@ -1,30 +1,32 @@
-"""A program that takes the place of Python in job scripts, and runs as a fork of a process that has imported all.
+"""A process that has imported the trainer and hpcgen, and forks Python programs for all tests that run at once.
 
-The program that a script starts only waits. It passes signals on, and when it is killed, so is the fork.
+The first worker that needs it starts it, in the directory that the variable SHARED names. It ends with the run of the
+tests. Also a program that takes the place of Python in job scripts. It only waits, passes signals on, and when it is
+killed, so is the fork.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import functools
 import gc
 import importlib
 import json
 import multiprocessing
 import os
 import pkgutil
-import shutil
 import signal
 import socket
+import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import NoReturn
 
 import hpcgen
-from tests.trainer.forked import CONTEXT, be_python
+from tests.trainer.forked import ROOT, SHARED, be_python
 
 PROGRAM = """\
 #!{python} -IS
@@ -40,6 +42,7 @@ request = [sys.argv, dict(os.environ), os.getcwd(), umask]
 socket.send_fds(server, [json.dumps(request).encode()], [0, 1, 2])
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
     signal.signal(number, lambda number, frame: server.send(bytes([number])))
+server.recv(16)  # the process ID of the fork
 status = int(server.recv(16))
 if status < 0:
     if -status != signal.SIGKILL:
@@ -49,36 +52,44 @@ sys.exit(status)
 """
 
 
-@contextlib.contextmanager
-def stand_in_python() -> Iterator[Path]:
-    """The program, which works until the context ends."""
-    directory = Path(tempfile.mkdtemp(prefix="python-"))  # a socket's path has at most 107 bytes
+@functools.cache
+def start() -> Path:
+    """The directory of the process: its socket `server`, and `python`, which takes the place of Python."""
+    directory = Path(os.environ[SHARED])
     address, program = directory / "server", directory / "python"
-    program.write_text(PROGRAM.format(python=sys.executable, address=str(address)))
-    program.chmod(0o755)
-    server = CONTEXT.Process(target=_serve, args=(str(address),))
-    server.start()
-    try:
-        while not address.exists():
-            assert server.is_alive()
-            time.sleep(0.01)
-        yield program
-    finally:
-        server.terminate()
-        server.join()
-        shutil.rmtree(directory)
+    with (directory / "lock").open("w") as lock, (directory / "log").open("a+") as log:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not address.exists():
+            program.write_text(PROGRAM.format(python=sys.executable, address=str(address)))
+            program.chmod(0o755)
+            run_of_tests = os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid()
+            command = [sys.executable, "-m", __name__, str(address), str(run_of_tests)]
+            none = subprocess.DEVNULL
+            process = subprocess.Popen(
+                command, cwd=ROOT, stdin=none, stdout=log, stderr=log, start_new_session=True
+            )
+            _started.append(process)
+            while not address.exists():
+                assert process.poll() is None, (directory / "log").read_text()
+                time.sleep(0.01)
+    return directory
 
 
-def _serve(address: str) -> None:
-    """Forks for each program that connects. Ends with the process of the tests."""
-    tests = multiprocessing.parent_process()
-    assert tests is not None
+_started: list[subprocess.Popen[bytes]] = []
+"""Keeps the process, which would be reported as still running."""
+
+
+def _serve(address: str, run_of_tests: int) -> None:
+    """Forks for each program that connects. Ends with the run of the tests."""
+    import tests.trainer.preloaded  # noqa: F401
+
     _import_hpcgen()
+    tests_end = os.pidfd_open(run_of_tests)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(f"{address}.new")
         listener.listen(64)
         Path(f"{address}.new").rename(address)
-        while tests.sentinel not in wait([listener, tests.sentinel]):
+        while tests_end not in wait([listener, tests_end]):
             connection, _ = listener.accept()
             if os.fork() == 0:
                 listener.close()
@@ -98,16 +109,19 @@ def _import_hpcgen() -> None:
 
 
 def _supervise(connection: socket.socket) -> NoReturn:
-    """Runs the Python program that was requested, and reports its status."""
+    """Runs the Python program that was requested, and reports its process ID and then its status."""
     request, descriptors, _, _ = socket.recv_fds(connection, 1 << 20, 3)
     fork = multiprocessing.get_context("fork")
     program = fork.Process(target=_run, args=(descriptors, *json.loads(request)))
     program.start()
+    assert program.pid is not None
     for descriptor in descriptors:
         os.close(descriptor)
-    while program.sentinel not in wait([connection, program.sentinel]):
+    with contextlib.suppress(OSError):
+        connection.send(str(program.pid).encode())
+    ended = os.pidfd_open(program.pid)  # processes that it leaves behind would keep its sentinel open
+    while ended not in wait([connection, ended]):
         message = connection.recv(1)
-        assert program.pid is not None
         os.kill(program.pid, message[0] if message else signal.SIGKILL)
         if not message:
             break
@@ -128,3 +142,7 @@ def _run(
     os.umask(umask)
     sys.executable, *words = arguments
     be_python(words[1:] if words[0] == "-u" else words, environment)
+
+
+if __name__ == "__main__":
+    _serve(sys.argv[1], int(sys.argv[2]))
