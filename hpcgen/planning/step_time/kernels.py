@@ -37,7 +37,7 @@ ATTENTION_HALF_LENGTH = 600
 IN_A_STEP = Constant(
     1.05,
     "products and attention take 5% longer in a step than alone",
-    "guessed from complete steps on H200. Under minutes of load, power limits the clock: 1,305 MHz on an H100",
+    "guessed from complete steps on H200. Under load, power limits the clock: 1,305 MHz on an H100",
 )
 LAUNCH_S = 4e-6
 """Time between two kernels of a stream."""
