@@ -117,6 +117,11 @@ def _assumptions(device: Device) -> Iterator[tuple[str, str]]:
     if setup.parallelism.tp_comm_overlap:
         source = "guessed: Hopper machines were seen to hide between nothing and all"
         yield "tp_comm_overlap hides a transfer behind its product, except for one piece", source
+    if setup.layout.virtual_pipeline_model_parallel_size > 1:
+        source = (
+            "guessed: VPP 4 to 12 of two stages on H100s fits it, and so does a gap of 0.1 ms after each pass"
+        )
+        yield "a stage computes nothing while it sends, also in the interleaved schedule", source
     if setup.parallelism.use_sharp:
         source = "assumed: each NIC carries as many bytes as in a ring"
         yield "use_sharp does not change the time to reduce-scatter gradients", source

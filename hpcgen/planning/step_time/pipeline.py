@@ -44,7 +44,7 @@ class Timeline:
     computing: tuple[float, ...]
     """Time of the passes."""
     transferring: tuple[float, ...]
-    """Time in which a stage sends and does not compute, and by which other transfers lengthen its passes."""
+    """Time in which a stage sends and does not compute."""
     chunk_ends: tuple[tuple[float, ...], ...]
     """End of the last backward pass of each chunk."""
     intervals: tuple[Interval, ...] = ()
