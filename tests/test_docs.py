@@ -138,9 +138,9 @@ def cluster() -> Iterator[SlurmCluster | None]:
 
 
 @pytest.fixture(scope="module")
-def installed() -> list[str]:
-    """The directory that `hpcgen install-code` printed. The first page that has the command runs it for all pages."""
-    return []
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where `hpcgen install-code` runs. The first page that has the command runs it for all pages."""
+    return tmp_path_factory.mktemp("installed")
 
 
 @pytest.fixture(scope="module")
@@ -218,17 +218,15 @@ def copy_run(trained: Path, folder: Path) -> None:
     (folder / "prompts.jsonl").write_text('{"prompt": "Once"}\n')
 
 
-def install_once(command: str, folder: Path, installed: list[str]) -> str:
+def install_once(command: str, installed: Path) -> str:
     """`command`, with the output of `hpcgen install-code` where a page before has run it."""
     match = re.search(rf"{INSTALL} (.*?)\./code", command)
     if match is None:
         return command
-    if not installed:
-        done = run(match[0].replace(INSTALL, "install-few"), folder, None)
+    if not (installed / "code").exists():
+        done = run(match[0].replace(INSTALL, "install-few"), installed, None)
         assert done.returncode == 0, done.stderr
-        installed.append(done.stdout.strip())
-    [directory] = installed
-    assert Path(directory).is_dir(), match[0]
+    [directory] = (installed / "code").glob("hpcgen-*")
     return command.replace(match[0], f"echo {directory}")
 
 
@@ -275,7 +273,7 @@ def test_every_command_runs(
     language: str,
     reader: Path,
     cluster: SlurmCluster | None,
-    installed: list[str],
+    installed: Path,
     request: pytest.FixtureRequest,
 ) -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
@@ -304,7 +302,7 @@ def test_every_command_runs(
                 r"\b(sbatch|srun|scancel|squeue)\b|hpcgen submit (download )?prepare .*yaml$", command
             ):
                 continue
-            command = install_once(elsewhere(command), reader, installed)
+            command = install_once(elsewhere(command), installed)
             for long, short in LESS_WORK.items():
                 command = command.replace(long, short)
             done = run(command, reader, cluster)
