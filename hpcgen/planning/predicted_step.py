@@ -35,8 +35,12 @@ def machine_of(
     return Machine.of(node_type, gpus_per_node * nvlink_nodes, gpus_per_node)
 
 
-def predicted_step(trainer: TrainerConfig, machine: Machine, batch_size: int) -> StepTime:
+def predicted_step(
+    trainer: TrainerConfig, machine: Machine, batch_size: int, *, host: float = 1.0
+) -> StepTime:
     """A step with `batch_size` samples, which may be smaller than the full batch of a run whose batch grows.
+
+    `host` is the time of launches relative to the measured one.
 
     Raises:
         NoPrediction: the run has layers of the user.
@@ -48,4 +52,4 @@ def predicted_step(trainer: TrainerConfig, machine: Machine, batch_size: int) ->
     layout = Layout.make(trainer.model, trainer.parallelism, training, trainer.world_size)
     assert layout is not None  # the rules say which batch sizes are possible
     setup = Setup.of(dataclasses.replace(trainer, training=training), layout)
-    return estimate_step_time(setup, machine)
+    return estimate_step_time(setup, machine, host=host)

@@ -23,7 +23,12 @@ from trainer.contract.model.pipeline import mtp_chunk, mtp_stage
 
 
 def estimate_step_time(
-    setup: Setup, machine: Machine, *, documents: Sequence[int] = (), imbalance: float = 1.0
+    setup: Setup,
+    machine: Machine,
+    *,
+    documents: Sequence[int] = (),
+    imbalance: float = 1.0,
+    host: float = 1.0,
 ) -> StepTime:
     """The time of a step of `setup` on a machine.
 
@@ -33,11 +38,12 @@ def estimate_step_time(
         documents: lengths of the documents in a typical sample, in tokens, for a run that separates documents.
             Default: one document per sample.
         imbalance: tokens that the experts of the busiest device receive, relative to the mean.
+        host: time in which the host launches kernels, relative to the measured one.
     """
     lengths = documents if documents and setup.separates_documents else (setup.model.seq_length,)
     groups = Groups.of(setup.layout, machine.nvlink_devices)
     device = Device(setup, kernels_of(machine), Links(machine), groups, lengths, imbalance)
-    chunks, guesses = _chunks(device, machine)
+    chunks, guesses = _chunks(device, machine, host)
     forward = [[chunk.forward.total for chunk in stage] for stage in chunks]
     backward = [[chunk.backward.total for chunk in stage] for stage in chunks]
     timeline = replay(forward, backward, setup.layout.num_microbatches, _transfers(device))
@@ -60,15 +66,15 @@ def estimate_step_time(
     )
 
 
-def _chunks(device: Device, machine: Machine) -> tuple[list[list[Passes]], list[Constant]]:
+def _chunks(device: Device, machine: Machine, host: float) -> tuple[list[list[Passes]], list[Constant]]:
     """The time of each model chunk by stage, and the times of the host that it uses."""
     setup = device.setup
     pattern = moe_layer_pattern(setup.model)
     layers, guesses = {}, []
     for has_experts in sorted(set(pattern)):
-        host = host_time(setup, machine, has_experts=has_experts)
-        layers[has_experts] = Layer.of(device, host.value, has_experts=has_experts)
-        guesses.append(host)
+        launches = host_time(setup, machine, has_experts=has_experts)
+        layers[has_experts] = Layer.of(device, host * launches.value, has_experts=has_experts)
+        guesses.append(launches)
     chunk_of = functools.cache(functools.partial(chunk_time, setup, layers))  # most chunks are equal
     chunks = [
         [chunk_of(pattern[chunk.start : chunk.stop]) for chunk in setup.layout.layers_of_stage(stage)]
