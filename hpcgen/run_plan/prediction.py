@@ -329,7 +329,8 @@ def _host_warnings(rest: _Rest) -> Iterator[Problem]:
     faster = rest.with_host(HOSTS[0]).total
     reason = (
         f"results in GPUs that wait {step.host / step.total:.0%} of a step for the host to launch kernels, as "
-        f"predicted with a measured host; one that is twice as fast makes the step {1 - faster / step.total:.0%} shorter"
+        "predicted with a measured host; one that is twice as fast makes the step "
+        f"{1 - faster / step.total:.0%} shorter"
     )
     ways = ["more samples per microbatch"]
     if rest.trainer.training.cuda_graph_impl == "none" and rest.trainer.training.fp8 is None:
