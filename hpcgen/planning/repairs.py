@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+from collections.abc import Mapping, Sequence
 
 from hpcgen.errors import Problem
 from hpcgen.planning import resources
@@ -11,6 +12,7 @@ from trainer.contract.problem import in_yaml
 from trainer.contract.rules import engine
 from trainer.contract.rules.engine import ERRORS
 from trainer.contract.rules.facts import Facts, Rule
+from trainer.contract.wording import one_of
 
 WARNINGS: tuple[Rule, ...] = (*resources.RULES, *engine.WARNINGS)
 
@@ -41,11 +43,37 @@ def _misfits(facts: Facts) -> list[Problem]:
     """The problem of a model that does not fit, with values that break no rule."""
     rule, problems = resources.model_fits_device, []
     for violation in rule(facts):
-        values = _offers(facts, ERRORS + WARNINGS, _key(rule, violation), violation, may_break_rules=False)
-        problem = _repaired(violation, values)
-        hint = f"{problem.hint}. If memory-test shows that it fits, set memory_check to warning"
+        problem = _repaired(violation, _ways_to_fit(facts, violation))
+        hint = f"{problem.hint}. If memory-test shows that it fits, use --set memory_check=warning"
         problems.append(dataclasses.replace(problem, hint=hint))
     return problems
+
+
+def _ways_to_fit(facts: Facts, violation: Problem) -> str:
+    """The changes of one key with which the model fits and that break no rule, those of the violation's key first."""
+    rules = ERRORS + WARNINGS
+    before, key = _violations(facts, rules).keys(), _key(resources.model_fits_device, violation)
+
+    def works(change: Mapping[str, object]) -> bool:
+        changed = functools.reduce(lambda made, path: made.with_value(path, change[path]), change, facts)
+        left = _violations(changed, rules).keys()
+        return key not in left and left <= before
+
+    ways = {
+        path: [change[path] for change in changes if works(change)]
+        for path, changes in resources.changes_of_memory(facts).items()
+    }
+    own = _hint(ways.pop(violation.path)[:3], violation)
+    others = [
+        f"{path if path == facts.world.path else path.rpartition('.')[2]}: {in_yaml(values[0])}"
+        for path, values in ways.items()
+        if values
+    ]
+    found = [own] if own else []
+    found += [f"use {one_of(others)}"] if others else []
+    if found:
+        return ", or ".join(found)
+    return "no change of one key is enough: use a smaller model, or more nodes with more model parallelism"
 
 
 def _problems(facts: Facts, rules: Sequence[Rule], *, may_break_rules: bool) -> list[Problem]:
@@ -60,15 +88,20 @@ def _problems(facts: Facts, rules: Sequence[Rule], *, may_break_rules: bool) -> 
         if remaining is None or violation.path in problems:
             continue
         values = _offers(facts, rules, key, remaining, may_break_rules=may_break_rules)
-        problems[violation.path] = _repaired(violation, values)
+        advice = _ways_to_fit(facts, violation) if _is_misfit(key) else _hint(values, violation)
+        problems[violation.path] = _repaired(violation, advice)
         if values:
             facts = facts.with_value(violation.path, values[0])
     return list(problems.values())
 
 
-def _repaired(violation: Problem, values: Sequence[object]) -> Problem:
-    """The violation with its hint, in which the values are."""
-    return dataclasses.replace(violation, hint=_hint(values, violation), candidates=(), settings=())
+def _repaired(violation: Problem, advice: str) -> Problem:
+    """The violation with all its advice as the hint."""
+    return dataclasses.replace(violation, hint=advice, candidates=(), settings=())
+
+
+def _is_misfit(key: Key) -> bool:
+    return key[0] == resources.model_fits_device.__name__
 
 
 def _violations(facts: Facts, rules: Sequence[Rule]) -> dict[Key, Problem]:

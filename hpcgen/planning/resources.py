@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from hpcgen.planning.memory import GIB, OTHER_GIB, MemoryEstimate, estimate_memory, nccl_gib
 from hpcgen.planning.setup import Setup
@@ -13,8 +13,17 @@ from trainer.contract.optimizers import optimizer_of
 from trainer.contract.problem import Problem
 from trainer.contract.rules import context_parallel
 from trainer.contract.rules.facts import Facts, Rule, divisors
-from trainer.contract.rules.parallelism import PP, TP
-from trainer.contract.wording import one_of
+from trainer.contract.rules.parallelism import CP, PP, TP, VPP
+
+MICRO_BATCH = "training.micro_batch_size"
+MODULES = "training.recompute_modules"
+GRANULARITY = "training.recompute_granularity"
+FULL_RECOMPUTE: dict[str, object] = {
+    GRANULARITY: "full",
+    MODULES: None,
+    "training.recompute_method": "uniform",
+    "training.recompute_num_layers": 1,
+}
 
 MAX_BUBBLE_FRACTION = 0.1
 SMALL_HEADROOM = 0.03
@@ -42,29 +51,59 @@ def pipeline_is_mostly_busy(facts: Facts) -> Iterator[Problem]:
 
 def model_fits_device(facts: Facts) -> Iterator[Problem]:
     """The estimated memory fits the device (sources: hpcgen.planning.memory). An error unless memory_check says
-    otherwise.
+    otherwise. Reported at the first key of the layout that the user set.
     """
     found = _device_memory(facts)
     if found is None:
         return
     estimate, available = found
-    usable = available - OTHER_GIB
-    if estimate.total_gib > usable:
-        assert facts.layout is not None
+    if estimate.total_gib > available - OTHER_GIB:
+        keys = (facts.world.path, TP, PP, VPP, CP, MICRO_BATCH)
+        path = next((key for key in facts.set_by_user if key in keys), TP)
+        layout = f" ({_axes(facts)})" if path == facts.world.path else ""
         yield Problem(
-            path=TP,
+            path=path,
             reason=f"results in about {estimate.total_gib:.1f} GiB on {_device(available)}: "
             f"{estimate.parameter_bytes / GIB:.1f} GiB of weights, gradients and optimizer state, "
             f"{estimate.activation_bytes / GIB:.1f} GiB of activations, and "
-            f"{estimate.kernel_bytes / GIB:.1f} GiB of buffers for kernels",
-            candidates=_larger_tensor_sizes(facts),
-            offers=1,
-            hint=_ways_to_fit(
-                facts,
-                parameters_fit=estimate.parameter_bytes < usable * GIB,
-                times_nodes=_times_nodes_that_fit(facts, facts.layout, usable),
-            ),
+            f"{estimate.kernel_bytes / GIB:.1f} GiB of buffers for kernels{layout}",
         )
+
+
+def _axes(facts: Facts) -> str:
+    axes = facts.parallelism
+    sizes = (axes.tensor_model_parallel_size, axes.pipeline_model_parallel_size, axes.context_parallel_size)
+    return f"TP x PP x CP = {' x '.join(map(str, sizes))}"
+
+
+def changes_of_memory(facts: Facts) -> dict[str, list[dict[str, object]]]:
+    """Changes that may reduce the memory per device: the path of a key -> the values that change with it,
+    nearest first.
+    """
+    axes, training, model = facts.parallelism, facts.training, facts.model
+    layers_per_stage = model.num_layers // axes.pipeline_model_parallel_size
+    nodes = nodes_that_fit(facts)
+    values: dict[str, Sequence[object]] = {
+        facts.world.path: [] if nodes is None else [nodes],
+        TP: _larger(axes.tensor_model_parallel_size, model.num_attention_heads),
+        PP: _larger(axes.pipeline_model_parallel_size, model.num_layers),
+        VPP: [count if count > 1 else None for count in divisors(layers_per_stage, near=facts.num_chunks)],
+        CP: _larger(axes.context_parallel_size, facts.nvlink_devices),
+        MICRO_BATCH: divisors(training.micro_batch_size, near=training.micro_batch_size)[1:],
+        "parallelism.sequence_parallel": [] if axes.sequence_parallel else [True],
+    }
+    changes: dict[str, list[dict[str, object]]] = {
+        path: [{path: value} for value in found] for path, found in values.items()
+    }
+    if training.recompute_granularity != "full":
+        modules = training.recompute_modules or ()
+        mlp: dict[str, object] = {MODULES: (*modules, "mlp"), GRANULARITY: "selective"}
+        return changes | {MODULES: [] if "mlp" in modules else [mlp], GRANULARITY: [FULL_RECOMPUTE]}
+    return changes
+
+
+def _larger(size: int, multiple: int) -> list[object]:
+    return [divisor for divisor in divisors(multiple, near=size) if divisor > size]
 
 
 def device_has_headroom(facts: Facts) -> Iterator[Problem]:
@@ -102,11 +141,6 @@ def _device_memory(facts: Facts) -> tuple[MemoryEstimate, float] | None:
 
 def _device(available: float) -> str:
     return f"a device with {available:g} GiB, of which CUDA, libraries and fragments need {OTHER_GIB:g} GiB"
-
-
-def _larger_tensor_sizes(facts: Facts) -> list[int]:
-    size = facts.parallelism.tensor_model_parallel_size
-    return [tensor for tensor in divisors(facts.model.num_attention_heads, near=size) if tensor > size]
 
 
 def _estimate(facts: Facts, layout: Layout) -> MemoryEstimate:
@@ -149,24 +183,6 @@ def _times_nodes_that_fit(facts: Facts, layout: Layout, usable: float) -> int | 
         if _estimate(facts, larger).total_gib <= usable:
             return times
     return None
-
-
-def _ways_to_fit(facts: Facts, *, parameters_fit: bool, times_nodes: int | None) -> str:
-    """Advice to reduce the memory per device. Leaves out measures that are in use already or cannot be enough."""
-    axes, training = facts.parallelism, facts.training
-    ways = [f"{times_nodes} times as many nodes (they share the optimizer state)"] if times_nodes else []
-    ways.append("more pipeline stages")
-    if parameters_fit:
-        is_smallest = training.micro_batch_size == 1
-        ways.append("more context-parallel ranks" if is_smallest else "a smaller micro_batch_size")
-        if axes.tensor_model_parallel_size > 1 and not axes.sequence_parallel:
-            ways.append("sequence_parallel: true")
-        if training.recompute_granularity != "full":
-            is_dense = facts.model.num_moe_experts is None and not facts.model.add_bias_linear
-            if is_dense and "mlp" not in (training.recompute_modules or ()):
-                ways.append("recompute_modules: [mlp]")
-            ways.append("recompute_granularity: full")
-    return f"use {one_of(ways)}"
 
 
 RULES: tuple[Rule, ...] = (

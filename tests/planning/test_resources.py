@@ -11,6 +11,7 @@ from hpcgen import plan
 from hpcgen.errors import ConfigErrors
 from hpcgen.planning import resources
 from hpcgen.planning.memory import nccl_gib
+from hpcgen.planning.repairs import check
 from tests.planning.cases import errors, valid_facts, warned, warnings
 from tests.runs import big_run, loaded, write_yaml
 from trainer.contract.rules import context_parallel, experts, precision
@@ -78,8 +79,8 @@ def test_a_model_that_does_not_fit_is_an_error():
     assert message.startswith("parallelism.tensor_model_parallel_size results in about ")
     assert " GiB on a device with 80 GiB, of which CUDA, libraries and fragments need 3 GiB: " in message
     ways, override = message.split("; ")[-1].split(". ")
-    assert ways == "use 2, or use more pipeline stages"
-    assert override == "If memory-test shows that it fits, set memory_check to warning"
+    assert ways == "use 2, 4 or 8, or use pipeline_model_parallel_size: 2"
+    assert override == "If memory-test shows that it fits, use --set memory_check=warning"
     [warning] = warnings(**TOO_LARGE)
     assert warning == message.removesuffix(f". {override}")
     assert errors(**TOO_LARGE, **{TP: 2}) == warnings(**TOO_LARGE, **{TP: 2}) == []
@@ -112,20 +113,20 @@ def test_little_headroom_is_a_warning(gib, share):
 @pytest.mark.parametrize(
     ("changes", "ways"),
     [
-        ({}, "a smaller micro_batch_size, sequence_parallel: true or recompute_granularity: full"),
-        ({MICRO: 1}, "more context-parallel ranks, sequence_parallel: true or recompute_granularity: full"),
-        ({MICRO: 1, SP: True}, "more context-parallel ranks or recompute_granularity: full"),
+        ({}, "use recompute_granularity: full"),
+        ({MICRO: 1}, "use context_parallel_size: 4 or recompute_granularity: full"),
+        ({MICRO: 1, SP: True}, "use 4 or 8, or use context_parallel_size: 2 or recompute_granularity: full"),
         (
             {MICRO: 1, SP: True, "model__add_bias_linear": False},
-            "more context-parallel ranks, recompute_modules: [mlp] or recompute_granularity: full",
+            "use 4 or 8, or use context_parallel_size: 2, recompute_modules: [mlp] or recompute_granularity: full",
         ),
     ],
 )
-def test_a_model_that_does_not_fit_is_told_what_can_help(changes, ways):
+def test_a_model_that_does_not_fit_is_told_which_changes_of_one_key_are_enough(changes, ways):
     [message] = warnings(
         **{TP: 2, "model__seq_length": 131072, "model__hidden_size": 4096, HEADS: 32} | changes
     )
-    assert message.endswith(f"use more pipeline stages, {ways}")
+    assert message.endswith(f"; {ways}")
 
 
 def test_nodes_are_advised_as_many_as_make_the_model_fit():
@@ -138,8 +139,8 @@ def test_nodes_are_advised_as_many_as_make_the_model_fit():
         BATCH: 1024,
         SP: True,
     }
-    [message] = warnings(52.1, **shape)
-    assert "use 4, or use 2 times as many nodes (they share the optimizer state), more pipeline" in message
+    [message] = warnings(53, **shape)
+    assert "or use slurm.train.nodes: 4, pipeline" in message
     assert warnings(54, **shape, nodes=4) == []
     [message] = warnings(40, **shape)
     assert "nodes" not in message
@@ -150,7 +151,7 @@ def test_nodes_are_advised_only_with_enough_microbatches_for_interleaved_stages(
     shape = {"model__num_layers": 40, "model__hidden_size": 5120, HEADS: 40, MICRO: 1, TP: 2, SP: True}
     shape |= {PP: 2, VPP: 2, BATCH: 16}
     _, message = warnings(38, **shape)
-    assert "2 times as many nodes" in message
+    assert "slurm.train.nodes: 4" in message
     _, message = warnings(34, **shape)
     assert "nodes" not in message
 
@@ -158,7 +159,23 @@ def test_nodes_are_advised_only_with_enough_microbatches_for_interleaved_stages(
 def test_a_warning_offers_nothing_that_would_be_an_error():
     shape = {"model__num_layers": 96, "model__hidden_size": 12288, HEADS: 96, TP: 8}
     [message] = warnings(**shape)
-    assert message.endswith("; use more pipeline stages")
+    assert "; no change of one key is enough" in message
+
+
+@pytest.mark.parametrize(
+    ("key", "end", "advice"),
+    [
+        ("slurm.train.nodes", " of buffers for kernels (TP x PP x CP = 2 x 2 x 1)", "use 8, or use tensor"),
+        (VPP.replace("__", "."), " of buffers for kernels", "use null, 10 or 20, or use "),
+        ("model.num_layers", " of buffers for kernels", "use 4 or 8, or use "),
+    ],
+)
+def test_a_misfit_is_reported_at_the_key_of_the_layout_that_the_user_set(key, end, advice):
+    shape = {"model__num_layers": 40, "model__hidden_size": 5120, HEADS: 40, MICRO: 4, TP: 2, PP: 2, VPP: 2}
+    [problem], _ = check(dataclasses.replace(valid_facts(67, **shape), set_by_user=("optimizer.lr", key)))
+    assert problem.path == (PATH if key == "model.num_layers" else key)
+    assert problem.reason.endswith(end)
+    assert problem.hint.startswith(advice)
 
 
 @pytest.mark.parametrize(("gib", "fits"), [(63.4, True), (39.5, False)])

@@ -33,7 +33,7 @@ def problems(run: Run, section: DeepSpeedConfig, allocation: Allocation) -> Iter
     yield from mistakes
     if not mistakes and run.config.memory_check == "error":
         for problem in memory_problems(run, section, allocation):
-            yield replace(problem, hint=f"{problem.hint}, or set memory_check to warning")
+            yield replace(problem, hint=f"{problem.hint}, or use --set memory_check=warning")
 
 
 def _mistakes(run: Run, section: DeepSpeedConfig, allocation: Allocation) -> Iterator[Problem]:

@@ -106,7 +106,7 @@ def test_the_model_is_read_from_its_config(tmp_path: Path) -> None:
 def test_a_model_that_cannot_fit_is_an_error(tmp_path: Path) -> None:
     config = {**MICRO, **zero(1), "bf16": {"enabled": True}}
     values = with_deepspeed(config, parameters=60e9)
-    override = ", or set memory_check to warning"
+    override = ", or use --set memory_check=warning"
     gpu, host = (mistake.removesuffix(override) for mistake in mistakes(tmp_path, values))
     plan = planned(tmp_path, {**values, "memory_check": "warning"})
     assert [warning for warning in plan.warnings if "deepspeed" in warning] == [gpu, host]
