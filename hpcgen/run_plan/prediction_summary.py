@@ -85,7 +85,7 @@ def for_people(summary: dict[str, Any]) -> list[tuple[str, str]]:
         return [("prediction", f"none: {summary['no_prediction']}")]
     return [
         ("step time", f"about {duration(found['step_time_s'])}: {_parts(found)}"),
-        ("throughput", _throughput(found)),
+        ("throughput", _throughput(found, is_fp8=summary["fp8"] is not None)),
         ("duration", _duration(found)),
         ("resources", _resources(found)),
         ("guessed", _guessed(found)),
@@ -106,8 +106,9 @@ def _parts(found: dict[str, Any]) -> str:
     return ", ".join(f"{PARTS[name]} {shares[name]:.0%}" for name in ordered if shares[name] >= SMALL_SHARE)
 
 
-def _throughput(found: dict[str, Any]) -> str:
-    mfu = "" if found["mfu"] is None else f", MFU {found['mfu']:.0%}"
+def _throughput(found: dict[str, Any], is_fp8: bool) -> str:
+    peak = " of the FP8 peak" if is_fp8 else ""
+    mfu = "" if found["mfu"] is None else f", MFU {found['mfu']:.0%}{peak}"
     return (
         f"about {rough(found['tokens_per_s'], 3)} tokens/s, {rough(found['tokens_per_s_per_gpu'], 3)} per GPU; "
         f"{found['tflops_per_gpu']:.0f} TFLOP/s per GPU{mfu} (causal attention counted half, as in Megatron-LM)"

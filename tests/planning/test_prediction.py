@@ -185,6 +185,13 @@ def test_people_read_ranges(tmp_path):
     assert re.match(r"\d+ constants of the prediction; --json lists them$", text["guessed"])
 
 
+def test_mfu_in_fp8_is_of_the_fp8_peak(tmp_path):
+    run = minimal_run(**GPUS)
+    assert "of the FP8 peak" not in lines(planned(tmp_path, run))["throughput"]
+    fp8 = lines(planned(tmp_path, run, overrides=["training.fp8=hybrid"]))
+    assert re.search(r", MFU \d+% of the FP8 peak \(", fp8["throughput"])
+
+
 def test_without_measured_kernels_everything_is_guessed(tmp_path):
     write_yaml(tmp_path / "site.yaml", {"extends": "azure-ndv5", "node_type": "ndv4"})
     text = lines(planned(tmp_path, big_run(cluster="./site.yaml", memory_check="warning")))

@@ -22,7 +22,7 @@ PASSES: tuple[Pass, ...] = ("forward", "data_gradient", "weight_gradient")
 Direction = Literal["forward", "backward"]
 Precision = Literal["bf16", "fp8", "fp32"]
 
-_SOURCE = "from complete steps of GPT 1.3B and Llama on H200"
+_SOURCE = "from complete steps of GPT 1.3B and Llama on H200s"
 PEAK_SHARE: dict[Precision, float] = {"bf16": 0.73, "fp8": 0.70, "fp32": 0.80}
 """Share of the dense peak that large products of Hopper GPUs reach, apart from incomplete tiles and waves."""
 STORE_FACTOR = 1.7
@@ -37,7 +37,7 @@ ATTENTION_HALF_LENGTH = 600
 IN_A_STEP = Constant(
     1.05,
     "products and attention take 5% longer in a step than alone",
-    "guessed from complete steps on H200. Under load, power limits the clock: 1,305 MHz on an H100",
+    "guessed from complete steps on H200s. Under load, power limits the clock: 1,305 MHz on an H100",
 )
 LAUNCH_S = 4e-6
 """Time between two kernels of a stream."""

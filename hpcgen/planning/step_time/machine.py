@@ -142,7 +142,7 @@ def _nvlink_bandwidth(node_type: NodeType, measurements: Measurements | None) ->
     else:
         # collectives send and receive at the same time, so each direction has half of the links' sum
         rate, link = NVLINK_SHARE * node_type.nvlink.bandwidth_gb_s / 2, "NVLink"
-        source = "guessed as on H200: 80% of one direction"
+        source = "guessed: 80% of one direction, as on four H200s"
     return Constant(rate * 1e9, f"{rate:.0f} GB/s per GPU in collectives over {link}", source)
 
 
