@@ -414,9 +414,9 @@ def predicted(command: str) -> str:
     if not re.match(r"hpcgen (init|validate) [^|]*$", command):
         return ""
     # arithmetic expressions of the shell
-    plain = re.sub(r"\$\(\((.*?)\)\)", lambda found: str(int(eval(found[1]))), command)
-    done = CliRunner().invoke(cli, shlex.split(plain)[1:], catch_exceptions=False)
-    return f"{command}\n{done.output}"
+    plain = re.sub(r"\$\(\((.*)\)\)", lambda found: str(int(eval(found[1]))), command)
+    done = CliRunner().invoke(cli, shlex.split(plain)[1:])
+    return f"{command}\n{done.output}{done.exception or ''}"
 
 
 @pytest.mark.parametrize("page", PAGES)
