@@ -391,18 +391,24 @@ def test_the_files_of_a_site_in_the_guides_are_right(page: str, file: str, cls: 
     assert build(cls, document.parse(text, file))[1] == ()
 
 
-@pytest.mark.parametrize(("page", "answers"), [("README.md", 1), ("docs/planning.md", 5), ("docs/storage.md", 1)])
+@pytest.mark.parametrize(
+    ("page", "answers"),
+    [("README.md", 1), ("docs/first-day.md", 1), ("docs/planning.md", 5), ("docs/storage.md", 1)],
+)
 def test_the_guides_predict_what_the_command_predicts(
     page: str, answers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Every line must be printed exactly so, except `train`: only the reader of the first day has built its image."""
     monkeypatch.chdir(tmp_path)
     checked, printed = 0, ""
     for block in blocks(page):
         if block.language == "yaml":
             write_named_file(block, tmp_path)
         elif block.language == "text" and "hpcgen validate" in printed:
-            shown = [line for line in block.text.splitlines() if line not in {"", "..."}]
-            assert [line for line in shown if line not in printed] == []
+            shown = [
+                line for line in block.text.splitlines() if line != "..." and not line.startswith("train ")
+            ]
+            assert [line for line in shown if line not in printed.splitlines()] == []
             checked, printed = checked + 1, ""
         else:
             printed = "".join(predicted(command) for command in block.commands())
