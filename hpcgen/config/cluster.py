@@ -9,7 +9,7 @@ from typing import Annotated
 from hpcgen.config.container import ContainerConfig, MountPath
 from hpcgen.config.fields import EnvironmentName, Name, ProfileName, SlurmWord, Text, TimeLimit, seconds
 from hpcgen.config.slurm import SETTING_NAMES, ClusterSlurmConfig, StageSettings
-from trainer.contract.config import Count, PositiveFloat, Range
+from trainer.contract.config import Count, NonNegativeFloat, PositiveFloat, Range
 from trainer.contract.record import config_section
 
 GpuRequest = Annotated[
@@ -53,7 +53,7 @@ class JobLimits:
 class PartitionConfig(JobLimits):
     """Limits of one partition, checked before a job is submitted, and its price."""
 
-    price_per_gpu_hour: PositiveFloat | None = None
+    price_per_gpu_hour: NonNegativeFloat | None = None
     """Price of one GPU for one hour in this partition. Default: the profile's `price_per_gpu_hour`."""
 
 
@@ -99,8 +99,8 @@ class ClusterConfig:
     where the run file sets none."""
     required_settings: tuple[SettingName, ...] = ()
     """Keys of `slurm` that each stage needs, such as account. A run without them is refused."""
-    price_per_gpu_hour: PositiveFloat | None = None
-    """Price of one GPU for one hour, in `currency`. Default: unknown."""
+    price_per_gpu_hour: NonNegativeFloat | None = None
+    """Price of one GPU for one hour, in `currency`; 0 if it is free. Default: unknown."""
     currency: Currency = "USD"
     """Currency of the prices."""
     modules: tuple[ModuleName, ...] = ()
@@ -164,10 +164,11 @@ def limits_of(settings: StageSettings, cluster: ClusterConfig) -> Iterator[tuple
 
 def price_per_gpu_hour(settings: StageSettings, cluster: ClusterConfig) -> float | None:
     """The price of one GPU for one hour; the highest of those of the job's partitions. None if it is unknown."""
-    partitions = (cluster.partitions.get(name) for name in (settings.partition or "").split(","))
-    prices = [
-        (partition and partition.price_per_gpu_hour) or cluster.price_per_gpu_hour for partition in partitions
+    names = (settings.partition or "").split(",")
+    own = [
+        cluster.partitions[name].price_per_gpu_hour if name in cluster.partitions else None for name in names
     ]
+    prices = [cluster.price_per_gpu_hour if price is None else price for price in own]
     return max((price for price in prices if price is not None), default=None)
 
 

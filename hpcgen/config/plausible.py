@@ -68,8 +68,11 @@ CLUSTER_SPANS = {
     "startup_time_s": Span(10, 7_200, "seconds", _SECONDS),
     "gpu_hours_between_failures": Span(500, 900_000, "GPU-hours", {}),
     "max_array_size": Span(2, 4_000_001, "tasks", {}),
-    "price_per_gpu_hour": Span(0.01, 200, "per hour", {}),
 }
+_MOST_PER_GPU_HOUR = 200
+_HARD_CURRENCIES = ("USD", "EUR", "GBP", "CHF", "CAD", "AUD")
+_UNITS_PER_DOLLAR = 20_000
+"""More than a dollar is worth in most other currencies."""
 SHARED_DIRECTORIES = ("/home", "/nfs", "/lustre", "/gpfs", "/beegfs", "/shared", "/projects", "/project")
 """Usual mount points of shared file systems."""
 
@@ -148,6 +151,7 @@ def cluster_doubts(cluster: ClusterConfig, node_type: NodeType) -> Iterator[Prob
         value = _value(cluster, path)
         if value is not None and (problem := span.problem(path, value)):
             yield problem
+    yield from price_doubts(cluster)
     asked = cluster.gres.split(":")[1:-1]
     named, found = gpu_called(asked[0]) if asked else None, _gpu_of(node_type)
     if named and found and named.name.split()[0] != found.name.split()[0]:
@@ -164,6 +168,16 @@ def cluster_doubts(cluster: ClusterConfig, node_type: NodeType) -> Iterator[Prob
         for name, limit in limits.items():
             if limit.max_time and (reading := other_reading(limit.max_time)):
                 yield Problem(f"{section}.{name}.max_time", *reading)
+
+
+def price_doubts(cluster: ClusterConfig) -> Iterator[Problem]:
+    """Yields implausible prices of the profile and its partitions. A free partition has the price 0."""
+    prices = {"price_per_gpu_hour": cluster.price_per_gpu_hour}
+    for name, partition in cluster.partitions.items():
+        prices[f"partitions.{name}.price_per_gpu_hour"] = partition.price_per_gpu_hour
+    scale = 1 if cluster.currency in _HARD_CURRENCIES else _UNITS_PER_DOLLAR
+    span = Span(0.01, scale * _MOST_PER_GPU_HOUR, f"{cluster.currency} per GPU-hour", {})
+    yield from filter(None, (span.problem(path, price) for path, price in prices.items() if price))
 
 
 def _rendezvous_doubts(cluster: ClusterConfig, node_type: NodeType) -> Iterator[Problem]:

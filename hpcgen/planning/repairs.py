@@ -115,7 +115,8 @@ def _key(rule: Rule, violation: Problem) -> Key:
 def _offers(
     facts: Facts, rules: Sequence[Rule], key: Key, violation: Problem, *, may_break_rules: bool
 ) -> list[object]:
-    """The candidates that remove the violation and leave the fewest others, best first.
+    """The candidates that remove the violation and leave the fewest others, best first. Of these, those with which the
+    model fits the devices.
 
     A candidate that breaks another rule is offered only with `may_break_rules` and if there is no better one. The user
     must then change two values.
@@ -123,10 +124,12 @@ def _offers(
     before = _violations(facts, rules).keys()
     ranked = []
     for value in violation.candidates:
-        left = _violations(facts.with_value(violation.path, value), rules).keys()
+        changed = facts.with_value(violation.path, value)
+        left = _violations(changed, rules).keys()
         broken = len(left - before)
         if key not in left and (may_break_rules or not broken):
-            ranked.append(((broken, len(left)), value))
+            misfits = len([*resources.model_fits_device(changed)])
+            ranked.append(((broken, len(left), misfits), value))
     best = min((rank for rank, _ in ranked), default=None)
     return [value for rank, value in ranked if rank == best][: violation.offers]
 

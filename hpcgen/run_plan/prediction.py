@@ -5,9 +5,13 @@ Only commands that show it import this module, since `render` needs none of it.
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Iterator
 
 from hpcgen.config.cluster import price_per_gpu_hour
+from hpcgen.config.fields import slurm_time
+from hpcgen.config.plausible import price_doubts
 from hpcgen.errors import Problem
 from hpcgen.planning import checkpointing, resuming, storage
 from hpcgen.planning.predicted_step import NoPrediction, machine_of, predicted_step
@@ -34,6 +38,10 @@ from trainer.contract.model.batch_size import batch_sizes
 from trainer.contract.model.flops import flops, flops_per_sample
 from trainer.contract.record import record
 
+MUCH_OVERHEAD = 1 / 3
+"""Part of a job for its start and its stop with which a warning begins."""
+GOOD_OVERHEAD = 0.05
+"""The same for the time limit that the warning advises."""
 DENSE_RANGE = (0.94, 1.2)
 """Lowest and highest time of a step relative to the predicted one, for GPUs whose kernels were measured.
 
@@ -104,6 +112,14 @@ class Prediction:
         return None if self.price_per_gpu_hour is None else of.gpu_hours * self.price_per_gpu_hour
 
 
+def step_time_s(plan: Plan) -> float | None:
+    """Seconds of a step of a planned run, even if the time of the run cannot be predicted. None if it is unknown."""
+    try:
+        return _rest(plan).step.total
+    except NoPrediction:
+        return None
+
+
 def predict(plan: Plan) -> Prediction:
     """Predicts the rest of a planned training run.
 
@@ -128,6 +144,8 @@ def predict(plan: Plan) -> Prediction:
         guesses=(*rest.step.guesses, *_power_guesses(rest.machine)),
         warnings=(
             *_restart_warnings(plan, rest, high),
+            *_short_job_warnings(plan, rest, high),
+            *(dataclasses.replace(problem, file="cluster") for problem in price_doubts(plan.run.cluster)),
             *_lead_warnings(plan, rest),
             *_host_warnings(rest),
         ),
@@ -205,9 +223,24 @@ class _Rest:
         limit_s = self.stage.allocation.time_s
         lost = self.costs.lost(storage.save_interval_s(self.trainer.checkpoint, step_s, limit_s))
         if lost > MOST_LOST:
-            often = f"a failure is expected every {duration(self.costs.between_failures_s)}"
-            raise NoPrediction(f"{often}, so the run would hardly progress")
+            raise NoPrediction(self._why_lost)
         return lost
+
+    @property
+    def _why_lost(self) -> str:
+        """Why saves and failures take nearly all the time: the interval between saves, or the failures alone."""
+        checkpoint, step_s = self.trainer.checkpoint, self.step.total
+        configured_s = storage.save_interval_s(checkpoint, step_s)
+        if (
+            configured_s >= self.costs.best_interval_s
+            or self.costs.lost(self.costs.best_interval_s) > MOST_LOST
+        ):
+            often = f"a failure is expected every {duration(self.costs.between_failures_s)}"
+            return f"{often}, so the run would hardly progress"
+        key = "save_interval" if storage.saves_by_steps(checkpoint, step_s) else "save_interval_minutes"
+        often = f"checkpoint.{key} = {getattr(checkpoint, key):g}"
+        save = duration(math.ceil(self.costs.latency_s))
+        return f"{often} saves so often that the run would hardly progress: a save takes {save}"
 
     def _step_s(self, batch_size: int) -> float:
         """Seconds of a step with `batch_size` samples.
@@ -305,6 +338,20 @@ def _restart_warnings(plan: Plan, rest: _Rest, longest: RunTime) -> Iterator[Pro
         yield place.problem(
             reason, f"set it to at least {restarts}, or use more nodes or a longer time limit"
         )
+
+
+def _short_job_warnings(plan: Plan, rest: _Rest, longest: RunTime) -> Iterator[Problem]:
+    """Warns if each of several jobs spends much of its time on its start and its stop."""
+    stage = rest.stage
+    spent_s, limit_s = rest.costs.restart_s + stage.signal_lead_s, stage.allocation.time_s
+    if longest.num_jobs > 1 and spent_s > MUCH_OVERHEAD * limit_s:
+        reason = (
+            f"is so short that each job spends {spent_s / limit_s:.0%} of it on its start and its stop "
+            f"({duration(math.ceil(rest.costs.restart_s))} + {duration(stage.signal_lead_s)})"
+        )
+        better_s = math.ceil(spent_s / GOOD_OVERHEAD / 3600) * 3600
+        place = place_of(stage.kind, "time", plan.config, plan.run.cluster)
+        yield place.problem(reason, f"use {slurm_time(better_s)} or more, if the partition allows it")
 
 
 def _lead_warnings(plan: Plan, rest: _Rest) -> Iterator[Problem]:

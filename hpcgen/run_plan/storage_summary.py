@@ -24,6 +24,8 @@ COLUMNS = {
 """Title -> format of the columns of the table."""
 OF_FAILURES = ("save every", "lost")
 """Columns only for runs on GPUs."""
+SHORTEST_INTERVAL_S = 60
+"""The shortest interval between checkpoints that is advised."""
 MUCH_LOST = 0.01
 """Part of the time that an interval between checkpoints may lose in addition to the best one, without a warning."""
 
@@ -64,6 +66,7 @@ def _saving(plan: Plan, trainer: TrainerConfig, step_s: float) -> dict[str, Any]
         return None
     assert plan.training is not None
     costs = _costs(plan, trainer, plan.run.cluster.storage_write_gb_s)
+    best_s = _best_interval_s(costs)
     interval_s = storage.save_interval_s(trainer.checkpoint, step_s, plan.training.allocation.time_s)
     return {
         "gpu_hours_between_failures": plan.run.cluster.gpu_hours_between_failures,
@@ -71,9 +74,14 @@ def _saving(plan: Plan, trainer: TrainerConfig, step_s: float) -> dict[str, Any]
         "stall_s": costs.stall_s,
         "interval_s": interval_s,
         "lost": costs.lost(interval_s),
-        "best_interval_s": costs.best_interval_s,
-        "least_lost": costs.lost(costs.best_interval_s),
+        "best_interval_s": best_s,
+        "least_lost": costs.lost(best_s),
     }
+
+
+def _best_interval_s(costs: SaveCosts) -> float:
+    """The interval to advise. Shorter ones save too little time for the load that they put on storage."""
+    return max(costs.best_interval_s, SHORTEST_INTERVAL_S)
 
 
 def _costs(plan: Plan, trainer: TrainerConfig, write_gb_s: float | None) -> SaveCosts:
@@ -100,6 +108,7 @@ def _file_system(
     plan: Plan, trainer: TrainerConfig, name: str, tib: int | None, gb_s: float
 ) -> dict[str, Any]:
     costs = _costs(plan, trainer, gb_s)
+    best_s = _best_interval_s(costs)
     save_s, step_s = checkpointing.save_time_s(trainer, gb_s), checkpointing.slow_step_s(trainer)
     evaluation_s = checkpointing.evaluation_s(trainer, step_s)
     return {
@@ -110,8 +119,8 @@ def _file_system(
         "ranks_gb_s": checkpointing.save_gb_s(trainer, gb_s),
         "save_time_s": save_s,
         "signal_lead_s": checkpointing.signal_lead_s(step_s, save_s, evaluation_s),
-        "best_interval_s": costs.best_interval_s,
-        "least_lost": costs.lost(costs.best_interval_s),
+        "best_interval_s": best_s,
+        "least_lost": costs.lost(best_s),
     }
 
 
@@ -125,9 +134,9 @@ def _warnings(saving: dict[str, Any] | None, trainer: TrainerConfig, step_s: flo
         return
     checkpoint, best_s = trainer.checkpoint, saving["best_interval_s"]
     if storage.saves_by_steps(checkpoint, step_s):
-        key, better = "save_interval", str(max(1, round(best_s / step_s)))
+        key, better = "save_interval", f"{max(1, round(best_s / step_s))} (steps)"
     else:
-        key, better = "save_interval_minutes", f"{best_s / 60:.2g}"
+        key, better = "save_interval_minutes", f"{best_s / 60:.2g} (minutes)"
     reason = (
         f"results in a save every {_rounded(saving['interval_s'])}. Saves, and steps that are repeated after failures, "
         f"take about {saving['lost']:.1%} of the time. The least is {saving['least_lost']:.1%}, since a save stops "

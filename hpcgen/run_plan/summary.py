@@ -16,6 +16,7 @@ from hpcgen.planning.resuming import continuation_of
 from hpcgen.planning.setup import Setup
 from hpcgen.run_plan import prediction_summary, storage_summary
 from hpcgen.run_plan.plan import Plan
+from hpcgen.run_plan.prediction import step_time_s
 from hpcgen.stages.train import TRAIN
 from hpcgen.text import counted, duration, size_text
 from trainer.contract.config import TrainerConfig
@@ -46,7 +47,7 @@ def summarize(plan: Plan) -> dict[str, Any]:
     }
     trains = any(stage.kind.trains or stage.kind.runs_user_program for stage in plan.stages.values())
     prediction, doubts = prediction_summary.in_json(plan) if trains else ({}, [])
-    step_s = prediction["prediction"]["step_time_s"] if prediction.get("prediction") else None
+    step_s = prediction["prediction"]["step_time_s"] if prediction.get("prediction") else step_time_s(plan)
     stored, more_doubts = storage_summary.in_json(plan, step_s) if plan.training else ({}, [])
     return {
         "name": plan.config.name,

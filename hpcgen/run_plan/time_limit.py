@@ -99,7 +99,9 @@ def _problems(times: Timing, run: Run, config: RunConfig, allocation: Allocation
             f"leaves no time to save: the last checkpoint must start {duration(times.needed_s)} before the limit "
             f"({times.parts()}), and Slurm announces the limit at most {duration(LONGEST_LEAD_S)} before it"
         )
-        yield limit.problem(reason, "use more nodes, or a smaller model or batch")
+        if run.node_type.device == "cpu":
+            reason = f"{reason}. Nodes of type {run.cluster.node_type} have no GPUs"
+        yield limit.problem(reason, _faster(run))
     elif 0 < allocation.time_s < times.shortest_s:
         is_asked = times.asked_s > times.needed_s
         why = f"{lead.path} = {times.asked_s}" if is_asked else times.parts()
@@ -109,6 +111,13 @@ def _problems(times: Timing, run: Run, config: RunConfig, allocation: Allocation
         )
         shorter = f"set {lead.path} to {times.needed_s} or more" if is_asked else "use more nodes"
         yield limit.problem(reason, _longer(times, run, allocation, shorter))
+
+
+def _faster(run: Run) -> str:
+    smaller = "a smaller model or batch"
+    if run.node_type.device == "cpu":
+        return f"use a cluster profile with GPUs, or {smaller}"
+    return f"use more nodes, or {smaller}"
 
 
 def _longer(times: Timing, run: Run, allocation: Allocation, otherwise: str) -> str:

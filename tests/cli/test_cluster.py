@@ -97,7 +97,7 @@ def test_show_has_the_prices_limits_and_settings_of_stages(workplace):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("price_per_gpu_hour: 0", "price_per_gpu_hour = 0 must be"),
+        ("price_per_gpu_hour: -1", "price_per_gpu_hour = -1 must be"),
         ("partitions: {hpc: {price_per_gpu_hour: -1}}", "partitions.hpc.price_per_gpu_hour = -1 must be"),
         ("currency: euro", "currency = euro must be the three letters of a currency"),
         ("required_settings: [acount]", "required_settings[0] = acount must be a key of slurm: nodes, "),

@@ -161,7 +161,9 @@ def test_a_machine_without_slurm_has_no_limit(tmp_path):
     assert re.search(r"results in steps of about \d+ d \d+ h on this machine", warning)
     [stop] = [text for heading, text in for_people(summarize(found)) if heading == "stop"]
     assert stop.startswith("Ctrl-C asks to save a checkpoint")
-    assert "leaves no time to save" in refused(tmp_path, run, *layout, "slurm.defaults.time=1-00:00:00")
+    message = refused(tmp_path, run, *layout, "slurm.defaults.time=1-00:00:00")
+    assert "leaves no time to save" in message
+    assert "Nodes of type cpu have no GPUs; use a cluster profile with GPUs" in message
     assert planned(tmp_path, minimal_run()).warnings == ()
 
 

@@ -376,3 +376,18 @@ def test_published_layouts_pass(heads, hidden, layers, tensor, pipeline, gpus, b
     assert found == []
     assert facts.layout is not None
     assert facts.layout.data_parallel_size == gpus // (tensor * pipeline)
+
+
+def test_nodes_with_which_the_model_does_not_fit_are_not_advised():
+    """Ranks of 2 and 4 nodes can be divided, but fewer than 6 do not share the optimizer state enough."""
+    shape = {
+        "model__num_layers": 40,
+        "model__hidden_size": 5120,
+        HEADS: 40,
+        "training__micro_batch_size": 1,
+        TP: 4,
+        PP: 4,
+        BATCH: 1440,
+    }
+    [message] = errors(nodes=3, device_memory_gib=17, **shape)
+    assert "; use 6 or 8, or choose parallel sizes" in message

@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 
 from hpcgen.planning.predicted_step import NoPrediction
-from hpcgen.run_plan.prediction import DENSE_RANGE, EXPERTS_RANGE, UNMEASURED_RANGE, predict
+from hpcgen.run_plan.prediction import DENSE_RANGE, EXPERTS_RANGE, UNMEASURED_RANGE, predict, step_time_s
 from hpcgen.run_plan.summary import for_people, summarize
 from tests.recorded_run import write_checkpoint
 from tests.runs import big_run, minimal_run, planned, write_yaml
@@ -196,6 +196,45 @@ def test_without_measured_kernels_everything_is_guessed(tmp_path):
     write_yaml(tmp_path / "site.yaml", {"extends": "azure-ndv5", "node_type": "ndv4"})
     text = lines(planned(tmp_path, big_run(cluster="./site.yaml", memory_check="warning")))
     assert "every time above, since kernels of A100 SXM 80 GB were not measured: " in text["guessed"]
+
+
+def test_implausible_prices_are_warnings_and_free_partitions_are_not(tmp_path):
+    partitions = {"spot": {"price_per_gpu_hour": 0}, "gpu": {"price_per_gpu_hour": 1e9}}
+
+    def doubted(**prices):
+        write_yaml(tmp_path / "site.yaml", {"extends": "azure-ndv5", "partitions": partitions, **prices})
+        found = predict(planned(tmp_path, big_run(cluster="./site.yaml"))).warnings
+        return [(doubt.path, doubt.file) for doubt in found if "implausible" in doubt.reason]
+
+    of_gpu = ("partitions.gpu.price_per_gpu_hour", "cluster")
+    assert doubted(price_per_gpu_hour=2.5) == [of_gpu]
+    assert doubted(price_per_gpu_hour=1e6) == [("price_per_gpu_hour", "cluster"), of_gpu]
+    assert doubted(price_per_gpu_hour=300, currency="JPY") == [of_gpu]
+
+
+def test_jobs_that_mostly_start_and_stop_are_a_warning(tmp_path):
+    def doubted(time):
+        found = predict(planned(tmp_path, big_run(), overrides=[f"slurm.train.time={time}"])).warnings
+        return [str(doubt) for doubt in found if "its start and its stop" in doubt.reason]
+
+    [message] = doubted("0:20:00")
+    better = re.search(r"each job spends \d\d% of it .*; use (\S+) or more", message)[1]
+    assert doubted(better) == []
+
+
+def test_too_frequent_saves_are_named_as_the_cause(tmp_path):
+    """Each step waits for a save of half an hour. The advice is that for the predicted step."""
+    write_yaml(tmp_path / "site.yaml", {"extends": "azure-ndv5", "storage_write_gb_s": 1})
+    often = ("checkpoint.async_save=false", "checkpoint.save_interval=1", "slurm.train.time=3-00:00:00")
+    found = planned(tmp_path, big_run(cluster="./site.yaml"), overrides=often)
+    with pytest.raises(
+        NoPrediction, match=r"checkpoint\.save_interval = 1 saves so often .*: a save takes 40 min"
+    ):
+        predict(found)
+    [warning] = [text for text in summarize(found)["warnings"] if "repeated after failures" in text]
+    steps = int(re.search(r"; use about (\d+) \(steps\)", warning)[1])
+    saving = summarize(found)["storage"]["saving"]
+    assert steps == round(saving["best_interval_s"] / step_time_s(found))
 
 
 def test_failures_take_time_and_restarts(tmp_path):

@@ -65,6 +65,7 @@ def test_gpu_hours_and_energy_are_those_of_all_allocated_nodes():
         ("hpc", {"hpc": 3.0}, None, 3.0),
         ("other", {"hpc": 3.0}, 2.0, 2.0),
         ("hpc", {"hpc": None}, 2.0, 2.0),
+        ("hpc", {"hpc": 0.0}, 2.0, 0.0),
         ("spot,hpc", {"hpc": 3.0, "spot": 1.0}, 2.0, 3.0),
     ],
 )
