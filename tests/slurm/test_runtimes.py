@@ -114,10 +114,11 @@ def test_the_container_engine_gets_a_private_file_and_the_jobs_variables_win(
     file = Path(call["file"])
     assert (file.name, file.parents[1]) == ("container.toml", tmp_path / "run/jobs")
     assert call["mode"] == 0o600
+    mounts = {"/host/usr": "/usr:/host/usr:ro", f"{tmp_path}": f"{tmp_path}:{tmp_path}"}
     assert call["environment"] == {
         "base_environment": ["ngc-pytorch"],
         "workdir": f"{tmp_path}/run",
-        "mounts": ["/usr:/host/usr:ro", f"{tmp_path}:{tmp_path}"],
+        "mounts": [mounts[target] for target in sorted(mounts)],
         "annotations": {"com": {"hooks": {"cxi": {"enabled": "false"}}}},
     }
     assert not any(SECRET in word or "JOB" in word for word in call["words"])
