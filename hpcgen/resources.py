@@ -23,13 +23,14 @@ def shipped(folder: str) -> Path:
     package. The directory above the package is used only if it contains pyproject.toml, so that nothing in
     site-packages is mistaken for a folder of hpcgen. Raises FileNotFoundError if the installation is broken.
     """
-    return _shipped(folder, _release.get(), _PACKAGE)
+    release = _release.get()
+    return _shipped(folder, None if release is None else RELEASES / release, _PACKAGE)
 
 
 @functools.cache  # thousands of facts of a run ask which files are shipped
-def _shipped(folder: str, release: str | None, package: Path) -> Path:
-    if release and (of_release := RELEASES / release / folder).is_dir():
-        return of_release
+def _shipped(folder: str, release: Path | None, package: Path) -> Path:
+    if release and (release / folder).is_dir():
+        return release / folder
     inside = package / folder
     if inside.is_dir():
         return inside
