@@ -114,7 +114,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _group(nodeid: str) -> str:
-    """What one worker runs: a file, or all that compare with transformers."""
+    """Tests of one worker: a file, or all that compare with transformers."""
     file = nodeid.partition("::")[0]
     return "transformers" if file.startswith(WITH_TRANSFORMERS) else file
 

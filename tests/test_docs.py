@@ -416,7 +416,7 @@ def test_the_guides_predict_what_the_command_predicts(
 
 
 def predicted(command: str) -> str:
-    """What `hpcgen init` and `validate` print, after the command; nothing for other commands and for JSON."""
+    """Lines that `hpcgen init` and `validate` print, after the command; nothing for other commands and for JSON."""
     if not re.match(r"hpcgen (init|validate) [^|]*$", command):
         return ""
     # arithmetic expressions of the shell

@@ -29,7 +29,7 @@ class Expected:
     """MFU if tokens_s is of each GPU."""
     predicted_mfu: float
     predicted_tokens_s: float
-    """Of all GPUs."""
+    """Sum over all GPUs."""
     memory_gib: float
 
 

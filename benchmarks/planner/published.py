@@ -38,7 +38,7 @@ UNCHANGING: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Software:
-    """What the published software did and this trainer cannot do."""
+    """Abilities of the published software that this trainer lacks."""
 
     gradient_bytes: int = 4
     """Size of an accumulated and reduced gradient."""
@@ -61,7 +61,7 @@ class Configuration:
     parallelism: Mapping[str, Any]
     training: Mapping[str, Any]
     assumptions: tuple[str, ...] = ()
-    """What the source does not state."""
+    """Assumptions where the source states nothing."""
     software: Software = Software()
 
     def changed(self, changes: Mapping[str, Mapping[str, Any]]) -> Configuration:

@@ -104,8 +104,8 @@ class RunConfig:
     slurm: SlurmConfig = field(default_factory=SlurmConfig)
     """Slurm resources of each stage."""
     memory_check: Literal["error", "warning"] = "error"
-    """What an estimate of more memory than the GPUs have is: an error, so that nothing is rendered or submitted, or a
-    warning."""
+    """Kind of problem if the estimate is more memory than the GPUs have: an error, so that nothing is rendered or
+    submitted, or a warning."""
     preflight: PreflightConfig = field(default_factory=PreflightConfig)
     """Node checks before training, and spare nodes."""
     data: DataConfig = field(default_factory=DataConfig)

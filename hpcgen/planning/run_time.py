@@ -66,7 +66,7 @@ class Job:
 
 @record(kw_only=True)
 class Resources:
-    """What a job allocates and uses."""
+    """Resources that a job allocates and uses."""
 
     num_nodes: int
     """Nodes of a job, with spare ones."""

@@ -66,7 +66,7 @@ Source: Microsoft Learn, "Scalability and performance targets for standard stora
 
 @record(kw_only=True)
 class SaveCosts:
-    """What a save and a failure cost, in seconds, and how often jobs fail."""
+    """Costs of a save and of a failure in seconds, and how often jobs fail."""
 
     stall_s: float
     """Time that training loses to a save."""

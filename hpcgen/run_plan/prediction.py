@@ -154,7 +154,7 @@ def predict(plan: Plan) -> Prediction:
 
 @record(kw_only=True)
 class _Rest:
-    """What a run has left to do, and what that depends on."""
+    """The rest of a run, and what its time depends on."""
 
     trainer: TrainerConfig
     machine: Machine
@@ -269,7 +269,7 @@ class _Rest:
 
 
 def _rest(plan: Plan) -> _Rest:
-    """What the planned run has left to do.
+    """The rest of the planned run.
 
     Raises:
         NoPrediction: see `predict`.

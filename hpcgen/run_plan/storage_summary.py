@@ -61,7 +61,7 @@ def _storage(plan: Plan, trainer: TrainerConfig, step_s: float) -> dict[str, Any
 
 
 def _saving(plan: Plan, trainer: TrainerConfig, step_s: float) -> dict[str, Any] | None:
-    """What the interval between checkpoints costs, and the best one; None on CPUs, whose failures are not known."""
+    """Cost of the interval between checkpoints, and the best interval; None on CPUs, whose failures are not known."""
     if trainer.device != "cuda":
         return None
     assert plan.training is not None

@@ -77,9 +77,11 @@ def _widths(setup: Setup) -> tuple[float, float, float]:
 
 
 def _exchanged_bytes(setup: Setup) -> float:
-    """What attention keeps because context-parallel ranks exchange it: keys and values of other ranks, if the trainer
-    gathers them, or with a2a the output before its exchange (Transformer Engine's dot_product_attention/
-    context_parallel.py saves out_part). After its exchange, the projection keeps it.
+    """Bytes that attention keeps because context-parallel ranks exchange them.
+
+    These are keys and values of other ranks, if the trainer gathers them, or with a2a the output before its exchange
+    (Transformer Engine's dot_product_attention/context_parallel.py saves out_part). After its exchange, the projection
+    keeps it.
 
     Within documents, with several samples, the output is kept twice: packed by sample for the attention, and by
     position for other parts of the layer (trainer/model/packing.py).

@@ -118,7 +118,7 @@ def _guesses(device: Device) -> list[Constant]:
 
 
 def _assumptions(device: Device) -> Iterator[tuple[str, str]]:
-    """What the estimate assumes for settings whose effect was not measured, and why."""
+    """Assumptions of the estimate for settings whose effect was not measured, with the reasons."""
     setup, training = device.setup, device.setup.training
     if setup.parallelism.tp_comm_overlap:
         source = "guessed: Hopper machines were seen to hide between nothing and all"

@@ -36,7 +36,7 @@ GENERAL = (
 
 
 class _Launches(NamedTuple):
-    """What the launches of a layer depend on."""
+    """Properties of a layer that its launches depend on."""
 
     layer: Literal["dense", "experts"]
     tensor_parallel: bool

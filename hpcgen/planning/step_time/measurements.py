@@ -21,7 +21,7 @@ FOLDER = "kernels"
 
 @record(eq=False)
 class Measurements:
-    """What was measured on one GPU model."""
+    """Measurements of one GPU model."""
 
     gpu_model: str
     products: tuple[Row, ...] = ()

@@ -130,7 +130,7 @@ def _forward_order(num_stages: int, num_chunks: int, num_microbatches: int) -> l
 
 
 class _Kind(NamedTuple):
-    """What passes of a chunk in one direction take."""
+    """Time of the passes of a chunk in one direction."""
 
     stage: int
     computing: float
