@@ -42,7 +42,7 @@ STARTS = frozenset(("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn
 
 MEMORY = Path("/dev/shm")
 ENOUGH_BYTES = 4 * 2**30
-"""What all tests write, three times."""
+"""Free memory for three times the files of all tests."""
 
 # A shell starts `make test &` with SIGINT ignored, and each process that a test starts would inherit that. A signal
 # that has a handler here has its default action there.

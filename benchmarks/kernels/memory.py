@@ -210,7 +210,7 @@ def _cast_delayed(job: Job, device: str) -> Call:
 
 
 def _routed(job: Job, device: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which experts each token has, evenly, and with which weights."""
+    """The experts of each token, evenly chosen, and their weights."""
     order = torch.rand(job["tokens"], job["experts"], device=device).argsort(dim=1)
     chosen = order < job["topk"]
     return chosen, torch.rand(job["tokens"], job["experts"], device=device) * chosen

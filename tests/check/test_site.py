@@ -221,7 +221,7 @@ OFTEN = (
     "a mistake of Jinja",
     "no such variable",
 )
-"""Those that are found in different ways. test_rules.py has each rule."""
+"""Mistakes that are found in different ways. test_rules.py has each rule."""
 
 
 @pytest.mark.usefixtures("few_stages")

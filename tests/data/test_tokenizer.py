@@ -238,7 +238,7 @@ def test_a_missing_tokenizer_file_is_named_before_a_stage_starts(tmp_path):
 def test_a_tokenizer_with_a_cleared_cache_returns_the_same_ids(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It is loaded anew for each text."""
+    """The tokenizer is loaded again for each text."""
     texts = ["word1 and 7919", "word2 and 15838"]
     ids, lengths = cached_gpt2("gigatoken").encode(texts)
     monkeypatch.setattr("hpcgen.data.tokenizer._MEMORY_CHECK_IDS", 1)

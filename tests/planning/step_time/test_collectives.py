@@ -37,7 +37,7 @@ def test_ranks_in_a_domain(found: Group, expected: Group) -> None:
 
 
 LINKS = Links(Machine.of(load_node_type("ndv5-h200"), nvlink_devices=8))
-"""Of a GPU model without measured rows."""
+"""A machine whose GPU model has no measured rows."""
 GIB = 2**30
 
 

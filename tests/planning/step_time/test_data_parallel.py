@@ -18,7 +18,7 @@ from tests.planning.cases import PP, VPP, valid_facts
 from trainer.contract.optimizers import optimizer_of
 
 LINKS = Links(Machine.of(load_node_type("ndv5-h200"), nvlink_devices=8))
-"""Of a GPU model without measured rows."""
+"""A machine whose GPU model has no measured rows."""
 GROUP = Group(16, 8)
 """The 16 ranks of two nodes."""
 OVERLAP = {"parallelism__overlap_grad_reduce": True, "parallelism__overlap_param_gather": True}
