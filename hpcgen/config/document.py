@@ -141,9 +141,14 @@ def override(assignment: str, typed_texts: TypedTexts = "quoted") -> Document:
     is_null = values is None and typed_texts == "all but null"
     if is_scalar and typed_texts != "quoted" and not (is_null or isinstance(values, str)):
         values = text.strip()
+    return at(path, values, origin)
+
+
+def at(path: str, value: Any, origin: str) -> Document:
+    """A document with only `value` at a dotted `path`. The sections around it have no origin."""
     for section in reversed(path.split(".")):
-        values = {section: values}
-    document = constant(values, origin)
+        value = {section: value}
+    document = constant(value, origin)
     own = {known: where for known, where in document.origins.items() if _inside(known, path)}
     return Document(document.values, own)
 

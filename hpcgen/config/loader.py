@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -156,8 +156,7 @@ def load_document(document: Document, directory: Path, overrides: Sequence[str] 
     has_unknown_preset = preset is None and isinstance(document.get("preset"), str)
     if has_unknown_preset:
         document = documents.without(document, "preset")  # `_preset` has reported it
-    omitted = {name: values for name, values in OMITTED_SECTIONS.items() if name not in document.values}
-    config, problems = build(RunConfig, documents.merge(documents.constant(omitted, ""), document))
+    config, problems = _config(document)
     if has_unknown_preset:  # keys may be missing only because the preset is unknown
         problems = tuple(problem for problem in problems if not problem.is_missing)
     mistakes += [located(_with_default(problem), document) for problem in problems]
@@ -188,6 +187,27 @@ def load_document(document: Document, directory: Path, overrides: Sequence[str] 
         doubts=profile.doubts,
         sites=profile.sites,
     )
+
+
+def with_values(run: Run, values: Mapping[str, object], origin: str) -> Run:
+    """The run with other values at dotted paths. Errors name `origin` as their place.
+
+    Raises:
+        FileErrors: values are not valid in a run file. Lists all of them.
+    """
+    document = run.document
+    for path, value in values.items():
+        document = documents.merge(document, documents.at(path, value, origin))
+    config, problems = _config(document)
+    if config is None:
+        raise FileErrors([located(problem, document) for problem in problems])
+    return dataclasses.replace(run, config=config, document=document)
+
+
+def _config(document: Document) -> tuple[RunConfig | None, tuple[Problem, ...]]:
+    """The configuration that a document describes, or its mistakes. Omitted sections have stand-ins."""
+    omitted = {name: values for name, values in OMITTED_SECTIONS.items() if name not in document.values}
+    return build(RunConfig, documents.merge(documents.constant(omitted, ""), document))
 
 
 def _with_default(problem: Problem) -> Problem:

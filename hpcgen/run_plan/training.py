@@ -54,9 +54,21 @@ def plan_training(run: Run, config: RunConfig, *, must_fit: bool) -> Training:
     more memory than the devices have is an error.
     """
     allocation = make_allocation(TRAIN, config, run.cluster, run.node_type)
+    facts, unknown = training_facts(run, config, allocation)
+    nodes = place_of(TRAIN, "nodes", config, run.cluster)
+    errors, warnings = check(facts, must_fit=must_fit)
+    function_errors, function_warnings = function_problems(config)
+    errors = [*(_in_file(problem, nodes) for problem in errors), *unknown, *function_errors]
+    warnings = [_in_file(problem, nodes) for problem in warnings] + function_warnings
+    if errors:
+        return Training(errors=tuple(errors), warnings=tuple(warnings))
+    return _planned(run, config, facts, allocation, warnings)
+
+
+def training_facts(run: Run, config: RunConfig, allocation: Allocation) -> tuple[Facts, tuple[Problem, ...]]:
+    """The facts that the rules need, and the problems of those that are unknown. The paths in `config` are absolute."""
     model, vocabulary_problems = _with_vocabulary(config)
     data, eod_problems = _with_end_of_document(config)
-    nodes = place_of(TRAIN, "nodes", config, run.cluster)
     facts = Facts(
         model=model,
         parallelism=config.parallelism,
@@ -66,7 +78,11 @@ def plan_training(run: Run, config: RunConfig, *, must_fit: bool) -> Training:
         checkpoint=config.checkpoint,
         logging=config.logging,
         evaluation=config.evaluation,
-        world=World(path=nodes.path, count=allocation.nodes, ranks_each=allocation.ntasks_per_node),
+        world=World(
+            path=place_of(TRAIN, "nodes", config, run.cluster).path,
+            count=allocation.nodes,
+            ranks_each=allocation.ntasks_per_node,
+        ),
         evaluation_world=_evaluation_world(run, config),
         gpus_per_node=allocation.ntasks_per_node,
         nvlink_nodes=allocation.nvlink_nodes,
@@ -74,14 +90,7 @@ def plan_training(run: Run, config: RunConfig, *, must_fit: bool) -> Training:
         device_memory_gib=run.node_type.gpu_memory_gib,
         set_by_user=_set_by_user(run.document),
     )
-    errors, warnings = check(facts, must_fit=must_fit)
-    function_errors, function_warnings = function_problems(config)
-    errors = [_in_file(problem, nodes) for problem in errors] + vocabulary_problems + eod_problems
-    errors += function_errors
-    warnings = [_in_file(problem, nodes) for problem in warnings] + function_warnings
-    if errors:
-        return Training(errors=tuple(errors), warnings=tuple(warnings))
-    return _planned(run, config, facts, allocation, warnings)
+    return facts, (*vocabulary_problems, *eod_problems)
 
 
 def _planned(

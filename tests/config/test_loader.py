@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcgen.config.loader import load_cluster_run, load_run
+from hpcgen.config.loader import load_cluster_run, load_run, with_values
 from hpcgen.errors import FileErrors, HpcgenError, Problem
 from tests.runs import loaded, minimal_run, refused
 
@@ -267,3 +267,15 @@ def test_keys_with_unprintable_characters_do_not_reach_the_terminal(tmp_path):
 def test_examples_load(path, monkeypatch):
     monkeypatch.chdir(CHECKOUT)
     assert load_run(path).config.name
+
+
+def test_values_that_are_set_later_act_like_set(tmp_path: Path) -> None:
+    values = minimal_run()
+    run = loaded(tmp_path, values)
+    later = with_values(run, {"slurm.train.nodes": 4, "training.micro_batch_size": 2}, "--nodes")
+    at_once = loaded(tmp_path, values, ["slurm.train.nodes=4", "training.micro_batch_size=2"])
+    assert later.config == at_once.config
+    assert later.document.values == at_once.document.values
+    assert later.document.origin("slurm.train.nodes") == "--nodes"
+    with pytest.raises(FileErrors, match="--nodes 0 must be at least 1"):
+        with_values(run, {"slurm.train.nodes": 0}, "--nodes")
