@@ -10,7 +10,7 @@ from hpcgen.planning.setup import Setup
 from hpcgen.planning.step_time.estimate import estimate_step_time
 from hpcgen.planning.step_time.machine import Machine, missing_facts
 from hpcgen.planning.step_time.result import StepTime
-from trainer.contract.config import TrainerConfig
+from trainer.contract.config import TrainerConfig, TrainingConfig
 from trainer.contract.model.layout import Layout
 
 
@@ -19,14 +19,14 @@ class NoPrediction(HpcgenError):
 
 
 def machine_of(
-    trainer: TrainerConfig, name: str, node_type: NodeType, gpus_per_node: int, nvlink_nodes: int
+    training: TrainingConfig, name: str, node_type: NodeType, gpus_per_node: int, nvlink_nodes: int
 ) -> Machine:
     """The machine of a run on nodes of the type `name`, of which each job uses `gpus_per_node` GPUs.
 
     Raises:
         NoPrediction: facts of the nodes are unknown.
     """
-    precision = "fp8" if trainer.training.fp8 else trainer.training.precision
+    precision = "fp8" if training.fp8 else training.precision
     missing = missing_facts(node_type, precision)
     if missing == ["device"]:
         raise NoPrediction("the run trains on CPUs, whose speed hpcgen does not know")

@@ -31,7 +31,7 @@ def predicted_step_s(run: Run, batch_size: float | None) -> float | None:
         trainer, nodes = resolve(trainer), _nodes(run.directory)
         name = str(nodes["node_type"])
         counts = int(nodes["gpus_per_node"]), int(nodes["nvlink_nodes"])
-        machine = machine_of(trainer, name, load_node_type(name), *counts)
+        machine = machine_of(trainer.training, name, load_node_type(name), *counts)
         sizes = batch_sizes(trainer.training)
         size = int(batch_size) if batch_size is not None and batch_size in sizes else sizes[-1]
         return predicted_step(trainer, machine, size).total

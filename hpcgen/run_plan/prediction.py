@@ -281,7 +281,7 @@ def _rest(plan: Plan) -> _Rest:
         raise NoPrediction("no planned stage trains", f"plan the stage {TRAIN.name}")
     allocation, node_type = stage.allocation, plan.run.node_type
     counts = allocation.ntasks_per_node, allocation.nvlink_nodes
-    machine = machine_of(trainer, cluster.node_type, node_type, *counts)
+    machine = machine_of(trainer.training, cluster.node_type, node_type, *counts)
     steps = tuple(remaining_steps(trainer.training, *_start(trainer)))
     if not steps:
         raise NoPrediction("the run is finished and has nothing left to train")
