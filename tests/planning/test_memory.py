@@ -167,7 +167,21 @@ def test_the_distributed_optimizer_shards_over_data_and_context(precision, alone
         layout = Layout.make(GPT, parallelism, training, world_size)
         assert layout is not None
         setup = Setup(GPT, parallelism, training, layout, ADAMW)
-        assert bytes_per_parameter(setup, "layer") == bytes_per_parameter(setup, "table") == expected
+        assert (
+            sum(bytes_per_parameter(setup, "layer")) == sum(bytes_per_parameter(setup, "table")) == expected
+        )
+
+
+def test_parts_of_weights_and_activations():
+    """On four ranks, which share the optimizer state. Activations exist for the backward pass or for a moment."""
+    found = estimate(GPT, world_size=4)
+    count = parameter_count(GPT)
+    assert (found.gradient_bytes, found.optimizer_bytes) == (4 * count, 12 * count / 4)
+    assert found.parameter_bytes == (2 + 4 + 12 / 4) * count
+    deep = estimate(gpt3(48, 2048, 16), world_size=4)
+    kept, twice = (each.activation_bytes - each.moment_bytes for each in (found, deep))
+    assert twice == pytest.approx(2 * kept, rel=0.01)
+    assert deep.moment_bytes == found.moment_bytes > 2 * 2048 * 50304  # the logits
 
 
 def test_each_instance_of_the_optimizer_has_the_whole_state():
@@ -176,7 +190,7 @@ def test_each_instance_of_the_optimizer_has_the_whole_state():
     layout = Layout.make(GPT, parallelism, training, 8)
     assert layout is not None
     setup = Setup(GPT, parallelism, training, layout, ADAMW)
-    assert bytes_per_parameter(setup, "layer") == 6 + 12 / 2
+    assert bytes_per_parameter(setup, "layer") == (2, 4, 12 / 2)
 
 
 def test_fp8_keeps_its_weights_and_their_transposes():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from dataclasses import replace
+from typing import NamedTuple
 
 from hpcgen.planning.setup import Setup
 from trainer.contract.model.experts import moe_layer_pattern
@@ -35,18 +36,34 @@ class Counts:
         return Counts(self.tables + other.tables, self.layers + other.layers, self.experts + other.experts)
 
 
-def bytes_per_parameter(setup: Setup, kind: Kind, *, of_expert: bool = False) -> float:
+class ParameterBytes(NamedTuple):
+    """Bytes on a device, of one parameter or of several."""
+
+    weights: float
+    """Weights, with their copies in FP8."""
+    gradients: float
+    optimizer: float
+    """State of the optimizer, with the fp32 copies of weights."""
+
+    def times(self, number: float) -> ParameterBytes:
+        """The bytes of `number` parameters."""
+        return ParameterBytes(number * self.weights, number * self.gradients, number * self.optimizer)
+
+
+def bytes_per_parameter(setup: Setup, kind: Kind, *, of_expert: bool = False) -> ParameterBytes:
     """Bytes per parameter of `kind` on a device. A distributed optimizer shards its state over DP x CP / instances, and
     that of experts over the ranks that hold the same experts.
 
     bf16 and fp16: weight 2, fp32 gradient 4, and fp32 copy with moments / shards (Megatron-Core's
-    docs/api-guide/dist_optimizer.md). fp32: weight 4, gradient 4, and moments / shards.
+    docs/api-guide/dist_optimizer.md). fp32: weight 4, gradient 4, and moments / shards. FP8 adds a byte for each weight
+    of a layer and one for its transpose, which Transformer Engine caches between microbatches.
     """
     shards = num_shards(setup, of_expert=of_expert)
     state = setup.optimizer.state_bytes(kind)
     if setup.training.precision == "fp32":
-        return 8 + (state - 4) / shards
-    return 2 + setup.gradient_bytes + state / shards
+        return ParameterBytes(4, 4, (state - 4) / shards)
+    in_fp8 = 2 if setup.training.fp8 and kind != "table" else 0
+    return ParameterBytes(2 + in_fp8, setup.gradient_bytes, state / shards)
 
 
 def num_shards(setup: Setup, *, of_expert: bool = False) -> int:
@@ -59,19 +76,13 @@ def num_shards(setup: Setup, *, of_expert: bool = False) -> int:
     return ranks // layout.num_distributed_optimizer_instances if is_sharded else 1
 
 
-def parameter_bytes(setup: Setup, stage: int) -> int:
-    """Bytes of the weights of a pipeline stage with their gradients and optimizer state, on one device.
-
-    FP8 adds a byte for each weight of a layer and one for its transpose, which Transformer Engine caches between
-    microbatches.
-    """
+def parameter_bytes(setup: Setup, stage: int) -> ParameterBytes:
+    """Bytes of the weights of a pipeline stage with their gradients and optimizer state, on one device."""
     counts = stage_parameter_counts(setup, stage)
-    in_fp8 = 2 if setup.training.fp8 else 0
-    size = counts.tables * bytes_per_parameter(setup, "table")
-    size += counts.layers * (bytes_per_parameter(setup, "layer") + in_fp8)
-    if counts.experts:
-        size += counts.experts * (bytes_per_parameter(setup, "layer", of_expert=True) + in_fp8)
-    return int(size)
+    of_tables = bytes_per_parameter(setup, "table").times(counts.tables)
+    of_layers = bytes_per_parameter(setup, "layer").times(counts.layers)
+    of_experts = bytes_per_parameter(setup, "layer", of_expert=True).times(counts.experts)
+    return ParameterBytes(*map(sum, zip(of_tables, of_layers, of_experts, strict=True)))
 
 
 @functools.lru_cache(maxsize=256)  # the time of a step needs them several times

@@ -33,6 +33,12 @@ class MemoryEstimate:
     """Activations kept for the backward passes of the microbatches in flight, the logits, and gradients of both."""
     kernel_bytes: int
     """Buffers that libraries keep for their kernels."""
+    gradient_bytes: int
+    """The gradients in `parameter_bytes`."""
+    optimizer_bytes: int
+    """The state of the optimizer in `parameter_bytes`."""
+    moment_bytes: int
+    """What exists in `activation_bytes` only while a pass is computed: logits, gradients, recomputed activations."""
 
     @property
     def total_gib(self) -> float:
@@ -81,10 +87,14 @@ def estimate_stage(setup: Setup, stage: int) -> MemoryEstimate:
     if _has_mtp(setup, stage):
         kinds.add(last_layer_has_experts(setup.model))
     layers = {has_experts: Layer.of(setup, has_experts=has_experts) for has_experts in kinds}
+    parameters, (activations, moment) = parameter_bytes(setup, stage), _activation_bytes(setup, stage, layers)
     return MemoryEstimate(
-        parameter_bytes(setup, stage),
-        _activation_bytes(setup, stage, layers) + _mask_bytes(setup),
-        kernel_bytes(setup, kinds=kinds, has_output_layer=is_last),
+        parameter_bytes=int(sum(parameters)),
+        activation_bytes=activations + _mask_bytes(setup),
+        kernel_bytes=kernel_bytes(setup, kinds=kinds, has_output_layer=is_last),
+        gradient_bytes=int(parameters.gradients),
+        optimizer_bytes=int(parameters.optimizer),
+        moment_bytes=moment,
     )
 
 
@@ -103,8 +113,10 @@ def _kinds(setup: Setup, stage: int) -> list[list[bool]]:
     return [[pattern[number] for number in layers] for layers in setup.layout.layers_of_stage(stage)]
 
 
-def _activation_bytes(setup: Setup, stage: int, layers: dict[bool, Layer]) -> int:
-    """Kept activations of the microbatches in flight, and what the most demanding moment of their passes adds."""
+def _activation_bytes(setup: Setup, stage: int, layers: dict[bool, Layer]) -> tuple[int, int]:
+    """Kept activations of the microbatches in flight with what the most demanding moment of their passes adds, and the
+    latter alone.
+    """
     chunks = [
         _kept_bytes(setup, [layers[has_experts] for has_experts in chunk]) for chunk in _kinds(setup, stage)
     ]
@@ -116,7 +128,7 @@ def _activation_bytes(setup: Setup, stage: int, layers: dict[bool, Layer]) -> in
         of_mtp = mtp_bytes(setup, layer.kept)
         chunks[-1] += of_mtp + _final_norm_bytes(setup, stage)
         after_layers += _mtp_moments(setup, stage, layer)
-    sizes = []
+    sizes: list[tuple[float, float]] = []
     for backward, numbers in microbatches_in_flight(setup.layout, stage):
         kept = setup.tokens * sum(number * size for number, size in zip(numbers, chunks, strict=True))
         moments = [_layer_moment(setup, stage, backward, layers)]
@@ -124,8 +136,9 @@ def _activation_bytes(setup: Setup, stage: int, layers: dict[bool, Layer]) -> in
             moments = [moments[0] - setup.tokens * of_mtp, *after_layers]
         if stage == 0 and backward == 0:
             moments.append(_embedding_moment(setup) - setup.tokens * chunks[0])
-        sizes.append(kept + max(moments))
-    return int(max(sizes) + setup.tokens * _exchanged_bytes(setup, stage))
+        sizes.append((kept + max(moments), max(moments)))
+    most, moment = max(sizes)
+    return int(most + setup.tokens * _exchanged_bytes(setup, stage)), int(moment)
 
 
 def _layer_moment(setup: Setup, stage: int, backward: int, layers: dict[bool, Layer]) -> float:
