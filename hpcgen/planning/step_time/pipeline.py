@@ -34,6 +34,22 @@ class Interval:
     start: float
     end: float
 
+    @property
+    def key(self) -> tuple[int, int, int, bool]:
+        """Which pass it is: stage, chunk, microbatch and direction."""
+        return self.stage, self.chunk, self.microbatch, self.is_forward
+
+    def moved(self, microbatches: int, seconds: float) -> Interval:
+        """The same pass on a later microbatch."""
+        return Interval(
+            self.stage,
+            self.chunk,
+            self.microbatch + microbatches,
+            self.is_forward,
+            self.start + seconds,
+            self.end + seconds,
+        )
+
 
 @record
 class Timeline:
@@ -48,7 +64,9 @@ class Timeline:
     chunk_ends: tuple[tuple[float, ...], ...]
     """End of the last backward pass of each chunk."""
     intervals: tuple[Interval, ...] = ()
-    """All passes, if they were asked for."""
+    """The passes, if they were asked for, without those of rounds that repeat."""
+    cut: tuple[float, float] | None = None
+    """Start and end of the time whose passes are not in `intervals`, because they repeat those before it."""
 
     @property
     def slowest(self) -> int:
@@ -90,18 +108,28 @@ def replay(
         num_microbatches: number of microbatches of the step.
         transfer: seconds to send a hidden state or its gradient between stage i and the next one; the last entry is for
             the last and the first stage. Default: 0. The next pass of the sending stage waits for it.
-        with_intervals: also return all passes. This replays every microbatch.
+        with_intervals: also return the passes.
     """
     step = _Step(forward, backward, transfer or (0.0,) * len(forward))
     rounds, left = divmod(num_microbatches, step.num_stages)
     # In the interleaved schedule, the warm-up takes up to two rounds, and slow transfers show in the fourth.
     replayed = 4 if step.num_chunks > 1 else 2
-    while replayed < rounds and not with_intervals:
-        short, long = (step.replayed(left + number * step.num_stages) for number in (replayed - 1, replayed))
+    while replayed < rounds:
+        short, long = (
+            step.replayed(left + number * step.num_stages, with_intervals)
+            for number in (replayed - 1, replayed)
+        )
         if step.is_periodic(short, long):
             return step.extended(short, long, rounds - replayed)
         replayed *= 2
     return step.replayed(num_microbatches, with_intervals)
+
+
+def replay_completely(
+    forward: Durations, backward: Durations, num_microbatches: int, transfer: Sequence[float]
+) -> Timeline:
+    """Replays every pass of a step, also those that repeat."""
+    return _Step(forward, backward, transfer).replayed(num_microbatches, with_intervals=True)
 
 
 def passes(num_stages: int, stage: int, num_chunks: int, num_microbatches: int) -> list[Pass]:
@@ -173,14 +201,20 @@ class _Step:
     def is_periodic(self, short: Timeline, long: Timeline) -> bool:
         """True if the slowest stage never waits in the last round of `long`, so that further ones take as long.
 
-        In the first rounds, waiting stages hide a part of its work.
+        In the first rounds, waiting stages hide a part of its work. If intervals were asked for, all stages must repeat
+        their passes.
         """
-        work = max(map(sum, zip(*self._work(self._round), strict=True)))
-        return math.isclose(long.total - short.total, work)
+        if not math.isclose(long.total - short.total, self._round_s):
+            return False
+        starts = {each.key: each.start for each in long.intervals}
+        return all(
+            math.isclose(each.start, starts[each.key], rel_tol=1e-6, abs_tol=1e-9)
+            for each in self._spread(short, 1)
+        )
 
     def extended(self, short: Timeline, long: Timeline, rounds: int) -> Timeline:
         """The step with `rounds` more rounds of microbatches than `long`."""
-        later = rounds * (long.total - short.total)
+        later = rounds * self._round_s
         computing, transferring = (
             tuple(last + rounds * each for last, each in zip(seconds, of_round, strict=True))
             for seconds, of_round in zip(
@@ -188,12 +222,27 @@ class _Step:
             )
         )
         ends = tuple(tuple(end + later for end in ends) for ends in long.chunk_ends)
-        return Timeline(long.total + later, computing, transferring, ends)
+        intervals = self._spread(long, rounds)
+        cut = (long.total / 2, long.total / 2 + later) if intervals else None
+        return Timeline(long.total + later, computing, transferring, ends, intervals, cut)
+
+    def _spread(self, timeline: Timeline, rounds: int) -> tuple[Interval, ...]:
+        """The passes of a replayed step, of which the second half is `rounds` later."""
+        seconds = rounds * self._round_s
+        return tuple(
+            each if each.start < timeline.total / 2 else each.moved(rounds * self.num_stages, seconds)
+            for each in timeline.intervals
+        )
 
     @property
     def _round(self) -> dict[int, int]:
         """Number of passes of each kind in a round of as many microbatches as there are stages."""
         return dict.fromkeys(range(len(self._kinds)), self.num_stages)
+
+    @cached_property
+    def _round_s(self) -> float:
+        """Seconds in which the slowest stage computes and sends a round."""
+        return max(map(sum, zip(*self._work(self._round), strict=True)))
 
     def _work(self, counts: Mapping[int, int]) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """How long each stage computes and transfers, from the number of passes of each kind."""

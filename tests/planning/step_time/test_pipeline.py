@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from hpcgen.planning.step_time.pipeline import Interval, Timeline, replay
+from hpcgen.planning.step_time.pipeline import Interval, Timeline, replay, replay_completely
 
 FORWARD, BACKWARD = 1.0, 2.0
 
@@ -86,20 +86,31 @@ def random_steps() -> list[tuple[list[list[float]], list[list[float]], int, list
     return steps
 
 
+def starts(timeline: Timeline) -> dict[tuple[int, int, int, bool], float]:
+    """When each pass starts."""
+    return {each.key: each.start for each in timeline.intervals}
+
+
 def test_extrapolated_steps_are_those_of_a_complete_replay() -> None:
     for forward, backward, num_microbatches, transfer in random_steps():
-        found = replay(forward, backward, num_microbatches, transfer)
-        complete = replay(forward, backward, num_microbatches, transfer, with_intervals=True)
+        found = replay(forward, backward, num_microbatches, transfer, with_intervals=True)
+        complete = replay_completely(forward, backward, num_microbatches, transfer)
         assert found.total == pytest.approx(complete.total)
         assert found.computing == pytest.approx(complete.computing)
         assert found.transferring == pytest.approx(complete.transferring)
         for ends, complete_ends in zip(found.chunk_ends, complete.chunk_ends, strict=True):
             assert ends == pytest.approx(complete_ends)
+        all_starts = starts(complete)
+        assert starts(found) == pytest.approx({key: all_starts[key] for key in starts(found)})
+        begin, end = found.cut or (found.total, found.total)
+        outside = {key for key, at in all_starts.items() if at < begin - 1e-6 or at > end + 1e-6}
+        inside = {key for key, at in all_starts.items() if begin + 1e-6 < at < end - 1e-6}
+        assert outside <= set(starts(found)) <= set(all_starts) - inside
 
 
 def test_passes_wait_for_their_inputs_and_do_not_overlap() -> None:
     for forward, backward, num_microbatches, transfer in random_steps()[:20]:
-        intervals = replay(forward, backward, num_microbatches, transfer, with_intervals=True).intervals
+        intervals = replay_completely(forward, backward, num_microbatches, transfer).intervals
         stages, chunks = len(forward), len(forward[0])
         assert len(intervals) == 2 * stages * chunks * num_microbatches
         of_stage: dict[int, list[Interval]] = defaultdict(list)
