@@ -12,10 +12,11 @@
 | reduction of gradients and gathering of weights | `data_parallel` |
 | update of the weights | `optimizer` |
 | the complete step | `estimate`, `result` |
+| bytes that GPUs send | `traffic` |
 """
 
-from hpcgen.planning.step_time.estimate import estimate_step_time
+from hpcgen.planning.step_time.estimate import estimate_step_time, schedule, transfers
 from hpcgen.planning.step_time.machine import Machine
-from hpcgen.planning.step_time.result import StageTime, StepTime
+from hpcgen.planning.step_time.result import Schedule, StageTime, StepTime
 
-__all__ = ["Machine", "StageTime", "StepTime", "estimate_step_time"]
+__all__ = ["Machine", "Schedule", "StageTime", "StepTime", "estimate_step_time", "schedule", "transfers"]

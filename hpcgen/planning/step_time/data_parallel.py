@@ -65,6 +65,27 @@ class Weights(NamedTuple):
     experts: float
 
 
+class WeightTransfers(NamedTuple):
+    """Seconds of the reductions and gathers of a stage."""
+
+    dense: float
+    experts: float
+    tied_embedding: float
+    """Sum of the gradients of an embedding that the first and the last stage share; 0 on other stages."""
+
+
+def weight_transfers(setup: Setup, links: Links, stage: int) -> WeightTransfers:
+    """The transfers of data parallelism in a step, whether computation hides them or not."""
+    traffic = _Traffic(setup, links, Groups.of(setup.layout, links.machine.nvlink_devices))
+    dense, experts = map(sum, zip(*_stage_weights(setup, stage), strict=True))
+    of_dense, of_experts = (
+        traffic.reduction(part) + traffic.gather(part)
+        for part in (Weights(dense, 0.0), Weights(0.0, experts))
+    )
+    is_end = stage in (0, setup.layout.pipeline_model_parallel_size - 1)
+    return WeightTransfers(of_dense, of_experts, _tied_embedding(traffic) if is_end else 0.0)
+
+
 def _stage_weights(setup: Setup, stage: int) -> list[Weights]:
     """The weights of each chunk of a stage, as if all its layers were equal."""
     counts = stage_parameter_counts(setup, stage)

@@ -7,19 +7,21 @@ from collections.abc import Iterator, Sequence
 
 from hpcgen.planning.setup import Setup
 from hpcgen.planning.step_time.collectives import Groups, Links
-from hpcgen.planning.step_time.data_parallel import data_parallel_time
+from hpcgen.planning.step_time.data_parallel import DataParallel, data_parallel_time, weight_transfers
 from hpcgen.planning.step_time.host import AFTER_ROUTING, AFTER_TRANSFERS, host_time
 from hpcgen.planning.step_time.kernels import kernels_of
 from hpcgen.planning.step_time.layer import Layer, chunk_time
 from hpcgen.planning.step_time.machine import Constant, Machine
 from hpcgen.planning.step_time.optimizer import OVERHEAD, optimizer_time
 from hpcgen.planning.step_time.output import embedding_time, mtp_time, output_time
-from hpcgen.planning.step_time.pipeline import replay
-from hpcgen.planning.step_time.result import StageTime, StepTime
+from hpcgen.planning.step_time.pipeline import Timeline, replay
+from hpcgen.planning.step_time.result import Schedule, StageTime, StepTime
+from hpcgen.planning.step_time.traffic import NetworkBytes, SentBytes, Transfer
 from hpcgen.planning.step_time.work import Device, Passes, Seconds, added
 from trainer.contract.model.experts import moe_layer_pattern
 from trainer.contract.model.model_size import last_layer_has_experts
 from trainer.contract.model.pipeline import mtp_chunk, mtp_stage
+from trainer.contract.record import record
 
 
 def estimate_step_time(
@@ -40,15 +42,9 @@ def estimate_step_time(
         imbalance: tokens that the experts of the busiest device receive, relative to the mean.
         host: time in which the host launches kernels, relative to the measured one.
     """
-    lengths = documents if documents and setup.separates_documents else (setup.model.seq_length,)
-    groups = Groups.of(setup.layout, machine.nvlink_devices)
-    device = Device(setup, kernels_of(machine), Links(machine), groups, lengths, imbalance)
-    chunks, guesses = _chunks(device, machine, host)
-    forward = [[chunk.forward.total for chunk in stage] for stage in chunks]
-    backward = [[chunk.backward.total for chunk in stage] for stage in chunks]
-    timeline = replay(forward, backward, setup.layout.num_microbatches, _transfers(device))
-    exposed = data_parallel_time(setup, forward, backward, timeline, device.links)
-    stages = [added(stage) for stage in chunks]
+    step = _step(setup, machine, documents=documents, imbalance=imbalance, host=host)
+    timeline, device = step.timeline, step.device
+    stages = [added(stage) for stage in step.chunks]
     slowest = stages[timeline.slowest].times(setup.layout.num_microbatches)
     both = slowest.forward + slowest.backward
     return StepTime(
@@ -57,13 +53,89 @@ def estimate_step_time(
         tensor_parallel=both.tensor_parallel,
         context_parallel=both.context_parallel,
         expert_parallel=both.expert_parallel,
-        data_parallel=exposed.total,
+        data_parallel=step.data_parallel.total,
         pipeline_bubble=max(0.0, timeline.bubble),
         pipeline_transfers=timeline.transferring[timeline.slowest],
         optimizer=max(optimizer_time(device, stage) for stage in range(len(stages))),
         stages=tuple(StageTime(stage.forward.total, stage.backward.total) for stage in stages),
-        guesses=tuple(map(str, [*guesses, *_guesses(device)])),
+        guesses=tuple(map(str, [*step.guesses, *_guesses(device)])),
     )
+
+
+def schedule(setup: Setup, machine: Machine) -> Schedule:
+    """When the stages of a pipeline compute in a step of `setup`, which takes as long as in `estimate_step_time`."""
+    step = _step(setup, machine, with_intervals=True)
+    return Schedule(
+        gather=step.data_parallel.gather,
+        passes=step.timeline,
+        reduction=step.data_parallel.reduction,
+        optimizer=tuple(optimizer_time(step.device, stage) for stage in range(len(step.chunks))),
+    )
+
+
+def transfers(setup: Setup, machine: Machine) -> list[Transfer]:
+    """The data that ranks exchange in a step of `setup`, by parallel axis, without axes that send nothing."""
+    sent = _sent(_step(setup, machine, links=SentBytes(machine)))
+    in_network = _sent(_step(setup, machine, links=NetworkBytes(machine)))
+    groups = vars(Groups.of(setup.layout, machine.nvlink_devices))
+    return [Transfer(axis, groups[axis], size, in_network[axis]) for axis, size in sent.items() if size]
+
+
+def _sent(step: _Step) -> dict[str, float]:
+    """What a rank of the busiest stage sends, by its group, over links that take a second for each byte."""
+    setup, links = step.device.setup, step.device.links
+    stages = [added(stage) for stage in step.chunks]
+    passes = [(stage.forward + stage.backward).times(setup.layout.num_microbatches) for stage in stages]
+    weights = [weight_transfers(setup, links, stage) for stage in range(len(stages))]
+    of_experts = max(each.expert_parallel for each in passes)
+    has_ep = setup.layout.expert_model_parallel_size > 1
+    return {
+        "tensor": max(each.tensor_parallel for each in passes),
+        "context": max(each.context_parallel for each in passes),
+        "expert" if has_ep else "expert_tensor": of_experts,
+        "pipeline": max(
+            hidden + each.tied_embedding
+            for hidden, each in zip(step.timeline.transferring, weights, strict=True)
+        ),
+        "data": max(each.dense for each in weights),
+        "expert_data": max(each.experts for each in weights),
+    }
+
+
+@record
+class _Step:
+    """A step before its parts are added up."""
+
+    device: Device
+    chunks: list[list[Passes]]
+    """The time of each model chunk by stage."""
+    guesses: list[Constant]
+    """Times of the host that the chunks use."""
+    timeline: Timeline
+    data_parallel: DataParallel
+
+
+def _step(
+    setup: Setup,
+    machine: Machine,
+    *,
+    documents: Sequence[int] = (),
+    imbalance: float = 1.0,
+    host: float = 1.0,
+    links: Links | None = None,
+    with_intervals: bool = False,
+) -> _Step:
+    """The step of `estimate_step_time`, whose transfers take as long as over `links`."""
+    lengths = documents if documents and setup.separates_documents else (setup.model.seq_length,)
+    groups = Groups.of(setup.layout, machine.nvlink_devices)
+    device = Device(setup, kernels_of(machine), links or Links(machine), groups, lengths, imbalance)
+    chunks, guesses = _chunks(device, machine, host)
+    forward = [[chunk.forward.total for chunk in stage] for stage in chunks]
+    backward = [[chunk.backward.total for chunk in stage] for stage in chunks]
+    transfers, number = _transfers(device), setup.layout.num_microbatches
+    timeline = replay(forward, backward, number, transfers, with_intervals=with_intervals)
+    exposed = data_parallel_time(setup, forward, backward, timeline, device.links)
+    return _Step(device, chunks, guesses, timeline, exposed)
 
 
 def _chunks(device: Device, machine: Machine, host: float) -> tuple[list[list[Passes]], list[Constant]]:

@@ -19,6 +19,8 @@ from typing import NamedTuple
 
 from trainer.contract.record import record
 
+MIN_SHOWN = 16
+"""Microbatches that are replayed at least for a picture, so that steps with few are complete."""
 Durations = Sequence[Sequence[float]]
 """Seconds of a pass, by stage and chunk."""
 
@@ -114,6 +116,8 @@ def replay(
     rounds, left = divmod(num_microbatches, step.num_stages)
     # In the interleaved schedule, the warm-up takes up to two rounds, and slow transfers show in the fourth.
     replayed = 4 if step.num_chunks > 1 else 2
+    if with_intervals:
+        replayed = max(replayed, MIN_SHOWN // step.num_stages)
     while replayed < rounds:
         short, long = (
             step.replayed(left + number * step.num_stages, with_intervals)

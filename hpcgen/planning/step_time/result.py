@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hpcgen.planning.step_time.pipeline import Timeline
 from trainer.contract.record import record
 
 
@@ -48,3 +49,22 @@ class StepTime:
         transfers = self.tensor_parallel + self.context_parallel + self.expert_parallel + self.data_parallel
         pipeline = self.pipeline_bubble + self.pipeline_transfers
         return self.compute + self.host + transfers + pipeline + self.optimizer
+
+
+@record
+class Schedule:
+    """What the stages of a pipeline do in a step, one after another. Times are seconds that nothing hides."""
+
+    gather: float
+    """Waiting for weights, before the first pass."""
+    passes: Timeline
+    """Forward and backward passes, from the end of `gather`."""
+    reduction: float
+    """From the last backward pass until all gradients are reduced."""
+    optimizer: tuple[float, ...]
+    """Update of the weights, by stage."""
+
+    @property
+    def total(self) -> float:
+        """Time of the step."""
+        return self.gather + self.passes.total + self.reduction + max(self.optimizer)

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from hpcgen.config.node_types import load_node_type
+from hpcgen.planning.memory.parameters import stage_parameter_counts
 from hpcgen.planning.setup import Setup
-from hpcgen.planning.step_time import Machine, StepTime, estimate_step_time
+from hpcgen.planning.step_time import Machine, StepTime, estimate_step_time, schedule, transfers
 from hpcgen.planning.step_time import estimate as estimate_module
 from hpcgen.planning.step_time.host import host_time
 from hpcgen.planning.step_time.kernels import Attention, Kernels, Product
@@ -165,6 +166,46 @@ def test_parts_add_up() -> None:
         min(vars(found)[name] for name in ("compute", "tensor_parallel", "pipeline_bubble", "optimizer")) > 0
     )
     assert found.context_parallel == found.expert_parallel == 0
+
+
+@pytest.mark.parametrize(
+    "keys", [{}, {"ranks": 8, "pp": 4}, {"ranks": 8, "pp": 4, "vpp": 2}, {"ranks": 8, "pp": 4, "tp": 2}]
+)
+@pytest.mark.parametrize("num_microbatches", [8, 400])
+def test_schedules_take_as_long_as_the_step(keys: dict[str, Any], num_microbatches: int) -> None:
+    found = setup(LLAMA, num_microbatches=num_microbatches, **keys)
+    picture = schedule(found, H200)
+    assert picture.total == pytest.approx(estimate_step_time(found, H200).total)
+    assert max(each.end for each in picture.passes.intervals) == pytest.approx(picture.passes.total)
+    assert (picture.passes.cut is None) == (num_microbatches == 8)
+
+
+def test_bytes_that_ranks_send() -> None:
+    """On the last stage: its four layers and the output layer exchange hidden states."""
+    found = setup(LLAMA, ranks=32, tp=4, pp=2, num_microbatches=8)
+    sent = {each.axis: each for each in transfers(found, H200)}
+    assert set(sent) == {"tensor", "pipeline", "data"}
+    hidden = 8192 * LLAMA.hidden_size * 2
+    of_layer = 4 + 6  # the backward pass gathers the inputs of two products again
+    assert sent["tensor"].sent == pytest.approx(8 * (4 * of_layer + 3) * hidden * 3 / 4)
+    assert sent["tensor"].in_network == 0
+    assert sent["pipeline"].sent == sent["pipeline"].in_network == 8 * hidden / 4
+    tied = dataclasses.replace(LLAMA, untie_embeddings_and_output_weights=False)
+    ends = {each.axis: each for each in transfers(dataclasses.replace(found, model=tied), H200)}
+    gradient = 4 * LLAMA.padded_vocab_size * LLAMA.hidden_size / 4
+    assert ends["pipeline"].sent == sent["pipeline"].sent + gradient  # summed with that of the other end
+    weights = stage_parameter_counts(found, 1)
+    assert sent["data"].sent == pytest.approx((weights.layers + weights.tables) * 6 * 3 / 4)
+    assert sent["data"].in_network == sent["data"].sent / 2  # two ranks of a group are on a node
+
+
+@pytest.mark.parametrize(("ranks", "outside"), [(8, 0.0), (16, 8 / 15)])
+def test_experts_on_other_nodes_receive_tokens_over_the_network(ranks: int, outside: float) -> None:
+    model = dataclasses.replace(MIXTRAL_8, num_moe_experts=16)
+    (sent,) = [each for each in transfers(setup(model, ranks=ranks, ep=ranks), H200) if each.axis == "expert"]
+    copies = 8 * 8 * 4096 * model.moe_router_topk * model.hidden_size * 2
+    assert sent.sent == pytest.approx(4 * copies * (ranks - 1) / ranks)  # there and back, in both passes
+    assert sent.in_network == pytest.approx(outside * sent.sent)
 
 
 def test_the_output_layer_makes_the_last_stage_the_slowest() -> None:
