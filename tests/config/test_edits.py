@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpcgen.config.edits import with_value, without
+from hpcgen.config.edits import with_value, with_values, without
 from hpcgen.errors import HpcgenError
 
 TEXT = """\
@@ -78,3 +78,54 @@ def test_an_edit_that_would_change_another_value_is_refused():
         with_value("a: &x 1\nb: *x\n", "x.yaml", ["b"], 2)
     with pytest.raises(HpcgenError, match="a cannot be changed"):
         without("a: &x 1\nb: *x\n", "x.yaml", ["a"])
+
+
+CHOSEN = {"parallelism.tensor_model_parallel_size": 4, "parallelism.sequence_parallel": True}
+REASON = "hpcgen layouts: 12% faster"
+
+
+@pytest.mark.parametrize(
+    ("text", "edited"),
+    [
+        pytest.param(
+            "name: a\n\n# Axes.\n# parallelism:\n  # TP.\n  # tensor_model_parallel_size: 2   # from the preset\n"
+            "  # SP.\n  # sequence_parallel: false\n\n# Batch.\n# training:\n  # seed: 1\n",
+            "name: a\n\n# Axes.\nparallelism:\n  # TP.\n  # hpcgen layouts: 12% faster\n"
+            "  tensor_model_parallel_size: 4\n  # SP.\n  sequence_parallel: true\n\n"
+            "# Batch.\n# training:\n  # seed: 1\n",
+            id="lines that are commented out",
+        ),
+        pytest.param(
+            "parallelism:\n  # hpcgen tune: older\n  tensor_model_parallel_size: 8  # mine\n\n# end\n",
+            "parallelism:\n  # hpcgen layouts: 12% faster\n  tensor_model_parallel_size: 4  # mine\n"
+            "  sequence_parallel: true\n\n# end\n",
+            id="an earlier reason",
+        ),
+        pytest.param(
+            "name: a",
+            "name: a\nparallelism:\n  # hpcgen layouts: 12% faster\n  tensor_model_parallel_size: 4\n"
+            "  sequence_parallel: true\n",
+            id="no section",
+        ),
+        pytest.param(
+            '{"name": "a"}\n',
+            '# hpcgen layouts: 12% faster\n{"name": "a", parallelism: {tensor_model_parallel_size: 4, '
+            "sequence_parallel: true}}\n",
+            id="flow style",
+        ),
+        pytest.param(
+            "# parallelism:\n  # sequence_parallel: 1\nparallelism: {tensor_model_parallel_size: 8}\n",
+            "# parallelism:\n  # sequence_parallel: 1\n# hpcgen layouts: 12% faster\n"
+            "parallelism: {tensor_model_parallel_size: 4, sequence_parallel: true}\n",
+            id="a section next to one that is commented out",
+        ),
+    ],
+)
+def test_chosen_values_are_written_with_their_reason(text, edited):
+    assert with_values(text, "x.yaml", CHOSEN, REASON) == edited
+    assert with_values(edited, "x.yaml", CHOSEN, REASON) == edited
+
+
+def test_a_text_that_looks_like_a_reason_stays():
+    text = "note: |\n  # hpcgen layouts: in a text\n"
+    assert with_values(text, "x.yaml", {"a.b": 1}, REASON).startswith(text)
