@@ -173,7 +173,6 @@ def test_it_runs_no_more_microbatches_than_are_in_flight(tmp_path: Path) -> None
     config = from_dict(MemoryTestConfig, json.loads(path.read_text()), "test").trainer
     micro_batch_size = config.training.micro_batch_size
     assert prepared(config).training.global_batch_size == 3 * 2 * 16 * micro_batch_size
-    assert prepared(config).training.rampup_batch_size is None
     with_graphs = dataclasses.replace(
         config, training=dataclasses.replace(config.training, cuda_graph_impl="transformer_engine")
     )

@@ -52,13 +52,13 @@ def report_of_this_rank(ranks: Ranks, iteration: int, phase: str, since: float, 
         pid=os.getpid(),
         iteration=iteration,
         phase=phase,
-        at=_current_line(),
+        at=current_line(),
         quiet_s=round(quiet_s, 1),
         since=time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(since)),
     )
 
 
-def _current_line() -> str:
+def current_line() -> str:
     """Innermost line of the main thread in the trainer or Megatron-Core. Deeper lines are the same on most ranks."""
     frame = innermost = _main_frame()
     while frame is not None and not frame.f_globals.get("__name__", "").startswith(("trainer.", "megatron.")):
