@@ -10,7 +10,7 @@ from hpcgen.planning.setup import Setup
 from hpcgen.planning.step_time.estimate import estimate_step_time
 from hpcgen.planning.step_time.machine import Machine, missing_facts
 from hpcgen.planning.step_time.result import StepTime
-from trainer.contract.config import TrainerConfig, TrainingConfig
+from trainer.contract.config import ModelConfig, TrainerConfig, TrainingConfig
 from trainer.contract.model.layout import Layout
 
 
@@ -35,6 +35,17 @@ def machine_of(
     return Machine.of(node_type, gpus_per_node * nvlink_nodes, gpus_per_node)
 
 
+def layers_are_known(model: ModelConfig) -> None:
+    """Check that the layers of a model are not the user's.
+
+    Raises:
+        NoPrediction: they are.
+    """
+    for key in ("model_provider", "layer_spec"):
+        if value := getattr(model, key):
+            raise NoPrediction(f"model.{key} = {value} builds layers whose time hpcgen does not know")
+
+
 def predicted_step(
     trainer: TrainerConfig, machine: Machine, batch_size: int, *, host: float = 1.0
 ) -> StepTime:
@@ -45,9 +56,7 @@ def predicted_step(
     Raises:
         NoPrediction: the run has layers of the user.
     """
-    for key in ("model_provider", "layer_spec"):
-        if value := getattr(trainer.model, key):
-            raise NoPrediction(f"model.{key} = {value} builds layers whose time hpcgen does not know")
+    layers_are_known(trainer.model)
     training = dataclasses.replace(trainer.training, global_batch_size=batch_size, rampup_batch_size=None)
     layout = Layout.make(trainer.model, trainer.parallelism, training, trainer.world_size)
     assert layout is not None  # the rules say which batch sizes are possible

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from hpcgen.planning.memory import GIB, OTHER_GIB, MemoryEstimate, estimate_memory, nccl_gib
 from hpcgen.planning.setup import Setup
 from trainer.contract.model.layout import Layout
-from trainer.contract.optimizers import optimizer_of
 from trainer.contract.problem import Problem
+from trainer.contract.record import record
 from trainer.contract.rules import context_parallel
 from trainer.contract.rules.facts import Facts, Rule, divisors
 from trainer.contract.rules.parallelism import CP, PP, TP, VPP
@@ -28,6 +28,36 @@ FULL_RECOMPUTE: dict[str, object] = {
 MAX_BUBBLE_FRACTION = 0.1
 SMALL_HEADROOM = 0.03
 """Part of the memory of a device that fragments and uneven loads of experts can take."""
+
+
+@record
+class DeviceMemory:
+    """The memory of a device of a run, in GiB."""
+
+    estimate: MemoryEstimate
+    """That of the fullest device."""
+    available_gib: float
+    headroom_gib: float
+    """Memory that should remain next to tensors, CUDA and libraries, for fragments and NCCL's buffers."""
+
+    @property
+    def free_gib(self) -> float:
+        """What remains. Negative if the tensors do not fit."""
+        return self.available_gib - OTHER_GIB - self.estimate.total_gib
+
+    @property
+    def is_tight(self) -> bool:
+        """True if too little remains to be safe."""
+        return self.free_gib < self.headroom_gib
+
+
+def device_memory(facts: Facts) -> DeviceMemory | None:
+    """The memory of a device; None if layout, vocabulary or the size of the memory are unknown."""
+    layout, available = facts.layout, facts.device_memory_gib
+    if layout is None or available is None or facts.resolved_model.padded_vocab_size is None:
+        return None
+    headroom = max(SMALL_HEADROOM * available, nccl_gib(layout, facts.nvlink_devices))
+    return DeviceMemory(_estimate(facts, layout), available, headroom)
 
 
 def pipeline_is_mostly_busy(facts: Facts) -> Iterator[Problem]:
@@ -53,17 +83,15 @@ def model_fits_device(facts: Facts) -> Iterator[Problem]:
     """The estimated memory fits the device (sources: hpcgen.planning.memory). An error unless memory_check says
     otherwise. Reported at the first key of the layout that the user set.
     """
-    found = _device_memory(facts)
-    if found is None:
-        return
-    estimate, available = found
-    if estimate.total_gib > available - OTHER_GIB:
+    memory = device_memory(facts)
+    if memory is not None and memory.free_gib < 0:
+        estimate = memory.estimate
         keys = (facts.world.path, TP, PP, VPP, CP, MICRO_BATCH)
         path = next((key for key in facts.set_by_user if key in keys), TP)
         layout = f" ({_axes(facts)})" if path == facts.world.path else ""
         yield Problem(
             path=path,
-            reason=f"results in about {estimate.total_gib:.1f} GiB on {_device(available)}: "
+            reason=f"results in about {estimate.total_gib:.1f} GiB on {_device(memory.available_gib)}: "
             f"{estimate.parameter_bytes / GIB:.1f} GiB of weights, gradients and optimizer state, "
             f"{estimate.activation_bytes / GIB:.1f} GiB of activations, and "
             f"{estimate.kernel_bytes / GIB:.1f} GiB of buffers for kernels{layout}",
@@ -108,35 +136,17 @@ def _larger(size: int, multiple: int) -> list[object]:
 
 def device_has_headroom(facts: Facts) -> Iterator[Problem]:
     """NCCL's buffers fit what remains of the device, and at least 3% remain (the limit is hpcgen's)."""
-    found = _device_memory(facts)
-    if found is None:
-        return
-    estimate, available = found
-    left = available - OTHER_GIB - estimate.total_gib
-    if 0 <= left < _headroom(facts):
+    memory = device_memory(facts)
+    if memory is not None and memory.free_gib >= 0 and memory.is_tight:
         assert facts.layout is not None
+        left, needed = memory.free_gib, nccl_gib(facts.layout, facts.nvlink_devices)
         yield Problem(
             path=TP,
-            reason=f"leaves {left:.1f} GiB ({left / available:.1%}) on {_device(available)}: the tensors take about "
-            f"{estimate.total_gib:.1f} GiB. NCCL's buffers may take {nccl_gib(facts.layout, facts.nvlink_devices):.1f} "
-            "GiB, and uneven loads of experts more",
+            reason=f"leaves {left:.1f} GiB ({left / memory.available_gib:.1%}) on {_device(memory.available_gib)}: "
+            f"the tensors take about {memory.estimate.total_gib:.1f} GiB. NCCL's buffers may take {needed:.1f} GiB, "
+            "and uneven loads of experts more",
             hint="use more nodes or pipeline stages if the run ends out of memory",
         )
-
-
-def _headroom(facts: Facts) -> float:
-    """Memory that should remain on a device, next to tensors, CUDA and libraries (GiB)."""
-    assert facts.layout is not None
-    assert facts.device_memory_gib is not None
-    return max(SMALL_HEADROOM * facts.device_memory_gib, nccl_gib(facts.layout, facts.nvlink_devices))
-
-
-def _device_memory(facts: Facts) -> tuple[MemoryEstimate, float] | None:
-    """The estimate, and the memory of a device (GiB). None if one of them is unknown."""
-    layout, available = facts.layout, facts.device_memory_gib
-    if layout is None or available is None or facts.resolved_model.padded_vocab_size is None:
-        return None
-    return _estimate(facts, layout), available
 
 
 def _device(available: float) -> str:
@@ -144,24 +154,17 @@ def _device(available: float) -> str:
 
 
 def _estimate(facts: Facts, layout: Layout) -> MemoryEstimate:
-    setup = Setup(
-        facts.resolved_model,
-        facts.parallelism,
-        facts.training,
-        layout,
-        optimizer_of(facts.optimizer),
-        separates_documents=facts.data.reset_attention_mask,
-    )
-    return estimate_memory(setup)
+    return estimate_memory(Setup.of_facts(facts, layout))
 
 
 def nodes_that_fit(facts: Facts) -> int | None:
     """The smallest multiple of the number of nodes with which the model fits with headroom. None if there is none, or
     if memory or layout are unknown.
     """
-    if facts.layout is None or facts.device_memory_gib is None:
+    memory = device_memory(facts)
+    if memory is None or facts.layout is None:
         return None
-    usable = facts.device_memory_gib - OTHER_GIB - _headroom(facts)
+    usable = memory.available_gib - OTHER_GIB - memory.headroom_gib
     times = _times_nodes_that_fit(facts, facts.layout, usable)
     return None if times is None else times * facts.world.count
 

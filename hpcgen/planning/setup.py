@@ -10,6 +10,7 @@ from trainer.contract.model.layout import Layout
 from trainer.contract.optimizers import optimizer_of
 from trainer.contract.optimizers.kind import Optimizer
 from trainer.contract.record import record
+from trainer.contract.rules.facts import Facts
 
 
 @record
@@ -36,6 +37,18 @@ class Setup:
             layout,
             optimizer_of(trainer.optimizer),
             separates_documents=trainer.data.reset_attention_mask,
+        )
+
+    @classmethod
+    def of_facts(cls, facts: Facts, layout: Layout) -> Setup:
+        """The setup of a run with this layout."""
+        return cls(
+            facts.resolved_model,
+            facts.parallelism,
+            facts.training,
+            layout,
+            optimizer_of(facts.optimizer),
+            separates_documents=facts.data.reset_attention_mask,
         )
 
     @property

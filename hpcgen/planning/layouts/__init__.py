@@ -2,5 +2,7 @@
 
 | part of the search | module |
 | --- | --- |
+| which layouts are tried | `space` |
+| which are valid, fit and are fastest | `search` |
 | what is found | `result` |
 """

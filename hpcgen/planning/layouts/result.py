@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 
 from hpcgen.planning.memory import MemoryEstimate
@@ -9,6 +10,7 @@ from hpcgen.planning.step_time.result import StepTime
 from trainer.contract.model.layout import Layout
 from trainer.contract.record import record
 from trainer.contract.rules.facts import Facts
+from trainer.contract.wording import counted
 
 
 @record(kw_only=True)
@@ -24,6 +26,9 @@ class RankedLayout:
     """Memory of the fullest device."""
     free_share: float
     """Part of the memory of the fullest device that remains free."""
+    is_risky: bool
+    """True if less remains than fragments and NCCL's buffers may take, or less than 3%. Such a run may end out of
+    memory."""
     step: StepTime
 
     @property
@@ -39,7 +44,10 @@ class RankedLayout:
 
     @property
     def name(self) -> str:
-        """The layout in the common notation, without axes of size 1: "TP4 PP8 VPP5 DP8 MBS1, recompute mlp"."""
+        """The layout in the common notation, without axes of size 1: "TP4 PP8 VPP5 DP8 MBS1, recompute mlp".
+
+        An uneven pipeline has the layers of its stages: "PP16 DP8 MBS1, 3+14x4+2 layers".
+        """
         layout, training = self.layout, self.facts.training
         axes = {
             "TP": layout.tensor_model_parallel_size,
@@ -51,12 +59,29 @@ class RankedLayout:
             "DP": layout.data_parallel_size,
         }
         sizes = [f"{axis}{size}" for axis, size in axes.items() if size > 1]
-        recomputed = {
-            None: "",
-            "full": ", recompute all",
-            "selective": f", recompute {'+'.join(training.recompute_modules or ('core_attn',))}",
-        }[training.recompute_granularity]
-        return " ".join([*sizes, f"MBS{training.micro_batch_size}"]) + recomputed
+        return " ".join([*sizes, f"MBS{training.micro_batch_size}"]) + self._stages + self._recomputed
+
+    @property
+    def _stages(self) -> str:
+        """The numbers of layers of the stages, unless they are equal."""
+        runs = itertools.groupby(
+            map(self.layout.stage_layers, range(self.layout.pipeline_model_parallel_size))
+        )
+        counts = [(layers, len([*stages])) for layers, stages in runs]
+        texts = (f"{number}x{layers}" if number > 1 else f"{layers}" for layers, number in counts)
+        return f", {'+'.join(texts)} layers" if len(counts) > 1 else ""
+
+    @property
+    def _recomputed(self) -> str:
+        """What is recomputed, with the number of layers of each chunk if it is not all of them."""
+        training = self.facts.training
+        if training.recompute_granularity is None:
+            return ""
+        if training.recompute_granularity == "selective":
+            return f", recompute {'+'.join(training.recompute_modules or ('core_attn',))}"
+        if training.recompute_method == "block":
+            return f", recompute {counted(training.recompute_num_layers or 1, 'layer')}"
+        return ", recompute all"
 
 
 @record(kw_only=True)

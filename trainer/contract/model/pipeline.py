@@ -5,6 +5,7 @@ Chunks are in pipeline order: chunk i is on stage i % PP, and is virtual stage i
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 
@@ -108,6 +109,18 @@ def almost_even_layout(num_layers: int, chunks: int, mtp_num_layers: int = 0) ->
     each, more = divmod(num_layers, chunks)
     rows = [f"t*{each + (index < more)}" for index in range(chunks)]
     return f"E{'|'.join(rows)}{'m' * mtp_num_layers}L"
+
+
+def layout_of(chunk_layers: Sequence[int], mtp_num_layers: int = 0) -> str:
+    """The layout whose chunks have these numbers of layers, such as Et*3|(t*4|)*14t*2mL."""
+    first, *between, last = map(_repeated, chunk_layers)
+    runs = [(row, len([*equal])) for row, equal in itertools.groupby(between)]
+    middle = "".join(f"({row}|)*{number}" if number > 1 else f"{row}|" for row, number in runs)
+    return f"E{first}|{middle}{last}{'m' * mtp_num_layers}L"
+
+
+def _repeated(number: int) -> str:
+    return "t" * number if number <= 2 else f"t*{number}"
 
 
 def mtp_chunk(parallelism: ParallelismConfig) -> int:
