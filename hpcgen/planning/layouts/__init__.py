@@ -5,4 +5,5 @@
 | which layouts are tried | `space` |
 | which are valid, fit and are fastest | `search` |
 | what is found | `result` |
+| why a layout is better than another | `reasons` |
 """
