@@ -6,4 +6,5 @@
 | which are valid, fit and are fastest | `search` |
 | what is found | `result` |
 | why a layout is better than another | `reasons` |
+| how a layout is called | `name` |
 """
