@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Iterator, Sequence
 
@@ -14,8 +13,8 @@ def unused_keys(
     model: ModelConfig, keys: Sequence[str], switch: str, state: str, needed: str
 ) -> Iterator[Problem]:
     """Yields one problem about the `keys` that are set but have no effect, because the key `switch` is `state`."""
-    fields = (field for field in dataclasses.fields(ModelConfig) if field.name in keys)
-    given = {field.name: field.default for field in fields if getattr(model, field.name) != field.default}
+    defaults_of_keys = {key: getattr(ModelConfig, key) for key in keys}
+    given = {key: default for key, default in defaults_of_keys.items() if getattr(model, key) != default}
     if given:
         first, *more = given
         others = f". The same applies to {', '.join(more)}" if more else ""

@@ -22,7 +22,7 @@ def layout_fits_model(facts: Facts) -> Iterator[Problem]:
         tensor_model_parallel_size=facts.evaluation.tensor_model_parallel_size,
         pipeline_model_parallel_size=facts.evaluation.pipeline_model_parallel_size,
     )
-    of_evaluation = dataclasses.replace(facts, parallelism=layout)
+    of_evaluation = facts.changed(parallelism=layout)
     seen = set()
     for rule in forward.RULES:
         for violation in rule(of_evaluation):

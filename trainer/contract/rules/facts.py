@@ -143,7 +143,7 @@ class Facts:
         """Number of model chunks per pipeline stage."""
         return self.parallelism.virtual_pipeline_model_parallel_size or 1
 
-    @property
+    @cached_property
     def chunk_layers(self) -> tuple[int, ...] | None:
         """Layers of each model chunk, in pipeline order; None if the layers cannot be divided over the chunks."""
         return chunk_layers(self.model.num_layers, self.parallelism, self.model.mtp_num_layers)
@@ -161,10 +161,18 @@ class Facts:
         """A copy with a different value at `path` ("section.key", or the path of the world)."""
         if path == self.world.path:
             assert isinstance(value, int)
-            return dataclasses.replace(self, world=dataclasses.replace(self.world, count=value))
+            return self.changed(world=dataclasses.replace(self.world, count=value))
         section_name, key = path.split(".")
-        section = dataclasses.replace(getattr(self, section_name), **{key: value})
-        return dataclasses.replace(self, **{section_name: section})
+        return self.changed(
+            **{section_name: dataclasses.replace(getattr(self, section_name), **{key: value})}
+        )
+
+    def changed(self, **fields: Any) -> Facts:
+        """A copy with different values of these fields. It does not resolve the same model again."""
+        copy = dataclasses.replace(self, **fields)
+        if copy.model is self.model:
+            vars(copy)["resolved_model"] = self.resolved_model
+        return copy
 
 
 Rule = Callable[[Facts], Iterator[Problem]]
@@ -182,7 +190,7 @@ def unread(
     for path in paths:
         section_name, key = path.split(".")
         section = getattr(facts, section_name)
-        [default] = (field.default for field in dataclasses.fields(section) if field.name == key)
+        default = getattr(type(section), key)
         if getattr(section, key) != default:
             yield Problem(path, reason, hint, about=about, settings=settings, candidates=[default])
 
