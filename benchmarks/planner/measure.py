@@ -20,9 +20,9 @@ from typing import Any
 
 from benchmarks import runs, train
 from benchmarks.documents import write_corpus
-from benchmarks.machine import machine
 from benchmarks.planner_cases import CASES
 from benchmarks.train_cases import Case
+from trainer.calibration.machine import machine
 
 COLUMNS = ("case", "gpu", "step_s", "allocated_gib", "reserved_gib", "machine", "date", "versions")
 NUM_TOKENS = 3_000_000

@@ -7,96 +7,27 @@ Kernels of the optimizer count parameters as `tokens` of width 1.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from benchmarks.kernels import timing
-from benchmarks.kernels.timing import Call, Passes
+from trainer.calibration import timing
+from trainer.calibration.timing import Call, Passes
+from trainer.contract.calibration import VOCABULARY, moved_bytes
 
 Job = dict[str, Any]
 BF16, FP32 = torch.bfloat16, torch.float32
-VOCABULARY = 50304
-"""Rows of the embedding."""
 TENSORS = 16
 """The optimizer gets its parameters as this many tensors."""
 
-BYTES: dict[str, Callable[[Job], tuple[int, int]]] = {
-    # bytes per value of the output, forward and backward
-    "norm": lambda _: (4, 6),
-    "layer_norm": lambda _: (4, 6),
-    "swiglu": lambda _: (6, 10),
-    "weighted_swiglu": lambda _: (6, 10),
-    "gelu": lambda _: (4, 6),
-    "rope": lambda _: (4, 4),
-    "residual": lambda _: (6, 6),
-    "cross_entropy": lambda _: (6, 4),
-    "cast_current": lambda _: (6, 0),
-    "cast_delayed": lambda _: (4, 0),
-    "permute": lambda job: (2 + 2 * job["topk"], 2 + 2 * job["topk"]),
-    "unpermute": lambda job: (2 + 2 * job["topk"], 2 + 2 * job["topk"]),
-    "router": lambda _: (2, 4),
-    "adam": lambda _: (28, 0),
-    "copy_parameters": lambda _: (6, 0),
-    "gradient_norm": lambda _: (4, 0),
-    "scale_gradients": lambda _: (8, 0),
-    "zero_gradients": lambda _: (4, 0),
-    "accumulate": lambda _: (10, 0),
-    "embedding": lambda job: (4, 2 + 2 * VOCABULARY // job["tokens"]),
-}
-ACTIVATIONS = ((8192, 2048), (4096, 4096), (16384, 4096), (8192, 8192), (2048, 12288), (8192, 16384))
-MIXTURES = ((8192, 4096, 8, 2), (4096, 7168, 256, 8), (4096, 2048, 128, 8), (4096, 4096, 128, 8))
-"""Tokens, hidden size, experts and experts of a token."""
-SIZES: dict[str, tuple[tuple[int, int], ...]] = {
-    "norm": ACTIVATIONS,
-    "layer_norm": ((8192, 2048), (16384, 2048), (2048, 12288)),
-    "swiglu": ((8192, 14336), (16384, 14336), (8192, 7168), (4096, 6656), (32768, 2048)),
-    "weighted_swiglu": ((16384, 14336), (32768, 2048), (32768, 768)),
-    "gelu": ((8192, 8192), (16384, 8192), (8192, 4096), (2048, 12288)),
-    "rope": ((8192, 4096), (16384, 4096), (8192, 1024), (8192, 2048)),
-    "residual": ACTIVATIONS,
-    "cross_entropy": ((8192, 50304), (16384, 50304), (8192, 128256), (8192, 16032)),
-    "cast_current": (*ACTIVATIONS, (8192, 14336), (16384, 14336), (14336, 8192)),
-    "cast_delayed": (*ACTIVATIONS, (8192, 14336), (16384, 14336), (14336, 8192)),
-    "adam": ((2**26, 1), (2**28, 1), (2**30, 1)),
-    "copy_parameters": ((2**26, 1), (2**28, 1), (2**30, 1)),
-    "gradient_norm": ((2**26, 1), (2**28, 1), (2**30, 1)),
-    "scale_gradients": ((2**26, 1), (2**28, 1), (2**30, 1)),
-    "zero_gradients": ((2**26, 1), (2**28, 1), (2**30, 1)),
-    "accumulate": ((2**22, 1), (2**26, 1)),
-    "embedding": ((8192, 2048), (8192, 4096), (8192, 8192)),
-}
 ON_HOST = {"adam", "cross_entropy", "gradient_norm"}
 """Kernels that read a value from the GPU or need arguments from the host, so that no CUDA graph can hold them."""
-TINY = [
-    {"kernel": "accumulate", "pass": "forward", "tokens": 1024, "width": 1},
-    {"kernel": "embedding", "pass": "forward", "tokens": 32, "width": 16},
-    {"kernel": "embedding", "pass": "backward", "tokens": 32, "width": 16},
-]
-"""Jobs with which a CPU tries this."""
-
-
-def jobs() -> Iterator[Job]:
-    """The rows to measure, without their times."""
-    for kernel, sizes in SIZES.items():
-        for tokens, width in sizes:
-            yield from _passes({"kernel": kernel, "tokens": tokens, "width": width})
-    for kernel in ("permute", "unpermute", "router"):
-        for tokens, width, experts, topk in MIXTURES:
-            mixture = {"experts": experts, "topk": topk}
-            yield from _passes({"kernel": kernel, "tokens": tokens, "width": width, **mixture})
-
-
-def _passes(job: Job) -> Iterator[Job]:
-    yield {**job, "pass": "forward"}
-    if BYTES[job["kernel"]](job)[1]:
-        yield {**job, "pass": "backward"}
 
 
 def measure(job: Job, seconds: float, device: str) -> Job:
     """Bytes and time of one pass of a kernel."""
-    forward, backward = BYTES[job["kernel"]](job)
+    forward, backward = moved_bytes(job)
     is_forward = job["pass"] == "forward"
     if device == "cuda":
         # All other kernels have one shape per run.

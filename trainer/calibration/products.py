@@ -8,70 +8,15 @@ weights is added to an fp32 buffer. FP8 operands are ready: their casts are kern
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-from benchmarks.kernels import timing
-from benchmarks.kernels.timing import Call
+from trainer.calibration import timing
+from trainer.calibration.timing import Call
 
 PASSES = ("forward", "data_gradient", "weight_gradient")
 BYTES = {"bf16": 2, "fp8": 1}
-TINY = [{"pass": each, "precision": "bf16", "m": 32, "n": 48, "k": 16, "groups": 1} for each in PASSES]
-"""Jobs with which a CPU tries this."""
-
-DENSE = (
-    # tokens of a microbatch, (outputs, inputs) of the products of a layer
-    ((4096, 8192, 16384), ((6144, 2048), (2048, 2048), (8192, 2048), (2048, 8192))),  # GPT 1.3B
-    ((4096, 8192), ((3072, 2048), (2048, 1024), (4096, 2048), (2048, 4096))),  # the same, TP 2
-    ((2048, 8192, 16384), ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))),  # Llama 8B
-    ((8192, 16384), ((3072, 4096), (4096, 2048), (14336, 4096), (4096, 7168))),  # the same, TP 2
-    ((8192,), ((10240, 8192), (8192, 8192), (57344, 8192), (8192, 28672))),  # Llama 70B
-    ((4096, 8192), ((2560, 8192), (8192, 2048), (14336, 8192), (8192, 7168))),  # the same, TP 4
-    ((8192,), ((1280, 8192), (8192, 1024), (7168, 8192), (8192, 3584))),  # the same, TP 8
-    ((4096, 8192), ((2304, 16384), (16384, 2048), (13312, 16384), (16384, 6656))),  # Llama 405B, TP 8
-    ((2048, 4096), ((9216, 12288), (12288, 3072), (12288, 12288))),  # GPT 175B, TP 4
-    ((2048, 4096), ((4608, 12288), (12288, 1536), (6144, 12288), (12288, 6144))),  # the same, TP 8
-    (
-        (4096,),
-        ((1536, 7168), (576, 7168), (24576, 1536), (32768, 512), (7168, 16384)),
-    ),  # DeepSeek-V3, latent attention
-    ((4096,), ((12288, 1536), (16384, 512), (7168, 8192))),  # the same, TP 2
-)
-GROUPED = (
-    # tokens of all groups, groups, (outputs, inputs)
-    (16384, (8, 4, 2), ((28672, 4096), (4096, 14336))),  # Mixtral 8x7B
-    (8192, (8,), ((28672, 4096), (4096, 14336))),
-    (32768, (32, 8, 4), ((4096, 7168), (7168, 2048))),  # DeepSeek-V3
-    (32768, (32, 8), ((1536, 2048), (2048, 768))),  # Qwen3 30B
-    (32768, (16, 4), ((3072, 4096), (4096, 1536))),  # Qwen3 235B
-)
-OUTPUT = (
-    # tokens, vocabulary / TP, hidden size. The trainer computes these in bf16 also in runs with FP8.
-    (8192, 50304, 2048),
-    (4096, 50304, 2048),
-    (8192, 25152, 2048),
-    (2048, 12576, 12288),
-    (2048, 6288, 12288),
-    (8192, 128256, 4096),
-    (16384, 128256, 4096),
-    (16384, 64128, 4096),
-    (8192, 32064, 8192),
-    (8192, 16032, 16384),
-    (4096, 129280, 7168),
-)
-
-
-def jobs() -> Iterator[dict[str, Any]]:
-    """The rows to measure, without their times."""
-    dense = [(m, n, k, 1) for tokens, layer in DENSE for m in tokens for n, k in layer]
-    grouped = [(m, n, k, g) for m, groups, layer in GROUPED for g in groups for n, k in layer]
-    shapes = [("bf16", *shape) for shape in (*dense, *grouped, *((m, n, k, 1) for m, n, k in OUTPUT))]
-    shapes += [("fp8", *shape) for shape in (*dense, *grouped)]
-    for precision, m, n, k, groups in shapes:
-        for each in PASSES:
-            yield {"pass": each, "precision": precision, "m": m, "n": n, "k": k, "groups": groups}
 
 
 def measure(job: dict[str, Any], seconds: float, device: str) -> dict[str, Any]:

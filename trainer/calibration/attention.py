@@ -2,52 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-from benchmarks.kernels import timing
-
-SHAPES = (
-    # seq, batch, heads, kv_heads, qk_dim, v_dim
-    (1024, 8, 16, 16, 64, 64),
-    (2048, 4, 16, 16, 64, 64),
-    (2048, 1, 16, 16, 128, 128),
-    (2048, 4, 16, 16, 128, 128),
-    (2048, 8, 16, 16, 128, 128),
-    (2048, 4, 8, 8, 128, 128),
-    (2048, 1, 24, 24, 128, 128),
-    (2048, 1, 12, 12, 128, 128),
-    (4096, 1, 32, 8, 128, 128),
-    (4096, 2, 32, 8, 128, 128),
-    (4096, 1, 32, 4, 128, 128),
-    (4096, 1, 16, 2, 128, 128),
-    (4096, 1, 128, 128, 192, 128),
-    (4096, 1, 64, 64, 192, 128),
-    (4096, 1, 16, 16, 192, 128),
-    (8192, 1, 8, 1, 128, 128),
-    (8192, 1, 16, 2, 128, 128),
-    (8192, 1, 16, 4, 128, 128),
-    (8192, 1, 32, 8, 128, 128),
-    (8192, 2, 32, 8, 128, 128),
-    (16384, 1, 32, 8, 128, 128),
-    (32768, 1, 8, 2, 128, 128),
-    (32768, 1, 32, 8, 128, 128),
-)
-TINY = [
-    {"pass": each, "seq": 16, "batch": 2, "heads": 4, "kv_heads": 2, "qk_dim": 8, "v_dim": 8}
-    for each in ("forward", "backward")
-]
-"""Jobs with which a CPU tries this."""
-
-
-def jobs() -> Iterator[dict[str, Any]]:
-    """The rows to measure, without their times."""
-    keys = ("seq", "batch", "heads", "kv_heads", "qk_dim", "v_dim")
-    for each in ("forward", "backward"):
-        for shape in SHAPES:
-            yield {"pass": each, **dict(zip(keys, shape, strict=True))}
+from trainer.calibration import timing
 
 
 def measure(job: dict[str, Any], seconds: float, device: str) -> dict[str, Any]:
@@ -67,6 +26,7 @@ def measure(job: dict[str, Any], seconds: float, device: str) -> dict[str, Any]:
 
 
 def of_transformer_engine(heads: int, groups: int, qk_dim: int, v_dim: int) -> Any:
+    """Transformer Engine's attention of so many heads and groups of keys and values."""
     import transformer_engine.pytorch as te
 
     return te.DotProductAttention(

@@ -1,31 +1,26 @@
-"""`python -m benchmarks.kernels.collectives ROWS`, one process per rank: transfers between the GPUs of this machine.
+"""Transfers between GPUs, inside NVLink domains and between them, alone or next to matrix products.
 
 `bytes` are those of the complete tensor: what an all-gather returns, and what the other collectives take on each rank.
-A `send_recv` goes from one rank to another. An `exchange` is one in each direction at once. Some transfers also run
-next to matrix products, and both are slower then.
+A `send_recv` goes from one rank to another. An `exchange` is one in each direction at once. Next to products, both are
+slower. The `ranks` of a row are in so many `domains`, equally many in each. As in training, all groups of this shape
+that the job has transfer at the same time.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
-import os
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import distributed
 from torch.distributed import ProcessGroup
 
-KIB = 2**10
-SIZES = tuple(KIB * size for size in (64, 256, 2**10, 2**12, 2**14, 2**16, 2**18, 2**20, 2**21))
-BESIDE = tuple(KIB * size for size in (2**16, 2**18, 2**20))
-TINY = (4 * KIB,)
-"""Sizes with which CPUs try this."""
+from trainer.contract.calibration import Job
+from trainer.health.fabric import Fabric
+
 SIDE = 8192
 """m, n and k of the products next to transfers."""
 CHUNK_S = 0.02
@@ -38,58 +33,72 @@ IN_A_RING = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 Transfer = Callable[[], object]
 
 
-def main() -> None:
-    """Measure each collective among the first 2 ranks, the first 4, and so on."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("rows", type=Path)
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    arguments = parser.parse_args()
-    rank, world_size, device = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), arguments.device
-    if device == "cuda":
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-        distributed.init_process_group("nccl", device_id=torch.device("cuda", torch.cuda.current_device()))
-    else:
-        distributed.init_process_group("gloo")
-    ranks = 2
-    with arguments.rows.open("a") as rows:
-        while ranks <= world_size:
-            group = distributed.new_group(list(range(ranks)))
-            if rank < ranks:
-                for row in measured(group, device):
-                    if rank == 0:
-                        rows.write(json.dumps(row) + "\n")
-                        rows.flush()
-            distributed.barrier()
-            ranks *= 2
-    distributed.destroy_process_group()
+def groups_of(ranks: int, domains: int, domain_size: int, world_size: int) -> list[list[int]]:
+    """Groups of `ranks` ranks in `domains` domains of `domain_size`, as many as there are.
+
+    The list is empty if the world is too small. Each group has consecutive ranks in each of its domains.
+    """
+    near = ranks // domains
+    if near * domains != ranks or near > domain_size:
+        return []
+    found = []
+    for first in range(0, world_size // domain_size - domains + 1, domains):
+        for start in range(0, domain_size - near + 1, near):
+            places = [(first + domain) * domain_size + start for domain in range(domains)]
+            found.append([rank for place in places for rank in range(place, place + near)])
+    return found
 
 
-def measured(group: ProcessGroup, device: str) -> Any:
-    """Rows of this group. All its ranks iterate together."""
-    ranks = group.size()
-    for collective in (*IN_A_RING, *PAIRWISE * (ranks == 2)):
-        for size in SIZES if device == "cuda" else TINY:
-            us = alone(transfer(collective, size, group, device), group, device) * 1e6
-            yield {
-                "section": "collectives",
-                "collective": collective,
-                "ranks": ranks,
-                "bytes": size,
-                "us": us,
-            }
-    if device == "cuda":
-        product = matrix_product(device)
-        for collective in ("all_gather", "reduce_scatter", "all_to_all", *PAIRWISE[:1] * (ranks == 2)):
-            for size in BESIDE:
-                times = beside(transfer(collective, size, group, device), product, group)
-                yield {"section": "beside", "collective": collective, "ranks": ranks, "bytes": size} | times
+class Transfers:
+    """The groups of a job, between which transfers are measured."""
+
+    def __init__(self, fabric: Fabric, domain_size: int) -> None:
+        self._world = fabric.world()
+        self._device = fabric.device.type
+        self._domain_size = min(domain_size, self._world.size())
+        self._groups: dict[tuple[int, int], tuple[ProcessGroup | None, ProcessGroup | None]] = {}
+        self._product: Transfer | None = None
+
+    def measured(self, job: Job) -> dict[str, Any] | None:
+        """The row of a job with its results. All ranks call this together; ranks outside all groups get None.
+
+        Rank 0 is in a group, unless the job has too few ranks. Then no rank gets a row.
+        """
+        row = job.row
+        group, everyone = self._group(row["ranks"], row.get("domains", 1))
+        found = None
+        if group is not None and everyone is not None:
+            start = transfer(row["collective"], row["bytes"], group, self._device)
+            if job.section == "collectives":
+                found = row | {"us": alone(start, everyone, self._device) * 1e6}
+            else:
+                self._product = self._product or matrix_product(self._device)
+                found = row | beside(start, self._product, everyone)
+        distributed.barrier()
+        return found
+
+    def _group(self, ranks: int, domains: int) -> tuple[ProcessGroup | None, ProcessGroup | None]:
+        """This rank's group of a shape, and the ranks of all groups of the shape. None on the other ranks."""
+        if (ranks, domains) not in self._groups:
+            rank, own = self._world.rank(), None
+            shapes = groups_of(ranks, domains, self._domain_size, self._world.size())
+            for members in shapes:
+                made = distributed.new_group(members)
+                own = made if rank in members else own
+            everyone = (
+                distributed.new_group(sorted(rank for members in shapes for rank in members))
+                if shapes
+                else None
+            )
+            self._groups[ranks, domains] = own, everyone if own is not None else None
+        return self._groups[ranks, domains]
 
 
 def transfer(collective: str, size: int, group: ProcessGroup, device: str) -> Transfer:
     """Return a function that starts a transfer of `size` bytes."""
     ranks, rank = group.size(), group.rank()
-    whole = torch.randn(size // 2, device=device, dtype=torch.bfloat16)
-    part = torch.empty(size // 2 // ranks, device=device, dtype=torch.bfloat16)
+    part = torch.empty(max(1, size // 2 // ranks), device=device, dtype=torch.bfloat16)
+    whole = torch.randn(ranks * len(part), device=device, dtype=torch.bfloat16)
     other = torch.empty_like(whole) if collective in ("all_to_all", *PAIRWISE) else part
     if collective == "all_gather":
         return lambda: distributed.all_gather_into_tensor(whole, part, group)
@@ -99,7 +108,7 @@ def transfer(collective: str, size: int, group: ProcessGroup, device: str) -> Tr
         return lambda: distributed.all_reduce(whole, group=group)
     if collective == "all_to_all":
         return lambda: distributed.all_to_all_single(other, whole, group=group)
-    peer = 1 - rank
+    peer = distributed.get_global_rank(group, 1 - rank)
     send, receive = (
         distributed.P2POp(distributed.isend, whole, peer, group),
         distributed.P2POp(distributed.irecv, other, peer, group),
@@ -125,7 +134,7 @@ def alone(start: Transfer, group: ProcessGroup, device: str) -> float:
     for _ in range(WARM_CALLS):
         start()
     if device == "cpu":
-        return slowest(clocked(start), group, device)
+        return slowest(statistics.median(clocked(start) for _ in range(CHUNKS)), group, device)
     once = slowest(elapsed(start, 3), group, device)
     number = max(1, round(CHUNK_S / once))
     times = [elapsed(start, number) for _ in range(CHUNKS)]
@@ -204,7 +213,3 @@ def overlapped(start: Transfer, product: Transfer, products: int, number: int) -
     torch.cuda.synchronize()
     times = [a.elapsed_time(b) / 1e3 for a, b in zip(bounds[0:-2:2], bounds[1:-2:2], strict=True)]
     return times, bounds[-2].elapsed_time(bounds[-1]) / 1e3
-
-
-if __name__ == "__main__":
-    main()
