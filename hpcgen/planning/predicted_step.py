@@ -9,6 +9,7 @@ from hpcgen.errors import HpcgenError
 from hpcgen.planning.setup import Setup
 from hpcgen.planning.step_time.estimate import estimate_step_time
 from hpcgen.planning.step_time.machine import Machine, missing_facts
+from hpcgen.planning.step_time.measurements import Measurements
 from hpcgen.planning.step_time.result import StepTime
 from trainer.contract.config import ModelConfig, TrainerConfig, TrainingConfig
 from trainer.contract.model.layout import Layout
@@ -19,9 +20,15 @@ class NoPrediction(HpcgenError):
 
 
 def machine_of(
-    training: TrainingConfig, name: str, node_type: NodeType, gpus_per_node: int, nvlink_nodes: int
+    training: TrainingConfig,
+    name: str,
+    node_type: NodeType,
+    gpus_per_node: int,
+    nvlink_nodes: int,
+    cluster: Measurements | None = None,
 ) -> Machine:
-    """The machine of a run on nodes of the type `name`, of which each job uses `gpus_per_node` GPUs.
+    """The machine of a run on nodes of the type `name`, of which each job uses `gpus_per_node` GPUs. `cluster` is what
+    was measured on its cluster (`measured_on`).
 
     Raises:
         NoPrediction: facts of the nodes are unknown.
@@ -32,7 +39,7 @@ def machine_of(
         raise NoPrediction("the run trains on CPUs, whose speed hpcgen does not know")
     if missing:
         raise NoPrediction(f"node type {name} lacks {' and '.join(missing)}")
-    return Machine.of(node_type, gpus_per_node * nvlink_nodes, gpus_per_node)
+    return Machine.of(node_type, gpus_per_node * nvlink_nodes, gpus_per_node, cluster)
 
 
 def layers_are_known(model: ModelConfig) -> None:

@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from hpcgen.config.cluster import price_per_gpu_hour
 from hpcgen.config.fields import slurm_time
 from hpcgen.config.plausible import price_doubts
-from hpcgen.errors import Problem
+from hpcgen.errors import HpcgenError, Problem
 from hpcgen.planning import checkpointing, resuming, storage
+from hpcgen.planning.measured_file import measured_on
 from hpcgen.planning.predicted_step import NoPrediction, machine_of, predicted_step
 from hpcgen.planning.request import place_of
 from hpcgen.planning.run_time import (
@@ -56,6 +57,8 @@ Megatron-Bridge took 29 and 51 s for a step of the same run."""
 HOSTS = (0.5, 1.3)
 """Launch times of the fastest and the slowest host that is likely, relative to the measured one. Published runs had
 hosts twice as fast, and a second machine of hpcgen's authors one that was 24% slower."""
+MEASURED_HOSTS = (0.9, 1.1)
+"""The same if the launch times were measured on the cluster of the run."""
 MOST_LOST = 0.9
 """Part of the time that failures and saves may take in a prediction."""
 MUCH_WAITING = 0.1
@@ -140,7 +143,7 @@ def predict(plan: Plan) -> Prediction:
         price_per_gpu_hour=price_per_gpu_hour(rest.stage.allocation.settings, plan.run.cluster),
         currency=plan.run.cluster.currency,
         gpu_model=rest.machine.gpu_model,
-        is_measured=rest.machine.measurements is not None,
+        is_measured=rest.kernels_are_measured,
         guesses=(*rest.step.guesses, *_power_guesses(rest.machine)),
         warnings=(
             *_restart_warnings(plan, rest, high),
@@ -182,9 +185,19 @@ class _Rest:
         if self.trainer.model.num_moe_experts is not None:
             errors = EXPERTS_RANGE
         else:
-            errors = UNMEASURED_RANGE if self.machine.measurements is None else DENSE_RANGE
-        fastest, slowest = (self.with_host(host).total / self.step.total for host in HOSTS)
+            errors = DENSE_RANGE if self.kernels_are_measured else UNMEASURED_RANGE
+        fastest, slowest = (self.with_host(host).total / self.step.total for host in self.hosts)
         return min(errors[0], fastest), max(errors[1], slowest)
+
+    @property
+    def kernels_are_measured(self) -> bool:
+        """True if matrix products were measured on this GPU model."""
+        return self.machine.measurements is not None and bool(self.machine.measurements.products)
+
+    @property
+    def hosts(self) -> tuple[float, float]:
+        """Launch times of the fastest and the slowest host that is likely, relative to those of the prediction."""
+        return MEASURED_HOSTS if self.step.host_is_measured else HOSTS
 
     def with_host(self, host: float) -> StepTime:
         """A step with the full batch size, whose host launches kernels in `host` times the measured time."""
@@ -281,7 +294,11 @@ def _rest(plan: Plan) -> _Rest:
         raise NoPrediction("no planned stage trains", f"plan the stage {TRAIN.name}")
     allocation, node_type = stage.allocation, plan.run.node_type
     counts = allocation.ntasks_per_node, allocation.nvlink_nodes
-    machine = machine_of(trainer.training, cluster.node_type, node_type, *counts)
+    try:
+        measured = measured_on(plan.run)
+    except HpcgenError as error:
+        raise NoPrediction("what was measured on the cluster cannot be used", str(error)) from error
+    machine = machine_of(trainer.training, cluster.node_type, node_type, *counts, measured)
     steps = tuple(remaining_steps(trainer.training, *_start(trainer)))
     if not steps:
         raise NoPrediction("the run is finished and has nothing left to train")
@@ -373,12 +390,13 @@ def _host_warnings(rest: _Rest) -> Iterator[Problem]:
     step = rest.step
     if step.host <= MUCH_WAITING * step.total:
         return
-    faster = rest.with_host(HOSTS[0]).total
-    reason = (
-        f"results in GPUs that wait {step.host / step.total:.0%} of a step for the host to launch kernels, as "
-        "predicted with a measured host; one that is twice as fast makes the step "
-        f"{1 - faster / step.total:.0%} shorter"
-    )
+    reason = f"results in GPUs that wait {step.host / step.total:.0%} of a step for the host to launch kernels, as "
+    if step.host_is_measured:
+        reason += "predicted with the launch times of this cluster"
+    else:
+        shorter = 1 - rest.with_host(HOSTS[0]).total / step.total
+        reason += "predicted with a measured host; one that is twice as fast makes the step "
+        reason += f"{shorter:.0%} shorter"
     ways = ["more samples per microbatch"]
     if rest.trainer.training.cuda_graph_impl == "none" and rest.trainer.training.fp8 is None:
         ways.append("training.cuda_graph_impl: transformer_engine")

@@ -6,6 +6,7 @@ from typing import Any
 
 from hpcgen.planning.predicted_step import NoPrediction
 from hpcgen.planning.run_time import RunTime
+from hpcgen.planning.step_time.machine import BY_TUNE
 from hpcgen.run_plan.plan import Plan, located_in
 from hpcgen.run_plan.prediction import Prediction, predict
 from hpcgen.text import between, counted, duration, rough, time_between
@@ -94,6 +95,8 @@ def for_people(summary: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _guessed(found: dict[str, Any]) -> str:
     constants = f"{counted(len(found['guesses']), 'constant')} of the prediction; --json lists them"
+    if measurable := sum(BY_TUNE in guess for guess in found["guesses"]):
+        constants += f", and hpcgen tune measures {measurable} of them"
     if found["kernels_measured"]:
         return constants
     return f"every time above, since kernels of {found['gpu_model']} were not measured: {constants}"

@@ -182,7 +182,10 @@ def test_people_read_ranges(tmp_path):
     assert " to " in text["duration"]
     assert "for 299,998,642,176 tokens" in text["duration"]
     assert "EUR at 2.5 EUR per GPU-hour" in text["resources"]
-    assert re.match(r"\d+ constants of the prediction; --json lists them$", text["guessed"])
+    assert re.match(
+        r"\d+ constants of the prediction; --json lists them, and hpcgen tune measures 1 of them$",
+        text["guessed"],
+    )
 
 
 def test_mfu_in_fp8_is_of_the_fp8_peak(tmp_path):

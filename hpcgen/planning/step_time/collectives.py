@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import functools
 import math
+from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import Literal
 
@@ -22,12 +23,16 @@ RAMP_BYTES = 10e6
 """A collective of this size inside a domain reaches half of the bandwidth of large ones. On four H200, all-reduce had
 314 GB/s at 64 MiB, 355 at 1 GiB and 362 at 4 GiB."""
 ALL_TO_ALL_SHARE = Constant(
-    0.75, "all-to-all at 75% of the bandwidth of other collectives", "guessed: its messages are smaller"
+    0.75,
+    "all-to-all at 75% of the bandwidth of other collectives",
+    "guessed: its messages are smaller",
+    by_tune=True,
 )
 ADDED_SHARE = Constant(
     0.15,
     "a transfer next to products lengthens them by 15% of its time",
     "guessed: NCCL's kernels use 20 of 132 SMs",
+    by_tune=True,
 )
 MAX_TRANSFERS_PER_PRODUCT = 4
 """If more transfers than this were measured next to one product, both waited for the host that started them."""
@@ -123,8 +128,7 @@ class Links:
         near = self._inside("all_to_all", size, group.per_domain, share * (group.per_domain - 1))
         if not group.crosses_network:
             return near
-        far = share * (group.size - group.per_domain) / self.machine.network_bandwidth.value
-        return max(near, far / ALL_TO_ALL_SHARE.value + self._latency(group))
+        return max(near, self._between("all_to_all", size, group))
 
     def send(self, size: float, group: Group) -> float:
         """Seconds to send `size` bytes to the next rank of the group, in the slowest place of the group, while as many
@@ -132,7 +136,7 @@ class Links:
         if group.size == 1 or not size:
             return 0.0
         if group.crosses_network:
-            return size / self.machine.network_bandwidth.value + NETWORK_STEP_S
+            return self._between("exchange", size, Group(2, 1))
         return self._inside("exchange", size, 2, size)
 
     def added(self, transfer_s: float, beside_s: float) -> float:
@@ -155,11 +159,12 @@ class Links:
             measured = max((ranks for _, ranks in self._curves), default=inside)
             if measured < inside:
                 meaning = f"collectives of {inside} GPUs inside a domain as efficient as those of {measured}"
-                constants.append(Constant(1.0, meaning, f"measured with {measured} GPUs"))
+                constants.append(Constant(1.0, meaning, f"measured with {measured} GPUs", by_tune=True))
         crosses_network = any(group.crosses_network for group in used)
         if crosses_network:
-            constants.append(self.machine.network_bandwidth)
-        if groups.expert.crosses_network or (groups.expert.size > 1 and not self._curve("all_to_all", 2)):
+            constants += [self.machine.network_bandwidth, *self._more_domains(used)]
+        far, near = self._between_is_measured("all_to_all"), bool(self._curve("all_to_all", 2))
+        if groups.expert.size > 1 and not (far if groups.expert.crosses_network else near):
             constants.append(ALL_TO_ALL_SHARE)
         if used and not _added_shares(self.machine.measurements):
             constants.append(ADDED_SHARE)
@@ -168,16 +173,38 @@ class Links:
             constants.append(Constant(1.0, meaning, "measured inside a node"))
         return [constant for constant in constants if not constant.is_measured]
 
+    def _more_domains(self, used: Sequence[Group]) -> Iterator[Constant]:
+        """Yields the assumption that groups in more domains than were measured are as efficient."""
+        needed = max(group.num_domains for group in used)
+        curves = _far_curves(self.machine.cluster, *self._bandwidths)
+        measured = max((group.num_domains for _, group in curves), default=needed)
+        if measured < needed:
+            meaning = f"collectives between {needed} nodes as efficient as those between {measured}"
+            yield Constant(1.0, meaning, f"measured between {measured} nodes", by_tune=True)
+
+    def _between_is_measured(self, collective: Collective) -> bool:
+        return any(name == collective for name, _ in _far_curves(self.machine.cluster, *self._bandwidths))
+
     def _ring(self, collective: Collective, size: float, group: Group) -> float:
         """Seconds of a ring through which `size` bytes pass, less the part of a rank. In a ring between nodes, every
         rank of a domain sends over its own link."""
         if group.size == 1 or not size:
             return 0.0
-        sent = size * (group.size - 1) / group.size
         if not group.crosses_network:
-            return self._inside(collective, size, group.size, sent)
-        network = group.per_domain * self.machine.network_bandwidth.value
-        return sent / min(network, self.machine.nvlink_bandwidth.value) + self._latency(group)
+            return self._inside(collective, size, group.size, size * (group.size - 1) / group.size)
+        return self._between(collective, size, group)
+
+    def _between(self, collective: Collective, size: float, group: Group) -> float:
+        """Seconds of a transfer of `size` bytes between domains, as measured for the most similar group."""
+        expected = _expected_between(collective, size, group, *self._bandwidths)
+        if self.machine.cluster is None:
+            return expected
+        curve = _far_curve(self.machine.cluster, *self._bandwidths, collective, group)
+        return _interpolated(curve, math.log(size)) * expected if curve else expected
+
+    @property
+    def _bandwidths(self) -> tuple[float, float]:
+        return self.machine.network_bandwidth.value, self.machine.nvlink_bandwidth.value
 
     def _inside(self, collective: Collective, size: float, ranks: int, sent: float) -> float:
         """Seconds of a transfer of `size` bytes inside a domain, of which each rank sends `sent` bytes."""
@@ -189,11 +216,6 @@ class Links:
         if collective == "all_to_all":
             slower /= ALL_TO_ALL_SHARE.value
         return _expected(self.machine.nvlink_bandwidth.value, slower * sent, ranks)
-
-    def _latency(self, group: Group) -> float:
-        between = group.num_domains - 1
-        inside = group.size - 1 - between
-        return START_S + inside * NVLINK_STEP_S + between * NETWORK_STEP_S
 
     def _curve(self, collective: Collective, ranks: int) -> Curve:
         """Measured relative to expected times, for the number of ranks closest to `ranks`. Empty if not measured."""
@@ -208,6 +230,22 @@ class Links:
         return _measured_curves(self.machine.measurements, self.machine.nvlink_bandwidth.value)
 
 
+@record(eq=False)
+class NotedLinks(Links):
+    """Links that note the transfers of a step."""
+
+    noted: set[tuple[Collective, Group]]
+    """Each kind of transfer, with the ranks that it is among."""
+
+    def _inside(self, collective: Collective, size: float, ranks: int, sent: float) -> float:
+        self.noted.add((collective, Group(ranks, ranks)))
+        return super()._inside(collective, size, ranks, sent)
+
+    def _between(self, collective: Collective, size: float, group: Group) -> float:
+        self.noted.add((collective, group))
+        return super()._between(collective, size, group)
+
+
 Curve = list[tuple[float, float]]
 """Logarithms of sizes, and how much longer transfers of these sizes take than expected."""
 HOST_BOUND = 1.4
@@ -219,14 +257,15 @@ def _measured_curves(measurements: Measurements | None, bandwidth: float) -> dic
     """The curve of each collective and number of ranks."""
     measured: dict[tuple[str, int], list[Row]] = {}
     for row in measurements.collectives if measurements else ():
-        measured.setdefault((row["collective"], row["ranks"]), []).append(row)
+        if row.get("domains", 1) == 1:
+            measured.setdefault((row["collective"], row["ranks"]), []).append(row)
     return {key: [_slower(row, bandwidth) for row in _of_the_gpu(rows)] for key, rows in measured.items()}
 
 
 def _slower(row: Row, bandwidth: float) -> tuple[float, float]:
     """The logarithm of the size of a measured transfer, and its time relative to the expected one."""
     name, ranks = row["collective"], row["ranks"]
-    size = 2 * row["bytes"] if name == "all_reduce" else row["bytes"]
+    size = _ring_bytes(row)
     sent = size if name == "exchange" else size * (ranks - 1) / ranks
     return math.log(size), row["us"] * 1e-6 / _expected(bandwidth, sent, ranks)
 
@@ -234,6 +273,62 @@ def _slower(row: Row, bandwidth: float) -> tuple[float, float]:
 def _expected(bandwidth: float, sent: float, ranks: int) -> float:
     """Seconds in which each rank sends `sent` bytes inside a domain, if it used the bandwidth of large collectives."""
     return sent / bandwidth + START_S + (ranks - 1) * NVLINK_STEP_S
+
+
+def _ring_bytes(row: Row) -> float:
+    """Bytes that pass through a ring, which an all-reduce does twice."""
+    return (2 if row["collective"] == "all_reduce" else 1) * float(row["bytes"])
+
+
+def _expected_between(collective: str, size: float, group: Group, network: float, nvlink: float) -> float:
+    """Seconds of a transfer between domains that uses the bandwidths of large collectives."""
+    between = group.num_domains - 1
+    latency = START_S + (group.size - 1 - between) * NVLINK_STEP_S + between * NETWORK_STEP_S
+    if collective == "exchange":
+        return size / network + NETWORK_STEP_S
+    if collective == "all_to_all":
+        far = size / group.size * (group.size - group.per_domain) / network
+        return far / ALL_TO_ALL_SHARE.value + latency
+    return size * (group.size - 1) / group.size / min(group.per_domain * network, nvlink) + latency
+
+
+@functools.lru_cache(maxsize=1024)
+def _far_curve(
+    cluster: Measurements | None, network: float, nvlink: float, collective: str, group: Group
+) -> Curve:
+    """Measured relative to expected times between domains, for the most similar group. Empty if not measured."""
+    curves = _far_curves(cluster, network, nvlink)
+    measured = [other for name, other in curves if name == collective]
+    if not measured:
+        return []
+
+    def distance(other: Group) -> float:
+        by_domains = abs(math.log(other.num_domains / group.num_domains))
+        return by_domains + abs(math.log(other.per_domain / group.per_domain))
+
+    return curves[collective, min(measured, key=distance)]
+
+
+@functools.lru_cache(maxsize=16)
+def _far_curves(
+    cluster: Measurements | None, network: float, nvlink: float
+) -> dict[tuple[str, Group], Curve]:
+    """The curve of each collective and each shape of a group between domains."""
+    measured: dict[tuple[str, Group], list[Row]] = {}
+    for row in cluster.collectives if cluster else ():
+        if (domains := row.get("domains", 1)) > 1:
+            group = Group(row["ranks"], row["ranks"] // domains)
+            measured.setdefault((row["collective"], group), []).append(row)
+    return {
+        (name, group): [
+            (
+                math.log(_ring_bytes(row)),
+                row["us"] * 1e-6 / _expected_between(name, _ring_bytes(row), group, network, nvlink),
+            )
+            for row in _of_the_gpu(rows)
+        ]
+        for (name, group), rows in measured.items()
+    }
 
 
 @functools.lru_cache(maxsize=16)

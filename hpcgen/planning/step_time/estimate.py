@@ -6,10 +6,10 @@ import functools
 from collections.abc import Iterator, Sequence
 
 from hpcgen.planning.setup import Setup
-from hpcgen.planning.step_time.collectives import Groups, Links
+from hpcgen.planning.step_time.collectives import Collective, Group, Groups, Links, NotedLinks
 from hpcgen.planning.step_time.data_parallel import DataParallel, data_parallel_time, weight_transfers
-from hpcgen.planning.step_time.host import AFTER_ROUTING, AFTER_TRANSFERS, host_time
-from hpcgen.planning.step_time.kernels import kernels_of
+from hpcgen.planning.step_time.host import AFTER_ROUTING, AFTER_TRANSFERS, host_is_measured, host_time
+from hpcgen.planning.step_time.kernels import Kernels, kernels_of
 from hpcgen.planning.step_time.layer import Layer, chunk_time
 from hpcgen.planning.step_time.machine import Constant, Machine
 from hpcgen.planning.step_time.optimizer import OVERHEAD, optimizer_time
@@ -58,7 +58,8 @@ def estimate_step_time(
         pipeline_transfers=timeline.transferring[timeline.slowest],
         optimizer=max(optimizer_time(device, stage) for stage in range(len(stages))),
         stages=tuple(StageTime(stage.forward.total, stage.backward.total) for stage in stages),
-        guesses=tuple(map(str, [*step.guesses, *_guesses(device)])),
+        guesses=tuple(str(each) for each in (*step.guesses, *_guesses(device)) if not each.is_measured),
+        host_is_measured=host_is_measured(setup, machine),
     )
 
 
@@ -79,6 +80,13 @@ def transfers(setup: Setup, machine: Machine) -> list[Transfer]:
     in_network = _sent(_step(setup, machine, links=NetworkBytes(machine)))
     groups = vars(Groups.of(setup.layout, machine.nvlink_devices))
     return [Transfer(axis, groups[axis], size, in_network[axis]) for axis, size in sent.items() if size]
+
+
+def workload(setup: Setup, machine: Machine) -> tuple[Kernels, set[tuple[Collective, Group]]]:
+    """The kernels of a machine after they were asked for a step of `setup`, and the kinds of its transfers."""
+    links = NotedLinks(machine, set())
+    optimizer_time(_step(setup, machine, links=links).device, 0)
+    return kernels_of(machine), links.noted
 
 
 def _sent(step: _Step) -> dict[str, float]:

@@ -9,6 +9,7 @@ from hpcgen.planning.setup import Setup
 from hpcgen.planning.step_time.machine import Constant, Machine
 from hpcgen.planning.step_time.measurements import Row
 from hpcgen.planning.step_time.work import Passes, Seconds
+from trainer.contract.model.experts import moe_layer_pattern
 
 FORWARD_SHARE = 0.4
 """Share of the forward pass in the launches of a layer. Recomputation launches it again."""
@@ -35,7 +36,7 @@ GENERAL = (
 """Rows for GPU models without measured ones: those of one host with H100s, rounded."""
 
 
-class _Launches(NamedTuple):
+class Launches(NamedTuple):
     """Properties of a layer that its launches depend on."""
 
     layer: Literal["dense", "experts"]
@@ -45,36 +46,58 @@ class _Launches(NamedTuple):
 
 
 def host_time(setup: Setup, machine: Machine, *, has_experts: bool) -> Constant:
-    """Seconds per layer and microbatch, for both passes. Always a guess, because it is not a property of the GPU."""
+    """Seconds per layer and microbatch, for both passes. A guess unless the cluster has measured it, because it is not
+    a property of the GPU."""
     rows = (
         *GENERAL,
         *(machine.measurements.host if machine.measurements else ()),
     )  # later ones replace others
-    launches = _Launches(
+    launches = _launches(setup, has_experts=has_experts)
+    seconds = _seconds(rows, launches)
+    what = "a layer with experts" if has_experts else "a dense layer"
+    meaning = f"the host launches {what} for one microbatch in {seconds * 1e3:.1f} ms"
+    more_experts = ", and more experts per GPU than the 8 measured, or latent attention, take longer"
+    if launches in _measured(machine.cluster.host if machine.cluster else ()):
+        source = f"measured on this cluster{more_experts if has_experts else ''}"
+        return Constant(seconds, meaning, source, is_measured=not has_experts)
+    source = "measured on one machine with H100s; hosts differ by a factor of two"
+    return Constant(seconds, meaning, source + (more_experts if has_experts else ""), by_tune=True)
+
+
+def host_is_measured(setup: Setup, machine: Machine) -> bool:
+    """True if the launches of all kinds of layers of a run were measured on the cluster."""
+    measured = _measured(machine.cluster.host if machine.cluster else ())
+    return all(launches in measured for launches in launches_of(setup))
+
+
+def launches_of(setup: Setup) -> list[Launches]:
+    """What the launches of each kind of layer of a run depend on."""
+    kinds = sorted(set(moe_layer_pattern(setup.model)))
+    return [_launches(setup, has_experts=has_experts) for has_experts in kinds]
+
+
+def _launches(setup: Setup, *, has_experts: bool) -> Launches:
+    return Launches(
         "experts" if has_experts else "dense",
         setup.layout.tensor_model_parallel_size > 1,
         setup.training.cuda_graph_impl != "none",
         "fp8" if setup.training.fp8 else "bf16",
     )
-    seconds = _seconds(rows, launches)
-    what = "a layer with experts" if has_experts else "a dense layer"
-    meaning = f"the host launches {what} for one microbatch in {seconds * 1e3:.1f} ms"
-    source = "measured on one machine with H100s; hosts differ by a factor of two"
-    if has_experts:
-        source += ", and more experts per GPU than the 8 measured, or latent attention, take longer"
-    return Constant(seconds, meaning, source)
 
 
-def _seconds(rows: Iterable[Row], launches: _Launches) -> float:
+def _measured(rows: Iterable[Row]) -> dict[Launches, float]:
+    """Seconds of the rows."""
+    return {Launches(*(row[name] for name in Launches._fields)): row["us"] * 1e-6 for row in rows}
+
+
+def _seconds(rows: Iterable[Row], launches: Launches) -> float:
     """The time of the row for `launches`, or what follows from others: experts are not recorded as CUDA graphs, and FP8
     launches as many casts in other layers as in dense ones."""
-    measured: dict[_Launches, float] = {
-        _Launches(*(row[name] for name in _Launches._fields)): row["us"] * 1e-6 for row in rows
-    }
+    measured = _measured(rows)
     if launches in measured:
         return measured[launches]
     if launches.precision == "fp8":
-        dense = _Launches("dense", tensor_parallel=False, graphs=False, precision="fp8")
+        dense = Launches("dense", tensor_parallel=False, graphs=False, precision="fp8")
         casts = measured[dense] - measured[dense._replace(precision="bf16")]
         return casts + _seconds(rows, launches._replace(precision="bf16"))
     dense = launches._replace(layer="dense")

@@ -27,10 +27,14 @@ PEAK_SHARE: dict[Precision, float] = {"bf16": 0.73, "fp8": 0.70, "fp32": 0.80}
 """Share of the dense peak that large products of Hopper GPUs reach, apart from incomplete tiles and waves."""
 STORE_FACTOR = 1.7
 """Time that the output of a product adds to its main loop, relative to the time for its bytes."""
-MEMORY_SHARE = Constant(0.71, "memory-bound kernels at 71% of the memory bandwidth", _SOURCE)
+MEMORY_SHARE = Constant(0.71, "memory-bound kernels at 71% of the memory bandwidth", _SOURCE, by_tune=True)
 ATTENTION_SHARE: dict[Direction, Constant] = {
-    "forward": Constant(0.65, "attention on long samples at 65% of the bf16 peak, forward", _SOURCE),
-    "backward": Constant(0.55, "attention on long samples at 55% of the bf16 peak, backward", _SOURCE),
+    "forward": Constant(
+        0.65, "attention on long samples at 65% of the bf16 peak, forward", _SOURCE, by_tune=True
+    ),
+    "backward": Constant(
+        0.55, "attention on long samples at 55% of the bf16 peak, backward", _SOURCE, by_tune=True
+    ),
 }
 ATTENTION_HALF_LENGTH = 600
 """Tokens of a sample for which attention reaches half of that share."""
@@ -96,13 +100,28 @@ class Attention(NamedTuple):
     direction: Direction = "forward"
 
 
+class MemoryBound(NamedTuple):
+    """A kernel that reads and writes `size` bytes, with a row of `width` values for each token."""
+
+    kernel: str
+    direction: Direction
+    size: float
+    width: float
+    experts: float
+
+    @property
+    def logarithms(self) -> tuple[float, float, float]:
+        """Its shape, as rows are compared."""
+        return math.log(self.size), math.log(self.width), math.log(self.experts)
+
+
 class Kernels:
     """Seconds of kernels on the GPUs of a machine. The time of a shape is computed once."""
 
     def __init__(self, machine: Machine) -> None:
         table = machine.measurements or Measurements(machine.gpu_model)
         self._machine = machine
-        self._times: dict[Hashable, float] = {}
+        self._times: dict[Product | Attention | MemoryBound, float] = {}
         self._products = _Corrections(_product_row(row, machine) for row in table.products)
         self._attention = _Corrections(_attention_row(row, machine) for row in table.attention)
         memory = [_memory_row(row, machine) for row in table.memory]
@@ -132,12 +151,25 @@ class Kernels:
         """
         if size <= 0:
             return 0.0
-        key = kernel, direction, size, width, experts
+        key = MemoryBound(kernel, direction, size, width, experts)
         if key not in self._times:
-            shape = math.log(size), math.log(width), math.log(experts)
+            shape = key.logarithms
             ratio = self._memory.ratio(shape, (kernel, direction)) or self._any_memory.ratio(shape[:1], "any")
             self._times[key] = (ratio or 1.0) * memory_form(size, self._machine)
         return self._times[key]
+
+    @property
+    def used(self) -> list[Product | Attention | MemoryBound]:
+        """The shapes whose times were asked for, the longest times first."""
+        return sorted(self._times, key=lambda shape: -self._times[shape])
+
+    def is_measured(self, shape: Product | Attention | MemoryBound) -> bool:
+        """True if a measured row has nearly this shape."""
+        if isinstance(shape, Product):
+            return self._products.has_near(_product_shape(shape), (shape.kind, shape.precision))
+        if isinstance(shape, Attention):
+            return self._attention.has_near(_attention_shape(shape), shape.direction)
+        return self._memory.has_near(shape.logarithms, (shape.kernel, shape.direction))
 
     def guesses(self, precisions: Iterable[Precision]) -> list[Constant]:
         """The constants that replace measured rows in a step with products in `precisions`."""
@@ -176,7 +208,7 @@ def product_share(gpu_model: str, precision: Precision) -> Constant:
     if known is not None and known.best_product is not None:
         share *= known.best_product / hopper.best_product
         source += f", and the best products of {known.name}"
-    return Constant(share, f"matrix products in {precision} at {share:.0%} of the peak", source)
+    return Constant(share, f"matrix products in {precision} at {share:.0%} of the peak", source, by_tune=True)
 
 
 def product_form(product: Product, machine: Machine) -> float:
@@ -246,15 +278,23 @@ class _Corrections:
         """True if there are rows of `kind`."""
         return kind in self._ratios
 
+    def has_near(self, shape: tuple[float, ...], kind: Hashable) -> bool:
+        """True if there is a row of `kind` whose shape is nearly the same."""
+        return any(_distance(shape, row) < _NEAR for row, _ in self._ratios.get(kind, ()))
+
     def ratio(self, shape: tuple[float, ...], kind: Hashable) -> float | None:
         """The ratio at `shape`: a mean of the rows of `kind`, in which near ones weigh most. None without rows."""
         total, weights = 0.0, 0.0
         for row_shape, logarithm in self._ratios.get(kind, ()):
-            distance = sum((a - b) ** 2 for a, b in zip(shape, row_shape, strict=True))
-            weight = 1 / (distance + _NEAR) ** 2
+            weight = 1 / (_distance(shape, row_shape) + _NEAR) ** 2
             total += weight * logarithm
             weights += weight
         return math.exp(total / weights) if weights else None
+
+
+def _distance(one: tuple[float, ...], other: tuple[float, ...]) -> float:
+    """The squared distance of two shapes."""
+    return sum((a - b) ** 2 for a, b in zip(one, other, strict=True))
 
 
 def _product_shape(product: Product) -> tuple[float, ...]:

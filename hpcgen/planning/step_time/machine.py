@@ -7,8 +7,11 @@ from collections.abc import Mapping
 from hpcgen.config.fabric import fabric_of
 from hpcgen.config.known_gpus import gpu_called
 from hpcgen.config.node_type import NodeType
-from hpcgen.planning.step_time.measurements import Measurements, measurements_of
+from hpcgen.planning.step_time.measurements import Measurements, Row, combined, measurements_of
 from trainer.contract.record import record
+
+BY_TUNE = "; hpcgen tune measures it"
+"""The end of the source of a constant that can be measured on the cluster."""
 
 
 @record
@@ -22,9 +25,11 @@ class Constant:
     source: str
     is_measured: bool = False
     """True if it was measured on this GPU model or this kind of fabric, by hpcgen's authors or by others."""
+    by_tune: bool = False
+    """True if `hpcgen tune` measures it on the cluster."""
 
     def __str__(self) -> str:
-        return f"{self.meaning} ({self.source})"
+        return f"{self.meaning} ({self.source}{BY_TUNE if self.by_tune else ''})"
 
 
 @record(kw_only=True, eq=False)
@@ -46,16 +51,25 @@ class Machine:
     network_bandwidth: Constant
     """Bandwidth of large collectives between NVLink domains."""
     measurements: Measurements | None = None
-    """The measured table of the GPU model; None if it was not measured."""
+    """What was measured on the GPU model and on the cluster; None if nothing was."""
+    cluster: Measurements | None = None
+    """What was measured on the cluster alone."""
 
     @classmethod
-    def of(cls, node_type: NodeType, nvlink_devices: int, gpus_per_node: int | None = None) -> Machine:
+    def of(
+        cls,
+        node_type: NodeType,
+        nvlink_devices: int,
+        gpus_per_node: int | None = None,
+        cluster: Measurements | None = None,
+    ) -> Machine:
         """The machine of a node type that lacks no fact (`missing_facts`).
 
-        A job may use fewer GPUs than a node has: `gpus_per_node`. Default: all.
+        A job may use fewer GPUs than a node has: `gpus_per_node`. Default: all. What was measured on the `cluster`
+        replaces the same rows of the GPU model's table.
         """
         assert node_type.gpu_memory_gb_s is not None
-        measurements = measurements_of(node_type.gpu_model)
+        measurements = combined(measurements_of(node_type.gpu_model), cluster)
         return cls(
             gpu_model=node_type.gpu_model or "a GPU without a name",
             peak_flops={precision: tflops * 1e12 for precision, tflops in node_type.peak_tflops.items()},
@@ -65,8 +79,9 @@ class Machine:
             gpus_per_node=gpus_per_node or node_type.gpus_per_node,
             nvlink_devices=nvlink_devices,
             nvlink_bandwidth=_nvlink_bandwidth(node_type, measurements),
-            network_bandwidth=_network_bandwidth(node_type),
+            network_bandwidth=_network_bandwidth(node_type, cluster),
             measurements=measurements,
+            cluster=cluster,
         )
 
 
@@ -126,9 +141,12 @@ def _watts(node_type: NodeType, measurements: Measurements | None) -> Constant:
     known = gpu_called(node_type.gpu_model or "")
     if known is not None:
         return Constant(
-            known.watts, f"{known.watts:g} W of a GPU under load", "its power limit in the data sheet"
+            known.watts,
+            f"{known.watts:g} W of a GPU under load",
+            "its power limit in the data sheet",
+            by_tune=True,
         )
-    return Constant(700, "700 W of a GPU under load", "guessed as an H100's")
+    return Constant(700, "700 W of a GPU under load", "guessed as an H100's", by_tune=True)
 
 
 def _nvlink_bandwidth(node_type: NodeType, measurements: Measurements | None) -> Constant:
@@ -143,24 +161,33 @@ def _nvlink_bandwidth(node_type: NodeType, measurements: Measurements | None) ->
         # collectives send and receive at the same time, so each direction has half of the links' sum
         rate, link = NVLINK_SHARE * node_type.nvlink.bandwidth_gb_s / 2, "NVLink"
         source = "guessed: 80% of one direction, as on four H200s"
-    return Constant(rate * 1e9, f"{rate:.0f} GB/s per GPU in collectives over {link}", source)
+    return Constant(rate * 1e9, f"{rate:.0f} GB/s per GPU in collectives over {link}", source, by_tune=True)
 
 
-def _measured_gb_s(measurements: Measurements | None) -> float:
-    """The highest bandwidth that an all-gather reached; 0 if it was not measured."""
+def _measured_gb_s(measurements: Measurements | None, *, between_domains: bool = False) -> float:
+    """The highest bandwidth that an all-gather reached per GPU, inside domains or between them; 0 if not measured."""
     rows = measurements.collectives if measurements else ()
     return max(
         (
-            row["bytes"] * (row["ranks"] - 1) / row["ranks"] / row["us"] / 1e3
+            row["bytes"] * (row["ranks"] - 1) / row["ranks"] / _links(row) / row["us"] / 1e3
             for row in rows
-            if row["collective"] == "all_gather"
+            if row["collective"] == "all_gather" and (row.get("domains", 1) > 1) is between_domains
         ),
         default=0.0,
     )
 
 
-def _network_bandwidth(node_type: NodeType) -> Constant:
+def _links(row: Row) -> float:
+    """Number of links that share what a ring carries: one, or between domains that of each GPU in a domain."""
+    domains: int = row.get("domains", 1)
+    return row["ranks"] / domains if domains > 1 else 1
+
+
+def _network_bandwidth(node_type: NodeType, cluster: Measurements | None) -> Constant:
     fabric = fabric_of(node_type)
+    if rate := _measured_gb_s(cluster, between_domains=True):
+        meaning = f"{rate:.0f} GB/s per GPU in collectives between nodes"
+        return Constant(rate * 1e9, meaning, "measured on this cluster", is_measured=True)
     share = NETWORK_SHARES[node_type.fabric or "infiniband"]
     gbit_s, rate_source = ASSUMED_GPU_GBIT_S, f"line rate guessed: {ASSUMED_GPU_GBIT_S:g} Gb/s per GPU; "
     if node_type.nics:
@@ -172,6 +199,7 @@ def _network_bandwidth(node_type: NodeType) -> Constant:
         f"{value / 1e9:.0f} GB/s per GPU in collectives over {title}",
         f"{rate_source}{share.value:.0%} of the line rate: {share.source}",
         is_measured=share.is_measured and fabric is not None and not rate_source,
+        by_tune=True,
     )
 
 

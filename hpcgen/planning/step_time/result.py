@@ -42,6 +42,8 @@ class StepTime:
     guesses: tuple[str, ...]
     """Constants that the prediction uses and that were not measured on this GPU or fabric, each as a line for people
     with its value."""
+    host_is_measured: bool = False
+    """True if the time to launch its layers was measured on the cluster."""
 
     @property
     def total(self) -> float:

@@ -140,6 +140,7 @@ def test_guesses() -> None:
     assert "next to products" in guesses
     assert MEASURED.guesses(groups(nodes=1, **{TP: 2, PP: 2})) == []
     assert [str(guess) for guess in MEASURED.guesses(groups(**{TP: 8}))] == [
-        "collectives of 8 GPUs inside a domain as efficient as those of 2 (measured with 2 GPUs)",
+        "collectives of 8 GPUs inside a domain as efficient as those of 2 "
+        "(measured with 2 GPUs; hpcgen tune measures it)",
         "transfers between nodes slow products as those inside do (measured inside a node)",
     ]
