@@ -4,67 +4,30 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jinja2
-
 from hpcgen.report import words
-from hpcgen.report.chart import Chart
 from hpcgen.report.comparability import differences_of_meaning
 from hpcgen.report.essentials import differences, essentials
 from hpcgen.report.evaluations import with_error
 from hpcgen.report.history import Event, number_or_none
+from hpcgen.report.html import Table, Tile, rendered
 from hpcgen.report.labels import MAX_NAMED, heading, labels
 from hpcgen.report.panels import NamedHistory, draw_charts
 from hpcgen.report.run import Run
 from hpcgen.report.summary import AttemptSummary, Summary, summarize
 from hpcgen.text import counted
-from hpcgen.version import __version__
 from trainer.contract.evaluation import EvaluationResult
 
-HERE = Path(__file__).parent
 MAX_ROWS = 25
 """Maximum number of rows in a table. Longer tables have only the newest or the worst ones."""
-COLORS = 8
-"""Number of line colors in page.css and page.js."""
 MAX_CHARACTERS = 50_000
 """Maximum length of a configuration. Thousands of corpora would make it larger than the rest of the page."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Tile:
-    """A figure at the top of the page."""
-
-    title: str
-    value: str
-    unit: str = ""
-    notes: tuple[str, ...] = ()
-    share: float | None = None
-    """Fraction to draw as a bar."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Table:
-    """Rows of text; `note` describes omitted rows."""
-
-    title: str
-    heads: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    note: str = ""
-    is_open: bool = True
-
-
 def render_page(runs: Sequence[Run]) -> str:
     """Renders the complete page. Its content security policy forbids all network requests."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(HERE),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     names = labels(runs)
     summaries = [summarize(run) for run in runs]
     charts = draw_charts(
@@ -74,27 +37,24 @@ def render_page(runs: Sequence[Run]) -> str:
         ]
     )
     is_one = len(runs) == 1
-    page = environment.get_template("page.html.j2").render(
+    return rendered(
+        "page.html.j2",
         title=heading(names),
         names=names,
         max_named=MAX_NAMED,
         summaries=summaries,
         ended=[_ended(summary) for summary in summaries],
         created=words.moment(runs[0].now),
-        version=__version__,
         tiles=list(_tiles(summaries[0])) if is_one else [],
         comparison=None if is_one else _comparison(names, summaries, runs),
         charts=charts,
-        data=_hover_data(charts),
         tables=list(_tables(runs[0], summaries[0])) if is_one else list(_comparison_tables(names, runs)),
         essentials=essentials(runs[0]) if is_one else [],
         configs=[(name, _as_json(run.config)) for name, run in zip(names, runs, strict=True) if run.config],
         formulas=list(_formulas(summaries)),
-        color_class=_color_class,
         counted=counted,
         words=words,
     )  # fmt: skip
-    return page.encode(errors="backslashreplace").decode()  # files of a run can have unpaired surrogates
 
 
 def _tiles(summary: Summary) -> Iterator[Tile]:
@@ -372,25 +332,10 @@ def _ended_how(summary: Summary) -> str:
     return f"{_ended(summary)}: {why}" if why else _ended(summary)
 
 
-def _hover_data(charts: Sequence[Chart]) -> dict[str, Any]:
-    """Data for the script: the axis and values of each chart. Charts share the positions of their steps."""
-    places: dict[tuple[Any, ...], int] = {}
-    for chart in charts:
-        for series in chart.hover["series"]:
-            series["x"] = places.setdefault(tuple(series["x"]), len(places))
-    return {"places": list(places), "charts": {chart.key: chart.hover for chart in charts}}
-
-
 def _as_json(config: dict[str, Any]) -> str:
     text = json.dumps(config, indent=1, ensure_ascii=False)
     left_out = len(text) - MAX_CHARACTERS
     return f"{text[:MAX_CHARACTERS]}\n... and {left_out:,} more characters" if left_out > 0 else text
-
-
-def _color_class(number: int) -> str:
-    """CSS classes of a line. After the last color, colors repeat with dashes and then with dots."""
-    dash = min(number // COLORS, 2)
-    return f"c{number % COLORS}" + (f" d{dash}" if dash else "")
 
 
 def _rest(total: int, what: str, which: str = "") -> str:
