@@ -12,10 +12,13 @@ import torch
 
 from trainer.calibration import collectives, host, section
 from trainer.contract.calibration import CalibrationConfig, Job
+from trainer.contract.wording import counted, duration
 from trainer.health.fabric import Fabric
 from trainer.health.meeting import Meeting
 
 Row = dict[str, Any]
+HOST, TRANSFERS = ("host",), ("collectives", "beside")
+"""Sections that all ranks measure together."""
 HOST_SHARE = 0.4
 """Part of the budget after which no further processes for the host are started."""
 TRANSFERS_SHARE = 0.7
@@ -23,16 +26,34 @@ TRANSFERS_SHARE = 0.7
 
 
 def measured(config: CalibrationConfig, meeting: Meeting, fabric: Fabric) -> dict[str, list[Row]]:
-    """The measured rows by section. All ranks call this together; rank 0 gets all rows and prints those that failed."""
+    """The measured rows by section. All ranks call this together; rank 0 gets all rows and says what is missing."""
     calibration = _Calibration(config, meeting, fabric)
     found: dict[str, list[Row]] = {}
-    parts = (calibration.host(), calibration.transfers(), calibration.kernels())
-    for name, row in itertools.chain(*parts):
-        if "error" not in row:
-            found.setdefault(name, []).append(row)
-        elif meeting.ranks.rank == 0:
-            print(f"calibration: not measured: {name} {json.dumps(row)}", flush=True)
+    for part, sections, measure in (
+        ("host", HOST, calibration.host),
+        ("transfers", TRANSFERS, calibration.transfers),
+        ("kernels", section.SECTIONS, calibration.kernels),
+    ):
+        began = time.monotonic()
+        rows = list(measure())
+        number = sum(job.section in sections for job in config.jobs)
+        missing = number - len(rows)
+        failed = [(name, row) for name, row in rows if not _is_usable(row)]
+        for name, row in rows:
+            if _is_usable(row):
+                found.setdefault(name, []).append(row)
+        if number and meeting.ranks.rank == 0:
+            for name, row in failed:
+                print(f"calibration: not measured: {name} {json.dumps(row)}", flush=True)
+            text = f"{counted(len(rows) - len(failed), 'row')} in {duration(round(time.monotonic() - began))}"
+            left = f", and {missing} for which there was no time or no GPUs" if missing else ""
+            print(f"calibration: {part}: {text}{left}", flush=True)
     return found
+
+
+def _is_usable(row: Row) -> bool:
+    """True if a job gave a result. The difference of two noisy times can be negative."""
+    return "error" not in row and row.get("us", 1.0) > 0
 
 
 class _Calibration:
@@ -47,7 +68,7 @@ class _Calibration:
 
     def host(self) -> Iterator[tuple[str, Row]]:
         """Yields the rows of the host. Each is measured by processes of its own, next to each other."""
-        rows = [job.row for job in self._jobs("host")]
+        rows = [job.row for job in self._jobs(*HOST)]
         nodes = self._meeting.gather("nodes of ranks", self._meeting.node)
         for number, wave in enumerate(host.waves(rows, nodes)):
             if not self._goes_on(HOST_SHARE):
@@ -57,7 +78,7 @@ class _Calibration:
 
     def transfers(self) -> Iterator[tuple[str, Row]]:
         """Yields the rows of transfers, alone and next to products."""
-        if not (jobs := self._jobs("collectives", "beside")):
+        if not (jobs := self._jobs(*TRANSFERS)):
             return
         transfers = collectives.Transfers(self._fabric, self._config.domain_size)
         for job in jobs:
