@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import functools
+from collections.abc import Callable
+from typing import Literal, TypeVar
 
 from trainer.contract.attention.visibility import exchange
 from trainer.contract.config import ModelConfig, ParallelismConfig, TrainerConfig, TrainingConfig
@@ -11,6 +13,26 @@ from trainer.contract.optimizers import optimizer_of
 from trainer.contract.optimizers.kind import Optimizer
 from trainer.contract.record import record
 from trainer.contract.rules.facts import Facts
+
+ValueT = TypeVar("ValueT")
+
+
+def once_per_setup(function: Callable[[Setup], ValueT]) -> Callable[[Setup], ValueT]:
+    """Keeps what `function` returns with the setup, which never changes.
+
+    A cache of the function would hash the setup at each call, which takes longer than most of these functions.
+    """
+    name = f"{function.__module__}.{function.__qualname__}"
+
+    @functools.wraps(function)
+    def kept(setup: Setup) -> ValueT:
+        values = vars(setup)
+        if name not in values:
+            values[name] = function(setup)
+        found: ValueT = values[name]
+        return found
+
+    return kept
 
 
 @record
@@ -51,12 +73,12 @@ class Setup:
             separates_documents=facts.data.reset_attention_mask,
         )
 
-    @property
+    @functools.cached_property
     def tokens(self) -> int:
         """Tokens of a microbatch on one device, between the layers."""
         return self.training.micro_batch_size * self.model.seq_length // self.layout.context_parallel_size
 
-    @property
+    @functools.cached_property
     def value_bytes(self) -> int:
         """Size of an activation."""
         return 4 if self.training.precision == "fp32" else 2
@@ -81,7 +103,7 @@ class Setup:
         """A hidden state."""
         return self.value_bytes * self.model.hidden_size
 
-    @property
+    @functools.cached_property
     def sharded_hidden_bytes(self) -> float:
         """A hidden state between the layers, where sequence parallelism divides it."""
         return self.sharded(self.hidden_bytes)

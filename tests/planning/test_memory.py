@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import operator
 
 import pytest
 
-from hpcgen.planning.memory import MemoryEstimate, bytes_per_parameter, estimate_memory
-from hpcgen.planning.memory.stages import microbatches_in_flight
+from hpcgen.planning.memory import MemoryEstimate, bytes_per_parameter, estimate_memory, estimate_stage
+from hpcgen.planning.memory.stages import decisive_moments, microbatches_in_flight
 from hpcgen.planning.setup import Setup
 from hpcgen.run_plan.summary import summarize
 from tests.planning.test_model_size import gpt3, llama3_8b
@@ -33,7 +35,11 @@ GRAPHS_IN_PIPELINES = {None: 25.55, 2: 28.90, 4: 27.38, 12: 26.78}
 TP2_PP2 = {"micro": 4, "world_size": 4, "tp": 2, "pp": 2, "sp": True, "num_microbatches": 8}
 
 
-def estimate(
+def estimate(model, **changes) -> MemoryEstimate:
+    return estimate_memory(setup(model, **changes))
+
+
+def setup(
     model,
     *,
     world_size=1,
@@ -47,7 +53,7 @@ def estimate(
     ep=1,
     etp=None,
     **training,
-) -> MemoryEstimate:
+) -> Setup:
     parallelism = ParallelismConfig(
         tensor_model_parallel_size=tp,
         pipeline_model_parallel_size=pp,
@@ -61,7 +67,7 @@ def estimate(
     config = TrainingConfig(micro_batch_size=micro, global_batch_size=batch, train_iters=1, **training)
     layout = Layout.make(model, parallelism, config, world_size)
     assert layout is not None
-    return estimate_memory(Setup(model, parallelism, config, layout, ADAMW))
+    return Setup(model, parallelism, config, layout, ADAMW)
 
 
 @pytest.mark.parametrize(
@@ -267,6 +273,41 @@ def test_microbatches_in_flight_follow_the_schedule(stages, chunks, microbatches
         chunk_layers=(1,) * stages * chunks,
     )
     assert microbatches_in_flight(layout, stage) == expected
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        {"pp": 8, "num_microbatches": 32},
+        {"pp": 8, "num_microbatches": 3},
+        {"pp": 4, "vpp": 3, "num_microbatches": 16},
+        {"pp": 4, "vpp": 2, "num_microbatches": 4, "recompute_granularity": "full"},
+        {"pp": 4, "split": "E|t*16|t*4|t*4L", "num_microbatches": 8},
+        {"pp": 4, "split": "Et|t|t|t*21L", "num_microbatches": 8},
+        {"pp": 4, "vpp": 2, "split": "E|t*6|t*2|t*3|t*5|t*2|t*3|t*3L", "num_microbatches": 8},
+    ],
+)
+def test_no_stage_and_no_moment_needs_more_than_the_estimate(run):
+    """The estimate leaves out stages and moments that cannot be the fullest ones."""
+    given = setup(GPT, world_size=run["pp"], **run)
+    estimates = [estimate_stage(given, stage) for stage in range(run["pp"])]
+    assert estimate_memory(given) == max(estimates, key=lambda each: each.total_gib)
+    chunks = run.get("vpp", 1)
+    for stage in range(run["pp"]):
+        found = microbatches_in_flight(given.layout, stage)
+        decisive = decisive_moments(given.layout, stage)
+        assert {*decisive} <= {*found}
+        for weights in itertools.product((1, 3, 10), repeat=chunks):
+            for backward in {backward for backward, _ in found}:
+                fullest, of_decisive = (
+                    max(
+                        sum(map(operator.mul, numbers, weights))
+                        for turn, numbers in moments
+                        if turn == backward
+                    )
+                    for moments in (found, decisive)
+                )
+                assert of_decisive == fullest
 
 
 def test_the_stage_with_the_most_memory_counts():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hpcgen.planning.setup import Setup
+from hpcgen.planning.setup import Setup, once_per_setup
 from trainer.contract.attention import attention_of
 
 CUBLAS_WORKSPACE_BYTES = 32 * 2**20
@@ -29,27 +29,29 @@ def kernel_bytes(setup: Setup, *, kinds: set[bool], has_output_layer: bool) -> i
     if setup.uses_engine:
         workspaces += 1 + (GROUPED_STREAMS if True in kinds and setup.groups_experts else 0)
         if setup.accumulates_in_products:
-            size += sum(setup.value_bytes * rows * columns for rows, columns in _weight_shapes(setup, kinds))
+            shapes = set[tuple[int, int]]().union(*(_weight_shapes(setup)[kind] for kind in kinds))
+            size += sum(setup.value_bytes * rows * columns for rows, columns in shapes)
     return size + workspaces * CUBLAS_WORKSPACE_BYTES
 
 
-def _weight_shapes(setup: Setup, kinds: set[bool]) -> set[tuple[int, int]]:
-    """Shapes of the weights of Transformer Engine's products on a device.
+@once_per_setup
+def _weight_shapes(setup: Setup) -> dict[bool, set[tuple[int, int]]]:
+    """Shapes of the weights of Transformer Engine's products on a device, in dense layers (False) and in layers with
+    experts (True).
 
     Once a product has added its gradient to the fp32 buffer, it returns an empty tensor to autograd. There is one such
     tensor for each shape, and it is never released (its pytorch/module/base.py, get_dummy_wgrad).
     """
     model, tensor = setup.model, setup.layout.tensor_model_parallel_size
-    shapes = {product.shape(tensor) for product in attention_of(model).projections(model)}
-    if False in kinds:
-        assert model.ffn_hidden_size
-        shapes.update(_mlp_shapes(setup, model.ffn_hidden_size // tensor))
-    if True in kinds:
+    attention = {product.shape(tensor) for product in attention_of(model).projections(model)}
+    assert model.ffn_hidden_size
+    shapes = {False: attention.union(_mlp_shapes(setup, model.ffn_hidden_size // tensor))}
+    if model.num_moe_experts is not None:
         assert model.moe_ffn_hidden_size
         ranks = setup.layout.expert_tensor_parallel_size
-        shapes.update(_mlp_shapes(setup, model.moe_ffn_hidden_size // ranks))
+        shapes[True] = attention.union(_mlp_shapes(setup, model.moe_ffn_hidden_size // ranks))
         if model.moe_shared_expert_intermediate_size is not None:
-            shapes.update(_mlp_shapes(setup, model.moe_shared_expert_intermediate_size // tensor))
+            shapes[True].update(_mlp_shapes(setup, model.moe_shared_expert_intermediate_size // tensor))
     return shapes
 
 

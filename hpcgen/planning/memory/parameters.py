@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import itertools
 from collections import Counter
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from hpcgen.planning.setup import Setup
+from hpcgen.planning.setup import Setup, once_per_setup
 from trainer.contract.model.experts import moe_layer_pattern
 from trainer.contract.model.model_size import (
     experts_parameter_count,
@@ -85,19 +87,50 @@ def parameter_bytes(setup: Setup, stage: int) -> ParameterBytes:
     return ParameterBytes(*map(sum, zip(of_tables, of_layers, of_experts, strict=True)))
 
 
-@functools.lru_cache(maxsize=256)  # the time of a step needs them several times
 def stage_parameter_counts(setup: Setup, stage: int) -> Counts:
     """Numbers of parameters of a pipeline stage on one device."""
-    model, layout = setup.model, setup.layout
-    pattern, total = moe_layer_pattern(model), Counts()
-    kinds = Counter(pattern[number] for layers in layout.layers_of_stage(stage) for number in layers)
-    for has_experts, count in kinds.items():
-        of_layer = _layer_counts(setup, has_experts=has_experts)
-        total += Counts(layers=count * of_layer.layers, experts=count * of_layer.experts)
-    return total + _end_counts(setup, stage)
+    return _parameter_counts(setup)[stage]
 
 
-def _layer_counts(setup: Setup, *, has_experts: bool) -> Counts:
+@once_per_setup
+def _parameter_counts(setup: Setup) -> list[Counts]:
+    """The parameters of each stage. Most stages have equal layers."""
+    of_layers = functools.cache(functools.partial(_counts_of_layers, setup))
+    counts = [
+        Counts(tables, of_layers(chunks).layers, of_layers(chunks).experts)
+        for chunks, tables in zip(layer_kinds(setup), _tables(setup), strict=True)
+    ]
+    counts[mtp_stage(setup.parallelism)] += _mtp_counts(setup)
+    return counts
+
+
+def _counts_of_layers(setup: Setup, chunks: Sequence[Sequence[bool]]) -> Counts:
+    """Parameters of the layers in these chunks."""
+    total, of_layer = Counts(), _layer_counts(setup)
+    for has_experts, number in Counter(itertools.chain.from_iterable(chunks)).items():
+        layer = of_layer[has_experts]
+        total += Counts(layers=number * layer.layers, experts=number * layer.experts)
+    return total
+
+
+@once_per_setup
+def layer_kinds(setup: Setup) -> list[tuple[tuple[bool, ...], ...]]:
+    """The layers of each model chunk by stage: True for layers with experts."""
+    pattern = moe_layer_pattern(setup.model)
+    return [
+        tuple(pattern[layers.start : layers.stop] for layers in setup.layout.layers_of_stage(stage))
+        for stage in range(setup.layout.pipeline_model_parallel_size)
+    ]
+
+
+@once_per_setup
+def _layer_counts(setup: Setup) -> dict[bool, Counts]:
+    """Parameters of a dense layer (False) and of one with experts (True), if the model has them."""
+    kinds = set(moe_layer_pattern(setup.model))
+    return {has_experts: _counts_of_layer(setup, has_experts=has_experts) for has_experts in kinds}
+
+
+def _counts_of_layer(setup: Setup, *, has_experts: bool) -> Counts:
     model, layout = setup.model, setup.layout
     complete = replicated_parameter_count(model, has_experts=has_experts)
     divided = layer_parameter_count(model, has_experts=has_experts) - complete
@@ -108,27 +141,30 @@ def _layer_counts(setup: Setup, *, has_experts: bool) -> Counts:
     )
 
 
-def _end_counts(setup: Setup, stage: int) -> Counts:
-    """Parameters before the first and after the last layer.
+def _tables(setup: Setup) -> list[float]:
+    """Parameters before the first and after the last layer by stage, without MTP layers.
 
     The output layer is a copy of the embedding if they are tied. With MTP layers, the final norm follows the last layer
     (megatron/core/transformer/transformer_block.py, has_final_layernorm_in_this_stage).
     """
-    model, layout = setup.model, setup.layout
-    table = table_parameter_count(setup)
-    total = Counts()
-    if stage in embedding_stages(model, setup.parallelism):
-        total += Counts(tables=table)
-    if stage == 0 and model.position_embedding_type == "learned_absolute":
+    model, last = setup.model, setup.layout.pipeline_model_parallel_size - 1
+    table, tables = table_parameter_count(setup), [0.0] * (last + 1)
+    for stage in embedding_stages(model, setup.parallelism):
+        tables[stage] += table
+    if model.position_embedding_type == "learned_absolute":
         assert model.max_position_embeddings
-        total += Counts(tables=model.max_position_embeddings * model.hidden_size)
-    is_last = stage == layout.pipeline_model_parallel_size - 1
-    if is_last and model.untie_embeddings_and_output_weights:
-        total += Counts(tables=table)
-    has_last_layer = any(model.num_layers - 1 in layers for layers in layout.layers_of_stage(stage))
-    if is_last if model.mtp_num_layers is None else has_last_layer:
-        total += Counts(tables=norm_parameter_count(model))
-    return total + _mtp_counts(setup) if stage == mtp_stage(setup.parallelism) else total
+        tables[0] += model.max_position_embeddings * model.hidden_size
+    if model.untie_embeddings_and_output_weights:
+        tables[last] += table
+    tables[last if model.mtp_num_layers is None else _last_layer_stage(setup)] += norm_parameter_count(model)
+    return tables
+
+
+def _last_layer_stage(setup: Setup) -> int:
+    """Pipeline stage of the last transformer layer."""
+    chunks = setup.layout.chunk_layers
+    last_chunk = max(chunk for chunk, layers in enumerate(chunks) if layers)
+    return last_chunk % setup.layout.pipeline_model_parallel_size
 
 
 def _mtp_counts(setup: Setup) -> Counts:
@@ -136,10 +172,12 @@ def _mtp_counts(setup: Setup) -> Counts:
     model, number = setup.model, setup.model.mtp_num_layers or 0
     if not number:
         return Counts()
-    layer = _layer_counts(setup, has_experts=last_layer_has_experts(model))
+    layer = _layer_counts(setup)[last_layer_has_experts(model)]
     projection = 2 * model.hidden_size**2 / setup.layout.tensor_model_parallel_size
     norms = 3 * norm_parameter_count(model)
-    return replace(layer, layers=number * (layer.layers + projection + norms), experts=number * layer.experts)
+    return dataclasses.replace(
+        layer, layers=number * (layer.layers + projection + norms), experts=number * layer.experts
+    )
 
 
 def table_parameter_count(setup: Setup) -> float:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
+import operator
 
 from hpcgen.planning.memory.attention import Part, attention_part
 from hpcgen.planning.memory.kernels import kernel_bytes
 from hpcgen.planning.memory.mlp import mlp_part
 from hpcgen.planning.memory.output import loss_bytes, mtp_bytes, recomputes_mtp
-from hpcgen.planning.memory.parameters import parameter_bytes, table_parameter_count
-from hpcgen.planning.setup import Setup
+from hpcgen.planning.memory.parameters import layer_kinds, parameter_bytes, table_parameter_count
+from hpcgen.planning.setup import Setup, once_per_setup
 from trainer.contract.attention.visibility import hides_tokens
 from trainer.contract.model.experts import moe_layer_pattern
 from trainer.contract.model.layout import Layout
@@ -58,12 +61,12 @@ class Layer:
         """A dense layer, or one with experts."""
         return cls(attention_part(setup), mlp_part(setup, has_experts=has_experts))
 
-    @property
+    @functools.cached_property
     def kept(self) -> float:
         """Activations from the forward to the backward pass."""
         return self.attention.kept + self.mlp.kept
 
-    @property
+    @functools.cached_property
     def computing(self) -> float:
         """Peak of the temporary memory in its forward or backward pass.
 
@@ -75,18 +78,34 @@ class Layer:
 
 def estimate_memory(setup: Setup) -> MemoryEstimate:
     """The estimate for the stage that needs the most memory. Tests compare it with GPU measurements."""
-    stages = range(setup.layout.pipeline_model_parallel_size)
-    return max((estimate_stage(setup, stage) for stage in stages), key=lambda estimate: estimate.total_gib)
+    return max(
+        (estimate_stage(setup, stage) for stage in _fullest_stages(setup)),
+        key=lambda estimate: estimate.total_gib,
+    )
+
+
+def _fullest_stages(setup: Setup) -> list[int]:
+    """The stages without those that certainly need at most as much memory as the stage before them.
+
+    If both have the same layers in equal chunks and nothing else, the later one has fewer microbatches in flight.
+    """
+    kinds, mtp = layer_kinds(setup), mtp_stage(setup.parallelism)
+    ends = {0, 1, mtp, mtp + 1, len(kinds) - 1}
+    return [
+        stage
+        for stage, chunks in enumerate(kinds)
+        if stage in ends or chunks != kinds[stage - 1] or len(set(map(len, chunks))) > 1
+    ]
 
 
 def estimate_stage(setup: Setup, stage: int) -> MemoryEstimate:
     """The estimate for the devices of one pipeline stage."""
     layout = setup.layout
     is_last = stage == layout.pipeline_model_parallel_size - 1
-    kinds = {has_experts for chunk in _kinds(setup, stage) for has_experts in chunk}
+    kinds = set(itertools.chain.from_iterable(layer_kinds(setup)[stage]))
     if _has_mtp(setup, stage):
         kinds.add(last_layer_has_experts(setup.model))
-    layers = {has_experts: Layer.of(setup, has_experts=has_experts) for has_experts in kinds}
+    layers = {has_experts: _layers(setup)[has_experts] for has_experts in kinds}
     parameters, (activations, moment) = parameter_bytes(setup, stage), _activation_bytes(setup, stage, layers)
     return MemoryEstimate(
         parameter_bytes=int(sum(parameters)),
@@ -98,6 +117,13 @@ def estimate_stage(setup: Setup, stage: int) -> MemoryEstimate:
     )
 
 
+@once_per_setup
+def _layers(setup: Setup) -> dict[bool, Layer]:
+    """A layer with experts (True) and a dense one (False), if the model has them."""
+    kinds = set(moe_layer_pattern(setup.model))
+    return {has_experts: Layer.of(setup, has_experts=has_experts) for has_experts in kinds}
+
+
 def _num_mtp(setup: Setup) -> int:
     return setup.model.mtp_num_layers or 0
 
@@ -107,37 +133,31 @@ def _has_mtp(setup: Setup, stage: int) -> bool:
     return setup.model.mtp_num_layers is not None and stage == mtp_stage(setup.parallelism)
 
 
-def _kinds(setup: Setup, stage: int) -> list[list[bool]]:
-    """The layers of each model chunk of a stage: True for layers with experts."""
-    pattern = moe_layer_pattern(setup.model)
-    return [[pattern[number] for number in layers] for layers in setup.layout.layers_of_stage(stage)]
-
-
 def _activation_bytes(setup: Setup, stage: int, layers: dict[bool, Layer]) -> tuple[int, int]:
     """Kept activations of the microbatches in flight with what the most demanding moment of their passes adds, and the
     latter alone.
     """
     chunks = [
-        _kept_bytes(setup, [layers[has_experts] for has_experts in chunk]) for chunk in _kinds(setup, stage)
+        _kept_bytes(setup, [layers[has_experts] for has_experts in chunk])
+        for chunk in layer_kinds(setup)[stage]
     ]
     is_last = stage == setup.layout.pipeline_model_parallel_size - 1
-    of_mtp = 0.0
+    moments = [[_layer_moment(setup, stage, backward, layers)] for backward in range(len(chunks))]
     after_layers: list[float] = [loss_bytes(setup)] if is_last else []
     if _has_mtp(setup, stage):
         layer = layers[last_layer_has_experts(setup.model)]
         of_mtp = mtp_bytes(setup, layer.kept)
         chunks[-1] += of_mtp + _final_norm_bytes(setup, stage)
         after_layers += _mtp_moments(setup, stage, layer)
-    sizes: list[tuple[float, float]] = []
-    for backward, numbers in microbatches_in_flight(setup.layout, stage):
-        kept = setup.tokens * sum(number * size for number, size in zip(numbers, chunks, strict=True))
-        moments = [_layer_moment(setup, stage, backward, layers)]
-        if backward == len(chunks) - 1:
-            moments = [moments[0] - setup.tokens * of_mtp, *after_layers]
-        if stage == 0 and backward == 0:
-            moments.append(_embedding_moment(setup) - setup.tokens * chunks[0])
-        sizes.append((kept + max(moments), max(moments)))
-    most, moment = max(sizes)
+        moments[-1][0] -= setup.tokens * of_mtp
+    moments[-1] += after_layers
+    if stage == 0:
+        moments[0].append(_embedding_moment(setup) - setup.tokens * chunks[0])
+    added = [max(of_chunk) for of_chunk in moments]
+    most, moment = max(
+        (setup.tokens * sum(map(operator.mul, numbers, chunks)) + added[backward], added[backward])
+        for backward, numbers in decisive_moments(setup.layout, stage)
+    )
     return int(most + setup.tokens * _exchanged_bytes(setup, stage)), int(moment)
 
 
@@ -269,9 +289,15 @@ def microbatches_in_flight(layout: Layout, stage: int) -> list[tuple[int, tuple[
     backward pass) and get_schedule_table. The numbers repeat once each chunk has had its turn.
     """
     stages, chunks = layout.pipeline_model_parallel_size, layout.virtual_pipeline_model_parallel_size
+    return _in_flight(stages, chunks, layout.num_microbatches, stage)
+
+
+def _in_flight(
+    stages: int, chunks: int, num_microbatches: int, stage: int
+) -> list[tuple[int, tuple[int, ...]]]:
     after = stages - 1 - stage
     warmup = 2 * after + (chunks - 1) * stages if chunks > 1 else after
-    first = min(layout.num_microbatches * chunks, warmup + stages * chunks)
+    first = min(num_microbatches * chunks, warmup + stages * chunks)
     forward = [number // stages % chunks for number in range(first)]
     numbers = [forward[:warmup].count(chunk) for chunk in range(chunks)]
     found = []
@@ -281,6 +307,28 @@ def microbatches_in_flight(layout: Layout, stage: int) -> list[tuple[int, tuple[
         found.append((backward, tuple(numbers)))
         numbers[backward] -= 1
     return found or [(chunks - 1, tuple(numbers))]
+
+
+def decisive_moments(layout: Layout, stage: int) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    """Those of `microbatches_in_flight` in which the most memory can be in use."""
+    stages, chunks = layout.pipeline_model_parallel_size, layout.virtual_pipeline_model_parallel_size
+    # further microbatches do not change the first period
+    return _decisive(stages, chunks, min(layout.num_microbatches, 3 * stages), stage)
+
+
+@functools.lru_cache(maxsize=1024)
+def _decisive(
+    stages: int, chunks: int, num_microbatches: int, stage: int
+) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    """Memory is linear in the numbers, so a moment between two equal steps of them cannot be the only fullest one."""
+    found = [*dict.fromkeys(_in_flight(stages, chunks, num_microbatches, stage))]
+    middle = {
+        each
+        for before, each, after in zip(found, found[1:], found[2:], strict=False)
+        if before[0] == each[0] == after[0]
+        and all(a + c == 2 * b for a, b, c in zip(before[1], each[1], after[1], strict=True))
+    }
+    return tuple(each for each in found if each not in middle)
 
 
 def _mask_bytes(setup: Setup) -> int:

@@ -5,6 +5,7 @@ Source: megatron/core/parallel_state.py, initialize_model_parallel.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 
@@ -82,9 +83,12 @@ class Layout:
 
     def layers_of_stage(self, stage: int) -> list[range]:
         """Numbers of the transformer layers of each model chunk on a pipeline stage, from 0."""
-        ends = list(itertools.accumulate(self.chunk_layers))
-        chunks = range(stage, len(ends), self.pipeline_model_parallel_size)
-        return [range(ends[chunk] - self.chunk_layers[chunk], ends[chunk]) for chunk in chunks]
+        return self._layers_of_chunks[stage :: self.pipeline_model_parallel_size]
+
+    @functools.cached_property
+    def _layers_of_chunks(self) -> list[range]:
+        ends = itertools.accumulate(self.chunk_layers)
+        return [range(end - layers, end) for layers, end in zip(self.chunk_layers, ends, strict=True)]
 
     @property
     def bubble_fraction(self) -> float:

@@ -5,6 +5,7 @@ Chunks are in pipeline order: chunk i is on stage i % PP, and is virtual stage i
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 from collections.abc import Iterator, Sequence
@@ -89,7 +90,8 @@ def chunk_layers(
     return tuple(split) if min(split) >= 0 else None
 
 
-def layout_rows(layout: str) -> list[str]:
+@functools.lru_cache(maxsize=64)
+def layout_rows(layout: str) -> tuple[str, ...]:
     """The chunks of a layout as strings of E (embedding), t (transformer layer), m (MTP layer) and L (loss).
 
     Raises:
@@ -101,7 +103,7 @@ def layout_rows(layout: str) -> list[str]:
         if length > MAX_LAYOUT:
             raise ValueError(f"has more than {MAX_LAYOUT:,} characters when its repetitions are written out")
         text = re.sub(pattern, lambda found: found[1] * int(found[2]), text)
-    return text.split("|")
+    return tuple(text.split("|"))
 
 
 def almost_even_layout(num_layers: int, chunks: int, mtp_num_layers: int = 0) -> str:
@@ -126,7 +128,7 @@ def _repeated(number: int) -> str:
 def mtp_chunk(parallelism: ParallelismConfig) -> int:
     """Index of the model chunk with the MTP layers, from the last one: -1, or -2 for a layout such as Et|tm|L."""
     layout = parallelism.pipeline_model_parallel_layout
-    rows = [] if layout is None else layout_rows(layout)
+    rows = () if layout is None else layout_rows(layout)
     return next((index - len(rows) for index, row in enumerate(rows) if "m" in row), -1)
 
 
