@@ -7,7 +7,6 @@ tests/slurm/test_train.py starts `python -m trainer`.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import runpy
 import signal
@@ -45,10 +44,16 @@ class ForkedPython:
         self._server.connect(str(address))
         umask = os.umask(0o77)
         os.umask(umask)
-        request = [[sys.executable, *arguments], dict(environment), str(ROOT), umask]
+        variables = [f"{name}={value}" for name, value in environment.items()]
+        words = [str(ROOT), str(umask), str(1 + len(arguments)), sys.executable, *arguments, *variables]
         with Path(os.devnull).open() as none, output.open("a") as out, (errors or output).open("a") as err:
             streams = [stream.fileno() for stream in (none, out, err)]
-            socket.send_fds(self._server, [json.dumps(request).encode()], streams)
+            socket.send_fds(self._server, [os.fsencode("\0".join(words))], streams)
+        if not wait([self._server], PATIENCE_S):
+            self._server.close()
+            raise TimeoutError(
+                f"no fork within {PATIENCE_S} s; the process that forks wrote:\n{prepared_python.log()}"
+            )
         self.pid = int(self._server.recv(16))
         self._status: int | None = None
 

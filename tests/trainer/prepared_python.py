@@ -8,45 +8,57 @@ killed, so is the fork.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import functools
 import gc
 import importlib
-import json
+import io
 import multiprocessing
 import os
 import pkgutil
-import signal
+import re
 import socket
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Collection
 from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import NoReturn
+from typing import Any
 
 import hpcgen
 from tests.trainer.forked import ROOT, SHARED, be_python
 
+HUGE_PAGE = 2 * 2**20
+MADV_COLLAPSE = 25
+"""From linux/mman.h, since Linux 6.1. The module mmap does not have it."""
+
 PROGRAM = """\
 #!{python} -IS
-import json, os, signal, socket, sys
+import _signal, _socket, os, sys  # socket, signal and json take 20 ms to import
 
 if sys.argv[1:3] == ["-m", "submitit.local._local"]:
     os.execv({python!r}, [{python!r}, *sys.argv[1:]])  # its PID is the ID of the local job
-server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+server = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
 server.connect({address!r})
 umask = os.umask(0o77)
 os.umask(umask)
-request = [sys.argv, dict(os.environ), os.getcwd(), umask]
-socket.send_fds(server, [json.dumps(request).encode()], [0, 1, 2])
-for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
-    signal.signal(number, lambda number, frame: server.send(bytes([number])))
+variables = [name + "=" + value for name, value in os.environ.items()]
+request = [os.getcwd(), str(umask), str(len(sys.argv)), *sys.argv, *variables]
+streams = b"".join(number.to_bytes(4, sys.byteorder) for number in (0, 1, 2))
+server.sendmsg(
+    [os.fsencode("\\0".join(request))], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, streams)]
+)
+for number in (_signal.SIGINT, _signal.SIGTERM, _signal.SIGUSR1, _signal.SIGUSR2):
+    _signal.signal(number, lambda number, frame: server.send(bytes([number])))
 server.recv(16)  # the process ID of the fork
 status = int(server.recv(16))
 if status < 0:
-    if -status != signal.SIGKILL:
-        signal.signal(-status, signal.SIG_DFL)
+    if -status != _signal.SIGKILL:
+        _signal.signal(-status, _signal.SIG_DFL)
     os.kill(os.getpid(), -status)
 sys.exit(status)
 """
@@ -75,6 +87,11 @@ def start() -> Path:
     return directory
 
 
+def log() -> str:
+    """What the process has written."""
+    return Path(os.environ[SHARED], "log").read_text()
+
+
 _started: list[subprocess.Popen[bytes]] = []
 """Keeps the process, which would be reported as still running."""
 
@@ -84,20 +101,91 @@ def _serve(address: str, run_of_tests: int) -> None:
     import tests.trainer.preloaded  # noqa: F401
 
     _import_hpcgen()
+    _fill_caches()
+    gc.freeze()
+    _use_huge_pages()
     tests_end = os.pidfd_open(run_of_tests)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(f"{address}.new")
         listener.listen(64)
         Path(f"{address}.new").rename(address)
-        while tests_end not in wait([listener, tests_end]):
-            connection, _ = listener.accept()
-            if os.fork() == 0:
-                listener.close()
-                _supervise(connection)
-            connection.close()
-            with contextlib.suppress(ChildProcessError):
-                while os.waitpid(-1, os.WNOHANG)[0]:
-                    pass
+        programs: list[_Program] = []
+        while True:
+            watched = [file for program in programs for file in program.watched]
+            ready = wait([listener, tests_end, *watched])
+            if tests_end in ready:
+                break
+            programs = [program for program in programs if not program.advance(ready)]
+            if listener in ready:
+                programs.append(_Program(listener.accept()[0]))
+        for program in programs:
+            program.kill()
+
+
+class _Program:
+    """A Python program: the connection over which it is requested and its status reported, and its process."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._process: BaseProcess | None = None
+        self._end = -1
+
+    @property
+    def watched(self) -> list[socket.socket | int]:
+        """Files that become readable when there is something to do."""
+        return [self._connection] if self._process is None else [self._connection, self._end]
+
+    def advance(self, ready: Collection[Any]) -> bool:
+        """Does what is to be done, and returns whether the program is over."""
+        if self._process is None:
+            return self._connection in ready and not self._start()
+        if self._end in ready:
+            self._process.join()
+            self._say(self._process.exitcode)
+        elif self._connection not in ready or self._signal(self._process):
+            return False
+        self._connection.close()
+        os.close(self._end)
+        return True
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.join()
+
+    def _start(self) -> bool:
+        """Forks, and returns whether the request was complete."""
+        request, descriptors = b"", list[int]()
+        with contextlib.suppress(ConnectionResetError):  # killed before it asked
+            request, descriptors, _, _ = socket.recv_fds(self._connection, 1 << 20, 3)
+        if not request:
+            self._connection.close()
+            return False
+        self._process = multiprocessing.get_context("fork").Process(target=_run, args=(request, descriptors))
+        self._process.start()
+        assert self._process.pid is not None
+        # Processes that it leaves behind would keep its sentinel open.
+        self._end = os.pidfd_open(self._process.pid)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        self._say(self._process.pid)
+        return True
+
+    def _signal(self, process: BaseProcess) -> bool:
+        """Passes a signal on, and returns whether the program is still wanted: a stand-in may have been killed."""
+        message = b""
+        with contextlib.suppress(ConnectionResetError):
+            message = self._connection.recv(1)
+        if not message:
+            self.kill()
+            return False
+        assert process.pid is not None
+        os.kill(process.pid, message[0])
+        return True
+
+    def _say(self, number: int | None) -> None:
+        with contextlib.suppress(OSError):  # whoever asked has been killed
+            self._connection.send(str(number).encode())
 
 
 def _import_hpcgen() -> None:
@@ -105,42 +193,50 @@ def _import_hpcgen() -> None:
     for module in pkgutil.walk_packages(hpcgen.__path__, "hpcgen."):
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
-    gc.freeze()
 
 
-def _supervise(connection: socket.socket) -> NoReturn:
-    """Runs the Python program that was requested, and reports its process ID and then its status."""
-    request, descriptors, _, _ = socket.recv_fds(connection, 1 << 20, 3)
-    fork = multiprocessing.get_context("fork")
-    program = fork.Process(target=_run, args=(descriptors, *json.loads(request)))
-    program.start()
-    assert program.pid is not None
-    for descriptor in descriptors:
-        os.close(descriptor)
-    with contextlib.suppress(OSError):
-        connection.send(str(program.pid).encode())
-    ended = os.pidfd_open(program.pid)  # processes that it leaves behind would keep its sentinel open
-    while ended not in wait([connection, ended]):
-        message = connection.recv(1)
-        os.kill(program.pid, message[0] if message else signal.SIGKILL)
-        if not message:
-            break
-    program.join()
-    with contextlib.suppress(OSError):
-        connection.send(str(program.exitcode).encode())
-    os._exit(0)
+def _fill_caches() -> None:
+    """Runs commands, which keep what they read of shipped files. A fork would take a quarter of a second for it."""
+    from hpcgen.cli.main import cli
+
+    environment = dict(os.environ)
+    with tempfile.TemporaryDirectory() as directory, contextlib.redirect_stdout(io.StringIO()):
+        os.environ["XDG_CONFIG_HOME"] = directory
+        os.chdir(directory)
+        for command in (
+            "init run.yaml --preset 1.3b",
+            "validate -c run.yaml",
+            "render train -c run.yaml",
+            "explain -c run.yaml --stage train",
+            "cluster check azure-ndv5",
+        ):
+            cli(command.split(), standalone_mode=False)
+        os.chdir(ROOT)
+    os.environ.clear()
+    os.environ.update(environment)
 
 
-def _run(
-    descriptors: list[int], arguments: list[str], environment: dict[str, str], directory: str, umask: int
-) -> None:
+def _use_huge_pages() -> None:
+    """Collapses the memory to huge pages, where the kernel can. A fork then copies a small page table, not a large."""
+    advise = ctypes.CDLL(None).madvise
+    for mapping in Path("/proc/self/maps").read_text().splitlines():
+        if found := re.match(r"(\w+)-(\w+) rw-p \w+ 00:00 0", mapping):  # private and of no file
+            start, end = (int(bound, 16) for bound in found.groups())
+            for page in range(-(-start // HUGE_PAGE) * HUGE_PAGE, end - HUGE_PAGE + 1, HUGE_PAGE):
+                advise(ctypes.c_void_p(page), ctypes.c_size_t(HUGE_PAGE), MADV_COLLAPSE)
+
+
+def _run(request: bytes, descriptors: list[int]) -> None:
     for number, descriptor in enumerate(descriptors):
         os.dup2(descriptor, number)
-        os.close(descriptor)
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # also the connections of others
     sys.stdin = os.fdopen(0, closefd=False)  # multiprocessing has opened /dev/null instead
+    directory, umask, count, *words = os.fsdecode(request).split("\0")
+    arguments, variables = words[: int(count)], words[int(count) :]
     os.chdir(directory)
-    os.umask(umask)
+    os.umask(int(umask))
     sys.executable, *words = arguments
+    environment = dict(variable.split("=", 1) for variable in variables)
     be_python(words[1:] if words[0] == "-u" else words, environment)
 
 
