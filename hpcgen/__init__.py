@@ -1,13 +1,14 @@
 """Slurm batch scripts and a Megatron-Core trainer for GPT-class models.
 
-    from hpcgen import load_run, plan, predict, render, submit
+    from hpcgen import layouts, load_run, plan, predict, render, submit
 
     run = load_run("run.yaml", overrides=["slurm.train.nodes=4"])
+    print(layouts(run).chosen.first.name)
     print(predict(plan(run)).likely.gpu_hours)
     print(render(plan(run), "train"))
     submit(plan(run, ["prepare", "train"]), launcher="slurm")
 
-The command line uses the same five functions.
+The command line uses the same six functions.
 """
 
 from __future__ import annotations
@@ -17,10 +18,20 @@ from typing import TYPE_CHECKING, Any
 from hpcgen.version import __version__
 
 if TYPE_CHECKING:
-    from hpcgen.api import load_run, plan, predict, render, submit
+    from hpcgen.api import layouts, load_run, plan, predict, render, submit
     from hpcgen.errors import ConfigErrors, HpcgenError
 
-__all__ = ["ConfigErrors", "HpcgenError", "__version__", "load_run", "plan", "predict", "render", "submit"]
+__all__ = [
+    "ConfigErrors",
+    "HpcgenError",
+    "__version__",
+    "layouts",
+    "load_run",
+    "plan",
+    "predict",
+    "render",
+    "submit",
+]
 
 
 def __getattr__(name: str) -> Any:

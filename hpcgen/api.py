@@ -1,4 +1,5 @@
-"""The Python interface, also used by the command line: load_run, plan, predict, render and submit."""
+"""The Python interface, also used by the command line: load_run, plan, layouts, predict, render and
+submit."""
 
 from __future__ import annotations
 
@@ -15,10 +16,35 @@ from hpcgen.slurm.corpus import check_pairs, require_pairs
 from hpcgen.slurm.rendering.script import Script, render_stage
 
 if TYPE_CHECKING:
+    from hpcgen.run_plan.layouts.result import RunLayouts
     from hpcgen.run_plan.prediction import Prediction
     from hpcgen.slurm.job import Job, Progress
 
-__all__ = ["Plan", "Run", "load_run", "plan", "predict", "render", "site_directories", "submit"]
+__all__ = ["Plan", "Run", "layouts", "load_run", "plan", "predict", "render", "site_directories", "submit"]
+
+
+def layouts(
+    run: Run,
+    nodes: Sequence[int] = (),
+    top: int = 10,
+    finish_in_s: float | None = None,
+    budget: float | None = None,
+    gpu_hours: float | None = None,
+) -> RunLayouts:
+    """Finds the layouts with which a run trains fastest, on each of several numbers of nodes.
+
+    `nodes` are the numbers to try. Default: the run's own number. With a goal, the default is each of 1, 2, 3, 4, 6, 8,
+    12, 16 and so on that may meet it, up to the limit of the partition. At most one goal is given: `finish_in_s` is a
+    deadline in seconds, `budget` an amount in the profile's currency, and `gpu_hours` a number of GPU-hours.
+
+    Raises:
+        NoPrediction: the time of the run's steps is unknown, or the run is finished.
+        ConfigErrors: the run has mistakes that no layout corrects.
+        HpcgenError: no layout fits into memory.
+    """
+    from hpcgen.run_plan.layouts.find import find_layouts
+
+    return find_layouts(run, nodes, top, finish_in_s=finish_in_s, budget=budget, gpu_hours=gpu_hours)
 
 
 def predict(plan: Plan) -> Prediction:

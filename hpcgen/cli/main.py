@@ -25,6 +25,9 @@ SECTIONS = {
     },
     "Run": {
         "validate": Lazy("hpcgen.cli.validate", "Check a run file and summarize what its stages would do."),
+        "layouts": Lazy(
+            "hpcgen.cli.layouts", "Find the fastest layout, and how many nodes a deadline needs."
+        ),
         "render": Lazy("hpcgen.cli.render", "Render the batch script of one stage."),
         "submit": Lazy("hpcgen.cli.submit", "Submit stages to Slurm, or run them on this machine."),
         "env": Lazy("hpcgen.cli.env", "Print a stage's environment for use in your own scripts."),

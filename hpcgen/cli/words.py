@@ -69,7 +69,11 @@ TOP = {
         ("check", "verify", "check-config", "estimate", "fits", "size", "vram", "params"),
         "use hpcgen validate",
     ),
-    "plan": "use hpcgen validate, or hpcgen data plan for a corpus",
+    "plan": "use hpcgen layouts for the fastest layout, hpcgen validate for a run, or hpcgen data plan for a corpus",
+    **dict.fromkeys(
+        ("parallelism", "parallelize", "autoconfig", "auto-configurator", "deadline"),
+        "use hpcgen layouts",
+    ),
     **dict.fromkeys(("dry-run", "dryrun"), "use hpcgen validate, or hpcgen submit STAGE... --dry-run"),
     **dict.fromkeys(
         ("doctor", "diagnose", "troubleshoot"),

@@ -35,10 +35,11 @@ def in_json(plan: Plan) -> tuple[dict[str, Any], list[str]]:
     except NoPrediction as reason:
         return {"prediction": None, "no_prediction": str(reason)}, []
     warnings = [str(located_in(plan.run, problem)) for problem in found.warnings]
-    return {"prediction": _figures(found), "no_prediction": None}, warnings
+    return {"prediction": figures(found), "no_prediction": None}, warnings
 
 
-def _figures(found: Prediction) -> dict[str, Any]:
+def figures(found: Prediction) -> dict[str, Any]:
+    """A prediction as JSON data."""
     peak, full = found.trainer.peak_tflops, found.full_attention_tflops_per_gpu
     return {
         "step_time_s": found.step.total,
@@ -84,12 +85,16 @@ def for_people(summary: dict[str, Any]) -> list[tuple[str, str]]:
     found = summary["prediction"]
     if found is None:
         return [("prediction", f"none: {summary['no_prediction']}")]
+    return [*lines(found, is_fp8=summary["fp8"] is not None), ("guessed", _guessed(found))]
+
+
+def lines(found: dict[str, Any], *, is_fp8: bool) -> list[tuple[str, str]]:
+    """The times and resources of a prediction (`figures`) as headings and text."""
     return [
         ("step time", f"about {duration(found['step_time_s'])}: {_parts(found)}"),
-        ("throughput", _throughput(found, is_fp8=summary["fp8"] is not None)),
+        ("throughput", _throughput(found, is_fp8=is_fp8)),
         ("duration", _duration(found)),
         ("resources", _resources(found)),
-        ("guessed", _guessed(found)),
     ]
 
 

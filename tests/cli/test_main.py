@@ -98,7 +98,7 @@ def test_version():
         ("rendr", "did you mean render?"),
         ("preset", "did you mean presets?"),
         ("eval", "use hpcgen submit evaluate"),
-        ("plan", "use hpcgen validate"),
+        ("plan", "use hpcgen layouts"),
         ("xyz", "commands are init, presets, "),
     ],
 )

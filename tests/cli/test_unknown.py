@@ -32,6 +32,7 @@ MEANINGS = """
     resume continue restart retry requeue                   submit the run again
     launch start up                                         hpcgen submit STAGE...
     estimate check dry-run plan size                        hpcgen validate
+    plan parallelism deadline autoconfig                    hpcgen layouts
     convert                                                 hpcgen checkpoint export
     export                                                  hpcgen checkpoint export
     import                                                  hpcgen checkpoint import

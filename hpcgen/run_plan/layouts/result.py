@@ -6,10 +6,13 @@ from typing import Literal
 
 from hpcgen.config.loader import Run, with_values
 from hpcgen.planning.layouts.result import RankedLayout, Search
+from hpcgen.planning.run_time import RunTime
 from hpcgen.planning.step_time.machine import Machine
 from hpcgen.run_plan.prediction import Prediction
 from trainer.contract.record import record
 
+NODES = "slurm.train.nodes"
+"""The key that a number of nodes replaces."""
 ORIGIN = "hpcgen layouts"
 """The place of values that the search chose, for messages."""
 Kind = Literal["time", "cost", "gpu_hours"]
@@ -23,13 +26,16 @@ class Goal:
     limit: float
     """Seconds, an amount in the profile's currency, or GPU-hours."""
 
-    def value(self, prediction: Prediction) -> float:
-        """The likely time, cost or GPU-hours of a run. With a goal of cost, the profile has a price."""
-        likely = prediction.likely
+    def value(self, prediction: Prediction, times: RunTime | None = None) -> float:
+        """The time, cost or GPU-hours of a run with some of its predicted times. Default: the likely ones.
+
+        With a goal of cost, the profile has a price.
+        """
+        times = times or prediction.likely
         return {
-            "time": likely.total_s,
-            "cost": prediction.cost(likely) or 0.0,
-            "gpu_hours": likely.gpu_hours,
+            "time": times.total_s,
+            "cost": prediction.cost(times) or 0.0,
+            "gpu_hours": times.gpu_hours,
         }[self.of]
 
     def is_met(self, prediction: Prediction) -> bool:
@@ -53,6 +59,11 @@ class NodesLayouts:
     def num_nodes(self) -> int:
         """Number of nodes that train, without spare ones."""
         return self.search.num_nodes
+
+    @property
+    def num_gpus(self) -> int:
+        """Number of GPUs that train."""
+        return self.num_nodes * self.machine.gpus_per_node
 
     @property
     def first(self) -> RankedLayout | None:

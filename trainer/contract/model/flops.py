@@ -20,7 +20,11 @@ def flops_per_iteration(config: TrainerConfig) -> float:
 
 def flops_per_sample(config: TrainerConfig) -> float:
     """Model FLOPs of training on one sequence, as if it were one document. `config` is resolved."""
-    model = config.model
+    return sample_flops(config.model)
+
+
+def sample_flops(model: ModelConfig) -> float:
+    """Model FLOPs of training the resolved `model` on one sequence, as if it were one document."""
     return flops(model, model.seq_length, visible_pairs(model, [model.seq_length]))
 
 

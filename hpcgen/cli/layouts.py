@@ -1,0 +1,167 @@
+"""hpcgen layouts: find the fastest layout of a run, and the number of nodes for a deadline or a budget."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hpcgen.cli.options import json_option, run_options
+from hpcgen.cli.quantities import Budget, Deadline, Nodes
+from hpcgen.errors import HpcgenError
+
+if TYPE_CHECKING:
+    from hpcgen.planning.layouts.result import RankedLayout
+    from hpcgen.run_plan.layouts.result import RunLayouts
+
+OWN = "own"
+"""The word for the run's own layout in place of a row."""
+
+
+class Row(click.ParamType[str]):
+    """A row of the table, or the run's own layout."""
+
+    name = "row"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The row's name."""
+        if value != OWN and not re.fullmatch(r"[1-9]\d{0,3}", value):
+            self.fail(f"{value!r} must be a row of the table, such as 1, or {OWN}", param, ctx)
+        return str(value)
+
+
+@click.command("layouts")
+@run_options
+@click.option(
+    "--nodes",
+    type=Nodes(),
+    default=(),
+    metavar="N,N,...",
+    help="Numbers of nodes to compare.  [default: the run's; with a deadline or a budget, those that may meet it]",
+)
+@click.option(
+    "--top", type=click.IntRange(1, 1000), default=10, show_default=True, help="Number of layouts to show."
+)
+@click.option(
+    "--finish-in",
+    type=Deadline(),
+    metavar="TIME",
+    help="Choose the fewest nodes that finish the run in this time, such as 14d, 36h or 2w.",
+)
+@click.option(
+    "--budget",
+    type=Budget(),
+    metavar="N",
+    help="Choose the nodes that are fastest within this price in the profile's currency, or with 50000GPUh within "
+    "these GPU-hours.",
+)
+@click.option(
+    "--compare",
+    nargs=2,
+    type=Row(),
+    metavar="ROW ROW",
+    help=f"Compare two rows of the table side by side. {OWN} is the layout of the run file.",
+)
+@click.option(
+    "--write",
+    type=Row(),
+    is_flag=False,
+    flag_value="1",
+    metavar="[ROW]",
+    help="Write the layout of this row and the number of nodes into the run file.  [default row: 1]",
+)
+@json_option
+def command(
+    config: Path,
+    overrides: tuple[str, ...],
+    nodes: tuple[int, ...],
+    top: int,
+    finish_in: float | None,
+    budget: tuple[float, bool] | None,
+    compare: tuple[str, str] | None,
+    write: str | None,
+    as_json: bool,
+) -> None:
+    """Tries every valid layout that fits into memory: TP, PP, VPP, CP, EP and ETP, the size of microbatches, and what
+    is recomputed. Batch size, length, precision, optimizer and model stay. Needs no GPU, no Slurm and no data.
+    """
+    from hpcgen import api
+    from hpcgen.cli.layouts_tables import print_comparison, print_layouts
+    from hpcgen.run_plan.layouts import summary
+    from hpcgen.run_plan.layouts.choice import require_no_others
+
+    if write is not None:
+        require_no_others(config, overrides)
+    if len(nodes) > 1 and finish_in is None and budget is None and (write or compare):
+        option = "--write" if write else "--compare"
+        raise HpcgenError(
+            f"{option} needs one number of nodes", "give one with --nodes, or a deadline or a budget"
+        )
+    found = api.layouts(
+        api.load_run(config, overrides),
+        nodes,
+        top,
+        finish_in_s=finish_in,
+        budget=budget[0] if budget and not budget[1] else None,
+        gpu_hours=budget[0] if budget and budget[1] else None,
+    )
+    compared = [_row(found, name, "--compare") for name in compare or ()]
+    written = None if write is None else _row(found, write, "--write")
+    if as_json:
+        click.echo(json.dumps(summary.in_json(found), indent=1))
+    elif compared:
+        print_comparison(*compared)
+    else:
+        print_layouts(found)
+    if written is not None:
+        _write(config, overrides, found, written)
+
+
+def _row(found: RunLayouts, name: str, option: str) -> RankedLayout:
+    """The layout in a row of the table.
+
+    Raises:
+        HpcgenError: there is no such row, or no number of nodes meets the goal.
+    """
+    if found.chosen is None:
+        raise HpcgenError(
+            f"{option} {name}: no number of nodes meets the deadline or budget", "give a number with --nodes"
+        )
+    search = found.chosen.search
+    if name == OWN:
+        if search.own is None:
+            raise HpcgenError(
+                f"{option} {name}: the layout of the run file is not valid on these nodes, or does not fit",
+                "name a row of the table",
+            )
+        return search.own
+    if int(name) > len(search.best):
+        raise HpcgenError(
+            f"{option} {name}: the table has only {len(search.best)} rows", "show more with --top"
+        )
+    return search.best[int(name) - 1]
+
+
+def _write(config: Path, overrides: tuple[str, ...], found: RunLayouts, layout: RankedLayout) -> None:
+    """Writes a layout into the run file, and prints what changes.
+
+    Raises:
+        HpcgenError: see `hpcgen.run_plan.layouts.choice.choose`.
+    """
+    from hpcgen.config.shown import show
+    from hpcgen.files import replace_text
+    from hpcgen.run_plan.layouts.choice import choose
+    from hpcgen.run_plan.layouts.summary import written_reason
+
+    assert found.chosen is not None
+    choice = choose(config, overrides, layout, found.chosen.num_nodes, written_reason(found.chosen, layout))
+    if not choice.changes:
+        click.echo(f"{config} has this layout already", err=True)
+        return
+    replace_text(config, choice.text)
+    for key, (before, after) in choice.changes.items():
+        click.echo(f"  {key}: {show(before)} -> {show(after)}", err=True)
+    click.echo(f"wrote {config}", err=True)

@@ -1,0 +1,61 @@
+"""Types of options that are quantities: numbers of nodes, durations and budgets."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import click
+
+_UNITS = {"w": 7 * 86400, "d": 86400, "h": 3600, "m": 60}
+
+
+class Nodes(click.ParamType[tuple[int, ...]]):
+    """Numbers of nodes, separated by commas."""
+
+    name = "nodes"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, ...]:
+        """The numbers."""
+        if isinstance(value, tuple):
+            return value
+        words = [word.strip() for word in value.split(",")]
+        if not all(re.fullmatch(r"[1-9]\d{0,5}", word) for word in words):
+            self.fail(f"{value!r} must be whole numbers such as 16 or 8,16,32", param, ctx)
+        return tuple(int(word) for word in words)
+
+
+class Deadline(click.ParamType[float]):
+    """A duration in seconds, such as 14d."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The seconds."""
+        if isinstance(value, float):
+            return value
+        found = re.fullmatch(r"(\d+(?:\.\d+)?) *([wdhm])", value.strip())
+        seconds = float(found[1]) * _UNITS[found[2]] if found else 0.0
+        if not seconds:
+            self.fail(f"{value!r} must be a time such as 14d, 36h or 2w", param, ctx)
+        return seconds
+
+
+class Budget(click.ParamType[tuple[float, bool]]):
+    """An amount, and whether it is a number of GPU-hours."""
+
+    name = "budget"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[float, bool]:
+        """The amount."""
+        if isinstance(value, tuple):
+            return value
+        found = re.fullmatch(r"(\d[\d,_]*(?:\.\d+)?) *(gpu-?h(?:ours)?)?", value.strip(), re.IGNORECASE)
+        amount = float(re.sub("[,_]", "", found[1])) if found else 0.0
+        if found is None or not amount:
+            self.fail(f"{value!r} must be an amount such as 50000, or 50000GPUh for GPU-hours", param, ctx)
+        return amount, found[2] is not None

@@ -1,0 +1,245 @@
+"""The search on each number of nodes, and the numbers that are tried."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from hpcgen.config.cluster import limits_of, price_per_gpu_hour
+from hpcgen.config.loader import Run, with_values
+from hpcgen.errors import ConfigErrors, HpcgenError, Problem
+from hpcgen.planning.layouts.result import Search
+from hpcgen.planning.layouts.search import search
+from hpcgen.planning.paths import absolute_paths
+from hpcgen.planning.predicted_step import NoPrediction, machine_of
+from hpcgen.planning.request import allocation_problems, make_allocation
+from hpcgen.run_plan.layouts.result import NODES, Goal, Kind, NodesLayouts, RunLayouts, with_layout
+from hpcgen.run_plan.plan import Plan, located_in, plan
+from hpcgen.run_plan.prediction import Prediction, predict
+from hpcgen.run_plan.training import training_facts
+from hpcgen.stages.train import TRAIN
+from hpcgen.text import counted
+
+MOST_NODES = 2048
+"""Largest number of nodes to try if the partition has no limit."""
+
+
+def find_layouts(
+    run: Run,
+    nodes: Sequence[int] = (),
+    top: int = 10,
+    finish_in_s: float | None = None,
+    budget: float | None = None,
+    gpu_hours: float | None = None,
+) -> RunLayouts:
+    """Finds the layouts with which a run trains fastest, on each of several numbers of nodes.
+
+    `nodes` are the numbers to try. Default: the run's own number. With a goal, the default is each number of `ladder`
+    up to the limit of the partition, as far as is needed. At most one goal is given: `finish_in_s` is a deadline in
+    seconds, `budget` an amount in the profile's currency, and `gpu_hours` a number of GPU-hours.
+
+    Raises:
+        NoPrediction: the time of the run's steps is unknown, or the run is finished.
+        ConfigErrors: the run has mistakes that no layout corrects.
+        HpcgenError: no layout fits into memory.
+    """
+    _require_training(run)
+    goal = _goal(run, finish_in_s, budget, gpu_hours)
+    if goal is None or nodes:
+        sized = [_sized(run, count) for count in sorted(set(nodes))] or [run]
+        _require_possible(sized)
+        found = [_layouts(each, top) for each in sized]
+    else:
+        found = list(_tried(run, goal, top))
+    if not any(each.search.best for each in found):
+        raise _no_layout(run, found)
+    if not any(each.prediction for each in found):
+        raise NoPrediction(next(each.no_prediction for each in found if each.no_prediction))
+    return RunLayouts(run=run, on=tuple(found), goal=goal, chosen=_chosen(found, goal))
+
+
+def _chosen(found: Sequence[NodesLayouts], goal: Goal | None) -> NodesLayouts | None:
+    """See `RunLayouts.chosen`."""
+    if goal is None:
+        return found[0] if len(found) == 1 else None
+    meeting = [(each, each.prediction) for each in found if each.prediction and goal.is_met(each.prediction)]
+    if goal.of != "time":
+        meeting.sort(key=lambda each: each[1].likely.total_s)
+    return meeting[0][0] if meeting else None
+
+
+def _require_training(run: Run) -> None:
+    """Checks that the run file describes a training run of hpcgen's trainer.
+
+    Raises:
+        HpcgenError: it does not.
+    """
+    if run.document.get("program") is not None:
+        raise NoPrediction(
+            "layouts are those of hpcgen's own trainer, but the run file has the section program"
+        )
+    if run.omitted:
+        plan(run, [TRAIN.name])  # names the missing keys
+
+
+def _goal(run: Run, finish_in_s: float | None, budget: float | None, gpu_hours: float | None) -> Goal | None:
+    """The goal with this limit.
+
+    Raises:
+        HpcgenError: several limits are given, or a budget without a price.
+    """
+    limits: dict[Kind, float | None] = {"time": finish_in_s, "cost": budget, "gpu_hours": gpu_hours}
+    goals = [Goal(of, limit) for of, limit in limits.items() if limit is not None]
+    if len(goals) > 1:
+        raise HpcgenError(
+            "a deadline and a budget exclude each other", "give one, and read the other in the table"
+        )
+    settings = make_allocation(TRAIN, run.config, run.cluster, run.node_type).settings
+    if budget is not None and price_per_gpu_hour(settings, run.cluster) is None:
+        raise HpcgenError(
+            f"a budget of {budget:g} {run.cluster.currency} needs a price, but cluster profile {run.cluster_name} sets "
+            "no price_per_gpu_hour",
+            "set it in the profile, or give the budget in GPU-hours",
+        )
+    return goals[0] if goals else None
+
+
+def _sized(run: Run, num_nodes: int) -> Run:
+    """The run on another number of nodes."""
+    return with_values(run, {NODES: num_nodes}, "--nodes")
+
+
+def _mistakes(run: Run) -> list[Problem]:
+    """What Slurm would refuse, such as more nodes than the partition has."""
+    problems = allocation_problems(TRAIN, run.config, run.cluster, run.node_type)
+    return [located_in(run, problem) for problem in problems]
+
+
+def _require_possible(runs: Sequence[Run]) -> None:
+    """Checks the allocation of each run before the first search.
+
+    Raises:
+        ConfigErrors: Slurm would refuse them. Lists all mistakes.
+    """
+    if mistakes := [mistake for run in runs for mistake in _mistakes(run)]:
+        raise ConfigErrors(mistakes)
+
+
+def _layouts(run: Run, top: int) -> NodesLayouts:
+    """The fastest layouts of a run on its nodes, and the prediction with the first.
+
+    Raises:
+        HpcgenError: see `find_layouts`.
+    """
+    config = absolute_paths(run.config, run.directory)
+    allocation = make_allocation(TRAIN, config, run.cluster, run.node_type)
+    facts, unknown = training_facts(run, config, allocation)
+    if unknown:
+        raise ConfigErrors([located_in(run, problem) for problem in unknown])
+    counts = allocation.ntasks_per_node, allocation.nvlink_nodes
+    machine = machine_of(config.training, run.cluster.node_type, run.node_type, *counts)
+    found = search(facts, machine, top=top)
+    prediction, reason = _prediction(run, found)
+    return NodesLayouts(run=run, machine=machine, search=found, prediction=prediction, no_prediction=reason)
+
+
+def _prediction(run: Run, found: Search) -> tuple[Prediction | None, str]:
+    """The prediction with the first layout, or why there is none."""
+    if not found.best:
+        return None, ""
+    try:
+        return predict(_planned(with_layout(run, found.best[0]))), ""
+    except NoPrediction as reason:
+        return None, str(reason)
+
+
+def _planned(run: Run) -> Plan:
+    """The plan of training. Its data may be missing, since layouts are chosen long before data is prepared."""
+    return plan(run, [TRAIN.name], exists=lambda path: True)
+
+
+def ladder(most: int) -> list[int]:
+    """The numbers of nodes to try: 1, 2, 3, 4, 6, 8, 12, 16 and so on up to `most`, which is the last one.
+
+    Others hardly divide a batch, heads or layers. With steps of at most a half, none is far from what would be enough.
+    """
+    sizes = {size for power in range(most.bit_length()) for size in (2**power, 3 * 2**power // 2)}
+    return sorted({size for size in sizes if size < most} | {most})
+
+
+def _possible(run: Run, fewest: int = 1) -> list[Run]:
+    """The run on each number of nodes from `fewest` that Slurm accepts: those of `ladder`, and the run's own.
+
+    Raises:
+        ConfigErrors: Slurm would accept none.
+    """
+    allocation = make_allocation(TRAIN, run.config, run.cluster, run.node_type)
+    limits = [each.max_nodes for _, each in limits_of(allocation.settings, run.cluster) if each.max_nodes]
+    most = max(1, min([*limits, MOST_NODES]) - allocation.spare_nodes)
+    counts = sorted({*ladder(most), min(allocation.nodes, most)})
+    runs = [
+        sized for sized in (_sized(run, count) for count in counts if count >= fewest) if not _mistakes(sized)
+    ]
+    if not runs and fewest == 1:
+        _require_possible([run])
+    return runs
+
+
+def _tried(run: Run, goal: Goal, top: int) -> Iterator[NodesLayouts]:
+    """Yields the layouts on more and more nodes, until the goal is met or more nodes cannot meet it.
+
+    Leaves out numbers of nodes on which no layout fits, and those that would miss a deadline even at the peak of their
+    GPUs.
+    """
+    values: list[float] = []
+    known: Prediction | None = None
+    for sized in _possible(run):
+        if goal.of == "time" and known is not None and _shortest_s(known, sized) > goal.limit:
+            continue
+        found = _layouts(sized, top)
+        if not found.search.best:
+            continue
+        yield found
+        known = found.prediction or known
+        values.append(goal.value(found.prediction) if found.prediction else math.inf)
+        if goal.of == "time" and values[-1] <= goal.limit:
+            return
+        newest = values[-2:]
+        if goal.of != "time" and min(newest) > goal.limit and min(newest) > min(values):
+            return  # the price rises with the number of nodes
+
+
+def _shortest_s(known: Prediction, run: Run) -> float:
+    """Time of the remaining steps at the peak of the GPUs of `run`, from the prediction on other nodes."""
+    peak = known.trainer.peak_tflops
+    assert peak is not None  # without it, there is no prediction
+    num_gpus = make_allocation(TRAIN, run.config, run.cluster, run.node_type).num_tasks
+    share = known.tflops_per_gpu / peak * known.trainer.world_size / num_gpus
+    return known.remaining_tokens / known.tokens_per_s * share
+
+
+def _no_layout(run: Run, found: Sequence[NodesLayouts]) -> HpcgenError:
+    """The error if no layout is valid and fits on any number of nodes that was tried."""
+    valid = [each for each in found if each.search.num_valid]
+    if valid:
+        return _nothing_fits(valid[-1])
+    try:
+        _planned(found[-1].run if found else run)
+    except ConfigErrors as error:
+        return error  # the broken rules, with values that correct them
+    return HpcgenError(
+        "no layout obeys the rules on any number of nodes that was tried", where=run.file or ""
+    )
+
+
+def _nothing_fits(found: NodesLayouts) -> HpcgenError:
+    """The error if no layout fits on the largest number of nodes that was tried. It names nodes on which one does."""
+    memory_gib = found.run.node_type.gpu_memory_gib
+    valid = counted(found.search.num_valid, "valid layout")
+    reason = f"is too few: none of the {valid} fits into {memory_gib:g} GiB of GPU memory"
+    larger = (_layouts(run, 1) for run in _possible(found.run, found.num_nodes + 1))
+    enough = next((each for each in larger if each.first), None)
+    hint = "use a smaller model, since no layout fits on any number of nodes up to the limit"
+    if enough is not None and enough.first is not None:
+        hint = f"use --nodes {enough.num_nodes}, on which {enough.first.name} fits"
+    return HpcgenError(located_in(found.run, Problem(NODES, reason, hint)))
