@@ -7,14 +7,19 @@ memory is ranked as if it took RISK longer.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+import heapq
+import itertools
+import math
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 
-from hpcgen.planning.layouts import space
 from hpcgen.planning.layouts.result import RankedLayout, Search
+from hpcgen.planning.layouts.space import AXES, Space, changes
 from hpcgen.planning.predicted_step import NoPrediction, layers_are_known
 from hpcgen.planning.resources import DeviceMemory, device_memory
 from hpcgen.planning.setup import Setup
-from hpcgen.planning.step_time import Machine, estimate_step_time
+from hpcgen.planning.step_time import Machine
+from hpcgen.planning.step_time.estimate import Estimator
 from trainer.contract.rules.engine import ERRORS
 from trainer.contract.rules.facts import Facts
 
@@ -24,10 +29,11 @@ RISK = 0.03
 """Share by which a safe layout may be slower than one that leaves too little memory, and still precede it."""
 
 
-def search(facts: Facts, machine: Machine, *, top: int = 10, vary: Sequence[str] = space.AXES) -> Search:
+def search(facts: Facts, machine: Machine, *, top: int = 10, vary: Sequence[str] = AXES) -> Search:
     """Searches for the `top` fastest layouts of a run on its number of nodes.
 
-    Of the layouts that differ in their recomputation only, the best one is offered.
+    Of the layouts with the same sizes of all axes, the one with the best recomputation and division of the layers is
+    offered.
 
     Args:
         facts: the run. Its own layout may be invalid.
@@ -41,16 +47,14 @@ def search(facts: Facts, machine: Machine, *, top: int = 10, vary: Sequence[str]
     layers_are_known(facts.model)
     if facts.device_memory_gib is None:
         raise NoPrediction("the memory of a GPU is not known. Set gpu_memory_gib in the node type")
-    found = _Found(facts, machine)
-    best = [
-        min(ways, key=_key) for layout in space.layouts(facts, vary) if (ways := found.ways(layout, vary))
-    ]
+    tree = _Tree(facts, machine, Space(facts, vary), top)
+    tree.search()
     return Search(
         num_nodes=facts.world.count,
-        best=tuple(ranked(best, top)),
-        own=found.own(),
-        num_valid=found.num_valid,
-        num_fitting=found.num_fitting,
+        best=tuple(ranked([*tree.best.values()], top)),
+        own=tree.own(),
+        num_valid=tree.num_valid,
+        num_fitting=tree.num_fitting,
     )
 
 
@@ -75,43 +79,116 @@ def _preference(layout: RankedLayout) -> tuple[bool, int, float]:
     return layout.is_risky, layout.layout.model_parallel_size, -layout.free_share
 
 
-class _Found:
-    """The layouts of a search, counted."""
+Divide = Callable[[], Iterable["Branch"]]
+"""Divides a branch into smaller ones."""
+Branch = tuple[float, Divide]
+"""Layouts that have something in common, with seconds that no step of them falls below."""
 
-    def __init__(self, facts: Facts, machine: Machine) -> None:
+
+class _Tree:
+    """The layouts of a search. The branch with the lowest bound is searched first, until it cannot have one of the best
+    layouts."""
+
+    def __init__(self, facts: Facts, machine: Machine, layouts: Space, top: int) -> None:
         self._facts = facts
-        self._machine = machine
+        self._space = layouts
+        self._top = top
+        self._estimator = Estimator(machine)
+        self.best: dict[Hashable, RankedLayout] = {}
+        """The best layout with each combination of sizes."""
         self.num_valid = 0
         self.num_fitting = 0
+
+    def search(self) -> None:
+        """Finds all layouts that may be offered."""
+        number = itertools.count()
+        heap: list[tuple[float, int, Divide]] = []
+        todo: Iterable[Branch] = self._by_layers()
+        while True:
+            for bound, divide in todo:
+                heapq.heappush(heap, (bound, next(number), divide))
+            if not heap or heap[0][0] > self._limit:
+                return
+            todo = heapq.heappop(heap)[2]()
 
     def own(self) -> RankedLayout | None:
         """The layout of the run itself."""
         memory = device_memory(self._facts) if _is_valid(self._facts) else None
         return None if memory is None or memory.free_gib < 0 else self._ranked(self._facts, memory)
 
-    def ways(self, facts: Facts, vary: Sequence[str]) -> list[RankedLayout]:
-        """A layout with each kind of recomputation that fits."""
-        fitting = []
-        for changed in space.recomputed(facts, vary):
-            if not _is_valid(changed):
-                continue
+    @property
+    def _limit(self) -> float:
+        """Seconds of a step above which no layout is offered."""
+        keys = sorted(map(_key, self.best.values()))
+        return (1 + SAME_SPEED) * keys[self._top - 1] if len(keys) >= self._top else math.inf
+
+    def _by_layers(self) -> Iterator[Branch]:
+        for layers in self._space.layers():
+            first = next((each for each in self._space.pipelines(layers) if each.layout), None)
+            if first is not None:
+                bound = self._estimator.least_time_of_pipelines(_setup(next(self._space.recomputed(first))))
+                yield bound, functools.partial(self._by_pipeline, layers)
+
+    def _by_pipeline(self, layers: Facts) -> Iterator[Branch]:
+        for pipeline in self._space.pipelines(layers):
+            if pipeline.layout is not None:
+                ways = self._space.recomputed(pipeline)
+                yield self._layout(next(ways), ways)
+
+    def _layout(self, facts: Facts, others: Iterable[Facts] = ()) -> Branch:
+        bound = self._estimator.least_time(_setup(facts))
+        return bound, functools.partial(self._try, facts, bound, others)
+
+    def _try(self, facts: Facts, bound: float, others: Iterable[Facts]) -> Iterable[Branch]:
+        """Evaluates a layout. Unless it fits safely, `others` are tried, which recompute more."""
+        known = self.best.get(_identity(facts))
+        if known is not None and _key(known) <= bound:
+            return ()
+        if _is_valid(facts):
             self.num_valid += 1
-            memory = device_memory(changed)
-            if memory is not None and memory.free_gib >= 0:
+            memory = device_memory(facts)
+            assert memory is not None
+            if memory.free_gib >= 0:
                 self.num_fitting += 1
-                fitting.append(self._ranked(changed, memory))
-        return fitting
+                self._add(self._ranked(facts, memory))
+                if not memory.is_tight:
+                    return ()
+        return map(self._layout, others)
+
+    def _add(self, layout: RankedLayout) -> None:
+        known = self.best.get(_identity(layout.facts))
+        if known is None or _key(layout) < _key(known):
+            self.best[_identity(layout.facts)] = layout
 
     def _ranked(self, facts: Facts, memory: DeviceMemory) -> RankedLayout:
         assert facts.layout is not None
         return RankedLayout(
             facts=facts,
-            changes=space.changes(self._facts, facts),
+            changes=changes(self._facts, facts),
             memory=memory.estimate,
             free_share=memory.free_gib / memory.available_gib,
             is_risky=memory.is_tight,
-            step=estimate_step_time(Setup.of_facts(facts, facts.layout), self._machine),
+            step=self._estimator.step_time(_setup(facts)),
         )
+
+
+def _identity(facts: Facts) -> Hashable:
+    """The sizes of all axes."""
+    axes = facts.parallelism
+    return (
+        axes.tensor_model_parallel_size,
+        axes.pipeline_model_parallel_size,
+        facts.num_chunks,
+        axes.context_parallel_size,
+        axes.expert_model_parallel_size,
+        axes.expert_tensor_parallel_size,
+        facts.training.micro_batch_size,
+    )
+
+
+def _setup(facts: Facts) -> Setup:
+    assert facts.layout is not None
+    return Setup.of_facts(facts, facts.layout)
 
 
 def _is_valid(facts: Facts) -> bool:

@@ -3,11 +3,11 @@
 | axis | values |
 | --- | --- |
 | TP | divisors of the attention heads whose groups stay inside an NVLink domain; sequence_parallel follows it |
-| PP | divisors of the ranks that TP leaves; layers are divided evenly, or the embedding and the loss count as layers |
-| VPP | all numbers of chunks for which this is possible |
-| CP | divisors of the ranks that TP and PP leave |
+| CP | divisors of the ranks that TP leaves; between NVLink domains only with long samples |
 | EP, ETP | divisors of the experts; 1 or TP |
 | MBS | powers of two that divide the samples of a data-parallel rank |
+| PP | divisors of the ranks that TP and CP leave; the embedding and the loss may count as layers |
+| VPP | all numbers of chunks for which this is possible |
 | recompute | none, sets of modules, the first layers of each chunk, or all layers |
 
 The rules decide which of these layouts are valid. Other keys stay as they are, so a run that sets
@@ -23,15 +23,18 @@ import functools
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from trainer.contract.config import ModelConfig
+from trainer.contract.config.training import RecomputeModule
 from trainer.contract.model.model_size import (
     expert_parameter_count,
     last_layer_has_experts,
     layer_parameter_count,
 )
-from trainer.contract.model.pipeline import ACCOUNTED_KEYS, LAYOUT, UNEVEN_KEYS, VPP, layout_of
+from trainer.contract.model.pipeline import ACCOUNTED_KEYS, LAYOUT, UNEVEN_KEYS, layout_of
+from trainer.contract.rules import recompute
 from trainer.contract.rules.facts import Facts, divisors
 
 Keys = Mapping[str, Any]
@@ -62,25 +65,136 @@ KEYS: Mapping[str, tuple[str, ...]] = {
 }
 """The axes of a search, and the keys that each may change."""
 AXES = tuple(KEYS)
+NONE: Keys = {key.partition(".")[2]: None for key in KEYS["recompute"]}
+"""Without recomputation."""
+LONG = 4096
+"""Smallest number of tokens of a sample on a rank with which a context-parallel group may cross the network. Llama 3
+405B had 8,192 of 131,072 tokens on each of 16 ranks (arXiv 2407.21783, table 4)."""
+MODULES: tuple[RecomputeModule, ...] = ("layernorm", "moe_act", "mla_up_proj", "mlp", "moe")
+"""Modules in the order of the time that their recomputation takes for each byte that it saves, in presets llama3-70b,
+mixtral-8x7b and deepseek-v3. Fused attention keeps no scores, so core_attn saves nothing."""
 
 
-def layouts(facts: Facts, vary: Sequence[str] = AXES) -> Iterator[Facts]:
-    """Yields the run with each layout, with the recomputation of the run itself. Some of them break rules."""
-    for parallelism in _parallelisms(facts, vary):
-        changed = dataclasses.replace(
-            facts, parallelism=dataclasses.replace(facts.parallelism, **parallelism)
-        )
-        for size in _micro_batches(changed, vary):
-            yield _with_training(changed, {"micro_batch_size": size})
+class Space:
+    """The layouts of a run, in which the axes `vary` have other values than those of the run."""
 
+    def __init__(self, facts: Facts, vary: Sequence[str] = AXES) -> None:
+        self._facts = facts
+        self._vary = frozenset(vary)
 
-def recomputed(facts: Facts, vary: Sequence[str] = AXES) -> Iterator[Facts]:
-    """Yields a run with each way to recompute activations. Some of them break rules."""
-    if "recompute" not in vary:
-        yield facts
-        return
-    for training in _recomputes(facts):
-        yield _with_training(facts, training)
+    def layers(self) -> Iterator[Facts]:
+        """Yields the run with each way to compute a microbatch of its layers: TP, CP, EP, ETP and MBS. The pipeline is
+        that of the run."""
+        facts = self._facts
+        sizes = _micro_batches(facts) if "MBS" in self._vary else [facts.training.micro_batch_size]
+        for keys in self._layers():
+            changed = facts.changed(parallelism=dataclasses.replace(facts.parallelism, **keys))
+            for size in sizes:
+                yield _with_training(changed, {"micro_batch_size": size})
+
+    def pipelines(self, layers: Facts) -> Iterator[Facts]:
+        """Yields a run of `layers` with each pipeline. Some of them break rules."""
+        axes, training = layers.parallelism, layers.training
+        ranks = layers.world.size // (axes.tensor_model_parallel_size * axes.context_parallel_size)
+        samples = training.global_batch_size // training.micro_batch_size
+        for keys in self._pipelines:
+            replicas, ranks_left = divmod(ranks, keys["pipeline_model_parallel_size"])
+            if ranks_left == 0 and samples % replicas == 0:
+                yield layers.changed(parallelism=dataclasses.replace(axes, **keys))
+
+    def recomputed(self, facts: Facts) -> Iterator[Facts]:
+        """Yields a run with each way to recompute activations, beginning with none. Some of them break rules."""
+        if "recompute" not in self._vary:
+            yield facts
+            return
+        yield _with_training(facts, NONE)
+        for modules in self._modules:
+            selective = {"recompute_granularity": "selective", "recompute_modules": modules}
+            yield _with_training(facts, {**NONE, **selective})
+        smallest = min(filter(None, facts.chunk_layers or ()), default=1)
+        blocks = [
+            {"recompute_method": "block", "recompute_num_layers": number} for number in range(1, smallest)
+        ]
+        for how in (*blocks, {"recompute_method": "uniform", "recompute_num_layers": 1}):
+            yield _with_training(facts, {**NONE, "recompute_granularity": "full", **how})
+
+    def _layers(self) -> Iterator[Keys]:
+        for tensor in self._tensor_parallel():
+            for context in self._context_parallel(tensor["tensor_model_parallel_size"]):
+                for experts in self._expert_parallel(tensor["tensor_model_parallel_size"]):
+                    yield {**tensor, **context, **experts}
+
+    def _tensor_parallel(self) -> Iterator[Keys]:
+        facts, own = self._facts, self._facts.parallelism
+        if "TP" not in self._vary:
+            yield {"tensor_model_parallel_size": own.tensor_model_parallel_size}
+            return
+        for size in _sizes(facts.model.num_attention_heads):
+            if facts.world.size % size == 0 and not facts.crosses_network(size):
+                overlap = own.tp_comm_overlap and size > 1
+                yield {
+                    "tensor_model_parallel_size": size,
+                    "sequence_parallel": size > 1,
+                    "tp_comm_overlap": overlap,
+                }
+
+    def _context_parallel(self, tensor: int) -> Iterator[Keys]:
+        """Yields the sizes that divide the ranks that TP leaves. Groups that cross the network need long samples."""
+        facts, ranks = self._facts, self._facts.world.size // tensor
+        if "CP" not in self._vary:
+            yield {}
+            return
+        for size in _sizes(ranks):
+            if size == 1:
+                exchange = {"cp_comm_type": None, "hierarchical_context_parallel_sizes": None}
+                yield {"context_parallel_size": 1, **exchange}
+            elif not facts.crosses_network(tensor * size) or facts.model.seq_length >= size * LONG:
+                yield {"context_parallel_size": size}
+
+    def _expert_parallel(self, tensor: int) -> Iterator[Keys]:
+        """Yields how the ranks share the experts. A size equal to TP is left to its default, unless the run sets it."""
+        own, experts = self._facts.parallelism, self._facts.model.num_moe_experts
+        if experts is None:
+            yield {}
+            return
+        widths = [own.expert_tensor_parallel_size]
+        if "ETP" in self._vary:
+            is_default = [size == tensor != own.expert_tensor_parallel_size for size in (1, tensor)]
+            widths = [
+                None if default else size for size, default in zip((1, tensor), is_default, strict=True)
+            ]
+        for width in dict.fromkeys(widths):
+            for size in _sizes(experts) if "EP" in self._vary else [own.expert_model_parallel_size]:
+                yield {"expert_tensor_parallel_size": width, "expert_model_parallel_size": size}
+
+    @cached_property
+    def _pipelines(self) -> list[Keys]:
+        """The keys of all pipelines."""
+        facts, own = self._facts, self._facts.parallelism
+        vary = self._vary if own.pipeline_model_parallel_layout is None else frozenset()
+        found: list[Keys] = []
+        for stages in _sizes(facts.world.size) if "PP" in vary else [own.pipeline_model_parallel_size]:
+            most = math.ceil(facts.model.num_layers / stages) if stages > 1 else 1
+            for chunks in range(1, most + 1) if "VPP" in vary else [facts.num_chunks]:
+                keys: Keys = {
+                    "pipeline_model_parallel_size": stages,
+                    "virtual_pipeline_model_parallel_size": chunks if chunks > 1 else None,
+                }
+                splits = _splits(facts, stages, chunks) if "PP" in vary else [{}]
+                found += [{**keys, **split} for split in splits]
+        return found
+
+    @cached_property
+    def _modules(self) -> list[tuple[RecomputeModule, ...]]:
+        """Sets of modules to recompute. Each has one more, and experts include their activation function."""
+        sets: list[tuple[RecomputeModule, ...]] = [()]
+        for module in MODULES:
+            alone = {**NONE, "recompute_granularity": "selective", "recompute_modules": (module,)}
+            changed = _with_training(self._facts, alone)
+            is_useful = module != "mlp" or self._facts.has_dense_layers
+            if is_useful and not any(True for rule in recompute.RULES for _ in rule(changed)):
+                sets.append((*(other for other in sets[-1] if (other, module) != ("moe_act", "moe")), module))
+        return sets[1:]
 
 
 def changes(before: Facts, after: Facts) -> dict[str, object]:
@@ -91,43 +205,7 @@ def changes(before: Facts, after: Facts) -> dict[str, object]:
 
 
 def _with_training(facts: Facts, keys: Keys) -> Facts:
-    return dataclasses.replace(facts, training=dataclasses.replace(facts.training, **keys))
-
-
-def _parallelisms(facts: Facts, vary: Sequence[str]) -> Iterator[Keys]:
-    """Yields the keys of the section `parallelism` of each layout."""
-    for tensor in _tensor_parallel(facts, vary):
-        ranks = facts.world.size // tensor["tensor_model_parallel_size"]
-        for pipeline in _pipelines(facts, ranks, vary):
-            of_stage = ranks // pipeline["pipeline_model_parallel_size"]
-            for context in _context_parallel(facts, of_stage, vary):
-                for experts in _expert_parallel(facts, tensor["tensor_model_parallel_size"], vary):
-                    yield {**tensor, **pipeline, **context, **experts}
-
-
-def _tensor_parallel(facts: Facts, vary: Sequence[str]) -> Iterator[Keys]:
-    own = facts.parallelism.tensor_model_parallel_size
-    for size in _sizes(facts.model.num_attention_heads) if "TP" in vary else [own]:
-        if facts.world.size % size == 0 and (size == own or not facts.crosses_network(size)):
-            overlap = facts.parallelism.tp_comm_overlap and size > 1
-            yield {
-                "tensor_model_parallel_size": size,
-                "sequence_parallel": size > 1,
-                "tp_comm_overlap": overlap,
-            }
-
-
-def _pipelines(facts: Facts, ranks: int, vary: Sequence[str]) -> Iterator[Keys]:
-    """Yields the keys of the pipelines on `ranks` ranks."""
-    own = facts.parallelism
-    if own.pipeline_model_parallel_layout is not None:
-        vary = ()
-    for stages in _sizes(ranks) if "PP" in vary else [own.pipeline_model_parallel_size]:
-        most = max(1, math.ceil(facts.model.num_layers / stages)) if stages > 1 else 1
-        for chunks in range(1, most + 1) if "VPP" in vary else [facts.num_chunks]:
-            keys = {"pipeline_model_parallel_size": stages, VPP: chunks if chunks > 1 else None}
-            for split in _splits(facts, stages, chunks) if "PP" in vary else [{}]:
-                yield {**keys, **split}
+    return facts.changed(training=dataclasses.replace(facts.training, **keys))
 
 
 def _splits(facts: Facts, stages: int, chunks: int) -> Iterator[Keys]:
@@ -153,11 +231,8 @@ def _split_keys(facts: Facts, stages: int, layers: Sequence[int]) -> Keys:
     keys: dict[str, Any] = dict.fromkeys(UNEVEN_KEYS)
     if max(layers) - layers[-1] <= 1:
         return keys | dict(zip(ACCOUNTED_KEYS, is_accounted, strict=True))
-    return (
-        keys
-        | dict.fromkeys(ACCOUNTED_KEYS, False)
-        | {LAYOUT: layout_of(layers, facts.model.mtp_num_layers or 0)}
-    )
+    keys |= dict.fromkeys(ACCOUNTED_KEYS, False)
+    return keys | {LAYOUT: layout_of(layers, facts.model.mtp_num_layers or 0)}
 
 
 @functools.lru_cache(maxsize=16)
@@ -173,66 +248,9 @@ def _layers_like_loss(model: ModelConfig) -> int:
     return mtp + math.ceil((1 + mtp) * model.padded_vocab_size * model.hidden_size / layer) + 1
 
 
-def _context_parallel(facts: Facts, ranks: int, vary: Sequence[str]) -> Iterator[Keys]:
-    """Yields the sizes that divide the ranks of a stage."""
-    own = facts.parallelism
-    for size in _sizes(ranks) if "CP" in vary else [own.context_parallel_size]:
-        if size == 1:
-            exchange = {"cp_comm_type": None, "hierarchical_context_parallel_sizes": None}
-            yield {"context_parallel_size": 1, **exchange}
-        else:
-            yield {"context_parallel_size": size}
-
-
-def _expert_parallel(facts: Facts, tensor: int, vary: Sequence[str]) -> Iterator[Keys]:
-    """Yields how the ranks share the experts. A size equal to TP is left to its default, unless the run sets it."""
-    own, experts = facts.parallelism, facts.model.num_moe_experts
-    if experts is None:
-        yield {}
-        return
-    tensor_sizes: list[int | None] = [own.expert_tensor_parallel_size]
-    if "ETP" in vary:
-        is_default = [size == tensor != own.expert_tensor_parallel_size for size in (1, tensor)]
-        tensor_sizes = [
-            None if default else size for size, default in zip((1, tensor), is_default, strict=True)
-        ]
-    for width in dict.fromkeys(tensor_sizes):
-        for size in _sizes(experts) if "EP" in vary else [own.expert_model_parallel_size]:
-            yield {"expert_tensor_parallel_size": width, "expert_model_parallel_size": size}
-
-
-def _micro_batches(facts: Facts, vary: Sequence[str]) -> Iterator[int]:
-    own, ranks = facts.training.micro_batch_size, facts.data_parallel_size
-    if "MBS" not in vary:
-        yield own
-    elif ranks is not None and facts.training.global_batch_size % ranks == 0:
-        samples = facts.training.global_batch_size // ranks
-        yield from itertools.takewhile(lambda size: samples % size == 0, (2**power for power in range(64)))
-
-
-SELECTIVE = (
-    ("layernorm",),
-    ("moe_act",),
-    ("layernorm", "moe_act"),
-    ("mla_up_proj",),
-    ("mla_up_proj", "moe_act"),
-    ("layernorm", "mla_up_proj", "moe_act"),
-    ("mlp",),
-    ("moe",),
-)
-
-
-def _recomputes(facts: Facts) -> Iterator[Keys]:
-    """Yields the keys of the section `training` for each way to recompute activations."""
-    none: Keys = dict.fromkeys(key.partition(".")[2] for key in KEYS["recompute"])
-    yield none
-    for modules in SELECTIVE:
-        yield {**none, "recompute_granularity": "selective", "recompute_modules": modules}
-    full = {**none, "recompute_granularity": "full"}
-    smallest = min(filter(None, facts.chunk_layers or ()), default=1)
-    for number in range(1, smallest):
-        yield {**full, "recompute_method": "block", "recompute_num_layers": number}
-    yield {**full, "recompute_method": "uniform", "recompute_num_layers": 1}
+def _micro_batches(facts: Facts) -> list[int]:
+    batch = facts.training.global_batch_size
+    return [*itertools.takewhile(lambda size: batch % size == 0, (2**power for power in range(64)))]
 
 
 def _sizes(number: int) -> list[int]:

@@ -7,6 +7,7 @@
 | parts of a layer: products with their transfers, attention, MLP and experts | `work`, `linear`, `attention`, `mlp` |
 | recomputation, and waiting for the host | `layer`, `host` |
 | embedding, logits, loss and MTP layers | `output` |
+| what does not depend on the pipeline, computed once for several layouts | `parts` |
 | transfers between GPUs | `collectives` |
 | the schedule of the pipeline | `pipeline` |
 | reduction of gradients and gathering of weights | `data_parallel` |

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from hpcgen.planning.setup import Setup
 from hpcgen.planning.step_time.collectives import Collective, Group, Groups, Links, NotedLinks
 from hpcgen.planning.step_time.data_parallel import DataParallel, data_parallel_time, weight_transfers
-from hpcgen.planning.step_time.host import AFTER_ROUTING, AFTER_TRANSFERS, host_is_measured, host_time
+from hpcgen.planning.step_time.host import AFTER_ROUTING, AFTER_TRANSFERS, host_is_measured
 from hpcgen.planning.step_time.kernels import Kernels, kernels_of
-from hpcgen.planning.step_time.layer import Layer, chunk_time
+from hpcgen.planning.step_time.layer import chunk_time
 from hpcgen.planning.step_time.machine import Constant, Machine
 from hpcgen.planning.step_time.optimizer import OVERHEAD, optimizer_time
-from hpcgen.planning.step_time.output import embedding_time, mtp_time, output_time
-from hpcgen.planning.step_time.pipeline import Timeline, replay
+from hpcgen.planning.step_time.parts import KnownParts, Parts
+from hpcgen.planning.step_time.pipeline import Timeline, least_total, replay
 from hpcgen.planning.step_time.result import Schedule, StageTime, StepTime
 from hpcgen.planning.step_time.traffic import NetworkBytes, SentBytes, Transfer
 from hpcgen.planning.step_time.work import Device, Passes, Seconds, added
 from trainer.contract.model.experts import moe_layer_pattern
-from trainer.contract.model.model_size import last_layer_has_experts
 from trainer.contract.model.pipeline import mtp_chunk, mtp_stage
 from trainer.contract.record import record
 
@@ -42,30 +42,83 @@ def estimate_step_time(
         imbalance: tokens that the experts of the busiest device receive, relative to the mean.
         host: time in which the host launches kernels, relative to the measured one.
     """
-    step = _step(setup, machine, documents=documents, imbalance=imbalance, host=host)
-    timeline, device = step.timeline, step.device
-    stages = [added(stage) for stage in step.chunks]
-    slowest = stages[timeline.slowest].times(setup.layout.num_microbatches)
-    both = slowest.forward + slowest.backward
-    return StepTime(
-        compute=both.compute,
-        host=both.host,
-        tensor_parallel=both.tensor_parallel,
-        context_parallel=both.context_parallel,
-        expert_parallel=both.expert_parallel,
-        data_parallel=step.data_parallel.total,
-        pipeline_bubble=max(0.0, timeline.bubble),
-        pipeline_transfers=timeline.transferring[timeline.slowest],
-        optimizer=max(optimizer_time(device, stage) for stage in range(len(stages))),
-        stages=tuple(StageTime(stage.forward.total, stage.backward.total) for stage in stages),
-        guesses=tuple(str(each) for each in (*step.guesses, *_guesses(device)) if not each.is_measured),
-        host_is_measured=host_is_measured(setup, machine),
-    )
+    return Estimator(machine, documents=documents, imbalance=imbalance, host=host).step_time(setup)
+
+
+class Estimator:
+    """Estimates steps of one run in several layouts. What they have in common is computed once.
+
+    They may differ in the keys that `hpcgen.planning.step_time.parts` names, and in no others.
+    """
+
+    def __init__(
+        self, machine: Machine, *, documents: Sequence[int] = (), imbalance: float = 1.0, host: float = 1.0
+    ) -> None:
+        self._machine = machine
+        self._links = Links(machine)
+        self._documents = documents
+        self._imbalance = imbalance
+        self._parts = KnownParts(machine, host)
+
+    def step_time(self, setup: Setup) -> StepTime:
+        """The time of a step of `setup`."""
+        step = self.step(setup, self._links)
+        timeline, device = step.timeline, step.device
+        stages = [added(stage) for stage in step.chunks]
+        slowest = stages[timeline.slowest].times(setup.layout.num_microbatches)
+        both = slowest.forward + slowest.backward
+        return StepTime(
+            compute=both.compute,
+            host=both.host,
+            tensor_parallel=both.tensor_parallel,
+            context_parallel=both.context_parallel,
+            expert_parallel=both.expert_parallel,
+            data_parallel=step.data_parallel.total,
+            pipeline_bubble=max(0.0, timeline.bubble),
+            pipeline_transfers=timeline.transferring[timeline.slowest],
+            optimizer=max(optimizer_time(device, stage) for stage in range(len(stages))),
+            stages=tuple(StageTime(stage.forward.total, stage.backward.total) for stage in stages),
+            guesses=tuple(str(each) for each in (*step.guesses, *_guesses(device)) if not each.is_measured),
+            host_is_measured=host_is_measured(setup, self._machine),
+        )
+
+    def least_time(self, setup: Setup) -> float:
+        """A time that a step of `setup` exceeds, without the replay of its pipeline."""
+        device = self._device(setup, self._links)
+        chunks, _ = _chunks(setup, self._parts.of(device))
+        forward, backward = _durations(chunks)
+        return least_total(forward, backward, setup.layout.num_microbatches, _transfers(device))
+
+    def least_time_of_pipelines(self, setup: Setup) -> float:
+        """A time that no step of the run falls below in any pipeline with the parts of `setup`: if no GPU waits."""
+        parts, layout = self._parts.of(self._device(setup, self._links)), setup.layout
+        pattern = Counter(moe_layer_pattern(setup.model))
+        passes = [chunk_time(setup, parts.layers, [kind] * number) for kind, number in pattern.items()]
+        total = added([*passes, parts.embedding, parts.mtp, parts.output])
+        samples = setup.training.global_batch_size / setup.training.micro_batch_size
+        gpus = layout.world_size / layout.tensor_model_parallel_size / layout.context_parallel_size
+        return samples * (total.forward.total + total.backward.total) / gpus
+
+    def step(self, setup: Setup, links: Links, *, with_intervals: bool = False) -> _Step:
+        """A step whose transfers take as long as over `links`."""
+        device = self._device(setup, links)
+        chunks, guesses = _chunks(setup, self._parts.of(device))
+        forward, backward = _durations(chunks)
+        transfers, number = _transfers(device), setup.layout.num_microbatches
+        timeline = replay(forward, backward, number, transfers, with_intervals=with_intervals)
+        exposed = data_parallel_time(setup, forward, backward, timeline, device.links)
+        return _Step(device, chunks, guesses, timeline, exposed)
+
+    def _device(self, setup: Setup, links: Links) -> Device:
+        separates = self._documents and setup.separates_documents
+        lengths = self._documents if separates else (setup.model.seq_length,)
+        groups = Groups.of(setup.layout, self._machine.nvlink_devices)
+        return Device(setup, kernels_of(self._machine), links, groups, lengths, self._imbalance)
 
 
 def schedule(setup: Setup, machine: Machine) -> Schedule:
     """When the stages of a pipeline compute in a step of `setup`, which takes as long as in `estimate_step_time`."""
-    step = _step(setup, machine, with_intervals=True)
+    step = Estimator(machine).step(setup, Links(machine), with_intervals=True)
     return Schedule(
         gather=step.data_parallel.gather,
         passes=step.timeline,
@@ -76,8 +129,8 @@ def schedule(setup: Setup, machine: Machine) -> Schedule:
 
 def transfers(setup: Setup, machine: Machine) -> list[Transfer]:
     """The data that ranks exchange in a step of `setup`, by parallel axis, without axes that send nothing."""
-    sent = _sent(_step(setup, machine, links=SentBytes(machine)))
-    in_network = _sent(_step(setup, machine, links=NetworkBytes(machine)))
+    sent = _sent(Estimator(machine).step(setup, SentBytes(machine)))
+    in_network = _sent(Estimator(machine).step(setup, NetworkBytes(machine)))
     groups = vars(Groups.of(setup.layout, machine.nvlink_devices))
     return [Transfer(axis, groups[axis], size, in_network[axis]) for axis, size in sent.items() if size]
 
@@ -85,7 +138,7 @@ def transfers(setup: Setup, machine: Machine) -> list[Transfer]:
 def workload(setup: Setup, machine: Machine) -> tuple[Kernels, set[tuple[Collective, Group]]]:
     """The kernels of a machine after they were asked for a step of `setup`, and the kinds of its transfers."""
     links = NotedLinks(machine, set())
-    optimizer_time(_step(setup, machine, links=links).device, 0)
+    optimizer_time(Estimator(machine).step(setup, links).device, 0)
     return kernels_of(machine), links.noted
 
 
@@ -123,54 +176,30 @@ class _Step:
     data_parallel: DataParallel
 
 
-def _step(
-    setup: Setup,
-    machine: Machine,
-    *,
-    documents: Sequence[int] = (),
-    imbalance: float = 1.0,
-    host: float = 1.0,
-    links: Links | None = None,
-    with_intervals: bool = False,
-) -> _Step:
-    """The step of `estimate_step_time`, whose transfers take as long as over `links`."""
-    lengths = documents if documents and setup.separates_documents else (setup.model.seq_length,)
-    groups = Groups.of(setup.layout, machine.nvlink_devices)
-    device = Device(setup, kernels_of(machine), links or Links(machine), groups, lengths, imbalance)
-    chunks, guesses = _chunks(device, machine, host)
-    forward = [[chunk.forward.total for chunk in stage] for stage in chunks]
-    backward = [[chunk.backward.total for chunk in stage] for stage in chunks]
-    transfers, number = _transfers(device), setup.layout.num_microbatches
-    timeline = replay(forward, backward, number, transfers, with_intervals=with_intervals)
-    exposed = data_parallel_time(setup, forward, backward, timeline, device.links)
-    return _Step(device, chunks, guesses, timeline, exposed)
-
-
-def _chunks(device: Device, machine: Machine, host: float) -> tuple[list[list[Passes]], list[Constant]]:
+def _chunks(setup: Setup, parts: Parts) -> tuple[list[list[Passes]], list[Constant]]:
     """The time of each model chunk by stage, and the times of the host that it uses."""
-    setup = device.setup
-    pattern = moe_layer_pattern(setup.model)
-    layers, guesses = {}, []
-    for has_experts in sorted(set(pattern)):
-        launches = host_time(setup, machine, has_experts=has_experts)
-        layers[has_experts] = Layer.of(device, host * launches.value, has_experts=has_experts)
-        guesses.append(launches)
-    chunk_of = functools.cache(functools.partial(chunk_time, setup, layers))  # most chunks are equal
+    pattern, guesses = moe_layer_pattern(setup.model), [*parts.guesses]
+    chunk_of = functools.cache(functools.partial(chunk_time, setup, parts.layers))  # most chunks are equal
     chunks = [
         [chunk_of(pattern[chunk.start : chunk.stop]) for chunk in setup.layout.layers_of_stage(stage)]
         for stage in range(setup.layout.pipeline_model_parallel_size)
     ]
-    chunks[0][0] += embedding_time(device)
+    chunks[0][0] += parts.embedding
     if setup.model.mtp_num_layers is not None:
-        chunks[mtp_stage(setup.parallelism)][-1] += mtp_time(
-            device, layers[last_layer_has_experts(setup.model)]
-        )
-    chunks[-1][-1] += output_time(device)
+        chunks[mtp_stage(setup.parallelism)][-1] += parts.mtp
+    chunks[-1][-1] += parts.output
     if len(chunks) > 1 == len(chunks[0]) and setup.training.cuda_graph_impl == "none":
         waits = Seconds(host=AFTER_TRANSFERS.value)
         chunks = [[chunk + Passes(waits, waits) for chunk in stage] for stage in chunks]
         guesses.append(AFTER_TRANSFERS)
     return chunks, guesses
+
+
+def _durations(chunks: list[list[Passes]]) -> tuple[list[list[float]], list[list[float]]]:
+    """Seconds of the forward and of the backward passes."""
+    forward = [[chunk.forward.total for chunk in stage] for stage in chunks]
+    backward = [[chunk.backward.total for chunk in stage] for stage in chunks]
+    return forward, backward
 
 
 def _transfers(device: Device) -> list[float]:

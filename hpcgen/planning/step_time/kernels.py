@@ -294,7 +294,7 @@ class _Corrections:
 
 def _distance(one: tuple[float, ...], other: tuple[float, ...]) -> float:
     """The squared distance of two shapes."""
-    return sum((a - b) ** 2 for a, b in zip(one, other, strict=True))
+    return math.dist(one, other) ** 2
 
 
 def _product_shape(product: Product) -> tuple[float, ...]:

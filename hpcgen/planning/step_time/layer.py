@@ -6,10 +6,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from hpcgen.planning.setup import Setup
-from hpcgen.planning.step_time.attention import attention_parts
 from hpcgen.planning.step_time.host import FORWARD_SHARE, with_waits
-from hpcgen.planning.step_time.mlp import expert_parts, mlp_parts
-from hpcgen.planning.step_time.work import Device, Part, Passes, Seconds, added
+from hpcgen.planning.step_time.work import Part, Passes, Seconds, added
 from trainer.contract.record import record
 
 
@@ -23,11 +21,10 @@ class Layer:
     """With it: the backward pass begins with a forward pass."""
 
     @classmethod
-    def of(cls, device: Device, host: float, *, has_experts: bool) -> Layer:
-        """A dense layer, or one with experts, whose kernels the host launches in `host` seconds."""
-        parts = [*attention_parts(device), *(expert_parts if has_experts else mlp_parts)(device)]
+    def of(cls, setup: Setup, parts: Sequence[Part], host: float) -> Layer:
+        """A layer with these parts, whose kernels the host launches in `host` seconds."""
         passes = added(part.passes for part in parts)
-        again = sum((part.passes.forward for part in parts if _is_recomputed(device.setup, part)), Seconds())
+        again = sum((part.passes.forward for part in parts if _is_recomputed(setup, part)), Seconds())
         return cls(
             with_waits(passes + Passes(backward=again), host),
             with_waits(passes + Passes(backward=passes.forward), (1 + FORWARD_SHARE) * host),

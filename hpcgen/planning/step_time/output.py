@@ -52,8 +52,8 @@ def _cross_entropy(device: Device, width: float) -> Passes:
     return device.moving("cross_entropy" if kind == "te" else kind, forward, backward, width)
 
 
-def mtp_time(device: Device, layer: Layer) -> Passes:
-    """The MTP layers, each with a `layer`, an embedding, and a projection of both to the hidden size.
+def mtp_time(device: Device, layer: Layer, embedding: Passes) -> Passes:
+    """The MTP layers, each with a `layer`, an `embedding`, and a projection of both to the hidden size.
 
     Their losses are in `output_time`.
     """
@@ -64,4 +64,4 @@ def mtp_time(device: Device, layer: Layer) -> Passes:
     norms = device.norm(2 * device.sharded_tokens, hidden)
     projection = linear(device, hidden / setup.layout.tensor_model_parallel_size, 2 * hidden, "outputs")
     computed = layer.recomputed if recomputes_mtp(setup) else layer.kept
-    return added((norms, projection, computed, embedding_time(device))).times(number)
+    return added((norms, projection, computed, embedding)).times(number)

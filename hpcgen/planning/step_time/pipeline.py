@@ -136,6 +136,23 @@ def replay_completely(
     return _Step(forward, backward, transfer).replayed(num_microbatches, with_intervals=True)
 
 
+def least_total(
+    forward: Durations, backward: Durations, num_microbatches: int, transfer: Sequence[float]
+) -> float:
+    """A time that no replay falls below: each stage waits until the first microbatch arrives, works without a gap, and
+    ends before the stages that precede it. The arguments are those of `replay`."""
+    total = before = 0.0
+    last = len(forward) - 1
+    for stage, (ahead, back) in enumerate(zip(forward, backward, strict=True)):
+        # the last stage does not send the last chunk on, and the first stage no gradient of the first one
+        sending = (len(ahead) - (stage == last)) * transfer[stage]
+        sending += (len(back) - (stage == 0)) * transfer[stage - 1]
+        total = max(total, before + num_microbatches * (sum(ahead) + sum(back) + sending))
+        before += ahead[0] + back[0] + (transfer[stage] if stage < last else 0.0)
+        before += transfer[stage - 1] if stage > 0 else 0.0
+    return total
+
+
 def passes(num_stages: int, stage: int, num_chunks: int, num_microbatches: int) -> list[Pass]:
     """The passes of a stage in their order: warm-up, then forward and backward in turn, then cool-down."""
     table = _forward_order(num_stages, num_chunks, num_microbatches)
