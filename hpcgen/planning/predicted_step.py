@@ -33,8 +33,7 @@ def machine_of(
     Raises:
         NoPrediction: facts of the nodes are unknown.
     """
-    precision = "fp8" if training.fp8 else training.precision
-    missing = missing_facts(node_type, precision)
+    missing = missing_facts(node_type, training.precision_of_layers)
     if missing == ["device"]:
         raise NoPrediction("the run trains on CPUs, whose speed hpcgen does not know")
     if missing:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterator, Sequence
 
 from hpcgen.planning.memory import GIB, OTHER_GIB, MemoryEstimate, estimate_memory, nccl_gib
 from hpcgen.planning.setup import Setup
 from trainer.contract.model.layout import Layout
+from trainer.contract.model.model_size import active_parameter_count
 from trainer.contract.problem import Problem
 from trainer.contract.record import record
-from trainer.contract.rules import context_parallel
+from trainer.contract.rules import context_parallel, experts
 from trainer.contract.rules.facts import Facts, Rule, divisors
 from trainer.contract.rules.parallelism import CP, PP, TP, VPP
 
@@ -26,6 +28,13 @@ FULL_RECOMPUTE: dict[str, object] = {
 }
 
 MAX_BUBBLE_FRACTION = 0.1
+SHORT_LAYER_S = 2.3e-3
+"""Time of a layer and a microbatch at the peak of a device, below which GPUs wait for their host in a tenth of a step
+or more: kernels reach four sevenths of the peak, and a host launches a layer in 4.5 ms (step_time/host.py)."""
+LAUNCHES_WITH_TENSOR_PARALLELISM = 1.5
+"""Launches of a layer, relative to one without tensor parallelism."""
+LAUNCHES_WITH_EXPERTS = 2.7
+"""Launches of a layer, relative to one without experts."""
 SMALL_HEADROOM = 0.03
 """Part of the memory of a device that fragments and uneven loads of experts can take."""
 
@@ -77,6 +86,38 @@ def pipeline_is_mostly_busy(facts: Facts) -> Iterator[Problem]:
         offers=1,
         hint=f"set training.global_batch_size to {enough} or more, or use more virtual stages",
     )
+
+
+def recomputation_is_needed(facts: Facts) -> Iterator[Problem]:
+    """Without recomputation, the model would not fit the device with headroom (hpcgen's rule, since recomputing a layer
+    makes it a third slower).
+    """
+    if facts.training.recompute_granularity is None:
+        return
+    used = [path for path in FULL_RECOMPUTE if facts.value_at(path) is not None]
+    memory = device_memory(functools.reduce(lambda made, path: made.with_value(path, None), used, facts))
+    if memory is not None and not memory.is_tight:
+        yield Problem(
+            path=GRANULARITY,
+            reason="is not needed: without recomputation, the tensors take about "
+            f"{memory.estimate.total_gib:.1f} GiB of {_device(memory.available_gib)}",
+            hint=f"set {', '.join(path.partition('.')[2] for path in used)} to null",
+        )
+
+
+def microbatch_may_be_small(facts: Facts, peak_tflops: float | None) -> bool:
+    """True if GPUs may wait for their host because microbatches are small. Only a prediction tells whether they do."""
+    layout, training, model = facts.layout, facts.training, facts.resolved_model
+    if peak_tflops is None or layout is None or model.padded_vocab_size is None:
+        return False
+    if layout.num_microbatches == 1 or training.cuda_graph_impl != "none":
+        return False
+    tokens = training.micro_batch_size * model.seq_length / layout.context_parallel_size
+    flops = 6 * active_parameter_count(model) / model.num_layers * tokens / layout.tensor_model_parallel_size
+    short_s = SHORT_LAYER_S
+    short_s *= LAUNCHES_WITH_TENSOR_PARALLELISM if layout.tensor_model_parallel_size > 1 else 1
+    short_s *= LAUNCHES_WITH_EXPERTS if model.num_moe_experts else 1
+    return flops / (peak_tflops * 1e12) < short_s
 
 
 def model_fits_device(facts: Facts) -> Iterator[Problem]:
@@ -194,3 +235,17 @@ RULES: tuple[Rule, ...] = (
     model_fits_device,
     device_has_headroom,
 )
+
+SPEED_RULES: tuple[Rule, ...] = (
+    context_parallel.tensor_and_context_parallel_stay_in_node,
+    experts.experts_stay_in_node,
+    pipeline_is_mostly_busy,
+    recomputation_is_needed,
+)
+"""Rules about speed alone. hpcgen/planning/layouts/advice.py names a faster layout for each violation."""
+
+
+def may_be_slow(facts: Facts, peak_tflops: float | None) -> bool:
+    """True if a prediction could find a faster layout of a run that breaks no rule."""
+    is_slow = any(True for rule in SPEED_RULES for _ in rule(facts))
+    return is_slow or microbatch_may_be_small(facts, peak_tflops)

@@ -18,6 +18,7 @@ from hpcgen.planning.functions import function_problems
 from hpcgen.planning.paths import trainer_data
 from hpcgen.planning.repairs import check
 from hpcgen.planning.request import Setting, make_allocation, place_of
+from hpcgen.planning.resources import may_be_slow, recomputation_is_needed
 from hpcgen.run_plan.time_limit import time_problems, timing
 from hpcgen.stages.evaluate import EVALUATE
 from hpcgen.stages.train import TRAIN
@@ -62,7 +63,26 @@ def plan_training(run: Run, config: RunConfig, *, must_fit: bool) -> Training:
     warnings = [_in_file(problem, nodes) for problem in warnings] + function_warnings
     if errors:
         return Training(errors=tuple(errors), warnings=tuple(warnings))
+    warnings += recomputation_is_needed(facts)
+    warnings = _with_faster_layouts(run, facts, allocation, warnings)
     return _planned(run, config, facts, allocation, warnings)
+
+
+def _with_faster_layouts(
+    run: Run, facts: Facts, allocation: Allocation, warnings: list[Problem]
+) -> list[Problem]:
+    """The warnings, in which those about speed name a faster layout if the time of a step can be predicted."""
+    if not may_be_slow(facts, run.node_type.peak_tflops.get(facts.training.precision_of_layers)):
+        return warnings
+    from hpcgen.planning.layouts.advice import with_faster_layouts
+    from hpcgen.planning.predicted_step import NoPrediction, machine_of
+
+    counts = allocation.ntasks_per_node, allocation.nvlink_nodes
+    try:
+        machine = machine_of(facts.training, run.cluster.node_type, run.node_type, *counts)
+        return with_faster_layouts(facts, machine, warnings)
+    except NoPrediction:
+        return warnings
 
 
 def training_facts(run: Run, config: RunConfig, allocation: Allocation) -> tuple[Facts, tuple[Problem, ...]]:
@@ -146,9 +166,7 @@ def _trainer(run: Run, config: RunConfig, facts: Facts, allocation: Allocation) 
         run_dir=config.paths.run_dir,
         device=run.node_type.device,
         world_size=allocation.num_tasks,
-        peak_tflops=run.node_type.peak_tflops.get(
-            "fp8" if config.training.fp8 else config.training.precision
-        ),
+        peak_tflops=run.node_type.peak_tflops.get(config.training.precision_of_layers),
         model=facts.model,
         parallelism=config.parallelism,
         training=config.training,

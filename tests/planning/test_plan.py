@@ -337,7 +337,7 @@ def test_an_unmeasured_bandwidth_is_a_warning_for_large_checkpoints(tmp_path):
     assert "storage_write_gb_s = 64 was not measured on your storage" in warning
     assert "saving 2,444 GB takes 39 s, at 64 GB/s" in warning
     small = big_run(preset="125m", slurm={"train": {"nodes": 1, "time": "1-00:00:00"}})
-    assert planned(tmp_path, small).warnings == ()
+    assert "storage_write_gb_s" not in " ".join(planned(tmp_path, small).warnings)
 
 
 @pytest.mark.parametrize("directory", ["site", "xdg/hpcgen/clusters", "opt/hpcgen/clusters"])

@@ -7,4 +7,5 @@
 | what is found | `result` |
 | why a layout is better than another | `reasons` |
 | how a layout is called | `name` |
+| faster layouts for warnings | `advice` |
 """

@@ -76,3 +76,8 @@ class TrainingConfig:
     """Report a loss above this factor times the median of the last 100 steps, with its samples; null disables this."""
     skip_loss_spikes: Free[NonNegative] = 0
     """Maximum number of loss-spike batches to exclude from training over the entire run; 0 trains on all batches."""
+
+    @property
+    def precision_of_layers(self) -> Literal["bf16", "fp16", "fp32", "fp8"]:
+        """Precision of matrix products in the layers, as node types name their peaks."""
+        return "fp8" if self.fp8 else self.precision

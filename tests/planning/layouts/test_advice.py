@@ -1,0 +1,95 @@
+"""Warnings about slow layouts name a layout that is faster, fits and obeys the rules."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hpcgen.run_plan.plan import Plan
+from tests.runs import big_run, planned
+
+WARNED_KEYS = (
+    "parallelism.tensor_model_parallel_size",
+    "parallelism.pipeline_model_parallel_size",
+    "parallelism.expert_model_parallel_size",
+    "training.micro_batch_size",
+    "training.recompute_granularity",
+)
+
+
+def plan_of(tmp_path: Path, nodes: int, *overrides: str, preset: str = "175b") -> Plan:
+    settings = {"train": {"nodes": nodes, "time": "1-00:00:00"}}
+    return planned(tmp_path, big_run(preset=preset, slurm=settings, data={"mock": True}), overrides=overrides)
+
+
+def speed_warnings(plan: Plan) -> list[str]:
+    """The warnings about the speed of the layout, without the places of their values."""
+    texts = [text.partition(": ")[2] for text in plan.warnings]
+    return [text for text in texts if text.startswith(WARNED_KEYS)]
+
+
+SLOW = {
+    "a bubble": (
+        ("parallelism.virtual_pipeline_model_parallel_size=1", "training.global_batch_size=128"),
+        "parallelism.pipeline_model_parallel_size = 8 results in a pipeline bubble of 22%",
+        "TP4 PP8 VPP",
+    ),
+    "tensor parallelism between nodes": (
+        ("parallelism.tensor_model_parallel_size=16",),
+        "parallelism.tensor_model_parallel_size = 16 is more than the 8 GPUs of a node",
+        "use 8. TP4 PP8 VPP6 DP4 MBS1 is predicted",
+    ),
+    "needless recomputation": (
+        (
+            "training.recompute_granularity=full",
+            "training.recompute_method=uniform",
+            "training.recompute_num_layers=1",
+        ),
+        "training.recompute_granularity = full is not needed: without recomputation, the tensors take about 68.5 GiB",
+        "set recompute_granularity, recompute_method, recompute_num_layers to null. TP4 PP8 VPP6 DP4 MBS1 is predicted",
+    ),
+    "small microbatches": (
+        (
+            "parallelism.tensor_model_parallel_size=8",
+            "model.seq_length=512",
+            "training.global_batch_size=256",
+        ),
+        "training.micro_batch_size = 1 is too small to fill the GPUs",
+        "use 8. TP8 PP8 VPP6 DP2 MBS8 is predicted",
+    ),
+}
+
+
+@pytest.mark.parametrize(("overrides", "reason", "layout"), SLOW.values(), ids=SLOW)
+def test_a_slow_layout_is_told_with_a_faster_one(tmp_path, overrides, reason, layout):
+    found = speed_warnings(plan_of(tmp_path, 16, *overrides))
+    [warning] = [text for text in found if text.startswith(reason)]
+    assert layout in warning
+    assert warning.endswith(". hpcgen layouts lists the fastest")
+
+
+NOT_TOLD = {
+    "without a speed in fp32, a bubble keeps its plain hint": (
+        "13b",
+        (
+            "training.precision=fp32",
+            "memory_check=warning",
+            "parallelism.pipeline_model_parallel_size=8",
+            "training.global_batch_size=256",
+        ),
+        ["; set training.global_batch_size to 1120 or more, or use more virtual stages"],
+    ),
+    "recomputation that costs little": (
+        "mixtral-8x7b",
+        ("training.recompute_granularity=selective", "training.recompute_modules=[moe_act]"),
+        [],
+    ),
+}
+
+
+@pytest.mark.parametrize(("preset", "overrides", "endings"), NOT_TOLD.values(), ids=NOT_TOLD)
+def test_what_no_prediction_justifies_is_not_told(tmp_path, preset, overrides, endings):
+    warnings = speed_warnings(plan_of(tmp_path, 16, *overrides, preset=preset))
+    assert len(warnings) == len(endings)
+    assert all(map(str.endswith, warnings, endings))
