@@ -65,8 +65,13 @@ def device_memory(facts: Facts) -> DeviceMemory | None:
     layout, available = facts.layout, facts.device_memory_gib
     if layout is None or available is None or facts.resolved_model.padded_vocab_size is None:
         return None
-    headroom = max(SMALL_HEADROOM * available, nccl_gib(layout, facts.nvlink_devices))
-    return DeviceMemory(_estimate(facts, layout), available, headroom)
+    return memory_of(Setup.of_facts(facts, layout), available, facts.nvlink_devices)
+
+
+def memory_of(setup: Setup, available_gib: float, nvlink_devices: int) -> DeviceMemory:
+    """The memory of a device with `available_gib`, of which NVLink connects `nvlink_devices`."""
+    headroom = max(SMALL_HEADROOM * available_gib, nccl_gib(setup.layout, nvlink_devices))
+    return DeviceMemory(estimate_memory(setup), available_gib, headroom)
 
 
 def pipeline_is_mostly_busy(facts: Facts) -> Iterator[Problem]:

@@ -12,11 +12,14 @@ import heapq
 import itertools
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from functools import cached_property
 
 from hpcgen.planning.layouts.result import RankedLayout, Search
 from hpcgen.planning.layouts.space import AXES, Space, changes
+from hpcgen.planning.memory import GIB, OTHER_GIB
+from hpcgen.planning.memory.parameters import parameter_bytes
 from hpcgen.planning.predicted_step import NoPrediction, layers_are_known
-from hpcgen.planning.resources import DeviceMemory, device_memory
+from hpcgen.planning.resources import DeviceMemory, memory_of
 from hpcgen.planning.setup import Setup
 from hpcgen.planning.step_time import Machine
 from hpcgen.planning.step_time.estimate import Estimator
@@ -113,63 +116,109 @@ class _Tree:
 
     def own(self) -> RankedLayout | None:
         """The layout of the run itself."""
-        memory = device_memory(self._facts) if _is_valid(self._facts) else None
-        return None if memory is None or memory.free_gib < 0 else self._ranked(self._facts, memory)
+        run = _Candidate(self._facts)
+        return self._ranked(run) if run.is_valid and run.memory.free_gib >= 0 else None
 
     @property
     def _limit(self) -> float:
         """Seconds of a step above which no layout is offered."""
-        keys = sorted(map(_key, self.best.values()))
-        return (1 + SAME_SPEED) * keys[self._top - 1] if len(keys) >= self._top else math.inf
+        keys = heapq.nsmallest(self._top, map(_key, self.best.values()))
+        return (1 + SAME_SPEED) * keys[-1] if len(keys) == self._top else math.inf
 
     def _by_layers(self) -> Iterator[Branch]:
         for layers in self._space.layers():
             first = next((each for each in self._space.pipelines(layers) if each.layout), None)
             if first is not None:
-                bound = self._estimator.least_time_of_pipelines(_setup(next(self._space.recomputed(first))))
+                run = _Candidate(next(self._space.recomputed(first)))
+                bound = self._estimator.least_time_of_pipelines(run.setup)
                 yield bound, functools.partial(self._by_pipeline, layers)
 
     def _by_pipeline(self, layers: Facts) -> Iterator[Branch]:
         for pipeline in self._space.pipelines(layers):
             if pipeline.layout is not None:
-                ways = self._space.recomputed(pipeline)
-                yield self._layout(next(ways), ways)
+                first, *others = self._space.recomputed(pipeline)
+                run = _Candidate(first)
+                if run.fits_weights:
+                    yield self._estimator.least_time(run.setup), functools.partial(self._by_way, run, others)
 
-    def _layout(self, facts: Facts, others: Iterable[Facts] = ()) -> Branch:
-        bound = self._estimator.least_time(_setup(facts))
-        return bound, functools.partial(self._try, facts, bound, others)
+    def _by_way(self, run: _Candidate, others: Sequence[Facts]) -> Iterator[Branch]:
+        """Tries a layout without recomputation. Unless it fits safely, the ways to recompute activations follow, if the
+        one that keeps the least fits."""
+        if self._try(run) or not others:
+            return
+        least = _Candidate(others[-1])
+        if least.is_valid and least.memory.free_gib < 0:
+            return
+        for way in (least, *map(_Candidate, others[:-1])):
+            bound = self._estimator.least_time(way.setup)
+            if not self._is_known(way, bound):
+                yield bound, functools.partial(self._end, way, bound)
 
-    def _try(self, facts: Facts, bound: float, others: Iterable[Facts]) -> Iterable[Branch]:
-        """Evaluates a layout. Unless it fits safely, `others` are tried, which recompute more."""
-        known = self.best.get(_identity(facts))
-        if known is not None and _key(known) <= bound:
-            return ()
-        if _is_valid(facts):
-            self.num_valid += 1
-            memory = device_memory(facts)
-            assert memory is not None
-            if memory.free_gib >= 0:
-                self.num_fitting += 1
-                self._add(self._ranked(facts, memory))
-                if not memory.is_tight:
-                    return ()
-        return map(self._layout, others)
+    def _end(self, run: _Candidate, bound: float) -> Iterable[Branch]:
+        if not self._is_known(run, bound):
+            self._try(run)
+        return ()
 
-    def _add(self, layout: RankedLayout) -> None:
-        known = self.best.get(_identity(layout.facts))
-        if known is None or _key(layout) < _key(known):
-            self.best[_identity(layout.facts)] = layout
+    def _is_known(self, run: _Candidate, bound: float) -> bool:
+        """True if a layout with the same sizes is better."""
+        known = self.best.get(_identity(run.facts))
+        return known is not None and _key(known) <= bound
 
-    def _ranked(self, facts: Facts, memory: DeviceMemory) -> RankedLayout:
-        assert facts.layout is not None
+    def _try(self, run: _Candidate) -> bool:
+        """Keeps a layout if it is valid, fits, and is the best one with its sizes. True if it fits safely."""
+        if not run.is_valid:
+            return False
+        self.num_valid += 1
+        if run.memory.free_gib < 0:
+            return False
+        self.num_fitting += 1
+        layout, identity = self._ranked(run), _identity(run.facts)
+        if identity not in self.best or _key(layout) < _key(self.best[identity]):
+            self.best[identity] = layout
+        return not layout.is_risky
+
+    def _ranked(self, run: _Candidate) -> RankedLayout:
         return RankedLayout(
-            facts=facts,
-            changes=changes(self._facts, facts),
-            memory=memory.estimate,
-            free_share=memory.free_gib / memory.available_gib,
-            is_risky=memory.is_tight,
-            step=self._estimator.step_time(_setup(facts)),
+            facts=run.facts,
+            changes=changes(self._facts, run.facts),
+            memory=run.memory.estimate,
+            free_share=run.memory.free_gib / run.memory.available_gib,
+            is_risky=run.memory.is_tight,
+            step=self._estimator.step_time(run.setup),
         )
+
+
+class _Candidate:
+    """A run in a layout that is tried. All of its values are computed once, when they are needed."""
+
+    def __init__(self, facts: Facts) -> None:
+        self.facts = facts
+
+    @cached_property
+    def setup(self) -> Setup:
+        """What memory and time depend on. The layout must exist."""
+        assert self.facts.layout is not None
+        return Setup.of_facts(self.facts, self.facts.layout)
+
+    @cached_property
+    def is_valid(self) -> bool:
+        """True if the run obeys all rules."""
+        return not any(True for rule in ERRORS for _ in rule(self.facts))
+
+    @cached_property
+    def memory(self) -> DeviceMemory:
+        """The memory of the fullest device."""
+        return memory_of(self.setup, self._available_gib, self.facts.nvlink_devices)
+
+    @property
+    def fits_weights(self) -> bool:
+        """False if the weights of the first stage alone, with gradients and optimizer state, do not fit."""
+        return sum(parameter_bytes(self.setup, 0)) <= (self._available_gib - OTHER_GIB) * GIB
+
+    @property
+    def _available_gib(self) -> float:
+        assert self.facts.device_memory_gib is not None
+        return self.facts.device_memory_gib
 
 
 def _identity(facts: Facts) -> Hashable:
@@ -184,12 +233,3 @@ def _identity(facts: Facts) -> Hashable:
         axes.expert_tensor_parallel_size,
         facts.training.micro_batch_size,
     )
-
-
-def _setup(facts: Facts) -> Setup:
-    assert facts.layout is not None
-    return Setup.of_facts(facts, facts.layout)
-
-
-def _is_valid(facts: Facts) -> bool:
-    return not any(True for rule in ERRORS for _ in rule(facts))
