@@ -28,8 +28,9 @@ from trainer.contract.rules.facts import Facts
 
 SAME_SPEED = 0.01
 """Largest relative difference of two predicted times that count as equal."""
-RISK = 0.03
-"""Share by which a safe layout may be slower than one that leaves too little memory, and still precede it."""
+RISK = 0.05
+"""Share by which a safe layout may be slower than one that leaves too little memory, and still precede it: the median
+error of predictions (docs/planning.md)."""
 
 
 def search(facts: Facts, machine: Machine, *, top: int = 10, vary: Sequence[str] = AXES) -> Search:
@@ -99,6 +100,7 @@ class _Tree:
         self._estimator = Estimator(machine)
         self.best: dict[Hashable, RankedLayout] = {}
         """The best layout with each combination of sizes."""
+        self._weights_gib: dict[Hashable, float] = {}
         self.num_valid = 0
         self.num_fitting = 0
 
@@ -136,20 +138,31 @@ class _Tree:
     def _by_pipeline(self, layers: Facts) -> Iterator[Branch]:
         for pipeline in self._space.pipelines(layers):
             if pipeline.layout is not None:
-                first, *others = self._space.recomputed(pipeline)
-                run = _Candidate(first)
-                if run.fits_weights:
-                    yield self._estimator.least_time(run.setup), functools.partial(self._by_way, run, others)
+                ways = self._space.recomputed(pipeline)
+                run = _Candidate(next(ways))
+                if self._fits_weights(run):
+                    yield self._estimator.least_time(run.setup), functools.partial(self._by_way, run, ways)
 
-    def _by_way(self, run: _Candidate, others: Sequence[Facts]) -> Iterator[Branch]:
+    def _fits_weights(self, run: _Candidate) -> bool:
+        """False if weights, gradients and optimizer state alone do not fit, shared evenly by the pipeline stages."""
+        layout = run.setup.layout
+        stages = layout.pipeline_model_parallel_size
+        axes = layout.tensor_model_parallel_size, layout.context_parallel_size, stages
+        key = *axes, layout.expert_model_parallel_size, layout.expert_tensor_parallel_size
+        if key not in self._weights_gib:
+            size = sum(sum(parameter_bytes(run.setup, stage)) for stage in range(stages))
+            self._weights_gib[key] = size / stages / GIB
+        return self._weights_gib[key] <= run.available_gib - OTHER_GIB
+
+    def _by_way(self, run: _Candidate, others: Iterator[Facts]) -> Iterator[Branch]:
         """Tries a layout without recomputation. Unless it fits safely, the ways to recompute activations follow, if the
         one that keeps the least fits."""
-        if self._try(run) or not others:
+        if self._try(run):
             return
-        least = _Candidate(others[-1])
-        if least.is_valid and least.memory.free_gib < 0:
+        ways = [*map(_Candidate, others)]
+        if ways and ways[-1].is_valid and ways[-1].memory.free_gib < 0:
             return
-        for way in (least, *map(_Candidate, others[:-1])):
+        for way in ways:
             bound = self._estimator.least_time(way.setup)
             if not self._is_known(way, bound):
                 yield bound, functools.partial(self._end, way, bound)
@@ -208,15 +221,11 @@ class _Candidate:
     @cached_property
     def memory(self) -> DeviceMemory:
         """The memory of the fullest device."""
-        return memory_of(self.setup, self._available_gib, self.facts.nvlink_devices)
+        return memory_of(self.setup, self.available_gib, self.facts.nvlink_devices)
 
     @property
-    def fits_weights(self) -> bool:
-        """False if the weights of the first stage alone, with gradients and optimizer state, do not fit."""
-        return sum(parameter_bytes(self.setup, 0)) <= (self._available_gib - OTHER_GIB) * GIB
-
-    @property
-    def _available_gib(self) -> float:
+    def available_gib(self) -> float:
+        """Memory of a device."""
         assert self.facts.device_memory_gib is not None
         return self.facts.device_memory_gib
 

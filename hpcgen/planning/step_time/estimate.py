@@ -212,7 +212,8 @@ def _transfers(device: Device) -> list[float]:
     sizes = [size] * setup.layout.pipeline_model_parallel_size
     if setup.model.mtp_num_layers is not None and mtp_chunk(setup.parallelism) != -1:
         sizes[mtp_stage(setup.parallelism)] *= 1 + setup.model.mtp_num_layers
-    return [device.links.send(each, device.groups.pipeline) for each in sizes]
+    send = functools.cache(device.links.send)
+    return [send(each, device.groups.pipeline) for each in sizes]
 
 
 def _guesses(device: Device) -> list[Constant]:
