@@ -1,8 +1,8 @@
 """The schedule of a pipeline, replayed: when each stage computes, and how long it waits for others.
 
 The order of passes is Megatron-Core's: 1F1B with one chunk per stage, else the interleaved schedule
-(megatron/core/pipeline_parallel/schedules.py). The order depends on the layout only and is kept for other durations.
-Many microbatches repeat a period, so only as many are replayed as show it.
+(megatron/core/pipeline_parallel/schedules.py). Many microbatches repeat a period, so only as many are replayed as show
+it.
 
 A stage waits until a result is sent, although the interleaved schedule could compute meanwhile. On two H100s, 12 chunks
 of GPT 1.3B took 2.4% longer than 4, with a smaller bubble (benchmarks/planner/data/own.csv).
@@ -10,10 +10,8 @@ of GPT 1.3B took 2.4% longer than 4, with a smaller bubble (benchmarks/planner/d
 
 from __future__ import annotations
 
-import functools
 import math
-from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -119,21 +117,57 @@ def replay(
     if with_intervals:
         replayed = max(replayed, MIN_SHOWN // step.num_stages)
     while replayed < rounds:
-        short, long = (
-            step.replayed(left + number * step.num_stages, with_intervals)
-            for number in (replayed - 1, replayed)
-        )
-        if step.is_periodic(short, long):
-            return step.extended(short, long, rounds - replayed)
+        long = _Replay(step, left + replayed * step.num_stages)
+        short = _Replay(step, left + (replayed - 1) * step.num_stages, long)
+        # If the slowest stage never waits in the last round, further rounds take as long. In the first rounds, waiting
+        # stages hide a part of its work.
+        if math.isclose(long.total - short.total, step.round_s):
+            timeline = long.timeline(with_intervals=with_intervals)
+            if not with_intervals or _is_repeated(short.timeline(with_intervals=True), timeline, step):
+                return _extended(timeline, step, rounds - replayed)
         replayed *= 2
-    return step.replayed(num_microbatches, with_intervals)
+    return _Replay(step, num_microbatches).timeline(with_intervals=with_intervals)
 
 
 def replay_completely(
     forward: Durations, backward: Durations, num_microbatches: int, transfer: Sequence[float]
 ) -> Timeline:
     """Replays every pass of a step, also those that repeat."""
-    return _Step(forward, backward, transfer).replayed(num_microbatches, with_intervals=True)
+    return _Replay(_Step(forward, backward, transfer), num_microbatches).timeline(with_intervals=True)
+
+
+def _is_repeated(short: Timeline, long: Timeline, step: _Step) -> bool:
+    """True if all stages of `long` repeat the passes of `short` in the round that it has in addition."""
+    starts = {each.key: each.start for each in long.intervals}
+    return all(
+        math.isclose(each.start, starts[each.key], rel_tol=1e-6, abs_tol=1e-9)
+        for each in _spread(short, step, 1)
+    )
+
+
+def _extended(timeline: Timeline, step: _Step, rounds: int) -> Timeline:
+    """A step with `rounds` more rounds of microbatches."""
+    later = rounds * step.round_s
+    computing, transferring = (
+        tuple(last + each for last, each in zip(seconds, added, strict=True))
+        for seconds, added in zip(
+            (timeline.computing, timeline.transferring), step.work(rounds * step.num_stages), strict=True
+        )
+    )
+    ends = tuple(tuple(end + later for end in ends) for ends in timeline.chunk_ends)
+    intervals = _spread(timeline, step, rounds)
+    cut = (timeline.total / 2, timeline.total / 2 + later) if intervals else None
+    return Timeline(timeline.total + later, computing, transferring, ends, intervals, cut)
+
+
+def _spread(timeline: Timeline, step: _Step, rounds: int) -> tuple[Interval, ...]:
+    """The passes of a step, of which the second half is `rounds` later."""
+    return tuple(
+        each
+        if each.start < timeline.total / 2
+        else each.moved(rounds * step.num_stages, rounds * step.round_s)
+        for each in timeline.intervals
+    )
 
 
 def least_total(
@@ -156,15 +190,26 @@ def least_total(
 def passes(num_stages: int, stage: int, num_chunks: int, num_microbatches: int) -> list[Pass]:
     """The passes of a stage in their order: warm-up, then forward and backward in turn, then cool-down."""
     table = _forward_order(num_stages, num_chunks, num_microbatches)
+    forwards = (Pass(chunk, microbatch, True) for chunk, microbatch in table)
+    backwards = (Pass(num_chunks - 1 - chunk, microbatch, False) for chunk, microbatch in table)
+    return [
+        next(forwards if is_forward else backwards)
+        for is_forward in _directions(num_stages, stage, num_chunks, len(table))
+    ]
+
+
+def _directions(num_stages: int, stage: int, num_chunks: int, total: int) -> list[bool]:
+    """The order of a stage's `total` forward passes (True) and as many backward passes."""
+    warmup = _warmup(num_stages, stage, num_chunks, total)
+    return [True] * warmup + [True, False] * (total - warmup) + [False] * warmup
+
+
+def _warmup(num_stages: int, stage: int, num_chunks: int, total: int) -> int:
+    """Number of forward passes before a stage takes turns."""
     warmup = num_stages - stage - 1
     if num_chunks > 1:
         warmup = 2 * warmup + (num_chunks - 1) * num_stages
-    warmup = min(warmup, len(table))
-    num_steady = len(table) - warmup
-    forwards = [Pass(chunk, microbatch, True) for chunk, microbatch in table]
-    backwards = [Pass(num_chunks - 1 - chunk, microbatch, False) for chunk, microbatch in table]
-    steady = [each for pair in zip(forwards[warmup:], backwards, strict=False) for each in pair]
-    return forwards[:warmup] + steady + backwards[num_steady:]
+    return min(warmup, total)
 
 
 def _forward_order(num_stages: int, num_chunks: int, num_microbatches: int) -> list[tuple[int, int]]:
@@ -176,16 +221,6 @@ def _forward_order(num_stages: int, num_chunks: int, num_microbatches: int) -> l
         for chunk in range(num_chunks)
         for microbatch in range(first, min(first + num_stages, num_microbatches))
     ]
-
-
-class _Kind(NamedTuple):
-    """Time of the passes of a chunk in one direction."""
-
-    stage: int
-    computing: float
-    """Seconds of the pass."""
-    sending: float
-    """Seconds to send its result."""
 
 
 @record(eq=False)
@@ -204,147 +239,153 @@ class _Step:
     def num_chunks(self) -> int:
         return len(self.forward[0])
 
-    def replayed(self, num_microbatches: int, with_intervals: bool = False) -> Timeline:
-        """The step with this number of microbatches, pass by pass."""
-        graph = _graph(self.num_stages, self.num_chunks, num_microbatches)
-        lasting = [kind.computing + kind.sending for kind in self._kinds]
-        ends = [0.0] * (len(graph.nodes) + 1)
-        for node, (before, source, kind) in enumerate(graph.nodes):
-            ready, arrival = ends[before], ends[source]
-            ends[node] = (ready if ready > arrival else arrival) + lasting[kind]
-        chunk_ends = tuple(
-            tuple(ends[node] - self._kinds[graph.nodes[node][2]].sending for node in chunks)
-            for chunks in graph.last
-        )
-        intervals = self._intervals(graph, ends) if with_intervals else ()
-        return Timeline(max(ends), *self._work(graph.counts), chunk_ends, intervals)
+    def sending(self, *, is_forward: bool, stage: int, chunk: int) -> float:
+        """Seconds to send the result of a pass."""
+        ends = (self.num_stages - 1, self.num_chunks - 1) if is_forward else (0, 0)
+        if (stage, chunk) == ends:
+            return 0.0
+        return self.transfer[stage if is_forward else stage - 1]
 
-    def is_periodic(self, short: Timeline, long: Timeline) -> bool:
-        """True if the slowest stage never waits in the last round of `long`, so that further ones take as long.
+    def lasting(self, *, is_forward: bool, stage: int) -> list[float]:
+        """Seconds of the passes of the chunks of a stage, with the sending of their results."""
+        seconds = (self.forward if is_forward else self.backward)[stage]
+        return [
+            each + self.sending(is_forward=is_forward, stage=stage, chunk=chunk)
+            for chunk, each in enumerate(seconds)
+        ]
 
-        In the first rounds, waiting stages hide a part of its work. If intervals were asked for, all stages must repeat
-        their passes.
-        """
-        if not math.isclose(long.total - short.total, self._round_s):
-            return False
-        starts = {each.key: each.start for each in long.intervals}
-        return all(
-            math.isclose(each.start, starts[each.key], rel_tol=1e-6, abs_tol=1e-9)
-            for each in self._spread(short, 1)
-        )
-
-    def extended(self, short: Timeline, long: Timeline, rounds: int) -> Timeline:
-        """The step with `rounds` more rounds of microbatches than `long`."""
-        later = rounds * self._round_s
-        computing, transferring = (
-            tuple(last + rounds * each for last, each in zip(seconds, of_round, strict=True))
-            for seconds, of_round in zip(
-                (long.computing, long.transferring), self._work(self._round), strict=True
-            )
-        )
-        ends = tuple(tuple(end + later for end in ends) for ends in long.chunk_ends)
-        intervals = self._spread(long, rounds)
-        cut = (long.total / 2, long.total / 2 + later) if intervals else None
-        return Timeline(long.total + later, computing, transferring, ends, intervals, cut)
-
-    def _spread(self, timeline: Timeline, rounds: int) -> tuple[Interval, ...]:
-        """The passes of a replayed step, of which the second half is `rounds` later."""
-        seconds = rounds * self._round_s
-        return tuple(
-            each if each.start < timeline.total / 2 else each.moved(rounds * self.num_stages, seconds)
-            for each in timeline.intervals
-        )
-
-    @property
-    def _round(self) -> dict[int, int]:
-        """Number of passes of each kind in a round of as many microbatches as there are stages."""
-        return dict.fromkeys(range(len(self._kinds)), self.num_stages)
-
-    @cached_property
-    def _round_s(self) -> float:
-        """Seconds in which the slowest stage computes and sends a round."""
-        return max(map(sum, zip(*self._work(self._round), strict=True)))
-
-    def _work(self, counts: Mapping[int, int]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """How long each stage computes and transfers, from the number of passes of each kind."""
-        computing, transferring = [0.0] * self.num_stages, [0.0] * self.num_stages
-        for number, count in counts.items():
-            kind = self._kinds[number]
-            computing[kind.stage] += count * kind.computing
-            transferring[kind.stage] += count * kind.sending
+    def work(self, num_microbatches: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """How long each stage computes and transfers with some microbatches."""
+        computing, transferring = [], []
+        for stage, passes_of_stage in enumerate(zip(self.forward, self.backward, strict=True)):
+            sending = [
+                self.sending(is_forward=is_forward, stage=stage, chunk=chunk)
+                for is_forward in (True, False)
+                for chunk in range(self.num_chunks)
+            ]
+            computing.append(sum(num_microbatches * each for chunks in passes_of_stage for each in chunks))
+            transferring.append(sum(num_microbatches * each for each in sending))
         return tuple(computing), tuple(transferring)
 
     @cached_property
-    def _kinds(self) -> list[_Kind]:
-        """All kinds, in the order of `_kind_number`."""
-        kinds, last = [], (self.num_stages - 1, self.num_chunks - 1)
-        for stage in range(self.num_stages):
-            for chunk in range(self.num_chunks):
-                for seconds, link, sends in (
-                    (self.forward[stage][chunk], stage, (stage, chunk) != last),
-                    (self.backward[stage][chunk], stage - 1, (stage, chunk) != (0, 0)),
-                ):
-                    kinds.append(_Kind(stage, seconds, self.transfer[link] if sends else 0.0))
-        return kinds
+    def round_s(self) -> float:
+        """Seconds in which the slowest stage computes and sends a round of as many microbatches as there are stages."""
+        return max(map(sum, zip(*self.work(self.num_stages), strict=True)))
 
-    def _intervals(self, graph: _Graph, ends: list[float]) -> tuple[Interval, ...]:
+
+class _Lane(NamedTuple):
+    """The passes of a stage in one direction. The stages have them in the same order."""
+
+    lasting: list[float]
+    """Seconds of each pass, with the sending of its result."""
+    needed: Sequence[int]
+    """The entry of `arriving` that each pass waits for."""
+    ends: list[float]
+    """The start of the step, then the ends of the passes."""
+    arriving: list[float]
+    """The same of the stage from which each pass gets its input."""
+
+
+class _Replay:
+    """All passes of a step with some microbatches."""
+
+    def __init__(self, step: _Step, num_microbatches: int, longer: _Replay | None = None) -> None:
+        """Replays the passes. A step that is `longer` usually begins with the same ones."""
+        self._step = step
+        self._num_microbatches = num_microbatches
+        self.order = _forward_order(step.num_stages, step.num_chunks, num_microbatches)
+        ends = [([0.0], [0.0]) for _ in step.forward]
+        if longer is not None and longer.order[: len(self.order)] == self.order:
+            ends = longer.first(len(self.order))
+        self._forward, self._backward = (
+            self._lanes([of_stage[direction] for of_stage in ends], is_forward=direction == 0)
+            for direction in (0, 1)
+        )
+        left = [
+            (_directions(step.num_stages, stage, step.num_chunks, len(self.order)), ahead, back)
+            for stage, (ahead, back) in enumerate(zip(self._forward, self._backward, strict=True))
+        ]
+        while left:
+            left = [of_stage for of_stage in left if not _advance(*of_stage)]
+
+    def first(self, num_passes: int) -> list[tuple[list[float], list[float]]]:
+        """Ends of the first forward passes of each stage, and of the backward passes between them."""
+        stages, chunks = self._step.num_stages, self._step.num_chunks
         found = []
-        for each, (_, _, number), end in zip(graph.passes, graph.nodes, ends, strict=False):
-            kind = self._kinds[number]
-            start = end - kind.sending - kind.computing
-            found.append(
-                Interval(
-                    kind.stage, each.chunk, each.microbatch, each.is_forward, start, start + kind.computing
+        for stage, (ahead, back) in enumerate(zip(self._forward, self._backward, strict=True)):
+            num_backward = num_passes - _warmup(stages, stage, chunks, num_passes)
+            found.append((ahead.ends[: 1 + num_passes], back.ends[: 1 + num_backward]))
+        return found
+
+    @cached_property
+    def total(self) -> float:
+        """End of the last pass."""
+        return max(lane.ends[-1] for lane in (*self._forward, *self._backward))
+
+    def timeline(self, *, with_intervals: bool) -> Timeline:
+        """The step."""
+        intervals = tuple(self._intervals()) if with_intervals else ()
+        work = self._step.work(self._num_microbatches)
+        return Timeline(self.total, *work, self._chunk_ends(), intervals)
+
+    def _lanes(self, ends: list[list[float]], *, is_forward: bool) -> list[_Lane]:
+        """The lanes of all stages in one direction."""
+        step, order = self._step, self.order
+        # A chunk gives its result to the next one after a turn of as many microbatches as there are stages.
+        left = [self._num_microbatches - each // step.num_stages * step.num_stages for _, each in order]
+        after_turns = [
+            1 + index - min(step.num_stages, left[index]) if chunk else 0
+            for index, (chunk, _) in enumerate(order)
+        ]
+        first = 0 if is_forward else step.num_stages - 1
+        lanes = []
+        for stage, of_stage in enumerate(ends):
+            lasting = step.lasting(is_forward=is_forward, stage=stage)
+            if not is_forward:
+                lasting.reverse()  # the last chunk comes first
+            lanes.append(
+                _Lane(
+                    [lasting[chunk] for chunk, _ in order],
+                    after_turns if stage == first else range(1, 1 + len(order)),
+                    of_stage,
+                    ends[(stage + (-1 if is_forward else 1)) % step.num_stages],
                 )
             )
-        return tuple(found)
+        return lanes
+
+    def _chunk_ends(self) -> tuple[tuple[float, ...], ...]:
+        """Ends of the last backward pass of each chunk, before the sending of its result."""
+        chunks = range(self._step.num_chunks)
+        last = [1 + self.order.index((chunk, self._num_microbatches - 1)) for chunk in reversed(chunks)]
+        return tuple(
+            tuple(
+                lane.ends[last[chunk]] - self._step.sending(is_forward=False, stage=stage, chunk=chunk)
+                for chunk in chunks
+            )
+            for stage, lane in enumerate(self._backward)
+        )
+
+    def _intervals(self) -> Iterator[Interval]:
+        step = self._step
+        for is_forward, lanes in ((True, self._forward), (False, self._backward)):
+            for stage, lane in enumerate(lanes):
+                for (number, microbatch), end in zip(self.order, lane.ends[1:], strict=True):
+                    chunk = number if is_forward else step.num_chunks - 1 - number
+                    computing = (step.forward if is_forward else step.backward)[stage][chunk]
+                    start = end - step.sending(is_forward=is_forward, stage=stage, chunk=chunk) - computing
+                    yield Interval(stage, chunk, microbatch, is_forward, start, start + computing)
 
 
-def _kind_number(num_chunks: int, stage: int, each: Pass) -> int:
-    return (stage * num_chunks + each.chunk) * 2 + (not each.is_forward)
-
-
-@record(eq=False)
-class _Graph:
-    """The passes of a step as nodes, in an order in which each node comes after those that it waits for."""
-
-    nodes: list[tuple[int, int, int]]
-    """The previous node of the stage, the node whose result it needs, and its kind. Node -1 is the start of a step."""
-    passes: list[Pass]
-    """The pass of each node."""
-    counts: Counter[int]
-    """Number of nodes of each kind."""
-    last: list[list[int]]
-    """Node of the last backward pass, by stage and chunk."""
-
-
-@functools.lru_cache(maxsize=64)
-def _graph(num_stages: int, num_chunks: int, num_microbatches: int) -> _Graph:
-    todo = [deque(passes(num_stages, stage, num_chunks, num_microbatches)) for stage in range(num_stages)]
-    num_positions = num_stages * num_chunks
-    placed: dict[tuple[bool, int, int], int] = {}
-    previous = [-1] * num_stages
-    nodes: list[tuple[int, int, int]] = []
-    placed_passes: list[Pass] = []
-
-    def source(stage: int, each: Pass) -> int | None:
-        """The node whose result a pass needs; None if it is not placed."""
-        position = each.chunk * num_stages + stage + (-1 if each.is_forward else 1)
-        if position in (-1, num_positions):
-            return -1
-        return placed.get((each.is_forward, position, each.microbatch))
-
-    while any(todo):
-        for stage, left in enumerate(todo):
-            while left and (needed := source(stage, left[0])) is not None:
-                each = left.popleft()
-                position = each.chunk * num_stages + stage
-                placed[each.is_forward, position, each.microbatch] = len(nodes)
-                nodes.append((previous[stage], needed, _kind_number(num_chunks, stage, each)))
-                placed_passes.append(each)
-                previous[stage] = len(nodes) - 1
-    last = [
-        [placed[False, chunk * num_stages + stage, num_microbatches - 1] for chunk in range(num_chunks)]
-        for stage in range(num_stages)
-    ]
-    return _Graph(nodes, placed_passes, Counter(kind for _, _, kind in nodes), last)
+def _advance(directions: list[bool], ahead: _Lane, back: _Lane) -> bool:
+    """Replays the passes of a stage until one waits for its input. Returns True if none is left."""
+    lanes = back, ahead
+    at = max(ahead.ends[-1], back.ends[-1])
+    for number in range(len(ahead.ends) + len(back.ends) - 2, len(directions)):
+        lasting, needed, ends, arriving = lanes[directions[number]]
+        index = len(ends) - 1
+        if needed[index] >= len(arriving):
+            return False
+        arrival = arriving[needed[index]]
+        at = (arrival if arrival > at else at) + lasting[index]
+        ends.append(at)
+    return True
