@@ -57,6 +57,7 @@ class Search:
     own: RankedLayout | None
     """The layout of the run itself, also if it is not one of the best. None if it is not valid or does not fit."""
     num_valid: int
-    """Number of layouts that obey all rules."""
+    """Number of layouts that were checked and obey all rules. Those that cannot be one of the best are not checked, so
+    it is 0 only if there is none."""
     num_fitting: int
     """Number of those that fit the memory of the devices."""

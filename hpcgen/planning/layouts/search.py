@@ -64,16 +64,16 @@ def search(facts: Facts, machine: Machine, *, top: int = 10, vary: Sequence[str]
 
 def ranked(layouts: Sequence[RankedLayout], top: int) -> Iterator[RankedLayout]:
     """Yields the `top` best layouts, best first."""
-    left = sorted(layouts, key=_key)
+    left = sorted(layouts, key=seconds)
     for _ in range(min(top, len(left))):
-        limit = (1 + SAME_SPEED) * _key(left[0])
-        equal = [layout for layout in left if _key(layout) <= limit]
+        limit = (1 + SAME_SPEED) * seconds(left[0])
+        equal = [layout for layout in left if seconds(layout) <= limit]
         chosen = min(equal, key=_preference)
         left.remove(chosen)
         yield chosen
 
 
-def _key(layout: RankedLayout) -> float:
+def seconds(layout: RankedLayout) -> float:
     """Seconds of a step, with the cost of a risk."""
     return layout.step.total * (1 + RISK if layout.is_risky else 1)
 
@@ -124,7 +124,7 @@ class _Tree:
     @property
     def _limit(self) -> float:
         """Seconds of a step above which no layout is offered."""
-        keys = heapq.nsmallest(self._top, map(_key, self.best.values()))
+        keys = heapq.nsmallest(self._top, map(seconds, self.best.values()))
         return (1 + SAME_SPEED) * keys[-1] if len(keys) == self._top else math.inf
 
     def _by_layers(self) -> Iterator[Branch]:
@@ -142,6 +142,8 @@ class _Tree:
                 run = _Candidate(next(ways))
                 if self._fits_weights(run):
                     yield self._estimator.least_time(run.setup), functools.partial(self._by_way, run, ways)
+                elif self.num_valid == 0:
+                    self.num_valid += run.is_valid
 
     def _fits_weights(self, run: _Candidate) -> bool:
         """False if weights, gradients and optimizer state alone do not fit, shared evenly by the pipeline stages."""
@@ -157,7 +159,7 @@ class _Tree:
     def _by_way(self, run: _Candidate, others: Iterator[Facts]) -> Iterator[Branch]:
         """Tries a layout without recomputation. Unless it fits safely, the ways to recompute activations follow, if the
         one that keeps the least fits."""
-        if self._try(run):
+        if self._try(run) or not run.is_valid:
             return
         ways = [*map(_Candidate, others)]
         if ways and ways[-1].is_valid and ways[-1].memory.free_gib < 0:
@@ -175,7 +177,7 @@ class _Tree:
     def _is_known(self, run: _Candidate, bound: float) -> bool:
         """True if a layout with the same sizes is better."""
         known = self.best.get(_identity(run.facts))
-        return known is not None and _key(known) <= bound
+        return known is not None and seconds(known) <= bound
 
     def _try(self, run: _Candidate) -> bool:
         """Keeps a layout if it is valid, fits, and is the best one with its sizes. True if it fits safely."""
@@ -186,7 +188,7 @@ class _Tree:
             return False
         self.num_fitting += 1
         layout, identity = self._ranked(run), _identity(run.facts)
-        if identity not in self.best or _key(layout) < _key(self.best[identity]):
+        if identity not in self.best or seconds(layout) < seconds(self.best[identity]):
             self.best[identity] = layout
         return not layout.is_risky
 

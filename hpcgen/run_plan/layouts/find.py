@@ -18,7 +18,6 @@ from hpcgen.run_plan.plan import Plan, located_in, plan
 from hpcgen.run_plan.prediction import Prediction, predict
 from hpcgen.run_plan.training import training_facts
 from hpcgen.stages.train import TRAIN
-from hpcgen.text import counted
 
 MOST_NODES = 2048
 """Largest number of nodes to try if the partition has no limit."""
@@ -235,8 +234,7 @@ def _no_layout(run: Run, found: Sequence[NodesLayouts]) -> HpcgenError:
 def _nothing_fits(found: NodesLayouts) -> HpcgenError:
     """The error if no layout fits on the largest number of nodes that was tried. It names nodes on which one does."""
     memory_gib = found.run.node_type.gpu_memory_gib
-    valid = counted(found.search.num_valid, "valid layout")
-    reason = f"is too few: none of the {valid} fits into {memory_gib:g} GiB of GPU memory"
+    reason = f"is too few: no layout fits into {memory_gib:g} GiB of GPU memory"
     larger = (_layouts(run, 1) for run in _possible(found.run, found.num_nodes + 1))
     enough = next((each for each in larger if each.first), None)
     hint = "use a smaller model, since no layout fits on any number of nodes up to the limit"
