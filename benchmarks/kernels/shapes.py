@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
-from trainer.calibration import host
+from benchmarks.kernels import launches
 from trainer.calibration.collectives import IN_A_RING, PAIRWISE
 from trainer.calibration.products import PASSES
 from trainer.contract.calibration import Job, Section, moved_bytes
@@ -134,7 +134,6 @@ TINY = (
 def jobs(num_gpus: int, power_s: float) -> tuple[Job, ...]:
     """All rows of a table that `num_gpus` GPUs of one NVLink domain can measure."""
     sections: dict[Section, Iterator[Row]] = {
-        "host": iter(host.kinds(num_gpus)),
         "collectives": _transfers(num_gpus, TRANSFERS),
         "products": _products(),
         "attention": _attention(),
@@ -142,7 +141,8 @@ def jobs(num_gpus: int, power_s: float) -> tuple[Job, ...]:
         "beside": _beside(num_gpus),
         "power": iter([{"load": load, "seconds": power_s} for load in LOADS[:num_gpus]]),
     }
-    return tuple(Job(section=name, row=row) for name, rows in sections.items() for row in rows)
+    others = (Job(section=name, row=row) for name, rows in sections.items() for row in rows)
+    return (*launches.jobs(num_gpus), *others)
 
 
 def _products() -> Iterator[Row]:

@@ -8,10 +8,11 @@ from typing import Any
 
 from hpcgen.config.node_type import NodeType
 from hpcgen.config.node_types import load_node_type
+from hpcgen.planning.launch_trainings import launch_trainings
 from hpcgen.planning.setup import Setup
 from hpcgen.planning.step_time.collectives import Collective, Group
-from hpcgen.planning.step_time.estimate import workload
-from hpcgen.planning.step_time.host import launches_of
+from hpcgen.planning.step_time.estimate import estimate_step_time, workload
+from hpcgen.planning.step_time.host import host_rows
 from hpcgen.planning.step_time.kernels import Attention, Kernels, MemoryBound, Product
 from hpcgen.planning.step_time.machine import Machine, missing_facts
 from hpcgen.planning.step_time.measurements import Measurements
@@ -58,7 +59,7 @@ def calibration_config(
         *_kernels(kernels, setups, device),
     ]
     if device == "cuda":
-        jobs += [*_host(setups, machine), *_beside(machine), *_power(machine)]
+        jobs += [*_host(trainers, setups, machine), *_beside(machine), *_power(machine)]
     if not jobs:
         return None
     return CalibrationConfig(device=device, domain_size=domain_size, jobs=tuple(jobs), budget_s=budget_s)
@@ -80,15 +81,28 @@ def _setup(trainer: TrainerConfig) -> Setup:
     return Setup.of(trainer, layout)
 
 
-def _host(setups: Sequence[Setup], machine: Machine) -> Iterator[Job]:
-    """Yields the launches of each kind of layer that the cluster has not measured."""
-    known = (
-        [{key: row[key] for key in row if key != "us"} for row in machine.cluster.host]
-        if machine.cluster
-        else []
-    )
-    rows = dict.fromkeys(launches for setup in setups for launches in launches_of(setup))
-    yield from (Job(section="host", row=row) for launches in rows if (row := launches._asdict()) not in known)
+def _host(trainers: Sequence[TrainerConfig], setups: Sequence[Setup], machine: Machine) -> Iterator[Job]:
+    """Yields the launches of each kind of layer that the cluster has not measured, first those that GPUs wait for."""
+    seen = []
+    pairs = [
+        (trainer, setup, estimate_step_time(setup, machine))
+        for trainer, setup in zip(trainers, setups, strict=True)
+    ]
+    for trainer, setup, _ in sorted(pairs, key=lambda pair: -pair[2].host / pair[2].total):
+        for row, has_experts in host_rows(setup, machine):
+            if row not in seen:
+                seen.append(row)
+                yield Job(
+                    section="host",
+                    row=row,
+                    trainings=launch_trainings(trainer, setup, has_experts=has_experts),
+                )
+
+
+def _host_share(setup: Setup, machine: Machine) -> float:
+    """Part of a step that GPUs wait for the host."""
+    step = estimate_step_time(setup, machine)
+    return step.host / step.total
 
 
 def _transfers(needed: Iterable[tuple[Collective, Group]], machine: Machine, device: str) -> Iterator[Job]:

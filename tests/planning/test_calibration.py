@@ -6,13 +6,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from hpcgen.config.node_types import load_node_type
 from hpcgen.planning.calibration import calibration_config
 from hpcgen.planning.step_time.measurements import Measurements, row_mistakes
 from tests.runs import big_run, planned
 from trainer.contract.calibration import CalibrationConfig, moved_bytes
+from trainer.contract.model.experts import moe_layer_pattern
+from trainer.contract.rules.engine import require
 
-TP, SP = "parallelism.tensor_model_parallel_size", "parallelism.sequence_parallel"
+FLAT = (
+    "parallelism.pipeline_model_parallel_size=1",
+    "parallelism.virtual_pipeline_model_parallel_size=null",
+    "memory_check=warning",
+)
 
 
 def calibration(
@@ -64,7 +72,35 @@ def test_gpus_without_a_table_need_all_sections(tmp_path: Path) -> None:
 
 def test_layers_with_experts_and_cuda_graphs_have_rows_of_their_own(tmp_path: Path) -> None:
     launches = rows(calibration(tmp_path, "training.cuda_graph_impl=transformer_engine"), "host")
-    assert launches == [{"layer": "dense", "tensor_parallel": True, "graphs": True, "precision": "bf16"}]
+    assert [(row["tensor_parallel"], row["graphs"]) for row in launches] == [(True, True)]
+    mixture = (
+        "model.num_moe_experts=8",
+        "model.moe_layer_freq=[0,1,1,1]",
+        "model.num_layers=4",
+        "model.add_bias_linear=false",
+        *FLAT,
+    )
+    dense, experts = rows(calibration(tmp_path, *mixture, "parallelism.expert_model_parallel_size=2"), "host")
+    assert (dense["layer"], experts["layer"]) == ("dense", "experts")
+    assert experts["layers"] == f"{dense['layers']}, 4 experts"
+
+
+@pytest.mark.parametrize("preset", ["1.3b", "llama3-8b", "mixtral-8x7b", "deepseek-v3"])
+def test_trainings_with_the_layers_of_a_run_obey_the_rules(tmp_path: Path, preset: str) -> None:
+    plan = planned(tmp_path, big_run(preset=preset, data={"mock": True}, memory_check="warning"))
+    assert plan.trainer is not None
+    config = calibration_config([plan.trainer], load_node_type("ndv5"), 8, 1)
+    assert config is not None
+    launched = [job for job in config.jobs if job.section == "host"]
+    assert launched
+    for job in launched:
+        fewer, more = job.trainings
+        require(fewer)
+        require(more)
+        assert {each.normalization for each in (fewer.model, more.model)} == {
+            plan.trainer.model.normalization
+        }
+        assert moe_layer_pattern(fewer.model) == (job.row["layer"] == "experts",) * 4
 
 
 def test_cpus_measure_small_transfers_and_products_only(tmp_path: Path) -> None:

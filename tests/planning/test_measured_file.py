@@ -17,7 +17,15 @@ from hpcgen.run_plan.prediction import Prediction, predict
 from tests.runs import big_run, planned, write_yaml
 
 MIB = 2**20
-HOST = {"layer": "dense", "tensor_parallel": True, "graphs": False, "precision": "bf16", "us": 3000.0}
+HOST = {
+    "layer": "dense",
+    "tensor_parallel": True,
+    "graphs": False,
+    "precision": "bf16",
+    "layers": "LayerNorm, gelu_tanh, biases",
+    "us": 3000.0,
+}
+"""The layers of the run, or as measured for other models."""
 BETWEEN = tuple(
     {"collective": name, "ranks": 16, "domains": 4, "bytes": size * MIB, "us": us}
     for name in ("all_gather", "reduce_scatter")
@@ -106,8 +114,12 @@ def test_host_that_was_measured_narrows_the_range(directory: Path) -> None:
     small = ("model.hidden_size=1024", "model.num_attention_heads=16", "model.ffn_hidden_size=4096")
     before = predicted(directory, *small)
     slow = {**HOST, "us": 9000.0}
+    add_measured(loaded(directory), result(directory, host=[{**slow, "layers": "RMSNorm, swiglu"}]))
+    of_others = predicted(directory, *small)
+    assert any("on this cluster for other layers: RMSNorm, swiglu" in guess for guess in of_others.guesses)
     add_measured(loaded(directory), result(directory, host=[slow]))
     after = predicted(directory, *small)
+    assert after.step.host == pytest.approx(of_others.step.host)
     assert after.step.host > before.step.host
     widths = [found.range[1] / found.range[0] for found in (before, after)]
     assert widths[1] < 0.6 * widths[0]

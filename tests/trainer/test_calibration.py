@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import sys
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from benchmarks.kernels import __main__ as benchmark
-from benchmarks.kernels import shapes
+from benchmarks.kernels import launches, shapes
 from tests.patience import PATIENCE_S
 from tests.trainer import prepared_python
 from tests.trainer.forked import ForkedPython
@@ -19,6 +20,7 @@ from tests.trainer.runs import environment, free_port
 from trainer.calibration import collectives, host, section
 from trainer.contract.calibration import CalibrationConfig, Job
 from trainer.contract.config.document import to_dict
+from trainer.contract.rules.engine import require
 from trainer.distributed.rendezvous import Ranks
 from trainer.health.meeting import Meeting
 
@@ -58,39 +60,41 @@ def test_all_groups_of_a_shape_transfer_at_once(ranks: int, domains: int, groups
 
 
 def test_host_is_measured_next_to_each_other_on_ranks_of_one_node() -> None:
-    single, pair = ({"tensor_parallel": parallel} for parallel in (False, True))
-    found = [
+    found = {job.trainings[0].world_size: job for job in launches.jobs(num_gpus=2)}
+    single, pair = found[1], found[2]
+    ranks = [
         [place.ranks for place in wave] for wave in host.waves([single, pair, pair], ["a", "a", "b", "b"])
     ]
-    assert found == [[(0,), (2, 3)], [(0, 1)]]
+    assert ranks == [[(0,), (2, 3)], [(0, 1)]]
     assert list(host.waves([pair], ["a", "b"])) == []
 
 
-def test_trainings_of_the_host_obey_the_rules(tmp_path: Path) -> None:
-    for row in host.kinds(num_gpus=2):
-        fewer, more = host.configurations(row, str(tmp_path), "cuda")
-        assert more.model.num_layers - fewer.model.num_layers == 8
+def test_trainings_of_the_shipped_rows_obey_the_rules() -> None:
+    for job in launches.jobs(num_gpus=2):
+        for training in job.trainings:
+            require(training)
 
 
 def test_time_of_a_layer_is_the_difference_of_two_trainings() -> None:
-    assert host.layer_us([1.0, 1.64]) == pytest.approx(10_000)
+    assert host.layer_us([1.0, 1.64], launches.jobs(1)[0].trainings) == pytest.approx(10_000)
 
 
 @pytest.mark.process
-def test_processes_that_train_measure_a_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_that_train_measure_a_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     tiny = {"hidden_size": 16, "num_attention_heads": 2, "num_query_groups": 2, "ffn_hidden_size": 32}
-    monkeypatch.setattr(host, "SMALL", host.SMALL | tiny | {"vocab_size": 128, "padded_vocab_size": 128})
+    monkeypatch.setattr(launches, "SMALL", launches.SMALL | tiny | {"vocab_size": 128})
     monkeypatch.setattr(sys, "executable", str(prepared_python.start() / "python"))
     for name, value in environment(0, 1, free_port()).items():
         monkeypatch.setenv(name, value)
-    works = {"layer": "dense", "tensor_parallel": False, "graphs": False, "precision": "bf16"}
-    needs_gpu = works | {"precision": "fp8"}
+    job = launches.jobs(1)[0]
+    on_cpu = tuple(dataclasses.replace(training, device="cpu") for training in job.trainings)
+    works, fails = (dataclasses.replace(job, trainings=each) for each in (on_cpu, job.trainings))
     with Meeting(Ranks(0, 0, 1, "test"), "here", os.environ, PATIENCE_S, "test") as meeting:
-        for number, row in enumerate((works, needs_gpu)):
-            [place] = next(host.waves([row], ["here"]))
-            [found] = host.measured([place], meeting, f"wave {number}", "cpu")
-            assert row.items() <= found.items()
-            assert ("us" in found, "error" in found) == (row is works, row is needs_gpu)
+        for number, each in enumerate((works, fails)):
+            [place] = next(host.waves([each], ["here"]))
+            [found] = host.measured([place], meeting, f"wave {number}")
+            assert job.row.items() <= found.items()
+            assert ("us" in found, "error" in found) == (each is works, each is fails)
 
 
 @pytest.mark.process

@@ -23,119 +23,48 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from trainer.contract.config import TrainerConfig, from_dict, read
+from trainer.contract.calibration import Job
+from trainer.contract.config import TrainerConfig, read
 from trainer.contract.config.document import to_dict
-from trainer.contract.config.resolve import resolve
-from trainer.contract.errors import TrainerError
-from trainer.contract.rules.engine import require
 from trainer.distributed import device
 from trainer.distributed.rendezvous import Ranks, find_ranks
 from trainer.health.meeting import Meeting
 
 Row = dict[str, Any]
-MICROBATCHES = 8
-LAYERS = (4, 12)
 WARMUP_STEPS = 6
 STEPS = 10
 LIMIT_S = 180.0
 """Time after which a process that measures a row is killed (seconds)."""
 MAX_ERROR = 500
 """Characters of the end of a process's output that an error shows."""
-SMALL = {
-    "hidden_size": 1024,
-    "num_attention_heads": 16,
-    "num_query_groups": 8,
-    "ffn_hidden_size": 2048,
-    "seq_length": 64,
-    "vocab_size": 50257,
-    "padded_vocab_size": 50304,
-    "normalization": "RMSNorm",
-    "swiglu": True,
-    "add_bias_linear": False,
-    "position_embedding_type": "rope",
-}
-EXPERTS = {"num_moe_experts": 8, "moe_router_topk": 2, "moe_aux_loss_coeff": 0.01}
-KINDS = (
-    # layer, tensor_parallel, graphs, precision
-    ("dense", False, False, "bf16"),
-    ("dense", False, True, "bf16"),
-    ("dense", False, False, "fp8"),
-    ("experts", False, False, "bf16"),
-    ("dense", True, False, "bf16"),
-    ("dense", True, True, "bf16"),
-    ("experts", True, False, "bf16"),
-)
 
 
-def kinds(num_gpus: int) -> list[Row]:
-    """The rows that `num_gpus` GPUs can measure, without their times."""
-    keys = ("layer", "tensor_parallel", "graphs", "precision")
-    rows = [dict(zip(keys, kind, strict=True)) for kind in KINDS]
-    return [row for row in rows if num_ranks(row) <= num_gpus]
-
-
-def num_ranks(row: Row) -> int:
-    """Number of ranks that measure a row."""
-    return 2 if row["tensor_parallel"] else 1
-
-
-def configurations(row: Row, run_dir: str, device: str) -> list[TrainerConfig]:
-    """The two trainings of a row.
-
-    Raises:
-        TrainerError: a rule forbids them.
-    """
-    layout = {"tensor_model_parallel_size": 2, "sequence_parallel": True} if row["tensor_parallel"] else {}
-    training: Row = {"micro_batch_size": 1, "global_batch_size": MICROBATCHES, "train_iters": 1000}
-    if row["graphs"]:
-        training["cuda_graph_impl"] = "transformer_engine"
-    if row["precision"] == "fp8":
-        training |= {"fp8": "hybrid", "fp8_recipe": "tensorwise"}
-    found = []
-    for layers in LAYERS:
-        document = {
-            "name": "host",
-            "run_dir": run_dir,
-            "device": device,
-            "world_size": num_ranks(row),
-            "model": SMALL | {"num_layers": layers} | (EXPERTS if row["layer"] == "experts" else {}),
-            "parallelism": layout,
-            "training": training | {"eval_iters": 0},
-            "optimizer": {"lr": 1e-4},
-            "data": {"mock": True},
-            "logging": {"tensorboard": False},
-        }
-        config = from_dict(TrainerConfig, document, where="host")
-        require(config)
-        found.append(resolve(config))
-    return found
-
-
-def layer_us(steps_s: Sequence[float]) -> float:
+def layer_us(steps_s: Sequence[float], trainings: Sequence[TrainerConfig]) -> float:
     """Microseconds of a layer and microbatch, from the steps of the two trainings."""
-    fewer, more = steps_s
-    return (more - fewer) / ((LAYERS[1] - LAYERS[0]) * MICROBATCHES) * 1e6
+    (fewer_s, more_s), (fewer, more) = steps_s, trainings
+    layers = more.model.num_layers - fewer.model.num_layers
+    return (more_s - fewer_s) / (layers * more.training.global_batch_size) * 1e6
 
 
 @dataclass(frozen=True)
 class Place:
     """Ranks of one node that measure a row."""
 
-    row: Row
+    job: Job
     ranks: tuple[int, ...]
 
 
-def waves(rows: Sequence[Row], nodes: Sequence[str]) -> Iterator[list[Place]]:
+def waves(jobs: Sequence[Job], nodes: Sequence[str]) -> Iterator[list[Place]]:
     """Yields what is measured at the same time. `nodes` has the node of each rank."""
-    left = list(rows)
+    left = list(jobs)
     while left:
         wave: list[Place] = []
         free = list(range(len(nodes)))
-        for row in list(left):
-            if ranks := _together(free, nodes, num_ranks(row)):
-                wave.append(Place(row, ranks))
+        for job in list(left):
+            if ranks := _together(free, nodes, job.trainings[0].world_size):
+                wave.append(Place(job, ranks))
                 free = [rank for rank in free if rank not in ranks]
-                left.remove(row)
+                left.remove(job)
         if not wave:  # no node has two ranks
             return
         yield wave
@@ -150,29 +79,26 @@ def _together(free: Sequence[int], nodes: Sequence[str], number: int) -> tuple[i
     return ()
 
 
-def measured(wave: Sequence[Place], meeting: Meeting, topic: str, device: str) -> list[Row]:
+def measured(wave: Sequence[Place], meeting: Meeting, topic: str) -> list[Row]:
     """The rows of a wave, with times or errors. All ranks call this together and get the same."""
     mine = next((place for place in wave if meeting.ranks.rank in place.ranks), None)
     leads = mine is not None and mine.ranks[0] == meeting.ranks.rank
     ports = meeting.gather(f"{topic}: ports", _free_port() if leads else None)
     result: Row | None = None
     if mine is not None:
-        result = _run(mine, meeting.ranks, ports[mine.ranks[0]], device)
+        result = _run(mine, meeting.ranks, ports[mine.ranks[0]])
     results = meeting.gather(f"{topic}: results", result)
-    return [place.row | results[place.ranks[0]] for place in wave]
+    return [place.job.row | results[place.ranks[0]] for place in wave]
 
 
-def _run(place: Place, ranks: Ranks, port: int, device: str) -> Row:
+def _run(place: Place, ranks: Ranks, port: int) -> Row:
     """The result of a process that measures the row as one of its ranks, on the GPU of this process."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
         scratch = Path(directory)
         result, log = scratch / "result.json", scratch / "log"
-        files = [scratch / f"{layers}-layers.json" for layers in LAYERS]
-        try:
-            for file, config in zip(files, configurations(place.row, directory, device), strict=True):
-                file.write_text(json.dumps(to_dict(config)))
-        except TrainerError as error:
-            return {"error": str(error)}
+        files = [scratch / f"{training.model.num_layers}-layers.json" for training in place.job.trainings]
+        for file, training in zip(files, place.job.trainings, strict=True):
+            file.write_text(json.dumps(to_dict(dataclasses.replace(training, run_dir=directory))))
         command = [sys.executable, "-m", "trainer.calibration.host", *map(str, files), str(result)]
         position = dataclasses.replace(ranks, rank=place.ranks.index(ranks.rank), world_size=len(place.ranks))
         with log.open("wb") as output:
@@ -240,7 +166,7 @@ def main() -> int:
         )
         for config in (fewer, more)
     ]
-    Path(sys.argv[3]).write_text(json.dumps({"us": layer_us(steps_s)}))
+    Path(sys.argv[3]).write_text(json.dumps({"us": layer_us(steps_s, (fewer, more))}))
     groups.finalize()
     return 0
 

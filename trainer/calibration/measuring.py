@@ -68,12 +68,12 @@ class _Calibration:
 
     def host(self) -> Iterator[tuple[str, Row]]:
         """Yields the rows of the host. Each is measured by processes of its own, next to each other."""
-        rows = [job.row for job in self._jobs(*HOST)]
+        jobs = self._jobs(*HOST)
         nodes = self._meeting.gather("nodes of ranks", self._meeting.node)
-        for number, wave in enumerate(host.waves(rows, nodes)):
+        for number, wave in enumerate(host.waves(jobs, nodes)):
             if not self._goes_on(HOST_SHARE):
                 return
-            for row in host.measured(wave, self._meeting, f"host {number}", self._config.device):
+            for row in host.measured(wave, self._meeting, f"host {number}"):
                 yield "host", row
 
     def transfers(self) -> Iterator[tuple[str, Row]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from trainer.contract.config import Count, PositiveFloat
+from trainer.contract.config import Count, PositiveFloat, TrainerConfig
 from trainer.contract.record import config_section
 
 Section = Literal["host", "collectives", "products", "attention", "memory", "beside", "power"]
@@ -20,6 +20,8 @@ class Job:
     section: Section
     row: dict[str, Any]
     """The row without its results."""
+    trainings: tuple[TrainerConfig, ...] = ()
+    """For a row of the host: two trainings with such layers. The second one has more of them."""
 
 
 @config_section

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from hpcgen.planning.setup import Setup
 from hpcgen.planning.step_time.machine import Constant, Machine
@@ -46,34 +46,73 @@ class Launches(NamedTuple):
 
 
 def host_time(setup: Setup, machine: Machine, *, has_experts: bool) -> Constant:
-    """Seconds per layer and microbatch, for both passes. A guess unless the cluster has measured it, because it is not
-    a property of the GPU."""
-    rows = (
-        *GENERAL,
-        *(machine.measurements.host if machine.measurements else ()),
-    )  # later ones replace others
-    launches = _launches(setup, has_experts=has_experts)
+    """Seconds per layer and microbatch, for both passes. A guess unless the cluster has measured such layers, because
+    it is not a property of the GPU."""
+    launches, layers = _launches(setup, has_experts=has_experts), layers_of(setup, has_experts=has_experts)
+    table = machine.measurements.host if machine.measurements else ()
+    rows = sorted(
+        (*GENERAL, *table), key=lambda row: row.get("layers") == layers
+    )  # later rows replace others
     seconds = _seconds(rows, launches)
     what = "a layer with experts" if has_experts else "a dense layer"
     meaning = f"the host launches {what} for one microbatch in {seconds * 1e3:.1f} ms"
-    more_experts = ", and more experts per GPU than the 8 measured, or latent attention, take longer"
-    if launches in _measured(machine.cluster.host if machine.cluster else ()):
-        source = f"measured on this cluster{more_experts if has_experts else ''}"
-        return Constant(seconds, meaning, source, is_measured=not has_experts)
-    source = "measured on one machine with H100s; hosts differ by a factor of two"
-    return Constant(seconds, meaning, source + (more_experts if has_experts else ""), by_tune=True)
+    if _is_measured(launches, layers, machine):
+        return Constant(seconds, meaning, "measured on this cluster", is_measured=True)
+    if others := [row for row in _of_cluster(machine) if launches in _measured([row])]:
+        source = f"measured on this cluster for other layers: {others[-1].get('layers', 'of a Llama')}"
+    else:
+        source = "measured on one machine with H100s; hosts differ by a factor of two"
+        if has_experts:
+            source += ", and more experts per GPU than the 8 measured, or latent attention, take longer"
+    return Constant(seconds, meaning, source, by_tune=True)
 
 
 def host_is_measured(setup: Setup, machine: Machine) -> bool:
     """True if the launches of all kinds of layers of a run were measured on the cluster."""
-    measured = _measured(machine.cluster.host if machine.cluster else ())
-    return all(launches in measured for launches in launches_of(setup))
+    return all(
+        _is_measured(_launches(setup, has_experts=kind), layers_of(setup, has_experts=kind), machine)
+        for kind in set(moe_layer_pattern(setup.model))
+    )
 
 
-def launches_of(setup: Setup) -> list[Launches]:
-    """What the launches of each kind of layer of a run depend on."""
-    kinds = sorted(set(moe_layer_pattern(setup.model)))
-    return [_launches(setup, has_experts=has_experts) for has_experts in kinds]
+def host_rows(setup: Setup, machine: Machine) -> list[tuple[dict[str, Any], bool]]:
+    """The rows for layers of a run that the cluster has not measured, without times, and whether they have experts."""
+    found = []
+    for has_experts in sorted(set(moe_layer_pattern(setup.model))):
+        launches = _launches(setup, has_experts=has_experts)
+        layers = layers_of(setup, has_experts=has_experts)
+        if not _is_measured(launches, layers, machine):
+            found.append(({**launches._asdict(), "layers": layers}, has_experts))
+    return found
+
+
+def layers_of(setup: Setup, *, has_experts: bool) -> str:
+    """The parts of a layer on which its launches depend, in words."""
+    model = setup.model
+    parts = {
+        model.normalization: True,
+        "norms of queries and keys": model.qk_layernorm,
+        "latent attention": model.multi_latent_attention,
+        model.position_embedding_type: model.position_embedding_type == "rope",
+        "swiglu" if model.swiglu else str(model.activation_func): True,
+        "biases": model.add_bias_linear,
+        "biases of queries, keys and values": bool(model.add_qkv_bias) and not model.add_bias_linear,
+        "dropout": model.hidden_dropout > 0,
+    }
+    if has_experts:
+        assert model.num_moe_experts
+        parts[f"{model.num_moe_experts // setup.layout.expert_model_parallel_size} experts"] = True
+        parts["shared experts"] = model.moe_shared_expert_intermediate_size is not None
+    return ", ".join(name for name, is_there in parts.items() if is_there)
+
+
+def _of_cluster(machine: Machine) -> tuple[Row, ...]:
+    return machine.cluster.host if machine.cluster else ()
+
+
+def _is_measured(launches: Launches, layers: str, machine: Machine) -> bool:
+    rows = [row for row in _of_cluster(machine) if row.get("layers") == layers]
+    return launches in _measured(rows)
 
 
 def _launches(setup: Setup, *, has_experts: bool) -> Launches:

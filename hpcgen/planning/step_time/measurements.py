@@ -59,12 +59,16 @@ class Columns:
     """Positive numbers."""
     optional: tuple[str, ...] = ()
     """More columns of the key that some rows have: whole numbers."""
+    texts: tuple[str, ...] = ()
+    """Likewise, but text."""
     remarks: tuple[str, ...] = ()
     """Columns that say how a row was measured, true or false."""
 
     def key_of(self, row: Row) -> Hashable:
         """What identifies a row. A later row with the same key replaces it."""
-        return tuple(row[name] for name in self.key), tuple(row.get(name) for name in self.optional)
+        return tuple(row[name] for name in self.key), tuple(
+            row.get(name) for name in (*self.optional, *self.texts)
+        )
 
 
 def _shaped(columns: dict[str, Kind], *sizes: str) -> dict[str, Kind]:
@@ -103,7 +107,8 @@ COLUMNS: dict[str, Columns] = {
             "tensor_parallel": FLAG,
             "graphs": FLAG,
             "precision": ("bf16", "fp8"),
-        }
+        },
+        texts=("layers",),
     ),
     "power": Columns({"load": TEXT}, ("seconds", "watts", "sm_mhz")),
 }
@@ -115,7 +120,7 @@ def row_mistakes(section: str, row: Any) -> Iterator[str]:
     if not isinstance(row, dict):
         yield f"{row!r} is not a row"
         return
-    known = {*columns.key, *columns.optional, *columns.results, *columns.remarks}
+    known = {*_kinds(columns), *columns.results}
     yield from (f"{name} is not a column" for name in row if name not in known)
     for name, kind in _kinds(columns).items():
         if name in row:
@@ -132,7 +137,8 @@ def row_mistakes(section: str, row: Any) -> Iterator[str]:
 def _kinds(columns: Columns) -> dict[str, Kind]:
     """Columns other than results, with the values that they can have."""
     flags: dict[str, Kind] = dict.fromkeys(columns.remarks, FLAG)
-    return _shaped({**columns.key, **flags}, *columns.optional)
+    texts: dict[str, Kind] = dict.fromkeys(columns.texts, TEXT)
+    return _shaped({**columns.key, **flags, **texts}, *columns.optional)
 
 
 def _is(kind: Kind, value: Any) -> bool:
