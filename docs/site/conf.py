@@ -65,6 +65,7 @@ CONTENTS = {
             "docs/long-context",
             "docs/resuming",
             "docs/stages",
+            "docs/tune",
             "docs/performance",
         ),
         *("docs/program", "docs/deepspeed", "examples/deepspeed/README"),

@@ -29,6 +29,7 @@ SECTIONS = {
             "hpcgen.cli.layouts", "Find the fastest layout, and how many nodes a deadline needs."
         ),
         "render": Lazy("hpcgen.cli.render", "Render the batch script of one stage."),
+        "tune": Lazy("hpcgen.cli.tune", "Measure layouts on the nodes of a run, and keep the fastest."),
         "submit": Lazy("hpcgen.cli.submit", "Submit stages to Slurm, or run them on this machine."),
         "env": Lazy("hpcgen.cli.env", "Print a stage's environment for use in your own scripts."),
         "generate": Lazy("hpcgen.cli.generate", "Continue prompts with a trained model."),

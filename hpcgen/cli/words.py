@@ -118,7 +118,7 @@ TOP = {
     ),
     **dict.fromkeys(("migrate", "from-script"), "use hpcgen init --from SCRIPT for a batch script"),
     **dict.fromkeys(
-        ("sweep", "tune", "hpo", "optimize", "grid", "grid-search", "tuner"),
+        ("sweep", "hpo", "optimize", "grid", "grid-search", "tuner"),
         "hpcgen has no sweeps: submit a run for each value with --set, and compare them with hpcgen report",
     ),
     **dict.fromkeys(

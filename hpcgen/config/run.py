@@ -16,6 +16,7 @@ from hpcgen.config.tokenizer import TokenizerConfig
 from trainer.contract.config import (
     BlendConfig,
     CheckpointConfig,
+    Count,
     LoggingConfig,
     ModelConfig,
     NonNegative,
@@ -61,9 +62,28 @@ class PreflightConfig:
     fails. Implies node_health."""
 
 
+@config_section
+class TuneConfig:
+    """Trials of the stage tune: candidates that train some steps each on the nodes of the training."""
+
+    candidates: tuple[str, ...] = ()
+    """Candidates to measure in addition to the run itself. Each is one or more assignments as for --set, such as
+    "parallelism.tensor_model_parallel_size=2 training.micro_batch_size=4". Default of `hpcgen tune`: the layouts that
+    `hpcgen layouts` finds."""
+    steps: Count = 10
+    """Number of measured steps of each candidate."""
+    warmup_steps: NonNegative = 3
+    """Number of steps before the measured ones. Recording CUDA graphs is added."""
+    trial_minutes: Count = 10
+    """Time limit of each candidate in minutes, including its start. A candidate without a result has then hung."""
+    calibrate: bool = True
+    """Also measure the kernels, transfers and host times that predictions for the candidates need, unless they were
+    measured on the cluster before."""
+
+
 TRAINER_SECTIONS = (
     *("preset", "model", "parallelism", "training", "optimizer", "checkpoint", "logging"),
-    *("evaluation", "generation", "export"),
+    *("evaluation", "generation", "export", "tune"),
 )
 """Keys of a run file that only hpcgen's trainer and its models use. A run file with `program` has none of them."""
 
@@ -130,3 +150,5 @@ class RunConfig:
     """Texts that the stage generate continues."""
     export: ExportConfig = field(default_factory=ExportConfig)
     """Model that the stage export writes."""
+    tune: TuneConfig = field(default_factory=TuneConfig)
+    """Trials of the stage tune."""

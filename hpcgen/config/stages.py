@@ -52,6 +52,8 @@ class StageRow:
     """The job, or each task of an array, is one process on one node."""
     one_node_by_default: bool = False
     """The job runs on one node unless the stage's own section sets `nodes`."""
+    settings_of: str = ""
+    """Stage whose settings apply where the stage's own section sets none, except for its time limit."""
     shares_node: bool = False
     """Other jobs may run on the job's node."""
     in_container: bool = True
@@ -207,6 +209,16 @@ STAGE_ROWS: Mapping[str, StageRow] = {
             reads_trainer_config=True,
             config_file="memory-test.config.json",
             config_variable="MEMORY_TEST_CONFIG",
+        ),
+        StageRow(
+            name="tune",
+            summary="measure layouts of the training on its nodes",
+            other_names=("autotune", "auto-tune", "autoconfigurator", "trials", "tuning"),
+            uses_gpus=True,
+            settings_of="train",
+            needs=TRAINING,
+            time_limit="2:00:00",
+            reads_trainer_config=True,
         ),
         StageRow(
             name="train",

@@ -18,6 +18,7 @@ from hpcgen.config.run import RunConfig
 from hpcgen.config.sbatch_options import misspelled_option, release_with
 from hpcgen.config.sbatch_values import other_reading, refused_value
 from hpcgen.config.slurm import OWN_OPTIONS, ArraySettings, StageSettings
+from hpcgen.config.stages import STAGE_ROWS
 from hpcgen.errors import Problem
 from hpcgen.planning.allocation import Allocation, Array
 from hpcgen.planning.kind import Stage
@@ -48,12 +49,12 @@ _Sections = tuple[tuple["Setting", StageSettings], ...]
 
 def _sections(stage: Stage, config: RunConfig, cluster: ClusterConfig) -> _Sections:
     """The sections that can set a stage's settings. A run file takes precedence over the profile, and in each of them
-    the stage's section over the values for all stages."""
-    own = f"slurm.{stage.section}"
+    the stage's section over the values for all stages. The section of `settings_of` is between these two."""
+    rows = (stage, *([STAGE_ROWS[stage.settings_of]] if stage.settings_of else []))
     return (
-        (Setting(own), config.slurm.of(stage)),
+        *((Setting(f"slurm.{row.section}"), config.slurm.of(row)) for row in rows),
         (Setting("slurm.defaults"), config.slurm.defaults),
-        (Setting(own, "cluster"), cluster.slurm.of(stage)),
+        *((Setting(f"slurm.{row.section}", "cluster"), cluster.slurm.of(row)) for row in rows),
         (Setting("slurm", "cluster"), cluster.slurm),
     )
 

@@ -71,7 +71,7 @@ def read_measured(plan: Plan, job_id: str) -> Measured:
     try:
         return _measured(json.loads(result.read_text()))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise JobFailed(f"{_end(log)}\njob {job_id} has no result; log: {log}") from error
+        raise JobFailed(f"{end_of(log)}\njob {job_id} has no result; log: {log}") from error
 
 
 def _measured(result: dict[str, Any]) -> Measured:
@@ -89,7 +89,8 @@ def _measured(result: dict[str, Any]) -> Measured:
     )
 
 
-def _end(log: Path) -> str:
+def end_of(log: Path) -> str:
+    """The last lines of a log, or why it cannot be read."""
     try:
         lines = log.read_text(errors="replace").splitlines()
     except OSError as error:

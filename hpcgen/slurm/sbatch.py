@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -52,27 +52,36 @@ def submit_script(plan: Plan, stage: str, text: str, arguments: Sequence[str] = 
     return done.stdout.strip().partition(";")[0]
 
 
-def states(job_id: str) -> Iterator[str]:
-    """Yields the state of a job, with the reason if it waits, whenever it changes. Ends when the job has ended."""
+def states(job_id: str, on_poll: Callable[[], None] = lambda: None) -> Iterator[str]:
+    """Yields the state of a job, with the reason if it waits, whenever it changes. Ends when the job has ended.
+
+    `on_poll` is called after each question about the job.
+    """
     last, pause = "", POLLS_S[0]
-    while True:
-        done = subprocess.run(
-            ["squeue", "--noheader", f"--jobs={job_id}", "--format=%T %r"],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if (done.returncode == 0 and not done.stdout.strip()) or NO_SUCH_JOB in done.stderr:
-            return
-        state, _, reason = done.stdout.strip().partition(" ")
-        said = f"squeue does not answer ({done.stderr.strip()})" if done.returncode else state
-        if state == "PENDING" and reason != "None":
-            said += f" ({reason})"
-        if said != last:
-            yield said
-        last = said
+    while (state := state_of(job_id)) is not None:
+        on_poll()
+        if state != last:
+            yield state
+        last = state
         time.sleep(pause)
         pause = min(pause * 1.5, POLLS_S[1])
+    on_poll()
+
+
+def state_of(job_id: str) -> str | None:
+    """The state of a job, with the reason if it waits. None if it has ended."""
+    done = subprocess.run(
+        ["squeue", "--noheader", f"--jobs={job_id}", "--format=%T %r"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if (done.returncode == 0 and not done.stdout.strip()) or NO_SUCH_JOB in done.stderr:
+        return None
+    if done.returncode:
+        return f"squeue does not answer ({done.stderr.strip()})"
+    state, _, reason = done.stdout.strip().partition(" ")
+    return f"{state} ({reason})" if state == "PENDING" and reason != "None" else state
 
 
 def cancel(job_id: str) -> None:

@@ -53,7 +53,7 @@ MEANINGS = """
     squeue srun sinfo                                       program of Slurm
     sft lora finetune                                       examples/deepspeed
     torchrun deepspeed                                      docs/program.md
-    sweep tune                                              no sweeps
+    sweep grid                                              no sweeps
     push upload                                             uploads nothing
     serve                                                   serves no models
     help                                                    hpcgen --help

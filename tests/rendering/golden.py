@@ -49,8 +49,9 @@ EVALUATION = "evaluation.data=[{name: wikitext, prefix: /shared/data/wikitext}]"
 OVERRIDES = (
     'generation={prompts: /shared/prompts.jsonl, temperature: 0.8, stop: ["a b"]}',
     "export.directory=/shared/models/exported",
+    "tune.calibrate=false",
 )
-"""Work for the stages generate and export."""
+"""Work for the stages generate and export. What a calibration measures changes with the predictions."""
 
 
 HASH = "# inputs: sha256 "

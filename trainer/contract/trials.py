@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from trainer.contract.config import Count, NonNegative, PositiveFloat, TrainerConfig
+from trainer.contract.config import Count, NonNegative, TrainerConfig
 from trainer.contract.record import config_section
 
 DIRECTORY = "tune"
@@ -33,10 +33,6 @@ class TrialConfig:
     """The training."""
     environment: dict[str, str] = dataclasses.field(default_factory=dict)
     """Variables of its ranks that differ from those of the job. Empty values are not set."""
-    predicted_step_s: PositiveFloat | None = None
-    """Predicted time of a step (seconds). null if there is no prediction."""
-    estimated_gib: PositiveFloat | None = None
-    """Estimated memory of the tensors on the fullest device (GiB)."""
 
 
 @config_section
@@ -77,8 +73,9 @@ class Memory:
 class TrialResult:
     """What a trial measured, or why it did not."""
 
-    name: str
     status: Status
+    name: str = ""
+    """Name of the trial. Empty if no rank has written the result."""
     job: str = ""
     """ID of the job. Its directory has the log of the trial, KEY.log."""
     nodes: tuple[str, ...] = ()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import os
-import socket
 import sys
 import threading
 import traceback
@@ -19,6 +18,7 @@ from trainer.contract.config import ConfigError, read_as
 from trainer.contract.errors import Exit, LostPeersError, TrainerError
 from trainer.contract.files.run_directory import publish
 from trainer.contract.trials import TrialConfig, TrialResult, TrialsConfig, result_path, result_text
+from trainer.trials.job import job_id, node_name
 
 
 def main() -> int:
@@ -97,10 +97,12 @@ class _Rank:
         from trainer.faults.stopping import leave
 
         ranks, limit_s = find_ranks(os.environ), self._config.time_limit_s
-        reason = f"no result after {limit_s} s; {ranks.name} was at {current_line()}"
+        reason = f"no result after {limit_s} s; rank {ranks.rank} on {node_name()} was at {current_line()}"
         faulthandler.dump_traceback()
-        nodes, job = (socket.gethostname(),), os.environ.get("SLURM_JOB_ID", "")
-        self._write(TrialResult(name=self._trial.name, status="hung", job=job, nodes=nodes, reason=reason))
+        hung = TrialResult(
+            name=self._trial.name, status="hung", job=job_id(), nodes=(node_name(),), reason=reason
+        )
+        self._write(hung)
         leave(Exit.HUNG, reason)
 
     def _write(self, result: TrialResult | None) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import socket
 import statistics
 from dataclasses import dataclass
 
@@ -25,6 +24,7 @@ from trainer.metrics.console import Log
 from trainer.metrics.timers import Times
 from trainer.model import cuda_graphs
 from trainer.trials import steps
+from trainer.trials.job import job_id, node_name
 from trainer.trials.steps import Trained
 
 
@@ -45,7 +45,7 @@ def measure(config: TrainerConfig, warmup: int, num_steps: int, name: str) -> Tr
         code_loading.use(at_rank_0(lambda: provenance.read_code(config), RunDirectory.of(config).root))
         log = Log(ranks.rank == 0, progress=False)
         trained = steps.train(config, process_groups, log, config.model.vocab_size, warmup, num_steps)
-        found = _gathered(_Found(socket.gethostname(), trained, steps.used_memory(config.device)))
+        found = _gathered(_Found(node_name(), trained, steps.used_memory(config.device)))
         groups.finalize()
     return _result(found, config, name) if ranks.rank == 0 else None
 
@@ -75,7 +75,7 @@ def _result(found: list[_Found], config: TrainerConfig, name: str) -> TrialResul
     return TrialResult(
         name=name,
         status="measured",
-        job=_job(),
+        job=job_id(),
         nodes=tuple(dict.fromkeys(each.node for each in found)),
         step_s=step_s,
         all_step_s=step_times,
@@ -98,8 +98,8 @@ def _parts(times: Times, total_s: float, num_steps: int) -> dict[str, float]:
 
 def failure(error: Exception, config: TrainerConfig, name: str) -> TrialResult:
     """The result of a trial in which this rank failed."""
-    ranks, node = rendezvous.find_ranks(os.environ), socket.gethostname()
-    result = TrialResult(name=name, status="failed", job=_job(), nodes=(node,), reason=f"{error}")
+    ranks, node = rendezvous.find_ranks(os.environ), node_name()
+    result = TrialResult(name=name, status="failed", job=job_id(), nodes=(node,), reason=f"{error}")
     if steps.is_out_of_memory(error):
         stage = ranks.rank * config.parallelism.pipeline_model_parallel_size // config.world_size
         where = f"rank {ranks.rank} of pipeline stage {stage} on {node}"
@@ -112,7 +112,3 @@ def failure(error: Exception, config: TrainerConfig, name: str) -> TrialResult:
         result,
         reason=f"rank {ranks.rank} on {node}: {type(error).__name__}: {str(error).partition(chr(10))[0]}",
     )
-
-
-def _job() -> str:
-    return os.environ.get("SLURM_JOB_ID", "")

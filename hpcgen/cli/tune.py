@@ -1,0 +1,174 @@
+"""hpcgen tune: measure layouts on the nodes of the training, and write the fastest into the run file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from hpcgen.cli.options import json_option, program, run_arguments, run_options, templates_option, warn
+from hpcgen.errors import JobFailed
+from hpcgen.text import counted
+
+if TYPE_CHECKING:
+    from hpcgen.run_plan.outcomes import Outcomes
+    from hpcgen.run_plan.plan import Plan
+    from hpcgen.run_plan.trials import Candidate
+
+
+@click.command("tune")
+@run_options
+@click.option(
+    "--top",
+    type=click.IntRange(min=1),
+    default=5,
+    show_default=True,
+    help="Number of layouts to measure, unless tune.candidates names them.",
+)
+@click.option(
+    "--steps", type=click.IntRange(min=1), help="Measured steps of each layout.  [default: tune.steps]"
+)
+@click.option("--retry", is_flag=True, help="Repeat trials that did not fit, failed or hung.")
+@click.option("--no-wait", is_flag=True, help="Submit the job and return.")
+@click.option("--no-write", is_flag=True, help="Leave the run file as it is.")
+@click.option("--dry-run", is_flag=True, help="Show the layouts and earlier results without measuring.")
+@templates_option
+@json_option
+def command(
+    config: Path,
+    overrides: tuple[str, ...],
+    top: int,
+    steps: int | None,
+    retry: bool,
+    no_wait: bool,
+    no_write: bool,
+    dry_run: bool,
+    templates: tuple[Path, ...],
+    as_json: bool,
+) -> None:
+    """Measures the layouts that hpcgen layouts finds, and the run's own, in one job on the nodes of the training. The
+    fastest is written into the run file. Ctrl-C leaves the job running, and the same command follows it again. A layout
+    that has a result is not measured again.
+    """
+    from hpcgen import api
+    from hpcgen.planning.measured_file import add_measured
+    from hpcgen.run_plan import trials
+    from hpcgen.run_plan.outcomes import Outcomes
+    from hpcgen.slurm import tuning
+
+    with_steps = (*overrides, *(f"tune.steps={number}" for number in (steps,) if number is not None))
+    run = trials.with_candidates(api.load_run(config, with_steps), top)
+    plan = api.plan(run, [trials.STAGE])
+    warn(plan.warnings)
+    candidates = trials.candidates(plan)
+    if retry and not dry_run:
+        tuning.forget_failures(plan, candidates)
+    again = f"{program()} tune {run_arguments(config, with_steps)}"
+    outcomes = Outcomes.of(candidates, tuning.read_results(plan, candidates))
+    if outcomes.missing and not dry_run:
+        job_id = _job(plan, len(outcomes.missing), templates)
+        if no_wait:
+            click.echo(job_id)
+            click.echo(f"to follow it: {again}", err=True)
+            return
+        _follow(plan, candidates, job_id, again)
+        outcomes = Outcomes.of(candidates, tuning.read_results(plan, candidates))
+    if not dry_run and (calibration := tuning.calibration(plan)) is not None:
+        click.echo(f"wrote {add_measured(plan.run, calibration)}, which later predictions use", err=True)
+    written = None if dry_run or no_write else _write(config, overrides, outcomes)
+    _show(outcomes, written, as_json=as_json)
+    if not dry_run:
+        _require_results(plan, outcomes, again)
+
+
+def _job(plan: Plan, number: int, templates: tuple[Path, ...]) -> str:
+    """The job that measures what is missing: the one in the queue, or a new one."""
+    from hpcgen import api
+    from hpcgen.slurm import tuning
+
+    if (job_id := tuning.submitted_job(plan)) is not None:
+        click.echo(f"job {job_id} is in the queue", err=True)
+        return job_id
+    job_id = tuning.submit(plan, api.render(plan, tuning.STAGE, templates))
+    click.echo(f"submitted job {job_id}, which measures {counted(number, 'layout')}", err=True)
+    return job_id
+
+
+def _follow(plan: Plan, candidates: list[Candidate], job_id: str, again: str) -> None:
+    """Prints the states of the job and the results of its trials until it has ended."""
+    from hpcgen.slurm import sbatch, tuning
+
+    click.echo("Ctrl-C leaves the job running", err=True)
+    shown = set(tuning.read_results(plan, candidates))
+
+    def show_new_results() -> None:
+        for key, result in tuning.read_results(plan, candidates).items():
+            if key not in shown:
+                name = next(each.trial.name for each in candidates if each.trial.key == key)
+                figure = result.status if result.step_s is None else f"{result.step_s:.4g} s per step"
+                click.echo(f"{name}: {figure}", err=True)
+                shown.add(key)
+
+    try:
+        for state in sbatch.states(job_id, show_new_results):
+            click.echo(f"job {job_id}: {state}", err=True)
+        tuning.wait_for_results(plan, candidates)
+        show_new_results()
+    except KeyboardInterrupt:
+        click.echo(f"job {job_id} continues; to follow it: {again}; to cancel it: scancel {job_id}", err=True)
+        raise
+
+
+def _write(config: Path, overrides: tuple[str, ...], outcomes: Outcomes) -> Path | None:
+    """Writes the fastest layout into the run file, if it is better than the run's. Returns the file if it changed."""
+    from hpcgen.config.document import read_text
+    from hpcgen.config.edits import with_values
+    from hpcgen.files import replace_text
+    from hpcgen.planning.trials import changes
+    from hpcgen.run_plan.outcomes import reason
+
+    best = outcomes.better
+    if best is None:
+        return None
+    others = [each for each in overrides if not each.startswith(("tune.", "slurm.tune."))]
+    if others:
+        warn([f"{config} was not changed, since it was measured with --set {' --set '.join(others)}"])
+        return None
+    values = changes(best.candidate.trial.overrides)
+    replace_text(config, with_values(read_text(config), str(config), values, reason(best, outcomes.own)))
+    return config
+
+
+def _show(outcomes: Outcomes, written: Path | None, *, as_json: bool) -> None:
+    from hpcgen.run_plan.outcomes import conclusions, in_json, table
+
+    if as_json:
+        best = outcomes.fastest
+        document = {
+            "trials": in_json(outcomes),
+            "fastest": best and best.name,
+            "written": written and str(written),
+        }
+        click.echo(json.dumps(document, indent=1))
+        return
+    for line in (*table(outcomes), *conclusions(outcomes)):
+        click.echo(line)
+    if written is not None and (best := outcomes.better) is not None:
+        click.echo(f"wrote {written}: {' '.join(best.candidate.trial.overrides)}", err=True)
+
+
+def _require_results(plan: Plan, outcomes: Outcomes, again: str) -> None:
+    """Checks that all layouts have a result, and that one was measured.
+
+    Raises:
+        JobFailed: they have not.
+    """
+    from hpcgen.slurm import tuning
+
+    if outcomes.missing:
+        names = ", ".join(each.name for each in outcomes.missing)
+        raise JobFailed(f"{tuning.end_of_log(plan)}\nnot measured: {names}; to measure them: {again}")
+    if outcomes.fastest is None:
+        raise JobFailed(f"no layout was measured; the logs of the trials are in {tuning.logs(plan)}")
