@@ -18,7 +18,6 @@ tp_comm_overlap without TP, and cp_comm_type without CP.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 import math
@@ -34,6 +33,7 @@ from trainer.contract.model.model_size import (
     layer_parameter_count,
 )
 from trainer.contract.model.pipeline import ACCOUNTED_KEYS, LAYOUT, UNEVEN_KEYS, layout_of
+from trainer.contract.record import replaced
 from trainer.contract.rules import recompute
 from trainer.contract.rules.facts import Facts, divisors
 
@@ -88,7 +88,7 @@ class Space:
         facts = self._facts
         sizes = _micro_batches(facts) if "MBS" in self._vary else [facts.training.micro_batch_size]
         for keys in self._layers():
-            changed = facts.changed(parallelism=dataclasses.replace(facts.parallelism, **keys))
+            changed = facts.changed(parallelism=replaced(facts.parallelism, **keys))
             for size in sizes:
                 yield _with_training(changed, {"micro_batch_size": size})
 
@@ -100,7 +100,7 @@ class Space:
         for keys in self._pipelines:
             replicas, ranks_left = divmod(ranks, keys["pipeline_model_parallel_size"])
             if ranks_left == 0 and samples % replicas == 0:
-                yield layers.changed(parallelism=dataclasses.replace(axes, **keys))
+                yield layers.changed(parallelism=replaced(axes, **keys))
 
     def recomputed(self, facts: Facts) -> Iterator[Facts]:
         """Yields a run with each way to recompute activations, beginning with none. Some of them break rules."""
@@ -205,7 +205,7 @@ def changes(before: Facts, after: Facts) -> dict[str, object]:
 
 
 def _with_training(facts: Facts, keys: Keys) -> Facts:
-    return facts.changed(training=dataclasses.replace(facts.training, **keys))
+    return facts.changed(training=replaced(facts.training, **keys))
 
 
 def _splits(facts: Facts, stages: int, chunks: int) -> Iterator[Keys]:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import functools
 import itertools
+import operator
 import re
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from trainer.contract.config import ModelConfig, ParallelismConfig
 from trainer.contract.problem import Problem
@@ -25,6 +27,8 @@ UNEVEN_KEYS = (
 )
 """Keys for pipelines whose stages have different numbers of layers."""
 VPP = "virtual_pipeline_model_parallel_size"
+PIPELINE_KEYS = ("pipeline_model_parallel_size", VPP, *UNEVEN_KEYS)
+"""The keys on which the division of the layers depends."""
 MAX_LAYOUT = 100_000
 """Maximum number of characters of a layout whose repetitions are written out."""
 
@@ -37,7 +41,29 @@ def uneven_keys(parallelism: ParallelismConfig) -> list[str]:
 def split_problems(
     num_layers: int, parallelism: ParallelismConfig, mtp_num_layers: int | None = None
 ) -> Iterator[Problem]:
-    """The first mistake in the keys for an uneven pipeline, if there is one.
+    """The first mistake in the keys for an uneven pipeline, if there is one."""
+    yield from _split_problems(num_layers, _pipeline_values(parallelism), mtp_num_layers)
+
+
+_pipeline_values = operator.attrgetter(*PIPELINE_KEYS)
+
+
+def _with_pipeline(values: Sequence[Any]) -> ParallelismConfig:
+    """A section with these values of PIPELINE_KEYS."""
+    return ParallelismConfig(**dict(zip(PIPELINE_KEYS, values, strict=True)))
+
+
+@functools.lru_cache(maxsize=1024)  # a search for layouts asks for the same pipelines many times
+def _split_problems(
+    num_layers: int, values: Sequence[Any], mtp_num_layers: int | None
+) -> tuple[Problem, ...]:
+    return tuple(_found_problems(num_layers, _with_pipeline(values), mtp_num_layers))
+
+
+def _found_problems(
+    num_layers: int, parallelism: ParallelismConfig, mtp_num_layers: int | None
+) -> Iterator[Problem]:
+    """The problems of `split_problems`.
 
     Source: megatron/core/transformer/transformer_config.py, TransformerConfig.__post_init__, and
     pipeline_parallel_layer_layout.py.
@@ -75,6 +101,14 @@ def chunk_layers(
 
     It does not include the MTP layers, which are always in the last chunk.
     """
+    return _chunk_layers(num_layers, _pipeline_values(parallelism), mtp_num_layers)
+
+
+@functools.lru_cache(maxsize=1024)
+def _chunk_layers(
+    num_layers: int, values: Sequence[Any], mtp_num_layers: int | None
+) -> tuple[int, ...] | None:
+    parallelism = _with_pipeline(values)
     chunks = parallelism.virtual_pipeline_model_parallel_size or 1
     if any(split_problems(num_layers, parallelism, mtp_num_layers)):
         return None
@@ -128,7 +162,12 @@ def _repeated(number: int) -> str:
 def mtp_chunk(parallelism: ParallelismConfig) -> int:
     """Index of the model chunk with the MTP layers, from the last one: -1, or -2 for a layout such as Et|tm|L."""
     layout = parallelism.pipeline_model_parallel_layout
-    rows = () if layout is None else layout_rows(layout)
+    return -1 if layout is None else _mtp_row(layout)
+
+
+@functools.lru_cache(maxsize=64)
+def _mtp_row(layout: str) -> int:
+    rows = layout_rows(layout)
     return next((index - len(rows) for index, row in enumerate(rows) if "m" in row), -1)
 
 

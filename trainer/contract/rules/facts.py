@@ -24,7 +24,7 @@ from trainer.contract.model.experts import moe_layer_pattern
 from trainer.contract.model.layout import Layout, expert_data_parallel_size, model_parallel_size
 from trainer.contract.model.pipeline import chunk_layers
 from trainer.contract.problem import Problem, Setting
-from trainer.contract.record import record
+from trainer.contract.record import record, replaced
 from trainer.contract.wording import counted
 
 
@@ -161,15 +161,13 @@ class Facts:
         """A copy with a different value at `path` ("section.key", or the path of the world)."""
         if path == self.world.path:
             assert isinstance(value, int)
-            return self.changed(world=dataclasses.replace(self.world, count=value))
+            return self.changed(world=replaced(self.world, count=value))
         section_name, key = path.split(".")
-        return self.changed(
-            **{section_name: dataclasses.replace(getattr(self, section_name), **{key: value})}
-        )
+        return self.changed(**{section_name: replaced(getattr(self, section_name), **{key: value})})
 
     def changed(self, **fields: Any) -> Facts:
         """A copy with different values of these fields. It does not resolve the same model again."""
-        copy = dataclasses.replace(self, **fields)
+        copy = replaced(self, **fields)
         if copy.model is self.model:
             vars(copy)["resolved_model"] = self.resolved_model
         return copy
