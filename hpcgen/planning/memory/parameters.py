@@ -81,10 +81,15 @@ def num_shards(setup: Setup, *, of_expert: bool = False) -> int:
 def parameter_bytes(setup: Setup, stage: int) -> ParameterBytes:
     """Bytes of the weights of a pipeline stage with their gradients and optimizer state, on one device."""
     counts = stage_parameter_counts(setup, stage)
-    of_tables = bytes_per_parameter(setup, "table").times(counts.tables)
-    of_layers = bytes_per_parameter(setup, "layer").times(counts.layers)
-    of_experts = bytes_per_parameter(setup, "layer", of_expert=True).times(counts.experts)
-    return ParameterBytes(*map(sum, zip(of_tables, of_layers, of_experts, strict=True)))
+    parts = [
+        bytes_per_parameter(setup, "table").times(counts.tables),
+        bytes_per_parameter(setup, "layer").times(counts.layers),
+    ]
+    if (
+        counts.experts
+    ):  # a dense model may have more instances of the optimizer than ranks with the same experts
+        parts.append(bytes_per_parameter(setup, "layer", of_expert=True).times(counts.experts))
+    return ParameterBytes(*map(sum, zip(*parts, strict=True)))
 
 
 def stage_parameter_counts(setup: Setup, stage: int) -> Counts:
