@@ -62,8 +62,8 @@ def test_it_plans_at_once_on_the_fewest_nodes_that_hold_the_preset(tmp_path: Pat
     assert list(found.stages) == ["prepare", "train"]
     assert found.layout is not None
     assert not any("GiB" in warning for warning in found.warnings)
-    assert nodes == {"30b": 4, "175b": 12, "llama3-70b": 16, "llama3-405b": 112, "mixtral-8x7b": 4}.get(
-        preset or "", 160 if preset == "deepseek-v3" else 1
+    assert nodes == {"30b": 2, "175b": 12, "llama3-70b": 16, "llama3-405b": 56, "mixtral-8x7b": 4}.get(
+        preset or "", 80 if preset == "deepseek-v3" else 1
     )
 
 

@@ -70,6 +70,13 @@ def setup(
     return Setup(model, parallelism, config, layout, ADAMW)
 
 
+THIRD_RECOMPUTED = {
+    "recompute_granularity": "full",
+    "recompute_method": "block",
+    "recompute_num_layers": 3,
+}
+
+
 @pytest.mark.parametrize(
     ("model", "run", "peak_gib", "tolerance_gib"),
     [
@@ -109,15 +116,23 @@ def test_the_estimate_is_near_gpu_measurements(model, run, peak_gib, tolerance_g
 
 
 @pytest.mark.parametrize(
-    ("preset", "nodes", "peak_gib"),
-    [("mixtral-8x7b", 8, 52.32), ("llama3-70b", 8, 77.04), ("llama3-405b", 28, 87.33)],
+    ("preset", "nodes", "layout", "peak_gib"),
+    [
+        ("mixtral-8x7b", 8, {}, 52.32),
+        ("llama3-70b", 8, {}, 77.04),
+        (
+            "llama3-405b",
+            28,
+            {"parallelism": {"context_parallel_size": 1}, "training": THIRD_RECOMPUTED},
+            87.33,
+        ),
+    ],
 )
-def test_the_estimate_of_a_preset_is_near_what_rank_0_used(preset, nodes, peak_gib, tmp_path):
+def test_the_estimate_of_a_preset_is_near_what_rank_0_used(preset, nodes, layout, peak_gib, tmp_path):
     """The peaks of benchmarks.one_rank, each in its preset's pipeline."""
     train = {"nodes": nodes, "time": "1-00:00:00"}
-    plan = planned(
-        tmp_path, big_run(preset=preset, data={"mock": True}, slurm={"train": train}, memory_check="warning")
-    )
+    values = big_run(preset=preset, data={"mock": True}, slurm={"train": train}, memory_check="warning")
+    plan = planned(tmp_path, values | layout)
     assert summarize(plan)["memory_gib_per_device"] == pytest.approx(peak_gib, abs=0.25)
 
 

@@ -16,6 +16,7 @@ from trainer.contract.problem import Problem
 from trainer.contract.record import record
 from trainer.contract.rules import context_parallel, experts
 from trainer.contract.rules.facts import Facts, Rule
+from trainer.contract.rules.parallelism import CP
 
 WORTH_NAMING = 0.05
 """Smallest predicted gain of a layout that a warning names: the median error of predictions (docs/planning.md)."""
@@ -50,12 +51,16 @@ def _identity(problem: Problem) -> tuple[str, str]:
 
 
 def _told(facts: Facts, machine: Machine, warning: Problem, rule: Rule | None) -> Iterator[Problem]:
-    """Yields the warning, with a faster layout if there is one. Recomputation that costs little is not told."""
-    needs_gain = rule is resources.recomputation_is_needed
-    faster = _faster(facts, machine, AXES[rule], MUCH if needs_gain else WORTH_NAMING) if rule else None
+    """Yields the warning, with a faster layout if there is one.
+
+    Recomputation that costs little is not told, and neither is context parallelism over the network that is faster than
+    what it replaces: attention hides much of its exchange.
+    """
+    is_recomputation = rule is resources.recomputation_is_needed
+    faster = _faster(facts, machine, AXES[rule], MUCH if is_recomputation else WORTH_NAMING) if rule else None
     if faster is not None:
         yield dataclasses.replace(warning, hint=f"{warning.hint}. {faster}" if warning.hint else str(faster))
-    elif not needs_gain:
+    elif not (is_recomputation or (rule is not None and warning.path == CP)):
         yield warning
 
 

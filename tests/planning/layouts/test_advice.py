@@ -93,3 +93,22 @@ def test_what_no_prediction_justifies_is_not_told(tmp_path, preset, overrides, e
     warnings = speed_warnings(plan_of(tmp_path, 16, *overrides, preset=preset))
     assert len(warnings) == len(endings)
     assert all(map(str.endswith, warnings, endings))
+
+
+@pytest.mark.parametrize(
+    ("preset", "nodes"),
+    [
+        ("1.3b", 8),
+        ("13b", 64),
+        ("30b", 2),
+        ("30b", 64),
+        ("175b", 128),
+        ("llama3-8b", 16),
+        ("llama3-70b", 64),
+        ("llama3-405b", 112),
+        ("mixtral-8x7b", 16),
+        ("deepseek-v3", 128),
+    ],
+)
+def test_a_preset_is_not_slow_on_its_usual_nodes(tmp_path, preset, nodes):
+    assert speed_warnings(plan_of(tmp_path, nodes, preset=preset)) == []
