@@ -19,7 +19,7 @@ from hpcgen.text import few
 
 SIZE = 1000
 MAX_MARKS = 200
-"""Maximum number of marks for restarts or skipped steps; more would be a gray area."""
+"""Maximum number of vertical lines, or of marks for skipped steps; more would be a gray area."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ class Series:
     middle: Column
     kind: Literal["line", "dots", "area"] = "line"
     middle_label: str = ""
-    """Description of the smoothed line; empty if there is none."""
+    """Description of the middle, such as that of a smoothed line; empty if low and high are about it."""
 
     @classmethod
     def line(cls, label: str, color: int, buckets: Buckets, *, smooth: bool) -> Series:
@@ -96,7 +96,7 @@ class Chart:
     x_ticks: tuple[Tick, ...]
     y_ticks: tuple[Tick, ...]
     right_ticks: tuple[Tick, ...]
-    restarts: tuple[Tick, ...]
+    verticals: tuple[Tick, ...]
     hover: dict[str, Any]
 
 
@@ -114,8 +114,10 @@ class Style:
     """True if the axis range covers only the smoothed lines, so that a few steps may be outside."""
     right: Callable[[float], str] | None = None
     """Formats the values for a second axis on the right."""
-    restarts: Sequence[tuple[int, str]] = ()
-    """Iterations at which attempts started, with a text for each."""
+    x_values: Sequence[int] = ()
+    """Values to write at the x axis. Default: round ones."""
+    verticals: Sequence[tuple[int, str]] = ()
+    """Places of vertical lines, such as iterations at which attempts started, with a text for each."""
     skipped: Column = field(default_factory=lambda: np.array([]))
     """Iterations whose update was skipped."""
 
@@ -145,17 +147,19 @@ def draw(key: str, title: str, series: Sequence[Series], x_scale: Scale, style: 
         ),
         legend=tuple(_legend(series)),
         x_unit=style.x_unit,
-        x_ticks=whole_ticks(x_scale),
+        x_ticks=tuple(Tick(at=100 * x_scale.place(x), text=f"{x:,}") for x in style.x_values)
+        or whole_ticks(x_scale),
         y_ticks=_ticks(scale, y_ticks),
         right_ticks=tuple(Tick(at=100 * scale.place(y), text=style.right(y)) for y in y_ticks)
         if style.right
         else (),
-        restarts=tuple(_restarts(style.restarts, x_scale)),
+        verticals=tuple(_verticals(style.verticals, x_scale)),
         hover={
             "low": x_scale.low,
             "high": x_scale.high,
             "unit": style.unit,
             "x_unit": style.x_unit,
+            "is_log": x_scale.is_log,
             "series": [_hover(each) for each in series],
         },
     )
@@ -228,11 +232,11 @@ def _marks(x: Column, x_scale: Scale) -> Iterator[Path]:
         yield Path(kind="mark", color=0, d="".join(f"M{_n(place)} {SIZE}v-40" for place in places))
 
 
-def _restarts(restarts: Sequence[tuple[int, str]], x_scale: Scale) -> Iterator[Tick]:
+def _verticals(verticals: Sequence[tuple[int, str]], x_scale: Scale) -> Iterator[Tick]:
     seen: dict[int, list[str]] = {}
-    for iteration, text in restarts:
-        if x_scale.low <= iteration <= x_scale.high:
-            seen.setdefault(round(x_scale.place(iteration) * MAX_MARKS), []).append(text)
+    for x, text in verticals:
+        if x_scale.low <= x <= x_scale.high:
+            seen.setdefault(round(x_scale.place(x) * MAX_MARKS), []).append(text)
     for place, texts in seen.items():
         yield Tick(at=100 * place / MAX_MARKS, text=few(texts, 1))
 
@@ -242,9 +246,14 @@ def _hover(series: Series) -> dict[str, Any]:
     values["middle"] = rounded(series.middle)
     if series.middle_label:
         values["middle_label"] = series.middle_label
-    if series.kind == "dots" and np.any(series.high > series.low):
+    is_about = series.kind == "dots" and not series.middle_label
+    if is_about and np.any(series.high > series.low):
         values["error"] = rounded(series.high - series.middle, 2)
-    if series.kind == "line" and np.any((series.low < series.middle) | (series.middle < series.high)):
+    if (
+        series.kind != "area"
+        and not is_about
+        and np.any((series.low < series.middle) | (series.middle < series.high))
+    ):
         values["low"] = rounded(series.low)
         if np.any(series.low < series.high):
             values["high"] = rounded(series.high)

@@ -90,12 +90,12 @@ def draw_results(
 ) -> Iterator[Chart | None]:
     """Draws the losses on texts and the main metrics of tasks of one run over the iterations."""
     note = "right: perplexity"
-    losses = Style(unit="nats per token", log_from=2.5, note=note, restarts=restarts, right=_perplexity)
+    losses = Style(unit="nats per token", log_from=2.5, note=note, verticals=restarts, right=_perplexity)
     texts = dict.fromkeys(text.name for result in results for text in result.data)
     lines = [_loss(results, name, name, color) for color, name in enumerate(texts)]
     yield draw("texts", "Loss on texts", lines, x_scale, losses)
     tasks = dict.fromkeys(name for result in results for name in main_metrics(result))
-    style = Style(unit="metric", note="band: standard error", restarts=restarts)
+    style = Style(unit="metric", note="band: standard error", verticals=restarts)
     lines = [_metric(results, name, name, color) for color, name in enumerate(tasks)]
     yield draw("tasks", "Tasks", lines, x_scale, style)
 

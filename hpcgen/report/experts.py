@@ -46,7 +46,7 @@ def draw_expert_loads(events: Sequence[Event]) -> Chart | None:
         x_ticks=whole_ticks(x_scale),
         y_ticks=tuple(_layer_ticks(layers)),
         right_ticks=(),
-        restarts=(),
+        verticals=(),
         hover={
             "low": x_scale.low,
             "high": x_scale.high,

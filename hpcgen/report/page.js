@@ -19,6 +19,12 @@
     return low > 0 && x - xs[low - 1] < xs[low] - x ? low - 1 : low;
   };
 
+  // Shares of the width and values of an axis, which may be logarithmic.
+  const shareOf = ({ low, high, is_log }, x) =>
+    is_log ? Math.log(x / low) / Math.log(high / low) : (x - low) / (high - low);
+  const valueAt = ({ low, high, is_log }, share) =>
+    is_log ? low * (high / low) ** share : low + share * (high - low);
+
   const format = (value) => {
     if (value === null || value === undefined) return "–";
     const size = Math.abs(value);
@@ -45,7 +51,7 @@
       const place = xs[index] === at ? "" : ` (at ${format(xs[index])})`;
       const error = series.error ? ` ± ${format(series.error[index])}` : "";
       if (series.middle_label || range === null) {
-        rows.push(row(series.middle_label ? `${series.label}, median` : series.label + place, series.color, format(series.middle[index]) + error));
+        rows.push(row(series.middle_label ? `${series.label}, ${series.middle_label}` : series.label + place, series.color, format(series.middle[index]) + error));
       }
       if (range !== null) rows.push(row(series.label + place, series.color, range));
     }
@@ -55,8 +61,7 @@
   const show = (plot, x, left, top) => {
     const { chart } = plot, found = describe(chart, x);
     for (const other of plots) {
-      const { low, high, x_unit } = other.chart;
-      const share = (found.at - low) / (high - low);
+      const { x_unit } = other.chart, share = shareOf(other.chart, found.at);
       other.cursor.hidden = x_unit !== chart.x_unit || share < 0 || share > 1;
       other.cursor.style.left = 100 * share + "%";
       other.at = found.at;
@@ -80,7 +85,7 @@
     const move = (event) => {
       const box = element.getBoundingClientRect();
       const share = Math.min(1, Math.max(0, (event.clientX - box.left) / box.width));
-      show(plot, chart.low + share * (chart.high - chart.low), event.clientX, event.clientY);
+      show(plot, valueAt(chart, share), event.clientX, event.clientY);
     };
     element.addEventListener("pointermove", move);
     element.addEventListener("pointerdown", move);
@@ -95,7 +100,7 @@
       const from = plot.at === null ? xs.length - 1 : nearest(xs, plot.at);
       const x = xs[Math.min(xs.length - 1, Math.max(0, from + steps))];
       const box = element.getBoundingClientRect();
-      show(plot, x, box.left + box.width * (x - chart.low) / (chart.high - chart.low), box.top + 20);
+      show(plot, x, box.left + box.width * shareOf(chart, x), box.top + 20);
     });
   }
 })();

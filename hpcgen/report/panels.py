@@ -128,7 +128,7 @@ def _of_one(run: NamedHistory) -> Iterator[Chart | None]:
 
     def panel(panel: Panel) -> Chart | None:
         line = _line(run, panel.column, panel.label, panel.color, smooth=panel.smooth)
-        style = dataclasses.replace(panel.style, restarts=restarts)
+        style = dataclasses.replace(panel.style, verticals=restarts)
         return draw(panel.key, panel.title, [line], x_scale, style)
 
     yield _loss(run, x_scale, restarts)
@@ -224,7 +224,7 @@ def _loss(run: NamedHistory, x_scale: Scale, restarts: Sequence[tuple[int, str]]
         unit="nats per token",
         log_from=2.5,
         note="ticks at the bottom: steps without an update (overflow or spike)" if len(skipped) else "",
-        restarts=restarts,
+        verticals=restarts,
         skipped=skipped,
     )
     return draw("loss", "Loss", [_line(run, "loss", "train", 0), *_evaluations(run)], x_scale, style)
@@ -241,7 +241,7 @@ def _recent_loss(run: NamedHistory, restarts: Sequence[tuple[int, str]]) -> Char
     evaluations = [line for line in _evaluations(run, first) if len(line.x)]
     lines = [Series.line("train", 0, buckets, smooth=True), *evaluations]
     x_scale = Scale(low=float(first), high=float(iteration[-1]))
-    style = Style(unit="nats per token", restarts=restarts, cuts_outliers=True)
+    style = Style(unit="nats per token", verticals=restarts, cuts_outliers=True)
     return draw("recent-loss", "Loss, last quarter", lines, x_scale, style)
 
 
@@ -251,7 +251,7 @@ def _mtp_losses(run: NamedHistory, x_scale: Scale, restarts: Sequence[tuple[int,
     if not columns:
         return None
     layers = (_line(run, column, f"MTP layer {layer}", layer) for layer, column in enumerate(columns, 1))
-    style = Style(unit="nats per token", log_from=2.5, restarts=restarts)
+    style = Style(unit="nats per token", log_from=2.5, verticals=restarts)
     lines = [_line(run, "loss", "main loss", 0), *layers]
     return draw("mtp-loss", "Losses of the MTP layers", lines, x_scale, style)
 
@@ -273,7 +273,7 @@ def _flops(run: NamedHistory, x_scale: Scale, restarts: Sequence[tuple[int, str]
             unit="TFLOP/s per device",
             from_zero=True,
             note=note,
-            restarts=restarts,
+            verticals=restarts,
             right=(lambda tflops: f"{100 * tflops / peak:.2g}%") if peak else None,
         ),
     )
@@ -283,7 +283,7 @@ def _experts(
     run: NamedHistory, x_scale: Scale, restarts: Sequence[tuple[int, str]]
 ) -> Iterator[Chart | None]:
     """Plots the load of the experts; nothing for a dense model."""
-    style = dataclasses.replace(BUSIEST_EXPERT.style, restarts=restarts, note="of all layers")
+    style = dataclasses.replace(BUSIEST_EXPERT.style, verticals=restarts, note="of all layers")
     lines = [
         _line(run, "moe_max_load", "busiest expert", 1),
         _line(run, "moe_min_load", "least busy expert", 0),
@@ -291,7 +291,7 @@ def _experts(
     yield draw(BUSIEST_EXPERT.key, "Load of the experts", lines, x_scale, style)
     yield draw_expert_loads(run.history.expert_loads)
     dropped = [_line(run, "moe_dropped", "above the capacity", 1)]
-    style = Style(unit="fraction of token-expert pairs", from_zero=True, restarts=restarts)
+    style = Style(unit="fraction of token-expert pairs", from_zero=True, verticals=restarts)
     yield draw("dropped", "Dropped tokens", dropped, x_scale, style)
 
 
@@ -300,7 +300,7 @@ def _time_shares(history: History, x_scale: Scale, restarts: Sequence[tuple[int,
         unit="% of the step",
         from_zero=True,
         note="rank 0; the rest up to 100% is computation",
-        restarts=restarts,
+        verticals=restarts,
     )
     return draw("shares", "Time breakdown", _shares(history), x_scale, style)
 
@@ -336,7 +336,7 @@ def _checkpoint_times(history: History, x_scale: Scale, restarts: Sequence[tuple
         Series.dots(label, color, *_points(history.checkpoints, name))
         for color, (name, label) in enumerate(names.items(), 1)
     ]
-    style = Style(unit="seconds", from_zero=True, log_from=20, restarts=restarts)
+    style = Style(unit="seconds", from_zero=True, log_from=20, verticals=restarts)
     return draw("checkpoints", "Checkpoints", dots, x_scale, style)
 
 

@@ -62,7 +62,7 @@ def test_a_report_has_everything_that_was_recorded(eventful: Path) -> None:
         "2: ndv5-001, ndv5-002",
     ):
         assert words in page.text
-    restarts = [attributes["title"] for tag, attributes in page.tags if attributes.get("class") == "restart"]
+    restarts = [attributes["title"] for tag, attributes in page.tags if attributes.get("class") == "vertical"]
     assert "attempt 2, from iteration 120" in restarts
     assert page.series("loss")["x"][-1] == 160
     assert page.series("loss", 1) == {"label": "valid", "color": 1, "x": [100], "middle": [3.25]}
