@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpcgen.cli.options import json_option, run_options
+from hpcgen.cli.options import json_option, run_options, write_output
 from hpcgen.cli.quantities import Budget, Deadline, Nodes
 from hpcgen.errors import HpcgenError
+from hpcgen.files import shared_as_directory
 
 if TYPE_CHECKING:
     from hpcgen.planning.layouts.result import RankedLayout
@@ -73,6 +75,13 @@ class Row(click.ParamType[str]):
     metavar="[ROW]",
     help="Write the layout of this row and the number of nodes into the run file.  [default row: 1]",
 )
+@click.option(
+    "--html",
+    type=click.Path(path_type=Path),
+    metavar="FILE.html",
+    help="Also write a page with pictures: memory, schedule, ranks, and curves over the number of nodes; - is standard "
+    "output, without the tables.",
+)
 @json_option
 def command(
     config: Path,
@@ -83,6 +92,7 @@ def command(
     budget: tuple[float, bool] | None,
     compare: tuple[str, str] | None,
     write: str | None,
+    html: Path | None,
     as_json: bool,
 ) -> None:
     """Tries every valid layout that fits into memory: TP, PP, VPP, CP, EP and ETP, the size of microbatches, and what
@@ -114,8 +124,10 @@ def command(
         click.echo(json.dumps(summary.in_json(found), indent=1))
     elif compared:
         print_comparison(*compared)
-    else:
+    elif str(html) != "-":
         print_layouts(found)
+    if html is not None:
+        _write_page(html, found)
     if written is not None:
         _write(config, overrides, found, written)
 
@@ -143,6 +155,20 @@ def _row(found: RunLayouts, name: str, option: str) -> RankedLayout:
             f"{option} {name}: the table has only {len(search.best)} rows", "show more with --top"
         )
     return search.best[int(name) - 1]
+
+
+def _write_page(path: Path, found: RunLayouts) -> None:
+    """Writes the page.
+
+    Raises:
+        HpcgenError: it cannot be written.
+    """
+    from hpcgen.report.layouts.page import render_layouts
+    from hpcgen.run_plan.layouts.find import find_curve
+
+    page = render_layouts(found, find_curve(found), time.time())
+    with shared_as_directory(path.parent):
+        write_output(path, page, mode=0o666)
 
 
 def _write(config: Path, overrides: tuple[str, ...], found: RunLayouts, layout: RankedLayout) -> None:

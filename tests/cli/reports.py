@@ -11,7 +11,7 @@ from typing import Any
 
 from tests.cli.command import hpcgen
 
-VOID = {"meta", "link", "br", "path"}
+VOID = {"meta", "link", "br", "path", "input"}
 
 
 @dataclass
@@ -49,7 +49,9 @@ class Page(HTMLParser):
 
     @property
     def charts(self) -> list[str]:
-        return [str(attributes["id"]) for tag, attributes in self.tags if tag == "figure"]
+        return [
+            str(attributes["id"]) for tag, attributes in self.tags if tag == "figure" and "id" in attributes
+        ]
 
     @property
     def values(self) -> dict[str, Any]:

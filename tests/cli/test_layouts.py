@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.cli.command import Ended, hpcgen, listing
+from tests.cli.reports import Page
 
 DATA = "train: [{prefix: data/absent}]"
 RUN = f"""\
@@ -200,3 +201,20 @@ def test_mistakes_are_refused_and_nothing_is_written(
     assert ended.status == 2
     assert message in ended.stderr
     assert listing(run_file.parent) == before
+
+
+def test_a_page_shows_the_layouts_and_other_numbers_of_nodes(run_file: Path) -> None:
+    ended = layouts("-c", run_file, "--html", "page.html")
+    assert (ended.status, ended.stderr) == (0, "wrote page.html\n")
+    found = Page(Path("page.html").read_text(encoding="utf-8"))
+    assert found.series("scaling")["x"] == [8, 16, 32]  # the partition has four nodes
+    best = found_by("-c", run_file, "--nodes", 1)["nodes"][0]["layouts"]
+    assert {each["name"] for each in best} <= {line.strip() for line in found.texts}
+    with_costs = found.series("cost")
+    assert with_costs["low"][0] < with_costs["middle"][0] < with_costs["high"][0]
+
+
+def test_a_page_on_standard_output_has_no_tables_around_it(run_file: Path) -> None:
+    ended = layouts("-c", run_file, "--html", "-")
+    assert ended.stdout.startswith("<!DOCTYPE html>")
+    assert ended.stdout.endswith("</html>")
