@@ -24,6 +24,8 @@ PARTS = {
 """The parts of a step in words."""
 MOST_OF = 0.8
 """Share of the difference between two layouts that the named parts explain."""
+NONE = "0 s"
+"""The time of a part that a step does not have."""
 COUNTERS = 0.25
 """A part that is slower by this share of the difference is named as well."""
 
@@ -40,10 +42,11 @@ def why(first: RankedLayout, other: RankedLayout) -> str:
 
 
 def compared(one: RankedLayout, other: RankedLayout) -> list[tuple[str, str, str]]:
-    """Rows for two layouts side by side: what, and its value for each of them."""
+    """Rows for two layouts side by side: what, and its value for each of them. Without parts that neither has."""
     return [
         (what, value, other_value)
         for (what, value), (_, other_value) in zip(_rows(one), _rows(other), strict=True)
+        if not value == other_value == NONE
     ]
 
 

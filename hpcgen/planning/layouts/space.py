@@ -10,10 +10,10 @@
 | VPP | all numbers of chunks for which this is possible |
 | recompute | none, sets of modules, the first layers of each chunk, or all layers |
 
-The rules decide which of these layouts are valid. Other keys stay as they are, so a run that sets
-pipeline_model_parallel_layout keeps its PP, its VPP and its layers, and hierarchical_context_parallel_sizes allows only
-their product as CP, or 1. Keys that need more than one rank on an axis return to their defaults where it has one:
-tp_comm_overlap without TP, and cp_comm_type without CP.
+The rules decide which of these layouts are valid. A pipeline_model_parallel_layout of the run is one of the pipelines.
+Other keys stay as they are, so hierarchical_context_parallel_sizes allows only their product as CP, or 1. Keys that
+need more than one rank on an axis return to their defaults where it has one: tp_comm_overlap without TP, and
+cp_comm_type without CP.
 """
 
 from __future__ import annotations
@@ -171,7 +171,8 @@ class Space:
     def _pipelines(self) -> list[Keys]:
         """The keys of all pipelines."""
         facts, own = self._facts, self._facts.parallelism
-        vary = self._vary if own.pipeline_model_parallel_layout is None else frozenset()
+        has_layout = own.pipeline_model_parallel_layout is not None
+        vary = frozenset() if has_layout and "PP" not in self._vary else self._vary
         found: list[Keys] = []
         for stages in _sizes(facts.world.size) if "PP" in vary else [own.pipeline_model_parallel_size]:
             most = math.ceil(facts.model.num_layers / stages) if stages > 1 else 1
@@ -182,6 +183,10 @@ class Space:
                 }
                 splits = _splits(facts, stages, chunks) if "PP" in vary else [{}]
                 found += [{**keys, **split} for split in splits]
+        if has_layout and "PP" in vary:  # its parts may differ from those above
+            axes = ("pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size")
+            own_keys = {key: getattr(own, key) for key in (*axes, *UNEVEN_KEYS)}
+            found += [own_keys] if own_keys not in found else []
         return found
 
     @cached_property

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from hpcgen.planning.layouts.space import Space
+from tests.planning.cases import valid_facts
 from trainer.contract.model.pipeline import layout_of, layout_rows
 
 
@@ -19,3 +21,34 @@ from trainer.contract.model.pipeline import layout_of, layout_rows
 def test_chunks_as_a_pipeline_layout(layers: tuple[int, ...], mtp: int, text: str) -> None:
     assert layout_of(layers, mtp) == text
     assert tuple(row.count("t") for row in layout_rows(text)) == layers
+
+
+def test_a_pipeline_layout_of_the_run_is_one_of_those_tried() -> None:
+    """`hpcgen layouts --write` writes such a layout, and the next search must not stay with its stages."""
+    odd = "Ettt|t|t|tttttttL"
+    facts = valid_facts(
+        nodes=1,
+        model__num_layers=12,
+        parallelism__pipeline_model_parallel_size=2,
+        parallelism__virtual_pipeline_model_parallel_size=2,
+        parallelism__pipeline_model_parallel_layout=odd,
+    )
+    own = facts.parallelism
+
+    def pipelines(*vary: str) -> list[tuple[int, int | None, str | None]]:
+        space = Space(facts, vary)
+        found = (each.parallelism for each in space.pipelines(next(space.layers())))
+        return [
+            (
+                each.pipeline_model_parallel_size,
+                each.virtual_pipeline_model_parallel_size,
+                each.pipeline_model_parallel_layout,
+            )
+            for each in found
+        ]
+
+    alone = (own.pipeline_model_parallel_size, own.virtual_pipeline_model_parallel_size, odd)
+    every = pipelines("PP", "VPP")
+    assert every.count(alone) == 1
+    assert {stages for stages, _, _ in every} >= {1, 2, 4}
+    assert pipelines("VPP") == [alone]
