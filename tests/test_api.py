@@ -1,4 +1,4 @@
-"""The five functions as a Python user calls them."""
+"""The functions as a Python user calls them."""
 
 from __future__ import annotations
 

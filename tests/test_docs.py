@@ -334,7 +334,7 @@ def test_every_program_runs(page: str, reader: Path, stand_in: str, request: pyt
         write_trainer_config(reader, "python -m trainer")
     if page == "docs/generation.md":
         copy_run(request.getfixturevalue("trained"), reader)
-    if page == "docs/planning.md":
+    if page in ("docs/layouts.md", "docs/planning.md"):
         assert run("hpcgen init 13b.yaml --preset 13b", reader, None).returncode == 0
     # submitting is shown in full; here everything up to it
     program = re.sub(r"^jobs = submit\(.*\n", "", program, flags=re.MULTILINE)
@@ -393,7 +393,13 @@ def test_the_files_of_a_site_in_the_guides_are_right(page: str, file: str, cls: 
 
 @pytest.mark.parametrize(
     ("page", "answers"),
-    [("README.md", 1), ("docs/first-day.md", 1), ("docs/planning.md", 5), ("docs/storage.md", 1)],
+    [
+        ("README.md", 1),
+        ("docs/first-day.md", 1),
+        ("docs/layouts.md", 6),
+        ("docs/planning.md", 5),
+        ("docs/storage.md", 1),
+    ],
 )
 def test_the_guides_predict_what_the_command_predicts(
     page: str, answers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -404,11 +410,12 @@ def test_the_guides_predict_what_the_command_predicts(
     for block in blocks(page):
         if block.language == "yaml":
             write_named_file(block, tmp_path)
-        elif block.language == "text" and "hpcgen validate" in printed:
+        elif block.language == "text" and re.search("hpcgen (validate|layouts)", printed):
             shown = [
                 line for line in block.text.splitlines() if line != "..." and not line.startswith("train ")
             ]
-            assert [line for line in shown if line not in printed.splitlines()] == []
+            lines = {line.rstrip() for line in printed.splitlines()}  # tables are padded
+            assert [line for line in shown if line not in lines] == []
             checked, printed = checked + 1, ""
         else:
             printed = "".join(predicted(command) for command in block.commands())
@@ -416,8 +423,8 @@ def test_the_guides_predict_what_the_command_predicts(
 
 
 def predicted(command: str) -> str:
-    """Lines that `hpcgen init` and `validate` print, after the command; nothing for other commands and for JSON."""
-    if not re.match(r"hpcgen (init|validate) [^|]*$", command):
+    """Lines that `init`, `validate` and `layouts` print, after the command; nothing for other commands and for JSON."""
+    if not re.match(r"hpcgen (init|validate|layouts) [^|]*$", command):
         return ""
     # arithmetic expressions of the shell
     plain = re.sub(r"\$\(\((.*)\)\)", lambda found: str(int(eval(found[1]))), command)

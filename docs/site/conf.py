@@ -55,7 +55,14 @@ html_css_files = ["site.css"]
 html_extra_path = ["index.html"]
 
 CONTENTS = {
-    "Start": ["docs/first-day", "docs/planning", "docs/install", "docs/architecture", "docs/glossary"],
+    "Start": [
+        "docs/first-day",
+        "docs/planning",
+        "docs/layouts",
+        "docs/install",
+        "docs/architecture",
+        "docs/glossary",
+    ],
     "Train": [
         *(
             "docs/training",

@@ -16,7 +16,7 @@ from hpcgen.run_plan.layouts.result import NodesLayouts, RunLayouts
 from hpcgen.run_plan.plan import located_in
 from hpcgen.run_plan.prediction import Prediction
 from hpcgen.run_plan.prediction_summary import figures, lines
-from hpcgen.text import duration, rough, scaled
+from hpcgen.text import counted, duration, rough, scaled
 
 WIDTH = 80
 """Width of text, and of tables in pipes."""
@@ -41,7 +41,7 @@ def print_layouts(found: RunLayouts) -> None:
 def _print_chosen(found: NodesLayouts) -> None:
     first = found.first
     assert first is not None
-    click.echo(f"{summary.of_search(found)}\n")
+    click.echo(f"{counted(found.num_nodes, 'node')} with {counted(found.num_gpus, 'GPU')}:\n")
     _print_table(_layouts_table(found))
     click.echo()
     _print_lines(_comparisons(found))
@@ -55,7 +55,10 @@ def _print_chosen(found: NodesLayouts) -> None:
 
 def print_comparison(first: RankedLayout, second: RankedLayout) -> None:
     """Prints two layouts side by side."""
-    table = _table("", first.name, second.name)
+    table = new_table()
+    table.add_column("", overflow="fold")
+    for layout in (first, second):
+        table.add_column(layout.name, justify="right", overflow="fold")
     for heading, *cells in compared(first, second):
         table.add_row(heading, *cells)
     _print_table(table)

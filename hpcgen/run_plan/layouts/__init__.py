@@ -3,6 +3,9 @@
 | part | module |
 | --- | --- |
 | what is found | `result` |
+| the search on each number of nodes, and the numbers that are tried | `find` |
+| JSON data for scripts, and sentences for people | `summary` |
+| a chosen layout in the run file | `choice` |
 
 Only commands that show layouts import these modules, since `render` needs none of them.
 """

@@ -91,13 +91,6 @@ def written_reason(found: NodesLayouts, layout: RankedLayout) -> str:
     return f"hpcgen layouts: {rate} tokens/s per GPU predicted{compared}"
 
 
-def of_search(found: NodesLayouts) -> str:
-    """How many layouts were found."""
-    valid = counted(found.search.num_valid, "valid layout")
-    nodes = f"{counted(found.num_nodes, 'node')} with {counted(found.num_gpus, 'GPU')}"
-    return f"{nodes}: {found.search.num_fitting:,} of {valid} fit into memory"
-
-
 def guesses(prediction: Prediction) -> str:
     """The constants that were not measured, without their sources."""
     constants = "; ".join(guess.partition(" (")[0] for guess in prediction.guesses)
@@ -149,6 +142,6 @@ def amount(found: RunLayouts, value: float) -> str:
     assert found.goal is not None
     if found.goal.of == "time":
         is_long = value >= 2 * 86400
-        return f"{rough(value / 86400)} days" if is_long else f"{rough(value / 3600)} hours"
+        return f"{rough(value / 86400, 3)} days" if is_long else f"{rough(value / 3600, 3)} hours"
     unit = found.run.cluster.currency if found.goal.of == "cost" else "GPU-hours"
-    return f"{rough(value)} {unit}"
+    return f"{rough(value, 3)} {unit}"
