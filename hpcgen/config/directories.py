@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from hpcgen.config.fields import is_profile_path
 from hpcgen.config.trust import require_own_place, require_safe_parents, require_trusted
 from hpcgen.errors import HpcgenError
 from hpcgen.files import no_access, to_read
@@ -90,6 +91,22 @@ def names_in(directories: Iterable[Path]) -> list[str]:
         HpcgenError: see `readable`.
     """
     return sorted({path.stem for folder in readable(directories) for path in folder.glob("*.yaml")})
+
+
+MEASURED_SUFFIX = ".measured.json"
+"""The end of the name of a file with what was measured on a cluster (`hpcgen.planning.measured_file`)."""
+
+
+def measured_places(cluster: str, files: Sequence[str]) -> list[Path]:
+    """Where measurements of a cluster can be: next to its profile unless hpcgen ships it, and in the user's directory.
+
+    `cluster` is the name or the path of the profile, and `files` its files as in `Profile.files`.
+    """
+    name = Path(cluster).stem if is_profile_path(cluster) else cluster
+    own = [
+        Path(file).with_name(name + MEASURED_SUFFIX) for file in files[:1] if not file.startswith("shipped:")
+    ]
+    return [*dict.fromkeys([*own, user_directory() / "clusters" / (name + MEASURED_SUFFIX)])]
 
 
 def is_below(path: Path, directory: Path) -> bool:

@@ -10,12 +10,12 @@ import functools
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from hpcgen import files
-from hpcgen.config.directories import user_directory
+from hpcgen.config.directories import measured_places
 from hpcgen.config.fields import is_profile_path
 from hpcgen.config.known_gpus import gpu_called
 from hpcgen.config.loader import Run
@@ -31,8 +31,8 @@ from hpcgen.planning.step_time.measurements import (
     table_of,
     text_of,
 )
+from trainer.contract.files.regular_file import read_text
 
-SUFFIX = ".measured.json"
 FORMAT = 1
 MAX_MISTAKES = 10
 """Mistakes of a file that a message lists."""
@@ -45,8 +45,24 @@ def measured_on(run: Run) -> Measurements | None:
     Raises:
         HpcgenError: a file cannot be read or is not valid, or it is of another GPU.
     """
-    content = _content(run)
+    is_named = is_profile_path(run.cluster_name)
+    return measured_in(_places(run), run.node_type, looked_up=not is_named)
+
+
+def measured_in(
+    paths: Iterable[Path], node_type: NodeType, *, looked_up: bool = False
+) -> Measurements | None:
+    """What the files have that exist; None if none does. `looked_up` is True for files that were found by name.
+
+    Raises:
+        HpcgenError: see `measured_on`.
+    """
+    content = _content(paths, node_type, looked_up=looked_up)
     return None if content is None else _table(json.dumps(content))
+
+
+def _places(run: Run) -> list[Path]:
+    return measured_places(run.cluster_name, run.cluster_files)
 
 
 @functools.lru_cache(maxsize=4)
@@ -71,50 +87,43 @@ def add_measured(run: Run, result: Path) -> Path:
     measured.pop("gpu", None)
     content = {"format": FORMAT, "gpu_model": node_type.gpu_model, **measured}
     _require_valid(result, content, node_type)
-    old = _content(run)
-    if old is not None:
-        newer, older = (table_of({**each, "gpu_model": ""}) for each in (content, old))
-        both = combined(older, newer)
-        content |= {name: rows for name in COLUMNS if (rows := list(getattr(both, name)))}
+    old = _content(_places(run), node_type, looked_up=not is_profile_path(run.cluster_name))
     target = _target(run)
-    files.write_text(target, text_of(content), 0o644)
+    files.write_text(target, text_of(content if old is None else _merged(old, content)), 0o644)
     return target
-
-
-def places(run: Run) -> list[Path]:
-    """Where the file of the run's cluster can be, in the order in which it is written."""
-    name = Path(run.cluster_name).stem if is_profile_path(run.cluster_name) else run.cluster_name
-    profile = run.cluster_files[0] if run.cluster_files else "shipped:"
-    found = [] if profile.startswith("shipped:") else [Path(profile).with_name(name + SUFFIX)]
-    return [*dict.fromkeys([*found, user_directory() / "clusters" / (name + SUFFIX)])]
 
 
 def _target(run: Run) -> Path:
     """The first place that the user can write to."""
-    *others, own = places(run)
+    *others, own = _places(run)
     return next((path for path in others if os.access(path.parent, os.W_OK | os.X_OK)), own)
 
 
-def _content(run: Run) -> dict[str, Any] | None:
-    """The content of the cluster's file; None without a file. Of two files, rows of the later one replace others."""
+def _content(paths: Iterable[Path], node_type: NodeType, *, looked_up: bool) -> dict[str, Any] | None:
+    """The content of the files that exist; None without any. Rows of a later one replace others."""
     contents = []
-    for path in places(run):
+    for path in paths:
         if os.path.lexists(path):
-            require_trusted_file(path, looked_up=not is_profile_path(run.cluster_name))
-            content = _parsed(path)
-            _require_valid(path, content, run.node_type)
+            content = _parsed(path)  # first, because it says so if the file cannot be read
+            require_trusted_file(path, looked_up=looked_up)
+            _require_valid(path, content, node_type)
             contents.append(content)
     contents.sort(key=lambda content: str(content["measured"]["date"]))
-    if len(contents) < 2:
-        return contents[0] if contents else None
-    older, newer = contents
-    both = combined(*(table_of({**each, "gpu_model": ""}) for each in contents))
-    return older | newer | {name: list(getattr(both, name)) for name in COLUMNS}
+    found: dict[str, Any] | None = None
+    for content in contents:
+        found = content if found is None else _merged(found, content)
+    return found
+
+
+def _merged(older: dict[str, Any], newer: dict[str, Any]) -> dict[str, Any]:
+    """The newer content, with those rows of the older one that it does not replace."""
+    both = combined(*(table_of({**each, "gpu_model": ""}) for each in (older, newer)))
+    return {**newer, **{name: rows for name in COLUMNS if (rows := list(getattr(both, name)))}}
 
 
 def _parsed(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_text(path))
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else f"not JSON: {error}"
         raise HpcgenError(f"cannot be read ({reason})", AGAIN, where=path) from error

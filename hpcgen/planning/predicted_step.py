@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
+from hpcgen.config.loader import Run
 from hpcgen.config.node_type import NodeType
 from hpcgen.errors import HpcgenError
+from hpcgen.planning.allocation import Allocation
+from hpcgen.planning.measured_file import measured_on
 from hpcgen.planning.setup import Setup
 from hpcgen.planning.step_time.estimate import estimate_step_time
 from hpcgen.planning.step_time.machine import Machine, missing_facts
@@ -50,6 +53,20 @@ def layers_are_known(model: ModelConfig) -> None:
     for key in ("model_provider", "layer_spec"):
         if value := getattr(model, key):
             raise NoPrediction(f"model.{key} = {value} builds layers whose time hpcgen does not know")
+
+
+def machine_of_run(run: Run, training: TrainingConfig, allocation: Allocation) -> Machine:
+    """The machine of a run's training, with what was measured on its cluster.
+
+    Raises:
+        NoPrediction: facts of the nodes are unknown, or what was measured cannot be used.
+    """
+    try:
+        measured = measured_on(run)
+    except HpcgenError as error:
+        raise NoPrediction("what was measured on the cluster cannot be used", str(error)) from error
+    counts = allocation.ntasks_per_node, allocation.nvlink_nodes
+    return machine_of(training, run.cluster.node_type, run.node_type, *counts, measured)
 
 
 def predicted_step(

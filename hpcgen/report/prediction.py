@@ -9,6 +9,7 @@ from typing import Any
 from hpcgen.config.node_types import load_node_type
 from hpcgen.config.stages import MACHINE_FILE
 from hpcgen.errors import HpcgenError
+from hpcgen.planning.measured_file import measured_in
 from hpcgen.planning.predicted_step import machine_of, predicted_step
 from hpcgen.report.run import Run
 from trainer.contract.config import TrainerConfig, from_dict
@@ -31,7 +32,9 @@ def predicted_step_s(run: Run, batch_size: float | None) -> float | None:
         trainer, nodes = resolve(trainer), _nodes(run.directory)
         name = str(nodes["node_type"])
         counts = int(nodes["gpus_per_node"]), int(nodes["nvlink_nodes"])
-        machine = machine_of(trainer.training, name, load_node_type(name), *counts)
+        node_type = load_node_type(name)
+        measured = measured_in(map(Path, nodes.get("measured", ())), node_type)
+        machine = machine_of(trainer.training, name, node_type, *counts, measured)
         sizes = batch_sizes(trainer.training)
         size = int(batch_size) if batch_size is not None and batch_size in sizes else sizes[-1]
         return predicted_step(trainer, machine, size).total

@@ -12,10 +12,9 @@ from collections.abc import Iterator
 from hpcgen.config.cluster import price_per_gpu_hour
 from hpcgen.config.fields import slurm_time
 from hpcgen.config.plausible import price_doubts
-from hpcgen.errors import HpcgenError, Problem
+from hpcgen.errors import Problem
 from hpcgen.planning import checkpointing, resuming, storage
-from hpcgen.planning.measured_file import measured_on
-from hpcgen.planning.predicted_step import NoPrediction, machine_of, predicted_step
+from hpcgen.planning.predicted_step import NoPrediction, machine_of_run, predicted_step
 from hpcgen.planning.request import place_of
 from hpcgen.planning.run_time import (
     NODE_WATTS,
@@ -292,13 +291,7 @@ def _rest(plan: Plan) -> _Rest:
         raise NoPrediction("hpcgen predicts the time of its own trainer only, not of other programs")
     if trainer is None or stage is None:
         raise NoPrediction("no planned stage trains", f"plan the stage {TRAIN.name}")
-    allocation, node_type = stage.allocation, plan.run.node_type
-    counts = allocation.ntasks_per_node, allocation.nvlink_nodes
-    try:
-        measured = measured_on(plan.run)
-    except HpcgenError as error:
-        raise NoPrediction("what was measured on the cluster cannot be used", str(error)) from error
-    machine = machine_of(trainer.training, cluster.node_type, node_type, *counts, measured)
+    machine = machine_of_run(plan.run, trainer.training, stage.allocation)
     steps = tuple(remaining_steps(trainer.training, *_start(trainer)))
     if not steps:
         raise NoPrediction("the run is finished and has nothing left to train")

@@ -75,11 +75,10 @@ def _with_faster_layouts(
     if not may_be_slow(facts, run.node_type.peak_tflops.get(facts.training.precision_of_layers)):
         return warnings
     from hpcgen.planning.layouts.advice import with_faster_layouts
-    from hpcgen.planning.predicted_step import NoPrediction, machine_of
+    from hpcgen.planning.predicted_step import NoPrediction, machine_of_run
 
-    counts = allocation.ntasks_per_node, allocation.nvlink_nodes
     try:
-        machine = machine_of(facts.training, run.cluster.node_type, run.node_type, *counts)
+        machine = machine_of_run(run, facts.training, allocation)
         return with_faster_layouts(facts, machine, warnings)
     except NoPrediction:
         return warnings

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 
+from hpcgen.config.directories import measured_places
 from hpcgen.config.loader import Run
 from hpcgen.config.node_type import NodeType
 from hpcgen.config.run import RunConfig
@@ -108,11 +110,14 @@ def _machine_file(run: Run, allocation: Allocation) -> dict[str, str]:
     """The nodes of a job with GPUs as a job file. With it, a report can compare the steps with the prediction."""
     if run.node_type.device != "cuda":
         return {}
-    machine = {
+    machine: dict[str, object] = {
         "node_type": run.cluster.node_type,
         "gpus_per_node": allocation.ntasks_per_node,
         "nvlink_nodes": allocation.nvlink_nodes,
     }
+    places = measured_places(run.cluster_name, run.cluster_files)
+    if measured := [str(path) for path in places if os.path.lexists(path)]:
+        machine["measured"] = measured
     return {MACHINE_FILE: f"{json.dumps(machine)}\n"}
 
 

@@ -402,6 +402,25 @@ def test_steps_are_compared_with_the_prediction(tmp_path: Path) -> None:
     assert words in report(recorded).text
 
 
+def test_the_prediction_is_that_with_the_measurements_of_the_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "xdg"))
+    between = [
+        {"collective": name, "ranks": 16, "domains": 2, "bytes": 2**30, "us": 1e5}
+        for name in ("all_gather", "reduce_scatter")
+    ]
+    table = {"format": 1, "device": "cuda", "gpu_model": "H100 SXM 80 GB", "measured": {"date": "2026-11-26"}}
+    path = tmp_path / "xdg/hpcgen/clusters/azure-ndv5.measured.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({**table, "collectives": between}))
+    recorded = gpu_run(tmp_path)
+    predicted = predict(plan(load_run(tmp_path / "run.yaml", ["slurm.train.nodes=2"]))).step
+    [found] = json.loads(hpcgen("report", recorded, "--json").stdout)
+    assert found["predicted_step_time_s"] == pytest.approx(predicted.total)
+    assert predicted.data_parallel > 0.05
+
+
 @pytest.mark.parametrize(
     ("file", "content"),
     [
@@ -411,6 +430,10 @@ def test_steps_are_compared_with_the_prediction(tmp_path: Path) -> None:
         ("machine.json", '{"node_type": "of another site", "gpus_per_node": 8, "nvlink_nodes": 1}'),
         ("machine.json", '{"node_type": "cpu", "gpus_per_node": 8, "nvlink_nodes": 1}'),
         ("machine.json", '{"node_type": ["ndv5"], "gpus_per_node": {}, "nvlink_nodes": 1}'),
+        (
+            "machine.json",
+            '{"node_type": "ndv5", "gpus_per_node": 8, "nvlink_nodes": 1, "measured": ["/etc/hostname", 3]}',
+        ),
         ("trainer.json", '{"model": {}, "training": {}}'),
         ("trainer.json", '{"model": {"num_layers": 0}, "training": {}, "of_a_later_version": 1}'),
     ],

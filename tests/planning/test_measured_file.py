@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from hpcgen.config.directories import MEASURED_SUFFIX
 from hpcgen.config.loader import Run, load_run
 from hpcgen.errors import HpcgenError
-from hpcgen.planning.measured_file import SUFFIX, add_measured, measured_on
+from hpcgen.planning.measured_file import add_measured, measured_on
 from hpcgen.planning.predicted_step import NoPrediction
 from hpcgen.planning.step_time.machine import BY_TUNE
 from hpcgen.run_plan.prediction import Prediction, predict
@@ -66,7 +67,7 @@ def test_file_is_next_to_the_profile_and_has_the_newest_rows(directory: Path) ->
     run = loaded(directory)
     assert measured_on(run) is None
     path = add_measured(run, result(directory, host=[HOST], collectives=list(BETWEEN)))
-    assert path == directory / "clusters" / f"orion{SUFFIX}"
+    assert path == directory / "clusters" / f"orion{MEASURED_SUFFIX}"
     add_measured(run, result(directory, host=[{**HOST, "us": 2500.0}], products=[]))
     found = measured_on(run)
     assert found is not None
@@ -78,7 +79,7 @@ def test_file_is_next_to_the_profile_and_has_the_newest_rows(directory: Path) ->
 def test_file_of_a_shipped_profile_is_the_user_s(directory: Path, tmp_path: Path) -> None:
     run = loaded(directory, "azure-ndv5")
     path = add_measured(run, result(directory, host=[HOST]))
-    assert path == tmp_path / "xdg/hpcgen/clusters" / f"azure-ndv5{SUFFIX}"
+    assert path == tmp_path / "xdg/hpcgen/clusters" / f"azure-ndv5{MEASURED_SUFFIX}"
     assert measured_on(run) is not None
     assert measured_on(loaded(directory)) is None
 

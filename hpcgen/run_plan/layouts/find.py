@@ -12,7 +12,7 @@ from hpcgen.planning.layouts.result import Search
 from hpcgen.planning.layouts.search import search
 from hpcgen.planning.layouts.space import AXES
 from hpcgen.planning.paths import absolute_paths
-from hpcgen.planning.predicted_step import NoPrediction, machine_of
+from hpcgen.planning.predicted_step import NoPrediction, machine_of_run
 from hpcgen.planning.request import allocation_problems, make_allocation
 from hpcgen.run_plan.layouts.result import NODES, Goal, Kind, NodesLayouts, RunLayouts, with_layout
 from hpcgen.run_plan.plan import Plan, located_in, plan
@@ -164,8 +164,7 @@ def _layouts(run: Run, top: int, vary: Sequence[str] = AXES) -> NodesLayouts:
     facts, unknown = training_facts(run, config, allocation)
     if unknown:
         raise ConfigErrors([located_in(run, problem) for problem in unknown])
-    counts = allocation.ntasks_per_node, allocation.nvlink_nodes
-    machine = machine_of(config.training, run.cluster.node_type, run.node_type, *counts)
+    machine = machine_of_run(run, config.training, allocation)
     found = search(facts, machine, top=top, vary=vary)
     prediction, reason = _prediction(run, found)
     return NodesLayouts(run=run, machine=machine, search=found, prediction=prediction, no_prediction=reason)
