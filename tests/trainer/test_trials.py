@@ -6,12 +6,14 @@ import dataclasses
 import json
 import statistics
 import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.trainer.forked import run_ranks
+from tests.trainer.forked import ROOT, run_ranks
 from tests.trainer.runs import GPT, environment, free_port, gpt_config
 from trainer.contract.config import TrainerConfig, from_dict
 from trainer.contract.trials import TrialConfig, TrialResult, TrialsConfig, result_path
@@ -34,10 +36,11 @@ def run_trial(
     parallelism: dict[str, Any] | None = None,
     training: dict[str, Any] | None = None,
     time_limit_s: int = 3600,
+    device: str = "cpu",
 ) -> tuple[list[subprocess.CompletedProcess[str]], TrialResult | None]:
     """Runs a trial with its ranks, or only the first `started` of them. Returns the ranks and the result's file."""
     document = gpt_config("none", directory, GPT | (model or {}))
-    document |= {"world_size": world_size, "parallelism": parallelism or {}}
+    document |= {"world_size": world_size, "parallelism": parallelism or {}, "device": device}
     document["training"] |= training or {}
     trial = TrialConfig(name="the trial", key="0123", trainer=from_dict(TrainerConfig, document, "test"))
     config = TrialsConfig(warmup_steps=1, steps=3, time_limit_s=time_limit_s, trials=(trial,))
@@ -45,9 +48,17 @@ def run_trial(
     path.write_text(json.dumps(dataclasses.asdict(config)))
     port, arguments = free_port(), ("-m", "trainer.trials", "--config", str(path), "--trial", "0123")
     ranks = range(world_size if started is None else started)
-    done = run_ranks(arguments, [environment(rank, world_size, port) for rank in ranks])
+    environments = [environment(rank, world_size, port) for rank in ranks]
+    # a fork has the CPU's stand-ins
+    done = run_ranks(arguments, environments) if device == "cpu" else [_alone(arguments, environments[0])]
     file = result_path(str(directory), "0123")
     return done, from_dict(TrialResult, json.loads(file.read_text()), "result") if file.exists() else None
+
+
+def _alone(arguments: Sequence[str], env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=ROOT, env=env, capture_output=True, text=True, check=False
+    )
 
 
 def test_all_ranks_measure_a_trial_without_data(tmp_path: Path) -> None:
