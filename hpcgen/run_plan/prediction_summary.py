@@ -61,6 +61,7 @@ def figures(found: Prediction) -> dict[str, Any]:
         **{name: _of_run(found, getattr(found, name)) for name in ("low", "likely", "high")},
         "gpu_model": found.gpu_model,
         "kernels_measured": found.is_measured,
+        "host_measured": found.step.host_is_measured,
         "guesses": list(found.guesses),
     }
 

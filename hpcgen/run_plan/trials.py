@@ -7,12 +7,11 @@ import shlex
 from collections.abc import Mapping
 
 from hpcgen.config.loader import Run, with_values
-from hpcgen.errors import ConfigErrors, HpcgenError
+from hpcgen.errors import ConfigErrors
 from hpcgen.planning.layouts.search import search
-from hpcgen.planning.measured_file import measured_on
 from hpcgen.planning.memory import estimate_memory
 from hpcgen.planning.paths import absolute_paths
-from hpcgen.planning.predicted_step import NoPrediction, machine_of, predicted_step
+from hpcgen.planning.predicted_step import NoPrediction, machine_of_run, predicted_step
 from hpcgen.planning.request import make_allocation
 from hpcgen.planning.setup import Setup
 from hpcgen.planning.step_time.machine import Machine
@@ -91,12 +90,7 @@ def _machine(run: Run) -> Machine:
     """The machine of the training.
 
     Raises:
-        NoPrediction: facts of the nodes are unknown.
+        NoPrediction: see `machine_of_run`.
     """
     allocation = make_allocation(TRAIN, run.config, run.cluster, run.node_type)
-    counts = allocation.ntasks_per_node, allocation.nvlink_nodes
-    try:
-        measured = measured_on(run)
-    except HpcgenError as error:
-        raise NoPrediction("what was measured on the cluster cannot be used", str(error)) from error
-    return machine_of(run.config.training, run.cluster.node_type, run.node_type, *counts, measured)
+    return machine_of_run(run, run.config.training, allocation)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,8 @@ def test_host_that_was_measured_narrows_the_range(directory: Path) -> None:
     assert after.step.host > before.step.host
     widths = [found.range[1] / found.range[0] for found in (before, after)]
     assert widths[1] < 0.6 * widths[0]
+    assert after.step.host_is_measured
+    assert not of_others.step.host_is_measured
 
 
 @pytest.mark.parametrize(
@@ -167,6 +170,12 @@ def test_damaged_file_is_refused(directory: Path, text: str) -> None:
     path.write_text(text)
     with pytest.raises(HpcgenError, match="measure again with hpcgen tune"):
         measured_on(run)
+
+
+def test_fifo_in_its_place_does_not_hang(directory: Path) -> None:
+    os.mkfifo(directory / "clusters" / f"orion{MEASURED_SUFFIX}")
+    with pytest.raises(HpcgenError, match="it is a FIFO, not a regular file"):
+        measured_on(loaded(directory))
 
 
 def test_result_of_other_gpus_is_refused(directory: Path) -> None:
