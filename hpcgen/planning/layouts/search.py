@@ -7,10 +7,12 @@ memory is ranked as if it took RISK longer.
 
 from __future__ import annotations
 
+import bisect
 import functools
 import heapq
 import itertools
 import math
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import cached_property
 
@@ -100,7 +102,8 @@ class _Tree:
         self._estimator = Estimator(machine)
         self.best: dict[Hashable, RankedLayout] = {}
         """The best layout with each combination of sizes."""
-        self._weights_gib: dict[Hashable, float] = {}
+        self._is_enough: defaultdict[Hashable, dict[int, bool]] = defaultdict(dict)
+        """Whether a number of stages can hold the weights, by what else the weights depend on."""
         self.num_valid = 0
         self.num_fitting = 0
 
@@ -119,7 +122,7 @@ class _Tree:
     def own(self) -> RankedLayout | None:
         """The layout of the run itself."""
         run = _Candidate(self._facts)
-        return self._ranked(run) if run.is_valid and run.memory.free_gib >= 0 else None
+        return self._ranked(run) if run.is_valid and run.fits() else None
 
     @property
     def _limit(self) -> float:
@@ -129,45 +132,50 @@ class _Tree:
 
     def _by_layers(self) -> Iterator[Branch]:
         for layers in self._space.layers():
-            first = next((each for each in self._space.pipelines(layers) if each.layout), None)
+            first = next(self._pipelines(layers), None)
             if first is not None:
-                run = _Candidate(next(self._space.recomputed(first)))
-                bound = self._estimator.least_time_of_pipelines(run.setup)
+                bound = self._estimator.least_time_of_pipelines(first.setup)
                 yield bound, functools.partial(self._by_pipeline, layers)
 
     def _by_pipeline(self, layers: Facts) -> Iterator[Branch]:
-        for pipeline in self._space.pipelines(layers):
+        for run in self._pipelines(layers):
+            yield self._estimator.least_time(run.setup), functools.partial(self._by_recomputation, run)
+
+    def _pipelines(self, layers: Facts) -> Iterator[_Candidate]:
+        """Yields a run with each pipeline, without recomputation. Pipelines that are too short for the weights are left
+        out."""
+        axes = layers.parallelism
+        is_enough = self._is_enough[
+            axes.tensor_model_parallel_size,
+            axes.context_parallel_size,
+            axes.expert_model_parallel_size,
+            axes.expert_tensor_parallel_size,
+        ]
+        too_short = {stages for stages, enough in is_enough.items() if not enough}
+        for pipeline in self._space.pipelines(layers, too_short):
             if pipeline.layout is not None:
-                ways = self._space.recomputed(pipeline)
-                run = _Candidate(next(ways))
-                if self._fits_weights(run):
-                    yield self._estimator.least_time(run.setup), functools.partial(self._by_way, run, ways)
-                elif self.num_valid == 0:
-                    self.num_valid += run.is_valid
+                run = _Candidate(self._space.without_recomputation(pipeline))
+                stages = pipeline.parallelism.pipeline_model_parallel_size
+                if stages not in is_enough:
+                    is_enough[stages] = run.fits_weights
+                if is_enough[stages]:
+                    yield run
+                else:
+                    self.num_valid = self.num_valid or int(run.is_valid)
 
-    def _fits_weights(self, run: _Candidate) -> bool:
-        """False if weights, gradients and optimizer state alone do not fit, shared evenly by the pipeline stages."""
-        layout = run.setup.layout
-        stages = layout.pipeline_model_parallel_size
-        axes = layout.tensor_model_parallel_size, layout.context_parallel_size, stages
-        key = *axes, layout.expert_model_parallel_size, layout.expert_tensor_parallel_size
-        if key not in self._weights_gib:
-            size = sum(sum(parameter_bytes(run.setup, stage)) for stage in range(stages))
-            self._weights_gib[key] = size / stages / GIB
-        return self._weights_gib[key] <= run.available_gib - OTHER_GIB
-
-    def _by_way(self, run: _Candidate, others: Iterator[Facts]) -> Iterator[Branch]:
-        """Tries a layout without recomputation. Unless it fits safely, the ways to recompute activations follow, if the
-        one that keeps the least fits."""
+    def _by_recomputation(self, run: _Candidate) -> Iterator[Branch]:
+        """Tries a layout without recomputation. Unless it fits safely, two of each kind of recomputation follow: the
+        fastest one that fits, and the fastest one that fits safely."""
         if self._try(run) or not run.is_valid:
             return
-        ways = [*map(_Candidate, others)]
-        if ways and ways[-1].is_valid and ways[-1].memory.free_gib < 0:
-            return
-        for way in ways:
-            bound = self._estimator.least_time(way.setup)
-            if not self._is_known(way, bound):
-                yield bound, functools.partial(self._end, way, bound)
+        for ways in self._space.recomputed(run.facts):
+            candidates = [*map(_Candidate, ways)]
+            fitting = bisect.bisect_left(candidates, True, key=_Candidate.fits)
+            safe = bisect.bisect_left(candidates, True, fitting, key=_Candidate.fits_safely)
+            for way in dict.fromkeys(candidates[fitting : fitting + 1] + candidates[safe : safe + 1]):
+                bound = self._estimator.least_time(way.setup)
+                if not self._is_known(way, bound):
+                    yield bound, functools.partial(self._end, way, bound)
 
     def _end(self, run: _Candidate, bound: float) -> Iterable[Branch]:
         if not self._is_known(run, bound):
@@ -184,7 +192,7 @@ class _Tree:
         if not run.is_valid:
             return False
         self.num_valid += 1
-        if run.memory.free_gib < 0:
+        if not run.fits():
             return False
         self.num_fitting += 1
         layout, identity = self._ranked(run), _identity(run.facts)
@@ -198,7 +206,7 @@ class _Tree:
             changes=changes(self._facts, run.facts),
             memory=run.memory.estimate,
             free_share=run.memory.free_gib / run.memory.available_gib,
-            is_risky=run.memory.is_tight,
+            is_risky=not run.fits_safely(),
             step=self._estimator.step_time(run.setup),
         )
 
@@ -223,11 +231,25 @@ class _Candidate:
     @cached_property
     def memory(self) -> DeviceMemory:
         """The memory of the fullest device."""
-        return memory_of(self.setup, self.available_gib, self.facts.nvlink_devices)
+        return memory_of(self.setup, self._available_gib, self.facts.nvlink_devices)
 
     @property
-    def available_gib(self) -> float:
-        """Memory of a device."""
+    def fits_weights(self) -> bool:
+        """False if weights, gradients and optimizer state alone do not fit, shared evenly by the pipeline stages."""
+        stages = self.setup.layout.pipeline_model_parallel_size
+        size = sum(sum(parameter_bytes(self.setup, stage)) for stage in range(stages))
+        return size / stages / GIB <= self._available_gib - OTHER_GIB
+
+    def fits(self) -> bool:
+        """True if the memory of the devices is enough."""
+        return self.memory.free_gib >= 0
+
+    def fits_safely(self) -> bool:
+        """True if enough of it remains as well."""
+        return not self.memory.is_tight
+
+    @property
+    def _available_gib(self) -> float:
         assert self.facts.device_memory_gib is not None
         return self.facts.device_memory_gib
 

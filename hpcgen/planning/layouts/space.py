@@ -21,7 +21,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -92,31 +92,36 @@ class Space:
             for size in sizes:
                 yield _with_training(changed, {"micro_batch_size": size})
 
-    def pipelines(self, layers: Facts) -> Iterator[Facts]:
-        """Yields a run of `layers` with each pipeline. Some of them break rules."""
+    def pipelines(self, layers: Facts, but_not: Container[int] = ()) -> Iterator[Facts]:
+        """Yields a run of `layers` with each pipeline, except for the numbers of stages `but_not`. Some break rules."""
         axes, training = layers.parallelism, layers.training
         ranks = layers.world.size // (axes.tensor_model_parallel_size * axes.context_parallel_size)
         samples = training.global_batch_size // training.micro_batch_size
         for keys in self._pipelines:
-            replicas, ranks_left = divmod(ranks, keys["pipeline_model_parallel_size"])
-            if ranks_left == 0 and samples % replicas == 0:
+            stages = keys["pipeline_model_parallel_size"]
+            replicas, ranks_left = divmod(ranks, stages)
+            if ranks_left == 0 and samples % replicas == 0 and stages not in but_not:
                 yield layers.changed(parallelism=replaced(axes, **keys))
 
-    def recomputed(self, facts: Facts) -> Iterator[Facts]:
-        """Yields a run with each way to recompute activations, beginning with none. Some of them break rules."""
+    def without_recomputation(self, facts: Facts) -> Facts:
+        """A run that recomputes nothing, or what the run of the space does if recomputation is not varied."""
+        return _with_training(facts, NONE) if "recompute" in self._vary else facts
+
+    def recomputed(self, facts: Facts) -> list[list[Facts]]:
+        """A run with each kind of recomputation, in ascending order of what it recomputes."""
         if "recompute" not in self._vary:
-            yield facts
-            return
-        yield _with_training(facts, NONE)
-        for modules in self._modules:
-            selective = {"recompute_granularity": "selective", "recompute_modules": modules}
-            yield _with_training(facts, {**NONE, **selective})
-        smallest = min(filter(None, facts.chunk_layers or ()), default=1)
-        blocks = [
-            {"recompute_method": "block", "recompute_num_layers": number} for number in range(1, smallest)
+            return []
+        modules = [
+            {"recompute_granularity": "selective", "recompute_modules": each} for each in self._modules
         ]
-        for how in (*blocks, {"recompute_method": "uniform", "recompute_num_layers": 1}):
-            yield _with_training(facts, {**NONE, "recompute_granularity": "full", **how})
+        full = {"recompute_granularity": "full"}
+        smallest = min(filter(None, facts.chunk_layers or ()), default=1)
+        blocks: list[Keys] = [
+            {**full, "recompute_method": "block", "recompute_num_layers": number}
+            for number in range(1, smallest)
+        ]
+        layers = [*blocks, {**full, "recompute_method": "uniform", "recompute_num_layers": 1}]
+        return [[_with_training(facts, {**NONE, **keys}) for keys in kind] for kind in (modules, layers)]
 
     def _layers(self) -> Iterator[Keys]:
         for tensor in self._tensor_parallel():
