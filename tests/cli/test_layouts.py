@@ -41,6 +41,13 @@ training:
 optimizer: {{lr: 1.0e-3}}
 data: {{tokenizer: {{kind: bytes}}, {DATA}}}
 """
+HUGE = {
+    "num_layers": 1,
+    "hidden_size": 73728,
+    "num_attention_heads": 8,
+    "seq_length": 512,
+    "vocab_size": 1024,
+}
 SITE = """\
 extends: azure-ndv5
 price_per_gpu_hour: 2.0
@@ -53,6 +60,7 @@ partitions: {small: {max_nodes: 4}}
 @pytest.fixture
 def run_file(workplace: Path) -> Path:
     (workplace / "site.yaml").write_text(SITE)
+    (workplace / "one.yaml").write_text(SITE.replace("max_nodes: 4", "max_nodes: 1"))
     path = workplace / "run.yaml"
     path.write_text(RUN)
     return path
@@ -190,6 +198,12 @@ def test_a_budget_chooses_the_fastest_nodes_within_it(run_file: Path) -> None:
         (["--set", "cluster=local"], "the run trains on CPUs, whose speed hpcgen does not know"),
         (["--set", "model.layer_spec=a:b"], "builds layers whose time hpcgen does not know"),
         (["--set", "model.num_query_groups=3"], "model.num_query_groups = 3"),
+        (["--set", f"model={HUGE}", "--nodes", "1"], "--nodes 1 is too few: no layout fits into 79.6 GiB"),
+        (["--set", f"model={HUGE}", "--nodes", "1"], "use --nodes 2, on which TP8"),
+        (
+            ["--set", f"model={HUGE}", "--set", "cluster=./one.yaml", "--finish-in", "1d"],
+            "tried up to 1 node",
+        ),
         (["--set", "training.lr=1"], "training.lr = 1 is not a known key"),
     ],
 )

@@ -19,6 +19,7 @@ from hpcgen.run_plan.plan import Plan, located_in, plan
 from hpcgen.run_plan.prediction import Prediction, predict
 from hpcgen.run_plan.training import training_facts
 from hpcgen.stages.train import TRAIN
+from hpcgen.text import counted
 
 MOST_NODES = 2048
 """Largest number of nodes to try if the partition has no limit."""
@@ -53,9 +54,10 @@ def find_layouts(
         _require_possible(sized)
         found = [_layouts(each, top) for each in sized]
     else:
-        found = list(_tried(run, goal, top))
+        tried = list(_tried(run, goal, top))
+        found = [each for each in tried if each.search.best] or tried
     if not any(each.search.best for each in found):
-        raise _no_layout(run, found)
+        raise _no_layout(found)
     if not any(each.prediction for each in found):
         raise NoPrediction(next(each.no_prediction for each in found if each.no_prediction))
     return RunLayouts(run=run, on=tuple(found), goal=goal, chosen=_chosen(found, goal))
@@ -221,8 +223,7 @@ def _possible(run: Run, fewest: int = 1) -> list[Run]:
 def _tried(run: Run, goal: Goal, top: int) -> Iterator[NodesLayouts]:
     """Yields the layouts on more and more nodes, until the goal is met or more nodes cannot meet it.
 
-    Leaves out numbers of nodes on which no layout fits, and those that would miss a deadline even at the peak of their
-    GPUs.
+    Leaves out numbers of nodes that would miss a deadline even at the peak of their GPUs.
     """
     values: list[float] = []
     known: Prediction | None = None
@@ -230,9 +231,9 @@ def _tried(run: Run, goal: Goal, top: int) -> Iterator[NodesLayouts]:
         if goal.of == "time" and known is not None and _shortest_s(known, sized) > goal.limit:
             continue
         found = _layouts(sized, top)
+        yield found
         if not found.search.best:
             continue
-        yield found
         known = found.prediction or known
         values.append(goal.value(found.prediction) if found.prediction else math.inf)
         if goal.of == "time" and values[-1] <= goal.limit:
@@ -251,18 +252,16 @@ def _shortest_s(known: Prediction, run: Run) -> float:
     return known.remaining_tokens / known.tokens_per_s * share
 
 
-def _no_layout(run: Run, found: Sequence[NodesLayouts]) -> HpcgenError:
+def _no_layout(found: Sequence[NodesLayouts]) -> HpcgenError:
     """The error if no layout is valid and fits on any number of nodes that was tried."""
     valid = [each for each in found if each.search.num_valid]
     if valid:
         return _nothing_fits(valid[-1])
     try:
-        _planned(found[-1].run if found else run)
+        _planned(found[-1].run)
     except ConfigErrors as error:
         return error  # the broken rules, with values that correct them
-    return HpcgenError(
-        "no layout obeys the rules on any number of nodes that was tried", where=run.file or ""
-    )
+    return HpcgenError("no layout obeys the rules on any of these nodes", where=found[-1].run.file or "")
 
 
 def _nothing_fits(found: NodesLayouts) -> HpcgenError:
@@ -271,7 +270,8 @@ def _nothing_fits(found: NodesLayouts) -> HpcgenError:
     reason = f"is too few: no layout fits into {memory_gib:g} GiB of GPU memory"
     larger = (_layouts(run, 1) for run in _possible(found.run, found.num_nodes + 1))
     enough = next((each for each in larger if each.first), None)
-    hint = "use a smaller model, since no layout fits on any number of nodes up to the limit"
+    most = counted(_most_nodes(found.run), "node")
+    hint = f"use a smaller model, or GPUs with more memory; tried up to {most}"
     if enough is not None and enough.first is not None:
         hint = f"use --nodes {enough.num_nodes}, on which {enough.first.name} fits"
     return HpcgenError(located_in(found.run, Problem(NODES, reason, hint)))

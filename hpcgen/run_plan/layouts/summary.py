@@ -126,7 +126,8 @@ def of_goal(found: RunLayouts) -> tuple[str, str]:
     nodes = counted(shown.num_nodes, "node")
     if found.chosen is None:
         aim = f"finishes in {limit}" if is_time else f"stays within {limit}"
-        return heading, f"no number of nodes that was tried {aim}; {nodes} come closest, with {likely}"
+        comes = "comes" if shown.num_nodes == 1 else "come"
+        return heading, f"no number of nodes that was tried {aim}; {nodes} {comes} closest, with {likely}"
     highest = found.goal.value(shown.prediction, shown.prediction.high)
     missed = "too late" if is_time else "too much"
     verdict = "which is still enough" if highest <= found.goal.limit else f"which is {missed}"
