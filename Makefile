@@ -55,7 +55,7 @@ test: $(READY)
 	$(call with_checks,$(MAKE) --no-print-directory pytest)
 
 quick: $(READY)
-	$(call with_checks,$(BIN)/pytest --numprocesses 2 --dist loadfile -m 'not process and not slow and not gpu')
+	$(call with_checks,$(BIN)/pytest --workers 2 -m 'not process and not slow and not gpu')
 
 check: $(READY)
 	$(BIN)/ruff check .
@@ -63,10 +63,9 @@ check: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# More workers than cores, since tests of Slurm mostly wait; each worker takes 20 seconds of a core to collect and import.
-# tests/conftest.py has files with processes run first; xdist would start with those that have the most tests.
+# More workers than cores, since tests of Slurm mostly wait.
 pytest: $(READY)
-	$(BIN)/pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
+	$(BIN)/pytest --workers 5
 
 test-slow: $(READY)
 	$(BIN)/pytest -m slow

@@ -18,6 +18,7 @@ from typing import Any
 import hypothesis
 import pytest
 
+from tests import workers
 from tests.trainer.forked import SHARED
 
 TESTS = Path(__file__).parent
@@ -74,6 +75,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="Overwrite the golden files with what they would contain now.",
     )
+    parser.addoption("--workers", type=int, default=1, help="Number of processes that run tests. Default: 1.")
 
 
 def _has_room_in_memory() -> bool:
@@ -84,8 +86,9 @@ def _has_room_in_memory() -> bool:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if SHARED not in os.environ:  # the workers of xdist inherit it
+    if SHARED not in os.environ:  # the tests of the suite itself inherit it
         os.environ[SHARED] = tempfile.mkdtemp(prefix="python-")  # a socket's path has at most 107 bytes
+        Path(os.environ[SHARED], "pid").write_text(str(os.getpid()))
         config.add_cleanup(lambda: shutil.rmtree(os.environ.pop(SHARED)))
     if _has_room_in_memory():  # where a sync costs nothing; runs and stages sync every file
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
@@ -119,16 +122,13 @@ def _group(nodeid: str) -> str:
     return "transformers" if file.startswith(WITH_TRANSFORMERS) else file
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Replaces the one of --dist loadfile."""
-    from xdist.scheduler import LoadFileScheduling
-
-    class Scheduling(LoadFileScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            return _group(nodeid)
-
-    return Scheduling(config, log) if config.getvalue("dist") == "loadfile" else None
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> bool | None:
+    number = session.config.getoption("--workers")
+    if number < 2 or session.config.option.collectonly or not session.items or session.testsfailed:
+        return None
+    workers.run(session, number, lambda item: _group(item.nodeid))
+    return True
 
 
 @pytest.hookimpl(wrapper=True)

@@ -50,6 +50,48 @@ def test_none():
     pass
 """
 
+IN_WORKERS = {
+    "test_dies.py": """
+import os
+
+def test_before():
+    pass
+
+def test_dies():
+    os.kill(os.getpid(), 9)
+
+def test_after():
+    pass
+""",
+    "test_fails.py": """
+import os, subprocess, pytest
+
+@pytest.mark.process
+def test_fails():
+    print("from the test")
+    subprocess.run(["echo", "from its program"], check=True)
+    assert os.getpid() == -1
+""",
+    "test_session.py": """
+import pytest
+
+@pytest.fixture(scope="session")
+def cluster():
+    yield
+    raise RuntimeError("the cluster does not stop")
+
+def test_session(cluster):
+    pass
+""",
+}
+
+
+def run_pytest(directory: Path, *options: str) -> str:
+    """The output of pytest with the settings of this suite, for the tests in another directory."""
+    command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-c", "pyproject.toml", *options]
+    done = subprocess.run([*command, str(directory)], cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.stdout
+
 
 def test_what_a_test_starts_can_be_interrupted() -> None:
     command = ["bash", "-c", 'trap "" INT; exec "$0" -c "$1"', sys.executable, PROGRAM]
@@ -58,28 +100,33 @@ def test_what_a_test_starts_can_be_interrupted() -> None:
 
 
 def test_an_unmarked_test_that_starts_a_process_fails(tmp_path: Path) -> None:
-    examples = tmp_path / "test_examples.py"
-    examples.write_text(EXAMPLES)
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-p",
-        "tests.conftest",
-        "-c",
-        "pyproject.toml",
-        "-m",
-        "",
-        str(examples),
-    ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    (tmp_path / "test_examples.py").write_text(EXAMPLES)
+    output = run_pytest(tmp_path, "-m", "")
     failed = {
         line.partition("::")[2].split(" - ")[0]: line
-        for line in done.stdout.splitlines()
+        for line in output.splitlines()
         if line.startswith("FAILED")
     }
-    assert set(failed) == {"test_program", "test_shell", "test_worker", "test_fixture"}, done.stdout
-    assert "4 failed, 3 passed" in done.stdout
-    assert "starts a process (/bin/true) without the marker `process`" in done.stdout
-    assert "starts a process (multiprocessing)" in done.stdout
-    assert "Add @pytest.mark.process" in done.stdout
+    assert set(failed) == {"test_program", "test_shell", "test_worker", "test_fixture"}, output
+    assert "4 failed, 3 passed" in output
+    assert "starts a process (/bin/true) without the marker `process`" in output
+    assert "starts a process (multiprocessing)" in output
+    assert "Add @pytest.mark.process" in output
+
+
+def test_workers_report_all_that_happens_in_them(tmp_path: Path) -> None:
+    for name, text in IN_WORKERS.items():
+        (tmp_path / name).write_text(text)
+    output = run_pytest(tmp_path, "--workers", "3")
+    ends = {line.split(" - ")[0] for line in output.splitlines() if line.startswith(("FAILED", "ERROR"))}
+    assert ends == {
+        "FAILED test_dies.py::test_dies",
+        "FAILED test_dies.py::test_after",
+        "FAILED test_fails.py::test_fails",
+        "ERROR test_session.py::test_session",
+    }, output
+    assert "3 failed, 2 passed, 1 error" in output
+    assert "from the test\nfrom its program\n" in output
+    assert "== -1\nE" in output  # what the assertion compared
+    assert "RuntimeError: the cluster does not stop" in output
+    assert "-9" in output

@@ -74,8 +74,8 @@ def start() -> Path:
         if not address.exists():
             program.write_text(PROGRAM.format(python=sys.executable, address=str(address)))
             program.chmod(0o755)
-            run_of_tests = os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid()
-            command = [sys.executable, "-m", __name__, str(address), str(run_of_tests)]
+            run_of_tests = (directory / "pid").read_text()
+            command = [sys.executable, "-m", __name__, str(address), run_of_tests]
             none = subprocess.DEVNULL
             process = subprocess.Popen(
                 command, cwd=ROOT, stdin=none, stdout=log, stderr=log, start_new_session=True
