@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hpcgen.planning.layouts.result import RankedLayout
-from hpcgen.planning.layouts.search import SAME_SPEED
+from hpcgen.planning.layouts.search import SAME_SPEED, Preference
 from hpcgen.planning.memory import GIB
 from hpcgen.text import counted
 from trainer.contract.config import TrainingConfig
@@ -124,14 +124,17 @@ def _recomputation(training: TrainingConfig) -> tuple[object, ...]:
 
 def _advantage(first: RankedLayout, other: RankedLayout) -> str:
     """Why `first` is preferred to a layout of the same speed."""
-    if other.is_risky and not first.is_risky:
-        return f"and leaves enough memory: {first.free_share:.0%} instead of {other.free_share:.0%}"
-    size, other_size = first.layout.model_parallel_size, other.layout.model_parallel_size
-    if size < other_size:
-        return f"and divides the model over {counted(size, 'GPU')} instead of {other_size:,}"
-    if first.free_share > other.free_share:
-        return f"and leaves more memory: {first.free_share:.0%} instead of {other.free_share:.0%}"
-    return "and is not less safe"
+    better, worse = Preference.of(first), Preference.of(other)
+    memory = f"{first.free_share:.0%} instead of {other.free_share:.0%}"
+    if better.is_risky != worse.is_risky:
+        return f"and leaves enough memory: {memory}"
+    if better.ranks != worse.ranks:
+        return f"and divides the model over {counted(better.ranks, 'GPU')} instead of {worse.ranks:,}"
+    if better.is_full != worse.is_full:
+        return f"and leaves more memory: {memory}"
+    if better.chunks != worse.chunks:
+        return f"and has {counted(better.chunks, 'chunk')} per pipeline stage instead of {worse.chunks}"
+    return "and does not differ in what would decide otherwise"
 
 
 def _seconds(seconds: float) -> str:

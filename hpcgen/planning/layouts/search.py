@@ -1,7 +1,6 @@
 """The search: which layouts are valid and fit, and in which order they are offered.
 
-Predictions that differ by at most SAME_SPEED count as equal. Of such layouts, those that leave enough memory come
-first, then those with fewer ranks per model replica, then those that leave more memory. A layout that leaves too little
+Predictions that differ by at most SAME_SPEED count as equal, and `Preference` decides. A layout that leaves too little
 memory is ranked as if it took RISK longer.
 """
 
@@ -15,6 +14,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import cached_property
+from typing import NamedTuple
 
 from hpcgen.planning.layouts.result import RankedLayout, Search
 from hpcgen.planning.layouts.space import AXES, Space, changes
@@ -30,6 +30,8 @@ from trainer.contract.rules.facts import Facts
 
 SAME_SPEED = 0.01
 """Largest relative difference of two predicted times that count as equal."""
+ROOMY = 0.1
+"""Share of free memory above which more is no advantage."""
 RISK = 0.05
 """Share by which a safe layout may be slower than one that leaves too little memory, and still precede it: the median
 error of predictions (docs/planning.md)."""
@@ -70,7 +72,7 @@ def ranked(layouts: Sequence[RankedLayout], top: int) -> Iterator[RankedLayout]:
     for _ in range(min(top, len(left))):
         limit = (1 + SAME_SPEED) * seconds(left[0])
         equal = [layout for layout in left if seconds(layout) <= limit]
-        chosen = min(equal, key=_preference)
+        chosen = min(equal, key=Preference.of)
         left.remove(chosen)
         yield chosen
 
@@ -80,9 +82,24 @@ def seconds(layout: RankedLayout) -> float:
     return layout.step.total * (1 + RISK if layout.is_risky else 1)
 
 
-def _preference(layout: RankedLayout) -> tuple[bool, int, float]:
-    """Smaller values first, among layouts of the same speed."""
-    return layout.is_risky, layout.layout.model_parallel_size, -layout.free_share
+class Preference(NamedTuple):
+    """What decides between layouts of the same speed. Smaller values are better, and earlier ones decide."""
+
+    is_risky: bool
+    ranks: int
+    """GPUs that share a model replica."""
+    is_full: bool
+    """True if less than ROOMY of the memory remains."""
+    chunks: int
+    """Chunks of a pipeline stage."""
+    seconds: float
+
+    @classmethod
+    def of(cls, layout: RankedLayout) -> Preference:
+        """The values of a layout."""
+        axes, is_full = layout.layout, layout.free_share < ROOMY
+        chunks = axes.virtual_pipeline_model_parallel_size
+        return cls(layout.is_risky, axes.model_parallel_size, is_full, chunks, seconds(layout))
 
 
 Divide = Callable[[], Iterable["Branch"]]

@@ -72,12 +72,19 @@ def test_the_cause_of_less_computation(ranked: RankedLayout) -> None:
 
 def test_layouts_of_the_same_speed(ranked: RankedLayout) -> None:
     risky = dataclasses.replace(ranked, is_risky=True, free_share=0.01)
-    full = dataclasses.replace(ranked, free_share=ranked.free_share / 2)
+    full = dataclasses.replace(ranked, free_share=0.08)
+    more_chunks = changed(
+        changed(ranked, "parallelism.pipeline_model_parallel_size", 2),
+        "parallelism.virtual_pipeline_model_parallel_size",
+        3,
+    )
+    fewer_chunks = changed(more_chunks, "parallelism.virtual_pipeline_model_parallel_size", 2)
     more_ranks = changed(ranked, "parallelism.context_parallel_size", 2)
     assert "is as fast as" in why(ranked, risky)
     assert "leaves enough memory" in why(ranked, risky)
     assert "instead of 1%" in why(ranked, risky)
     assert "leaves more memory" in why(ranked, full)
+    assert why(fewer_chunks, more_chunks).endswith("has 2 chunks per pipeline stage instead of 3")
     assert why(ranked, more_ranks).endswith("divides the model over 1 GPU instead of 2")
 
 
