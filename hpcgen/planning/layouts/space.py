@@ -100,7 +100,7 @@ class Space:
         for keys in self._pipelines:
             stages = keys["pipeline_model_parallel_size"]
             replicas, ranks_left = divmod(ranks, stages)
-            if ranks_left == 0 and samples % replicas == 0 and stages not in but_not:
+            if replicas and ranks_left == 0 and samples % replicas == 0 and stages not in but_not:
                 yield layers.changed(parallelism=replaced(axes, **keys))
 
     def without_recomputation(self, facts: Facts) -> Facts:

@@ -81,13 +81,18 @@ def _tiles(shown: NodesLayouts) -> Iterator[Tile]:
 
 
 def _cost(found: Prediction) -> Tile:
-    hours = f"{between(found.low.gpu_hours, found.high.gpu_hours)} GPU-hours"
+    hours = f"{_between(found.low.gpu_hours, found.high.gpu_hours)} GPU-hours"
     if found.price_per_gpu_hour is None:
         return Tile(title="Cost", value=hours, notes=("the profile sets no price",))
     low, high = found.cost(found.low), found.cost(found.high)
     assert low is not None
     assert high is not None
-    return Tile(title="Cost", value=between(low, high), unit=found.currency, notes=(hours,))
+    return Tile(title="Cost", value=_between(low, high), unit=found.currency, notes=(hours,))
+
+
+def _between(low: float, high: float) -> str:
+    """A range of rough figures, from a million with a prefix."""
+    return between(low, high) if high < 1e6 else f"{words.short(low, 2)} to {words.short(high, 2)}"
 
 
 def _sentences(found: RunLayouts, shown: NodesLayouts) -> Iterator[str]:

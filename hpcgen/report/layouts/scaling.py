@@ -34,7 +34,7 @@ def scaling_charts(found: Sequence[NodesLayouts], own_nodes: int) -> list[Chart]
     gpus = [number for number, _ in known]
     style = Style(
         unit="",
-        x_unit="GPUs",
+        x_unit="number of GPUs",
         x_values=gpus[:: -(-len(gpus) // MOST_VALUES)],
         from_zero=True,
         verticals=[

@@ -65,3 +65,8 @@ def test_nothing_fits_small_devices() -> None:
 def test_unknown_layers_or_memory_are_no_prediction(change: dict[str, object], reason: str) -> None:
     with pytest.raises(NoPrediction, match=reason):
         search(valid_facts(**change), H100)
+
+
+def test_axes_that_need_more_ranks_than_there_are_offer_nothing() -> None:
+    found = search(RUN.with_value("parallelism.tensor_model_parallel_size", 16), H100, vary=("PP", "MBS"))
+    assert found.best == ()
