@@ -138,6 +138,8 @@ def _row(found: RunLayouts, name: str, option: str) -> RankedLayout:
     Raises:
         HpcgenError: there is no such row, or no number of nodes meets the goal.
     """
+    from hpcgen.run_plan.layouts.find import own_mistake
+
     if found.chosen is None:
         raise HpcgenError(
             f"{option} {name}: no number of nodes meets the deadline or budget", "give a number with --nodes"
@@ -145,10 +147,8 @@ def _row(found: RunLayouts, name: str, option: str) -> RankedLayout:
     search = found.chosen.search
     if name == OWN:
         if search.own is None:
-            raise HpcgenError(
-                f"{option} {name}: the layout of the run file is not valid on these nodes, or does not fit",
-                "name a row of the table",
-            )
+            reason = f"the layout of the run file cannot be used on these nodes: {own_mistake(found.chosen)}"
+            raise HpcgenError(f"{option} {name}: {reason}", "name a row of the table")
         return search.own
     if int(name) > len(search.best):
         raise HpcgenError(

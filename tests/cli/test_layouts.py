@@ -128,6 +128,22 @@ def test_two_layouts_side_by_side(run_file: Path) -> None:
     assert speeds == [f"{each['tokens_per_s_per_gpu']:,.0f}" for each in (found["own"], found["layouts"][1])]
 
 
+def test_little_free_memory_is_told_as_a_risk(run_file: Path) -> None:
+    [found] = found_by("--top", "50")["nodes"]
+    least = min(layout["memory_gib"] for layout in found["layouts"])
+    node_type = run_file.with_name("topologies") / "tight.yaml"
+    node_type.parent.mkdir()
+    node_type.write_text(f"extends: ndv5\ngpu_memory_gib: {least + 3.1}\n")
+    run_file.with_name("site.yaml").write_text(f"{SITE}node_type: tight\n")
+    [tight] = found_by()["nodes"]
+    assert {layout["is_risky"] for layout in tight["layouts"]} == {True}
+    ended = layouts()
+    assert "0.1!" in ended.stdout
+    assert (
+        "A recipe of NVIDIA for 70B at this edge ran out of memory in 30 to 60% of its starts" in ended.stderr
+    )
+
+
 @pytest.mark.parametrize("row", ["1", "3"])
 def test_a_layout_is_written_into_the_run_file(run_file: Path, row: str) -> None:
     [found] = found_by("--nodes", "2")["nodes"]
@@ -203,6 +219,10 @@ def test_a_budget_chooses_the_fastest_nodes_within_it(run_file: Path) -> None:
         (
             ["--set", f"model={HUGE}", "--set", "cluster=./one.yaml", "--finish-in", "1d"],
             "tried up to 1 node",
+        ),
+        (
+            ["--set", "parallelism.context_parallel_size=3", "--compare", "own", "1"],
+            "context_parallel_size = 3",
         ),
         (["--set", "training.lr=1"], "training.lr = 1 is not a known key"),
     ],

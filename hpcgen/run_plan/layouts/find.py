@@ -187,6 +187,17 @@ def _planned(run: Run) -> Plan:
     return plan(run, [TRAIN.name], exists=lambda path: True)
 
 
+def own_mistake(found: NodesLayouts) -> str:
+    """Why the layout of the run file cannot be used on these nodes; empty if it can."""
+    if found.search.own is not None:
+        return ""
+    try:
+        _planned(found.run)
+    except ConfigErrors as error:
+        return error.mistakes[0].sentence
+    return "it does not fit into memory"  # a warning with memory_check: warning
+
+
 def ladder(most: int) -> list[int]:
     """The numbers of nodes to try: 1, 2, 3, 4, 6, 8, 12, 16 and so on up to `most`, which is the last one.
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from hpcgen.planning.layouts.reasons import why
 from hpcgen.planning.layouts.result import RankedLayout
+from hpcgen.run_plan.layouts.find import own_mistake
 from hpcgen.run_plan.layouts.result import NodesLayouts, RunLayouts
 from hpcgen.run_plan.prediction import Prediction
 from hpcgen.run_plan.prediction_summary import PARTS, figures
@@ -37,6 +38,7 @@ def _of_nodes(found: NodesLayouts) -> dict[str, Any]:
         "fitting": found.search.num_fitting,
         "layouts": [row(found, layout) for layout in found.search.best],
         "own": found.search.own and row(found, found.search.own),
+        "own_mistake": own_mistake(found) or None,
         "why": reason(found),
         "prediction": found.prediction and figures(found.prediction),
         "no_prediction": found.no_prediction or None,
@@ -103,7 +105,7 @@ def of_own(found: NodesLayouts) -> str:
     own, first = found.search.own, found.first
     assert first is not None
     if own is None:
-        return "the layout of the run file is not valid on these nodes, or does not fit"
+        return f"the layout of the run file cannot be used on these nodes: {own_mistake(found)}"
     if not first.changes:
         return f"its own layout, {own.name}, is row 1"
     return f"row 1 is {gain(first, own)}, the layout of the run file"
