@@ -16,7 +16,7 @@ from hpcgen.run_plan.layouts.result import NodesLayouts, RunLayouts
 from hpcgen.run_plan.plan import located_in
 from hpcgen.run_plan.prediction import Prediction
 from hpcgen.run_plan.prediction_summary import figures, lines
-from hpcgen.text import counted, duration, rough, scaled
+from hpcgen.text import counted, rough, scaled
 
 WIDTH = 80
 """Width of text, and of tables in pipes."""
@@ -104,7 +104,7 @@ def _layouts_table(found: NodesLayouts) -> Table:
             layout.name,
             rough(shown["tokens_per_s_per_gpu"], 3),
             f"{shown['mfu']:.0%}",
-            duration(layout.step.total),
+            f"{rough(layout.step.total, 3)} s",
             _free(layout),
             _relative(layout, first),
         )
