@@ -100,7 +100,6 @@ def _follow(plan: Plan, candidates: list[Candidate], job_id: str, again: str) ->
     """Prints the states of the job and the results of its trials until it has ended."""
     from hpcgen.slurm import sbatch, tuning
 
-    click.echo("Ctrl-C leaves the job running", err=True)
     shown = set(tuning.read_results(plan, candidates))
 
     def show_new_results() -> None:
@@ -112,6 +111,7 @@ def _follow(plan: Plan, candidates: list[Candidate], job_id: str, again: str) ->
                 shown.add(key)
 
     try:
+        click.echo("Ctrl-C leaves the job running", err=True)
         for state in sbatch.states(job_id, show_new_results):
             click.echo(f"job {job_id}: {state}", err=True)
         tuning.wait_for_results(plan, candidates)

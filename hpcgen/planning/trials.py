@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import shlex
 from collections.abc import Iterator, Mapping
@@ -15,6 +16,8 @@ from hpcgen.planning.environment import stage_environment
 from hpcgen.planning.kind import Stage
 from hpcgen.planning.layouts.name import layout_name
 from hpcgen.planning.paths import absolute_paths
+from trainer.contract.code import user_code
+from trainer.contract.code.imports import named
 from trainer.contract.config import TrainerConfig, to_dict
 from trainer.contract.config.resolve import resolve
 from trainer.contract.model.layout import Layout
@@ -159,7 +162,14 @@ def _deciding(trainer: TrainerConfig) -> dict[str, object]:
     for name in SECTIONS:
         unused = UNUSED.get(name, ())
         values[name] = {key: value for key, value in sections[name].items() if key not in unused}
-    return values | {"data": {key: sections["data"][key] for key in OF_DATA}}
+    return values | {"data": {key: sections["data"][key] for key in OF_DATA}, "code": _code(trainer)}
+
+
+def _code(trainer: TrainerConfig) -> dict[str, dict[str, str]]:
+    """Hashes of the user's own code, as far as this machine has it."""
+    with contextlib.suppress(OSError):
+        return {path: code.hashes() for path, code in user_code.read(named(trainer).values()).items()}
+    return {}
 
 
 def _place(run: Run, config: RunConfig, allocation: Allocation) -> tuple[object, ...]:

@@ -89,9 +89,24 @@ def conclusions(outcomes: Outcomes) -> Iterator[str]:
         yield f"the run's own layout, {best.name}, is the fastest"
     else:
         yield f"{best.name} is the fastest{_compared(best, own)}"
-    if predicted is None or predicted.step_s is None or predicted is best:
+    if predicted is None or predicted.step_s is None:
         return
-    yield f"{predicted.name} was predicted to be the fastest; it is {predicted.step_s / best.step_s - 1:.1%} slower"
+    if predicted is not best:
+        slower = predicted.step_s / best.step_s - 1
+        yield f"{predicted.name} was predicted to be the fastest; it is {slower:.1%} slower"
+    yield f"predicted times are {_errors(outcomes)}"
+
+
+def _errors(outcomes: Outcomes) -> str:
+    """The largest differences of predicted times from measured ones."""
+    errors = [
+        each.candidate.step_s / each.step_s - 1
+        for each in outcomes.all
+        if each.candidate.step_s is not None and each.step_s is not None
+    ]
+    lowest, highest = min(errors), max(errors)
+    ends = (f"{abs(error):.1%} too {'short' if error < 0 else 'long'}" for error in (lowest, highest))
+    return " to ".join(dict.fromkeys(ends))
 
 
 def reason(best: Outcome, own: Outcome) -> str:
@@ -127,7 +142,7 @@ def _cells(outcome: Outcome) -> tuple[str, ...]:
     predicted = "-" if candidate.step_s is None else f"{candidate.step_s:.4g} s"
     if result is not None and result.step_s is not None:
         measured = f"{result.step_s:.4g} s"
-        predicted += f" ({candidate.step_s / result.step_s - 1:+.0%})" if candidate.step_s else ""
+        predicted += f" ({candidate.step_s / result.step_s - 1:+.1%})" if candidate.step_s else ""
     speed = result.tokens_per_s if result else None
     return (
         "*" if outcome.is_own else "",

@@ -9,7 +9,7 @@ import pytest
 
 from hpcgen import api
 from hpcgen.config import document as documents
-from hpcgen.run_plan.trials import candidates
+from hpcgen.run_plan.trials import candidates, with_candidates
 from tests.cli.command import Ended, hpcgen
 from trainer.contract.trials import TrialResult, result_path, result_text
 
@@ -48,9 +48,13 @@ def tuned(run_file: Path, *arguments: str, **results: TrialResult) -> Ended:
     names = {"": "own", TP2: "parallel", MBS2: "larger"}
     for candidate in candidates(plan):
         path = result_path(plan.config.paths.run_dir, candidate.trial.key)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(result_text(results[names[" ".join(candidate.trial.overrides)]]))
+        write(path, results[names[" ".join(candidate.trial.overrides)]])
     return hpcgen("tune", "-c", run_file, *arguments)
+
+
+def write(path: Path, result: TrialResult) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(result_text(result))
 
 
 def measured(step_s: float) -> TrialResult:
@@ -140,9 +144,14 @@ def test_a_cluster_without_predictions_needs_candidates(run_file: Path) -> None:
     assert "name the layouts to measure in tune.candidates" in found.stderr
 
 
-def test_the_search_chooses_candidates_for_gpus(run_file: Path) -> None:
+def on_gpus() -> str:
+    """The run file for a node with eight GPUs, without candidates."""
     text = RUN.partition("tune:")[0].replace("local", "azure-ndv5").replace("fp32", "bf16")
-    run_file.write_text(text.replace("ntasks_per_node: 2, ", "").replace("batch_size: 4", "batch_size: 16"))
+    return text.replace("ntasks_per_node: 2, ", "").replace("batch_size: 4", "batch_size: 16")
+
+
+def test_the_search_chooses_candidates_for_gpus(run_file: Path) -> None:
+    run_file.write_text(on_gpus())
     found = hpcgen("tune", "-c", run_file, "--top=2", "--dry-run", "--json")
     assert found.status == 0, found.stderr
     trials = json.loads(found.stdout)["trials"]
@@ -150,3 +159,18 @@ def test_the_search_chooses_candidates_for_gpus(run_file: Path) -> None:
     assert 2 <= len(trials) <= 3
     assert times == sorted(times)
     assert any(trial["is_own"] for trial in trials)
+
+
+def test_it_says_if_the_first_of_the_search_is_not_the_fastest(run_file: Path) -> None:
+    run_file.write_text(on_gpus())
+    plan = api.plan(with_candidates(api.load_run(run_file), 2), ["tune"])
+    found = candidates(plan)
+    times = [1.1 * (candidate.step_s or 0.0) for candidate in found]
+    times[-1] = 0.9 * times[0]  # the run itself
+    for candidate, step_s in zip(found, times, strict=True):
+        write(result_path(plan.config.paths.run_dir, candidate.trial.key), measured(step_s))
+    shown = hpcgen("tune", "-c", run_file, "--top=2", "--no-write").stdout.splitlines()
+    assert shown[-3] == f"the run's own layout, {found[-1].trial.name}, is the fastest"
+    assert shown[-2] == f"{found[0].trial.name} was predicted to be the fastest; it is 11.1% slower"
+    assert shown[-1].startswith("predicted times are 9.1% too short to ")
+    assert "(-9.1%)" in shown[2]

@@ -72,6 +72,12 @@ def test_a_key_depends_on_what_decides_the_result_only(tmp_path: Path) -> None:
     }
     assert len({own.key, *(key(**{name: value}) for name, value in deciding.items())}) == 5
     assert trials(tmp_path, run, steps=3)[-1].key != own.key
+    layer = tmp_path / "layer.py"
+    layer.write_text("def layers(*_): pass\n")
+    with_code = {"model": run["model"] | {"layer_spec": "layer.py:layers"}}
+    before = key(**with_code)
+    layer.write_text("def layers(*_): return None\n")
+    assert key(**with_code) != before
 
 
 def test_variables_that_depend_on_the_layout_are_those_of_the_trial(tmp_path: Path) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from hpcgen import api
+from tests.patience import PATIENCE_S
 from tests.slurm.cluster import SlurmCluster
-from tests.slurm.conftest import hpcgen
+from tests.slurm.conftest import HPCGEN, hpcgen
 
 LAYER = """\
 import os, signal, time
@@ -48,16 +51,31 @@ def settings(*candidates: str) -> list[str]:
     return [f"tune.candidates={json.dumps(candidates)}", "tune.steps=2", "tune.warmup_steps=1"]
 
 
+def interrupted(arguments: tuple[str, ...], cluster: SlurmCluster, run: Path) -> str:
+    """Submits the job and interrupts the command, which leaves the job running. Returns its ID."""
+    process = subprocess.Popen(
+        [*HPCGEN, *arguments], cwd=run.parent, env=cluster.env, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    submitted = next(line for line in process.stderr if line.startswith("submitted job "))
+    assert any("Ctrl-C leaves the job running" in line for line in process.stderr)
+    process.send_signal(signal.SIGINT)
+    _, rest = process.communicate(timeout=PATIENCE_S)
+    job_id = submitted.split()[2].rstrip(",")
+    assert process.returncode == 130
+    assert f"job {job_id} continues; to follow it: " in rest
+    return job_id
+
+
 def test_trials_that_fail_leave_the_others_and_are_not_repeated(
     slurm_cluster: SlurmCluster, run: Path
 ) -> None:
     words = [word for each in settings(TP2, TOO_LARGE, DIES) for word in ("--set", each)]
 
-    def tune(*more: str) -> str:
-        return hpcgen("tune", "-c", run.name, *words, *more, cwd=run.parent, env=slurm_cluster.env)
+    arguments = ("tune", "-c", run.name, *words, "--json", "--no-write")
 
-    job_id = tune("--no-wait").strip()
-    found = json.loads(tune("--json", "--no-write"))
+    job_id = interrupted(arguments, slurm_cluster, run)
+    found = json.loads(hpcgen(*arguments, cwd=run.parent, env=slurm_cluster.env))
     by_overrides = {" ".join(trial["overrides"]): trial["result"] for trial in found["trials"]}
     own, parallel, too_large, dead = (by_overrides[text] for text in ("", TP2, TOO_LARGE, DIES))
     assert {own["job"], parallel["job"], too_large["job"], dead["job"]} == {job_id}
