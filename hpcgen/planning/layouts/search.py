@@ -19,7 +19,7 @@ from typing import NamedTuple
 from hpcgen.planning.layouts.result import RankedLayout, Search
 from hpcgen.planning.layouts.space import AXES, Space, changes
 from hpcgen.planning.memory import GIB, OTHER_GIB
-from hpcgen.planning.memory.parameters import parameter_bytes
+from hpcgen.planning.memory.parameters import total_parameter_bytes
 from hpcgen.planning.predicted_step import NoPrediction, layers_are_known
 from hpcgen.planning.resources import DeviceMemory, memory_of
 from hpcgen.planning.setup import Setup
@@ -254,7 +254,7 @@ class _Candidate:
     def fits_weights(self) -> bool:
         """False if weights, gradients and optimizer state alone do not fit, shared evenly by the pipeline stages."""
         stages = self.setup.layout.pipeline_model_parallel_size
-        size = sum(sum(parameter_bytes(self.setup, stage)) for stage in range(stages))
+        size = total_parameter_bytes(self.setup)
         return size / stages / GIB <= self._available_gib - OTHER_GIB
 
     def fits(self) -> bool:

@@ -80,7 +80,15 @@ def num_shards(setup: Setup, *, of_expert: bool = False) -> int:
 
 def parameter_bytes(setup: Setup, stage: int) -> ParameterBytes:
     """Bytes of the weights of a pipeline stage with their gradients and optimizer state, on one device."""
-    counts = stage_parameter_counts(setup, stage)
+    return _bytes(setup, stage_parameter_counts(setup, stage))
+
+
+def total_parameter_bytes(setup: Setup) -> float:
+    """The sum of these bytes over the stages."""
+    return sum(_bytes(setup, sum(_parameter_counts(setup), Counts())))
+
+
+def _bytes(setup: Setup, counts: Counts) -> ParameterBytes:
     parts = [
         bytes_per_parameter(setup, "table").times(counts.tables),
         bytes_per_parameter(setup, "layer").times(counts.layers),

@@ -57,6 +57,19 @@ def data_parallel_time(
     return DataParallel(max(0.0, reduction) + _tied_embedding(traffic), max(0.0, gather))
 
 
+def least_reductions(setup: Setup, links: Links) -> list[float]:
+    """Seconds of the reductions that follow the last backward pass of each of the first two stages."""
+    traffic = _Traffic(setup, links, Groups.of(setup.layout, links.machine.nvlink_devices))
+    first, *second = (
+        _stage_weights(setup, stage) for stage in range(min(2, setup.layout.pipeline_model_parallel_size))
+    )
+    if not setup.parallelism.overlap_grad_reduce:
+        return [sum(map(traffic.reduction, weights)) for weights in (first, *second)]
+    buckets = traffic.num_buckets(first[0])
+    bucket = Weights(first[0].dense / buckets, first[0].experts / buckets)
+    return [traffic.reduction(bucket), *(traffic.reduction(weights[0]) for weights in second)]
+
+
 class Weights(NamedTuple):
     """Parameters of a model chunk on one rank."""
 

@@ -8,14 +8,19 @@ from collections.abc import Iterator, Sequence
 
 from hpcgen.planning.setup import Setup
 from hpcgen.planning.step_time.collectives import Collective, Group, Groups, Links, NotedLinks
-from hpcgen.planning.step_time.data_parallel import DataParallel, data_parallel_time, weight_transfers
+from hpcgen.planning.step_time.data_parallel import (
+    DataParallel,
+    data_parallel_time,
+    least_reductions,
+    weight_transfers,
+)
 from hpcgen.planning.step_time.host import AFTER_ROUTING, AFTER_TRANSFERS, host_is_measured
 from hpcgen.planning.step_time.kernels import Kernels, kernels_of
 from hpcgen.planning.step_time.layer import chunk_time
 from hpcgen.planning.step_time.machine import Constant, Machine
 from hpcgen.planning.step_time.optimizer import OVERHEAD, optimizer_time
 from hpcgen.planning.step_time.parts import KnownParts, Parts
-from hpcgen.planning.step_time.pipeline import Timeline, least_total, replay
+from hpcgen.planning.step_time.pipeline import Timeline, least_ends, replay
 from hpcgen.planning.step_time.result import Schedule, StageTime, StepTime
 from hpcgen.planning.step_time.traffic import NetworkBytes, SentBytes, Transfer
 from hpcgen.planning.step_time.work import Device, Passes, Seconds, added
@@ -87,7 +92,11 @@ class Estimator:
         device = self._device(setup, self._links)
         chunks, _ = _chunks(setup, self._parts.of(device))
         forward, backward = _durations(chunks)
-        return least_total(forward, backward, setup.layout.num_microbatches, _transfers(device))
+        transfers = _transfers(device)
+        ends = least_ends(forward, backward, setup.layout.num_microbatches, transfers)
+        sending = (0.0, transfers[0])  # reductions start before the last gradient is sent
+        reduced = zip(ends, sending, least_reductions(setup, device.links), strict=False)
+        return max(end - sent + seconds for end, sent, seconds in reduced) + OVERHEAD.value
 
     def least_time_of_pipelines(self, setup: Setup) -> float:
         """A time that no step of the run falls below in any pipeline with the parts of `setup`: if no GPU waits."""

@@ -170,21 +170,25 @@ def _spread(timeline: Timeline, step: _Step, rounds: int) -> tuple[Interval, ...
     )
 
 
-def least_total(
+def least_ends(
     forward: Durations, backward: Durations, num_microbatches: int, transfer: Sequence[float]
-) -> float:
-    """A time that no replay falls below: each stage waits until the first microbatch arrives, works without a gap, and
-    ends before the stages that precede it. The arguments are those of `replay`."""
-    total = before = 0.0
-    last = len(forward) - 1
+) -> list[float]:
+    """Times before which no stage has ended and sent its last gradient, in any replay with these arguments.
+
+    A stage waits until the first microbatch arrives, works without a gap, and ends before the stage that precedes it.
+    """
+    work, filled, last = [], 0.0, len(forward) - 1
     for stage, (ahead, back) in enumerate(zip(forward, backward, strict=True)):
         # the last stage does not send the last chunk on, and the first stage no gradient of the first one
         sending = (len(ahead) - (stage == last)) * transfer[stage]
         sending += (len(back) - (stage == 0)) * transfer[stage - 1]
-        total = max(total, before + num_microbatches * (sum(ahead) + sum(back) + sending))
-        before += ahead[0] + back[0] + (transfer[stage] if stage < last else 0.0)
-        before += transfer[stage - 1] if stage > 0 else 0.0
-    return total
+        work.append(filled + num_microbatches * (sum(ahead) + sum(back) + sending))
+        filled += ahead[0] + transfer[stage]
+    ends = work
+    for stage in reversed(range(last)):
+        sending = transfer[stage - 1] if stage > 0 else 0.0
+        ends[stage] = max(work[stage], ends[stage + 1] + backward[stage][0] + sending)
+    return ends
 
 
 def passes(num_stages: int, stage: int, num_chunks: int, num_microbatches: int) -> list[Pass]:
