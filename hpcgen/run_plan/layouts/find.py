@@ -10,7 +10,6 @@ from hpcgen.config.loader import Run, with_values
 from hpcgen.errors import ConfigErrors, HpcgenError, Problem
 from hpcgen.planning.layouts.result import Search
 from hpcgen.planning.layouts.search import search
-from hpcgen.planning.layouts.space import AXES
 from hpcgen.planning.paths import absolute_paths
 from hpcgen.planning.predicted_step import NoPrediction, machine_of_run
 from hpcgen.planning.request import allocation_problems, make_allocation
@@ -23,9 +22,6 @@ from hpcgen.text import counted
 
 MOST_NODES = 2048
 """Largest number of nodes to try if the partition has no limit."""
-CURVE_AXES = ("PP", "VPP", "MBS", "recompute")
-"""Axes that change along a curve over numbers of nodes. With all axes, the search takes eight times as long, and finds
-the same layouts of preset llama3-405b on 256 to 1,024 nodes."""
 
 
 def find_layouts(
@@ -64,23 +60,22 @@ def find_layouts(
 
 
 def find_curve(found: RunLayouts) -> tuple[NodesLayouts, ...]:
-    """The layouts in `found`, and a fast one on each power of two of fewer and of more nodes that Slurm accepts.
+    """The layouts in `found`, and the fastest one on each power of two of fewer and of more nodes that Slurm accepts.
 
     The curve ends with a number of nodes on which no layout fits or is valid, if there is one.
     """
-    sizes, (first, *_), (*_, last) = _powers(_most_nodes(found.run)), found.on, found.on
+    sizes, first, last = _powers(_most_nodes(found.run)), found.on[0], found.on[-1]
     fewer = _neighbors(first, [size for size in reversed(sizes) if size < first.num_nodes])
     more = _neighbors(last, [size for size in sizes if size > last.num_nodes])
     return (*reversed([*fewer]), *found.on, *more)
 
 
 def _neighbors(known: NodesLayouts, sizes: Iterable[int]) -> Iterator[NodesLayouts]:
-    """Yields a fast layout on each number of nodes, up to the first one without any. Each search tries other values of
-    CURVE_AXES only, from the layout on the number before."""
+    """Yields the fastest layout on each number of nodes, up to the first number without any."""
     for size in sizes:
         if known.first is None:
             return
-        known = _layouts(_sized(with_layout(known.run, known.first), size), 1, CURVE_AXES)
+        known = _layouts(_sized(known.run, size), 1)
         yield known
 
 
@@ -155,8 +150,8 @@ def _require_possible(runs: Sequence[Run]) -> None:
         raise ConfigErrors(mistakes)
 
 
-def _layouts(run: Run, top: int, vary: Sequence[str] = AXES) -> NodesLayouts:
-    """The fastest layouts of a run on its nodes, and the prediction with the first. `vary` are the axes to search.
+def _layouts(run: Run, top: int) -> NodesLayouts:
+    """The fastest layouts of a run on its nodes, and the prediction with the first.
 
     Raises:
         HpcgenError: see `find_layouts`.
@@ -167,7 +162,7 @@ def _layouts(run: Run, top: int, vary: Sequence[str] = AXES) -> NodesLayouts:
     if unknown:
         raise ConfigErrors([located_in(run, problem) for problem in unknown])
     machine = machine_of_run(run, config.training, allocation)
-    found = search(facts, machine, top=top, vary=vary)
+    found = search(facts, machine, top=top)
     prediction, reason = _prediction(run, found)
     return NodesLayouts(run=run, machine=machine, search=found, prediction=prediction, no_prediction=reason)
 
