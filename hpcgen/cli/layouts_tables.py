@@ -27,14 +27,16 @@ OWN = "own"
 
 
 def print_layouts(found: RunLayouts) -> None:
-    """Prints a table of the numbers of nodes if there are several, and the layouts on the chosen one."""
-    if len(found.on) > 1 or found.chosen is None:
-        _print_table(_nodes_table(found))
-        click.echo()
+    """Prints a table of the numbers of nodes if there is a choice, and the layouts on the chosen one."""
+    if found.goal is None and found.chosen is not None:
+        _print_chosen(found.chosen)
+        return
+    _print_table(_nodes_table(found))
     if found.goal is not None:
-        _print_lines([summary.of_goal(found)])
         click.echo()
+        _print_lines([summary.of_goal(found)])
     if found.chosen is not None:
+        click.echo()
         _print_chosen(found.chosen)
 
 

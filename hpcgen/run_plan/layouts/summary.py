@@ -144,7 +144,8 @@ def amount(found: RunLayouts, value: float) -> str:
     """A time, a price or a number of GPU-hours of the goal's kind."""
     assert found.goal is not None
     if found.goal.of == "time":
-        is_long = value >= 2 * 86400
-        return f"{rough(value / 86400, 3)} days" if is_long else f"{rough(value / 3600, 3)} hours"
+        unit, seconds = ("day", 86400) if value >= 2 * 86400 else ("hour", 3600)
+        number = rough(value / seconds, 3)
+        return f"{number} {unit}" if number == "1" else f"{number} {unit}s"
     unit = found.run.cluster.currency if found.goal.of == "cost" else "GPU-hours"
     return f"{rough(value, 3)} {unit}"
