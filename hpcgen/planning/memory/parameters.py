@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from hpcgen.planning.setup import Setup, once_per_setup
+from trainer.contract.config import ModelConfig
 from trainer.contract.model.experts import moe_layer_pattern
 from trainer.contract.model.model_size import (
     experts_parameter_count,
@@ -107,12 +108,14 @@ def stage_parameter_counts(setup: Setup, stage: int) -> Counts:
 
 @once_per_setup
 def _parameter_counts(setup: Setup) -> list[Counts]:
-    """The parameters of each stage. Most stages have equal layers."""
-    of_layers = functools.cache(functools.partial(_counts_of_layers, setup))
-    counts = [
-        Counts(tables, of_layers(chunks).layers, of_layers(chunks).experts)
-        for chunks, tables in zip(layer_kinds(setup), _tables(setup), strict=True)
-    ]
+    """The parameters of each stage. Most stages are equal."""
+
+    @functools.cache
+    def counts_of(chunks: Sequence[Sequence[bool]], tables: float) -> Counts:
+        of_layers = _counts_of_layers(setup, chunks)
+        return Counts(tables, of_layers.layers, of_layers.experts)
+
+    counts = [counts_of(*stage) for stage in zip(layer_kinds(setup), _tables(setup), strict=True)]
     counts[mtp_stage(setup.parallelism)] += _mtp_counts(setup)
     return counts
 
@@ -126,32 +129,38 @@ def _counts_of_layers(setup: Setup, chunks: Sequence[Sequence[bool]]) -> Counts:
     return total
 
 
-@once_per_setup
-def layer_kinds(setup: Setup) -> list[tuple[tuple[bool, ...], ...]]:
+def layer_kinds(setup: Setup) -> tuple[tuple[tuple[bool, ...], ...], ...]:
     """The layers of each model chunk by stage: True for layers with experts."""
+    layout = setup.layout
     pattern = moe_layer_pattern(setup.model)
-    return [
-        tuple(pattern[layers.start : layers.stop] for layers in setup.layout.layers_of_stage(stage))
-        for stage in range(setup.layout.pipeline_model_parallel_size)
-    ]
+    return _kinds_of_stages(pattern, layout.chunk_layers, layout.pipeline_model_parallel_size)
 
 
-@once_per_setup
+@functools.lru_cache(maxsize=512)  # a search estimates the same pipelines many times
+def _kinds_of_stages(
+    pattern: Sequence[bool], chunk_layers: Sequence[int], stages: int
+) -> tuple[tuple[tuple[bool, ...], ...], ...]:
+    ends = itertools.accumulate(chunk_layers)
+    chunks = [tuple(pattern[end - number : end]) for end, number in zip(ends, chunk_layers, strict=True)]
+    return tuple(tuple(chunks[stage::stages]) for stage in range(stages))
+
+
 def _layer_counts(setup: Setup) -> dict[bool, Counts]:
     """Parameters of a dense layer (False) and of one with experts (True), if the model has them."""
-    kinds = set(moe_layer_pattern(setup.model))
-    return {has_experts: _counts_of_layer(setup, has_experts=has_experts) for has_experts in kinds}
-
-
-def _counts_of_layer(setup: Setup, *, has_experts: bool) -> Counts:
-    model, layout = setup.model, setup.layout
-    complete = replicated_parameter_count(model, has_experts=has_experts)
-    divided = layer_parameter_count(model, has_experts=has_experts) - complete
+    layout = setup.layout
     expert_ranks = layout.expert_model_parallel_size * layout.expert_tensor_parallel_size
-    return Counts(
-        layers=complete + divided / layout.tensor_model_parallel_size,
-        experts=experts_parameter_count(model) / expert_ranks if has_experts else 0.0,
-    )
+    return _counts_of_kinds(setup.model, layout.tensor_model_parallel_size, expert_ranks)
+
+
+@functools.lru_cache(maxsize=64)
+def _counts_of_kinds(model: ModelConfig, ranks: int, expert_ranks: int) -> dict[bool, Counts]:
+    counts = {}
+    for has_experts in set(moe_layer_pattern(model)):
+        complete = replicated_parameter_count(model, has_experts=has_experts)
+        divided = layer_parameter_count(model, has_experts=has_experts) - complete
+        experts = experts_parameter_count(model) / expert_ranks if has_experts else 0.0
+        counts[has_experts] = Counts(layers=complete + divided / ranks, experts=experts)
+    return counts
 
 
 def _tables(setup: Setup) -> list[float]:

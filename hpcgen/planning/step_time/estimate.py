@@ -6,6 +6,7 @@ import functools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from hpcgen.planning.memory.parameters import layer_kinds
 from hpcgen.planning.setup import Setup
 from hpcgen.planning.step_time.collectives import Collective, Group, Groups, Links, NotedLinks
 from hpcgen.planning.step_time.data_parallel import (
@@ -187,20 +188,21 @@ class _Step:
 
 def _chunks(setup: Setup, parts: Parts) -> tuple[list[list[Passes]], list[Constant]]:
     """The time of each model chunk by stage, and the times of the host that it uses."""
-    pattern, guesses = moe_layer_pattern(setup.model), [*parts.guesses]
-    chunk_of = functools.cache(functools.partial(chunk_time, setup, parts.layers))  # most chunks are equal
-    chunks = [
-        [chunk_of(pattern[chunk.start : chunk.stop]) for chunk in setup.layout.layers_of_stage(stage)]
-        for stage in range(setup.layout.pipeline_model_parallel_size)
-    ]
+    kinds, guesses = layer_kinds(setup), [*parts.guesses]
+    waits = Passes()
+    if len(kinds) > 1 == len(kinds[0]) and setup.training.cuda_graph_impl == "none":
+        waits = Passes(Seconds(host=AFTER_TRANSFERS.value), Seconds(host=AFTER_TRANSFERS.value))
+        guesses.append(AFTER_TRANSFERS)
+
+    @functools.cache  # most chunks are equal
+    def chunk_of(layers: Sequence[bool]) -> Passes:
+        return chunk_time(setup, parts.layers, layers) + waits
+
+    chunks = [[chunk_of(layers) for layers in stage] for stage in kinds]
     chunks[0][0] += parts.embedding
     if setup.model.mtp_num_layers is not None:
         chunks[mtp_stage(setup.parallelism)][-1] += parts.mtp
     chunks[-1][-1] += parts.output
-    if len(chunks) > 1 == len(chunks[0]) and setup.training.cuda_graph_impl == "none":
-        waits = Seconds(host=AFTER_TRANSFERS.value)
-        chunks = [[chunk + Passes(waits, waits) for chunk in stage] for stage in chunks]
-        guesses.append(AFTER_TRANSFERS)
     return chunks, guesses
 
 
