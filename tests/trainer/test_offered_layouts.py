@@ -6,6 +6,7 @@ leave out its checks.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import random
@@ -48,6 +49,7 @@ MEGATRON_LM = os.environ.get("MEGATRON_LM", "")
 QUICK = (3, 6, 101)
 """Seeds of runs whose search is short."""
 MANY = [range(first, first + 50) for first in range(100, 600, 50)]
+KERNELS = dataclasses.replace(ON_CPU, grouped_gemm=True)
 MOST_RANKS = 1024
 """Largest number of ranks whose groups Megatron-Core makes here. It makes those of all ranks."""
 
@@ -87,7 +89,7 @@ def checked(seed: int, directory: Path) -> list[TrainerConfig]:
     found, facts, machine = searched(run)
     trainers = [validated(run, offered) for offered in found.best]
     for trainer in trainers:
-        transformer_config(trainer, ON_CPU)
+        transformer_config(trainer, KERNELS)
         if trainer.world_size <= MOST_RANKS:
             make_groups(trainer)
     check_left_out(found, facts, machine, source)
@@ -171,6 +173,7 @@ def wanted(trainer: TrainerConfig) -> dict[str, Any]:
         "recompute_method": training.recompute_method,
         "recompute_num_layers": training.recompute_num_layers,
         "recompute_modules": training.recompute_modules,
+        "moe_grouped_gemm": trainer.model.num_moe_experts is not None,
         "lr": trainer.optimizer.lr,
         "mock_data": True,
         "tokenizer_type": "NullTokenizer",

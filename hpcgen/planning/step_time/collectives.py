@@ -7,7 +7,7 @@ import functools
 import math
 from collections.abc import Iterator, Sequence
 from statistics import median
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from hpcgen.planning.step_time.machine import Constant, Machine
 from hpcgen.planning.step_time.measurements import Measurements, Row
@@ -39,8 +39,7 @@ MAX_TRANSFERS_PER_PRODUCT = 4
 Collective = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "exchange"]
 
 
-@record
-class Group:
+class Group(NamedTuple):
     """Ranks that exchange data."""
 
     size: int

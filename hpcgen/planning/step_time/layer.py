@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from hpcgen.planning.setup import Setup
@@ -46,7 +45,9 @@ def chunk_time(setup: Setup, layers: Mapping[bool, Layer], kinds: Sequence[bool]
     if setup.recomputes_layers:
         is_uniform = setup.training.recompute_method == "uniform"
         recomputed = len(kinds) if is_uniform else setup.training.recompute_num_layers or 1
-    again, rest = Counter(kinds[:recomputed]), Counter(kinds[recomputed:])
-    return added(
-        layer.recomputed.times(again[kind]) + layer.kept.times(rest[kind]) for kind, layer in layers.items()
-    )
+    again, rest = kinds[:recomputed], kinds[recomputed:]
+    parts = []
+    for kind, layer in layers.items():
+        parts += [layer.recomputed.times(number)] if (number := again.count(kind)) else []
+        parts += [layer.kept.times(number)] if (number := rest.count(kind)) else []
+    return added(parts)
