@@ -22,7 +22,7 @@ AXES = {
     "expert_tensor": "expert tensor parallel",
     "pipeline": "pipeline",
     "data": "data parallel",
-    "expert_data": "data parallel of experts",
+    "expert_data": "expert data parallel",
 }
 """Names of the parallel axes, in the order of the page."""
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from hpcgen.planning.layouts.result import RankedLayout
 from hpcgen.planning.memory import GIB, OTHER_GIB, estimate_stage, nccl_gib
 from hpcgen.planning.setup import Setup
+from hpcgen.report.chart import Tick
 from hpcgen.report.scale import Scale
 from hpcgen.text import counted
 from trainer.contract.model.pipeline import embedding_stages, mtp_stage
@@ -50,8 +51,7 @@ class MemoryPicture:
     device_gib: float
     high_gib: float
     """Length of the axis."""
-    ticks: tuple[tuple[float, str], ...]
-    """Positions in percent, and texts."""
+    ticks: tuple[Tick, ...]
     summary: str
     """Text for screen readers."""
 
@@ -74,7 +74,7 @@ def memory_picture(layout: RankedLayout) -> MemoryPicture:
         stages=tuple(stages),
         device_gib=device_gib,
         high_gib=high_gib,
-        ticks=tuple((100 * scale.place(tick), f"{tick:g}") for tick in scale.ticks(5)),
+        ticks=tuple(Tick(at=100 * scale.place(tick), text=f"{tick:g}") for tick in scale.ticks(5)),
         summary=f"S{fullest.name[1:]} is the fullest: {fullest.used:.1f} of {device_gib:g} GiB",
     )
 

@@ -56,7 +56,7 @@ def _shown(found: RunLayouts, own_nodes: int) -> NodesLayouts:
 
 def _tiles(shown: NodesLayouts) -> Iterator[Tile]:
     first, prediction = shown.search.best[0], shown.prediction
-    yield Tile(title="Fastest layout", value=first.name, notes=(summary.of_own(shown),))
+    yield Tile(title="Best layout", value=first.name, notes=(summary.of_own(shown),))
     yield Tile(
         title="Throughput",
         value=rough(first.tokens_per_s / shown.num_gpus, 3),
@@ -109,7 +109,7 @@ def _sentences(found: RunLayouts, shown: NodesLayouts) -> Iterator[str]:
 def _table(curve: Sequence[NodesLayouts]) -> Table:
     return Table(
         title="By number of nodes",
-        heads=("nodes", "GPUs", "fastest layout", "tokens/s per GPU", "time in jobs", "GPU-hours"),
+        heads=("nodes", "GPUs", "best layout", "tokens/s per GPU", "time in jobs", "GPU-hours"),
         rows=tuple(map(_row, curve)),
     )
 

@@ -63,7 +63,7 @@ def scaling_charts(found: Sequence[NodesLayouts], own_nodes: int) -> list[Chart]
 def _series(color: int, gpus: Sequence[int], ranges: Sequence[Range]) -> Series:
     low, likely, high = np.array(ranges).T
     return Series(
-        label="fastest layout",
+        label="best layout",
         middle_label="likely",
         color=color,
         x=np.array(gpus, dtype=float),

@@ -13,6 +13,7 @@ from hpcgen.planning.layouts.result import RankedLayout
 from hpcgen.planning.setup import Setup
 from hpcgen.planning.step_time import Machine, Schedule, schedule
 from hpcgen.planning.step_time.pipeline import Interval
+from hpcgen.report.chart import Tick
 from hpcgen.report.scale import Scale, tick_texts
 from hpcgen.text import counted, duration
 
@@ -25,10 +26,15 @@ CUT_SHARE = 0.05
 """Width of the mark in place of the middle."""
 WORTH_A_CUT = 0.15
 """The middle is left out if it takes at least this part of the step."""
+AROUND = 1.2
+"""Time to show on each side of it, relative to the time until the first stage has ended its first backward pass, and to
+that from the start of its last forward pass."""
 MIN_SHOWN = 5
-"""Microbatches to show at least on each side of it."""
+"""Microbatches to show at least on each side."""
 NUMBERED_SHARE = 1.6
 """Width of a pass in percent that has room for the number of its microbatch."""
+FAINT = 0.75
+"""Opacity of passes below which their numbers are dark on a light page."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +70,7 @@ class SchedulePicture:
     blocks: tuple[Mark, ...]
     """Waiting for weights, reduction of gradients and update, over all stages."""
     cut: Mark | None
-    ticks: tuple[tuple[float, str], ...]
-    """Positions in percent, and texts."""
+    ticks: tuple[Tick, ...]
     widest: int
     """Number of passes of a stage that are shown, from which the smallest width of the picture follows."""
     summary: str
@@ -82,7 +87,7 @@ def schedule_picture(layout: RankedLayout, machine: Machine) -> SchedulePicture:
         stages=stages,
         chunks=chunks,
         strips=tuple(_strips(shown, time, chunks)),
-        numbers=tuple(_numbers(shown, time)),
+        numbers=tuple(_numbers(shown, time, chunks)),
         blocks=tuple(_blocks(found, time)),
         cut=_cut(time, found, layout),
         ticks=tuple(_ticks(time)),
@@ -112,18 +117,17 @@ class _Time:
     @classmethod
     def of(cls, found: Schedule, layout: RankedLayout) -> _Time:
         """The axis with the first and last microbatches."""
-        passes, first = found.passes, [each for each in found.passes.intervals if each.stage == 0]
-        each_s = sum(found.passes.computing[:1]) / layout.layout.num_microbatches
-        first_backward = next(each.end for each in first if not each.is_forward)
-        last_forward = max((each.start for each in first if each.is_forward), default=0.0)
-        head = max(1.2 * first_backward, MIN_SHOWN * each_s)
-        tail = max(1.2 * (passes.total - last_forward), MIN_SHOWN * each_s)
-        left, right = min(head, *(passes.cut or (head,))[:1]), passes.total - tail
-        if passes.cut:
-            right = max(right, passes.cut[1])
+        passes, gather = found.passes, found.gather
+        of_first = [each for each in passes.intervals if each.stage == 0]
+        first_backward = next(each for each in of_first if not each.is_forward)
+        last_forward = max((each for each in of_first if each.is_forward), key=lambda each: each.start)
+        shortest = MIN_SHOWN * passes.computing[0] / layout.layout.num_microbatches
+        left = max(shortest, AROUND * first_backward.end)
+        right = passes.total - max(shortest, AROUND * (passes.total - last_forward.start))
+        if passes.cut is not None:
+            left, right = min(left, passes.cut[0]), max(right, passes.cut[1])
         is_cut = passes.cut is not None or right - left > WORTH_A_CUT * passes.total
-        cut = (found.gather + left, found.gather + right) if is_cut else None
-        return cls(found.gather, found.total, cut)
+        return cls(gather, found.total, (gather + left, gather + right) if is_cut else None)
 
     @property
     def shown_s(self) -> float:
@@ -157,17 +161,22 @@ def _strips(shown: list[Interval], time: _Time, chunks: int) -> Iterator[Strip]:
         line = f"M{left:.0f} {each.stage * ROW + ROW // 2}h{max(1.0, width - min(GAP, width / 4)):.0f}"
         lines[each.is_forward, each.chunk].append(line)
     for (is_forward, chunk), passes in sorted(lines.items(), reverse=True):
-        opacity = 1.0 if chunks == 1 else 0.4 + 0.6 * chunk / (chunks - 1)
-        yield Strip("forward" if is_forward else "backward", round(opacity, 2), "".join(passes))
+        kind = "forward" if is_forward else "backward"
+        yield Strip(kind, _opacity(chunk, chunks), "".join(passes))
 
 
-def _numbers(shown: list[Interval], time: _Time) -> Iterator[Mark]:
+def _opacity(chunk: int, chunks: int) -> float:
+    return 1.0 if chunks == 1 else round(0.4 + 0.6 * chunk / (chunks - 1), 2)
+
+
+def _numbers(shown: list[Interval], time: _Time, chunks: int) -> Iterator[Mark]:
     """The number of the microbatch of each pass that has room for it, from 1."""
     for each in shown:
         width = 100 * (each.end - each.start) / time.length
         if width >= NUMBERED_SHARE:
             left = 100 * time.place(time.begin + each.start)
-            yield Mark(left, width, str(each.microbatch + 1), stage=each.stage)
+            kind = "faint" if _opacity(each.chunk, chunks) < FAINT else ""
+            yield Mark(left, width, str(each.microbatch + 1), kind, each.stage)
 
 
 def _blocks(found: Schedule, time: _Time) -> Iterator[Mark]:
@@ -195,7 +204,7 @@ def _cut(time: _Time, found: Schedule, layout: RankedLayout) -> Mark | None:
     return Mark(100 * time.place(time.cut[0]), 100 * CUT_SHARE, text)
 
 
-def _ticks(time: _Time) -> Iterator[tuple[float, str]]:
+def _ticks(time: _Time) -> Iterator[Tick]:
     """Round times on both sides of the cut."""
     begin, end = time.cut or (time.total, time.total)
     sides = [(0.0, begin), (end, time.total)] if time.cut else [(0.0, time.total)]
@@ -206,4 +215,4 @@ def _ticks(time: _Time) -> Iterator[tuple[float, str]]:
         if low <= tick <= high
     ]
     for value, text in zip(values, tick_texts(values), strict=True):
-        yield 100 * time.place(value), f"{text} s"
+        yield Tick(at=100 * time.place(value), text=f"{text} s")

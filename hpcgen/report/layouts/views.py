@@ -98,7 +98,7 @@ def _comparison(layout: RankedLayout, other: RankedLayout, layouts: Sequence[Ran
 
 def _tags(layout: RankedLayout, own: RankedLayout | None, first: RankedLayout) -> Iterator[str]:
     if layout is first:
-        yield "fastest"
+        yield "best"
     if own is not None and layout.name == own.name:
         yield "run file"
     if layout.is_risky:
