@@ -22,7 +22,8 @@ def missing_package(error: ModuleNotFoundError, command: str) -> HpcgenError | N
     extras = [extra for extra in extras if extra not in _COLLECTIONS]
     if not extras:
         return None
-    extra = next((extra for extra in extras if extra in command.split()), extras[0])
+    smallest = min(extras, key=[extra for extra, _ in requirements()].count)
+    extra = next((extra for extra in extras if extra in command.split()), smallest)
     return HpcgenError(f"{command} needs {name}. Install it with: pip install 'hpcgen[{extra}]'")
 
 

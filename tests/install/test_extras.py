@@ -196,6 +196,12 @@ def test_training_here_needs_the_trainer(tmp_path: Path, monkeypatch: pytest.Mon
     assert str(message) == "hpcgen submit needs megatron-core. Install it with: pip install 'hpcgen[train]'"
 
 
+def test_the_smallest_extra_with_a_package_is_named() -> None:
+    error = ModuleNotFoundError("No module named 'numpy'", name="numpy")
+    message = str(missing_package(error, "hpcgen layouts"))
+    assert message == "hpcgen layouts needs numpy. Install it with: pip install 'hpcgen[report]'"
+
+
 def test_an_import_that_no_extra_provides_keeps_its_traceback() -> None:
     program = (
         "import sys; from hpcgen.cli.main import main; sys.modules['rich.table'] = None; main(['presets'])"
