@@ -25,13 +25,14 @@ DENSE = {
     "model__num_query_groups": 4,
     "model__swiglu": True,
     "model__add_bias_linear": False,
-    "training__global_batch_size": 16,
+    "training__global_batch_size": 8,
+    "training__micro_batch_size": 1,
 }
 EXPERTS = DENSE | {
     "model__num_layers": 4,
     "model__num_moe_experts": 4,
     "model__moe_router_topk": 2,
-    "training__global_batch_size": 8,
+    "training__global_batch_size": 4,
 }
 LATENT = EXPERTS | {
     "model__position_embedding_type": "rope",
