@@ -7,18 +7,17 @@ import shlex
 from collections.abc import Mapping
 
 from hpcgen.config.loader import Run, with_values
-from hpcgen.errors import ConfigErrors
-from hpcgen.planning.layouts.search import search
+from hpcgen.errors import HpcgenError
 from hpcgen.planning.memory import estimate_memory
-from hpcgen.planning.paths import absolute_paths
 from hpcgen.planning.predicted_step import NoPrediction, machine_of_run, predicted_step
 from hpcgen.planning.request import make_allocation
 from hpcgen.planning.setup import Setup
 from hpcgen.planning.step_time.machine import Machine
-from hpcgen.run_plan.plan import Plan, located_in
-from hpcgen.run_plan.training import training_facts
+from hpcgen.run_plan.layouts.find import search_for
+from hpcgen.run_plan.plan import Plan
 from hpcgen.stages.train import TRAIN
 from hpcgen.stages.tune import TRIALS_FILE, TUNE
+from hpcgen.text import counted
 from trainer.contract.config import from_dict
 from trainer.contract.model.layout import Layout
 from trainer.contract.problem import in_yaml
@@ -44,19 +43,20 @@ def with_candidates(run: Run, top: int) -> Run:
 
     Raises:
         NoPrediction: there is no search, since the times are unknown. The hint says to name candidates.
-        ConfigErrors: the run has mistakes that no layout corrects.
+        HpcgenError: the run has mistakes that no layout corrects, or no layout is estimated to fit.
     """
     if run.config.tune.candidates:
         return run
-    config = absolute_paths(run.config, run.directory)
-    facts, unknown = training_facts(run, config, make_allocation(TRAIN, config, run.cluster, run.node_type))
-    if unknown:
-        raise ConfigErrors([located_in(run, problem) for problem in unknown])
     try:
-        found = search(facts, _machine(run), top=top)
+        _, found = search_for(run, top)
     except NoPrediction as error:
         hint = "name the layouts to measure in tune.candidates"
         raise NoPrediction(error.mistakes[0], hint) from error
+    if not found.best:
+        raise HpcgenError(
+            f"none of {counted(found.num_valid, 'valid layout')} is estimated to fit the GPUs",
+            "use more nodes, or name the layouts to measure in tune.candidates",
+        )
     texts = [_assignments(layout.changes) for layout in found.best]
     return with_values(run, {"tune.candidates": [text for text in texts if text]}, "hpcgen tune")
 

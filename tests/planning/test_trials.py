@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hpcgen import load_run, plan
 from hpcgen.errors import ConfigErrors
 from hpcgen.stages.tune import TRIALS_FILE
 from tests.runs import big_run, minimal_run, planned
 from trainer.contract.config import from_dict
 from trainer.contract.trials import TrialConfig, TrialsConfig
 
+MEASURED = Path(__file__).parents[2] / "benchmarks/planner/data/two-h100s"
 TWO_RANKS = {"train": {"ntasks_per_node": 2, "time": "1:00:00"}}
 TP2 = "parallelism.tensor_model_parallel_size=2 parallelism.sequence_parallel=true"
 
@@ -122,3 +125,13 @@ def test_the_job_has_the_nodes_of_the_training(tmp_path: Path) -> None:
     run["slurm"]["tune"] = {"nodes": 8}
     with pytest.raises(ConfigErrors, match=r"slurm\.tune\.nodes = 8 differs from the 16 of training"):
         planned(tmp_path, run, ["tune"])
+
+
+@pytest.mark.parametrize("name", ["run.yaml", "batch-32.yaml"])
+def test_the_layouts_that_were_measured_on_gpus_are_candidates_of_their_run_file(name: str) -> None:
+    """The tables of docs/tune.md."""
+    with (MEASURED / "measured.csv").open() as file:
+        measured = [row["layout"] for row in csv.DictReader(file) if row["run"] == name]
+    text = plan(load_run(MEASURED / name), ["tune"]).stages["tune"].files[TRIALS_FILE]
+    trials = from_dict(TrialsConfig, json.loads(text), "test").trials
+    assert [trial.name for trial in trials] == measured

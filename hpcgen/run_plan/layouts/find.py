@@ -13,6 +13,7 @@ from hpcgen.planning.layouts.search import search
 from hpcgen.planning.paths import absolute_paths
 from hpcgen.planning.predicted_step import NoPrediction, machine_of_run
 from hpcgen.planning.request import allocation_problems, make_allocation
+from hpcgen.planning.step_time.machine import Machine
 from hpcgen.run_plan.layouts.result import NODES, Goal, Kind, NodesLayouts, RunLayouts, with_layout
 from hpcgen.run_plan.plan import Plan, located_in, plan
 from hpcgen.run_plan.prediction import Prediction, predict
@@ -156,15 +157,24 @@ def _layouts(run: Run, top: int) -> NodesLayouts:
     Raises:
         HpcgenError: see `find_layouts`.
     """
+    machine, found = search_for(run, top)
+    prediction, reason = _prediction(run, found)
+    return NodesLayouts(run=run, machine=machine, search=found, prediction=prediction, no_prediction=reason)
+
+
+def search_for(run: Run, top: int) -> tuple[Machine, Search]:
+    """The machine of a run, and the search for its `top` fastest layouts.
+
+    Raises:
+        HpcgenError: see `find_layouts`.
+    """
     config = absolute_paths(run.config, run.directory)
     allocation = make_allocation(TRAIN, config, run.cluster, run.node_type)
     facts, unknown = training_facts(run, config, allocation)
     if unknown:
         raise ConfigErrors([located_in(run, problem) for problem in unknown])
     machine = machine_of_run(run, config.training, allocation)
-    found = search(facts, machine, top=top)
-    prediction, reason = _prediction(run, found)
-    return NodesLayouts(run=run, machine=machine, search=found, prediction=prediction, no_prediction=reason)
+    return machine, search(facts, machine, top=top)
 
 
 def _prediction(run: Run, found: Search) -> tuple[Prediction | None, str]:
