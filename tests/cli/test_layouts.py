@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 
+from hpcgen import load_run, plan
 from tests.cli.command import Ended, hpcgen, listing
 from tests.cli.reports import Page
+from tests.recorded_run import write_checkpoint
+from trainer.contract.resuming.hyperparameters import sections
 
 DATA = "train: [{prefix: data/absent}]"
 RUN = f"""\
@@ -177,6 +180,26 @@ def test_a_deadline_chooses_the_fewest_nodes(run_file: Path) -> None:
     assert ended.status == 0
     assert "no number of nodes that was tried finishes in" in ended.stdout
     assert found_by("--finish-in", "1m", "--top", "1")["chosen"] is None
+
+
+def test_only_the_rest_of_a_run_counts(run_file: Path) -> None:
+    run_file.write_text(RUN.replace("/runs/small", "runs/small").replace(DATA, "mock: true"))
+    whole = found_by("--top", "1")["nodes"][0]["prediction"]
+    trainer = plan(load_run(run_file)).trainer
+    assert trainer is not None
+    checkpoints, samples = run_file.parent / "runs/small/checkpoints", trainer.training.global_batch_size
+    last = trainer.training.train_iters
+    for iteration in (last // 2, last):
+        write_checkpoint(
+            checkpoints, iteration, **sections(trainer), world_size=8, consumed_samples=iteration * samples
+        )
+        if iteration < last:
+            [half] = found_by("--top", "1")["nodes"]
+            assert half["prediction"]["remaining_tokens"] == whole["remaining_tokens"] / 2
+            assert half["layouts"][0]["changes"]
+    ended = layouts()
+    assert ended.status == 2
+    assert ended.stderr == "the run is finished and has nothing left to train\n"
 
 
 def test_a_budget_chooses_the_fastest_nodes_within_it(run_file: Path) -> None:
