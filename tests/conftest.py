@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import difflib
 import gc
+import multiprocessing.spawn
 import os
 import shutil
 import signal
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -161,6 +162,16 @@ def stand_in() -> str:
     from tests.trainer import prepared_python
 
     return str(prepared_python.start() / "python")
+
+
+@pytest.fixture
+def forks(stand_in: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Makes forks of the Python programs and the worker processes that the test starts."""
+    monkeypatch.setattr(sys, "executable", stand_in)
+    before = multiprocessing.spawn.get_executable()
+    multiprocessing.set_executable(stand_in)
+    yield
+    multiprocessing.set_executable(before)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

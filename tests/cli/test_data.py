@@ -100,6 +100,7 @@ def planned_corpus(workplace: Path) -> Path:
 
 
 @pytest.mark.process
+@pytest.mark.usefixtures("forks")
 def test_a_corpus_by_hand(planned_corpus: Path) -> None:
     """Two tasks, one after the other, which need not know of each other; the run file is the one that is here."""
     for task_id in ("0", "1"):
@@ -113,6 +114,7 @@ def test_a_corpus_by_hand(planned_corpus: Path) -> None:
 
 
 @pytest.mark.process
+@pytest.mark.usefixtures("forks")
 def test_a_failed_output_is_reported_and_the_rest_is_made(planned_corpus: Path) -> None:
     (planned_corpus.parent / "text/a.jsonl").write_text('{"text": "a"}\n{"body": "other"}\n')
     assert hpcgen("data", "plan", "--replan", "--set", "data.corpus.bad_documents=skip").status == 0
@@ -123,6 +125,7 @@ def test_a_failed_output_is_reported_and_the_rest_is_made(planned_corpus: Path) 
 
 
 @pytest.mark.process
+@pytest.mark.usefixtures("forks")
 def test_a_task_names_the_file_of_its_rejected_documents(planned_corpus: Path) -> None:
     with (planned_corpus.parent / "text/b.jsonl").open("a") as file:
         file.write("no JSON\n")
@@ -215,6 +218,7 @@ def test_a_password_in_an_address_is_refused_and_not_shown(workplace: Path) -> N
 
 
 @pytest.mark.process
+@pytest.mark.usefixtures("forks")
 @pytest.mark.parametrize(("share", "modes"), [("private", (0o600, 0o700)), ("group", (0o660, 0o2770))])
 def test_permissions_of_files_made_by_hand(planned_corpus: Path, share: str, modes: tuple[int, int]) -> None:
     shutil.rmtree(planned_corpus)
@@ -226,6 +230,7 @@ def test_permissions_of_files_made_by_hand(planned_corpus: Path, share: str, mod
 
 
 @pytest.mark.process
+@pytest.mark.usefixtures("forks")
 def test_a_dry_run_says_how_many_tasks_are_left(planned_corpus: Path) -> None:
     tasks = ("--set", "slurm.prepare.num_tasks=2", "--set", "paths.run_dir=run")
     done = hpcgen("submit", "prepare", "-c", "run.yaml", "--dry-run", *tasks)

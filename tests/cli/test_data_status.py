@@ -36,6 +36,7 @@ def corpus(workplace: Path) -> None:
 
 
 @pytest.mark.process
+@pytest.mark.usefixtures("forks")
 def test_the_progress_of_a_corpus():
     first = hpcgen("data", "prepare", "--task-id", 1, "--num-tasks", 4)
     assert first.status == 0
@@ -66,6 +67,7 @@ def test_the_progress_of_a_corpus():
 
 
 @pytest.mark.process
+@pytest.mark.usefixtures("forks")
 def test_the_advice_names_all_unfinished_stages_of_the_corpus():
     sets = ("--set", "data.corpus.directory=other dir", "--set", "data.corpus.bad_documents=skip")
     assert hpcgen("data", "plan", *sets).status == 0
@@ -79,6 +81,7 @@ def test_the_advice_names_all_unfinished_stages_of_the_corpus():
 
 
 @pytest.mark.process
+@pytest.mark.usefixtures("forks")
 def test_intermediate_files_of_complete_pairs_are_not_requested_again():
     Path("source/2.jsonl").write_text(Path("source/1.jsonl").read_text())
     assert hpcgen("data", "plan", "--replan").status == 0
@@ -90,6 +93,7 @@ def test_intermediate_files_of_complete_pairs_are_not_requested_again():
 
 
 @pytest.mark.process
+@pytest.mark.usefixtures("forks")
 def test_missing_tasks_in_the_form_of_sbatch():
     assert hpcgen("data", "status", "--missing", "prepare").stdout == "0-3%2\n"
     assert hpcgen("data", "prepare", "--task-id", 1, "--num-tasks", 4).status == 0
@@ -105,6 +109,7 @@ def test_missing_tasks_in_the_form_of_sbatch():
 
 
 @pytest.mark.process
+@pytest.mark.usefixtures("forks")
 def test_nothing_is_missing():
     Path("source/2.jsonl").write_text('{"text": "mended"}\n')
     assert hpcgen("data", "plan", "--replan").status == 0
@@ -115,6 +120,7 @@ def test_nothing_is_missing():
 
 
 @pytest.mark.process
+@pytest.mark.usefixtures("forks")
 def test_status_as_json():
     assert hpcgen("data", "prepare", "--task-id", 1, "--num-tasks", 4).status == 0
     [stage] = json.loads(hpcgen("data", "status", "prepare", "--json").stdout)
@@ -124,6 +130,7 @@ def test_status_as_json():
 
 
 @pytest.mark.process
+@pytest.mark.usefixtures("forks")
 def test_a_task_of_a_dead_host_is_stalled():
     assert hpcgen("data", "prepare", "--task-id", 2, "--num-tasks", 4).status == 1
     path = Path("data/progress/prepare-00002-of-00004.json")

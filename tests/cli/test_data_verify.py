@@ -9,7 +9,7 @@ import pytest
 from tests.cli.command import hpcgen
 from tests.cli.test_data_status import RUN
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("forks")]
 
 BIN = "data/tokens/corpus-00000-of-00002.bin"
 

@@ -89,12 +89,16 @@ def test_ctrl_c_says_so_in_the_same_line_and_no_other(run_file: Path) -> None:
     ]
 
 
-def test_it_says_how_to_evaluate_the_checkpoints(run_file: Path) -> None:
+def test_it_says_how_to_evaluate_the_checkpoints(run_file: Path, stand_in: str) -> None:
     """Without Slurm, there is no queue for evaluation.every."""
     sets = ("training.train_iters=2", "checkpoint.save_interval=2", "evaluation={every: 2, tasks: [piqa]}")
     options = [option for each in sets for option in ("--set", each)]
     done = subprocess.run(
-        [*SUBMIT, run_file, *options], capture_output=True, text=True, check=False, timeout=PATIENCE_S
+        [stand_in, *SUBMIT[1:], run_file, *options],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 0, done.stderr
     again = shlex.join(["-c", str(run_file), *options])

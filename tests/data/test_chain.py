@@ -142,6 +142,7 @@ def test_any_shape(tmp_path_factory, sizes, count, data):
 
 
 @pytest.mark.process
+@pytest.mark.usefixtures("forks")
 def test_tasks_and_workers_do_not_matter(tmp_path):
     texts = [documents(10, seed) for seed in range(7)]
     for num_tasks, workers in ((1, 2), (3, 1)):

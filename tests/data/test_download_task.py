@@ -21,6 +21,7 @@ from tests.http_server import Server, cut, no_ranges
 
 
 @pytest.mark.process
+@pytest.mark.usefixtures("forks")
 def test_a_task_downloads_what_is_missing_and_records_it(
     tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -52,6 +53,7 @@ def test_a_task_downloads_what_is_missing_and_records_it(
 
 
 @pytest.mark.process
+@pytest.mark.usefixtures("forks")
 def test_one_file_that_is_gone_does_not_keep_the_others_back(
     tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,6 +75,7 @@ def test_one_file_that_is_gone_does_not_keep_the_others_back(
 
 
 @pytest.mark.process
+@pytest.mark.usefixtures("forks")
 def test_an_existing_file_with_the_right_hash_is_kept(tmp_path: Path, server: Server) -> None:
     job = corpus_job(tmp_path, server)
     manifest = manifest_of(server, {"a.jsonl": LINES, "b.jsonl": LINES})
@@ -86,6 +89,7 @@ def test_an_existing_file_with_the_right_hash_is_kept(tmp_path: Path, server: Se
 
 
 @pytest.mark.process
+@pytest.mark.usefixtures("forks")
 def test_only_addresses_of_stores_are_fetched(tmp_path: Path, server: Server) -> None:
     job = corpus_job(tmp_path, server)
     manifest = Manifest("test", [ManifestFile(name="p.jsonl", split="corpus", url="ftp://a.example/p.jsonl")])

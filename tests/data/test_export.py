@@ -191,6 +191,7 @@ def test_all_pairs_of_a_run_are_exported_once(tmp_path, corpus):
 
 
 @pytest.mark.process
+@pytest.mark.usefixtures("forks")
 def test_a_failed_shard_does_not_stop_the_others(tmp_path, copy):
     torn = copy / f"{NAMES[0]}.bin"
     torn.write_bytes(torn.read_bytes()[:-2] + b"xx")

@@ -85,6 +85,7 @@ def test_a_source_that_was_removed_after_extraction(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
+@pytest.mark.usefixtures("forks")
 def test_a_download_is_read_once_it_is_complete(tmp_path: Path) -> None:
     content = json_lines(["x"] * 3)
     corpus = CorpusConfig(directory=str(tmp_path / "corpus"), num_output_files=4)
@@ -102,6 +103,7 @@ def test_a_download_is_read_once_it_is_complete(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
+@pytest.mark.usefixtures("forks")
 def test_parquet_rows(tmp_path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq

@@ -26,7 +26,7 @@ from hpcgen.errors import HpcgenError
 from .conftest import HARD_TEXTS
 from .data_runs import documents, json_lines, make_units, one_unit, pairs, planned_corpus, write_file
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("forks")]
 
 TEXTS = [*HARD_TEXTS, *documents(120)]
 

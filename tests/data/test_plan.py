@@ -139,6 +139,7 @@ def test_a_manifest_that_cannot_be_read_is_not_replaced_unasked(run: Path) -> No
 
 
 @pytest.mark.process
+@pytest.mark.usefixtures("forks")
 def test_parquet_files_are_planned_but_not_next_to_json_lines(run: Path) -> None:
     (run.parent / "pq").mkdir()
     for name in ("a.parquet", "b.parquet", "a.jsonl"):
@@ -406,6 +407,7 @@ def test_slimpajama_is_planned_and_validates(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
+@pytest.mark.usefixtures("forks")
 def test_openwebtext_from_its_archive(tmp_path: Path) -> None:
     """The archive as it is: text files in a .tar.xz in a .tar.xz."""
 

@@ -65,6 +65,7 @@ def test_status_before_any_task_started(job, manifest):
 
 
 @pytest.mark.process
+@pytest.mark.usefixtures("forks")
 def test_the_three_stages_as_tasks_leave_them(job, manifest):
     source = job.directory.parent / "source"
     (source / "train/1.jsonl.zst").write_bytes((source / "train/1.jsonl.zst").read_bytes()[:-5])
@@ -87,6 +88,7 @@ def test_the_three_stages_as_tasks_leave_them(job, manifest):
 
 
 @pytest.mark.process
+@pytest.mark.usefixtures("forks")
 def test_pairs_and_the_tokens_of_each_split(job, manifest):
     report = run_task("prepare", job, manifest, workers=1)
     status = one(job, manifest, "prepare")
@@ -128,6 +130,7 @@ def test_a_task_that_ended_without_a_message(job, manifest):
 
 
 @pytest.mark.process
+@pytest.mark.usefixtures("forks")
 def test_the_last_report_counts_and_finished_outputs_are_not_failed(job, manifest):
     word(
         job,

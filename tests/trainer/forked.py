@@ -45,7 +45,15 @@ class ForkedPython:
         umask = os.umask(0o77)
         os.umask(umask)
         variables = [f"{name}={value}" for name, value in environment.items()]
-        words = [str(ROOT), str(umask), str(1 + len(arguments)), sys.executable, *arguments, *variables]
+        words = [
+            str(ROOT),
+            str(umask),
+            "0 1 2",
+            str(1 + len(arguments)),
+            sys.executable,
+            *arguments,
+            *variables,
+        ]
         with Path(os.devnull).open() as none, output.open("a") as out, (errors or output).open("a") as err:
             streams = [stream.fileno() for stream in (none, out, err)]
             socket.send_fds(self._server, [os.fsencode("\0".join(words))], streams)

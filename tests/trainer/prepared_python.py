@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -33,6 +33,8 @@ import hpcgen
 from tests.trainer.forked import ROOT, SHARED, be_python
 
 HUGE_PAGE = 2 * 2**20
+MOST_FILES = 253
+"""Maximum number of open files in a message: SCM_MAX_FD of Linux."""
 MADV_COLLAPSE = 25
 """From linux/mman.h, since Linux 6.1. The module mmap does not have it."""
 
@@ -42,16 +44,25 @@ import _signal, _socket, os, sys  # socket, signal and json take 20 ms to import
 
 if sys.argv[1:3] == ["-m", "submitit.local._local"]:
     os.execv({python!r}, [{python!r}, *sys.argv[1:]])  # its PID is the ID of the local job
+files = []
+for name in os.listdir("/proc/self/fd"):
+    try:
+        if os.get_inheritable(int(name)):
+            files.append(int(name))
+    except OSError:  # that of the listing
+        pass
 server = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
 server.connect({address!r})
 umask = os.umask(0o77)
 os.umask(umask)
 variables = [name + "=" + value for name, value in os.environ.items()]
-request = [os.getcwd(), str(umask), str(len(sys.argv)), *sys.argv, *variables]
-streams = b"".join(number.to_bytes(4, sys.byteorder) for number in (0, 1, 2))
-server.sendmsg(
-    [os.fsencode("\\0".join(request))], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, streams)]
-)
+numbers = " ".join(map(str, files))
+request = [os.getcwd(), str(umask), numbers, str(len(sys.argv)), *sys.argv, *variables]
+rights = b"".join(number.to_bytes(4, sys.byteorder) for number in files)
+server.sendmsg([os.fsencode("\\0".join(request))], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)])
+for number in files:
+    if number > 2:  # whoever reads a pipe waits for the fork to close it
+        os.close(number)
 for number in (_signal.SIGINT, _signal.SIGTERM, _signal.SIGUSR1, _signal.SIGUSR2):
     _signal.signal(number, lambda number, frame: server.send(bytes([number])))
 server.recv(16)  # the process ID of the fork
@@ -157,7 +168,7 @@ class _Program:
         """Forks, and returns whether the request was complete."""
         request, descriptors = b"", list[int]()
         with contextlib.suppress(ConnectionResetError):  # killed before it asked
-            request, descriptors, _, _ = socket.recv_fds(self._connection, 1 << 20, 3)
+            request, descriptors, _, _ = socket.recv_fds(self._connection, 1 << 20, MOST_FILES)
         if not request:
             self._connection.close()
             return False
@@ -227,17 +238,29 @@ def _use_huge_pages() -> None:
 
 
 def _run(request: bytes, descriptors: list[int]) -> None:
-    for number, descriptor in enumerate(descriptors):
-        os.dup2(descriptor, number)
-    os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # also the connections of others
+    directory, umask, numbers, count, *words = os.fsdecode(request).split("\0")
+    _open_only(dict(zip(map(int, numbers.split()), descriptors, strict=True)))
     sys.stdin = os.fdopen(0, closefd=False)  # multiprocessing has opened /dev/null instead
-    directory, umask, count, *words = os.fsdecode(request).split("\0")
     arguments, variables = words[: int(count)], words[int(count) :]
     os.chdir(directory)
     os.umask(int(umask))
     sys.executable, *words = arguments
-    environment = dict(variable.split("=", 1) for variable in variables)
-    be_python(words[1:] if words[0] == "-u" else words, environment)
+    multiprocessing.set_executable(sys.executable)
+    while words[0] in ("-u", "-B"):
+        words = words[1:]
+    be_python(words, dict(variable.split("=", 1) for variable in variables))
+
+
+def _open_only(files: Mapping[int, int]) -> None:
+    """Gives open files the numbers that are the keys, and closes all others, among them the connections of others."""
+    free = max(files) + 1
+    kept = {number: fcntl.fcntl(descriptor, fcntl.F_DUPFD, free) for number, descriptor in files.items()}
+    for number, descriptor in kept.items():
+        os.dup2(descriptor, number)
+    for path in Path("/proc/self/fd").iterdir():
+        if int(path.name) not in files:
+            with contextlib.suppress(OSError):  # that of the listing
+                os.close(int(path.name))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing.spawn
 import os
 import signal
 import socket
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from hpcgen.data.workers import Finished, run_all
 from tests.patience import wait_until
 from tests.trainer import forked, prepared_python
 from tests.trainer.forked import ForkedPython, run_python
@@ -74,6 +76,32 @@ def test_a_killed_stand_in_takes_its_fork_along_and_no_other(stand_in: str) -> N
         assert is_running(fork_of_other)
         other.terminate()
         assert other.wait() == -signal.SIGTERM
+
+
+def test_open_files_are_passed_on_and_closed_with_the_fork(stand_in: str) -> None:
+    reader, writer = os.pipe()
+    program = (
+        "import os, sys, time; os.write(int(sys.argv[1]), b'x'); os.close(int(sys.argv[1])); time.sleep(3600)"
+    )
+    with subprocess.Popen([stand_in, "-c", program, str(writer)], pass_fds=[writer]) as process:
+        os.close(writer)
+        with os.fdopen(reader, "rb") as pipe:
+            assert pipe.read() == b"x"  # until all have closed it
+        process.terminate()
+
+
+def doubled(item: int, update: object, num_cores: object) -> int:
+    return 2 * item
+
+
+def test_workers_that_are_forks_work(stand_in: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    executable = multiprocessing.spawn.get_executable()
+    multiprocessing.set_executable(stand_in)
+    try:
+        events = [event for event in run_all(doubled, [1, 2, 3], 2) if event is not None]
+    finally:
+        multiprocessing.set_executable(executable)
+    assert sorted(event.result for event in events if isinstance(event, Finished)) == [2, 4, 6]
 
 
 def test_waiting_for_a_fork_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
