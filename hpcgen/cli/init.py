@@ -186,21 +186,27 @@ class _New:
 
     def from_preset(self, preset: Preset | None) -> str:
         """The text of a run file for hpcgen's trainer."""
-        from hpcgen.planning.starting_nodes import starting_nodes
+        from hpcgen.planning.starting_layout import starting_layout
 
         of_cluster = self.of_cluster("train")
-        return starter(
+        start = starting_layout(preset, self.node_type, of_cluster, self.profile)
+        text = starter(
             self.name,
             self.cluster,
             self.run_dir,
             preset,
             self.schema,
             gpus_per_node=self.node_type.gpus_per_node,
-            nodes=starting_nodes(preset, self.node_type, of_cluster),
+            nodes=start.num_nodes,
             of_cluster=of_cluster,
             time=self.time("train"),
             file_name=self.path.name,
         )
+        if start.changes:
+            from hpcgen.config.edits import with_values
+
+            text = with_values(text, self.path.name, start.changes, start.reason)
+        return text
 
 
 def _next_steps(path: Path, preset: Preset | None, hf_dir: Path | None, weights: Path) -> Iterator[str]:

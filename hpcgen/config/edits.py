@@ -15,7 +15,7 @@ Keys = Sequence[str | int]
 
 _PLAIN = re.compile(r"(?!(?:null|true|false|yes|no|on|off)$)[A-Za-z/][\w./-]*", re.IGNORECASE)
 """A text that needs no quotes in any version of YAML."""
-_REASON = re.compile(r"^[ \t]*# hpcgen (?:layouts|tune): [^\n]*\n", re.MULTILINE)
+_REASON = re.compile(r"^[ \t]*# hpcgen (?:init|layouts|tune): [^\n]*\n", re.MULTILINE)
 """A line with the reason of a choice."""
 _TO_END_OF_LINE = re.compile(r"[ \t]*(#[^\n]*)?(?=\n|$)")
 

@@ -166,7 +166,7 @@ def _tasks(preset: Preset | None, nodes: int) -> dict[str, int]:
 def micro_batch(preset: Preset, world_size: int) -> dict[str, int]:
     """A microbatch size of 1 if the preset's does not divide the global batch over the run's ranks."""
     training = preset.sections["training"]
-    data_parallel_size = world_size // model_parallel_size(parallelism_of(preset))
+    data_parallel_size = max(1, world_size // model_parallel_size(parallelism_of(preset)))
     fits = training["global_batch_size"] % (training["micro_batch_size"] * data_parallel_size) == 0
     return {} if fits else {"micro_batch_size": 1}
 

@@ -37,6 +37,37 @@ def test_the_time_limit_fits_the_partition(workplace):
     assert 'time: "4:00:00"' in (workplace / "run.yaml").read_text()
 
 
+OTHER_LAYOUTS = {
+    "small GPUs": ("1.3b", "gpu_memory_gib: 20.0", "", "does not fit GPUs of 20 GiB"),
+    "nodes with one GPU": ("llama3-8b", "gpus_per_node: 1", "", "does not suit the nodes"),
+    "a small partition": ("30b", "{}", "partitions: {hpc: {max_nodes: 1}}", "needs 2 nodes"),
+}
+
+
+@pytest.mark.parametrize(("preset", "facts", "profile", "why"), OTHER_LAYOUTS.values(), ids=OTHER_LAYOUTS)
+def test_a_preset_that_does_not_suit_the_cluster_gets_another_layout(workplace, preset, facts, profile, why):
+    (workplace / "topologies").mkdir()
+    (workplace / "topologies/mine.yaml").write_text(f"extends: h100-sxm\n{facts}\n".replace("{}\n", ""))
+    (workplace / "mine.yaml").write_text(f"extends: azure-ndv5\nnode_type: mine\n{profile}\n")
+    assert hpcgen("init", "--cluster", "./mine.yaml", "--preset", preset).status == 0
+    text = (workplace / "run.yaml").read_text()
+    [comment] = [line for line in text.splitlines() if "# hpcgen init: " in line]
+    assert comment.endswith(f" tokens/s per GPU predicted. The preset's layout {why}")
+    found = hpcgen("validate", "-c", "run.yaml", "--set", "data.mock=true")
+    assert found.status == 0, found.stderr
+    assert "on a device with" not in found.stderr
+
+
+def test_a_model_that_no_layout_fits_into_a_partition_is_refused(workplace):
+    (workplace / "mine.yaml").write_text("extends: azure-ndv5\npartitions: {hpc: {max_nodes: 1}}\n")
+    found = hpcgen("init", "--cluster", "./mine.yaml", "--preset", "175b")
+    assert found.status == 2
+    assert found.stderr.startswith(
+        "--preset 175b: no layout fits into the memory of the GPUs of 1 node, the maximum of partition hpc; use "
+    )
+    assert sorted(listing(workplace)) == ["mine.yaml"]
+
+
 SETTINGS = {
     "nodes": 3,
     "ntasks_per_node": 2,

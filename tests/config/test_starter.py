@@ -16,7 +16,7 @@ from hpcgen.config.run import RunConfig
 from hpcgen.config.slurm import StageSettings
 from hpcgen.config.starter import run_file, starter
 from hpcgen.config.validation import build
-from hpcgen.planning.starting_nodes import starting_nodes
+from hpcgen.planning.starting_layout import Start, starting_layout
 from hpcgen.run_plan.plan import plan
 
 COMMENTED_KEY = re.compile(r"(?m)^ *# [a-z_0-9]+: .*$")
@@ -54,8 +54,10 @@ def test_it_loads_as_it_is(tmp_path: Path, preset: str | None, cluster: str):
 @pytest.mark.parametrize("preset", [None, *PRESETS])
 def test_it_plans_at_once_on_the_fewest_nodes_that_hold_the_preset(tmp_path: Path, preset: str | None):
     path = tmp_path / "mini.yaml"
-    node_type = load_cluster("azure-ndv5", tmp_path)[1]
-    nodes = starting_nodes(PRESETS.get(preset or ""), node_type, StageSettings())
+    cluster, node_type = load_cluster("azure-ndv5", tmp_path)
+    start = starting_layout(PRESETS.get(preset or ""), node_type, StageSettings(), cluster)
+    assert not start.changes
+    nodes = start.num_nodes
     path.write_text(starter_text(preset, gpus_per_node=8, nodes=nodes))
     run = load_run(path)
     found = plan(run, ["prepare", "train"], exists=lambda path: True)
@@ -69,15 +71,19 @@ def test_it_plans_at_once_on_the_fewest_nodes_that_hold_the_preset(tmp_path: Pat
 
 @pytest.mark.parametrize(("settings", "nodes"), [({}, 12), ({"nodes": 20}, 20), ({"ntasks_per_node": 4}, 24)])
 def test_a_new_run_has_at_least_the_nodes_of_the_profile(tmp_path: Path, settings: dict, nodes: int):
-    node_type = load_cluster("azure-ndv5", tmp_path)[1]
-    assert starting_nodes(PRESETS["175b"], node_type, StageSettings(**settings)) == nodes
+    cluster, node_type = load_cluster("azure-ndv5", tmp_path)
+    assert starting_layout(PRESETS["175b"], node_type, StageSettings(**settings), cluster) == Start(nodes)
 
 
-def test_a_new_run_has_the_nodes_of_its_layout_if_memory_is_unknown_or_never_enough(tmp_path: Path):
-    node_type = load_cluster("azure-ndv5", tmp_path)[1]
-    for gib in (None, 20.0):
-        small = dataclasses.replace(node_type, gpu_memory_gib=gib)
-        assert starting_nodes(PRESETS["175b"], small, StageSettings()) == 4
+@pytest.mark.parametrize(
+    "unknown", [{"gpu_memory_gib": None}, {"gpu_memory_gib": 20.0, "gpu_memory_gb_s": None}]
+)
+def test_a_new_run_has_the_nodes_of_its_layout_if_no_other_can_be_found(tmp_path: Path, unknown: dict):
+    cluster, node_type = load_cluster("azure-ndv5", tmp_path)
+    start = starting_layout(
+        PRESETS["175b"], dataclasses.replace(node_type, **unknown), StageSettings(), cluster
+    )
+    assert start == Start(4)
 
 
 @pytest.mark.parametrize("preset", [None, "125m"])

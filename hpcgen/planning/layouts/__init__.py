@@ -8,4 +8,5 @@
 | why a layout is better than another | `reasons` |
 | how a layout is called | `name` |
 | faster layouts for warnings | `advice` |
+| numbers of nodes, and the fewest that hold a model | `nodes`, `fewest_nodes` |
 """

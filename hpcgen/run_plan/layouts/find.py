@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
-from hpcgen.config.cluster import limits_of, price_per_gpu_hour
+from hpcgen.config.cluster import price_per_gpu_hour
 from hpcgen.config.loader import Run, with_values
 from hpcgen.errors import ConfigErrors, HpcgenError, Problem
+from hpcgen.planning.layouts.nodes import ladder, most_nodes, powers
 from hpcgen.planning.layouts.result import Search
 from hpcgen.planning.layouts.search import search
 from hpcgen.planning.paths import absolute_paths
@@ -20,9 +21,6 @@ from hpcgen.run_plan.prediction import Prediction, predict
 from hpcgen.run_plan.training import training_facts
 from hpcgen.stages.train import TRAIN
 from hpcgen.text import counted
-
-MOST_NODES = 2048
-"""Largest number of nodes to try if the partition has no limit."""
 
 
 def find_layouts(
@@ -65,7 +63,7 @@ def find_curve(found: RunLayouts) -> tuple[NodesLayouts, ...]:
 
     The curve ends with a number of nodes on which no layout fits or is valid, if there is one.
     """
-    sizes, first, last = _powers(_most_nodes(found.run)), found.on[0], found.on[-1]
+    sizes, first, last = powers(_most_nodes(found.run)), found.on[0], found.on[-1]
     fewer = _neighbors(first, [size for size in reversed(sizes) if size < first.num_nodes])
     more = _neighbors(last, [size for size in sizes if size > last.num_nodes])
     return (*reversed([*fewer]), *found.on, *more)
@@ -78,10 +76,6 @@ def _neighbors(known: NodesLayouts, sizes: Iterable[int]) -> Iterator[NodesLayou
             return
         known = _layouts(_sized(known.run, size), 1)
         yield known
-
-
-def _powers(most: int) -> list[int]:
-    return [2**power for power in range(most.bit_length())]
 
 
 def _chosen(found: Sequence[NodesLayouts], goal: Goal | None) -> NodesLayouts | None:
@@ -203,20 +197,10 @@ def own_mistake(found: NodesLayouts) -> str:
     return "it does not fit into memory"  # a warning with memory_check: warning
 
 
-def ladder(most: int) -> list[int]:
-    """The numbers of nodes to try: 1, 2, 3, 4, 6, 8, 12, 16 and so on up to `most`, which is the last one.
-
-    Others hardly divide a batch, heads or layers. With steps of at most a half, none is far from what would be enough.
-    """
-    sizes = {size for power in _powers(most) for size in (power, 3 * power // 2)}
-    return sorted({size for size in sizes if size < most} | {most})
-
-
 def _most_nodes(run: Run) -> int:
-    """The limit of the partition without spare nodes, or MOST_NODES."""
+    """The limit of the run's jobs without spare nodes."""
     allocation = make_allocation(TRAIN, run.config, run.cluster, run.node_type)
-    limits = [each.max_nodes for _, each in limits_of(allocation.settings, run.cluster) if each.max_nodes]
-    return max(1, min([*limits, MOST_NODES]) - allocation.spare_nodes)
+    return max(1, most_nodes(allocation.settings, run.cluster) - allocation.spare_nodes)
 
 
 def _possible(run: Run, fewest: int = 1) -> list[Run]:
