@@ -50,11 +50,13 @@ def search(facts: Facts, machine: Machine, *, top: int = 10, vary: Sequence[str]
         vary: the axes to try other values of, of `space.AXES`.
 
     Raises:
-        NoPrediction: the time of a step or the memory of the GPUs is not known.
+        NoPrediction: the time of a step, the memory of the GPUs or the vocabulary is not known.
     """
     layers_are_known(facts.model)
     if facts.device_memory_gib is None:
         raise NoPrediction("the memory of a GPU is not known. Set gpu_memory_gib in the node type")
+    if facts.resolved_model.padded_vocab_size is None:
+        raise NoPrediction("the size of the vocabulary is not known. Set model.vocab_size")
     tree = _Tree(facts, machine, Space(facts, vary), top)
     tree.search()
     return Search(

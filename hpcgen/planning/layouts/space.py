@@ -10,7 +10,7 @@
 | VPP | all numbers of chunks for which this is possible |
 | recompute | none, sets of modules, the first layers of each chunk, or all layers |
 
-The rules decide which of these layouts are valid. A pipeline_model_parallel_layout of the run is one of the pipelines.
+The rules decide which of these layouts are valid. An uneven pipeline of the run is one of the pipelines.
 Other keys stay as they are, so hierarchical_context_parallel_sizes allows only their product as CP, or 1. Keys that
 need more than one rank on an axis return to their defaults where it has one: tp_comm_overlap without TP, and
 cp_comm_type without CP.
@@ -32,7 +32,13 @@ from trainer.contract.model.model_size import (
     last_layer_has_experts,
     layer_parameter_count,
 )
-from trainer.contract.model.pipeline import ACCOUNTED_KEYS, LAYOUT, UNEVEN_KEYS, layout_of
+from trainer.contract.model.pipeline import (
+    ACCOUNTED_KEYS,
+    LAYOUT,
+    UNEVEN_KEYS,
+    layout_of,
+    uneven_keys,
+)
 from trainer.contract.record import replaced
 from trainer.contract.rules import recompute
 from trainer.contract.rules.facts import Facts, divisors
@@ -188,7 +194,7 @@ class Space:
                 }
                 splits = _splits(facts, stages, chunks) if "PP" in vary else [{}]
                 found += [{**keys, **split} for split in splits]
-        if has_layout and "PP" in vary:  # its parts may differ from those above
+        if uneven_keys(own) and "PP" in vary:  # its chunks may differ from those above
             axes = ("pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size")
             own_keys = {key: getattr(own, key) for key in (*axes, *UNEVEN_KEYS)}
             found += [own_keys] if own_keys not in found else []

@@ -60,9 +60,10 @@ def test_nothing_fits_small_devices() -> None:
     [
         ({"model__layer_spec": "layers:spec"}, "layer_spec"),
         ({"device_memory_gib": None}, "memory"),
+        ({"model__vocab_size": None}, "vocabulary"),
     ],
 )
-def test_unknown_layers_or_memory_are_no_prediction(change: dict[str, object], reason: str) -> None:
+def test_what_is_unknown_is_no_prediction(change: dict[str, object], reason: str) -> None:
     with pytest.raises(NoPrediction, match=reason):
         search(valid_facts(**change), H100)
 
