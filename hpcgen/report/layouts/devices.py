@@ -180,4 +180,4 @@ def _where(transfer: Transfer, link: str) -> str:
         return f"over {link}"
     if transfer.in_network >= transfer.sent:
         return "over the network"
-    return f"{size_text(transfer.in_network)} over the network"
+    return f"{size_text(transfer.in_network)} of it over the network"
