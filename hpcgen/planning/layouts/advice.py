@@ -23,7 +23,7 @@ WORTH_NAMING = 0.05
 MUCH = 0.1
 """Smallest predicted gain that is the reason of a warning: twice the median error."""
 AXES: Mapping[Rule, Sequence[str]] = {
-    resources.pipeline_is_mostly_busy: ("PP", "VPP"),
+    resources.pipeline_is_mostly_busy: ("TP", "PP", "VPP"),
     context_parallel.tensor_and_context_parallel_stay_in_node: ("TP", "CP"),
     experts.experts_stay_in_node: ("EP", "ETP"),
     resources.recomputation_is_needed: ("recompute",),
