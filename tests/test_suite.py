@@ -52,12 +52,13 @@ def test_none():
 
 IN_WORKERS = {
     "test_dies.py": """
-import os
+import os, pathlib
 
 def test_before():
     pass
 
 def test_dies():
+    (pathlib.Path(__file__).parent / "died").touch()
     os.kill(os.getpid(), 9)
 
 def test_after():
@@ -73,6 +74,7 @@ def test_fails():
     assert os.getpid() == -1
 """,
     "test_session.py": """
+import pathlib, time
 import pytest
 
 @pytest.fixture(scope="session")
@@ -80,8 +82,9 @@ def cluster():
     yield
     raise RuntimeError("the cluster does not stop")
 
-def test_session(cluster):
-    pass
+def test_session(cluster):  # in another fork than the test that dies
+    while not (pathlib.Path(__file__).parent / "died").exists():
+        time.sleep(0.01)
 """,
 }
 
