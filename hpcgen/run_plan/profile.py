@@ -42,7 +42,8 @@ def profile_mistakes(profile: Profile) -> list[Problem]:
     Planning a run warns about the second kind, so that an upgrade of hpcgen ends no job.
     """
     problems = (*_planning_problems(profile), *profile.doubts)
-    return [located(problem, profile.document, profile.config) for problem in problems]
+    placed = [located(problem, profile.document, profile.config) for problem in problems]
+    return list(dict.fromkeys(placed))  # stages may share a section
 
 
 def profile_warnings(name: str, directory: Path) -> tuple[str, ...]:
