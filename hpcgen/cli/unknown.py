@@ -70,7 +70,7 @@ def unknown_stage(name: str, stages: Sequence[str]) -> str:
     if stage is not None and stage.name in stages:
         return f"use {stage.name}"
     if stage is not None and not stage.by_submitit:
-        return f"use hpcgen render {stage.name}"
+        return f"use {stage.start_command}"
     meaning = words.meaning("", name) if stage is None else ""
     if meaning.endswith(("STAGE", "STAGE...")):  # that is what was typed
         meaning = ""

@@ -334,4 +334,4 @@ def _stage(word: str) -> str:
         return ""
     if stage.is_array:
         return f"use hpcgen submit {stage.name}, or hpcgen data {stage.name} without a job"
-    return f"use hpcgen {'submit' if stage.by_submitit else 'render'} {stage.name}"
+    return f"use {stage.start_command}"

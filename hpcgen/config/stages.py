@@ -71,6 +71,9 @@ class StageRow:
     by_submitit: bool = False
     """`hpcgen submit` can run the stage. All stages can be rendered."""
 
+    has_command: bool = False
+    """`hpcgen NAME` submits the job and shows its results."""
+
     frame: str = "base"
     """Template that the stage's template extends: base, or one that extends base."""
     time_limit: str | None = None
@@ -112,6 +115,13 @@ class StageRow:
     def template(self) -> str:
         """The stage's template, such as slurm/nccl-test.sbatch.j2."""
         return f"slurm/{self.name}.sbatch.j2"
+
+    @property
+    def start_command(self) -> str:
+        """The command that starts the job, or writes its script."""
+        if self.has_command:
+            return f"hpcgen {self.name}"
+        return f"hpcgen {'submit' if self.by_submitit else 'render'} {self.name}"
 
     @property
     def has_ranks(self) -> bool:
@@ -217,6 +227,7 @@ STAGE_ROWS: Mapping[str, StageRow] = {
             uses_gpus=True,
             settings_of="train",
             needs=TRAINING,
+            has_command=True,
             time_limit="2:00:00",
             reads_trainer_config=True,
         ),

@@ -13,7 +13,7 @@ from hpcgen.planning.predicted_step import NoPrediction, machine_of_run, predict
 from hpcgen.planning.request import make_allocation
 from hpcgen.planning.setup import Setup
 from hpcgen.planning.step_time.machine import Machine
-from hpcgen.run_plan.layouts.find import search_for
+from hpcgen.run_plan.layouts.find import require_training, search_for
 from hpcgen.run_plan.plan import Plan
 from hpcgen.stages.train import TRAIN
 from hpcgen.stages.tune import TRIALS_FILE, TUNE
@@ -47,6 +47,7 @@ def with_candidates(run: Run, top: int) -> Run:
     """
     if run.config.tune.candidates:
         return run
+    require_training(run)
     try:
         _, found = search_for(run, top)
     except NoPrediction as error:
@@ -54,8 +55,8 @@ def with_candidates(run: Run, top: int) -> Run:
         raise NoPrediction(error.mistakes[0], hint) from error
     if not found.best:
         raise HpcgenError(
-            f"none of {counted(found.num_valid, 'valid layout')} is estimated to fit the GPUs",
-            "use more nodes, or name the layouts to measure in tune.candidates",
+            f"no layout is estimated to fit the GPUs, of {counted(found.num_valid, 'valid layout')}",
+            "use more nodes (hpcgen layouts says how many), or name the layouts to measure in tune.candidates",
         )
     texts = [_assignments(layout.changes) for layout in found.best]
     return with_values(run, {"tune.candidates": [text for text in texts if text]}, "hpcgen tune")

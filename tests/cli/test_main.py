@@ -110,8 +110,7 @@ def test_an_unknown_command(word, hint):
 
 @pytest.mark.parametrize("stage", [stage for stage in STAGES.values() if stage.name not in COMMANDS])
 def test_a_stage_in_place_of_a_command(stage):
-    command = "submit" if stage.by_submitit else "render"
-    assert f"hpcgen {command} {stage.name}" in hpcgen(stage.name).stderr
+    assert stage.start_command in hpcgen(stage.name).stderr
 
 
 def test_a_command_that_is_an_option_of_another():

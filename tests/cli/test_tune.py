@@ -144,6 +144,28 @@ def test_a_cluster_without_predictions_needs_candidates(run_file: Path) -> None:
     assert "name the layouts to measure in tune.candidates" in found.stderr
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("program: {command: [prog]}\n", "the run file has the section program"),
+        ("", "model is missing, but stage train needs it"),
+    ],
+    ids=["program", "no-model"],
+)
+def test_a_run_without_a_training_has_no_layouts(run_file: Path, text: str, said: str) -> None:
+    run_file.write_text(f"name: x\ncluster: azure-ndv5\npaths: {{run_dir: run}}\n{text}")
+    found = hpcgen("tune", "-c", run_file)
+    assert found.status == 2
+    assert said in found.stderr
+
+
+def test_a_model_that_fits_no_layout_is_not_measured(run_file: Path) -> None:
+    run_file.write_text(on_gpus().replace("hidden_size: 64", "hidden_size: 65536"))
+    found = hpcgen("tune", "-c", run_file)
+    assert found.status == 2
+    assert "no layout is estimated to fit the GPUs" in found.stderr
+
+
 def on_gpus() -> str:
     """The run file for a node with eight GPUs, without candidates."""
     text = RUN.partition("tune:")[0].replace("local", "azure-ndv5").replace("fp32", "bf16")

@@ -45,6 +45,7 @@ MEANINGS = """
     print script preview                                    hpcgen render STAGE
     image build-image                                       hpcgen render image
     health node_health                                      hpcgen render node-health
+    autotune tuning                                         hpcgen tune
     nccl allreduce                                          hpcgen render nccl-test
     prune                                                   hpcgen checkpoint prune
     inspect                                                 hpcgen data inspect

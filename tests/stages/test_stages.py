@@ -79,7 +79,8 @@ def row(stage: Stage) -> str:
         runs_on = "a job array"
     elif stage.uses_gpus:
         runs_on = "every GPU of its nodes"
-    starts = "`render`, `submit`" if stage.by_submitit else "`render`"
+    others = [*(["submit"] if stage.by_submitit else []), *([stage.name] if stage.has_command else [])]
+    starts = ", ".join(f"`{command}`" for command in ("render", *others))
     needs = "run file" if stage.needs else "run file or cluster"
     return f"| `{stage.name}` | {stage.summary} | {runs_on} | {stage.time_limit or 'none'} | {starts} | {needs} |"
 

@@ -42,7 +42,7 @@ def find_layouts(
         ConfigErrors: the run has mistakes that no layout corrects.
         HpcgenError: no layout fits into memory.
     """
-    _require_training(run)
+    require_training(run)
     goal = _goal(run, finish_in_s, budget, gpu_hours)
     if goal is None or nodes:
         sized = [_sized(run, count) for count in sorted(set(nodes))] or [run]
@@ -88,7 +88,7 @@ def _chosen(found: Sequence[NodesLayouts], goal: Goal | None) -> NodesLayouts | 
     return meeting[0][0] if meeting else None
 
 
-def _require_training(run: Run) -> None:
+def require_training(run: Run) -> None:
     """Checks that the run file describes a training run of hpcgen's trainer.
 
     Raises:
