@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 from collections import Counter
@@ -21,11 +20,9 @@ from trainer.contract.model.model_size import (
 )
 from trainer.contract.model.pipeline import embedding_stages, mtp_stage
 from trainer.contract.optimizers.kind import Kind
-from trainer.contract.record import record
 
 
-@record
-class Counts:
+class Counts(NamedTuple):  # faster than a record: an estimate adds up dozens
     """Numbers of parameters on a device."""
 
     tables: float = 0.0
@@ -35,7 +32,7 @@ class Counts:
     experts: float = 0.0
     """Routed experts."""
 
-    def __add__(self, other: Counts) -> Counts:
+    def __add__(self, other: Counts) -> Counts:  # type: ignore[override]
         return Counts(self.tables + other.tables, self.layers + other.layers, self.experts + other.experts)
 
 
@@ -86,7 +83,8 @@ def parameter_bytes(setup: Setup, stage: int) -> ParameterBytes:
 
 def total_parameter_bytes(setup: Setup) -> float:
     """The sum of these bytes over the stages."""
-    return sum(_bytes(setup, sum(_parameter_counts(setup), Counts())))
+    of_layers = _counts_of_layers(setup, [moe_layer_pattern(setup.model)])
+    return sum(_bytes(setup, of_layers + Counts(tables=sum(_tables(setup))) + _mtp_counts(setup)))
 
 
 def _bytes(setup: Setup, counts: Counts) -> ParameterBytes:
@@ -197,9 +195,7 @@ def _mtp_counts(setup: Setup) -> Counts:
     layer = _layer_counts(setup)[last_layer_has_experts(model)]
     projection = 2 * model.hidden_size**2 / setup.layout.tensor_model_parallel_size
     norms = 3 * norm_parameter_count(model)
-    return dataclasses.replace(
-        layer, layers=number * (layer.layers + projection + norms), experts=number * layer.experts
-    )
+    return layer._replace(layers=number * (layer.layers + projection + norms), experts=number * layer.experts)
 
 
 def table_parameter_count(setup: Setup) -> float:
