@@ -3,6 +3,7 @@
 | part | module |
 | --- | --- |
 | what is found | `result` |
+| the run on other numbers of nodes | `sizes` |
 | the search on each number of nodes, and the numbers that are tried | `find` |
 | JSON data for scripts, and sentences for people | `summary` |
 | a chosen layout in the run file | `choice` |

@@ -6,16 +6,17 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 
 from hpcgen.config.cluster import price_per_gpu_hour
-from hpcgen.config.loader import Run, with_values
+from hpcgen.config.loader import Run
 from hpcgen.errors import ConfigErrors, HpcgenError, Problem
-from hpcgen.planning.layouts.nodes import ladder, most_nodes, powers
+from hpcgen.planning.layouts.nodes import powers
 from hpcgen.planning.layouts.result import Search
 from hpcgen.planning.layouts.search import search
 from hpcgen.planning.paths import absolute_paths
 from hpcgen.planning.predicted_step import NoPrediction, machine_of_run
-from hpcgen.planning.request import allocation_problems, make_allocation
+from hpcgen.planning.request import make_allocation
 from hpcgen.planning.step_time.machine import Machine
 from hpcgen.run_plan.layouts.result import NODES, Goal, Kind, NodesLayouts, RunLayouts, with_layout
+from hpcgen.run_plan.layouts.sizes import most_nodes_of, possible_runs, require_possible, sized
 from hpcgen.run_plan.plan import Plan, located_in, plan
 from hpcgen.run_plan.prediction import Prediction, predict
 from hpcgen.run_plan.training import training_facts
@@ -45,9 +46,9 @@ def find_layouts(
     require_training(run)
     goal = _goal(run, finish_in_s, budget, gpu_hours)
     if goal is None or nodes:
-        sized = [_sized(run, count) for count in sorted(set(nodes))] or [run]
-        _require_possible(sized)
-        found = [_layouts(each, top) for each in sized]
+        runs = [sized(run, count) for count in sorted(set(nodes))] or [run]
+        require_possible(runs)
+        found = [_layouts(each, top) for each in runs]
     else:
         tried = list(_tried(run, goal, top))
         found = [each for each in tried if each.search.best] or tried
@@ -63,7 +64,7 @@ def find_curve(found: RunLayouts) -> tuple[NodesLayouts, ...]:
 
     The curve ends with a number of nodes on which no layout fits or is valid, if there is one.
     """
-    sizes, first, last = powers(_most_nodes(found.run)), found.on[0], found.on[-1]
+    sizes, first, last = powers(most_nodes_of(found.run)), found.on[0], found.on[-1]
     fewer = _neighbors(first, [size for size in reversed(sizes) if size < first.num_nodes])
     more = _neighbors(last, [size for size in sizes if size > last.num_nodes])
     return (*reversed([*fewer]), *found.on, *more)
@@ -74,7 +75,7 @@ def _neighbors(known: NodesLayouts, sizes: Iterable[int]) -> Iterator[NodesLayou
     for size in sizes:
         if known.first is None:
             return
-        known = _layouts(_sized(known.run, size), 1)
+        known = _layouts(sized(known.run, size), 1)
         yield known
 
 
@@ -122,27 +123,6 @@ def _goal(run: Run, finish_in_s: float | None, budget: float | None, gpu_hours: 
             "set it in the profile, or give the budget in GPU-hours",
         )
     return goals[0] if goals else None
-
-
-def _sized(run: Run, num_nodes: int) -> Run:
-    """The run on another number of nodes."""
-    return with_values(run, {NODES: num_nodes}, "--nodes")
-
-
-def _mistakes(run: Run) -> list[Problem]:
-    """What Slurm would refuse, such as more nodes than the partition has."""
-    problems = allocation_problems(TRAIN, run.config, run.cluster, run.node_type)
-    return [located_in(run, problem) for problem in problems]
-
-
-def _require_possible(runs: Sequence[Run]) -> None:
-    """Checks the allocation of each run before the first search.
-
-    Raises:
-        ConfigErrors: Slurm would refuse them. Lists all mistakes.
-    """
-    if mistakes := [mistake for run in runs for mistake in _mistakes(run)]:
-        raise ConfigErrors(mistakes)
 
 
 def _layouts(run: Run, top: int) -> NodesLayouts:
@@ -197,29 +177,6 @@ def own_mistake(found: NodesLayouts) -> str:
     return "it does not fit into memory"  # a warning with memory_check: warning
 
 
-def _most_nodes(run: Run) -> int:
-    """The limit of the run's jobs without spare nodes."""
-    allocation = make_allocation(TRAIN, run.config, run.cluster, run.node_type)
-    return max(1, most_nodes(allocation.settings, run.cluster) - allocation.spare_nodes)
-
-
-def _possible(run: Run, fewest: int = 1) -> list[Run]:
-    """The run on each number of nodes from `fewest` that Slurm accepts: those of `ladder`, and the run's own.
-
-    Raises:
-        ConfigErrors: Slurm would accept none.
-    """
-    most = _most_nodes(run)
-    own = make_allocation(TRAIN, run.config, run.cluster, run.node_type).nodes
-    counts = sorted({*ladder(most), min(own, most)})
-    runs = [
-        sized for sized in (_sized(run, count) for count in counts if count >= fewest) if not _mistakes(sized)
-    ]
-    if not runs and fewest == 1:
-        _require_possible([run])
-    return runs
-
-
 def _tried(run: Run, goal: Goal, top: int) -> Iterator[NodesLayouts]:
     """Yields the layouts on more and more nodes, until the goal is met or more nodes cannot meet it.
 
@@ -227,10 +184,10 @@ def _tried(run: Run, goal: Goal, top: int) -> Iterator[NodesLayouts]:
     """
     values: list[float] = []
     known: Prediction | None = None
-    for sized in _possible(run):
-        if goal.of == "time" and known is not None and _shortest_s(known, sized) > goal.limit:
+    for each in possible_runs(run):
+        if goal.of == "time" and known is not None and _shortest_s(known, each) > goal.limit:
             continue
-        found = _layouts(sized, top)
+        found = _layouts(each, top)
         yield found
         if not found.search.best:
             continue
@@ -268,9 +225,9 @@ def _nothing_fits(found: NodesLayouts) -> HpcgenError:
     """The error if no layout fits on the largest number of nodes that was tried. It names nodes on which one does."""
     memory_gib = found.run.node_type.gpu_memory_gib
     reason = f"is too few: no layout fits into {memory_gib:g} GiB of GPU memory"
-    larger = (_layouts(run, 1) for run in _possible(found.run, found.num_nodes + 1))
+    larger = (_layouts(run, 1) for run in possible_runs(found.run, found.num_nodes + 1))
     enough = next((each for each in larger if each.first), None)
-    most = counted(_most_nodes(found.run), "node")
+    most = counted(most_nodes_of(found.run), "node")
     hint = f"use a smaller model, or GPUs with more memory; tried up to {most}"
     if enough is not None and enough.first is not None:
         hint = f"use --nodes {enough.num_nodes}, on which {enough.first.name} fits"
