@@ -28,6 +28,10 @@ BESIDE = tuple(MIB * size for size in (64, 256, 1024))
 """Sizes of transfers next to products."""
 LARGEST_MOVED = 2**33
 """Kernels that move more bytes are like those that move this many."""
+SMALLEST_MOVED = 128
+"""Rows of a tensor below which its kernels are only launches."""
+ROTATED = 128
+"""Width of the heads that are rotated."""
 POWER_S = 20.0
 LIKE = "h100-sxm"
 """Node type that tells which kernels and transfers a training needs where the facts of the nodes are unknown."""
@@ -54,10 +58,7 @@ def calibration_config(
         kernels, noted = workload(setup, machine)
         transfers |= noted
     assert kernels is not None
-    jobs = [
-        *_transfers(transfers, machine, device),
-        *_kernels(kernels, setups, device),
-    ]
+    jobs = [*_transfers(transfers, machine, device), *_kernels(kernels, setups, device)]
     if device == "cuda":
         jobs += [*_host(trainers, setups, machine), *_beside(machine), *_power(machine)]
     if not jobs:
@@ -182,12 +183,6 @@ def _moved(shape: MemoryBound, topk: int) -> dict[str, Any] | None:
     if tokens < SMALLEST_MOVED or (shape.kernel == "rope" and width % ROTATED):
         return None
     return {**row, "tokens": tokens, "width": width}
-
-
-SMALLEST_MOVED = 128
-"""Rows of a tensor below which its kernels are only launches."""
-ROTATED = 128
-"""Width of the heads that are rotated."""
 
 
 def _count(number: float) -> int:

@@ -27,7 +27,7 @@ from trainer.metrics.console import quiet_libraries
 
 PROGRAM = "calibration"
 TIMEOUT_S = 300.0
-"""Longest time of a step in which ranks wait for each other, such as a child process that trains (seconds)."""
+"""Longest time for which ranks wait for each other, in addition to the budget (seconds)."""
 
 
 def main() -> int:
@@ -47,7 +47,8 @@ def main() -> int:
         ranks = find_ranks(os.environ)
         device.prepare(config.device)
         node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
-        with Meeting(ranks, node, os.environ, TIMEOUT_S, PROGRAM) as meeting:
+        timeout_s = config.budget_s + TIMEOUT_S
+        with Meeting(ranks, node, os.environ, timeout_s, PROGRAM) as meeting:
             fabric = Fabric(config.device, meeting)
             rows = measured(config, meeting, fabric)
             if ranks.rank == 0:
