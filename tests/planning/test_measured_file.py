@@ -124,7 +124,9 @@ def test_host_that_was_measured_narrows_the_range(directory: Path) -> None:
     assert after.step.host == pytest.approx(of_others.step.host)
     assert after.step.host > before.step.host
     widths = [found.range[1] / found.range[0] for found in (before, after)]
-    assert widths[1] < 0.6 * widths[0]
+    assert widths[1] < 0.8 * widths[0]
+    add_measured(loaded(directory), result(directory, host=[{**slow, "outside_us": 20_000.0}]))
+    assert predicted(directory, *small).step.host > after.step.host
     assert after.step.host_is_measured
     assert not of_others.step.host_is_measured
 
@@ -143,6 +145,7 @@ def test_host_that_was_measured_narrows_the_range(directory: Path) -> None:
         ({"host": [{**HOST, "us": "3"}]}, "host[0] us = '3' is not a positive number"),
         ({"host": [{**HOST, "graphs": 1}]}, "host[0] graphs = 1 is not true or false"),
         ({"host": [{**HOST, "layer": "wide"}]}, "host[0] layer = 'wide' is not dense or experts"),
+        ({"host": [{**HOST, "outside_us": 0}]}, "host[0] outside_us = 0 is not a positive number"),
         ({"host": [{**HOST, "gpus": 2}]}, "host[0] gpus is not a column"),
         ({"products": [{"pass": "forward"}]}, "products[0] m is missing"),
         (

@@ -76,7 +76,11 @@ def test_trainings_of_the_shipped_rows_obey_the_rules() -> None:
 
 
 def test_time_of_a_layer_is_the_difference_of_two_trainings() -> None:
-    assert host.layer_us([1.0, 1.64], launches.jobs(1)[0].trainings) == pytest.approx(10_000)
+    """Of 4 and 12 layers, in 8 microbatches."""
+    trainings = launches.jobs(1)[0].trainings
+    found = host.launch_times([0.4, 1.04], trainings)
+    assert found == pytest.approx({"us": 10_000, "outside_us": 10_000})
+    assert host.launch_times([0.3, 0.94], trainings) == pytest.approx({"us": 10_000})
 
 
 @pytest.mark.process

@@ -39,11 +39,14 @@ MAX_ERROR = 500
 """Characters of the end of a process's output that an error shows."""
 
 
-def layer_us(steps_s: Sequence[float], trainings: Sequence[TrainerConfig]) -> float:
-    """Microseconds of a layer and microbatch, from the steps of the two trainings."""
+def launch_times(steps_s: Sequence[float], trainings: Sequence[TrainerConfig]) -> dict[str, float]:
+    """Microseconds per microbatch, from the steps of the two trainings: of a layer as `us`, and of the rest of the step
+    as `outside_us`, if noise leaves anything of it."""
     (fewer_s, more_s), (fewer, more) = steps_s, trainings
-    layers = more.model.num_layers - fewer.model.num_layers
-    return (more_s - fewer_s) / (layers * more.training.global_batch_size) * 1e6
+    microbatches = more.training.global_batch_size
+    layer_us = (more_s - fewer_s) / (more.model.num_layers - fewer.model.num_layers) / microbatches * 1e6
+    outside_us = fewer_s / microbatches * 1e6 - fewer.model.num_layers * layer_us
+    return {"us": layer_us} | ({"outside_us": outside_us} if outside_us > 0 else {})
 
 
 @dataclass(frozen=True)
@@ -166,7 +169,7 @@ def main() -> int:
         )
         for config in (fewer, more)
     ]
-    Path(sys.argv[3]).write_text(json.dumps({"us": layer_us(steps_s, (fewer, more))}))
+    Path(sys.argv[3]).write_text(json.dumps(launch_times(steps_s, (fewer, more))))
     groups.finalize()
     return 0
 

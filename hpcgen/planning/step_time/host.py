@@ -10,6 +10,7 @@ from hpcgen.planning.step_time.machine import Constant, Machine
 from hpcgen.planning.step_time.measurements import Row
 from hpcgen.planning.step_time.work import Passes, Seconds
 from trainer.contract.model.experts import moe_layer_pattern
+from trainer.contract.model.model_size import last_layer_has_experts
 
 FORWARD_SHARE = 0.4
 """Share of the forward pass in the launches of a layer. Recomputation launches it again."""
@@ -73,6 +74,14 @@ def host_is_measured(setup: Setup, machine: Machine) -> bool:
         _is_measured(_launches(setup, has_experts=kind), layers_of(setup, has_experts=kind), machine)
         for kind in set(moe_layer_pattern(setup.model))
     )
+
+
+def outside_time(setup: Setup, machine: Machine) -> float:
+    """Seconds per microbatch in which the host launches what is outside the layers, with its part of the update; 0 if
+    the cluster has not measured it."""
+    launches = _launches(setup, has_experts=last_layer_has_experts(setup.model))
+    rows = [row for row in _of_cluster(machine) if launches in _measured([row])]
+    return max((row.get("outside_us", 0.0) for row in rows[-1:]), default=0.0) * 1e-6
 
 
 def host_rows(setup: Setup, machine: Machine) -> list[tuple[dict[str, Any], bool]]:

@@ -57,6 +57,8 @@ class Columns:
     key: Mapping[str, Kind]
     results: tuple[str, ...] = ("us",)
     """Positive numbers."""
+    more_results: tuple[str, ...] = ()
+    """Positive numbers that some rows have."""
     optional: tuple[str, ...] = ()
     """More columns of the key that some rows have: whole numbers."""
     texts: tuple[str, ...] = ()
@@ -92,14 +94,14 @@ COLUMNS: dict[str, Columns] = {
     "memory": Columns(
         {"kernel": TEXT, "pass": _BOTH_WAYS, "tokens": COUNT, "width": COUNT},
         ("bytes", "us"),
-        ("experts", "topk"),
-        ("host_launches",),
+        optional=("experts", "topk"),
+        remarks=("host_launches",),
     ),
     "collectives": Columns(_TRANSFER, optional=("domains",)),
     "beside": Columns(
         _TRANSFER,
         ("alone_us", "beside_us", "product_alone_us", "product_beside_us"),
-        ("domains",),
+        optional=("domains",),
     ),
     "host": Columns(
         {
@@ -108,6 +110,7 @@ COLUMNS: dict[str, Columns] = {
             "graphs": FLAG,
             "precision": ("bf16", "fp8"),
         },
+        more_results=("outside_us",),
         texts=("layers",),
     ),
     "power": Columns({"load": TEXT}, ("seconds", "watts", "sm_mhz")),
@@ -120,7 +123,7 @@ def row_mistakes(section: str, row: Any) -> Iterator[str]:
     if not isinstance(row, dict):
         yield f"{row!r} is not a row"
         return
-    known = {*_kinds(columns), *columns.results}
+    known = {*_kinds(columns), *columns.results, *columns.more_results}
     yield from (f"{name} is not a column" for name in row if name not in known)
     for name, kind in _kinds(columns).items():
         if name in row:
@@ -128,7 +131,7 @@ def row_mistakes(section: str, row: Any) -> Iterator[str]:
                 yield f"{name} = {row[name]!r} is not {kind if isinstance(kind, str) else ' or '.join(kind)}"
         elif name in columns.key:
             yield f"{name} is missing"
-    for name in columns.results:
+    for name in (*columns.results, *(name for name in columns.more_results if name in row)):
         value = row.get(name)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
             yield f"{name} = {value!r} is not a positive number"

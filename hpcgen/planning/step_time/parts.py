@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Any, TypeVar, cast
 
 from hpcgen.planning.step_time.attention import attention_parts
-from hpcgen.planning.step_time.host import host_time
+from hpcgen.planning.step_time.host import host_time, outside_time, with_waits
 from hpcgen.planning.step_time.layer import Layer
 from hpcgen.planning.step_time.machine import Constant, Machine
 from hpcgen.planning.step_time.mlp import expert_parts, mlp_parts
@@ -59,7 +59,7 @@ class KnownParts:
             for has_experts, launch in launches.items()
         }
         embedding = self._once(("embedding", tokens), lambda: embedding_time(device))
-        output = self._once(("output", tokens), lambda: output_time(device))
+        output = self._once(("output", tokens), lambda: self._output(device))
         mtp = Passes()
         if setup.model.mtp_num_layers is not None:
             mtp = mtp_time(device, layers[last_layer_has_experts(setup.model)], embedding)
@@ -72,6 +72,11 @@ class KnownParts:
             key = "experts", tokens, _experts_key(device)
             return attention + self._once(key, lambda: expert_parts(device))
         return attention + self._once(("mlp", tokens), lambda: mlp_parts(device))
+
+    def _output(self, device: Device) -> Passes:
+        """The output, and the waits for the host outside the layers, which launches most of it there."""
+        host = self._host * outside_time(device.setup, self._machine)
+        return with_waits(output_time(device), host)
 
     def _launches(self, device: Device, has_experts: bool) -> Constant:
         key = "host", has_experts, device.setup.layout.tensor_model_parallel_size > 1
