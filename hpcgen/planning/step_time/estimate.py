@@ -103,7 +103,10 @@ class Estimator:
         """A time that no step of the run falls below in any pipeline with the parts of `setup`: if no GPU waits."""
         parts, layout = self._parts.of(self._device(setup, self._links)), setup.layout
         pattern = Counter(moe_layer_pattern(setup.model))
-        passes = [chunk_time(setup, parts.layers, [kind] * number) for kind, number in pattern.items()]
+        # a pipeline decides how many layers are recomputed, unless all are
+        is_all = setup.recomputes_layers and setup.training.recompute_method == "uniform"
+        layers = {kind: layer.recomputed if is_all else layer.kept for kind, layer in parts.layers.items()}
+        passes = [layers[kind].times(number) for kind, number in pattern.items()]
         total = added([*passes, parts.embedding, parts.mtp, parts.output])
         samples = setup.training.global_batch_size / setup.training.micro_batch_size
         gpus = layout.world_size / layout.tensor_model_parallel_size / layout.context_parallel_size

@@ -13,6 +13,7 @@ from hpcgen.planning.memory.parameters import stage_parameter_counts
 from hpcgen.planning.setup import Setup
 from hpcgen.planning.step_time import Machine, StepTime, estimate_step_time, schedule, transfers
 from hpcgen.planning.step_time import estimate as estimate_module
+from hpcgen.planning.step_time.estimate import Estimator
 from hpcgen.planning.step_time.host import host_time
 from hpcgen.planning.step_time.kernels import Attention, Kernels, Product
 from tests.planning.test_memory import GPT, MIXTRAL_3_LAYERS
@@ -335,3 +336,66 @@ def test_unequal_experts_take_longer() -> None:
     assert found[1].expert_parallel == pytest.approx(1.5 * found[0].expert_parallel, rel=0.1)
     assert found[1].compute > 1.2 * found[0].compute
     assert any("1.5 times the mean" in guess for guess in found[1].guesses)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        setup(LLAMA),
+        setup(LLAMA, ranks=64, tp=2, pp=4, num_microbatches=4),
+        setup(
+            LLAMA,
+            ranks=64,
+            tp=2,
+            pp=4,
+            vpp=2,
+            num_microbatches=8,
+            overlap_grad_reduce=False,
+            overlap_param_gather=False,
+        ),
+        setup(LLAMA, ranks=2048, tp=4, pp=2, num_microbatches=2),
+        setup(
+            LLAMA,
+            ranks=8,
+            pp=2,
+            recompute_granularity="full",
+            recompute_method="block",
+            recompute_num_layers=2,
+        ),
+        setup(
+            MIXTRAL_8,
+            ranks=64,
+            pp=2,
+            vpp=4,
+            ep=8,
+            recompute_granularity="selective",
+            recompute_modules=("moe",),
+        ),
+        setup(LATENT, ranks=16, tp=2, pp=2, ep=8, expert_tensor_parallel_size=1),
+        setup(
+            LATENT,
+            ranks=16,
+            pp=4,
+            recompute_granularity="full",
+            recompute_method="block",
+            recompute_num_layers=1,
+        ),
+    ],
+)
+def test_no_step_is_shorter_than_its_bounds(run: Setup) -> None:
+    estimator = Estimator(H200)
+    step = estimator.step_time(run)
+    assert step == estimate_step_time(run, H200)
+    assert 0.5 * step.total < estimator.least_time(run) <= step.total
+    assert estimator.least_time_of_pipelines(run) <= step.total
+
+
+def test_an_estimator_keeps_parts_of_different_layouts_apart() -> None:
+    estimator = Estimator(H200)
+    runs = [
+        setup(LATENT, ranks=16, tp=tp, ep=ep, micro=micro, **recompute)
+        for tp, ep, micro in itertools.product((1, 2), (1, 8), (1, 2))
+        for recompute in ({}, {"recompute_granularity": "selective", "recompute_modules": ("moe",)})
+    ]
+    for run in runs:
+        assert estimator.step_time(run) == estimate_step_time(run, H200)
