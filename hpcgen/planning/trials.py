@@ -16,6 +16,7 @@ from hpcgen.planning.environment import stage_environment
 from hpcgen.planning.kind import Stage
 from hpcgen.planning.layouts.name import layout_name
 from hpcgen.planning.paths import absolute_paths
+from hpcgen.version import __version__
 from trainer.contract.code import user_code
 from trainer.contract.code.imports import named
 from trainer.contract.config import TrainerConfig, to_dict
@@ -175,8 +176,8 @@ def _code(trainer: TrainerConfig) -> dict[str, dict[str, str]]:
 def _place(run: Run, config: RunConfig, allocation: Allocation) -> tuple[object, ...]:
     """The nodes and the software of a job."""
     container = config.container.image or run.cluster.container.image
-    node_type = run.cluster.node_type
-    return node_type, allocation.nodes, allocation.ntasks_per_node, container, run.cluster.python
+    software = container, run.cluster.python, run.cluster.code_dir, __version__
+    return run.cluster.node_type, allocation.nodes, allocation.ntasks_per_node, *software
 
 
 def _steps(config: RunConfig) -> tuple[int, int]:
