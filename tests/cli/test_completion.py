@@ -45,7 +45,7 @@ def test_commands_presets_and_clusters_complete():
     assert completions("hpcgen ") == set().union(*SECTIONS.values())
     assert completions("hpcgen init --preset llama") == {name for name in PRESETS if name.startswith("llama")}
     assert completions("hpcgen init --cluster az") == {"azure-ndv5"}
-    assert completions("hpcgen render t") == {"tokenize", "train", "tensorboard"}
+    assert completions("hpcgen render t") == {"tokenize", "train", "tensorboard", "tune"}
     assert completions("hpcgen submit p") == {"prepare"}
     assert completions("hpcgen env index") == {"index-cache"}
 
