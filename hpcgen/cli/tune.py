@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hpcgen.cli.options import json_option, program, run_arguments, run_options, templates_option, warn
-from hpcgen.errors import JobFailed
+from hpcgen.errors import HpcgenError, JobFailed
 from hpcgen.text import counted
 
 if TYPE_CHECKING:
@@ -53,7 +53,6 @@ def command(
     that has a result is not measured again.
     """
     from hpcgen import api
-    from hpcgen.planning.measured_file import add_measured
     from hpcgen.run_plan import trials
     from hpcgen.run_plan.outcomes import Outcomes
     from hpcgen.slurm import tuning
@@ -75,8 +74,8 @@ def command(
             return
         _follow(plan, candidates, job_id, again)
         outcomes = Outcomes.of(candidates, tuning.read_results(plan, candidates))
-    if not dry_run and (calibration := tuning.calibration(plan)) is not None:
-        click.echo(f"wrote {add_measured(plan.run, calibration)}, which later predictions use", err=True)
+    if not dry_run:
+        _keep_calibration(plan)
     written = None if dry_run or no_write else _write(config, overrides, outcomes)
     _show(outcomes, written, as_json=as_json)
     if not dry_run:
@@ -119,6 +118,19 @@ def _follow(plan: Plan, candidates: list[Candidate], job_id: str, again: str) ->
     except KeyboardInterrupt:
         click.echo(f"job {job_id} continues; to follow it: {again}; to cancel it: scancel {job_id}", err=True)
         raise
+
+
+def _keep_calibration(plan: Plan) -> None:
+    """Adds what the job has measured for predictions to the file of the cluster."""
+    from hpcgen.planning.measured_file import add_measured
+    from hpcgen.slurm import tuning
+
+    if (result := tuning.calibration(plan)) is None:
+        return
+    try:
+        click.echo(f"wrote {add_measured(plan.run, result)}, which later predictions use", err=True)
+    except HpcgenError as error:  # the layouts are measured nevertheless
+        warn([f"predictions stay as they are: {error}"])
 
 
 def _write(config: Path, overrides: tuple[str, ...], outcomes: Outcomes) -> Path | None:

@@ -136,6 +136,17 @@ def test_a_result_that_cannot_be_read_is_named(run_file: Path) -> None:
     assert "remove it to measure the layout again" in found.stderr
 
 
+def test_a_calibration_that_cannot_be_kept_hides_no_results(run_file: Path) -> None:
+    plan = api.plan(api.load_run(run_file), ["tune"])
+    calibration = Path(str(plan.stages["tune"].values["calibration"]))
+    calibration.parent.mkdir(parents=True)
+    calibration.write_text("{")
+    found = tuned(run_file, own=measured(0.5), parallel=FULL, larger=measured(0.8))
+    assert found.status == 0
+    assert f"warning: predictions stay as they are: {calibration}: " in found.stderr
+    assert "the run's own layout, DP2 MBS1, is the fastest" in found.stdout
+
+
 def test_a_cluster_without_predictions_needs_candidates(run_file: Path) -> None:
     run_file.write_text(RUN.partition("tune:")[0])
     found = hpcgen("tune", "-c", run_file)
