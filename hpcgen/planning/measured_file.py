@@ -36,7 +36,7 @@ from trainer.contract.files.regular_file import read_text
 FORMAT = 1
 MAX_MISTAKES = 10
 """Mistakes of a file that a message lists."""
-AGAIN = "delete the file, or measure again with hpcgen tune"
+AGAIN = "move the file away, and measure again with hpcgen tune"
 
 
 def measured_on(run: Run) -> Measurements | None:

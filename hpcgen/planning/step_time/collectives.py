@@ -153,12 +153,8 @@ class Links:
         """The constants that transfers of these groups use and that were not measured."""
         used = [group for group in vars(groups).values() if group.size > 1]
         constants: list[Constant] = []
-        if (inside := max((group.per_domain for group in used), default=1)) > 1:
-            constants.append(self.machine.nvlink_bandwidth)
-            measured = max((ranks for _, ranks in self._curves), default=inside)
-            if measured < inside:
-                meaning = f"collectives of {inside} GPUs inside a domain as efficient as those of {measured}"
-                constants.append(Constant(1.0, meaning, f"measured with {measured} GPUs", by_tune=True))
+        if any(group.per_domain > 1 for group in used):
+            constants += [self.machine.nvlink_bandwidth, *self._more_devices(groups)]
         crosses_network = any(group.crosses_network for group in used)
         if crosses_network:
             constants += [self.machine.network_bandwidth, *self._more_domains(used)]
@@ -171,6 +167,16 @@ class Links:
             meaning = "transfers between nodes slow products as those inside do"
             constants.append(Constant(1.0, meaning, "measured inside a node"))
         return [constant for constant in constants if not constant.is_measured]
+
+    def _more_devices(self, groups: Groups) -> Iterator[Constant]:
+        """Yields the assumption that transfers among more GPUs of a domain than were measured are as efficient. Of
+        those between domains, only an all-to-all is also a transfer inside them."""
+        inside = [group for group in vars(groups).values() if not group.crosses_network]
+        needed = max(group.per_domain for group in (*inside, groups.expert))
+        measured = max((ranks for _, ranks in self._curves), default=needed)
+        if measured < needed:
+            meaning = f"collectives of {needed} GPUs inside a domain as efficient as those of {measured}"
+            yield Constant(1.0, meaning, f"measured with {measured} GPUs", by_tune=True)
 
     def _more_domains(self, used: Sequence[Group]) -> Iterator[Constant]:
         """Yields the assumption that groups in more domains than were measured are as efficient."""
@@ -318,7 +324,7 @@ def _far_curves(
         if (domains := row.get("domains", 1)) > 1:
             group = Group(row["ranks"], row["ranks"] // domains)
             measured.setdefault((row["collective"], group), []).append(row)
-    return {
+    curves = {
         (name, group): [
             (
                 math.log(_ring_bytes(row)),
@@ -328,6 +334,7 @@ def _far_curves(
         ]
         for (name, group), rows in measured.items()
     }
+    return {key: curve for key, curve in curves.items() if curve}
 
 
 @functools.lru_cache(maxsize=16)

@@ -144,3 +144,33 @@ def test_guesses() -> None:
         "(measured with 2 GPUs; hpcgen tune measures it)",
         "transfers between nodes slow products as those inside do (measured inside a node)",
     ]
+
+
+BETWEEN = [
+    {"collective": name, "ranks": ranks, "domains": 2, "bytes": size, "us": us}
+    for name, ranks, times in (
+        ("all_gather", 16, (50.0, 400.0, 4000.0)),
+        ("all_reduce", 16, (50.0, 800.0, 8000.0)),
+        ("all_to_all", 16, (50.0, 4000.0, 40000.0)),
+        ("exchange", 2, (50.0, 2000.0, 30000.0)),
+    )
+    for size, us in zip((MIB, 64 * MIB, GIB), times, strict=True)
+]
+"""Transfers between two nodes, at a rate of 31 GB/s per GPU in collectives. The host takes 50 us to start one."""
+
+
+def test_transfers_between_nodes_take_as_long_as_the_cluster_has_measured() -> None:
+    cluster = Measurements("H200 SXM 141 GB", collectives=tuple(BETWEEN))
+    links = Links(Machine.of(load_node_type("ndv5-h200"), nvlink_devices=8, cluster=cluster))
+    group = Group(16, 8)
+    assert links.all_gather(GIB, group) == pytest.approx(4000e-6)
+    assert links.all_reduce(64 * MIB, group) == pytest.approx(800e-6)
+    assert links.all_to_all(GIB, group) == pytest.approx(40000e-6)
+    assert links.send(64 * MIB, Group(8, 1)) == pytest.approx(2000e-6)
+    assert LINKS.all_gather(GIB, group) < links.all_gather(GIB, group) < links.all_gather(GIB, Group(128, 8))
+    assert links.reduce_scatter(GIB, group) > LINKS.reduce_scatter(GIB, group)  # of the measured bandwidth
+    assert LINKS.all_gather(GIB, Group(8, 8)) == links.all_gather(GIB, Group(8, 8))
+    guesses = "\n".join(map(str, links.guesses(groups(nodes=2, **{TP: 8}))))
+    assert "between nodes as efficient" not in guesses
+    guesses = "\n".join(map(str, links.guesses(groups(nodes=4, **{TP: 8}))))
+    assert "collectives between 4 nodes as efficient as those between 2" in guesses
