@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from hpcgen.planning.layouts.nodes import MOST_NODES
 from hpcgen.planning.run_time import RunTime
 from hpcgen.report.chart import Chart, Series, Style, draw
 from hpcgen.report.scale import Scale
@@ -103,10 +104,12 @@ def _of_run(found: Prediction, value: Callable[[RunTime], float]) -> Range:
 
 
 def _ends(found: Sequence[NodesLayouts]) -> Iterator[str]:
-    """Why the curves begin and end where they do."""
+    """Why the curves of `find_curve` begin and end where they do."""
     fits = [index for index, each in enumerate(found) if each.first is not None]
     for each in found[: fits[0]][-1:]:
         yield f"no layout fits on {counted(each.num_nodes, 'node')}"
-    for each in found[fits[-1] + 1 :][:1]:
-        batch = counted(each.run.config.training.global_batch_size, "sample")
-        yield f"no layout is valid on {counted(each.num_nodes, 'node')}, with a batch of {batch}"
+    if after := found[fits[-1] + 1 :]:
+        batch = counted(after[0].run.config.training.global_batch_size, "sample")
+        yield f"no layout is valid on {counted(after[0].num_nodes, 'node')}, with a batch of {batch}"
+    elif (more := 2 * found[-1].num_nodes) <= MOST_NODES:
+        yield f"the partition allows fewer than {more:,} nodes"
