@@ -118,7 +118,8 @@ def _other_layout(new: _New, cluster: ClusterConfig, why: str) -> Start | None:
     from hpcgen.planning.layouts.fewest_nodes import layout_on_fewest_nodes
     from hpcgen.planning.predicted_step import NoPrediction, machine_of
 
-    fewest, most = new.of_cluster.nodes or 1, most_nodes(new.of_cluster, cluster)
+    most = most_nodes(new.of_cluster, cluster)
+    fewest = min(new.of_cluster.nodes or 1, most)
     counts = new.ranks_per_node, new.nvlink_nodes
     try:
         machine = machine_of(new.facts(fewest).training, cluster.node_type, new.node_type, *counts)
