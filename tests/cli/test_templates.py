@@ -227,7 +227,7 @@ def test_completion_knows_templates_and_their_blocks() -> None:
         *before, incomplete = words
         return [item.value for item in complete.get_completions(list(before), incomplete)]
 
-    assert completed("templates", "override", "t") == ["tokenize", "train", "tensorboard"]
+    assert completed("templates", "override", "t") == ["tokenize", "tune", "train", "tensorboard"]
     assert completed("templates", "override", "train", "--block", "se") == ["settings"]
 
 

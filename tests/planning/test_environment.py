@@ -204,6 +204,7 @@ def test_one_switch_turns_sharp_on(tmp_path):
         "node-health": sharp,
         "run": sharp,
         "train": sharp,
+        "tune": sharp,
     }
 
 
