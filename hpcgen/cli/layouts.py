@@ -103,6 +103,8 @@ def command(
     from hpcgen.run_plan.layouts import summary
     from hpcgen.run_plan.layouts.choice import require_no_others
 
+    if as_json and str(html) == "-":
+        raise HpcgenError("--json and --html - both write to standard output", "give --html a file")
     if write is not None:
         require_no_others(config, overrides)
     if len(nodes) > 1 and finish_in is None and budget is None and (write or compare):

@@ -276,3 +276,5 @@ def test_a_page_on_standard_output_has_no_tables_around_it(run_file: Path) -> No
     ended = layouts("-c", run_file, "--html", "-")
     assert ended.stdout.startswith("<!DOCTYPE html>")
     assert ended.stdout.endswith("</html>")
+    refused = layouts("-c", run_file, "--html", "-", "--json")
+    assert (refused.status, refused.stdout) == (2, "")
