@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from hpcgen.planning.predicted_step import NoPrediction
@@ -99,10 +100,15 @@ def lines(found: dict[str, Any], *, is_fp8: bool) -> list[tuple[str, str]]:
     ]
 
 
+def num_measurable(guesses: Sequence[str]) -> int:
+    """Number of guessed constants that `hpcgen tune` measures on the cluster."""
+    return sum(BY_TUNE in guess for guess in guesses)
+
+
 def _guessed(found: dict[str, Any]) -> str:
     constants = f"{counted(len(found['guesses']), 'constant')} of the prediction; --json lists them"
-    if measurable := sum(BY_TUNE in guess for guess in found["guesses"]):
-        constants += f", and hpcgen tune measures {measurable} of them"
+    if number := num_measurable(found["guesses"]):
+        constants += f", and hpcgen tune measures {number} of them"
     if found["kernels_measured"]:
         return constants
     return f"every time above, since kernels of {found['gpu_model']} were not measured: {constants}"

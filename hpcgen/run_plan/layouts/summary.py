@@ -9,7 +9,7 @@ from hpcgen.planning.layouts.result import RankedLayout
 from hpcgen.run_plan.layouts.find import own_mistake
 from hpcgen.run_plan.layouts.result import NodesLayouts, RunLayouts
 from hpcgen.run_plan.prediction import Prediction
-from hpcgen.run_plan.prediction_summary import PARTS, figures
+from hpcgen.run_plan.prediction_summary import PARTS, figures, num_measurable
 from hpcgen.text import counted, rough
 from trainer.contract.model.flops import sample_flops
 
@@ -97,7 +97,9 @@ def guesses(prediction: Prediction) -> str:
     """The constants that were not measured, without their sources."""
     constants = "; ".join(guess.partition(" (")[0] for guess in prediction.guesses)
     unmeasured = "" if prediction.is_measured else f"all kernels of {prediction.gpu_model}; "
-    return f"{unmeasured}{constants}. --json has the sources"
+    number = num_measurable(prediction.guesses)
+    measured = f"hpcgen tune measures {number} of them, and " if number else ""
+    return f"{unmeasured}{constants}. {measured}--json has the sources"
 
 
 def of_own(found: NodesLayouts) -> str:
