@@ -87,6 +87,8 @@ def test_time_of_a_layer_is_the_difference_of_two_trainings() -> None:
 def test_processes_that_train_measure_a_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     tiny = {"hidden_size": 16, "num_attention_heads": 2, "num_query_groups": 2, "ffn_hidden_size": 32}
     monkeypatch.setattr(launches, "SMALL", launches.SMALL | tiny | {"vocab_size": 128})
+    monkeypatch.setattr(launches, "LAYERS", (1, 2))
+    monkeypatch.setattr(launches, "MICROBATCHES", 1)
     monkeypatch.setattr(sys, "executable", str(prepared_python.start() / "python"))
     for name, value in environment(0, 1, free_port()).items():
         monkeypatch.setenv(name, value)
