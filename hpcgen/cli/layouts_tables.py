@@ -121,8 +121,7 @@ def _relative(layout: RankedLayout, first: RankedLayout) -> str:
 
 def _free(layout: RankedLayout) -> str:
     """The free memory of the fullest GPU in GiB, marked if it is a risk."""
-    free = layout.free_share * (layout.facts.device_memory_gib or 0.0)
-    return f"{free:.1f}{'!' if layout.is_risky else ''}"
+    return f"{layout.free_gib:.1f}{'!' if layout.is_risky else ''}"
 
 
 def _table(*titles: str) -> Table:

@@ -75,9 +75,11 @@ def test_bars_add_up_to_the_memory_in_use(gpt: NodesLayouts) -> None:
         "12 layers",
         "12 layers, embedding, logits",
     )
-    fullest = max(sum(stage.parts[:-1]) for stage in picture.stages)  # NCCL only may need its part
+    fullest = max(stage.used for stage in picture.stages)
     assert fullest == pytest.approx(layout.memory.total_gib + OTHER_GIB)
-    assert picture.device_gib - fullest == pytest.approx(layout.free_share * picture.device_gib)
+    assert min(stage.free for stage in picture.stages) == pytest.approx(layout.free_gib)
+    assert picture.summary.endswith(f"so {layout.free_gib:.1f} GiB are free")
+    assert all(stage.parts[-1] == layout.nccl_gib for stage in picture.stages)
 
 
 @pytest.mark.parametrize("batch", [32, 3072])

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from hpcgen.planning.layouts.result import RankedLayout
 from hpcgen.planning.layouts.search import SAME_SPEED, Preference
-from hpcgen.planning.memory import GIB
+from hpcgen.planning.memory import GIB, OTHER_GIB
 from hpcgen.text import counted
 from trainer.contract.config import TrainingConfig
 
@@ -38,7 +38,8 @@ def why(first: RankedLayout, other: RankedLayout) -> str:
     speed = (
         "as fast as" if abs(gain) < 0.0005 else f"{abs(gain):.1%} {'faster' if gain > 0 else 'slower'} than"
     )
-    return f"{first.name} is {speed} {other.name}, which the prediction cannot tell apart, {_advantage(first, other)}"
+    doubt = "but" if gain < -SAME_SPEED else "which the prediction cannot tell apart, and"
+    return f"{first.name} is {speed} {other.name}, {doubt} {_advantage(first, other)}"
 
 
 def compared(one: RankedLayout, other: RankedLayout) -> list[tuple[str, str, str]]:
@@ -58,11 +59,14 @@ def _rows(layout: RankedLayout) -> Iterator[tuple[str, str]]:
     for part, words in PARTS.items():
         yield words, _seconds(getattr(layout.step, part))
     yield "microbatches", f"{axes.num_microbatches:,}"
-    yield "memory", f"{memory.total_gib:.1f} GiB"
+    yield "memory of a GPU", f"{layout.device_gib:.1f} GiB"
     yield "weights, gradients and optimizer", f"{memory.parameter_bytes / GIB:.1f} GiB"
     yield "activations", f"{memory.activation_bytes / GIB:.1f} GiB"
     yield "buffers for kernels", f"{memory.kernel_bytes / GIB:.1f} GiB"
-    yield "free memory", f"{layout.free_share:.0%}" + (" (a risk)" if layout.is_risky else "")
+    yield "CUDA and fragments", f"{OTHER_GIB:.1f} GiB"
+    share = f"{layout.free_share:.0%}" + (", a risk" if layout.is_risky else "")
+    yield "free", f"{layout.free_gib:.1f} GiB ({share})"
+    yield "of it, NCCL may take", f"{layout.nccl_gib:.1f} GiB"
 
 
 def _faster_parts(first: RankedLayout, other: RankedLayout) -> str:
@@ -123,18 +127,18 @@ def _recomputation(training: TrainingConfig) -> tuple[object, ...]:
 
 
 def _advantage(first: RankedLayout, other: RankedLayout) -> str:
-    """Why `first` is preferred to a layout of the same speed."""
+    """Why `first` is preferred to a layout of the same speed, or to one that is faster and a risk."""
     better, worse = Preference.of(first), Preference.of(other)
     memory = f"{first.free_share:.0%} instead of {other.free_share:.0%}"
     if better.is_risky != worse.is_risky:
-        return f"and leaves enough memory: {memory}"
+        return f"leaves enough memory: {memory}"
     if better.ranks != worse.ranks:
-        return f"and divides the model over {counted(better.ranks, 'GPU')} instead of {worse.ranks:,}"
+        return f"divides the model over {counted(better.ranks, 'GPU')} instead of {worse.ranks:,}"
     if better.is_full != worse.is_full:
-        return f"and leaves more memory: {memory}"
+        return f"leaves more memory: {memory}"
     if better.chunks != worse.chunks:
-        return f"and has {counted(better.chunks, 'chunk')} per pipeline stage instead of {worse.chunks}"
-    return "and does not differ in what would decide otherwise"
+        return f"has {counted(better.chunks, 'chunk')} per pipeline stage instead of {worse.chunks}"
+    return "does not differ in what would decide otherwise"
 
 
 def _seconds(seconds: float) -> str:

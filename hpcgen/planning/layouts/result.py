@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from hpcgen.planning.layouts.name import layout_name
-from hpcgen.planning.memory import MemoryEstimate
+from hpcgen.planning.memory import MemoryEstimate, nccl_gib
 from hpcgen.planning.step_time.result import StepTime
 from trainer.contract.model.layout import Layout
 from trainer.contract.record import record
@@ -24,11 +24,28 @@ class RankedLayout:
     memory: MemoryEstimate
     """Memory of the fullest device."""
     free_share: float
-    """Part of the memory of the fullest device that remains free."""
+    """Part of the memory of the fullest device that remains free next to tensors, CUDA and fragments. NCCL's buffers
+    come out of it."""
     is_risky: bool
     """True if less remains than fragments and NCCL's buffers may take, or less than 3%. Such a run may end out of
     memory."""
     step: StepTime
+
+    @property
+    def device_gib(self) -> float:
+        """Memory of a device."""
+        assert self.facts.device_memory_gib is not None
+        return self.facts.device_memory_gib
+
+    @property
+    def free_gib(self) -> float:
+        """What remains free of the fullest device."""
+        return self.free_share * self.device_gib
+
+    @property
+    def nccl_gib(self) -> float:
+        """What NCCL's buffers may take of the free memory."""
+        return nccl_gib(self.layout, self.facts.nvlink_devices)
 
     @property
     def layout(self) -> Layout:

@@ -33,8 +33,8 @@ SAME_SPEED = 0.01
 ROOMY = 0.1
 """Share of free memory above which more is no advantage."""
 RISK = 0.05
-"""Share by which a safe layout may be slower than one that leaves too little memory, and still precede it: the median
-error of predictions (docs/planning.md)."""
+"""Share that is added to the time of a layout that leaves too little memory: the median error of predictions
+(docs/planning.md). With SAME_SPEED, a safe layout that takes 6% longer still precedes it."""
 
 
 def search(facts: Facts, machine: Machine, *, top: int = 10, vary: Sequence[str] = AXES) -> Search:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hpcgen.planning.layouts.result import RankedLayout
-from hpcgen.planning.memory import GIB, OTHER_GIB, estimate_stage, nccl_gib
+from hpcgen.planning.memory import GIB, OTHER_GIB, estimate_stage
 from hpcgen.planning.setup import Setup
 from hpcgen.report.chart import Tick
 from hpcgen.report.scale import Scale
@@ -35,12 +35,12 @@ class StageMemory:
     parts: tuple[float, ...]
     """In the order of PARTS."""
     free: float
-    """What remains. Negative if NCCL may need more than that."""
+    """What remains. NCCL's buffers come out of it."""
 
     @property
     def used(self) -> float:
-        """All parts."""
-        return sum(self.parts)
+        """All parts but NCCL's buffers."""
+        return sum(self.parts[:-1])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +67,7 @@ def memory_picture(layout: RankedLayout) -> MemoryPicture:
     stages = [
         _stage(layout, stage, device_gib) for stage in range(layout.layout.pipeline_model_parallel_size)
     ]
-    high_gib = 1.01 * max(device_gib, *(stage.used for stage in stages))
+    high_gib = 1.01 * max(device_gib, *(sum(stage.parts) for stage in stages))
     scale = Scale(low=0.0, high=high_gib)
     fullest = min(stages, key=lambda stage: stage.free)
     return MemoryPicture(
@@ -75,7 +75,8 @@ def memory_picture(layout: RankedLayout) -> MemoryPicture:
         device_gib=device_gib,
         high_gib=high_gib,
         ticks=tuple(Tick(at=100 * scale.place(tick), text=f"{tick:g}") for tick in scale.ticks(5)),
-        summary=f"S{fullest.name[1:]} is the fullest: {fullest.used:.1f} of {device_gib:g} GiB",
+        summary=f"S{fullest.name[1:]} is the fullest: {fullest.used:.1f} of {device_gib:g} GiB, so "
+        f"{fullest.free:.1f} GiB are free",
     )
 
 
@@ -89,13 +90,12 @@ def _stage(layout: RankedLayout, stage: int, device_gib: float) -> StageMemory:
         found.moment_bytes,
         found.kernel_bytes,
     )
-    others = OTHER_GIB, nccl_gib(layout.layout, layout.facts.nvlink_devices)
-    parts = (*(size / GIB for size in sizes), *others)
+    used = (*(size / GIB for size in sizes), OTHER_GIB)
     return StageMemory(
         name=f"stage {stage}",
         contents=_contents(layout, stage),
-        parts=parts,
-        free=device_gib - sum(parts),
+        parts=(*used, layout.nccl_gib),
+        free=device_gib - sum(used),
     )
 
 

@@ -106,13 +106,12 @@ def _tags(layout: RankedLayout, own: RankedLayout | None, first: RankedLayout) -
 
 
 def _figures(layout: RankedLayout, first: RankedLayout, num_gpus: int) -> tuple[str, ...]:
-    free_gib = layout.free_share * (layout.facts.device_memory_gib or 0.0)
     return (
         rough(layout.tokens_per_s / num_gpus, 3),
         f"{layout.tokens_per_s / first.tokens_per_s:.1%}",
         duration(layout.step.total),
         f"{layout.step.pipeline_bubble / layout.step.total:.1%}",
-        f"{free_gib:.1f} GiB ({layout.free_share:.0%})",
+        f"{layout.free_gib:.1f} GiB ({layout.free_share:.0%})",
     )
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from hpcgen.planning.layouts.reasons import why
 from hpcgen.planning.layouts.result import RankedLayout
+from hpcgen.planning.memory import OTHER_GIB
 from hpcgen.run_plan.layouts.find import own_mistake
 from hpcgen.run_plan.layouts.result import NodesLayouts, RunLayouts
 from hpcgen.run_plan.prediction import Prediction
@@ -61,7 +62,10 @@ def row(found: NodesLayouts, layout: RankedLayout) -> dict[str, Any]:
         "step_time_s": layout.step.total,
         "step_parts_s": {name: getattr(layout.step, name) for name in PARTS},
         "memory_gib": memory.total_gib,
-        "free_gib": layout.free_share * (facts.device_memory_gib or 0.0),
+        "cuda_gib": OTHER_GIB,
+        "free_gib": layout.free_gib,
+        "nccl_gib": layout.nccl_gib,
+        "gpu_memory_gib": layout.device_gib,
         "free_share": layout.free_share,
         "is_risky": layout.is_risky,
     }
@@ -115,8 +119,7 @@ def of_own(found: NodesLayouts) -> str:
 
 def risk(found: NodesLayouts, layout: RankedLayout) -> str:
     """What can happen with a layout that leaves little memory."""
-    free = layout.free_share * (layout.facts.device_memory_gib or 0.0)
-    return f"{layout.name} leaves {free:.1f} GiB ({layout.free_share:.1%}) of a GPU free, {RISK}"
+    return f"{layout.name} leaves {layout.free_gib:.1f} GiB ({layout.free_share:.1%}) of a GPU free, {RISK}"
 
 
 def of_goal(found: RunLayouts) -> tuple[str, str]:

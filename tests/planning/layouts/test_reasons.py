@@ -9,6 +9,7 @@ import pytest
 from hpcgen.config.node_types import load_node_type
 from hpcgen.planning.layouts.reasons import compared, why
 from hpcgen.planning.layouts.result import RankedLayout
+from hpcgen.planning.layouts.search import ranked as ranked_best
 from hpcgen.planning.layouts.search import search
 from hpcgen.planning.step_time import Machine
 from tests.planning.cases import valid_facts
@@ -80,12 +81,31 @@ def test_layouts_of_the_same_speed(ranked: RankedLayout) -> None:
     )
     fewer_chunks = changed(more_chunks, "parallelism.virtual_pipeline_model_parallel_size", 2)
     more_ranks = changed(ranked, "parallelism.context_parallel_size", 2)
-    assert "is as fast as" in why(ranked, risky)
+    assert "is as fast as DP8 MBS2, which the prediction cannot tell apart, and leaves" in why(ranked, risky)
     assert "leaves enough memory" in why(ranked, risky)
     assert "instead of 1%" in why(ranked, risky)
     assert "leaves more memory" in why(ranked, full)
     assert why(fewer_chunks, more_chunks).endswith("has 2 chunks per pipeline stage instead of 3")
     assert why(ranked, more_ranks).endswith("divides the model over 1 GPU instead of 2")
+
+
+def test_a_safe_layout_that_is_slower_than_a_risk(ranked: RankedLayout) -> None:
+    risky = dataclasses.replace(ranked, is_risky=True, free_share=0.01)
+    slower = with_parts(ranked, compute=0.055 * ranked.step.total)
+    [first, second] = ranked_best([risky, slower], 2)
+    assert first is slower
+    reason = f"leaves enough memory: {ranked.free_share:.0%} instead of 1%"
+    assert why(first, second) == f"DP8 MBS2 is 5.2% slower than DP8 MBS2, but {reason}"
+    too_slow = with_parts(ranked, compute=0.062 * ranked.step.total)
+    assert next(ranked_best([too_slow, risky], 2)) is risky
+
+
+def test_memory_adds_up_to_that_of_a_gpu(ranked: RankedLayout) -> None:
+    rows = [(what, value) for what, value, _ in compared(ranked, ranked)]
+    start = [what for what, _ in rows].index("memory of a GPU")
+    (_, of_gpu), *parts, _ = [(what, float(value.split()[0])) for what, value in rows[start:]]
+    assert parts[-1] == ("free", pytest.approx(ranked.free_gib, abs=0.05))
+    assert sum(gib for _, gib in parts) == pytest.approx(of_gpu, abs=0.05 * len(parts))
 
 
 def test_two_layouts_side_by_side(ranked: RankedLayout) -> None:
