@@ -158,12 +158,34 @@ def publish(file: BinaryIO, target: Path) -> None:
     sync_path(target.parent)
 
 
+def require_writable(target: Path) -> None:
+    """Refuses a write-protected file, which a rename would replace nevertheless. It may not exist.
+
+    Even root does not replace a file that nobody may write to.
+
+    Raises:
+        HpcgenError: the file is write-protected.
+    """
+    file = Path(os.path.realpath(target))
+    try:
+        mode = file.stat().st_mode
+    except OSError:  # nothing to protect, or whoever writes there reports it
+        return
+    is_writable = mode & 0o222 and os.access(file, os.W_OK)
+    if not is_writable and os.access(file.parent, os.W_OK):
+        command = f"chmod u+w {file}"
+        raise HpcgenError(
+            "is write-protected", _by_owner(file, f"to replace it, run {command}", "for access"), where=target
+        )
+
+
 def write_text(target: Path, text: str, mode: int) -> None:
     """Publishes a small text file with permissions `mode`, reduced by the umask.
 
     Raises:
-        HpcgenError: the file cannot be written.
+        HpcgenError: the file is write-protected, or cannot be written.
     """
+    require_writable(target)
     try:
         with private_file(target) as file:
             file.write(text.encode())
@@ -180,8 +202,9 @@ def replace_text(target: Path, text: str) -> None:
     them.
 
     Raises:
-        HpcgenError: the file is a link of another user, or cannot be written.
+        HpcgenError: the file is a link of another user, is write-protected, or cannot be written.
     """
+    require_writable(target)
     try:
         refuse_foreign_link(target, target.parent)
         file = Path(os.path.realpath(target))
@@ -203,7 +226,8 @@ def write_output(target: Path, text: str, mode: int) -> None:
     pipes are written directly.
 
     Raises:
-        HpcgenError: the directory does not exist, the path is a link of another user, or the file cannot be written.
+        HpcgenError: the directory does not exist, the path is a link of another user, or the file is write-protected or
+            cannot be written.
     """
     require_directory(target)
     try:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpcgen.errors import HpcgenError
-from hpcgen.files import shared_as_directory, write_output, write_text
+from hpcgen.files import replace_text, shared_as_directory, write_output, write_text
 
 
 def test_a_file_is_replaced_not_written_over(tmp_path):
@@ -21,6 +21,26 @@ def test_a_file_is_replaced_not_written_over(tmp_path):
     assert target.read_text() == "new"
     assert target.stat().st_mode & 0o100
     assert list(tmp_path.iterdir()) == [target]
+
+
+@pytest.mark.parametrize(
+    "write", [replace_text, lambda *args: write_text(*args, 0o644), lambda *args: write_output(*args, 0o755)]
+)
+def test_a_write_protected_file_is_not_replaced(tmp_path, write):
+    """A rename needs only the directory. Root respects the mode as well."""
+    target, link = tmp_path / "a", tmp_path / "link"
+    target.write_text("precious")
+    target.chmod(0o444)
+    link.symlink_to("a")
+    for path in (target, link):
+        with pytest.raises(
+            HpcgenError, match=rf"is write-protected; to replace it, run chmod u\+w {target}$"
+        ):
+            write(path, "new")
+    assert target.read_text() == "precious"
+    target.chmod(0o600)
+    write(target, "new")
+    assert target.read_text() == "new"
 
 
 @pytest.mark.parametrize("there", [True, False])

@@ -15,7 +15,7 @@ from hpcgen.config.directories import site_of, with_templates_of
 from hpcgen.config.document import read_text
 from hpcgen.config.upgrade import upgraded
 from hpcgen.errors import HpcgenError
-from hpcgen.files import replace_text, write_text
+from hpcgen.files import replace_text, require_writable, write_text
 from hpcgen.text import harmless
 
 LOADS_MODULES = re.compile(r"\s*(?:module|ml) (?:load|add) ([\w./+ -]+)")
@@ -42,6 +42,7 @@ def upgrade_file(file: Path, *, write: bool) -> None:
     if not write:
         click.echo("to write it, run it with --write", err=True)
         return
+    require_writable(file)
     original = file.with_name(f"{file.name}.orig")
     if original.exists() or original.is_symlink():
         raise HpcgenError("exists and may be the only copy of an older file", "move it away", where=original)

@@ -13,7 +13,7 @@ import click
 from hpcgen.cli.options import json_option, run_options, write_output
 from hpcgen.cli.quantities import Budget, Deadline, Nodes
 from hpcgen.errors import HpcgenError
-from hpcgen.files import shared_as_directory
+from hpcgen.files import require_writable, shared_as_directory
 
 if TYPE_CHECKING:
     from hpcgen.planning.layouts.result import RankedLayout
@@ -107,6 +107,7 @@ def command(
         raise HpcgenError("--json and --html - both write to standard output", "give --html a file")
     if write is not None:
         require_no_others(config, overrides)
+        require_writable(config)
     if len(nodes) > 1 and finish_in is None and budget is None and (write or compare):
         option = "--write" if write else "--compare"
         raise HpcgenError(

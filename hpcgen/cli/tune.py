@@ -10,6 +10,7 @@ import click
 
 from hpcgen.cli.options import json_option, program, run_arguments, run_options, templates_option, warn
 from hpcgen.errors import HpcgenError, JobFailed
+from hpcgen.files import require_writable
 from hpcgen.text import counted
 
 if TYPE_CHECKING:
@@ -57,6 +58,8 @@ def command(
     from hpcgen.run_plan.outcomes import Outcomes
     from hpcgen.slurm import tuning
 
+    if not (dry_run or no_write or _not_of_tune(overrides)):
+        require_writable(config)
     with_steps = (*overrides, *(f"tune.steps={number}" for number in (steps,) if number is not None))
     run = trials.with_candidates(api.load_run(config, with_steps), top)
     plan = api.plan(run, [trials.STAGE])
@@ -133,6 +136,11 @@ def _keep_calibration(plan: Plan) -> None:
         warn([f"predictions stay as they are: {error}"])
 
 
+def _not_of_tune(overrides: tuple[str, ...]) -> list[str]:
+    """The values of --set without which a layout was not measured, so that it is not written."""
+    return [each for each in overrides if not each.startswith(("tune.", "slurm.tune."))]
+
+
 def _write(config: Path, overrides: tuple[str, ...], outcomes: Outcomes) -> Path | None:
     """Writes the fastest layout into the run file, if it is better than the run's. Returns the file if it changed."""
     from hpcgen.config.document import read_text
@@ -144,8 +152,7 @@ def _write(config: Path, overrides: tuple[str, ...], outcomes: Outcomes) -> Path
     best = outcomes.better
     if best is None:
         return None
-    others = [each for each in overrides if not each.startswith(("tune.", "slurm.tune."))]
-    if others:
+    if others := _not_of_tune(overrides):
         warn([f"{config} was not changed, since it was measured with --set {' --set '.join(others)}"])
         return None
     values = changes(best.candidate.trial.overrides)

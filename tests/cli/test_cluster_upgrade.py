@@ -141,6 +141,15 @@ def test_an_older_copy_is_never_replaced(files):
     assert (files / "clusters/orion.yaml").read_text() == PROFILE
 
 
+def test_a_write_protected_file_stays_and_is_not_copied(files):
+    (files / "clusters/orion.yaml").chmod(0o444)
+    before = listing(files)
+    found = hpcgen("cluster", "upgrade", "clusters/orion.yaml", "--write")
+    assert found.status == 2
+    assert "clusters/orion.yaml: is write-protected" in found.stderr
+    assert listing(files) == before
+
+
 def test_a_form_with_other_facts_is_refused(files, monkeypatch):
     """A mistake in the upgrade itself, such as the wrong value for a key."""
     monkeypatch.setattr(upgrade, "_directives_with_key", lambda document: [(("slurm",), 0, "segment", 7)])

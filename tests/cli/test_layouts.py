@@ -260,6 +260,13 @@ def test_mistakes_are_refused_and_nothing_is_written(
     assert listing(run_file.parent) == before
 
 
+def test_a_write_protected_run_file_is_refused_before_the_search(run_file: Path) -> None:
+    run_file.chmod(0o444)
+    ended = layouts("-c", run_file, "--write")
+    assert (ended.status, ended.stdout) == (2, "")
+    assert ended.stderr == f"{run_file}: is write-protected; to replace it, run chmod u+w {run_file}\n"
+
+
 def test_a_page_shows_the_layouts_and_other_numbers_of_nodes(run_file: Path) -> None:
     ended = layouts("-c", run_file, "--html", "page.html")
     assert (ended.status, ended.stderr) == (0, "wrote page.html\n")

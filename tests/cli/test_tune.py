@@ -109,6 +109,15 @@ def test_the_run_file_stays_as_it_is(
     assert run_file.read_text() == RUN
 
 
+def test_a_write_protected_run_file_is_refused_before_the_job(run_file: Path) -> None:
+    run_file.chmod(0o444)
+    found = hpcgen("tune", "-c", run_file)
+    assert (found.status, found.stdout) == (2, "")
+    assert "run.yaml: is write-protected" in found.stderr
+    dry = hpcgen("tune", "-c", run_file, "--dry-run")
+    assert dry.status == 0, dry.stderr
+
+
 def test_json_has_predictions_and_all_figures(run_file: Path) -> None:
     found = tuned(run_file, "--json", own=FULL, parallel=FULL, larger=measured(0.5))
     shown = json.loads(found.stdout)
