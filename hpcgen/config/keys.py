@@ -52,6 +52,16 @@ def _walk(cls: type, prefix: str) -> Iterator[str]:
             yield from _walk(inner, f"{prefix}{name}.")
 
 
+def required_keys(cls: Any) -> list[str]:
+    """The names of the fields without a default."""
+    missing = dataclasses.MISSING
+    return [
+        field.name
+        for field in dataclasses.fields(cls)
+        if field.default is missing and field.default_factory is missing
+    ]
+
+
 def defaults(cls: type) -> dict[str, Any]:
     """Dotted path -> default, for all keys below `cls` that have one, also in sections that a file must have."""
     found: dict[str, Any] = {}

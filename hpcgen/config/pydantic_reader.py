@@ -5,18 +5,19 @@ Its errors become problems, with what the user probably meant.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 from pydantic import TypeAdapter, ValidationError
 
 from hpcgen.config.corrections import correction
 from hpcgen.config.fields import constraint_problems
-from hpcgen.config.keys import hint_of
+from hpcgen.config.keys import hint_of, required_keys
 from hpcgen.config.spellings import choice
 from hpcgen.config.unknown_keys import unknown_key
 from hpcgen.errors import Problem
@@ -65,7 +66,20 @@ def schema_problems(cls: type, values: Mapping[str, Any]) -> Iterator[Problem]:
         read(cls, values)
     except ValidationError as error:
         for detail in error.errors(include_url=False, include_context=True):
-            yield _problem(cls, detail, values)
+            if detail["type"] in ("missing", "missing_argument"):
+                yield from _missing(cls, *_path_and_names(detail))
+            else:
+                yield _problem(cls, detail, values)
+
+
+def _missing(cls: type, path: str, names: Sequence[str]) -> Iterator[Problem]:
+    """Yields the problem of a missing key, or of each key that a missing section must have."""
+    section = hint_of(cls, names)
+    required = required_keys(section) if dataclasses.is_dataclass(section) else []
+    for name in required:
+        yield from _missing(cls, f"{path}.{name}", [*names, name])
+    if not required:
+        yield Problem(path, "is missing", is_missing=True)
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -79,7 +93,8 @@ def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield path, value
 
 
-def _problem(cls: type, detail: Any, values: Mapping[str, Any]) -> Problem:
+def _path_and_names(detail: Any) -> tuple[str, list[str]]:
+    """The dotted path of an error, and the names of its keys without the indices of lists."""
     path, names = "", []
     for part in detail["loc"]:
         if isinstance(part, int):
@@ -87,11 +102,14 @@ def _problem(cls: type, detail: Any, values: Mapping[str, Any]) -> Problem:
         elif part != "[key]":
             path = f"{path}.{part}" if path else part
             names.append(part)
+    return path, names
+
+
+def _problem(cls: type, detail: Any, values: Mapping[str, Any]) -> Problem:
+    path, names = _path_and_names(detail)
     kind = detail["type"]
     if kind in ("unexpected_keyword_argument", "extra_forbidden"):
         return unknown_key(cls, path, names)
-    if kind in ("missing", "missing_argument"):
-        return Problem(path, "is missing", is_missing=True)
     if kind == "literal_error":
         choices = [choice.strip("'") for choice in re.split(r", | or ", detail["ctx"]["expected"])]
         return Problem(path, f"must be {one_of(choices)}", _meant(str(detail["input"]), choices))

@@ -92,6 +92,14 @@ REFUSED = {
         {"run": "name: a\ncluster: local\npaths:\n  run_dir: /r\nmodel:\n  num_layers: 2\n"},
         [("run.yaml:5", f"model.{key}") for key in ("hidden_size", "num_attention_heads", "seq_length")],
     ),
+    "missing keys of a missing section": (
+        {"run": "preset: tiny\ncluster: local\nnodes: 4\n"},
+        [
+            ("run.yaml", "name"),
+            ("run.yaml", "paths.run_dir"),
+            ("run.yaml:3", "nodes"),
+        ],
+    ),
     "an unknown preset": (
         {"run": "name: a\ncluster: local\npreset: 175B\npaths: {run_dir: /r}\n"},
         [("run.yaml:3", "preset")],
