@@ -38,6 +38,7 @@ from trainer.contract.model.batch_size import batch_sizes
 from trainer.contract.model.flops import flops, flops_per_sample
 from trainer.contract.record import record
 
+YEAR_S = 365 * 86400
 MUCH_OVERHEAD = 1 / 3
 """Part of a job for its start and its stop with which a warning begins."""
 GOOD_OVERHEAD = 0.05
@@ -338,10 +339,16 @@ def _power_guesses(machine: Machine) -> Iterator[str]:
 
 
 def _restart_warnings(plan: Plan, rest: _Rest, longest: RunTime) -> Iterator[Problem]:
-    """Warns if the job may not requeue itself often enough to complete the run: at time limits and after failures."""
+    """Warns if the run may take more than a year, or if the job may not requeue itself often enough to complete it: at
+    time limits and after failures.
+    """
     stage, failures = rest.stage, round(longest.total_s / rest.costs.between_failures_s)
     restarts = longest.num_jobs - 1 + failures
-    if restarts > stage.allocation.max_restarts:
+    if longest.total_s > YEAR_S:  # more restarts would not help
+        place = place_of(stage.kind, "nodes", plan.config, plan.run.cluster)
+        reason = f"may be too few: the run may take up to {longest.total_s / YEAR_S:.1f} years"
+        yield place.problem(reason, "hpcgen layouts --finish-in 30d finds how many finish in a month")
+    elif restarts > stage.allocation.max_restarts:
         reason = (
             f"allows {counted(stage.allocation.max_restarts, 'restart')}, but the run may need {restarts}"
         )

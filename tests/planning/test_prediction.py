@@ -264,6 +264,15 @@ def test_too_few_restarts_are_told(tmp_path):
     assert "--set slurm.train.max_restarts" in warning
 
 
+def test_a_run_of_years_is_told_to_use_more_nodes_not_more_restarts(tmp_path):
+    plan = planned(tmp_path, big_run(), overrides=["training.train_iters=100000000"])
+    told = set(summarize(plan)["warnings"]) - set(plan.warnings)
+    [warning] = [text for text in told if " years" in text]
+    assert "slurm.train.nodes = 16 may be too few: the run may take up to" in warning
+    assert warning.endswith("hpcgen layouts --finish-in 30d finds how many finish in a month")
+    assert not any("restarts" in text for text in told)
+
+
 def test_steps_too_slow_for_the_signal_are_told(tmp_path):
     """With one microbatch, seven of eight stages wait. The lead is planned for a fifth of the peak."""
     slow = [
