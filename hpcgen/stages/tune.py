@@ -70,6 +70,12 @@ class Tune(Stage):
                 reason = f"differs from the {number} of training, on whose nodes candidates are measured"
                 yield place.problem(reason, f"remove it, or change slurm.train.{name}")
 
+    def warnings(self, run: Run, config: RunConfig, trainer: TrainerConfig | None) -> Iterator[Problem]:
+        """Warns if only the run's own layout is measured, unless the file or hpcgen tune says so."""
+        if run.document.get("tune.candidates") is None:
+            reason = "names no layouts, so only the run's own is measured"
+            yield Problem("tune.candidates", reason, "use hpcgen tune, which chooses layouts, or set it")
+
     def results(self, config: RunConfig) -> str:
         """The directory with a file for each trial."""
         return f"{config.paths.run_dir}/{DIRECTORY}"

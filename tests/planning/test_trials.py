@@ -116,6 +116,17 @@ def test_all_mistakes_of_candidates_are_told_at_once(tmp_path: Path) -> None:
         assert f"tune.candidates[{index}]: {text}" in message
 
 
+@pytest.mark.parametrize(("tune", "is_told"), [(None, True), ({"candidates": []}, False)])
+def test_a_job_that_measures_only_the_runs_own_layout_is_told(
+    tmp_path: Path, tune: dict[str, Any] | None, is_told: bool
+) -> None:
+    """A list in the run file is a decision, also an empty one."""
+    run = minimal_run(slurm=TWO_RANKS) | ({} if tune is None else {"tune": tune})
+    told = [text for text in planned(tmp_path, run, ["tune"]).warnings if "tune.candidates" in text]
+    assert any("use hpcgen tune, which chooses layouts" in text for text in told) == is_told
+    assert len(told) == is_told
+
+
 def test_the_job_has_the_nodes_of_the_training(tmp_path: Path) -> None:
     run = big_run(slurm={"train": {"nodes": 16, "time": "1-00:00:00", "qos": "high"}})
     stage = planned(tmp_path, run, ["tune"]).stages["tune"]
