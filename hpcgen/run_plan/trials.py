@@ -14,7 +14,7 @@ from hpcgen.planning.request import make_allocation
 from hpcgen.planning.setup import Setup
 from hpcgen.planning.step_time.machine import Machine
 from hpcgen.run_plan.layouts.find import require_training, search_for
-from hpcgen.run_plan.plan import Plan
+from hpcgen.run_plan.plan import Plan, plan
 from hpcgen.stages.train import TRAIN
 from hpcgen.stages.tune import TRIALS_FILE, TUNE
 from hpcgen.text import counted
@@ -53,6 +53,8 @@ def with_candidates(run: Run, top: int) -> Run:
     except NoPrediction as error:
         hint = "name the layouts to measure in tune.candidates"
         raise NoPrediction(error.mistakes[0], hint) from error
+    if not found.num_valid:
+        plan(run, [STAGE])  # names the broken rules
     if not found.best:
         raise HpcgenError(
             f"no layout is estimated to fit the GPUs, of {counted(found.num_valid, 'valid layout')}",

@@ -215,6 +215,17 @@ def test_a_budget_chooses_the_fastest_nodes_within_it(run_file: Path) -> None:
     assert " EUR" in ended.stdout
 
 
+def test_data_and_a_time_limit_may_be_missing(run_file: Path) -> None:
+    run_file.write_text(RUN.replace(f", {DATA}", "").replace("    time: 1-00:00:00\n", ""))
+    bare = found_by("--top", "1")
+    run_file.write_text(RUN)
+    [own], [complete] = (found["nodes"] for found in (bare, found_by("--top", "1")))
+    assert own["layouts"] == complete["layouts"]
+    [*others, guess] = own["prediction"]["guesses"]
+    assert own["prediction"] | {"guesses": others} == complete["prediction"]
+    assert guess == "jobs of 1-00:00:00, since the run file sets no time limit"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -179,6 +179,13 @@ def test_a_run_without_a_training_has_no_layouts(run_file: Path, text: str, said
     assert said in found.stderr
 
 
+def test_a_broken_rule_is_told_and_not_that_no_layout_fits(run_file: Path) -> None:
+    run_file.write_text(on_gpus().replace("{mock: true}", "{}"))
+    found = hpcgen("tune", "-c", run_file)
+    assert found.status == 2
+    assert "data has no source of samples" in found.stderr
+
+
 def test_a_model_that_fits_no_layout_is_not_measured(run_file: Path) -> None:
     run_file.write_text(on_gpus().replace("hidden_size: 64", "hidden_size: 65536"))
     found = hpcgen("tune", "-c", run_file)

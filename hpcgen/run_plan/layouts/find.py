@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
-from hpcgen.config.cluster import price_per_gpu_hour
-from hpcgen.config.loader import Run
+from hpcgen.config.cluster import price_per_gpu_hour, within_limit
+from hpcgen.config.loader import Run, with_values
+from hpcgen.config.starter import TIME
 from hpcgen.errors import ConfigErrors, HpcgenError, Problem
 from hpcgen.planning.layouts.nodes import powers
 from hpcgen.planning.layouts.result import Search
 from hpcgen.planning.layouts.search import search
-from hpcgen.planning.paths import absolute_paths
+from hpcgen.planning.paths import absolute_paths, trainer_data
 from hpcgen.planning.predicted_step import NoPrediction, machine_of_run
 from hpcgen.planning.request import make_allocation
 from hpcgen.planning.step_time.machine import Machine
-from hpcgen.run_plan.layouts.result import NODES, Goal, Kind, NodesLayouts, RunLayouts, with_layout
+from hpcgen.run_plan.layouts.result import (
+    NODES,
+    ORIGIN,
+    TIME_LIMIT,
+    Goal,
+    Kind,
+    NodesLayouts,
+    RunLayouts,
+    with_layout,
+)
 from hpcgen.run_plan.layouts.sizes import most_nodes_of, possible_runs, require_possible, sized
 from hpcgen.run_plan.plan import Plan, located_in, plan
 from hpcgen.run_plan.prediction import Prediction, predict
@@ -44,6 +55,7 @@ def find_layouts(
         HpcgenError: no layout fits into memory.
     """
     require_training(run)
+    run = _with_assumptions(run)
     goal = _goal(run, finish_in_s, budget, gpu_hours)
     if goal is None or nodes:
         runs = [sized(run, count) for count in sorted(set(nodes))] or [run]
@@ -103,6 +115,18 @@ def require_training(run: Run) -> None:
         plan(run, [TRAIN.name])  # names the missing keys
 
 
+def _with_assumptions(run: Run) -> Run:
+    """The run with mock data and a time limit, unless it has others. Layouts are chosen before data and jobs."""
+    values: dict[str, object] = {}
+    data = trainer_data(run.config)
+    if not any((data.datasets, data.train, data.valid, data.test, data.mock)):
+        values["data.mock"] = True
+    settings = make_allocation(TRAIN, run.config, run.cluster, run.node_type).settings
+    if settings.time is None:
+        values[TIME_LIMIT] = within_limit(TIME, settings, run.cluster)
+    return with_values(run, values, ORIGIN) if values else run
+
+
 def _goal(run: Run, finish_in_s: float | None, budget: float | None, gpu_hours: float | None) -> Goal | None:
     """The goal with this limit.
 
@@ -156,9 +180,13 @@ def _prediction(run: Run, found: Search) -> tuple[Prediction | None, str]:
     if not found.best:
         return None, ""
     try:
-        return predict(_planned(with_layout(run, found.best[0]))), ""
+        prediction = predict(_planned(with_layout(run, found.best[0])))
     except NoPrediction as reason:
         return None, str(reason)
+    if run.document.origin(TIME_LIMIT) == ORIGIN:
+        guess = f"jobs of {run.document.get(TIME_LIMIT)}, since the run file sets no time limit"
+        prediction = dataclasses.replace(prediction, guesses=(*prediction.guesses, guess))
+    return prediction, ""
 
 
 def _planned(run: Run) -> Plan:

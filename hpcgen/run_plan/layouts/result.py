@@ -13,6 +13,7 @@ from trainer.contract.record import record
 
 NODES = "slurm.train.nodes"
 """The key that a number of nodes replaces."""
+TIME_LIMIT = "slurm.train.time"
 ORIGIN = "hpcgen layouts"
 """The place of values that the search chose, for messages."""
 Kind = Literal["time", "cost", "gpu_hours"]
