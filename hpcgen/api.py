@@ -30,12 +30,14 @@ def layouts(
     finish_in_s: float | None = None,
     budget: float | None = None,
     gpu_hours: float | None = None,
+    on_search: Callable[[int], object] = lambda num_nodes: None,
 ) -> RunLayouts:
     """Finds the layouts with which a run trains fastest, on each of several numbers of nodes.
 
     `nodes` are the numbers to try. Default: the run's own number. With a goal, the default is each of 1, 2, 3, 4, 6, 8,
     12, 16 and so on that may meet it, up to the limit of the partition. At most one goal is given: `finish_in_s` is a
     deadline in seconds, `budget` an amount in the profile's currency, and `gpu_hours` a number of GPU-hours.
+    `on_search` is called with the number of nodes before each search.
 
     Raises:
         NoPrediction: the time of the run's steps is unknown, or the run is finished.
@@ -44,7 +46,9 @@ def layouts(
     """
     from hpcgen.run_plan.layouts.find import find_layouts
 
-    return find_layouts(run, nodes, top, finish_in_s=finish_in_s, budget=budget, gpu_hours=gpu_hours)
+    return find_layouts(
+        run, nodes, top, finish_in_s=finish_in_s, budget=budget, gpu_hours=gpu_hours, on_search=on_search
+    )
 
 
 def predict(plan: Plan) -> Prediction:

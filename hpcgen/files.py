@@ -229,21 +229,39 @@ def write_output(target: Path, text: str, mode: int) -> None:
         HpcgenError: the directory does not exist, the path is a link of another user, or the file is write-protected or
             cannot be written.
     """
-    require_directory(target)
-    try:
-        refuse_foreign_link(target, target.parent)
-    except OSError as error:
-        raise HpcgenError(f"{target} {error.strerror}") from error
+    require_target(target)
     if not is_special(target):
-        file = Path(os.path.realpath(target))
-        if file.is_symlink():
-            raise HpcgenError("cannot be written, because its symbolic links form a loop", where=target)
-        write_text(file, text, mode)
+        write_text(Path(os.path.realpath(target)), text, mode)
         return
     try:
         target.write_text(text, encoding="utf-8")
     except OSError as error:
         raise HpcgenError(f"cannot be written ({error.strerror})", where=target) from error
+
+
+def require_target(target: Path) -> None:
+    """Refuses a path that `write_output` could not write, before the work whose result it gets.
+
+    Raises:
+        HpcgenError: see `write_output`.
+    """
+    require_directory(target)
+    try:
+        refuse_foreign_link(target, target.parent)
+    except OSError as error:
+        raise HpcgenError(f"{target} {error.strerror}") from error
+    file = Path(os.path.realpath(target))
+    if file.is_symlink():
+        raise HpcgenError("cannot be written, because its symbolic links form a loop", where=target)
+    if os.path.isdir(file):  # noqa: PTH112 (see `is_special`)
+        raise HpcgenError("cannot be written, because it is a directory", "name a file in it", where=target)
+    if is_special(target):
+        return
+    if not os.path.isdir(file.parent):  # noqa: PTH112
+        raise HpcgenError(f"cannot be written, because {file.parent} is not a directory", where=target)
+    if not os.access(file.parent, os.W_OK):
+        raise HpcgenError(f"cannot be written (no permission to create files in {file.parent})", where=target)
+    require_writable(file)
 
 
 def require_directory(target: Path) -> None:

@@ -6,6 +6,7 @@ from trainer.contract.spelling import did_you_mean, misspelled, nearest, short_f
 from trainer.contract.wording import counted, duration, few, one_of, ranges
 
 __all__ = [
+    "apart",
     "between",
     "counted",
     "did_you_mean",
@@ -50,6 +51,22 @@ def rough(number: float, digits: int = 2) -> str:
     """A number with few significant digits: 350,000, 5.1."""
     rounded = float(f"{number:.{digits}g}")
     return f"{rounded:,.0f}" if rounded >= 100 else f"{rounded:g}"
+
+
+def apart(number: float, limit: float) -> str:
+    """A number with three significant digits, or as many as show on which side of a limit it is: 124, 2,003,000."""
+    if number == limit:
+        return _plain(float(f"{number:.9g}"))
+    shown = number
+    for digits in range(3, 17):
+        shown = float(f"{number:.{digits}g}")
+        if (shown - limit) * (number - limit) > 0:
+            break
+    return _plain(shown)
+
+
+def _plain(number: float) -> str:
+    return f"{number:,.0f}" if number.is_integer() else f"{number:,}"
 
 
 def time_between(low_s: float, high_s: float) -> str:

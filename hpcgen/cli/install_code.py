@@ -47,9 +47,7 @@ def _phases() -> Iterator[Callable[[str], None]]:
     if not sys.stderr.isatty():
         yield lambda phase: click.echo(f"{phase} ...", err=True)
         return
-    from hpcgen.cli.terminal import SpinnerColumn, TextColumn, TimeElapsedColumn, bars
+    from hpcgen.cli.terminal import spinner
 
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with bars(*columns) as bar:
-        task = bar.add_task("", total=None)
-        yield lambda phase: bar.update(task, description=phase)
+    with spinner() as on_phase:
+        yield on_phase

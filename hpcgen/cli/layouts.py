@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +15,8 @@ import click
 from hpcgen.cli.options import json_option, run_options, write_output
 from hpcgen.cli.quantities import Budget, Deadline, Nodes
 from hpcgen.errors import HpcgenError
-from hpcgen.files import require_writable, shared_as_directory
+from hpcgen.files import require_target, require_writable, shared_as_directory
+from hpcgen.text import counted
 
 if TYPE_CHECKING:
     from hpcgen.planning.layouts.result import RankedLayout
@@ -105,6 +108,8 @@ def command(
 
     if as_json and str(html) == "-":
         raise HpcgenError("--json and --html - both write to standard output", "give --html a file")
+    if html is not None and str(html) != "-":
+        require_target(html)
     if write is not None:
         require_no_others(config, overrides)
         require_writable(config)
@@ -113,14 +118,17 @@ def command(
         raise HpcgenError(
             f"{option} needs one number of nodes", "give one with --nodes, or a deadline or a budget"
         )
-    found = api.layouts(
-        api.load_run(config, overrides),
-        nodes,
-        top,
-        finish_in_s=finish_in,
-        budget=budget[0] if budget and not budget[1] else None,
-        gpu_hours=budget[0] if budget and budget[1] else None,
-    )
+    run = api.load_run(config, overrides)
+    with _progress() as on_search:
+        found = api.layouts(
+            run,
+            nodes,
+            top,
+            finish_in_s=finish_in,
+            budget=budget[0] if budget and not budget[1] else None,
+            gpu_hours=budget[0] if budget and budget[1] else None,
+            on_search=on_search,
+        )
     compared = [_row(found, name, "--compare") for name in compare or ()]
     written = None if write is None else _row(found, write, "--write")
     if as_json:
@@ -133,6 +141,15 @@ def command(
         _write_page(html, found)
     if written is not None:
         _write(config, overrides, found, written)
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[Callable[[int], None]]:
+    """A callback that shows on a terminal for which number of nodes hpcgen searches."""
+    from hpcgen.cli.terminal import spinner
+
+    with spinner() as show:
+        yield lambda num_nodes: show(f"searching layouts on {counted(num_nodes, 'node')}")
 
 
 def _row(found: RunLayouts, name: str, option: str) -> RankedLayout:
@@ -169,7 +186,9 @@ def _write_page(path: Path, found: RunLayouts) -> None:
     from hpcgen.report.layouts.page import render_layouts
     from hpcgen.run_plan.layouts.find import find_curve
 
-    page = render_layouts(found, find_curve(found), time.time())
+    with _progress() as on_search:
+        curve = find_curve(found, on_search)
+    page = render_layouts(found, curve, time.time())
     with shared_as_directory(path.parent):
         write_output(path, page, mode=0o666)
 

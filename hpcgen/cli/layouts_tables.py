@@ -12,16 +12,17 @@ from hpcgen.cli.terminal import new_table, print_table
 from hpcgen.planning.layouts.reasons import compared
 from hpcgen.planning.layouts.result import RankedLayout
 from hpcgen.run_plan.layouts import summary
-from hpcgen.run_plan.layouts.result import NodesLayouts, RunLayouts
+from hpcgen.run_plan.layouts.result import Goal, Kind, NodesLayouts, RunLayouts
 from hpcgen.run_plan.plan import located_in
 from hpcgen.run_plan.prediction import Prediction
 from hpcgen.run_plan.prediction_summary import figures, lines
-from hpcgen.text import counted, rough, scaled
+from hpcgen.text import apart, counted, rough, scaled
 
 WIDTH = 80
 """Width of text, and of tables in pipes."""
 INDENT = 12
 """Width of the headings of lines."""
+DAY = 86400
 OWN = "own"
 """The name of the run's own layout in place of a row's number."""
 
@@ -32,9 +33,12 @@ def print_layouts(found: RunLayouts) -> None:
         _print_chosen(found.chosen)
         return
     _print_table(_nodes_table(found))
-    if found.goal is not None:
+    told = [summary.of_goal(found)] if found.goal is not None else []
+    if slower := summary.of_slower(found):
+        told.append(("slower", "; ".join(slower)))
+    if told:
         click.echo()
-        _print_lines([summary.of_goal(found)])
+        _print_lines(told)
     if found.chosen is not None:
         click.echo()
         _print_chosen(found.chosen)
@@ -77,18 +81,28 @@ def _nodes_table(found: RunLayouts) -> Table:
             table.add_row(str(each.num_nodes), f"no layout {'fits' if each.search.num_valid else 'is valid'}")
             continue
         speed = scaled(first.tokens_per_s), rough(first.tokens_per_s / each.num_gpus, 3)
-        cells = [] if each.prediction is None else _of_run(each.prediction)
+        cells = [] if each.prediction is None else _of_run(each.prediction, found.goal)
         shown = [*cells, *(["?"] * (len(titles) - len(cells)))]
         table.add_row(str(each.num_nodes), first.name, *speed, *shown, _free(first))
     return table
 
 
-def _of_run(prediction: Prediction) -> list[str]:
-    """The likely days, GPU-hours and, with a price, cost of a run."""
+def _of_run(prediction: Prediction, goal: Goal | None) -> list[str]:
+    """The likely days, GPU-hours and, with a price, cost of a run. A figure above the goal is marked."""
     likely = prediction.likely
-    cost = prediction.cost(likely)
-    figures = [likely.total_s / 86400, likely.gpu_hours, *([] if cost is None else [cost])]
-    return [rough(figure, 3) for figure in figures]
+    values: dict[Kind, float | None] = {
+        "time": likely.total_s / DAY,
+        "gpu_hours": likely.gpu_hours,
+        "cost": prediction.cost(likely),
+    }
+    return [_figure(kind, value, goal) for kind, value in values.items() if value is not None]
+
+
+def _figure(kind: Kind, value: float, goal: Goal | None) -> str:
+    if goal is None or goal.of != kind:
+        return rough(value, 3)
+    limit = goal.limit / DAY if kind == "time" else goal.limit
+    return f"{apart(value, limit)}{'!' if value > limit else ''}"
 
 
 def _layouts_table(found: NodesLayouts) -> Table:

@@ -23,7 +23,7 @@ class Nodes(click.ParamType[tuple[int, ...]]):
             return value
         words = [word.strip() for word in value.split(",")]
         if not all(re.fullmatch(r"[1-9]\d{0,5}", word) for word in words):
-            self.fail(f"{value!r} must be whole numbers such as 16 or 8,16,32", param, ctx)
+            self.fail(f"{value!r} must be whole numbers from 1, such as 16 or 8,16,32", param, ctx)
         return tuple(int(word) for word in words)
 
 
@@ -39,7 +39,9 @@ class Deadline(click.ParamType[float]):
         found = re.fullmatch(r"(\d+(?:\.\d+)?) *([wdhm])", value.strip())
         seconds = float(found[1]) * _UNITS[found[2]] if found else 0.0
         if not seconds:
-            self.fail(f"{value!r} must be a time such as 14d, 36h or 2w", param, ctx)
+            self.fail(
+                f"{value!r} must be weeks, days, hours or minutes, such as 2w, 14d, 36h or 90m", param, ctx
+            )
         return seconds
 
 
@@ -54,8 +56,14 @@ class Budget(click.ParamType[tuple[float, bool]]):
         """The amount."""
         if isinstance(value, tuple):
             return value
-        found = re.fullmatch(r"(\d[\d,_]*(?:\.\d+)?) *(gpu-?h(?:ours)?)?", value.strip(), re.IGNORECASE)
+        found = re.fullmatch(
+            r"(\d[\d,_]*(?:\.\d+)?(?:e\+?\d{1,2})?) *(gpu-?h(?:ours)?)?", value.strip(), re.IGNORECASE
+        )
         amount = float(re.sub("[,_]", "", found[1])) if found else 0.0
         if found is None or not amount:
-            self.fail(f"{value!r} must be an amount such as 50000, or 50000GPUh for GPU-hours", param, ctx)
+            self.fail(
+                f"{value!r} must be an amount above 0, such as 50000 or 5e4, or 50000GPUh for GPU-hours",
+                param,
+                ctx,
+            )
         return amount, found[2] is not None

@@ -119,6 +119,7 @@ def test_the_table_names_every_layout_on_lines_of_80_characters(run_file: Path) 
     assert "1 node with 8 GPUs:" in lines
     assert " ".join(found["why"].split()) in " ".join(ended.stdout.split())
     assert max(map(len, lines)) <= 80
+    assert [line for line in lines if line != line.rstrip()] == []
     assert "\x1b" not in ended.stdout
     assert listing(run_file.parent) == before
 
@@ -175,11 +176,27 @@ def test_a_deadline_chooses_the_fewest_nodes(run_file: Path) -> None:
     assert found["chosen"] == 2
     assert found["goal"] == {"of": "time", "limit": pytest.approx(3600 * hours)}
     ended = layouts("--finish-in", f"{hours}h")
-    assert "2 nodes, the fewest that finish in" in ended.stdout
+    assert "2 nodes, the fewest of those tried that finish in" in ended.stdout
+    assert f"{days[1]:.3g}! " in ended.stdout
+    ended = layouts("--finish-in", f"{hours}h", "--nodes", "4", "--top", "1")
+    assert "4 nodes finish in" in ended.stdout
     ended = layouts("--finish-in", "1m")
     assert ended.status == 0
     assert "no number of nodes that was tried finishes in" in ended.stdout
     assert found_by("--finish-in", "1m", "--top", "1")["chosen"] is None
+
+
+def test_a_deadline_may_be_met_between_two_numbers_of_the_ladder(run_file: Path) -> None:
+    run_file.with_name("site.yaml").write_text(SITE.replace("max_nodes: 4", "max_nodes: 8"))
+    batch = ("--set", "training.global_batch_size=240")
+    days = {
+        each["nodes"]: each["prediction"]["likely"]["days"]
+        for each in found_by("--nodes", "4,5,6", "--top", "1", *batch)["nodes"]
+    }
+    assert days[4] > days[5] > days[6]
+    found = found_by("--finish-in", f"{24 * (days[4] + days[5]) / 2}h", "--top", "1", *batch)
+    assert found["chosen"] == 5
+    assert [each["nodes"] for each in found["nodes"]][-2:] == [5, 6]
 
 
 def test_only_the_rest_of_a_run_counts(run_file: Path) -> None:
@@ -212,6 +229,11 @@ def test_a_budget_chooses_the_fastest_nodes_within_it(run_file: Path) -> None:
     ended = layouts("--budget", limit, "--nodes", "4")
     assert "no number of nodes that was tried stays within" in ended.stdout
     assert "4 nodes come closest" in " ".join(ended.stdout.split())
+    little_less = f"{costs[4] - 0.01:.2f}"
+    ended = layouts("--budget", little_less, "--nodes", "2,4", "--top", "1")
+    assert f"{float(little_less):,.9g}"[:6] in ended.stdout
+    [row] = [line for line in ended.stdout.splitlines() if line.split()[:1] == ["4"]]
+    assert "!" in row
     assert " EUR" in ended.stdout
 
 
@@ -229,12 +251,19 @@ def test_data_and_a_time_limit_may_be_missing(run_file: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--nodes", "1,x"], "'1,x' must be whole numbers such as 16 or 8,16,32"),
-        (["--nodes", "0"], "'0' must be whole numbers"),
+        (["--nodes", "1,x"], "'1,x' must be whole numbers from 1, such as 16 or 8,16,32"),
+        (["--nodes", "0"], "'0' must be whole numbers from 1"),
         (["--nodes", "2,5,16"], "--nodes 16 is more than partition small allows; use at most 4"),
-        (["--finish-in", "soon"], "'soon' must be a time such as 14d, 36h or 2w"),
-        (["--finish-in", "0d"], "'0d' must be a time"),
-        (["--budget", "-5"], "'-5' must be an amount such as 50000"),
+        (
+            ["--finish-in", "soon"],
+            "'soon' must be weeks, days, hours or minutes, such as 2w, 14d, 36h or 90m",
+        ),
+        (["--finish-in", "0d"], "'0d' must be weeks"),
+        (["--budget", "-5"], "'-5' must be an amount above 0, such as 50000"),
+        (["--budget", "gpuh"], "'gpuh' must be an amount above 0"),
+        (["--html", "."], ".: cannot be written, because it is a directory; name a file in it"),
+        (["--html", "absent/page.html"], "absent does not exist"),
+        (["--html", "run.yaml/page.html"], "run.yaml is not a directory"),
         (["--budget", "5", "--finish-in", "1d"], "a deadline and a budget exclude each other"),
         (["--top", "0"], "0 is not in the range"),
         (["--compare", "1", "first"], "'first' must be a row of the table, such as 1, or own"),

@@ -23,6 +23,11 @@ def ladder(most: int) -> list[int]:
     return sorted({size for size in sizes if size < most} | {most})
 
 
+def quarters(fewer: int, more: int) -> range:
+    """The numbers of nodes between two others that divide the step from one to the other into up to four equal ones."""
+    return range(fewer, more, max(1, (more - fewer) // 4))[1:]
+
+
 def most_nodes(settings: StageSettings, cluster: ClusterConfig) -> int:
     """The limit of the partition and the QOS of a job, or MOST_NODES."""
     return min([MOST_NODES, *(each.max_nodes for _, each in limits_of(settings, cluster) if each.max_nodes)])

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from hpcgen.config.cluster import price_per_gpu_hour, within_limit
 from hpcgen.config.loader import Run, with_values
 from hpcgen.config.starter import TIME
 from hpcgen.errors import ConfigErrors, HpcgenError, Problem
-from hpcgen.planning.layouts.nodes import powers
+from hpcgen.planning.layouts.nodes import powers, quarters
 from hpcgen.planning.layouts.result import Search
 from hpcgen.planning.layouts.search import search
 from hpcgen.planning.paths import absolute_paths, trainer_data
@@ -34,6 +34,9 @@ from hpcgen.run_plan.training import training_facts
 from hpcgen.stages.train import TRAIN
 from hpcgen.text import counted
 
+OnSearch = Callable[[int], object]
+"""Is called with the number of nodes before each search."""
+
 
 def find_layouts(
     run: Run,
@@ -42,12 +45,14 @@ def find_layouts(
     finish_in_s: float | None = None,
     budget: float | None = None,
     gpu_hours: float | None = None,
+    on_search: OnSearch = lambda num_nodes: None,
 ) -> RunLayouts:
     """Finds the layouts with which a run trains fastest, on each of several numbers of nodes.
 
     `nodes` are the numbers to try. Default: the run's own number. With a goal, the default is each number of `ladder`
-    up to the limit of the partition, as far as is needed. At most one goal is given: `finish_in_s` is a deadline in
-    seconds, `budget` an amount in the profile's currency, and `gpu_hours` a number of GPU-hours.
+    up to the limit of the partition, as far as is needed, and of `quarters` before the first that meets a deadline.
+    At most one goal is given: `finish_in_s` is a deadline in seconds, `budget` an amount in the profile's currency, and
+    `gpu_hours` a number of GPU-hours. `on_search` is called with the number of nodes before each search.
 
     Raises:
         NoPrediction: the time of the run's steps is unknown, or the run is finished.
@@ -60,34 +65,34 @@ def find_layouts(
     if goal is None or nodes:
         runs = [sized(run, count) for count in sorted(set(nodes))] or [run]
         require_possible(runs)
-        found = [_layouts(each, top) for each in runs]
+        found = [_layouts(each, top, on_search) for each in runs]
     else:
-        tried = list(_tried(run, goal, top))
+        tried = sorted(_tried(run, goal, top, on_search), key=lambda each: each.num_nodes)
         found = [each for each in tried if each.search.best] or tried
     if not any(each.search.best for each in found):
-        raise _no_layout(found)
+        raise _no_layout(found, on_search)
     if not any(each.prediction for each in found):
         raise NoPrediction(next(each.no_prediction for each in found if each.no_prediction))
     return RunLayouts(run=run, on=tuple(found), goal=goal, chosen=_chosen(found, goal))
 
 
-def find_curve(found: RunLayouts) -> tuple[NodesLayouts, ...]:
+def find_curve(found: RunLayouts, on_search: OnSearch = lambda num_nodes: None) -> tuple[NodesLayouts, ...]:
     """The layouts in `found`, and the fastest one on each power of two of fewer and of more nodes that Slurm accepts.
 
     The curve ends with a number of nodes on which no layout fits or is valid, if there is one.
     """
     sizes, first, last = powers(most_nodes_of(found.run)), found.on[0], found.on[-1]
-    fewer = _neighbors(first, [size for size in reversed(sizes) if size < first.num_nodes])
-    more = _neighbors(last, [size for size in sizes if size > last.num_nodes])
+    fewer = _neighbors(first, [size for size in reversed(sizes) if size < first.num_nodes], on_search)
+    more = _neighbors(last, [size for size in sizes if size > last.num_nodes], on_search)
     return (*reversed([*fewer]), *found.on, *more)
 
 
-def _neighbors(known: NodesLayouts, sizes: Iterable[int]) -> Iterator[NodesLayouts]:
+def _neighbors(known: NodesLayouts, sizes: Iterable[int], on_search: OnSearch) -> Iterator[NodesLayouts]:
     """Yields the fastest layout on each number of nodes, up to the first number without any."""
     for size in sizes:
         if known.first is None:
             return
-        known = _layouts(sized(known.run, size), 1)
+        known = _layouts(sized(known.run, size), 1, on_search)
         yield known
 
 
@@ -149,12 +154,13 @@ def _goal(run: Run, finish_in_s: float | None, budget: float | None, gpu_hours: 
     return goals[0] if goals else None
 
 
-def _layouts(run: Run, top: int) -> NodesLayouts:
+def _layouts(run: Run, top: int, on_search: OnSearch) -> NodesLayouts:
     """The fastest layouts of a run on its nodes, and the prediction with the first.
 
     Raises:
         HpcgenError: see `find_layouts`.
     """
+    on_search(make_allocation(TRAIN, run.config, run.cluster, run.node_type).nodes)
     machine, found = search_for(run, top)
     prediction, reason = _prediction(run, found)
     return NodesLayouts(run=run, machine=machine, search=found, prediction=prediction, no_prediction=reason)
@@ -205,27 +211,44 @@ def own_mistake(found: NodesLayouts) -> str:
     return "it does not fit into memory"  # a warning with memory_check: warning
 
 
-def _tried(run: Run, goal: Goal, top: int) -> Iterator[NodesLayouts]:
+def _tried(run: Run, goal: Goal, top: int, on_search: OnSearch) -> Iterator[NodesLayouts]:
     """Yields the layouts on more and more nodes, until the goal is met or more nodes cannot meet it.
 
     Leaves out numbers of nodes that would miss a deadline even at the peak of their GPUs.
     """
     values: list[float] = []
     known: Prediction | None = None
-    for each in possible_runs(run):
+    runs = possible_runs(run)
+    for before, each in zip([runs[0], *runs], runs, strict=False):
         if goal.of == "time" and known is not None and _shortest_s(known, each) > goal.limit:
             continue
-        found = _layouts(each, top)
+        found = _layouts(each, top, on_search)
         yield found
         if not found.search.best:
             continue
         known = found.prediction or known
         values.append(goal.value(found.prediction) if found.prediction else math.inf)
         if goal.of == "time" and values[-1] <= goal.limit:
+            yield from _between(before, found, goal, top, on_search)
             return
         newest = values[-2:]
         if goal.of != "time" and min(newest) > goal.limit and min(newest) > min(values):
             return  # the price rises with the number of nodes
+
+
+def _between(
+    before: Run, enough: NodesLayouts, goal: Goal, top: int, on_search: OnSearch
+) -> Iterator[NodesLayouts]:
+    """Yields the layouts on the fewest nodes that meet a deadline as well, of those between two numbers of nodes."""
+    assert enough.prediction is not None
+    fewer = make_allocation(TRAIN, before.config, before.cluster, before.node_type).nodes
+    for count in quarters(fewer, enough.num_nodes):
+        run = sized(enough.run, count)
+        if _shortest_s(enough.prediction, run) <= goal.limit:
+            found = _layouts(run, top, on_search)
+            if found.prediction is not None and goal.is_met(found.prediction):
+                yield found
+                return
 
 
 def _shortest_s(known: Prediction, run: Run) -> float:
@@ -237,11 +260,11 @@ def _shortest_s(known: Prediction, run: Run) -> float:
     return known.remaining_tokens / known.tokens_per_s * share
 
 
-def _no_layout(found: Sequence[NodesLayouts]) -> HpcgenError:
+def _no_layout(found: Sequence[NodesLayouts], on_search: OnSearch) -> HpcgenError:
     """The error if no layout is valid and fits on any number of nodes that was tried."""
     valid = [each for each in found if each.search.num_valid]
     if valid:
-        return _nothing_fits(valid[-1])
+        return _nothing_fits(valid[-1], on_search)
     try:
         _planned(found[-1].run)
     except ConfigErrors as error:
@@ -249,11 +272,11 @@ def _no_layout(found: Sequence[NodesLayouts]) -> HpcgenError:
     return HpcgenError("no layout obeys the rules on any of these nodes", where=found[-1].run.file or "")
 
 
-def _nothing_fits(found: NodesLayouts) -> HpcgenError:
+def _nothing_fits(found: NodesLayouts, on_search: OnSearch) -> HpcgenError:
     """The error if no layout fits on the largest number of nodes that was tried. It names nodes on which one does."""
     memory_gib = found.run.node_type.gpu_memory_gib
     reason = f"is too few: no layout fits into {memory_gib:g} GiB of GPU memory"
-    larger = (_layouts(run, 1) for run in possible_runs(found.run, found.num_nodes + 1))
+    larger = (_layouts(run, 1, on_search) for run in possible_runs(found.run, found.num_nodes + 1))
     enough = next((each for each in larger if each.first), None)
     most = counted(most_nodes_of(found.run), "node")
     hint = f"use a smaller model, or GPUs with more memory; tried up to {most}"

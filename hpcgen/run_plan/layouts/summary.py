@@ -11,7 +11,7 @@ from hpcgen.run_plan.layouts.find import own_mistake
 from hpcgen.run_plan.layouts.result import NodesLayouts, RunLayouts
 from hpcgen.run_plan.prediction import Prediction
 from hpcgen.run_plan.prediction_summary import PARTS, figures, num_measurable
-from hpcgen.text import counted, rough
+from hpcgen.text import apart, counted, rough
 from trainer.contract.model.flops import sample_flops
 
 RISK = (
@@ -138,19 +138,41 @@ def of_goal(found: RunLayouts) -> tuple[str, str]:
     highest = found.goal.value(shown.prediction, shown.prediction.high)
     missed = "too late" if is_time else "too much"
     verdict = "which is still enough" if highest <= found.goal.limit else f"which is {missed}"
-    which = f"the fewest that finish in {limit}" if is_time else f"the fastest within {limit}"
+    aim = f"in {limit}" if is_time else f"within {limit}"
+    if len(found.on) > 1:
+        meets = f", the {'fewest of those tried that finish' if is_time else 'fastest of those tried'} {aim}"
+    else:
+        one, many = ("finishes", "finish") if is_time else ("stays", "stay")
+        meets = f" {one if shown.num_nodes == 1 else many} {aim}"
     return (
         heading,
-        f"{nodes}, {which}: {likely} are likely, and at worst {amount(found, highest)}, {verdict}",
+        f"{nodes}{meets}: {likely} are likely, and at worst {amount(found, highest)}, {verdict}",
     )
+
+
+def of_slower(found: RunLayouts) -> list[str]:
+    """The numbers of nodes on which a run takes longer than on fewer, which costs more GPU-hours."""
+    told: list[str] = []
+    fastest: NodesLayouts | None = None
+    for each in found.on:
+        if each.first is None:
+            continue
+        if fastest is None or fastest.first is None or each.first.tokens_per_s > fastest.first.tokens_per_s:
+            fastest = each
+        else:
+            told.append(
+                f"{each.num_nodes} nodes are no faster than {fastest.num_nodes}, and use more GPU-hours"
+            )
+    return told
 
 
 def amount(found: RunLayouts, value: float) -> str:
     """A time, a price or a number of GPU-hours of the goal's kind."""
     assert found.goal is not None
+    limit = found.goal.limit
     if found.goal.of == "time":
         unit, seconds = ("day", 86400) if value >= 2 * 86400 else ("hour", 3600)
-        number = rough(value / seconds, 3)
+        number = apart(value / seconds, limit / seconds)
         return f"{number} {unit}" if number == "1" else f"{number} {unit}s"
     unit = found.run.cluster.currency if found.goal.of == "cost" else "GPU-hours"
-    return f"{rough(value, 3)} {unit}"
+    return f"{apart(value, limit)} {unit}"
