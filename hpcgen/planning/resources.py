@@ -28,6 +28,12 @@ FULL_RECOMPUTE: dict[str, object] = {
 }
 
 MAX_BUBBLE_FRACTION = 0.1
+MAX_BATCH_FACTOR = 2
+"""Largest batch that a hint offers, relative to that of the run. A much larger one changes what is learned."""
+LONG_TRANSFERS = 0.35
+"""Time of tensor-parallel transfers at the peak of NVLink, relative to that of the computation at the peak of a device,
+above which they take a fifth of a step, so that half of them is a tenth: kernels reach four sevenths of the peak, and
+collectives 80% of one direction of NVLink (step_time/machine.py)."""
 SHORT_LAYER_S = 2.3e-3
 """Time of a layer and a microbatch at the peak of a device, below which GPUs wait for their host in a tenth of a step
 or more: kernels reach four sevenths of the peak, and a host launches a layer in 4.5 ms (step_time/host.py)."""
@@ -83,13 +89,15 @@ def pipeline_is_mostly_busy(facts: Facts) -> Iterator[Problem]:
     microbatches = math.ceil((stages - 1) / (chunks * MAX_BUBBLE_FRACTION))
     microbatches = math.ceil(microbatches / stages) * stages if chunks > 1 else microbatches
     enough = microbatches * layout.data_parallel_size * facts.training.micro_batch_size
+    is_near = enough <= MAX_BATCH_FACTOR * facts.training.global_batch_size
+    larger_batch = f"set training.global_batch_size to {enough} or more, or " if is_near else ""
     yield Problem(
         path=PP,
         reason=f"results in a pipeline bubble of {layout.bubble_fraction:.0%} of the compute time: (PP - 1) / (VPP x "
         f"num_microbatches) = {stages - 1} / ({chunks} x {layout.num_microbatches})",
         candidates=[size for size in divisors(stages, near=stages) if size < stages],
         offers=1,
-        hint=f"set training.global_batch_size to {enough} or more, or use more virtual stages",
+        hint=f"{larger_batch}use more virtual stages",
     )
 
 
@@ -118,11 +126,39 @@ def microbatch_may_be_small(facts: Facts, peak_tflops: float | None) -> bool:
     if layout.num_microbatches == 1 or training.cuda_graph_impl != "none":
         return False
     tokens = training.micro_batch_size * model.seq_length / layout.context_parallel_size
-    flops = 6 * active_parameter_count(model) / model.num_layers * tokens / layout.tensor_model_parallel_size
     short_s = SHORT_LAYER_S
     short_s *= LAUNCHES_WITH_TENSOR_PARALLELISM if layout.tensor_model_parallel_size > 1 else 1
     short_s *= LAUNCHES_WITH_EXPERTS if model.num_moe_experts else 1
-    return flops / (peak_tflops * 1e12) < short_s
+    return tokens * _flops_per_token(facts, layout) / (peak_tflops * 1e12) < short_s
+
+
+def tensor_parallelism_may_dominate(
+    facts: Facts, peak_tflops: float | None, nvlink_gb_s: float | None
+) -> bool:
+    """True if GPUs may wait long for tensor-parallel transfers inside NVLink. Only a prediction tells whether another
+    layout is faster. Groups that cross the network are found by a rule.
+
+    Args:
+        facts: the run.
+        peak_tflops: peak of a device in the precision of the layers. None if unknown.
+        nvlink_gb_s: bandwidth of a device's links in both directions. None without NVLink.
+    """
+    layout, model = facts.layout, facts.resolved_model
+    if layout is None or peak_tflops is None or nvlink_gb_s is None or model.padded_vocab_size is None:
+        return False
+    ranks = layout.tensor_model_parallel_size
+    if ranks == 1 or facts.crosses_network(ranks):
+        return False
+    # all-gather and reduce-scatter of two-byte values, before and after attention and MLP, forward and backward
+    num_bytes = 8 * 2 * model.hidden_size * (ranks - 1) / ranks
+    transfers_s = num_bytes / (nvlink_gb_s / 2 * 1e9)
+    return transfers_s > LONG_TRANSFERS * _flops_per_token(facts, layout) / (peak_tflops * 1e12)
+
+
+def _flops_per_token(facts: Facts, layout: Layout) -> float:
+    """Floating-point operations of a device for a token in a layer, forward and backward."""
+    model = facts.resolved_model
+    return 6 * active_parameter_count(model) / model.num_layers / layout.tensor_model_parallel_size
 
 
 def model_fits_device(facts: Facts) -> Iterator[Problem]:
@@ -250,7 +286,11 @@ SPEED_RULES: tuple[Rule, ...] = (
 """Rules about speed alone. hpcgen/planning/layouts/advice.py names a faster layout for each violation."""
 
 
-def may_be_slow(facts: Facts, peak_tflops: float | None) -> bool:
+def may_be_slow(facts: Facts, peak_tflops: float | None, nvlink_gb_s: float | None) -> bool:
     """True if a prediction could find a faster layout of a run that breaks no rule."""
     is_slow = any(True for rule in SPEED_RULES for _ in rule(facts))
-    return is_slow or microbatch_may_be_small(facts, peak_tflops)
+    return (
+        is_slow
+        or microbatch_may_be_small(facts, peak_tflops)
+        or tensor_parallelism_may_dominate(facts, peak_tflops, nvlink_gb_s)
+    )

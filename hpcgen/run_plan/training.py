@@ -72,14 +72,17 @@ def _with_faster_layouts(
     run: Run, facts: Facts, allocation: Allocation, warnings: list[Problem]
 ) -> list[Problem]:
     """The warnings, in which those about speed name a faster layout if the time of a step can be predicted."""
-    if not may_be_slow(facts, run.node_type.peak_tflops.get(facts.training.precision_of_layers)):
+    nvlink = run.node_type.nvlink
+    nvlink_gb_s = nvlink.bandwidth_gb_s if nvlink else None
+    peak_tflops = run.node_type.peak_tflops.get(facts.training.precision_of_layers)
+    if not may_be_slow(facts, peak_tflops, nvlink_gb_s):
         return warnings
     from hpcgen.planning.layouts.advice import with_faster_layouts
     from hpcgen.planning.predicted_step import NoPrediction, machine_of_run
 
     try:
         machine = machine_of_run(run, facts.training, allocation)
-        return with_faster_layouts(facts, machine, warnings)
+        return with_faster_layouts(facts, machine, warnings, nvlink_gb_s)
     except NoPrediction:
         return warnings
 

@@ -71,6 +71,13 @@ def test_fast_layouts_get_no_warning(changes):
     assert warnings(**changes) == []
 
 
+@pytest.mark.parametrize(("batch", "is_offered"), [(128, True), (112, False)])
+def test_a_bubble_offers_a_batch_of_at_most_twice_the_size(batch, is_offered):
+    [warning] = warnings(**{PP: 4, BATCH: batch})
+    assert ("set training.global_batch_size to 240 or more" in warning) == is_offered
+    assert warning.endswith("use more virtual stages")
+
+
 TOO_LARGE = {"model__num_layers": 40, "model__hidden_size": 5120, HEADS: 40}
 
 

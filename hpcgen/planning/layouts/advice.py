@@ -16,7 +16,7 @@ from trainer.contract.problem import Problem
 from trainer.contract.record import record
 from trainer.contract.rules import context_parallel, experts
 from trainer.contract.rules.facts import Facts, Rule
-from trainer.contract.rules.parallelism import CP
+from trainer.contract.rules.parallelism import CP, TP
 
 WORTH_NAMING = 0.05
 """Smallest predicted gain of a layout that a warning names: the median error of predictions (docs/planning.md)."""
@@ -32,9 +32,11 @@ AXES: Mapping[Rule, Sequence[str]] = {
 long for a warning of `render`."""
 
 
-def with_faster_layouts(facts: Facts, machine: Machine, warnings: Sequence[Problem]) -> list[Problem]:
-    """The warnings of a run, of which those about its speed name a faster layout, and a warning about microbatches that
-    are too small.
+def with_faster_layouts(
+    facts: Facts, machine: Machine, warnings: Sequence[Problem], nvlink_gb_s: float | None
+) -> list[Problem]:
+    """The warnings of a run, of which those about its speed name a faster layout, and warnings about microbatches that
+    are too small and tensor parallelism that is too large.
 
     Raises:
         NoPrediction: see `search`.
@@ -43,7 +45,12 @@ def with_faster_layouts(facts: Facts, machine: Machine, warnings: Sequence[Probl
     found = [
         told for warning in warnings for told in _told(facts, machine, warning, rules.get(_identity(warning)))
     ]
-    return [*found, *_small_microbatch(facts, machine)]
+    peak_tflops = machine.peak_flops[facts.training.precision_of_layers] / 1e12
+    if resources.microbatch_may_be_small(facts, peak_tflops):
+        found += _small_microbatch(facts, machine)
+    if resources.tensor_parallelism_may_dominate(facts, peak_tflops, nvlink_gb_s):
+        found += _much_tensor_parallelism(facts, machine)
+    return found
 
 
 def _identity(problem: Problem) -> tuple[str, str]:
@@ -66,9 +73,6 @@ def _told(facts: Facts, machine: Machine, warning: Problem, rule: Rule | None) -
 
 def _small_microbatch(facts: Facts, machine: Machine) -> Iterator[Problem]:
     """Yields a warning if the run with larger microbatches fits and is much faster."""
-    peak_tflops = machine.peak_flops[facts.training.precision_of_layers] / 1e12
-    if not resources.microbatch_may_be_small(facts, peak_tflops):
-        return
     faster = _faster(facts, machine, ("MBS",), MUCH)
     if faster is not None and faster.micro_batch_size > facts.training.micro_batch_size:
         yield Problem(
@@ -78,13 +82,34 @@ def _small_microbatch(facts: Facts, machine: Machine) -> Iterator[Problem]:
         )
 
 
+def _much_tensor_parallelism(facts: Facts, machine: Machine) -> Iterator[Problem]:
+    """Yields a warning if the run with less tensor parallelism fits and is much faster."""
+    faster = _faster(facts, machine, ("TP", "PP", "VPP", "MBS"), MUCH)
+    if faster is not None and faster.tensor_parallel_size < facts.parallelism.tensor_model_parallel_size:
+        share = faster.own.step.tensor_parallel / faster.own.step.total
+        yield Problem(
+            path=TP,
+            reason=f"is more than needed: tensor-parallel transfers are predicted to take {share:.0%} of a step",
+            hint=str(faster),
+        )
+
+
 @record
 class _Faster:
     """A layout that is faster than that of the run."""
 
     layout: RankedLayout
-    gain: float
-    """Share by which its predicted throughput is higher."""
+    own: RankedLayout
+    """The layout of the run."""
+
+    @property
+    def gain(self) -> float:
+        """Share by which its predicted throughput is higher."""
+        return self.own.step.total / self.layout.step.total - 1
+
+    @property
+    def tensor_parallel_size(self) -> int:
+        return self.layout.layout.tensor_model_parallel_size
 
     @property
     def micro_batch_size(self) -> int:
@@ -101,5 +126,5 @@ def _faster(facts: Facts, machine: Machine, vary: Sequence[str], least_gain: flo
     best = next((layout for layout in found.best if not layout.is_risky), None)
     if best is None or found.own is None:
         return None
-    gain = found.own.step.total / best.step.total - 1
-    return _Faster(best, gain) if gain >= least_gain else None
+    faster = _Faster(best, found.own)
+    return faster if faster.gain >= least_gain else None

@@ -69,6 +69,15 @@ def test_a_slow_layout_is_told_with_a_faster_one(tmp_path, overrides, reason, la
     assert warning.endswith(". hpcgen layouts lists the fastest")
 
 
+@pytest.mark.parametrize(("size", "is_told"), [(8, True), (2, False)])
+def test_tensor_parallelism_that_dominates_is_told(tmp_path, size, is_told):
+    sizes = f"parallelism.tensor_model_parallel_size={size}", "training.micro_batch_size=2"
+    plan = plan_of(tmp_path, 64, *sizes, "training.cuda_graph_impl=transformer_engine", preset="13b")
+    found = [text for text in speed_warnings(plan) if "more than needed: tensor-parallel transfers" in text]
+    assert len(found) == is_told
+    assert all("PP2 VPP7 DP256 MBS2" in text for text in found)
+
+
 NOT_TOLD = {
     "without a speed in fp32, a bubble keeps its plain hint": (
         "13b",
@@ -78,7 +87,7 @@ NOT_TOLD = {
             "parallelism.pipeline_model_parallel_size=8",
             "training.global_batch_size=256",
         ),
-        ["; set training.global_batch_size to 1120 or more, or use more virtual stages"],
+        ["; use more virtual stages"],
     ),
     "recomputation that costs little": (
         "mixtral-8x7b",
