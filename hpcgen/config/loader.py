@@ -21,7 +21,7 @@ from hpcgen.config.presets import PRESETS, Preset, unknown_preset
 from hpcgen.config.profiles import read_profile
 from hpcgen.config.run import OMITTED_SECTIONS, TRAINER_SECTIONS, RunConfig
 from hpcgen.config.validation import build, located
-from hpcgen.errors import ConfigErrors, FileErrors, HpcgenError, Problem
+from hpcgen.errors import ConfigErrors, FileErrors, HpcgenError, Problem, file_of
 from trainer.contract.config import BlendConfig
 from trainer.contract.record import record
 
@@ -110,8 +110,18 @@ def load_run(path: str | Path, overrides: Sequence[str] = ()) -> Run:
             "no such file", "write a run file with hpcgen init, or name another with -c", where=path
         )
     text = documents.read_text(path)
-    run = load_document(documents.parse(text, str(path)), path.absolute().parent, overrides)
+    try:
+        run = load_document(documents.parse(text, str(path)), path.absolute().parent, overrides)
+    except FileErrors as error:
+        raise FileErrors(_with_headings(error.mistakes, str(path), text)) from None
     return dataclasses.replace(run, file=path.absolute(), sha256=hashlib.sha256(text.encode()).hexdigest())
+
+
+def _with_headings(mistakes: Sequence[Problem], file: str, text: str) -> list[Problem]:
+    """The mistakes, in which those of unknown keys in the run file name the heading that is still commented out."""
+    from hpcgen.config.unknown_keys import with_heading  # lazy: only files with mistakes need it
+
+    return [with_heading(each, text) if file_of(each.where) == file else each for each in mistakes]
 
 
 def load_cluster_run(cluster: str, run_dir: str, overrides: Sequence[str] = ()) -> Run:

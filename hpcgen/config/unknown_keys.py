@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator, Sequence
 
 from hpcgen.config import spellings
@@ -12,13 +13,14 @@ from hpcgen.config.node_type import NodeType
 from hpcgen.config.run import RunConfig
 from hpcgen.config.slurm import section_called
 from hpcgen.config.spellings import names_in_section, set_by_hpcgen
-from hpcgen.errors import Problem
+from hpcgen.errors import FilePlace, Problem
 from hpcgen.text import did_you_mean, misspelled, nearest, one_of, short_for
 from trainer.contract.config import field_hints
 
 TRANSLATED_SECTIONS = ("model", "parallelism", "training", "optimizer", "data", "checkpoint", "logging")
 """Sections of a run file whose keys have other names in other training programs. Their names are unique, so a key in
 the wrong one of these sections is certainly the same key."""
+_COMMENTED_HEADING = re.compile(r"# (\w+):\s*(?:#.*)?")
 MOST_LISTED = 24
 """Longest list of keys in a hint."""
 MOST_PLACES = 3
@@ -60,6 +62,23 @@ def other_name(cls: type, path: str, names: Sequence[str]) -> Problem | None:
         return _elsewhere(path, plain, found)
     answer = _in_other_program(cls, section, plain)
     return _problem(path, *answer) if answer else None
+
+
+def with_heading(problem: Problem, text: str) -> Problem:
+    """The problem of a key of a run file with this text. If the heading of its section is still commented out, as in a
+    file of `hpcgen init`, so that the key is in the section above, the hint says so."""
+    section, _, name = problem.meant.partition(".")
+    line = problem.where.line if isinstance(problem.where, FilePlace) else None
+    if line is None or not name:
+        return problem
+    for number, above in reversed([*enumerate(text.splitlines()[: line - 1], 1)]):
+        if heading := _COMMENTED_HEADING.fullmatch(above):
+            if heading[1] != section:
+                return problem
+            return dataclasses.replace(problem, hint=f"uncomment {section}: in line {number}")
+        if above and above[0] not in " #":
+            return problem
+    return problem
 
 
 def _known(cls: type, section: Sequence[str]) -> list[str]:

@@ -136,6 +136,31 @@ def test_all_mistakes_are_reported_at_once_each_with_its_place(tmp_path, files, 
     assert [(mistake.where, mistake.path) for mistake in mistakes(tmp_path, **files)] == places
 
 
+@pytest.mark.parametrize(
+    ("heading", "hint"),
+    [
+        ("# training:  # the recipe", "uncomment training: in line 9"),
+        ("# optimizer:", "use training.train_iters"),
+        ("  # shuffled", "use training.train_iters"),
+    ],
+)
+def test_a_key_below_a_heading_that_is_still_commented_out(tmp_path, heading, hint):
+    """As in a file of `hpcgen init`, where the key would be in the section above."""
+    lines = [
+        *TINY.splitlines(),
+        "# training:",
+        "  # seed: 1",
+        "data:",
+        "  mock: true",
+        heading,
+        "  # seed: 1234",
+        "",
+        "  train_iters: 500",
+    ]
+    [mistake] = mistakes(tmp_path, "\n".join(lines), "extends: local\n")
+    assert (mistake.where, mistake.path, mistake.hint) == ("run.yaml:12", "data.train_iters", hint)
+
+
 def test_a_text_in_place_of_a_section_is_shown_as_one(tmp_path):
     data = {
         "datasets": ["/corpora/a", "/corpora/b"],
