@@ -26,7 +26,7 @@ from hpcgen.config.stages import STAGE_ROWS
 from hpcgen.config.starter import TIME, program_starter, run_file, slurm_section, starter, starter_corpus
 from hpcgen.config.validation import build, check_text, located
 from hpcgen.errors import ConfigErrors, HpcgenError
-from hpcgen.files import is_special, require_directory, write_output
+from hpcgen.files import is_special, require_directory, require_writable, write_output
 from hpcgen.text import printable
 
 if TYPE_CHECKING:
@@ -283,6 +283,8 @@ def _write(path: Path, text: str, run_dir: str) -> None:
     Raises:
         HpcgenError: the directory or a file cannot be written.
     """
+    for target in (_schema_of(path), path):
+        require_writable(target)
     directory = path.absolute().parent / run_dir
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -170,3 +170,13 @@ def test_a_folder_without_permission(workplace):
     found = hpcgen("init")
     assert found.status == 2
     assert "cannot be created" in found.stderr
+
+
+def test_a_write_protected_run_file_stays_and_so_does_its_schema(workplace):
+    (workplace / "run.yaml").write_text("name: mine\n")
+    (workplace / "run.yaml").chmod(0o444)
+    before = listing(workplace)
+    ended = hpcgen("init", "run.yaml", "--force")
+    assert ended.status == 2
+    assert "run.yaml: is write-protected" in ended.stderr
+    assert listing(workplace) == before
