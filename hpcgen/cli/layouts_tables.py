@@ -12,6 +12,7 @@ from hpcgen.cli.terminal import new_table, print_table
 from hpcgen.planning.layouts.reasons import compared
 from hpcgen.planning.layouts.result import RankedLayout
 from hpcgen.run_plan.layouts import summary
+from hpcgen.run_plan.layouts.batch import batch_limit
 from hpcgen.run_plan.layouts.result import Goal, Kind, NodesLayouts, RunLayouts
 from hpcgen.run_plan.plan import located_in
 from hpcgen.run_plan.prediction import Prediction
@@ -160,7 +161,12 @@ def _print_lines(lines: list[tuple[str, str]]) -> None:
 def _comparisons(found: NodesLayouts) -> list[tuple[str, str]]:
     """How the first layout compares with the next one and with the run's own."""
     why = summary.reason(found)
-    return [*([] if why is None else [("why", why)]), ("this run", summary.of_own(found))]
+    limit = batch_limit(found)
+    return [
+        *([("why", why)] if why is not None else []),
+        ("this run", summary.of_own(found)),
+        *([("batch", limit)] if limit else []),
+    ]
 
 
 def _prediction(found: NodesLayouts) -> list[tuple[str, str]]:

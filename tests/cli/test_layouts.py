@@ -124,6 +124,15 @@ def test_the_table_names_every_layout_on_lines_of_80_characters(run_file: Path) 
     assert listing(run_file.parent) == before
 
 
+@pytest.mark.parametrize(("size", "is_limit"), [(33, True), (32, False)])
+def test_a_batch_that_allows_few_replicas_is_told(run_file: Path, size: int, is_limit: bool) -> None:
+    run_file.write_text(RUN.replace("num_attention_heads: 2", "num_attention_heads: 32"))
+    ended = layouts("--set", f"training.global_batch_size={size}", "--top", "1")
+    assert ended.status == 0
+    told = "= 33 allows at most 1 data-parallel replica on 8 GPUs, and 32 allows 8"
+    assert (told in " ".join(ended.stdout.split())) == is_limit
+
+
 def test_two_layouts_side_by_side(run_file: Path) -> None:
     [found] = found_by()["nodes"]
     ended = layouts("--compare", "own", "2")
@@ -276,6 +285,12 @@ def test_data_and_a_time_limit_may_be_missing(run_file: Path) -> None:
         ),
         (["--set", "cluster=local"], "the run trains on CPUs, whose speed hpcgen does not know"),
         (["--set", "model.layer_spec=a:b"], "builds layers whose time hpcgen does not know"),
+        (
+            ["--nodes", "4", "--set", "training.global_batch_size=31"],
+            "training.global_batch_size = 31 suits no layout on 32 GPUs: the number of data-parallel replicas divides "
+            "both, so it is at most 1",
+        ),
+        (["--nodes", "4", "--set", "training.global_batch_size=31"], "; use 32"),
         (["--set", "model.num_query_groups=3"], "model.num_query_groups = 3"),
         (["--set", f"model={HUGE}", "--nodes", "1"], "--nodes 1 is too few: no layout fits into 79.6 GiB"),
         (["--set", f"model={HUGE}", "--nodes", "1"], "use --nodes 2, on which TP8"),

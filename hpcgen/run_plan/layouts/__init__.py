@@ -4,6 +4,7 @@
 | --- | --- |
 | what is found | `result` |
 | the run on other numbers of nodes | `sizes` |
+| a batch size that limits the layouts | `batch` |
 | the search on each number of nodes, and the numbers that are tried | `find` |
 | JSON data for scripts, and sentences for people | `summary` |
 | a chosen layout in the run file | `choice` |

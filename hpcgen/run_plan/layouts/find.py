@@ -17,6 +17,7 @@ from hpcgen.planning.paths import absolute_paths, trainer_data
 from hpcgen.planning.predicted_step import NoPrediction, machine_of_run
 from hpcgen.planning.request import make_allocation
 from hpcgen.planning.step_time.machine import Machine
+from hpcgen.run_plan.layouts.batch import unsuitable_batch
 from hpcgen.run_plan.layouts.result import (
     NODES,
     ORIGIN,
@@ -265,6 +266,9 @@ def _no_layout(found: Sequence[NodesLayouts], on_search: OnSearch) -> HpcgenErro
     valid = [each for each in found if each.search.num_valid]
     if valid:
         return _nothing_fits(valid[-1], on_search)
+    unsuitable = unsuitable_batch(found[-1], lambda run: bool(search_for(run, 1)[1].num_valid))
+    if unsuitable is not None:
+        return unsuitable
     try:
         _planned(found[-1].run)
     except ConfigErrors as error:
