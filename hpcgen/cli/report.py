@@ -77,7 +77,8 @@ def _run_directory(path: Path) -> Path:
 
 def _show(label: str, run: Run, summary: Summary) -> None:
     """Prints the run in a few lines."""
-    from hpcgen.report import curve, evaluations, history
+    from hpcgen.report import curve, evaluations
+    from hpcgen.runs import history
 
     colour = {"done": "green", "running": "cyan", "stopped": "yellow", "silent": "yellow"}.get(
         summary.state, "red"

@@ -12,9 +12,9 @@ from typing import Any, Literal
 import numpy as np
 
 from hpcgen.report.downsample import Buckets
-from hpcgen.report.history import Column
 from hpcgen.report.scale import Scale, scale_for, tick_texts
 from hpcgen.report.words import short
+from hpcgen.runs.history import Column
 from hpcgen.text import few
 
 SIZE = 1000

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcgen.report.history import Column
+from hpcgen.runs.history import Column
 
 MAX_BUCKETS = 400
 """Maximum number of buckets: about the width of a chart in pixels. Finer details would be invisible."""

@@ -11,12 +11,12 @@ from hpcgen.report import words
 from hpcgen.report.comparability import differences_of_meaning
 from hpcgen.report.essentials import differences, essentials
 from hpcgen.report.evaluations import with_error
-from hpcgen.report.history import Event, number_or_none
 from hpcgen.report.html import Table, Tile, rendered
 from hpcgen.report.labels import MAX_NAMED, heading, labels
 from hpcgen.report.panels import NamedHistory, draw_charts
 from hpcgen.report.run import Run
 from hpcgen.report.summary import AttemptSummary, Summary, summarize
+from hpcgen.runs.history import Event, number_or_none
 from hpcgen.text import counted
 from trainer.contract.evaluation import EvaluationResult
 

@@ -10,8 +10,8 @@ from typing import Any
 from hpcgen.checkpoints.run_config import read_trained_config
 from hpcgen.errors import HpcgenError, Problem
 from hpcgen.report.evaluations import line, read_results
-from hpcgen.report.history import History, read_history
-from hpcgen.report.state import State, state_of
+from hpcgen.runs.history import History, read_history
+from hpcgen.runs.state import State, state_of
 from hpcgen.text import counted, few
 from trainer.contract.evaluation import DIRECTORY, EvaluationResult
 from trainer.contract.files.run_directory import RunDirectory

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hpcgen.report.history import Column
 from hpcgen.report.words import short
+from hpcgen.runs.history import Column
 
 
 @dataclass(frozen=True, kw_only=True)

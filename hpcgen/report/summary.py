@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from hpcgen.report.comparability import validation_facts
-from hpcgen.report.history import Attempt, Column, Event, History, number_or_none
 from hpcgen.report.prediction import predicted_step_s
 from hpcgen.report.run import Run
-from hpcgen.report.state import State
+from hpcgen.runs.history import Attempt, Column, Event, History, number_or_none
+from hpcgen.runs.state import State
 from trainer.contract.evaluation import EvaluationResult
 
 RECENT_LINES = 100

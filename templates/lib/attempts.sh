@@ -6,6 +6,7 @@ claim() {
     [[ $share != group ]] || warn_of_hidden_job "$other"
     write_file "$run_dir/RUNNING" <<<"$SLURM_JOB_ID"
     rm -f -- "$run_dir/STOPPED" "$run_dir/FAILED" "$held/stop-$restart"
+    record_queue
 }
 # JOB: succeeds if the job is running. squeue also fails if the controller does not answer: only an answer with this job counts.
 is_running() {
@@ -46,4 +47,4 @@ requeue() {
     exit 0
 }
 # A requeue ends the job, perhaps before scontrol gets the controller's answer. scontrol therefore ignores TERM.
-requeue_job() { requeued=1; (trap '' TERM; retry scontrol requeue "$SLURM_JOB_ID"); }
+requeue_job() { requeued=1; record_end 0 requeued; (trap '' TERM; retry scontrol requeue "$SLURM_JOB_ID"); }

@@ -1,11 +1,12 @@
 # Functions of every job: messages, signals, files, the run's directories and the environment.
-say() { printf '%(%Y-%m-%dT%H:%M:%S%z)T hpcgen: %s\n' -1 "$*"; }
+last_said=''
+say() { last_said=$*; printf '%(%Y-%m-%dT%H:%M:%S%z)T hpcgen: %s\n' -1 "$*"; }
 die() { say "ERROR: $*" >&2; exit 1; }
 # Slurm ends the job with TERM, and warns the batch shell of a training job with USR2 before the time limit.
 interrupted=0 terminated=0 requeued=0 warned=0 stop_file='' stop_command=(:) before_requeue=(:)
 set_traps() {
     trap 'interrupted=1 terminated=1; ((requeued)) || say "SIGTERM: canceled, preempted, out of time, or a node failed"' TERM
-    trap 'interrupted=1 warned=1; make_stop_file; "${stop_command[@]}"; say "USR2: the time limit is near, or a user asks to stop; requesting a checkpoint"' USR2
+    trap 'interrupted=1 warned=1; record stop; make_stop_file; "${stop_command[@]}"; say "USR2: the time limit is near, or a user asks to stop; requesting a checkpoint"' USR2
 }
 # In a subshell, so that an error does not end the job.
 make_stop_file() { [[ ! $stop_file ]] || (write_file "$stop_file" </dev/null); }
@@ -70,6 +71,7 @@ begin() {
         [[ -z ${stripe[*]} ]] || lfs setstripe "${stripe[@]}" "$directory" 2>/dev/null || say "$directory is not striped: it is not on Lustre, or lfs is missing"
     done
     say "$run_name: $stage job $job, restart $restart, on $SLURM_JOB_NODELIST"
+    record_start
     ((!submitted)) || { write_file "$held/begun" </dev/null; say "the tasks' own logs, once they run: $task_logs"; }
 }
 # FILE: prints it. In a shared run, only if this user made it: the group reads the log, and a link could lead to a private file.

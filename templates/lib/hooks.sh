@@ -27,6 +27,7 @@ inherit_functions() {
 run_epilogue_at_exit() { trap 'job_ended $?' EXIT; }
 job_ended() {
     ((!in_prologue)) || prologue_ended "$1"
+    record_end "$1"
     run_epilogue "$1"
     exit "$1"
 }
@@ -35,17 +36,18 @@ prologue_ended() {
     set +e -uo pipefail
     say "ERROR: site_prologue ended the job with status $1 (above)" >&2
     # bash runs no trap for an exit within the trap for EXIT. eval: `exit` is another command everywhere else.
-    eval 'exit() { run_epilogue "$1"; builtin exit "$1"; }'
+    eval 'exit() { record_end "$1"; run_epilogue "$1"; builtin exit "$1"; }'
     conclude
 }
 # STATUS [VERDICT]: runs site_epilogue once, in a subshell, so that the job ends as decided even if it fails or exits. It may
 # take 10 minutes, or 5 s after TERM, because a job must requeue itself before Slurm kills it (KillWait).
 run_epilogue() {
-    local pid status left=3000 # times 0.2 s
+    local pid status verdict_now left=3000 # times 0.2 s
     # In the function main of a site's template for 0.2.0, a call without arguments precedes the verdict.
     (($#)) && [[ ! $verdict && $BASHPID == "$$" ]] || return 0
     exit_status=$1 log=$job_log
-    case ${2-$1} in 0) verdict='done' ;; 143) verdict=terminated ;; requeued) verdict=requeued ;; *) verdict=failed ;; esac
+    set_verdict "$@"
+    verdict=$verdict_now
     allow_requeues 0
     set -m # a process group of its own, so that all its processes can be killed
     (

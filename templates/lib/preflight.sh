@@ -10,7 +10,7 @@ choose_good_nodes() {
 
 # COMMAND...: runs the command. If a node dies, reruns it on the other nodes as long as enough of them are good.
 run_until_good() {
-    local status
+    local status lost
     while true; do
         rc=0
         "$@" || rc=$?
@@ -18,6 +18,7 @@ run_until_good() {
         if ((rc == 0 || terminated || warned)) || [[ -e $run_dir/FAILED ]]; then return "$rc"; fi
         say "the step ended with status $status: checking the nodes"
         check_nodes
+        lost=${bad[*]}
         rc=$status
         if ((terminated)) || [[ -z ${bad[*]-} ]]; then return "$rc"; fi
         if ! choose_nodes; then
@@ -29,6 +30,7 @@ run_until_good() {
             rc=$status
             return "$rc"
         fi
+        record spare lost "$lost" nodes "${step_nodes[*]}"
         say "continuing in this job, on ${step_nodes[*]}"
         rendezvous || return
     done
@@ -96,6 +98,7 @@ exclude_and_requeue() {
     changes=(ExcNodeList="$list")
     drop_excluded_requests
     ((!terminated)) || exit 143
+    record exclude nodes "${bad[*]}"
     "${before_requeue[@]}"
     # From here on Slurm may end this shell at any time. No command substitution below: bash 5.2 can lose its place in the
     # script if a trap runs during one.

@@ -13,8 +13,8 @@ import pytest
 
 from hpcgen import load_run, plan, predict
 from hpcgen.report.downsample import MAX_BUCKETS, downsample
-from hpcgen.report.history import read_history
 from hpcgen.report.scale import Scale, scale_for, tick_texts
+from hpcgen.runs.history import read_history
 from hpcgen.text import duration
 from tests.cli.command import hpcgen
 from tests.cli.reports import Page, report

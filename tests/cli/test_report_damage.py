@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from hpcgen.cli.report import _show
-from hpcgen.report.history import read_history
 from hpcgen.report.page import render_page
 from hpcgen.report.run import read_run
 from hpcgen.report.scale import scale_for
 from hpcgen.report.summary import summarize
+from hpcgen.runs.history import read_history
 from tests.recorded_run import CONFIG, START, start, step, steps, write_run
 
 ODD: list[Any] = [

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from hpcgen import load_run, plan, render
+from hpcgen.runs.attempts import read_attempts
 from tests.runs import minimal_run, write_yaml
 from tests.standins import Batch, batch
 
@@ -77,3 +78,10 @@ def test_the_epilogue_follows_every_verdict_once(
         "WARNING: site_epilogue ended early with status 3 (above)",
     ], done.log
     assert (tmp_path / "archived.log").exists()
+    (attempt,) = read_attempts(tmp_path / "runs")
+    ended = (attempt.verdict, attempt.status, attempt.reason)
+    assert ended == (
+        told.split("verdict ")[1].split(",")[0],
+        done.status,
+        said[verdict].removeprefix("ERROR: "),
+    )

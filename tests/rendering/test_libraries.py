@@ -54,7 +54,7 @@ def test_a_script_carries_a_library_in_full_and_names_its_hash() -> None:
     stage = planned_case("azure-ndv5-enroot").stages["train"]
     script = rendered("azure-ndv5-enroot", "train")
     libraries = stage_libraries(stage, hooks=False)
-    assert [library.path.stem for library in libraries[:2]] == ["base", "scratch"]
+    assert [library.path.stem for library in libraries[:3]] == ["base", "events", "scratch"]
     for library in libraries:
         assert f"{library.name} sha256 {library.sha256}" in script
         assert library.text in script
@@ -96,7 +96,10 @@ SLURM_JOB_ID=7 num_rendezvous=1
 
 def with_libraries(*names: str, then: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     """Runs bash code after these libraries."""
-    texts = [(shipped("templates") / "lib" / f"{name}.sh").read_text(encoding="utf-8") for name in names]
+    texts = [
+        (shipped("templates") / "lib" / f"{name}.sh").read_text(encoding="utf-8")
+        for name in dict.fromkeys((*names, "events"))
+    ]
     script = "\n".join([FIRST, *texts, "held=$PWD", then])
     return subprocess.run(["bash", "-c", script], cwd=cwd, capture_output=True, text=True, check=False)
 

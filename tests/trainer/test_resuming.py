@@ -13,7 +13,7 @@ import pytest
 import torch
 from megatron.core import dist_checkpointing
 
-from hpcgen.report.history import read_history
+from hpcgen.runs.history import read_history
 from tests.trainer.runs import LLAMA, MOE, TWO_LAYERS, Ranks, Run, finished, gpt_config, run
 from tests.trainer.tensors import assert_same_checkpoint, load_all
 from trainer.contract.errors import Exit

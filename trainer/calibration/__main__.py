@@ -21,6 +21,7 @@ from trainer.contract.files.run_directory import publish
 from trainer.contract.wording import counted
 from trainer.distributed import device
 from trainer.distributed.rendezvous import find_ranks
+from trainer.distributed.slurm_job import node_name
 from trainer.health.fabric import Fabric
 from trainer.health.meeting import Meeting, MissingRanksError
 from trainer.metrics.console import quiet_libraries
@@ -46,7 +47,7 @@ def main() -> int:
         config = read_as(CalibrationConfig, arguments.config)
         ranks = find_ranks(os.environ)
         device.prepare(config.device)
-        node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
+        node = node_name()
         timeout_s = config.budget_s + TIMEOUT_S
         with Meeting(ranks, node, os.environ, timeout_s, PROGRAM) as meeting:
             fabric = Fabric(config.device, meeting)

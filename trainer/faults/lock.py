@@ -20,6 +20,7 @@ from pathlib import Path
 from trainer.contract.errors import Exit, RunDirectoryBusyError
 from trainer.contract.files.regular_file import read_text
 from trainer.contract.files.run_directory import open_nofollow, publish
+from trainer.distributed import slurm_job
 from trainer.faults.stopping import leave
 
 RUN = ".lock"
@@ -100,8 +101,8 @@ class _Owner:
             host=socket.gethostname(),
             pid=os.getpid(),
             pid_namespace=str(Path("/proc/self/ns/pid").readlink()),
-            job=os.environ.get("SLURM_JOB_ID", ""),
-            restart=os.environ.get("SLURM_RESTART_COUNT", "0"),
+            job=slurm_job.job_id(),
+            restart=str(slurm_job.restart_count()),
         )
 
     def is_known_dead(self, asker: _Owner) -> bool:

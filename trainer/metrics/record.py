@@ -20,6 +20,7 @@ from trainer.contract.config import TrainerConfig, TrainingConfig
 from trainer.contract.files.run_directory import RunDirectory
 from trainer.contract.model.flops import FORMULA, flops_per_sample
 from trainer.contract.model.layout import model_parallel_size
+from trainer.distributed import slurm_job
 from trainer.faults.stragglers import RankLocation, Straggler
 from trainer.metrics import experts
 from trainer.metrics.columns import Column, Progress, Throughput
@@ -90,6 +91,8 @@ class Metrics:
             iteration,
             {
                 "name": config.name,
+                "job": slurm_job.job_id(),
+                "restart": slurm_job.restart_count(),
                 "world_size": config.world_size,
                 "device": config.device,
                 "hosts": list(dict.fromkeys(place.host for place in places)),

@@ -18,7 +18,7 @@ from trainer.contract.config import ConfigError, read_as
 from trainer.contract.errors import Exit, LostPeersError, TrainerError
 from trainer.contract.files.run_directory import publish
 from trainer.contract.trials import TrialConfig, TrialResult, TrialsConfig, result_path, result_text
-from trainer.trials.job import job_id, node_name
+from trainer.distributed.slurm_job import job_id, node_name
 
 
 def main() -> int:

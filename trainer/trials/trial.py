@@ -18,13 +18,13 @@ from trainer.contract.resuming import provenance
 from trainer.contract.rules.engine import require
 from trainer.contract.trials import Memory, TrialResult
 from trainer.distributed import groups, rendezvous
+from trainer.distributed.slurm_job import job_id, node_name
 from trainer.faults.hang import keep_flight_records
 from trainer.faults.storage import at_rank_0
 from trainer.metrics.console import Log
 from trainer.metrics.timers import Times
 from trainer.model import cuda_graphs
 from trainer.trials import steps
-from trainer.trials.job import job_id, node_name
 from trainer.trials.steps import Trained
 
 

@@ -50,6 +50,7 @@ def stage_libraries(
 def _names(stage: StagePlan, hooks: bool, share: Share, has_rule: bool) -> Iterator[str]:
     container = stage.container
     yield "base"
+    yield "events"
     if share == "group":
         yield "share"
     if stage.modules:

@@ -1,4 +1,4 @@
-"""The job of a trial, and the node of this rank."""
+"""The Slurm job of this process, and its node."""
 
 from __future__ import annotations
 
@@ -9,6 +9,12 @@ import socket
 def job_id() -> str:
     """ID of the job; empty outside of Slurm."""
     return os.environ.get("SLURM_JOB_ID", "")
+
+
+def restart_count() -> int:
+    """Number of times that the job was requeued."""
+    count = os.environ.get("SLURM_RESTART_COUNT", "")
+    return int(count) if count.isdecimal() else 0
 
 
 def node_name() -> str:

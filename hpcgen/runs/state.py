@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from hpcgen.report.history import History, number_or_none
-from hpcgen.report.words import duration
+from hpcgen.runs.history import History, number_or_none
+from hpcgen.text import duration
 from trainer.contract.files.regular_file import read_text
 from trainer.contract.files.run_directory import RunDirectory
 from trainer.contract.files.shared_files import foreign_link

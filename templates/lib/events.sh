@@ -1,0 +1,43 @@
+# Events: what happens to this job, one JSON object per line of events.jsonl in its directory. hpcgen status, logs and ledger read
+# them. Each attempt has one `start`, and an `end` unless it was killed.
+
+# EVENT [NAME VALUE]...: adds an event. All these values are strings.
+has_started=0
+record() {
+    local value line
+    ((has_started)) || return 0
+    printf -v line '{"event": "%s", "time": %s, "job": "%s", "restart": %d, "stage": "%s"' "$1" "${EPOCHREALTIME/,/.}" "$job" "$restart" "$stage"
+    shift
+    while (($#)); do
+        value=${2//\\/\\\\} value=${value//\"/\\\"}
+        line+=", \"$1\": \"${value//[[:cntrl:]]/ }\""
+        shift 2
+    done
+    { printf '%s}\n' "$line" >>"$held/events.jsonl"; } 2>/dev/null || say "cannot write $job_dir/events.jsonl"
+}
+record_start() {
+    has_started=1
+    record start nodes "$SLURM_JOB_NODELIST" cluster "${SLURM_CLUSTER_NAME-}" host "$HOSTNAME"
+    [[ $(trap -p EXIT) ]] || trap 'record_end "$?"' EXIT # the site's epilogue has a trap of its own
+}
+# When the job came into the queue, and when it could have started if nodes had been free (seconds since 1970).
+record_queue() {
+    local name text times=()
+    text=$(scontrol show job -o "$SLURM_JOB_ID" 2>/dev/null) || return 0
+    for name in SubmitTime EligibleTime; do
+        [[ ! $text =~ \ $name=([^ ]+) ]] || times+=("$name" "$(date -d "${BASH_REMATCH[1]}" +%s 2>/dev/null)")
+    done
+    record queue "${times[@]}"
+}
+# STATUS [VERDICT]: sets verdict_now: done, requeued, terminated (by Slurm) or failed. Without VERDICT, the status decides.
+set_verdict() {
+    case ${2-$1} in 0) verdict_now='done' ;; 143) verdict_now=terminated ;; requeued) verdict_now=requeued ;; *) verdict_now=failed ;; esac
+}
+# STATUS [VERDICT]: adds the end of this attempt, with the last message as the reason. The last `end` of an attempt counts.
+record_end() {
+    local reason=${last_said#ERROR: } verdict_now
+    [[ $BASHPID == "$$" ]] || return 0 # a subshell
+    ((!requeued)) || [[ $1 != 0 || ${2-} ]] || return 0
+    set_verdict "$@"
+    record end verdict "$verdict_now" status "$1" reason "$reason"
+}
