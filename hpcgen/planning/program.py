@@ -40,6 +40,12 @@ IN_THE_JOB = {
 }
 """Variable -> shell expansion in a task. The others are known when the script is rendered."""
 
+_NAME_WITHOUT_STEP = re.compile(
+    r"((?:last|latest|newest|current|final|best)[-_.]?)[*?\[][^/]*", re.IGNORECASE
+)
+"""The last component of a pattern for names such as last.ckpt and last-v1.ckpt."""
+_COPY = re.compile(r".*-v([0-9]+)(?:\.[A-Za-z]\w*)?")
+"""Name of a checkpoint whose own name was taken, as PyTorch Lightning and others call it."""
 _SCRIPT = re.compile(r"(?!-)[^\s{}]+\.(py|sh)")
 RANKS = 'export RANK="$SLURM_PROCID" LOCAL_RANK="$SLURM_LOCALID"'
 TORCHRUN = ("-m", "torch.distributed.run")
@@ -173,6 +179,29 @@ def missing_script_warnings(
         closed = no_access(on_host)
         reason = f"cannot be read ({closed})" if closed else f"does not exist ({on_host})"
         yield Problem(f"program.command[{index}]", reason, f"correct the path{hint}")
+
+
+def progress_warnings(program: ProgramConfig) -> Iterator[Problem]:
+    """Yields a warning if the numbers in the names of checkpoints count copies of a file, in place of steps.
+
+    The paths of `program` are absolute.
+    """
+    pattern = program.progress.checkpoints if program.progress else None
+    if pattern is None:
+        return
+    name = _NAME_WITHOUT_STEP.fullmatch(pattern.rpartition("/")[2])
+    copies = (path for path in Path("/").glob(pattern[1:]) if _COPY.fullmatch(path.name))
+    if name is not None:
+        reason = (
+            f"may count copies: a tool that saves {name[1]}, then {name[1]}-v1, starts again from {name[1]}"
+        )
+    elif copy := next(copies, None):
+        number = _COPY.sub(r"\1", copy.name)
+        reason = f"takes {number} for the progress of {copy}, which is the number of a copy"
+    else:
+        return
+    hint = "have the program save under names that end in the step, such as checkpoints/step_*"
+    yield Problem("program.progress.checkpoints", reason, hint)
 
 
 def memory_warnings(stage: Stage, run: Run, program: ProgramConfig) -> Iterator[Problem]:

@@ -12,7 +12,14 @@ from hpcgen.planning.allocation import Allocation
 from hpcgen.planning.deepspeed.file import config_files
 from hpcgen.planning.kind import Stage, Work
 from hpcgen.planning.node_check import preflight
-from hpcgen.planning.program import SIGNAL_LEAD_S, ds_config, memory_warnings, program_problems, task_file
+from hpcgen.planning.program import (
+    SIGNAL_LEAD_S,
+    ds_config,
+    memory_warnings,
+    program_problems,
+    progress_warnings,
+    task_file,
+)
 from trainer.contract.config import TrainerConfig
 
 
@@ -49,8 +56,9 @@ class RunProgram(Stage):
             yield from program_problems(self, run, config.program)
 
     def warnings(self, run: Run, config: RunConfig, trainer: TrainerConfig | None) -> Iterator[Problem]:
-        """Yields a warning if DeepSpeed's estimated memory does not fit the nodes."""
+        """Yields warnings about progress that does not grow, and about DeepSpeed's estimated memory."""
         if config.program is not None:
+            yield from progress_warnings(config.program)
             yield from memory_warnings(self, run, config.program)
 
     def job_name(self, run_name: str) -> str:

@@ -202,6 +202,32 @@ def test_paths_of_the_section_can_begin_with_the_run_directory(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
+    ("pattern", "existing", "expected"),
+    [
+        ("last*.ckpt", [], "may count copies: a tool that saves last, then last-v1, starts again from last"),
+        ("out/Best-[0-9]", [], "may count copies: a tool that saves Best-"),
+        (
+            "out/*.ckpt",
+            ["step=40.ckpt", "step=40-v1.ckpt"],
+            "takes 1 for the progress of {here}/out/step=40-v1.ckpt",
+        ),
+        ("out/step_*", ["step_40", "step_80"], None),
+        ("last/step_*", [], None),
+    ],
+)
+def test_a_name_that_counts_copies_in_place_of_steps_warns(
+    tmp_path: Path, pattern: str, existing: list[str], expected: str | None
+) -> None:
+    (tmp_path / "out").mkdir()
+    for name in existing:
+        (tmp_path / "out" / name).touch()
+    warnings = planned(tmp_path, program_run(progress={"checkpoints": pattern})).warnings
+    found = [each for each in warnings if "program.progress.checkpoints" in each]
+    assert len(found) == (expected is not None)
+    assert all((expected or "").format(here=tmp_path) in each for each in found)
+
+
+@pytest.mark.parametrize(
     ("command", "missing"),
     [
         (["python", "train.py"], "{here}/train.py"),
