@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from hpcgen.check.comparison import LAUNCH, MAIN, Comparison, site_rule
 from hpcgen.check.lint.rule import Hit
 from hpcgen.check.lint.script import Command
-from hpcgen.config.variables import SECRET, SECRET_VALUE
+from hpcgen.redaction import SECRET, SECRET_VALUE
 
 RUN_STEP = "run_step"
 _SIGNALS = {"0": "EXIT", "12": "USR2", "15": "TERM"}

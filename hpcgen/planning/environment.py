@@ -15,12 +15,13 @@ from hpcgen.config.node_type import NodeType
 from hpcgen.config.node_types import set_by
 from hpcgen.config.run import RunConfig
 from hpcgen.config.site_doubts import NAME_FABRIC, WITHOUT_FABRIC, excluded, exclusion_of
-from hpcgen.config.variables import RESERVED, RESERVED_PREFIXES, SECRET, SECRET_VALUE
+from hpcgen.config.variables import RESERVED, RESERVED_PREFIXES
 from hpcgen.errors import Problem
 from hpcgen.planning.kind import Stage
 from hpcgen.planning.request import make_allocation
 from hpcgen.planning.runtimes import RUNTIMES
 from hpcgen.planning.software import LAST_RELEASE_WITH_SHARP, holds_for, ngc_release, runtime, torch_version
+from hpcgen.redaction import SECRET, SECRET_VALUE
 from trainer.contract.record import record
 
 LOADS_CODE = frozenset(

@@ -1,6 +1,22 @@
 # Events: what happens to this job, one JSON object per line of events.jsonl in its directory. hpcgen status, logs and ledger read
 # them. Each attempt has one `start`, and an `end` unless it was killed.
 
+# What secrets look like: tokens, passwords in URLs, and values after NAME= or NAME: (hpcgen/redaction.py).
+redactions=(
+    's#://[^ \t\n/:@$]+:[^ \t\n/@$]+@#://[redacted]@#g'
+    's#\b(hf_[A-Za-z0-9]{30,}|gh[pousr]_[A-Za-z0-9]{30,}|glpat-[A-Za-z0-9_-]{20,}|sk-[A-Za-z0-9_-]{30,}|AKIA[A-Z0-9]{16}|xox[abp]-[A-Za-z0-9_-]{10,}|nvapi-[A-Za-z0-9_-]{20,})\b#[redacted]#g'
+    's#((TOKEN|SECRET|PASSWORD|PASSWD|APIKEY|API_KEY|CREDENTIALS?|PRIVATE_KEY|ACCESS_KEY)(_[A-Z0-9_]*)?["'"'"']? *[=:] *["'"'"']?)[^] "'"'"'$[][^ "'"'"']*#\1[redacted]#g'
+)
+# NAME TEXT: sets NAME to TEXT without what looks like a secret, and without the values of secret variables.
+redact() {
+    local variable secret text=$2
+    for variable in "${secrets[@]}" HF_TOKEN SLURM_JWT; do
+        secret=${!variable-}
+        ((${#secret} < 6)) || text=${text//"$secret"/[redacted]}
+    done
+    text=$(sed -E "${redactions[@]/#/-e}" <<<"$text") || text='[not shown, because sed failed]'
+    printf -v "$1" %s "$text"
+}
 # EVENT [NAME VALUE]...: adds an event. All these values are strings.
 has_started=0
 record() {
@@ -9,7 +25,8 @@ record() {
     printf -v line '{"event": "%s", "time": %s, "job": "%s", "restart": %d, "stage": "%s"' "$1" "${EPOCHREALTIME/,/.}" "$job" "$restart" "$stage"
     shift
     while (($#)); do
-        value=${2//\\/\\\\} value=${value//\"/\\\"}
+        redact value "$2"
+        value=${value//\\/\\\\} value=${value//\"/\\\"}
         line+=", \"$1\": \"${value//[[:cntrl:]]/ }\""
         shift 2
     done

@@ -15,7 +15,7 @@ from hpcgen.check.lint.script import SHELLS, Assignment, Command
 from hpcgen.check.lint.words import Word
 from hpcgen.check.migration.leftover import Carried
 from hpcgen.config.slurm import PASSED_ON
-from hpcgen.config.variables import SECRET, SECRET_VALUE
+from hpcgen.redaction import SECRET, SECRET_VALUE
 
 WHY = {
     r"mem(-per-(cpu|gpu))?": "slurm.{stage}.mem sets the memory; by default, exclusive jobs get all of it",

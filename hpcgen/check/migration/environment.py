@@ -23,7 +23,8 @@ from hpcgen.check.migration.leftover import Carried, is_sure, unknown
 from hpcgen.config.cluster import ClusterConfig
 from hpcgen.config.known_variables import UNREAD, right_name
 from hpcgen.config.node_type import NodeType
-from hpcgen.config.variables import RESERVED, RESERVED_PREFIXES, SECRET, SECRET_VALUE
+from hpcgen.config.variables import RESERVED, RESERVED_PREFIXES
+from hpcgen.redaction import SECRET, SECRET_VALUE
 
 OF_RANKS = frozenset(("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK"))
 """Variables that hpcgen's script computes for every program."""

@@ -15,7 +15,7 @@ from hpcgen.check.migration.leftover import Carried, is_sure, unknown
 from hpcgen.config.keys import hint_of
 from hpcgen.config.megatron_options import row_of
 from hpcgen.config.run import RunConfig
-from hpcgen.config.variables import SECRET
+from hpcgen.redaction import SECRET
 from hpcgen.text import one_of
 from trainer.contract.config import PathKind, field_hints, paths_in
 

@@ -12,7 +12,7 @@ from hpcgen.check.lint.script import Assignment, switched
 from hpcgen.check.lint.words import PLACEHOLDER
 from hpcgen.config import known_variables as variables
 from hpcgen.config.variable_values import value_mistake
-from hpcgen.config.variables import SECRET, SECRET_VALUE
+from hpcgen.redaction import SECRET, SECRET_VALUE
 from hpcgen.text import counted
 
 

@@ -1,0 +1,113 @@
+"""Secrets: how they look, and how to remove them from text that leaves the machine."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+REDACTED = "[redacted]"
+
+SECRET = re.compile(
+    r"(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|CREDENTIALS?|PRIVATE_KEY|ACCESS_KEY)(_|$)", re.IGNORECASE
+)
+"""Names of variables with secrets. Does not match TOKENIZERS_PARALLELISM."""
+
+_TOKEN = (
+    r"\b(hf_[A-Za-z0-9]{30,}|gh[pousr]_[A-Za-z0-9]{30,}|glpat-[A-Za-z0-9_-]{20,}|sk-[A-Za-z0-9_-]{30,}"
+    r"|AKIA[A-Z0-9]{16}|xox[abp]-[A-Za-z0-9_-]{10,}|nvapi-[A-Za-z0-9_-]{20,})\b"
+)
+_PASSWORD_IN_URL = r"://[^ \t\n/:@$]+:[^ \t\n/@$]+@"
+
+SECRET_VALUE = re.compile(f"{_TOKEN}|{_PASSWORD_IN_URL}")
+"""Token prefixes of Hugging Face, GitHub, GitLab, OpenAI, AWS, Slack and NVIDIA, and passwords in URLs."""
+
+_UPPER_NAME = (
+    r"(TOKEN|SECRET|PASSWORD|PASSWD|APIKEY|API_KEY|CREDENTIALS?|PRIVATE_KEY|ACCESS_KEY)"
+    r"(_[A-Z0-9_]*)?"
+)
+IN_SCRIPTS: tuple[tuple[str, str], ...] = (
+    (_PASSWORD_IN_URL, f"://{REDACTED}@"),
+    (_TOKEN, REDACTED),
+    (rf"""({_UPPER_NAME}["']? *[=:] *["']?)[^] "'$[][^ "']*""", rf"\1{REDACTED}"),
+)
+"""Patterns and replacements that batch scripts use too (templates/lib/events.sh): sed -E reads them in the same way."""
+
+_LOWER_NAME = (
+    r"(?:password|passwd|secret|api[_-]?key|private[_-]key|access[_-]key|(?:hf|hub|access|auth|api)[_-]token)"
+)
+_NAMED = rf"""(?:{_UPPER_NAME}|{_LOWER_NAME})\\?["']? *[=:] *"""
+_QUOTED = r"""(?P<quote>\\?["']))(?:(?!(?P=quote))[^\n])+"""
+_UNQUOTED = r"""(?!\[redacted)[^\s"'$\\[][^\s"']*"""
+
+_PATTERNS = (
+    (rf"({_NAMED}{_QUOTED}", rf"\1{REDACTED}"),
+    (rf"({_NAMED}){_UNQUOTED}", rf"\1{REDACTED}"),
+    (
+        rf"(-(?:password|secret|api-?key|access-key|auth-token) +){_UNQUOTED}",
+        rf"\1{REDACTED}",
+    ),
+    # A vocabulary has tokens too, so only what looks like a secret.
+    (r"""(\btoken\\?["']? *[=:] *\\?["'])[A-Za-z0-9_./+=-]{8,}""", rf"\1{REDACTED}"),
+    *IN_SCRIPTS,
+    # GitHub's fine-grained tokens, Weights & Biases' new keys, AWS' temporary keys, JSON web tokens
+    (
+        r"\b(?:github_pat_[A-Za-z0-9_]{20,}|wandb_v1_[A-Za-z0-9_]{20,}|ASIA[A-Z0-9]{16}"
+        r"|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]+)",
+        REDACTED,
+    ),
+    # The address of a webhook is the secret.
+    (
+        r"(https://(?:hooks\.slack\.com|discord(?:app)?\.com/api/webhooks|[\w.-]+\.webhook\.office\.com)/)"
+        r"""[^\s"'<>]+""",
+        rf"\1{REDACTED}",
+    ),
+    # signatures in URLs of Azure (sig), S3 and Google Cloud Storage
+    (
+        r"([?&](?:sig|[A-Za-z-]*[Ss]ignature|X-Amz-Credential|X-Amz-Security-Token|token|key|api_key|access_token)=)"
+        r"""[^\s"'<>&]+""",
+        rf"\1{REDACTED}",
+    ),
+    (r"\b(Bearer +|Authorization: *Basic +)[A-Za-z0-9+/=._~-]{16,}", rf"\1{REDACTED}"),
+    (r"((?i:wandb)[^\n]{0,60}?)\b[0-9a-f]{40}\b", rf"\1{REDACTED}"),
+    (
+        r"(?s)(-----BEGIN [A-Z ]*PRIVATE KEY-----).*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)",
+        rf"\1 {REDACTED}",
+    ),
+)
+_COMPILED = tuple((re.compile(pattern), replacement) for pattern, replacement in _PATTERNS)
+_SHORTEST = 6
+"""Length of the shortest value that is removed: a shorter one, such as 1, is part of many texts."""
+
+
+def redact(text: str, values: Iterable[str] = ()) -> str:
+    """The text with [redacted] in place of what looks like a secret, and of these values."""
+    for value in values:
+        if len(value) >= _SHORTEST:
+            text = text.replace(value, REDACTED)
+    for pattern, replacement in _COMPILED:
+        text = pattern.sub(replacement, text)
+    return text
+
+
+def redact_json(value: Any, values: Iterable[str] = ()) -> Any:
+    """A JSON value with all its texts redacted, also those that only the name of their key calls a secret."""
+    return _redacted("", value, tuple(values))
+
+
+def _redacted(name: str, value: Any, values: tuple[str, ...]) -> Any:
+    if isinstance(value, str):
+        if name and redact(f"{name}: x") != f"{name}: x":
+            return REDACTED
+        return redact(value, values)
+    if isinstance(value, list | tuple):
+        return [_redacted(name, each, values) for each in value]
+    if isinstance(value, dict):
+        return {redact(str(key), values): _redacted(str(key), each, values) for key, each in value.items()}
+    return value
+
+
+def secret_values(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Values of the variables whose names say that they are secrets, the longest first."""
+    found = {value for name, value in environment.items() if SECRET.search(name)}
+    return tuple(sorted(found, key=lambda value: (-len(value), value)))
