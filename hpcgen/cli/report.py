@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hpcgen.cli.options import write_output
+from hpcgen.cli.run_argument import run_directory
 from hpcgen.files import shared_as_directory
 from hpcgen.report.words import compared_with_prediction, count_in_short, duration, figure, percent
 from hpcgen.text import counted, harmless
@@ -45,7 +46,7 @@ def command(run_dirs: tuple[Path, ...], output: Path | None, as_json: bool) -> N
     """
     from hpcgen.report import comparability, labels, page, run, summary
 
-    run_dirs = tuple(map(_run_directory, run_dirs))
+    run_dirs = tuple(map(run_directory, run_dirs))
     runs = [run.read_run(directory, time.time()) for directory in run_dirs]
     summaries = [summary.summarize(each) for each in runs]
     names = labels.labels(runs)
@@ -65,20 +66,10 @@ def command(run_dirs: tuple[Path, ...], output: Path | None, as_json: bool) -> N
             write_output(target, page.render_page(runs), mode=0o666)
 
 
-def _run_directory(path: Path) -> Path:
-    """The run directory that a path means: itself, or paths.run_dir of a run file."""
-    from hpcgen.config.loader import load_run
-
-    if path.suffix not in (".yaml", ".yml") or not path.is_file():
-        return path
-    run = load_run(path)
-    return Path(run.directory, run.config.paths.run_dir)
-
-
 def _show(label: str, run: Run, summary: Summary) -> None:
     """Prints the run in a few lines."""
     from hpcgen.report import curve, evaluations
-    from hpcgen.runs import history
+    from hpcgen.runs import metrics_line
 
     colour = {"done": "green", "running": "cyan", "stopped": "yellow", "silent": "yellow"}.get(
         summary.state, "red"
@@ -96,7 +87,7 @@ def _show(label: str, run: Run, summary: Summary) -> None:
     latest = {
         harmless(str(event.get("split"))): {event["iteration"]: loss}
         for event in run.history.evaluations
-        if (loss := history.number_or_none(event.get("loss"))) is not None
+        if (loss := metrics_line.number_or_none(event.get("loss"))) is not None
     }
     click.echo(curve.draw_text(curve.Curve(losses, latest)))
     mfu = f", MFU {percent(summary.mfu)}" if summary.mfu is not None else ""

@@ -16,7 +16,7 @@ from hpcgen.report.labels import MAX_NAMED, heading, labels
 from hpcgen.report.panels import NamedHistory, draw_charts
 from hpcgen.report.run import Run
 from hpcgen.report.summary import AttemptSummary, Summary, summarize
-from hpcgen.runs.history import Event, number_or_none
+from hpcgen.runs.metrics_line import Event, number_or_none
 from hpcgen.text import counted
 from trainer.contract.evaluation import EvaluationResult
 

@@ -13,7 +13,8 @@ from hpcgen.report.downsample import MAX_BUCKETS, bucket_edges, bucket_means, do
 from hpcgen.report.evaluations import compare_results, draw_results
 from hpcgen.report.experts import draw_expert_loads
 from hpcgen.report.scale import Scale
-from hpcgen.runs.history import Column, Event, History, number_or_none
+from hpcgen.runs.history import Column, History
+from hpcgen.runs.metrics_line import Event, number_or_none
 from trainer.contract.evaluation import EvaluationResult
 
 RECENT_SHARE = 0.75

@@ -11,6 +11,7 @@ from hpcgen.checkpoints.run_config import read_trained_config
 from hpcgen.errors import HpcgenError, Problem
 from hpcgen.report.evaluations import line, read_results
 from hpcgen.runs.history import History, read_history
+from hpcgen.runs.latest import Tail
 from hpcgen.runs.state import State, state_of
 from hpcgen.text import counted, few
 from trainer.contract.evaluation import DIRECTORY, EvaluationResult
@@ -71,7 +72,7 @@ def _read_run(directory: Path, now: float) -> Run:
         raise _no_metrics(directory)
     history = read_history(directory / RunDirectory.METRICS)
     config = read_trained_config(directory)
-    state, word = state_of(directory, history, now)
+    state, word = state_of(directory, Tail(directory / RunDirectory.METRICS).read(), now)
     results, unreadable = read_results(directory)
     return Run(
         directory=directory,

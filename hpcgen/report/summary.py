@@ -12,7 +12,8 @@ import numpy as np
 from hpcgen.report.comparability import validation_facts
 from hpcgen.report.prediction import predicted_step_s
 from hpcgen.report.run import Run
-from hpcgen.runs.history import Attempt, Column, Event, History, number_or_none
+from hpcgen.runs.history import Attempt, Column, History
+from hpcgen.runs.metrics_line import Event, number_or_none
 from hpcgen.runs.state import State
 from trainer.contract.evaluation import EvaluationResult
 

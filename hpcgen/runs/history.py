@@ -8,52 +8,21 @@ from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from hpcgen.errors import HpcgenError
+from hpcgen.runs import metrics_line
+from hpcgen.runs.metrics_line import Event, number_or_none
 from hpcgen.text import counted
 from trainer.contract.files.regular_file import open_regular
 
-Event = dict[str, Any]
 Column = NDArray[np.float64]
 
-COLUMNS = (
-    "time",
-    "steps",
-    "loss",
-    "grad_norm",
-    "lr",
-    "loss_scale",
-    "batch_size",
-    "consumed_samples",
-    "consumed_tokens",
-    "step_time_s",
-    "tokens_per_s",
-    "model_tflops_per_device",
-    "mfu",
-    "peak_memory_gib",
-    "data_wait_s",
-    "communication_s",
-    "update_s",
-    "idle_s",
-    "skipped",
-    "moe_max_load",
-    "moe_min_load",
-    "moe_dropped",
-)
+COLUMNS = metrics_line.NUMBERS_OF_STEP
 """Numeric fields of a step; NaN if a line has no value. The columns of a run with MTP layers follow."""
-_INTEGERS = frozenset(("iteration", "rank", "world_size", "train_iters"))
-_NUMBERS = _INTEGERS | {*COLUMNS, "slowdown", "stall_s", "write_s", "peak_tflops", "tokens_per_sample"}
-_TEXTS = frozenset(("split", "host", "reason", "name", "device", "flop_formula"))
-"""Fields of any event with these types."""
-_INT64 = 2**63
-_LARGEST = 3.5e38
-_LATEST = 1e11
-"""Latest time in a line, in the year 5138."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,15 +112,6 @@ def read_history(metrics: Path) -> History:
         why = f" ({ignored})" if (ignored := reader.ignored()) else ""
         raise HpcgenError(f"nothing to show, because {what}{why}", where=metrics)
     return reader.history()
-
-
-def number_or_none(value: object) -> float | None:
-    """Returns `value` if it is a finite number, otherwise None."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    if isinstance(value, int):  # a longer one may not fit into a float
-        return value if -_INT64 <= value < _INT64 else None
-    return value if math.isfinite(value) else None
 
 
 class _Reader:
@@ -283,41 +243,9 @@ def _is_json(line: bytes) -> bool:
 
 
 def decode(line: bytes) -> Event | None:
-    """Decodes the event in a line; None if the line is not an event, or has a value that the trainer cannot write."""
-    event: Any
+    """The event in a line; None if it is no event. msgspec reads nearly all lines in a fraction of json's time."""
     try:
         event = msgspec.json.decode(line)
     except (ValueError, RecursionError):
-        try:
-            event = json.loads(line)  # the standard library writes and reads NaN, which is not valid JSON
-            json.dumps(event, ensure_ascii=False).encode()  # refuses unpaired surrogates
-        except (ValueError, RecursionError):
-            return None
-    if (
-        isinstance(event, dict)
-        and isinstance(event.get("event"), str)
-        and type(event.get("iteration")) is int
-        and event["iteration"] >= 0
-        and all(_is_plausible(name, value) for name, value in event.items())
-    ):
-        return event
-    return None
-
-
-def _is_plausible(name: str, value: object) -> bool:
-    """Returns False for a value that the trainer cannot write under this name.
-
-    Any number may be null. Numbers are at most as large as a float32, and integers have 64 bits.
-    """
-    if value is None:
-        return True
-    if name in _TEXTS:
-        return isinstance(value, str)
-    if isinstance(value, bool):
-        return name not in _NUMBERS or name == "skipped"
-    if isinstance(value, int):
-        return -_INT64 <= value < _INT64 and (name != "time" or 0 <= value < _LATEST)
-    if isinstance(value, float):
-        is_number = not math.isfinite(value) or abs(value) <= _LARGEST
-        return name not in _INTEGERS and is_number and (name != "time" or 0 <= value < _LATEST)
-    return name not in _NUMBERS
+        return metrics_line.decode(line)
+    return metrics_line.checked(event)

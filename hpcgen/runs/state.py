@@ -9,9 +9,8 @@ import socket
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
-from hpcgen.runs.history import History, number_or_none
+from hpcgen.runs.latest import Latest
+from hpcgen.runs.metrics_line import number_or_none
 from hpcgen.text import duration
 from trainer.contract.files.regular_file import read_text
 from trainer.contract.files.run_directory import RunDirectory
@@ -32,7 +31,7 @@ _MARKERS: dict[str, State] = {
 """DONE comes first: a FAILED file next to it is from an attempt to start a finished run with other settings."""
 
 
-def state_of(directory: Path, history: History, now: float) -> tuple[State, str]:
+def state_of(directory: Path, latest: Latest, now: float) -> tuple[State, str]:
     """Determines the state at the time `now`, with the reason for a failure or the last sign of activity."""
     for marker, state in _MARKERS.items():
         link = foreign_link(directory / marker, directory)
@@ -41,38 +40,37 @@ def state_of(directory: Path, history: History, now: float) -> tuple[State, str]
         with contextlib.suppress(OSError):
             text = read_text(directory / marker, errors="replace").strip()
             return state, text if state == "failed" else ""
-    if _has_hung(directory / "stacks", history):
-        return "hung", _hang(directory / "stacks", history.start.get("world_size"))
+    if _has_hung(directory / "stacks", latest):
+        return "hung", _hang(directory / "stacks", latest.start.get("world_size"))
     beat = _heartbeat(directory)
-    times = [history.attempts[-1].last_time if history.attempts else None, number_or_none(beat.get("time"))]
+    times = [latest.last_time, number_or_none(beat.get("time"))]
     last = max((time for time in times if time is not None), default=None)
-    iteration = int(
-        max(history.iteration[-1], number_or_none(beat.get("iteration")) or 0)
-    )  # a heartbeat may be 10 s old
+    reached = number_or_none(beat.get("iteration")) or 0
+    iteration = int(max(latest.iteration or 0, reached))  # a heartbeat may be 10 s old
     place = f"{beat.get('phase')} on {beat.get('host')}, iteration {iteration}" if beat else ""
     ago = f"last activity {duration(max(0.0, now - last))} ago" if last is not None else ""
     sign = ": ".join(filter(None, (ago, place)))
     if _is_gone(beat):
         if beat.get("phase") == "end":  # it saved; the job of the next attempt has removed STOPPED
             return "stopped", sign
-        reason = history.attempts[-1].stop_reason if history.attempts else None
+        reason = latest.stop_reason
         cause = (
             f"its last message: {reason}" if reason else "ended without a message: it was killed or crashed"
         )
         return "died", f"{cause}; see the log; {sign}"
-    step = history.columns["step_time_s"][-1]
-    limit = max(SILENT_S, SILENT_STEPS * step if np.isfinite(step) else 0)
-    return "silent" if last is None or now - last > limit else "running", sign
+    step = number_or_none(latest.step.get("step_time_s")) or 0.0
+    is_silent = last is None or now - last > max(SILENT_S, SILENT_STEPS * step)
+    return "silent" if is_silent else "running", sign
 
 
-def _has_hung(stacks: Path, history: History) -> bool:
+def _has_hung(stacks: Path, latest: Latest) -> bool:
     """Returns whether ranks wrote their stacks after the last step of the last attempt."""
     try:
         wrote = max((path.stat().st_mtime for path in report_files(stacks)), default=0.0)
     except FileNotFoundError:  # a new attempt has just moved them
         return False
-    began = history.attempts[-1].began if history.attempts else None
-    return wrote > max(float(np.nan_to_num(history.columns["time"][-1])), began or 0.0)
+    times = (number_or_none(event.get("time")) for event in (latest.start, latest.step))
+    return wrote > max((time for time in times if time is not None), default=0.0)
 
 
 def _hang(stacks: Path, world_size: object) -> str:

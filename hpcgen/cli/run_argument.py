@@ -1,0 +1,32 @@
+"""The argument RUN of commands: the directory of a run, or its run file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from hpcgen.cli.options import RUN_FILE
+
+
+def run_directory(path: Path) -> Path:
+    """The run directory that a path means: itself, or paths.run_dir of a run file.
+
+    Raises:
+        HpcgenError: the run file is invalid.
+    """
+    from hpcgen.config.loader import load_run
+
+    if path.suffix not in (".yaml", ".yml") or not path.is_file():
+        return path
+    run = load_run(path)
+    return Path(run.directory, run.config.paths.run_dir)
+
+
+def run_directories(paths: Sequence[Path]) -> tuple[Path, ...]:
+    """The run directories that RUN... means. Without any: that of ./run.yaml, or else the current directory.
+
+    Raises:
+        HpcgenError: a run file is invalid.
+    """
+    given = paths or (RUN_FILE if RUN_FILE.is_file() else Path(),)
+    return tuple(map(run_directory, given))

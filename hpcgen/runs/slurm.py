@@ -1,0 +1,292 @@
+"""Slurm's answer about all jobs of some users: one squeue, and one sacct for jobs that squeue no longer knows.
+
+Both work with and without accounting, and end after TIMEOUT_S if the controller does not answer.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from hpcgen.config.stages import STAGE_ROWS
+from trainer.contract.record import record
+
+TIMEOUT_S = 10.0
+"""Seconds after which a command that does not answer is ended. Slurm's own timeouts take minutes."""
+_SEPARATOR = "\x1f"
+_QUEUE_FIELDS = (
+    "JobArrayID",
+    "State",
+    "Reason",
+    "SubmitTime",
+    "StartTime",
+    "EndTime",
+    "TimeLimit",
+    "NodeList",
+    "Dependency",
+    "UserName",
+    "Name",
+    "STDOUT",
+)
+_ACCOUNT_FIELDS = ("JobID", "State", "ExitCode", "Submit", "Eligible", "Start", "End", "NodeList")
+_OVER = {
+    *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY"),
+    *("PREEMPTED", "REVOKED", "TIMEOUT"),
+}
+"""States of a job that has ended. A controller shows it for some minutes (MinJobAge)."""
+_WAITS = frozenset(("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"))
+_LOG = re.compile(rf"({'|'.join(sorted(STAGE_ROWS, key=len, reverse=True))})-[%\d].*\.log")
+"""Name of the log of a job: STAGE-JOBID.log, with Slurm's %j or %A_%a in place of the ID."""
+_UNLIMITED = frozenset(("UNLIMITED", "NOT_SET", "INVALID", ""))
+_REASONS = {
+    "None": "waits for Slurm's scheduler",
+    "Resources": "waits for resources",
+    "Priority": "waits behind jobs with a higher priority",
+    "Dependency": "waits for its dependency",
+    "DependencyNeverSatisfied": "will never start, because its dependency failed",
+    "JobHeldUser": "held by a user",
+    "JobHeldAdmin": "held by an admin",
+    "BeginTime": "waits for its begin time",
+    "JobArrayTaskLimit": "waits for other tasks of its array",
+    "ReqNodeNotAvail": "needs nodes that are not available",
+    "NodeDown": "needs a node that is down",
+    "PartitionDown": "waits, because its partition is down",
+    "PartitionInactive": "waits, because its partition is inactive",
+    "PartitionTimeLimit": "asks for more time than its partition allows",
+    "PartitionNodeLimit": "asks for more nodes than its partition allows",
+    "Reservation": "waits for its reservation",
+    "Licenses": "waits for licenses",
+    "BadConstraints": "asks for nodes that do not exist",
+    "JobHoldMaxRequeue": "held, because it was requeued too often",
+    "launch failed requeued held": "held, because a node could not start it",
+}
+"""Slurm's reason of a waiting job -> what it means."""
+
+
+@record(kw_only=True)
+class QueuedJob:
+    """A job that the controller knows, from squeue. Times are Unix times in seconds."""
+
+    job: str
+    """Job ID: 1234, 1234_5 for the task of an array, or 1234_[6-99%8] for tasks that wait."""
+    state: str
+    """Slurm's state, such as PENDING."""
+    reason: str
+    """Slurm's reason why the job waits or ended; "" for none."""
+    submitted: float | None
+    starts: float | None
+    """When it started, or is expected to."""
+    ends: float | None
+    """When it ended, or reaches its time limit. None without a limit."""
+    nodes: str
+    """The job's nodes in Slurm's notation."""
+    dependency: str
+    """Jobs that it waits for, such as afterok:123."""
+    user: str
+    name: str
+    log: str
+    """Path of the job's log. It may contain Slurm's %j."""
+
+    @property
+    def is_over(self) -> bool:
+        """True if it has ended."""
+        return self.state in _OVER
+
+    @property
+    def waits(self) -> bool:
+        """True if it has not started, or is to start again."""
+        return self.state in _WAITS
+
+    @property
+    def run_dir(self) -> Path | None:
+        """Run directory of a job of hpcgen, whose logs are in it; None for other jobs."""
+        return Path(self.log).parent if self.stage else None
+
+    @property
+    def stage(self) -> str | None:
+        """Stage of a job of hpcgen, from the name of its log; None for other jobs."""
+        path = Path(self.log)
+        match = _LOG.fullmatch(path.name) if path.is_absolute() else None
+        return match[1] if match else None
+
+    @property
+    def tasks(self) -> tuple[range, ...]:
+        """Numbers of the tasks of the array that this job stands for; empty if it is no array."""
+        return tuple(_task_ranges(self.job.partition("_")[2]))
+
+    def stands_for(self, job: str) -> bool:
+        """Whether this is the job with the ID `job`, or one of several tasks that wait."""
+        number, _, task = job.partition("_")
+        if number != self.job.partition("_")[0] or not self.tasks or not task.isdecimal():
+            return job == self.job
+        return any(int(task) in tasks for tasks in self.tasks)
+
+    def in_words(self) -> str:
+        """What the job does or waits for: runs, waits for resources, waits for its dependency 123."""
+        if not self.waits:
+            return "runs" if self.state == "RUNNING" else self.state.lower().replace("_", " ")
+        if self.reason == "Dependency":
+            jobs = ", ".join(dict.fromkeys(re.findall(r":(\d+)", self.dependency)))
+            return f"{_REASONS[self.reason]} {jobs}".rstrip()
+        kind = self.reason.partition(",")[0].partition(":")[0]
+        if kind in _REASONS:
+            return _REASONS[kind]
+        if self.reason.startswith(("QOS", "Assoc", "MaxJobs", "MaxCpu", "MaxMem", "MaxNode", "MaxTRES")):
+            return f"waits for a limit of its account or QOS ({self.reason})"
+        return f"waits ({self.reason})"
+
+
+@record(kw_only=True)
+class Queue:
+    """All jobs of some users that the controller knows."""
+
+    jobs: tuple[QueuedJob, ...] = ()
+    problem: str = ""
+    """Why there is no answer; "" if there is one. Then a job that is not in `jobs` is unknown to the controller."""
+
+    def find(self, job: str) -> QueuedJob | None:
+        """The job with this ID; None if the controller does not know it, or has not answered."""
+        return next((queued for queued in self.jobs if queued.stands_for(job)), None)
+
+    def of_run(self, run_dir: Path) -> tuple[QueuedJob, ...]:
+        """Jobs of this run that wait or run."""
+        paths = (run_dir.absolute(), run_dir.resolve())
+        return tuple(job for job in self.jobs if not job.is_over and job.run_dir in paths)
+
+
+@record(kw_only=True)
+class AccountedJob:
+    """A job in Slurm's accounting database. Times are Unix times in seconds."""
+
+    job: str
+    state: str
+    """Slurm's state, such as NODE_FAIL. CANCELLED without the user's number."""
+    status: int | None
+    """Exit status of the batch script."""
+    submitted: float | None
+    eligible: float | None
+    started: float | None
+    ended: float | None
+    nodes: str
+
+
+@record(kw_only=True)
+class Accounts:
+    """Jobs in the accounting database, by ID. Of a job that was requeued, its last attempt."""
+
+    jobs: Mapping[str, AccountedJob]
+    problem: str = ""
+    """Why there is no answer, such as accounting that is turned off; "" if there is one."""
+
+
+NO_ACCOUNTS = Accounts(jobs={})
+
+
+def ask_queue(users: Iterable[int]) -> Queue:
+    """Asks the controller for all jobs of these users, given by number, including jobs that ended minutes ago."""
+    form = ",".join(f"{field}:{_SEPARATOR}" for field in _QUEUE_FIELDS)
+    numbers = ",".join(str(user) for user in sorted(set(users)))
+    lines, problem = _ask("squeue", "--noheader", "--states=all", f"--user={numbers}", f"--Format={form}")
+    return Queue(jobs=tuple(map(_queued, _rows(lines, len(_QUEUE_FIELDS)))), problem=problem)
+
+
+def ask_accounts(jobs: Iterable[str]) -> Accounts:
+    """Asks the accounting database for jobs. Sites without it answer with a problem."""
+    numbers = sorted(set(jobs))
+    if not numbers:
+        return NO_ACCOUNTS
+    lines, problem = _ask(
+        "sacct",
+        "--noheader",
+        "--allocations",
+        "--parsable2",
+        f"--delimiter={_SEPARATOR}",
+        f"--format={','.join(_ACCOUNT_FIELDS)}",
+        f"--jobs={','.join(numbers)}",
+    )
+    rows = map(_accounted, _rows(lines, len(_ACCOUNT_FIELDS)))
+    return Accounts(jobs={job.job: job for job in rows}, problem=problem)
+
+
+def _ask(program: str, *options: str) -> tuple[list[str], str]:
+    """The lines that a command of Slurm prints, and why it has no answer."""
+    kept = {name: text for name, text in os.environ.items() if not name.startswith(("SQUEUE_", "SACCT_"))}
+    # Times as seconds since 1970; all numbers of tasks of an array.
+    environment = kept | {"SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
+    try:
+        done = subprocess.run(
+            (program, *options),
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+    except FileNotFoundError:
+        return [], f"{program} is not installed here"
+    except PermissionError:
+        return [], f"{program} may not be run here"
+    except subprocess.TimeoutExpired:
+        return [], f"{program} does not answer within {TIMEOUT_S:.0f} s"
+    if done.returncode:
+        said = done.stderr.strip().splitlines()
+        return [], f"{program} fails: {said[-1] if said else f'status {done.returncode}'}"
+    return done.stdout.split("\n"), ""
+
+
+def _rows(lines: Sequence[str], fields: int) -> Iterator[list[str]]:
+    """The values of each line. Other lines are left out: the name of a job may contain a newline."""
+    for line in lines:
+        values = [value.strip() for value in line.removesuffix(_SEPARATOR).split(_SEPARATOR)]
+        if len(values) == fields:
+            yield ["" if value in ("(null)", "N/A") else value for value in values]
+
+
+def _queued(values: list[str]) -> QueuedJob:
+    job, state, reason, submitted, starts, ends, limit, nodes, dependency, user, name, log = values
+    is_over = state in _OVER
+    return QueuedJob(
+        job=job,
+        state=state,
+        reason="" if reason == "None" and not state.startswith("PENDING") else reason,
+        submitted=_time(submitted),
+        starts=_time(starts),
+        ends=None if limit in _UNLIMITED and not is_over else _time(ends),
+        nodes=nodes,
+        dependency=dependency,
+        user=user,
+        name=name,
+        log=log,
+    )
+
+
+def _accounted(values: list[str]) -> AccountedJob:
+    job, state, status, submitted, eligible, started, ended, nodes = values
+    number = status.partition(":")[0]
+    return AccountedJob(
+        job=job,
+        state=state.partition(" ")[0],
+        status=int(number) if number.isdecimal() else None,
+        submitted=_time(submitted),
+        eligible=_time(eligible),
+        started=_time(started),
+        ended=_time(ended),
+        nodes="" if nodes == "None assigned" else nodes,
+    )
+
+
+def _time(text: str) -> float | None:
+    return float(text) if text.isdecimal() else None
+
+
+def _task_ranges(text: str) -> Iterator[range]:
+    """The numbers in a list of tasks: 5, [6-9], [1-9:2,20%4]."""
+    for part in text.strip("[]").partition("%")[0].split(","):
+        if match := re.fullmatch(r"(\d+)(?:-(\d+)(?::(\d+))?)?", part):
+            first = int(match[1])
+            yield range(first, int(match[2] or first) + 1, int(match[3] or 1) or 1)
