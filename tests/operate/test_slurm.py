@@ -58,6 +58,7 @@ def test_waiting_tasks_of_an_array_share_one_line() -> None:
     assert queue.find("8_1") is None
 
 
+@pytest.mark.process
 def test_a_machine_without_slurm_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert slurm.ask_queue([0]) == Queue(problem="squeue is not installed here")
