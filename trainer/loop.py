@@ -68,13 +68,14 @@ class TrainingLoop:
         """
         batches = self._batches()
         self.watch.beat(Phase.TRAIN, self.state.iteration)
+        self.metrics.paused("startup_s")
         if self.state.iteration > 0:
             # The attempt that saved this iteration may have stopped before the evaluation.
             self._evaluate_due_splits()
         is_stopping = False
         while not self._is_finished() and not is_stopping:
             if self.instruments.before(self.state.iteration + 1):
-                self.metrics.skip_time()
+                self.metrics.paused("recording_s")
             result = train_step(self.state, batches, self.config, self.groups, self._vote)
             is_stopping = result.vote.stop
             self._record(result)
@@ -98,8 +99,9 @@ class TrainingLoop:
     def _record(self, result: StepResult) -> None:
         iteration = self.state.iteration
         self.watch.stepped(iteration)
-        self.checkpoints.advance(result.vote)
         self.metrics.step(iteration, result)
+        if self.checkpoints.advance(result.vote):
+            self.metrics.paused("save_s")
         self.metrics.stragglers(iteration, self.instruments.stragglers.step())
         if result.vote.stop:
             reason = f"asked to stop ({self.stop.reason() or 'by a signal to another rank'})"
@@ -117,7 +119,7 @@ class TrainingLoop:
             self.watch.beat(Phase.SAVE)
             self.checkpoints.save(self.state, wait=is_leaving)
             self.watch.beat(Phase.TRAIN, self.state.iteration)
-            self.metrics.skip_time()
+            self.metrics.paused("save_s")
 
     def _evaluate_due_splits(self) -> None:
         state = self.state
@@ -127,8 +129,7 @@ class TrainingLoop:
                     loss = mean_loss(
                         state.model, self.datasets[split], self.config, self.groups, self._beat_evaluation
                     )
-                self.metrics.evaluation(state.iteration, split, loss)
-                self.metrics.skip_time()
+                self.metrics.evaluation(state.iteration, split, loss, self.metrics.paused("evaluation_s"))
         self.watch.beat(Phase.TRAIN, state.iteration)
 
     def _beat_evaluation(self) -> None:

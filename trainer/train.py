@@ -49,6 +49,7 @@ from trainer.metrics import repository
 from trainer.metrics.console import Log
 from trainer.metrics.profiling import Profiler
 from trainer.metrics.record import Metrics
+from trainer.metrics.start_up import StartUp
 from trainer.metrics.timers import Timers
 from trainer.model import cuda_graphs, experts, kernels
 from trainer.model.build import build_model
@@ -71,6 +72,7 @@ def train(config: TrainerConfig, stop_file: Path | None = None, progress: bool =
         NonFiniteError: the loss or the gradient norm is not finite.
         LostPeersError: another rank is gone.
     """
+    start_up = StartUp()
     require(config)
     config = resolve(config)
     ranks = rendezvous.find_ranks(os.environ)
@@ -84,6 +86,7 @@ def train(config: TrainerConfig, stop_file: Path | None = None, progress: bool =
     with groups.reporting_lost_peers(ranks, lambda: "while the ranks met"):
         store = rendezvous.open_store(ranks, os.environ, PEERS_TIMEOUT, hosts=False, waits=False)
     peers = Peers(ranks, store)
+    start_up.met()
     with (
         Watch(run, ranks, peers, config.training) as watch,
         Heartbeat(run.heartbeat, watch) if is_rank_0 else contextlib.nullcontext(),
@@ -93,7 +96,7 @@ def train(config: TrainerConfig, stop_file: Path | None = None, progress: bool =
             ranks, peers, is_worth_saving=lambda: watch.has_stepped, shorten_timeout=watch.shorten_timeout
         )
         try:
-            _Attempt(config, ranks, process_groups, run, stop, watch, log).train()
+            _Attempt(config, ranks, process_groups, run, stop, watch, log, start_up).train()
         except TrainerError as error:
             stop.agreed()
             announce(error, run)
@@ -111,6 +114,7 @@ class _Attempt:
     stop: StopRequest
     watch: Watch
     log: Log
+    start_up: StartUp
 
     def train(self) -> None:
         """Train from the newest checkpoint, and mark the end in the run directory."""
@@ -142,6 +146,7 @@ class _Attempt:
             else at_rank_0(lambda: provenance.examine(config, codes=codes).origins, run.root)
         )
         confirmed = source.confirmed if source else Confirmations(config.checkpoint.changed).after(())
+        watch.beat(Phase.BUILD)
         state = build_state(config, self.groups, log)
         if source is not None:
             watch.beat(Phase.LOAD)
@@ -158,7 +163,8 @@ class _Attempt:
 
         def record_start() -> None:
             directories = list(repository.directories(codes.values()))
-            metrics.start(state.iteration, places, source, [_code_entry(each) for each in directories])
+            code = [_code_entry(each) for each in directories]
+            metrics.start(state.iteration, places, source, code, self.start_up.record(watch))
             _record_start(run, config, directories)
 
         # only now, since everything that can refuse to start has passed

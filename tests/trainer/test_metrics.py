@@ -11,6 +11,7 @@ import socket
 import statistics
 import struct
 import termios
+import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,7 @@ from trainer.contract import config as configuration
 from trainer.contract.config import TrainerConfig
 from trainer.contract.config.resolve import resolve
 from trainer.contract.errors import Exit, TrainerError
+from trainer.contract.files.metrics_times import TIMES, read_note
 from trainer.contract.files.run_directory import RunDirectory
 from trainer.contract.model.batch_size import Batch
 from trainer.contract.model.flops import flops_per_iteration
@@ -116,18 +118,41 @@ def test_repeated_and_incomplete_lines_are_dropped(tmp_path: Path) -> None:
     path.write_text(
         "".join([first, *lines[:3], evaluation, torn, *lines[3:], stop, second]) + '{"event": "st'
     )
-    assert drop_after(path, 3) == {"event": "step", "iteration": 5}
+    last_step = tmp_path / "last-step.json"
+    no_times = dict.fromkeys(TIMES, 0.0)
+    assert drop_after(path, 3, last_step) == {"iteration": 5, "time": None, **no_times}
     assert path.read_text() == "".join([first, *lines[:3], stop, second])
-    assert drop_after(path, 3) is None
-    assert drop_after(tmp_path / "absent", 3) is None
+    assert drop_after(path, 3, last_step) is None
+    assert drop_after(tmp_path / "absent", 3, last_step) is None
     assert [p.name for p in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+def test_what_a_kill_between_lines_loses_is_counted(metrics: Metrics, tmp_path: Path) -> None:
+    """Lines come every two steps. The killed attempt has reached step 3, and the next one resumes after step 1."""
+    path, last_step = tmp_path / "metrics.jsonl", tmp_path / "last-step.json"
+    began = time.perf_counter()
+    metrics.step(1, step_result(0, 5.0))
+    metrics.catch_up(1)
+    metrics.step(2, step_result(4, 5.0))
+    saved_s = metrics.paused("save_s")
+    metrics.step(3, step_result(8, 5.0))
+    lasted_s = time.perf_counter() - began
+    wait_until(
+        lambda: (read_note(last_step) or {}).get("iteration") == 3, last_step.read_text, interval_s=0.01
+    )
+    lost = drop_after(path, 1, last_step)
+    assert lost is not None
+    assert (lost["iteration"], lost["save_s"]) == (3, pytest.approx(saved_s, abs=1e-5))
+    assert 0 < lost["steps_s"] <= lasted_s - saved_s + 1e-5
+    assert not last_step.exists()
+    assert [json.loads(line)["event"] for line in path.read_text().splitlines()] == ["first_step", "step"]
 
 
 def test_a_record_that_cannot_be_rewritten_ends_the_attempt_with_a_line(tmp_path: Path) -> None:
     path = tmp_path / ("m" * 250)  # a longer one for the new file is refused
     path.write_text('{"event": "step", "iteration": 1}\n')
     with pytest.raises(TrainerError, match=r"mmm.* cannot be written \(File name too long\)") as error:
-        drop_after(path, 0)
+        drop_after(path, 0, tmp_path / "last-step.json")
     assert error.value.retry
     assert path.read_text()
 
@@ -313,7 +338,14 @@ def test_a_fault_loses_no_line(config: dict[str, Any], tmp_path: Path) -> None:
     config["training"] |= {"micro_batch_size": 1, "global_batch_size": 1}
     result = run(config)
     assert result.statuses == (Exit.FAULT,)
-    assert [event["event"] for event in result.events] == ["start", "step", "step", "step"]
+    assert [event["event"] for event in result.events] == [
+        "start",
+        "first_step",
+        "step",
+        "step",
+        "step",
+        "end",
+    ]
 
 
 @pytest.fixture
@@ -356,7 +388,7 @@ def test_a_spike_is_logged_at_once_with_its_samples(
     metrics: Metrics, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     metrics.step(1, step_result(0, 9.0, spike=3.0, skipped=True))
-    [spike] = read_events(tmp_path, 1)
+    _, spike = read_events(tmp_path, 2)
     assert spike.pop("time") > 0
     assert spike == {
         "event": "spike",
@@ -370,7 +402,7 @@ def test_a_spike_is_logged_at_once_with_its_samples(
     assert "iteration 1: LOSS SPIKE" in (shown := capsys.readouterr().out)
     assert "samples 0 to 3 were excluded from training" in shown
     metrics.step(2, step_result(4, 3.0))
-    step = read_events(tmp_path, 2)[-1]
+    step = read_events(tmp_path, 3)[-1]
     assert (step["loss"], step["skipped"], step["consumed_samples"]) == (6.0, True, 8)
 
 
@@ -380,7 +412,7 @@ def test_an_overflow_has_no_norm(
     for iteration in (1, 2):
         overflow = step_result(4 * iteration, 5.0, grad_norm=None, skipped=True, loss_scale=4096.0)
         metrics.step(iteration, overflow)
-    [step] = read_events(tmp_path, 1)
+    _, step = read_events(tmp_path, 2)
     assert (step["grad_norm"], step["loss_scale"], step["loss"]) == (None, 4096.0, 5.0)
     shown = capsys.readouterr().out
     assert "iteration 1: OVERFLOW: no update, since the gradients are not finite at loss scale 4096" in shown

@@ -127,20 +127,24 @@ class Checkpoints:
         is_due = self._interval_s is not None and time.monotonic() - self._last_start >= self._interval_s
         return Vote(save=is_due and torch.distributed.get_rank() == 0)
 
-    def advance(self, vote: Vote) -> None:
+    def advance(self, vote: Vote) -> bool:
         """Complete the save in progress if the combined `vote` of the step says that all ranks have finished writing.
+
+        Returns whether there was one to complete.
 
         Raises:
             NonFiniteError: on all ranks, if a value to be saved is not finite. Earlier checkpoints are kept.
             NotSavedError: on all ranks, as soon as any rank could not write. Earlier checkpoints are kept. If the
                 reason may be temporary, the save is retried once instead: see `retry_pending`.
         """
-        if self._save is not None and (vote.failed or not vote.writing):
-            try:
-                self._complete(self._save)
-            except NotSavedError as error:
-                self._allow_retry(error)
-                self.retry_pending = True
+        if self._save is None or (vote.writing and not vote.failed):
+            return False
+        try:
+            self._complete(self._save)
+        except NotSavedError as error:
+            self._allow_retry(error)
+            self.retry_pending = True
+        return True
 
     def save(self, state: TrainingState, *, wait: bool) -> None:
         """Start a save of the current state, after the one in progress. With `wait`, also complete it.

@@ -61,7 +61,9 @@ class Heartbeat:
     def _write(self, beat: Beat) -> None:
         content = {
             "time": round(beat.time, 3),
-            "iteration": self._earlier if beat.phase in (Phase.START, Phase.LOAD) else beat.iteration,
+            "iteration": self._earlier
+            if beat.phase in (Phase.START, Phase.BUILD, Phase.LOAD)
+            else beat.iteration,
             "phase": beat.phase.value,
             "host": socket.gethostname(),
             "pid": os.getpid(),

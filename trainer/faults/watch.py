@@ -47,7 +47,9 @@ class Phase(enum.Enum):
     """Phase of an attempt. The values appear in the heartbeat and in hang reports."""
 
     START = "start"
-    """Looking for a checkpoint and building the model."""
+    """Looking for a checkpoint."""
+    BUILD = "build"
+    """Building the model and its optimizer."""
     LOAD = "load"
     DATA = "data"
     """Opening the datasets."""
@@ -85,6 +87,7 @@ class Watch:
         self._has_short_timeout = False
         self._is_alarmed = self._is_asking = False
         self.last = Beat(Phase.START, 0, time.time(), time.monotonic())
+        self._spent_s = dict.fromkeys(Phase, 0.0)
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._monitor, daemon=True)
 
@@ -102,7 +105,13 @@ class Watch:
     def beat(self, phase: Phase, iteration: int | None = None) -> None:
         """Report progress in a phase. Costs nothing."""
         iteration = self.last.iteration if iteration is None else iteration
-        self.last = Beat(phase, iteration, time.time(), time.monotonic())
+        previous, self.last = self.last, Beat(phase, iteration, time.time(), time.monotonic())
+        self._spent_s[previous.phase] += self.last.clock - previous.clock
+
+    def spent_s(self, phase: Phase) -> float:
+        """Seconds spent in a phase until now."""
+        since = time.monotonic() - self.last.clock if phase is self.last.phase else 0.0
+        return self._spent_s[phase] + since
 
     def stepped(self, iteration: int) -> None:
         """Report a completed step. From the first step on, the shorter timeout applies, also to process groups."""

@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from trainer.contract.files.metrics_times import NOTE_BYTES, TIMES, read_note, times_of
 from trainer.contract.files.regular_file import opener
-from trainer.contract.files.run_directory import next_number, open_nofollow, publish
+from trainer.contract.files.run_directory import RunDirectory, next_number, open_nofollow, publish
 from trainer.faults.storage import storage_error
 
 CLOSE_S = 5.0
@@ -40,7 +41,11 @@ class JsonLines:
             raise storage_error(error, path, "written") from error
         self._is_torn = self._has_warned = False
         # Unbounded: at a kilobyte per step, it stays small until the watch ends a run whose storage hangs.
-        self._waiting: queue.SimpleQueue[bytes | threading.Event | None] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[bytes | threading.Event | dict[str, Any] | None] = (
+            queue.SimpleQueue()
+        )
+        self._latest_note: dict[str, Any] = {}
+        self._notes: int | None = None
         self._thread = threading.Thread(target=self._write_all, name=path.name, daemon=True)
         self._thread.start()
 
@@ -48,6 +53,14 @@ class JsonLines:
         """Queue a line. Numbers that JSON cannot represent become null."""
         text = json.dumps({name: _finite(value) for name, value in line.items()}) + "\n"
         self._waiting.put(text.encode())
+
+    def note(self, line: dict[str, Any]) -> None:
+        """Keep `line` in the file last-step.json, in place of earlier notes, until a line for it is written.
+
+        After a kill, it tells which steps are lost. Costs the caller a microsecond.
+        """
+        self._latest_note = line
+        self._waiting.put(line)
 
     def sync(self) -> None:
         """Wait until all lines are on disk, as far as they can be written."""
@@ -69,10 +82,29 @@ class JsonLines:
             while (item := self._waiting.get()) is not None:
                 if isinstance(item, bytes):
                     self._append(item)
-                    continue
-                with contextlib.suppress(OSError):
-                    os.fsync(self._file.fileno())
-                item.set()
+                elif isinstance(item, dict):
+                    self._write_note(item)
+                else:
+                    with contextlib.suppress(OSError):
+                        os.fsync(self._file.fileno())
+                    item.set()
+        self._remove_note()
+
+    def _write_note(self, line: dict[str, Any]) -> None:
+        """Write the latest note. A failure only makes the account of lost steps less exact."""
+        if line is not self._latest_note:
+            return
+        with contextlib.suppress(OSError):
+            if self._notes is None:
+                path = self._path.with_name(RunDirectory.LAST_STEP)
+                self._notes = open_nofollow(str(path), os.O_WRONLY | os.O_CREAT)
+            os.pwrite(self._notes, json.dumps(line).ljust(NOTE_BYTES - 1).encode() + b"\n", 0)
+
+    def _remove_note(self) -> None:
+        if self._notes is not None:
+            os.close(self._notes)
+            with contextlib.suppress(OSError):
+                self._path.with_name(RunDirectory.LAST_STEP).unlink()
 
     def _append(self, line: bytes) -> None:
         data = (b"\n" if self._is_torn else b"") + line
@@ -93,11 +125,12 @@ class JsonLines:
             self._warn(f"{self._path}: {reason}. Lines are missing from here on; training continues")
 
 
-def drop_after(path: Path, iteration: int) -> dict[str, Any] | None:
+def drop_after(path: Path, iteration: int, last_step: Path) -> dict[str, Any] | None:
     """Remove incomplete lines, and lines that an attempt resuming from `iteration` computes again.
 
-    The latter are the lines of later iterations, and the evaluation at `iteration`. The starts and stops of all
-    attempts are kept. Returns the last removed line of a later iteration.
+    The latter are the lines of later iterations, and the evaluation at `iteration`. The starts, first steps and stops
+    of all attempts are kept. Returns what is lost with the lines of later iterations and the note in `last_step`: the
+    last iteration and its time, and the seconds of each kind in TIMES. None if nothing is.
 
     At iteration 0 this removes all numbers of the run, so a copy of the file is kept (metrics.jsonl.1, .2, ...).
 
@@ -107,7 +140,7 @@ def drop_after(path: Path, iteration: int) -> dict[str, Any] | None:
     try:
         if not path.exists():
             return None
-        kept, lost = [], None
+        kept, lost = [], _Lost()
         with open(path, encoding="utf-8", errors="replace", opener=opener) as lines:
             for line in lines:
                 if (entry := _entry(line)) is None:
@@ -115,12 +148,35 @@ def drop_after(path: Path, iteration: int) -> dict[str, Any] | None:
                 if _is_kept(entry, iteration):
                     kept.append(line)
                 elif entry["iteration"] > iteration:
-                    lost = entry
-        with _keeping_copy(path) if lost and iteration == 0 else contextlib.nullcontext():
+                    lost.add(entry)
+        lost.add_note(read_note(last_step), iteration)
+        with _keeping_copy(path) if lost.entry and iteration == 0 else contextlib.nullcontext():
             publish(path, "".join(kept))
+        last_step.unlink(missing_ok=True)
     except OSError as error:
         raise storage_error(error, path, "written") from error
-    return lost
+    return lost.entry or None
+
+
+class _Lost:
+    """Sums over the lines that are removed."""
+
+    def __init__(self) -> None:
+        self.entry: dict[str, Any] = {}
+
+    def add(self, line: dict[str, Any]) -> None:
+        """Add a line of a later iteration."""
+        lost, times = self.entry, times_of(line)
+        self.entry = {
+            "iteration": max(line["iteration"], lost.get("iteration", 0)),
+            "time": line.get("time", lost.get("time")),
+            **{name: round(times[name] + lost.get(name, 0.0), 6) for name in TIMES},
+        }
+
+    def add_note(self, note: dict[str, Any] | None, iteration: int) -> None:
+        """Add the note about the last step, unless a line has the step."""
+        if note is not None and note["iteration"] > max(iteration, self.entry.get("iteration", 0)):
+            self.add(note)
 
 
 @contextlib.contextmanager
@@ -150,7 +206,11 @@ def _entry(line: str) -> dict[str, Any] | None:
 
 def _is_kept(entry: dict[str, Any], iteration: int) -> bool:
     event, at = entry["event"], entry["iteration"]
-    return event in {"start", "stop"} or at < iteration or (at == iteration and event != "evaluation")
+    return (
+        event in {"start", "first_step", "stop"}
+        or at < iteration
+        or (at == iteration and event != "evaluation")
+    )
 
 
 def _finite(value: Any) -> Any:

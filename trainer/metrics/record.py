@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from trainer.contract.config import TrainerConfig, TrainingConfig
+from trainer.contract.files.metrics_times import PAUSES
 from trainer.contract.files.run_directory import RunDirectory
 from trainer.contract.model.flops import FORMULA, flops_per_sample
 from trainer.contract.model.layout import model_parallel_size
@@ -68,9 +69,11 @@ class Metrics:
         self._boards: list[Board] = []
         self._run = run
         if is_rank_0:
-            self._lost = drop_after(run.metrics, iteration)
+            self._lost = drop_after(run.metrics, iteration, run.last_step)
             self._lines = JsonLines(run.metrics, log.line)
         self._window = Window(config)
+        self._pauses = dict.fromkeys(PAUSES, 0.0)
+        self._iteration, self._has_stepped = iteration, False
         self._experts_due = 0
         self._latest_load: tuple[int, experts.ExpertLoad] | None = None
         self._times = timers.totals()
@@ -82,8 +85,12 @@ class Metrics:
         places: Sequence[RankLocation],
         source: Source | None,
         code: list[dict[str, Any]],
+        start_up: dict[str, Any],
     ) -> None:
-        """Record configuration, hosts, checkpoint and code of this attempt, and log the basis of its FLOP numbers."""
+        """Record configuration, hosts, checkpoint and code of this attempt, and log the basis of its FLOP numbers.
+
+        `start_up` is the time since the process began (`trainer.metrics.start_up`).
+        """
         config, layout = self._config, self._config.parallelism
         precision, peak = precision_name(config.training), config.peak_tflops
         self._write(
@@ -113,7 +120,8 @@ class Metrics:
                 "code": code,
                 "changed": [[c.name, c.before, c.after] for c in source.changes] if source else [],
                 "passed_over": list(source.passed_over) if source else [],
-                "lost": self._lost and {name: self._lost.get(name) for name in ("iteration", "time")},
+                "lost": self._lost,
+                **start_up,
             },
         )
         against = (
@@ -138,13 +146,19 @@ class Metrics:
     def step(self, iteration: int, result: StepResult) -> None:
         """Add a step. At each log_interval, record the means since the last line."""
         now = time.perf_counter()
-        self._window.add(result, now - self._last_time)
-        self._last_time = now
+        seconds = now - self._last_time
+        self._window.add(result, seconds)
+        self._last_time, self._iteration = now, iteration
+        if not self._has_stepped:
+            self._has_stepped = True
+            self._write("first_step", iteration, {"step_s": seconds})
         self._timers.totals()  # in each step, so that its CUDA events can be reused
         if result.skipped or result.spike is not None:
             self._record_anomaly(iteration, result)
         if iteration % self._config.logging.log_interval == 0:
             self.catch_up(iteration)
+        elif self._lines is not None:
+            self._lines.note(self._line("step", iteration, self._times_since_line()))
 
     def catch_up(self, iteration: int) -> None:
         """Record the steps since the last line. Also called before a checkpoint, where another attempt may resume."""
@@ -156,14 +170,16 @@ class Metrics:
         values["peak_memory_gib"] = peak_memory_gib(self._config.device)
         if self._config.device == "cuda":
             values["peak_reserved_gib"] = torch.cuda.max_memory_reserved() / GIB
+        pauses = self._pauses_since_line()
         self._window, self._times = Window(self._config), times
-        self._write("step", iteration, {"steps": len(window), **values})
+        self._pauses = dict.fromkeys(PAUSES, 0.0)
+        self._write("step", iteration, {"steps": len(window), **values, **pauses})
         if self._config.model.num_moe_experts is not None:
             self._record_experts(iteration, window.experts, values.pop(experts.BY_LAYER))
         self._draw("train", iteration, values)
         self._log.step(iteration, values)
 
-    def evaluation(self, iteration: int, split: str, loss: float | None) -> None:
+    def evaluation(self, iteration: int, split: str, loss: float | None, seconds: float) -> None:
         """Record the mean loss over the evaluation batches of a split. It is None if no token of them counts."""
         if loss is None:
             self._log.line(
@@ -172,7 +188,7 @@ class Metrics:
                 "samples, or raise eval_iters"
             )
             return
-        self._write("evaluation", iteration, {"split": split, "loss": loss})
+        self._write("evaluation", iteration, {"split": split, "loss": loss, "evaluation_s": seconds})
         self._draw(split, iteration, {"loss": loss})
         self._log.line(f"iteration {iteration}: {split} loss {loss:.4f}")
 
@@ -202,13 +218,20 @@ class Metrics:
         """Record why this attempt ends before the last iteration."""
         self._write("stop", iteration, {"reason": reason})
 
-    def skip_time(self) -> None:
-        """Exclude the time since the last step, such as the time of an evaluation or save, from the next step."""
-        self._last_time = time.perf_counter()
+    def paused(self, pause: str) -> float:
+        """Count the time since the last step or pause as a pause, not as a part of the next step. Returns the seconds.
+
+        `pause` is one of PAUSES.
+        """
+        now = time.perf_counter()
+        seconds, self._last_time = now - self._last_time, now
+        self._pauses[pause] += seconds
+        return seconds
 
     def close(self) -> None:
-        """Write buffered lines and numbers, and the latest load of the experts."""
+        """Write buffered lines and numbers, the latest load of the experts, and the time since the last line."""
         self._write_experts()
+        self._write("end", self._iteration, self._times_since_line())
         for output in (self._lines, *self._boards):
             if output is not None:
                 output.close()
@@ -256,9 +279,22 @@ class Metrics:
             f"steps; samples {first} to {last} were {'excluded from training' if result.skipped else 'trained on'}"
         )
 
+    def _pauses_since_line(self) -> dict[str, float]:
+        return {name: seconds for name, seconds in self._pauses.items() if seconds}
+
+    def _times_since_line(self) -> dict[str, Any]:
+        """The times that the next line of steps would have (`trainer.contract.files.metrics_times`)."""
+        times: dict[str, Any] = self._pauses_since_line()
+        if len(self._window):
+            times |= {"steps": len(self._window), "step_time_s": self._window.step_time_s}
+        return times
+
     def _write(self, event: str, iteration: int, values: dict[str, Any]) -> None:
         if self._lines is not None:
-            self._lines.write({"event": event, "iteration": iteration, "time": time.time(), **values})
+            self._lines.write(self._line(event, iteration, values))
+
+    def _line(self, event: str, iteration: int, values: dict[str, Any]) -> dict[str, Any]:
+        return {"event": event, "iteration": iteration, "time": time.time(), **values}
 
     def _draw(self, prefix: str, iteration: int, values: dict[str, Any]) -> None:
         numbers = {f"{prefix}/{name}": float(value) for name, value in values.items() if value is not None}
@@ -273,6 +309,7 @@ class Window:
         self.experts = experts.ExpertLoad(config)
         self._columns: tuple[Column, ...] = (Progress(), Throughput(config), self.experts)
         self._steps = 0
+        self._seconds = 0.0
 
     def __len__(self) -> int:
         return self._steps
@@ -280,8 +317,14 @@ class Window:
     def add(self, result: StepResult, seconds: float) -> None:
         """Add a step and its duration."""
         self._steps += 1
+        self._seconds += seconds
         for column in self._columns:
             column.add(result, seconds)
+
+    @property
+    def step_time_s(self) -> float:
+        """Mean duration of these steps (at least one)."""
+        return self._seconds / self._steps
 
     def values(self) -> dict[str, Any]:
         """Values of a line for these steps (at least one)."""

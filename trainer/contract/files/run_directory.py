@@ -23,6 +23,7 @@ class RunDirectory:
     DONE: ClassVar[str] = "DONE"
     STOPPED: ClassVar[str] = "STOPPED"
     FAILED: ClassVar[str] = "FAILED"
+    LAST_STEP: ClassVar[str] = "last-step.json"
     """Names in `root`, which hpcgen reads too."""
 
     root: Path
@@ -43,6 +44,11 @@ class RunDirectory:
     def metrics(self) -> Path:
         """Metrics as JSON Lines."""
         return self.root / self.METRICS
+
+    @property
+    def last_step(self) -> Path:
+        """The last step, if metrics.jsonl has no line for it yet because of logging.log_interval."""
+        return self.root / self.LAST_STEP
 
     @property
     def tensorboard(self) -> Path:
