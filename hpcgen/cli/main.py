@@ -44,6 +44,9 @@ SECTIONS = {
         "memory": Lazy("hpcgen.cli.memory", "Show which of DeepSpeed's ZeRO stages fit the nodes."),
         "lint": Lazy("hpcgen.cli.lint", "Check batch scripts for mistakes without running them."),
     },
+    "Operate": {
+        "doctor": Lazy("hpcgen.cli.doctor", "Name what is wrong with a run, and how to fix it."),
+    },
     "Cluster": {
         "cluster": Lazy("hpcgen.cli.cluster", "List, show, check and upgrade cluster profiles."),
         "topology": Lazy("hpcgen.cli.topology", "Show, draw and verify node types."),

@@ -76,8 +76,8 @@ TOP = {
     ),
     **dict.fromkeys(("dry-run", "dryrun"), "use hpcgen validate, or hpcgen submit STAGE... --dry-run"),
     **dict.fromkeys(
-        ("doctor", "diagnose", "troubleshoot"),
-        "hpcgen validate checks a run file, hpcgen cluster check a profile, and docs/faults.md explains failures",
+        ("diagnose", "troubleshoot"),
+        "use hpcgen doctor for a run that failed or is slow, hpcgen validate for a run file",
     ),
     **dict.fromkeys(
         ("new", "create", "quickstart", "wizard", "scaffold", "generate-config", "make-config", "initialize"),
@@ -147,7 +147,7 @@ TOP = {
         ("environ", "environment", "variables", "vars", "envs", "env-vars"),
         "use hpcgen env for exports, or hpcgen explain for their reasons",
     ),
-    "why": "hpcgen explain has the reasons of environment variables, and docs/faults.md those of failures",
+    "why": "use hpcgen doctor for a run that failed or is slow, or hpcgen explain for environment variables",
     "template": "use hpcgen templates",
     **dict.fromkeys(("topo", "node-type", "node-types"), "use hpcgen topology"),
     **dict.fromkeys(("profile", "profiles", "site"), "use hpcgen cluster for cluster profiles"),

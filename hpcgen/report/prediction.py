@@ -11,6 +11,7 @@ from hpcgen.config.stages import MACHINE_FILE
 from hpcgen.errors import HpcgenError
 from hpcgen.planning.measured_file import measured_in
 from hpcgen.planning.predicted_step import machine_of, predicted_step
+from hpcgen.planning.step_time.result import StepTime
 from hpcgen.report.run import Run
 from trainer.contract.config import TrainerConfig, from_dict
 from trainer.contract.config.resolve import resolve
@@ -23,13 +24,22 @@ from trainer.contract.rules.engine import require
 def predicted_step_s(run: Run, batch_size: float | None) -> float | None:
     """Seconds of a step with `batch_size` samples; the full batch if that is not a batch size of the run.
 
+    None if there is no prediction (`predicted_step_of`).
+    """
+    found = predicted_step_of(run, batch_size)
+    return None if found is None else found.total
+
+
+def predicted_step_of(run: Run, batch_size: float | None) -> StepTime | None:
+    """The predicted step with `batch_size` samples; with the full batch if that is not a batch size of the run.
+
     None if nothing is predicted for the run, if hpcgen 0.2.0 or older rendered it, or if this version does not know
     its configuration or its node type.
     """
     try:
         trainer = from_dict(TrainerConfig, run.config, where=str(run.directory))
         require(trainer)
-        trainer, nodes = resolve(trainer), _nodes(run.directory)
+        trainer, nodes = resolve(trainer), nodes_of(run.directory)
         name = str(nodes["node_type"])
         counts = int(nodes["gpus_per_node"]), int(nodes["nvlink_nodes"])
         node_type = load_node_type(name)
@@ -37,12 +47,12 @@ def predicted_step_s(run: Run, batch_size: float | None) -> float | None:
         machine = machine_of(trainer.training, name, node_type, *counts, measured)
         sizes = batch_sizes(trainer.training)
         size = int(batch_size) if batch_size is not None and batch_size in sizes else sizes[-1]
-        return predicted_step(trainer, machine, size).total
+        return predicted_step(trainer, machine, size)
     except (HpcgenError, TrainerError, OSError, ValueError, LookupError, TypeError):
         return None
 
 
-def _nodes(directory: Path) -> dict[str, Any]:
+def nodes_of(directory: Path) -> dict[str, Any]:
     """The nodes of the newest job.
 
     Raises:

@@ -60,7 +60,7 @@ def test_each_command_is_in_a_section_of_the_help():
     found = hpcgen("--help")
     assert (found.status, found.stderr) == (0, "")
     sections = summaries(found.stdout)
-    assert list(sections) == ["Start", "Run", "Data", "Inspect", "Cluster"]
+    assert list(sections) == ["Start", "Run", "Data", "Inspect", "Operate", "Cluster"]
     listed = [name.replace("-", "_") for section in sections.values() for name in section]
     assert sorted(listed) == sorted(modules_of_commands())
 

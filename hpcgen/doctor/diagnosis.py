@@ -1,0 +1,15 @@
+"""Diagnosis of a run: all causes that its directory shows, the most likely ones first."""
+
+from __future__ import annotations
+
+from hpcgen.doctor import checkpoints, directory, failure, learning, markers, speed
+from hpcgen.doctor.cause import Cause, most_likely_first
+from hpcgen.doctor.run_files import RunFiles
+
+KINDS = (failure, markers, directory, checkpoints, speed, learning)
+"""Modules whose `causes` yields causes of one kind."""
+
+
+def diagnose(files: RunFiles) -> tuple[Cause, ...]:
+    """The causes that a run's files show."""
+    return most_likely_first(cause for kind in KINDS for cause in kind.causes(files))

@@ -1,0 +1,156 @@
+"""The files of a run that its causes are read from. Others may write into a shared run, so nothing here trusts them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hpcgen.checkpoints.finding import checkpoint_section
+from hpcgen.checkpoints.run_config import read_run_config, read_trained_config
+from hpcgen.errors import HpcgenError
+from hpcgen.report.run import Run, read_run
+from hpcgen.runs.attempts import JobAttempt, read_attempts
+from hpcgen.runs.slurm import ask_accounts, ask_queue
+from trainer.contract.config import TrainerConfig, from_dict
+from trainer.contract.config.resolve import resolve
+from trainer.contract.errors import TrainerError
+from trainer.contract.files.regular_file import open_regular
+from trainer.contract.files.run_directory import RunDirectory
+from trainer.contract.files.shared_files import foreign_link
+from trainer.contract.record import record, replaced
+
+RUNNING = "RUNNING"
+"""File with the ID of the job that claimed the directory last (templates/lib/attempts.sh)."""
+MARKERS = (RunDirectory.DONE, RunDirectory.STOPPED, RunDirectory.FAILED, RUNNING)
+MOST_BYTES = 1 << 20
+"""Size of the part of a small file that is read. Others may have made it larger."""
+
+
+@record(kw_only=True)
+class RunFiles:
+    """What a run left in its directory."""
+
+    directory: Path
+    checkpoints: Path
+    attempts: tuple[JobAttempt, ...]
+    """Attempts of all jobs in the order in which they began."""
+    run: Run | None
+    """Metrics, configuration and state. None before the first step, or if they cannot be read."""
+    no_run: str
+    """Why `run` is None."""
+    markers: Mapping[str, str]
+    """Name -> text of the marker files that exist and can be read."""
+    job_config: Path | None
+    """The newest job's trainer.json."""
+    trainer: TrainerConfig | None
+    """Configuration of the newest job. None if there is none, or if this version does not know it."""
+    trained: TrainerConfig | None
+    """Configuration of the newest attempt that trained, likewise."""
+    now: float
+    is_active: bool | None = None
+    """Whether Slurm has the job of the last attempt, waiting or running. None if that is unknown."""
+    slurm_says: str = ""
+    """What Slurm says about that job; "" if it was not asked."""
+
+    @property
+    def last(self) -> JobAttempt | None:
+        """The latest attempt of the stage that trains; without one, the latest of any stage."""
+        trains = [attempt for attempt in self.attempts if attempt.stage in ("train", "run")]
+        return next(reversed(trains or list(self.attempts)), None)
+
+    @property
+    def run_directory(self) -> RunDirectory:
+        """The same directory, as the trainer names its files."""
+        return RunDirectory(
+            root=self.directory, checkpoints=self.checkpoints, index_cache=self.directory / "index-cache"
+        )
+
+
+def read_run_files(directory: Path, now: float) -> RunFiles:
+    """Reads a run directory at the time `now` (Unix time in seconds).
+
+    Raises:
+        HpcgenError: there is no such directory, or it cannot be read.
+    """
+    if not directory.exists():
+        raise HpcgenError("no such directory", "give the directory of a run (paths.run_dir)", where=directory)
+    if not directory.is_dir():
+        raise HpcgenError(
+            "is not a directory", "give the directory of a run (paths.run_dir)", where=directory
+        )
+    try:
+        attempts = read_attempts(directory)
+        config, job_config = read_run_config(directory)
+    except OSError as error:
+        raise HpcgenError(f"cannot read {error.filename or directory}: {error.strerror}") from error
+    run, no_run = _read_run(directory, now)
+    saved = checkpoint_section(config).get("save")
+    return RunFiles(
+        directory=directory,
+        checkpoints=Path(saved) if isinstance(saved, str) and saved else directory / "checkpoints",
+        attempts=attempts,
+        run=run,
+        no_run=no_run,
+        markers={name: text for name in MARKERS if (text := _marker(directory, name)) is not None},
+        job_config=job_config,
+        trainer=_resolved(config),
+        trained=_resolved(read_trained_config(directory)),
+        now=now,
+    )
+
+
+def with_slurm(files: RunFiles) -> RunFiles:
+    """The same files with Slurm's answer, which is needed if the last attempt has no end."""
+    last = files.last
+    if last is None or last.ended is not None:
+        return files
+    queue = ask_queue({files.directory.stat().st_uid})
+    job = queue.find(last.job)
+    if job is not None and not job.is_over:
+        return replaced(files, is_active=True, slurm_says=f"squeue: job {job.job} {job.in_words()}")
+    if queue.problem:
+        return replaced(files, slurm_says=queue.problem)
+    state = job.state if job else ""
+    if accounted := ask_accounts([last.job]).jobs.get(last.job):
+        state = accounted.state
+    says = f"job {last.job} is {state}" if state else f"job {last.job} is not in the queue"
+    return replaced(files, is_active=False, slurm_says=f"Slurm: {says}")
+
+
+def _read_run(directory: Path, now: float) -> tuple[Run | None, str]:
+    if foreign_link(directory / RunDirectory.METRICS, directory) is not None:
+        return None, f"{RunDirectory.METRICS} is a link of another user"
+    try:
+        return read_run(directory, now), ""
+    except HpcgenError as error:
+        return None, error.mistakes[0].reason
+
+
+def _marker(directory: Path, name: str) -> str | None:
+    if foreign_link(directory / name, directory) is not None:
+        return None
+    with contextlib.suppress(OSError):
+        return read_start(directory / name)
+    return None
+
+
+def read_start(path: Path) -> str:
+    """The text of a file, of a large one its beginning.
+
+    Raises:
+        OSError: it is not a regular file, or cannot be read.
+    """
+    with open_regular(path) as file:
+        return file.read(MOST_BYTES).decode(errors="replace")
+
+
+def _resolved(config: Mapping[str, Any]) -> TrainerConfig | None:
+    """The trainer's configuration, if this version knows all its keys and values."""
+    try:
+        json.dumps(config).encode()  # refuses unpaired surrogates
+        return resolve(from_dict(TrainerConfig, dict(config), where="trainer.json"))
+    except (TrainerError, ValueError, TypeError, LookupError, RecursionError, ArithmeticError, OSError):
+        return None
