@@ -255,6 +255,7 @@ def test_training_is_discarded_only_by_name(corpus: str, saved: Run, tmp_path: P
     again = finished(config_of(corpus, directory, discard_up_to=6))
     assert again.steps == saved.steps
     assert (directory / "metrics.jsonl.1").read_bytes() == before
-    assert [event["event"] for event in again.events[:2]] == ["start", "start"]  # the story of the run
+    kinds = [event["event"] for event in again.events[:3]]
+    assert kinds == ["start", "first_step", "start"]  # the story of the run
     [summary] = json.loads(hpcgen("report", directory, "--json").stdout)
     assert (summary["state"], summary["iteration"]) == ("done", 6)

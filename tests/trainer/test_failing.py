@@ -51,7 +51,7 @@ def test_loader_workers_do_not_keep_a_rank_that_fails_from_ending(
     result = run(config)
     assert result.statuses == (Exit.NOT_SAVED,)
     assert f"could not be saved: rank 0 on {socket.gethostname()}: {tmp_path / 'iter_0000001'}" in result.log
-    assert result.events[-1]["event"] == "stop"
+    assert [event["event"] for event in result.events[-2:]] == ["stop", "end"]
 
 
 WANDB = '''
@@ -95,7 +95,7 @@ def test_a_failing_run_is_reported_before_its_last_numbers_are_written(
     result = ranks.wait()
     assert result.statuses == (Exit.NOT_FINITE,), result.log
     assert result.log.count("is nan at iteration 1 ") == 1
-    assert [event["event"] for event in result.events] == ["start", "stop"]
+    assert [event["event"] for event in result.events] == ["start", "stop", "end"]
 
 
 HOLDING = """
