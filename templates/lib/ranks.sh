@@ -20,7 +20,7 @@ rendezvous() {
     WORLD_SIZE=$((${#step_nodes[@]} * ntasks_per_node))
     TRAINER_RENDEZVOUS_ID=$(</proc/sys/kernel/random/uuid)
     export MASTER_ADDR MASTER_PORT WORLD_SIZE TRAINER_RENDEZVOUS_ID
-    record launch nodes "${step_nodes[*]}"
+    record launch nodes "${step_nodes[*]}" ranks "$WORLD_SIZE"
     say "rendezvous at $MASTER_ADDR:$MASTER_PORT, world size $WORLD_SIZE"
 }
 num_hosts() { retry scontrol show node -o "$SLURM_JOB_NODELIST" | grep -o ' NodeHostName=[^ ]*' | sort -u | wc -l; }

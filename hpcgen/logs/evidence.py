@@ -1,0 +1,143 @@
+"""Collects from the lines of a log what speaks for a failure: tracebacks, and single lines with a signature."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+from hpcgen.logs.lines import Line
+from hpcgen.logs.signatures import Role, match_exception, match_line
+from trainer.contract.record import record
+
+MAX_TRACEBACK_LINES = 400
+"""A longer traceback, such as that of an endless recursion, is cut in the middle of its frames."""
+MAX_MESSAGE_LINES = 12
+"""Lines after the first one of a message that belong to it."""
+
+_START = re.compile(r"^(?P<indent>.*?)(?:Original )?Traceback \(most recent call last\):\s*$")
+_EXCEPTION = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:: |:$|$)")
+_CHAIN = re.compile(r"^(?:During handling of the above exception|The above exception was the direct cause)")
+_OTHER = re.compile(r"^(?:trainer: |hpcgen: |srun: |slurmstepd|iteration \d|\d{4}-\d\d-\d\d[T ])")
+"""Lines that begin something else than a part of a message."""
+
+
+@record(kw_only=True)
+class Evidence:
+    """One observation of a failure."""
+
+    kind: str
+    role: Role
+    order: int
+    """Position in the log, across all its files."""
+    rank: int | None
+    ranks: tuple[int, ...] = ()
+    """Failed ranks that the text names."""
+    node: str | None = None
+    time: float | None = None
+    message: str
+    traceback: str = ""
+    source: str = ""
+    """Name of the file."""
+    number: int = 0
+    """Line number in the file."""
+
+
+def collect(lines: Iterable[Line], source: str = "", start: int = 0) -> Iterator[Evidence]:
+    """The evidence in one file, in the order in which it began. Lines of several ranks may be mixed."""
+    open_tracebacks: dict[int | None, _Traceback] = {}
+    last_time: float | None = None
+    for order, line in enumerate(lines, start):
+        last_time = line.time or last_time
+        current = open_tracebacks.get(line.rank)
+        if current is not None:
+            if current.takes(line.text):
+                continue
+            yield current.evidence(source)
+            del open_tracebacks[line.rank]
+        if begun := _START.match(line.text):
+            open_tracebacks[line.rank] = _Traceback(line, order, last_time, begun["indent"])
+        elif found := match_line(line.text):
+            yield Evidence(
+                kind=found.kind,
+                role=found.role,
+                order=order,
+                rank=line.rank,
+                ranks=found.ranks,
+                node=found.node,
+                time=last_time,
+                message=line.text.strip(),
+                source=source,
+                number=line.number,
+            )
+    for current in open_tracebacks.values():
+        yield current.evidence(source)
+
+
+class _Traceback:
+    """The lines of a rank from `Traceback` to the end of the exception's message, with those of a chain."""
+
+    def __init__(self, first: Line, order: int, time: float | None, indent: str) -> None:
+        self._first, self._order, self._time = first, order, time
+        self._indent = indent if indent.isspace() else ""
+        self._lines = [first.text]
+        self._exceptions: list[list[str]] = []
+        """Each exception of the chain, with the lines of its message."""
+        self._is_in_frames = True
+        self._is_complete = False
+
+    def takes(self, text: str) -> bool:
+        """Adds a line. Returns False if the line does not belong here."""
+        text = text.removeprefix(self._indent)
+        if self._belongs(text):
+            if len(self._lines) < MAX_TRACEBACK_LINES or not self._is_in_frames:
+                self._lines.append(text)
+            return True
+        return False
+
+    def _belongs(self, text: str) -> bool:
+        if _START.match(text):
+            self._is_in_frames = True
+            return True
+        if _OTHER.match(text):
+            return False
+        if self._is_in_frames:
+            if text[:1].isspace() or not text:
+                return True
+            self._is_in_frames = False
+            self._exceptions.append([text])
+            return True
+        message = self._exceptions[-1]
+        if not text.strip():
+            message.append("")
+            return len(message) <= MAX_MESSAGE_LINES
+        if _CHAIN.match(text):
+            return True
+        if message[-1] == "" or len(message) > MAX_MESSAGE_LINES:
+            return False
+        message.append(text)
+        return True
+
+    def evidence(self, source: str) -> Evidence:
+        """The exception that explains the chain: the first one with a known cause, else the last one."""
+        texts = ["\n".join(each).strip() for each in self._exceptions] or ["(cut off)"]
+        matches = [match_exception(text) for text in texts]
+        known = [index for index, match in enumerate(matches) if match.kind != "exception"]
+        index = known[0] if known else len(texts) - 1
+        return Evidence(
+            kind=matches[index].kind,
+            role=matches[index].role,
+            order=self._order,
+            rank=self._first.rank,
+            time=self._time,
+            message=_headline(texts[index]),
+            traceback="\n".join(self._lines).rstrip(),
+            source=source,
+            number=self._first.number,
+        )
+
+
+def _headline(text: str) -> str:
+    """The first line of an exception that says something."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    inner = [line for line in lines[1:] if _EXCEPTION.match(line) and ": " in line]
+    return inner[-1] if inner and " in DataLoader worker " in lines[0] else lines[0]

@@ -1,0 +1,171 @@
+"""Chooses the root failure among the evidence of an attempt."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+
+from hpcgen.logs.evidence import Evidence
+from hpcgen.logs.failure import UNKNOWN, Consequence, Failure
+from hpcgen.logs.signatures import KINDS, match_line, rank_numbers
+
+NodeOf = Callable[[int], str | None]
+
+_LOOK_AT = re.compile(r"Look first at (?P<ranks>ranks? [\d, and-]+?)(?: on (?P<node>[^\s,]+))?,")
+"""The sentence of trainer.contract.hang_report."""
+_OWN_NAME = re.compile(r"\brank (?P<rank>\d{1,7}) on (?P<node>[\w.-]+)")
+_PRECEDENCE = ("fact", "root", "wait", "exit")
+"""Roles from the one that explains most."""
+
+
+def find_root(evidence: Iterable[Evidence], node_of: NodeOf, failed: str = "") -> Failure | None:
+    """The root failure and its consequences. None without any evidence.
+
+    `failed`: text of the marker FAILED, the trainer's own verdict. `node_of`: the node of a rank.
+    """
+    found = sorted(evidence, key=lambda each: each.order)
+    if not found and not failed:
+        return None
+    root = _choose(found, failed)
+    if root is None:
+        return _unknown(found, node_of)
+    same = [each for each in found if _is_same(each, root)]
+    rank, ranks = _ranks_of(root, same)
+    return Failure(
+        kind=root.kind,
+        title=KINDS[root.kind].title,
+        rank=rank,
+        ranks=ranks,
+        node=_node(root, rank, node_of),
+        time=root.time,
+        message=root.message,
+        traceback=root.traceback or _traceback_of(rank, found),
+        cascade=_consequences(found, {id(each) for each in same}, set(ranks)),
+        place=f"{root.source}:{root.number}" if root.source else "",
+        fix=_fix(root.kind),
+    )
+
+
+def _choose(found: Sequence[Evidence], failed: str) -> Evidence | None:
+    """The evidence that explains the rest."""
+    if verdict := failed.strip():
+        said = [each for each in found if verdict.splitlines()[0] in each.message]
+        if said:
+            return said[0]
+        text = f"trainer: {verdict.splitlines()[0]}"
+        match = match_line(text)
+        if match is not None and match.role == "root":
+            order = found[0].order if found else 0
+            return Evidence(
+                kind=match.kind, role="root", order=order, rank=None, message=text, source="FAILED", number=1
+            )
+    for role in _PRECEDENCE:
+        if candidates := [each for each in found if each.role == role]:
+            return _most_precise(candidates)
+    return None
+
+
+def _most_precise(candidates: Sequence[Evidence]) -> Evidence:
+    """The first one. Of observations of one kind, the one that names a rank or a node."""
+    first = candidates[0]
+    if first.role in ("fact", "exit"):
+        precise = [each for each in candidates if each.kind == first.kind and (each.ranks or each.node)]
+        killed = [each for each in candidates if each.kind == "killed"]
+        return (killed if first.role == "exit" and killed else precise or [first])[0]
+    return first
+
+
+def _is_same(each: Evidence, root: Evidence) -> bool:
+    """The same error of another rank."""
+    return each is root or (
+        each.kind == root.kind and each.role == root.role and _shape(each.message) == _shape(root.message)
+    )
+
+
+def _shape(message: str) -> str:
+    """A message without the numbers and names that differ between ranks."""
+    return re.sub(r"0x[0-9a-f]+|\d+", "#", message)[:200]
+
+
+def _ranks_of(root: Evidence, same: Sequence[Evidence]) -> tuple[int | None, tuple[int, ...]]:
+    if look := _LOOK_AT.search(root.message):
+        ranks = rank_numbers(look["ranks"])
+    elif root.role == "wait":  # those who waited are not those who failed
+        return None, ()
+    elif root.ranks:
+        ranks = root.ranks
+    else:
+        ranks = tuple(dict.fromkeys(rank for each in same for rank in _own_ranks(each)))
+    return (ranks[0] if ranks else None), ranks
+
+
+def _own_ranks(each: Evidence) -> tuple[int, ...]:
+    """The rank that a message names as its own, or that wrote it."""
+    if named := re.findall(r"\bon ranks? (\d[\d, and]*)", each.message):
+        return rank_numbers(named[0])
+    if own := _OWN_NAME.search(each.message):
+        return (int(own["rank"]),)
+    return () if each.rank is None else (each.rank,)
+
+
+def _node(root: Evidence, rank: int | None, node_of: NodeOf) -> str | None:
+    if root.node:
+        return root.node
+    if rank is not None and (node := node_of(rank)):
+        return node
+    for pattern in (_LOOK_AT, _OWN_NAME):
+        if named := pattern.search(root.message):
+            return named["node"]
+    return None
+
+
+def _traceback_of(rank: int | None, found: Sequence[Evidence]) -> str:
+    """The first traceback of the rank that failed."""
+    own = (each.traceback for each in found if rank is not None and each.rank == rank and each.traceback)
+    return next(own, "")
+
+
+def _consequences(found: Sequence[Evidence], root: set[int], ranks: set[int]) -> tuple[Consequence, ...]:
+    """What followed, by kind. A rank counts once, with the first thing it said."""
+    ranks_of: dict[str, dict[int, None]] = {}
+    lines_of: dict[str, int] = {}
+    counted = set(ranks)
+    for each in found:
+        if id(each) in root or each.role == "exit":
+            continue
+        kind = each.kind if each.role == "cascade" else "teardown"
+        own = [rank for rank in (_own_ranks(each) or each.ranks) if rank not in counted]
+        if own:
+            counted.update(own)
+            ranks_of.setdefault(kind, {}).update(dict.fromkeys(own))
+        elif not (each.ranks or _own_ranks(each)):
+            lines_of[kind] = lines_of.get(kind, 0) + 1
+    by_rank = [
+        Consequence(kind=kind, title=KINDS[kind].title, ranks=tuple(sorted(own)), count=len(own))
+        for kind, own in ranks_of.items()
+    ]
+    by_line = [
+        Consequence(kind=kind, title=KINDS[kind].title, ranks=(), count=count)
+        for kind, count in lines_of.items()
+        if kind not in ranks_of
+    ]
+    return tuple(by_rank + by_line)
+
+
+def _unknown(found: Sequence[Evidence], node_of: NodeOf) -> Failure:
+    """Only consequences were seen: shows the first traceback and names no cause."""
+    first = next((each for each in found if each.traceback), found[0])
+    return Failure(
+        kind=UNKNOWN,
+        title=KINDS[UNKNOWN].title,
+        time=first.time,
+        message=first.message,
+        traceback=first.traceback,
+        cascade=_consequences(found, set(), set()),
+        place=f"{first.source}:{first.number}" if first.source else "",
+        fix=_fix(UNKNOWN),
+    )
+
+
+def _fix(kind: str) -> str:
+    return f"faults.md#{KINDS[kind].fix}" if KINDS[kind].fix else ""

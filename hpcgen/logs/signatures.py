@@ -1,0 +1,169 @@
+"""Signatures of failures: what a line of a log or an exception means.
+
+A match is evidence, never yet the cause: `root` decides which evidence explains the rest.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from pathlib import Path
+from typing import Literal, NamedTuple, cast
+
+Role = Literal["fact", "root", "wait", "exit", "cascade"]
+"""What a match can explain.
+
+fact: an observation of the kernel, the driver or Slurm. It explains all other failures, also earlier ones, which only
+    saw its effect.
+root: a cause. The first one explains what follows.
+wait: a rank waited in vain. This is the failure only if nothing else failed before.
+exit: a process ended, without a reason. The failure is unexplained if there is nothing better.
+cascade: the effect of a failure elsewhere. Never the root.
+"""
+
+
+class Kind(NamedTuple):
+    """A kind of failure."""
+
+    title: str
+    """In words, after "rank 3 on node-7: " or alone."""
+    fix: str = ""
+    """Heading of docs/faults.md, as its anchor."""
+
+
+KINDS = {
+    "gpu-fault": Kind("a GPU is faulty", "a-gpu-is-faulty"),
+    "gpu-peer-memory": Kind("a GPU cannot reach the memory of another one", "a-gpu-is-faulty"),
+    "node-failure": Kind("a node was lost", "a-node-or-a-process-died"),
+    "preempted": Kind("the job was preempted", "slurm-ended-it"),
+    "time-limit": Kind("the job ran out of time", "slurm-ended-it"),
+    "canceled": Kind("the job was canceled", "slurm-ended-it"),
+    "host-memory": Kind("a node ran out of memory", "a-node-or-a-process-died"),
+    "shared-memory": Kind("/dev/shm is full", "a-node-or-a-process-died"),
+    "gpu-memory": Kind("a GPU ran out of memory", "a-gpu-runs-out-of-memory"),
+    "not-finite": Kind("a number is not finite", "the-loss-is-not-a-number"),
+    "disk-full": Kind("the disk is full", "the-disk-is-full"),
+    "import": Kind("an import failed", "an-import-fails"),
+    "missing-file": Kind("a file is missing", "a-file-is-missing-or-unreadable"),
+    "permission": Kind("a file may not be used", "a-file-is-missing-or-unreadable"),
+    "input-output": Kind("storage failed", "a-file-is-missing-or-unreadable"),
+    "checkpoint": Kind("a checkpoint does not fit or is damaged", "a-checkpoint-cannot-be-loaded"),
+    "bad-sample": Kind("the data are invalid", "a-sample-is-invalid"),
+    "shape": Kind("shapes do not match", "the-program-raised-an-exception"),
+    "argument": Kind("an argument is invalid", "the-run-is-refused"),
+    "configuration": Kind("the configuration is invalid", "the-run-is-refused"),
+    "refused": Kind("the trainer refused the run", "the-run-is-refused"),
+    "rendezvous": Kind("the ranks did not meet", "the-ranks-do-not-meet"),
+    "download": Kind("a download failed", "a-file-is-missing-or-unreadable"),
+    "launch": Kind("the step did not start", "the-step-does-not-start"),
+    "crash": Kind("a process crashed", "a-node-or-a-process-died"),
+    "gpu-error": Kind("a GPU kernel failed", "a-gpu-is-faulty"),
+    "exception": Kind("the program raised an exception", "the-program-raised-an-exception"),
+    "hang": Kind("a rank hung", "it-hangs"),
+    "collective-timeout": Kind("a collective timed out", "it-hangs"),
+    "network": Kind("the network between nodes failed", "it-hangs"),
+    "killed": Kind("a process was killed", "a-node-or-a-process-died"),
+    "exit": Kind("a process ended with an error", "the-program-raised-an-exception"),
+    "unknown": Kind("unknown: the log names no cause", "the-program-raised-an-exception"),
+    "lost-peers": Kind("lost their peers"),
+    "nccl": Kind("NCCL failed because of another rank"),
+    "cuda-earlier": Kind("met an earlier CUDA error"),
+    "terminated": Kind("were terminated"),
+    "elastic": Kind("torchrun reported failed workers"),
+    "teardown": Kind("failed while they ended"),
+}
+"""All kinds. Those without a heading are cascades."""
+
+
+class Signature(NamedTuple):
+    """What one form of words means: a row of signatures.tsv."""
+
+    kind: str
+    role: Role
+    pattern: re.Pattern[str]
+
+
+_TABLE = "signatures.tsv"
+"""Rows of where, kind, role and pattern. Rows with `line` are searched in single lines, those with `exception` in an
+exception: its type, its message and the lines after it. The first row that matches counts."""
+_TASKS = r"srun: error: (?P<node>\S+): tasks? (?P<ranks>[\d,-]+): "
+"""In place of {tasks} in a pattern."""
+
+
+@functools.cache
+def signatures(where: Literal["line", "exception"]) -> tuple[Signature, ...]:
+    """The rows of the table for lines or for exceptions."""
+    rows = (
+        line.split("\t")
+        for line in Path(__file__).with_name(_TABLE).read_text(encoding="utf-8").splitlines()
+        if line and not line.startswith("#")
+    )
+    return tuple(
+        Signature(kind, cast(Role, role), re.compile(pattern.replace("{tasks}", _TASKS)))
+        for place, kind, role, pattern in rows
+        if place == where
+    )
+
+
+_HEDGE = re.compile(
+    r"[^.\n:;(]*\b(?:may|might|could|can) (?:be|have been|indicate|result|also)\b[^.\n;)]*"
+    r"|[^.\n:;(]*\b(?:possibl[ey]|potential(?:ly)?|likely|typically|probably|usually|often)\b[^.\n;)]*"
+)
+"""A guess of the message about its cause. It is no evidence."""
+_WARNING = re.compile(
+    r"\b\w*Warning: |\b(?:WARNING|INFO|DEBUG|WARN)\b(?!.*(?:trainer|srun|NCCL WARN))|NCCL INFO"
+)
+_FAILS = re.compile(
+    r"(?i)error|fail|kill|cancel|xid|bus|lost|oom|memory|srun|trainer: |hpcgen: |timeout|timed out|signal|abort"
+    r"|terminat|nccl|gloo|exceed|segmentation|fatal|caught|assert|what\(|corrupt|free\(|malloc|shm|found|no space"
+    r"|quota|module|completion"
+)
+"""A cheap test: lines without these words match no signature."""
+
+
+class Match(NamedTuple):
+    """A signature that matched."""
+
+    kind: str
+    role: Role
+    node: str | None = None
+    ranks: tuple[int, ...] = ()
+    """Ranks that the text names. They failed; the rank that wrote the text may be another one."""
+
+
+def match_line(text: str) -> Match | None:
+    """What a single line means. None for a line about nothing that failed."""
+    if not _FAILS.search(text) or _WARNING.search(text):
+        return None
+    text = text[:2000]
+    found = _first("line", text, text)
+    if found is None or found.kind != "refused":
+        return found
+    known = match_exception(text)  # the trainer's own line has the words of an exception
+    return known if known.role in ("fact", "root") and known.kind != "exception" else found
+
+
+def match_exception(text: str) -> Match:
+    """What an exception means, from its last lines."""
+    text = text[:4000]
+    return _first("exception", text, _HEDGE.sub("", text)) or Match("exception", "root")
+
+
+def _first(where: Literal["line", "exception"], text: str, evidence: str) -> Match | None:
+    """The first signature that matches. A cause must be in `evidence`, the text without guesses."""
+    for signature in signatures(where):
+        searched = evidence if signature.role in ("fact", "root") else text
+        if found := signature.pattern.search(searched):
+            named = found.groupdict()
+            ranks = rank_numbers(named.get("ranks") or named.get("lost") or "")
+            return Match(signature.kind, signature.role, named.get("node"), ranks)
+    return None
+
+
+def rank_numbers(text: str) -> tuple[int, ...]:
+    """The ranks in a list such as 3, 1-4,7 or `ranks 2 and 5`."""
+    found: list[int] = []
+    for first, last in re.findall(r"(\d{1,7})(?:\s?(?:-|to)\s?(\d{1,7}))?", text):
+        end = int(last or first)
+        found.extend(range(int(first), min(end, int(first) + 100_000) + 1))
+    return tuple(found)

@@ -1,0 +1,81 @@
+"""Reads why an attempt failed from what it left in the run directory."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from hpcgen.logs.evidence import Evidence, collect
+from hpcgen.logs.failure import Failure
+from hpcgen.logs.lines import parse
+from hpcgen.logs.root import NodeOf, find_root
+from hpcgen.redaction import redact
+from hpcgen.runs.attempts import JobAttempt, read_job
+from hpcgen.runs.log_files import WINDOW_BYTES, LogFile, failure_parts, log_files
+from trainer.contract.files.regular_file import open_regular
+from trainer.contract.files.run_directory import RunDirectory
+from trainer.contract.files.shared_files import foreign_link
+from trainer.contract.record import replaced
+
+_MARKER_BYTES = 64 << 10
+_LEAST_BYTES = 256 << 10
+"""Part of each log that is read even if a job has thousands of them."""
+_UNDISTURBED = ("stopped at iteration", "out of time at", "stopped with status", "done")
+"""Reasons of an attempt that ended as planned and saved."""
+
+
+def root_failure(run_dir: Path, attempt: JobAttempt) -> Failure | None:
+    """Why an attempt failed. None if it goes on, ended as planned, or left no log.
+
+    Raises:
+        OSError: the run directory cannot be read.
+    """
+    if attempt.verdict == "done" or attempt.reason.startswith(_UNDISTURBED):
+        return None
+    later = any(each.restart > attempt.restart for each in read_job(run_dir / "jobs" / attempt.job))
+    found = _evidence(log_files(run_dir, attempt.stage, attempt.job), attempt, is_last=not later)
+    failed = "" if later else _failed_text(run_dir, attempt)
+    failure = find_root(found, node_of(attempt), failed)
+    if failure is None:
+        return None
+    return replaced(failure, message=redact(failure.message), traceback=redact(failure.traceback))
+
+
+def node_of(attempt: JobAttempt) -> NodeOf:
+    """Tells the node of a rank, as the job launched them: in blocks of the same size."""
+    launches = [event for event in attempt.events if event["event"] == "launch"]
+    nodes = str(launches[-1].get("nodes", "")).split() if launches else []
+    with contextlib.suppress(ValueError):
+        num_ranks = int(launches[-1].get("ranks", "")) if launches else 0
+        return lambda rank: nodes[rank * len(nodes) // num_ranks] if 0 <= rank < num_ranks and nodes else None
+    return lambda rank: None
+
+
+def _evidence(files: tuple[LogFile, ...], attempt: JobAttempt, *, is_last: bool) -> list[Evidence]:
+    """The evidence in all logs of a job. Between files, times decide which came first; within a file, its lines."""
+    budget = max(_LEAST_BYTES, WINDOW_BYTES // max(1, len(files)))
+    found: list[tuple[float, int, Evidence]] = []
+    for number, file in enumerate(files):
+        latest = attempt.began
+        with contextlib.suppress(OSError):  # it was removed meanwhile
+            for part in failure_parts(file, attempt, is_last=is_last, budget=budget):
+                lines = parse(part.lines(), file.rank, part.first_line or 1)
+                for each in sorted(collect(lines, file.name, part.start), key=lambda each: each.order):
+                    latest = max(latest, each.time or latest) if len(files) > 1 else latest
+                    each = each if part.first_line else replaced(each, number=0)
+                    found.append((latest, number, each))
+    found.sort(key=lambda entry: entry[:2])
+    return [replaced(each, order=order) for order, (_, _, each) in enumerate(found)]
+
+
+def _failed_text(run_dir: Path, attempt: JobAttempt) -> str:
+    """The text of FAILED, if this attempt wrote it."""
+    path = run_dir / RunDirectory.FAILED
+    with contextlib.suppress(OSError):
+        if attempt.stage != "train" or foreign_link(path, run_dir) is not None:
+            return ""
+        if path.stat().st_mtime < attempt.began - 1:
+            return ""
+        with open_regular(path) as file:
+            return file.read(_MARKER_BYTES).decode(errors="replace")
+    return ""

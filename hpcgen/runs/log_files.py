@@ -1,0 +1,159 @@
+"""Log files of a job, and the part of them that shows the end of one attempt. A log can have gigabytes."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from hpcgen.runs.attempts import JobAttempt
+from trainer.contract.files.regular_file import open_regular
+from trainer.contract.files.shared_files import foreign_link
+from trainer.contract.record import record
+
+WINDOW_BYTES = 64 << 20
+"""Largest part of a job's logs that is read to find a failure, from the last steps on."""
+END_BYTES = 4 << 20
+"""Largest part of the end that is read in addition, if the failure is longer than WINDOW_BYTES."""
+_BLOCK_BYTES = 1 << 20
+_OVERLAP_BYTES = 512
+"""Longest match of the patterns below."""
+_STEP = re.compile(rb"\biteration \d{1,15}/\d{1,15}: loss ")
+_STEPS_BEFORE = 3
+"""The line of a rank that failed can come before those of rank 0 for the same steps."""
+_TASK_LOG = re.compile(r"_(\d{1,7})_log\.out$")
+
+
+@record(kw_only=True)
+class LogFile:
+    """A log of a job."""
+
+    path: Path
+    rank: int | None = None
+    """The rank whose own log this is. None for the job's log, which has the lines of all ranks."""
+
+    @property
+    def name(self) -> str:
+        """Path below the run directory, for messages."""
+        parent = self.path.parent.name
+        return f"{parent}/{self.path.name}" if self.rank is not None else self.path.name
+
+
+def log_files(run_dir: Path, stage: str, job: str) -> tuple[LogFile, ...]:
+    """The existing logs of a job: its own, then those that submitit keeps for each task."""
+    own = LogFile(path=run_dir / f"{stage}-{job}.log")
+    tasks = [
+        LogFile(path=path, rank=int(found[1]))
+        for path in (run_dir / "submitit").glob(f"{job}_*_log.out")
+        if (found := _TASK_LOG.search(path.name)) and path.name == f"{job}{found[0]}"
+    ]
+    tasks.sort(key=lambda file: file.rank or 0)
+    return tuple(file for file in (own, *tasks) if _is_readable(file.path, run_dir))
+
+
+def _is_readable(path: Path, run_dir: Path) -> bool:
+    return path.is_file() and foreign_link(path, run_dir) is None and os.access(path, os.R_OK)
+
+
+@record(kw_only=True)
+class Part:
+    """A part of a log."""
+
+    file: LogFile
+    start: int
+    """Offset of its first byte."""
+    first_line: int
+    """Number of its first line. The lines of a very long log are not counted: 0."""
+    data: bytes
+
+    def lines(self) -> Iterator[str]:
+        """The lines, decoded."""
+        for line in self.data.split(b"\n"):
+            yield line.decode(errors="replace")
+
+
+def failure_parts(
+    file: LogFile, attempt: JobAttempt, *, is_last: bool, budget: int = WINDOW_BYTES
+) -> list[Part]:
+    """The parts of a log that can show why an attempt ended: from its last steps to its end.
+
+    `is_last`: no later attempt has appended to the file.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    with open_regular(file.path) as opened:
+        begin, end = attempt_range(opened, attempt.restart, is_last=is_last)
+        start = _before_last_steps(opened, begin, end)
+        if start is None:
+            start = max(begin, end - budget)
+        spans = [(start, min(end, start + budget))]
+        if spans[0][1] < end:
+            spans.append((max(spans[0][1], end - min(END_BYTES, budget)), end))
+        return [
+            Part(
+                file=file,
+                start=first,
+                first_line=_line_number(opened, first),
+                data=_read(opened, first, last),
+            )
+            for first, last in spans
+        ]
+
+
+def attempt_range(file: BinaryIO, restart: int, *, is_last: bool) -> tuple[int, int]:
+    """Where an attempt begins and ends in the job's log, to which each attempt appends."""
+    end = file.seek(0, os.SEEK_END)
+    if not is_last:
+        following = _find_last(file, _first_line(restart + 1), 0, end)
+        end = end if following is None else following
+    if restart == 0 and not is_last:
+        return 0, end
+    begin = _find_last(file, _first_line(restart), 0, end)
+    return begin or 0, end
+
+
+def _first_line(restart: int) -> re.Pattern[bytes]:
+    """What the batch script says first in an attempt."""
+    return re.compile(rb"(?m)^[^\n]{0,40}hpcgen: [^\n]{0,400}, restart %d, on " % restart)
+
+
+def _before_last_steps(file: BinaryIO, begin: int, end: int) -> int | None:
+    """Offset of the third-last line of a step; None without a step."""
+    found: int | None = None
+    for _ in range(_STEPS_BEFORE):
+        position = _find_last(file, _STEP, begin, end if found is None else found)
+        if position is None:
+            break
+        found = position
+    if found is None:
+        return None
+    newline = _read(file, max(begin, found - _OVERLAP_BYTES), found).rfind(b"\n")
+    return max(begin, found - _OVERLAP_BYTES) + newline + 1
+
+
+def _find_last(file: BinaryIO, pattern: re.Pattern[bytes], begin: int, end: int) -> int | None:
+    """Offset of the last match that begins between two offsets, read from the end."""
+    last = end
+    while last > begin:
+        first = max(begin, last - _BLOCK_BYTES)
+        data = _read(file, first, min(end, last + _OVERLAP_BYTES))
+        matches = [match.start() for match in pattern.finditer(data) if first + match.start() < last]
+        if matches:
+            return first + matches[-1]
+        last = first
+    return None
+
+
+def _read(file: BinaryIO, first: int, last: int) -> bytes:
+    file.seek(first)
+    return file.read(max(0, last - first))
+
+
+def _line_number(file: BinaryIO, offset: int) -> int:
+    """Number of the line that begins at an offset; 0 if that would mean reading too much."""
+    if offset > WINDOW_BYTES:
+        return 0
+    return _read(file, 0, offset).count(b"\n") + 1

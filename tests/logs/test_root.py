@@ -1,0 +1,51 @@
+"""The root failure in logs of real failures: those injected on a Slurm cluster, and those that others published."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from hpcgen.logs.signatures import KINDS, match_line, signatures
+from tests.logs.cases import Case, cases
+
+FAULTS = Path(__file__).parents[2] / "docs" / "faults.md"
+CASCADES = {kind for kind, row in KINDS.items() if not row.fix}
+
+
+@pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
+def test_the_root_is_named(case: Case) -> None:
+    assert case.mistake() == ""
+
+
+@pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
+def test_no_cascade_is_named_as_the_root(case: Case) -> None:
+    failure = case.found()
+    assert failure is None or failure.kind not in CASCADES
+
+
+def test_every_cause_has_a_heading_that_says_what_to_do() -> None:
+    headings = re.findall(r"^##+ (.*)$", FAULTS.read_text(), re.MULTILINE)
+    anchors = {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
+    assert {kind.fix for kind in KINDS.values() if kind.fix} <= anchors
+
+
+@pytest.mark.parametrize("where", ["line", "exception"])
+def test_cascades_and_only_they_have_kinds_without_a_heading(where: str) -> None:
+    for signature in signatures(where):
+        assert (signature.kind in CASCADES) == (signature.role == "cascade"), signature
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "iteration 12/100: loss 2.5, grad norm 1.0, lr 1e-3",
+        "0: UserWarning: CUDA out of memory is possible with this setting",
+        "check_for_nan_in_loss_and_grad ......................... True",
+        "[rank0]: NCCL INFO NET/IB : Using [0]mlx5_0:1/IB; error counters are 0",
+        "2026-11-26T15:48:34+0000 hpcgen: tiny: train job 1, restart 0, on ndv5-[1-2]",
+    ],
+)
+def test_a_line_without_a_failure_means_nothing(text: str) -> None:
+    assert match_line(text) is None
