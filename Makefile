@@ -13,11 +13,11 @@ TORCH := $(shell sed -n 's/^torch==\([0-9.]*\).*/\1/p' constraints.txt)
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install setup quickstart quick test check pytest test-slow test-random test-pythons test-containers test-exchange test-guests test-deepspeed test-stores test-gpu test-gpu-shared layouts bench bench-data bench-train bench-deepspeed bench-precision bench-generation golden docs clean
+.PHONY: help install setup quickstart quick test check pytest test-slow test-random test-pythons test-slurm test-containers test-exchange test-guests test-deepspeed test-stores test-gpu test-gpu-shared layouts bench bench-data bench-train bench-deepspeed bench-precision bench-generation golden docs clean
 
 help:
 	@sed -n '1,/^$$/s/^# \(make .*\)/\1/p' Makefile
-	@echo "others: install test check pytest test-slow test-random test-pythons test-gpu test-gpu-shared layouts bench bench-data bench-train bench-deepspeed bench-precision bench-generation golden docs clean"
+	@echo "others: install test check pytest test-slow test-random test-pythons test-slurm test-gpu test-gpu-shared layouts bench bench-data bench-train bench-deepspeed bench-precision bench-generation golden docs clean"
 
 install: $(READY)
 
@@ -79,6 +79,11 @@ test-random: $(READY)
 # make test-pythons PYTHONS="/path/of/python3.12 /path/of/python3.13"
 test-pythons: $(READY)
 	PYTHONS="$(PYTHONS)" $(BIN)/pytest -m slow tests/trainer/test_pythons.py
+
+# The tests of Slurm with another Slurm than this machine's: make test-slurm SLURM=/path/of/its/prefix
+test-slurm: $(READY)
+	@[ -x "$(SLURM)/sbin/slurmctld" ] || { echo "SLURM=$(SLURM) has no sbin/slurmctld: make test-slurm SLURM=/path/of/its/prefix"; exit 2; }
+	PATH="$(SLURM)/bin:$(SLURM)/sbin:$$PATH" $(BIN)/pytest --workers 5 tests/slurm
 
 # Every stage in real containers on a real Slurm. Needs enroot, mksquashfs (squashfs-tools) and user namespaces, and
 # pyxis's plugin built against this Slurm's headers (libslurm-dev; make in a clone of NVIDIA/pyxis):
@@ -153,19 +158,22 @@ docs: $(READY)
 	@echo "build/docs/index.html"
 
 # Tests that need one of these programs are skipped without it. Fails only where apt-get may install them and cannot.
-SYSTEM_PACKAGES := slurm-wlm munge shellcheck environment-modules
+SYSTEM_PACKAGES := slurm-wlm slurmdbd munge shellcheck environment-modules
 # Debian 12's Python, 3.11.2, pickles in another way than later ones. Other systems have another version.
 DEBIAN_PYTHON := python3.11
+# The database of slurmdbd. These packages start no server. Older systems have a version in their names.
+DEBIAN_DATABASE := mariadb-server-core mariadb-client-core
 
 setup:
-	@missing=; for program in sbatch slurmctld slurmd munged shellcheck; do \
+	@missing=; for program in sbatch slurmctld slurmd slurmdbd munged shellcheck; do \
 	    PATH="$$PATH:/usr/sbin:/sbin" command -v $$program >/dev/null || missing="$$missing $$program"; \
 	done; \
 	[ -e /usr/share/modules/init/bash ] || missing="$$missing environment-modules"; \
 	packages="$(SYSTEM_PACKAGES)"; \
 	if grep -qs 'VERSION_CODENAME=bookworm' /etc/os-release; then \
-	    packages="$$packages $(DEBIAN_PYTHON)"; \
+	    packages="$$packages $(DEBIAN_PYTHON) $(DEBIAN_DATABASE)"; \
 	    [ -x /usr/bin/$(DEBIAN_PYTHON) ] || missing="$$missing $(DEBIAN_PYTHON)"; \
+	    [ -x /usr/sbin/mariadbd ] || missing="$$missing $(DEBIAN_DATABASE)"; \
 	fi; \
 	[ -z "$$missing" ] && exit 0; \
 	sudo=; [ "$$(id -u)" = 0 ] || sudo="sudo -n"; \

@@ -1,8 +1,9 @@
 """A private Slurm cluster on this machine: real daemons, invented hardware (8 GPUs a node, as NDv5).
 
-It owns one directory under /tmp, a munge key and three free ports, so it meets neither a cluster that the
+It owns one directory under /tmp, a munge key and a few free ports, so it meets neither a cluster that the
 machine already has nor a second one of its own kind. It needs no root: its jobs run as whoever started it.
-`python -m tests.slurm.cluster -- COMMAND` runs a command beside such a cluster.
+`python -m tests.slurm.cluster [--accounting] -- COMMAND` runs a command beside such a cluster. Its programs are the
+first on PATH.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tests.patience import PATIENCE_S, wait_until
+from tests.slurm import accounting
 
 NODES = ("ndv5-1", "ndv5-2")  # of a cluster that asks for nothing else
 GPUS_PER_NODE = 8
@@ -70,7 +72,6 @@ MpiDefault=none
 GresTypes=gpu
 ReturnToService=2
 SlurmdParameters=config_overrides
-AccountingStorageType=accounting_storage/none
 JobAcctGatherType=jobacct_gather/none
 MailProg=/bin/true
 SchedulerParameters=batch_sched_delay=0,sched_interval=2,bf_interval=2
@@ -104,6 +105,14 @@ def missing_slurm() -> str | None:
     return None
 
 
+def missing_accounting() -> str | None:
+    """Why no cluster on this machine can have accounting, in one line, or None when one can."""
+    missing = [name for name in accounting.PROGRAMS if shutil.which(name, path=SEARCH_PATH) is None]
+    if missing:
+        return f"no accounting (missing: {', '.join(missing)}); make setup installs slurmdbd and MariaDB"
+    return None
+
+
 class SlurmCluster:
     """The daemons and the clients' side of one cluster; a context manager that starts and stops it.
 
@@ -119,6 +128,8 @@ class SlurmCluster:
 
     `plugins` are lines of plugstack.conf, in which {directory} is the cluster's own. Daemons, and so tasks, find
     the programs in the directory `programs` before all others.
+
+    With `accounting`, the cluster has a slurmdbd and a MariaDB of its own. `settings` are further lines of slurm.conf.
     """
 
     def __init__(
@@ -132,6 +143,8 @@ class SlurmCluster:
         plugins: Sequence[str] = (),
         programs: Path | None = None,
         switches: Mapping[str, str] | None = None,
+        accounting: bool = False,
+        settings: Sequence[str] = (),
     ) -> None:
         self.nodes = tuple(f"ndv5-{index}" for index in range(1, num_nodes + 1))
         self.num_cloud_nodes = num_cloud_nodes
@@ -141,6 +154,8 @@ class SlurmCluster:
         self.plugins = plugins
         self.programs = programs
         self.switches = switches or {}
+        self.accounting = accounting
+        self.settings = settings
         self.directory = Path()
         self.env: dict[str, str] = {}
         self._hastened: set[tuple[str, str]] = set()
@@ -158,7 +173,7 @@ class SlurmCluster:
 
         Raises SlurmClusterError with the daemons' logs. Clusters whose test run was killed are stopped first.
         """
-        if (reason := missing_slurm()) is not None:
+        if (reason := missing_slurm() or (missing_accounting() if self.accounting else None)) is not None:
             raise SlurmClusterError(reason)
         stop_abandoned()
         for attempt in range(1, START_ATTEMPTS + 1):
@@ -264,6 +279,8 @@ class SlurmCluster:
                 f"--pid-file={self.directory}/munged.pid",
                 f"--socket={self.directory}/munge.socket",
             )
+            if self.accounting:
+                accounting.start(self.directory, self.run)
             self.run("slurmctld")
             for node in self.nodes:
                 self.start_node(node)
@@ -278,10 +295,11 @@ class SlurmCluster:
 
     def _configuration(self, directory: Path) -> dict[str, str]:
         """The files of the cluster's configuration, by name."""
-        controller, *ports = free_ports(1 + len(self.nodes))
+        user = pwd.getpwuid(os.geteuid()).pw_name
+        controller, slurmdbd, *ports = free_ports(2 + len(self.nodes))
         slurm_conf = SLURM_CONF.format(
             directory=directory,
-            user=pwd.getpwuid(os.geteuid()).pw_name,
+            user=user,
             port=controller,
             first_job_id=self.first_job_id,
             kill_wait_s=self.kill_wait_s,
@@ -302,6 +320,12 @@ class SlurmCluster:
             slurm_conf += "TopologyPlugin=topology/tree\n"
             leaves = "".join(f"SwitchName={name} Nodes={nodes}\n" for name, nodes in self.switches.items())
             files["topology.conf"] = f"{leaves}SwitchName=top Switches={','.join(self.switches)}\n"
+        if self.accounting:
+            slurm_conf += accounting.SLURM_CONF.format(directory=directory, port=slurmdbd)
+            files["slurmdbd.conf"] = accounting.SLURMDBD_CONF.format(
+                directory=directory, user=user, port=slurmdbd
+            )
+        slurm_conf += "".join(f"{line}\n" for line in self.settings)
         return {"slurm.conf": slurm_conf, **files}
 
 
@@ -346,7 +370,8 @@ def stop_daemons(directory: Path) -> None:
     if _daemon_pid(directory / "slurmctld.pid") is not None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             _cancel_jobs(env)
-    for pid_file in (*directory.glob("slurmd-*.pid"), directory / "slurmctld.pid", directory / "munged.pid"):
+    daemons = ("slurmctld", *accounting.DAEMONS, "munged")
+    for pid_file in (*directory.glob("slurmd-*.pid"), *(directory / f"{name}.pid" for name in daemons)):
         _stop_daemon(pid_file)
     shutil.rmtree(directory, ignore_errors=True)
 
@@ -453,14 +478,15 @@ def _terminated_as_interrupt() -> Iterator[None]:
 
 def main(argv: Sequence[str]) -> int:
     """Run the command in `argv` (after an optional "--") with its own cluster. Returns the exit status."""
-    command = argv[1:] if argv[:1] == ["--"] else argv
+    options, command = (argv[:1], argv[1:]) if argv[:1] == ["--accounting"] else ([], argv)
+    command = command[1:] if command[:1] == ["--"] else command
     if not command:
-        print("usage: python -m tests.slurm.cluster -- COMMAND [ARGUMENT...]", file=sys.stderr)
+        print("usage: python -m tests.slurm.cluster [--accounting] -- COMMAND [ARGUMENT...]", file=sys.stderr)
         return 2
-    if (reason := missing_slurm()) is not None:
+    if (reason := missing_slurm() or (missing_accounting() if options else None)) is not None:
         print(reason, file=sys.stderr)
         return 1
-    with _terminated_as_interrupt(), SlurmCluster() as cluster:
+    with _terminated_as_interrupt(), SlurmCluster(accounting=bool(options)) as cluster:
         return subprocess.run(command, env=cluster.env).returncode
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from hpcgen import api
 from tests.patience import wait_until
-from tests.slurm.cluster import SlurmCluster, missing_slurm
+from tests.slurm.cluster import SlurmCluster, missing_accounting, missing_slurm
 
 HPCGEN = (sys.executable, "-m", "hpcgen")
 """The command as a process of its own, for tests of its signals and children."""
@@ -50,6 +50,15 @@ def slurm_cluster() -> Iterator[SlurmCluster]:
     if (reason := missing_slurm()) is not None:
         pytest.skip(reason)
     with SlurmCluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def accounting_cluster() -> Iterator[SlurmCluster]:
+    """Like `slurm_cluster`, with accounting (slurmdbd), for `sacct` and `sacctmgr`."""
+    if (reason := missing_slurm() or missing_accounting()) is not None:
+        pytest.skip(reason)
+    with SlurmCluster(accounting=True) as cluster:
         yield cluster
 
 

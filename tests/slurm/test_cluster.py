@@ -104,6 +104,20 @@ def test_test_only_judges_a_script_without_queueing_it(slurm_cluster: SlurmClust
     assert "only-tested" not in slurm_cluster.run("squeue", "--format=%j").stdout
 
 
+def test_accounting_keeps_how_a_job_ended(accounting_cluster: SlurmCluster, tmp_path: Path) -> None:
+    job_id = accounting_cluster.sbatch("#!/bin/bash\n#SBATCH --output=job.log\nexit 3\n", cwd=tmp_path)
+    accounting_cluster.wait(job_id)
+    query = (
+        "sacct",
+        "--noheader",
+        "--parsable2",
+        "--allocations",
+        "--format=State,ExitCode",
+        f"--jobs={job_id}",
+    )
+    wait_until(lambda: accounting_cluster.run(*query).stdout.strip() == "FAILED|3:0")
+
+
 def test_two_clusters_run_side_by_side(
     slurm_cluster: SlurmCluster, own_cluster: SlurmCluster, tmp_path: Path
 ) -> None:
