@@ -20,8 +20,9 @@ DONE, STOPPED, FAILED = RunDirectory.DONE, RunDirectory.STOPPED, RunDirectory.FA
 def causes(files: RunFiles) -> Iterator[Cause]:
     """Yields what the marker files say."""
     yield from _done(files)
-    yield from _stopped(files)
-    yield from _killed(files)
+    if files.failure is None:  # it explains the end better
+        yield from _stopped(files)
+        yield from _killed(files)
 
 
 def _done(files: RunFiles) -> Iterator[Cause]:

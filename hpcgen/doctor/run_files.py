@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hpcgen.checkpoints.finding import checkpoint_section
 from hpcgen.checkpoints.run_config import read_run_config, read_trained_config
 from hpcgen.errors import HpcgenError
+from hpcgen.logs.failure import Failure
 from hpcgen.report.run import Run, read_run
 from hpcgen.runs.attempts import JobAttempt, read_attempts
+from hpcgen.runs.failures import root_failure
 from hpcgen.runs.slurm import ask_accounts, ask_queue
 from trainer.contract.config import TrainerConfig, from_dict
 from trainer.contract.config.resolve import resolve
@@ -49,6 +51,8 @@ class RunFiles:
     """Configuration of the newest job. None if there is none, or if this version does not know it."""
     trained: TrainerConfig | None
     """Configuration of the newest attempt that trained, likewise."""
+    failure: Failure | None
+    """Root failure of the last attempt, from its logs. None if it has none, or left no log."""
     now: float
     is_active: bool | None = None
     """Whether Slurm has the job of the last attempt, waiting or running. None if that is unknown."""
@@ -57,9 +61,8 @@ class RunFiles:
 
     @property
     def last(self) -> JobAttempt | None:
-        """The latest attempt of the stage that trains; without one, the latest of any stage."""
-        trains = [attempt for attempt in self.attempts if attempt.stage in ("train", "run")]
-        return next(reversed(trains or list(self.attempts)), None)
+        """The attempt whose end counts."""
+        return _last(self.attempts)
 
     @property
     def run_directory(self) -> RunDirectory:
@@ -98,8 +101,22 @@ def read_run_files(directory: Path, now: float) -> RunFiles:
         job_config=job_config,
         trainer=_resolved(config),
         trained=_resolved(read_trained_config(directory)),
+        failure=_failure(directory, attempts),
         now=now,
     )
+
+
+def _last(attempts: Sequence[JobAttempt]) -> JobAttempt | None:
+    """The latest attempt of a stage that trains; without one, the latest of any stage."""
+    trains = [attempt for attempt in attempts if attempt.stage in ("train", "run")]
+    return next(reversed(trains or list(attempts)), None)
+
+
+def _failure(directory: Path, attempts: Sequence[JobAttempt]) -> Failure | None:
+    last = _last(attempts)
+    with contextlib.suppress(OSError):
+        return root_failure(directory, last) if last else None
+    return None
 
 
 def with_slurm(files: RunFiles) -> RunFiles:

@@ -210,9 +210,18 @@ CASES = {
     ),
     "FAILED": Broken(
         both(remove("STOPPED"), write("FAILED", "model.num_layers = 3 differs from 2\n")),
-        ("failed",),
-        "FAILED:1: model.num_layers = 3 differs from 2",
+        ("refused",),
+        "model.num_layers = 3 differs from 2",
         "submit again",
+    ),
+    "FAILED of a run without events": Broken(
+        both(
+            remove("STOPPED", f"jobs/{JOB}/events.jsonl"),
+            write("FAILED", "the loss is nan at iteration 301 (samples 300 to 303; on rank 12)\n"),
+        ),
+        ("not-finite",),
+        "FAILED:1: the loss is nan at iteration 301",
+        "Submit once more",
     ),
     "FAILED without a reason": Broken(
         both(remove("STOPPED"), write("FAILED", "")), ("failed-without-reason",), "it is empty", "Free space"
@@ -301,18 +310,17 @@ def test_odd_content_in_any_file_is_no_traceback(tmp_path: Path, value: Any) -> 
 def test_the_command_shows_the_cause_and_changes_nothing(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
     (run / "STOPPED").unlink()
-    (run / "FAILED").write_text("the loss is \x1b[31mnan\n")
+    (run / "FAILED").write_text("model.num_layers = 3 differs from \x1b[31m2, HF_TOKEN=hf_0123456789\n")
     before = listing(run)
     ended = hpcgen("doctor", run)
     assert (ended.status, ended.stderr) == (1, "")
-    assert (
-        "1. The run failed, and the next attempt would fail in the same way (ended the last attempt)\n"
-        in ended.stdout
-    )
+    assert "1. The trainer refused the run (ended the last attempt)\n" in ended.stdout
+    assert "see: docs/faults.md#the-run-is-refused\n" in ended.stdout
     assert "\x1b" not in ended.stdout
+    assert "hf_0123456789" not in ended.stdout
     assert listing(run) == before
     [cause] = json.loads(hpcgen("doctor", run, "--json").stdout)["causes"]
-    assert (cause["name"], cause["effect"]) == ("failed", "ended")
+    assert (cause["name"], cause["effect"]) == ("refused", "ended")
 
 
 def test_a_healthy_run_exits_with_0_and_a_wrong_path_with_2(tmp_path: Path) -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from hpcgen.doctor.failure import FIXES
+from hpcgen.logs.signatures import KINDS
+
 ROOT = Path(__file__).parents[2]
 SOURCES = "\n".join(path.read_text() for path in (ROOT / "hpcgen/doctor").glob("*.py"))
 
@@ -18,6 +21,12 @@ def test_every_section_that_a_cause_names_exists() -> None:
     named = set(re.findall(r"\"([a-z-]+\.md)#([a-z0-9-]+)\"", SOURCES))
     assert len(named) > 5
     assert {(page, anchor) for page, anchor in named if anchor not in anchors(page)} == set()
+
+
+def test_every_kind_of_failure_has_a_fix() -> None:
+    headings = {kind.fix for kind in KINDS.values() if kind.fix}
+    assert headings - FIXES.keys() == set()
+    assert FIXES.keys() - anchors("faults.md") == set()
 
 
 def test_every_cause_is_in_the_documentation() -> None:

@@ -1,0 +1,65 @@
+"""What ended a run, from its logs: each has a page, the line that shows it, and what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hpcgen.doctor.diagnosis import diagnose
+from hpcgen.doctor.run_files import read_run_files
+from tests.doctor.runs import JOB, write_events, write_run
+from tests.recorded_run import START
+
+CASES = {
+    "out of memory": (
+        "Traceback (most recent call last):\n"
+        '  File "/code/trainer/step.py", line 140, in run\n'
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.50 GiB. GPU 3 has a total capacity of 79 GiB",
+        "gpu-memory",
+        "faults.md#a-gpu-runs-out-of-memory",
+    ),
+    "NaN loss": (
+        "trainer: the loss is nan at iteration 301 (samples 1200 to 1203; on rank 12); nothing of this step is saved",
+        "not-finite",
+        "faults.md#the-loss-is-not-a-number",
+    ),
+    "checkpoint loading": (
+        "trainer: /runs/a/checkpoints holds no valid checkpoint, but /runs/a/metrics.jsonl records the checkpoint "
+        "/runs/a/checkpoints/iter_0000300. The run would begin at iteration 0 and discard that training",
+        "checkpoint",
+        "faults.md#a-checkpoint-cannot-be-loaded",
+    ),
+    "NCCL timeout": (
+        "[rank7]:[E1126 16:00:00.000000000 ProcessGroupNCCL.cpp:629] [Rank 7] Watchdog caught collective operation "
+        "timeout: WorkNCCL(SeqNum=42, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600002 "
+        "milliseconds before timing out.",
+        "collective-timeout",
+        "faults.md#it-hangs",
+    ),
+    "host memory": (
+        "slurmstepd: error: Detected 1 oom_kill event in StepId=4711.0. Some of the step tasks have been OOM Killed.",
+        "host-memory",
+        "faults.md#a-node-or-a-process-died",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_root_failure_of_the_last_attempt_is_the_cause(tmp_path: Path, case: str) -> None:
+    line, name, page = CASES[case]
+    run = write_run(tmp_path / "run")
+    (run / "STOPPED").unlink()
+    end = {"verdict": "failed", "status": "1", "reason": "failed with status 1 (see above)"}
+    write_events(run, ("start", {"nodes": "ndv5-[001-002]"}), ("end", end))
+    log = [
+        f"2025-10-09T08:53:20+0000 hpcgen: gpt: train job {JOB}, restart 0, on ndv5-[001-002]",
+        "iteration 300/1000: loss 2.02",
+        line,
+        "trainer: rank 2 on ndv5-001 lost its peers after iteration 300 (train). See the log line of the rank",
+    ]
+    (run / f"train-{JOB}.log").write_text("\n".join(log) + "\n")
+    [cause] = diagnose(read_run_files(run, START + 3600))
+    assert (cause.name, cause.page) == (name, page)
+    assert cause.evidence[0].startswith(f"train-{JOB}.log:3: ")
+    assert cause.fix
