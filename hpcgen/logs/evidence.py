@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
 
 from hpcgen.logs.lines import Line
-from hpcgen.logs.signatures import Role, match_exception, match_line
+from hpcgen.logs.signatures import Match, Role, match_exception, match_line
 from trainer.contract.record import record
 
 MAX_TRACEBACK_LINES = 400
 """A longer traceback, such as that of an endless recursion, is cut in the middle of its frames."""
-MAX_MESSAGE_LINES = 12
-"""Lines after the first one of a message that belong to it."""
+MAX_MESSAGE_LINES = 40
+"""Lines after the first one of a message that belong to it, such as torchrun's table of failures."""
+LAST_LINES = 10
+"""Lines of a rank that are kept in case it ends without a traceback."""
 
-_START = re.compile(r"^(?P<indent>.*?)(?:Original )?Traceback \(most recent call last\):\s*$")
+_START = re.compile(r"^(?P<indent>.*?)(?:Original )?Traceback \(most recent call last\)(?::\s*$| ?─)")
+_FRAME = re.compile(r"^(?:\s|[│╭╰❱]|$)")
+"""A line of a frame: Python's are indented, rich draws a box around them."""
 _EXCEPTION = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:: |:$|$)")
 _CHAIN = re.compile(r"^(?:During handling of the above exception|The above exception was the direct cause)")
+_HOST = re.compile(r"(?P<node>[A-Za-z][\w-]*\d[\w.-]*): ")
+"""The node before each line, as pdsh prints it."""
+_IGNORED = re.compile(r"^Exception ignored in")
+"""Python's line before the traceback of an exception that it ignored."""
 _OTHER = re.compile(r"^(?:trainer: |hpcgen: |srun: |slurmstepd|iteration \d|\d{4}-\d\d-\d\d[T ])")
 """Lines that begin something else than a part of a message."""
 
@@ -36,6 +45,7 @@ class Evidence:
     time: float | None = None
     message: str
     traceback: str = ""
+    """Of a process that ended without one: the last lines of its rank."""
     source: str = ""
     """Name of the file."""
     number: int = 0
@@ -45,9 +55,11 @@ class Evidence:
 def collect(lines: Iterable[Line], source: str = "", start: int = 0) -> Iterator[Evidence]:
     """The evidence in one file, in the order in which it began. Lines of several ranks may be mixed."""
     open_tracebacks: dict[int | None, _Traceback] = {}
+    last_lines: dict[int | None, deque[str]] = defaultdict(lambda: deque(maxlen=LAST_LINES))
     last_time: float | None = None
     for order, line in enumerate(lines, start):
         last_time = line.time or last_time
+        earlier = last_lines[line.rank]
         current = open_tracebacks.get(line.rank)
         if current is not None:
             if current.takes(line.text):
@@ -55,8 +67,10 @@ def collect(lines: Iterable[Line], source: str = "", start: int = 0) -> Iterator
             yield current.evidence(source)
             del open_tracebacks[line.rank]
         if begun := _START.match(line.text):
-            open_tracebacks[line.rank] = _Traceback(line, order, last_time, begun["indent"])
+            is_ignored = bool(earlier and _IGNORED.match(earlier[-1]))
+            open_tracebacks[line.rank] = _Traceback(line, order, last_time, begun["indent"], is_ignored)
         elif found := match_line(line.text):
+            ended = last_lines.get(found.ranks[0]) if found.role == "exit" and found.ranks else None
             yield Evidence(
                 kind=found.kind,
                 role=found.role,
@@ -66,9 +80,11 @@ def collect(lines: Iterable[Line], source: str = "", start: int = 0) -> Iterator
                 node=found.node,
                 time=last_time,
                 message=line.text.strip(),
+                traceback="\n".join(ended or ()),
                 source=source,
                 number=line.number,
             )
+        earlier.append(line.text)
     for current in open_tracebacks.values():
         yield current.evidence(source)
 
@@ -76,9 +92,12 @@ def collect(lines: Iterable[Line], source: str = "", start: int = 0) -> Iterator
 class _Traceback:
     """The lines of a rank from `Traceback` to the end of the exception's message, with those of a chain."""
 
-    def __init__(self, first: Line, order: int, time: float | None, indent: str) -> None:
+    def __init__(self, first: Line, order: int, time: float | None, indent: str, is_ignored: bool) -> None:
         self._first, self._order, self._time = first, order, time
-        self._indent = indent if indent.isspace() else ""
+        self._is_ignored = is_ignored
+        self._prefix = indent
+        host = _HOST.fullmatch(indent)
+        self._node = host["node"] if host else None
         self._lines = [first.text]
         self._exceptions: list[list[str]] = []
         """Each exception of the chain, with the lines of its message."""
@@ -87,7 +106,7 @@ class _Traceback:
 
     def takes(self, text: str) -> bool:
         """Adds a line. Returns False if the line does not belong here."""
-        text = text.removeprefix(self._indent)
+        text = text.removeprefix(self._prefix)
         if self._belongs(text):
             if len(self._lines) < MAX_TRACEBACK_LINES or not self._is_in_frames:
                 self._lines.append(text)
@@ -101,7 +120,7 @@ class _Traceback:
         if _OTHER.match(text):
             return False
         if self._is_in_frames:
-            if text[:1].isspace() or not text:
+            if _FRAME.match(text):
                 return True
             self._is_in_frames = False
             self._exceptions.append([text])
@@ -123,11 +142,14 @@ class _Traceback:
         matches = [match_exception(text) for text in texts]
         known = [index for index, match in enumerate(matches) if match.kind != "exception"]
         index = known[0] if known else len(texts) - 1
+        found = Match("teardown", "cascade") if self._is_ignored else matches[index]
         return Evidence(
-            kind=matches[index].kind,
-            role=matches[index].role,
+            kind=found.kind,
+            role=found.role,
             order=self._order,
             rank=self._first.rank,
+            ranks=found.ranks,
+            node=found.node or self._node,
             time=self._time,
             message=_headline(texts[index]),
             traceback="\n".join(self._lines).rstrip(),

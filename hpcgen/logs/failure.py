@@ -46,7 +46,7 @@ class Failure:
     message: str = ""
     """The line that shows the failure."""
     traceback: str = ""
-    """The first traceback of `rank`. For an unknown failure, the first one of the attempt."""
+    """The first traceback of `rank`, or its last lines if it left none. Unknown cause: the first traceback."""
     cascade: tuple[Consequence, ...] = ()
     place: str = ""
     """File and line number of `message`, as FILE:LINE."""

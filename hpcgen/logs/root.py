@@ -7,14 +7,16 @@ from collections.abc import Callable, Iterable, Sequence
 
 from hpcgen.logs.evidence import Evidence
 from hpcgen.logs.failure import UNKNOWN, Consequence, Failure
-from hpcgen.logs.signatures import KINDS, match_line, rank_numbers
+from hpcgen.logs.signatures import KINDS, known_cause, match_line, rank_numbers
+from trainer.contract.record import replaced
 
 NodeOf = Callable[[int], str | None]
 
 _LOOK_AT = re.compile(r"Look first at (?P<ranks>ranks? [\d, and-]+?)(?: on (?P<node>[^\s,]+))?,")
 """The sentence of trainer.contract.hang_report."""
-_OWN_NAME = re.compile(r"\brank (?P<rank>\d{1,7}) on (?P<node>[\w.-]+)")
-_PRECEDENCE = ("fact", "root", "wait", "exit")
+_OWN_NAME = re.compile(r"\b[Rr]ank (?P<rank>\d{1,7})(?: on (?P<node>[A-Za-z][\w.-]*)|[:,]| at )")
+_NODE = re.compile(r"\bnode:? (?P<node>[A-Za-z][\w-]*\d[\w.-]*)")
+_PRECEDENCE = (("fact",), ("root",), ("wait", "exit"))
 """Roles from the one that explains most."""
 
 
@@ -54,25 +56,40 @@ def _choose(found: Sequence[Evidence], failed: str) -> Evidence | None:
             return said[0]
         text = f"trainer: {verdict.splitlines()[0]}"
         match = match_line(text)
-        if match is not None and match.role == "root":
+        if match is not None and match.role in ("fact", "root"):
             order = found[0].order if found else 0
             return Evidence(
                 kind=match.kind, role="root", order=order, rank=None, message=text, source="FAILED", number=1
             )
-    for role in _PRECEDENCE:
-        if candidates := [each for each in found if each.role == role]:
-            return _most_precise(candidates)
+    for roles in _PRECEDENCE:
+        if candidates := [each for each in found if each.role in roles]:
+            return _explained(_most_precise(candidates))
     return None
 
 
+def _explained(root: Evidence) -> Evidence:
+    """An end without a reason, with the reason that the rank's last lines give, if they do."""
+    if root.kind != "exit":
+        return root
+    for line in reversed(root.traceback.splitlines()[-3:]):
+        if cause := known_cause(line):
+            return replaced(root, kind=cause.kind, message=line.strip())
+    return root
+
+
 def _most_precise(candidates: Sequence[Evidence]) -> Evidence:
-    """The first one. Of observations of one kind, the one that names a rank or a node."""
+    """The first one, unless a later one says more about the same event."""
     first = candidates[0]
-    if first.role in ("fact", "exit"):
-        precise = [each for each in candidates if each.kind == first.kind and (each.ranks or each.node)]
-        killed = [each for each in candidates if each.kind == "killed"]
-        return (killed if first.role == "exit" and killed else precise or [first])[0]
-    return first
+    if first.role == "fact":
+        better = [each for each in candidates if each.kind == first.kind and (each.ranks or each.node)]
+    elif first.role == "exit":
+        better = [each for each in candidates if each.kind in ("killed", "crash")]
+        better.sort(key=lambda each: not each.ranks)
+    elif first.kind == "canceled":
+        better = [each for each in candidates if each.kind in ("time-limit", "preempted")]
+    else:
+        better = []
+    return (better or candidates)[0]
 
 
 def _is_same(each: Evidence, root: Evidence) -> bool:
@@ -113,10 +130,8 @@ def _node(root: Evidence, rank: int | None, node_of: NodeOf) -> str | None:
         return root.node
     if rank is not None and (node := node_of(rank)):
         return node
-    for pattern in (_LOOK_AT, _OWN_NAME):
-        if named := pattern.search(root.message):
-            return named["node"]
-    return None
+    named = (pattern.search(root.message) for pattern in (_LOOK_AT, _OWN_NAME, _NODE))
+    return next((found["node"] for found in named if found and found["node"]), None)
 
 
 def _traceback_of(rank: int | None, found: Sequence[Evidence]) -> str:

@@ -39,7 +39,7 @@ KINDS = {
     "time-limit": Kind("the job ran out of time", "slurm-ended-it"),
     "canceled": Kind("the job was canceled", "slurm-ended-it"),
     "host-memory": Kind("a node ran out of memory", "a-node-or-a-process-died"),
-    "shared-memory": Kind("/dev/shm is full", "a-node-or-a-process-died"),
+    "shared-memory": Kind("shared memory (/dev/shm) failed", "a-node-or-a-process-died"),
     "gpu-memory": Kind("a GPU ran out of memory", "a-gpu-runs-out-of-memory"),
     "not-finite": Kind("a number is not finite", "the-loss-is-not-a-number"),
     "disk-full": Kind("the disk is full", "the-disk-is-full"),
@@ -63,6 +63,7 @@ KINDS = {
     "collective-timeout": Kind("a collective timed out", "it-hangs"),
     "network": Kind("the network between nodes failed", "it-hangs"),
     "killed": Kind("a process was killed", "a-node-or-a-process-died"),
+    "script": Kind("the batch script ended the job", "it-does-not-start-again"),
     "exit": Kind("a process ended with an error", "the-program-raised-an-exception"),
     "unknown": Kind("unknown: the log names no cause", "the-program-raised-an-exception"),
     "lost-peers": Kind("lost their peers"),
@@ -110,9 +111,10 @@ _HEDGE = re.compile(
     r"|[^.\n:;(]*\b(?:possibl[ey]|potential(?:ly)?|likely|typically|probably|usually|often)\b[^.\n;)]*"
 )
 """A guess of the message about its cause. It is no evidence."""
-_WARNING = re.compile(
-    r"\b\w*Warning: |\b(?:WARNING|INFO|DEBUG|WARN)\b(?!.*(?:trainer|srun|NCCL WARN))|NCCL INFO"
-)
+_CPP_MESSAGE = re.compile(r"^\s*what\(\):\s+")
+_BARE_EXCEPTION = re.compile(r"(?:\w+\.)*[A-Z]\w*[a-z](?:Error|Exception)(?:: |$)")
+"""An exception whose traceback is not in the log."""
+_WARNING = re.compile(r"\b\w*Warning: |(?<!NCCL )\b(?:WARNING|INFO|DEBUG|WARN)\b|NCCL INFO")
 _FAILS = re.compile(
     r"(?i)error|fail|kill|cancel|xid|bus|lost|oom|memory|srun|trainer: |hpcgen: |timeout|timed out|signal|abort"
     r"|terminat|nccl|gloo|exceed|segmentation|fatal|caught|assert|what\(|corrupt|free\(|malloc|shm|found|no space"
@@ -136,11 +138,18 @@ def match_line(text: str) -> Match | None:
     if not _FAILS.search(text) or _WARNING.search(text):
         return None
     text = text[:2000]
+    if what := _CPP_MESSAGE.match(text) or _BARE_EXCEPTION.match(text):
+        return match_exception(text[what.end() :] if what.re is _CPP_MESSAGE else text)
     found = _first("line", text, text)
-    if found is None or found.kind != "refused":
+    if found is None or found.kind not in ("refused", "script"):
         return found
-    known = match_exception(text)  # the trainer's own line has the words of an exception
-    return known if known.role in ("fact", "root") and known.kind != "exception" else found
+    return known_cause(text) or found  # these lines have the words of an exception
+
+
+def known_cause(text: str) -> Match | None:
+    """The cause that a message names with words of the table, if there is one."""
+    match = match_exception(text)
+    return match if match.role in ("fact", "root") and match.kind != "exception" else None
 
 
 def match_exception(text: str) -> Match:

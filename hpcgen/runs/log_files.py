@@ -18,8 +18,9 @@ WINDOW_BYTES = 64 << 20
 END_BYTES = 4 << 20
 """Largest part of the end that is read in addition, if the failure is longer than WINDOW_BYTES."""
 _BLOCK_BYTES = 1 << 20
-_OVERLAP_BYTES = 512
-"""Longest match of the patterns below."""
+_LINE_BYTES = 1 << 10
+"""Longest distance of a text from the start and the end of its line."""
+_FIRST_LINE = re.compile(rb"hpcgen: .*, restart \d+, on ")
 _STEP = re.compile(rb"\biteration \d{1,15}/\d{1,15}: loss ")
 _STEPS_BEFORE = 3
 """The line of a rank that failed can come before those of rank 0 for the same steps."""
@@ -106,43 +107,44 @@ def failure_parts(
 def attempt_range(file: BinaryIO, restart: int, *, is_last: bool) -> tuple[int, int]:
     """Where an attempt begins and ends in the job's log, to which each attempt appends."""
     end = file.seek(0, os.SEEK_END)
-    if not is_last:
-        following = _find_last(file, _first_line(restart + 1), 0, end)
-        end = end if following is None else following
-    if restart == 0 and not is_last:
+    if not is_last and (following := _last_line_with(file, _begins(restart + 1), _FIRST_LINE, 0, end)):
+        end = following
+    if restart == 0:  # the log of a job begins with its first attempt
         return 0, end
-    begin = _find_last(file, _first_line(restart), 0, end)
-    return begin or 0, end
+    return _last_line_with(file, _begins(restart), _FIRST_LINE, 0, end) or 0, end
 
 
-def _first_line(restart: int) -> re.Pattern[bytes]:
-    """What the batch script says first in an attempt."""
-    return re.compile(rb"(?m)^[^\n]{0,40}hpcgen: [^\n]{0,400}, restart %d, on " % restart)
+def _begins(restart: int) -> bytes:
+    """What is in the first line of an attempt, which the batch script prints."""
+    return b", restart %d, on " % restart
 
 
 def _before_last_steps(file: BinaryIO, begin: int, end: int) -> int | None:
     """Offset of the third-last line of a step; None without a step."""
     found: int | None = None
     for _ in range(_STEPS_BEFORE):
-        position = _find_last(file, _STEP, begin, end if found is None else found)
-        if position is None:
+        earlier = _last_line_with(file, b"iteration ", _STEP, begin, end if found is None else found)
+        if earlier is None:
             break
-        found = position
-    if found is None:
-        return None
-    newline = _read(file, max(begin, found - _OVERLAP_BYTES), found).rfind(b"\n")
-    return max(begin, found - _OVERLAP_BYTES) + newline + 1
+        found = earlier
+    return found
 
 
-def _find_last(file: BinaryIO, pattern: re.Pattern[bytes], begin: int, end: int) -> int | None:
-    """Offset of the last match that begins between two offsets, read from the end."""
+def _last_line_with(
+    file: BinaryIO, text: bytes, pattern: re.Pattern[bytes], begin: int, end: int
+) -> int | None:
+    """Offset of the last line between two offsets that contains a text and a pattern, read from the end."""
     last = end
     while last > begin:
         first = max(begin, last - _BLOCK_BYTES)
-        data = _read(file, first, min(end, last + _OVERLAP_BYTES))
-        matches = [match.start() for match in pattern.finditer(data) if first + match.start() < last]
-        if matches:
-            return first + matches[-1]
+        start = max(begin, first - _LINE_BYTES)
+        data = _read(file, start, min(end, last + _LINE_BYTES))
+        position = last - start
+        while (position := data.rfind(text, first - start, position)) >= 0:
+            line_start = data.rfind(b"\n", 0, position) + 1
+            line_end = data.find(b"\n", position)
+            if pattern.search(data, line_start, len(data) if line_end < 0 else line_end):
+                return start + line_start
         last = first
     return None
 
