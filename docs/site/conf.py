@@ -80,7 +80,15 @@ CONTENTS = {
     ],
     "Data": ["docs/data", "docs/tokenization", "docs/sampling"],
     "Watch and repair": [
-        *("docs/report", "docs/metrics", "docs/faults", "docs/checkpoints", "docs/storage", "docs/exchange"),
+        *(
+            "docs/operate",
+            "docs/report",
+            "docs/metrics",
+            "docs/faults",
+            "docs/checkpoints",
+            "docs/storage",
+            "docs/exchange",
+        ),
     ],
     "Use a model elsewhere": ["docs/huggingface"],
     "Set up a cluster": [

@@ -45,6 +45,7 @@ SECTIONS = {
         "lint": Lazy("hpcgen.cli.lint", "Check batch scripts for mistakes without running them."),
     },
     "Operate": {
+        "status": Lazy("hpcgen.cli.status", "Show what runs do, and why they ended."),
         "doctor": Lazy("hpcgen.cli.doctor", "Name what is wrong with a run, and how to fix it."),
     },
     "Cluster": {

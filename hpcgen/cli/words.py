@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hpcgen.config.stages import STAGE_ROWS, stage_called
 
-_LOOK = "hpcgen report RUN_DIR shows a run"
+_LOOK = "hpcgen status RUN_DIR shows a run"
 _STOP = (
     "use scancel --batch --signal=USR2 JOB_ID to save first and resume later, or scancel JOB_ID to end the job "
     "(docs/resuming.md)"
@@ -24,21 +24,23 @@ _OWN_PROGRAM = "hpcgen init --program writes a run file for a training program o
 TOP = {
     **dict.fromkeys(
         (
-            *("status", "stat", "stats", "runs", "monitor", "monitoring", "watch", "follow", "plot", "graph"),
+            *("plot", "graph"),
             *(
                 "curve",
                 "curves",
                 "metrics",
                 "summary",
                 "summarize",
-                "dashboard",
-                "progress",
                 "history",
-                "top",
             ),
             *("visualize", "results", "loss", "ui", "gui", "web"),
         ),
         "use hpcgen report RUN_DIR",
+    ),
+    **dict.fromkeys(("stat", "stats", "state", "info", "show"), "use hpcgen status RUN_DIR"),
+    **dict.fromkeys(
+        ("monitor", "monitoring", "watch", "follow", "top", "dashboard", "progress"),
+        "use hpcgen status RUN_DIR --watch",
     ),
     **dict.fromkeys(("compare", "comparison", "compare-runs"), "use hpcgen report RUN_DIR RUN_DIR..."),
     "diff": "hpcgen report RUN_DIR RUN_DIR... compares runs, and hpcgen templates diff the functions of a site",
@@ -324,7 +326,7 @@ def file_meaning(word: str) -> str:
         return f"for a run file, use hpcgen validate -c {word}"
     if path.suffix in _SCRIPTS:
         return f"hpcgen lint {word} checks a batch script, and hpcgen init --from {word} converts it"
-    return f"for a run directory, use hpcgen report {word}" if "/" in word and path.is_dir() else ""
+    return f"for a run directory, use hpcgen status {word}" if "/" in word and path.is_dir() else ""
 
 
 def _stage(word: str) -> str:

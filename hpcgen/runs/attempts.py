@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
-from trainer.contract.files.regular_file import open_regular
+from hpcgen.slurm.events import EVENTS
+from trainer.contract.files.regular_file import IrregularFileError, open_regular
+from trainer.contract.files.run_directory import open_nofollow
 from trainer.contract.files.shared_files import foreign_link
 from trainer.contract.record import record
-
-EVENTS = "events.jsonl"
-"""Name of the file with the events of a job, in RUN_DIR/jobs/JOB."""
 
 Verdict = Literal["done", "requeued", "terminated", "failed"]
 """How an attempt ended: `terminated` is Slurm's decision (canceled, preempted, out of time, or a node failed)."""
 
 Event = Mapping[str, Any]
 
+_END_BYTES = 4 << 10
+"""Bytes that contain the last event."""
 _LATEST = 1e11
 """Latest time in an event, in the year 5138."""
 _MOST_BYTES = 16 << 20
@@ -79,12 +81,27 @@ def read_job(job_dir: Path) -> tuple[JobAttempt, ...]:
             return ()
         with open_regular(path) as file:
             data = file.read(_MOST_BYTES)
-    except (FileNotFoundError, NotADirectoryError, PermissionError):
+    except (FileNotFoundError, NotADirectoryError, PermissionError, IrregularFileError):
         return ()
     attempts: dict[int, list[Event]] = {}
     for event in _events(data):
         attempts.setdefault(event["restart"], []).append(event)
     return tuple(_attempt(events) for events in attempts.values() if events[0]["event"] == "start")
+
+
+def read_end(job_dir: Path) -> Event | None:
+    """The event with which the job's last attempt ended; None without one.
+
+    Reads only the end of the file, since an array may have ten thousand tasks.
+    """
+    try:
+        with open(job_dir / EVENTS, "rb", buffering=0, opener=open_nofollow) as file:
+            size = os.fstat(file.fileno()).st_size
+            lines = os.pread(file.fileno(), _END_BYTES, max(0, size - _END_BYTES)).splitlines()
+    except OSError:
+        return None
+    last = next(_events(lines[-1]), None) if lines else None
+    return last if last is not None and last["event"] == "end" else None
 
 
 def _events(data: bytes) -> Iterator[Event]:

@@ -5,9 +5,11 @@ Both work with and without accounting, and end after TIMEOUT_S if the controller
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import subprocess
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -146,10 +148,28 @@ class Queue:
     jobs: tuple[QueuedJob, ...] = ()
     problem: str = ""
     """Why there is no answer; "" if there is one. Then a job that is not in `jobs` is unknown to the controller."""
+    asked: float = 0.0
+    """When the controller was asked (Unix time in seconds)."""
 
     def find(self, job: str) -> QueuedJob | None:
         """The job with this ID; None if the controller does not know it, or has not answered."""
-        return next((queued for queued in self.jobs if queued.stands_for(job)), None)
+        if (found := self._by_id.get(job)) is not None:
+            return found
+        several = self._waiting_tasks.get(job.partition("_")[0], ())
+        return next((queued for queued in several if queued.stands_for(job)), None)
+
+    @functools.cached_property
+    def _by_id(self) -> dict[str, QueuedJob]:
+        return {queued.job: queued for queued in self.jobs}
+
+    @functools.cached_property
+    def _waiting_tasks(self) -> dict[str, list[QueuedJob]]:
+        """ID of an array -> jobs that stand for several of its tasks."""
+        found: dict[str, list[QueuedJob]] = {}
+        for queued in self.jobs:
+            if "[" in queued.job:
+                found.setdefault(queued.job.partition("_")[0], []).append(queued)
+        return found
 
     def of_run(self, run_dir: Path) -> tuple[QueuedJob, ...]:
         """Jobs of this run that wait or run."""
@@ -187,10 +207,12 @@ NO_ACCOUNTS = Accounts(jobs={})
 
 def ask_queue(users: Iterable[int]) -> Queue:
     """Asks the controller for all jobs of these users, given by number, including jobs that ended minutes ago."""
+    asked = time.time()
     form = ",".join(f"{field}:{_SEPARATOR}" for field in _QUEUE_FIELDS)
     numbers = ",".join(str(user) for user in sorted(set(users)))
     lines, problem = _ask("squeue", "--noheader", "--states=all", f"--user={numbers}", f"--Format={form}")
-    return Queue(jobs=tuple(map(_queued, _rows(lines, len(_QUEUE_FIELDS)))), problem=problem)
+    jobs = tuple(map(_queued, _rows(lines, len(_QUEUE_FIELDS))))
+    return Queue(jobs=jobs, problem=problem, asked=asked)
 
 
 def ask_accounts(jobs: Iterable[str]) -> Accounts:

@@ -50,7 +50,7 @@ def state_of(directory: Path, latest: Latest, now: float) -> tuple[State, str]:
     place = f"{beat.get('phase')} on {beat.get('host')}, iteration {iteration}" if beat else ""
     ago = f"last activity {duration(max(0.0, now - last))} ago" if last is not None else ""
     sign = ": ".join(filter(None, (ago, place)))
-    if _is_gone(beat):
+    if process_is_gone(beat.get("host"), beat.get("pid")):
         if beat.get("phase") == "end":  # it saved; the job of the next attempt has removed STOPPED
             return "stopped", sign
         reason = latest.stop_reason
@@ -81,13 +81,13 @@ def _hang(stacks: Path, world_size: object) -> str:
     return describe_hang(reports, world_size if isinstance(world_size, int) else None, {})
 
 
-def _is_gone(beat: dict[str, Any]) -> bool:
-    """Returns whether rank 0 ran on this machine and has ended. Processes on other machines cannot be checked."""
-    pid = beat.get("pid")
-    if beat.get("host") != socket.gethostname() or type(pid) is not int or pid < 1:
+def process_is_gone(host: object, pid: object) -> bool:
+    """Returns whether a process ran on this machine and has ended. Processes on other machines cannot be checked."""
+    number = int(pid) if isinstance(pid, str) and pid.isdecimal() else pid
+    if host != socket.gethostname() or type(number) is not int or number < 1:
         return False
     try:
-        os.kill(pid, 0)  # only checks for existence
+        os.kill(number, 0)  # only checks for existence
     except (ProcessLookupError, OverflowError):
         return True
     except PermissionError:  # the process exists but belongs to another user

@@ -27,6 +27,7 @@ from hpcgen.planning.paths import corpus_job
 from hpcgen.run_plan.plan import Plan
 from hpcgen.run_plan.stage import StagePlan
 from hpcgen.slurm.corpus import check_corpus, missing_tasks
+from hpcgen.slurm.events import recorded
 from hpcgen.slurm.job import Job, Progress
 from hpcgen.slurm.processes import kill_tree, term_exits
 from hpcgen.slurm.run_directory import Followed, make_job_directory, make_run_directory, sharing
@@ -98,6 +99,7 @@ def _run(plan: Plan, stage: StagePlan, run_dir: Path, on_progress: Callable[[Pro
     started = time.time()
     with contextlib.ExitStack() as stack:
         stack.enter_context(_announce_save(run_dir, stage.kind, started))
+        stack.enter_context(recorded(job_dir, named.name, stage.name))
         with _children_ignore_ctrl_c(), _children_ignore_local_modules(), without(of_outer_launcher()):
             submitted: Any = executor.submit(_task(stage, job_dir))
             job = Job(stage.name, submitted.job_id, folder / Path(submitted.paths.stdout).name, submitted)

@@ -25,9 +25,10 @@ GROUPS = {
 CONTEXTS = {"": ROOT, **GROUPS}
 
 MEANINGS = """
-    status runs monitor watch metrics plot dashboard top    hpcgen report
+    metrics plot curves history                             hpcgen report
+    monitor watch dashboard top stats                       hpcgen status RUN_DIR
     compare                                                 hpcgen report RUN_DIR RUN_DIR
-    tail log logs                                           hpcgen report RUN_DIR
+    tail log                                                hpcgen status RUN_DIR
     stop cancel kill scancel abort down                     scancel JOB_ID
     resume continue restart retry requeue                   submit the run again
     launch start up                                         hpcgen submit STAGE...
@@ -63,7 +64,7 @@ MEANINGS = """
     train.sh job.sbatch                                     hpcgen lint
     rendr                                                   render?
     trian                                                   if you mean train, use hpcgen submit train
-    statsu                                                  hpcgen report
+    statsu                                                  did you mean status
 """
 WITHOUT_MEANING = (
     *("attach", "get", "describe", "delete", "apply", "rm", "commit", "clone", "login", "benchmark", "test"),

@@ -61,6 +61,6 @@ def test_waiting_tasks_of_an_array_share_one_line() -> None:
 @pytest.mark.process
 def test_a_machine_without_slurm_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert slurm.ask_queue([0]) == Queue(problem="squeue is not installed here")
+    assert slurm.ask_queue([0]).problem == "squeue is not installed here"
     assert slurm.ask_accounts(["7"]).problem == "sacct is not installed here"
     assert slurm.ask_accounts([]).problem == ""  # nothing to ask

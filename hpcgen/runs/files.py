@@ -1,0 +1,314 @@
+"""What the directory of a run says about it, without asking Slurm. Reads small files, and the end of larger ones."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpcgen.checkpoints.run_config import read_trained_config
+from hpcgen.data.concurrent_map import concurrent_map
+from hpcgen.errors import HpcgenError
+from hpcgen.redaction import redact
+from hpcgen.runs.attempts import Event, JobAttempt, read_end, read_job
+from hpcgen.runs.latest import NOTHING, Latest, Tail
+from hpcgen.runs.state import State, process_is_gone, state_of
+from trainer.contract.files import checkpoint_files
+from trainer.contract.files.regular_file import read_text
+from trainer.contract.files.run_directory import RunDirectory
+from trainer.contract.files.shared_files import foreign_link, user
+from trainer.contract.record import record
+
+if TYPE_CHECKING:
+    from hpcgen.data.status import StageStatus
+
+EXCLUDED = "excluded_nodes"
+"""File with the nodes that jobs of the run avoid: a name and the Unix time until which it is avoided."""
+_EXCLUDED = re.compile(r"([A-Za-z0-9._-]+) ([0-9]{1,12})\b")
+MOST_REASONS = 3
+_TASK = re.compile(r"(\d+)_(\d+)")
+"""Name of the directory of an array's task in RUN_DIR/jobs."""
+
+
+@record(kw_only=True)
+class SavedCheckpoints:
+    """The checkpoints of a run, judged by the names of their files. `hpcgen checkpoint list` looks into them."""
+
+    directory: str
+    newest: int | None
+    """Iteration of the newest complete checkpoint."""
+    saved: float | None
+    """When it was complete (Unix time in seconds)."""
+    complete: int
+    """Number of complete checkpoints."""
+    saving: int | None
+    """Iteration of a newer one that is not complete: a save in progress, or one that was interrupted."""
+
+
+@record(kw_only=True)
+class Disk:
+    """The file system of a directory. Quotas are not considered."""
+
+    free: int
+    """Bytes that the user can still write."""
+    total: int
+
+
+@record(kw_only=True)
+class ArrayFiles:
+    """What the tasks of an array recorded."""
+
+    job: str
+    stage: str
+    began: float
+    """When its first task began (Unix time in seconds)."""
+    ended: dict[str, int]
+    """Number of tasks with each verdict."""
+    open: tuple[str, ...]
+    """Tasks without an end: they run, or were killed."""
+    reasons: tuple[str, ...]
+    """Why tasks failed, of MOST_REASONS tasks."""
+
+
+@record(kw_only=True)
+class RunFiles:
+    """What the directory of a run says."""
+
+    directory: Path
+    name: str
+    owner: int
+    """User ID of the directory's owner."""
+    latest: Latest
+    state: State | None
+    """State that markers, hang reports and signs of activity show; None without any."""
+    word: str
+    """Reason for the state, or the last sign of activity."""
+    config: dict[str, Any]
+    """Configuration of the trainer, as it last trained; empty if there is none."""
+    attempts: tuple[JobAttempt, ...]
+    """Attempts of jobs that are no array, in the order in which they began."""
+    gone: tuple[str, ...]
+    """Jobs of this machine without an end whose processes are gone."""
+    arrays: tuple[ArrayFiles, ...]
+    """The newest array of each data stage."""
+    data: tuple[StageStatus, ...]
+    """Data stages that jobs of this run have worked on."""
+    data_problem: str
+    """Why `data` is empty although such jobs have run; otherwise empty."""
+    checkpoints: SavedCheckpoints | None
+    excluded: dict[str, float]
+    """Nodes that jobs avoid, and until when."""
+    disk: Disk | None
+
+
+class RunReader:
+    """Reads the directory of a run, also several times: then only what may have changed."""
+
+    def __init__(self, directory: Path, *, counts_outputs: bool = True) -> None:
+        """Without `counts_outputs`, `data` stays empty. It needs a look at each output of the data stages."""
+        self._directory = directory
+        self._counts_outputs = counts_outputs
+        self._tail = Tail(directory / RunDirectory.METRICS)
+        self._ended: dict[str, Event] = {}
+        """Tasks of arrays that ended, by name."""
+
+    def read(self, now: float) -> RunFiles:
+        """What the directory says at the time `now` (Unix time in seconds).
+
+        Raises:
+            HpcgenError: it is not a directory, or the user may not enter it.
+        """
+        directory = self._directory
+        _require_directory(directory)
+        owner = directory.stat().st_uid
+        jobs, tasks = _job_directories(directory)
+        config = read_trained_config(directory)
+        latest = _latest(self._tail)
+        state, word = _state(directory, latest, now)
+        attempts = _attempts(jobs)
+        arrays = tuple(filter(None, (self._array(array, found) for array, found in tasks.items())))
+        newest = [task for found in reversed(tasks.values()) for task in found[:1]]
+        data, problem = _data_stages((*newest, *jobs) if self._counts_outputs else (), now)
+        return RunFiles(
+            directory=directory,
+            name=str(latest.start.get("name") or config.get("name") or directory.absolute().name),
+            owner=owner,
+            latest=latest,
+            state=state,
+            word=redact(word),
+            config=config,
+            attempts=attempts,
+            gone=tuple(attempt.job for attempt in attempts if _is_gone(attempt)),
+            arrays=tuple({array.stage: array for array in arrays}.values()),
+            data=data,
+            data_problem=problem,
+            checkpoints=_checkpoints(directory, config),
+            excluded=_excluded(directory, now),
+            disk=_disk(directory),
+        )
+
+    def _array(self, array: int, tasks: Sequence[Path]) -> ArrayFiles | None:
+        """What the tasks of an array recorded; None if none has started."""
+        first = next((attempt for task in tasks for attempt in read_job(task)), None)
+        if first is None:
+            return None
+        left = [task for task in tasks if task.name not in self._ended]
+        for task, end in zip(left, concurrent_map(left, read_end), strict=True):
+            if end is not None:
+                self._ended[task.name] = end
+        ends = [self._ended[task.name] for task in tasks if task.name in self._ended]
+        failed = [end for end in ends if end.get("verdict") == "failed"]
+        return ArrayFiles(
+            job=str(array),
+            stage=first.stage,
+            began=first.began,
+            ended=dict(Counter(str(end.get("verdict")) for end in ends)),
+            open=tuple(task.name for task in tasks if task.name not in self._ended),
+            reasons=tuple(redact(str(end.get("reason", ""))) for end in failed[:MOST_REASONS]),
+        )
+
+
+def users_of(directory: Path) -> set[int]:
+    """User IDs of those whose jobs may belong to a run: the owners of its directory and of its jobs, and this user."""
+    jobs, arrays = _job_directories(directory)
+    newest = [tasks[0] for tasks in arrays.values()]
+    return {os.geteuid(), *_owners((directory, *jobs, *newest))}
+
+
+def _require_directory(directory: Path) -> None:
+    try:
+        with os.scandir(directory):
+            return
+    except FileNotFoundError:
+        hint = "give the directory of a run (paths.run_dir), or its run file"
+        raise HpcgenError("no such directory", hint, where=directory) from None
+    except NotADirectoryError:
+        hint = "give the directory of a run (paths.run_dir), or its run file (.yaml)"
+        raise HpcgenError("is a file", hint, where=directory) from None
+    except PermissionError:
+        owner = user(directory.stat().st_uid)
+        hint = "to let others read a run, set share: group in its run file"
+        raise HpcgenError(f"may only be read by user {owner}", hint, where=directory) from None
+
+
+def _job_directories(directory: Path) -> tuple[list[Path], dict[int, list[Path]]]:
+    """The directories of jobs, and those of the tasks of each array, the oldest array first."""
+    jobs = directory / "jobs"
+    if foreign_link(jobs, directory) is not None:
+        return [], {}
+    try:
+        names = os.listdir(jobs)  # noqa: PTH208 # of ten thousand tasks, without a stat for each
+    except OSError:
+        return [], {}
+    found: dict[int, list[Path]] = {}
+    others = []
+    for name in names:
+        if match := _TASK.fullmatch(name):
+            found.setdefault(int(match[1]), []).append(jobs / name)
+        else:
+            others.append(jobs / name)
+    return others, dict(sorted(found.items()))
+
+
+def _owners(paths: Iterable[Path]) -> Iterable[int]:
+    for path in paths:
+        with contextlib.suppress(OSError):
+            yield path.lstat().st_uid
+
+
+def _attempts(jobs: Iterable[Path]) -> tuple[JobAttempt, ...]:
+    found = [attempt for job in jobs for attempt in read_job(job)]
+    return tuple(sorted(found, key=lambda attempt: (attempt.began, attempt.job, attempt.restart)))
+
+
+def _is_gone(attempt: JobAttempt) -> bool:
+    """Whether a job of the local launcher without an end ran on this machine, and its process has ended."""
+    start = attempt.events[0]
+    return attempt.ended is None and process_is_gone(start.get("host"), start.get("pid"))
+
+
+def _latest(tail: Tail) -> Latest:
+    try:
+        return tail.read()
+    except OSError:
+        return NOTHING
+
+
+def _state(directory: Path, latest: Latest, now: float) -> tuple[State | None, str]:
+    state, word = state_of(directory, latest, now)
+    return (None, "") if state == "silent" and not word else (state, word)
+
+
+def _data_stages(jobs: Iterable[Path], now: float) -> tuple[tuple[StageStatus, ...], str]:
+    """The data stages of the corpus that the newest job of an array names, and why they cannot be shown."""
+    path = next((path for job in jobs if (path := job / "corpus.json").is_file()), None)
+    if path is None:
+        return (), ""
+    if find_spec("msgspec") is None:
+        return (), "progress of the data stages needs the extra `data` of hpcgen"
+    from hpcgen.data import manifest, status
+    from hpcgen.run_plan import corpus_job
+
+    try:
+        job = corpus_job.read_job(path, ())
+        planned = manifest.read_manifest(manifest.manifest_path(job.directory))
+        return tuple(status.corpus_status(job, planned, (), now)), ""
+    except (HpcgenError, OSError) as error:
+        return (), redact(str(error))
+
+
+def _checkpoints(directory: Path, config: dict[str, Any]) -> SavedCheckpoints | None:
+    section = config.get("checkpoint")
+    saved = section.get("save") if isinstance(section, dict) else None
+    path = Path(saved) if isinstance(saved, str) and saved else directory / "checkpoints"
+    try:
+        found = checkpoint_files.list_paths(path)
+    except OSError:
+        return None
+    if not found:
+        return None
+    times = {each: time for each in found if (time := _completed(each)) is not None}
+    newest = next((each for each in found if each in times), None)
+    first = found[0]
+    iteration = checkpoint_files.iteration_of
+    return SavedCheckpoints(
+        directory=str(path),
+        newest=iteration(newest) if newest else None,
+        saved=times[newest] if newest else None,
+        complete=len(times),
+        saving=iteration(first) if first not in times and _is_started(first) else None,
+    )
+
+
+def _completed(checkpoint: Path) -> float | None:
+    try:
+        return (checkpoint / checkpoint_files.COMPLETE).lstat().st_mtime
+    except OSError:
+        return None
+
+
+def _is_started(checkpoint: Path) -> bool:
+    return (checkpoint / checkpoint_files.STARTED).exists()
+
+
+def _excluded(directory: Path, now: float) -> dict[str, float]:
+    try:
+        lines = read_text(directory / EXCLUDED, errors="replace").splitlines()[:10_000]
+    except OSError:
+        return {}
+    found = (match.groups() for line in lines if (match := _EXCLUDED.match(line)))
+    return {name: float(until) for name, until in found if float(until) > now}
+
+
+def _disk(directory: Path) -> Disk | None:
+    try:
+        usage = shutil.disk_usage(directory)
+    except OSError:
+        return None
+    return Disk(free=usage.free, total=usage.total)

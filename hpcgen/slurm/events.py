@@ -1,0 +1,52 @@
+"""Events of jobs on this machine, as templates/lib/events.sh records those of Slurm's jobs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from hpcgen.errors import JobFailed, JobStopped
+from hpcgen.redaction import redact
+from trainer.contract.files.run_directory import open_nofollow
+
+EVENTS = "events.jsonl"
+"""Name of the file with the events of a job, in RUN_DIR/jobs/JOB."""
+
+
+@contextlib.contextmanager
+def recorded(directory: Path, job: str, stage: str) -> Iterator[None]:
+    """Records the start of a job in its directory, and its end when the block ends.
+
+    An event that cannot be written is left out: the job matters more.
+    """
+    host = socket.gethostname()
+    _record(directory, job, stage, "start", nodes=host, cluster="", host=host, pid=str(os.getpid()))
+    verdict, status, reason = "failed", 1, ""
+    try:
+        yield
+        verdict, status = "done", 0
+    except JobStopped:
+        verdict, status, reason = "terminated", 0, "interrupted; it saved and stopped"
+        raise
+    except JobFailed as error:
+        reason = str(error).splitlines()[-1]
+        raise
+    except (KeyboardInterrupt, SystemExit):
+        verdict, status, reason = "terminated", 130, "interrupted"
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise
+    finally:
+        _record(directory, job, stage, "end", verdict=verdict, status=str(status), reason=redact(reason))
+
+
+def _record(directory: Path, job: str, stage: str, event: str, **values: str) -> None:
+    line = {"event": event, "time": time.time(), "job": job, "restart": 0, "stage": stage, **values}
+    with contextlib.suppress(OSError), open(directory / EVENTS, "a", opener=open_nofollow) as file:
+        file.write(json.dumps(line) + "\n")
