@@ -51,7 +51,7 @@ class StageSettings:
     """Seconds before the time limit at which the job is asked to save a last checkpoint and stop. Default: for train,
     computed from the checkpoint's size; for run, 300."""
     max_restarts: NonNegative | None = None
-    """Maximum number of times the job requeues itself. Default: 100."""
+    """Maximum number of times the job starts again, from the queue or on its nodes. Default: 100."""
     extra_directives: tuple[Directive, ...] | None = None
     """Additional sbatch options, such as --mail-type=FAIL. They are added to the cluster's and override options of the
     same name."""

@@ -15,8 +15,9 @@ from trainer.contract.files.run_directory import open_nofollow
 from trainer.contract.files.shared_files import foreign_link
 from trainer.contract.record import record
 
-Verdict = Literal["done", "requeued", "terminated", "failed"]
-"""How an attempt ended: `terminated` is Slurm's decision (canceled, preempted, out of time, or a node failed)."""
+Verdict = Literal["done", "requeued", "stopped", "terminated", "failed"]
+"""How an attempt ended: `stopped` by hpcgen stop; `terminated` is Slurm's decision (canceled, preempted, out of time,
+or a node failed)."""
 
 Event = Mapping[str, Any]
 
@@ -52,6 +53,8 @@ class JobAttempt:
     """Exit status of the batch script."""
     reason: str = ""
     """The script's last message: why the attempt ended."""
+    cause: str = ""
+    """Why Slurm ended it: canceled, preempted, out of time, or "preempted, or a node failed"; "" if Slurm did not."""
     nodes: str = ""
     """The job's nodes in Slurm's notation."""
     cluster: str = ""
@@ -146,6 +149,7 @@ def _attempt(events: list[Event]) -> JobAttempt:
         verdict=cast(Verdict, verdict) if verdict in get_args(Verdict) else None,
         status=None if (status := _number(end.get("status"))) is None else int(status),
         reason=end.get("reason", ""),
+        cause=end.get("cause", ""),
         nodes=start.get("nodes", ""),
         cluster=start.get("cluster", ""),
     )

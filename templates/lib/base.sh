@@ -3,10 +3,10 @@ last_said=''
 say() { last_said=$*; printf '%(%Y-%m-%dT%H:%M:%S%z)T hpcgen: %s\n' -1 "$*"; }
 die() { say "ERROR: $*" >&2; exit 1; }
 # Slurm ends the job with TERM, and warns the batch shell of a training job with USR2 before the time limit.
-interrupted=0 terminated=0 requeued=0 warned=0 stop_file='' stop_command=(:) before_requeue=(:)
+interrupted=0 terminated=0 requeued=0 warned=0 asks_to_stop=yes stop_file='' stop_command=(:) before_requeue=(:)
 set_traps() {
     trap 'interrupted=1 terminated=1; ((requeued)) || say "SIGTERM: canceled, preempted, out of time, or a node failed"' TERM
-    trap 'interrupted=1 warned=1; record stop; make_stop_file; "${stop_command[@]}"; say "USR2: the time limit is near, or a user asks to stop; requesting a checkpoint"' USR2
+    trap 'interrupted=1 warned=1; record stop asks "$asks_to_stop"; make_stop_file; "${stop_command[@]}"; say "USR2: the time limit is near, or a user asks to stop; requesting a checkpoint"' USR2
 }
 # In a subshell, so that an error does not end the job.
 make_stop_file() { [[ ! $stop_file ]] || (write_file "$stop_file" </dev/null); }

@@ -46,15 +46,18 @@ record_queue() {
     done
     record queue "${times[@]}"
 }
-# STATUS [VERDICT]: sets verdict_now: done, requeued, terminated (by Slurm) or failed. Without VERDICT, the status decides.
+# STATUS [VERDICT]: sets verdict_now: done, requeued, stopped (hpcgen stop), terminated (by Slurm) or failed. Without VERDICT,
+# the status decides.
 set_verdict() {
-    case ${2-$1} in 0) verdict_now='done' ;; 143) verdict_now=terminated ;; requeued) verdict_now=requeued ;; *) verdict_now=failed ;; esac
+    case ${2-$1} in 0) verdict_now='done' ;; 143) verdict_now=terminated ;; requeued | stopped) verdict_now=$2 ;; *) verdict_now=failed ;; esac
 }
-# STATUS [VERDICT]: adds the end of this attempt, with the last message as the reason. The last `end` of an attempt counts.
+# STATUS [VERDICT]: adds the end of this attempt, with the last message as the reason, and the cause if Slurm decided. The last
+# `end` of an attempt counts.
+cause=''
 record_end() {
     local reason=${last_said#ERROR: } verdict_now
     [[ $BASHPID == "$$" ]] || return 0 # a subshell
-    ((!requeued)) || [[ $1 != 0 || ${2-} ]] || return 0
+    ((!requeued)) || [[ $1 != 0 && $1 != 143 || ${2-} ]] || return 0
     set_verdict "$@"
-    record end verdict "$verdict_now" status "$1" reason "$reason"
+    record end verdict "$verdict_now" status "$1" reason "$reason" ${cause:+cause "$cause"}
 }

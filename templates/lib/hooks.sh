@@ -1,5 +1,5 @@
 # The site's prologue and epilogue: runs them so that a mistake in them cannot change what becomes of the job.
-# For site_epilogue: done, requeued, failed or terminated (by Slurm), the exit status of the job, and its log.
+# For site_epilogue: done, requeued, stopped, failed or terminated (by Slurm), the exit status of the job, and its log.
 verdict='' exit_status=0 log=''
 before_requeue=(run_epilogue_before_requeue)
 # Runs site_prologue in this shell, so that its variables stay. If it exits, the job concludes as after a failed attempt.
@@ -69,11 +69,11 @@ run_epilogue() {
     ((status == 0 || !left)) || say "WARNING: site_epilogue ended early with status $status (above)" >&2
     allow_requeues 1
 }
-# A job that is canceled while its epilogue runs is not requeued.
+# [STATUS VERDICT]: for a job that is to be requeued or stopped. One that is canceled while its epilogue runs is not requeued.
 run_epilogue_before_requeue() {
     local before=$terminated
-    run_epilogue 0 requeued
-    ((before || !terminated)) || is_out_of_time || { say "ended by Slurm (canceled, preempted, or a node failed) before the requeue"; exit 143; }
+    run_epilogue "${1-0}" "${2-requeued}"
+    ((before || !terminated)) || is_out_of_time || { say "ended by Slurm (${cause:-canceled, preempted, or a node failed}) before the requeue"; exit 143; }
 }
 # 0 or 1: with 0, Slurm refuses scontrol requeue, which would start a finished job once more. With 1 again, a user may.
 allow_requeues() {

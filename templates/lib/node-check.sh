@@ -246,22 +246,22 @@ ask_nodes() {
 # NAME: fails if Slurm has no such node. Slurm refuses an entire list because of a name that it no longer knows.
 is_node() { local answer; answer=$(scontrol show node "$1" 2>&1) || [[ $answer != *"not found"* ]]; }
 
-# Records the nodes of good and bad in the run directory, and sets excluded to all nodes that count as bad. A node counts as
-# bad for excluded_s seconds, because a virtual machine that was replaced keeps its old name.
+# Records the nodes of good and bad in the run directory, and sets excluded to all nodes of this cluster that count as bad. A
+# node counts as bad for excluded_s seconds, because a virtual machine that was replaced keeps its old name.
 note_nodes() {
-    local name until now list='' known=$run_dir/excluded_nodes
+    local name until cluster now list='' known=$run_dir/excluded_nodes here=${SLURM_CLUSTER_NAME-}
     local -A noted=()
     now=$(date +%s)
     if [[ -r $known ]]; then
-        while read -r name until; do
-            [[ $name =~ ^[A-Za-z0-9._-]+$ && $until =~ ^[0-9]{1,12}$ ]] || continue
+        while read -r name until cluster; do
+            [[ $name =~ ^[A-Za-z0-9._-]+$ && $until =~ ^[0-9]{1,12}$ && $cluster =~ ^[A-Za-z0-9._-]*$ ]] || continue
             ((until > now)) || continue
-            if is_node "$name"; then noted[$name]=$until; fi
+            if [[ ${cluster:-$here} != "$here" ]]; then list+="$name $until $cluster"$'\n'; elif is_node "$name"; then noted[$name]=$until; fi
         done <"$known"
     fi
     for name in "${good[@]}"; do unset -v 'noted[$name]'; done
     for name in "${bad[@]}"; do noted[$name]=$((now + excluded_s)); done
     excluded=("${!noted[@]}")
-    for name in "${excluded[@]}"; do list+="$name ${noted[$name]}"$'\n'; done
+    for name in "${excluded[@]}"; do list+="$name ${noted[$name]}${here:+ $here}"$'\n'; done
     printf '%s' "$list" | sort | write_file "$known"
 }

@@ -8,32 +8,22 @@ choose_good_nodes() {
     say "running on ${step_nodes[*]}"
 }
 
-# COMMAND...: runs the command. If a node dies, reruns it on the other nodes as long as enough of them are good.
-run_until_good() {
-    local status lost
-    while true; do
-        rc=0
-        "$@" || rc=$?
-        status=$rc
-        if ((rc == 0 || terminated || warned)) || [[ -e $run_dir/FAILED ]]; then return "$rc"; fi
-        say "the step ended with status $status: checking the nodes"
-        check_nodes
-        lost=${bad[*]}
-        rc=$status
-        if ((terminated)) || [[ -z ${bad[*]-} ]]; then return "$rc"; fi
-        if ! choose_nodes; then
-            say "too few good nodes are left to continue in this job: ${#good[@]} of $nodes"
-            rc=$status
-            return "$rc"
-        elif ! prepare_nodes; then
-            say "a node is not fit for this job (above)"
-            rc=$status
-            return "$rc"
-        fi
-        record spare lost "$lost" nodes "${step_nodes[*]}"
-        say "continuing in this job, on ${step_nodes[*]}"
-        rendezvous || return
-    done
+# After a crash: sets lost to the bad nodes, and takes spare nodes in their place. Fails if the step cannot run in this job.
+keep_good_nodes() {
+    say "the step ended with status $status: checking the nodes"
+    check_nodes
+    lost=${bad[*]}
+    ((!terminated)) || return
+    [[ $lost ]] || return 0
+    if ! choose_nodes; then
+        say "too few good nodes are left to continue in this job: ${#good[@]} of $nodes"
+        return 1
+    elif ! prepare_nodes; then
+        say "a node is not fit for this job (above)"
+        return 1
+    fi
+    record spare lost "$lost" nodes "${step_nodes[*]}"
+    say "continuing in this job, on ${step_nodes[*]}"
 }
 
 # Checks the nodes of the job. Sets good=(...) and bad=(...). A task marks its node as bad with the file unfit-NODE.
@@ -81,6 +71,7 @@ exclude_and_requeue() {
     if [[ -z ${good[*]-} ]] && grep -q '"check": "file"' "$reports"/*-host.json 2>/dev/null; then
         die "${bad[*]} lacks a file that the run needs (above)"
     fi
+    end_if_held "bad nodes: ${bad[*]}"
     read_number count "$held/exclusions"
     ((count < max_exclusions)) || die "bad nodes: ${bad[*]}; the job excluded nodes $count times already: giving up"
     write_file "$held/exclusions" <<<"$((count + 1))"
@@ -118,22 +109,24 @@ exclude_and_requeue() {
     die "back in the queue, but Slurm did not accept the list of bad nodes $list: $refusal"
 }
 
-# Slurm never starts a job that both requires a node (--nodelist) and excludes it: drops these nodes from --nodelist.
+# Slurm never starts a job that both requires a node (--nodelist) and excludes it, or that requires one which has left the
+# cluster: drops these nodes from --nodelist.
 drop_excluded_requests() {
     local node required names=() kept=() dropped=()
     required=$(job_field ReqNodeList)
     [[ $required ]] || return 0
     host_names names "$required" || die "scontrol cannot list the nodes that --nodelist names: $required (above)"
     for node in "${names[@]}"; do
-        if [[ " ${excluded[*]} " == *" $node "* ]]; then dropped+=("$node"); else kept+=("$node"); fi
+        if [[ " ${excluded[*]} " == *" $node "* ]] || ! is_node "$node"; then dropped+=("$node"); else kept+=("$node"); fi
     done
     [[ ${dropped[*]-} ]] || return 0
-    say "the job was submitted with --nodelist=$required: dropping the request for ${dropped[*]}, which it now excludes"
+    say "the job was submitted with --nodelist=$required: dropping the request for ${dropped[*]}, excluded or gone"
     changes+=(ReqNodeList="$(join_by , "${kept[@]}")")
 }
 
 # RESERVATION: prints the number of usable nodes that are not excluded, of the partition or of the reservation in it, if
-# there is one. If Slurm shows no nodes (PrivateData), assumes enough.
+# there is one. If Slurm shows no nodes (PrivateData), assumes enough. Nodes that the cloud powers down or up, or that
+# reboot, come back: their state ends in one of ~ # ! % @ ^.
 nodes_left() {
     local name state of list unusable='down|drain|drng|fail|inval|futr' left=0 reserved=()
     list=$([[ ! $1 ]] || scontrol show reservation -o "$1" | sed -n 's/.* Nodes=\([^ ]*\).*/\1/p')
@@ -144,7 +137,7 @@ nodes_left() {
     grep -q " $SLURM_JOB_PARTITION\$" "$held/partition" || { echo "$num_job_nodes"; return; }
     while read -r name state of; do
         [[ $of == "$SLURM_JOB_PARTITION" ]] || continue
-        if [[ $state =~ $unusable || " ${excluded[*]} " == *" $name "* ]]; then continue; fi
+        if [[ $state =~ $unusable && $state != *[~#!%@^] || " ${excluded[*]} " == *" $name "* ]]; then continue; fi
         if [[ $1 && " ${reserved[*]-$name} " != *" $name "* ]]; then continue; fi
         left=$((left + 1))
     done <"$held/partition"

@@ -3,6 +3,7 @@
 # shellcheck disable=SC2016 # the task expands it
 run_own_file='[ -f "$0" ] && exec 9<"$0" && case $(stat -Lc %u:%A /dev/fd/9) in "$(id -u)":-????-??-?) program=$(cat <&9) && exec 9<&- && eval "$program"; exit ;; esac; echo "$0: not run, since it is missing, or others made it or can write to it" >&2; exit 1'
 log=$run_dir/$stage-$job.log log_start=0 before=0 found=0
+asks_to_stop=${stop_path:+yes}${stop_signal:+yes}
 claim_run_directory() {
     ! is_done || { say "done already: $done_file exists"; exit 0; }
     claim

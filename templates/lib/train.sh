@@ -3,14 +3,14 @@ tracker=$checkpoints/latest_checkpointed_iteration.txt before=0
 claim_run_directory() {
     ! is_done || { say "done already: $run_dir/DONE says $train_iters iterations"; exit 0; }
     claim # the trainer's own lock decides between jobs that start together
-    read_newest before
+    read_progress before
     say "from iteration $before of $train_iters"
     stop_file=$held/stop-$restart; ((!warned)) || make_stop_file
     export TRAINER_STOP_FILE=$job_dir/stop-$restart TRAINER_CONFIG=$job_dir/trainer.json
     add_options --config "$TRAINER_CONFIG" --stop-file "$TRAINER_STOP_FILE"
 }
 # NAME: sets the variable NAME to the newest checkpoint's iteration, or to 0. The one in the tracker may have been moved away.
-read_newest() {
+read_progress() {
     local found; read_number found "$tracker"; printf -v found %s/iter_%07d "$checkpoints" "$found"
     [[ -d $found ]] || found=$(printf '%s\n' "$checkpoints"/iter_*/COMPLETE | grep -E '/iter_[0-9]{7,15}/COMPLETE$' | sort -V | tail -n 1)
     [[ $found =~ /iter_([0-9]{7,15})(/COMPLETE)?$ ]]; printf -v "$1" %d "$((10#${BASH_REMATCH[1]-0}))"
@@ -26,7 +26,7 @@ is_done() {
 # unpack the image once more. "started" distinguishes a missing trainer from a step that did not start.
 import_check=("${task[@]}" --versions)
 check_trainer() {
-    local status=$rc after; read_newest after
+    local status=$rc after; read_progress after
     if ((rc == 0 || num_rendezvous == 0 || terminated || warned || after > before)) || [[ -e $run_dir/FAILED ]]; then return; fi
     if run_step import_trainer || ((terminated)); then :
     elif ((rc != 124 && rc != 137)) && grep -qx started "$held/versions" && ! grep -q '^trainer ' "$held/versions"; then
@@ -38,7 +38,7 @@ check_trainer() {
 }
 import_trainer() { timeout --kill-after=30 1800 srun "${on_nodes[@]}" --kill-on-bad-exit=0 "${container[@]}" env "${task_environment[@]}" sh -c "echo started; exec \"\$@\"" sh "${import_check[@]}" >"$held/versions"; }
 conclude() {
-    local after timed_out=0 invalid="not requeued, since it would fail again"; read_newest after
+    local after timed_out=0 invalid="not requeued, since it would fail again"; read_progress after
     ((after <= before)) || rm -f -- "$held/stalled" # progress resets the count of failures
     if is_done; then say "done: $train_iters iterations"; exit 0; fi
     end_if_canceled "; the newest checkpoint is of iteration $after"

@@ -124,7 +124,7 @@ for attempt in {attempts}; do
     echo "${{attempt#*:}}" >"$tracker"; mkdir -p "$(printf iter_%07d "${{attempt#*:}}")"
     rm -f STOPPED; ((rc)) || : >STOPPED
     (conclude)
-    read_newest before
+    read_progress before
 done
 """
     done = with_libraries("base", "scratch", "attempts", "train", then=then, cwd=tmp_path)
@@ -167,7 +167,7 @@ def test_a_job_finds_the_newest_checkpoint_that_was_not_moved_away(
         (tmp_path / set_aside / "COMPLETE").touch()
     if tracker is not None:
         (tmp_path / "latest_checkpointed_iteration.txt").write_text(str(tracker))
-    done = with_libraries("base", "train", then='read_newest before; echo "$before"', cwd=tmp_path)
+    done = with_libraries("base", "train", then='read_progress before; echo "$before"', cwd=tmp_path)
     assert (done.stdout, done.stderr) == (f"{newest}\n", "")
 
 
@@ -179,6 +179,9 @@ def test_a_job_finds_the_newest_checkpoint_that_was_not_moved_away(
         ("train", "None", 143, "the newest checkpoint is of iteration 0; requeueing is Slurm's decision"),
         ("run", "TimeLimit", 0, "out of time: back into the queue"),
         ("run", "None", 143, "or a node failed); requeueing is Slurm's decision"),
+        ("run", "None Restarts=0", 143, "ended by Slurm (canceled); requeueing"),
+        ("run", "None Restarts=1", 143, "ended by Slurm (preempted, or a node failed); requeueing"),
+        ("run", "None PreemptTime=2026-11-26T15:53:55", 143, "ended by Slurm (preempted); requeueing"),
     ],
 )
 def test_a_job_out_of_time_is_requeued_and_a_canceled_one_is_not(
@@ -287,6 +290,72 @@ note_nodes
     done = with_libraries("base", "node-check", then=then, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert ("sick" in (tmp_path / "excluded_nodes").read_text()) == kept
+
+
+@pytest.mark.process
+def test_each_cluster_keeps_its_own_bad_nodes(tmp_path: Path) -> None:
+    """Two clusters can share a run directory. Lines of 0.2.0 name no cluster."""
+    known = tmp_path / "excluded_nodes"
+    known.write_text(
+        "a 99999999999 other\nb 99999999999 here\nc 99999999999\nd 5 other\ne 99999999999 here\n"
+    )
+    then = """
+good=(e) bad=(a) excluded_s=60 SLURM_CLUSTER_NAME=here
+scontrol() { echo "NodeName=$3"; }
+note_nodes
+printf '%s\n' "${excluded[@]}" | sort
+"""
+    done = with_libraries("base", "node-check", then=then, cwd=tmp_path)
+    assert done.stdout.split() == ["a", "b", "c"], done.stderr
+    lines = [line.split() for line in known.read_text().splitlines()]
+    assert {(name, cluster) for name, _, cluster in lines} == {
+        ("a", "here"),
+        ("a", "other"),
+        ("b", "here"),
+        ("c", "here"),
+    }
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("steps", "settings", "starts"),
+    [
+        ("1:8 1:9 0:9", "", "3"),
+        ("1:8 1:8 0:9", "", "2"),
+        ("1:0 0:9", "", "1"),
+        ("2:8 0:9", "", "1"),
+        ("1:8 0:9", "max_restarts=0", "1"),
+        ("1:8 1:9 0:9", "max_restarts=1", "2"),
+        ("1:8 0:9", "warned=1", "1"),
+        ("1:8 0:9", "terminated=1", "1"),
+        ("1:8 0:9", "shown='PreemptTime=2026-11-26T15:53:55 Restarts=0'", "1"),
+        ("1:8 0:9", ": >FAILED", "1"),
+    ],
+)
+def test_a_step_that_crashes_after_progress_starts_again_in_the_job(
+    steps: str, settings: str, starts: str, tmp_path: Path
+) -> None:
+    """Each step is STATUS:ITERATION."""
+    then = f"""
+max_restarts=100 restart=0 before=0 shown='PreemptTime=None Restarts=0' num=0 steps=({steps}) has_started=1
+unset -v max_exclusions
+{settings}
+scontrol() {{ echo " JobId=7 $shown X=1"; }}
+rendezvous() {{ :; }}
+: >events.jsonl
+step() {{
+    local each=${{steps[num++]}}
+    echo "${{each#*:}}" >"$tracker"
+    mkdir -p "$(printf iter_%07d "${{each#*:}}")"
+    return "${{each%:*}}"
+}}
+run_until_good step >/dev/null
+echo "$num $rc $(grep -c restart_in_job events.jsonl)"
+"""
+    done = with_libraries("base", "attempts", "train", then=then, cwd=tmp_path)
+    [num, status, recorded] = done.stdout.split()
+    last = steps.split()[int(starts) - 1].partition(":")[0]
+    assert (num, status, int(recorded)) == (starts, last, int(starts) - 1), done.stderr
 
 
 @pytest.mark.process
@@ -419,13 +488,22 @@ claim
     ("partition", "reservation", "left"),
     [
         ("", "", "4"),
+        ("a idle~\nb down#\nc drain%\nd down^\ne down*", "", "4"),
         ("a idle\nb alloc\nc drain\nbad idle", "", "2"),
         ("a maint\nb idle", "", "1"),
         ("a idle\nb alloc\nbad idle", "b,bad", "1"),
         ("a maint\nb idle", "a", "1"),
         ("a idle\nb idle", "unknown", "2"),
     ],
-    ids=["nodes are private", "partition", "maintenance", "reservation", "reserved for it", "no answer"],
+    ids=[
+        "nodes are private",
+        "suspended or on their way",
+        "partition",
+        "maintenance",
+        "reservation",
+        "reserved for it",
+        "no answer",
+    ],
 )
 def test_usable_nodes_are_those_that_the_job_can_get(
     partition: str, reservation: str, left: str, tmp_path: Path
@@ -434,7 +512,7 @@ def test_usable_nodes_are_those_that_the_job_can_get(
     then = f"""
 excluded=(bad) num_job_nodes=4 SLURM_JOB_PARTITION=p
 sleep() {{ :; }}
-sinfo() {{ [[ " $* " == *" --all "* && "$*" != *--partition* ]] && printf '{lines}x idle other\\n'; }}
+sinfo() {{ [[ " $* " == *" --all "* && "$*" != *--partition* ]] && printf '%b' '{lines}x idle other\\n'; }}
 scontrol() {{
     case $2 in
         reservation) [[ $4 != unknown ]] && echo "ReservationName=$4 StartTime=x Nodes=$4 NodeCnt=1" ;;

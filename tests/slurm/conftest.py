@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -214,6 +215,21 @@ fi
 exec {scontrol} "$@"
 """
     return program_first(cluster, directory, "scontrol", text)
+
+
+def ranks_of(cluster: SlurmCluster, job_id: str) -> list[int]:
+    """PIDs of a job's training processes, by rank."""
+    found = {}
+    job = {f"SLURM_JOB_ID={job_id}", f"SLURM_CONF={cluster.env['SLURM_CONF']}"}
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if "\0-m\0trainer\0--config\0" not in (process / "cmdline").read_text():
+                continue
+            environ = (process / "environ").read_text(errors="replace").split("\0")
+            if job <= set(environ):
+                [rank] = [each for each in environ if each.startswith("SLURM_PROCID=")]
+                found[int(rank.partition("=")[2])] = int(process.name)
+    return [found[rank] for rank in sorted(found)]
 
 
 def wait_for_steps(run: Path, count: int) -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from tests.patience import PATIENCE_S
 from tests.slurm.cluster import FINAL_STATES, SlurmCluster
-from tests.slurm.conftest import TWO_RANKS, log_of, make_run, profile_text, render
+from tests.slurm.conftest import TWO_RANKS, log_of, make_run, profile_text, ranks_of, render
 from trainer.contract.files import checkpoint_files
 
 SAVE_INTERVAL = 12
@@ -78,7 +78,7 @@ class LongRun:
     def wait_for_attempt(self) -> None:
         """Returns after the first step of the next attempt."""
         self._wait(lambda: self._num_attempts() > len(self.attempts) and self._num_steps() > 0, submits=True)
-        self.ranks = self._find_ranks()
+        self.ranks = ranks_of(self._cluster, self.job_id)
 
     def wait_for_end(self) -> dict[int, Values]:
         """Waits for the last save and the end of the job. Returns all steps."""
@@ -119,19 +119,6 @@ class LongRun:
         """The iteration from which each attempt resumed."""
         lines = self._metrics().splitlines()
         return [json.loads(line)["iteration"] for line in lines if '"event": "start"' in line]
-
-    def _find_ranks(self) -> list[int]:
-        found = {}
-        job = {f"SLURM_JOB_ID={self.job_id}", f"SLURM_CONF={self._cluster.env['SLURM_CONF']}"}
-        for process in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
-                if "\0-m\0trainer\0--config\0" not in (process / "cmdline").read_text():
-                    continue
-                environ = (process / "environ").read_text(errors="replace").split("\0")
-                if job <= set(environ):
-                    [rank] = [each for each in environ if each.startswith("SLURM_PROCID=")]
-                    found[int(rank.partition("=")[2])] = int(process.name)
-        return [found[rank] for rank in sorted(found)]
 
     def _submit(self) -> None:
         self.job_id = self._cluster.sbatch(self._script, cwd=self._run.parent)

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from hpcgen.runs.attempts import read_attempts
+from tests.patience import wait_until
 from tests.slurm.cluster import SlurmCluster
 from tests.slurm.conftest import (
     TWO_RANKS,
+    curve,
     log_of,
     make_run,
     profile_text,
     program_first,
+    ranks_of,
     render,
     run_job,
     wait_for_steps,
@@ -147,9 +153,62 @@ def test_cancelling_saves_and_leaves_the_decision_to_slurm(
     assert re.search(
         r"asked to stop \((SIGTERM|by a signal to another rank)\)", log
     )  # rank 0 may get its signal later
-    assert "requeueing is Slurm's decision" in log
+    assert "ended by Slurm (canceled); the newest checkpoint" in log
+    [attempt] = read_attempts(tiny_run.parent / "run")
+    assert (attempt.verdict, attempt.cause) == ("terminated", "canceled")
     assert (tiny_run.parent / "run" / "STOPPED").exists()
     assert list(scratch.iterdir()) == []
+
+
+def test_a_killed_rank_costs_neither_the_queue_nor_more_than_a_save_interval(
+    slurm_cluster: SlurmCluster, tiny_run: Path, single_process_curve: dict[int, tuple[float, float]]
+) -> None:
+    longer = ("training.train_iters=60", "checkpoint.save_interval=3")
+    job_id = slurm_cluster.sbatch(render(tiny_run, *TWO_RANKS, *longer), cwd=tiny_run.parent)
+    wait_for_steps(tiny_run, 5)
+    os.kill(ranks_of(slurm_cluster, job_id)[1], signal.SIGKILL)
+    state = slurm_cluster.wait(job_id)
+    log = log_of(tiny_run, job_id)
+    assert state == "COMPLETED", log
+    assert "starting it again in this job (restart 1 of at most 100)" in log
+    assert slurm_cluster.show(job_id)["Restarts"] == "0"
+    [attempt] = read_attempts(tiny_run.parent / "run")
+    launches = [each["time"] for each in attempt.events if each["event"] == "launch"]
+    metrics = (tiny_run.parent / "run" / "metrics.jsonl").read_text().splitlines()
+    killed, again = [each for each in map(json.loads, metrics) if each["event"] == "start"]
+    assert killed["time"] < launches[1] < again["time"]
+    assert again["iteration"] >= 3
+    steps = curve(tiny_run)
+    assert len(steps) == 60
+    for iteration, expected in single_process_curve.items():
+        assert steps[iteration] == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.slow
+def test_a_preempted_job_saves_in_its_grace_time_and_says_so(tiny_run: Path) -> None:
+    """Slurm sends SIGTERM to the tasks at once, and to the batch shell at the end of the grace time."""
+    endless = ("training.train_iters=100000", "optimizer.lr_decay_iters=100000")
+    run_dir = tiny_run.parent / "run"
+    settings = (
+        "PreemptType=preempt/partition_prio",
+        "PreemptMode=REQUEUE",
+        "PartitionName=low Nodes=ALL PriorityTier=1 GraceTime=60",
+        "PartitionName=high Nodes=ALL PriorityTier=2",
+    )
+    with SlurmCluster(settings=settings) as cluster:
+        script = render(tiny_run, *TWO_RANKS, *endless, "slurm.train.partition=low")
+        job_id = cluster.sbatch(script, cwd=tiny_run.parent)
+        wait_for_steps(tiny_run, 3)
+        urgent = "#!/bin/bash\n#SBATCH --nodes=2 --exclusive --partition=high --output=/dev/null\ntrue\n"
+        assert cluster.wait(cluster.sbatch(urgent, cwd=tiny_run.parent)) == "COMPLETED"
+        wait_until(lambda: cluster.state(job_id) == "RUNNING" and len(read_attempts(run_dir)) == 2)
+        cluster.run("scancel", job_id)
+        cluster.wait(job_id)
+    first, _ = read_attempts(run_dir)
+    assert (first.verdict, first.cause) == ("requeued", "preempted")
+    stopped = re.search(r"^preempted: stopped at iteration (\d+) of 100000", first.reason)
+    assert stopped is not None
+    assert f"from iteration {stopped[1]} of 100000" in log_of(tiny_run, job_id)
 
 
 def test_a_missing_secret_ends_the_job_before_it_trains(slurm_cluster: SlurmCluster, tiny_run: Path) -> None:
