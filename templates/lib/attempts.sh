@@ -68,7 +68,7 @@ count_restarts() {
 # REASON: requeues the job unless max_restarts is reached.
 requeue() {
     local restarts
-    ! is_preempted || set -- "preempted: $1"
+    ! is_preempted || set -- "$1, because it was preempted"
     end_if_held "$1"
     count_restarts
     ((restarts < max_restarts)) || die "$1, and this was restart $restarts of at most $max_restarts: giving up"

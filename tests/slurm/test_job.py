@@ -206,7 +206,7 @@ def test_a_preempted_job_saves_in_its_grace_time_and_says_so(tiny_run: Path) -> 
         cluster.wait(job_id)
     first, _ = read_attempts(run_dir)
     assert (first.verdict, first.cause) == ("requeued", "preempted")
-    stopped = re.search(r"^preempted: stopped at iteration (\d+) of 100000", first.reason)
+    stopped = re.search(r"^stopped at iteration (\d+) of 100000, because it was preempted", first.reason)
     assert stopped is not None
     assert f"from iteration {stopped[1]} of 100000" in log_of(tiny_run, job_id)
 
