@@ -8,7 +8,7 @@
     print(render(plan(run), "train"))
     submit(plan(run, ["prepare", "train"]), launcher="slurm")
 
-The command line uses the same six functions.
+The command line uses the same functions. `sweep`, `submit_sweep` and `compare` do so for several variants of a run.
 """
 
 from __future__ import annotations
@@ -18,19 +18,32 @@ from typing import TYPE_CHECKING, Any
 from hpcgen.version import __version__
 
 if TYPE_CHECKING:
-    from hpcgen.api import layouts, load_run, plan, predict, render, submit
+    from hpcgen.api import (
+        compare,
+        layouts,
+        load_run,
+        plan,
+        predict,
+        render,
+        submit,
+        submit_sweep,
+        sweep,
+    )
     from hpcgen.errors import ConfigErrors, HpcgenError
 
 __all__ = [
     "ConfigErrors",
     "HpcgenError",
     "__version__",
+    "compare",
     "layouts",
     "load_run",
     "plan",
     "predict",
     "render",
     "submit",
+    "submit_sweep",
+    "sweep",
 ]
 
 

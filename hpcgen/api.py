@@ -1,26 +1,45 @@
 """The Python interface, also used by the command line: load_run, plan, layouts, predict, render and
-submit."""
+submit, and for several runs sweep, submit_sweep and compare."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from hpcgen.config.directories import configuration_directories, readable, with_templates_of
 from hpcgen.config.loader import Run, load_run
-from hpcgen.errors import HpcgenError
+from hpcgen.errors import HpcgenError, JobFailed
 from hpcgen.run_plan.plan import Plan, plan
 from hpcgen.slurm.corpus import check_pairs, require_pairs
 from hpcgen.slurm.rendering.script import Script, render_stage
+from trainer.contract.problem import in_yaml
 
 if TYPE_CHECKING:
     from hpcgen.run_plan.layouts.result import RunLayouts
     from hpcgen.run_plan.prediction import Prediction
+    from hpcgen.runs.slurm import Queue
     from hpcgen.slurm.job import Job, Progress
+    from hpcgen.sweeps.comparison import Comparison, Metric
+    from hpcgen.sweeps.points import Sweep
+    from hpcgen.sweeps.states import PointState
 
-__all__ = ["Plan", "Run", "layouts", "load_run", "plan", "predict", "render", "site_directories", "submit"]
+__all__ = [
+    "Plan",
+    "Run",
+    "compare",
+    "layouts",
+    "load_run",
+    "plan",
+    "predict",
+    "render",
+    "site_directories",
+    "submit",
+    "submit_sweep",
+    "sweep",
+]
 
 
 def layouts(
@@ -83,10 +102,12 @@ def submit(
     launcher: Literal["slurm", "local"] = "slurm",
     templates: Sequence[str | Path] = (),
     on_progress: Callable[[Progress], None] | None = None,
+    after: str | None = None,
 ) -> list[Job]:
     """Submits the stages of `plan` with submitit. Each starts after the previous one has succeeded.
 
-    With "slurm", the jobs are queued and the call returns. With "local", the stages run on this machine with
+    With "slurm", the jobs are queued and the call returns. The first one starts after the end of the job with the ID
+    `after`, whatever its result. With "local", the stages run on this machine with
     submitit's local executor, one after another. The call reports to `on_progress` and returns when all are done.
 
     Data stages submit only the tasks that still have output to produce. A stage without such tasks gets no job.
@@ -118,7 +139,103 @@ def submit(
     if launcher == "local":
         return run_stages(plan, on_progress)
     directories = template_directories(plan.run, templates)
-    return submit_stages(plan, {name: _checked_script(plan, name, directories) for name in plan.stages})
+    return submit_stages(
+        plan, {name: _checked_script(plan, name, directories) for name in plan.stages}, after
+    )
+
+
+def sweep(
+    path: str | Path,
+    values: Mapping[str, Sequence[object]],
+    overrides: Sequence[str] = (),
+    *,
+    paired: bool = False,
+) -> Sweep:
+    """Plans a run for each combination of `values`, which maps keys such as "optimizer.lr" to their values.
+
+    Each point has a directory of its own, in RUN_DIR/sweep. With `paired`, the points are the first values of all keys,
+    their second values and so on. `overrides` apply to all points.
+
+    Raises:
+        ConfigErrors: points have mistakes. Lists all of them.
+        HpcgenError: there is no point, or too many.
+    """
+    from hpcgen.sweeps.assignments import combined
+    from hpcgen.sweeps.points import plan_sweep
+
+    texts = {key: [f"{key}={in_yaml(value)}" for value in found] for key, found in values.items()}
+    return plan_sweep(path, overrides, combined(texts, paired=paired))
+
+
+def submit_sweep(
+    sweep: Sweep,
+    launcher: Literal["slurm", "local"] = "slurm",
+    templates: Sequence[str | Path] = (),
+    on_progress: Callable[[Progress], None] | None = None,
+    *,
+    max_running: int | None = None,
+    retry: bool = False,
+) -> Iterator[PointState]:
+    """Submits a job for each point that is neither done nor in the queue. Yields the state of each point.
+
+    A point that stopped continues. One that failed and would fail again is left out unless `retry` is set. At most
+    `max_running` points run at once: each further one waits for the end of the one that many places before it. With
+    "local", one point runs after another on this machine.
+
+    Raises:
+        HpcgenError: submission failed, or Slurm does not tell which points are in the queue. Earlier ones stay.
+        JobFailed: local points failed. Raised after the last one.
+    """
+    from hpcgen.sweeps.states import PointState, starts, states_of
+
+    running: list[str] = []
+    failures: list[str] = []
+    for state in states_of(sweep, _queue(launcher)):
+        if not starts(state, retry=retry):
+            running += [state.job] if state.job else []
+            yield state
+            continue
+        after = running[-max_running] if max_running and len(running) >= max_running else None
+        try:
+            [job] = submit(
+                state.point.plan, launcher, templates, _named(on_progress, state.point.name), after
+            )
+        except JobFailed as failure:  # only with "local"; the other points do not depend on this one
+            failures.append(f"{state.point.name}: {failure}")
+            continue
+        running.append(job.job_id)
+        yield PointState(point=state.point, state="submitted", job=job.job_id, submitted=job)
+    if failures:
+        raise JobFailed("\n".join(failures))
+
+
+def _named(on_progress: Callable[[Progress], None] | None, point: str) -> Callable[[Progress], None] | None:
+    """Reports progress under the name of a point in place of its stage."""
+    return on_progress and (lambda progress: on_progress(dataclasses.replace(progress, stage=point)))
+
+
+def _queue(launcher: str) -> Queue:
+    """This user's jobs; none for the local launcher.
+
+    Raises:
+        HpcgenError: Slurm does not answer.
+    """
+    from hpcgen.runs.slurm import Queue, ask_queue
+
+    queue = ask_queue([os.geteuid()]) if launcher == "slurm" else Queue()
+    if queue.problem:
+        raise HpcgenError(f"it is unknown which points are in the queue: {queue.problem}")
+    return queue
+
+
+def compare(sweep: Sweep, metric: Metric | None = None) -> Comparison:
+    """Compares the losses of the points at the same number of tokens, the best first.
+
+    `metric`: "valid" or "train". Default: "valid" if all points that train have been evaluated.
+    """
+    from hpcgen.sweeps.comparison import compare_runs
+
+    return compare_runs({point.name: point.directory for point in sweep.points}, metric)
 
 
 def unset_secrets(plan: Plan) -> list[str]:

@@ -47,6 +47,7 @@ SECTIONS = {
     "Operate": {
         "status": Lazy("hpcgen.cli.status", "Show what runs do, and why they ended."),
         "doctor": Lazy("hpcgen.cli.doctor", "Name what is wrong with a run, and how to fix it."),
+        "sweep": Lazy("hpcgen.cli.sweep", "Train several variants of a run, and compare them."),
     },
     "Cluster": {
         "cluster": Lazy("hpcgen.cli.cluster", "List, show, check and upgrade cluster profiles."),

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -20,6 +19,7 @@ from hpcgen.cli.options import (
     templates_option,
     warn,
 )
+from hpcgen.cli.progress import shown_progress
 from hpcgen.config.stages import STAGE_ROWS
 from hpcgen.errors import JobStopped
 from hpcgen.text import counted
@@ -27,7 +27,7 @@ from hpcgen.text import counted
 if TYPE_CHECKING:
     from hpcgen.run_plan.plan import Plan
     from hpcgen.run_plan.stage import StagePlan
-    from hpcgen.slurm.job import Job, Progress
+    from hpcgen.slurm.job import Job
 
 
 SUBMITTED = tuple(name for name, stage in STAGE_ROWS.items() if stage.by_submitit)
@@ -73,7 +73,7 @@ def command(
         click.echo(f"dry run: would submit {', '.join(would)}", err=True)
         return
     try:
-        with _progress() if launcher == "local" else contextlib.nullcontext() as on_progress:
+        with shown_progress() if launcher == "local" else contextlib.nullcontext() as on_progress:
             jobs = api.submit(plan, launcher, templates, on_progress)
     except JobStopped:
         raise SystemExit(130) from None
@@ -106,65 +106,6 @@ def _show_jobs(plan: Plan, jobs: Sequence[Job]) -> None:
             num_tasks, given = stage.allocation.array.num_tasks, len(job.tasks)
             rest = "" if given == num_tasks else "; the others have nothing to do"
             click.echo(f"{stage.name}: submitted {given} of {counted(num_tasks, 'task')}{rest}", err=True)
-
-
-@contextlib.contextmanager
-def _progress() -> Iterator[Callable[[Progress], None]]:
-    """A progress callback: a bar per stage on a terminal, occasional lines elsewhere."""
-    if not sys.stderr.isatty():
-        yield _ProgressLines()
-        return
-    from hpcgen.cli.terminal import (
-        BarColumn,
-        MofNCompleteColumn,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-        bars,
-    )
-
-    columns = (
-        TextColumn("{task.description:<9}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[loss]}"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with bars(*columns, transient=False) as shown:
-        tasks = {}
-
-        def show(progress: Progress) -> None:
-            if progress.stage not in tasks:
-                tasks[progress.stage] = shown.add_task(progress.stage, total=None, loss="")
-            loss = f"mean loss {progress.metrics['loss']:.3f}" if progress.metrics else ""
-            total = progress.total or None
-            shown.update(tasks[progress.stage], total=total, completed=progress.done, loss=loss)
-
-        yield show
-
-
-class _ProgressLines:
-    """Prints a line when a stage starts and after each tenth of its steps."""
-
-    def __init__(self) -> None:
-        self._stage = ""
-        self._tenth = 0
-
-    def __call__(self, progress: Progress) -> None:
-        if progress.stage != self._stage:
-            self._stage, self._tenth = progress.stage, 0
-            click.echo(f"{progress.stage} ...", err=True)
-        tenth = 10 * progress.done // progress.total if progress.total else 0
-        if tenth > self._tenth:
-            self._tenth = tenth
-            loss = progress.metrics.get("loss")
-            click.echo(
-                f"{progress.stage}: {progress.done} of {counted(progress.total, 'file')}"
-                if loss is None
-                else f"{progress.stage}: step {progress.done} of {progress.total}, mean loss {loss:.3f}",
-                err=True,
-            )
 
 
 def _show_run(plan: Plan, arguments: str) -> None:

@@ -120,8 +120,8 @@ TOP = {
     ),
     **dict.fromkeys(("migrate", "from-script"), "use hpcgen init --from SCRIPT for a batch script"),
     **dict.fromkeys(
-        ("sweep", "hpo", "optimize", "grid", "grid-search", "tuner"),
-        "hpcgen has no sweeps: submit a run for each value with --set, and compare them with hpcgen report",
+        ("hpo", "optimize", "grid", "grid-search", "tuner"),
+        "use hpcgen sweep for several values of a key, or hpcgen tune for layouts",
     ),
     **dict.fromkeys(
         (

@@ -163,10 +163,10 @@ def _deciding(trainer: TrainerConfig) -> dict[str, object]:
     for name in SECTIONS:
         unused = UNUSED.get(name, ())
         values[name] = {key: value for key, value in sections[name].items() if key not in unused}
-    return values | {"data": {key: sections["data"][key] for key in OF_DATA}, "code": _code(trainer)}
+    return values | {"data": {key: sections["data"][key] for key in OF_DATA}, "code": code_hashes(trainer)}
 
 
-def _code(trainer: TrainerConfig) -> dict[str, dict[str, str]]:
+def code_hashes(trainer: TrainerConfig) -> dict[str, dict[str, str]]:
     """Hashes of the user's own code, as far as this machine has it."""
     with contextlib.suppress(OSError):
         return {path: code.hashes() for path, code in user_code.read(named(trainer).values()).items()}

@@ -57,8 +57,9 @@ ACCEPTED = re.compile(
 """Errors of sbatch, or of submitit, that also occur after Slurm accepted the job."""
 
 
-def submit_stages(plan: Plan, scripts: Mapping[str, Script]) -> list[Job]:
-    """Queues the planned stages with their scripts. Each starts after the previous one succeeds.
+def submit_stages(plan: Plan, scripts: Mapping[str, Script], after: str | None = None) -> list[Job]:
+    """Queues the planned stages with their scripts. Each starts after the previous one succeeds, and the first one
+    after the end of the job `after`, whatever its result.
 
     Only array tasks with missing outputs are queued. A stage without missing outputs is not queued.
 
@@ -75,9 +76,9 @@ def submit_stages(plan: Plan, scripts: Mapping[str, Script]) -> list[Job]:
         for stage in plan.stages.values():
             tasks = missing.get(stage.name)
             if tasks != ():
-                after = jobs[-1] if jobs else None
+                dependency = f"afterok:{jobs[-1].job_id}" if jobs else after and f"afterany:{after}"
                 with _queued_jobs_are_named(jobs, stage):
-                    jobs.append(_submit(plan, stage, scripts[stage.name], run_dir, after, tasks))
+                    jobs.append(_submit(plan, stage, scripts[stage.name], run_dir, dependency, tasks))
     return jobs
 
 
@@ -105,7 +106,7 @@ def _submit(
     stage: StagePlan,
     script: Script,
     run_dir: Path,
-    after: Job | None,
+    dependency: str | None,
     tasks: tuple[int, ...] | None,
 ) -> Job:
     """Queues a stage. For an array, queues `tasks`."""
@@ -118,9 +119,7 @@ def _submit(
             ):  # others could replace the folder, and the job needs nothing in it
                 folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             executor = SlurmExecutor(folder, python=shell_word(stage.python))
-            parameters = submitit_parameters(
-                stage, script, after.job_id if after else None, tasks, own_command=own_command
-            )
+            parameters = submitit_parameters(stage, script, dependency, tasks, own_command=own_command)
             executor.update_parameters(**parameters)
             stack.enter_context(waiting_is_said(stage.name))
             stack.enter_context(redirect_stderr(io.StringIO()))  # submitit prints the error that it raises
@@ -155,7 +154,7 @@ def _runs_own_command(plan: Plan, stage: StagePlan) -> bool:
 def submitit_parameters(
     stage: StagePlan,
     script: Script,
-    after: str | None,
+    dependency: str | None,
     tasks: tuple[int, ...] | None = None,
     *,
     own_command: bool = False,
@@ -181,14 +180,14 @@ def submitit_parameters(
     if own_command:
         # submitit always asks for a signal, and its USR2 would kill the tasks. CONT does nothing.
         options.setdefault("signal", "B:CONT@1")
-    dependency = {"dependency": f"afterok:{after}", "kill-on-invalid-dep": "yes"} if after else {}
+    waits = {"dependency": dependency, "kill-on-invalid-dep": "yes"} if dependency else {}
     return {
         # these two tell submitit the number of tasks with results
         "nodes": stage.allocation.nodes,
         "ntasks_per_node": stage.allocation.ntasks_per_node,
         "wckey": None,
         "stderr_to_stdout": True,
-        "additional_parameters": options | dependency,
+        "additional_parameters": options | waits,
         "setup": [
             *setup,
             *(SRUN_STARTS_MAIN if own_command else (_task_logs(tasks), *SRUN_STARTS_THE_JOB)),
