@@ -165,7 +165,7 @@ def test_submitit_and_the_rendered_script_request_the_same_resources(tmp_path: P
     plan = interface.plan(interface.load_run(run))
     stage, script = plan.stages["train"], render_stage(plan, "train")
     command = f"{stage.python} -u -m submitit.core._submit {tmp_path}"
-    theirs = _make_sbatch_string(command, tmp_path, **submitit_parameters(stage, script, after=None))
+    theirs = _make_sbatch_string(command, tmp_path, **submitit_parameters(stage, script, None))
     assert directives(theirs) == directives(script.text)
     assert_the_same_job(script, theirs)
 
