@@ -138,5 +138,8 @@ def write_recorded_runs(directory: Path) -> None:
         ]
         run = write_run(directory / name, events, name, optimizer={"lr": lr})
         (run / "STOPPED").write_text("600\n")
+        (run / "train-4711.log").write_text(
+            "0: iteration 600/1000: loss 2.1\n1: kernels: torch's for the CPU\n"
+        )
         for iteration in (100, 200, 300, 400, 500, 600):
             write_checkpoint(run / "checkpoints", iteration)

@@ -44,7 +44,7 @@ TOP = {
     ),
     **dict.fromkeys(("compare", "comparison", "compare-runs"), "use hpcgen report RUN_DIR RUN_DIR..."),
     "diff": "hpcgen report RUN_DIR RUN_DIR... compares runs, and hpcgen templates diff the functions of a site",
-    **dict.fromkeys(("tail", "log", "logs"), f"{_LOOK}; the logs of its jobs are RUN_DIR/*.log"),
+    **dict.fromkeys(("tail", "log", "stdout", "stderr"), "use hpcgen logs RUN_DIR"),
     **dict.fromkeys(("ps", "queue", "queued", "job", "jobs"), f"squeue --me lists your jobs, and {_LOOK}"),
     **dict.fromkeys(
         ("squeue", "sacct", "sinfo", "scontrol", "srun", "salloc", "sbatch", "sacctmgr", "sprio", "sstat"),

@@ -102,7 +102,7 @@ class _Traceback:
         self._exceptions: list[list[str]] = []
         """Each exception of the chain, with the lines of its message."""
         self._is_in_frames = True
-        self._is_complete = False
+        self._is_chained = False
 
     def takes(self, text: str) -> bool:
         """Adds a line. Returns False if the line does not belong here."""
@@ -114,8 +114,10 @@ class _Traceback:
         return False
 
     def _belongs(self, text: str) -> bool:
-        if _START.match(text):
-            self._is_in_frames = True
+        if begun := _START.match(text):
+            if not self._is_in_frames and not self._is_chained and "Original" not in begun[0]:
+                return False  # of another exception
+            self._is_in_frames, self._is_chained = True, False
             return True
         if _OTHER.match(text):
             return False
@@ -130,6 +132,7 @@ class _Traceback:
             message.append("")
             return len(message) <= MAX_MESSAGE_LINES
         if _CHAIN.match(text):
+            self._is_chained = True
             return True
         if message[-1] == "" or len(message) > MAX_MESSAGE_LINES:
             return False

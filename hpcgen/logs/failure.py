@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from trainer.contract.record import record
 from trainer.contract.wording import counted
 
@@ -23,8 +25,11 @@ class Consequence:
     """Number of ranks, or of lines without a rank."""
 
     def __str__(self) -> str:
-        what = counted(self.count, "rank") if self.ranks else counted(self.count, "line")
-        return f"{what}: {self.title}"
+        title = self.title
+        if self.count == 1:
+            for plural, singular in (("their", "its"), ("were", "was"), ("they", "it")):
+                title = re.sub(rf"\b{plural}\b", singular, title)
+        return f"{counted(self.count, 'rank' if self.ranks else 'line')}: {title}"
 
 
 @record(kw_only=True)

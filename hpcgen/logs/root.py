@@ -9,6 +9,7 @@ from hpcgen.logs.evidence import Evidence
 from hpcgen.logs.failure import UNKNOWN, Consequence, Failure
 from hpcgen.logs.signatures import KINDS, known_cause, match_line, rank_numbers
 from trainer.contract.record import replaced
+from trainer.contract.wording import rank_list
 
 NodeOf = Callable[[int], str | None]
 
@@ -16,22 +17,26 @@ _LOOK_AT = re.compile(r"Look first at (?P<ranks>ranks? [\d, and-]+?)(?: on (?P<n
 """The sentence of trainer.contract.hang_report."""
 _OWN_NAME = re.compile(r"\b[Rr]ank (?P<rank>\d{1,7})(?: on (?P<node>[A-Za-z][\w.-]*)|[:,]| at )")
 _NODE = re.compile(r"\bnode:? (?P<node>[A-Za-z][\w-]*\d[\w.-]*)")
+MAX_RANKS = 1_000_000
 _PRECEDENCE = (("fact",), ("root",), ("wait", "exit"))
 """Roles from the one that explains most."""
 
 
-def find_root(evidence: Iterable[Evidence], node_of: NodeOf, failed: str = "") -> Failure | None:
+def find_root(
+    evidence: Iterable[Evidence], node_of: NodeOf, failed: str = "", num_ranks: int = 0
+) -> Failure | None:
     """The root failure and its consequences. None without any evidence.
 
-    `failed`: text of the marker FAILED, the trainer's own verdict. `node_of`: the node of a rank.
+    `failed`: text of the marker FAILED, the trainer's own verdict. `node_of`: the node of a rank. `num_ranks`: how many
+    ranks there are, or 0 if unknown.
     """
     found = sorted(evidence, key=lambda each: each.order)
     if not found and not failed:
         return None
-    root = _choose(found, failed)
+    root = _choose(found, failed) or _silent(found, num_ranks)
     if root is None:
-        return _unknown(found, node_of)
-    same = [each for each in found if _is_same(each, root)]
+        return _unknown(found)
+    same = [root, *(each for each in found if each is not root and _is_same(each, root))]
     rank, ranks = _ranks_of(root, same)
     return Failure(
         kind=root.kind,
@@ -67,6 +72,19 @@ def _choose(found: Sequence[Evidence], failed: str) -> Evidence | None:
     return None
 
 
+def _silent(found: Sequence[Evidence], num_ranks: int) -> Evidence | None:
+    """If most ranks say that they lost their peers, the ranks that say nothing are these peers."""
+    told = {rank for each in found for rank in _own_ranks(each)}
+    silent = tuple(rank for rank in range(min(num_ranks, MAX_RANKS)) if rank not in told)
+    lost = [each for each in found if each.kind == "lost-peers"]
+    if not silent or not lost or len(silent) > num_ranks / 2:
+        return None
+    message = f"{rank_list(silent)} wrote nothing, and the others lost their peers"
+    return replaced(
+        lost[0], kind="silent", role="exit", rank=silent[0], ranks=silent, message=message, traceback=""
+    )
+
+
 def _explained(root: Evidence) -> Evidence:
     """An end without a reason, with the reason that the rank's last lines give, if they do."""
     if root.kind != "exit":
@@ -94,9 +112,7 @@ def _most_precise(candidates: Sequence[Evidence]) -> Evidence:
 
 def _is_same(each: Evidence, root: Evidence) -> bool:
     """The same error of another rank."""
-    return each is root or (
-        each.kind == root.kind and each.role == root.role and _shape(each.message) == _shape(root.message)
-    )
+    return each.kind == root.kind and each.role == root.role and _shape(each.message) == _shape(root.message)
 
 
 def _shape(message: str) -> str:
@@ -153,7 +169,7 @@ def _consequences(found: Sequence[Evidence], root: set[int], ranks: set[int]) ->
         if own:
             counted.update(own)
             ranks_of.setdefault(kind, {}).update(dict.fromkeys(own))
-        elif not (each.ranks or _own_ranks(each)):
+        elif each.role == "cascade" and not (each.ranks or _own_ranks(each)):
             lines_of[kind] = lines_of.get(kind, 0) + 1
     by_rank = [
         Consequence(kind=kind, title=KINDS[kind].title, ranks=tuple(sorted(own)), count=len(own))
@@ -167,7 +183,7 @@ def _consequences(found: Sequence[Evidence], root: set[int], ranks: set[int]) ->
     return tuple(by_rank + by_line)
 
 
-def _unknown(found: Sequence[Evidence], node_of: NodeOf) -> Failure:
+def _unknown(found: Sequence[Evidence]) -> Failure:
     """Only consequences were seen: shows the first traceback and names no cause."""
     first = next((each for each in found if each.traceback), found[0])
     return Failure(

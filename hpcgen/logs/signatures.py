@@ -63,6 +63,7 @@ KINDS = {
     "collective-timeout": Kind("a collective timed out", "it-hangs"),
     "network": Kind("the network between nodes failed", "it-hangs"),
     "killed": Kind("a process was killed", "a-node-or-a-process-died"),
+    "silent": Kind("a rank ended without a word", "a-node-or-a-process-died"),
     "script": Kind("the batch script ended the job", "it-does-not-start-again"),
     "exit": Kind("a process ended with an error", "the-program-raised-an-exception"),
     "unknown": Kind("unknown: the log names no cause", "the-program-raised-an-exception"),

@@ -10,7 +10,7 @@ from hpcgen.logs.failure import Failure
 from hpcgen.logs.lines import parse
 from hpcgen.logs.root import NodeOf, find_root
 from hpcgen.redaction import redact
-from hpcgen.runs.attempts import JobAttempt, read_job
+from hpcgen.runs.attempts import Event, JobAttempt, read_job
 from hpcgen.runs.log_files import WINDOW_BYTES, LogFile, failure_parts, log_files
 from trainer.contract.files.regular_file import open_regular
 from trainer.contract.files.run_directory import RunDirectory
@@ -35,7 +35,7 @@ def root_failure(run_dir: Path, attempt: JobAttempt) -> Failure | None:
     later = any(each.restart > attempt.restart for each in read_job(run_dir / "jobs" / attempt.job))
     found = _evidence(log_files(run_dir, attempt.stage, attempt.job), attempt, is_last=not later)
     failed = "" if later else _failed_text(run_dir, attempt)
-    failure = find_root(found, node_of(attempt), failed)
+    failure = find_root(found, node_of(attempt), failed, _num_ranks(attempt))
     if failure is None:
         return None
     return replaced(failure, message=redact(failure.message), traceback=redact(failure.traceback))
@@ -43,12 +43,21 @@ def root_failure(run_dir: Path, attempt: JobAttempt) -> Failure | None:
 
 def node_of(attempt: JobAttempt) -> NodeOf:
     """Tells the node of a rank, as the job launched them: in blocks of the same size."""
-    launches = [event for event in attempt.events if event["event"] == "launch"]
-    nodes = str(launches[-1].get("nodes", "")).split() if launches else []
+    nodes = str(_launch(attempt).get("nodes", "")).split()
+    num_ranks = _num_ranks(attempt)
+    return lambda rank: nodes[rank * len(nodes) // num_ranks] if 0 <= rank < num_ranks and nodes else None
+
+
+def _num_ranks(attempt: JobAttempt) -> int:
+    """Number of ranks of the last launch; 0 if the job did not record it."""
     with contextlib.suppress(ValueError):
-        num_ranks = int(launches[-1].get("ranks", "")) if launches else 0
-        return lambda rank: nodes[rank * len(nodes) // num_ranks] if 0 <= rank < num_ranks and nodes else None
-    return lambda rank: None
+        return int(_launch(attempt).get("ranks", 0))
+    return 0
+
+
+def _launch(attempt: JobAttempt) -> Event:
+    launches = [event for event in attempt.events if event["event"] == "launch"]
+    return launches[-1] if launches else {}
 
 
 def _evidence(files: tuple[LogFile, ...], attempt: JobAttempt, *, is_last: bool) -> list[Evidence]:

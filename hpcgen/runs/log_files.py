@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -20,7 +21,8 @@ END_BYTES = 4 << 20
 _BLOCK_BYTES = 1 << 20
 _LINE_BYTES = 1 << 10
 """Longest distance of a text from the start and the end of its line."""
-_FIRST_LINE = re.compile(rb"hpcgen: .*, restart \d+, on ")
+_FIRST_LINE = re.compile(rb"hpcgen: .*, restart (\d{1,9}), on ")
+_JOB_LOG = re.compile(r"(?P<stage>[a-z][a-z-]*)-(?P<job>\d+(?:_\d+)?)\.log")
 _STEP = re.compile(rb"\biteration \d{1,15}/\d{1,15}: loss ")
 _STEPS_BEFORE = 3
 """The line of a rank that failed can come before those of rank 0 for the same steps."""
@@ -52,6 +54,29 @@ def log_files(run_dir: Path, stage: str, job: str) -> tuple[LogFile, ...]:
     ]
     tasks.sort(key=lambda file: file.rank or 0)
     return tuple(file for file in (own, *tasks) if _is_readable(file.path, run_dir))
+
+
+def attempts_without_events(run_dir: Path, known: Collection[str]) -> list[JobAttempt]:
+    """An attempt for each log of a job that recorded no events, such as one of hpcgen 0.2.0: its newest attempt."""
+    found = []
+    for path in run_dir.glob("*.log"):
+        name = _JOB_LOG.fullmatch(path.name)
+        if name is None or name["job"] in known or not _is_readable(path, run_dir):
+            continue
+        with contextlib.suppress(OSError), open_regular(path) as file:
+            end = file.seek(0, os.SEEK_END)
+            start = _last_line_with(file, b", restart ", _FIRST_LINE, 0, end)
+            began = _FIRST_LINE.search(_read(file, start or 0, (start or 0) + _LINE_BYTES))
+            found.append(
+                JobAttempt(
+                    job=name["job"],
+                    restart=int(began[1]) if began and start is not None else 0,
+                    stage=name["stage"],
+                    began=path.stat().st_mtime,
+                    events=(),
+                )
+            )
+    return found
 
 
 def _is_readable(path: Path, run_dir: Path) -> bool:

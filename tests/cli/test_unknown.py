@@ -28,7 +28,7 @@ MEANINGS = """
     metrics plot curves history                             hpcgen report
     monitor watch dashboard top stats                       hpcgen status RUN_DIR
     compare                                                 hpcgen report RUN_DIR RUN_DIR
-    tail log                                                hpcgen status RUN_DIR
+    tail log                                                hpcgen logs RUN_DIR
     stop cancel kill scancel abort down                     scancel JOB_ID
     resume continue restart retry requeue                   submit the run again
     launch start up                                         hpcgen submit STAGE...

@@ -40,7 +40,8 @@ class Case:
 
     def found(self) -> Failure | None:
         """What hpcgen finds."""
-        return find_root(collect(parse(self.log.splitlines()), self.name), self._node_of, self.failed)
+        found = collect(parse(self.log.splitlines()), self.name)
+        return find_root(found, self._node_of, self.failed, self.world_size)
 
     def mistake(self) -> str:
         """What is wrong with that; "" if nothing is."""

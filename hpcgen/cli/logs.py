@@ -1,0 +1,265 @@
+"""hpcgen logs: show the root failure of a run and the lines of its ranks."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from hpcgen.cli.options import StageChoice, json_option
+from hpcgen.cli.run_argument import run_directory
+from hpcgen.errors import HpcgenError
+from hpcgen.redaction import redact, redact_json
+from hpcgen.text import few, harmless
+
+if TYPE_CHECKING:
+    from hpcgen.logs.failure import Failure
+    from hpcgen.runs.attempts import JobAttempt
+    from hpcgen.runs.log_files import LogFile
+    from hpcgen.runs.log_lines import Entry
+
+POLL_S = 1.0
+"""Interval of --follow. Storage on another machine does not report changes, so the files are looked at."""
+MAX_TRACEBACK_LINES = 60
+"""Lines of the traceback that are shown; --json has all of them."""
+
+
+@click.command("logs")
+@click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
+@click.option(
+    "--stage", type=StageChoice(), metavar="STAGE", help="Stage. Default: that of the newest attempt."
+)
+@click.option(
+    "--task", type=click.IntRange(min=0), metavar="N", help="Task of an array. Default: the newest."
+)
+@click.option(
+    "--attempt",
+    "number",
+    type=int,
+    metavar="N",
+    help="Attempt, from 1 for the oldest of the stage, or from -1 for the newest. Default: -1.",
+)
+@click.option("--rank", type=click.IntRange(min=0), metavar="R", help="Show only the lines of this rank.")
+@click.option(
+    "-n",
+    "--lines",
+    "count",
+    type=click.IntRange(min=0),
+    default=30,
+    show_default=True,
+    help="Number of lines.",
+)
+@click.option("-f", "--follow", is_flag=True, help="Show new lines until the run is over or Ctrl-C.")
+@json_option
+def command(
+    run: Path,
+    stage: str | None,
+    task: int | None,
+    number: int | None,
+    rank: int | None,
+    count: int,
+    follow: bool,
+    as_json: bool,
+) -> None:
+    """RUN is a run directory, or a run file with the directory in paths.run_dir.
+
+    Shows why an attempt failed: the rank that failed first, its node and its traceback, and in short what followed from
+    it. Then the last lines of all ranks in time order. With --follow and --json, each line is a JSON object.
+    """
+    from hpcgen.runs.failures import root_failure
+    from hpcgen.runs.log_files import log_files
+    from hpcgen.runs.log_lines import last_lines
+
+    directory = run_directory(run)
+    attempts = _attempts(directory, stage, task)
+    if follow:
+        _follow(directory, attempts, rank, count, as_json)
+        return
+    attempt = _choose(directory, attempts, number)
+    is_last = not any(each.job == attempt.job and each.restart > attempt.restart for each in attempts)
+    files = log_files(directory, attempt.stage, attempt.job)
+    failure = root_failure(directory, attempt)
+    lines = last_lines(files, attempt, count, is_last=is_last, rank=rank)
+    if as_json:
+        found = {
+            "run_dir": str(directory),
+            **_attempt_json(attempt),
+            "attempt": attempts.index(attempt) + 1,
+            "attempts": len(attempts),
+            "failure": None if failure is None else dataclasses.asdict(failure),
+            "lines": [_line_json(entry) for entry in lines],
+        }
+        click.echo(json.dumps(redact_json(found), indent=1))
+        return
+    position = f"attempt {attempts.index(attempt) + 1} of {len(attempts)}"
+    click.echo(
+        _safe(f"{attempt.stage} job {attempt.job}, restart {attempt.restart} ({position}): {_end(attempt)}")
+    )
+    if failure is not None:
+        _show_failure(failure)
+    if lines:
+        click.echo("")
+        _show_lines(lines)
+
+
+def _attempts(directory: Path, stage: str | None, task: int | None) -> list[JobAttempt]:
+    """The attempts of a stage and a task, oldest first."""
+    from hpcgen.runs.attempts import read_attempts
+    from hpcgen.runs.log_files import attempts_without_events
+
+    if not directory.is_dir():
+        raise HpcgenError("there is no such run directory; name one, or a run file", where=directory)
+    recorded = read_attempts(directory)
+    found = sorted(
+        (*recorded, *attempts_without_events(directory, {each.job for each in recorded})),
+        key=lambda each: each.began,
+    )
+    stages = sorted({each.stage for each in found})
+    if stage is None and found:
+        stage = found[-1].stage
+    chosen = [each for each in found if each.stage == stage]
+    if found and not chosen:
+        raise HpcgenError(
+            f"stage {stage} has no log; the stages with logs are {few(stages)}", where=directory
+        )
+    if task is not None:
+        tasks = [each for each in chosen if each.job.endswith(f"_{task}")]
+        if chosen and not tasks:
+            raise HpcgenError(f"stage {stage} has no log of task {task}", where=directory)
+        chosen = tasks
+    return chosen
+
+
+def _choose(directory: Path, attempts: Sequence[JobAttempt], number: int | None) -> JobAttempt:
+    if not attempts:
+        raise HpcgenError(
+            "no job has written a log yet; --follow waits for it. squeue shows why a job is pending",
+            where=directory,
+        )
+    number = -1 if number is None else number
+    if number == 0 or not -len(attempts) <= number <= len(attempts):
+        raise HpcgenError(f"--attempt {number} does not exist; use 1 to {len(attempts)}", where=directory)
+    return attempts[number - 1 if number > 0 else number]
+
+
+def _follow(directory: Path, attempts: list[JobAttempt], rank: int | None, count: int, as_json: bool) -> None:
+    """Prints the last lines and those that are added, until the newest attempt is over for good."""
+    from hpcgen.runs.log_files import log_files
+    from hpcgen.runs.log_lines import Follower, last_lines
+
+    stage = attempts[-1].stage if attempts else None
+    newest = attempts[-1] if attempts else None
+
+    def newest_files() -> tuple[LogFile, ...]:
+        return () if newest is None else log_files(directory, newest.stage, newest.job)
+
+    follower = Follower(newest_files, newest.began if newest else 0.0)
+    has_grown = True
+    try:
+        if newest is not None:
+            _print_followed(last_lines(newest_files(), newest, count, is_last=True, rank=rank), as_json)
+        while newest is None or newest.verdict not in ("done", "failed") or has_grown:
+            newest = next(iter(_attempts(directory, stage, None)[-1:]), newest)
+            entries = follower.poll()
+            has_grown = bool(entries)
+            _print_followed([each for each in entries if rank is None or each.line.rank == rank], as_json)
+            time.sleep(POLL_S)
+    except KeyboardInterrupt:
+        return
+    finally:
+        follower.close()
+    _show_end(directory, newest, as_json)
+
+
+def _show_end(directory: Path, attempt: JobAttempt, as_json: bool) -> None:
+    """After the last line of a run: how it ended."""
+    from hpcgen.runs.failures import root_failure
+
+    failure = root_failure(directory, attempt)
+    if as_json:
+        found = {
+            **_attempt_json(attempt),
+            "failure": None if failure is None else dataclasses.asdict(failure),
+        }
+        click.echo(json.dumps(redact_json(found)))
+        return
+    click.echo(_safe(f"\n{attempt.stage} job {attempt.job}, restart {attempt.restart}: {_end(attempt)}"))
+    if failure is not None:
+        _show_failure(failure)
+
+
+def _print_followed(entries: Sequence[Entry], as_json: bool) -> None:
+    if as_json:
+        for entry in entries:
+            click.echo(json.dumps(redact_json(_line_json(entry))))
+    else:
+        _show_lines(entries)
+
+
+def _end(attempt: JobAttempt) -> str:
+    """How an attempt ended, in words."""
+    if attempt.verdict is None:
+        return "no end is recorded: it is running, or its script was killed"
+    if attempt.reason.startswith(attempt.verdict):
+        return attempt.reason
+    return f"{attempt.verdict}: {attempt.reason}" if attempt.reason else attempt.verdict
+
+
+def _show_failure(failure: Failure) -> None:
+    """The root failure, its traceback, what followed, and the page about it."""
+    where = [f"rank {failure.rank}"] if failure.rank is not None else []
+    where += [f"node {failure.node}"] if failure.node else []
+    where += [f"{datetime.fromtimestamp(failure.time):%Y-%m-%d %H:%M:%S}"] if failure.time else []
+    where += [failure.place] if failure.place else []
+    others = len(failure.ranks) - 1
+    click.echo("")
+    click.secho(_safe(f"root failure: {failure.title}"), fg="red", bold=True)
+    if where:
+        click.echo(_safe(f"  {', '.join(where)}"))
+    if others > 0:
+        click.echo(f"  the same on {others} more rank{'s' * (others > 1)}")
+    click.echo(click.style(_safe(f"  {failure.message}"), bold=True))
+    shown = failure.traceback.splitlines()
+    if len(shown) > MAX_TRACEBACK_LINES:
+        half = MAX_TRACEBACK_LINES // 2
+        shown = [*shown[:half], f"... {len(shown) - 2 * half} lines ...", *shown[-half:]]
+    for line in shown:
+        click.echo(_safe(f"    {line}"))
+    for consequence in failure.cascade:
+        click.secho(f"  + {consequence}", dim=True)
+    if failure.fix:
+        click.echo(f"  see docs/{failure.fix}")
+
+
+def _show_lines(entries: Iterable[Entry]) -> None:
+    for entry in entries:
+        label = "" if entry.line.rank is None else click.style(f"{entry.line.rank}: ", dim=True)
+        click.echo(label + _safe(entry.line.text))
+
+
+def _line_json(entry: Entry) -> dict[str, object]:
+    line = entry.line
+    return {"time": entry.time, "rank": line.rank, "file": entry.file.name, "text": line.text}
+
+
+def _attempt_json(attempt: JobAttempt) -> dict[str, object]:
+    return {
+        "job": attempt.job,
+        "restart": attempt.restart,
+        "stage": attempt.stage,
+        "began": attempt.began,
+        "ended": attempt.ended,
+        "verdict": attempt.verdict,
+        "reason": attempt.reason,
+    }
+
+
+def _safe(text: str) -> str:
+    """Text of logs for the terminal, without secrets."""
+    return harmless(redact(text), keep="\t\n")

@@ -1,0 +1,126 @@
+"""The root failure of an attempt, from the files of its run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hpcgen.runs.attempts import JobAttempt, read_attempts
+from hpcgen.runs.failures import root_failure
+from hpcgen.runs.log_files import log_files
+from tests.logs.cases import DIRECTORY, read
+from tests.logs.logged_run import BEGAN, event, write_events, write_failed_run
+
+STEP = "0: iteration {}/100: loss 2.5, grad norm 1.0, lr 1e-3, 0.4 s, 1,228 tokens/s\n"
+BEGIN = "2026-11-26T15:48:34+0000 hpcgen: tiny: train job 7, restart {}, on ndv5-[1-2]\n"
+ERROR = (
+    "{rank}: Traceback (most recent call last):\n"
+    '{rank}:   File "/code/model.py", line 3, in forward\n'
+    "{rank}: {error}\n"
+)
+
+
+def last(run: Path) -> JobAttempt:
+    return read_attempts(run)[-1]
+
+
+def test_a_failed_attempt_names_rank_node_line_and_consequences(tmp_path: Path) -> None:
+    run = write_failed_run(tmp_path / "run", "divide-one")
+    failure = root_failure(run, last(run))
+    assert failure is not None
+    assert (failure.kind, failure.rank, failure.node) == ("exception", 3, "ndv5-2")
+    assert "ZeroDivisionError" in failure.message
+    assert failure.traceback.startswith("Traceback (most recent call last):")
+    name, number = failure.place.split(":")
+    assert (
+        (run / name).read_text().splitlines()[int(number) - 1].endswith("Traceback (most recent call last):")
+    )
+    assert [str(each) for each in failure.cascade] == ["3 ranks: lost their peers"]
+
+
+def test_each_attempt_of_a_requeued_job_has_its_own_failure(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    errors = ("ValueError: first", "KeyError: 'second'", "OSError: [Errno 28] No space left on device")
+    for restart, error in enumerate(errors):
+        with (run / "train-7.log").open("a") as log:
+            log.write(BEGIN.format(restart) + STEP.format(1) + ERROR.format(rank=restart, error=error))
+        write_events(
+            run,
+            event("start", BEGAN + 100 * restart, restart),
+            event(
+                "end", BEGAN + 100 * restart + 50, restart, verdict="requeued", status="1", reason="failed"
+            ),
+        )
+    found = [root_failure(run, attempt) for attempt in read_attempts(run)]
+    assert [(each.rank, each.message) for each in found if each] == list(enumerate(errors))
+
+
+def test_an_attempt_that_saved_and_was_requeued_has_not_failed(tmp_path: Path) -> None:
+    run = write_failed_run(tmp_path / "run")
+    write_events(
+        run,
+        event("end", BEGAN + 90, verdict="requeued", status="0", reason="stopped at iteration 5 of 60: back"),
+    )
+    assert root_failure(run, last(run)) is None
+
+
+def test_a_failure_before_megabytes_of_consequences_is_found(tmp_path: Path) -> None:
+    run = write_failed_run(tmp_path / "run")
+    lost = ERROR.format(
+        rank="{}", error="torch.distributed.DistBackendError: NCCL error: remote process exited"
+    )
+    log = "".join(STEP.format(number) for number in range(9_000))
+    log += ERROR.format(rank=5, error="ValueError: bad") + "".join(
+        lost.replace("{}", str(rank)) for rank in range(2000)
+    )
+    (run / "train-7.log").write_text(log)
+    failure = root_failure(run, last(run))
+    assert failure is not None
+    assert (failure.rank, failure.message, failure.place) == (5, "ValueError: bad", "train-7.log:9001")
+
+
+def test_times_decide_between_the_logs_of_tasks(tmp_path: Path) -> None:
+    run = write_failed_run(tmp_path / "run")
+    (run / "train-7.log").write_text(BEGIN.format(0))
+    (run / "submitit").mkdir()
+    for rank, (time, error) in enumerate([("15:50:09", "late"), ("15:50:07", "early")]):
+        traceback = f"Traceback (most recent call last):\n  File 'x.py', line 3, in f\nValueError: {error}\n"
+        (run / "submitit" / f"7_{rank}_log.out").write_text(f"2026-11-26T{time}+0000 failed:\n{traceback}")
+    assert [file.rank for file in log_files(run, "train", "7")] == [None, 0, 1]
+    failure = root_failure(run, last(run))
+    assert failure is not None
+    assert (failure.rank, failure.message) == (1, "ValueError: early")
+    assert failure.place == "submitit/7_1_log.out:2"
+
+
+def test_the_text_of_failed_is_the_verdict(tmp_path: Path) -> None:
+    run = write_failed_run(tmp_path / "run", "nan")
+    (run / "train-7.log").write_text(BEGIN.format(0))
+    (run / "FAILED").write_text(read(DIRECTORY / "nan.txt").failed)
+    failure = root_failure(run, last(run))
+    assert failure is not None
+    assert (failure.kind, failure.rank, failure.place) == ("not-finite", 2, "FAILED:1")
+
+
+def test_secrets_in_the_log_are_not_passed_on(tmp_path: Path) -> None:
+    run = write_failed_run(tmp_path / "run")
+    token = "hf_" + "a1B2" * 9
+    (run / "train-7.log").write_text(ERROR.format(rank=0, error=f"ValueError: {token} is refused"))
+    failure = root_failure(run, last(run))
+    assert failure is not None
+    assert token not in repr(failure)
+    assert "[redacted]" in failure.message
+
+
+def test_a_run_without_a_log_has_no_known_failure(tmp_path: Path) -> None:
+    run = write_failed_run(tmp_path / "run")
+    (run / "train-7.log").unlink()
+    assert root_failure(run, last(run)) is None
+    (run / "train-7.log").mkdir()
+    assert root_failure(run, last(run)) is None
+
+
+def test_a_log_of_other_bytes_is_read(tmp_path: Path) -> None:
+    run = write_failed_run(tmp_path / "run")
+    (run / "train-7.log").write_bytes(bytes(range(256)) * 99 + b"\n1: Traceback (most recent call last):")
+    assert root_failure(run, last(run)) is not None
