@@ -57,7 +57,7 @@ queue_evaluations() {
 queue_evaluation() {
     local answer='' problem errors=$held/sbatch.log
     if find_evaluation "$1" 2>"$errors" && { [[ $answer ]] ||
-        answer=$(queued_script | timeout --kill-after=5 30 sbatch --parsable --dependency=singleton /dev/stdin "$run_dir/$1" 2>"$errors"); }; then
+        answer=$(queued_script | timeout --kill-after=5 30 sbatch --parsable --dependency=singleton --comment="$(queued_comment) $run_dir/$1" /dev/stdin "$run_dir/$1" 2>"$errors"); }; then
         queued+=" $1"
         mkdir -p -- "${evaluation_queue%/*}" && { list_queued; echo "$1 ${answer%%;*}"; } | write_file "$evaluation_queue"
         say "queued job ${answer%%;*} to evaluate $1"
@@ -69,16 +69,18 @@ queue_evaluation() {
     queue_problem=$problem
     return 1
 }
+# The comment in the script's directives, without the quotes of a comment with spaces.
+queued_comment() { queued_script | sed -n 's/^#SBATCH --comment="\?\([^"]*\)"\?$/\1/p'; }
 # The lines of evaluation_queue. What else it has is of a link that another user of the run placed.
 list_queued() { [[ ! -f $evaluation_queue ]] || grep -E '^iter_[0-9]{7,15} [0-9]+$' -- "$evaluation_queue"; }
-# NAME: sets answer to the checkpoint's job, or to nothing. sbatch can fail although Slurm accepted the job (a timeout). Slurm
-# keeps the script's argument, RUN_DIR/NAME. Fails if squeue does, or shows nothing: no answer without this job counts.
+# NAME: sets answer to the checkpoint's job, or to nothing. sbatch can fail although Slurm accepted the job (a timeout). The
+# job's comment ends with RUN_DIR/NAME. Fails if squeue does, or shows nothing: no answer without this job counts.
 find_evaluation() {
-    local jobs id command seen=''
-    jobs=$(timeout --kill-after=5 30 squeue --noheader --user="$UID" --states=all --format='%A %o') || return
-    while read -r id command; do
+    local jobs id comment seen=''
+    jobs=$(timeout --kill-after=5 30 squeue --noheader --user="$UID" --states=all --format='%A %k') || return
+    while read -r id comment; do
         [[ $id != "$job" ]] || seen=1
-        [[ $command != *" $run_dir/$1" ]] || answer=$id
+        [[ $comment != *" $run_dir/$1" ]] || answer=$id
     done <<<"$jobs"
     [[ $seen ]] || { echo "squeue does not show this job"; return 1; } >&2
 }

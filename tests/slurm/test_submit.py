@@ -365,8 +365,8 @@ def ranks(leader: int) -> list[int]:
         ("slurm.train.constraint=a100", "slurm.train.constraint = a100 (--set slurm.train.constraint)"),
         ("slurm.train.mem=9000G", "slurm.train.mem = 9000G (--set slurm.train.mem)"),
         (
-            "slurm.train.extra_directives=[--segment=16]",
-            "slurm.train.extra_directives = --segment=16 (--set slurm.train.extra_directives)",
+            "slurm.train.extra_directives=[--licenses=none]",
+            "slurm.train.extra_directives = --licenses=none (--set slurm.train.extra_directives)",
         ),
     ],
 )

@@ -186,8 +186,12 @@ def test_options_of_sbatch_in_the_submitting_shell_do_not_reach_the_jobs_of_subm
 def test_a_script_says_which_options_sbatch_took_from_the_submitting_shell(
     slurm_cluster: SlurmCluster, gpu_run: Path
 ) -> None:
-    """sbatch prefers its variables to the script's directives. The job can only correct --no-requeue."""
-    script = api.render(api.plan(api.load_run(gpu_run)), "run")
+    """sbatch prefers its variables to the script's directives. The job can only correct --no-requeue.
+
+    What Slurm itself sets in a job, some for options, does not count as the shell's.
+    """
+    options = "slurm.run.extra_directives=[--dependency=singleton, --gpu-bind=none]"
+    script = api.render(api.plan(api.load_run(gpu_run, [options])), "run")
     shell = {
         "SBATCH_TIMELIMIT": "3",
         "SBATCH_JOB_NAME": "other",
@@ -199,13 +203,21 @@ def test_a_script_says_which_options_sbatch_took_from_the_submitting_shell(
     assert "sbatch read SBATCH_JOB_NAME SBATCH_NO_REQUEUE SBATCH_TIMELIMIT in the submitting shell" in log
     assert slurm_cluster.show(job_id)["Requeue"] == "1"
     assert environment_of(gpu_run, 0)["SBATCH_QOS"] == "high"
+    assert not re.search(
+        r"unset these variables of the submitting shell: .*\b(SLURM|HYDRA|I_MPI|OMPI|PRTE)_", log
+    )
 
 
 def test_a_job_starts_without_the_variables_of_the_submitting_shell(
     slurm_cluster: SlurmCluster, gpu_run: Path
 ) -> None:
     script = api.render(api.plan(api.load_run(gpu_run)), "run")
-    job_id = sbatch(slurm_cluster, {"SBATCH_EXPORT": "NONE"}, script, gpu_run.parent)
+    # With NONE, the job has the PATH of a login shell, which may not lead to the Slurm of these tests.
+    is_found = shutil.which("srun", path="/usr/local/bin:/usr/bin") == shutil.which(
+        "srun", path=slurm_cluster.env["PATH"]
+    )
+    export = "NONE" if is_found else "PATH"
+    job_id = sbatch(slurm_cluster, {"SBATCH_EXPORT": export}, script, gpu_run.parent)
     ended(slurm_cluster, gpu_run, job_id)
     require_planned(gpu_run)
 
