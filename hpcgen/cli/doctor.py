@@ -1,4 +1,4 @@
-"""hpcgen doctor: name what is wrong with a run."""
+"""hpcgen doctor: name what is wrong with a run, or check whether a cluster has what a run needs."""
 
 from __future__ import annotations
 
@@ -8,23 +8,29 @@ import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from hpcgen.cli.options import json_option
+from hpcgen.cli.options import json_option, read_run_or_cluster, run_or_cluster_options
 from hpcgen.cli.run_argument import run_directory
+from hpcgen.errors import HpcgenError
 from hpcgen.redaction import redact, redact_json
 from hpcgen.text import counted, harmless
 
 if TYPE_CHECKING:
+    from hpcgen.config.loader import Run
     from hpcgen.doctor.cause import Cause
+    from hpcgen.doctor.check import Check
     from hpcgen.doctor.run_files import RunFiles
 
 PIPE_WIDTH = 80
-COLORS = {"blocks": "red", "ended": "red", "costs": "yellow", "harmless": "cyan"}
+COLORS = {
+    **{"blocks": "red", "ended": "red", "costs": "yellow", "harmless": "cyan"},
+    **{"ok": "green", "warning": "yellow", "failed": "red", "skipped": "cyan"},
+}
 EFFECTS = {
     "blocks": "the next attempt would fail",
     "ended": "ended the last attempt",
@@ -34,24 +40,77 @@ EFFECTS = {
 
 
 @click.command("doctor")
-@click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
+@click.argument("run", metavar="[RUN]", required=False, type=click.Path(path_type=Path))
+@run_or_cluster_options
 @json_option
-def command(run: Path, as_json: bool) -> int:
-    """RUN is a run directory, or a run file with the directory in paths.run_dir.
+def command(
+    run: Path | None,
+    config: Path | None,
+    cluster: str | None,
+    run_dir: str | None,
+    overrides: tuple[str, ...],
+    as_json: bool,
+) -> int:
+    """RUN is a run directory, or a run file with the directory in paths.run_dir. Without it, checks what a run needs.
 
-    Reads what the run left: markers, events, logs, metrics, checkpoints. Names each cause with its evidence, what to do
-    and the page that explains it, the most likely cause first. Changes nothing. Exits with status 1 if something
-    stopped the run, would stop it, or slows it.
+    With RUN, reads what the run left: markers, events, logs, metrics, checkpoints. Names each cause with its evidence,
+    what to do and the page that explains it, the most likely cause first. Exits with status 1 if something stopped the
+    run, would stop it, or slows it.
+
+    With -c or --cluster, checks on this login node what the run needs: settings of Slurm, the partition, the container
+    runtime and versions known to fail, the image, paths, disk space, tokenizer and secrets. Exits with status 1 if a
+    check fails.
+
+    Changes nothing.
     """
+    given = config is not None or cluster is not None or overrides or run_dir is not None
+    if run is None:
+        return _check(read_run_or_cluster(config, cluster, run_dir, overrides), as_json)
+    if given:
+        reason = "RUN excludes -c, --cluster, --run-dir and --set"
+        raise HpcgenError(reason, f"use hpcgen doctor {run} for what happened, or -c for what the run needs")
+    return _diagnose(run_directory(run), as_json)
+
+
+def _check(run: Run, as_json: bool) -> int:
+    from hpcgen import api
+    from hpcgen.doctor import site
+    from hpcgen.doctor.check import any_failed
+    from hpcgen.run_plan.plan import main_stage
+
+    has_stage = any(run.document.get(section) is not None for section in ("model", "program", "data"))
+    checks = site.checks(run, main_stage(run) if has_stage else "node-health", api.render)
+    shown = list(checks) if as_json else _show_checks(checks)
+    if as_json:
+        found = {"checks": [dataclasses.asdict(check) for check in shown]}
+        click.echo(json.dumps(redact_json(found), indent=1))
+    return int(any_failed(shown))
+
+
+def _show_checks(checks: Iterable[Check]) -> list[Check]:
+    """Prints each check when it is done, since some programs take seconds to answer."""
+    shown = []
+    for check in checks:
+        shown.append(check)
+        _print(f"{check.state:<8} ", f"{check.name}: {check.found}", COLORS[check.state])
+        if check.fix and check.state != "ok":
+            _print("         fix: ", check.fix)
+    states = [check.state for check in shown]
+    counts = [f"{states.count(state)} {state}" for state in ("ok", "warning", "failed", "skipped")]
+    click.echo(", ".join(counts))
+    return shown
+
+
+def _diagnose(directory: Path, as_json: bool) -> int:
     from hpcgen.doctor.diagnosis import diagnose
     from hpcgen.doctor.run_files import read_run_files, with_slurm
 
-    files = with_slurm(read_run_files(run_directory(run), time.time()))
+    files = with_slurm(read_run_files(directory, time.time()))
     causes = diagnose(files)
     if as_json:
         click.echo(json.dumps(redact_json(_in_json(files, causes)), indent=1))
     else:
-        _show(files, causes)
+        _show_causes(files, causes)
     return int(any(cause.effect != "harmless" for cause in causes))
 
 
@@ -64,10 +123,10 @@ def _in_json(files: RunFiles, causes: Sequence[Cause]) -> dict[str, object]:
     }
 
 
-def _show(files: RunFiles, causes: Sequence[Cause]) -> None:
+def _show_causes(files: RunFiles, causes: Sequence[Cause]) -> None:
     click.echo(_safe(_heading(files)))
     if not causes:
-        click.echo("nothing found in its markers, events, checkpoints and metrics")
+        click.echo("nothing found in its markers, events, logs, checkpoints and metrics")
     for number, cause in enumerate(causes, 1):
         click.echo("")
         effect = click.style(f" ({EFFECTS[cause.effect]})", fg=COLORS[cause.effect])
@@ -92,12 +151,11 @@ def _safe(text: str) -> str:
     return harmless(redact(text))
 
 
-def _print(label: str, text: str) -> None:
+def _print(label: str, text: str, color: str | None = None) -> None:
     """Prints a paragraph. Paths are not broken, so that they can be copied."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else PIPE_WIDTH
-    lines = textwrap.wrap(
-        _safe(text), width - len(label), break_long_words=False, break_on_hyphens=False
-    ) or [""]
-    click.echo(click.style(label, dim=True) + lines[0])
+    paragraph = textwrap.TextWrapper(width - len(label), break_long_words=False, break_on_hyphens=False)
+    lines = paragraph.wrap(_safe(text)) or [""]
+    click.echo(click.style(label, fg=color, dim=color is None) + lines[0])
     for line in lines[1:]:
         click.echo(" " * len(label) + line)

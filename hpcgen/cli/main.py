@@ -47,7 +47,7 @@ SECTIONS = {
     "Operate": {
         "status": Lazy("hpcgen.cli.status", "Show what runs do, and why they ended."),
         "logs": Lazy("hpcgen.cli.logs", "Show the root failure of a run and the lines of its ranks."),
-        "doctor": Lazy("hpcgen.cli.doctor", "Name what is wrong with a run, and how to fix it."),
+        "doctor": Lazy("hpcgen.cli.doctor", "Name what is wrong with a run or a cluster, and the fix."),
         "sweep": Lazy("hpcgen.cli.sweep", "Train several variants of a run, and compare them."),
     },
     "Cluster": {

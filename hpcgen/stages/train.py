@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 
+from hpcgen.config.container import is_image_file
 from hpcgen.config.directories import measured_places
 from hpcgen.config.loader import Run
 from hpcgen.config.node_type import NodeType
@@ -19,6 +20,7 @@ from hpcgen.planning.kind import ONE_THREAD, Export, Stage, Work
 from hpcgen.planning.node_check import preflight
 from hpcgen.planning.paths import checkpoint_directory, import_files, trainer_data
 from hpcgen.planning.resuming import checkpoints_read, resume_problems, resume_warnings
+from hpcgen.planning.software import runtime
 from hpcgen.stages.evaluate import EVALUATE
 from trainer.contract.config import ParallelismConfig, TrainerConfig, fingerprint
 
@@ -60,6 +62,7 @@ class Train(Stage):
         """Yields changes that the trainer would refuse when it resumes, and training that would be lost."""
         if trainer is not None:
             yield from resume_problems(run.config, trainer)
+            yield from _image_problems(run, config, trainer)
 
     def warnings(self, run: Run, config: RunConfig, trainer: TrainerConfig | None) -> Iterator[Problem]:
         """Yields warnings about a run that has already finished, rotary frequencies, and names that are left over."""
@@ -99,6 +102,16 @@ class Train(Stage):
             yield Problem(
                 "environment.NCCL_COLLNET_ENABLE", reason, "remove it and set parallelism.use_sharp"
             )
+
+
+def _image_problems(run: Run, config: RunConfig, trainer: TrainerConfig) -> Iterator[Problem]:
+    """Yields an FP8 recipe that the image lacks, if the record next to the image knows."""
+    image = config.container.image or run.cluster.container.image or ""
+    if trainer.training.fp8 is None or runtime(config, run.cluster) == "none" or not is_image_file(image):
+        return
+    from hpcgen.planning.image_record import fp8_problems  # few runs train in FP8
+
+    yield from fp8_problems(image, trainer.training)
 
 
 def trainer_files(trainer: TrainerConfig | None) -> dict[str, str]:

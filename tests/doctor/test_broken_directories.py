@@ -327,7 +327,7 @@ def test_a_healthy_run_exits_with_0_and_a_wrong_path_with_2(tmp_path: Path) -> N
     ended = hpcgen("doctor", write_run(tmp_path / "run"))
     assert (ended.status, ended.stdout.splitlines()[-1]) == (
         0,
-        "nothing found in its markers, events, checkpoints and metrics",
+        "nothing found in its markers, events, logs, checkpoints and metrics",
     )
     missing = hpcgen("doctor", tmp_path / "absent")
     assert (missing.status, "no such directory" in missing.stderr) == (2, True)

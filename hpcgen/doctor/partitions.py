@@ -1,0 +1,127 @@
+"""The partition of a job: its state, its limits, and whether it has enough nodes of the right kind."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+from hpcgen.config.fields import seconds
+from hpcgen.doctor.check import Check
+from hpcgen.run_plan.stage import StagePlan
+from hpcgen.text import counted, one_of
+
+Row = Mapping[str, str]
+"""Keys and values of a line of `scontrol show ... --oneliner`."""
+
+UNUSABLE = {
+    *(
+        "DOWN",
+        "DRAIN",
+        "DRAINED",
+        "DRAINING",
+        "FAIL",
+        "FAILING",
+        "FUTURE",
+        "INVAL",
+        "INVALID_REG",
+        "NOT_RESPONDING",
+    ),
+    "UNKNOWN",
+}
+"""States of nodes on which no job starts. Nodes that the cloud has switched off (POWERED_DOWN) start for a job."""
+UNLIMITED = frozenset(("UNLIMITED", "NONE", "INFINITE", ""))
+
+
+def rows(lines: Sequence[str]) -> list[Row]:
+    """The lines of `scontrol show partition --oneliner` or of nodes."""
+    return [
+        dict(re.findall(r"(\S+?)=(.*?)(?=\s+[A-Za-z][\w:/]*=|\s*$)", line)) for line in lines if "=" in line
+    ]
+
+
+def checks(stage: StagePlan, partitions: Sequence[Row], nodes: Sequence[Row]) -> Iterator[Check]:
+    """Yields checks of the partition that a stage asks for; the default one if it asks for none."""
+    asked = stage.allocation.settings.partition
+    names = (
+        asked.split(",")
+        if asked
+        else [row["PartitionName"] for row in partitions if row.get("Default") == "YES"]
+    )
+    if not names:
+        fix = "Set slurm.defaults.partition, or slurm.partition in the profile."
+        yield Check("partition", "failed", "none is given, and Slurm has no default partition", fix)
+    for name in names:
+        row = next((row for row in partitions if row.get("PartitionName") == name), None)
+        if row is None:
+            known = one_of([row["PartitionName"] for row in partitions if "PartitionName" in row])
+            yield Check(
+                f"partition {name}", "failed", "Slurm has no such partition", f"Use {known or 'another one'}."
+            )
+        else:
+            yield from _state(name, row)
+            yield from _limits(name, row, stage)
+            yield _nodes(name, row, stage, nodes)
+
+
+def _state(name: str, row: Row) -> Iterator[Check]:
+    if row.get("State", "UP") != "UP":
+        yield Check(
+            f"partition {name}",
+            "failed",
+            f"its state is {row['State']}",
+            "Use another one, or ask the admins.",
+        )
+
+
+def _limits(name: str, row: Row, stage: StagePlan) -> Iterator[Check]:
+    allocation = stage.allocation
+    most, time = row.get("MaxTime", ""), allocation.settings.time
+    if time and most not in UNLIMITED and seconds(time) > seconds(most):
+        fix = f"Use at most {most}: slurm.{stage.kind.section}.time."
+        yield Check(f"partition {name}: time", "failed", f"{time}, and MaxTime is {most}", fix)
+    for key, sign in (("MaxNodes", 1), ("MinNodes", -1)):
+        limit = row.get(key, "")
+        if limit.isdecimal() and sign * (allocation.num_job_nodes - int(limit)) > 0:
+            found = f"{allocation.num_job_nodes}, and {key} is {limit}"
+            fix = f"Change slurm.{stage.kind.section}.nodes, or use another partition."
+            yield Check(f"partition {name}: nodes", "failed", found, fix)
+    for key, setting in (
+        ("AllowAccounts", allocation.settings.account),
+        ("AllowQos", allocation.settings.qos),
+    ):
+        allowed = row.get(key, "ALL")
+        if setting and allowed != "ALL" and setting not in allowed.split(","):
+            yield Check(
+                f"partition {name}: {key}",
+                "failed",
+                f"{setting} is not one of {allowed}",
+                "Use one of these.",
+            )
+
+
+def _nodes(name: str, row: Row, stage: StagePlan, nodes: Sequence[Row]) -> Check:
+    """Compares the nodes of the partition with what the job asks of each."""
+    title, needed = f"partition {name}: nodes", stage.allocation.num_job_nodes
+    own = [node for node in nodes if name in node.get("Partitions", "").split(",")]
+    if not own:
+        return Check(
+            title, "skipped", f"Slurm does not show its nodes ({row.get('TotalNodes', 'unknown')} in all)"
+        )
+    gpus = stage.allocation.gpus_per_node if stage.device == "cuda" and stage.allocation.gres != "none" else 0
+    fitting = [node for node in own if _gpus(node) >= gpus]
+    usable = [node for node in fitting if not UNUSABLE & set(re.findall("[A-Z_]+", node.get("State", "")))]
+    has = f"with {counted(gpus, 'GPU')}" if gpus else "of any kind"
+    found = f"{counted(len(usable), 'usable node')} {has} of {len(own)}; the job needs {needed}"
+    if len(fitting) < needed:
+        fix = "Use another partition, fewer nodes, or correct gpus_per_node of the node type."
+        return Check(title, "failed", found, fix)
+    if len(usable) < needed:
+        return Check(
+            title, "warning", found, "Wait for the nodes (sinfo -R says why they are down), or use fewer."
+        )
+    return Check(title, "ok", found)
+
+
+def _gpus(node: Row) -> int:
+    """Number of GPUs in a value such as gpu:h100:8(S:0-1),shard:4."""
+    return sum(int(count) for count in re.findall(r"\bgpu(?::[A-Za-z][^:,(]*)?:(\d+)", node.get("Gres", "")))
