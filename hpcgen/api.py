@@ -192,19 +192,17 @@ def submit_sweep(
     failures: list[str] = []
     for state in states_of(sweep, _queue(launcher)):
         if not starts(state, retry=retry):
-            running += [state.job] if state.job else []
+            running += [state.last_job] if state.last_job else []
             yield state
             continue
         after = running[-max_running] if max_running and len(running) >= max_running else None
         try:
-            [job] = submit(
-                state.point.plan, launcher, templates, _named(on_progress, state.point.name), after
-            )
+            jobs = submit(state.point.plan, launcher, templates, _named(on_progress, state.point.name), after)
         except JobFailed as failure:  # only with "local"; the other points do not depend on this one
             failures.append(f"{state.point.name}: {failure}")
             continue
-        running.append(job.job_id)
-        yield PointState(point=state.point, state="submitted", job=job.job_id, submitted=job)
+        running.append(jobs[-1].job_id)
+        yield PointState(point=state.point, state="submitted", job=jobs[0].job_id, submitted=jobs[0])
     if failures:
         raise JobFailed("\n".join(failures))
 

@@ -28,7 +28,9 @@ class PointState:
     detail: str = ""
     """The reason of a failure, or what the job in the queue does or waits for."""
     job: str = ""
-    """ID of the job in the queue."""
+    """ID of the job that runs or waits."""
+    last_job: str = ""
+    """ID of the last of several jobs of the point."""
     submitted: Job | None = None
     """The job that was submitted now."""
 
@@ -39,8 +41,13 @@ def states_of(sweep: Sweep, queue: Queue) -> tuple[PointState, ...]:
 
 
 def _state(point: Point, queue: Queue) -> PointState:
-    if jobs := queue.of_run(point.directory):
-        return PointState(point=point, state="in the queue", detail=jobs[-1].in_words(), job=jobs[-1].job)
+    # a training may have queued an evaluation, which continues without it
+    if jobs := [job for job in queue.of_run(point.directory) if job.stage in point.plan.stages]:
+        shown = next((job for job in jobs if not job.waits), jobs[0])
+        last = max((job.job for job in jobs), key=lambda job: (len(job), job))
+        return PointState(
+            point=point, state="in the queue", detail=shown.in_words(), job=shown.job, last_job=last
+        )
     if _is_done(point):
         return PointState(point=point, state="done")
     failure = read_failure(point.directory)
