@@ -13,7 +13,7 @@ from hpcgen.text import one_of
 # fmt: off
 REFUSALS = (
     ("unrecognized option|invalid option|Invalid --|license|node name|wckey", ("extra_directives",)),
-    ("MaxSubmit", ("qos", "account")),
+    ("SubmitJob", ("qos", "account")),
     ("MaxWall", ("time",)),
     ("M(ax|in)Node", ("nodes",)),
     ("accounting/QOS policy", ("nodes", "time", "num_tasks", "qos", "account")),
@@ -46,7 +46,11 @@ def advice(answer: str, plan: Plan, stage: StagePlan) -> str:
         return "try again later: Slurm keeps at most MaxJobCount jobs (see `scontrol show config`)"
     names = next((names for pattern, names in REFUSALS if re.search(pattern, answer, re.IGNORECASE)), ())
     keys = tuple(_keys(names, plan, stage))
-    return f"this depends on {one_of(keys)}" if keys else ""
+    hint = f"this depends on {one_of(keys)}" if keys else ""
+    if "SubmitJob" in answer:
+        full = "the account or QOS takes no more jobs now, and each task of an array counts"
+        return f"{full}: submit again when jobs have ended (squeue --me); {hint}"
+    return hint
 
 
 def _keys(names: tuple[str, ...], plan: Plan, stage: StagePlan) -> Iterator[str]:

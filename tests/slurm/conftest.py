@@ -56,10 +56,11 @@ def slurm_cluster() -> Iterator[SlurmCluster]:
 
 @pytest.fixture(scope="session")
 def accounting_cluster() -> Iterator[SlurmCluster]:
-    """Like `slurm_cluster`, with accounting (slurmdbd), for `sacct` and `sacctmgr`."""
+    """Like `slurm_cluster`, with accounting (slurmdbd) for `sacct` and `sacctmgr`, and its limits."""
     if (reason := missing_slurm() or missing_accounting()) is not None:
         pytest.skip(reason)
-    with SlurmCluster(accounting=True) as cluster:
+    limits = "AccountingStorageEnforce=associations,limits,qos"
+    with SlurmCluster(accounting=True, settings=[limits]) as cluster:
         yield cluster
 
 

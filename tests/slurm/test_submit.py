@@ -379,6 +379,30 @@ def test_the_answer_of_slurm_comes_with_the_key_that_decides_it(
     assert re.search(f"; this depends on .*{re.escape(key)}", str(found.value)), str(found.value)
 
 
+def test_a_limit_of_jobs_in_the_queue_leaves_the_earlier_ones_and_says_what_to_do(
+    accounting_cluster: SlurmCluster,
+    tiny_run: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def limit(number: int) -> None:
+        accounting_cluster.run("sacctmgr", "-i", "modify", "user", "root", "set", f"MaxSubmitJobs={number}")
+
+    for name in ("PATH", "SLURM_CONF"):
+        monkeypatch.setenv(name, accounting_cluster.env[name])
+    limit(1)
+    held = interface.load_run(tiny_run, ["slurm.defaults.extra_directives=[--hold]"])
+    with pytest.raises(interface.HpcgenError, match="AssocMaxSubmitJobLimit") as found:
+        interface.submit(interface.plan(held, ["index-cache", "train"]))
+    limit(-1)
+    assert (
+        "submit again when jobs have ended (squeue --me); this depends on slurm.train.qos (not set)"
+        in str(found.value)
+    )
+    [job_id] = re.findall(r"^already queued: (\d+) \(index-cache\)", capsys.readouterr().err, re.MULTILINE)
+    accounting_cluster.run("scancel", job_id)
+
+
 def test_an_array_that_slurm_finds_too_large_names_the_profile(tiny_run: Path) -> None:
     plan = interface.plan(interface.load_run(tiny_run))
     answer = "sbatch: error: Batch job submission failed: Invalid job array specification"
@@ -398,6 +422,7 @@ def test_an_array_that_slurm_finds_too_large_names_the_profile(tiny_run: Path) -
         ("Invalid wckey specification", ["extra_directives"]),
         ("QOSMaxWallDurationPerJobLimit\nJob violates accounting/QOS policy", ["time"]),
         ("QOSMaxSubmitJobPerUserLimit\nJob violates accounting/QOS policy", ["qos"]),
+        ("AssocGrpSubmitJobsLimit\nJob violates accounting/QOS policy", ["qos"]),
         ("AssocMaxNodePerJobLimit\nJob violates accounting/QOS policy", ["nodes"]),
     ],
 )
