@@ -35,7 +35,6 @@ StorageLoc=accounting
 # Small files, and no wait for the disk: the data lives as long as the cluster.
 MARIADB = (
     "--no-defaults",
-    "--user=root",
     "--innodb-log-file-size=8M",
     "--innodb-buffer-pool-size=32M",
     "--innodb-flush-log-at-trx-commit=0",
@@ -46,13 +45,13 @@ INSTALL = ("--skip-test-db", "--auth-root-authentication-method=normal")
 IN_BACKGROUND = 'exec setsid --fork "$0" "$@" </dev/null >/dev/null 2>&1'
 
 
-def start(directory: Path, run: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+def start(directory: Path, user: str, run: Callable[..., subprocess.CompletedProcess[str]]) -> None:
     """Starts MariaDB and slurmdbd. `run` runs a program in the cluster's environment.
 
     Raises:
         TimeoutError: one of them does not answer. Their logs are in the cluster's directory.
     """
-    data = (*MARIADB, f"--datadir={directory}/mariadb")
+    data = (*MARIADB, f"--user={user}", f"--datadir={directory}/mariadb")
     database = directory / "mariadbd.socket"
     files = (
         f"--socket={database}",
@@ -65,6 +64,12 @@ def start(directory: Path, run: Callable[..., subprocess.CompletedProcess[str]])
     (directory / "slurmdbd.conf").chmod(0o600)  # slurmdbd requires it
     run("env", f"MYSQL_UNIX_PORT={database}", "slurmdbd")
     wait_until(lambda: run("sacctmgr", "list", "cluster", check=False).returncode == 0, timeout_s=120)
+
+
+def add_user(user: str, run: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    """Lets a user submit jobs where limits are enforced. Root may already."""
+    if user != "root":
+        run("sacctmgr", "--immediate", "add", "user", user, "account=root")
 
 
 def _listens(path: Path) -> bool:

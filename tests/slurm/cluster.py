@@ -280,11 +280,13 @@ class SlurmCluster:
                 f"--socket={self.directory}/munge.socket",
             )
             if self.accounting:
-                accounting.start(self.directory, self.run)
+                accounting.start(self.directory, _user(), self.run)
             self.run("slurmctld")
             for node in self.nodes:
                 self.start_node(node)
             wait_until(self._nodes_are_idle, timeout_s=120, interval_s=0.1)
+            if self.accounting:
+                accounting.add_user(_user(), self.run)
         except (SlurmClusterError, subprocess.TimeoutExpired, TimeoutError) as error:
             raise SlurmClusterError(f"the Slurm cluster did not start: {error}\n{self.logs()}") from error
 
@@ -295,11 +297,10 @@ class SlurmCluster:
 
     def _configuration(self, directory: Path) -> dict[str, str]:
         """The files of the cluster's configuration, by name."""
-        user = pwd.getpwuid(os.geteuid()).pw_name
         controller, slurmdbd, *ports = free_ports(2 + len(self.nodes))
         slurm_conf = SLURM_CONF.format(
             directory=directory,
-            user=user,
+            user=_user(),
             port=controller,
             first_job_id=self.first_job_id,
             kill_wait_s=self.kill_wait_s,
@@ -323,7 +324,7 @@ class SlurmCluster:
         if self.accounting:
             slurm_conf += accounting.SLURM_CONF.format(directory=directory, port=slurmdbd)
             files["slurmdbd.conf"] = accounting.SLURMDBD_CONF.format(
-                directory=directory, user=user, port=slurmdbd
+                directory=directory, user=_user(), port=slurmdbd
             )
         slurm_conf += "".join(f"{line}\n" for line in self.settings)
         return {"slurm.conf": slurm_conf, **files}
@@ -343,6 +344,11 @@ def create_directory(configuration: Callable[[Path], Mapping[str, str]]) -> Path
     for name, text in configuration(directory).items():
         (directory / name).write_text(text)
     return directory
+
+
+def _user() -> str:
+    """The user who runs the daemons and the jobs."""
+    return pwd.getpwuid(os.geteuid()).pw_name
 
 
 def free_ports(count: int) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import io
 import json
 import os
@@ -386,7 +387,9 @@ def test_a_limit_of_jobs_in_the_queue_leaves_the_earlier_ones_and_says_what_to_d
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     def limit(number: int) -> None:
-        accounting_cluster.run("sacctmgr", "-i", "modify", "user", "root", "set", f"MaxSubmitJobs={number}")
+        accounting_cluster.run(
+            "sacctmgr", "-i", "modify", "user", getpass.getuser(), "set", f"MaxSubmitJobs={number}"
+        )
 
     for name in ("PATH", "SLURM_CONF"):
         monkeypatch.setenv(name, accounting_cluster.env[name])
