@@ -164,7 +164,7 @@ def _follow(directory: Path, attempts: list[JobAttempt], rank: int | None, count
     try:
         if newest is not None:
             _print_followed(last_lines(newest_files(), newest, count, is_last=True, rank=rank), as_json)
-        while newest is None or newest.verdict not in ("done", "failed") or has_grown:
+        while newest is None or newest.verdict not in ("done", "stopped", "failed") or has_grown:
             newest = next(iter(_attempts(directory, stage, None)[-1:]), newest)
             entries = follower.poll()
             has_grown = bool(entries)

@@ -7,7 +7,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
 
 from hpcgen.logs.lines import Line
-from hpcgen.logs.signatures import Match, Role, match_exception, match_line
+from hpcgen.logs.signatures import Match, Role, is_exception, match_exception, match_line
 from trainer.contract.record import record
 
 MAX_TRACEBACK_LINES = 400
@@ -26,8 +26,11 @@ _HOST = re.compile(r"(?P<node>[A-Za-z][\w-]*\d[\w.-]*): ")
 """The node before each line, as pdsh prints it."""
 _IGNORED = re.compile(r"^Exception ignored in")
 """Python's line before the traceback of an exception that it ignored."""
-_OTHER = re.compile(r"^(?:trainer: |hpcgen: |srun: |slurmstepd|iteration \d|\d{4}-\d\d-\d\d[T ])")
+_OTHER = re.compile(
+    r"^(?:trainer: |hpcgen: |srun: |slurmstepd|iteration \d|\d{4}-\d\d-\d\d[T ]|(?:WARNING|ERROR|INFO):|[EWI]\d{4} )"
+)
 """Lines that begin something else than a part of a message."""
+_KNOWN: tuple[Role, ...] = ("fact", "root", "exit", "wait", "cascade")
 
 
 @record(kw_only=True)
@@ -69,6 +72,8 @@ def collect(lines: Iterable[Line], source: str = "", start: int = 0) -> Iterator
         if begun := _START.match(line.text):
             is_ignored = bool(earlier and _IGNORED.match(earlier[-1]))
             open_tracebacks[line.rank] = _Traceback(line, order, last_time, begun["indent"], is_ignored)
+        elif is_exception(line.text):
+            open_tracebacks[line.rank] = _Traceback(line, order, last_time, None, False)
         elif found := match_line(line.text):
             ended = last_lines.get(found.ranks[0]) if found.role == "exit" and found.ranks else None
             yield Evidence(
@@ -92,20 +97,25 @@ def collect(lines: Iterable[Line], source: str = "", start: int = 0) -> Iterator
 class _Traceback:
     """The lines of a rank from `Traceback` to the end of the exception's message, with those of a chain."""
 
-    def __init__(self, first: Line, order: int, time: float | None, indent: str, is_ignored: bool) -> None:
+    def __init__(
+        self, first: Line, order: int, time: float | None, indent: str | None, is_ignored: bool
+    ) -> None:
+        """`indent` is what precedes the word Traceback. None for an exception without a traceback."""
         self._first, self._order, self._time = first, order, time
         self._is_ignored = is_ignored
-        self._prefix = indent
-        host = _HOST.fullmatch(indent)
+        self._prefix = indent or ""
+        host = _HOST.fullmatch(self._prefix)
         self._node = host["node"] if host else None
         self._lines = [first.text]
-        self._exceptions: list[list[str]] = []
+        self._exceptions: list[list[str]] = [] if indent is not None else [[first.text]]
         """Each exception of the chain, with the lines of its message."""
-        self._is_in_frames = True
+        self._is_in_frames = indent is not None
         self._is_chained = False
 
     def takes(self, text: str) -> bool:
         """Adds a line. Returns False if the line does not belong here."""
+        if not self._is_in_frames and not text.startswith(self._prefix):
+            return False
         text = text.removeprefix(self._prefix)
         if self._belongs(text):
             if len(self._lines) < MAX_TRACEBACK_LINES or not self._is_in_frames:
@@ -119,7 +129,7 @@ class _Traceback:
                 return False  # of another exception
             self._is_in_frames, self._is_chained = True, False
             return True
-        if _OTHER.match(text):
+        if _OTHER.match(text) or (not self._is_in_frames and is_exception(text)):
             return False
         if self._is_in_frames:
             if _FRAME.match(text):
@@ -140,11 +150,10 @@ class _Traceback:
         return True
 
     def evidence(self, source: str) -> Evidence:
-        """The exception that explains the chain: the first one with a known cause, else the last one."""
+        """The exception that explains the chain: the first one with the best known cause, else the last one."""
         texts = ["\n".join(each).strip() for each in self._exceptions] or ["(cut off)"]
         matches = [match_exception(text) for text in texts]
-        known = [index for index, match in enumerate(matches) if match.kind != "exception"]
-        index = known[0] if known else len(texts) - 1
+        index = min(range(len(texts)), key=lambda index: _relevance(matches[index], len(texts) - index))
         found = Match("teardown", "cascade") if self._is_ignored else matches[index]
         return Evidence(
             kind=found.kind,
@@ -155,10 +164,17 @@ class _Traceback:
             node=found.node or self._node,
             time=self._time,
             message=_headline(texts[index]),
-            traceback="\n".join(self._lines).rstrip(),
+            traceback="\n".join(self._lines).rstrip() if len(self._lines) > 1 else "",
             source=source,
             number=self._first.number,
         )
+
+
+def _relevance(match: Match, from_the_end: int) -> tuple[int, int]:
+    """Order of the exceptions of a chain, the most relevant first."""
+    if match.kind == "exception":
+        return len(_KNOWN), from_the_end
+    return _KNOWN.index(match.role), -from_the_end
 
 
 def _headline(text: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from hpcgen.logs.evidence import Evidence
 from hpcgen.logs.failure import UNKNOWN, Consequence, Failure
@@ -37,16 +37,19 @@ def find_root(
     if root is None:
         return _unknown(found)
     same = [root, *(each for each in found if each is not root and _is_same(each, root))]
-    rank, ranks = _ranks_of(root, same)
+    ranks = _ranks_of(root, same) or (_silent_ranks(found, num_ranks) if root.role == "wait" else ())
+    node = _node(root, ranks, _nodes_of_ranks(found), node_of)
+    ranks = _ranks_of_workers(root, found) or ranks
+    rank = ranks[0] if ranks else None
     return Failure(
         kind=root.kind,
         title=KINDS[root.kind].title,
         rank=rank,
         ranks=ranks,
-        node=_node(root, rank, node_of),
+        node=node,
         time=root.time,
         message=root.message,
-        traceback=root.traceback or _traceback_of(rank, found),
+        traceback=root.traceback or _context(root, rank, found),
         cascade=_consequences(found, {id(each) for each in same}, set(ranks)),
         place=f"{root.source}:{root.number}" if root.source else "",
         fix=_fix(root.kind),
@@ -74,15 +77,21 @@ def _choose(found: Sequence[Evidence], failed: str) -> Evidence | None:
 
 def _silent(found: Sequence[Evidence], num_ranks: int) -> Evidence | None:
     """If most ranks say that they lost their peers, the ranks that say nothing are these peers."""
-    told = {rank for each in found for rank in _own_ranks(each)}
-    silent = tuple(rank for rank in range(min(num_ranks, MAX_RANKS)) if rank not in told)
+    silent = _silent_ranks(found, num_ranks)
     lost = [each for each in found if each.kind == "lost-peers"]
-    if not silent or not lost or len(silent) > num_ranks / 2:
+    if not silent or not lost:
         return None
     message = f"{rank_list(silent)} wrote nothing, and the others lost their peers"
     return replaced(
         lost[0], kind="silent", role="exit", rank=silent[0], ranks=silent, message=message, traceback=""
     )
+
+
+def _silent_ranks(found: Sequence[Evidence], num_ranks: int) -> tuple[int, ...]:
+    """The ranks about which nothing was said, if most ranks said something."""
+    told = {rank for each in found for rank in _own_ranks(each)}
+    silent = tuple(rank for rank in range(min(num_ranks, MAX_RANKS)) if rank not in told)
+    return silent if len(silent) <= num_ranks / 2 else ()
 
 
 def _explained(root: Evidence) -> Evidence:
@@ -120,16 +129,21 @@ def _shape(message: str) -> str:
     return re.sub(r"0x[0-9a-f]+|\d+", "#", message)[:200]
 
 
-def _ranks_of(root: Evidence, same: Sequence[Evidence]) -> tuple[int | None, tuple[int, ...]]:
+def _ranks_of(root: Evidence, same: Sequence[Evidence]) -> tuple[int, ...]:
+    """The ranks that failed, the first one first. Empty if the log does not say."""
     if look := _LOOK_AT.search(root.message):
-        ranks = rank_numbers(look["ranks"])
-    elif root.role == "wait":  # those who waited are not those who failed
-        return None, ()
-    elif root.ranks:
-        ranks = root.ranks
-    else:
-        ranks = tuple(dict.fromkeys(rank for each in same for rank in _own_ranks(each)))
-    return (ranks[0] if ranks else None), ranks
+        return rank_numbers(look["ranks"])
+    if root.role == "wait":  # those who waited are not those who failed
+        return ()
+    return root.ranks or tuple(dict.fromkeys(rank for each in same for rank in _own_ranks(each)))
+
+
+def _ranks_of_workers(root: Evidence, found: Sequence[Evidence]) -> tuple[int, ...]:
+    """The rank that torchrun's table names. Under torchrun, the number before each line is that of torchrun's task."""
+    if root.ranks or root.rank is None or root.role == "wait":
+        return ()
+    tables = (each.ranks for each in found if each.role == "exit" and each.rank == root.rank and each.ranks)
+    return next(tables, ())
 
 
 def _own_ranks(each: Evidence) -> tuple[int, ...]:
@@ -141,17 +155,25 @@ def _own_ranks(each: Evidence) -> tuple[int, ...]:
     return () if each.rank is None else (each.rank,)
 
 
-def _node(root: Evidence, rank: int | None, node_of: NodeOf) -> str | None:
+def _nodes_of_ranks(found: Sequence[Evidence]) -> dict[int, str]:
+    """The nodes that srun names when tasks end."""
+    return {rank: each.node for each in found if each.node and each.rank is None for rank in each.ranks}
+
+
+def _node(root: Evidence, ranks: Sequence[int], known: Mapping[int, str], node_of: NodeOf) -> str | None:
     if root.node:
         return root.node
-    if rank is not None and (node := node_of(rank)):
+    if ranks and (node := node_of(ranks[0]) or known.get(ranks[0])):
         return node
     named = (pattern.search(root.message) for pattern in (_LOOK_AT, _OWN_NAME, _NODE))
     return next((found["node"] for found in named if found and found["node"]), None)
 
 
-def _traceback_of(rank: int | None, found: Sequence[Evidence]) -> str:
-    """The first traceback of the rank that failed."""
+def _context(root: Evidence, rank: int | None, found: Sequence[Evidence]) -> str:
+    """The first traceback of the rank that failed, or all observations of the same event."""
+    if root.role == "fact":
+        same = [each.message for each in found if each.role == "fact" and each.kind == root.kind]
+        return "\n".join(dict.fromkeys(same)) if len(same) > 1 else ""
     own = (each.traceback for each in found if rank is not None and each.rank == rank and each.traceback)
     return next(own, "")
 

@@ -113,8 +113,7 @@ _HEDGE = re.compile(
 )
 """A guess of the message about its cause. It is no evidence."""
 _CPP_MESSAGE = re.compile(r"^\s*what\(\):\s+")
-_BARE_EXCEPTION = re.compile(r"(?:\w+\.)*[A-Z]\w*[a-z](?:Error|Exception)(?:: |$)")
-"""An exception whose traceback is not in the log."""
+_EXCEPTION = re.compile(r"(?:\w+\.)*[A-Z]\w*[a-z](?:Error|Exception)(?::(?: |$)|$)")
 _WARNING = re.compile(r"\b\w*Warning: |(?<!NCCL )\b(?:WARNING|INFO|DEBUG|WARN)\b|NCCL INFO")
 _FAILS = re.compile(
     r"(?i)error|fail|kill|cancel|xid|bus|lost|oom|memory|srun|trainer: |hpcgen: |timeout|timed out|signal|abort"
@@ -139,12 +138,17 @@ def match_line(text: str) -> Match | None:
     if not _FAILS.search(text) or _WARNING.search(text):
         return None
     text = text[:2000]
-    if what := _CPP_MESSAGE.match(text) or _BARE_EXCEPTION.match(text):
-        return match_exception(text[what.end() :] if what.re is _CPP_MESSAGE else text)
-    found = _first("line", text, text)
+    if what := _CPP_MESSAGE.match(text):
+        return match_exception(text[what.end() :])
+    found = _first("line", text, _HEDGE.sub("", text))
     if found is None or found.kind not in ("refused", "script"):
         return found
     return known_cause(text) or found  # these lines have the words of an exception
+
+
+def is_exception(text: str) -> bool:
+    """True for the line of an exception, with which a log may begin or whose traceback it may lack."""
+    return _EXCEPTION.match(text) is not None
 
 
 def known_cause(text: str) -> Match | None:

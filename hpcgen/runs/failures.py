@@ -30,7 +30,7 @@ def root_failure(run_dir: Path, attempt: JobAttempt) -> Failure | None:
     Raises:
         OSError: the run directory cannot be read.
     """
-    if attempt.verdict == "done" or attempt.reason.startswith(_UNDISTURBED):
+    if attempt.verdict in ("done", "stopped") or attempt.reason.startswith(_UNDISTURBED):
         return None
     later = any(each.restart > attempt.restart for each in read_job(run_dir / "jobs" / attempt.job))
     found = _evidence(log_files(run_dir, attempt.stage, attempt.job), attempt, is_last=not later)
@@ -45,6 +45,8 @@ def node_of(attempt: JobAttempt) -> NodeOf:
     """Tells the node of a rank, as the job launched them: in blocks of the same size."""
     nodes = str(_launch(attempt).get("nodes", "")).split()
     num_ranks = _num_ranks(attempt)
+    if len(nodes) == 1 and "[" not in nodes[0]:
+        return lambda rank: nodes[0]
     return lambda rank: nodes[rank * len(nodes) // num_ranks] if 0 <= rank < num_ranks and nodes else None
 
 

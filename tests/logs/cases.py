@@ -1,7 +1,8 @@
 """Logs of failed attempts with the failure that a person found in them: cases/NAME.txt.
 
 A case begins with `name: value` lines and an empty line, then follows the log. `ranks` are those that may be named as
-the root, and `kinds` the kinds; `-` stands for none. `failed` is the text of the marker FAILED.
+the root, `kinds` the kinds, and `node` the nodes; `-` stands for none. `failed` is the text of the marker FAILED. The
+cases blind-NAME were chosen and labeled by someone who had not seen the rules.
 """
 
 from __future__ import annotations
@@ -31,8 +32,11 @@ class Case:
     """Kinds that name the failure. The first one is the best."""
     ranks: tuple[int, ...]
     """Ranks one of which failed first; empty if the log does not tell."""
-    node: str
+    node: tuple[str, ...]
+    """Nodes that may be named; empty if the log does not tell."""
     log: str
+    proof: str = ""
+    """Part of the line that must be shown. Only in blind cases."""
     failed: str = ""
     nodes: tuple[str, ...] = ()
     """Nodes of the step, if the job recorded them; with the number of ranks in `world_size`."""
@@ -52,8 +56,10 @@ class Case:
             return f"the kind is {failure.kind} instead of {self.kinds[0]}: {failure.message}"
         if self.ranks and failure.rank is not None and failure.rank not in self.ranks:
             return f"the rank is {failure.rank} instead of {self.ranks[0]}"
-        if self.node != "-" and failure.node != self.node:
-            return f"the node is {failure.node} instead of {self.node}"
+        if self.node and failure.node not in self.node:
+            return f"the node is {failure.node} instead of {self.node[0]}"
+        if self.proof not in f"{failure.message}\n{failure.traceback}":
+            return f"the message is {failure.message!r} and lacks {self.proof!r}"
         return ""
 
     def _node_of(self, rank: int) -> str | None:
@@ -75,7 +81,8 @@ def read(path: Path) -> Case:
         source=label["source"],
         kinds=tuple(label["kinds"].split()),
         ranks=() if label["ranks"] == "-" else rank_numbers(label["ranks"]),
-        node=label["node"],
+        node=() if label["node"] == "-" else tuple(label["node"].split()),
+        proof=label.get("proof", ""),
         log=log,
         failed=label.get("failed", ""),
         nodes=tuple(label.get("nodes", "").split()),

@@ -19,10 +19,8 @@ def test_the_root_is_named(case: Case) -> None:
     assert case.mistake() == ""
 
 
-@pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
-def test_no_cascade_is_named_as_the_root(case: Case) -> None:
-    failure = case.found()
-    assert failure is None or failure.kind not in CASCADES
+def test_no_cascade_counts_as_a_right_answer() -> None:
+    assert not CASCADES & {kind for case in cases() for kind in case.kinds}
 
 
 def test_every_cause_has_a_heading_that_says_what_to_do() -> None:
