@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,7 @@ def read_run_config(run_dir: Path) -> tuple[dict[str, Any], Path | None]:
     The configuration of a job is in `jobs/JOBID/trainer.json`. A run started by hand may have it next to its results.
     The configuration is not validated, because the run may be older or newer than this version of hpcgen.
     """
-    found = [*run_dir.glob("jobs/*/trainer.json"), *run_dir.glob("*.json")]
+    found = [*_job_files(run_dir / "jobs"), *run_dir.glob("*.json")]
     for path in sorted(found, key=_modified, reverse=True):
         if config := _read(path):
             return config, path
@@ -29,6 +32,17 @@ def read_trained_config(run_dir: Path) -> dict[str, Any]:
     If the trainer did not record this configuration, returns the newest one; empty if there is none.
     """
     return _read(run_dir / RunDirectory.TRAINED_WITH) or read_run_config(run_dir)[0]
+
+
+def _job_files(jobs: Path) -> Iterator[Path]:
+    """The configurations of jobs. Tasks of an array, of which there may be thousands, have none."""
+    try:
+        names = os.listdir(jobs)  # noqa: PTH208 # without a stat for each
+    except OSError:
+        return
+    for name in names:
+        if not re.fullmatch(r"\d+_\d+", name) and (path := jobs / name / "trainer.json").exists():
+            yield path
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import click
 from hpcgen.text import counted, duration, few, harmless, size_text
 
 if TYPE_CHECKING:
+    from hpcgen.logs.failure import Failure
     from hpcgen.runs.status import JobStatus, RunStatus, TrainingStatus
 
 SHOWN_ATTEMPTS = 5
@@ -205,8 +206,18 @@ def _attempt_rows(status: RunStatus, now: float) -> Iterator[Row]:
         reason = f": {attempt.reason}" if attempt.reason and not is_told else ""
         text = f"{what}: began {moment(attempt.began, now)}{lasted}, {attempt.state}{reason}"
         yield Row(label, harmless(text), color_of(attempt.state))
+        if attempt.failure is not None:
+            yield Row("", harmless(_failure_text(attempt.failure)), "red")
     if len(attempts) > len(shown):
         yield Row("", f"and {counted(len(attempts) - len(shown), 'earlier attempt')} (--json has all)")
+
+
+def _failure_text(failure: Failure) -> str:
+    """What failed, where the log says so, and the page with the fix."""
+    others = f"; then {', '.join(map(str, failure.cascade))}" if failure.cascade else ""
+    place = f" ({failure.place})" if failure.place else ""
+    fix = f"; see docs/{failure.fix}" if failure.fix else ""
+    return f"{failure}{place}{others}{fix}"
 
 
 def _node_rows(status: RunStatus, now: float) -> Iterator[Row]:

@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.text import Text
 
 from hpcgen.cli.status_rows import lines, rows
-from hpcgen.runs.look import Onlooker
+from hpcgen.runs.look import MOST_WITH_LOGS, Onlooker
 from hpcgen.runs.status import RunStatus
 from hpcgen.text import counted
 
@@ -27,7 +27,7 @@ def watch_runs(directories: Sequence[Path], interval_s: float) -> None:
         HpcgenError: a directory does not exist or may not be read.
     """
     console = Console(highlight=False)
-    onlooker = Onlooker(directories, slurm_s=SLURM_S)
+    onlooker = Onlooker(directories, slurm_s=SLURM_S, reads_logs=len(directories) <= MOST_WITH_LOGS)
     with (
         contextlib.suppress(KeyboardInterrupt),
         Live(console=console, auto_refresh=False, vertical_overflow="crop") as live,

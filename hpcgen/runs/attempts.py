@@ -11,7 +11,6 @@ from typing import Any, Literal, cast, get_args
 
 from hpcgen.slurm.events import EVENTS
 from trainer.contract.files.regular_file import IrregularFileError, open_regular
-from trainer.contract.files.run_directory import open_nofollow
 from trainer.contract.files.shared_files import foreign_link
 from trainer.contract.record import record
 
@@ -21,8 +20,8 @@ or a node failed)."""
 
 Event = Mapping[str, Any]
 
-_END_BYTES = 4 << 10
-"""Bytes that contain the last event."""
+_END_BYTES = 8 << 10
+"""Bytes that contain the last event, and usually all events of a task."""
 _LATEST = 1e11
 """Latest time in an event, in the year 5138."""
 _MOST_BYTES = 16 << 20
@@ -92,18 +91,25 @@ def read_job(job_dir: Path) -> tuple[JobAttempt, ...]:
     return tuple(_attempt(events) for events in attempts.values() if events[0]["event"] == "start")
 
 
-def read_end(job_dir: Path) -> Event | None:
+def read_end(job_dir: str) -> Event | None:
     """The event with which the job's last attempt ended; None without one.
 
-    Reads only the end of the file, since an array may have ten thousand tasks.
+    An array may have ten thousand tasks, so it takes three system calls and decodes a single line.
     """
     try:
-        with open(job_dir / EVENTS, "rb", buffering=0, opener=open_nofollow) as file:
-            size = os.fstat(file.fileno()).st_size
-            lines = os.pread(file.fileno(), _END_BYTES, max(0, size - _END_BYTES)).splitlines()
+        descriptor = os.open(f"{job_dir}/{EVENTS}", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return None
-    last = next(_events(lines[-1]), None) if lines else None
+    try:
+        data = os.read(descriptor, _END_BYTES)
+        if len(data) == _END_BYTES:  # requeued often
+            size = os.fstat(descriptor).st_size
+            data = os.pread(descriptor, _END_BYTES, max(0, size - _END_BYTES))
+    except OSError:  # a directory
+        return None
+    finally:
+        os.close(descriptor)
+    last = next(_events(data[data.rstrip().rfind(b"\n") + 1 :]), None)
     return last if last is not None and last["event"] == "end" else None
 
 

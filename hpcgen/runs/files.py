@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import shutil
@@ -32,6 +33,8 @@ EXCLUDED = "excluded_nodes"
 """File with the nodes that jobs of the run avoid: a name and the Unix time until which it is avoided."""
 _EXCLUDED = re.compile(r"([A-Za-z0-9._-]+) ([0-9]{1,12})\b")
 MOST_REASONS = 3
+COUNTED_S = 15.0
+"""Seconds for which the count of the data stages' outputs is used: it takes a second for ten thousand."""
 _TASK = re.compile(r"(\d+)_(\d+)")
 """Name of the directory of an array's task in RUN_DIR/jobs."""
 
@@ -68,6 +71,8 @@ class ArrayFiles:
     stage: str
     began: float
     """When its first task began (Unix time in seconds)."""
+    active: float
+    """When its last task ended, or `began`."""
     ended: dict[str, int]
     """Number of tasks with each verdict."""
     open: tuple[str, ...]
@@ -115,6 +120,9 @@ class RunReader:
         self._directory = directory
         self._counts_outputs = counts_outputs
         self._tail = Tail(directory / RunDirectory.METRICS)
+        self._data: tuple[tuple[StageStatus, ...], str] = ((), "")
+        self._counted = -math.inf
+        """When `_data` was counted."""
         self._ended: dict[str, Event] = {}
         """Tasks of arrays that ended, by name."""
 
@@ -125,7 +133,7 @@ class RunReader:
             HpcgenError: it is not a directory, or the user may not enter it.
         """
         directory = self._directory
-        _require_directory(directory)
+        require_run_directory(directory)
         owner = directory.stat().st_uid
         jobs, tasks = _job_directories(directory)
         config = read_trained_config(directory)
@@ -133,8 +141,9 @@ class RunReader:
         state, word = _state(directory, latest, now)
         attempts = _attempts(jobs)
         arrays = tuple(filter(None, (self._array(array, found) for array, found in tasks.items())))
-        newest = [task for found in reversed(tasks.values()) for task in found[:1]]
-        data, problem = _data_stages((*newest, *jobs) if self._counts_outputs else (), now)
+        newest = [directory / "jobs" / task for found in reversed(tasks.values()) for task in found[:1]]
+        if self._counts_outputs and now - self._counted >= COUNTED_S:
+            self._data, self._counted = _data_stages((*newest, *jobs), now), now
         return RunFiles(
             directory=directory,
             name=str(latest.start.get("name") or config.get("name") or directory.absolute().name),
@@ -146,30 +155,34 @@ class RunReader:
             attempts=attempts,
             gone=tuple(attempt.job for attempt in attempts if _is_gone(attempt)),
             arrays=tuple({array.stage: array for array in arrays}.values()),
-            data=data,
-            data_problem=problem,
+            data=self._data[0],
+            data_problem=self._data[1],
             checkpoints=_checkpoints(directory, config),
             excluded=_excluded(directory, now),
             disk=_disk(directory),
         )
 
-    def _array(self, array: int, tasks: Sequence[Path]) -> ArrayFiles | None:
+    def _array(self, array: int, tasks: Sequence[str]) -> ArrayFiles | None:
         """What the tasks of an array recorded; None if none has started."""
-        first = next((attempt for task in tasks for attempt in read_job(task)), None)
+        jobs = self._directory / "jobs"
+        first = next((attempt for task in tasks for attempt in read_job(jobs / task)), None)
         if first is None:
             return None
-        left = [task for task in tasks if task.name not in self._ended]
-        for task, end in zip(left, concurrent_map(left, read_end), strict=True):
+        left = [task for task in tasks if task not in self._ended]
+        for task, end in zip(
+            left, concurrent_map(left, lambda task: read_end(f"{jobs}/{task}")), strict=True
+        ):
             if end is not None:
-                self._ended[task.name] = end
-        ends = [self._ended[task.name] for task in tasks if task.name in self._ended]
+                self._ended[task] = end
+        ends = [self._ended[task] for task in tasks if task in self._ended]
         failed = [end for end in ends if end.get("verdict") == "failed"]
         return ArrayFiles(
             job=str(array),
             stage=first.stage,
             began=first.began,
+            active=max((end["time"] for end in ends), default=first.began),
             ended=dict(Counter(str(end.get("verdict")) for end in ends)),
-            open=tuple(task.name for task in tasks if task.name not in self._ended),
+            open=tuple(task for task in tasks if task not in self._ended),
             reasons=tuple(redact(str(end.get("reason", ""))) for end in failed[:MOST_REASONS]),
         )
 
@@ -177,11 +190,16 @@ class RunReader:
 def users_of(directory: Path) -> set[int]:
     """User IDs of those whose jobs may belong to a run: the owners of its directory and of its jobs, and this user."""
     jobs, arrays = _job_directories(directory)
-    newest = [tasks[0] for tasks in arrays.values()]
+    newest = [directory / "jobs" / tasks[0] for tasks in arrays.values()]
     return {os.geteuid(), *_owners((directory, *jobs, *newest))}
 
 
-def _require_directory(directory: Path) -> None:
+def require_run_directory(directory: Path) -> None:
+    """Refuses what is not a directory, and a directory that this user may not read.
+
+    Raises:
+        HpcgenError: it names the owner of such a directory.
+    """
     try:
         with os.scandir(directory):
             return
@@ -197,8 +215,8 @@ def _require_directory(directory: Path) -> None:
         raise HpcgenError(f"may only be read by user {owner}", hint, where=directory) from None
 
 
-def _job_directories(directory: Path) -> tuple[list[Path], dict[int, list[Path]]]:
-    """The directories of jobs, and those of the tasks of each array, the oldest array first."""
+def _job_directories(directory: Path) -> tuple[list[Path], dict[int, list[str]]]:
+    """The directories of jobs, and the names of those of the tasks of each array, the oldest array first."""
     jobs = directory / "jobs"
     if foreign_link(jobs, directory) is not None:
         return [], {}
@@ -206,11 +224,11 @@ def _job_directories(directory: Path) -> tuple[list[Path], dict[int, list[Path]]
         names = os.listdir(jobs)  # noqa: PTH208 # of ten thousand tasks, without a stat for each
     except OSError:
         return [], {}
-    found: dict[int, list[Path]] = {}
+    found: dict[int, list[str]] = {}
     others = []
     for name in names:
         if match := _TASK.fullmatch(name):
-            found.setdefault(int(match[1]), []).append(jobs / name)
+            found.setdefault(int(match[1]), []).append(name)
         else:
             others.append(jobs / name)
     return others, dict(sorted(found.items()))

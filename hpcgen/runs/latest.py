@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from hpcgen.runs.metrics_line import Event, decode, number_or_none
@@ -11,8 +12,6 @@ from trainer.contract.record import record, replaced
 
 _WINDOW = 256 << 10
 """Bytes that are read at first: some 600 lines. The pace is that of these lines."""
-_DECODED = 32 << 10
-"""Bytes at the end whose lines are all decoded. Before them, only one step and the last start are."""
 _LARGEST_WINDOW = 16 << 20
 """The window grows to this size as long as it has neither: a line with the user's code may be large."""
 
@@ -72,9 +71,8 @@ class Tail:
         try:
             with open_regular(self._path) as file:
                 status = os.fstat(file.fileno())
-                if (
-                    status.st_ino != self._inode or status.st_size < self._offset
-                ):  # a resume replaces the file
+                # A resume replaces the file.
+                if status.st_ino != self._inode or status.st_size < self._offset:
                     self._inode, self._latest = status.st_ino, NOTHING
                     self._offset = self._open(file.fileno(), status.st_size)
                 self._take_all(self._added(file.fileno(), status.st_size))
@@ -83,35 +81,31 @@ class Tail:
         return self._latest
 
     def _open(self, descriptor: int, size: int) -> int:
-        """Finds the last attempt and its first step in the window. Returns the offset of the lines to decode."""
+        """Takes what the window shows of the last attempt. Returns the offset after its last complete line."""
         window = _WINDOW
         while True:
             begin = max(0, size - window)
-            lines = os.pread(descriptor, size - begin, begin).splitlines(keepends=True)
-            if begin:
-                begin += len(lines.pop(0)) if lines else 0  # cut off
-            if self._find_first(lines) or begin == 0 or window >= _LARGEST_WINDOW:
-                break
+            data = os.pread(descriptor, size - begin, begin)
+            end = data.rfind(b"\n") + 1
+            lines = data[:end].splitlines()
+            if self._take_window(lines[1:] if begin else lines) or begin == 0 or window >= _LARGEST_WINDOW:
+                return begin + end
             window *= 4
-        decoded, has_step = 0, False
-        while lines and (not has_step or decoded + len(lines[-1]) <= _DECODED):
-            has_step = has_step or _of_kind("step", lines[-1]) is not None
-            decoded += len(lines.pop())
-        return begin + sum(map(len, lines))
 
-    def _find_first(self, lines: list[bytes]) -> bool:
-        """Takes the last start among `lines`, and the first step after it. Returns whether there is either."""
-        first, found = 0, False
-        for index in range(len(lines) - 1, -1, -1):
-            if (event := _of_kind("start", lines[index])) is not None:
-                self._take(event)
-                first, found = index + 1, True
-                break
-        for line in lines[first:]:
-            if (event := _of_kind("step", line)) is not None:
-                self._take(event)
-                return True
-        return found
+    def _take_window(self, lines: list[bytes]) -> bool:
+        """Takes the last start, the first step after it, and the last event of each other kind.
+
+        Decodes few lines, since someone may look at hundreds of runs. Returns whether there is a start or a step.
+        """
+        began = next(_of_kind("start", lines, reversed(range(len(lines)))), None)
+        after = range(began[0] + 1 if began else 0, len(lines))
+        first = next(_of_kind("step", lines, after), None)
+        kinds = ("step", "evaluation", "checkpoint", "stop")
+        last = (next(_of_kind(kind, lines, reversed(after)), None) for kind in kinds)
+        newest = next(_events(lines, reversed(range(len(lines)))), None)
+        for _, event in sorted(filter(None, (began, first, *last, newest)), key=lambda found: found[0]):
+            self._take(event)
+        return began is not None or first is not None
 
     def _added(self, descriptor: int, size: int) -> list[bytes]:
         """The complete lines from the offset on."""
@@ -140,7 +134,12 @@ class Tail:
         self._latest = latest
 
 
-def _of_kind(kind: str, line: bytes) -> Event | None:
-    """The event in a line if it is of this kind. Other lines are not decoded."""
-    event = decode(line) if f'"{kind}"'.encode() in line else None
-    return event if event and event["event"] == kind else None
+def _of_kind(kind: str, lines: list[bytes], order: Iterable[int]) -> Iterator[tuple[int, Event]]:
+    """The events of a kind and the numbers of their lines, in this order. Other lines are hardly decoded."""
+    word = f'"{kind}"'.encode()
+    found = _events(lines, (index for index in order if word in lines[index]))
+    return ((index, event) for index, event in found if event["event"] == kind)
+
+
+def _events(lines: list[bytes], order: Iterable[int]) -> Iterator[tuple[int, Event]]:
+    return ((index, event) for index in order if (event := decode(lines[index])) is not None)

@@ -2,24 +2,41 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from hpcgen.runs.files import RunReader, users_of
+from hpcgen.logs.failure import Failure
+from hpcgen.runs.failures import root_failure
+from hpcgen.runs.files import RunFiles, RunReader, users_of
 from hpcgen.runs.slurm import NO_ACCOUNTS, Queue, ask_accounts, ask_queue
 from hpcgen.runs.status import RunStatus, status_of, unsettled_jobs
+from trainer.contract.record import replaced
+
+MOST_WITH_LOGS = 10
 
 
 class Onlooker:
     """Looks at the same runs several times. Files are read from where the last look ended."""
 
-    def __init__(self, directories: Sequence[Path], *, slurm_s: float = 0.0) -> None:
-        """`slurm_s`: seconds for which an answer of Slurm is used."""
+    def __init__(
+        self,
+        directories: Sequence[Path],
+        *,
+        slurm_s: float = 0.0,
+        reads_logs: bool = True,
+        counts_outputs: bool = True,
+    ) -> None:
+        """`slurm_s`: seconds for which an answer of Slurm is used. With `reads_logs`, failures are looked up there.
+        `counts_outputs`: as for RunReader.
+        """
         self._directories = directories
-        self._readers = [RunReader(directory) for directory in directories]
+        self._readers = [RunReader(directory, counts_outputs=counts_outputs) for directory in directories]
         self._slurm_s = slurm_s
         self._queue: Queue | None = None
         self._accounts = NO_ACCOUNTS
+        self._reads_logs = reads_logs
+        self._failures: dict[tuple[Path, str, int], Failure | None] = {}
 
     def look(self, now: float) -> list[RunStatus]:
         """The status of each run at the time `now` (Unix time in seconds).
@@ -36,13 +53,34 @@ class Onlooker:
         runs = [reader.read(now) for reader in self._readers]
         if is_due:
             self._accounts = ask_accounts(unsettled_jobs(runs, self._queue))
-        return [status_of(run, self._queue, self._accounts, now) for run in runs]
+        found = [status_of(run, self._queue, self._accounts, now) for run in runs]
+        if not self._reads_logs:
+            return found
+        return [self._with_failure(run, status) for run, status in zip(runs, found, strict=True)]
+
+    def _with_failure(self, run: RunFiles, status: RunStatus) -> RunStatus:
+        """The status with the root failure of the last attempt that ended, from its logs."""
+        ended = [
+            index for index, each in enumerate(status.attempts) if each.state not in ("running", "unknown")
+        ]
+        if not ended:
+            return status
+        attempt = run.attempts[ended[-1]]
+        key = (run.directory, attempt.job, attempt.restart)
+        if key not in self._failures:
+            with contextlib.suppress(OSError):
+                self._failures[key] = root_failure(run.directory, attempt)
+        attempts = list(status.attempts)
+        attempts[ended[-1]] = replaced(attempts[ended[-1]], failure=self._failures.get(key))
+        return replaced(status, attempts=tuple(attempts))
 
 
 def look(directories: Sequence[Path], now: float) -> list[RunStatus]:
     """The status of each run at the time `now` (Unix time in seconds): one squeue, and at most one sacct.
 
+    Logs are read for at most MOST_WITH_LOGS runs, since each can have gigabytes.
+
     Raises:
         HpcgenError: a directory does not exist or may not be read.
     """
-    return Onlooker(directories).look(now)
+    return Onlooker(directories, reads_logs=len(directories) <= MOST_WITH_LOGS).look(now)

@@ -18,6 +18,8 @@ from trainer.contract.record import record
 
 TIMEOUT_S = 10.0
 """Seconds after which a command that does not answer is ended. Slurm's own timeouts take minutes."""
+UNKNOWN_JOB = "Invalid job id"
+"""What squeue says of a job that ended a while ago."""
 _SEPARATOR = "\x1f"
 _QUEUE_FIELDS = (
     "JobArrayID",
@@ -207,10 +209,24 @@ NO_ACCOUNTS = Accounts(jobs={})
 
 def ask_queue(users: Iterable[int]) -> Queue:
     """Asks the controller for all jobs of these users, given by number, including jobs that ended minutes ago."""
+    return _ask_queue("--states=all", f"--user={','.join(str(user) for user in sorted(set(users)))}")
+
+
+def ask_job(job: str) -> Queue:
+    """Asks the controller for one job, or all tasks of an array. A job that it does not know is no problem."""
+    found = _ask_queue("--states=all", f"--jobs={job}")
+    return Queue(asked=found.asked) if UNKNOWN_JOB in found.problem else found
+
+
+def ask_node(node: str) -> Queue:
+    """Asks the controller for the jobs on a node."""
+    return _ask_queue(f"--nodelist={node}")
+
+
+def _ask_queue(*options: str) -> Queue:
     asked = time.time()
     form = ",".join(f"{field}:{_SEPARATOR}" for field in _QUEUE_FIELDS)
-    numbers = ",".join(str(user) for user in sorted(set(users)))
-    lines, problem = _ask("squeue", "--noheader", "--states=all", f"--user={numbers}", f"--Format={form}")
+    lines, problem = _ask("squeue", "--noheader", *options, f"--Format={form}")
     jobs = tuple(map(_queued, _rows(lines, len(_QUEUE_FIELDS))))
     return Queue(jobs=jobs, problem=problem, asked=asked)
 

@@ -6,9 +6,9 @@ The directory decides. Slurm tells which jobs wait, and whether a job without a 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Literal
 
 from hpcgen.config.stages import STAGE_ROWS
+from hpcgen.logs.failure import Failure
 from hpcgen.redaction import redact
 from hpcgen.runs.attempts import JobAttempt
 from hpcgen.runs.files import ArrayFiles, Disk, RunFiles, SavedCheckpoints
@@ -16,13 +16,9 @@ from hpcgen.runs.latest import Latest
 from hpcgen.runs.metrics_line import number_or_none
 from hpcgen.runs.slurm import Accounts, Queue, QueuedJob
 from hpcgen.runs.state import SILENT_S
+from hpcgen.runs.states import AttemptState, RunState
 from trainer.contract.files.shared_files import user
 from trainer.contract.record import record
-
-RunState = Literal["new", "waiting", "running", "silent", "hung", "stopped", "died", "failed", "done"]
-"""new: no job has started. silent: no sign of activity for 15 minutes. died: it ended without a verdict of its own."""
-AttemptState = Literal["running", "killed", "unknown", "done", "requeued", "terminated", "failed"]
-"""The verdict of the job's script. Without one: running, killed, or unknown if Slurm does not answer."""
 
 TRAIN = next(name for name, row in STAGE_ROWS.items() if row.trains)
 ACTIVE_S = 120.0
@@ -59,6 +55,8 @@ class AttemptStatus:
     nodes: str
     spares: tuple[str, ...]
     """Nodes that spare nodes replaced during the attempt."""
+    failure: Failure | None = None
+    """What the logs say, of the last attempt that ended with a failure."""
 
 
 @record(kw_only=True)
@@ -145,6 +143,8 @@ class RunStatus:
     state: RunState
     why: str
     """Reason for the state, in one line."""
+    active: float | None
+    """Last sign of activity (Unix time in seconds)."""
     training: TrainingStatus | None
     data: tuple[DataStage, ...]
     arrays: tuple[ArrayStatus, ...]
@@ -199,6 +199,7 @@ def status_of(run: RunFiles, queue: Queue, accounts: Accounts, now: float) -> Ru
         owner=user(run.owner),
         state=state,
         why=" ".join(why.split()),
+        active=_active(run),
         training=_training(run, ends, now, goes_on=state in ("running", "waiting", "silent")),
         data=_data(run),
         arrays=arrays,
@@ -209,6 +210,13 @@ def status_of(run: RunFiles, queue: Queue, accounts: Accounts, now: float) -> Ru
         disk=run.disk,
         problems=tuple(filter(None, (queue.problem, run.data_problem))),
     )
+
+
+def _active(run: RunFiles) -> float | None:
+    """When the run last wrote something."""
+    times = [run.latest.last_time, *(attempt.ended or attempt.began for attempt in run.attempts)]
+    times += [array.active for array in run.arrays]
+    return max((time for time in times if time is not None), default=None)
 
 
 def _last_of_each_job(attempts: Iterable[JobAttempt]) -> Iterable[JobAttempt]:
@@ -323,7 +331,7 @@ def _ended(run: RunFiles, last: AttemptStatus, queue: Queue) -> tuple[RunState, 
         return "done", last.reason
     if last.state == "failed":
         return "failed", last.reason
-    if last.state == "terminated":
+    if last.state in ("stopped", "terminated"):
         return "stopped", last.reason
     if last.state == "requeued":
         if queue.problem:

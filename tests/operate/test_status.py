@@ -126,6 +126,7 @@ def test_accounting_knows_why_a_purged_job_ended(training_run: Path) -> None:
         ("failed", answer(), "failed"),
         ("failed", answer(queued("8", **WAITS)), "waiting"),
         ("terminated", answer(), "stopped"),
+        ("stopped", answer(), "stopped"),
         ("requeued", answer(queued(**WAITS)), "waiting"),
         ("requeued", answer(), "stopped"),
         ("requeued", SILENCE, "waiting"),
