@@ -11,6 +11,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from trainer.checkpoint import Checkpoints
 from trainer.contract.config import TrainerConfig, TrainingConfig
 from trainer.contract.model.batch_size import Batches
+from trainer.contract.wording import ASKED_TO_STOP
 from trainer.data.loader import data_iterators
 from trainer.faults.stopping import StopRequest
 from trainer.faults.stragglers import StragglerWatch
@@ -104,7 +105,7 @@ class TrainingLoop:
             self.metrics.paused("save_s")
         self.metrics.stragglers(iteration, self.instruments.stragglers.step())
         if result.vote.stop:
-            reason = f"asked to stop ({self.stop.reason() or 'by a signal to another rank'})"
+            reason = f"{ASKED_TO_STOP} ({self.stop.reason() or 'by a signal to another rank'})"
             self.log.line(f"iteration {iteration}: {reason}")
             self.metrics.stop(iteration, reason)
 

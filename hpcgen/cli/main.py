@@ -48,6 +48,7 @@ SECTIONS = {
         "status": Lazy("hpcgen.cli.status", "Show what runs do, and why they ended."),
         "runs": Lazy("hpcgen.cli.runs", "List the runs below a directory, or the run of a job or a node."),
         "logs": Lazy("hpcgen.cli.logs", "Show the root failure of a run and the lines of its ranks."),
+        "ledger": Lazy("hpcgen.cli.ledger", "Show where the time of runs went."),
         "doctor": Lazy("hpcgen.cli.doctor", "Name what is wrong with a run or a cluster, and the fix."),
         "sweep": Lazy("hpcgen.cli.sweep", "Train several variants of a run, and compare them."),
     },

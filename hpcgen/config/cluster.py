@@ -149,6 +149,9 @@ class ClusterConfig:
     startup_time_s: Count = 300
     """Seconds from the start of a job to its first step, including container start, imports, index building and
     checkpoint loading."""
+    gpu_idle_limit_s: Count | None = None
+    """Seconds for which GPUs of a job may be idle before the site complains or cancels the job. `hpcgen ledger` warns
+    of attempts whose GPUs waited longer for their first step. Default: no limit."""
     trusted_groups: tuple[GroupName, ...] = ()
     """Unix groups that may write to site template directories. No group may write to a profile."""
 

@@ -66,6 +66,7 @@ _PEAK = Span(1, 30_000, "TFLOP/s", _TFLOPS)
 CLUSTER_SPANS = {
     "storage_write_gb_s": Span(0.02, 1_000, "GB/s", _GB_S),
     "startup_time_s": Span(10, 7_200, "seconds", _SECONDS),
+    "gpu_idle_limit_s": Span(60, 86_400, "seconds", _SECONDS),
     "gpu_hours_between_failures": Span(500, 900_000, "GPU-hours", {}),
     "max_array_size": Span(2, 4_000_001, "tasks", {}),
 }

@@ -18,6 +18,7 @@ from hpcgen.runs import metrics_line
 from hpcgen.runs.metrics_line import Event, number_or_none
 from hpcgen.text import counted
 from trainer.contract.files.regular_file import open_regular
+from trainer.contract.wording import ASKED_TO_STOP
 
 Column = NDArray[np.float64]
 
@@ -35,6 +36,10 @@ class Attempt:
     last_time: float | None
     stop_reason: str | None
     """Reason recorded when the attempt stopped early."""
+    first_step: Event | None = None
+    """Its first step, even if it was repeated later. None if it has none, or for a trainer of 0.2.0."""
+    end: Event | None = None
+    """End of its loop; None if it was killed, its last steps were repeated, or for a trainer of 0.2.0."""
 
     @property
     def began(self) -> float | None:
@@ -49,16 +54,17 @@ class Attempt:
     @property
     def lost_iteration(self) -> int | None:
         """Last iteration of the previous attempt, if it is later than `iteration`; the steps between are repeated."""
-        found = self._lost.get("iteration")
+        found = self.lost.get("iteration")
         return found if type(found) is int else None
 
     @property
     def lost_time(self) -> float | None:
         """Time at which the previous attempt reached `lost_iteration`."""
-        return number_or_none(self._lost.get("time"))
+        return number_or_none(self.lost.get("time"))
 
     @property
-    def _lost(self) -> Event:
+    def lost(self) -> Event:
+        """Sums over the lines of the previous attempt that were dropped; empty if none were."""
         found = self.start.get("lost")
         return found if isinstance(found, dict) else {}
 
@@ -68,6 +74,8 @@ class History:
     """Everything that a run recorded. Steps are in order and without repetitions."""
 
     iteration: NDArray[np.int64]
+    attempt: NDArray[np.int64]
+    """Index of the attempt of each step; -1 before the first start."""
     columns: dict[str, Column]
     attempts: tuple[Attempt, ...]
     evaluations: tuple[Event, ...]
@@ -97,17 +105,17 @@ class History:
         return np.where(np.isfinite(steps), steps, np.maximum(since, 1)).astype(float)
 
 
-def read_history(metrics: Path) -> History:
+def read_history(metrics: Path, *, needs_step: bool = True) -> History:
     """Reads a metrics.jsonl. The file may still be growing and may contain unknown events.
 
     Raises:
-        HpcgenError: the file has no step.
+        HpcgenError: the file has no step, and `needs_step`.
         OSError: the file cannot be read.
     """
     reader = _Reader()
     with open_regular(metrics) as file:
         reader.read(file)
-    if not reader.iterations:
+    if needs_step and not reader.iterations:
         what = "the run has started but has not completed a step yet" if reader.attempts else "it has no step"
         why = f" ({ignored})" if (ignored := reader.ignored()) else ""
         raise HpcgenError(f"nothing to show, because {what}{why}", where=metrics)
@@ -118,7 +126,7 @@ class _Reader:
     """Collects the events of a metrics.jsonl."""
 
     def __init__(self) -> None:
-        self.iterations = array("q")
+        self.iterations, self.attempt_of = array("q"), array("q")
         self.columns = {name: array("d") for name in COLUMNS}
         self.attempts: list[_OpenAttempt] = []
         self.rare: dict[str, list[Event]] = {
@@ -151,6 +159,7 @@ class _Reader:
     def history(self) -> History:
         return History(
             iteration=np.array(self.iterations, dtype=np.int64),
+            attempt=np.array(self.attempt_of, dtype=np.int64),
             columns={name: np.array(column, dtype=np.float64) for name, column in self.columns.items()},
             attempts=tuple(attempt.closed() for attempt in self.attempts),
             evaluations=tuple(self.rare["evaluation"]),
@@ -180,6 +189,7 @@ class _Reader:
             self.columns[name] = array("d", [math.nan]) * len(self.iterations)
             self.mtp_layers += 1
         self.iterations.append(event["iteration"])
+        self.attempt_of.append(len(self.attempts) - 1)
         event = self._with_tokens(event)
         for name, column in self.columns.items():
             value = event.get(name)
@@ -199,6 +209,7 @@ class _Reader:
         """Drops repeated steps. The trainer drops them when it resumes, but a copy of its file may predate that."""
         while self.iterations and self.iterations[-1] > iteration:
             self.iterations.pop()
+            self.attempt_of.pop()
             for column in self.columns.values():
                 column.pop()
         for name, events in self.rare.items():
@@ -216,6 +227,8 @@ class _OpenAttempt:
         self.iteration = self.last_iteration = int(start["iteration"])
         self._last_time: float | None = None
         self._stop_reason: str | None = None
+        self._first_step: Event | None = None
+        self._end: Event | None = None
 
     def see(self, event: Event) -> None:
         time = number_or_none(event.get("time"))
@@ -223,7 +236,11 @@ class _OpenAttempt:
         if event["event"] == "step":
             self.last_iteration = event["iteration"]
         elif event["event"] == "stop":
-            self._stop_reason = str(event.get("reason") or "asked to stop")
+            self._stop_reason = str(event.get("reason") or ASKED_TO_STOP)
+        elif event["event"] == "first_step":
+            self._first_step = event
+        elif event["event"] == "end":
+            self._end = event
 
     def closed(self) -> Attempt:
         return Attempt(
@@ -231,7 +248,13 @@ class _OpenAttempt:
             last_iteration=self.last_iteration,
             last_time=self._last_time,
             stop_reason=self._stop_reason,
+            first_step=self._first_step,
+            end=self._end,
         )
+
+
+NO_HISTORY = _Reader().history()
+"""The history of a run that has recorded nothing."""
 
 
 def _is_json(line: bytes) -> bool:

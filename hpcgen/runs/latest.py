@@ -9,6 +9,7 @@ from pathlib import Path
 from hpcgen.runs.metrics_line import Event, decode, number_or_none
 from trainer.contract.files.regular_file import open_regular
 from trainer.contract.record import record, replaced
+from trainer.contract.wording import ASKED_TO_STOP
 
 _WINDOW = 256 << 10
 """Bytes that are read at first: some 600 lines. The pace is that of these lines."""
@@ -130,7 +131,7 @@ class Tail:
         elif kind in ("evaluation", "checkpoint"):
             latest = replaced(latest, **{kind: event})
         elif kind == "stop":
-            latest = replaced(latest, stop_reason=str(event.get("reason") or "asked to stop"))
+            latest = replaced(latest, stop_reason=str(event.get("reason") or ASKED_TO_STOP))
         self._latest = latest
 
 

@@ -6,6 +6,8 @@ import json
 import math
 from typing import Any
 
+from trainer.contract.files.metrics_times import PAUSES
+
 Event = dict[str, Any]
 
 NUMBERS_OF_STEP = (
@@ -31,6 +33,7 @@ NUMBERS_OF_STEP = (
     "moe_max_load",
     "moe_min_load",
     "moe_dropped",
+    *PAUSES,
 )
 """Numeric fields of a step."""
 _INTEGERS = frozenset(("iteration", "rank", "world_size", "train_iters"))
@@ -39,9 +42,12 @@ _NUMBERS = _INTEGERS | {
     "slowdown",
     "stall_s",
     "write_s",
+    "step_s",
+    "process_began",
     "peak_tflops",
     "tokens_per_sample",
 }
+_TIMES = frozenset(("time", "process_began"))
 _TEXTS = frozenset(("split", "host", "reason", "name", "device", "flop_formula"))
 """Fields of any event with these types."""
 _INT64 = 2**63
@@ -94,8 +100,8 @@ def _is_plausible(name: str, value: object) -> bool:
     if isinstance(value, bool):
         return name not in _NUMBERS or name == "skipped"
     if isinstance(value, int):
-        return -_INT64 <= value < _INT64 and (name != "time" or 0 <= value < _LATEST)
+        return -_INT64 <= value < _INT64 and (name not in _TIMES or 0 <= value < _LATEST)
     if isinstance(value, float):
         is_number = not math.isfinite(value) or abs(value) <= _LARGEST
-        return name not in _INTEGERS and is_number and (name != "time" or 0 <= value < _LATEST)
+        return name not in _INTEGERS and is_number and (name not in _TIMES or 0 <= value < _LATEST)
     return name not in _NUMBERS

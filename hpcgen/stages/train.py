@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 
+from hpcgen.config.cluster import price_per_gpu_hour
 from hpcgen.config.container import is_image_file
 from hpcgen.config.directories import measured_places
 from hpcgen.config.loader import Run
@@ -120,7 +121,8 @@ def trainer_files(trainer: TrainerConfig | None) -> dict[str, str]:
 
 
 def _machine_file(run: Run, allocation: Allocation) -> dict[str, str]:
-    """The nodes of a job with GPUs as a job file. With it, a report can compare the steps with the prediction."""
+    """The nodes of a job with GPUs as a job file. With it, a report can compare the steps with the prediction, and a
+    ledger knows what the job holds and costs."""
     if run.node_type.device != "cuda":
         return {}
     machine: dict[str, object] = {
@@ -128,6 +130,10 @@ def _machine_file(run: Run, allocation: Allocation) -> dict[str, str]:
         "gpus_per_node": allocation.ntasks_per_node,
         "nvlink_nodes": allocation.nvlink_nodes,
     }
+    if (price := price_per_gpu_hour(allocation.settings, run.cluster)) is not None:
+        machine |= {"price_per_gpu_hour": price, "currency": run.cluster.currency}
+    if run.cluster.gpu_idle_limit_s is not None:
+        machine["gpu_idle_limit_s"] = run.cluster.gpu_idle_limit_s
     places = measured_places(run.cluster_name, run.cluster_files)
     if measured := [str(path) for path in places if os.path.lexists(path)]:
         machine["measured"] = measured

@@ -6,6 +6,9 @@ import reprlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+ASKED_TO_STOP = "asked to stop"
+"""Beginning of the reason of a training that was asked to stop. Other reasons are errors."""
+
 _REPR = reprlib.Repr()
 _REPR.maxstring = _REPR.maxother = _REPR.maxlong = 200
 _REPR.maxdict = 20

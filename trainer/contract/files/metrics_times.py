@@ -22,7 +22,12 @@ NOTE_BYTES = 512
 
 
 def times_of(entry: Mapping[str, Any]) -> dict[str, float]:
-    """Seconds since the previous line by kind: the steps, the part of them that waited for data, and the pauses."""
+    """Seconds since the previous line by kind: the steps, the part of them that waited for data, and the pauses.
+
+    `entry` is a line, or the sums over several lines that this function returned.
+    """
+    if "steps_s" in entry:
+        return {name: _number(entry, name) for name in TIMES}
     steps = _number(entry, "steps")
     found = {
         "steps_s": steps * _number(entry, "step_time_s"),

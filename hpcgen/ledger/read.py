@@ -1,0 +1,160 @@
+"""Reads the ledger of a run from its directory. Asks Slurm only for the ends of jobs that recorded none."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hpcgen.config.stages import MACHINE_FILE, STAGE_ROWS
+from hpcgen.errors import HpcgenError
+from hpcgen.ledger.account import account
+from hpcgen.ledger.ledger import JobFacts, Ledger, ledger
+from hpcgen.ledger.training import Trainings
+from hpcgen.runs.attempts import JobAttempt, read_attempts
+from hpcgen.runs.history import NO_HISTORY, History, read_history
+from hpcgen.runs.latest import Tail
+from hpcgen.runs.metrics_line import Event, number_or_none
+from hpcgen.runs.slurm import ask_accounts
+from hpcgen.runs.state import state_of
+from trainer.contract.files.metrics_times import read_note
+from trainer.contract.files.regular_file import open_regular
+from trainer.contract.files.run_directory import RunDirectory
+from trainer.contract.files.shared_files import foreign_link
+
+_MOST_BYTES = 1 << 16
+"""The file with the nodes of a job has a few lines. Others may be able to write a larger one."""
+_MOST_GPUS = 1 << 20
+
+
+def read_ledger(directory: Path, now: float, since: float = 0.0, price: JobFacts | None = None) -> Ledger:
+    """The ledger of a run at the time `now`, for the time after `since` (Unix times in seconds).
+
+    `price` is that of jobs whose scripts recorded none.
+
+    Raises:
+        HpcgenError: the directory is not one of a run, cannot be read, or the run has not begun.
+    """
+    try:
+        history = _read_history(directory)
+        jobs = [job for job in read_attempts(directory) if _trains(job)]
+    except OSError as error:
+        raise HpcgenError(f"cannot read {error.filename or directory}: {error.strerror}") from error
+    return ledger_of(directory, history, jobs, now, since, price)
+
+
+def ledger_of(
+    directory: Path,
+    history: History,
+    jobs: Sequence[JobAttempt],
+    now: float,
+    since: float = 0.0,
+    price: JobFacts | None = None,
+) -> Ledger:
+    """The ledger of a run whose history and jobs are read already.
+
+    Raises:
+        HpcgenError: the run has not begun.
+    """
+    state, _ = state_of(directory, Tail(directory / RunDirectory.METRICS).read(), now)
+    goes_on = state == "running"
+    facts = {(job.job, job.restart): _facts(directory, job, price or JobFacts()) for job in jobs}
+    saved = max((event["iteration"] for event in history.checkpoints), default=0)
+    trainings = Trainings(
+        history=history,
+        note=_note(directory, history),
+        saved_iteration=saved if state in ("died", "failed", "hung") else None,
+    )
+    found = account(
+        trainings,
+        jobs,
+        now=now if goes_on else None,
+        gpus={key: known.gpus for key, known in facts.items() if known.gpus is not None},
+        accounted=_accounted_ends(jobs),
+    )
+    if found is None:
+        hint = "the run has not started yet, or this is not the directory of a training run (paths.run_dir)"
+        raise HpcgenError("no attempt to account for", hint, where=directory)
+    name = str(history.start.get("name") or directory.absolute().name)
+    return ledger(name, str(directory), found, history, facts, goes_on=goes_on, since=since)
+
+
+def _read_history(directory: Path) -> History:
+    if not directory.is_dir():
+        problem = "is a file" if directory.exists() else "no such directory"
+        raise HpcgenError(
+            problem, "give the directory of a run (paths.run_dir), or its run file", where=directory
+        )
+    metrics = directory / RunDirectory.METRICS
+    return read_history(metrics, needs_step=False) if metrics.exists() else NO_HISTORY
+
+
+def _trains(job: JobAttempt) -> bool:
+    row = STAGE_ROWS.get(job.stage)
+    return row is not None and row.trains
+
+
+def _note(directory: Path, history: History) -> Event | None:
+    """The last step of the last attempt, if no line has it."""
+    path = directory / RunDirectory.LAST_STEP
+    if not history.attempts or foreign_link(path, directory) is not None:
+        return None
+    note, last_time = read_note(path), history.attempts[-1].last_time
+    return note if note is not None and note["time"] > (last_time or 0.0) else None
+
+
+def _accounted_ends(jobs: Sequence[JobAttempt]) -> dict[str, float]:
+    """When jobs ended that recorded no end, as far as Slurm's accounting knows."""
+    last = {job.job: job for job in jobs}
+    asked = [name for name, job in last.items() if job.ended is None and re.fullmatch(r"\d+(_\d+)?", name)]
+    known = ask_accounts(asked).jobs
+    return {name: job.ended for name, job in known.items() if job.ended is not None}
+
+
+def _facts(directory: Path, job: JobAttempt, price: JobFacts) -> JobFacts:
+    """What a job recorded of its nodes, and their price."""
+    found = _machine(directory, job)
+    per_node, own_price = (
+        number_or_none(found.get("gpus_per_node")),
+        number_or_none(found.get("price_per_gpu_hour")),
+    )
+    gpus = None if per_node is None else round(per_node) * num_nodes(job.nodes)
+    currency = found.get("currency")
+    return JobFacts(
+        gpus=gpus if gpus is not None and 0 < gpus <= _MOST_GPUS else None,
+        price_per_gpu_hour=price.price_per_gpu_hour if own_price is None else own_price,
+        currency=currency if own_price is not None and isinstance(currency, str) else price.currency,
+        gpu_idle_limit_s=number_or_none(found.get("gpu_idle_limit_s")) or price.gpu_idle_limit_s,
+    )
+
+
+def _machine(directory: Path, job: JobAttempt) -> dict[str, Any]:
+    path = directory / "jobs" / job.job / MACHINE_FILE
+    if "/" in job.job or foreign_link(path, directory) is not None:
+        return {}
+    try:
+        with open_regular(path) as file:
+            found = json.loads(file.read(_MOST_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def num_nodes(nodes: str) -> int:
+    """Number of nodes in Slurm's notation, such as n[1-4,7],login."""
+    count = 0
+    for word in re.findall(r"(?:[^,\[]+(?:\[[^\]]*\])?)+", nodes):
+        factor = 1
+        for ranges in re.findall(r"\[([^\]]*)\]", word):
+            factor *= sum(_length(each) for each in ranges.split(","))
+        count += factor
+    return count
+
+
+def _length(numbers: str) -> int:
+    first, _, last = numbers.partition("-")
+    if first.isdecimal() and last.isdecimal() and len(last) < 10:
+        return max(1, int(last) - int(first) + 1)
+    return 1
