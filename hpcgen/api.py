@@ -119,6 +119,21 @@ def submit(
     from hpcgen.slurm.local import run_stages
     from hpcgen.slurm.submit import submit_stages
 
+    require_submittable(plan, launcher)
+    if launcher == "local":
+        return run_stages(plan, on_progress)
+    directories = template_directories(plan.run, templates)
+    return submit_stages(
+        plan, {name: _checked_script(plan, name, directories) for name in plan.stages}, after
+    )
+
+
+def require_submittable(plan: Plan, launcher: str) -> None:
+    """Raises what `submit` would raise before it submits anything.
+
+    Raises:
+        HpcgenError: see `submit`.
+    """
     if launcher not in ("slurm", "local"):
         raise HpcgenError(f"unknown launcher {launcher!r}", "use slurm or local")
     if rendered := [name for name, stage in plan.stages.items() if not stage.kind.by_submitit]:
@@ -137,11 +152,9 @@ def submit(
         )
     require_pairs(plan)
     if launcher == "local":
-        return run_stages(plan, on_progress)
-    directories = template_directories(plan.run, templates)
-    return submit_stages(
-        plan, {name: _checked_script(plan, name, directories) for name in plan.stages}, after
-    )
+        from hpcgen.slurm.local import require_this_machine
+
+        require_this_machine(plan)
 
 
 def sweep(
@@ -183,14 +196,19 @@ def submit_sweep(
     "local", one point runs after another on this machine.
 
     Raises:
-        HpcgenError: submission failed, or Slurm does not tell which points are in the queue. Earlier ones stay.
+        ConfigErrors: points cannot be submitted. Lists all mistakes; nothing was submitted.
+        HpcgenError: submission failed, or Slurm does not tell which points are in the queue. Earlier points stay in it.
         JobFailed: local points failed. Raised after the last one.
     """
+    from hpcgen.sweeps.points import require_all
     from hpcgen.sweeps.states import PointState, starts, states_of
 
+    states = states_of(sweep, _queue(launcher))
+    missing = [state.point for state in states if starts(state, retry=retry)]
+    require_all(missing, lambda point: require_submittable(point.plan, launcher))
     running: list[str] = []
     failures: list[str] = []
-    for state in states_of(sweep, _queue(launcher)):
+    for state in states:
         if not starts(state, retry=retry):
             running += [state.last_job] if state.last_job else []
             yield state

@@ -84,6 +84,7 @@ def command(
     missing. Commas in brackets and quotes belong to a value.
     """
     from hpcgen import api
+    from hpcgen.sweeps.points import require_all
     from hpcgen.sweeps.states import unfinished
 
     if metric is not None and not results:
@@ -98,6 +99,7 @@ def command(
         return
     warn(dict.fromkeys(warning for point in unfinished(sweep) for warning in point.plan.warnings))
     if dry_run:
+        require_all(unfinished(sweep), lambda point: api.require_submittable(point.plan, launcher))
         for point in sweep.points:
             for stage in point.plan.stages:
                 api.render(point.plan, stage, templates)

@@ -49,22 +49,31 @@ def run_stages(plan: Plan, on_progress: Callable[[Progress], None] | None) -> li
     left when this returns or raises. If training saved before it ended, a message says so.
 
     Raises:
-        HpcgenError: a stage needs several nodes, a container or a script of the nodes, or the corpus cannot be fetched
-            or does not fit.
-        PackageNotFoundError: a stage runs the trainer, and torch or megatron-core is not installed.
+        HpcgenError: see `require_this_machine`, or the corpus cannot be fetched or does not fit.
+        PackageNotFoundError: see `require_this_machine`.
         JobFailed: a stage failed. The message ends with the last lines of its log.
         JobStopped: training saved after Ctrl-C.
+    """
+    require_this_machine(plan)
+    for warning in check_corpus(plan, missing_tasks(plan)):
+        print(f"warning: {warning}", file=sys.stderr)
+    with sharing(plan), term_exits():
+        run_dir = make_run_directory(plan)
+        return [_run(plan, stage, run_dir, on_progress) for stage in plan.stages.values()]
+
+
+def require_this_machine(plan: Plan) -> None:
+    """Refuses stages that cannot run here.
+
+    Raises:
+        HpcgenError: a stage needs several nodes, a container or a script of the nodes.
+        PackageNotFoundError: a stage runs the trainer, and torch or megatron-core is not installed.
     """
     for stage in plan.stages.values():
         if stage.allocation.nodes > 1 or stage.container is not None or stage.environment_script:
             raise HpcgenError(_beyond_this_machine(stage), "use --launcher slurm, or set cluster: local")
         if stage.kind.reads_trainer_config:
             _require_trainer()
-    for warning in check_corpus(plan, missing_tasks(plan)):
-        print(f"warning: {warning}", file=sys.stderr)
-    with sharing(plan), term_exits():
-        run_dir = make_run_directory(plan)
-        return [_run(plan, stage, run_dir, on_progress) for stage in plan.stages.values()]
 
 
 def _require_trainer() -> None:

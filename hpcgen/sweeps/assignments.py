@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import itertools
 import re
 import shlex
@@ -9,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hpcgen.config.document import read_text, split_assignment
+from hpcgen.config.keys import section_of
+from hpcgen.config.run import RunConfig
 from hpcgen.errors import ConfigErrors, FilePlace, HpcgenError, Problem
 from hpcgen.text import counted
 
@@ -82,7 +86,27 @@ def _values(setting: str) -> tuple[str, list[str]]:
     if len(values) > 1 and "" in values:
         hint = "remove a comma; quote or bracket a value that contains commas: --set 'data.split=\"99,1,0\"'"
         raise HpcgenError(f"--set {setting}: a value is empty", hint)
+    default = _default(path)
+    if (
+        len(values) > 1
+        and isinstance(default, str)
+        and "," in default
+        and not all("," in value for value in values)
+    ):
+        hint = f"quote each value: --set '{path}=\"{text}\"'"
+        raise HpcgenError(
+            f"--set {setting}: the commas are those of one value, as in the default {default}", hint
+        )
     return path, values
+
+
+def _default(path: str) -> object:
+    """The default of a key; None if it has none, or is not known."""
+    *section, key = path.split(".")
+    with contextlib.suppress(KeyError, TypeError):  # an unknown key, or one of a mapping
+        fields = dataclasses.fields(section_of(RunConfig, section))
+        return next((field.default for field in fields if field.name == key), None)
+    return None
 
 
 def combined(swept: Mapping[str, Sequence[str]], *, paired: bool = False) -> list[Assignments]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,8 +70,7 @@ def plan_sweep(file: str | Path, shared: Sequence[str], points: Sequence[Assignm
             planned.append(_point(Path(file), shared, name, assignments))
         except HpcgenError as error:
             failed[label] = error
-    if failed:
-        raise _all_mistakes(failed, len(points))
+    _raise_all(failed, len(points))
     _require_different(planned)
     return Sweep(points=tuple(planned))
 
@@ -119,11 +118,28 @@ def _key(plan: Plan, assignments: Assignments) -> str:
     return trial_key(kept, swept, code_hashes(plan.trainer))[:KEY_DIGITS]
 
 
-def _all_mistakes(failed: dict[str, HpcgenError], num_points: int) -> ConfigErrors:
-    """The mistakes of all points. Those that not all points have begin with the names of their points.
+def require_all(points: Sequence[Point], require: Callable[[Point], object]) -> None:
+    """Calls `require` for all points.
+
+    Raises:
+        FileErrors, ConfigErrors: it raises an HpcgenError for some. Lists all mistakes, with the points that have them.
+    """
+    failed = dict[str, HpcgenError]()
+    for point in points:
+        try:
+            require(point)
+        except HpcgenError as error:
+            failed[point.name] = error
+    _raise_all(failed, len(points))
+
+
+def _raise_all(failed: Mapping[str, HpcgenError], num_points: int) -> None:
+    """Raises the mistakes of all points. Those that not all points have begin with the names of their points.
 
     Rules are checked only on points without mistakes in keys and values, so those come first.
     """
+    if not failed:
+        return
     in_files = {name: error for name, error in failed.items() if isinstance(error, FileErrors)}
     found: dict[Problem, list[str]] = {}
     for name, error in (in_files or failed).items():
@@ -135,7 +151,7 @@ def _all_mistakes(failed: dict[str, HpcgenError], num_points: int) -> ConfigErro
         else dataclasses.replace(mistake, where=": ".join(filter(None, (few(names), mistake.where))))
         for mistake, names in found.items()
     ]
-    return FileErrors(mistakes) if in_files else ConfigErrors(mistakes)
+    raise FileErrors(mistakes) if in_files else ConfigErrors(mistakes)
 
 
 def _require_different(points: Sequence[Point]) -> None:

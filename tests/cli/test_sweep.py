@@ -54,6 +54,11 @@ def test_a_dry_run_shows_all_points_and_writes_nothing(run_file: Path) -> None:
     [
         (("--set", "optimizer.lr=1e-3"), "no setting has several values"),
         (("--set", "optimizer.lr=1,x"), "lr-x: --set optimizer.lr: optimizer.lr = x must be a number"),
+        (("--set", "slurm.train.nodes=1,2", "--launcher=local"), "nodes-2: stage train requests 2 nodes"),
+        (
+            ("--set", "slurm.train.nodes=1,2", "--launcher=local", "--dry-run"),
+            "nodes-2: stage train requests 2",
+        ),
         (("--results",), "run/sweep: has no points of a sweep"),
         ((*LR, "--metric=train"), "--metric is for --results"),
         ((*LR, "--points=none", "--zip"), "--zip and --points exclude each other"),

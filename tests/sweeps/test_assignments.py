@@ -47,6 +47,10 @@ def test_points_are_all_combinations_or_pairs() -> None:
     [
         (["optimizer.lr=1e-4"], "no setting has several values"),
         (["optimizer.lr=1e-4,,3e-4"], "--set optimizer.lr=1e-4,,3e-4: a value is empty"),
+        (
+            ["data.split=99,1,0"],
+            "the commas are those of one value, as in the default 99990,8,2; quote each value: ",
+        ),
         (["name=a,b", "paths.run_dir=a,b"], "each point has its own name"),
         (
             [f"training.seed={','.join(map(str, range(1001)))}"],
@@ -59,6 +63,13 @@ def test_settings_without_sensible_points_are_refused(settings: list[str], messa
         points_of(settings)
     assert message in str(error.value)
     assert len(error.value.mistakes) == len(settings)
+
+
+@pytest.mark.parametrize(
+    "path", ["no.such.key", "environment.A", "model.num_layers", "model.rope_scaling.factor"]
+)
+def test_values_of_any_other_key_are_separate(path: str) -> None:
+    assert points_of([f"{path}=1,2"]) == ([], [(f"{path}=1",), (f"{path}=2",)])
 
 
 def test_pairs_need_the_same_number_of_values() -> None:
