@@ -251,7 +251,7 @@ def compare(sweep: Sweep, metric: Metric | None = None) -> Comparison:
     """
     from hpcgen.sweeps.comparison import compare_runs
 
-    return compare_runs({point.name: point.directory for point in sweep.points}, metric)
+    return compare_runs(sweep.directories, metric)
 
 
 def unset_secrets(plan: Plan) -> list[str]:

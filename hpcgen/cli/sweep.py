@@ -94,8 +94,7 @@ def command(
         return
     sweep = _planned(config, overrides, file, paired=paired)
     if results:
-        directories = {point.name: point.directory for point in sweep.points}
-        _show_results(directories, metric, as_json=as_json)
+        _show_results(sweep.directories, metric, as_json=as_json)
         return
     warn(dict.fromkeys(warning for point in unfinished(sweep) for warning in point.plan.warnings))
     if dry_run:

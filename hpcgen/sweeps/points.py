@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,6 +51,15 @@ class Sweep:
     """All points of a sweep, planned."""
 
     points: tuple[Point, ...]
+
+    @property
+    def directories(self) -> dict[str, Path]:
+        """The directories of the points by their names, or with their keys where names are the same."""
+        names = Counter(point.name for point in self.points)
+        return {
+            point.name if names[point.name] == 1 else point.directory.name: point.directory
+            for point in self.points
+        }
 
 
 def plan_sweep(file: str | Path, shared: Sequence[str], points: Sequence[Assignments]) -> Sweep:

@@ -38,6 +38,13 @@ def test_each_point_is_a_run_with_its_values_its_name_and_its_directory(tmp_path
     assert not (tmp_path / "run").exists()
 
 
+def test_points_whose_names_are_cut_off_stay_apart(tmp_path: Path) -> None:
+    long = "environment." + "A" * 60
+    sweep = planned(tmp_path, f"{long}=1,2")
+    assert len({point.name for point in sweep.points}) == 1
+    assert list(sweep.directories.values()) == directories(sweep)
+
+
 @pytest.mark.parametrize(
     ("sections", "is_same"),
     [
