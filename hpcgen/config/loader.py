@@ -59,6 +59,8 @@ class Run:
     """The run file; None for a run from a cluster profile only."""
     sha256: str = ""
     """Hash of the run file."""
+    overrides: tuple[str, ...] = ()
+    """Values of --set."""
 
     @property
     def omitted(self) -> tuple[str, ...]:
@@ -114,7 +116,8 @@ def load_run(path: str | Path, overrides: Sequence[str] = ()) -> Run:
         run = load_document(documents.parse(text, str(path)), path.absolute().parent, overrides)
     except FileErrors as error:
         raise FileErrors(_with_headings(error.mistakes, str(path), text)) from None
-    return dataclasses.replace(run, file=path.absolute(), sha256=hashlib.sha256(text.encode()).hexdigest())
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return dataclasses.replace(run, file=path.absolute(), sha256=digest, overrides=tuple(overrides))
 
 
 def _with_headings(mistakes: Sequence[Problem], file: str, text: str) -> list[Problem]:

@@ -117,6 +117,11 @@ class QueuedJob:
         return match[1] if match else None
 
     @property
+    def trains(self) -> bool:
+        """True for a job that trains, or runs the user's program: it can save, stop and continue."""
+        return self.stage is not None and STAGE_ROWS[self.stage].has_attempts
+
+    @property
     def tasks(self) -> tuple[range, ...]:
         """Numbers of the tasks of the array that this job stands for; empty if it is no array."""
         return tuple(_task_ranges(self.job.partition("_")[2]))

@@ -32,6 +32,7 @@ from hpcgen.slurm.job import Job, Progress
 from hpcgen.slurm.processes import kill_tree, term_exits
 from hpcgen.slurm.run_directory import Followed, make_job_directory, make_run_directory, sharing
 from hpcgen.slurm.shell import of_outer_launcher, without
+from hpcgen.slurm.submission import submission_file
 from hpcgen.slurm.tasks import ModuleTask, ShellTask
 from trainer.contract.files.regular_file import read_bytes, read_text
 from trainer.contract.files.run_directory import RunDirectory
@@ -110,17 +111,17 @@ def _run(plan: Plan, stage: StagePlan, run_dir: Path, on_progress: Callable[[Pro
         stack.enter_context(_announce_save(run_dir, stage.kind, started))
         stack.enter_context(recorded(job_dir, named.name, stage.name))
         with _children_ignore_ctrl_c(), _children_ignore_local_modules(), without(of_outer_launcher()):
-            submitted: Any = executor.submit(_task(stage, job_dir))
+            submitted: Any = executor.submit(_task(plan, stage, job_dir))
             job = Job(stage.name, submitted.job_id, folder / Path(submitted.paths.stdout).name, submitted)
             stack.enter_context(_ended(job))
         _wait(job, stage, plan, job_dir / "stop", on_progress, started)
     return job
 
 
-def _task(stage: StagePlan, job_dir: Path) -> ModuleTask | ShellTask:
+def _task(plan: Plan, stage: StagePlan, job_dir: Path) -> ModuleTask | ShellTask:
     """The stage as one task. An array runs as one task on all cores."""
     environment = {variable.name: variable.value for variable in stage.environment}
-    for name, text in stage.files.items():
+    for name, text in {**stage.files, **submission_file(plan, stage)}.items():
         write_text(job_dir / name, text, mode=0o660)
     config = ("--config", str(job_dir / stage.kind.config_file)) if stage.kind.config_file else ()
     if stage.allocation.array is not None:

@@ -92,5 +92,7 @@ def planned_case(case: str) -> Plan:
     overrides = OVERRIDES if case == "site-group" else (EVALUATION, *OVERRIDES)
     with mock.patch.dict(os.environ, {"XDG_CONFIG_HOME": "/nonexistent"}):
         run = load_run(GOLDEN / case / "run.yaml", overrides)
-        with_program = dataclasses.replace(run, config=dataclasses.replace(run.config, program=PROGRAM))
+        config = dataclasses.replace(run.config, program=PROGRAM)
+        # --set changes no golden script, and is not in the record of its submission
+        with_program = dataclasses.replace(run, config=config, overrides=())
         return plan(with_program, STAGES, exists=lambda path: True)

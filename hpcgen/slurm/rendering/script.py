@@ -29,6 +29,7 @@ from hpcgen.slurm.rendering.environment import (
 from hpcgen.slurm.rendering.filters import heredoc, shell_word
 from hpcgen.slurm.rendering.libraries import stage_libraries
 from hpcgen.slurm.rendering.settings import has_preflight, stage_settings
+from hpcgen.slurm.submission import submission_file
 from hpcgen.version import __version__
 from trainer.contract.record import record
 
@@ -83,7 +84,10 @@ def render_stage(plan: Plan, stage: str, site_directories: Sequence[Path] = ()) 
     versions = _replaced_versions(environment, plan.stages[stage]) if uses_site_templates else ()
     sources = template_sources(environment, origins)
     queued = _queued_script(plan, stage, site_directories)
-    context = template_context(plan, stage, sources, versions, hooks=defines_hooks(sources), queued=queued)
+    hooks, submission = defines_hooks(sources), submission_file(plan, plan.stages[stage], site_directories)
+    context = template_context(
+        plan, stage, sources, versions, hooks=hooks, queued=queued, submission=submission
+    )
     text = script_text(environment, name, context)
     if uses_site_templates:
         _require_interpreter(text, name, origins)
@@ -167,6 +171,7 @@ def template_context(
     *,
     hooks: bool = False,
     queued: Script | None = None,
+    submission: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """The plain values that a template can use. templates/README.md documents each."""
     stage = plan.stages[stage_name]
@@ -189,7 +194,9 @@ def template_context(
         "creates_containers": container is not None and bool(container.kind.library),
         "preflight": has_preflight(stage),
         "spare_nodes": stage.allocation.spare_nodes,
-        "job_files": [{"name": name, "text": text} for name, text in stage.files.items()],
+        "job_files": [
+            {"name": name, "text": text} for name, text in {**stage.files, **(submission or {})}.items()
+        ],
         "queued_script": queued.text if queued else "",
         # the image stage runs its job files, so no other user may have write access to their directory
         "job_files_directory": "scratch" if stage.kind.runs_own_files else "held",

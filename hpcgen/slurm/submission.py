@@ -1,0 +1,86 @@
+"""What a job records about its submission, so that hpcgen resume can submit the run again."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from hpcgen.config.shown import is_private
+from hpcgen.run_plan.plan import Plan
+from hpcgen.run_plan.stage import StagePlan
+from trainer.contract.files.regular_file import open_regular
+from trainer.contract.files.shared_files import require_own
+from trainer.contract.record import record
+
+SUBMISSION = "submission.json"
+"""Name of the file in RUN_DIR/jobs/JOB."""
+
+
+@record(kw_only=True)
+class Submission:
+    """The command that rendered or submitted a job."""
+
+    stage: str
+    run_file: str
+    """Path of the run file."""
+    sha256: str
+    """Hash of the run file at that time."""
+    overrides: tuple[str, ...]
+    """Values of --set, without those that may be secret."""
+    withheld: tuple[str, ...]
+    """Keys of --set whose values may be secret."""
+    templates: tuple[str, ...]
+    """Directories of site templates."""
+
+
+def submission_file(plan: Plan, stage: StagePlan, templates: Sequence[Path] = ()) -> dict[str, str]:
+    """The record as a job file; none for stages that are not resumed, and without a run file."""
+    run = plan.run
+    if not stage.kind.has_attempts or run.file is None:
+        return {}
+    private = [each for each in run.overrides if _may_be_secret(each)]
+    submission = Submission(
+        stage=stage.name,
+        run_file=str(run.file),
+        sha256=run.sha256,
+        overrides=tuple(each for each in run.overrides if each not in private),
+        withheld=tuple(each.partition("=")[0] for each in private),
+        templates=tuple(str(path.absolute()) for path in templates if (path / "slurm").is_dir()),
+    )
+    return {SUBMISSION: f"{json.dumps(dataclasses.asdict(submission))}\n"}
+
+
+def read_submission(run_dir: Path, job: str) -> Submission | None:
+    """The record of a job; None if it has none, as jobs of hpcgen 0.2.0.
+
+    Raises:
+        PermissionError: others made it or can write to it. It could name their code.
+    """
+    path = run_dir / "jobs" / job / SUBMISSION
+    try:
+        with open_regular(path) as file:
+            require_own(os.fstat(file.fileno()), path)
+            values = json.loads(file.read())
+        texts = (values[name] for name in ("stage", "run_file", "sha256"))
+        stage, run_file, sha256 = map(str, texts)
+        overrides, withheld, templates = (
+            tuple(map(str, values[name])) for name in ("overrides", "withheld", "templates")
+        )
+    except (FileNotFoundError, NotADirectoryError, ValueError, TypeError, KeyError):
+        return None
+    return Submission(
+        stage=stage,
+        run_file=run_file,
+        sha256=sha256,
+        overrides=overrides,
+        withheld=withheld,
+        templates=templates,
+    )
+
+
+def _may_be_secret(override: str) -> bool:
+    key, _, value = override.partition("=")
+    return is_private(key) or "://" in value

@@ -1,0 +1,78 @@
+"""hpcgen stop, cancel and resume, on a real Slurm."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hpcgen.runs.attempts import read_attempts
+from tests.cli.command import hpcgen
+from tests.slurm.cluster import SlurmCluster
+from tests.slurm.conftest import TWO_RANKS, log_of, render, wait_for_steps
+
+
+@pytest.fixture
+def client(slurm_cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> SlurmCluster:
+    """The cluster, which commands in this process use."""
+    for name, value in slurm_cluster.env.items():
+        monkeypatch.setenv(name, value)
+    return slurm_cluster
+
+
+def test_a_run_stops_at_a_checkpoint_and_resumes_as_it_was_submitted(
+    client: SlurmCluster, tiny_run: Path
+) -> None:
+    """hpcgen submit, resume while it trains, stop, stop again, resume with another value, resume when done."""
+    run_dir, longer = tiny_run.parent / "run", "training.train_iters=100000"
+    given = ("-c", tiny_run, *(word for each in (*TWO_RANKS, longer) for word in ("--set", each)))
+    job_id = hpcgen("submit", "train", *given).stdout.split()[0]
+    wait_for_steps(tiny_run, 3)
+    refused = hpcgen("resume", run_dir)
+    assert (refused.status, f"job {job_id} of " in refused.stderr) == (2, True), refused
+
+    stopped = hpcgen("stop", run_dir)
+    assert stopped.status == 0, stopped
+    assert "because hpcgen stop asked" in stopped.stdout
+    assert f"{job_id} has the request" in stopped.stderr
+    assert client.wait(job_id) == "CANCELLED"
+    [attempt] = read_attempts(run_dir)
+    assert attempt.verdict == "stopped"
+    iteration = int((run_dir / "STOPPED").read_text())
+    again = hpcgen("stop", run_dir)
+    assert again.stdout == "nothing to stop: it has stopped at a checkpoint, and no job of it waits or runs\n"
+
+    tiny_run.write_text(f"{tiny_run.read_text()}# a comment\n")
+    resumed = hpcgen("resume", run_dir, "--set", f"training.train_iters={iteration + 4}")
+    assert resumed.status == 0, resumed
+    assert f"{tiny_run} has changed since" in resumed.stderr
+    second = resumed.stdout.split()[0]
+    assert client.wait(second) == "COMPLETED", log_of(tiny_run, second)
+    assert f"from iteration {iteration} of {iteration + 4}" in log_of(tiny_run, second)
+    assert hpcgen("resume", tiny_run).stdout.startswith("nothing to resume: the run is done")
+    assert hpcgen("cancel", tiny_run).stdout.startswith("nothing to cancel: it is done")
+
+
+def test_what_waits_is_canceled_and_a_failure_is_not_repeated_unasked(
+    client: SlurmCluster, tiny_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = tiny_run.parent / "run"
+    script = render(tiny_run, *TWO_RANKS)
+    for command in ("stop", "cancel"):
+        job_id = client.sbatch(script, "--hold", cwd=tiny_run.parent)
+        ended = hpcgen(command, run_dir)
+        assert (ended.status, f"canceled {job_id}" in ended.stdout) == (0, True), ended
+        assert client.wait(job_id) == "CANCELLED"
+    assert "no job of the run has trained yet" in hpcgen("resume", run_dir).stderr
+
+    job_id = client.sbatch(render(tiny_run, "secrets=[WANDB_API_KEY]"), cwd=tiny_run.parent)
+    assert client.wait(job_id) == "FAILED"
+    (run_dir / "FAILED").write_text("the loss is nan at iteration 7\n")
+    refused = hpcgen("resume", run_dir, "--dry-run")
+    assert (refused.status, "the loss is nan at iteration 7" in refused.stderr) == (2, True), refused
+    monkeypatch.setenv("WANDB_API_KEY", "x")
+    for option in (("--yes",), ("--set", "optimizer.lr=1e-4")):
+        accepted = hpcgen("resume", run_dir, "--dry-run", *option)
+        assert (accepted.status, accepted.stderr.splitlines()[-1]) == (0, "dry run: would submit train"), (
+            accepted
+        )
