@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 
 from hpcgen import api
+from hpcgen.cli.job_wait import wait_for_job
 from hpcgen.cli.options import warn
 from hpcgen.config.document import read_text
 from hpcgen.config.edits import with_value
@@ -21,7 +20,6 @@ from hpcgen.files import make_directory, replace_text
 from hpcgen.run_plan.plan import Plan
 from hpcgen.slurm import cluster_check, sbatch
 from hpcgen.slurm.cluster_check import STAGE, Measured
-from hpcgen.slurm.processes import term_exits
 from hpcgen.text import counted
 from trainer.contract.wording import binary_size, duration, few, rate_text
 
@@ -52,7 +50,7 @@ def run_job(
     script = api.render(plan, STAGE)
     make_directory(Path(plan.config.paths.run_dir), plan.config.share)
     job_id = sbatch.submit_script(plan, STAGE, script, cluster_check.ARGUMENTS)
-    _wait(job_id)
+    wait_for_job(job_id)
     measured = cluster_check.read_measured(plan, job_id)
     values = dict(cluster_check.new_values(measured, profile))
     _show(plan, profile, job_id, measured)
@@ -63,24 +61,6 @@ def run_job(
         _write(file, values, f"measured on {counted(len(measured.nodes), 'node')}, job {job_id}, {_today()}")
     elif values:
         click.echo("to set these values, run it with --write", err=True)
-
-
-def _wait(job_id: str) -> None:
-    """Prints the states of the job until it has ended. It is canceled if this process is interrupted."""
-    click.echo(f"submitted job {job_id}; Ctrl-C cancels it", err=True)
-    with term_exits(), _canceled_if_interrupted(job_id):
-        for state in sbatch.states(job_id):
-            click.echo(f"job {job_id}: {state}", err=True)
-
-
-@contextlib.contextmanager
-def _canceled_if_interrupted(job_id: str) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        sbatch.cancel(job_id)
-        click.echo(f"canceled job {job_id}", err=True)
-        raise
 
 
 def _show(plan: Plan, profile: Profile, job_id: str, measured: Measured) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import shutil
 import sys
@@ -21,6 +22,7 @@ from hpcgen.redaction import redact, redact_json
 from hpcgen.text import counted, harmless
 
 if TYPE_CHECKING:
+    from hpcgen.cli.doctor_nodes import Load
     from hpcgen.config.loader import Run
     from hpcgen.doctor.cause import Cause
     from hpcgen.doctor.check import Check
@@ -42,6 +44,14 @@ EFFECTS = {
 @click.command("doctor")
 @click.argument("run", metavar="[RUN]", required=False, type=click.Path(path_type=Path))
 @run_or_cluster_options
+@click.option(
+    "--nodes",
+    metavar="N|LIST",
+    help="Also check compute nodes by a job: a number of nodes, or a list such as ndv5-[1-4].",
+)
+@click.option(
+    "--print", "prints", is_flag=True, help="With --nodes: print the script of the job, and do nothing else."
+)
 @json_option
 def command(
     run: Path | None,
@@ -49,6 +59,8 @@ def command(
     cluster: str | None,
     run_dir: str | None,
     overrides: tuple[str, ...],
+    nodes: str | None,
+    prints: bool,
     as_json: bool,
 ) -> int:
     """RUN is a run directory, or a run file with the directory in paths.run_dir. Without it, checks what a run needs.
@@ -59,27 +71,42 @@ def command(
 
     With -c or --cluster, checks on this login node what the run needs: settings of Slurm, the partition, the container
     runtime and versions known to fail, the image, paths, disk space, tokenizer and secrets. Exits with status 1 if a
-    check fails.
-
-    Changes nothing.
+    check fails. With --nodes, the stage node-health then checks nodes: devices, GPUs, memlock, paths, scratch, a task
+    in the container, and whether versions and clocks are the same on all of them. Ctrl-C cancels the job.
     """
-    given = config is not None or cluster is not None or overrides or run_dir is not None
+    if prints and nodes is None:
+        raise HpcgenError("--print: only with --nodes", "add --nodes 2, whose script it prints")
+    given = config is not None or cluster is not None or overrides or run_dir is not None or nodes is not None
     if run is None:
-        return _check(read_run_or_cluster(config, cluster, run_dir, overrides), as_json)
+
+        def load(more: tuple[str, ...] = ()) -> Run:
+            return read_run_or_cluster(config, cluster, run_dir, (*overrides, *more))
+
+        return _check(load, nodes, prints=prints, as_json=as_json)
     if given:
-        reason = "RUN excludes -c, --cluster, --run-dir and --set"
+        reason = "RUN excludes -c, --cluster, --run-dir, --set and --nodes"
         raise HpcgenError(reason, f"use hpcgen doctor {run} for what happened, or -c for what the run needs")
     return _diagnose(run_directory(run), as_json)
 
 
-def _check(run: Run, as_json: bool) -> int:
+def _check(load: Load, nodes: str | None, *, prints: bool, as_json: bool) -> int:
     from hpcgen import api
     from hpcgen.doctor import site
     from hpcgen.doctor.check import any_failed
     from hpcgen.run_plan.plan import main_stage
 
+    run = load(())
     has_stage = any(run.document.get(section) is not None for section in ("model", "program", "data"))
-    checks = site.checks(run, main_stage(run) if has_stage else "node-health", api.render)
+    stage = main_stage(run) if has_stage else "node-health"
+    checks = iter(()) if prints else site.checks(run, stage, api.render)
+    if nodes is not None:
+        from hpcgen.cli.doctor_nodes import check_nodes, plan_of_nodes
+
+        health = plan_of_nodes(load, api.plan(run, [stage]), nodes)
+        if prints:
+            click.echo(api.render(health, "node-health"), nl=False)
+            return 0
+        checks = itertools.chain(checks, check_nodes(health))
     shown = list(checks) if as_json else _show_checks(checks)
     if as_json:
         found = {"checks": [dataclasses.asdict(check) for check in shown]}

@@ -10,6 +10,8 @@ check_hosts() {
     ((!terminated)) || exit 143
     step_nodes=()
     for node in "${job_nodes[@]}"; do [[ ! -e $reports/$node.ok ]] || step_nodes+=("$node"); done
+    collect_facts
+    ((!terminated)) || exit 143
     ((${#step_nodes[@]})) || conclude
     use_nodes
 }
@@ -20,6 +22,58 @@ use_nodes() {
     on_nodes=(--nodelist="$list" --nodes="$num" --ntasks="$num" --ntasks-per-node=1 --cpu-bind=none --export=ALL)
     step+=(--nodelist="$list" --nodes="$num" --ntasks="$((num * ntasks_per_node))" --kill-on-bad-exit=0)
     add_options --config "$job_dir/node-health.config.json" --reports "$reports"
+}
+
+# Writes the versions of each node's software and its time to $reports/NODE-facts, and the time before and after to clock. hpcgen
+# doctor compares them: nodes with other drivers or plugins than the rest can hang with them.
+collect_facts() {
+    local status=$rc list
+    list=$(join_by , "${job_nodes[@]}")
+    printf '%s\n' "${EPOCHREALTIME/,/.}" >"$held/nodes-$restart/clock"
+    run_step timeout --kill-after=10 180 srun --overlap --nodelist="$list" --nodes="${#job_nodes[@]}" --ntasks="${#job_nodes[@]}" \
+        --ntasks-per-node=1 --cpu-bind=none --export=ALL --kill-on-bad-exit=0 bash -p -c "$functions" node_facts "$reports"
+    printf '%s\n' "${EPOCHREALTIME/,/.}" >>"$held/nodes-$restart/clock"
+    rc=$status
+}
+# On a node, REPORTS: writes NODE-facts there, a NAME VALUE on each line.
+node_facts() {
+    local node=${SLURMD_NODENAME:-$HOSTNAME} reports=$1 held=''
+    [[ ${share-} != group ]] || hold "$reports" || exit 1
+    reports=${held:-$reports}
+    {
+        fact clock "${EPOCHREALTIME/,/.}"
+        fact kernel "$(uname -r)"
+        fact system "$(sed -n 's/^PRETTY_NAME=//p' /etc/os-release 2>/dev/null)"
+        fact slurm "$(answer_of srun --version)"
+        fact driver "$(answer_of nvidia-smi --query-gpu=driver_version --format=csv,noheader)"
+        fact cuda "$(answer_of nvidia-smi | sed -n 's/.*CUDA Version: \([0-9.]*\).*/\1/p')"
+        fact nccl "$(library libnccl.so.2)"
+        fact nccl-plugin "$(library libnccl-net.so)"
+        fact libfabric "$(answer_of fi_info --version | sed -n 's/^libfabric: //p')"
+        fact ofed "$(answer_of ofed_info -s)"
+        fact enroot "$(answer_of enroot version)"
+        fact memlock "$(ulimit -l)"
+    } >"$reports/.$node-facts" && mv -f -- "$reports/.$node-facts" "$reports/$node-facts"
+}
+# NAME VALUE: prints a fact in one line, unless the value is empty.
+fact() { [[ ! $2 ]] || printf '%s %s\n' "$1" "${2//[^ -~]/ }"; }
+# COMMAND...: prints its answer, with equal lines once; nothing without an answer in 30 s.
+answer_of() { timeout --kill-after=5 30 "$@" 2>/dev/null </dev/null | uniq; }
+# NAME: prints the file of a library that the loader finds, and the beginning of its SHA-256.
+library() {
+    local file
+    file=$(PATH=$PATH:/sbin:/usr/sbin ldconfig -p 2>/dev/null | sed -n "s|^[[:space:]]*$1 .*=> ||p" | head -n 1)
+    [[ ! $file ]] || { file=$(readlink -f -- "$file"); printf '%s %.12s' "$file" "$(sha256sum -- "$file")"; }
+}
+# One task in the container, with a time limit: some versions of Slurm, pyxis and PMIx hang without a message.
+try_container() {
+    local began=$SECONDS option mpi=()
+    for option in "${step[@]}"; do [[ $option != --mpi=* ]] || mpi=("$option"); done
+    run_step timeout --kill-after=30 600 srun --overlap --nodelist="${step_nodes[0]}" --nodes=1 --ntasks=1 --ntasks-per-node=1 \
+        --cpu-bind=none --export=ALL "${mpi[@]}" "${container[@]}" true
+    printf '%d %d\n' "$rc" "$((SECONDS - began))" >"$held/nodes-$restart/container-step"
+    ((rc != 124 && rc != 137)) || say "a single task in the container did not end within 600 s on ${step_nodes[0]}"
+    return "$rc"
 }
 
 # PART NODE: succeeds if the node's report of this part says that the node is good.
