@@ -85,10 +85,15 @@ def read_job(job_dir: Path) -> tuple[JobAttempt, ...]:
             data = file.read(_MOST_BYTES)
     except (FileNotFoundError, NotADirectoryError, PermissionError, IrregularFileError):
         return ()
-    attempts: dict[int, list[Event]] = {}
+    attempts: list[list[Event]] = []
+    latest: dict[int, list[Event]] = {}
     for event in _events(data):
-        attempts.setdefault(event["restart"], []).append(event)
-    return tuple(_attempt(events) for events in attempts.values() if events[0]["event"] == "start")
+        if event["event"] == "start":  # a job of another cluster may have the same number
+            latest[event["restart"]] = events = [event]
+            attempts.append(events)
+        elif event["restart"] in latest:
+            latest[event["restart"]].append(event)
+    return tuple(map(_attempt, attempts))
 
 
 def read_end(job_dir: str) -> Event | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 import re
@@ -110,6 +111,11 @@ class RunFiles:
     excluded: dict[str, float]
     """Nodes that jobs avoid, and until when."""
     disk: Disk | None
+
+    @functools.cached_property
+    def paths(self) -> tuple[Path, Path]:
+        """The directory's paths that Slurm may name."""
+        return self.directory.absolute(), self.directory.resolve()
 
 
 class RunReader:

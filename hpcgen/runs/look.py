@@ -60,9 +60,8 @@ class Onlooker:
 
     def _with_failure(self, run: RunFiles, status: RunStatus) -> RunStatus:
         """The status with the root failure of the last attempt that ended, from its logs."""
-        ended = [
-            index for index, each in enumerate(status.attempts) if each.state not in ("running", "unknown")
-        ]
+        states = ("failed", "killed", "requeued")
+        ended = [index for index, each in enumerate(status.attempts) if each.state in states]
         if not ended:
             return status
         attempt = run.attempts[ended[-1]]

@@ -180,8 +180,16 @@ class Queue:
 
     def of_run(self, run_dir: Path) -> tuple[QueuedJob, ...]:
         """Jobs of this run that wait or run."""
-        paths = (run_dir.absolute(), run_dir.resolve())
-        return tuple(job for job in self.jobs if not job.is_over and job.run_dir in paths)
+        paths = dict.fromkeys((run_dir.absolute(), run_dir.resolve()))
+        return tuple(job for path in paths for job in self._by_run.get(path, ()))
+
+    @functools.cached_property
+    def _by_run(self) -> dict[Path, list[QueuedJob]]:
+        found: dict[Path, list[QueuedJob]] = {}
+        for queued in self.jobs:
+            if not queued.is_over and (run_dir := queued.run_dir) is not None:
+                found.setdefault(run_dir, []).append(queued)
+        return found
 
 
 @record(kw_only=True)

@@ -14,7 +14,7 @@ from hpcgen.runs.attempts import JobAttempt
 from hpcgen.runs.files import ArrayFiles, Disk, RunFiles, SavedCheckpoints
 from hpcgen.runs.latest import Latest
 from hpcgen.runs.metrics_line import number_or_none
-from hpcgen.runs.slurm import Accounts, Queue, QueuedJob
+from hpcgen.runs.slurm import AccountedJob, Accounts, Queue, QueuedJob
 from hpcgen.runs.state import SILENT_S
 from hpcgen.runs.states import AttemptState, RunState
 from trainer.contract.files.shared_files import user
@@ -165,7 +165,7 @@ def unsettled_jobs(runs: Iterable[RunFiles], queue: Queue) -> tuple[str, ...]:
     """Jobs with an attempt without an end that the controller does not know: only accounting tells why they ended."""
     if queue.problem:
         return ()
-    last = (attempt for run in runs for attempt in _last_of_each_job(run.attempts))
+    last = (attempt for run in runs for attempt in _not_superseded(run.attempts))
     return tuple(
         attempt.job
         for attempt in last
@@ -176,17 +176,9 @@ def unsettled_jobs(runs: Iterable[RunFiles], queue: Queue) -> tuple[str, ...]:
 def status_of(run: RunFiles, queue: Queue, accounts: Accounts, now: float) -> RunStatus:
     """The status of a run at the time `now` (Unix time in seconds)."""
     jobs = queue.of_run(run.directory)
-    is_active = run.latest.last_time is not None and now - run.latest.last_time < ACTIVE_S
-    last = {id(attempt) for attempt in _last_of_each_job(run.attempts)}
+    last = {id(attempt) for attempt in _not_superseded(run.attempts)}
     attempts = tuple(
-        _attempt_status(
-            attempt,
-            queue,
-            accounts,
-            is_last=id(attempt) in last,
-            is_active=is_active,
-            is_gone=attempt.job in run.gone,
-        )
+        _attempt_status(attempt, run, queue, accounts, now, is_last=id(attempt) in last)
         for attempt in run.attempts
     )
     arrays = tuple(_array_status(array, queue) for array in run.arrays)
@@ -219,8 +211,10 @@ def _active(run: RunFiles) -> float | None:
     return max((time for time in times if time is not None), default=None)
 
 
-def _last_of_each_job(attempts: Iterable[JobAttempt]) -> Iterable[JobAttempt]:
-    return {attempt.job: attempt for attempt in attempts}.values()
+def _not_superseded(attempts: Iterable[JobAttempt]) -> Iterable[JobAttempt]:
+    """The last attempt of each job. Of jobs that train, only the last one: it found that no other job runs."""
+    last = {"" if _has_attempts(attempt.stage) else attempt.job: attempt for attempt in attempts}
+    return last.values()
 
 
 def _is_slurms(attempt: JobAttempt) -> bool:
@@ -229,16 +223,16 @@ def _is_slurms(attempt: JobAttempt) -> bool:
 
 
 def _attempt_status(
-    attempt: JobAttempt, queue: Queue, accounts: Accounts, *, is_last: bool, is_active: bool, is_gone: bool
+    attempt: JobAttempt, run: RunFiles, queue: Queue, accounts: Accounts, now: float, *, is_last: bool
 ) -> AttemptStatus:
     state: AttemptState = attempt.verdict or "failed"
     reason = redact(attempt.reason)
     if attempt.ended is None:
-        state, reason = _open_attempt(
-            attempt, queue, accounts, is_last=is_last, is_active=is_active, is_gone=is_gone
-        )
-    elif attempt.verdict == "terminated" and (how := _how_it_ended(attempt, queue, accounts)):
-        reason = f"{how}: {reason}"
+        job = _in_queue(attempt, run, queue)
+        state, reason = "killed", _how_it_ended(job or accounts.jobs.get(attempt.job))
+        if is_last and attempt.job not in run.gone:
+            is_active = attempt.stage == TRAIN and now - (run.latest.last_time or 0.0) < ACTIVE_S
+            state, reason = _open_attempt(attempt, job, queue, reason, is_active=is_active)
     lost = (event.get("lost", "") for event in attempt.events if event["event"] == "spare")
     return AttemptStatus(
         job=attempt.job,
@@ -254,30 +248,32 @@ def _attempt_status(
     )
 
 
+def _in_queue(attempt: JobAttempt, run: RunFiles, queue: Queue) -> QueuedJob | None:
+    """The attempt's job. A job of another run may have its number, if the run is from another cluster."""
+    job = queue.find(attempt.job)
+    if job is None or job.run_dir is None or job.run_dir in run.paths:
+        return job
+    return None
+
+
 def _open_attempt(
-    attempt: JobAttempt, queue: Queue, accounts: Accounts, *, is_last: bool, is_active: bool, is_gone: bool
+    attempt: JobAttempt, job: QueuedJob | None, queue: Queue, killed: str, *, is_active: bool
 ) -> tuple[AttemptState, str]:
-    """State of an attempt without a recorded end, and why it ended."""
-    unknown = "it ended without a verdict: it was killed, or its first node was lost"
-    if not is_last or is_gone:
-        return "killed", unknown
+    """State of the last attempt without a recorded end, and why it ended."""
     if attempt.began > queue.asked:
         return "running", ""
-    job = queue.find(attempt.job)
     if job is not None and not job.is_over:
         return ("killed", "Slurm requeued it") if job.waits else ("running", "")
     if job is None and (is_active or not _is_slurms(attempt)):
         return "running", ""
-    if queue.problem:
-        return "unknown", ""
-    how = _how_it_ended(attempt, queue, accounts)
-    return "killed", f"{how}, according to Slurm" if how else unknown
+    return ("unknown", "") if queue.problem else ("killed", killed)
 
 
-def _how_it_ended(attempt: JobAttempt, queue: Queue, accounts: Accounts) -> str:
-    """What Slurm says of the end of a job; "" if it does not know."""
-    job = queue.find(attempt.job) or accounts.jobs.get(attempt.job)
-    return _ENDED.get(job.state, "") if job is not None else ""
+def _how_it_ended(job: QueuedJob | AccountedJob | None) -> str:
+    """How an attempt without a verdict ended, as far as Slurm knows."""
+    if job is None or job.state not in _ENDED:
+        return "it ended without a verdict: it was killed, or its first node was lost"
+    return f"{_ENDED[job.state]}, according to Slurm"
 
 
 def _state(

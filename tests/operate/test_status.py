@@ -40,7 +40,7 @@ def end(verdict: str, reason: str = "") -> tuple[str, dict[str, str]]:
 def queued(job: str = "7", **values: Any) -> QueuedJob:
     usual: dict[str, Any] = {
         **{"job": job, "state": "RUNNING", "reason": "", "nodes": "n[1-2]", "dependency": "", "user": "ann"},
-        **{"name": "gpt", "log": f"/elsewhere/train-{job}.log"},
+        **{"name": "gpt", "log": ""},
         **dict.fromkeys(("submitted", "starts", "ends")),
     }
     return QueuedJob(**usual | values)
@@ -267,3 +267,35 @@ def test_files_are_read_once_for_many_tasks(tmp_path: Path, monkeypatch: pytest.
     opened.clear()
     reader.read(NOW)
     assert sum(path.endswith("events.jsonl") for path in opened) <= 11
+
+
+def test_a_job_of_another_cluster_has_the_same_number(training_run: Path) -> None:
+    """Attempt 0 of a job 7 of another cluster began in the same directory, after the one without an end."""
+    later = START + 5000
+    with (training_run / "jobs" / "7" / "events.jsonl").open("a") as file:
+        for time, event in ((later, "start"), (later + 10, "end")):
+            line = {
+                "event": event,
+                "time": time,
+                "job": "7",
+                "restart": 0,
+                "stage": "train",
+                "verdict": "done",
+            }
+            file.write(json.dumps(line) + "\n")
+    found = status(training_run, answer(), now=later + 20)
+    assert [(attempt.began, attempt.state) for attempt in found.attempts] == [
+        (START - 5, "killed"),
+        (later, "done"),
+    ]
+
+
+def test_a_job_of_another_run_is_not_taken_for_this_one(training_run: Path) -> None:
+    elsewhere = queued(log="/elsewhere/gpt/train-7.log")
+    assert status(training_run, answer(elsewhere), now=NOW + 5000).state == "died"
+
+
+def test_an_attempt_that_a_later_job_followed_does_not_run(training_run: Path) -> None:
+    """The metrics are fresh, but from the later job."""
+    write_events(training_run, "8", [end("terminated", "canceled")], restart=1)
+    assert [attempt.state for attempt in status(training_run, answer()).attempts] == ["killed", "terminated"]
