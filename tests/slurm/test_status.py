@@ -100,7 +100,8 @@ def test_what_slurm_knows_and_what_it_has_forgotten(
     cluster.run("scancel", fourth)
     canceled = wait_for(run, "terminated")
     cluster.wait(fourth)
-    assert status(run).why.startswith("canceled: ended by Slurm"), canceled
+    assert status(run).state == "stopped"
+    assert canceled.attempts[-1].reason.startswith("ended by Slurm (canceled)")
 
 
 def test_without_accounting_and_with_a_controller_that_does_not_answer(
