@@ -104,7 +104,8 @@ def _point(file: Path, shared: Sequence[str], name: str, assignments: Assignment
 def _at(run: Run, name: str, directory: Path) -> Run:
     """The run with the name and the directory of a point."""
     values = {"name": f"{run.config.name}-{name}"[:MAX_RUN_NAME], "paths.run_dir": str(directory)}
-    return with_values(run, values, "hpcgen sweep")
+    overrides = (*run.overrides, *(f"{path}={value}" for path, value in values.items()))  # for hpcgen resume
+    return dataclasses.replace(with_values(run, values, "hpcgen sweep"), overrides=overrides)
 
 
 def _key(plan: Plan, assignments: Assignments) -> str:

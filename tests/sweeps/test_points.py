@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hpcgen import load_run, plan
 from hpcgen.errors import ConfigErrors, FileErrors, HpcgenError
+from hpcgen.slurm.submission import SUBMISSION, submission_file
 from hpcgen.sweeps.assignments import points_of
 from hpcgen.sweeps.points import Sweep, plan_sweep
 from tests.runs import minimal_run, write_yaml
@@ -36,6 +39,13 @@ def test_each_point_is_a_run_with_its_values_its_name_and_its_directory(tmp_path
         assert trainer.run_dir == str(point.directory)
         assert point.directory == tmp_path / "run/sweep" / f"{point.name}-{point.key}"
     assert not (tmp_path / "run").exists()
+
+
+def test_resume_submits_the_same_point(tmp_path: Path) -> None:
+    for point in planned(tmp_path, LR, "training.seed=7").points:
+        record = json.loads(submission_file(point.plan, point.plan.stages["train"])[SUBMISSION])
+        again = plan(load_run(record["run_file"], record["overrides"]))
+        assert again.trainer == point.plan.trainer
 
 
 def test_points_whose_names_are_cut_off_stay_apart(tmp_path: Path) -> None:
