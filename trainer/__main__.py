@@ -6,14 +6,13 @@ import argparse
 import gc
 import multiprocessing
 import sys
-import traceback
 from pathlib import Path
 
 from trainer.contract import config as configuration
 from trainer.contract.errors import Exit, ReportedByRank0Error, TrainerError
 from trainer.contract.files.run_directory import RunDirectory
 from trainer.distributed import device
-from trainer.faults.stopping import announce, leave
+from trainer.faults.stopping import announce, announce_traceback, leave
 from trainer.metrics.console import quiet_libraries
 from trainer.metrics.versions import print_versions
 
@@ -42,7 +41,7 @@ def main() -> int:
     except ReportedByRank0Error:
         leave(Exit.FAULT)
     except Exception:
-        traceback.print_exc()
+        announce_traceback()
         leave(Exit.FAULT)
     finally:
         # At exit the interpreter sends SIGTERM to loader workers, which ignore it, and then waits for them.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +20,7 @@ from hpcgen.text import few, harmless
 
 if TYPE_CHECKING:
     from hpcgen.logs.failure import Failure
+    from hpcgen.logs.lines import Line
     from hpcgen.runs.attempts import JobAttempt
     from hpcgen.runs.log_files import LogFile
     from hpcgen.runs.log_lines import Entry
@@ -85,7 +86,7 @@ def command(
     is_last = not any(each.job == attempt.job and each.restart > attempt.restart for each in attempts)
     files = log_files(directory, attempt.stage, attempt.job)
     failure = root_failure(directory, attempt)
-    lines = last_lines(files, attempt, count, is_last=is_last, rank=rank)
+    lines = last_lines(files, attempt, count, is_last=is_last, shows=_filter(rank, as_json))
     if as_json:
         found = {
             "run_dir": str(directory),
@@ -148,6 +149,13 @@ def _choose(directory: Path, attempts: Sequence[JobAttempt], number: int | None)
     return attempts[number - 1 if number > 0 else number]
 
 
+def _filter(rank: int | None, as_json: bool) -> Callable[[Line], bool]:
+    """Chooses the lines of a rank. For people, leaves out the stack of C++ that torch prints for each error."""
+    return lambda line: (
+        (rank is None or line.rank == rank) and (as_json or not line.text.startswith("frame #"))
+    )
+
+
 def _follow(directory: Path, attempts: list[JobAttempt], rank: int | None, count: int, as_json: bool) -> None:
     """Prints the last lines and those that are added, until the newest attempt is over for good."""
     from hpcgen.runs.log_files import log_files
@@ -159,16 +167,17 @@ def _follow(directory: Path, attempts: list[JobAttempt], rank: int | None, count
     def newest_files() -> tuple[LogFile, ...]:
         return () if newest is None else log_files(directory, newest.stage, newest.job)
 
+    shows = _filter(rank, as_json)
     follower = Follower(newest_files, newest.began if newest else 0.0)
     has_grown = True
     try:
         if newest is not None:
-            _print_followed(last_lines(newest_files(), newest, count, is_last=True, rank=rank), as_json)
+            _print_followed(last_lines(newest_files(), newest, count, is_last=True, shows=shows), as_json)
         while newest is None or newest.verdict not in ("done", "stopped", "failed") or has_grown:
             newest = next(iter(_attempts(directory, stage, None)[-1:]), newest)
             entries = follower.poll()
             has_grown = bool(entries)
-            _print_followed([each for each in entries if rank is None or each.line.rank == rank], as_json)
+            _print_followed([each for each in entries if shows(each.line)], as_json)
             time.sleep(POLL_S)
     except KeyboardInterrupt:
         return

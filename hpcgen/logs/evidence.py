@@ -6,7 +6,7 @@ import re
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
 
-from hpcgen.logs.lines import Line
+from hpcgen.logs.lines import Line, without_time
 from hpcgen.logs.signatures import Match, Role, is_exception, match_exception, match_line
 from trainer.contract.record import record
 
@@ -84,7 +84,7 @@ def collect(lines: Iterable[Line], source: str = "", start: int = 0) -> Iterator
                 ranks=found.ranks,
                 node=found.node,
                 time=last_time,
-                message=line.text.strip(),
+                message=without_time(line.text).strip(),
                 traceback="\n".join(ended or ()),
                 source=source,
                 number=line.number,

@@ -66,3 +66,9 @@ def time_of(text: str) -> float | None:
     except (ValueError, OverflowError, OSError):
         return None
     return time + float(f"0.{stamp['fraction'] or 0}")
+
+
+def without_time(text: str) -> str:
+    """A line without the time with which it begins."""
+    stamp = _STAMP.match(text)
+    return text[stamp.end() :].lstrip() if stamp else text

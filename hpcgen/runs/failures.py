@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from pathlib import Path
 
 from hpcgen.logs.evidence import Evidence, collect
@@ -15,11 +16,14 @@ from hpcgen.runs.log_files import WINDOW_BYTES, LogFile, failure_parts, log_file
 from trainer.contract.files.regular_file import open_regular
 from trainer.contract.files.run_directory import RunDirectory
 from trainer.contract.files.shared_files import foreign_link
+from trainer.contract.hang_report import report_file, report_files
 from trainer.contract.record import replaced
 
 _MARKER_BYTES = 64 << 10
 _LEAST_BYTES = 256 << 10
 """Part of each log that is read even if a job has thousands of them."""
+_MAIN_THREAD, _ALL_THREADS = "Main thread (most recent call last):", "All threads:"
+"""Headings in the report of a rank that hung (trainer.faults.hang)."""
 _UNDISTURBED = ("stopped at iteration", "out of time at", "stopped with status", "done")
 """Reasons of an attempt that ended as planned and saved."""
 
@@ -38,7 +42,25 @@ def root_failure(run_dir: Path, attempt: JobAttempt) -> Failure | None:
     failure = find_root(found, node_of(attempt), failed, _num_ranks(attempt))
     if failure is None:
         return None
-    return replaced(failure, message=redact(failure.message), traceback=redact(failure.traceback))
+    traceback = failure.traceback or _stack(run_dir, attempt, failure)
+    return replaced(failure, message=redact(failure.message), traceback=redact(traceback))
+
+
+def _stack(run_dir: Path, attempt: JobAttempt, failure: Failure) -> str:
+    """Where the rank to look at hung: the stack of its main thread, or that of the first rank that wrote one."""
+    stacks = run_dir / "stacks"
+    if failure.kind != "hang" or foreign_link(stacks, run_dir) is not None:
+        return ""
+    with contextlib.suppress(OSError):
+        own = [] if failure.rank is None else [report_file(stacks, failure.rank)]
+        for path in (*filter(Path.is_file, own), *report_files(stacks)):
+            with open_regular(path) as file:
+                if os.fstat(file.fileno()).st_mtime < attempt.began:
+                    return ""  # of an earlier attempt
+                text = file.read(_MARKER_BYTES).decode(errors="replace")
+            stack = text.partition(_MAIN_THREAD)[2].partition(_ALL_THREADS)[0].strip("\n")
+            return f"{path.name}:\n{stack}"
+    return ""
 
 
 def node_of(attempt: JobAttempt) -> NodeOf:

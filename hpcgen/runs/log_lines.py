@@ -32,15 +32,20 @@ class Entry(NamedTuple):
 
 
 def last_lines(
-    files: Sequence[LogFile], attempt: JobAttempt, count: int, *, is_last: bool, rank: int | None = None
+    files: Sequence[LogFile],
+    attempt: JobAttempt,
+    count: int,
+    *,
+    is_last: bool,
+    shows: Callable[[Line], bool] = lambda line: True,
 ) -> list[Entry]:
-    """The last lines of an attempt in time order, or those of one rank.
+    """The last lines of an attempt in time order, of those that `shows` chooses.
 
     Lines without a time have that of the line before them in their file, and the lines of a file keep their order.
     """
     each_file = [
         _entries(
-            number, file, _last_lines_of(file, attempt, count, is_last=is_last, rank=rank), attempt.began
+            number, file, _last_lines_of(file, attempt, count, is_last=is_last, shows=shows), attempt.began
         )
         for number, file in enumerate(files)
     ]
@@ -60,7 +65,7 @@ def _entries(number: int, file: LogFile, lines: Iterable[Line], began: float) ->
 
 
 def _last_lines_of(
-    file: LogFile, attempt: JobAttempt, count: int, *, is_last: bool, rank: int | None
+    file: LogFile, attempt: JobAttempt, count: int, *, is_last: bool, shows: Callable[[Line], bool]
 ) -> list[Line]:
     """The last lines in one file. Reads more of it until there are enough."""
     try:
@@ -76,7 +81,7 @@ def _last_lines_of(
             data = opened.read(end - start).decode(errors="replace").splitlines()
             if start > begin:
                 data = data[1:]  # a part of a line
-            found = [line for line in parse(data, file.rank) if rank is None or line.rank == rank]
+            found = list(filter(shows, parse(data, file.rank)))
             if len(found) >= count or start == begin or window >= WINDOW_BYTES:
                 return found[-count:] if count else []
             window *= 4

@@ -124,3 +124,17 @@ def test_a_log_of_other_bytes_is_read(tmp_path: Path) -> None:
     run = write_failed_run(tmp_path / "run")
     (run / "train-7.log").write_bytes(bytes(range(256)) * 99 + b"\n1: Traceback (most recent call last):")
     assert root_failure(run, last(run)) is not None
+
+
+def test_a_hang_shows_the_stack_of_the_rank_to_look_at(tmp_path: Path) -> None:
+    run = write_failed_run(tmp_path / "run", "sleep")
+    (run / "stacks").mkdir()
+    for rank, place in enumerate(["all_reduce", "read_storage"]):
+        frame = f'  File "/code/trainer/loop.py", line 3, in {place}'
+        text = f"{{}}\n\nMain thread (most recent call last):\n{frame}\n\nAll threads:\nThread 0x1"
+        (run / "stacks" / f"rank-{rank:05d}.txt").write_text(text)
+    failure = root_failure(run, last(run))
+    assert failure is not None
+    assert (failure.kind, failure.rank, failure.node) == ("hang", 1, "ndv5-1")
+    assert failure.traceback.startswith("rank-00001.txt:\n")
+    assert failure.traceback.endswith("in read_storage")

@@ -27,13 +27,16 @@ def test_lines_of_several_files_are_in_time_order(tmp_path: Path) -> None:
     found = texts(last_lines(files, ATTEMPT, 9, is_last=True))
     assert [text.rpartition(" ")[2] for text in found] == ["a0", "0", "a1", "1", "b1", "b0"]
     assert texts(last_lines(files, ATTEMPT, 2, is_last=True)) == found[-2:]
-    assert [entry.line.rank for entry in last_lines(files, ATTEMPT, 9, is_last=True, rank=1)] == [1, 1, 1]
+    assert [
+        entry.line.rank
+        for entry in last_lines(files, ATTEMPT, 9, is_last=True, shows=lambda line: line.rank == 1)
+    ] == [1, 1, 1]
 
 
 def test_the_last_line_of_a_rank_may_be_far_from_the_end(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_text("3: the only one\n" + "0: x\n" * 60_000)
-    [entry] = last_lines([LogFile(path=path)], ATTEMPT, 5, is_last=True, rank=3)
+    [entry] = last_lines([LogFile(path=path)], ATTEMPT, 5, is_last=True, shows=lambda line: line.rank == 3)
     assert entry.line.text == "the only one"
 
 

@@ -9,7 +9,6 @@ import argparse
 import gc
 import os
 import sys
-import traceback
 from pathlib import Path
 
 from trainer.contract.config import ConfigError
@@ -17,7 +16,7 @@ from trainer.contract.config.document import read_as
 from trainer.contract.errors import Exit, ReportedByRank0Error, TrainerError
 from trainer.contract.evaluation import EvaluationConfig
 from trainer.distributed.rendezvous import find_ranks
-from trainer.faults.stopping import announce, leave
+from trainer.faults.stopping import announce, announce_traceback, leave
 from trainer.inference.start import prepare_device
 
 
@@ -46,7 +45,7 @@ def main() -> int:
         leave(130)
     except Exception:
         # Other ranks may wait for this one, so it must not wait for them.
-        traceback.print_exc()
+        announce_traceback()
         leave(Exit.FAULT)
     return Exit.DONE
 

@@ -10,8 +10,10 @@ import socket
 import sys
 import threading
 import time
+import traceback
 import weakref
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -172,7 +174,18 @@ def leave(status: int, line: str | None = None) -> NoReturn:
     os._exit(status)
 
 
+def announce_traceback() -> None:
+    """Log the exception that is being handled, after a line with the rank and its host."""
+    _print(f"{find_ranks(os.environ).name} ended with an unexpected error:")
+    traceback.print_exc()
+
+
 def _print(line: str) -> None:
-    """Write a line to stderr directly, without Python's buffers and their locks."""
+    """Write a line to stderr directly, without Python's buffers and their locks.
+
+    In a Slurm step it begins with the time, which tells the order of lines in the logs of several ranks.
+    """
+    time_now = f"{datetime.now().astimezone().isoformat(timespec='milliseconds')} "
+    text = f"{time_now if 'SLURM_STEP_ID' in os.environ else ''}trainer: {line}\n"
     with contextlib.suppress(TimeoutError):
-        call_with_timeout(PRINT_TIMEOUT_S, lambda: os.write(2, f"trainer: {line}\n".encode()))
+        call_with_timeout(PRINT_TIMEOUT_S, lambda: os.write(2, text.encode()))
