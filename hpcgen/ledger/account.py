@@ -16,6 +16,10 @@ from hpcgen.ledger.training import Trainings
 from hpcgen.runs.attempts import JobAttempt
 from hpcgen.runs.history import Attempt
 
+LAUNCH = "launch"
+RANKS_ENDED = "restart_in_job"
+"""Events of a job between its start and its end."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Idle:
@@ -86,26 +90,35 @@ def _add_gap(leg: Leg, walk: Walk) -> None:
 
 def _add_leg(leg: Leg, trainings: Trainings, walk: Walk, idle: list[Idle]) -> Part:
     """The preparation, launches and trainings of a leg. Returns the part that the time after them belongs to."""
-    launches = [event["time"] for event in leg.job.events if event["event"] == "launch"] if leg.job else []
-    steps: list[tuple[float, Attempt | None]] = [
-        *((time, None) for time in launches),
-        *((process_began(training), training) for training in leg.trainings),
-    ]
-    part = Part.INFRASTRUCTURE if launches else Part.START_UP
+    marks = _marks(leg)
+    part = Part.INFRASTRUCTURE if any(mark == LAUNCH for _, mark in marks) else Part.START_UP
     idle.append(Idle(leg=walk.leg, began=walk.now, seconds=-1.0))
-    for time, training in sorted(steps, key=lambda step: step[0]):
-        if training is None:
+    for time, mark in marks:
+        if mark == RANKS_ENDED:
+            walk.to(time, part)
+            part = Part.INFRASTRUCTURE
+        elif isinstance(mark, str):
             # After a training, the nodes are checked, and spare ones take over.
-            walk.to(time, Part.INFRASTRUCTURE if part is not Part.START_UP else part)
+            walk.to(time, part if part is Part.START_UP else Part.INFRASTRUCTURE)
             part = Part.START_UP
-            continue
-        walk.to(time, Part.START_UP)
-        if idle[-1].seconds >= 0:
-            idle.append(Idle(leg=walk.leg, began=walk.now, seconds=-1.0))
-        part = trainings.add(training, walk)
-        if (began := trainings.first_step_began(training)) is not None:
-            idle[-1] = _until(idle[-1], began)
+        else:
+            walk.to(time, Part.START_UP)
+            if idle[-1].seconds >= 0:
+                idle.append(Idle(leg=walk.leg, began=walk.now, seconds=-1.0))
+            part = trainings.add(mark, walk)
+            if (began := trainings.first_step_began(mark)) is not None:
+                idle[-1] = _until(idle[-1], began)
     return part
+
+
+def _marks(leg: Leg) -> list[tuple[float, str | Attempt]]:
+    """What divides the time of a leg, in order: launches of ranks, ends of ranks that are launched again, trainings."""
+    events = leg.job.events if leg.job is not None else ()
+    marks: list[tuple[float, str | Attempt]] = [
+        (event["time"], event["event"]) for event in events if event["event"] in (LAUNCH, RANKS_ENDED)
+    ]
+    marks += [(process_began(training), training) for training in leg.trainings]
+    return sorted(marks, key=lambda mark: mark[0])
 
 
 def _close(idle: list[Idle], walk: Walk) -> None:

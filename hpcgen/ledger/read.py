@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +39,10 @@ def read_ledger(directory: Path, now: float, since: float = 0.0, price: JobFacts
     """
     try:
         history = _read_history(directory)
-        jobs = [job for job in read_attempts(directory) if _trains(job)]
+        jobs = training_jobs(directory)
     except OSError as error:
         raise HpcgenError(f"cannot read {error.filename or directory}: {error.strerror}") from error
-    return ledger_of(directory, history, jobs, now, since, price)
+    return ledger_of(directory, history, jobs, now, since, price, _accounted_ends(jobs))
 
 
 def ledger_of(
@@ -52,8 +52,9 @@ def ledger_of(
     now: float,
     since: float = 0.0,
     price: JobFacts | None = None,
+    accounted: Mapping[str, float] | None = None,
 ) -> Ledger:
-    """The ledger of a run whose history and jobs are read already.
+    """The ledger of a run whose history and jobs are read already. `accounted`: when jobs ended, as Slurm knows.
 
     Raises:
         HpcgenError: the run has not begun.
@@ -72,7 +73,7 @@ def ledger_of(
         jobs,
         now=now if goes_on else None,
         gpus={key: known.gpus for key, known in facts.items() if known.gpus is not None},
-        accounted=_accounted_ends(jobs),
+        accounted=accounted,
     )
     if found is None:
         hint = "the run has not started yet, or this is not the directory of a training run (paths.run_dir)"
@@ -89,6 +90,15 @@ def _read_history(directory: Path) -> History:
         )
     metrics = directory / RunDirectory.METRICS
     return read_history(metrics, needs_step=False) if metrics.exists() else NO_HISTORY
+
+
+def training_jobs(directory: Path) -> tuple[JobAttempt, ...]:
+    """The attempts of the jobs that train, in the order in which they began.
+
+    Raises:
+        OSError: a directory cannot be read.
+    """
+    return tuple(job for job in read_attempts(directory) if _trains(job))
 
 
 def _trains(job: JobAttempt) -> bool:

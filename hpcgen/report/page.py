@@ -16,6 +16,7 @@ from hpcgen.report.labels import MAX_NAMED, heading, labels
 from hpcgen.report.panels import NamedHistory, draw_charts
 from hpcgen.report.run import Run
 from hpcgen.report.summary import AttemptSummary, Summary, summarize
+from hpcgen.report.time_bars import time_bars
 from hpcgen.runs.metrics_line import Event, number_or_none
 from hpcgen.text import counted
 from trainer.contract.evaluation import EvaluationResult
@@ -47,6 +48,7 @@ def render_page(runs: Sequence[Run]) -> str:
         created=words.moment(runs[0].now),
         tiles=list(_tiles(summaries[0])) if is_one else [],
         comparison=None if is_one else _comparison(names, summaries, runs),
+        time_bars=time_bars(names, [run.ledger for run in runs]),
         charts=charts,
         tables=list(_tables(runs[0], summaries[0])) if is_one else list(_comparison_tables(names, runs)),
         essentials=essentials(runs[0]) if is_one else [],

@@ -9,6 +9,8 @@ from typing import Any
 
 from hpcgen.checkpoints.run_config import read_trained_config
 from hpcgen.errors import HpcgenError, Problem
+from hpcgen.ledger.ledger import Ledger
+from hpcgen.ledger.read import ledger_of, training_jobs
 from hpcgen.report.evaluations import line, read_results
 from hpcgen.runs.history import History, read_history
 from hpcgen.runs.latest import Tail
@@ -36,6 +38,8 @@ class Run:
     """Messages about invalid result files."""
     hangs: tuple[str, ...]
     """Directories with the stacks of hung ranks."""
+    ledger: Ledger | None
+    """Where its time went; None if its metrics have no start."""
     now: float
     """Time of the report."""
 
@@ -84,8 +88,15 @@ def _read_run(directory: Path, now: float) -> Run:
         results=results,
         unreadable_results=unreadable,
         hangs=tuple(sorted(_hangs(directory))),
+        ledger=_ledger(directory, history, now),
         now=now,
     )
+
+
+def _ledger(directory: Path, history: History, now: float) -> Ledger | None:
+    if not history.attempts:
+        return None
+    return ledger_of(directory, history, training_jobs(directory), now)
 
 
 def _no_metrics(directory: Path) -> HpcgenError:

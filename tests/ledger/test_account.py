@@ -139,6 +139,34 @@ def test_a_job_that_never_trained_is_start_up_and_node_checks(tmp_path: Path) ->
     assert (ledger.idle_s, ledger.attempts[0].reason) == (pytest.approx(100), "no trainer")
 
 
+@pytest.mark.parametrize("is_recorded", [True, False])
+def test_ranks_that_are_launched_again_in_their_job(tmp_path: Path, is_recorded: bool) -> None:
+    """If the script records when the ranks ended, the time before is that of a hang, and not of the node checks."""
+    lost = {"iteration": 20, "time": START + 140, "steps_s": 20.0}
+    run = write_run(
+        tmp_path / "run",
+        [
+            training(0, 100, restart=0),
+            *(step(n, time=START + 100 + 2 * n, data_wait_s=0.0) for n in range(1, 11)),
+            training(10, 400, restart=0, checkpoint="iter_0000010", lost=lost),
+            *(step(n, time=START + 380 + 2 * n, data_wait_s=0.0) for n in range(11, 21)),
+            line("end", 20, 420),
+        ],
+    )
+    write_jobs(
+        run,
+        event("start", 0, nodes="n1"),
+        event("launch", 20),
+        *([event("restart_in_job", 200, status="137")] if is_recorded else []),
+        event("launch", 300),
+        event("end", 420, verdict="done", status="0"),
+    )
+    parts = read(run).spent.parts
+    hang_s = 60 if is_recorded else 0
+    assert (parts["ending"], parts["infrastructure"]) == pytest.approx((hang_s, 20 + 160 - hang_s))
+    assert (parts["redone"], parts["unaccounted"]) == pytest.approx((20, 0))
+
+
 def test_an_end_that_nobody_recorded_is_that_of_the_next_requeue(requeued: Path) -> None:
     """A node that fails takes the batch script with it, and Slurm requeues the job."""
     path = requeued / "jobs" / "12" / "events.jsonl"

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from hpcgen.ledger.read import read_ledger
 from tests.patience import PATIENCE_S
 from tests.slurm.cluster import FINAL_STATES, SlurmCluster
 from tests.slurm.conftest import TWO_RANKS, log_of, make_run, profile_text, ranks_of, render
@@ -279,6 +280,9 @@ def test_kills_and_stops_change_no_step(
     for attempt, next_start in ended:
         assert (attempt.last if attempt.cut_off is None else attempt.cut_off) - next_start <= SAVE_INTERVAL
     redone = [attempt.last - next_start for attempt, next_start in ended]
+    ledger = read_ledger(killed.directory, time.time())
+    assert (ledger.failures.count, ledger.lost_steps) == (len(ended), sum(redone))
+    assert ledger.spent.parts["unaccounted"] < 0.01 * ledger.spent.wall_s
     num_inside = sum(attempt.cut_off is not None for attempt in killed.attempts)
     print(
         f"{len(ended)} kills, {num_inside} of them inside a save: {max(redone)} steps done again at most, "

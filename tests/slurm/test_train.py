@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import socket
+import time
 from pathlib import Path
 
 import pytest
 
+from hpcgen.ledger.read import read_ledger
 from tests.slurm.cluster import SlurmCluster
 from tests.slurm.conftest import (
     TP2_PP2,
@@ -43,6 +45,10 @@ def test_the_piped_script_trains_on_both_nodes_and_computes_what_one_process_doe
     assert f"rank 0: port {port} is in use; the ranks meet at port" in log
     assert "on ndv5-[1-2]" in log
     assert "TP 2 x PP 2" in log
+    spent = read_ledger(run.parent / "run", time.time()).spent
+    large = {part for part, seconds in spent.parts.items() if seconds > 0.005 * spent.wall_s}
+    assert large >= {"productive", "start_up", "infrastructure"}
+    assert spent.parts["unaccounted"] < 0.01 * spent.wall_s
     found = curve(run)
     assert found.keys() == single_process_curve.keys()
     for iteration, expected in single_process_curve.items():

@@ -15,7 +15,7 @@ from tests.trainer.runs import gpt_config
 pytestmark = pytest.mark.process
 
 
-@pytest.mark.parametrize("kills", [pytest.param(3), pytest.param(30, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [pytest.param(2), pytest.param(30, marks=pytest.mark.slow)])
 def test_lost_time_is_exact_to_one_step(corpus: str, tmp_path: Path, kills: int) -> None:
     config = gpt_config(corpus, tmp_path / "run")
     config["training"] |= {"train_iters": 5 * kills + 10, "eval_iters": 1, "eval_interval": 4}
