@@ -12,11 +12,8 @@ from pathlib import Path
 from hpcgen.config.stages import STAGE_ROWS, stage_called
 
 _LOOK = "hpcgen status RUN_DIR shows a run"
-_STOP = (
-    "use scancel --batch --signal=USR2 JOB_ID to save first and resume later, or scancel JOB_ID to end the job "
-    "(docs/resuming.md)"
-)
-_RESUME = "submit the run again: it resumes from its newest checkpoint (docs/resuming.md)"
+_STOP = "use hpcgen stop RUN_DIR to save first and resume later, or hpcgen cancel RUN_DIR to end the jobs"
+_RESUME = "use hpcgen resume RUN_DIR: the run continues from its newest checkpoint"
 _SUBMIT = "use hpcgen submit STAGE..."
 _PUSH = "hpcgen uploads nothing; hpcgen checkpoint export writes a Hugging Face directory"
 _OWN_PROGRAM = "hpcgen init --program writes a run file for a training program of your own (docs/program.md)"
@@ -57,11 +54,11 @@ TOP = {
         ("partition", "partitions"), "sinfo lists them, and hpcgen cluster show those of a profile"
     ),
     **dict.fromkeys(
-        ("stop", "cancel", "kill", "scancel", "abort", "halt", "terminate", "interrupt", "pause", "down"),
+        ("kill", "scancel", "abort", "halt", "terminate", "interrupt", "pause", "down"),
         _STOP,
     ),
     **dict.fromkeys(
-        ("resume", "continue", "restart", "restore", "retry", "rerun", "requeue", "recover", "unpause"),
+        ("continue", "restart", "restore", "retry", "rerun", "requeue", "recover", "unpause"),
         _RESUME,
     ),
     **dict.fromkeys(("launch", "start", "execute", "enqueue", "dispatch", "slurm", "up"), _SUBMIT),

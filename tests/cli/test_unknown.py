@@ -29,8 +29,8 @@ MEANINGS = """
     monitor watch dashboard top stats                       hpcgen status RUN_DIR
     compare                                                 hpcgen report RUN_DIR RUN_DIR
     tail log                                                hpcgen logs RUN_DIR
-    stop cancel kill scancel abort down                     scancel JOB_ID
-    resume continue restart retry requeue                   submit the run again
+    kill scancel abort down                                 hpcgen cancel RUN_DIR
+    continue restart retry requeue                          hpcgen resume RUN_DIR
     launch start up                                         hpcgen submit STAGE...
     estimate check dry-run plan size                        hpcgen validate
     plan parallelism deadline autoconfig                    hpcgen layouts
@@ -55,7 +55,7 @@ MEANINGS = """
     squeue srun sinfo                                       program of Slurm
     sft lora finetune                                       examples/deepspeed
     torchrun deepspeed                                      docs/program.md
-    sweep grid                                              no sweeps
+    grid hpo                                                hpcgen sweep
     push upload                                             uploads nothing
     serve                                                   serves no models
     help                                                    hpcgen --help
