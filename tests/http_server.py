@@ -28,6 +28,7 @@ class Request:
     """With the query."""
     headers: Mapping[str, str]
     """Names in lower case."""
+    body: bytes = b""
 
 
 @dataclass
@@ -88,13 +89,14 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path = unquote(urlsplit(self.path).path)
         headers = {name.lower(): value for name, value in self.headers.items()}
-        self.state.requests.append(Request(self.command, self.path, headers))
+        body = self.rfile.read(int(headers.get("content-length", 0)))
+        self.state.requests.append(Request(self.command, self.path, headers, body))
         planned = self.state.behaviours.get(path)
         behaviour = planned.pop(0) if planned else self.state.usually or serve
         with contextlib.suppress(ConnectionError):
             behaviour(self, self.state.files.get(path, b""))
 
-    do_HEAD = do_GET  # noqa: N815
+    do_HEAD = do_POST = do_GET  # noqa: N815
 
     def log_message(self, format: str, *args: Any) -> None:
         """Nothing: tests look at `requests`."""

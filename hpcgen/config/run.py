@@ -10,6 +10,7 @@ from hpcgen.config.corpus import CorpusConfig
 from hpcgen.config.fields import EnvironmentName, MinimumVersion, Name, ProfileName, RunPath
 from hpcgen.config.huggingface_export import ExportConfig
 from hpcgen.config.image import ImageConfig
+from hpcgen.config.notify import NotifyConfig
 from hpcgen.config.program import ProgramConfig
 from hpcgen.config.slurm import SlurmConfig
 from hpcgen.config.tokenizer import TokenizerConfig
@@ -128,6 +129,8 @@ class RunConfig:
     submitted, or a warning."""
     preflight: PreflightConfig = field(default_factory=PreflightConfig)
     """Node checks before training, and spare nodes."""
+    notify: NotifyConfig | None = None
+    """Command that is told what happens to the job, such as a failure or a loss spike; null for none."""
     data: DataConfig = field(default_factory=DataConfig)
     """Corpus, tokenizer and data blend."""
     program: ProgramConfig | None = None

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator, Sequence
 from importlib.util import find_spec
 
 from hpcgen.config import corpus as corpora
+from hpcgen.config import notify as notifications
 from hpcgen.config import tokenizer as tokenizers
 from hpcgen.config.loader import Run
 from hpcgen.config.run import TRAINER_SECTIONS, RunConfig
@@ -190,6 +191,8 @@ def _section_problems(run: Run, stages: Sequence[Stage]) -> Iterator[Problem]:
     yield from cluster_problems(cluster, node_type)
     for stage in stages:
         yield from allocation_problems(stage, config, cluster, node_type)
+    if config.notify is not None:
+        yield from notifications.problems(config.notify)
     if config.data.corpus is not None:
         yield from corpora.problems(config.data.corpus)
 

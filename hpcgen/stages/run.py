@@ -12,6 +12,7 @@ from hpcgen.planning.allocation import Allocation
 from hpcgen.planning.deepspeed.file import config_files
 from hpcgen.planning.kind import Stage, Work
 from hpcgen.planning.node_check import preflight
+from hpcgen.planning.notification import notification
 from hpcgen.planning.program import (
     SIGNAL_LEAD_S,
     ds_config,
@@ -46,6 +47,7 @@ class RunProgram(Stage):
                 "max_restarts": allocation.max_restarts,
                 **_settings(program),
                 **preflight(run, config, allocation),
+                **notification(config, None),
             },
             signal_lead_s=lead_s if program.stop else 0,
         )

@@ -19,6 +19,7 @@ from hpcgen.planning.config_text import config_text
 from hpcgen.planning.inputs import Input, blend_files, checkpoints
 from hpcgen.planning.kind import ONE_THREAD, Export, Stage, Work
 from hpcgen.planning.node_check import preflight
+from hpcgen.planning.notification import notification
 from hpcgen.planning.paths import checkpoint_directory, import_files, trainer_data
 from hpcgen.planning.resuming import checkpoints_read, resume_problems, resume_warnings
 from hpcgen.planning.software import runtime
@@ -56,6 +57,7 @@ class Train(Stage):
                 "checkpoints": saved,
                 **({"evaluation_every": config.evaluation.every} if config.evaluation.every else {}),
                 **preflight(run, config, allocation),
+                **notification(config, trainer),
             },
         )
 

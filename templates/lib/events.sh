@@ -17,8 +17,10 @@ redact() {
     text=$(sed -E "${redactions[@]/#/-e}" <<<"$text") || text='[not shown, because sed failed]'
     printf -v "$1" %s "$text"
 }
+# NAME TEXT: sets NAME to TEXT as JSON writes it between quotes.
+escape() { local escaped=${2//\\/\\\\}; escaped=${escaped//\"/\\\"}; printf -v "$1" %s "${escaped//[[:cntrl:]]/ }"; }
 # EVENT [NAME VALUE]...: adds an event. All these values are strings.
-has_started=0
+has_started=0 at_start=(:) at_exit=(:)
 record() {
     local value line
     ((has_started)) || return 0
@@ -26,8 +28,8 @@ record() {
     shift
     while (($#)); do
         redact value "$2"
-        value=${value//\\/\\\\} value=${value//\"/\\\"}
-        line+=", \"$1\": \"${value//[[:cntrl:]]/ }\""
+        escape value "$value"
+        line+=", \"$1\": \"$value\""
         shift 2
     done
     { printf '%s}\n' "$line" >>"$held/events.jsonl"; } 2>/dev/null || say "cannot write $job_dir/events.jsonl"
@@ -36,7 +38,8 @@ record_start() {
     has_started=1
     [[ -e $held/events.jsonl ]] || write_file "$held/events.jsonl" </dev/null # the group of a shared run may only read it
     record start nodes "$SLURM_JOB_NODELIST" cluster "${SLURM_CLUSTER_NAME-}" host "$HOSTNAME"
-    [[ $(trap -p EXIT) ]] || trap 'record_end "$?"' EXIT # the site's epilogue has a trap of its own
+    "${at_start[@]}"
+    [[ $(trap -p EXIT) ]] || trap 'record_end "$?"; "${at_exit[@]}"' EXIT # the site's epilogue has a trap of its own
 }
 # When the job came into the queue, and when it could have started if nodes had been free (seconds since 1970).
 record_queue() {

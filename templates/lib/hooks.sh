@@ -29,6 +29,7 @@ job_ended() {
     ((!in_prologue)) || prologue_ended "$1"
     record_end "$1"
     run_epilogue "$1"
+    "${at_exit[@]}"
     exit "$1"
 }
 prologue_ended() {
@@ -36,13 +37,13 @@ prologue_ended() {
     set +e -uo pipefail
     say "ERROR: site_prologue ended the job with status $1 (above)" >&2
     # bash runs no trap for an exit within the trap for EXIT. eval: `exit` is another command everywhere else.
-    eval 'exit() { record_end "$1"; run_epilogue "$1"; builtin exit "$1"; }'
+    eval 'exit() { record_end "$1"; run_epilogue "$1"; "${at_exit[@]}"; builtin exit "$1"; }'
     conclude
 }
 # STATUS [VERDICT]: runs site_epilogue once, in a subshell, so that the job ends as decided even if it fails or exits. It may
 # take 10 minutes, or 5 s after TERM, because a job must requeue itself before Slurm kills it (KillWait).
 run_epilogue() {
-    local pid status verdict_now left=3000 # times 0.2 s
+    local pid status verdict_now is_in_time=1
     # In the function main of a site's template for 0.2.0, a call without arguments precedes the verdict.
     (($#)) && [[ ! $verdict && $BASHPID == "$$" ]] || return 0
     exit_status=$1 log=$job_log
@@ -59,14 +60,10 @@ run_epilogue() {
     ) &
     pid=$!
     set +m
-    while kill -0 "$pid" 2>/dev/null && ((left)); do
-        left=$((terminated && left > 25 ? 25 : left - 1))
-        sleep 0.2
-    done
-    ((left)) || ! kill -KILL -- "-$pid" 2>/dev/null || say "WARNING: site_epilogue took too long and was ended" >&2
+    wait_at_most "$pid" 600 5 || { is_in_time=0; say "WARNING: site_epilogue took too long and was ended" >&2; }
     wait "$pid" 2>/dev/null
     status=$?
-    ((status == 0 || !left)) || say "WARNING: site_epilogue ended early with status $status (above)" >&2
+    ((status == 0 || !is_in_time)) || say "WARNING: site_epilogue ended early with status $status (above)" >&2
     allow_requeues 1
 }
 # [STATUS VERDICT]: for a job that is to be requeued or stopped. One that is canceled while its epilogue runs is not requeued.

@@ -53,6 +53,17 @@ def program_run(directory: Path, program: dict[str, Any], **settings: Any) -> Pa
     return run
 
 
+def recorder(run: Path) -> str:
+    """The override that adds the name of each event to the file told."""
+    script = run.parent / "notify.sh"
+    script.write_text(f"jq --raw-output .event >>{run.parent}/told\n")
+    return f"notify.command=[sh, {script}]"
+
+
+def told(run: Path) -> list[str]:
+    return (run.parent / "told").read_text().split()
+
+
 def submit(cluster: SlurmCluster, run: Path, *overrides: str, options: Sequence[str] = ()) -> str:
     plan = api.plan(api.load_run(run, overrides))
     return cluster.sbatch(api.render(plan, "run"), *options, cwd=Path("/"))
@@ -130,7 +141,7 @@ def test_a_warned_program_gets_the_signal_and_a_killed_one_resumes(
         "stop": {"signal": "USR1"},
     }
     run = program_run(tmp_path, program, **TWO_NODES)
-    job_id = submit(slurm_cluster, run)
+    job_id = submit(slurm_cluster, run, recorder(run))
     fifth = tmp_path / "checkpoints" / "step_5"
     wait_until(lambda: slurm_cluster.state(job_id) == "RUNNING" and fifth.exists(), interval_s=0.3)
     slurm_cluster.run("scancel", "--batch", "--signal=USR2", job_id)
@@ -144,6 +155,7 @@ def test_a_warned_program_gets_the_signal_and_a_killed_one_resumes(
     assert log.endswith("hpcgen: done at progress 12\n")
     assert log.count("0: at step 3 of 12\n") == 1
     assert log.count("0: at step 12 of 12\n") == 1
+    assert told(run) == ["start", "requeue", "start", "requeue", "start", "done"]
 
 
 def test_three_attempts_without_progress_end_the_job_and_a_refused_requeue_is_retried(
@@ -175,14 +187,18 @@ def test_a_command_that_does_not_exist_is_tried_once(slurm_cluster: SlurmCluster
 
 
 def test_a_canceled_program_stays_canceled(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
+    """Its command is told so, and does not keep the job although it hangs."""
     run = program_run(tmp_path, {"command": ["sh", "steps.sh", "10000", "1"]})
-    job_id = submit(slurm_cluster, run)
+    job_id = submit(slurm_cluster, run, recorder(run))
     wait_until(lambda: (tmp_path / "checkpoints" / "step_2").exists())
     second = submit(slurm_cluster, run)
     assert f"job {job_id} is running in" in ended(slurm_cluster, run, second, "FAILED")
+    script = tmp_path / "notify.sh"
+    script.write_text(f"{script.read_text()}sleep 600\n")
     slurm_cluster.run("scancel", job_id)
     log = ended(slurm_cluster, run, job_id, "CANCELLED")
     assert "requeueing is Slurm's decision" in log
+    assert told(run) == ["start", "stopped"]
 
 
 def test_an_end_without_the_file_of_done_is_a_failure(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
@@ -208,7 +224,8 @@ def test_a_spare_takes_the_place_of_a_bad_node(slurm_cluster: SlurmCluster, tmp_
     check.chmod(0o755)
     with (tmp_path / "cluster.yaml").open("a") as profile:
         profile.write(f"health_command: [{check}]\n")
-    log = ended(slurm_cluster, run, submit(slurm_cluster, run, "preflight.spare_nodes=1"))
+    log = ended(slurm_cluster, run, submit(slurm_cluster, run, "preflight.spare_nodes=1", recorder(run)))
+    assert told(run) == ["start", "done"]
     assert "hpcgen: running on ndv5-2\n" in log
     assert "0: on ndv5-2 of 1\n" in log
 

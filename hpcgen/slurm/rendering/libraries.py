@@ -55,8 +55,12 @@ def _names(stage: StagePlan, hooks: bool, share: Share, has_rule: bool) -> Itera
         yield "share"
     if stage.modules:
         yield "modules"
+    if hooks or "notify_command" in stage.values:
+        yield "bounded"
     if hooks:
         yield "hooks"
+    if "notify_command" in stage.values:
+        yield "notify"
     yield "scratch"
     if stage.environment_script:
         yield "node-environment"
