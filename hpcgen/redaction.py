@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -75,9 +76,14 @@ _PATTERNS = (
         rf"\1 {REDACTED}",
     ),
 )
-_COMPILED = tuple((re.compile(pattern), replacement) for pattern, replacement in _PATTERNS)
 _SHORTEST = 6
 """Length of the shortest value that is removed: a shorter one, such as 1, is part of many texts."""
+
+
+@functools.cache
+def _compiled() -> tuple[tuple[re.Pattern[str], str], ...]:
+    """The patterns. Most commands import this module and redact nothing."""
+    return tuple((re.compile(pattern), replacement) for pattern, replacement in _PATTERNS)
 
 
 def redact(text: str, values: Iterable[str] = ()) -> str:
@@ -85,7 +91,7 @@ def redact(text: str, values: Iterable[str] = ()) -> str:
     for value in values:
         if len(value) >= _SHORTEST:
             text = text.replace(value, REDACTED)
-    for pattern, replacement in _COMPILED:
+    for pattern, replacement in _compiled():
         text = pattern.sub(replacement, text)
     return text
 

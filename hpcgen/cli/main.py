@@ -54,6 +54,7 @@ SECTIONS = {
         "resume": Lazy("hpcgen.cli.resume", "Submit a run again, as its last job was submitted."),
         "doctor": Lazy("hpcgen.cli.doctor", "Name what is wrong with a run or a cluster, and the fix."),
         "sweep": Lazy("hpcgen.cli.sweep", "Train several variants of a run, and compare them."),
+        "bundle": Lazy("hpcgen.cli.bundle", "Pack what shows why a run failed, to send it to someone."),
     },
     "Cluster": {
         "cluster": Lazy("hpcgen.cli.cluster", "List, show, check and upgrade cluster profiles."),

@@ -21,7 +21,7 @@ TWO_NODES = {"nodes": 2, "ntasks_per_node": 2}
 
 STEPS = """\
 #!/bin/sh
-# Counts to $1 and saves each step. Resumes; stops after a step if asked to. In attempt 1, waits for that at step 8.
+# Counts to $1 and saves each step. Resumes; stops after a step if asked to. In attempt 0, waits for that at step 8.
 trap 'stop=1' USR1
 mkdir -p checkpoints
 step=$(ls checkpoints | sed 's/step_//' | sort -n | tail -n 1)
@@ -30,7 +30,7 @@ while [ "${step:-0}" -lt "$1" ]; do
     [ "$RANK" != 0 ] || { echo "at step $step of $1"; : >"checkpoints/step_$step"; }
     [ "$RANK $step $2" != "0 3 0" ] || kill -KILL $$
     sleep 0.1
-    while [ "$2" = 1 ] && [ "$step" -ge 8 ] && [ -z "$stop" ]; do sleep 0.1; done
+    while [ "$2" = 0 ] && [ "$step" -ge 8 ] && [ -z "$stop" ]; do sleep 0.1; done
     [ -z "$stop" ] || { echo "rank $RANK stops"; exit 0; }
 done
 """
@@ -134,7 +134,7 @@ def test_every_rank_gets_its_variables_and_arguments_are_data(
 def test_a_warned_program_gets_the_signal_and_a_killed_one_resumes(
     slurm_cluster: SlurmCluster, tmp_path: Path
 ) -> None:
-    """The first attempt kills its rank 0 at step 3, the second one is warned, and the third one is done."""
+    """The first attempt loses rank 0 at step 3, starts again in its allocation, and is warned. The second is done."""
     program = {
         "command": ["sh", "steps.sh", "12", "{RESTART}"],
         "progress": {"log": "at step ([0-9]+) of"},
@@ -147,7 +147,7 @@ def test_a_warned_program_gets_the_signal_and_a_killed_one_resumes(
     slurm_cluster.run("scancel", "--batch", "--signal=USR2", job_id)
     log = ended(slurm_cluster, run, job_id)
     assert re.search(
-        r"failed with status 1[0-9]+ at progress 3 \(began at 0\): back into the queue \(restart 1 of", log
+        r"ended with status 1[0-9]+ after progress to 3: starting it again in this job \(restart 1 of", log
     )
     assert all(f"{rank}: rank {rank} stops" in log for rank in range(4))
     assert "stopped with status 0 before the time limit at progress " in log
@@ -155,7 +155,7 @@ def test_a_warned_program_gets_the_signal_and_a_killed_one_resumes(
     assert log.endswith("hpcgen: done at progress 12\n")
     assert log.count("0: at step 3 of 12\n") == 1
     assert log.count("0: at step 12 of 12\n") == 1
-    assert told(run) == ["start", "requeue", "start", "requeue", "start", "done"]
+    assert told(run) == ["start", "restart", "requeue", "start", "done"]
 
 
 def test_three_attempts_without_progress_end_the_job_and_a_refused_requeue_is_retried(
