@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hpcgen.config.stages import MACHINE_FILE
-from hpcgen.doctor.cause import Cause
-from hpcgen.doctor.run_files import MARKERS, RunFiles, read_start
+from hpcgen.doctor.cause import Cause, Effect
+from hpcgen.doctor.run_files import MARKERS, RUNNING, RunFiles, read_start
 from hpcgen.runs.metrics_line import decode
 from hpcgen.text import counted, duration, size_text
 from trainer.contract.errors import TrainerError
@@ -22,6 +22,8 @@ from trainer.contract.model.model_size import checkpoint_bytes
 from trainer.contract.optimizers import optimizer_of
 
 FILES = (*MARKERS, RunDirectory.METRICS, RunDirectory.TRAINED_WITH, "heartbeat", "excluded_nodes")
+REPLACED = (RunDirectory.STOPPED, RunDirectory.FAILED, RUNNING)
+"""Files that the next job removes or writes, whatever they are; it cannot remove a directory."""
 DIRECTORIES = ("jobs", "checkpoints", "stacks", "tensorboard", "profile", "code", "evaluation", "index-cache")
 LOCK_DEAD_S = 90.0
 """Age of an owner's file after which a start considers the owner dead (trainer/faults/lock.py)."""
@@ -75,18 +77,19 @@ def _wrong_kinds(directory: Path) -> Iterator[Cause]:
         try:
             require_regular(path)
         except IrregularFileError as error:
-            yield _wrong_kind(path, str(error.strerror))
+            is_replaced = name in REPLACED and not path.is_dir()  # the next job removes it
+            yield _wrong_kind(path, str(error.strerror), "harmless" if is_replaced else "blocks")
         except OSError:
             continue
     for name in DIRECTORIES:
         if (path := directory / name).is_file() and foreign_link(path, directory) is None:
-            yield _wrong_kind(path, "it is a file, not a directory")
+            yield _wrong_kind(path, "it is a file, not a directory", "blocks")
 
 
-def _wrong_kind(path: Path, reason: str) -> Cause:
+def _wrong_kind(path: Path, reason: str, effect: Effect) -> Cause:
     return Cause(
         name="wrong-kind",
-        effect="blocks",
+        effect=effect,
         what=f"{path.name} is not what the run needs there",
         evidence=(f"{path}: {reason}",),
         fix=f"Move it away: mv {shlex.quote(str(path))} {shlex.quote(f'{path}.old')}. The run makes it again.",
@@ -203,6 +206,8 @@ def _metrics(files: RunFiles) -> Iterator[Cause]:
     path = files.directory / RunDirectory.METRICS
     if foreign_link(path, files.directory) is not None:
         return
+    if files.run is not None and files.run.history.unreadable_lines == 0:
+        return  # a long file is read once
     try:
         first, count = _damaged_lines(path)
     except FileNotFoundError:

@@ -9,6 +9,7 @@ from typing import Any
 from hpcgen.config.shown import show
 from hpcgen.doctor.cause import Cause
 from hpcgen.doctor.run_files import RUNNING, RunFiles
+from hpcgen.report.essentials import flat
 from hpcgen.text import duration, few
 from trainer.contract.config import TrainerConfig, fingerprint
 from trainer.contract.files.run_directory import RunDirectory
@@ -88,16 +89,8 @@ def _other_configuration(files: RunFiles, iteration: int, trainer: TrainerConfig
 
 def _differences(before: TrainerConfig, after: TrainerConfig) -> Iterator[tuple[str, Any, Any]]:
     """Yields the keys with other values, with the old and the new one."""
-    old, new = dict(_leaves(dataclasses.asdict(before))), dict(_leaves(dataclasses.asdict(after)))
+    old, new = dict(flat(dataclasses.asdict(before))), dict(flat(dataclasses.asdict(after)))
     yield from ((name, old.get(name), new.get(name)) for name in new if old.get(name) != new.get(name))
-
-
-def _leaves(values: dict[str, Any], section: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in values.items():
-        if isinstance(value, dict) and value:
-            yield from _leaves(value, f"{section}{name}.")
-        else:
-            yield f"{section}{name}", value
 
 
 def _stopped(files: RunFiles) -> Iterator[Cause]:

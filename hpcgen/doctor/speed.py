@@ -58,6 +58,7 @@ def causes(files: RunFiles) -> Iterator[Cause]:
         step = predicted_step_of(run, float(np.nan_to_num(run.history.columns["batch_size"][-1])))
         yield from _slower_than_predicted(run, summary, step)
         yield from _slower_than_before(run.history, _metrics(run))
+    if len(run.history.iteration) >= MIN_LINES and run.history.start.get("device") == "cuda":
         pipeline = list(_pipeline(run, summary, files.trained, step))
         yield from pipeline
         yield from _parts(run, summary, is_explained=bool(pipeline))

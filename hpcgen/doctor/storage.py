@@ -97,8 +97,8 @@ def _space(plan: Plan, saved: str) -> Check:
     there = existing(saved)
     state = os.statvfs(there)
     free = state.f_bavail * state.f_frsize
-    shown = f"{size_text(free)} free in {there}; {counted(kept, 'checkpoint')} take {size_text(total)} (quotas not "
-    "seen)"
+    saves = f"{counted(kept, 'checkpoint')} take {size_text(total)}"
+    shown = f"{size_text(free)} free in {there}; {saves} (quotas are not seen)"
     if kept and free < total / kept:
         return Check(name, "failed", shown, "Free space, or save to other storage: checkpoint.save.")
     if free < total:

@@ -120,9 +120,9 @@ def _recorded(start: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 def differences(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
     """Keys whose values differ between the runs, with the value of each run."""
-    flat = [dict(_flat(run.config)) for run in runs]
-    keys = list(dict.fromkeys(key for config in flat for key in config))
-    rows = [(key, [text(config.get(key)) for config in flat]) for key in keys if key != "run_dir"]
+    configs = [dict(flat(run.config)) for run in runs]
+    keys = list(dict.fromkeys(key for config in configs for key in config))
+    rows = [(key, [text(config.get(key)) for config in configs]) for key in keys if key != "run_dir"]
     return [(key, values) for key, values in rows if len(set(values)) > 1]
 
 
@@ -137,9 +137,10 @@ def text(value: Any) -> str:
     return str(value)
 
 
-def _flat(values: dict[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+def flat(values: dict[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the dotted path and value of every leaf of a configuration."""
     for key, value in values.items():
         if isinstance(value, dict):
-            yield from _flat(value, f"{before}{key}.")
+            yield from flat(value, f"{before}{key}.")
         else:
             yield f"{before}{key}", value

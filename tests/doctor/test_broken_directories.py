@@ -120,6 +120,9 @@ CASES = {
     "a pipe in place of FAILED": Broken(
         lambda run: os.mkfifo(run / "FAILED"), ("wrong-kind",), "it is a FIFO", "Move it away"
     ),
+    "a directory in place of FAILED": Broken(
+        lambda run: (run / "FAILED").mkdir(), ("wrong-kind",), "it is a directory", "Move it away"
+    ),
     "jobs is a file": Broken(
         replace("jobs", Path.touch),
         ("wrong-kind", "stopped"),
