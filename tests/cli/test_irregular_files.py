@@ -32,7 +32,7 @@ def trainer_reads(run):
     checkpoint_files.newest_complete(run / "checkpoints")
     place = RunDirectory(root=run, checkpoints=run / "checkpoints", index_cache=run / "cache")
     evidence.refusal(place, None, begins_at=0, discard_up_to=None)
-    drop_after(run / "metrics.jsonl", 10)
+    drop_after(run / "metrics.jsonl", 10, run / "last-step")
     JsonLines(run / "metrics.jsonl", lambda reason: None).close()
 
 def trainer_imports(directory):
@@ -165,12 +165,16 @@ def test_a_run(tmp_path, monkeypatch, stand_in):
     run = write_run(tmp_path / "run", [start(), *steps(1, 20)])
     write_checkpoint(run / "checkpoints", 10)
     write_checkpoint(run / "checkpoints", 20)
-    for name in ("DONE", "heartbeat", "FAILED", "STOPPED", "trained-with.json"):
+    for name in ("DONE", "heartbeat", "FAILED", "STOPPED", "trained-with.json", "excluded_nodes"):
         (run / name).write_text("{}")
+    begin = {"event": "start", "time": 1.0, "job": "4711", "restart": 0, "stage": "train"}
+    (run / "jobs" / "4711" / "events.jsonl").write_text(json.dumps(begin) + "\n")
     (run / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("20")
     check(
         files_below(run),
         ["report", "run", "--json"],
+        ["status", "run", "--json"],
+        ["runs", "."],
         ["checkpoint", "list", "run"],
         ["checkpoint", "inspect", "run"],
         ["checkpoint", "prune", "run", "--keep-last", "1", "--dry-run"],
