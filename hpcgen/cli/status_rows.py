@@ -46,6 +46,7 @@ def rows(status: RunStatus, now: float) -> list[Row]:
     return [
         Row(harmless(status.name), harmless(_headline(status)), color_of(status.state)),
         *(_training_rows(status.training, now) if status.training else ()),
+        *_program_rows(status),
         *_job_rows(status.jobs, now),
         *(_checkpoint_rows(status, now) if status.checkpoints else ()),
         *_data_rows(status),
@@ -130,6 +131,13 @@ def _training_rows(training: TrainingStatus, now: float) -> Iterator[Row]:
             yield Row(
                 "", f"the job reaches its time limit before, in {limit}, {moment(training.time_limit, now)}"
             )
+
+
+def _program_rows(status: RunStatus) -> Iterator[Row]:
+    program = status.program
+    if program is not None:
+        began = f", {program.began:,} when this attempt began" if program.began != program.value else ""
+        yield Row("progress", harmless(f"{program.value:,}{began} ({program.source})"))
 
 
 def _job_rows(jobs: Sequence[JobStatus], now: float) -> Iterator[Row]:

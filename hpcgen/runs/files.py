@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcgen.checkpoints.run_config import read_trained_config
+from hpcgen.config.stages import STAGE_ROWS
 from hpcgen.data.concurrent_map import concurrent_map
 from hpcgen.errors import HpcgenError
 from hpcgen.redaction import redact
 from hpcgen.runs.attempts import Event, JobAttempt, read_end, read_job
 from hpcgen.runs.latest import NOTHING, Latest, Tail
+from hpcgen.runs.program import ProgramProgress, program_progress
 from hpcgen.runs.state import State, process_is_gone, state_of
 from trainer.contract.files import checkpoint_files
 from trainer.contract.files.regular_file import read_text
@@ -30,6 +32,7 @@ from trainer.contract.record import record
 if TYPE_CHECKING:
     from hpcgen.data.status import StageStatus
 
+PROGRAM = next(name for name, row in STAGE_ROWS.items() if row.runs_user_program)
 EXCLUDED = "excluded_nodes"
 """File with the nodes that jobs of the run avoid: a name and the Unix time until which it is avoided."""
 _EXCLUDED = re.compile(r"([A-Za-z0-9._-]+) ([0-9]{1,12})\b")
@@ -101,6 +104,8 @@ class RunFiles:
     """Attempts of jobs that are no array, in the order in which they began."""
     gone: tuple[str, ...]
     """Jobs of this machine without an end whose processes are gone."""
+    program: ProgramProgress | None
+    """Progress of the last attempt of a program of the user."""
     arrays: tuple[ArrayFiles, ...]
     """The newest array of each data stage."""
     data: tuple[StageStatus, ...]
@@ -160,6 +165,7 @@ class RunReader:
             config=config,
             attempts=attempts,
             gone=tuple(attempt.job for attempt in attempts if _is_gone(attempt)),
+            program=_program(directory, attempts),
             arrays=tuple({array.stage: array for array in arrays}.values()),
             data=self._data[0],
             data_problem=self._data[1],
@@ -249,6 +255,11 @@ def _owners(paths: Iterable[Path]) -> Iterable[int]:
 def _attempts(jobs: Iterable[Path]) -> tuple[JobAttempt, ...]:
     found = [attempt for job in jobs for attempt in read_job(job)]
     return tuple(sorted(found, key=lambda attempt: (attempt.began, attempt.job, attempt.restart)))
+
+
+def _program(directory: Path, attempts: Sequence[JobAttempt]) -> ProgramProgress | None:
+    last = next((attempt for attempt in reversed(attempts) if attempt.stage == PROGRAM), None)
+    return program_progress(directory, last) if last is not None else None
 
 
 def _is_gone(attempt: JobAttempt) -> bool:

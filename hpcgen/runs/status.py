@@ -14,6 +14,7 @@ from hpcgen.runs.attempts import JobAttempt
 from hpcgen.runs.files import ArrayFiles, Disk, RunFiles, SavedCheckpoints
 from hpcgen.runs.latest import Latest
 from hpcgen.runs.metrics_line import number_or_none
+from hpcgen.runs.program import ProgramProgress
 from hpcgen.runs.slurm import AccountedJob, Accounts, Queue, QueuedJob
 from hpcgen.runs.state import SILENT_S
 from hpcgen.runs.states import AttemptState, RunState
@@ -146,6 +147,8 @@ class RunStatus:
     active: float | None
     """Last sign of activity (Unix time in seconds)."""
     training: TrainingStatus | None
+    program: ProgramProgress | None
+    """Progress of a program of the user."""
     data: tuple[DataStage, ...]
     arrays: tuple[ArrayStatus, ...]
     jobs: tuple[JobStatus, ...]
@@ -193,6 +196,7 @@ def status_of(run: RunFiles, queue: Queue, accounts: Accounts, now: float) -> Ru
         why=" ".join(why.split()),
         active=_active(run),
         training=_training(run, ends, now, goes_on=state in ("running", "waiting", "silent")),
+        program=run.program,
         data=_data(run),
         arrays=arrays,
         jobs=tuple(map(_job_status, jobs)),

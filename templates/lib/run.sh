@@ -9,7 +9,7 @@ claim_run_directory() {
     claim
     [[ ! -r $log ]] || log_start=$(stat -c %s -- "$log")
     read_progress before
-    [[ -z $progress_kind ]] || say "from progress $before"
+    [[ -z $progress_kind ]] || { say "from progress $before"; record progress kind "$progress_kind" pattern "$progress_pattern" value "$before"; }
     [[ -z $stop_path ]] || { rm -f -- "$stop_path"; stop_file=$stop_path; ((!warned)) || make_stop_file; }
     [[ -z $stop_signal ]] || stop_command=(scancel --signal="$stop_signal" "$SLURM_JOB_ID") # every step, not this shell
     [[ $share != group ]] || add_options -c "$run_own_file"
@@ -67,7 +67,7 @@ end_if_unfit() {
 conclude() {
     local after at='' timed_out=0
     read_progress after
-    [[ -z $progress_kind ]] || at=" at progress $after"
+    [[ -z $progress_kind ]] || { at=" at progress $after"; record progress kind "$progress_kind" pattern "$progress_pattern" value "$after"; }
     [[ $progress_kind != log ]] || ((!found)) || write_file "$held/progress" <<<"$after"
     ((after <= before)) || rm -f -- "$held/stalled" # progress resets the count of failures
     # A program that was asked to stop may exit with status 0 before it is done.

@@ -112,8 +112,15 @@ def test_without_accounting_and_with_a_controller_that_does_not_answer(
 ) -> None:
     cluster, run = slurm_cluster, tmp_path / "run"
     use(cluster)
-    job = submit(cluster, program_run(tmp_path, WAITING))
+    command = ["sh", "-c", f"echo 7 >{{RUN_DIR}}/step; {WAITING['command'][2]}"]
+    program = {"command": command, "progress": {"file": "{RUN_DIR}/step"}}
+    job = submit(cluster, program_run(tmp_path, program))
     wait_for(run, "running")
+    wait_until((run / "step").exists, lambda: repr(status(run)))
+    wait_until(lambda: (run / "step").read_text() == "7\n", lambda: repr(status(run)))
+    found = status(run).program
+    assert found is not None
+    assert (found.began, found.value, found.source) == (0, 7, f"{run}/step")
     assert slurm.ask_accounts([job]).problem == "sacct fails: Slurm accounting storage is disabled"
 
     controller = int((cluster.directory / "slurmctld.pid").read_text())

@@ -1,0 +1,90 @@
+"""Progress of a program of the user, found as its batch script finds it (templates/lib/run.sh)."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from hpcgen.runs.attempts import JobAttempt
+from trainer.contract.files.regular_file import open_regular
+from trainer.contract.record import record
+
+_LOG_BYTES = 256 << 10
+"""End of a log that is searched. The script searches 64 MiB, but not every two seconds."""
+_CLASSES = {
+    "digit": "0-9",
+    "alpha": "A-Za-z",
+    "alnum": "A-Za-z0-9",
+    "space": r"\s",
+    "upper": "A-Z",
+    "lower": "a-z",
+}
+"""POSIX's classes of characters, which Python does not know."""
+
+
+@record(kw_only=True)
+class ProgramProgress:
+    """Progress of the last attempt of a program."""
+
+    value: int
+    """The largest number that was found so far."""
+    began: int
+    """The number when the attempt began."""
+    source: str
+    """Where the number is from: the path, the wildcards or the expression in program.progress."""
+
+
+def program_progress(run_dir: Path, attempt: JobAttempt) -> ProgramProgress | None:
+    """Progress of an attempt, as program.progress defines it; None without such a definition."""
+    events = [event for event in attempt.events if event["event"] == "progress"]
+    if not events:
+        return None
+    recorded = [int(value) for event in events if (value := event.get("value", "")).isdecimal()]
+    kind, pattern = events[0].get("kind"), events[0].get("pattern", "")
+    found: list[int] = []
+    if attempt.ended is None:
+        with contextlib.suppress(OSError, re.error):
+            if kind == "file":
+                found = _in_file(Path(pattern))
+            elif kind == "checkpoints":
+                found = list(_in_names(pattern))
+            elif kind == "log":
+                found = _in_log(run_dir / f"{attempt.stage}-{attempt.job}.log", pattern)
+    return ProgramProgress(
+        value=max((*found, *recorded), default=0), began=recorded[0] if recorded else 0, source=pattern
+    )
+
+
+def _in_file(path: Path) -> list[int]:
+    with open_regular(path) as file:
+        return _number(file.readline(64).decode(errors="replace").strip())
+
+
+def _in_names(pattern: str) -> Iterator[int]:
+    """The last number in each name, from the first wildcard on."""
+    first = re.search(r"[*?\[]", pattern)
+    for path in glob.iglob(pattern):  # noqa: PTH207 # an absolute path, quoted by glob.escape
+        if match := re.search(r"([0-9]+)[^0-9]*$", path[first.start() if first else 0 :]):
+            yield from _number(match[1])
+
+
+def _in_log(path: Path, pattern: str) -> list[int]:
+    """The first group of the last line that matches."""
+    classes = re.compile(r"\[:(\w+):\]")
+    expression = re.compile(classes.sub(lambda match: _CLASSES.get(match[1], ""), pattern))
+    with open_regular(path, buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        lines = os.pread(file.fileno(), _LOG_BYTES, max(0, size - _LOG_BYTES)).splitlines()
+    for line in reversed(lines):
+        if (match := expression.search(line.decode(errors="replace"))) is not None:
+            return _number(match[1] if match.groups() else "")
+    return []
+
+
+def _number(text: str | None) -> list[int]:
+    """The number, unless it is none that the script accepts."""
+    return [int(text)] if text and re.fullmatch(r"[0-9]{1,15}", text) else []
