@@ -105,5 +105,18 @@ def test_names_tell_the_values() -> None:
         "a.x-2_b.x-q-r",
     ]
     assert point_names([("a=1e+30",), ("a=1e-30",)]) == ["a-1e30", "a-1e-30"]
+    same = ("3e-4", "0.0003", "3.0E-04", ".0003")
+    assert set(point_names([(f"optimizer.lr={text}",) for text in same])) == {"lr-3e-4"}
+    others = {
+        "0.1": "0.1",
+        "1.50": "1.5",
+        "-2.5e-5": "-2.5e-5",
+        "1e9": "1e9",
+        "0.0": "0",
+        "20": "20",
+        "1e": "1e",
+        "007": "007",
+    }
+    assert point_names([(f"a={text}",) for text in others]) == [f"a-{name}" for name in others.values()]
     [long, _] = point_names([("data.split=" + "9" * 200,), ("data.split=1",)])
     assert len(long) == MAX_NAME
