@@ -73,6 +73,7 @@ CONTENTS = {
             "docs/resuming",
             "docs/stages",
             "docs/tune",
+            "docs/sweeps",
             "docs/performance",
         ),
         *("docs/program", "docs/deepspeed", "examples/deepspeed/README"),
